@@ -1,0 +1,17 @@
+#include "base/buffer.h"
+
+#include <cstdlib>
+#include <new>
+
+namespace moolink {
+
+MutableBuffer HeapAllocator::allocate(std::size_t size) {
+  constexpr std::size_t kAlignment = 64;
+  const std::size_t rounded = (size + kAlignment - 1) / kAlignment * kAlignment;
+  if (rounded < size) throw std::bad_alloc();
+  void* data = std::aligned_alloc(kAlignment, rounded == 0 ? kAlignment : rounded);
+  if (data == nullptr) throw std::bad_alloc();
+  return {std::shared_ptr<void>(data, std::free), static_cast<std::byte*>(data), size};
+}
+
+}  // namespace moolink

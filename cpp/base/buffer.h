@@ -1,0 +1,70 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <utility>
+
+namespace moolink {
+
+// Memory that its holder may write. The owner frees it when the last reference goes; a deleter may
+// run on any thread, with or without the GIL, and therefore never touches Python.
+class MutableBuffer {
+ public:
+  MutableBuffer() = default;
+  MutableBuffer(std::shared_ptr<void> owner, std::byte* data, std::size_t size)
+      : owner_(std::move(owner)), data_(data), size_(size) {}
+
+  std::byte* data() const { return data_; }
+  std::size_t size() const { return size_; }
+  bool empty() const { return size_ == 0; }
+  std::span<std::byte> span() const { return {data_, size_}; }
+  const std::shared_ptr<void>& owner() const { return owner_; }
+  MutableBuffer slice(std::size_t offset, std::size_t size) const {
+    return {owner_, data_ + offset, size};
+  }
+
+ private:
+  std::shared_ptr<void> owner_;
+  std::byte* data_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+// Bytes that nobody changes any more: what is sent, in every attempt the same.
+class Buffer {
+ public:
+  Buffer() = default;
+  Buffer(std::shared_ptr<const void> owner, const std::byte* data, std::size_t size)
+      : owner_(std::move(owner)), data_(data), size_(size) {}
+  Buffer(const MutableBuffer& other)  // NOLINT(google-explicit-constructor): giving up writing
+      : owner_(other.owner()), data_(other.data()), size_(other.size()) {}
+
+  const std::byte* data() const { return data_; }
+  std::size_t size() const { return size_; }
+  bool empty() const { return size_ == 0; }
+  std::span<const std::byte> span() const { return {data_, size_}; }
+  const std::shared_ptr<const void>& owner() const { return owner_; }
+  Buffer slice(std::size_t offset, std::size_t size) const {
+    return {owner_, data_ + offset, size};
+  }
+
+ private:
+  std::shared_ptr<const void> owner_;
+  const std::byte* data_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+// Where received bytes and captured tensors are put. Blocks are 64-byte aligned.
+class Allocator {
+ public:
+  virtual ~Allocator() = default;
+  virtual MutableBuffer allocate(std::size_t size) = 0;  // throws std::bad_alloc
+};
+
+// Plain aligned heap memory; the pool of the memory layer keeps pages warm on top of this idea.
+class HeapAllocator final : public Allocator {
+ public:
+  MutableBuffer allocate(std::size_t size) override;
+};
+
+}  // namespace moolink

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "base/time.h"
+
+namespace moolink {
+
+// One code for each class of Python's exception hierarchy (moolink/errors.py).
+enum class ErrorCode : std::uint8_t {
+  none = 0,
+  error,             // Error
+  timeout,           // TimeoutError
+  cancelled,         // CancelledError
+  peer_lost,         // PeerLost
+  no_such_function,  // NoSuchFunction
+  remote,            // RemoteError
+  group_changed,     // GroupChanged
+  queue_full,        // QueueFull
+  auth,              // AuthError
+  wire,              // WireError
+  closed,            // Closed
+  invalid_argument,  // ValueError
+};
+inline constexpr std::uint8_t kErrorCodes = 13;
+
+// Whether a call that failed was run by the peer.
+enum class Ran : std::uint8_t { no = 0, maybe = 1, yes = 2 };
+
+// What happened, to whom, and what to do; plain data, so that it can travel and be simulated.
+struct Error {
+  ErrorCode code = ErrorCode::none;
+  std::string message;
+  std::string peer;             // the peer's name, when one is concerned
+  std::string function;         // the function or group, when one is concerned
+  std::string remote_type;      // RemoteError: the type of the exception at the peer
+  std::string traceback;        // RemoteError: the peer's formatted traceback
+  Ran ran = Ran::no;            // PeerLost, TimeoutError: whether the call was run
+
+  explicit operator bool() const { return code != ErrorCode::none; }
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(code, message, peer, function, remote_type, traceback, ran);
+  }
+};
+
+// Thrown inside the library where a result cannot be returned; bind turns it into Python's.
+class Exception : public std::runtime_error {
+ public:
+  explicit Exception(Error error) : std::runtime_error(error.message), error_(std::move(error)) {}
+  Exception(ErrorCode code, std::string message)
+      : std::runtime_error(message), error_{code, std::move(message), {}, {}, {}, {}, Ran::no} {}
+
+  const Error& error() const { return error_; }
+
+ private:
+  Error error_;
+};
+
+}  // namespace moolink

@@ -1,0 +1,43 @@
+"""Entry point of ``moolink``: picks the command."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+USAGE = """\
+usage: moolink COMMAND ...
+
+commands:
+  run      start an embedded broker and N peers of a script: moolink run -n 2 -m package.module
+  doctor   say what this machine offers to moolink, what is missing, and why
+
+'moolink COMMAND --help' explains a command.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command named by `argv` (default: the process's arguments); return its status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments:
+        sys.stderr.write(USAGE)
+        return 2
+    command, *rest = arguments
+    if command in ("-h", "--help", "help"):
+        sys.stdout.write(USAGE)
+        return 0
+    # Imported here: a command must not pay for the others' imports.
+    if command == "run":
+        from moolink.cli.run import main as run
+
+        return run(rest)
+    if command == "doctor":
+        from moolink.cli.doctor import main as doctor
+
+        return doctor(rest)
+    sys.stderr.write(f"moolink: unknown command {command!r}\n\n{USAGE}")
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

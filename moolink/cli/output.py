@@ -1,0 +1,102 @@
+"""Output of several peers on one screen: whole lines, each with its peer's prefix."""
+
+from __future__ import annotations
+
+import collections
+import os
+import shutil
+from typing import BinaryIO
+
+_CLEAR_LINE = b"\r\x1b[K"
+_MAX_LINE = 64 * 1024
+_TAIL_LINES = 200
+
+
+class Screen:
+    """Where the lines go: the launcher's stdout and stderr.
+
+    On a terminal, one live line at the bottom shows the newest progress update (text that a peer
+    ended with a carriage return); elsewhere updates are dropped and only finished lines are written.
+    """
+
+    def __init__(self, stdout: BinaryIO, stderr: BinaryIO) -> None:
+        self._streams = {"stdout": stdout, "stderr": stderr}
+        self._terminal = stdout if stdout.isatty() else None
+        self._live = b""
+
+    def line(self, stream: str, text: bytes) -> None:
+        """Write one finished line (without its newline) to "stdout" or "stderr"."""
+        self._clear_live()
+        self._write(self._streams[stream], text + b"\n")
+        self._draw_live()
+
+    def update(self, text: bytes) -> None:
+        """Show `text` as the live line; an empty one removes it."""
+        self._clear_live()
+        self._live = text
+        self._draw_live()
+
+    def _clear_live(self) -> None:
+        if self._terminal is not None and self._live:
+            self._write(self._terminal, _CLEAR_LINE)
+
+    def _draw_live(self) -> None:
+        if self._terminal is not None and self._live:
+            columns = shutil.get_terminal_size().columns
+            self._write(self._terminal, self._live[: columns - 1])
+
+    @staticmethod
+    def _write(stream: BinaryIO, data: bytes) -> None:
+        # A reader that went away (moolink run ... | head) must not stop the job's clean-up.
+        try:
+            stream.write(data)
+            stream.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+class PrefixedStream:
+    """Cuts one stream of a peer into lines and puts them, prefixed, on the screen."""
+
+    def __init__(self, screen: Screen, stream: str, prefix: bytes) -> None:
+        self._screen = screen
+        self._stream = stream
+        self._prefix = prefix
+        self._pending = b""
+        self._live = False
+        self.tail: collections.deque[bytes] = collections.deque(maxlen=_TAIL_LINES)
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes the peer wrote."""
+        # A carriage return at the end may be the first half of "\r\n": kept until the next bytes.
+        text = (self._pending + data).replace(b"\r\n", b"\n")
+        held = b"\r" if text.endswith(b"\r") else b""
+        *lines, rest = text[: len(text) - len(held)].split(b"\n")
+        for line in lines:
+            self._finish(line)
+        *updates, rest = rest.split(b"\r")
+        if held:
+            updates, rest = [*updates, rest], b""
+        shown = next((update for update in reversed(updates) if update), None)
+        if shown is not None:
+            self._live = True
+            self._screen.update(self._prefix + shown)
+        # After a held "\r" the text before it is still the line if "\n" follows.
+        self._pending = (shown or b"") + held if held else rest
+        if len(self._pending) > _MAX_LINE:
+            self.close()
+
+    def close(self) -> None:
+        """Write what the peer left unfinished as a line of its own."""
+        pending, self._pending = self._pending, b""
+        if pending.strip(b"\r"):
+            self._finish(pending.rstrip(b"\r"))
+
+    def _finish(self, line: bytes) -> None:
+        # Of a line overwritten by carriage returns, the last text is what a terminal would show.
+        text = next((part for part in reversed(line.split(b"\r")) if part), b"")
+        if self._live:
+            self._live = False
+            self._screen.update(b"")
+        self.tail.append(text)
+        self._screen.line(self._stream, self._prefix + text)
