@@ -63,40 +63,41 @@ class PrefixedStream:
         self._stream = stream
         self._prefix = prefix
         self._pending = b""
-        self._live = False
+        self._live = b""
         self.tail: collections.deque[bytes] = collections.deque(maxlen=_TAIL_LINES)
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes the peer wrote."""
-        # A carriage return at the end may be the first half of "\r\n": kept until the next bytes.
-        text = (self._pending + data).replace(b"\r\n", b"\n")
-        held = b"\r" if text.endswith(b"\r") else b""
-        *lines, rest = text[: len(text) - len(held)].split(b"\n")
+        *lines, rest = (self._pending + data).split(b"\n")
         for line in lines:
             self._finish(line)
-        *updates, rest = rest.split(b"\r")
-        if held:
-            updates, rest = [*updates, rest], b""
-        shown = next((update for update in reversed(updates) if update), None)
-        if shown is not None:
-            self._live = True
-            self._screen.update(self._prefix + shown)
-        # After a held "\r" the text before it is still the line if "\n" follows.
-        self._pending = (shown or b"") + held if held else rest
+        *updates, unfinished = rest.split(b"\r")
+        newest = _last_text(updates)
+        if newest:
+            # Kept, because "\n" may still follow and make this update the finished line.
+            rest = newest + b"\r" + unfinished
+            if newest != self._live:
+                self._live = newest
+                self._screen.update(self._prefix + newest)
+        self._pending = rest
         if len(self._pending) > _MAX_LINE:
             self.close()
 
     def close(self) -> None:
         """Write what the peer left unfinished as a line of its own."""
         pending, self._pending = self._pending, b""
-        if pending.strip(b"\r"):
-            self._finish(pending.rstrip(b"\r"))
+        if pending:
+            self._finish(pending)
 
     def _finish(self, line: bytes) -> None:
-        # Of a line overwritten by carriage returns, the last text is what a terminal would show.
-        text = next((part for part in reversed(line.split(b"\r")) if part), b"")
+        text = _last_text(line.split(b"\r"))
         if self._live:
-            self._live = False
+            self._live = b""
             self._screen.update(b"")
         self.tail.append(text)
         self._screen.line(self._stream, self._prefix + text)
+
+
+def _last_text(parts: list[bytes]) -> bytes:
+    """Return what a terminal shows after `parts` overwrote each other: the last non-empty one."""
+    return next((part for part in reversed(parts) if part), b"")

@@ -1,0 +1,202 @@
+"""``moolink doctor``: what this machine offers to moolink, what is missing, and why."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import dataclasses
+import importlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import pathlib
+import platform
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from moolink.processes import available_cores
+
+State = Literal["ok", "absent", "failed"]
+
+_PACKAGES = ("numpy", "torch", "jax", "ml_dtypes", "gymnasium", "ale_py")
+_FEW_DESCRIPTORS = 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One line of the report. "absent" is a lack of something optional, "failed" must be cured."""
+
+    topic: str
+    state: State
+    text: str
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the report; return 1 if something that moolink needs has failed."""
+    parser = argparse.ArgumentParser(
+        prog="moolink doctor",
+        description="Say what this machine offers to moolink, what is missing, and why.",
+    )
+    parser.add_argument("--json", action="store_true", help="print a JSON list of findings")
+    options = parser.parse_args(argv)
+    findings = examine()
+    if options.json:
+        print(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
+    else:
+        width = max(len(finding.topic) for finding in findings)
+        for finding in findings:
+            print(f"{finding.state:6}  {finding.topic:{width}}  {finding.text}")
+    return int(any(finding.state == "failed" for finding in findings))
+
+
+def examine() -> list[Finding]:
+    """Make every check; a check that raises OSError is reported as failed, with its reason."""
+    findings = [_moolink(), _core(), _machine()]
+    checks: list[tuple[str, Callable[[], str]]] = [
+        ("memfd", _memfd),
+        ("eventfd", _eventfd),
+        ("pidfd", _pidfd),
+        ("unix socket", _unix_socket),
+        ("loopback tcp", _loopback),
+    ]
+    for topic, check in checks:
+        try:
+            findings.append(Finding(topic, "ok", check()))
+        except (OSError, AttributeError) as error:
+            findings.append(Finding(topic, "failed", str(error)))
+    findings.append(_descriptors())
+    findings += [_cuda(), _verbs(), _library("libssl.so.3", "TLS on tcp")]
+    findings += [_package(name) for name in _PACKAGES]
+    return findings
+
+
+def _moolink() -> Finding:
+    python = f"Python {platform.python_version()} at {sys.executable}"
+    try:
+        version = importlib.metadata.version("moolink")
+    except importlib.metadata.PackageNotFoundError:
+        return Finding("moolink", "failed", f"not installed for {python}: pip install -e .")
+    return Finding("moolink", "ok", f"{version}, {python}")
+
+
+def _core() -> Finding:
+    try:
+        module = importlib.import_module("moolink._core")
+    except ImportError as error:
+        return Finding("core", "failed", f"the compiled core cannot be imported: {error}")
+    return Finding("core", "ok", str(module.__file__))
+
+
+def _machine() -> Finding:
+    cores, present = available_cores(), os.cpu_count()
+    pages, page_size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    memory = f"{pages * page_size / 2**30:.1f} GiB memory"
+    system = f"{platform.system()} {platform.release()} {platform.machine()}"
+    return Finding("machine", "ok", f"{system}, {cores} of {present} cores usable, {memory}")
+
+
+def _memfd() -> str:
+    import fcntl
+
+    descriptor = os.memfd_create("moolink-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(descriptor, mmap_size := 1 << 20)
+        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+        os.pwrite(descriptor, b"\0", mmap_size - 1)
+    finally:
+        os.close(descriptor)
+    return "shared memory segments can be made and sealed"
+
+
+def _eventfd() -> str:
+    os.close(os.eventfd(0, os.EFD_CLOEXEC))
+    return "doorbells can be made"
+
+
+def _pidfd() -> str:
+    descriptor = os.pidfd_open(os.getpid())
+    try:
+        signal.pidfd_send_signal(descriptor, 0)
+    finally:
+        os.close(descriptor)
+    return "deaths of processes are seen at once"
+
+
+def _unix_socket() -> str:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(f"\0moolink-doctor-{os.getpid()}")
+    return "abstract names can be bound (transport shm)"
+
+
+def _loopback() -> str:
+    families = []
+    for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as listener:
+                listener.bind((address, 0))
+        except OSError as error:
+            if family == socket.AF_INET:
+                raise
+            families.append(f"no {address} ({error.strerror})")
+        else:
+            families.append(address)
+    return ", ".join(families)
+
+
+def _descriptors() -> Finding:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    text = f"{soft} open files allowed"
+    if soft < _FEW_DESCRIPTORS:
+        return Finding("descriptors", "failed", f"{text}: raise it with ulimit -n {hard}")
+    return Finding("descriptors", "ok", text)
+
+
+def _cuda() -> Finding:
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        return Finding("CUDA", "absent", str(error))
+    count, version = ctypes.c_int(), ctypes.c_int()
+    if status := driver.cuInit(0):
+        return Finding("CUDA", "absent", f"libcuda.so.1 is here, but cuInit returned {status}")
+    driver.cuDriverGetVersion(ctypes.byref(version))
+    driver.cuDeviceGetCount(ctypes.byref(count))
+    major, minor = version.value // 1000, version.value % 1000 // 10
+    return Finding("CUDA", "ok", f"{count.value} devices, driver for CUDA {major}.{minor}")
+
+
+def _verbs() -> Finding:
+    library = _library("libibverbs.so.1", "RDMA")
+    devices = pathlib.Path("/sys/class/infiniband")
+    names = sorted(path.name for path in devices.iterdir()) if devices.is_dir() else []
+    if library.state != "ok":
+        return library
+    if not names:
+        return Finding("libibverbs.so.1", "absent", f"found, but no device in {devices}")
+    return Finding("libibverbs.so.1", "ok", f"devices {', '.join(names)}")
+
+
+def _library(name: str, purpose: str) -> Finding:
+    try:
+        ctypes.CDLL(name)
+    except OSError as error:
+        return Finding(name, "absent", f"{purpose}: {error}")
+    return Finding(name, "ok", purpose)
+
+
+def _package(name: str) -> Finding:
+    # Versions come from metadata: importing torch or jax here would take seconds.
+    required = name == "numpy"
+    if importlib.util.find_spec(name) is None:
+        state: State = "failed" if required else "absent"
+        return Finding(name, state, "not installed")
+    try:
+        return Finding(name, "ok", importlib.metadata.version(name.replace("_", "-")))
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(name, "ok", "installed, version unknown")

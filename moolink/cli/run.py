@@ -1,0 +1,122 @@
+"""``moolink run``: an embedded broker and N peers of one script on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import secrets
+import sys
+from collections.abc import Sequence
+
+from moolink.cli.job import Job
+from moolink.processes import available_cores
+
+_EPILOG = """\
+Each peer finds in its environment:
+  MOOLINK_BROKER      HOST:PORT of the broker
+  MOOLINK_GROUP       the group's name (unique to this run unless --group is given)
+  MOOLINK_PEER_INDEX  0 ... N-1
+  MOOLINK_NUM_PEERS   N
+  MOOLINK_CORES       cores this peer should use, at least 1
+and OMP_NUM_THREADS, MKL_NUM_THREADS, OPENBLAS_NUM_THREADS set to its cores unless already set.
+
+The first peer that fails ends the job, and its exit status is the job's (128 + n for signal n).
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class RunOptions:
+    """What the command line of ``moolink run`` asks for."""
+
+    peers: int
+    command: list[str]
+    group: str
+    connect: str | None
+    cores: int
+    restarts: int
+    grace: float
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the job that `argv` describes and return its exit status."""
+    return Job(parse(argv)).run()
+
+
+def parse(argv: Sequence[str]) -> RunOptions:
+    """Parse the arguments of ``moolink run``; what follows the script is the script's."""
+    parser = _parser()
+    own, target = _split(parser, argv)
+    options = parser.parse_args(own)
+    if not target:
+        parser.error("no script given: moolink run -n 2 script.py ... or -m package.module ...")
+    if options.peers < 1:
+        parser.error(f"-n must be at least 1, got {options.peers}")
+    if options.restart < 0:
+        parser.error(f"--restart must be at least 0, got {options.restart}")
+    if options.cores is not None and options.cores < 1:
+        parser.error(f"--cores must be at least 1, got {options.cores}")
+    if options.connect is not None and not options.connect.rpartition(":")[2].isdigit():
+        parser.error(f"--connect takes HOST:PORT, got {options.connect!r}")
+    if target[0] != "-m" and not os.path.exists(target[0]):
+        parser.error(f"no such script: {target[0]} (a module is run with -m {target[0]})")
+    return RunOptions(
+        peers=options.peers,
+        command=[sys.executable, *target],
+        group=options.group or f"run-{secrets.token_hex(6)}",
+        connect=options.connect,
+        cores=options.cores or available_cores(),
+        restarts=options.restart,
+        grace=options.grace,
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="moolink run",
+        usage="moolink run [options] (script.py | -m package.module) [arguments of the script]",
+        description="Start an embedded broker and N peers of one script on this machine.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("-n", "--peers", type=int, default=1, help="number of peers (default 1)")
+    parser.add_argument(
+        "--connect", metavar="HOST:PORT", help="use this running broker; start none"
+    )
+    parser.add_argument("--group", help="the group's name (default: unique to this run)")
+    parser.add_argument(
+        "--cores", type=int, help="cores to share out among the peers (default: all available)"
+    )
+    parser.add_argument(
+        "--restart", type=int, default=0, metavar="K", help="restart failed peers, K times in all"
+    )
+    parser.add_argument(
+        "--grace",
+        type=float,
+        default=1.5,
+        metavar="SECONDS",
+        help="time between SIGTERM and SIGKILL when the job is ended (default 1.5)",
+    )
+    return parser
+
+
+def _split(parser: argparse.ArgumentParser, argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Cut `argv` into our options and the script with its arguments, kept verbatim.
+
+    argparse's REMAINDER would drop a "--" that belongs to the script.
+    """
+    takes_value = {
+        name for action in parser._actions if action.nargs != 0 for name in action.option_strings
+    }
+    index = 0
+    while index < len(argv):
+        argument = argv[index]
+        if argument == "-m":
+            return list(argv[:index]), list(argv[index:]) if index + 1 < len(argv) else []
+        if argument == "--":
+            return list(argv[:index]), list(argv[index + 1 :])
+        if not argument.startswith("-"):
+            return list(argv[:index]), list(argv[index:])
+        index += 2 if argument in takes_value else 1
+    return list(argv), []

@@ -1,0 +1,53 @@
+import io
+
+from moolink.cli.output import PrefixedStream, Screen
+
+
+class Terminal(io.BytesIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def feed(chunks: list[bytes], stdout: io.BytesIO) -> bytes:
+    stream = PrefixedStream(Screen(stdout, io.BytesIO()), "stdout", b"[1] ")
+    for chunk in chunks:
+        stream.feed(chunk)
+    stream.close()
+    return stdout.getvalue()
+
+
+def test_lines_are_prefixed_however_the_bytes_are_cut():
+    text = b"first\nsecond\r\n\nlast"
+    expected = b"[1] first\n[1] second\n[1] \n[1] last\n"
+    for size in range(1, len(text) + 1):
+        chunks = [text[i : i + size] for i in range(0, len(text), size)]
+        assert feed(chunks, io.BytesIO()) == expected
+
+
+def test_progress_is_one_line_when_not_on_a_terminal():
+    assert feed([b"\r 10%", b"\r 50%", b"\r100%", b"\ndone\n"], io.BytesIO()) == (
+        b"[1] 100%\n[1] done\n"
+    )
+    assert feed([b" 10%\r", b" 50%\r", b"100%\r", b"\ndone\n"], io.BytesIO()) == (
+        b"[1] 100%\n[1] done\n"
+    )
+
+
+def test_progress_is_overwritten_in_place_on_a_terminal():
+    shown = feed([b"10%\r", b"20%\r", b"\n"], Terminal())
+    assert shown == b"[1] 10%\r\x1b[K[1] 20%\r\x1b[K[1] 20%\n"
+
+
+def test_a_line_of_another_peer_does_not_cut_the_live_line():
+    terminal = Terminal()
+    screen = Screen(terminal, terminal)
+    progress = PrefixedStream(screen, "stdout", b"[0] ")
+    other = PrefixedStream(screen, "stderr", b"[1] ")
+    progress.feed(b"50%\r")
+    other.feed(b"hello\n")
+    assert terminal.getvalue() == b"[0] 50%\r\x1b[K[1] hello\n[0] 50%"
+
+
+def test_an_endless_line_is_cut_and_not_kept_in_memory():
+    shown = feed([b"x" * 200_000], io.BytesIO())
+    assert shown.count(b"x") == 200_000

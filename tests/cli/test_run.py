@@ -1,0 +1,236 @@
+"""``moolink run`` as a user meets it: real processes, real signals, the real broker."""
+
+import contextlib
+import json
+import os
+import pathlib
+import select
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from moolink.cli.run import parse
+
+# Waits only bound a hang: nothing here asserts how fast something is.
+LONG = 60.0
+
+REPORT = """
+import json, os, sys
+print(json.dumps([{k: v for k, v in os.environ.items() if k.startswith(("MOOLINK", "OMP"))},
+                  sys.argv[1:]]))
+"""
+
+WAIT = """
+import os, pathlib, subprocess, sys, time
+folder = pathlib.Path(sys.argv[1])
+index = os.environ["MOOLINK_PEER_INDEX"]
+worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+(folder / f"{index}.tmp").write_text(f"{os.getpid()} {worker.pid}")
+(folder / f"{index}.tmp").rename(folder / f"{index}.pids")
+time.sleep(600)
+"""
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "moolink", "run", *arguments]
+
+
+def script(folder: pathlib.Path, text: str) -> str:
+    path = folder / "peer_script.py"
+    path.write_text(text)
+    return str(path)
+
+
+def run(*arguments: str, **options) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        command(*arguments), check=False, capture_output=True, text=True, timeout=LONG, **options
+    )
+
+
+def start_waiting(folder: pathlib.Path, *options: str) -> tuple[subprocess.Popen, list[int]]:
+    """Start two waiting peers; return the launcher and all processes the job's peers consist of."""
+    launcher = subprocess.Popen(
+        command("-n", "2", *options, script(folder, WAIT), str(folder)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    deadline = time.monotonic() + LONG
+    while len(list(folder.glob("*.pids"))) < 2:
+        assert launcher.poll() is None, launcher.stdout.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    pids = [int(pid) for path in folder.glob("*.pids") for pid in path.read_text().split()]
+    return launcher, pids
+
+
+def wait_until_gone(pids: list[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            descriptor = os.pidfd_open(pid)
+            ready, _, _ = select.select([descriptor], [], [], LONG)
+            os.close(descriptor)
+            assert ready, f"process {pid} survived"
+
+
+def test_peers_learn_who_they_are_and_arguments_are_verbatim(tmp_path):
+    environment = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
+    arguments = ["-n", "7", "--", "--lr=1", "-m"]
+    result = run("-n", "3", "--cores", "7", script(tmp_path, REPORT), *arguments, env=environment)
+    assert result.returncode == 0, result.stderr
+    seen = {}
+    for line in result.stdout.splitlines():
+        prefix, _, text = line.partition(" ")
+        seen[prefix], rest = json.loads(text)
+        assert rest == arguments
+    assert sorted(seen) == ["[0]", "[1]", "[2]"]
+    assert [seen[f"[{i}]"]["MOOLINK_PEER_INDEX"] for i in range(3)] == ["0", "1", "2"]
+    assert [seen[f"[{i}]"]["MOOLINK_CORES"] for i in range(3)] == ["3", "2", "2"]
+    assert [seen[f"[{i}]"]["OMP_NUM_THREADS"] for i in range(3)] == ["3", "2", "2"]
+    assert {peer["MOOLINK_NUM_PEERS"] for peer in seen.values()} == {"3"}
+    assert len({peer["MOOLINK_GROUP"] for peer in seen.values()}) == 1
+    (broker,) = {peer["MOOLINK_BROKER"] for peer in seen.values()}
+    assert broker.startswith("127.0.0.1:") and int(broker.rpartition(":")[2]) > 0
+
+
+def test_connect_uses_a_running_broker_and_group(tmp_path):
+    result = run("--connect", "10.0.0.1:99", "--group", "mine", script(tmp_path, REPORT))
+    environment, _ = json.loads(result.stdout.removeprefix("[0] "))
+    assert environment["MOOLINK_BROKER"] == "10.0.0.1:99"
+    assert environment["MOOLINK_GROUP"] == "mine"
+
+
+def test_a_module_is_run_from_the_working_directory(tmp_path):
+    script(tmp_path, "import sys; print('module', sys.argv[1:])")
+    result = run(
+        "--connect", "h:1", "-m", "peer_script", "--help", cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": os.getcwd()},
+    )  # fmt: skip
+    assert result.stdout == "[0] module ['--help']\n"
+
+
+def test_the_first_failure_ends_the_job_with_its_error_last(tmp_path):
+    text = """
+import os, time
+if os.environ["MOOLINK_PEER_INDEX"] == "1":
+    raise ValueError("the unroll is too short")
+time.sleep(600)
+"""
+    result = run("-n", "2", "--connect", "h:1", script(tmp_path, text))
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1] == "[1] ValueError: the unroll is too short"
+    assert "peer 1 (pid " in result.stderr and "exited with status 1" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "words"),
+    [
+        ("sys.exit(7)", 7, "exited with status 7"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", 128 + 11, "was killed by SIGSEGV"),
+    ],
+)
+def test_the_exit_status_is_the_failed_peers(tmp_path, end, status, words):
+    result = run("--connect", "h:1", script(tmp_path, f"import os, signal, sys\n{end}"))
+    assert result.returncode == status
+    assert words in result.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_every_process_of_the_job(tmp_path, number):
+    launcher, pids = start_waiting(tmp_path)
+    launcher.send_signal(number)
+    output, _ = launcher.communicate(timeout=LONG)
+    assert launcher.returncode == 128 + number, output
+    assert f"ended by {number.name}" in output
+    wait_until_gone(pids)
+
+
+def test_a_peer_that_ignores_sigterm_is_killed(tmp_path):
+    text = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + WAIT
+    launcher = subprocess.Popen(
+        command("--connect", "h:1", "--grace", "0.2", script(tmp_path, text), str(tmp_path))
+    )
+    deadline = time.monotonic() + LONG
+    while not (tmp_path / "0.pids").exists():
+        assert launcher.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    launcher.send_signal(signal.SIGINT)
+    assert launcher.wait(LONG) == 128 + signal.SIGINT
+    wait_until_gone([int(pid) for pid in (tmp_path / "0.pids").read_text().split()])
+
+
+def test_a_peer_may_save_its_state_on_sigterm(tmp_path):
+    text = """
+import signal, sys, time
+def save(*_):
+    print("saved", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+print("ready", flush=True)
+time.sleep(600)
+"""
+    launcher = subprocess.Popen(
+        command("--connect", "h:1", script(tmp_path, text)), stdout=subprocess.PIPE, text=True
+    )
+    assert launcher.stdout.readline() == "[0] ready\n"
+    launcher.send_signal(signal.SIGINT)
+    assert launcher.stdout.readline() == "[0] saved\n"
+    assert launcher.wait(LONG) == 128 + signal.SIGINT
+    launcher.stdout.close()
+
+
+def test_no_orphan_survives_the_launchers_sigkill(tmp_path):
+    launcher, pids = start_waiting(tmp_path)
+    children = pathlib.Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children")
+    pids += [int(pid) for pid in children.read_text().split()]
+    launcher.kill()
+    launcher.wait(LONG)
+    launcher.stdout.close()
+    wait_until_gone(pids)
+
+
+def test_a_failed_peer_is_restarted_as_often_as_asked(tmp_path):
+    text = """
+import pathlib, sys
+count = pathlib.Path(sys.argv[1])
+runs = int(count.read_text()) if count.exists() else 0
+count.write_text(str(runs + 1))
+sys.exit(0 if runs == 2 else 5)
+"""
+    count = tmp_path / "count"
+    path = script(tmp_path, text)
+    result = run("--connect", "h:1", "--restart", "2", path, str(count))
+    assert (result.returncode, count.read_text()) == (0, "3"), result.stderr
+    count.unlink()
+    assert run("--connect", "h:1", "--restart", "1", path, str(count)).returncode == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["-n", "2"], "no script given"),
+        (["-n", "2", "-m"], "no script given"),
+        (["-n", "0", __file__], "-n must be at least 1"),
+        (["nowhere.py"], "no such script: nowhere.py"),
+        (["--connect", "localhost", __file__], "--connect takes HOST:PORT"),
+        (["--frobnicate", __file__], "unrecognized arguments: --frobnicate"),
+    ],
+)
+def test_bad_arguments_are_refused_before_anything_starts(capsys, arguments, words):
+    with pytest.raises(SystemExit) as refusal:
+        parse(arguments)
+    assert refusal.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_output_to_a_closed_pipe_does_not_stop_the_job(tmp_path):
+    text = "print('x' * 1000, flush=True)\n" * 200
+    job = " ".join(command("--connect", "h:1", script(tmp_path, text)))
+    result = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {job} | head -n 1"],
+        check=False, capture_output=True, text=True, timeout=LONG,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
