@@ -1,0 +1,102 @@
+"""moolink: communication for distributed reinforcement learning.
+
+RPC, elastic groups, allreduce, a gradient accumulator, an environment pool and a batcher for any
+DLPack tensor, over shared memory and TCP. Importing this package imports neither torch nor JAX.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from moolink.errors import (
+    AuthError,
+    CancelledError,
+    Closed,
+    EnvError,
+    Error,
+    GroupChanged,
+    NoSuchFunction,
+    PeerLost,
+    QueueFull,
+    RemoteError,
+    RpcError,
+    TimeoutError,
+    WireError,
+)
+
+if TYPE_CHECKING:
+    from moolink._core import AllReduce, Broker, Future, Group, Rpc, RpcDeferredReturn, create_uid
+    from moolink.accumulator import Accumulator
+    from moolink.batcher import Batcher
+    from moolink.env_pool import EnvPool, EnvStepper, EnvStepperFuture
+    from moolink.logs import set_log_level, set_logging
+    from moolink.values import register
+
+__version__ = "0.1.0"
+
+# Loaded at first use, so that `import moolink` costs next to nothing.
+_HOME = {
+    "Accumulator": "moolink.accumulator",
+    "AllReduce": "moolink._core",
+    "Batcher": "moolink.batcher",
+    "Broker": "moolink._core",
+    "EnvPool": "moolink.env_pool",
+    "EnvStepper": "moolink.env_pool",
+    "EnvStepperFuture": "moolink.env_pool",
+    "Future": "moolink._core",
+    "Group": "moolink._core",
+    "Rpc": "moolink._core",
+    "RpcDeferredReturn": "moolink._core",
+    "create_uid": "moolink._core",
+    "register": "moolink.values",
+    "set_log_level": "moolink.logs",
+    "set_logging": "moolink.logs",
+}
+_SUBMODULES = {"torch"}
+
+__all__ = [
+    "Accumulator",
+    "AllReduce",
+    "AuthError",
+    "Batcher",
+    "Broker",
+    "CancelledError",
+    "Closed",
+    "EnvError",
+    "EnvPool",
+    "EnvStepper",
+    "EnvStepperFuture",
+    "Error",
+    "Future",
+    "Group",
+    "GroupChanged",
+    "NoSuchFunction",
+    "PeerLost",
+    "QueueFull",
+    "RemoteError",
+    "Rpc",
+    "RpcDeferredReturn",
+    "RpcError",
+    "TimeoutError",
+    "WireError",
+    "create_uid",
+    "register",
+    "set_log_level",
+    "set_logging",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name in _SUBMODULES:
+        return importlib.import_module(f"moolink.{name}")
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'moolink' has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME, *_SUBMODULES])

@@ -1,0 +1,122 @@
+"""The one hierarchy of moolink's exceptions.
+
+Every error names what happened, to whom (``peer``, ``function``), and what to do about it.
+"""
+
+from __future__ import annotations
+
+import builtins
+from typing import Literal
+
+__all__ = [
+    "AuthError",
+    "CancelledError",
+    "Closed",
+    "EnvError",
+    "Error",
+    "GroupChanged",
+    "NoSuchFunction",
+    "PeerLost",
+    "QueueFull",
+    "RemoteError",
+    "RpcError",
+    "TimeoutError",
+    "WireError",
+]
+
+Ran = Literal["no", "maybe", "yes"]
+
+
+class Error(RuntimeError):
+    """Base of all of moolink's errors.
+
+    Attributes:
+        peer: name of the peer concerned, or ``None``.
+        function: name of the function or group concerned, or ``None``.
+        ran: for a call that failed, whether the peer ran it: ``"no"``, ``"maybe"`` or ``"yes"``.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        peer: str | None = None,
+        function: str | None = None,
+        ran: Ran = "no",
+    ) -> None:
+        super().__init__(message)
+        self.peer = peer
+        self.function = function
+        self.ran: Ran = ran
+
+
+class TimeoutError(Error, builtins.TimeoutError):  # noqa: A001 - the builtin's twin on purpose
+    """A call, a wait or an operation did not end within its time limit."""
+
+
+class CancelledError(Error):
+    """The operation was cancelled by :meth:`Future.cancel` or by its caller."""
+
+
+class PeerLost(Error):
+    """The peer died, restarted or left before it answered; ``ran`` tells what is known."""
+
+
+class NoSuchFunction(Error):
+    """The peer is there but has not defined a function of this name."""
+
+
+class RemoteError(Error):
+    """The handler at the peer raised.
+
+    Attributes:
+        remote_type: qualified name of the exception's type at the peer.
+        remote_traceback: the peer's formatted traceback.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        peer: str | None = None,
+        function: str | None = None,
+        ran: Ran = "yes",
+        remote_type: str = "",
+        remote_traceback: str = "",
+    ) -> None:
+        super().__init__(message, peer=peer, function=function, ran=ran)
+        self.remote_type = remote_type
+        self.remote_traceback = remote_traceback
+
+    def __str__(self) -> str:
+        message = super().__str__()
+        if not self.remote_traceback:
+            return message
+        return f"{message}\n\nTraceback at the peer:\n{self.remote_traceback.rstrip()}"
+
+
+class GroupChanged(Error):
+    """The group's membership changed while the operation was under way; start it again."""
+
+
+class QueueFull(Error):
+    """A bounded queue is full and the caller asked not to wait."""
+
+
+class AuthError(Error):
+    """A peer did not prove that it holds the token."""
+
+
+class WireError(Error):
+    """Bytes from outside broke a rule of the wire format; the connection was closed."""
+
+
+class Closed(Error):
+    """The object was closed, or belongs to a process that forked."""
+
+
+class EnvError(Error):
+    """An environment of an :class:`EnvPool` raised, or its worker process died."""
+
+
+RpcError = Error

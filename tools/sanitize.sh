@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Builds the C++ tests and the simulators with a sanitizer and runs them: tools/sanitize.sh thread
+set -euo pipefail
+cd "$(dirname "$0")/.."
+kind=$1
+build=build/sanitize-${kind%%,*}
+bin=.venv/bin
+$bin/cmake -S . -B "$build" -G Ninja -DCMAKE_MAKE_PROGRAM="$PWD/$bin/ninja" \
+  -DCMAKE_BUILD_TYPE=RelWithDebInfo -DMOOLINK_TESTS=ON -DMOOLINK_DEVELOPMENT=ON \
+  -DMOOLINK_PYTHON=OFF -DMOOLINK_SANITIZE="$kind"
+$bin/ninja -C "$build" --quiet
+$bin/ctest --test-dir "$build" --output-on-failure --timeout 600
+for simulator in "$build"/tests/sim/sim_*; do
+  [ -x "$simulator" ] && [ -f "$simulator" ] && "$simulator" --seeds 0..60
+done
