@@ -1,0 +1,121 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/buffer.h"
+#include "base/error.h"
+#include "base/limits.h"
+#include "base/uid.h"
+#include "wire/frame.h"
+#include "wire/path.h"
+
+namespace moolink::io {
+class Loop;
+}
+
+namespace moolink::transport {
+
+// Everything here is called, and calls, with the engine's lock held. What a caller asks for
+// (write, close, dial) never calls the handler back before it has returned: failures found there
+// are reported from the loop.
+
+// Memory at the receiver that the sender of a part may fill, on paths with traits().grants.
+struct Grant {
+  wire::GrantPlace place;
+  MutableBuffer memory;  // the same bytes, mapped here; its release frees the grant
+};
+
+class Connection {
+ public:
+  virtual ~Connection() = default;
+
+  virtual wire::ConnectionId id() const = 0;
+  virtual wire::PathKind path() const = 0;
+  virtual const wire::PathTraits& traits() const = 0;
+  virtual const std::string& peer_address() const = 0;  // for people and logs
+
+  // Queues a frame; its buffers are held by reference until they are written. After close() or a
+  // failure it is dropped.
+  virtual void write(wire::Frame frame) = 0;
+  // Bytes given to write() that have not left yet. Above the high-water mark writable() is false
+  // and Handler::writable is called once the low-water mark is reached.
+  virtual std::size_t queued_bytes() const = 0;
+  virtual bool writable() const = 0;
+
+  // The handshake is done: lifts its time limit and its limits on frame size and on the number of
+  // connections of strangers.
+  virtual void establish() = 0;
+
+  // Sends what is queued for at most a moment, then closes. Handler::closed is not called.
+  virtual void close() = 0;
+
+  // Only on paths with grants. nullopt: no memory now, the part must come as chunks.
+  virtual std::optional<Grant> allocate_grant(std::size_t /*bytes*/) { return std::nullopt; }
+  // Copies into the peer's grant, in slices and off the lock if large; then Handler::grant_filled.
+  // Throws Exception{wire} if the place is not one that the peer can have granted.
+  virtual void fill_grant(const wire::GrantPlace& /*place*/, Buffer /*bytes*/) {
+    throw Exception(ErrorCode::wire, "this path has no grants");
+  }
+};
+
+// What a transport tells; implemented by the runtime, which passes it on to the Node.
+class Handler {
+ public:
+  virtual ~Handler() = default;
+
+  // dialled_address: as given to Transport::dial; empty for an accepted connection.
+  virtual void opened(std::shared_ptr<Connection> connection, const std::string& dialled_address) = 0;
+  // The connection failed or the peer closed it; nothing more comes of it. peer_dead: the path
+  // proves that the peer's process has ended (pidfd); an end of file is no proof.
+  virtual void closed(Connection& connection, const Error& error, bool peer_dead) = 0;
+  // code peer_lost: the host answered that nobody listens there (ECONNREFUSED), which proves on the
+  // peer's own host that its process is gone. Any other code: no answer.
+  virtual void dial_failed(const std::string& address, const Error& error) = 0;
+
+  virtual void received(Connection& connection, wire::ReceivedFrame frame) = 0;
+  // Memory for the bytes of a chunk, of exactly head.bytes; empty: read and discard them.
+  virtual std::span<std::byte> chunk_target(Connection& connection, const wire::ChunkHead& head) = 0;
+  virtual void chunk_received(Connection& connection, const wire::ChunkHead& head) = 0;
+  virtual void writable(Connection& connection) = 0;
+  virtual void grant_filled(Connection& /*connection*/, const wire::GrantPlace& /*place*/) {}
+};
+
+// What a transport is made with. All outlive it.
+struct Environment {
+  io::Loop& loop;
+  Allocator& allocator;  // for received frames; chunk targets come from the handler
+  Handler& handler;
+  Limits limits;
+  Uid host_key;  // one kernel and network namespace: whether loopback reaches the peer
+  std::size_t max_strangers = 256;  // connections that are not yet established
+  Duration handshake_timeout = seconds(5);
+
+  wire::ConnectionId next_connection_id() { return ++last_connection_id; }
+  wire::ConnectionId last_connection_id = 0;
+};
+
+class Transport {
+ public:
+  virtual ~Transport() = default;
+
+  virtual wire::PathKind kind() const = 0;
+  // Whether an address ("tcp://…") is one of this transport's.
+  virtual bool accepts(const std::string& address) const = 0;
+  // Listens and returns every address at which peers can dial this process; throws Exception with
+  // what is wrong (in use, no such host, malformed).
+  virtual std::vector<std::string> listen(const std::string& address) = 0;
+  // Ends in Handler::opened or Handler::dial_failed; throws only if the address is malformed.
+  virtual void dial(const std::string& address) = 0;
+  // Closes the listeners, the dials under way and every connection; the handler hears no more.
+  virtual void stop() = 0;
+  // In a forked child: closes every descriptor without telling the peers. Async-signal-safe enough
+  // to run in pthread_atfork: no lock, no allocation, no handler.
+  virtual void abandon() noexcept = 0;
+};
+
+}  // namespace moolink::transport

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace moolink::wire {
+
+// One live use of a path; given by the runtime, never used twice in a process.
+using ConnectionId = std::uint64_t;
+
+enum class PathKind : std::uint8_t { tcp = 0, shm = 1, verbs = 2 };
+inline constexpr std::uint8_t kPathKinds = 3;
+
+constexpr std::string_view path_name(PathKind kind) {
+  switch (kind) {
+    case PathKind::tcp: return "tcp";
+    case PathKind::shm: return "shm";
+    case PathKind::verbs: return "verbs";
+  }
+  return "unknown";
+}
+
+// What a session must know of a path to use it.
+struct PathTraits {
+  bool grants = false;                        // parts go into grants; else as chunks in the stream
+  std::size_t chunk_bytes = std::size_t{1} << 20;  // largest chunk that the path wants in one frame
+  int preference = 0;                         // the live path with the highest number is used
+};
+
+// Where a grant lies, in the words of the path that made it (GRANT frame).
+struct GrantPlace {
+  std::uint64_t grant = 0;    // unique in a connection
+  std::uint64_t segment = 0;  // memfd segment on shm, remote key on verbs
+  std::uint64_t offset = 0;   // in the segment, or the remote address
+  std::uint64_t bytes = 0;
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(grant, segment, offset, bytes);
+  }
+};
+
+}  // namespace moolink::wire
