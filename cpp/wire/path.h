@@ -14,18 +14,21 @@ inline constexpr std::uint8_t kPathKinds = 3;
 
 constexpr std::string_view path_name(PathKind kind) {
   switch (kind) {
-    case PathKind::tcp: return "tcp";
-    case PathKind::shm: return "shm";
-    case PathKind::verbs: return "verbs";
+    case PathKind::tcp:
+      return "tcp";
+    case PathKind::shm:
+      return "shm";
+    case PathKind::verbs:
+      return "verbs";
   }
   return "unknown";
 }
 
 // What a session must know of a path to use it.
 struct PathTraits {
-  bool grants = false;                        // parts go into grants; else as chunks in the stream
+  bool grants = false;  // parts go into grants; else as chunks in the stream
   std::size_t chunk_bytes = std::size_t{1} << 20;  // largest chunk that the path wants in one frame
-  int preference = 0;                         // the live path with the highest number is used
+  int preference = 0;                              // the live path with the highest number is used
 };
 
 // Where a grant lies, in the words of the path that made it (GRANT frame).

@@ -1,0 +1,50 @@
+#include "wire/archive.h"
+
+namespace moolink::wire {
+
+void fail(const std::string& what) {
+  throw Exception(ErrorCode::wire, "malformed data from the peer: " + what);
+}
+
+Buffer Writer::take() {
+  auto owner = std::make_shared<const std::vector<std::byte>>(std::move(bytes_));
+  bytes_.clear();
+  const std::byte* data = owner->data();
+  const std::size_t size = owner->size();
+  return {std::move(owner), data, size};
+}
+
+Buffer Reader::bytes() {
+  const std::size_t size = count();
+  const std::byte* data = raw(size);
+  if (owner_ != nullptr) return {*owner_, data, size};
+  auto copy = std::make_shared<const std::vector<std::byte>>(data, data + size);
+  const std::byte* copied = copy->data();
+  return {std::move(copy), copied, size};
+}
+
+std::uint64_t Reader::long_varint() {
+  std::uint64_t value = 0;
+  for (unsigned shift = 0; shift < 64; shift += 7) {
+    const auto next = static_cast<std::uint64_t>(*raw(1));
+    // The tenth byte has room for one bit.
+    if (shift == 63 && next > 1) fail("an integer of more than 64 bits");
+    value |= (next & 0x7f) << shift;
+    if (next < 0x80) return value;
+  }
+  fail("an integer of more than 64 bits");
+}
+
+void Reader::expect_end() const {
+  if (left_ != 0) fail(std::to_string(left_) + " bytes left over");
+}
+
+void Reader::truncated(std::uint64_t wanted) const {
+  fail(std::to_string(wanted) + " more expected, " + std::to_string(left_) + " bytes remain");
+}
+
+void Reader::out_of_range(const char* what, std::uint64_t value) {
+  fail(std::string(what) + " out of range: " + std::to_string(value));
+}
+
+}  // namespace moolink::wire

@@ -1,0 +1,132 @@
+#include "wire/frame.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <limits>
+
+#include "wire/crc32c.h"
+
+namespace moolink::wire {
+namespace {
+
+constexpr std::size_t kCheckedBytes = kHeaderBytes - 4;
+
+template <class T>
+void put(std::byte*& at, T value) {
+  std::memcpy(at, &value, sizeof value);
+  at += sizeof value;
+}
+
+template <class T>
+T get(const std::byte*& at) {
+  T value{};
+  std::memcpy(&value, at, sizeof value);
+  at += sizeof value;
+  return value;
+}
+
+}  // namespace
+
+const char* frame_type_name(FrameType type) {
+  static constexpr const char* kNames[] = {
+      "?",    "hello", "welcome", "refuse", "message", "chunk", "want",   "grant",
+      "done", "ack",   "loan",    "return", "ping",    "pong",  "window", "close"};
+  return kNames[type > FrameType::close ? 0 : static_cast<std::size_t>(type)];
+}
+
+std::array<std::byte, kHeaderBytes> encode_header(const FrameHeader& header) {
+  std::array<std::byte, kHeaderBytes> bytes{};
+  std::byte* at = bytes.data();
+  put(at, header.type);
+  put(at, header.flags);
+  put(at, header.lane);
+  put(at, header.length);
+  put(at, header.seq);
+  put(at, header.ack);
+  put(at, header.control);
+  put(at, crc32c(std::span(bytes).first<kCheckedBytes>()));
+  return bytes;
+}
+
+FrameHeader decode_header(std::span<const std::byte, kHeaderBytes> bytes, const Limits& limits) {
+  const std::byte* at = bytes.data();
+  FrameHeader header;
+  const auto type = get<std::uint8_t>(at);
+  header.flags = get<std::uint8_t>(at);
+  header.lane = get<std::uint16_t>(at);
+  header.length = get<std::uint32_t>(at);
+  header.seq = get<std::uint64_t>(at);
+  header.ack = get<std::uint64_t>(at);
+  header.control = get<std::uint32_t>(at);
+  if (get<std::uint32_t>(at) != crc32c(bytes.first<kCheckedBytes>())) {
+    fail("wrong checksum of a frame's header (is the other side a moolink peer?)");
+  }
+  if (type == 0 || type > static_cast<std::uint8_t>(FrameType::close)) {
+    fail("unknown frame type " + std::to_string(type));
+  }
+  header.type = static_cast<FrameType>(type);
+  if (header.length > limits.max_frame - kHeaderBytes) {
+    fail(std::string("a ") + frame_type_name(header.type) + " frame of " +
+         std::to_string(header.length) + " bytes exceeds the limit of " +
+         std::to_string(limits.max_frame));
+  }
+  if (header.control > header.length) fail("a frame's control is longer than the frame");
+  return header;
+}
+
+Frame make_frame(FrameType type, Buffer control, std::vector<Buffer> payload) {
+  std::uint64_t length = control.size();
+  for (const Buffer& piece : payload) length += piece.size();
+  if (length > std::numeric_limits<std::uint32_t>::max()) {
+    throw Exception(ErrorCode::wire, "a frame of " + std::to_string(length) + " bytes");
+  }
+  Frame frame;
+  frame.header.type = type;
+  frame.header.length = static_cast<std::uint32_t>(length);
+  frame.header.control = static_cast<std::uint32_t>(control.size());
+  frame.control = std::move(control);
+  frame.payload = std::move(payload);
+  return frame;
+}
+
+Hello decode_hello(const Buffer& control, const Limits& limits) {
+  // The magic is looked at before the rest: another version may have another rest.
+  Reader magic(control);
+  if (magic.varint() != kMagic) fail("not a moolink greeting");
+  Hello hello = decode<Hello>(control);
+  if (hello.name.size() > limits.max_name) fail("a peer's name exceeds the limit");
+  if (hello.addresses.size() > kMaxAddresses) fail("too many addresses in a greeting");
+  for (const std::string& address : hello.addresses) {
+    if (address.size() > limits.max_name) fail("an address exceeds the limit");
+  }
+  if (hello.rx_have.size() > (limits.send_window_messages + 63) / 64 + 1) {
+    fail("a greeting's bitmap exceeds the window");
+  }
+  if (!hello.instance) fail("a greeting without an instance");
+  return hello;
+}
+
+MessageHead decode_message_head(const Buffer& control, const Limits& limits) {
+  MessageHead head = decode<MessageHead>(control);
+  if (head.body.bytes > std::min(limits.max_body, limits.max_message)) {
+    fail("a message's body of " + std::to_string(head.body.bytes) + " bytes exceeds the limit of " +
+         std::to_string(limits.max_body));
+  }
+  if (head.parts.size() > limits.max_parts) {
+    fail(std::to_string(head.parts.size()) + " parts in a message exceed the limit of " +
+         std::to_string(limits.max_parts));
+  }
+  std::uint64_t total = head.body.bytes;
+  for (const PartHead& part : head.parts) {
+    if (part.bytes > limits.max_part || part.bytes > limits.max_message - total) {
+      fail("a message's parts exceed the limit of " + std::to_string(limits.max_message) +
+           " bytes");
+    }
+    if (!std::has_single_bit(part.align) || part.align > 4096) fail("a part's alignment");
+    total += part.bytes;
+  }
+  return head;
+}
+
+}  // namespace moolink::wire

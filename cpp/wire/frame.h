@@ -1,0 +1,281 @@
+#pragma once
+
+// Frames: a 32-byte header, an encoded control struct, and the payload bytes that follow it.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/buffer.h"
+#include "base/error.h"
+#include "base/limits.h"
+#include "base/uid.h"
+#include "wire/archive.h"
+
+namespace moolink::wire {
+
+inline constexpr std::uint32_t kMagic = 0x6d6c6e6b;  // "mlnk"
+inline constexpr std::uint32_t kVersion = 1;
+inline constexpr std::size_t kHeaderBytes = 32;
+inline constexpr std::size_t kMaxAddresses = 64;
+
+enum class FrameType : std::uint8_t {
+  hello = 1,
+  welcome,
+  refuse,
+  message,
+  chunk,
+  want,
+  grant,
+  done,
+  ack,
+  loan,
+  return_,
+  ping,
+  pong,
+  window,
+  close,
+};
+constexpr FrameType enum_max(FrameType) { return FrameType::close; }
+const char* frame_type_name(FrameType type);
+
+// As it lies on the wire, little-endian:
+// type u8 | flags u8 | lane u16 | length u32 | seq u64 | ack u64 | control u32 | crc32c u32,
+// the last being the checksum of the 28 bytes before it.
+struct FrameHeader {
+  FrameType type = FrameType::hello;
+  std::uint8_t flags = 0;
+  std::uint16_t lane = 0;
+  std::uint32_t length = 0;   // bytes after the header: control + payload
+  std::uint64_t seq = 0;      // message: its number in the session; 0 in frames that have none
+  std::uint64_t ack = 0;      // all messages up to this one are complete at the sender of the frame
+  std::uint32_t control = 0;  // bytes of the control struct, the first of `length`
+
+  bool operator==(const FrameHeader&) const = default;
+};
+
+std::array<std::byte, kHeaderBytes> encode_header(const FrameHeader& header);
+// Throws ErrorCode::wire: a wrong checksum (not a moolink peer, or a damaged stream), an unknown
+// type, a frame above limits.max_frame, a control struct longer than the frame.
+FrameHeader decode_header(std::span<const std::byte, kHeaderBytes> bytes, const Limits& limits);
+
+// A frame to be written; the payload is what follows the control struct, by reference.
+struct Frame {
+  FrameHeader header;
+  Buffer control;
+  std::vector<Buffer> payload;
+
+  std::size_t bytes() const { return kHeaderBytes + header.length; }
+};
+
+// A frame as received: `bytes` is control + payload; of a chunk it is the control struct only, the
+// transport having put the payload in place.
+struct ReceivedFrame {
+  FrameHeader header;
+  Buffer bytes;
+
+  Buffer control() const { return bytes.slice(0, header.control); }
+  Buffer payload() const { return bytes.slice(header.control, bytes.size() - header.control); }
+};
+
+// Sets type, length and control; lane, seq and ack are the session's. Throws ErrorCode::wire when
+// the frame would not fit the header's 32-bit length.
+Frame make_frame(FrameType type, Buffer control, std::vector<Buffer> payload = {});
+
+template <class Control>
+Frame make_frame(FrameType type, const Control& control, std::vector<Buffer> payload = {}) {
+  return make_frame(type, encode(control), std::move(payload));
+}
+
+template <class Control>
+Control decode_control(const ReceivedFrame& frame) {
+  return decode<Control>(frame.control());
+}
+
+// The first frame of a connection (hello) and its answer (welcome).
+struct Hello {
+  std::uint32_t magic = kMagic;
+  std::uint32_t wire_min = kVersion;
+  std::uint32_t wire_max = kVersion;
+  std::uint64_t features = 0;
+  Uid instance;
+  std::string name;
+  Uid host_key;
+  std::uint64_t session = 0;           // 0: none known
+  std::uint64_t rx_next = 1;           // every message below it is complete here
+  std::vector<std::uint64_t> rx_have;  // those above it that are complete: as Ack::bitmap
+  std::array<std::byte, 32> nonce{};
+  std::vector<std::byte> proof;  // HMAC over both nonces; empty where policy allows it
+  std::uint64_t max_frame = 0;
+  std::vector<std::string> addresses;  // where this peer listens
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(magic, wire_min, wire_max, features, instance, name, host_key, session, rx_next, rx_have,
+      nonce, proof, max_frame, addresses);
+  }
+};
+
+struct Refuse {
+  ErrorCode code = ErrorCode::error;
+  std::string text;
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(code, text);
+  }
+};
+
+// Where the bytes of a body or part are: in this frame's payload, already in a grant of the
+// receiver, in chunks to come, or in the sender's memory that is lent.
+enum class PartWhere : std::uint8_t { inline_, grant, stream, loan };
+constexpr PartWhere enum_max(PartWhere) { return PartWhere::loan; }
+
+struct PartHead {
+  std::uint64_t bytes = 0;
+  std::uint32_t align = 64;
+  PartWhere where = PartWhere::inline_;
+  std::uint64_t id = 0;  // of the grant or loan
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(bytes, align, where, id);
+  }
+};
+
+// The number that stands for a message's body where parts are numbered (chunks, grants).
+inline constexpr std::uint32_t kBodyPart = 0xffffffff;
+
+// Control of a message frame. Lane and seq are in the header; the payload holds the inline bytes,
+// body first, then parts in order.
+struct MessageHead {
+  std::uint64_t lane_prev = 0;  // seq of the lane's message before this one, 0: none
+  std::uint8_t kind = 0;        // the rpc layer's
+  std::uint64_t ttl_us = 0;     // time left when the frame was written; 0: no deadline
+  PartHead body;
+  std::vector<PartHead> parts;
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(lane_prev, kind, ttl_us, body, parts);
+  }
+};
+
+// Control of a chunk: its payload is `bytes` bytes at `offset` of a part.
+struct ChunkHead {
+  std::uint64_t seq = 0;
+  std::uint32_t part = 0;
+  std::uint32_t attempt = 0;
+  std::uint64_t offset = 0;
+  std::uint64_t bytes = 0;
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(seq, part, attempt, offset, bytes);
+  }
+};
+
+struct Want {
+  std::uint64_t seq = 0;
+  std::uint32_t part = 0;
+  std::uint64_t bytes = 0;
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(seq, part, bytes);
+  }
+};
+
+struct Grant {
+  std::uint64_t grant = 0;
+  std::uint64_t seq = 0;  // 0: a standing grant
+  std::uint32_t part = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t segment = 0;  // shm: the segment's number; verbs: rkey
+  std::uint64_t offset = 0;
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(grant, seq, part, bytes, segment, offset);
+  }
+};
+
+struct Done {
+  std::uint64_t grant = 0;
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(grant);
+  }
+};
+
+struct Ack {
+  std::uint64_t cum = 0;  // all messages up to this one are complete
+  // Bit i of word w: message cum + 1 + 64 w + i is complete too. No trailing zero words.
+  std::vector<std::uint64_t> bitmap;
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(cum, bitmap);
+  }
+};
+
+struct Loan {
+  std::uint64_t segment = 0;
+  std::uint64_t offset = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t loan = 0;
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(segment, offset, bytes, loan);
+  }
+};
+
+struct Return {
+  std::uint64_t loan = 0;
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(loan);
+  }
+};
+
+struct Ping {  // and pong: the same number back; no clock value crosses a process
+  std::uint64_t number = 0;
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(number);
+  }
+};
+
+struct Window {
+  std::uint64_t bytes = 0;
+  std::uint64_t messages = 0;
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(bytes, messages);
+  }
+};
+
+struct Close {
+  ErrorCode code = ErrorCode::closed;
+  std::string text;
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(code, text);
+  }
+};
+
+// Decoded and checked against the limits; both throw ErrorCode::wire.
+Hello decode_hello(const Buffer& control, const Limits& limits);
+MessageHead decode_message_head(const Buffer& control, const Limits& limits);
+
+}  // namespace moolink::wire
