@@ -1,0 +1,102 @@
+#include "group/view.h"
+
+#include <algorithm>
+
+namespace moolink::group {
+namespace {
+
+// Names of those in `view` that are not in `other`.
+std::vector<std::string> names_without(const View& view, const View& other) {
+  std::vector<std::string> names;
+  for (const MemberInfo& member : view.members) {
+    if (other.find(member.instance) == nullptr) names.push_back(member.name);
+  }
+  return names;
+}
+
+std::string join(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) {
+    if (!text.empty()) text += ", ";
+    text += name;
+  }
+  return text;
+}
+
+}  // namespace
+
+const char* to_string(Cause cause) {
+  switch (cause) {
+    case Cause::formed:
+      return "the group formed";
+    case Cause::died:
+      return "a peer died";
+    case Cause::silent:
+      return "a peer fell silent";
+    case Cause::left:
+      return "a peer left";
+    case Cause::demoted:
+      return "a peer was made a newcomer";
+    case Cause::repaired:
+      return "the broker restarted";
+    case Cause::joined:
+      return "a peer joined";
+    case Cause::ordered:
+      return "the sort order changed";
+  }
+  return "unknown";
+}
+
+const MemberInfo* View::find(const Uid& instance) const {
+  const auto it = std::ranges::find(members, instance, &MemberInfo::instance);
+  return it == members.end() ? nullptr : &*it;
+}
+
+const MemberInfo* View::find(std::string_view name) const {
+  const auto it = std::ranges::find(members, name, &MemberInfo::name);
+  return it == members.end() ? nullptr : &*it;
+}
+
+std::optional<std::size_t> View::rank_of(const Uid& instance) const {
+  const MemberInfo* member = find(instance);
+  if (member == nullptr) return std::nullopt;
+  return static_cast<std::size_t>(member - members.data());
+}
+
+std::size_t View::participants() const {
+  return static_cast<std::size_t>(std::ranges::count_if(
+      members, [](const MemberInfo& member) { return member.role != Role::observer; }));
+}
+
+std::string describe(const View& view) {
+  std::vector<std::string> names;
+  names.reserve(view.members.size());
+  for (const MemberInfo& member : view.members) names.push_back(member.name);
+  return "epoch " + std::to_string(view.epoch) + " (" + to_string(view.cause) + "): " + join(names);
+}
+
+Error group_changed(std::string_view group, std::string_view operation, const View& before,
+                    const View& after) {
+  std::string text(operation);
+  text +=
+      " of group '" + std::string(group) + "' was begun in epoch " + std::to_string(before.epoch);
+  if (after.empty()) {
+    text += " and this peer is no longer in the group";
+  } else {
+    text += ", now it is epoch " + std::to_string(after.epoch) + ": " + to_string(after.cause);
+    if (const auto gone = names_without(before, after); !gone.empty()) {
+      text += "; gone: " + join(gone);
+    }
+    if (const auto came = names_without(after, before); !came.empty()) {
+      text += "; new: " + join(came);
+    }
+  }
+  text += ". Call it again in the new epoch.";
+  Error error;
+  error.code = ErrorCode::group_changed;
+  error.message = std::move(text);
+  error.function = std::string(group);
+  return error;
+}
+
+}  // namespace moolink::group

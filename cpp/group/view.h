@@ -1,0 +1,84 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/error.h"
+#include "base/uid.h"
+
+namespace moolink::group {
+
+// What a peer is in one view. A newcomer lacks the group's state (parameters and counters) and is
+// given a snapshot; an observer receives and never takes part in an operation.
+enum class Role : std::uint8_t { member, newcomer, observer, kMax = observer };
+
+// Why a view was made. When several reasons meet, the first of them in this order is named.
+enum class Cause : std::uint8_t {
+  formed,    // a new lineage: the first view, or nobody is left who held the state
+  died,      // a proof of death
+  silent,    // not heard of for longer than its evict_after, by the broker or by half of the others
+  left,      // LEAVE
+  demoted,   // the leader asked to make a member a newcomer
+  repaired,  // a restarted broker found members of different epochs
+  joined,
+  ordered,  // a sort order changed
+  kMax = ordered
+};
+const char* to_string(Cause cause);
+
+struct MemberInfo {
+  Uid instance;
+  std::string name;
+  std::int64_t sort = 0;
+  Uid host_key;  // equal for peers that can share memory
+  Role role = Role::member;
+
+  bool operator==(const MemberInfo&) const = default;
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(instance, name, sort, host_key, role);
+  }
+};
+
+// A numbered list of who is in the group. The number rises strictly at every member; two views
+// of one lineage with the same number are the same view. A rank is an index into `members`:
+// members and newcomers first, by (sort, order of joining), observers after them.
+//
+// A soft view only adds peers, makes no loss known and need not interrupt anything: a group with an
+// accumulator goes on in the old epoch until the boundary that its leader names.
+struct View {
+  std::uint64_t epoch = 0;  // 0: no view
+  Uid lineage;              // made when the group forms without anybody's state
+  std::vector<MemberInfo> members;
+  Cause cause = Cause::formed;
+  bool soft = false;
+
+  bool operator==(const View&) const = default;
+
+  bool empty() const { return epoch == 0; }
+  const MemberInfo* find(const Uid& instance) const;
+  const MemberInfo* find(std::string_view name) const;
+  std::optional<std::size_t> rank_of(const Uid& instance) const;
+  // Members and newcomers: the ranks 0 .. participants() - 1, who take part in operations.
+  std::size_t participants() const;
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(epoch, lineage, members, cause, soft);
+  }
+};
+
+// "epoch 7 (peer b died): a, c"
+std::string describe(const View& view);
+
+// The error of an operation that was begun in `before` and cannot end because of `after`; it names
+// who came and who went.
+Error group_changed(std::string_view group, std::string_view operation, const View& before,
+                    const View& after);
+
+}  // namespace moolink::group
