@@ -156,12 +156,13 @@ struct MessageHead {
   std::uint64_t lane_prev = 0;  // seq of the lane's message before this one, 0: none
   std::uint8_t kind = 0;        // the rpc layer's
   std::uint64_t ttl_us = 0;     // time left when the frame was written; 0: no deadline
+  std::uint32_t attempt = 0;    // of streamed parts: rises when the message moves to another path
   PartHead body;
   std::vector<PartHead> parts;
 
   template <class Fields>
   void fields(Fields& f) {
-    f(lane_prev, kind, ttl_us, body, parts);
+    f(lane_prev, kind, ttl_us, attempt, body, parts);
   }
 };
 
