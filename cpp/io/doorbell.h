@@ -1,0 +1,30 @@
+#pragma once
+
+#include "base/descriptor.h"
+
+namespace moolink::io {
+
+// Wakes a process that sleeps in epoll: an eventfd that is watched edge-triggered (EPOLLIN |
+// EPOLLET) and never read. Each ring is a new edge, and a ring before the watch began counts too,
+// because adding a descriptor that is readable reports it. Rung only after the consumer's `asleep`
+// word was seen set, so that a stream of messages to a busy peer costs no system call.
+class Doorbell {
+ public:
+  // A new one, for others to ring. Throws Exception{error} if the system refuses.
+  static Doorbell create();
+  // One that a peer passed. Throws Exception{wire} unless it is a non-blocking eventfd: writing to
+  // anything else could block the reactor.
+  static Doorbell adopt(Descriptor descriptor);
+
+  // Never blocks. A saturated counter (2^64 rings, or a hostile owner) drops the ring.
+  void ring() const;
+  int descriptor() const { return descriptor_.get(); }
+  int release() { return descriptor_.release(); }
+
+ private:
+  explicit Doorbell(Descriptor descriptor) : descriptor_(std::move(descriptor)) {}
+
+  Descriptor descriptor_;
+};
+
+}  // namespace moolink::io

@@ -1,0 +1,130 @@
+#include "memory/pool.h"
+
+#include <sys/mman.h>
+
+#include <array>
+#include <atomic>
+#include <bit>
+#include <cstdlib>
+#include <mutex>
+#include <new>
+#include <vector>
+
+namespace moolink::memory {
+namespace {
+
+constexpr std::size_t kAlignment = 64;
+constexpr std::size_t kSmallest = 256;
+constexpr std::size_t kHugePage = std::size_t{2} << 20;  // from here on blocks are mapped
+constexpr std::size_t kClasses = 4 * 48;
+constexpr std::size_t kLargest = std::size_t{1} << 48;
+
+struct SizeClass {
+  std::size_t index;
+  std::size_t bytes;
+};
+
+// Four classes a power of two: at most a quarter of a block is unused.
+SizeClass size_class(std::size_t size) {
+  if (size <= kSmallest) return {0, kSmallest};
+  const std::size_t power = std::bit_floor(size - 1);  // power < size <= 2 * power
+  const std::size_t quarter = power / 4;
+  const std::size_t step = (size - power + quarter - 1) / quarter;  // 1..4
+  const auto exponent = static_cast<std::size_t>(std::countr_zero(power / kSmallest));
+  return {4 * exponent + step, power + step * quarter};
+}
+
+std::byte* obtain(std::size_t bytes) {
+  if (bytes < kHugePage) {
+    void* block = std::aligned_alloc(kAlignment, bytes);
+    if (block == nullptr) throw std::bad_alloc();
+    return static_cast<std::byte*>(block);
+  }
+  void* block = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (block == MAP_FAILED) throw std::bad_alloc();
+  // Fewer page faults at the first writing; a system without huge pages says no, which is fine.
+  madvise(block, bytes, MADV_HUGEPAGE);
+  return static_cast<std::byte*>(block);
+}
+
+void give_up(std::byte* block, std::size_t bytes) {
+  if (bytes < kHugePage) {
+    std::free(block);
+  } else {
+    munmap(block, bytes);
+  }
+}
+
+}  // namespace
+
+class Pool::Shelves {
+ public:
+  explicit Shelves(std::size_t retain_bytes) : retain_bytes_(retain_bytes) {}
+
+  ~Shelves() {
+    for (Shelf& shelf : shelves_) {
+      for (std::byte* block : shelf.blocks) give_up(block, shelf.bytes);
+    }
+  }
+
+  std::byte* take(const SizeClass& wanted) {
+    Shelf& shelf = shelves_[wanted.index];
+    {
+      const std::lock_guard guard(shelf.mutex);
+      if (!shelf.blocks.empty()) {
+        std::byte* block = shelf.blocks.back();  // the last one freed is the warmest
+        shelf.blocks.pop_back();
+        retained_ -= wanted.bytes;
+        return block;
+      }
+    }
+    return obtain(wanted.bytes);
+  }
+
+  void put_back(const SizeClass& of, std::byte* block) noexcept {
+    if (retained_.fetch_add(of.bytes) + of.bytes <= retain_bytes_) {
+      Shelf& shelf = shelves_[of.index];
+      const std::lock_guard guard(shelf.mutex);
+      try {
+        shelf.bytes = of.bytes;
+        shelf.blocks.push_back(block);
+        return;
+      } catch (const std::bad_alloc&) {
+        // No room for the note: the block itself is given up below.
+      }
+    }
+    retained_ -= of.bytes;
+    give_up(block, of.bytes);
+  }
+
+  std::size_t retained() const { return retained_; }
+
+ private:
+  struct Shelf {
+    std::mutex mutex;
+    std::size_t bytes = 0;
+    std::vector<std::byte*> blocks;
+  };
+
+  const std::size_t retain_bytes_;
+  std::atomic<std::size_t> retained_{0};
+  std::array<Shelf, kClasses> shelves_;
+};
+
+Pool::Pool(std::size_t retain_bytes) : shelves_(std::make_shared<Shelves>(retain_bytes)) {}
+Pool::~Pool() = default;
+
+MutableBuffer Pool::allocate(std::size_t size) {
+  if (size > kLargest) throw std::bad_alloc();
+  const SizeClass wanted = size_class(size);
+  std::byte* block = shelves_->take(wanted);
+  // If the control block cannot be allocated, shared_ptr runs the deleter: the block is not lost.
+  std::shared_ptr<void> owner(block, [shelves = shelves_, wanted](void* memory) {
+    shelves->put_back(wanted, static_cast<std::byte*>(memory));
+  });
+  return {std::move(owner), block, size};
+}
+
+std::size_t Pool::retained_bytes() const { return shelves_->retained(); }
+
+}  // namespace moolink::memory

@@ -1,0 +1,88 @@
+#include "memory/segment.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "base/error.h"
+
+namespace moolink::memory {
+namespace {
+
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+
+[[noreturn]] void throw_system_error(const std::string& what) {
+  throw Exception(ErrorCode::error, what + ": " + std::strerror(errno));
+}
+
+std::byte* map_shared(int descriptor, std::size_t size) {
+  void* data = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+  if (data == MAP_FAILED) {
+    throw_system_error("cannot map a shared segment of " + std::to_string(size) + " bytes");
+  }
+  return static_cast<std::byte*>(data);
+}
+
+std::size_t page_size() {
+  static const std::size_t size = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  return size;
+}
+
+}  // namespace
+
+std::size_t round_to_pages(std::size_t size) {
+  return (size + page_size() - 1) / page_size() * page_size();
+}
+
+std::shared_ptr<Segment> Segment::create(std::size_t size, const char* label) {
+  constexpr auto kLargest = static_cast<std::size_t>(std::numeric_limits<off_t>::max() / 2);
+  if (size == 0 || size > kLargest) {
+    throw Exception(ErrorCode::invalid_argument,
+                    "a shared segment cannot have " + std::to_string(size) + " bytes");
+  }
+  size = round_to_pages(size);
+  Descriptor descriptor(::memfd_create(label, MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!descriptor) throw_system_error("cannot make a shared segment (memfd_create)");
+  if (::ftruncate(descriptor.get(), static_cast<off_t>(size)) != 0) {
+    throw_system_error("cannot give a shared segment " + std::to_string(size) + " bytes");
+  }
+  if (::fcntl(descriptor.get(), F_ADD_SEALS, kSeals) != 0) {
+    throw_system_error("cannot seal a shared segment");
+  }
+  std::byte* data = map_shared(descriptor.get(), size);
+  return std::shared_ptr<Segment>(new Segment(std::move(descriptor), data, size));
+}
+
+std::shared_ptr<Segment> Segment::map(Descriptor descriptor, std::size_t max_size) {
+  const int seals = ::fcntl(descriptor.get(), F_GET_SEALS);
+  struct stat status{};
+  if (seals < 0 || (seals & kSeals) != kSeals || ::fstat(descriptor.get(), &status) != 0) {
+    throw Exception(ErrorCode::wire, "a peer passed a descriptor that is not a sealed segment");
+  }
+  const auto size = static_cast<std::size_t>(status.st_size);
+  if (status.st_size <= 0 || size > max_size || size % page_size() != 0) {
+    throw Exception(ErrorCode::wire, "a peer passed a segment of " +
+                                         std::to_string(status.st_size) +
+                                         " bytes (allowed: " + std::to_string(max_size) + ")");
+  }
+  std::byte* data = map_shared(descriptor.get(), size);
+  return std::shared_ptr<Segment>(new Segment(std::move(descriptor), data, size));
+}
+
+Segment::Segment(Descriptor descriptor, std::byte* data, std::size_t size)
+    : descriptor_(std::move(descriptor)), data_(data), size_(size) {}
+
+Segment::~Segment() { ::munmap(data_, size_); }
+
+MutableBuffer Segment::buffer(std::size_t offset, std::size_t size) {
+  return {shared_from_this(), data_ + offset, size};
+}
+
+}  // namespace moolink::memory
