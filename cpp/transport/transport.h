@@ -42,6 +42,9 @@ class Connection {
   // Queues a frame; its buffers are held by reference until they are written. After close() or a
   // failure it is dropped.
   virtual void write(wire::Frame frame) = 0;
+  // Sends what write() has queued: called once after a batch of writes, so that frames written
+  // together cost one system call, or one ring of the doorbell. What does not fit leaves later.
+  virtual void flush() = 0;
   // Bytes given to write() that have not left yet. Above the high-water mark writable() is false
   // and Handler::writable is called once the low-water mark is reached.
   virtual std::size_t queued_bytes() const = 0;
@@ -69,7 +72,8 @@ class Handler {
   virtual ~Handler() = default;
 
   // dialled_address: as given to Transport::dial; empty for an accepted connection.
-  virtual void opened(std::shared_ptr<Connection> connection, const std::string& dialled_address) = 0;
+  virtual void opened(std::shared_ptr<Connection> connection,
+                      const std::string& dialled_address) = 0;
   // The connection failed or the peer closed it; nothing more comes of it. peer_dead: the path
   // proves that the peer's process has ended (pidfd); an end of file is no proof.
   virtual void closed(Connection& connection, const Error& error, bool peer_dead) = 0;
@@ -79,7 +83,8 @@ class Handler {
 
   virtual void received(Connection& connection, wire::ReceivedFrame frame) = 0;
   // Memory for the bytes of a chunk, of exactly head.bytes; empty: read and discard them.
-  virtual std::span<std::byte> chunk_target(Connection& connection, const wire::ChunkHead& head) = 0;
+  virtual std::span<std::byte> chunk_target(Connection& connection,
+                                            const wire::ChunkHead& head) = 0;
   virtual void chunk_received(Connection& connection, const wire::ChunkHead& head) = 0;
   virtual void writable(Connection& connection) = 0;
   virtual void grant_filled(Connection& /*connection*/, const wire::GrantPlace& /*place*/) {}

@@ -1,0 +1,174 @@
+#include "io/loop.h"
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <string>
+
+#include "base/error.h"
+
+namespace moolink::io {
+namespace {
+
+constexpr std::uint64_t kWakeId = 0;  // watches are numbered from 1
+constexpr int kMaxEvents = 64;        // of one turn, so that timers are never far
+
+[[noreturn]] void fail(const char* what) {
+  throw Exception(ErrorCode::error, std::string(what) + ": " + std::strerror(errno));
+}
+
+}  // namespace
+
+Time now() { return std::chrono::time_point_cast<Duration>(std::chrono::steady_clock::now()); }
+
+Loop::Loop() : ready_(kMaxEvents) {
+  epoll_fd_ = epoll_create1(EPOLL_CLOEXEC);
+  if (epoll_fd_ < 0) fail("epoll_create1");
+  wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (wake_fd_ < 0) {
+    ::close(epoll_fd_);
+    fail("eventfd");
+  }
+  // Edge-triggered and never read: each write is one edge.
+  epoll_event event{};
+  event.events = EPOLLIN | EPOLLET;
+  event.data.u64 = kWakeId;
+  if (epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, wake_fd_, &event) != 0) {
+    abandon();
+    fail("epoll_ctl");
+  }
+}
+
+Loop::~Loop() { abandon(); }
+
+void Loop::abandon() noexcept {
+  if (epoll_fd_ >= 0) ::close(epoll_fd_);
+  if (wake_fd_ >= 0) ::close(wake_fd_);
+  epoll_fd_ = wake_fd_ = -1;
+}
+
+Loop::WatchId Loop::watch(int fd, std::uint32_t events, std::function<void(std::uint32_t)> ready) {
+  const WatchId id = ++last_id_;
+  epoll_event event{};
+  event.events = events;
+  event.data.u64 = id;
+  if (epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, fd, &event) != 0) fail("epoll_ctl");
+  auto shared = std::make_shared<std::function<void(std::uint32_t)>>(std::move(ready));
+  watches_.emplace(id, Watch{fd, events, std::move(shared)});
+  return id;
+}
+
+void Loop::change(WatchId id, std::uint32_t events) {
+  const auto it = watches_.find(id);
+  if (it == watches_.end() || it->second.events == events) return;
+  it->second.events = events;
+  epoll_event event{};
+  event.events = events;
+  event.data.u64 = id;
+  if (epoll_ctl(epoll_fd_, EPOLL_CTL_MOD, it->second.fd, &event) != 0) fail("epoll_ctl");
+}
+
+void Loop::unwatch(WatchId id) {
+  const auto it = watches_.find(id);
+  if (it == watches_.end()) return;
+  epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, it->second.fd, nullptr);
+  watches_.erase(it);
+}
+
+Loop::TimerKey Loop::at(Time when, std::function<void()> due) {
+  const TimerKey key{when, ++last_id_};
+  const bool first = timers_.empty() || key < timers_.begin()->first;
+  timers_.emplace(key, std::move(due));
+  if (first) wake();
+  return key;
+}
+
+void Loop::remove(Pollable& pollable) { std::erase(pollables_, &pollable); }
+
+bool Loop::poll_pollables() {
+  bool something = false;
+  // By index: a pollable may add or remove pollables.
+  for (std::size_t i = 0; i < pollables_.size(); ++i) something |= pollables_[i]->poll();
+  return something;
+}
+
+bool Loop::turn(std::unique_lock<std::mutex>& engine, Time until) {
+  // Order matters: whoever posts or wakes after this store writes to the wake descriptor.
+  sleeping_.store(true);
+  bool idle = !woken_.exchange(false);
+  for (std::size_t i = 0; i < pollables_.size(); ++i) idle &= pollables_[i]->prepare_sleep();
+  const int timeout = idle ? timeout_ms(until) : 0;
+  engine.unlock();
+  const int count = epoll_wait(epoll_fd_, ready_.data(), kMaxEvents, timeout);
+  const bool interrupted = count < 0;
+  engine.lock();
+  sleeping_.store(false);
+  woken_.store(false);
+  for (std::size_t i = 0; i < pollables_.size(); ++i) pollables_[i]->awake();
+  dispatch(count);
+  poll_pollables();
+  run_timers();
+  take_posted();
+  return !interrupted;
+}
+
+int Loop::timeout_ms(Time until) {
+  const Time deadline = std::min(until, next_timer());
+  if (deadline == kNever) return -1;
+  const Duration left = deadline - now();
+  if (left <= Duration::zero()) return 0;
+  const auto ms = std::chrono::ceil<milliseconds>(left).count();
+  return static_cast<int>(std::min<std::int64_t>(ms, 3'600'000));
+}
+
+void Loop::dispatch(int count) {
+  for (int i = 0; i < count; ++i) {
+    const epoll_event event = ready_[static_cast<std::size_t>(i)];
+    if (event.data.u64 == kWakeId) continue;
+    // A callback earlier in this turn may have removed the watch; ids are never reused.
+    const auto it = watches_.find(event.data.u64);
+    if (it == watches_.end()) continue;
+    const auto ready = it->second.ready;  // keeps the callback alive if it removes itself
+    (*ready)(event.events);
+  }
+}
+
+void Loop::run_timers() {
+  if (timers_.empty()) return;
+  const Time current = now();
+  while (!timers_.empty() && timers_.begin()->first.first <= current) {
+    auto node = timers_.extract(timers_.begin());
+    node.mapped()();
+  }
+}
+
+bool Loop::take_posted() {
+  std::vector<std::function<void()>> work;
+  {
+    const std::lock_guard guard(posted_mutex_);
+    work.swap(posted_);
+  }
+  for (auto& item : work) item();
+  return !work.empty();
+}
+
+void Loop::post(std::function<void()> work) {
+  {
+    const std::lock_guard guard(posted_mutex_);
+    posted_.push_back(std::move(work));
+  }
+  wake();
+}
+
+void Loop::wake() {
+  woken_.store(true);
+  if (!sleeping_.exchange(false)) return;
+  const std::uint64_t one = 1;
+  // The counter cannot overflow in practice, and EAGAIN would mean an edge is pending anyway.
+  [[maybe_unused]] const ssize_t written = ::write(wake_fd_, &one, sizeof(one));
+}
+
+}  // namespace moolink::io

@@ -1,0 +1,95 @@
+#pragma once
+
+#include <sys/epoll.h>
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "base/time.h"
+
+namespace moolink::io {
+
+Time now();
+
+// A source of work that rings no descriptor while its consumer is awake: a ring in shared memory.
+class Pollable {
+ public:
+  virtual ~Pollable() = default;
+  // Takes what is there; true if there was something.
+  virtual bool poll() = 0;
+  // Announces that the consumer is about to sleep, then looks once more; false: do not sleep.
+  virtual bool prepare_sleep() = 0;
+  virtual void awake() = 0;
+};
+
+// Descriptors, timers and posted work of one engine. Everything runs under the engine's lock,
+// which is given up only while turn() blocks in the kernel; a single thread at a time is in turn().
+class Loop {
+ public:
+  using WatchId = std::uint64_t;
+  using TimerKey = std::pair<Time, std::uint64_t>;
+
+  Loop();
+  ~Loop();
+  Loop(const Loop&) = delete;
+  Loop& operator=(const Loop&) = delete;
+
+  // --- with the engine's lock held
+  // events are EPOLLIN, EPOLLOUT, EPOLLET; the callback may remove any watch, its own too.
+  WatchId watch(int fd, std::uint32_t events, std::function<void(std::uint32_t)> ready);
+  void change(WatchId id, std::uint32_t events);
+  void unwatch(WatchId id);  // before its descriptor is closed
+  TimerKey at(Time when, std::function<void()> due);
+  void cancel(const TimerKey& key) { timers_.erase(key); }
+  void add(Pollable& pollable) { pollables_.push_back(&pollable); }
+  void remove(Pollable& pollable);
+
+  // Takes what the pollables have; true if there was something. Does not block.
+  bool poll_pollables();
+  // Waits until something happened, `until` passed or wake() was called, and runs what is due.
+  // Returns false if a signal ended the wait.
+  bool turn(std::unique_lock<std::mutex>& engine, Time until);
+  // When the next timer is due.
+  Time next_timer() const { return timers_.empty() ? kNever : timers_.begin()->first.first; }
+
+  // --- from any thread, with or without the lock
+  void post(std::function<void()> work);
+  // Ends the wait of the thread in turn(), or the next one.
+  void wake();
+
+  // In a forked child: closes the descriptors and touches nothing else.
+  void abandon() noexcept;
+
+ private:
+  struct Watch {
+    int fd;
+    std::uint32_t events;
+    std::shared_ptr<std::function<void(std::uint32_t)>> ready;
+  };
+
+  int timeout_ms(Time until);
+  bool take_posted();
+  void dispatch(int count);
+  void run_timers();
+
+  int epoll_fd_ = -1;
+  int wake_fd_ = -1;
+  std::uint64_t last_id_ = 0;
+  std::unordered_map<WatchId, Watch> watches_;
+  std::map<TimerKey, std::function<void()>> timers_;
+  std::vector<Pollable*> pollables_;
+  std::vector<epoll_event> ready_;
+  std::atomic<bool> sleeping_{false};
+  std::atomic<bool> woken_{false};
+  std::mutex posted_mutex_;
+  std::vector<std::function<void()>> posted_;
+};
+
+}  // namespace moolink::io

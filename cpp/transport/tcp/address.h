@@ -1,0 +1,47 @@
+#pragma once
+
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace moolink::transport::tcp {
+
+// "tcp://host:port" and what people type for it: host:port, [v6]:port, :port, *:port, port.
+struct HostPort {
+  std::string host;  // empty: every interface
+  std::uint16_t port = 0;
+};
+
+bool is_tcp_address(std::string_view address);
+// Throws Exception{invalid_argument} that says what is wrong.
+HostPort parse_address(std::string_view address);
+
+struct SocketAddress {
+  sockaddr_storage storage{};
+  socklen_t size = 0;
+
+  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
+  sockaddr* get() { return reinterpret_cast<sockaddr*>(&storage); }
+  int family() const { return storage.ss_family; }
+  std::uint16_t port() const;
+  void set_port(std::uint16_t port);
+  std::string text() const;  // "tcp://127.0.0.1:4431"; a v4 address mapped into v6 is shown as v4
+  bool operator==(const SocketAddress& other) const { return text() == other.text(); }
+};
+
+SocketAddress local_address(int fd);
+SocketAddress remote_address(int fd);
+
+// Blocks if `host` is a name. Throws Exception{error} that names the host.
+std::vector<SocketAddress> resolve(const HostPort& address);
+// True if host is written in digits, so that resolve() does not block.
+bool is_numeric(const std::string& host);
+
+// The addresses of this host's interfaces that are up, loopback first; link-local v6 left out.
+std::vector<SocketAddress> interface_addresses();
+
+}  // namespace moolink::transport::tcp

@@ -1,0 +1,365 @@
+#include "transport/tcp/connection.h"
+
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "transport/tcp/address.h"
+
+namespace moolink::transport::tcp {
+namespace {
+
+constexpr std::size_t kMaxVectors = 64;
+constexpr std::size_t kReceiveBudget = std::size_t{2} << 20;   // of one readiness, to be fair
+constexpr std::size_t kLargestReceive = std::size_t{1} << 20;  // the engine's lock is held for it
+constexpr std::size_t kStrangerFrame = std::size_t{64} << 10;
+constexpr std::size_t kChunkControl = 256;
+constexpr Duration kLinger = seconds(1);
+
+}  // namespace
+
+TcpConnection::TcpConnection(Environment& environment, Owner& owner, Descriptor socket)
+    : environment_(environment),
+      owner_(owner),
+      id_(environment.next_connection_id()),
+      socket_(std::move(socket)),
+      limits_(environment.limits),
+      ahead_(std::make_unique_for_overwrite<std::byte[]>(kReadAhead)) {
+  limits_.max_frame = std::min(limits_.max_frame, kStrangerFrame);
+  peer_address_ = remote_address(socket_.get()).text();
+  const int one = 1;
+  setsockopt(socket_.get(), IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+}
+
+TcpConnection::~TcpConnection() = default;
+
+void TcpConnection::start() {
+  watch_ = environment_.loop.watch(
+      socket_.get(), EPOLLIN, [self = shared_from_this()](std::uint32_t e) { self->ready(e); });
+  timer_ =
+      environment_.loop.at(io::now() + environment_.handshake_timeout, [self = shared_from_this()] {
+        self->timer_set_ = false;
+        self->fail(
+            {ErrorCode::timeout,
+             "no greeting from " + self->peer_address_ + " within the handshake's time limit",
+             {},
+             {},
+             {},
+             {},
+             Ran::no});
+      });
+  timer_set_ = true;
+}
+
+void TcpConnection::establish() {
+  if (state_ != State::open || limits_.max_frame == environment_.limits.max_frame) return;
+  limits_.max_frame = environment_.limits.max_frame;
+  if (timer_set_) environment_.loop.cancel(timer_);
+  timer_set_ = false;
+  owner_.established(id_);
+}
+
+void TcpConnection::ready(std::uint32_t events) {
+  if ((events & EPOLLOUT) != 0) send_queued();
+  if (state_ != State::closed && (events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) receive();
+}
+
+// --- sending
+
+void TcpConnection::write(wire::Frame frame) {
+  if (state_ != State::open) return;
+  queued_bytes_ += frame.bytes();
+  const auto header = wire::encode_header(frame.header);
+  queue_.push_back({header, std::move(frame)});
+  if (queued_bytes_ >= kHighWater) above_high_water_ = true;
+}
+
+void TcpConnection::flush() {
+  // With bytes waiting for EPOLLOUT the socket is full: another attempt would be in vain.
+  if (state_ == State::open && !queue_.empty() && front_sent_ == 0) send_queued();
+}
+
+std::size_t TcpConnection::gather(iovec* vectors, std::size_t limit) const {
+  std::size_t used = 0;
+  std::size_t skip = front_sent_;
+  const auto add = [&](const std::byte* data, std::size_t size) {
+    const std::size_t skipped = std::min(skip, size);
+    skip -= skipped;
+    if (size == skipped || used == limit) return;
+    vectors[used++] = {const_cast<std::byte*>(data + skipped), size - skipped};
+  };
+  for (const OutgoingFrame& out : queue_) {
+    add(out.header.data(), out.header.size());
+    add(out.frame.control.data(), out.frame.control.size());
+    for (const Buffer& piece : out.frame.payload) add(piece.data(), piece.size());
+    if (used == limit) break;
+  }
+  return used;
+}
+
+void TcpConnection::send_queued() {
+  while (!queue_.empty()) {
+    std::array<iovec, kMaxVectors> vectors;
+    msghdr message{};
+    message.msg_iov = vectors.data();
+    message.msg_iovlen = gather(vectors.data(), vectors.size());
+    const ssize_t count = sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (count < 0) {
+      if (errno == EINTR) continue;
+      if (errno == EAGAIN || errno == EWOULDBLOCK) break;
+      fail({ErrorCode::peer_lost,
+            "connection to " + peer_address_ + " failed: " + std::strerror(errno),
+            {},
+            {},
+            {},
+            {},
+            Ran::no});
+      return;
+    }
+    sent(static_cast<std::size_t>(count));
+  }
+  update_watch();
+  if (queue_.empty() && state_ == State::closing) ::shutdown(socket_.get(), SHUT_WR);
+  if (above_high_water_ && queued_bytes_ <= kLowWater && state_ == State::open) {
+    above_high_water_ = false;
+    // Posted: the caller may be the handler itself, in the middle of a batch of writes.
+    environment_.loop.post([self = shared_from_this()] {
+      if (self->state_ == State::open) self->environment_.handler.writable(*self);
+    });
+  }
+}
+
+void TcpConnection::sent(std::size_t count) {
+  queued_bytes_ -= count;
+  front_sent_ += count;
+  while (!queue_.empty() && front_sent_ >= queue_.front().frame.bytes()) {
+    front_sent_ -= queue_.front().frame.bytes();
+    queue_.pop_front();
+  }
+}
+
+void TcpConnection::update_watch() {
+  const bool full = !queue_.empty();
+  environment_.loop.change(watch_, full ? EPOLLIN | EPOLLOUT : EPOLLIN);
+}
+
+// --- receiving
+
+void TcpConnection::receive() {
+  const auto keep = shared_from_this();
+  std::size_t budget = kReceiveBudget;
+  try {
+    while (state_ != State::closed && budget > 0) {
+      const std::size_t before = in_bulk_ ? bulk_.left : 0;
+      if (!receive_some()) return;
+      const std::size_t bulk_bytes = before - std::min(before, bulk_.left);
+      parse();
+      const std::size_t taken = std::max(bulk_bytes, std::size_t{4096});
+      budget -= std::min(budget, taken);
+    }
+  } catch (const Exception& e) {
+    Error error = e.error();
+    error.message = "connection with " + peer_address_ + " closed: " + error.message;
+    fail(std::move(error));
+  } catch (const std::bad_alloc&) {
+    fail({ErrorCode::error,
+          "connection with " + peer_address_ + " closed: out of memory",
+          {},
+          {},
+          {},
+          {},
+          Ran::no});
+  }
+}
+
+bool TcpConnection::receive_some() {
+  std::array<iovec, 2> vectors;
+  std::size_t used = 0;
+  if (ahead_begin_ == ahead_end_) ahead_begin_ = ahead_end_ = 0;
+  const std::size_t wanted = in_bulk_ && bulk_.target != nullptr ? bulk_.left : 0;
+  const std::size_t direct = std::min(wanted, kLargestReceive);
+  if (direct > 0) vectors[used++] = {bulk_.target, direct};
+  if (direct == wanted) {
+    vectors[used++] = {ahead_.get() + ahead_end_, kReadAhead - ahead_end_};
+  }
+  msghdr message{};
+  message.msg_iov = vectors.data();
+  message.msg_iovlen = used;
+  ssize_t count = 0;
+  do {
+    count = recvmsg(socket_.get(), &message, MSG_DONTWAIT);
+  } while (count < 0 && errno == EINTR);
+  if (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return false;
+  if (count <= 0) {
+    if (state_ == State::closing) {
+      finish_close();
+      return false;
+    }
+    const std::string reason = count == 0 ? "closed by the peer" : std::strerror(errno);
+    fail({ErrorCode::peer_lost,
+          "connection with " + peer_address_ + ": " + reason,
+          {},
+          {},
+          {},
+          {},
+          Ran::no});
+    return false;
+  }
+  auto received = static_cast<std::size_t>(count);
+  if (state_ == State::closing) return true;  // read and discarded until the peer closes too
+  if (direct > 0) {
+    const std::size_t placed = std::min(received, direct);
+    bulk_.target += placed;
+    bulk_.left -= placed;
+    received -= placed;
+  }
+  ahead_end_ += received;
+  return true;
+}
+
+void TcpConnection::parse() {
+  while (state_ == State::open) {
+    if (in_bulk_) {
+      feed_bulk();
+      if (bulk_.left > 0) return;
+      finish_bulk();
+      continue;
+    }
+    const std::size_t available = ahead_end_ - ahead_begin_;
+    if (!parse_frame(available)) break;
+  }
+  if (state_ == State::open && ahead_begin_ > 0) {
+    // What is left is the beginning of a small frame: cheap to move, and room is made for the rest.
+    std::memmove(ahead_.get(), ahead_.get() + ahead_begin_, ahead_end_ - ahead_begin_);
+    ahead_end_ -= ahead_begin_;
+    ahead_begin_ = 0;
+  }
+}
+
+// Takes one frame, or the beginning of a bulk one, from the read-ahead; false: more is needed.
+bool TcpConnection::parse_frame(std::size_t available) {
+  if (available < wire::kHeaderBytes) return false;
+  const std::byte* at = ahead_.get() + ahead_begin_;
+  const wire::FrameHeader header = wire::decode_header(
+      std::span<const std::byte, wire::kHeaderBytes>(at, wire::kHeaderBytes), limits_);
+  available -= wire::kHeaderBytes;
+  if (header.type == wire::FrameType::chunk) {
+    if (header.control > kChunkControl) {
+      throw Exception(ErrorCode::wire, "the control of a chunk is too long");
+    }
+    if (available < header.control) return false;
+    return begin_chunk(header);
+  }
+  if (header.length > kSmallFrame) {
+    ahead_begin_ += wire::kHeaderBytes;
+    MutableBuffer frame = environment_.allocator.allocate(header.length);
+    bulk_ = {frame.data(), frame.size(), false, {}, header, frame};
+    in_bulk_ = true;
+    return true;
+  }
+  if (available < header.length) return false;
+  MutableBuffer frame = environment_.allocator.allocate(header.length);
+  if (header.length > 0) std::memcpy(frame.data(), at + wire::kHeaderBytes, header.length);
+  ahead_begin_ += wire::kHeaderBytes + header.length;
+  environment_.handler.received(*this, {header, frame});
+  return true;
+}
+
+bool TcpConnection::begin_chunk(const wire::FrameHeader& header) {
+  const std::byte* control = ahead_.get() + ahead_begin_ + wire::kHeaderBytes;
+  const auto head = wire::decode<wire::ChunkHead>(std::span(control, header.control));
+  if (head.bytes != header.length - header.control) {
+    throw Exception(ErrorCode::wire, "a chunk's length differs from its frame's");
+  }
+  ahead_begin_ += wire::kHeaderBytes + header.control;
+  const std::span<std::byte> target = environment_.handler.chunk_target(*this, head);
+  if (state_ != State::open) return true;
+  if (!target.empty() && target.size() != head.bytes) {
+    throw Exception(ErrorCode::error, "a chunk's target has another size than the chunk");
+  }
+  const auto bytes = static_cast<std::size_t>(head.bytes);
+  bulk_ = {target.empty() ? nullptr : target.data(), bytes, true, head, {}, {}};
+  in_bulk_ = true;
+  return true;
+}
+
+// Moves bytes that were read ahead into the bulk target.
+void TcpConnection::feed_bulk() {
+  const std::size_t count = std::min(bulk_.left, ahead_end_ - ahead_begin_);
+  if (bulk_.target != nullptr) {
+    if (count > 0) std::memcpy(bulk_.target, ahead_.get() + ahead_begin_, count);
+    bulk_.target += count;
+  }
+  bulk_.left -= count;
+  ahead_begin_ += count;
+  if (ahead_begin_ == ahead_end_) ahead_begin_ = ahead_end_ = 0;
+}
+
+void TcpConnection::finish_bulk() {
+  in_bulk_ = false;
+  const Bulk done = std::exchange(bulk_, Bulk{});
+  if (!done.chunk) {
+    environment_.handler.received(*this, {done.header, done.frame});
+  } else if (done.target != nullptr) {
+    environment_.handler.chunk_received(*this, done.head);
+  }
+}
+
+// --- the end
+
+void TcpConnection::close() {
+  if (state_ != State::open) return;
+  owner_.established(id_);  // no longer counts among the strangers
+  state_ = State::closing;
+  in_bulk_ = false;  // the targets belong to the handler, which has given this connection up
+  bulk_ = {};
+  ahead_begin_ = ahead_end_ = 0;
+  if (timer_set_) environment_.loop.cancel(timer_);
+  timer_ = environment_.loop.at(io::now() + kLinger, [self = shared_from_this()] {
+    self->timer_set_ = false;
+    self->finish_close();
+  });
+  timer_set_ = true;
+  // The peer may still be sending: closing now would answer it with a reset, which can destroy
+  // what was sent last (the reason of a refusal). So: send, shut down, read until the peer closes.
+  send_queued();
+}
+
+void TcpConnection::drop() {
+  if (state_ == State::closed) return;
+  state_ = State::closed;
+  if (timer_set_) environment_.loop.cancel(timer_);
+  timer_set_ = false;
+  environment_.loop.unwatch(watch_);
+  socket_.reset();
+  queue_.clear();
+  queued_bytes_ = front_sent_ = 0;
+  in_bulk_ = false;
+  bulk_ = {};
+}
+
+void TcpConnection::finish_close() {
+  const auto keep = shared_from_this();
+  drop();
+  owner_.ended(id_);
+}
+
+void TcpConnection::fail(Error error) {
+  if (state_ == State::closed || failure_posted_) return;
+  const bool tell = state_ == State::open;
+  failure_posted_ = true;
+  // Nothing may be received or sent any more, but the handler hears of it from the loop only.
+  environment_.loop.unwatch(watch_);
+  environment_.loop.post([self = shared_from_this(), error = std::move(error), tell] {
+    if (self->state_ == State::closed) return;
+    const bool still_open = self->state_ == State::open;
+    self->finish_close();
+    if (tell && still_open) self->environment_.handler.closed(*self, error, false);
+  });
+}
+
+}  // namespace moolink::transport::tcp

@@ -1,0 +1,115 @@
+#pragma once
+
+#include <sys/uio.h>
+
+#include <array>
+#include <cstddef>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/descriptor.h"
+#include "io/loop.h"
+#include "transport/transport.h"
+
+namespace moolink::transport::tcp {
+
+// What a connection needs of its transport.
+class Owner {
+ public:
+  virtual ~Owner() = default;
+  // The connection is over and its socket closed; the owner forgets it.
+  virtual void ended(wire::ConnectionId id) = 0;
+  // The stranger became a peer.
+  virtual void established(wire::ConnectionId id) = 0;
+};
+
+// One connected socket. Frames are gathered by reference into sendmsg; small frames are received
+// through a read-ahead buffer, large ones and chunks straight into their memory.
+class TcpConnection final : public Connection, public std::enable_shared_from_this<TcpConnection> {
+ public:
+  TcpConnection(Environment& environment, Owner& owner, Descriptor socket);
+  ~TcpConnection() override;
+
+  void start();  // after the handler knows it
+
+  wire::ConnectionId id() const override { return id_; }
+  wire::PathKind path() const override { return wire::PathKind::tcp; }
+  const wire::PathTraits& traits() const override { return traits_; }
+  const std::string& peer_address() const override { return peer_address_; }
+  void write(wire::Frame frame) override;
+  void flush() override;
+  std::size_t queued_bytes() const override { return queued_bytes_; }
+  bool writable() const override { return queued_bytes_ < kHighWater; }
+  void establish() override;
+  void close() override;
+
+  // Closes at once and tells nobody.
+  void drop();
+  void abandon() noexcept { socket_.reset(); }
+
+ private:
+  enum class State { open, closing, closed };
+
+  struct OutgoingFrame {
+    std::array<std::byte, wire::kHeaderBytes> header;
+    wire::Frame frame;
+  };
+
+  // Where the bytes of the frame being received go once they are too many for the read-ahead.
+  struct Bulk {
+    std::byte* target = nullptr;  // nullptr: discard
+    std::size_t left = 0;
+    bool chunk = false;
+    wire::ChunkHead head;      // chunk
+    wire::FrameHeader header;  // not chunk
+    MutableBuffer frame;       // not chunk
+  };
+
+  void ready(std::uint32_t events);
+  void receive();
+  bool receive_some();  // false: nothing more now
+  void parse();
+  bool parse_frame(std::size_t available);
+  bool begin_chunk(const wire::FrameHeader& header);
+  void feed_bulk();
+  void finish_bulk();
+  void send_queued();
+  std::size_t gather(iovec* vectors, std::size_t limit) const;
+  void sent(std::size_t count);
+  void update_watch();
+  void finish_close();
+  void fail(Error error);
+
+  static constexpr std::size_t kReadAhead = std::size_t{128} << 10;
+  static constexpr std::size_t kSmallFrame = std::size_t{32} << 10;
+  static constexpr std::size_t kHighWater = std::size_t{4} << 20;
+  static constexpr std::size_t kLowWater = std::size_t{1} << 20;
+
+  Environment& environment_;
+  Owner& owner_;
+  const wire::ConnectionId id_;
+  wire::PathTraits traits_;
+  Descriptor socket_;
+  std::string peer_address_;
+  State state_ = State::open;
+  Limits limits_;
+  io::Loop::WatchId watch_ = 0;
+  io::Loop::TimerKey timer_{};  // handshake, then the end of closing
+  bool timer_set_ = false;
+  bool failure_posted_ = false;
+
+  std::deque<OutgoingFrame> queue_;
+  std::size_t front_sent_ = 0;  // bytes of queue_.front() that have left
+  std::size_t queued_bytes_ = 0;
+  bool above_high_water_ = false;
+
+  std::unique_ptr<std::byte[]> ahead_;
+  std::size_t ahead_begin_ = 0;
+  std::size_t ahead_end_ = 0;
+  bool in_bulk_ = false;
+  Bulk bulk_;
+};
+
+}  // namespace moolink::transport::tcp

@@ -1,0 +1,291 @@
+#include "transport/tcp/transport.h"
+
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "transport/tcp/address.h"
+
+namespace moolink::transport::tcp {
+namespace {
+
+constexpr Duration kConnectTimeout = seconds(5);  // of one candidate address
+constexpr Duration kAcceptPause = milliseconds(200);
+constexpr int kBacklog = 1024;
+
+Error plain_error(ErrorCode code, std::string message) {
+  return {code, std::move(message), {}, {}, {}, {}, Ran::no};
+}
+
+Descriptor stream_socket(int family) {
+  return Descriptor(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+}
+
+// Returns an empty descriptor, with errno, on failure.
+Descriptor bind_and_listen(const SocketAddress& address, bool dual_stack) {
+  Descriptor socket = stream_socket(address.family());
+  if (!socket) return socket;
+  const int one = 1;
+  // Only so that a restart does not wait for old connections; never SO_REUSEPORT, with which two
+  // servers on one port would silently share its clients.
+  setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+  if (address.family() == AF_INET6) {
+    const int only = dual_stack ? 0 : 1;
+    setsockopt(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, &only, sizeof only);
+  }
+  if (::bind(socket.get(), address.get(), address.size) != 0 ||
+      ::listen(socket.get(), kBacklog) != 0) {
+    const int error = errno;
+    socket.reset();
+    errno = error;
+  }
+  return socket;
+}
+
+Descriptor listen_everywhere(std::uint16_t port) {
+  SocketAddress any;
+  auto& v6 = reinterpret_cast<sockaddr_in6&>(any.storage);
+  v6.sin6_family = AF_INET6;
+  v6.sin6_addr = in6addr_any;
+  any.size = sizeof v6;
+  any.set_port(port);
+  Descriptor socket = bind_and_listen(any, true);
+  if (socket || (errno != EAFNOSUPPORT && errno != EADDRNOTAVAIL)) return socket;
+  any = {};  // no IPv6 here
+  auto& v4 = reinterpret_cast<sockaddr_in&>(any.storage);
+  v4.sin_family = AF_INET;
+  v4.sin_addr.s_addr = htonl(INADDR_ANY);
+  any.size = sizeof v4;
+  any.set_port(port);
+  return bind_and_listen(any, false);
+}
+
+[[noreturn]] void listen_failed(const std::string& address, int error) {
+  std::string message = "cannot listen on " + address + ": ";
+  if (error == EADDRINUSE) {
+    message += "the port is in use by another process; choose another one, or 0 for any";
+  } else if (error == EADDRNOTAVAIL) {
+    message += "this host does not have that address";
+  } else {
+    message += std::strerror(error);
+  }
+  throw Exception(ErrorCode::error, message);
+}
+
+}  // namespace
+
+TcpTransport::TcpTransport(Environment& environment)
+    : environment_(environment), alive_(std::make_shared<bool>(true)) {}
+
+TcpTransport::~TcpTransport() = default;
+
+bool TcpTransport::accepts(const std::string& address) const { return is_tcp_address(address); }
+
+// --- listening
+
+std::vector<std::string> TcpTransport::listen(const std::string& address) {
+  const HostPort wanted = parse_address(address);
+  std::vector<std::string> bound;
+  if (wanted.host.empty()) {
+    Descriptor socket = listen_everywhere(wanted.port);
+    if (!socket) listen_failed(address, errno);
+    const SocketAddress local = local_address(socket.get());
+    for (SocketAddress& candidate : interface_addresses()) {
+      if (candidate.family() == AF_INET6 && local.family() == AF_INET) continue;
+      candidate.set_port(local.port());
+      bound.push_back(candidate.text());
+    }
+    add_listener(std::move(socket));
+    return bound;
+  }
+  int error = 0;
+  for (const SocketAddress& candidate : resolve(wanted)) {
+    Descriptor socket = bind_and_listen(candidate, false);
+    if (!socket) {
+      error = errno;
+      continue;
+    }
+    bound.push_back(local_address(socket.get()).text());
+    add_listener(std::move(socket));
+    if (wanted.port == 0) break;  // a second family would get another port
+  }
+  if (bound.empty()) listen_failed(address, error);
+  return bound;
+}
+
+void TcpTransport::add_listener(Descriptor socket) {
+  auto listener = std::make_unique<Listener>();
+  Listener& added = *listener;
+  added.socket = std::move(socket);
+  added.watch = environment_.loop.watch(added.socket.get(), EPOLLIN,
+                                        [this, &added](std::uint32_t) { accept_from(added); });
+  listeners_.push_back(std::move(listener));
+}
+
+void TcpTransport::accept_from(Listener& listener) {
+  while (true) {
+    Descriptor socket(
+        ::accept4(listener.socket.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!socket) {
+      if (errno == EINTR || errno == ECONNABORTED) continue;
+      if (errno == EAGAIN || errno == EWOULDBLOCK) return;
+      // Out of descriptors or memory: the listener would stay ready and spin. Look again later.
+      environment_.loop.change(listener.watch, 0);
+      listener.pause = environment_.loop.at(io::now() + kAcceptPause, [this, &listener] {
+        listener.pause.reset();
+        environment_.loop.change(listener.watch, EPOLLIN);
+      });
+      return;
+    }
+    if (strangers_.size() >= environment_.max_strangers) continue;  // closed: too many at the door
+    adopt(std::move(socket), {});
+  }
+}
+
+void TcpTransport::adopt(Descriptor socket, const std::string& dialled_address) {
+  auto connection = std::make_shared<TcpConnection>(environment_, *this, std::move(socket));
+  connections_.emplace(connection->id(), connection);
+  if (dialled_address.empty()) strangers_.insert(connection->id());
+  connection->start();
+  environment_.handler.opened(connection, dialled_address);
+}
+
+void TcpTransport::ended(wire::ConnectionId id) {
+  strangers_.erase(id);
+  connections_.erase(id);
+}
+
+// --- dialling
+
+void TcpTransport::dial(const std::string& address) {
+  const HostPort wanted = parse_address(address);
+  if (wanted.host.empty() || wanted.port == 0) {
+    throw Exception(ErrorCode::invalid_argument, "malformed address '" + address +
+                                                     "': to connect, a host and a port are needed");
+  }
+  const DialId id = ++last_dial_;
+  Dial& dial = dials_[id];
+  dial.address = address;
+  // Answered through the loop even when it does not block: a failure at once must not call the
+  // handler back from here.
+  auto found = [this, id, &loop = environment_.loop, alive = std::weak_ptr<bool>(alive_)](
+                   std::vector<SocketAddress> candidates, Error error) {
+    loop.post([this, id, alive, candidates = std::move(candidates), error = std::move(error)] {
+      if (!alive.expired()) resolved(id, candidates, error);
+    });
+  };
+  if (is_numeric(wanted.host)) {
+    Resolver::answer(wanted, found);
+  } else {
+    resolver_.resolve(wanted, std::move(found));
+  }
+}
+
+void TcpTransport::resolved(DialId id, std::vector<SocketAddress> candidates, const Error& error) {
+  const auto it = dials_.find(id);
+  if (it == dials_.end()) return;
+  it->second.candidates = std::move(candidates);
+  it->second.all_refused = !error;
+  it->second.failure = error.message;
+  dial_next(id);
+}
+
+void TcpTransport::dial_next(DialId id) {
+  Dial& dial = dials_.at(id);
+  while (dial.next < dial.candidates.size()) {
+    if (start_connect(id, dial, dial.candidates[dial.next++])) return;
+  }
+  const Dial failed = std::move(dials_.extract(id).mapped());
+  const ErrorCode code = failed.all_refused ? ErrorCode::peer_lost : ErrorCode::error;
+  environment_.handler.dial_failed(
+      failed.address,
+      plain_error(code, "cannot connect to " + failed.address + ": " + failed.failure));
+}
+
+// Returns false if the attempt failed at once.
+bool TcpTransport::start_connect(DialId id, Dial& dial, const SocketAddress& candidate) {
+  dial.socket = stream_socket(candidate.family());
+  int error = dial.socket ? 0 : errno;
+  if (error == 0 && ::connect(dial.socket.get(), candidate.get(), candidate.size) != 0) {
+    error = errno;
+  }
+  if (error != 0 && error != EINPROGRESS) {
+    dial.all_refused &= error == ECONNREFUSED;
+    dial.failure = std::strerror(error);
+    dial.socket.reset();
+    return false;
+  }
+  dial.watch = environment_.loop.watch(dial.socket.get(), EPOLLOUT,
+                                       [this, id](std::uint32_t) { connected(id); });
+  dial.timer = environment_.loop.at(io::now() + kConnectTimeout, [this, id] {
+    dials_.at(id).timer_set = false;
+    attempt_failed(id, "no answer within 5 s", false);
+  });
+  dial.timer_set = true;
+  return true;
+}
+
+void TcpTransport::stop_attempt(Dial& dial) {
+  if (dial.timer_set) environment_.loop.cancel(dial.timer);
+  dial.timer_set = false;
+  environment_.loop.unwatch(dial.watch);
+  dial.socket.reset();
+}
+
+void TcpTransport::attempt_failed(DialId id, const std::string& reason, bool refused) {
+  Dial& dial = dials_.at(id);
+  stop_attempt(dial);
+  dial.failure = reason;
+  dial.all_refused &= refused;
+  dial_next(id);
+}
+
+void TcpTransport::connected(DialId id) {
+  Dial& dial = dials_.at(id);
+  int error = 0;
+  socklen_t size = sizeof error;
+  getsockopt(dial.socket.get(), SOL_SOCKET, SO_ERROR, &error, &size);
+  // A connect to a free port of this host may meet itself (simultaneous open): nobody listens.
+  if (error == 0 && local_address(dial.socket.get()) == remote_address(dial.socket.get())) {
+    error = ECONNREFUSED;
+  }
+  if (error != 0) {
+    attempt_failed(id, std::strerror(error), error == ECONNREFUSED);
+    return;
+  }
+  Descriptor socket = std::move(dial.socket);
+  environment_.loop.unwatch(dial.watch);
+  stop_attempt(dial);
+  const std::string address = dial.address;
+  dials_.erase(id);
+  adopt(std::move(socket), address);
+}
+
+// --- the end
+
+void TcpTransport::stop() {
+  for (const auto& listener : listeners_) {
+    if (listener->pause) environment_.loop.cancel(*listener->pause);
+    environment_.loop.unwatch(listener->watch);
+  }
+  listeners_.clear();
+  for (auto& [id, dial] : dials_) {
+    if (dial.socket) stop_attempt(dial);
+  }
+  dials_.clear();
+  for (auto& [id, connection] : connections_) connection->drop();
+  connections_.clear();
+  strangers_.clear();
+}
+
+void TcpTransport::abandon() noexcept {
+  for (const auto& listener : listeners_) listener->socket.reset();
+  for (auto& [id, dial] : dials_) dial.socket.reset();
+  for (auto& [id, connection] : connections_) connection->abandon();
+  resolver_.abandon();
+}
+
+}  // namespace moolink::transport::tcp

@@ -1,0 +1,74 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "base/descriptor.h"
+#include "io/loop.h"
+#include "transport/tcp/connection.h"
+#include "transport/tcp/resolver.h"
+#include "transport/transport.h"
+
+namespace moolink::transport::tcp {
+
+class TcpTransport final : public Transport, public Owner {
+ public:
+  explicit TcpTransport(Environment& environment);
+  ~TcpTransport() override;
+
+  wire::PathKind kind() const override { return wire::PathKind::tcp; }
+  bool accepts(const std::string& address) const override;
+  std::vector<std::string> listen(const std::string& address) override;
+  void dial(const std::string& address) override;
+  void stop() override;
+  void abandon() noexcept override;
+
+ private:
+  struct Listener {
+    Descriptor socket;
+    io::Loop::WatchId watch = 0;
+    std::optional<io::Loop::TimerKey> pause;  // no descriptors were left: accept again then
+  };
+
+  // One address after the other, until one answers.
+  struct Dial {
+    std::string address;
+    std::vector<SocketAddress> candidates;
+    std::size_t next = 0;
+    Descriptor socket;
+    io::Loop::WatchId watch = 0;
+    io::Loop::TimerKey timer{};
+    bool timer_set = false;
+    bool all_refused = true;
+    std::string failure;
+  };
+  using DialId = std::uint64_t;
+
+  void ended(wire::ConnectionId id) override;
+  void established(wire::ConnectionId id) override { strangers_.erase(id); }
+
+  void add_listener(Descriptor socket);
+  void accept_from(Listener& listener);
+  void adopt(Descriptor socket, const std::string& dialled_address);
+  void resolved(DialId id, std::vector<SocketAddress> candidates, const Error& error);
+  void dial_next(DialId id);
+  bool start_connect(DialId id, Dial& dial, const SocketAddress& candidate);
+  void attempt_failed(DialId id, const std::string& reason, bool refused);
+  void connected(DialId id);
+  void stop_attempt(Dial& dial);
+
+  Environment& environment_;
+  std::vector<std::unique_ptr<Listener>> listeners_;
+  DialId last_dial_ = 0;
+  std::unordered_map<DialId, Dial> dials_;
+  std::unordered_map<wire::ConnectionId, std::shared_ptr<TcpConnection>> connections_;
+  std::set<wire::ConnectionId> strangers_;  // accepted, not yet established
+  std::shared_ptr<bool> alive_;             // what is posted to the loop may come after the end
+  Resolver resolver_;                       // last: its thread ends first
+};
+
+}  // namespace moolink::transport::tcp
