@@ -34,14 +34,17 @@ struct MemberInfo {
   Uid instance;
   std::string name;
   std::int64_t sort = 0;
-  Uid host_key;  // equal for peers that can share memory
-  Role role = Role::member;
+  Uid host_key;              // equal for peers that can share memory
+  Role role = Role::member;  // as the broker knew it when it made the view
+  // The epoch in which this peer came, or was made a newcomer. Who has taken over the group's state
+  // in that epoch or a later one keeps it, though a view made meanwhile may still say newcomer.
+  std::uint64_t since = 0;
 
   bool operator==(const MemberInfo&) const = default;
 
   template <class Fields>
   void fields(Fields& f) {
-    f(instance, name, sort, host_key, role);
+    f(instance, name, sort, host_key, role, since);
   }
 };
 

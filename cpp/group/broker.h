@@ -1,0 +1,82 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "base/buffer.h"
+#include "base/log.h"
+#include "base/random.h"
+#include "base/time.h"
+#include "group/member.h"
+#include "group/view.h"
+
+namespace moolink::group {
+
+class Roster;
+
+struct BrokerConfig {
+  // After a start, announcements are only gathered for this long, so that members of a group that
+  // outlived an earlier broker are all heard before anything is decided. Zero for a broker that is
+  // known to be the first one (embedded by `moolink run`).
+  Duration gather = seconds(1);
+  Duration coalesce = milliseconds(250);  // between views that only add peers
+  Duration tick_every = milliseconds(50);
+  Duration late = milliseconds(500);      // own lateness that makes its clock a bad witness ...
+  Duration disarmed = seconds(1);         // ... of others' silence, for this long
+  Duration suspect_after = seconds(1);    // silent this long: its name may be taken over
+  Duration abandon_after = seconds(10);   // silence that ends even the last holder of the state
+  Duration lineage_settle = seconds(10);  // a lineage younger than this yields to an older one
+  Duration resend_every = milliseconds(200);
+  Duration forget_after = seconds(600);  // a group without anybody
+};
+
+// The only maker of epochs, for any number of groups; soft state: everything it knows, its members
+// can tell it again. A machine without I/O.
+class Broker {
+ public:
+  struct Send {
+    Uid instance;
+    std::string name;
+    Buffer bytes;
+  };
+  struct Log {
+    LogLevel level = LogLevel::info;
+    std::string text;
+  };
+  using Action = std::variant<Send, Log>;
+
+  Broker(BrokerConfig config, std::uint64_t seed, Time now);
+  ~Broker();
+
+  void tick(Time now);
+  Time next_deadline() const { return next_tick_; }
+  // Silence is judged by the announcements alone; `silent` from below changes nothing.
+  void peer_down(Time now, const Uid& instance, Down how);
+  // A message of service 2 for a broker (recipient_of). Throws ErrorCode::wire if malformed.
+  void received(Time now, const Uid& from, std::span<const std::byte> bytes);
+
+  std::vector<Action> drain();
+
+  // For the status page and tests, in order of name.
+  std::vector<std::string> groups() const;
+  const View* view(std::string_view group) const;  // null: no such group
+
+ private:
+  void notice(Time now);
+
+  BrokerConfig config_;
+  Random random_;
+  Time started_;
+  Time next_tick_;
+  Time armed_at_;  // silence counts from then on
+  std::map<std::string, std::unique_ptr<Roster>, std::less<>> rosters_;
+  std::vector<Action> actions_;
+};
+
+}  // namespace moolink::group

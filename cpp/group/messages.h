@@ -1,0 +1,127 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "base/time.h"
+#include "group/view.h"
+#include "wire/archive.h"
+
+namespace moolink::group {
+
+struct Accusation {
+  Uid instance;
+  bool dead = false;  // proof of death; otherwise silent
+
+  bool operator==(const Accusation&) const = default;
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(instance, dead);
+  }
+};
+
+// member -> broker, every 250 ms and at once when anything in it changes. Epoch 0 asks to join.
+struct Announce {
+  MemberInfo self;          // role: observer, or member (the broker decides about newcomers)
+  bool stateful = false;    // the group's members share a state that newcomers must be given
+  bool has_state = false;   // this peer has it, as of `epoch` of `lineage`
+  Uid lineage;              // of the last view
+  std::uint64_t epoch = 0;  // of the last view that this peer is in
+  std::uint64_t floor = 0;  // the highest epoch ever seen: only higher views are accepted
+  Duration evict_after{};   // how long this peer may be silent
+  std::vector<Accusation> accused;
+  std::optional<View> view;  // the last view, in the first announcement to a broker and on RESEND
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(self, stateful, has_state, lineage, epoch, floor, evict_after, accused, view);
+  }
+};
+
+// member -> broker
+struct Leave {
+  template <class Fields>
+  void fields(Fields&) {}
+};
+
+// member (the leader) -> broker: make `instance` a newcomer, for it holds up the others.
+struct Demote {
+  std::uint64_t epoch = 0;
+  Uid instance;
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(epoch, instance);
+  }
+};
+
+// broker -> members, and those just evicted
+struct NewEpoch {
+  View view;
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(view);
+  }
+};
+
+// member -> member, the answer to a frame of an older epoch
+struct Stale {
+  View view;
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(view);
+  }
+};
+
+// broker -> one that announces an epoch whose group goes on without it: join again from nothing.
+struct Expel {
+  std::uint64_t epoch = 0;  // the announced one; the message is void for any other
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(epoch);
+  }
+};
+
+// broker -> one that asks to join and cannot be let in now; it goes on asking.
+struct Refused {
+  std::string reason;
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(reason);
+  }
+};
+
+// broker -> member: announce again, with the view.
+struct Resend {
+  template <class Fields>
+  void fields(Fields&) {}
+};
+
+// Everything that rides service 2.
+struct Message {
+  std::string group;
+  std::variant<Announce, Leave, Demote, NewEpoch, Stale, Expel, Refused, Resend> body;
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(group, body);
+  }
+};
+
+// Whom the bytes of a message concern, for dispatch: one process may hold a broker and members.
+struct Recipient {
+  std::string group;
+  bool broker = false;  // else the member of `group`
+};
+Recipient recipient_of(std::span<const std::byte> bytes);  // throws ErrorCode::wire
+
+}  // namespace moolink::group
