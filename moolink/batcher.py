@@ -1,0 +1,243 @@
+"""Batcher: nests of arrays in, batches of a fixed size out."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import threading
+import time
+from collections.abc import Generator
+from typing import Any
+
+from moolink import batch_layout
+from moolink.batch_layout import Mode, Nest, Node
+from moolink.errors import Closed, QueueFull, TimeoutError
+
+
+class Batcher:
+    """Collects items into batches, each copied once, straight into the batch's memory.
+
+    An item is a nest of dicts, lists, tuples and namedtuples. Its leaves are numpy arrays, torch
+    tensors or other arrays (batched as numpy); a leaf that is none of these, such as a Python
+    number, a string or None, appears in the batch as a list with each row's value. The first item
+    fixes structure, shapes and dtypes. Any thread may add and take; a batch holds items in the
+    order in which they were added.
+
+    Args:
+        size: items (`stack`) or rows (`cat`) of a batch.
+        device: where the batches are made; anything but "cpu" gives torch tensors.
+        dim: for `stack`, the new dimension; for `cat`, the dimension along which rows lie.
+        max_batches: how many finished batches may wait. When as many do, an item that would finish
+            another one has to wait too. None: no bound.
+    """
+
+    def __init__(
+        self, size: int, device: str = "cpu", dim: int = 0, *, max_batches: int | None = None
+    ) -> None:
+        if size < 1:
+            raise ValueError(f"the size of a batch must be at least 1, got {size}")
+        if max_batches is not None and max_batches < 1:
+            raise ValueError(f"max_batches must be at least 1 or None, got {max_batches}")
+        self._size = size
+        self._device = str(device)
+        self._dim = dim
+        self._max_batches = max_batches
+        # Producers hold this one for a whole item; it guards the batch being filled.
+        self._filling = threading.Lock()
+        self._layout: Node | None = None
+        self._mode: Mode | None = None
+        self._filled = 0
+        # This one guards what follows, and is never held while copying.
+        self._changed = threading.Condition()
+        self._batches: collections.deque[tuple[Nest, Any]] = collections.deque()
+        self._awaiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+        self._closed = False
+
+    def stack(self, item: Nest, *, block: bool = True, timeout: float | None = None) -> None:
+        """Add `item` as one entry along a new dimension.
+
+        Args:
+            item: the nest to copy; its arrays may change as soon as this returns.
+            block: wait while `max_batches` batches wait to be taken.
+            timeout: seconds to wait at most.
+
+        Raises:
+            ValueError: structure, shape or dtype differ from the first item's, or `cat` was used.
+            QueueFull: there was no room; the item was not added.
+            Closed: the batcher is closed.
+        """
+        with self._filling:
+            # A row that is not counted in the end is overwritten by the next one.
+            self._prepare("stack", item).put_row(item, self._filled)
+            if self._filled + 1 == self._size:
+                self._wait_for_room(1, _deadline(block, timeout))
+            self._count(1)
+
+    def cat(self, item: Nest, *, block: bool = True, timeout: float | None = None) -> None:
+        """Add the rows of `item`'s arrays along `dim`, split over several batches if need be.
+
+        Every array of `item` has the same number of rows; a value that is no array goes with each
+        of them. Arguments and errors are as for `stack`. With a limit on the wait, either all rows
+        are added or none; without one, they are added as room appears.
+        """
+        with self._filling:
+            layout = self._prepare("cat", item)
+            layout.check(item)
+            count = _count_rows(layout.rows(item))
+            deadline = _deadline(block, timeout)
+            if deadline is not None:
+                self._wait_for_room((self._filled + count) // self._size, deadline)
+            offset = 0
+            while offset < count:
+                part = min(count - offset, self._size - self._filled)
+                if deadline is None:
+                    self._wait_for_room((self._filled + part) // self._size, None)
+                layout.put_rows(item, self._filled, part, offset)
+                self._count(part)
+                offset += part
+
+    def empty(self) -> bool:
+        """Tell whether no finished batch waits."""
+        return not self._batches
+
+    def size(self) -> int:
+        """Return the number of finished batches that wait."""
+        return len(self._batches)
+
+    def get(self, timeout: float | None = None) -> Nest:
+        """Take the oldest finished batch, waiting for one for at most `timeout` seconds.
+
+        Raises:
+            TimeoutError: none was finished in time.
+            Closed: the batcher is closed and no finished batch is left.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._batches or self._closed, timeout):
+                raise TimeoutError(
+                    f"no batch of {self._size} was finished within {timeout:g} s; "
+                    f"the next one holds {self._filled} so far"
+                )
+            return self._take()
+
+    def __await__(self) -> Generator[Any, None, Nest]:
+        """Take the oldest finished batch; several tasks, of several event loops, may await."""
+        return self._get_async().__await__()
+
+    def close(self) -> None:
+        """Refuse further items and wake everyone who waits; finished batches can still be taken."""
+        with self._changed:
+            self._closed = True
+            self._wake()
+
+    # Filling; the caller holds _filling.
+
+    def _prepare(self, mode: Mode, item: Nest) -> Node:
+        if self._mode == mode and self._layout is not None and not self._closed:
+            return self._layout
+        if self._closed:
+            raise Closed("the batcher is closed")
+        if self._layout is None:
+            spec = batch_layout.Spec(mode, self._size, self._dim, self._device)
+            layout = batch_layout.build(item, spec)
+            layout.allocate()
+            self._layout, self._mode = layout, mode
+            return layout
+        raise ValueError(f"a batcher used with {self._mode} cannot be used with {mode}")
+
+    def _wait_for_room(self, finished: int, deadline: float | None) -> None:
+        """Wait until `finished` more batches may be put beside those that wait."""
+        bound = self._max_batches
+        if bound is None or finished == 0:
+            return
+        if finished > bound:
+            raise ValueError(
+                f"the item finishes {finished} batches, and only max_batches={bound} may wait: "
+                "add fewer rows at a time, or do not limit the wait"
+            )
+        with self._changed:
+            room = self._changed.wait_for(
+                lambda: len(self._batches) + finished <= bound or self._closed,
+                None if deadline is None else max(0.0, deadline - time.monotonic()),
+            )
+            if self._closed:
+                raise Closed("the batcher was closed while an item waited for room")
+            if not room:
+                waiting = len(self._batches)
+                raise QueueFull(f"{waiting} of max_batches={bound} batches wait: take some first")
+
+    def _count(self, rows: int) -> None:
+        """Count rows that were put; a batch that is full by them is finished."""
+        self._filled += rows
+        if self._filled < self._size:
+            return
+        assert self._layout is not None
+        batch = (self._layout.take(), self._record_event())
+        self._filled = 0
+        self._layout.allocate()
+        with self._changed:
+            self._batches.append(batch)
+            self._wake()
+
+    def _record_event(self) -> Any:
+        """Mark the point in the device's stream at which the batch's copies are done."""
+        if not self._device.startswith("cuda"):
+            return None
+        import torch
+
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    # Taking; the caller holds _changed.
+
+    def _take(self) -> Nest:
+        if not self._batches:
+            raise Closed("the batcher is closed")
+        batch, event = self._batches.popleft()
+        self._changed.notify_all()  # A producer may wait for room.
+        if event is not None:
+            import torch
+
+            torch.cuda.current_stream(self._device).wait_event(event)
+        return batch
+
+    async def _get_async(self) -> Nest:
+        while True:
+            with self._changed:
+                if self._batches or self._closed:
+                    return self._take()
+                loop = asyncio.get_running_loop()
+                woken: asyncio.Future[None] = loop.create_future()
+                self._awaiters.append((loop, woken))
+            await woken
+
+    def _wake(self) -> None:
+        """Wake everybody who waits: each looks for itself, so no wake-up can be lost."""
+        self._changed.notify_all()
+        awaiters, self._awaiters = self._awaiters, []
+        for loop, woken in awaiters:
+            try:
+                loop.call_soon_threadsafe(_resolve, woken)
+            except RuntimeError:
+                continue  # Its event loop was closed; nobody waits there any more.
+
+
+def _resolve(woken: asyncio.Future[None]) -> None:
+    if not woken.done():
+        woken.set_result(None)
+
+
+def _deadline(block: bool, timeout: float | None) -> float | None:
+    if block and timeout is None:
+        return None
+    return time.monotonic() + (timeout or 0.0 if block else 0.0)
+
+
+def _count_rows(rows: list[tuple[str, int]]) -> int:
+    if not rows:
+        raise ValueError("the item holds no array, so it has no rows to concatenate")
+    first_name, count = rows[0]
+    for name, found in rows:
+        if found != count:
+            raise ValueError(f"{name}: expected {count} rows as in {first_name}, got {found}")
+    return count
