@@ -134,7 +134,8 @@ class Job:
         )
         self._tell_guard("+", process.pid)
         child = Child(name, process, self._screen)
-        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
         for pipe, stream in ((process.stdout, child.stdout), (process.stderr, child.stderr)):
             os.set_blocking(pipe.fileno(), False)
             reader = self._reader(child, pipe, stream)
@@ -144,7 +145,7 @@ class Job:
 
     def _start_peer(self, index: int) -> None:
         cores = str(self._cores[index])
-        environment = {name: cores for name in _THREAD_VARIABLES} | os.environ
+        environment = dict.fromkeys(_THREAD_VARIABLES, cores) | os.environ
         environment |= {
             "MOOLINK_BROKER": self._broker_address,
             "MOOLINK_GROUP": self._options.group,

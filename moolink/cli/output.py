@@ -16,7 +16,7 @@ class Screen:
     """Where the lines go: the launcher's stdout and stderr.
 
     On a terminal, one live line at the bottom shows the newest progress update (text that a peer
-    ended with a carriage return); elsewhere updates are dropped and only finished lines are written.
+    ended with a carriage return); elsewhere updates are dropped and only finished lines remain.
     """
 
     def __init__(self, stdout: BinaryIO, stderr: BinaryIO) -> None:

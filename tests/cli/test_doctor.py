@@ -20,7 +20,8 @@ def test_a_failed_check_gives_its_reason_and_the_exit_status(monkeypatch, capsys
     monkeypatch.setattr(doctor.os, "eventfd", refuse)
     assert main(["doctor"]) == 1
     (line,) = [line for line in capsys.readouterr().out.splitlines() if " eventfd " in line]
-    assert line.startswith("failed") and "Too many open files" in line
+    assert line.startswith("failed")
+    assert "Too many open files" in line
 
 
 def test_an_unknown_command_is_refused(capsys):

@@ -93,7 +93,8 @@ def test_peers_learn_who_they_are_and_arguments_are_verbatim(tmp_path):
     assert {peer["MOOLINK_NUM_PEERS"] for peer in seen.values()} == {"3"}
     assert len({peer["MOOLINK_GROUP"] for peer in seen.values()}) == 1
     (broker,) = {peer["MOOLINK_BROKER"] for peer in seen.values()}
-    assert broker.startswith("127.0.0.1:") and int(broker.rpartition(":")[2]) > 0
+    assert broker.startswith("127.0.0.1:")
+    assert int(broker.rpartition(":")[2]) > 0
 
 
 def test_connect_uses_a_running_broker_and_group(tmp_path):
@@ -122,7 +123,8 @@ time.sleep(600)
     result = run("-n", "2", "--connect", "h:1", script(tmp_path, text))
     assert result.returncode == 1
     assert result.stderr.splitlines()[-1] == "[1] ValueError: the unroll is too short"
-    assert "peer 1 (pid " in result.stderr and "exited with status 1" in result.stderr
+    assert "peer 1 (pid " in result.stderr
+    assert "exited with status 1" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -155,7 +157,8 @@ def test_a_peer_that_ignores_sigterm_is_killed(tmp_path):
     )
     deadline = time.monotonic() + LONG
     while not (tmp_path / "0.pids").exists():
-        assert launcher.poll() is None and time.monotonic() < deadline
+        assert launcher.poll() is None
+        assert time.monotonic() < deadline
         time.sleep(0.01)
     launcher.send_signal(signal.SIGINT)
     assert launcher.wait(LONG) == 128 + signal.SIGINT
