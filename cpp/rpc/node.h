@@ -1,0 +1,229 @@
+#pragma once
+
+// Everything one Rpc knows: its name, the peers, connections, sessions, calls and the directory.
+// A machine: events in, actions out; no clock, no I/O, no user code.
+// docs/design/protocol/rpc.md holds the tables.
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "base/buffer.h"
+#include "base/error.h"
+#include "base/limits.h"
+#include "base/log.h"
+#include "base/time.h"
+#include "base/uid.h"
+#include "rpc/policy.h"
+#include "session/session.h"
+#include "wire/frame.h"
+#include "wire/path.h"
+#include "wire/payload.h"
+
+namespace moolink::rpc {
+
+using wire::ConnectionId;
+using CallId = std::uint64_t;  // unique within the calling instance
+
+// Names one run of a handler: the reply goes to this instance and to no other.
+struct CallKey {
+  Uid caller;
+  CallId id = 0;
+
+  auto operator<=>(const CallKey&) const = default;
+};
+
+using Reply = std::variant<wire::Payload, Error>;
+
+// Who a service message is for; 1 is the node's own.
+enum class Service : std::uint8_t {
+  directory = 1,
+  group = 2,       // between a member and its broker
+  collective = 3,
+  accumulate = 4,
+  snapshot = 5,
+};
+
+enum class Down : std::uint8_t {
+  dead,    // proven: pidfd, refused reconnect, another instance under its name, lost session
+  silent,  // nothing heard for evict_after
+  closed,  // it said CLOSE
+};
+
+struct Config {
+  Uid instance;
+  std::string name;
+  Uid host_key;  // boot id and network namespace: who shares loopback and shared memory
+  std::uint64_t features = 0;
+  Limits limits;
+  session::Timing timing;
+  Duration greeting_timeout = seconds(5);
+  Duration redial_first = milliseconds(50);  // doubles up to redial_last
+  Duration redial_last = seconds(2);
+  Duration dial_stagger = milliseconds(50);  // between the addresses of one peer
+  Duration find_first = milliseconds(20);    // asking again for an unknown name, doubles
+  Duration find_last = seconds(1);
+  Duration close_within = seconds(1);        // replies are flushed for so long
+  std::size_t max_waiting_calls = 65536;     // not yet taken by a session, for one peer
+  // Calls of one peer taken but not yet replied to: above it the peer is told to hold its calls.
+  std::size_t max_running_calls = 16384;
+  std::size_t max_running_bytes = std::size_t{1} << 30;
+};
+
+// ---- actions, to be carried out in order ----
+
+struct Dial {
+  std::string address;
+};
+
+// The greeting is done; the transport lifts its limits on strangers.
+struct Establish {
+  ConnectionId connection;
+};
+
+struct RunHandler {
+  CallKey key;
+  std::string caller;  // its name
+  std::string function;
+  wire::Payload arguments;
+  Time deadline;  // kNever: none
+};
+
+// The caller does not wait any more (cancelled, timed out, lost): stop if possible; a reply is
+// not expected and would be dropped.
+struct CancelHandler {
+  CallKey key;
+};
+
+// Once for every CallId that call() returned.
+struct Complete {
+  CallId id;
+  Reply result;
+};
+
+struct ServiceMessage {
+  Uid from;
+  std::string from_name;
+  Service service;
+  wire::Payload payload;
+};
+
+struct PeerUp {
+  Uid instance;
+  std::string name;
+  Uid host_key;
+  bool same_host;
+};
+
+struct PeerDown {
+  Uid instance;
+  std::string name;
+  Down how;
+};
+
+struct Log {
+  LogLevel level;
+  std::string text;
+};
+
+// close() is done: every reply is out or its time was up; nothing more will come.
+struct Closed {};
+
+using session::AllocateGrant;
+using session::CloseConnection;
+using session::FillGrant;
+using session::Write;
+
+using Action = std::variant<Write, RunHandler, Complete, ServiceMessage, CancelHandler, Dial,
+                            Establish, CloseConnection, AllocateGrant, FillGrant, PeerUp, PeerDown,
+                            Log, Closed>;
+
+struct PeerInfo {
+  Uid instance;
+  std::string name;
+  Uid host_key;
+  bool connected = false;
+  bool suspected = false;
+  std::vector<wire::PathKind> paths;  // of live connections, the one in use first
+  std::vector<std::string> addresses;
+  std::uint64_t unacknowledged_bytes = 0;
+};
+
+class NodeState;
+
+class Node {
+ public:
+  // `allocator` and `policy` outlive the node; `seed` feeds session ids and nonces.
+  Node(Config config, Allocator& allocator, const Policy& policy, std::uint64_t seed);
+  ~Node();
+  Node(const Node&) = delete;
+  Node& operator=(const Node&) = delete;
+
+  // ---- the user's side ----
+
+  // `timeout` below zero: none. `lane` 0: unordered; calls of another lane start in order at the
+  // peer. Errors come by Complete, never by exception.
+  CallId call(Time now, const std::string& peer, const std::string& function,
+              wire::Payload arguments, Duration timeout, std::uint16_t lane);
+  // Completes the call with ErrorCode::cancelled at once; the handler is told.
+  void cancel(Time now, CallId id);
+  // Dropped if the caller does not wait any more.
+  void reply(Time now, const CallKey& key, Reply reply);
+
+  // Keeps a connection to whoever listens there, dialling again whenever it is lost.
+  void connect(Time now, const std::string& address);
+  // The addresses at which this peer can be dialled, announced to others.
+  void listening(std::vector<std::string> addresses);
+  // Only before the first connection: the name is announced in the greeting. Throws
+  // Exception{invalid_argument} later.
+  void set_name(const std::string& name);
+  void define(const std::string& function);
+  void undefine(const std::string& function);
+  // Reliable and in order for one (sender, receiver, service) while both live. False: no such peer
+  // is up; the message is dropped.
+  bool send_service(Time now, const Uid& instance, Service service, wire::Payload payload);
+  // Finds and dials the peer if need be; kept while the name is unknown for at most evict_after.
+  void send_service_to_name(Time now, const std::string& peer, Service service,
+                            wire::Payload payload);
+  // Fails this side's calls with ErrorCode::closed, flushes replies, says CLOSE; ends in Closed.
+  void close(Time now);
+
+  // ---- the network's side ----
+
+  // dialled_address: as in Dial; empty for an accepted connection.
+  void opened(Time now, ConnectionId connection, wire::PathKind kind,
+              const wire::PathTraits& traits, const std::string& dialled_address);
+  // code peer_lost: nobody listens there, which on the peer's host proves that it is gone.
+  void dial_failed(Time now, const std::string& address, const Error& error);
+  void received(Time now, ConnectionId connection, const wire::ReceivedFrame& frame);
+  std::span<std::byte> chunk_target(ConnectionId connection, const wire::ChunkHead& head);
+  void chunk_received(Time now, ConnectionId connection, const wire::ChunkHead& head);
+  void grant_ready(Time now, ConnectionId connection, std::uint64_t seq, std::uint32_t part,
+                   const wire::GrantPlace& place, MutableBuffer memory);
+  void grant_filled(Time now, ConnectionId connection, std::uint64_t grant);
+  void closed(Time now, ConnectionId connection, const Error& error);
+  void writable(Time now, ConnectionId connection);
+  // Proof that the process of the instance has ended.
+  void peer_dead(Time now, const Uid& instance);
+  // The instance at the other end of a connection; empty while it is not known.
+  Uid instance_of(ConnectionId connection) const;
+
+  void tick(Time now);
+  Time next_deadline() const;
+
+  // The actions since the last call; the vector's memory is used again.
+  void drain(std::vector<Action>& into);
+
+  const std::string& name() const;
+  const Uid& instance() const;
+  std::vector<std::string> addresses() const;
+  std::vector<PeerInfo> peers(Time now) const;
+
+ private:
+  std::unique_ptr<NodeState> state_;
+};
+
+}  // namespace moolink::rpc

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <utility>
+
+#include "base/time.h"
+#include "wire/frame.h"
+#include "wire/path.h"
+
+namespace moolink::session {
+
+using wire::ConnectionId;
+
+// What a session knows of one of its connections.
+struct Link {
+  ConnectionId connection = 0;
+  wire::PathTraits traits;
+  bool dialled = false;
+  std::uint64_t generation = 0;
+
+  // Greeting: the connection carries messages once both sides have named the same session.
+  wire::Hello ours;
+  bool has_said = false;
+  std::uint64_t said = 0;  // the session last named on it
+  bool attached = false;
+
+  // Liveness.
+  Time last_heard{};
+  Time ping_at = kNever;
+  std::uint64_t pings = 0;
+
+  // Sending of parts: messages with bytes to write, taken in turn; what is under way is bounded, so
+  // that a small message waits for a few chunks at most.
+  std::deque<std::uint64_t> turns;
+  std::uint32_t chunks_queued = 0;  // since the transport last said writable
+  std::uint32_t grants_asked = 0;
+  std::map<std::uint64_t, std::pair<std::uint64_t, std::uint32_t>> filling;  // grant -> seq, part
+
+  // Receiving: the part that a chunk on its way is being written into.
+  std::uint64_t receiving_seq = 0;
+};
+
+}  // namespace moolink::session

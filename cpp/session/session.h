@@ -1,0 +1,233 @@
+#pragma once
+
+// The stream of messages between two peer instances: one Session at each end. It outlives its
+// connections: what a lost path may have swallowed is written again on the next one, and what
+// arrives twice is dropped, so a message is delivered at most once always and exactly once while
+// both instances and the session live. docs/design/protocol/session.md holds the tables.
+//
+// A machine: events in, actions out; no clock, no I/O. Bytes are handed on by reference, never
+// copied. `now` never goes back.
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <variant>
+#include <vector>
+
+#include "base/buffer.h"
+#include "base/error.h"
+#include "base/limits.h"
+#include "base/random.h"
+#include "base/time.h"
+#include "base/uid.h"
+#include "session/inbox.h"
+#include "session/link.h"
+#include "session/outbox.h"
+#include "wire/frame.h"
+#include "wire/path.h"
+#include "wire/payload.h"
+
+namespace moolink::session {
+
+using wire::ConnectionId;
+
+struct Timing {
+  Duration ping_after = milliseconds(250);    // quiet for so long: ask
+  Duration suspect_after = seconds(1);        // silent for so long: use another path
+  Duration evict_after = seconds(3);          // silent for so long: the session is lost
+  Duration late_after = milliseconds(500);    // a tick so late means that this side was stopped,
+  Duration forgive_for = seconds(1);          //   and it accuses nobody for so long
+  Duration ack_after = milliseconds(25);      // acknowledge without other traffic to ride on
+  std::uint32_t ack_every = 16;               // ... or after so many messages
+};
+
+struct Config {
+  Uid self;
+  Uid peer;
+  Limits limits;
+  Timing timing;
+};
+
+// ---- actions, to be carried out in order ----
+
+struct Write {
+  ConnectionId connection;
+  wire::Frame frame;
+};
+
+// The peer and this side agree about the session on this connection: it carries messages now.
+struct Attached {
+  ConnectionId connection;
+};
+
+struct Deliver {
+  std::uint16_t lane;
+  std::uint8_t kind;
+  Time deadline;  // this side's clock; kNever: none
+  wire::Payload payload;
+  Error error;    // not none: memory for the parts was not to be had, the payload has its body only
+};
+
+// The peer has the whole message; the sender's bytes are free.
+struct Acked {
+  std::uint64_t cookie;
+};
+
+// The peer takes calls again after a WINDOW of zero, or the send window has room again.
+struct WindowOpened {};
+
+// On paths with grants: answered by grant_ready.
+struct AllocateGrant {
+  ConnectionId connection;
+  std::uint64_t seq;
+  std::uint32_t part;
+  std::uint64_t bytes;
+};
+
+// Copy the bytes into the peer's grant; answered by grant_filled.
+struct FillGrant {
+  ConnectionId connection;
+  wire::GrantPlace place;
+  Buffer bytes;
+};
+
+// Nothing that arrives on the connection afterwards is looked at, and nothing may be written any
+// more into memory that chunk_target or a grant gave it.
+struct CloseConnection {
+  ConnectionId connection;
+  Error error;
+};
+
+struct LostMessage {
+  std::uint64_t cookie;
+  Ran written;  // no: not a byte left this side; maybe: the peer may have it
+};
+
+// The session has ended; what it carried is gone. All its connections have been closed.
+struct Lost {
+  Error reason;
+  bool silent;  // the peer did not answer (else: it forgot the session, or broke the protocol)
+  std::vector<LostMessage> messages;  // never acknowledged, in order of sending
+};
+
+using Action = std::variant<Write, Attached, Deliver, Acked, WindowOpened, AllocateGrant, FillGrant,
+                            CloseConnection, Lost>;
+
+class Session {
+ public:
+  // Memory for parts received as chunks comes from `allocator`; session ids from `random`.
+  Session(Config config, Allocator& allocator, Random random);
+
+  // ---- connections ----
+
+  // A connection to the peer has opened and its greeting was accepted. `ours` is the greeting with
+  // all but the session's fields filled in. The accepting side says WELCOME here; the dialling one
+  // answers the WELCOME, which is to be handed to received() next.
+  void attach(Time now, ConnectionId connection, const wire::PathTraits& traits, bool dialled,
+              wire::Hello ours);
+  // The connection failed or was closed by the peer. No copier writes into a grant through it any
+  // more, and no chunk is being received by it.
+  void disconnected(Time now, ConnectionId connection);
+  // WELCOME, MESSAGE, WANT, GRANT, DONE, ACK, PING, PONG, WINDOW.
+  void received(Time now, ConnectionId connection, const wire::ReceivedFrame& frame);
+  // Where the bytes of a chunk belong; empty: read and discard them.
+  std::span<std::byte> chunk_target(ConnectionId connection, const wire::ChunkHead& head);
+  void chunk_received(Time now, ConnectionId connection, const wire::ChunkHead& head);
+  // An empty memory: none was to be had, the part comes as chunks.
+  void grant_ready(Time now, ConnectionId connection, std::uint64_t seq, std::uint32_t part,
+                   const wire::GrantPlace& place, MutableBuffer memory);
+  void grant_filled(Time now, ConnectionId connection, std::uint64_t grant);
+  // The connection has little left to write.
+  void writable(Time now, ConnectionId connection);
+
+  // ---- messages ----
+
+  // True once both sides have agreed about a session, until it is lost.
+  bool ready() const { return ready_; }
+  // Whether send() would take a message of this size now. `held`: one that the peer may hold back
+  // with WINDOW (calls; never replies, which the peer's calls wait for).
+  bool accepts(std::size_t bytes, bool held) const;
+  // Takes the message, or returns false: not ready(), or the window is full. Throws
+  // Exception{invalid_argument} if the message is over the limits.
+  bool send(Time now, OutgoingMessage message);
+  // How many calls may be sent to this side: 0 stops the peer's calls, see accepts().
+  void set_receive_window(Time now, std::uint64_t bytes, std::uint64_t messages);
+  // Everything that was sent is acknowledged.
+  bool flushed() const { return outbox_.empty(); }
+
+  // ---- time and state ----
+
+  void tick(Time now);
+  Time next_deadline() const;
+  // Ends the session: the peer is known to be dead, or has said CLOSE, or this side closes.
+  // `farewell`: say CLOSE on each connection first.
+  void end(Time now, const Error& reason, bool farewell);
+
+  bool connected() const;  // over a connection that carries messages
+  bool has_connection() const { return !links_.empty(); }
+  bool suspected(Time now) const;  // connected, but silent for suspect_after
+  Time last_heard() const { return last_heard_; }
+  std::uint64_t id() const { return id_; }
+  std::uint64_t unacknowledged_bytes() const { return outbox_.bytes(); }
+
+  // The actions since the last call; the vector's memory is used again.
+  void drain(std::vector<Action>& into);
+
+ private:
+  using Links = std::map<ConnectionId, Link>;
+
+  // greeting.cc
+  void welcomed(Time now, Link& link, const wire::ReceivedFrame& frame);
+  void agreed(Time now, Link& link, const wire::Hello& theirs);
+  void say_welcome(Time now, Link& link);
+  void begin(Time now, std::uint64_t id, const Error& reason);
+
+  // session.cc
+  void dispatch(Time now, Link& link, const wire::ReceivedFrame& frame);
+  void received_message(Time now, Link& link, const wire::ReceivedFrame& frame);
+  void received_want(Time now, Link& link, const wire::Want& want);
+  void received_grant(Time now, Link& link, const wire::Grant& grant);
+  void completed(Time now, std::uint64_t seq);
+  void acknowledged(Time now, std::uint64_t cum, std::span<const std::uint64_t> bitmap);
+  void write(Time now, Link& link, wire::Frame frame);
+  void write_ack(Time now);
+  void write_message(Time now, Link& link, std::uint64_t seq);
+  void write_parts(Time now, Link& link);
+  void write_unassigned(Time now);
+  void drop_link(Time now, ConnectionId connection);
+  void close_link(Time now, ConnectionId connection, Error error);
+  void fail(Time now, Error reason, bool silent);
+  Link* best_link(Time now);
+  Link* find(ConnectionId connection);
+
+  // liveness.cc
+  void heard(Time now, Link& link);
+  void watch_links(Time now);
+  void notice_lateness(Time now);
+
+  Config config_;
+  Random random_;
+  std::vector<Action> actions_;
+  Links links_;
+  std::uint64_t generation_ = 0;  // of connections: the later one wins
+
+  std::uint64_t id_ = 0;
+  bool confirmed_ = false;  // the peer has named id_
+  bool ready_ = false;
+
+  Outbox outbox_;
+  Inbox inbox_;
+
+  std::uint32_t acks_due_ = 0;
+  Time ack_at_ = kNever;
+  wire::Window receive_window_;
+  bool window_was_full_ = false;
+
+  Time last_heard_{};
+  Time connected_until_{};  // while without connection: since when
+  Time forgiving_until_{};  // accuses nobody before
+  Time expected_tick_ = kNever;
+};
+
+}  // namespace moolink::session
