@@ -50,7 +50,7 @@ class Error(RuntimeError):
         self.ran: Ran = ran
 
 
-class TimeoutError(Error, builtins.TimeoutError):  # noqa: A001 - the builtin's twin on purpose
+class TimeoutError(Error, builtins.TimeoutError):
     """A call, a wait or an operation did not end within its time limit."""
 
 

@@ -1,4 +1,4 @@
-"""Runs clang-tidy over the C++ core, two files at a time: `tools/clang_tidy.py BUILD_DIR [FILE...]`.
+"""Runs clang-tidy over the C++ core, two at a time: `clang_tidy.py BUILD_DIR [FILE...]`.
 
 Results are remembered by a hash of the file, of all headers and of the configuration, so that a
 second run looks only at what changed.
@@ -19,7 +19,9 @@ def main(build: Path, wanted: list[str]) -> int:
     """Returns the number of files with findings."""
     root = Path(__file__).resolve().parent.parent
     commands = json.loads((build / "compile_commands.json").read_text(encoding="utf-8"))
-    files = sorted({Path(c["file"]) for c in commands if Path(c["file"]).is_relative_to(root / "cpp")})
+    files = sorted(
+        {Path(c["file"]) for c in commands if Path(c["file"]).is_relative_to(root / "cpp")}
+    )
     if wanted:
         files = [f for f in files if any(w in str(f) for w in wanted)]
     headers = hashlib.sha256()

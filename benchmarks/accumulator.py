@@ -1,0 +1,168 @@
+"""One gradient round between peers: moolink's accumulator beside gloo, interleaved in one run.
+
+Both do the same work on the same parameters: every peer contributes a gradient and ends with the
+mean in ``.grad``. gloo's share is what a user writes by hand: flatten, all_reduce, scale, copy
+back.
+
+    python benchmarks/accumulator.py --peers 2 --parameters 1700000
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+SHAPES = {  # about 1.69 M parameters: the Nature network with four stacked frames and 6 actions
+    "nature": [(32, 4, 8, 8), (32,), (64, 32, 4, 4), (64,), (64, 64, 3, 3), (64,), (512, 3136),
+               (512,), (6, 512), (6,), (1, 512), (1,)],
+}  # fmt: skip
+
+
+def parameters(count: int) -> list[torch.Tensor]:
+    """Returns parameters with gradients: the Nature shapes, or one tensor of ``count`` elements."""
+    shapes = SHAPES["nature"] if count == 0 else [(count,)]
+    leaves = [torch.zeros(shape, requires_grad=True) for shape in shapes]
+    for leaf in leaves:
+        leaf.grad = torch.ones_like(leaf)
+    return leaves
+
+
+def gloo_round(leaves: list[torch.Tensor], peers: int) -> None:
+    """Flatten, all_reduce, scale, copy back."""
+    flat = torch.cat([leaf.grad.reshape(-1) for leaf in leaves])
+    torch.distributed.all_reduce(flat)
+    flat.div_(peers)
+    offset = 0
+    for leaf in leaves:
+        leaf.grad.copy_(flat[offset : offset + leaf.numel()].view_as(leaf))
+        offset += leaf.numel()
+
+
+def peer(args: argparse.Namespace) -> None:
+    """One peer's process; peer 0 prints the times as JSON."""
+    import moolink
+
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo",
+        init_method=f"tcp://127.0.0.1:{args.gloo_port}",
+        rank=args.peer,
+        world_size=args.peers,
+    )
+    mine, theirs = parameters(args.parameters), parameters(args.parameters)
+    with moolink.Rpc(f"peer-{args.peer}") as rpc:
+        rpc.connect(args.broker)
+        group = moolink.Group(rpc, "benchmark")
+        accumulator = moolink.Accumulator("model", mine, group=group, checksum_every=0)
+        accumulator.set_virtual_batch_size(args.peers)
+
+        def until(ready) -> None:
+            accumulator.update()
+            while not ready():
+                if accumulator.wants_state():
+                    accumulator.set_state(None)
+                if accumulator.has_new_state():
+                    accumulator.state()
+                accumulator.wait(1.0)
+                accumulator.update()
+
+        until(lambda: accumulator.connected() and len(group.members()) == args.peers)
+        times: dict[str, list[float]] = {"moolink": [], "gloo": []}
+        cpu: dict[str, list[float]] = {"moolink": [], "gloo": []}
+        for trial in range(args.trials + 5):
+            for system in ("moolink", "gloo"):
+                torch.distributed.barrier()
+                wall, used = time.perf_counter(), time.process_time()
+                if system == "moolink":
+                    until(accumulator.wants_gradients)
+                    accumulator.reduce_gradients(1)
+                    until(accumulator.has_gradients)
+                else:
+                    gloo_round(theirs, args.peers)
+                if trial >= 5:  # the first ones warm pages up
+                    times[system].append(1e3 * (time.perf_counter() - wall))
+                    cpu[system].append(1e3 * (time.process_time() - used))
+                if system == "moolink":
+                    assert accumulator.get_gradient_stats()["num_gradients"] == args.peers
+                    accumulator.zero_gradients()
+                    for leaf in mine:
+                        leaf.grad.fill_(1.0)
+        torch.distributed.barrier()
+        if args.peer == 0:
+            print(json.dumps({"wall_ms": times, "cpu_ms": cpu}))
+        accumulator.close()
+
+
+def free_port() -> int:
+    """Returns a port of loopback that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def main() -> None:
+    """Starts a broker and the peers, and prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--peers", type=int, default=2)
+    parser.add_argument("--parameters", type=int, default=0, help="elements; 0: the Nature network")
+    parser.add_argument("--trials", type=int, default=100)
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--peer", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--broker", help=argparse.SUPPRESS)
+    parser.add_argument("--gloo-port", type=int, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.peer is not None:
+        peer(args)
+        return
+
+    import moolink
+
+    with moolink.Broker() as broker:
+        address = broker.listen("127.0.0.1:0")[0]
+        command = [sys.executable, __file__, f"--peers={args.peers}", f"--broker={address}",
+                   f"--parameters={args.parameters}", f"--trials={args.trials}",
+                   f"--gloo-port={free_port()}"]  # fmt: skip
+        children = [
+            subprocess.Popen(
+                [*command, f"--peer={index}"],
+                stdout=subprocess.PIPE if index == 0 else None,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                text=True,
+            )
+            for index in range(args.peers)
+        ]
+        output, _ = children[0].communicate(timeout=600)
+        codes = [child.wait(timeout=60) for child in children]
+    if any(codes):
+        sys.exit(f"a peer failed: exit codes {codes}")
+    figures = json.loads(output)
+    count = sum(leaf.numel() for leaf in parameters(args.parameters))
+    print(
+        f"{args.peers} peers, {count:,} float32 parameters, {args.trials} rounds each, interleaved"
+    )
+    print(f"{'system':10} {'p50 ms':>8} {'p90 ms':>8} {'best ms':>8} {'cpu ms':>8}")
+    for system, values in figures["wall_ms"].items():
+        ordered = sorted(values)
+        print(
+            f"{system:10} {statistics.median(values):8.2f} {ordered[int(0.9 * len(ordered))]:8.2f} "
+            f"{ordered[0]:8.2f} {statistics.median(figures['cpu_ms'][system]):8.2f}"
+        )
+    medians = {system: statistics.median(values) for system, values in figures["wall_ms"].items()}
+    print(
+        f"moolink / gloo: {medians['moolink'] / medians['gloo']:.2f} (medians; below 1 is faster)"
+    )
+    if args.json:
+        args.json.write_text(json.dumps({"peers": args.peers, "parameters": count, **figures}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,5 @@
+"""moolink for PyTorch."""
+
+from moolink.torch.accumulator import Accumulator
+
+__all__ = ["Accumulator"]

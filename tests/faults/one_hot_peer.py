@@ -1,0 +1,97 @@
+"""A peer whose k-th contribution is the one-hot vector of (slot, k), and whose model is their sum.
+
+So the model says which contributions were delivered and how often: every entry must be 0 or 1, and
+all peers must hold the same vector at the same version. The peer prints one JSON object a line.
+
+    python tests/faults/one_hot_peer.py BROKER GROUP SLOT
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+
+import torch
+
+import moolink
+
+CONTRIBUTIONS = 1024  # the most that one peer can make
+SLOTS = 256
+THINKING = 0.005  # seconds between contributions, as a backward pass would take
+
+
+def say(event: str, **values: object) -> None:
+    """Prints an event; the parent reads them as they come."""
+    print(json.dumps({"event": event, "at": time.monotonic(), **values}), flush=True)
+
+
+def main(broker: str, group_name: str, slot: int) -> None:
+    """Contributes until standard input is closed, then leaves in order."""
+    torch.set_num_threads(1)
+    os.set_blocking(sys.stdin.fileno(), False)
+    model = torch.zeros(SLOTS * CONTRIBUTIONS // 64, 64, requires_grad=True)
+    flat = model.detach().view(-1)
+    rpc = moolink.Rpc(f"peer-{slot}")
+    rpc.connect(broker)
+    group = moolink.Group(rpc, group_name)
+    accumulator = moolink.Accumulator("model", [model], group=group, checksum_every=1)
+    accumulator.set_virtual_batch_size(2)
+    k = 0
+    total = 0  # delivered contributions by the counters; must equal the model's sum
+    next_offer = 0.0
+    say("started", slot=slot, pid=os.getpid())
+    while not stdin_closed():
+        accumulator.update()
+        if accumulator.wants_state():
+            accumulator.set_state({"total": total})
+        if accumulator.has_new_state():
+            total = accumulator.state()["total"]
+            say("state", version=accumulator.model_version(), total=total, sum=int(flat.sum()))
+        if accumulator.has_gradients():
+            stats = accumulator.get_gradient_stats()
+            delivered = model.grad.view(-1) * stats["batch_size"]
+            flat += delivered
+            total += stats["counters"].get("contributions", 0)
+            say(
+                "round",
+                version=accumulator.model_version(),
+                indices=delivered.nonzero().view(-1).tolist(),
+                contributors=stats["contributors"],
+                batch_size=stats["batch_size"],
+                lost=stats["lost"],
+                total=total,
+                sum=int(flat.sum()),
+                worst=float(flat.max()),
+            )
+            accumulator.zero_gradients()
+        elif (
+            accumulator.wants_gradients()
+            and k < CONTRIBUTIONS - 1
+            and time.monotonic() >= next_offer
+        ):
+            next_offer = time.monotonic() + THINKING
+            k += 1
+            model.grad = torch.zeros_like(model)
+            model.grad.view(-1)[slot * CONTRIBUTIONS + k] = 1.0
+            say("offer", k=k)
+            accumulator.reduce_gradients(1, counters={"contributions": 1})
+        else:
+            accumulator.wait(THINKING)
+    say("leaving", version=accumulator.model_version(), offered=k)
+    accumulator.close()
+    group.close()
+    rpc.close()
+
+
+def stdin_closed() -> bool:
+    """Whether the parent has closed our standard input (or is gone)."""
+    try:
+        return os.read(sys.stdin.fileno(), 1) == b""
+    except BlockingIOError:
+        return False
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

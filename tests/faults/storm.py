@@ -1,0 +1,238 @@
+"""Kills peers of a training group at random and keeps the books.
+
+Every peer's contributions are one-hot vectors (one_hot_peer.py), so each peer's model tells which
+contributions were delivered, and how often. After any number of kills: no entry above 1, every
+peer's model the same at the same version, every contribution of a survivor delivered once, and the
+named losses only of the dead.
+
+    python -m tests.faults.storm --kills 200
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import queue
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import moolink
+from tests.faults.one_hot_peer import CONTRIBUTIONS, SLOTS
+
+CRASH_POINTS = ["join", "offer.sent", "cut.sent", "reduce.sent", "have.sent", "flush.sent",
+                "snapshot.sent"]  # fmt: skip
+PATIENCE = 30.0  # seconds until a step that should take one is called a hang
+
+
+@dataclass
+class Peer:
+    """One peer process and what it has said."""
+
+    slot: int
+    process: subprocess.Popen[str]
+    offered: int = 0
+    delivered: set[int] = field(default_factory=set)
+    versions: dict[int, frozenset[int]] = field(default_factory=dict)
+    last_round_at: float = 0.0
+    rounds: int = 0
+    lost: set[tuple[str, int]] = field(default_factory=set)
+    errors: list[str] = field(default_factory=list)
+
+
+class Storm:
+    """A broker, some peers, and the books of what they delivered."""
+
+    def __init__(self, peers: int, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.broker = moolink.Broker()
+        self.address = self.broker.listen("127.0.0.1:0")[0]
+        self.events: queue.Queue[tuple[Peer, dict[str, Any]]] = queue.Queue()
+        self.alive: list[Peer] = []
+        self.dead: list[Peer] = []
+        self.rounds: dict[int, frozenset[int]] = {}
+        self.gaps: list[float] = []
+        for _ in range(peers):
+            self.start()
+
+    def start(self, crash_at: str | None = None) -> Peer:
+        """Starts a peer, to die by itself at a crash point if one is named."""
+        slot = len(self.alive) + len(self.dead)
+        if slot >= SLOTS:
+            raise RuntimeError(f"the model has room for {SLOTS} peers")
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        if crash_at:
+            environment["MOOLINK_CRASH_AT"] = crash_at
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.faults.one_hot_peer", self.address, "storm", str(slot)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+            cwd=Path(__file__).resolve().parents[2],
+        )
+        peer = Peer(slot, process)
+        self.alive.append(peer)
+        threading.Thread(target=self._read, args=(peer,), daemon=True).start()
+        return peer
+
+    def _read(self, peer: Peer) -> None:
+        assert peer.process.stdout is not None
+        for line in peer.process.stdout:
+            if line.startswith("{"):
+                self.events.put((peer, json.loads(line)))
+        self.events.put((peer, {"event": "end"}))
+
+    def until(self, done: Callable[[], bool], what: str) -> None:
+        """Takes events until `done`; a hang is an error that shows where every peer stands."""
+        deadline = time.monotonic() + PATIENCE
+        while not done():
+            try:
+                peer, event = self.events.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                state = {p.slot: (p.rounds, p.process.poll()) for p in self.alive}
+                raise AssertionError(f"waited {PATIENCE} s for {what}; peers: {state}") from None
+            self._note(peer, event)
+
+    def _note(self, peer: Peer, event: dict[str, Any]) -> None:
+        match event["event"]:
+            case "offer":
+                peer.offered = event["k"]
+            case "state":
+                assert event["total"] == event["sum"], f"peer {peer.slot}: state {event}"
+            case "round":
+                self._note_round(peer, event)
+            case "end" if peer in self.alive and peer.process.wait() not in (0, -signal.SIGKILL):
+                peer.errors.append(f"exit status {peer.process.returncode}")
+
+    def _note_round(self, peer: Peer, event: dict[str, Any]) -> None:
+        peer.last_round_at, peer.rounds = event["at"], peer.rounds + 1
+        indices = frozenset(event["indices"])
+        known = self.rounds.setdefault(event["version"], indices)
+        assert known == indices, f"round {event['version']} differs at peer {peer.slot}"
+        assert event["worst"] <= 1.0, f"peer {peer.slot}: a contribution was delivered twice"
+        assert event["total"] == event["sum"], f"peer {peer.slot}: counters and sum differ: {event}"
+        assert event["batch_size"] == len(indices)
+        peer.delivered |= indices
+        peer.lost |= {(name, k) for name, k in event["lost"]}
+
+    def _bury(self, peer: Peer) -> None:
+        self.alive.remove(peer)
+        self.dead.append(peer)
+
+    def kill(self) -> None:
+        """SIGKILLs a random peer and waits until every other one has delivered a new round."""
+        victim = self.random.choice(self.alive)
+        victim.process.kill()
+        killed_at = time.monotonic()
+        victim.process.wait()
+        self._bury(victim)
+        self._progress(killed_at)
+
+    def crash_at(self, point: str) -> None:
+        """Starts a peer that dies at the named point, and waits as in kill()."""
+        victim = self.start(f"{point}:{self.random.randint(1, 20)}")
+        try:
+            victim.process.wait(timeout=PATIENCE / 3)
+        except subprocess.TimeoutExpired:
+            victim.process.kill()  # the point was not passed often enough: then it is a plain kill
+            victim.process.wait()
+        died_at = time.monotonic()
+        self._bury(victim)
+        self._progress(died_at)
+
+    def _progress(self, since: float) -> None:
+        before = {peer.slot: peer.rounds for peer in self.alive}
+        self.until(
+            lambda: all(p.last_round_at > since and p.rounds > before[p.slot] for p in self.alive),
+            "a new round at every survivor",
+        )
+        first = min((p.last_round_at for p in self.alive if p.last_round_at > since), default=since)
+        self.gaps.append(first - since)
+
+    def settle(self) -> None:
+        """Waits until every living peer takes part in rounds."""
+        self.until(lambda: all(p.rounds > 0 for p in self.alive), "a first round at every peer")
+
+    def finish(self) -> dict[str, Any]:
+        """Ends the peers in order and checks the books."""
+        for peer in self.alive:
+            assert peer.process.stdin is not None
+            peer.process.stdin.close()
+        for peer in self.alive:
+            peer.process.wait(timeout=PATIENCE)
+        self.until(lambda: self.events.empty(), "the last events")
+        self.broker.close()
+        count: dict[int, int] = {}
+        for indices in self.rounds.values():
+            for index in indices:
+                count[index] = count.get(index, 0) + 1
+        assert all(times == 1 for times in count.values()), "a contribution is in two rounds"
+        assert sorted(self.rounds) == list(range(min(self.rounds), max(self.rounds) + 1))
+        dead_names = {f"peer-{peer.slot}" for peer in self.dead}
+        missing: list[tuple[int, int]] = []
+        for peer in self.alive:
+            assert not peer.errors, f"peer {peer.slot}: {peer.errors}"
+            assert {name for name, _ in peer.lost} <= dead_names, f"lost: {peer.lost}"
+            # The last few may be under way when the group ends; none before them may be missing.
+            made = [peer.slot * CONTRIBUTIONS + k for k in range(1, peer.offered + 1)]
+            present = [index in count for index in made]
+            last = max((i for i, there in enumerate(present) if there), default=-1)
+            missing += [(peer.slot, i + 1) for i in range(last) if not present[i]]
+        assert not missing, f"contributions of survivors that no round holds: {missing}"
+        return {
+            "kills": len(self.dead),
+            "rounds": len(self.rounds),
+            "contributions": len(count),
+            "gap_ms_median": 1e3 * statistics.median(self.gaps) if self.gaps else 0.0,
+            "gap_ms_worst": 1e3 * max(self.gaps, default=0.0),
+        }
+
+    def abort(self) -> None:
+        """Ends what still runs, after a failure."""
+        for peer in self.alive:
+            peer.process.kill()
+            peer.process.wait()
+        self.broker.close()
+
+
+def run(kills: int, peers: int, seed: int, crash_points: bool = True) -> dict[str, Any]:
+    """Runs a storm and returns its figures; raises AssertionError when the books do not balance."""
+    storm = Storm(peers, seed)
+    try:
+        storm.settle()
+        for number in range(kills):
+            if crash_points and number % 2:
+                storm.crash_at(CRASH_POINTS[number // 2 % len(CRASH_POINTS)])
+            else:
+                storm.kill()
+                storm.start()
+                storm.settle()
+        return storm.finish()
+    except BaseException:
+        storm.abort()
+        raise
+
+
+def main() -> None:
+    """Prints the figures of one storm."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--peers", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    for name, value in run(args.kills, args.peers, args.seed).items():
+        print(f"{name:16} {value:.1f}" if isinstance(value, float) else f"{name:16} {value}")
+
+
+if __name__ == "__main__":
+    main()
