@@ -1,0 +1,79 @@
+#include "memory/pool.h"
+
+#include <cstdint>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "base/random.h"
+#include "check.h"
+
+namespace moolink::memory {
+namespace {
+
+TEST("blocks are aligned, writable and as large as asked for") {
+  Pool pool;
+  for (const std::size_t size : {0, 1, 255, 256, 257, 320, 321, 4095, 65536, 65537, 3 << 20}) {
+    const MutableBuffer block = pool.allocate(size);
+    CHECK_EQ(block.size(), size);
+    CHECK_EQ(reinterpret_cast<std::uintptr_t>(block.data()) % 64, 0u);
+    if (size > 0) std::memset(block.data(), 0xab, size);
+  }
+}
+
+TEST("a freed block comes back warm, and only to its size class") {
+  Pool pool;
+  const std::byte* first = pool.allocate(100000).data();
+  CHECK(pool.retained_bytes() >= 100000);
+  const MutableBuffer other = pool.allocate(200000);
+  CHECK(other.data() != first);
+  const MutableBuffer again = pool.allocate(99000);
+  CHECK(again.data() == first);
+  CHECK(pool.allocate(99000).data() != first);
+}
+
+TEST("what is retained is bounded") {
+  Pool pool(1 << 20);
+  {
+    std::vector<MutableBuffer> blocks;
+    for (int i = 0; i < 100; ++i) blocks.push_back(pool.allocate(100000));
+    CHECK_EQ(pool.retained_bytes(), 0u);
+  }
+  CHECK(pool.retained_bytes() > 0);
+  CHECK(pool.retained_bytes() <= 1 << 20);
+}
+
+TEST("blocks outlive the pool and are freed on any thread") {
+  std::vector<MutableBuffer> blocks;
+  {
+    Pool pool;
+    Random random(1);
+    for (int i = 0; i < 200; ++i) blocks.push_back(pool.allocate(random.below(100000)));
+  }
+  std::thread([blocks = std::move(blocks)]() mutable { blocks.clear(); }).join();
+}
+
+TEST("live blocks never overlap under concurrent use") {
+  Pool pool;
+  std::vector<std::thread> threads;
+  std::atomic<int> clashes{0};
+  for (unsigned char t = 1; t <= 4; ++t) {
+    threads.emplace_back([&, t] {
+      Random random(t);
+      std::vector<MutableBuffer> mine;
+      for (int i = 0; i < 3000; ++i) {
+        mine.push_back(pool.allocate(1 + random.below(5000)));
+        std::memset(mine.back().data(), t, mine.back().size());
+        if (mine.size() < 20) continue;
+        const std::size_t victim = random.below(mine.size());
+        for (const std::byte byte : mine[victim].span()) clashes += byte != std::byte{t};
+        mine.erase(mine.begin() + static_cast<std::ptrdiff_t>(victim));
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK_EQ(clashes.load(), 0);
+}
+
+}  // namespace
+}  // namespace moolink::memory
