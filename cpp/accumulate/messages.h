@@ -1,0 +1,407 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "base/buffer.h"
+#include "base/uid.h"
+#include "wire/archive.h"
+
+namespace moolink::accumulate {
+
+inline constexpr std::uint8_t kAccumulateService = 4;
+inline constexpr std::uint8_t kSnapshotService = 5;
+
+// Integers summed exactly with each round (steps, episodes).
+using Counters = std::map<std::string, std::int64_t>;
+
+// One peer's k-th contribution; (instance, k) is in at most one delivered round of a lineage.
+struct Contribution {
+  Uid instance;
+  std::string name;
+  std::uint64_t k = 0;
+  std::int64_t batch = 0;  // 0: no gradients, statistics only
+
+  bool operator==(const Contribution&) const = default;
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(instance, name, k, batch);
+  }
+};
+
+// What is in a round, as its leader cut it.
+struct RoundRecord {
+  std::uint64_t round = 0;  // the model version that it leads to
+  std::uint64_t epoch = 0;  // in which it was cut
+  std::int64_t total = 0;   // sum of the batch sizes, at least the virtual batch size
+  Counters counters;
+  std::vector<Contribution> contributions;  // in order of arrival at the leader
+
+  bool operator==(const RoundRecord&) const = default;
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(round, epoch, total, counters, contributions);
+  }
+};
+
+// A snapshot is one leader's state at one model version.
+struct SnapshotId {
+  std::uint64_t epoch = 0;  // in which it was announced
+  std::uint64_t version = 0;
+
+  auto operator<=>(const SnapshotId&) const = default;
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(epoch, version);
+  }
+};
+
+// How a peer stands to the group's state.
+enum class Standing : std::uint8_t {
+  stateless,  // takes part in reductions with zeros, keeps no result
+  pending,    // promised a snapshot; keeps every result after its version
+  complete,   // has the state and every result after it
+  kMax = complete
+};
+
+// --- rounds --------------------------------------------------------------------------------------
+
+// member -> leader, in order of k
+struct Offer {
+  std::uint64_t k = 0;
+  std::int64_t batch = 0;
+  Counters counters;
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(k, batch, counters);
+  }
+};
+
+// leader -> all
+struct Cut {
+  RoundRecord record;
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(record);
+  }
+};
+
+// member -> leader: all results up to `have` are here, the user has applied those up to `delivered`
+struct Have {
+  std::uint64_t have = 0;
+  std::uint64_t delivered = 0;
+  bool keeps_up = false;  // complete, and no further behind than its result slots
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(have, delivered, keeps_up);
+  }
+};
+
+// leader -> all: every member has the results up to `round`
+struct Stable {
+  std::uint64_t round = 0;
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(round);
+  }
+};
+
+// member -> leader, after round `round`; leader -> all when they differ
+struct Checksum {
+  std::uint64_t round = 0;
+  std::uint64_t value = 0;
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(round, value);
+  }
+};
+
+struct Diverged {
+  std::uint64_t round = 0;
+  std::vector<std::string> names;
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(round, names);
+  }
+};
+
+// --- change of epoch -----------------------------------------------------------------------------
+
+struct KnownRound {
+  RoundRecord record;
+  bool have = false;
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(record, have);
+  }
+};
+
+// member -> coordinator (rank 0 of the view): what it knows, unchanged until RESUME
+struct Flush {
+  Standing standing = Standing::stateless;
+  Uid lineage;                  // that the standing is in
+  std::uint64_t applied = 0;    // last epoch whose RESUME this member carried out
+  std::uint64_t active = 0;     // last epoch that it knows to have been active (GO)
+  std::uint64_t version = 0;    // of the parameters its user has
+  std::uint64_t have = 0;       // all results up to here, from its version or its snapshot's on
+  SnapshotId snapshot;          // awaited, when pending
+  std::vector<SnapshotId> holds;  // complete snapshots it can hand on
+  std::vector<KnownRound> rounds;  // not known to be at every member
+  std::vector<Contribution> queued;  // offers to this member as leader, in no round yet
+  std::vector<Uid> demote;           // members that held up this member as leader
+  bool led = false;                  // it led the last active epoch
+  bool stalled = false;              // its own user holds up the group
+  std::uint64_t layout = 0;
+  std::uint64_t bucket_bytes = 0;
+  std::string layout_text;
+  std::int64_t virtual_batch_size = 1;
+  std::uint32_t parallel_gradients = 1;
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(standing, lineage, applied, active, version, have, snapshot, holds, rounds, queued, demote,
+      led, stalled, layout, bucket_bytes, layout_text, virtual_batch_size, parallel_gradients);
+  }
+};
+
+struct MemberStanding {
+  Uid instance;
+  Standing standing = Standing::stateless;
+  SnapshotId snapshot;  // when pending
+  std::string refused;  // not empty: takes no part, and why
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(instance, standing, snapshot, refused);
+  }
+};
+
+struct SettledRound {
+  RoundRecord record;
+  std::vector<Uid> donors;  // who has the result
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(record, donors);
+  }
+};
+
+struct SnapshotHolders {
+  SnapshotId id;
+  std::vector<Uid> holders;
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(id, holders);
+  }
+};
+
+// coordinator -> all: rounds up to `round` stand, later ones never were
+struct Resume {
+  Uid leader;
+  Uid lineage;
+  std::uint64_t round = 0;
+  std::vector<MemberStanding> members;  // in rank order
+  std::vector<SettledRound> rounds;     // that some member lacks, in order
+  std::vector<SnapshotHolders> snapshots;
+  std::int64_t virtual_batch_size = 1;
+  std::uint32_t parallel_gradients = 1;
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(leader, lineage, round, members, rounds, snapshots, virtual_batch_size, parallel_gradients);
+  }
+};
+
+// member -> coordinator: RESUME is carried out, every round that stands is here
+struct Ready {
+  template <class Fields>
+  void fields(Fields&) {}
+};
+
+// coordinator -> all: all are ready, the epoch is active
+struct Go {
+  std::vector<Contribution> lost;  // of the dead, in no round that stands
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(lost);
+  }
+};
+
+// leader -> all, in the old epoch: it is at a boundary, enter epoch `next` (a soft view) now
+struct Move {
+  std::uint64_t next = 0;
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(next);
+  }
+};
+
+// survivor -> donor, while resuming; the answer's bytes are the payload's part
+struct FetchResult {
+  std::uint64_t round = 0;
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(round);
+  }
+};
+
+struct FetchedResult {
+  std::uint64_t round = 0;
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(round);
+  }
+};
+
+// --- state transfer ------------------------------------------------------------------------------
+
+// stateless member whose user is there -> leader
+struct RequestState {
+  template <class Fields>
+  void fields(Fields&) {}
+};
+
+// leader -> those who asked: keep every result after id.version, the state will follow
+struct SnapshotPromised {
+  SnapshotId id;
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(id);
+  }
+};
+
+// The sizes of a snapshot's payload; its bytes are cut into chunks that do not span segments.
+struct SnapshotInfo {
+  SnapshotId id;
+  std::uint64_t layout = 0;
+  std::uint32_t chunk_bytes = 0;
+  std::vector<std::uint64_t> segments;  // body, then parts, bytes each
+  std::vector<std::uint32_t> crc32c;    // of each chunk
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(id, layout, chunk_bytes, segments, crc32c);
+  }
+};
+
+// leader -> those who asked; parents in the order in which they are to be asked
+struct SnapshotReady {
+  SnapshotInfo info;
+  std::vector<Uid> parents;
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(info, parents);
+  }
+};
+
+// newcomer -> leader: the snapshot is here
+struct SnapshotComplete {
+  SnapshotId id;
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(id);
+  }
+};
+
+// leader -> all: nobody needs it any more
+struct SnapshotOver {
+  SnapshotId id;
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(id);
+  }
+};
+
+using Message =
+    std::variant<Offer, Cut, Have, Stable, Checksum, Diverged, Flush, Resume, Ready, Go, Move,
+                 FetchResult, FetchedResult, RequestState, SnapshotPromised, SnapshotReady,
+                 SnapshotComplete, SnapshotOver>;
+
+// The body of every payload of service `accumulate`.
+struct Envelope {
+  std::string group;
+  std::uint64_t epoch = 0;
+  Message message;
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(group, epoch, message);
+  }
+};
+
+// newcomer -> parent
+struct FetchInfo {
+  SnapshotId id;
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(id);
+  }
+};
+
+struct FetchChunk {
+  SnapshotId id;
+  std::uint32_t chunk = 0;
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(id, chunk);
+  }
+};
+
+// parent -> newcomer; the bytes are the payload's part
+struct Chunk {
+  SnapshotId id;
+  std::uint32_t chunk = 0;
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(id, chunk);
+  }
+};
+
+// parent -> newcomer: it never had the snapshot, or let go of it; ask the next parent
+struct Gone {
+  SnapshotId id;
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(id);
+  }
+};
+
+// The body of every payload of service `snapshot`: fenced by the snapshot's id instead of the epoch,
+// for a transfer goes on across changes of epoch.
+struct SnapshotEnvelope {
+  std::string group;
+  std::variant<FetchInfo, SnapshotInfo, FetchChunk, Chunk, Gone> message;
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(group, message);
+  }
+};
+
+}  // namespace moolink::accumulate

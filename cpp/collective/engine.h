@@ -1,0 +1,143 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "base/buffer.h"
+#include "base/error.h"
+#include "base/time.h"
+#include "base/uid.h"
+#include "collective/kernels.h"
+#include "collective/messages.h"
+#include "collective/operation.h"
+#include "wire/payload.h"
+
+namespace moolink::collective {
+
+// All operations of one set of members in one epoch: the member's side of allreduce over messages,
+// a machine without I/O. Every member starts the same operations; names tell them apart, and the
+// n-th start of a name at one member meets the n-th start at the others. An operation whose data
+// arrives before the local start waits for it.
+//
+// How a runtime drives it: call an event, then take_actions() and do them in order:
+//   Send     give the payload to the service `collective` of that peer
+//   Sum      run(task) on any thread, then summed(op, slice); arithmetic never runs in the machine
+//   Combine  call the user's Python operation on the payloads (rank 0 only), then combined(...)
+//   Done     complete the operation's future
+// Payloads of one service and several engines (a group's operations, its accumulator's rounds) are
+// told apart by scope_of().
+class Engine {
+ public:
+  struct Config {
+    std::string scope;                         // equal at all members; not shared by two engines
+    Uid self;                                  // this peer's instance
+    std::shared_ptr<Allocator> memory;         // for results; null: the heap
+    std::size_t early_bytes = std::size_t{1} << 30;  // kept for operations not started here yet
+  };
+
+  // Who takes part, in rank order; this peer must be among them, otherwise nothing can be started.
+  struct Members {
+    std::uint64_t epoch = 0;
+    std::vector<Uid> instances;
+    std::vector<std::string> names;
+  };
+
+  struct Options {
+    bool retry = false;  // on a change of epoch start again in the new one instead of failing
+    // Names the operation by the caller's own number instead of by counting starts of the name.
+    std::optional<std::uint64_t> number;
+  };
+
+  struct Send {
+    Uid instance;
+    std::string name;
+    wire::Payload payload;
+  };
+  struct Sum {
+    OpId op = 0;
+    std::uint32_t slice = 0;
+    SumTask task;
+  };
+  struct Combine {
+    OpId op = 0;
+    std::vector<wire::Payload> payloads;  // in rank order
+  };
+  struct Done {
+    OpId op = 0;
+    std::string name;
+    Error error;           // set when the operation failed; then the rest is empty
+    Buffer tensor;         // result of start()
+    wire::Payload value;   // result of start_value()
+  };
+  using Action = std::variant<Send, Sum, Combine, Done>;
+
+  explicit Engine(Config config);
+
+  // A new epoch. Unfinished operations fail with group_changed (the error says `reason`) or, with
+  // Options::retry, start again with the same name and input, in their first order.
+  void set_members(Time now, Members members, Error reason);
+
+  // Allreduce of `spec.count()` elements. Every member named in spec.contributors (empty: everyone)
+  // passes one or more equally long inputs, others pass none. Inputs are read until Done and never
+  // written. Throws Exception{invalid_argument} for a wrong input, Exception{closed} without an
+  // epoch.
+  OpId start(Time now, std::string name, OpSpec spec, std::vector<Buffer> inputs, Options options);
+  // Any value, combined by a Python operation on rank 0, whose result everyone gets.
+  OpId start_value(Time now, std::string name, wire::Payload value, Options options);
+
+  void received(Time now, const Uid& from, const wire::Payload& payload);
+  void summed(Time now, OpId op, std::uint32_t slice);
+  void combined(Time now, OpId op, std::variant<wire::Payload, Error> result);
+  // Fails the operation here and at the others (a time-out, a cancelled future).
+  void cancel(Time now, OpId op, Error error);
+
+  std::vector<Action> take_actions() { return std::exchange(actions_, {}); }
+
+  const Members& members() const { return members_; }
+  std::optional<std::uint32_t> rank() const { return rank_; }
+  std::size_t pending() const { return operations_.size(); }
+  // Names of the members whose data an operation still lacks here, for errors and stats.
+  std::vector<std::string> waiting_for(OpId op) const;
+
+  // The scope of a payload of this service; throws Exception{wire}.
+  static std::string scope_of(const wire::Payload& payload);
+
+ private:
+  struct Early {
+    std::uint64_t epoch = 0;
+    std::uint32_t from = 0;  // known only once the epoch is
+    Uid instance;
+    Frame frame;
+    std::vector<Buffer> parts;
+  };
+
+  OpId begin(Operation operation, const Options& options);
+  void apply(Time now, Operation& operation, std::uint32_t from, Frame frame,
+             std::vector<Buffer> parts);
+  void carry_out(Time now, OpId id);
+  void send(std::uint32_t rank, const Operation& operation, Operation::Outgoing outgoing);
+  void finish(OpId id);
+  void keep_early(const Uid& from, Frame frame, std::vector<Buffer> parts);
+  void replay_early(Time now);
+  Operation* find(const OpKey& key);
+
+  Config config_;
+  Members members_;
+  std::optional<std::uint32_t> rank_;
+  OpId next_op_ = 1;
+  std::map<OpId, Operation> operations_;  // in order of their start
+  std::map<OpKey, OpId> by_key_;
+  std::map<std::string, std::uint64_t> next_number_;  // of each name, in this epoch
+  std::deque<Early> early_;
+  std::size_t early_bytes_ = 0;
+  std::vector<Action> actions_;
+};
+
+}  // namespace moolink::collective

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/buffer.h"
+#include "tensor/dtype.h"
+
+namespace moolink::collective {
+
+// How elements of several members become one. Their numbers travel.
+enum class ReduceOp : std::uint8_t { sum, mean, min, max, prod, bit_and, bit_or, bit_xor };
+constexpr ReduceOp enum_max(ReduceOp) { return ReduceOp::bit_xor; }
+std::string op_name(ReduceOp op);
+
+// Whether the elements of this type can be reduced so. Booleans: sum, max and bit_or are "any",
+// prod, min and bit_and are "all". Complex numbers have no order; mean needs a type with fractions;
+// bit operations need integers; 8-bit floating point is moved but not reduced.
+bool is_supported(tensor::DType dtype, ReduceOp op);
+
+// output[i] = (inputs[0][i] op inputs[1][i] op ...) / divisor, in exactly that order, so that the
+// bits depend on nothing but the inputs. float16 and bfloat16 accumulate in float32 and are rounded
+// once. Integers wrap around and take no divisor; min and max propagate NaN.
+struct SumTask {
+  tensor::DType dtype = tensor::DType::float32;
+  ReduceOp op = ReduceOp::sum;
+  double divisor = 1;
+  std::vector<Buffer> inputs;  // each of output's size, and at least one
+  MutableBuffer output;        // may be no input's memory
+};
+
+// Runs on any thread. Denormals and rounding are those of IEEE 754 whatever the caller's thread has
+// set (frameworks flush denormals), and are restored.
+void run(const SumTask& task);
+
+// float16 <-> float32, rounding to nearest even; exact in the other direction.
+float half_to_float(std::uint16_t half);
+std::uint16_t float_to_half(float value);
+float bfloat16_to_float(std::uint16_t half);
+std::uint16_t float_to_bfloat16(float value);
+
+}  // namespace moolink::collective

@@ -1,0 +1,44 @@
+#include "collective/messages.h"
+
+#include "base/error.h"
+
+namespace moolink::collective {
+namespace {
+
+[[noreturn]] void refuse_shape(const OpSpec& spec) {
+  throw Exception(ErrorCode::invalid_argument,
+                  "a tensor of shape " + tensor::shape_text(spec.shape) +
+                      " cannot be reduced: a dimension is negative or the size overflows");
+}
+
+}  // namespace
+
+std::uint64_t OpSpec::count() const {
+  const auto elements = tensor::element_count(shape);
+  if (!elements) refuse_shape(*this);
+  return *elements;
+}
+
+std::uint64_t OpSpec::byte_size() const {
+  const auto bytes = tensor::byte_size(tensor::item_size(dtype), shape);
+  if (!bytes) refuse_shape(*this);
+  return *bytes;
+}
+
+std::string OpSpec::text() const {
+  std::string text = op_name(op) + " of " + std::string(tensor::dtype_name(dtype)) + " " +
+                     tensor::shape_text(shape);
+  if (divisor != 1) text += " divided by " + std::to_string(divisor);
+  const auto ranks = [&text](const char* what, const std::vector<std::uint32_t>& list) {
+    if (list.empty()) return;
+    text += what;
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      text += (i == 0 ? " " : ", ") + std::to_string(list[i]);
+    }
+  };
+  ranks(" from ranks", contributors);
+  ranks(" reduced by ranks", reducers);
+  return text;
+}
+
+}  // namespace moolink::collective

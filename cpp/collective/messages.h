@@ -1,0 +1,104 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "base/error.h"
+#include "collective/kernels.h"
+#include "tensor/dtype.h"
+#include "tensor/layout.h"
+#include "wire/archive.h"
+
+namespace moolink::collective {
+
+inline constexpr std::uint8_t kCollectiveService = 3;
+
+// What all members must agree on before any element is reduced. Ranks are indices into the
+// engine's members; an empty list means everyone.
+struct OpSpec {
+  tensor::DType dtype = tensor::DType::float32;
+  ReduceOp op = ReduceOp::sum;
+  double divisor = 1;  // of the reduced elements; mean sets it to the number of contributors
+  tensor::Shape shape;
+  std::vector<std::uint32_t> contributors;  // who has an input
+  std::vector<std::uint32_t> reducers;      // who owns slices; everyone gets the result
+
+  bool operator==(const OpSpec&) const = default;
+
+  std::uint64_t count() const;      // elements; throws Exception{invalid_argument}
+  std::uint64_t byte_size() const;  // the same
+  std::string text() const;         // "sum of float32 (3, 4)"
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(dtype, op, divisor, shape, contributors, reducers);
+  }
+};
+
+// The n-th operation of a name in an epoch.
+struct OpKey {
+  std::string name;
+  std::uint64_t number = 0;
+
+  auto operator<=>(const OpKey&) const = default;
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(name, number);
+  }
+};
+
+// A contributor's elements of the receiver's slice, which are the payload's only part.
+struct Piece {
+  OpSpec spec;
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(spec);
+  }
+};
+
+// The reduced elements of the sender's slice, which are the payload's only part.
+struct Reduced {
+  template <class Fields>
+  void fields(Fields&) {}
+};
+
+// A value for rank 0 to combine; body and parts are the payload's parts.
+struct Value {
+  template <class Fields>
+  void fields(Fields&) {}
+};
+
+// Rank 0's result; body and parts are the payload's parts.
+struct Combined {
+  template <class Fields>
+  void fields(Fields&) {}
+};
+
+// The operation cannot succeed anywhere.
+struct Failure {
+  Error error;
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(error);
+  }
+};
+
+// The body of every payload of service `collective`.
+struct Frame {
+  std::string scope;
+  std::uint64_t epoch = 0;
+  OpKey key;
+  std::variant<Piece, Reduced, Value, Combined, Failure> content;
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(scope, epoch, key, content);
+  }
+};
+
+}  // namespace moolink::collective
