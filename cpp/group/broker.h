@@ -19,6 +19,7 @@
 namespace moolink::group {
 
 class Roster;
+struct RosterTiming;
 
 struct BrokerConfig {
   // After a start, announcements are only gathered for this long, so that members of a group that
@@ -69,6 +70,7 @@ class Broker {
 
  private:
   void notice(Time now);
+  RosterTiming timing(Time now) const;
 
   BrokerConfig config_;
   Random random_;

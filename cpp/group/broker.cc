@@ -1,0 +1,74 @@
+#include "group/broker.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "group/messages.h"
+#include "group/roster.h"
+
+namespace moolink::group {
+
+Broker::Broker(BrokerConfig config, std::uint64_t seed, Time now)
+    : config_(config), random_(seed), started_(now), next_tick_(now), armed_at_(now) {}
+
+Broker::~Broker() = default;
+
+std::vector<Broker::Action> Broker::drain() { return std::exchange(actions_, {}); }
+
+void Broker::notice(Time now) {
+  if (now > next_tick_ + config_.late) armed_at_ = now + config_.disarmed;
+  next_tick_ = std::max(next_tick_, now);
+}
+
+RosterTiming Broker::timing(Time now) const {
+  return {now, started_ + config_.gather, now >= armed_at_};
+}
+
+void Broker::tick(Time now) {
+  notice(now);
+  if (now < next_tick_) return;
+  next_tick_ = now + config_.tick_every;
+  for (const auto& [group, roster] : rosters_) roster->tick(timing(now));
+  std::erase_if(rosters_, [&](const auto& item) {
+    return item.second->idle() && now - item.second->last_event() >= config_.forget_after;
+  });
+}
+
+void Broker::peer_down(Time now, const Uid& instance, Down how) {
+  notice(now);
+  if (how == Down::silent) return;
+  for (const auto& [group, roster] : rosters_) roster->peer_dead(timing(now), instance, how);
+}
+
+void Broker::received(Time now, const Uid& from, std::span<const std::byte> bytes) {
+  notice(now);
+  auto message = wire::decode<Message>(bytes);
+  auto it = rosters_.find(message.group);
+  if (auto* announce = std::get_if<Announce>(&message.body)) {
+    if (it == rosters_.end()) {
+      it = rosters_
+               .emplace(message.group,
+                        std::make_unique<Roster>(message.group, config_, random_, actions_))
+               .first;
+    }
+    it->second->announced(timing(now), from, std::move(*announce));
+  } else if (it != rosters_.end()) {
+    if (std::holds_alternative<Leave>(message.body)) it->second->left(timing(now), from);
+    if (const auto* demote = std::get_if<Demote>(&message.body)) {
+      it->second->demotion_asked(timing(now), from, *demote);
+    }
+  }
+}
+
+std::vector<std::string> Broker::groups() const {
+  std::vector<std::string> names;
+  for (const auto& [group, roster] : rosters_) names.push_back(group);
+  return names;
+}
+
+const View* Broker::view(std::string_view group) const {
+  const auto it = rosters_.find(group);
+  return it == rosters_.end() ? nullptr : &it->second->view();
+}
+
+}  // namespace moolink::group

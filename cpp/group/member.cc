@@ -1,0 +1,266 @@
+#include "group/member.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/mutant.h"
+
+namespace moolink::group {
+
+Member::Member(MemberConfig config, Time now)
+    : config_(std::move(config)),
+      next_announce_(now),
+      next_tick_(now + config_.announce_every),
+      armed_at_(now) {}
+
+std::vector<Member::Action> Member::drain() { return std::exchange(actions_, {}); }
+
+// Every event passes here first: a machine that was not run in time (a stopped process, a starved
+// reactor) cannot tell its own silence from that of others.
+void Member::notice(Time now) {
+  if (now > next_tick_ + config_.late) armed_at_ = now + config_.disarmed;
+  next_tick_ = std::max(next_tick_, now);
+}
+
+Time Member::next_deadline() const {
+  if (left_) return kNever;
+  return broker_.empty() ? next_tick_ : std::min(next_tick_, next_announce_);
+}
+
+void Member::tick(Time now) {
+  notice(now);
+  if (now >= next_tick_) next_tick_ = now + config_.announce_every;
+  if (left_) return;
+  forget_old_accusations(now);
+  if (now >= armed_at_ && !armed_) announce_soon(now);
+  if (now >= next_announce_) announce(now);
+}
+
+void Member::broker_up(Time now, const Uid& instance) {
+  notice(now);
+  if (left_) return;
+  broker_ = instance;
+  send_view_ = true;
+  announce(now);
+}
+
+void Member::broker_down(Time now) {
+  notice(now);
+  if (left_ || broker_.empty()) return;
+  broker_ = {};
+  refusal_.clear();
+  say(LogLevel::warning,
+      active() ? "the broker is gone; the group goes on in epoch " + std::to_string(active_.epoch)
+               : std::string("the broker is gone; the group waits for it"));
+}
+
+void Member::peer_up(Time now, const Uid& instance) {
+  notice(now);
+  if (unreachable_.erase(instance) != 0) announce_soon(now);
+}
+
+void Member::peer_down(Time now, const Uid& instance, Down how) {
+  notice(now);
+  if (left_ || instance == config_.self.instance) return;
+  unreachable_[instance] = {how != Down::silent, now};
+  announce_soon(now);
+  if (const MemberInfo* member = view_.find(instance); member != nullptr && broker_.empty()) {
+    say(LogLevel::warning,
+        "peer '" + member->name + "' was lost while the broker is away; the group waits for it");
+  }
+}
+
+// ---- announcements
+
+bool Member::accuses(Time now, const Unreachable& unreachable) const {
+  return unreachable.dead || now >= armed_at_ || mutant("accuse_while_late");
+}
+
+std::vector<Accusation> Member::accused(Time now) const {
+  std::vector<Accusation> accused;
+  for (const auto& [instance, unreachable] : unreachable_) {
+    if (accuses(now, unreachable)) accused.push_back({instance, unreachable.dead});
+  }
+  return accused;
+}
+
+// The broker does not let in whom the members accuse; so that this is not for ever when nobody
+// tries the path to an outsider again, such an accusation lapses.
+void Member::forget_old_accusations(Time now) {
+  const auto lapsed = std::erase_if(unreachable_, [&](const auto& item) {
+    return view_.find(item.first) == nullptr &&
+           now - item.second.since >= config_.accusation_memory;
+  });
+  if (lapsed != 0) announce_soon(now);
+}
+
+void Member::announce(Time now) {
+  armed_ = now >= armed_at_;
+  next_announce_ = now + config_.announce_every;
+  if (broker_.empty()) return;
+  Announce message;
+  message.self = config_.self;
+  message.stateful = config_.stateful;
+  message.has_state = !config_.stateful || has_state_;
+  message.lineage = view_.lineage;
+  message.epoch = view_.epoch;
+  message.floor = floor_;
+  message.evict_after = config_.evict_after;
+  message.accused = accused(now);
+  if (send_view_ && !view_.empty()) message.view = view_;
+  send_view_ = false;
+  actions_.push_back(SendToBroker{wire::encode(Message{config_.group, std::move(message)})});
+}
+
+// ---- views
+
+void Member::received(Time now, const Uid& from, std::span<const std::byte> bytes) {
+  notice(now);
+  const auto message = wire::decode<Message>(bytes);
+  if (left_ || message.group != config_.group) return;
+  if (const auto* stale = std::get_if<Stale>(&message.body)) {
+    on_view(now, stale->view);
+    return;
+  }
+  if (from != broker_) return;  // a broker that this peer has given up
+  if (const auto* made = std::get_if<NewEpoch>(&message.body)) {
+    on_view(now, made->view);
+  } else if (const auto* expel = std::get_if<Expel>(&message.body)) {
+    if (expel->epoch == view_.epoch && !view_.empty()) {
+      evicted(now, "the group goes on without this peer");
+    }
+  } else if (const auto* refused = std::get_if<Refused>(&message.body)) {
+    if (view_.empty() && refusal_ != refused->reason) {
+      refusal_ = refused->reason;
+      say(LogLevel::warning, "not let in yet: " + refusal_);
+    }
+  } else if (std::holds_alternative<Resend>(message.body)) {
+    send_view_ = true;
+    announce_soon(now);
+  }
+}
+
+void Member::on_view(Time now, const View& view) {
+  if (view.epoch <= floor_ && !mutant("member_accepts_lower_epoch")) return;
+  const MemberInfo* self = view.find(config_.self.instance);
+  if (self == nullptr && mutant("evict_self_late")) return;
+  floor_ = view.epoch;
+  if (self == nullptr) {
+    if (!view_.empty()) evicted(now, describe(view) + " is without this peer");
+    return;
+  }
+  const bool same_lineage = view.lineage == view_.lineage;
+  if (!same_lineage || (self->role == Role::newcomer && self->since > state_epoch_)) {
+    has_state_ = has_state_ && mutant("zombie_keeps_state");
+  }
+  view_ = view;
+  refusal_.clear();
+  const bool held = view.soft && hold_;
+  if (!held) active_ = view;
+  std::erase_if(stale_sent_, [&](const auto& item) { return view_.find(item.first) == nullptr; });
+  actions_.push_back(NewView{view_, !held});
+  announce_soon(now);
+}
+
+void Member::evicted(Time now, std::string_view why) {
+  const std::uint64_t epoch = view_.epoch;
+  view_ = {};
+  active_ = {};
+  has_state_ = has_state_ && mutant("zombie_keeps_state");
+  stale_sent_.clear();
+  say(LogLevel::warning, "evicted from epoch " + std::to_string(epoch) + " (" + std::string(why) +
+                             "); joining again as a newcomer");
+  actions_.push_back(Evicted{epoch});
+  announce_soon(now);
+}
+
+FrameEpoch Member::check_frame(Time now, const Uid& from, std::string_view from_name,
+                               std::uint64_t epoch) {
+  notice(now);
+  if (epoch == active_.epoch && active()) {
+    return active_.find(from) != nullptr ? FrameEpoch::current : FrameEpoch::older;
+  }
+  if (epoch == view_.epoch && !view_.empty()) return FrameEpoch::pending;
+  if (epoch > floor_) {
+    announce_soon(now);  // the broker answers with the view
+    return FrameEpoch::newer;
+  }
+  if (mutant("apply_stale_frames")) return FrameEpoch::current;
+  // A peer that is not in a view has nothing newer to tell than what the broker will.
+  if (view_.empty() || left_) return FrameEpoch::older;
+  const auto [sent, first] = stale_sent_.try_emplace(from, now);
+  if (first || now - sent->second >= config_.stale_every) {
+    sent->second = now;
+    actions_.push_back(SendToMember{from, std::string(from_name),
+                                    wire::encode(Message{config_.group, Stale{view_}})});
+  }
+  return FrameEpoch::older;
+}
+
+// ---- the owner
+
+void Member::leave(Time now) {
+  notice(now);
+  if (left_) return;
+  if (!broker_.empty()) {
+    actions_.push_back(SendToBroker{wire::encode(Message{config_.group, Leave{}})});
+  }
+  left_ = true;
+  view_ = {};
+  active_ = {};
+  has_state_ = false;
+}
+
+void Member::set_sort_order(Time now, std::int64_t sort) {
+  if (config_.self.sort == sort) return;
+  config_.self.sort = sort;
+  announce_soon(now);
+}
+
+void Member::set_evict_after(Time now, Duration evict_after) {
+  if (config_.evict_after == evict_after) return;
+  config_.evict_after = evict_after;
+  announce_soon(now);
+}
+
+void Member::activate(Time now, std::uint64_t epoch) {
+  notice(now);
+  if (view_.epoch == epoch && !view_.empty()) active_ = view_;
+}
+
+void Member::set_has_state(Time now, bool has_state) {
+  state_epoch_ = view_.epoch;
+  if (has_state_ == has_state) return;
+  has_state_ = has_state;
+  announce_soon(now);
+}
+
+void Member::ask_demotion(Time now, const Uid& instance) {
+  notice(now);
+  if (left_ || broker_.empty() || view_.find(instance) == nullptr) return;
+  actions_.push_back(
+      SendToBroker{wire::encode(Message{config_.group, Demote{view_.epoch, instance}})});
+}
+
+std::string Member::waiting_for() const {
+  if (left_) return {};
+  const std::string group = "group '" + config_.group + "' ";
+  if (view_.empty()) {
+    if (broker_.empty()) return group + "waits for its broker";
+    if (!refusal_.empty()) return group + "waits to be let in: " + refusal_;
+    return group + "waits to be let in by the broker";
+  }
+  if (!broker_.empty()) return {};
+  for (const MemberInfo& member : view_.members) {
+    if (unreachable_.contains(member.instance)) {
+      return group + "lost '" + member.name + "' and waits for the broker to make a new epoch";
+    }
+  }
+  return {};
+}
+
+void Member::say(LogLevel level, std::string text) {
+  actions_.push_back(Log{level, "group '" + config_.group + "': " + std::move(text)});
+}
+
+}  // namespace moolink::group

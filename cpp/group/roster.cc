@@ -1,0 +1,236 @@
+#include "group/roster.h"
+
+#include <algorithm>
+#include <tuple>
+#include <utility>
+
+#include "base/mutant.h"
+
+namespace moolink::group {
+
+Roster::Roster(std::string group, const BrokerConfig& config, Random& random,
+               std::vector<Broker::Action>& actions)
+    : group_(std::move(group)), config_(config), random_(random), actions_(actions) {}
+
+// ---- events
+
+void Roster::announced(const Timing& timing, const Uid& from, Announce announce) {
+  last_event_ = timing.now;
+  if (announce.self.instance != from) return;  // nobody speaks for another
+  if (!mutant("broker_forgets_on_restart_issues_low_epoch")) {
+    floor_ = std::max({floor_, announce.floor, announce.epoch});
+  }
+  const auto [it, first] = peers_.try_emplace(from);
+  Peer& peer = it->second;
+  if (first) peer.order = next_order_++;
+  const bool new_facts = first || changed(peer.last, announce);
+  if (announce.view) {
+    peer.claim = std::exchange(announce.view, std::nullopt);
+  } else if (peer.claim && peer.claim->epoch != announce.epoch) {
+    peer.claim.reset();
+  }
+  peer.last = std::move(announce);
+  peer.heard = timing.now;
+  if (!formed_ && !opened_) opened_ = timing.now;
+  if (formed_) put_right(timing, from);
+  if (new_facts || repair_) decide(timing);
+}
+
+bool Roster::changed(const Announce& before, const Announce& after) const {
+  return before.self != after.self || before.stateful != after.stateful ||
+         before.has_state != after.has_state || before.lineage != after.lineage ||
+         before.epoch != after.epoch || before.floor != after.floor ||
+         before.accused != after.accused;
+}
+
+void Roster::left(const Timing& timing, const Uid& from) {
+  const auto it = peers_.find(from);
+  if (it == peers_.end()) return;
+  it->second.gone = Cause::left;
+  decide(timing);
+}
+
+void Roster::peer_dead(const Timing& timing, const Uid& instance, Down how) {
+  const auto it = peers_.find(instance);
+  if (it == peers_.end()) return;
+  it->second.gone = how == Down::closed ? Cause::left : Cause::died;
+  decide(timing);
+}
+
+void Roster::demotion_asked(const Timing& timing, const Uid& from, const Demote& demote) {
+  if (!formed_ || demote.epoch != view_.epoch || !in_view(from) || !in_view(demote.instance)) {
+    return;
+  }
+  if (last_holder(timing, demote.instance)) return;  // nobody could give it the state again
+  peers_.at(demote.instance).demote = true;
+  decide(timing);
+}
+
+void Roster::tick(const Timing& timing) { decide(timing); }
+
+// ---- decisions
+
+void Roster::decide(const Timing& timing) {
+  forget_silent_outsiders(timing);
+  if (!formed_) end_gathering(timing);
+  if (!formed_) return;
+  for (const auto& [instance, peer] : peers_) {
+    if (in_view(instance) && holds_state(peer)) lineage_has_state_ = true;
+  }
+  find_replaced(timing);
+  if (timing.armed) find_silent(timing);
+  find_accused(timing);
+  const auto hard = hard_cause();
+  if (!hard && timing.now < soft_at_) return;
+  const std::vector<Uid> joined = joiners(timing);
+  if (hard) {
+    make_view(timing, joined, *hard, false);
+  } else if (!joined.empty()) {
+    make_view(timing, joined, Cause::joined, true);
+  } else if (order_changed()) {
+    make_view(timing, joined, Cause::ordered, true);
+  }
+}
+
+// Those who are in no view and went away, or are not heard of any more, leave nothing to decide.
+void Roster::forget_silent_outsiders(const Timing& timing) {
+  std::erase_if(peers_, [&](const auto& item) {
+    const Peer& peer = item.second;
+    return !in_view(item.first) && (peer.gone || (timing.armed && !reachable(timing, peer)));
+  });
+}
+
+std::optional<Cause> Roster::hard_cause() const {
+  std::optional<Cause> cause;
+  const auto add = [&](Cause reason) { cause = std::min(cause.value_or(reason), reason); };
+  for (const MemberInfo& member : view_.members) {
+    const Peer& peer = peers_.at(member.instance);
+    if (peer.gone) add(*peer.gone);
+    if (peer.demote) add(Cause::demoted);
+  }
+  if (repair_) add(Cause::repaired);
+  return cause;
+}
+
+bool Roster::order_changed() const {
+  return std::ranges::any_of(view_.members, [this](const MemberInfo& member) {
+    return peers_.at(member.instance).last.self.sort != member.sort;
+  });
+}
+
+Role Roster::role_of(const Peer& peer) const {
+  if (peer.last.self.role == Role::observer) return Role::observer;
+  return holds_state(peer) || mutant("join_as_member_without_snapshot") ? Role::member
+                                                                        : Role::newcomer;
+}
+
+// A broker that goes on from a view it did not make cannot know whether its predecessor made a
+// later one that no announcement has told of yet. A random stride keeps their numbers apart.
+std::uint64_t Roster::next_epoch() {
+  constexpr std::uint64_t kLeast = std::uint64_t{1} << 12;
+  constexpr std::uint64_t kSpread = std::uint64_t{1} << 20;
+  const bool inherited = !issued_ && floor_ > 0 && !mutant("no_stride_after_restart");
+  issued_ = true;
+  if (mutant("broker_reuses_epoch") && !view_.empty()) return view_.epoch;
+  return floor_ += inherited ? kLeast + random_.below(kSpread) : 1;
+}
+
+void Roster::make_view(const Timing& timing, const std::vector<Uid>& joined, Cause cause,
+                       bool soft) {
+  const View before = view_;
+  const std::vector<MemberInfo> evicted = take_out_gone();
+  std::vector<Uid> next = joined;
+  for (const MemberInfo& member : view_.members) next.push_back(member.instance);
+  if (next.empty()) {
+    dissolve(timing);
+    return;
+  }
+  view_.epoch = next_epoch();
+  view_.cause = cause;
+  view_.soft = soft;
+  view_.members.clear();
+  for (const Uid& instance : next) {
+    Peer& peer = peers_.at(instance);
+    if (before.find(instance) == nullptr || peer.demote) peer.since = view_.epoch;
+    peer.demote = false;
+    view_.members.push_back(peer.last.self);
+  }
+  if (renew_lineage(timing)) {
+    view_.cause = Cause::formed;
+    view_.soft = false;
+  }
+  for (MemberInfo& member : view_.members) {
+    const Peer& peer = peers_.at(member.instance);
+    member.role = role_of(peer);
+    member.since = peer.since;
+  }
+  std::ranges::sort(view_.members, {}, [this](const MemberInfo& member) {
+    return std::tuple(member.role == Role::observer, member.sort, peers_.at(member.instance).order);
+  });
+  repair_ = false;
+  soft_at_ = timing.now + config_.coalesce;
+  publish(timing, evicted);
+}
+
+// Returns those taken out who may still live.
+std::vector<MemberInfo> Roster::take_out_gone() {
+  std::vector<MemberInfo> evicted;
+  std::erase_if(view_.members, [&](const MemberInfo& member) {
+    const auto it = peers_.find(member.instance);
+    if (!it->second.gone) return false;
+    if (*it->second.gone != Cause::left) evicted.push_back(member);
+    peers_.erase(it);
+    return true;
+  });
+  return evicted;
+}
+
+// Nobody is left. Those who were only silent are not told, and bring the view with them if they
+// come back before somebody else has founded a lineage.
+void Roster::dissolve(const Timing& timing) {
+  say(LogLevel::info, "epoch " + std::to_string(view_.epoch) + " has lost all its members");
+  view_ = {};
+  formed_ = false;
+  issued_ = false;
+  repair_ = false;
+  founded_.reset();
+  opened_.reset();
+  if (!peers_.empty()) opened_ = timing.now;
+}
+
+// Whether nobody is left who held the state: then those who remain begin anew, in a new lineage.
+bool Roster::renew_lineage(const Timing& timing) {
+  const bool held = std::ranges::any_of(view_.members, [this](const MemberInfo& member) {
+    return holds_state(peers_.at(member.instance));
+  });
+  const bool over = lineage_has_state_ && (!held || mutant("new_lineage_while_holder_lives"));
+  if (view_.lineage && !over) return false;
+  if (view_.lineage) retired_.push_back(view_.lineage);
+  view_.lineage = Uid::random(random_);
+  lineage_has_state_ = false;
+  founded_ = timing.now;
+  for (const MemberInfo& member : view_.members) {
+    peers_.at(member.instance).since = view_.epoch;
+  }
+  return true;
+}
+
+void Roster::publish(const Timing& timing, const std::vector<MemberInfo>& evicted) {
+  say(LogLevel::info, describe(view_));
+  const Buffer bytes = wire::encode(Message{group_, NewEpoch{view_}});
+  for (const MemberInfo& member : view_.members) {
+    peers_.at(member.instance).resend_at = timing.now + config_.resend_every;
+    send(member.instance, member.name, bytes);
+  }
+  for (const MemberInfo& member : evicted) send(member.instance, member.name, bytes);
+}
+
+void Roster::send(const Uid& instance, const std::string& name, Buffer bytes) {
+  actions_.push_back(Broker::Send{instance, name, std::move(bytes)});
+}
+
+void Roster::say(LogLevel level, std::string text) {
+  actions_.push_back(Broker::Log{level, "group '" + group_ + "': " + std::move(text)});
+}
+
+}  // namespace moolink::group

@@ -1,0 +1,121 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/random.h"
+#include "base/time.h"
+#include "group/broker.h"
+#include "group/messages.h"
+#include "group/view.h"
+
+namespace moolink::group {
+
+// When an event happens, and what the broker's clock is worth then.
+struct RosterTiming {
+  Time now;
+  Time gathered_at;   // no group leaves the gathering phase before
+  bool armed = true;  // whether the broker was run in time lately, so that silence means something
+};
+
+// What a broker knows of one group, and the decisions about its next view.
+//
+// Gathering: nothing is decided, announcements come in. Then the highest announced view is adopted
+// or, if nobody announced one, a lineage is founded. Formed: from then on every view is made from
+// the one before: minus those who died, left, fell silent or were accused, plus those who ask to
+// join. A group that has lost everybody gathers again.
+class Roster {
+ public:
+  using Timing = RosterTiming;
+
+  // The references are the broker's own and outlive the roster.
+  Roster(std::string group, const BrokerConfig& config, Random& random,
+         std::vector<Broker::Action>& actions);
+
+  void announced(const Timing& timing, const Uid& from, Announce announce);
+  void left(const Timing& timing, const Uid& from);
+  void demotion_asked(const Timing& timing, const Uid& from, const Demote& demote);
+  void peer_dead(const Timing& timing, const Uid& instance, Down how);
+  void tick(const Timing& timing);
+
+  const View& view() const { return view_; }
+  bool idle() const { return peers_.empty(); }
+  Time last_event() const { return last_event_; }
+
+ private:
+  struct Peer {
+    Announce last;
+    std::optional<View> claim;  // the view it announced, if it sent it along
+    Time heard;
+    std::uint64_t order = 0;    // of joining
+    std::uint64_t since = 0;    // epoch in which it came or was made a newcomer
+    std::optional<Cause> gone;  // to be left out of the next view
+    bool demote = false;        // to be a newcomer in the next view
+    Time resend_at = Time::min();
+    Time refuse_at = Time::min();
+  };
+
+  bool changed(const Announce& before, const Announce& after) const;
+  void decide(const Timing& timing);
+  void forget_silent_outsiders(const Timing& timing);
+  void send(const Uid& instance, const std::string& name, Buffer bytes);
+  void say(LogLevel level, std::string text);
+
+  // roster_lineage.cc: which view to go on from
+  void end_gathering(const Timing& timing);
+  void adopt(const Timing& timing, const Uid& claimant);
+  void found(const Timing& timing);
+  void put_right(const Timing& timing, const Uid& instance);
+  void put_right_member(const Timing& timing, const Uid& instance, Peer& peer);
+  void supersede(const Timing& timing, const Uid& claimant);
+  bool yields_to(const Timing& timing, const Announce& announce) const;
+
+  // roster_judge.cc: who is gone, who may come
+  bool in_view(const Uid& instance) const { return view_.find(instance) != nullptr; }
+  bool reachable(const Timing& timing, const Peer& peer) const;
+  bool holds_state(const Peer& peer) const;
+  bool last_holder(const Timing& timing, const Uid& instance) const;
+  void find_replaced(const Timing& timing);
+  void find_silent(const Timing& timing);
+  void find_accused(const Timing& timing);
+  std::optional<Uid> worst_accused(const Timing& timing) const;
+  std::vector<const Peer*> condemning(const Timing& timing, const Uid& instance, bool* dead) const;
+  std::vector<Uid> joiners(const Timing& timing);
+  bool admissible(const Timing& timing, const Uid& instance, Peer& peer);
+  void refuse(const Timing& timing, const Uid& instance, Peer& peer, std::string reason);
+
+  // roster.cc: making views
+  Role role_of(const Peer& peer) const;
+  bool order_changed() const;
+  std::uint64_t next_epoch();
+  std::optional<Cause> hard_cause() const;
+  void make_view(const Timing& timing, const std::vector<Uid>& joined, Cause cause, bool soft);
+  std::vector<MemberInfo> take_out_gone();
+  void dissolve(const Timing& timing);
+  bool renew_lineage(const Timing& timing);
+  void publish(const Timing& timing, const std::vector<MemberInfo>& evicted);
+
+  std::string group_;
+  const BrokerConfig& config_;
+  Random& random_;
+  std::vector<Broker::Action>& actions_;
+
+  bool formed_ = false;
+  bool repair_ = false;             // a view must be made though nobody came or went
+  bool issued_ = false;             // this broker has made the view's number itself
+  bool lineage_has_state_ = false;  // somebody has held the state of this lineage
+  std::uint64_t floor_ = 0;         // the highest epoch announced or made
+  std::uint64_t next_order_ = 0;
+  View view_;
+  Time soft_at_ = Time::min();   // no soft view before
+  std::optional<Time> opened_;   // first announcement while gathering
+  std::optional<Time> founded_;  // when this broker made the lineage
+  std::vector<Uid> retired_;     // lineages that ended under this broker
+  std::map<Uid, Peer> peers_;
+  Time last_event_;
+};
+
+}  // namespace moolink::group

@@ -1,0 +1,148 @@
+// Who of a group is gone, and who may come.
+
+#include <algorithm>
+#include <tuple>
+
+#include "base/mutant.h"
+#include "group/roster.h"
+
+namespace moolink::group {
+
+bool Roster::reachable(const Timing& timing, const Peer& peer) const {
+  const Duration limit = std::max(peer.last.evict_after, config_.suspect_after);
+  return !peer.gone &&
+         timing.now - peer.heard < (mutant("evict_frozen_early") ? milliseconds(800) : limit);
+}
+
+// In a group without state everybody who takes part can carry it on.
+bool Roster::holds_state(const Peer& peer) const {
+  const Announce& last = peer.last;
+  if (last.self.role == Role::observer) return false;
+  if (!last.stateful) return true;
+  return last.has_state && !peer.demote && last.epoch != 0 && last.lineage == view_.lineage &&
+         last.epoch >= peer.since;
+}
+
+bool Roster::last_holder(const Timing& timing, const Uid& instance) const {
+  if (mutant("evict_last_holder")) return false;
+  if (!holds_state(peers_.at(instance))) return false;
+  return std::ranges::none_of(view_.members, [&](const MemberInfo& member) {
+    const Peer& peer = peers_.at(member.instance);
+    return member.instance != instance && holds_state(peer) && reachable(timing, peer);
+  });
+}
+
+// A peer that comes under the name of one that does not answer any more is its successor.
+void Roster::find_replaced(const Timing& timing) {
+  if (!timing.armed) return;
+  for (const auto& [instance, joiner] : peers_) {
+    if (in_view(instance) || joiner.last.epoch != 0 || joiner.gone) continue;
+    for (auto& [other, peer] : peers_) {
+      if (other == instance || peer.last.self.name != joiner.last.self.name) continue;
+      if (timing.now - peer.heard >= config_.suspect_after && joiner.heard > peer.heard) {
+        peer.gone = Cause::died;
+      }
+    }
+  }
+}
+
+// The last who hold the state are given longer: without them the group would begin from nothing,
+// and when nobody at all is heard, it is rather this broker that is cut off.
+void Roster::find_silent(const Timing& timing) {
+  for (const MemberInfo& member : view_.members) {
+    Peer& peer = peers_.at(member.instance);
+    if (peer.gone || reachable(timing, peer)) continue;
+    const bool spared =
+        last_holder(timing, member.instance) && timing.now - peer.heard < config_.abandon_after;
+    if (!spared) peer.gone = Cause::silent;
+  }
+}
+
+// Those of the view who accuse `instance`, if that is enough: one with a proof of death, or half of
+// the others for silence. Else nobody. Who is silent itself has no voice.
+std::vector<const Roster::Peer*> Roster::condemning(const Timing& timing, const Uid& instance,
+                                                    bool* dead) const {
+  std::vector<const Peer*> accusers;
+  std::size_t others = 0;
+  *dead = false;
+  for (const MemberInfo& member : view_.members) {
+    const Peer& peer = peers_.at(member.instance);
+    if (member.instance == instance || member.role == Role::observer) continue;
+    if (!reachable(timing, peer) && !mutant("evict_both_accusers")) continue;
+    ++others;
+    const auto it = std::ranges::find(peer.last.accused, instance, &Accusation::instance);
+    if (it == peer.last.accused.end()) continue;
+    *dead = *dead || it->dead;
+    accusers.push_back(&peer);
+  }
+  if (!*dead && 2 * accusers.size() < others) accusers.clear();
+  return accusers;
+}
+
+// The one whose going explains most: two that accuse each other must not both go. Who is sure to be
+// dead comes first, who holds the state last; then the number of accusers and the higher rank tell.
+std::optional<Uid> Roster::worst_accused(const Timing& timing) const {
+  std::optional<Uid> worst;
+  std::tuple<bool, bool, std::size_t> worst_key;
+  for (const MemberInfo& member : view_.members) {
+    const Peer& peer = peers_.at(member.instance);
+    if (peer.gone) continue;
+    bool dead = false;
+    const auto accusers = condemning(timing, member.instance, &dead);
+    if (accusers.empty()) continue;
+    if (!dead && last_holder(timing, member.instance)) continue;
+    const std::tuple key(dead, !holds_state(peer), accusers.size());
+    if (!worst || key >= worst_key) {
+      worst = member.instance;
+      worst_key = key;
+    }
+  }
+  return worst;
+}
+
+void Roster::find_accused(const Timing& timing) {
+  const bool any = std::ranges::any_of(
+      peers_, [](const auto& item) { return !item.second.last.accused.empty(); });
+  if (!any) return;
+  while (const auto worst = worst_accused(timing)) {
+    bool dead = false;
+    condemning(timing, *worst, &dead);
+    peers_.at(*worst).gone = dead ? Cause::died : Cause::silent;
+  }
+}
+
+std::vector<Uid> Roster::joiners(const Timing& timing) {
+  std::vector<Uid> joined;
+  for (auto& [instance, peer] : peers_) {
+    if (in_view(instance) || peer.last.epoch != 0 || peer.gone) continue;
+    if (admissible(timing, instance, peer)) joined.push_back(instance);
+  }
+  return joined;
+}
+
+bool Roster::admissible(const Timing& timing, const Uid& instance, Peer& peer) {
+  const std::string& name = peer.last.self.name;
+  for (const auto& [other, holder] : peers_) {
+    if (other == instance || holder.gone || holder.last.self.name != name) continue;
+    if (!in_view(other) && holder.order > peer.order) continue;
+    refuse(timing, instance, peer,
+           "the name '" + name + "' is taken by a peer that answers; give each peer its own name");
+    return false;
+  }
+  bool dead = false;
+  const auto accusers = condemning(timing, instance, &dead);
+  if (accusers.empty()) return true;
+  refuse(timing, instance, peer,
+         "peer '" + accusers.front()->last.self.name + "' cannot reach this peer (accused by " +
+             std::to_string(accusers.size()) + " of " + std::to_string(view_.participants()) +
+             " members)");
+  return false;
+}
+
+void Roster::refuse(const Timing& timing, const Uid& instance, Peer& peer, std::string reason) {
+  if (timing.now < peer.refuse_at) return;
+  peer.refuse_at = timing.now + config_.suspect_after;
+  send(instance, peer.last.self.name, wire::encode(Message{group_, Refused{std::move(reason)}}));
+}
+
+}  // namespace moolink::group

@@ -1,0 +1,134 @@
+// From which view a group goes on: after a start of the broker, and when announcements tell of
+// another epoch than the broker's own.
+
+#include <algorithm>
+#include <tuple>
+
+#include "base/mutant.h"
+#include "group/roster.h"
+
+namespace moolink::group {
+
+void Roster::end_gathering(const Timing& timing) {
+  if (!opened_) return;
+  const Time end = std::max(timing.gathered_at, *opened_ + config_.coalesce);
+  if (timing.now < end && !mutant("broker_skips_gathering")) return;
+  const Uid* best = nullptr;
+  std::tuple<std::uint64_t, bool, Uid> best_key;
+  for (const auto& [instance, peer] : peers_) {
+    if (peer.last.epoch == 0) continue;
+    const std::tuple key(peer.last.epoch, peer.last.has_state, peer.last.lineage);
+    if (best == nullptr || key > best_key || (key == best_key && !peers_.at(*best).claim)) {
+      best = &instance;
+      best_key = key;
+    }
+  }
+  if (best == nullptr) {
+    found(timing);
+  } else if (peers_.at(*best).claim) {
+    adopt(timing, *best);
+  } else if (Peer& peer = peers_.at(*best); timing.now >= peer.resend_at) {
+    peer.resend_at = timing.now + config_.resend_every;
+    send(*best, peer.last.self.name, wire::encode(Message{group_, Resend{}}));
+  }
+}
+
+void Roster::found(const Timing& timing) {
+  const std::vector<Uid> joined = joiners(timing);
+  if (joined.empty()) return;
+  formed_ = true;
+  opened_.reset();
+  make_view(timing, joined, Cause::formed, false);
+}
+
+// Takes the claimant's view as the group's. Its members that have not announced themselves yet are
+// silent since gathering began.
+void Roster::adopt(const Timing& timing, const Uid& claimant) {
+  const Announce witness = peers_.at(claimant).last;
+  view_ = *peers_.at(claimant).claim;
+  const Time heard = opened_.value_or(timing.now);
+  for (auto& [instance, peer] : peers_) peer.order += view_.members.size();
+  next_order_ += view_.members.size();
+  std::uint64_t order = 0;
+  for (const MemberInfo& member : view_.members) {
+    const auto [it, missing] = peers_.try_emplace(member.instance);
+    Peer& peer = it->second;
+    peer.order = order++;
+    peer.since = member.since;
+    if (!missing) continue;
+    peer.heard = heard;
+    peer.last.self = member;
+    peer.last.self.role = member.role == Role::observer ? Role::observer : Role::member;
+    peer.last.stateful = witness.stateful;
+    peer.last.has_state = member.role == Role::member;
+    peer.last.lineage = view_.lineage;
+    peer.last.epoch = view_.epoch;
+    peer.last.evict_after = witness.evict_after;
+  }
+  formed_ = true;
+  issued_ = false;
+  opened_.reset();
+  founded_.reset();
+  lineage_has_state_ = false;
+  say(LogLevel::info, "went on from what its members announce, " + describe(view_));
+  for (const auto& [instance, peer] : peers_) put_right(timing, instance);
+}
+
+// Another epoch was announced than the group's own, by a peer that is behind, that saw a view of an
+// earlier broker, or that the group has gone on without.
+void Roster::put_right(const Timing& timing, const Uid& instance) {
+  Peer& peer = peers_.at(instance);
+  const Announce& last = peer.last;
+  if (last.epoch == view_.epoch && last.lineage == view_.lineage && in_view(instance)) return;
+  const bool ahead = last.epoch > view_.epoch && last.lineage == view_.lineage;
+  if (ahead || yields_to(timing, last)) {
+    if (peer.claim) {
+      supersede(timing, instance);
+    } else if (timing.now >= peer.resend_at) {
+      peer.resend_at = timing.now + config_.resend_every;
+      send(instance, last.self.name, wire::encode(Message{group_, Resend{}}));
+    }
+  } else if (in_view(instance)) {
+    put_right_member(timing, instance, peer);
+  } else if (last.epoch != 0) {
+    send(instance, last.self.name, wire::encode(Message{group_, Expel{last.epoch}}));
+  }
+}
+
+void Roster::put_right_member(const Timing& timing, const Uid& instance, Peer& peer) {
+  const bool would_refuse = peer.last.floor >= view_.epoch;
+  const bool lost_state =
+      peer.last.stateful && peer.last.epoch == 0 && view_.find(instance)->role == Role::member;
+  if (would_refuse || lost_state) {
+    // It has seen a higher view, or begun anew behind the broker's back: it comes in as a newcomer.
+    peer.demote = true;
+    repair_ = true;
+  } else if (timing.now >= peer.resend_at) {
+    peer.resend_at = timing.now + config_.resend_every;
+    send(instance, peer.last.self.name, wire::encode(Message{group_, NewEpoch{view_}}));
+  }
+}
+
+// A view turned up that this broker should have gone on from. Those who are in its own view only
+// stay, as newcomers; the next view comes at once and holds both.
+void Roster::supersede(const Timing& timing, const Uid& claimant) {
+  const View own = view_;
+  const bool same_lineage = own.lineage == peers_.at(claimant).last.lineage;
+  if (!same_lineage) retired_.push_back(own.lineage);
+  adopt(timing, claimant);
+  for (const MemberInfo& member : own.members) {
+    if (in_view(member.instance)) continue;
+    peers_.at(member.instance).demote = true;
+    view_.members.push_back(member);
+  }
+  repair_ = true;
+}
+
+// A broker that starts anew may found a lineage before it hears of an older one.
+bool Roster::yields_to(const Timing& timing, const Announce& announce) const {
+  return founded_ && timing.now - *founded_ < config_.lineage_settle && announce.epoch != 0 &&
+         announce.has_state && announce.lineage != view_.lineage &&
+         std::ranges::find(retired_, announce.lineage) == retired_.end();
+}
+
+}  // namespace moolink::group
