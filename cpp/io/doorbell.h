@@ -1,5 +1,7 @@
 #pragma once
 
+#include <utility>
+
 #include "base/descriptor.h"
 
 namespace moolink::io {
@@ -19,7 +21,8 @@ class Doorbell {
   // Never blocks. A saturated counter (2^64 rings, or a hostile owner) drops the ring.
   void ring() const;
   int descriptor() const { return descriptor_.get(); }
-  int release() { return descriptor_.release(); }
+  // In a forked child; it must not be rung afterwards.
+  void abandon() noexcept { descriptor_.reset(); }
 
  private:
   explicit Doorbell(Descriptor descriptor) : descriptor_(std::move(descriptor)) {}

@@ -27,6 +27,8 @@ class Segment : public std::enable_shared_from_this<Segment> {
   ~Segment();
 
   int descriptor() const { return descriptor_.get(); }
+  // Once it was passed to whoever needs it: the memory stays mapped.
+  void close_descriptor() { descriptor_.reset(); }
   std::byte* data() const { return data_; }
   std::size_t size() const { return size_; }
   std::span<std::byte> bytes() const { return {data_, size_}; }

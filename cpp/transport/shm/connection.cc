@@ -1,0 +1,265 @@
+#include "transport/shm/connection.h"
+
+#include <algorithm>
+#include <new>
+#include <utility>
+
+#include "io/descriptor_passing.h"
+
+namespace moolink::transport::shm {
+namespace {
+
+constexpr int kPreference = 20;  // above tcp: one copy less and no system call
+constexpr std::size_t kStrangerFrame = std::size_t{64} << 10;
+// Bytes taken in one poll, so that the lock is not held for long while the peer keeps writing.
+constexpr std::size_t kPollBudget = std::size_t{1} << 20;
+constexpr Duration kLinger = seconds(1);
+// A dying process closes its sockets before its pidfd tells; this long an unexplained end of file
+// waits for the proof.
+constexpr Duration kProofOfDeath = milliseconds(250);
+
+}  // namespace
+
+ShmConnection::ShmConnection(Environment& environment, Owner& owner, Link link)
+    : environment_(environment),
+      owner_(owner),
+      id_(environment.next_connection_id()),
+      peer_address_(std::move(link.peer_address)),
+      socket_(std::move(link.socket)),
+      pidfd_(std::move(link.pidfd)),
+      peer_bell_(std::move(link.peer_bell)),
+      writer_(std::move(link.outgoing), peer_bell_),
+      receiver_(RingReader(std::move(link.incoming), peer_bell_), environment, *this) {
+  traits_.preference = kPreference;
+  receiver_.set_max_frame(std::min(environment.limits.max_frame, kStrangerFrame));
+}
+
+ShmConnection::~ShmConnection() = default;
+
+void ShmConnection::start() {
+  if (state_ == State::closed) return;  // the handler did not want it
+  environment_.loop.add(*this);
+  const auto self = shared_from_this();
+  socket_watch_ = environment_.loop.watch(socket_.get(), EPOLLIN,
+                                          [self](std::uint32_t) { self->socket_ready(); });
+  if (pidfd_) {
+    pidfd_watch_ = environment_.loop.watch(pidfd_->get(), EPOLLIN,
+                                           [self](std::uint32_t) { self->peer_exited(); });
+  }
+  if (established_ || state_ != State::open) return;
+  set_timer(environment_.handshake_timeout, [self] {
+    self->fail({ErrorCode::timeout,
+                "no greeting from " + self->peer_address_ + " within the handshake's time limit",
+                {},
+                {},
+                {},
+                {},
+                Ran::no},
+               false);
+  });
+}
+
+void ShmConnection::establish() {
+  if (state_ != State::open || established_) return;
+  established_ = true;
+  receiver_.set_max_frame(environment_.limits.max_frame);
+  if (!end_of_file_) cancel_timer();
+  owner_.established(id_);
+}
+
+// --- sending
+
+void ShmConnection::write(wire::Frame frame) {
+  if (state_ != State::open || failed_) return;
+  queue_.push(std::move(frame));
+  if (queue_.bytes() >= kHighWater) above_high_water_ = true;
+}
+
+void ShmConnection::flush() {
+  if (state_ == State::open && !failed_) send_queued();
+}
+
+void ShmConnection::send_queued() {
+  try {
+    queue_.write_to(writer_);
+  } catch (const Exception& e) {
+    return fail(with_peer(e.error()), false);
+  }
+  if (above_high_water_ && queue_.bytes() <= kLowWater && state_ == State::open) {
+    above_high_water_ = false;
+    // Posted: the caller may be the handler itself, in the middle of a batch of writes.
+    environment_.loop.post([self = shared_from_this()] {
+      if (self->state_ == State::open) self->environment_.handler.writable(*self);
+    });
+  }
+  if (queue_.empty() && state_ == State::closing) finish_close();
+}
+
+// --- receiving
+
+bool ShmConnection::poll() {
+  if (state_ == State::closed || failed_) return false;
+  const auto keep = shared_from_this();
+  bool something = false;
+  if (!queue_.empty()) {
+    const std::size_t before = queue_.bytes();
+    send_queued();
+    something = queue_.bytes() != before;
+  }
+  if (state_ != State::open || failed_) return something;
+  try {
+    something |= receiver_.receive(kPollBudget);
+  } catch (const Exception& e) {
+    fail(with_peer(e.error()), false);
+  } catch (const std::bad_alloc&) {
+    fail(with_peer({ErrorCode::error, "out of memory", {}, {}, {}, {}, Ran::no}), false);
+  }
+  return something;
+}
+
+bool ShmConnection::prepare_sleep() {
+  if (state_ == State::closed || failed_) return true;
+  if (!queue_.empty() && !writer_.await_room()) return false;
+  return state_ != State::open || receiver_.ring().prepare_sleep();
+}
+
+void ShmConnection::awake() {
+  if (state_ == State::open) receiver_.ring().wake();
+}
+
+void ShmConnection::read_to_the_end() {
+  // The peer writes no more, so this ends; one that lies about that is cut off after two rings.
+  for (std::size_t left = 2 * kDefaultRingBytes; left > 0 && poll(); left -= kPollBudget) {
+  }
+}
+
+// --- the end
+
+void ShmConnection::socket_ready() {
+  const auto keep = shared_from_this();
+  try {
+    io::DescriptorMessage message;
+    while (state_ != State::closed) {
+      const io::Received received = io::receive_message(socket_.get(), message);
+      if (received == io::Received::nothing) return;
+      if (received == io::Received::end) break;
+      if (decode_notice(message).kind == NoticeKind::bye) peer_said_bye_ = true;
+    }
+  } catch (const Exception& e) {
+    return fail(with_peer(e.error()), false);
+  }
+  if (state_ == State::closed) return;
+  if (state_ == State::closing) return finish_close();
+  environment_.loop.unwatch(std::exchange(socket_watch_, 0));
+  end_of_file_ = true;
+  read_to_the_end();
+  if (state_ != State::open || failed_) return;
+  const auto closed_by_peer = [self = keep] {
+    self->fail({ErrorCode::peer_lost,
+                "connection with " + self->peer_address_ + ": closed by the peer",
+                {},
+                {},
+                {},
+                {},
+                Ran::no},
+               false);
+  };
+  if (peer_said_bye_ || !pidfd_) return closed_by_peer();
+  set_timer(kProofOfDeath, closed_by_peer);
+}
+
+void ShmConnection::peer_exited() {
+  const auto keep = shared_from_this();
+  environment_.loop.unwatch(std::exchange(pidfd_watch_, 0));
+  if (state_ == State::closing) return finish_close();
+  read_to_the_end();
+  fail({ErrorCode::peer_lost,
+        "connection with " + peer_address_ + ": its process has ended",
+        {},
+        {},
+        {},
+        {},
+        Ran::no},
+       true);
+}
+
+void ShmConnection::close() {
+  if (state_ != State::open) return;
+  owner_.established(id_);  // no longer counts among the strangers
+  state_ = State::closing;
+  receiver_.stop();
+  set_timer(kLinger, [self = shared_from_this()] { self->finish_close(); });
+  const auto keep = shared_from_this();
+  send_queued();
+}
+
+void ShmConnection::finish_close() {
+  const auto keep = shared_from_this();
+  if (state_ == State::closed) return;
+  drop();
+  owner_.ended(id_);
+}
+
+void ShmConnection::drop() {
+  if (state_ == State::closed) return;
+  state_ = State::closed;
+  receiver_.stop();
+  say_bye();
+  environment_.loop.remove(*this);
+  cancel_timer();
+  if (socket_watch_ != 0) environment_.loop.unwatch(std::exchange(socket_watch_, 0));
+  if (pidfd_watch_ != 0) environment_.loop.unwatch(std::exchange(pidfd_watch_, 0));
+  socket_.reset();
+  pidfd_.reset();
+  queue_.clear();
+}
+
+void ShmConnection::say_bye() {
+  try {
+    send_notice(socket_.get(), Notice{}, {});
+  } catch (const Exception&) {
+    // The peer has closed first and needs no farewell.
+  }
+}
+
+void ShmConnection::abandon() noexcept {
+  socket_.reset();
+  if (pidfd_) pidfd_->reset();
+  peer_bell_.abandon();
+}
+
+void ShmConnection::fail(Error error, bool peer_dead) {
+  if (state_ == State::closed || failed_) return;
+  const bool tell = state_ == State::open;
+  failed_ = true;
+  receiver_.stop();
+  // The handler hears of it from the loop only.
+  environment_.loop.post([self = shared_from_this(), error = std::move(error), tell, peer_dead] {
+    if (self->state_ == State::closed) return;
+    const bool still_open = self->state_ == State::open;
+    self->drop();
+    self->owner_.ended(self->id_);
+    if (tell && still_open) self->environment_.handler.closed(*self, error, peer_dead);
+  });
+}
+
+Error ShmConnection::with_peer(const Error& error) const {
+  Error named = error;
+  named.message = "connection with " + peer_address_ + " closed: " + error.message;
+  return named;
+}
+
+void ShmConnection::set_timer(Duration after, std::function<void()> due) {
+  cancel_timer();
+  timer_ = environment_.loop.at(io::now() + after, [self = shared_from_this(), due] {
+    self->timer_.reset();
+    due();
+  });
+}
+
+void ShmConnection::cancel_timer() {
+  if (timer_) environment_.loop.cancel(*timer_);
+  timer_.reset();
+}
+
+}  // namespace moolink::transport::shm

@@ -1,0 +1,99 @@
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "base/descriptor.h"
+#include "io/doorbell.h"
+#include "io/loop.h"
+#include "transport/shm/frame_receiver.h"
+#include "transport/shm/handshake.h"
+#include "transport/shm/notice.h"
+#include "transport/shm/ring.h"
+#include "transport/shm/send_queue.h"
+#include "transport/transport.h"
+
+namespace moolink::transport::shm {
+
+// Two rings, one a direction. The Unix socket of the handshake stays: its end of file says that the
+// peer closed, the pidfd that its process is dead; both only after the ring was read to its end.
+class ShmConnection final : public Connection,
+                            public io::Pollable,
+                            public std::enable_shared_from_this<ShmConnection> {
+ public:
+  // What a connection needs of its transport.
+  class Owner {
+   public:
+    virtual ~Owner() = default;
+    virtual void ended(wire::ConnectionId id) = 0;        // it is over; the owner forgets it
+    virtual void established(wire::ConnectionId id) = 0;  // the stranger became a peer
+  };
+
+  ShmConnection(Environment& environment, Owner& owner, Link link);
+  ~ShmConnection() override;
+
+  void start();  // after the handler knows it
+
+  wire::ConnectionId id() const override { return id_; }
+  wire::PathKind path() const override { return wire::PathKind::shm; }
+  const wire::PathTraits& traits() const override { return traits_; }
+  const std::string& peer_address() const override { return peer_address_; }
+  void write(wire::Frame frame) override;
+  void flush() override;
+  std::size_t queued_bytes() const override { return queue_.bytes(); }
+  bool writable() const override { return queue_.bytes() < kHighWater; }
+  void establish() override;
+  void close() override;
+
+  bool poll() override;
+  bool prepare_sleep() override;
+  void awake() override;
+
+  // Closes at once and tells nobody.
+  void drop();
+  void abandon() noexcept;
+
+ private:
+  enum class State { open, closing, closed };
+
+  void socket_ready();
+  void peer_exited();
+  void read_to_the_end();
+  void send_queued();
+  void finish_close();
+  void say_bye();
+  void set_timer(Duration after, std::function<void()> due);
+  void cancel_timer();
+  void fail(Error error, bool peer_dead);
+  Error with_peer(const Error& error) const;
+
+  static constexpr std::size_t kHighWater = std::size_t{4} << 20;
+  static constexpr std::size_t kLowWater = std::size_t{1} << 20;
+
+  Environment& environment_;
+  Owner& owner_;
+  const wire::ConnectionId id_;
+  wire::PathTraits traits_;
+  std::string peer_address_;
+  Descriptor socket_;
+  std::optional<Descriptor> pidfd_;
+  io::Doorbell peer_bell_;
+  RingWriter writer_;
+  FrameReceiver receiver_;
+  SendQueue queue_;
+
+  State state_ = State::open;
+  bool established_ = false;
+  bool peer_said_bye_ = false;
+  bool end_of_file_ = false;
+  bool failed_ = false;
+  bool above_high_water_ = false;
+  io::Loop::WatchId socket_watch_ = 0;
+  io::Loop::WatchId pidfd_watch_ = 0;
+  std::optional<io::Loop::TimerKey> timer_;  // handshake; proof of death; end of closing
+};
+
+}  // namespace moolink::transport::shm

@@ -1,0 +1,94 @@
+#include "transport/shm/frame_receiver.h"
+
+#include <algorithm>
+#include <span>
+#include <utility>
+
+#include "base/error.h"
+
+namespace moolink::transport::shm {
+
+FrameReceiver::FrameReceiver(RingReader ring, Environment& environment, Connection& connection)
+    : ring_(std::move(ring)),
+      environment_(environment),
+      connection_(connection),
+      limits_(environment.limits) {
+  expect(Stage::header, scratch_.data(), wire::kHeaderBytes);
+}
+
+bool FrameReceiver::receive(std::size_t budget) {
+  std::size_t taken = 0;
+  while (!stopped_ && taken < budget) {
+    const std::size_t want = std::min(left_, budget - taken);
+    std::size_t got = 0;
+    if (target_ == nullptr) {
+      got = ring_.skip(want);
+    } else {
+      got = ring_.read({target_, want});
+      target_ += got;
+    }
+    left_ -= got;
+    taken += got;
+    if (left_ == 0) {
+      finish_stage();
+    } else if (got < want) {
+      break;
+    }
+  }
+  ring_.release();
+  return taken > 0;
+}
+
+void FrameReceiver::stop() {
+  stopped_ = true;
+  target_ = nullptr;  // the handler's, which has given this connection up
+}
+
+void FrameReceiver::expect(Stage stage, std::byte* target, std::size_t size) {
+  stage_ = stage;
+  target_ = target;
+  left_ = size;
+}
+
+void FrameReceiver::finish_stage() {
+  const Stage done = stage_;
+  if (done == Stage::header) return finish_header();
+  if (done == Stage::chunk_head) return finish_chunk_head();
+  // The next stage is set before the handler is called, which may stop this receiver.
+  expect(Stage::header, scratch_.data(), wire::kHeaderBytes);
+  if (done == Stage::frame) {
+    environment_.handler.received(connection_, {header_, std::exchange(frame_, {})});
+  } else if (!dropped_) {
+    environment_.handler.chunk_received(connection_, chunk_);
+  }
+}
+
+void FrameReceiver::finish_header() {
+  header_ = wire::decode_header(
+      std::span<const std::byte, wire::kHeaderBytes>(scratch_.data(), wire::kHeaderBytes), limits_);
+  if (header_.type != wire::FrameType::chunk) {
+    frame_ = environment_.allocator.allocate(header_.length);
+    return expect(Stage::frame, frame_.data(), header_.length);
+  }
+  if (header_.control > kLongestChunkHead) {
+    throw Exception(ErrorCode::wire, "the control of a chunk is too long");
+  }
+  expect(Stage::chunk_head, scratch_.data(), header_.control);
+}
+
+void FrameReceiver::finish_chunk_head() {
+  chunk_ =
+      wire::decode<wire::ChunkHead>(std::span<const std::byte>(scratch_.data(), header_.control));
+  if (chunk_.bytes != header_.length - header_.control) {
+    throw Exception(ErrorCode::wire, "a chunk's length differs from its frame's");
+  }
+  const std::span<std::byte> target = environment_.handler.chunk_target(connection_, chunk_);
+  if (!target.empty() && target.size() != chunk_.bytes) {
+    throw Exception(ErrorCode::error, "a chunk's target has another size than the chunk");
+  }
+  dropped_ = target.empty();
+  expect(Stage::chunk, stopped_ || dropped_ ? nullptr : target.data(),
+         static_cast<std::size_t>(chunk_.bytes));
+}
+
+}  // namespace moolink::transport::shm

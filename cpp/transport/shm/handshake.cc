@@ -1,0 +1,152 @@
+#include "transport/shm/handshake.h"
+
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "io/descriptor_passing.h"
+#include "io/pidfd.h"
+#include "transport/shm/address.h"
+#include "transport/shm/notice.h"
+#include "transport/shm/ring.h"
+
+namespace moolink::transport::shm {
+namespace {
+
+// A listener whose backlog is full answers EAGAIN, and epoll does not tell when it has room.
+constexpr Duration kConnectAgain = milliseconds(5);
+
+Error error_of(ErrorCode code, std::string message) {
+  return {code, std::move(message), {}, {}, {}, {}, Ran::no};
+}
+
+}  // namespace
+
+Handshake::Handshake(Environment& environment, Owner& owner, const io::Doorbell& bell,
+                     std::string address)
+    : environment_(environment), owner_(owner), bell_(bell), address_(std::move(address)) {}
+
+Handshake::~Handshake() = default;
+
+void Handshake::accept(Descriptor socket) {
+  socket_ = std::move(socket);
+  begin();
+  greet();
+}
+
+void Handshake::dial(const std::string& abstract_name) {
+  name_ = abstract_name;
+  peer_ = address_;
+  socket_ = Descriptor(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!socket_) {
+    return fail(error_of(ErrorCode::error,
+                         std::string("cannot make a Unix socket: ") + std::strerror(errno)));
+  }
+  begin();
+  connect();
+}
+
+void Handshake::begin() {
+  const auto self = shared_from_this();
+  deadline_ = environment_.loop.at(io::now() + environment_.handshake_timeout, [self] {
+    self->fail(error_of(ErrorCode::timeout,
+                        "no greeting from " + self->peer_ + " within the handshake's time limit"));
+  });
+}
+
+void Handshake::connect() {
+  const SocketAddress address(name_);
+  if (::connect(socket_.get(), address.get(), address.size) == 0) return greet();
+  if (errno == EAGAIN || errno == EINTR) {
+    retry_ = environment_.loop.at(io::now() + kConnectAgain,
+                                  [self = shared_from_this()] { self->connect(); });
+    return;
+  }
+  const bool nobody = errno == ECONNREFUSED;
+  fail(error_of(nobody ? ErrorCode::peer_lost : ErrorCode::error,
+                "cannot connect to " + address_ + ": " +
+                    (nobody ? "no process of this host listens there" : std::strerror(errno))));
+}
+
+void Handshake::greet() {
+  try {
+    const io::PeerProcess process = io::peer_process(socket_.get());
+    if (peer_.empty()) peer_ = "process " + std::to_string(process.pid) + " of this host";
+    if (process.uid != ::geteuid()) {
+      return fail(error_of(ErrorCode::auth, "refused " + peer_ + ": it is of user " +
+                                                std::to_string(process.uid) + ", this one of " +
+                                                std::to_string(::geteuid())));
+    }
+    pidfd_ = io::open_pidfd(socket_.get());
+    incoming_ = make_ring(kDefaultRingBytes);
+    Notice greeting;
+    greeting.kind = NoticeKind::greeting;
+    const std::array<int, 2> passed{incoming_->descriptor(), bell_.descriptor()};
+    send_notice(socket_.get(), greeting, passed);
+    incoming_->close_descriptor();
+    watch_ = environment_.loop.watch(
+        socket_.get(), EPOLLIN, [self = shared_from_this()](std::uint32_t) { self->readable(); });
+  } catch (const Exception& e) {
+    fail(e.error());
+  }
+}
+
+void Handshake::readable() {
+  try {
+    io::DescriptorMessage message;
+    switch (io::receive_message(socket_.get(), message)) {
+      case io::Received::nothing:
+        return;
+      case io::Received::message:
+        return finish(std::move(message));
+      case io::Received::end:
+        return fail(error_of(ErrorCode::error,
+                             peer_ + " closed the socket before its greeting: it is of another "
+                                     "user, is stopping, or has too many unknown peers"));
+    }
+  } catch (const Exception& e) {
+    fail(e.error());
+  }
+}
+
+void Handshake::finish(io::DescriptorMessage message) {
+  if (decode_notice(message).kind != NoticeKind::greeting) {
+    throw Exception(ErrorCode::wire, peer_ + " sent something else before its greeting");
+  }
+  auto outgoing = map_ring(std::move(message.descriptors[0]));
+  outgoing->close_descriptor();
+  auto bell = io::Doorbell::adopt(std::move(message.descriptors[1]));
+  const auto keep = shared_from_this();
+  Link link{std::move(socket_),  std::move(pidfd_), std::move(incoming_),
+            std::move(outgoing), std::move(bell),   peer_};
+  release();
+  owner_.linked(*this, std::move(link));
+}
+
+void Handshake::fail(Error error) {
+  const auto self = shared_from_this();
+  release();
+  environment_.loop.post([self, error = std::move(error)] {
+    if (!self->dropped_) self->owner_.failed(*self, error);
+  });
+}
+
+void Handshake::drop() {
+  dropped_ = true;
+  release();
+}
+
+void Handshake::release() {
+  if (watch_ != 0) environment_.loop.unwatch(watch_);
+  environment_.loop.cancel(deadline_);
+  environment_.loop.cancel(retry_);
+  watch_ = 0;
+  socket_.reset();
+  pidfd_.reset();
+}
+
+}  // namespace moolink::transport::shm

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/descriptor.h"
+#include "base/uid.h"
+#include "io/descriptor_passing.h"
+
+namespace moolink::transport::shm {
+
+// What goes over the Unix socket beside the rings: whatever needs descriptors, and the farewell.
+enum class NoticeKind : std::uint8_t {
+  greeting,  // first, by both sides; descriptors: the ring that its sender reads, its doorbell
+  segment,   // a segment with grants; descriptors: the segment
+  share,     // descriptors for the layers above, under a key
+  bye,       // the end of file that follows is meant, and no sign of death
+};
+constexpr NoticeKind enum_max(NoticeKind) { return NoticeKind::bye; }
+
+inline constexpr std::uint32_t kNoticeMagic = 0x6d68736d;  // "mshm" in memory
+inline constexpr std::uint32_t kNoticeVersion = 1;
+
+struct Notice {
+  std::uint32_t magic = kNoticeMagic;
+  std::uint32_t version = kNoticeVersion;
+  NoticeKind kind = NoticeKind::bye;
+  std::uint64_t segment = 0;  // segment: its number in the connection
+  Uid key;                    // share
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(magic, version, kind, segment, key);
+  }
+};
+
+// False: the socket is full. Throws Exception{peer_lost} if the connection is gone.
+bool send_notice(int socket, const Notice& notice, std::span<const int> descriptors);
+// Throws Exception{wire} if the message is no notice or does not have the descriptors of its kind.
+Notice decode_notice(const io::DescriptorMessage& message);
+
+}  // namespace moolink::transport::shm

@@ -1,0 +1,164 @@
+#include "transport/shm/transport.h"
+
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "transport/shm/address.h"
+
+namespace moolink::transport::shm {
+namespace {
+
+constexpr int kBacklog = 512;
+constexpr Duration kAcceptPause = milliseconds(100);
+
+}  // namespace
+
+ShmTransport::ShmTransport(Environment& environment)
+    : environment_(environment),
+      host_(environment.host_key.hex()),
+      bell_(io::Doorbell::create()),
+      // Nothing to do in the callback: the loop polls every ring after each wait.
+      bell_watch_(
+          environment.loop.watch(bell_.descriptor(), EPOLLIN | EPOLLET, [](std::uint32_t) {})) {}
+
+ShmTransport::~ShmTransport() { stop(); }
+
+bool ShmTransport::accepts(const std::string& address) const { return is_shm_address(address); }
+
+std::vector<std::string> ShmTransport::listen(const std::string& address) {
+  Address wanted = parse_address(address);
+  if (!wanted.host.empty() && wanted.host != host_) {
+    throw Exception(ErrorCode::invalid_argument,
+                    "cannot listen at " + address + ": it is an address of another host");
+  }
+  wanted.host = host_;
+  if (wanted.name.empty()) wanted.name = "moolink-" + Uid::from_entropy().hex();
+  Descriptor socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  const SocketAddress bound(wanted.name);
+  if (!socket || ::bind(socket.get(), bound.get(), bound.size) != 0 ||
+      ::listen(socket.get(), kBacklog) != 0) {
+    const bool taken = errno == EADDRINUSE;
+    throw Exception(ErrorCode::error,
+                    "cannot listen at " + wanted.text() + ": " +
+                        (taken ? "another socket of this host listens there; choose another "
+                                 "name, or none"
+                               : std::strerror(errno)));
+  }
+  listeners_.push_back({std::move(socket), 0, {}});
+  watch(listeners_.back());
+  return {wanted.text()};
+}
+
+void ShmTransport::watch(Listener& listener) {
+  listener.watch = environment_.loop.watch(
+      listener.socket.get(), EPOLLIN, [this, &listener](std::uint32_t) { accept_all(listener); });
+}
+
+void ShmTransport::accept_all(Listener& listener) {
+  while (true) {
+    Descriptor socket(
+        ::accept4(listener.socket.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (socket) {
+      // A stranger too many is refused by closing its socket.
+      if (strangers() < environment_.max_strangers) new_handshake({})->accept(std::move(socket));
+      continue;
+    }
+    if (errno == EINTR || errno == ECONNABORTED) continue;
+    if (errno == EAGAIN || errno == EWOULDBLOCK) return;
+    // Out of descriptors or memory: the socket stays readable, so look away for a moment.
+    environment_.loop.unwatch(listener.watch);
+    listener.pause = environment_.loop.at(io::now() + kAcceptPause, [this, &listener] {
+      listener.pause.reset();
+      watch(listener);
+    });
+    return;
+  }
+}
+
+void ShmTransport::dial(const std::string& address) {
+  const Address parsed = parse_address(address);
+  if (parsed.name.empty()) {
+    throw Exception(ErrorCode::invalid_argument, "cannot dial " + address + ": it has no name");
+  }
+  if (!parsed.host.empty() && parsed.host != host_) {
+    // Not of this kernel and network namespace: there is no way to its memory.
+    new_handshake(address)->refuse(
+        {ErrorCode::error,
+         "cannot reach " + address +
+             " through shared memory: it is an address of another host or "
+             "network namespace (this one is " +
+             host_ + ")",
+         {},
+         {},
+         {},
+         {},
+         Ran::no});
+    return;
+  }
+  new_handshake(address)->dial(parsed.name);
+}
+
+std::shared_ptr<Handshake> ShmTransport::new_handshake(const std::string& address) {
+  auto handshake = std::make_shared<Handshake>(environment_, static_cast<Handshake::Owner&>(*this),
+                                               bell_, address);
+  handshakes_.emplace(handshake.get(), handshake);
+  return handshake;
+}
+
+std::size_t ShmTransport::strangers() const {
+  const auto accepted = std::count_if(handshakes_.begin(), handshakes_.end(), [](const auto& h) {
+    return h.second->dialled_address().empty();
+  });
+  return strangers_.size() + static_cast<std::size_t>(accepted);
+}
+
+void ShmTransport::linked(Handshake& handshake, Link link) {
+  const std::string dialled = handshake.dialled_address();
+  handshakes_.erase(&handshake);
+  auto connection = std::make_shared<ShmConnection>(
+      environment_, static_cast<ShmConnection::Owner&>(*this), std::move(link));
+  connections_.emplace(connection->id(), connection);
+  if (dialled.empty()) strangers_.insert(connection->id());
+  environment_.handler.opened(connection, dialled);
+  connection->start();
+}
+
+void ShmTransport::failed(Handshake& handshake, const Error& error) {
+  const std::string dialled = handshake.dialled_address();
+  handshakes_.erase(&handshake);
+  if (!dialled.empty()) environment_.handler.dial_failed(dialled, error);
+}
+
+void ShmTransport::ended(wire::ConnectionId id) {
+  strangers_.erase(id);
+  connections_.erase(id);
+}
+
+void ShmTransport::established(wire::ConnectionId id) { strangers_.erase(id); }
+
+void ShmTransport::stop() {
+  for (Listener& listener : listeners_) {
+    if (listener.pause) environment_.loop.cancel(*listener.pause);
+    environment_.loop.unwatch(listener.watch);
+  }
+  listeners_.clear();
+  for (const auto& [key, handshake] : handshakes_) handshake->drop();
+  handshakes_.clear();
+  for (const auto& [id, connection] : connections_) connection->drop();
+  connections_.clear();
+  strangers_.clear();
+  environment_.loop.unwatch(bell_watch_);
+}
+
+void ShmTransport::abandon() noexcept {
+  for (Listener& listener : listeners_) listener.socket.reset();
+  for (const auto& [key, handshake] : handshakes_) handshake->abandon();
+  for (const auto& [id, connection] : connections_) connection->abandon();
+  bell_.abandon();
+}
+
+}  // namespace moolink::transport::shm

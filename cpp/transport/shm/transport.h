@@ -1,0 +1,61 @@
+#pragma once
+
+#include <list>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "base/descriptor.h"
+#include "io/doorbell.h"
+#include "io/loop.h"
+#include "transport/shm/connection.h"
+#include "transport/shm/handshake.h"
+#include "transport/transport.h"
+
+namespace moolink::transport::shm {
+
+// Shared memory between processes of one host and user. docs/design/transport-shm.md.
+class ShmTransport final : public Transport,
+                           private Handshake::Owner,
+                           private ShmConnection::Owner {
+ public:
+  explicit ShmTransport(Environment& environment);
+  ~ShmTransport() override;
+
+  wire::PathKind kind() const override { return wire::PathKind::shm; }
+  bool accepts(const std::string& address) const override;
+  std::vector<std::string> listen(const std::string& address) override;
+  void dial(const std::string& address) override;
+  void stop() override;
+  void abandon() noexcept override;
+
+ private:
+  struct Listener {
+    Descriptor socket;
+    io::Loop::WatchId watch = 0;
+    std::optional<io::Loop::TimerKey> pause;  // no descriptors were left for another connection
+  };
+
+  std::shared_ptr<Handshake> new_handshake(const std::string& address);
+  void watch(Listener& listener);
+  void accept_all(Listener& listener);
+  std::size_t strangers() const;
+  void linked(Handshake& handshake, Link link) override;
+  void failed(Handshake& handshake, const Error& error) override;
+  void ended(wire::ConnectionId id) override;
+  void established(wire::ConnectionId id) override;
+
+  Environment& environment_;
+  const std::string host_;
+  io::Doorbell bell_;  // one for all connections: a ring only ends the wait, then all are polled
+  io::Loop::WatchId bell_watch_;
+  std::list<Listener> listeners_;
+  std::unordered_map<Handshake*, std::shared_ptr<Handshake>> handshakes_;
+  std::unordered_map<wire::ConnectionId, std::shared_ptr<ShmConnection>> connections_;
+  std::unordered_set<wire::ConnectionId> strangers_;  // accepted and not established
+};
+
+}  // namespace moolink::transport::shm
