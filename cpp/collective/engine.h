@@ -12,7 +12,6 @@
 
 #include "base/buffer.h"
 #include "base/error.h"
-#include "base/time.h"
 #include "base/uid.h"
 #include "collective/kernels.h"
 #include "collective/messages.h"
@@ -82,21 +81,21 @@ class Engine {
 
   // A new epoch. Unfinished operations fail with group_changed (the error says `reason`) or, with
   // Options::retry, start again with the same name and input, in their first order.
-  void set_members(Time now, Members members, Error reason);
+  void set_members(Members members, Error reason);
 
   // Allreduce of `spec.count()` elements. Every member named in spec.contributors (empty: everyone)
   // passes one or more equally long inputs, others pass none. Inputs are read until Done and never
   // written. Throws Exception{invalid_argument} for a wrong input, Exception{closed} without an
   // epoch.
-  OpId start(Time now, std::string name, OpSpec spec, std::vector<Buffer> inputs, Options options);
+  OpId start(std::string name, OpSpec spec, std::vector<Buffer> inputs, Options options);
   // Any value, combined by a Python operation on rank 0, whose result everyone gets.
-  OpId start_value(Time now, std::string name, wire::Payload value, Options options);
+  OpId start_value(std::string name, wire::Payload value, Options options);
 
-  void received(Time now, const Uid& from, const wire::Payload& payload);
-  void summed(Time now, OpId op, std::uint32_t slice);
-  void combined(Time now, OpId op, std::variant<wire::Payload, Error> result);
+  void received(const Uid& from, const wire::Payload& payload);
+  void summed(OpId op, std::uint32_t slice);
+  void combined(OpId op, std::variant<wire::Payload, Error> result);
   // Fails the operation here and at the others (a time-out, a cancelled future).
-  void cancel(Time now, OpId op, Error error);
+  void cancel(OpId op, Error error);
 
   std::vector<Action> take_actions() { return std::exchange(actions_, {}); }
 
@@ -111,21 +110,18 @@ class Engine {
 
  private:
   struct Early {
-    std::uint64_t epoch = 0;
-    std::uint32_t from = 0;  // known only once the epoch is
     Uid instance;
     Frame frame;
     std::vector<Buffer> parts;
   };
 
-  OpId begin(Operation operation, const Options& options);
-  void apply(Time now, Operation& operation, std::uint32_t from, Frame frame,
-             std::vector<Buffer> parts);
-  void carry_out(Time now, OpId id);
-  void send(std::uint32_t rank, const Operation& operation, Operation::Outgoing outgoing);
-  void finish(OpId id);
+  void begin(OpId id, Operation::Request request);
+  void carry_out(OpId id);
+  void send(std::uint32_t rank, const OpKey& key, Operation::Outgoing outgoing);
+  void apply(Operation& operation, const Uid& from, const Frame& frame,
+             const std::vector<Buffer>& parts);
   void keep_early(const Uid& from, Frame frame, std::vector<Buffer> parts);
-  void replay_early(Time now);
+  void replay_early(const OpKey& key);
   Operation* find(const OpKey& key);
 
   Config config_;
@@ -135,6 +131,7 @@ class Engine {
   std::map<OpId, Operation> operations_;  // in order of their start
   std::map<OpKey, OpId> by_key_;
   std::map<std::string, std::uint64_t> next_number_;  // of each name, in this epoch
+  std::map<OpId, Operation::Request> waiting_;        // to be retried once there is an epoch
   std::deque<Early> early_;
   std::size_t early_bytes_ = 0;
   std::vector<Action> actions_;

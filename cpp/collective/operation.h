@@ -85,7 +85,8 @@ class Operation {
 
  private:
   const OpSpec* spec() const { return std::get_if<OpSpec>(&request_.what); }
-  bool takes_part(const Range& range) const { return !range.empty() || &range == slices_.data(); }
+  // The first slice takes part even when it is empty: plan.h.
+  bool takes_part(std::size_t slice) const { return slice == 0 || !slices_[slice].empty(); }
   const std::string& name_of(std::uint32_t rank) const { return place_.names[rank]; }
   std::size_t owner_index(std::uint32_t rank) const;  // among the reducers, or their number
   Buffer bytes_of(const Buffer& whole, const Range& range) const;

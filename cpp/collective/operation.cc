@@ -1,0 +1,250 @@
+#include "collective/operation.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace moolink::collective {
+namespace {
+
+std::vector<std::uint32_t> or_everyone(const std::vector<std::uint32_t>& ranks, std::size_t all) {
+  if (!ranks.empty()) return ranks;
+  std::vector<std::uint32_t> everyone(all);
+  std::iota(everyone.begin(), everyone.end(), 0u);
+  return everyone;
+}
+
+// A payload as parts of a message, and back: the body is the first.
+std::vector<Buffer> to_parts(const wire::Payload& payload) {
+  std::vector<Buffer> parts{payload.body};
+  parts.insert(parts.end(), payload.parts.begin(), payload.parts.end());
+  return parts;
+}
+
+wire::Payload from_parts(const std::vector<Buffer>& parts) {
+  wire::Payload payload;
+  if (parts.empty()) return payload;
+  payload.body = parts.front();
+  payload.parts.assign(parts.begin() + 1, parts.end());
+  return payload;
+}
+
+Error failure(ErrorCode code, std::string message, const std::string& peer,
+              const std::string& operation) {
+  Error error;
+  error.code = code;
+  error.message = std::move(message);
+  error.peer = peer;
+  error.function = operation;
+  return error;
+}
+
+}  // namespace
+
+Operation::Operation(OpId id, OpKey key, Request request, Place place, Allocator& memory)
+    : id_(id), key_(std::move(key)), request_(std::move(request)), place_(std::move(place)) {
+  if (spec() == nullptr) return;
+  item_size_ = tensor::item_size(spec()->dtype);
+  contributors_ = or_everyone(spec()->contributors, place_.names.size());
+  reducers_ = or_everyone(spec()->reducers, place_.names.size());
+  slices_ = slices(spec()->count(), item_size_, reducers_.size());
+  have_.assign(slices_.size(), 0);
+  result_ = memory.allocate(spec()->byte_size());
+  if (request_.inputs.size() > 1) sum_of_inputs_ = memory.allocate(spec()->byte_size());
+}
+
+void Operation::begin() {
+  if (spec() == nullptr) {
+    const auto& value = std::get<wire::Payload>(request_.what);
+    if (place_.rank == 0) {
+      value_arrived(0, to_parts(value));
+    } else {
+      effects_.outgoing.push_back({0, Value{}, to_parts(value)});
+    }
+    return;
+  }
+  if (request_.inputs.size() > 1) {
+    effects_.tasks.push_back(
+        {kOwnInputs, {spec()->dtype, ReduceOp::sum, 1, request_.inputs, sum_of_inputs_}});
+    return;
+  }
+  if (!request_.inputs.empty()) input_ = request_.inputs.front();
+  send_pieces();
+}
+
+void Operation::send_pieces() {
+  const bool contributes =
+      std::find(contributors_.begin(), contributors_.end(), place_.rank) != contributors_.end();
+  for (std::size_t j = 0; j < reducers_.size(); ++j) {
+    if (!takes_part(j)) {
+      have_[j] = 2;
+    } else if (contributes && reducers_[j] == place_.rank) {
+      pieces_[place_.rank] = bytes_of(input_, slices_[j]);
+    } else if (contributes) {
+      effects_.outgoing.push_back(
+          {reducers_[j], Piece{*spec()}, {bytes_of(input_, slices_[j])}});
+    }
+  }
+  reduce_when_complete();
+  finish_when_complete();
+}
+
+void Operation::received(std::uint32_t from, const decltype(Frame::content)& content,
+                         const std::vector<Buffer>& parts) {
+  if (effects_.finished || error_) return;
+  if (const auto* failed = std::get_if<Failure>(&content)) return fail(failed->error, true);
+  const bool for_values =
+      std::holds_alternative<Value>(content) || std::holds_alternative<Combined>(content);
+  if (for_values != (spec() == nullptr)) {
+    return refuse(from, "one of them reduces a tensor and the other a value");
+  }
+  if (const auto* theirs = std::get_if<Piece>(&content)) {
+    piece(from, theirs->spec, parts);
+  } else if (std::holds_alternative<Reduced>(content)) {
+    reduced(from, parts);
+  } else if (std::holds_alternative<Value>(content)) {
+    value_arrived(from, parts);
+  } else if (from == 0) {
+    value_ = from_parts(parts);
+    effects_.finished = true;
+  }
+}
+
+std::size_t Operation::owner_index(std::uint32_t rank) const {
+  return static_cast<std::size_t>(std::find(reducers_.begin(), reducers_.end(), rank) -
+                                  reducers_.begin());
+}
+
+Buffer Operation::bytes_of(const Buffer& whole, const Range& range) const {
+  return whole.slice(range.begin * item_size_, range.count() * item_size_);
+}
+
+void Operation::piece(std::uint32_t from, const OpSpec& theirs, const std::vector<Buffer>& parts) {
+  if (theirs != *spec()) {
+    return refuse(from, name_of(from) + " has " + theirs.text() + ", " + name_of(place_.rank) +
+                            " has " + spec()->text());
+  }
+  const std::size_t mine = owner_index(place_.rank);
+  const bool expected = std::binary_search(contributors_.begin(), contributors_.end(), from);
+  if (mine == reducers_.size() || !expected || parts.size() != 1 ||
+      parts[0].size() != slices_[mine].count() * item_size_) {
+    return refuse(from, name_of(from) + " sent elements that " + name_of(place_.rank) +
+                            " does not reduce");
+  }
+  pieces_.emplace(from, parts[0]);
+  reduce_when_complete();
+}
+
+void Operation::reduce_when_complete() {
+  const std::size_t mine = owner_index(place_.rank);
+  if (reducing_ || mine == reducers_.size() || !takes_part(mine)) return;
+  // One's own inputs are not added up yet when the last piece of the others comes first.
+  if (pieces_.size() != contributors_.size()) return;
+  reducing_ = true;
+  have_[mine] = 1;
+  const Range& range = slices_[mine];
+  SumTask task{spec()->dtype, spec()->op, spec()->divisor, {}, {}};
+  task.output = result_.slice(range.begin * item_size_, range.count() * item_size_);
+  for (auto& [rank, bytes] : pieces_) task.inputs.push_back(bytes);
+  effects_.tasks.push_back({static_cast<std::uint32_t>(mine), std::move(task)});
+}
+
+void Operation::reduced(std::uint32_t from, const std::vector<Buffer>& parts) {
+  const std::size_t theirs = owner_index(from);
+  if (theirs == reducers_.size() || parts.size() != 1 ||
+      parts[0].size() != slices_[theirs].count() * item_size_) {
+    return refuse(from, name_of(from) + " sent a result of another size");
+  }
+  if (have_[theirs] != 0) return;
+  have_[theirs] = 1;
+  const Range& range = slices_[theirs];
+  SumTask copy{spec()->dtype, spec()->op, 1, parts, {}};
+  copy.output = result_.slice(range.begin * item_size_, range.count() * item_size_);
+  effects_.tasks.push_back({static_cast<std::uint32_t>(theirs), std::move(copy)});
+}
+
+void Operation::summed(std::uint32_t slice) {
+  if (effects_.finished || error_) return;
+  if (slice == kOwnInputs) {
+    input_ = sum_of_inputs_;
+    return send_pieces();
+  }
+  have_[slice] = 2;
+  if (reducers_[slice] == place_.rank) {
+    pieces_.clear();
+    to_others(Reduced{}, {bytes_of(Buffer(result_), slices_[slice])});
+  }
+  finish_when_complete();
+}
+
+void Operation::finish_when_complete() {
+  const bool complete = std::all_of(have_.begin(), have_.end(), [](auto have) { return have == 2; });
+  // A single member has one slice; without reducers nothing could ever be here.
+  if (complete && !effects_.finished) effects_.finished = true;
+}
+
+void Operation::value_arrived(std::uint32_t from, const std::vector<Buffer>& parts) {
+  if (place_.rank != 0) return refuse(from, "a value was sent to another rank than 0");
+  values_.emplace(from, from_parts(parts));
+  if (values_.size() != place_.names.size()) return;
+  std::vector<wire::Payload> in_rank_order;
+  for (auto& [rank, value] : values_) in_rank_order.push_back(std::move(value));
+  values_.clear();
+  effects_.combine = std::move(in_rank_order);
+}
+
+void Operation::combined(std::variant<wire::Payload, Error> result) {
+  if (effects_.finished || error_) return;
+  if (auto* error = std::get_if<Error>(&result)) return fail(std::move(*error));
+  value_ = std::move(std::get<wire::Payload>(result));
+  to_others(Combined{}, to_parts(value_));
+  effects_.finished = true;
+}
+
+void Operation::refuse(std::uint32_t from, const std::string& what) {
+  fail(failure(ErrorCode::error,
+               "operation '" + key_.name + "' of " + name_of(place_.rank) + " and " +
+                   name_of(from) + " does not fit: " + what + "; all members must pass the same",
+               name_of(from), key_.name));
+}
+
+void Operation::fail(Error error, bool local) {
+  if (effects_.finished || error_) return;
+  error_ = std::move(error);
+  if (!local) to_others(Failure{error_}, {});
+  effects_.tasks.clear();
+  effects_.combine.reset();
+  effects_.finished = true;
+}
+
+void Operation::to_others(const decltype(Frame::content)& content,
+                          const std::vector<Buffer>& parts) {
+  for (std::uint32_t rank = 0; rank < place_.names.size(); ++rank) {
+    if (rank != place_.rank) effects_.outgoing.push_back({rank, content, parts});
+  }
+}
+
+std::vector<std::string> Operation::waiting_for() const {
+  std::vector<std::string> names;
+  if (spec() == nullptr) {
+    if (place_.rank != 0) return {name_of(0)};
+    for (std::uint32_t rank = 0; rank < place_.names.size(); ++rank) {
+      if (!values_.contains(rank)) names.push_back(name_of(rank));
+    }
+    return names;
+  }
+  for (std::size_t j = 0; j < reducers_.size(); ++j) {
+    if (have_[j] != 0) continue;
+    if (reducers_[j] != place_.rank) {
+      names.push_back(name_of(reducers_[j]));
+      continue;
+    }
+    for (const std::uint32_t rank : contributors_) {
+      if (!pieces_.contains(rank)) names.push_back(name_of(rank));
+    }
+  }
+  std::sort(names.begin(), names.end());
+  names.erase(std::unique(names.begin(), names.end()), names.end());
+  return names;
+}
+
+}  // namespace moolink::collective

@@ -1,0 +1,321 @@
+#include "collective/engine.h"
+
+#include <cstring>
+#include <deque>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "base/random.h"
+#include "check.h"
+
+namespace {
+
+using namespace moolink;
+using namespace moolink::collective;
+
+template <class T>
+Buffer buffer(const std::vector<T>& values) {
+  const MutableBuffer memory = HeapAllocator().allocate(values.size() * sizeof(T));
+  if (!values.empty()) std::memcpy(memory.data(), values.data(), memory.size());
+  return memory;
+}
+
+template <class T>
+std::vector<T> values_of(const Buffer& bytes) {
+  std::vector<T> values(bytes.size() / sizeof(T));
+  if (!values.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
+  return values;
+}
+
+// Some engines, and messages between them that arrive in order for each pair and else at random.
+class Members {
+ public:
+  explicit Members(std::size_t count, std::uint64_t seed = 1) : random_(seed) {
+    for (std::size_t i = 0; i < count; ++i) {
+      members_.instances.push_back({1, i + 1});
+      members_.names.push_back("peer-" + std::to_string(i));
+      Engine::Config config;
+      config.scope = "group";
+      config.self = members_.instances[i];
+      engines_.push_back(std::make_unique<Engine>(std::move(config)));
+    }
+    enter(1);
+  }
+
+  void enter(std::uint64_t epoch, std::optional<std::size_t> only = {}) {
+    members_.epoch = epoch;
+    Error reason;
+    reason.code = ErrorCode::group_changed;
+    reason.message = "epoch " + std::to_string(epoch);
+    for (std::size_t i = 0; i < engines_.size(); ++i) {
+      if (only && *only != i) continue;
+      engines_[i]->set_members(members_, reason);
+      drain(i);
+    }
+  }
+
+  OpId start(std::size_t i, const std::string& name, OpSpec spec, std::vector<Buffer> inputs,
+             Engine::Options options = {}) {
+    const OpId id = engines_[i]->start(name, std::move(spec), std::move(inputs), options);
+    drain(i);
+    return id;
+  }
+
+  OpId start_value(std::size_t i, const std::string& name, const std::string& text) {
+    wire::Writer writer;
+    writer(text);
+    const OpId id = engines_[i]->start_value(name, {writer.take(), {}}, {});
+    drain(i);
+    return id;
+  }
+
+  void cancel(std::size_t i, OpId id, Error error) {
+    engines_[i]->cancel(id, std::move(error));
+    drain(i);
+  }
+
+  // Delivers until nothing is under way.
+  void settle() {
+    for (;;) {
+      std::vector<std::pair<std::size_t, std::size_t>> pairs;
+      for (const auto& [pair, queue] : wire_) {
+        if (!queue.empty()) pairs.push_back(pair);
+      }
+      if (pairs.empty()) return;
+      const auto pair = pairs[random_.below(pairs.size())];
+      const wire::Payload payload = std::move(wire_[pair].front());
+      wire_[pair].pop_front();
+      CHECK_EQ(Engine::scope_of(payload), std::string("group"));
+      engines_[pair.second]->received(members_.instances[pair.first], payload);
+      drain(pair.second);
+    }
+  }
+
+  const Engine::Done* done(std::size_t i, OpId id) const {
+    const auto found = done_.find({i, id});
+    return found == done_.end() ? nullptr : &found->second;
+  }
+  Engine& engine(std::size_t i) { return *engines_[i]; }
+  void on_combine(std::function<std::variant<wire::Payload, Error>(std::vector<wire::Payload>)> f) {
+    combine_ = std::move(f);
+  }
+  void drop_messages() { wire_.clear(); }
+
+ private:
+  void drain(std::size_t i) {
+    for (auto& action : engines_[i]->take_actions()) {
+      if (auto* send = std::get_if<Engine::Send>(&action)) {
+        for (std::size_t j = 0; j < engines_.size(); ++j) {
+          if (members_.instances[j] == send->instance) wire_[{i, j}].push_back(send->payload);
+        }
+      } else if (auto* sum = std::get_if<Engine::Sum>(&action)) {
+        run(sum->task);
+        engines_[i]->summed(sum->op, sum->slice);
+        drain(i);
+      } else if (auto* combine = std::get_if<Engine::Combine>(&action)) {
+        engines_[i]->combined(combine->op, combine_(std::move(combine->payloads)));
+        drain(i);
+      } else {
+        auto& done = std::get<Engine::Done>(action);
+        const auto id = done.op;
+        CHECK(done_.emplace(std::pair{i, id}, std::move(done)).second);
+      }
+    }
+  }
+
+  Random random_;
+  Engine::Members members_;
+  std::vector<std::unique_ptr<Engine>> engines_;
+  std::map<std::pair<std::size_t, std::size_t>, std::deque<wire::Payload>> wire_;
+  std::map<std::pair<std::size_t, OpId>, Engine::Done> done_;
+  std::function<std::variant<wire::Payload, Error>(std::vector<wire::Payload>)> combine_;
+};
+
+OpSpec floats(std::int64_t count, ReduceOp op = ReduceOp::sum) {
+  OpSpec spec;
+  spec.op = op;
+  spec.shape = {count};
+  return spec;
+}
+
+TEST("allreduce: the same bits everywhere, for any number of members and any order of arrival") {
+  Random random(3);
+  for (std::size_t k = 1; k <= 7; ++k) {
+    for (const std::int64_t count : {0, 1, 5, 1024, 1025, 20011}) {
+      Members members(k, 10 * k + static_cast<std::uint64_t>(count));
+      std::vector<std::vector<float>> inputs(k, std::vector<float>(static_cast<std::size_t>(count)));
+      std::vector<Buffer> buffers;
+      for (auto& input : inputs) {
+        for (float& value : input) value = 1.0f / static_cast<float>(1 + random.below(1000));
+        buffers.push_back(buffer(input));
+      }
+      std::vector<float> expected = inputs[0];
+      for (std::size_t n = 1; n < k; ++n) {
+        for (std::size_t i = 0; i < expected.size(); ++i) expected[i] += inputs[n][i];
+      }
+      for (std::size_t i = 0; i < k; ++i) members.start(i, "x", floats(count), {buffers[i]});
+      members.settle();
+      for (std::size_t i = 0; i < k; ++i) {
+        const auto* done = members.done(i, 1);
+        CHECK(done != nullptr && !done->error);
+        if (done == nullptr) continue;
+        CHECK(values_of<float>(done->tensor) == expected);
+        CHECK(values_of<float>(buffers[i]) == inputs[i]);
+        CHECK_EQ(members.engine(i).pending(), std::size_t{0});
+      }
+    }
+  }
+}
+
+TEST("mean divides once; several inputs of one member are added up") {
+  Members members(3);
+  OpSpec mean = floats(3000, ReduceOp::mean);
+  for (std::size_t i = 0; i < 3; ++i) {
+    members.start(i, "mean", mean, {buffer(std::vector<float>(3000, static_cast<float>(i + 1)))});
+  }
+  OpSpec some = floats(3000);
+  some.contributors = {1};
+  some.reducers = {0, 2};
+  some.divisor = 4;
+  members.start(0, "some", some, {});
+  members.start(1, "some", some, {buffer(std::vector<float>(3000, 1)),
+                                  buffer(std::vector<float>(3000, 2)),
+                                  buffer(std::vector<float>(3000, 3))});
+  members.start(2, "some", some, {});
+  members.settle();
+  for (std::size_t i = 0; i < 3; ++i) {
+    CHECK(values_of<float>(members.done(i, 1)->tensor) == std::vector<float>(3000, 2));
+    CHECK(values_of<float>(members.done(i, 2)->tensor) == std::vector<float>(3000, 1.5));
+  }
+}
+
+TEST("operations of one name follow one another; what arrives before the start waits") {
+  Members members(2);
+  for (int n = 1; n <= 3; ++n) {
+    members.start(0, "x", floats(1), {buffer(std::vector<float>{static_cast<float>(n)})});
+  }
+  members.settle();
+  CHECK(members.done(0, 1) == nullptr);
+  CHECK((members.engine(0).waiting_for(1) == std::vector<std::string>{"peer-1"}));
+  for (int n = 1; n <= 3; ++n) {
+    members.start(1, "x", floats(1), {buffer(std::vector<float>{static_cast<float>(10 * n)})});
+    members.settle();
+    for (std::size_t i = 0; i < 2; ++i) {
+      CHECK(values_of<float>(members.done(i, static_cast<OpId>(n))->tensor) ==
+            std::vector<float>{static_cast<float>(11 * n)});
+    }
+  }
+}
+
+TEST("a disagreement is an error at everyone that names both peers and both specs") {
+  for (const std::int64_t count : {4, 100000}) {
+    Members members(3);
+    members.start(0, "x", floats(count), {buffer(std::vector<float>(std::size_t(count)))});
+    members.start(1, "x", floats(count), {buffer(std::vector<float>(std::size_t(count)))});
+    members.start(2, "x", floats(3), {buffer(std::vector<float>(3))});
+    members.settle();
+    for (std::size_t i = 0; i < 3; ++i) {
+      const auto* done = members.done(i, 1);
+      CHECK(done != nullptr && done->error.code == ErrorCode::error);
+      if (done == nullptr) continue;
+      for (const char* word : {"peer-2", "(3,)", "'x'"}) {
+        CHECK(done->error.message.find(word) != std::string::npos);
+      }
+      CHECK(done->error.message.find(std::to_string(count)) != std::string::npos);
+    }
+  }
+}
+
+TEST("a change of epoch fails what is unfinished, or starts it again with the same input") {
+  Members members(3);
+  Engine::Options retry;
+  retry.retry = true;
+  const auto one = buffer(std::vector<float>{1});
+  for (std::size_t i = 0; i < 2; ++i) {
+    members.start(i, "lost", floats(1), {one});
+    members.start(i, "kept", floats(1), {one}, retry);
+  }
+  members.settle();
+  members.enter(2, 0);  // one of them before the others: its messages of epoch 2 come early
+  members.settle();
+  members.enter(2, 1);
+  members.enter(2, 2);
+  members.start(2, "kept", floats(1), {one});
+  members.settle();
+  for (std::size_t i = 0; i < 2; ++i) {
+    CHECK(members.done(i, 1)->error.code == ErrorCode::group_changed);
+    CHECK(values_of<float>(members.done(i, 2)->tensor) == std::vector<float>{3});
+  }
+  CHECK(values_of<float>(members.done(2, 1)->tensor) == std::vector<float>{3});
+}
+
+TEST("frames of an old epoch are not applied") {
+  Members members(2);
+  members.start(0, "x", floats(1), {buffer(std::vector<float>{7})});
+  members.enter(2, 1);
+  members.settle();  // the old frame arrives in epoch 2
+  members.enter(2, 0);
+  members.start(1, "x", floats(1), {buffer(std::vector<float>{1})});
+  members.start(0, "x", floats(1), {buffer(std::vector<float>{2})});
+  members.settle();
+  CHECK(values_of<float>(members.done(1, 1)->tensor) == std::vector<float>{3});
+}
+
+TEST("values go to rank 0 in rank order and its result, or its error, to everyone") {
+  Members members(3);
+  members.on_combine([](std::vector<wire::Payload> payloads) {
+    std::string all;
+    for (const auto& payload : payloads) all += wire::decode<std::string>(payload.body);
+    wire::Writer writer;
+    writer(all);
+    return std::variant<wire::Payload, Error>(wire::Payload{writer.take(), {}});
+  });
+  for (const std::size_t i : {2u, 0u, 1u}) members.start_value(i, "v", std::to_string(i));
+  members.settle();
+  for (std::size_t i = 0; i < 3; ++i) {
+    CHECK_EQ(wire::decode<std::string>(members.done(i, 1)->value.body), std::string("012"));
+  }
+  members.on_combine([](std::vector<wire::Payload>) {
+    Error error;
+    error.code = ErrorCode::remote;
+    error.message = "division by zero";
+    return std::variant<wire::Payload, Error>(error);
+  });
+  for (std::size_t i = 0; i < 3; ++i) members.start_value(i, "v", "x");
+  members.settle();
+  for (std::size_t i = 0; i < 3; ++i) CHECK(members.done(i, 2)->error.code == ErrorCode::remote);
+}
+
+TEST("cancelling at one member fails the operation at all, also where it starts later") {
+  Members members(3);
+  const auto one = buffer(std::vector<float>{1});
+  const OpId id = members.start(0, "x", floats(1), {one});
+  members.start(1, "x", floats(1), {one});
+  Error error;
+  error.code = ErrorCode::timeout;
+  error.message = "peer-0 waited 5 s";
+  members.cancel(0, id, error);
+  members.settle();
+  members.start(2, "x", floats(1), {one});
+  members.settle();
+  for (std::size_t i = 0; i < 3; ++i) CHECK(members.done(i, 1)->error.code == ErrorCode::timeout);
+}
+
+TEST("wrong use is refused where it happens") {
+  Members members(2);
+  const auto one = buffer(std::vector<float>{1});
+  CHECK_THROWS(members.start(0, "x", floats(2), {one}), ErrorCode::invalid_argument);
+  CHECK_THROWS(members.start(0, "x", floats(1), {}), ErrorCode::invalid_argument);
+  CHECK_THROWS(members.start(0, "x", floats(-1), {one}), ErrorCode::invalid_argument);
+  OpSpec integers = floats(1, ReduceOp::mean);
+  integers.dtype = tensor::DType::int32;
+  CHECK_THROWS(members.start(0, "x", integers, {one}), ErrorCode::invalid_argument);
+  OpSpec ranks = floats(1);
+  ranks.contributors = {0, 2};
+  CHECK_THROWS(members.start(0, "x", ranks, {one}), ErrorCode::invalid_argument);
+  Engine alone({"group", Uid{9, 9}, nullptr, 0});
+  CHECK_THROWS(alone.start("x", floats(1), {one}, {}), ErrorCode::closed);
+}
+
+}  // namespace
