@@ -1,0 +1,266 @@
+"""Speed of the whole IMPALA job against what its parts allow.
+
+    python benchmarks/impala.py --env pong --net shallow --peers 1 2
+
+Each part is measured alone, on one thread, with the shapes it has in the job: stepping the
+environments, inferring actions, and training (loss, gradients, optimiser). The parts take turns, so
+that a change of the machine's speed meets all of them, and are measured before and after the job.
+If nothing else cost anything, a job on C cores would run at C / (sum of the parts' core-seconds a
+step). The job is `moolink run -n PEERS -m examples.torch.impala`, measured after its start.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import platform
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # run by path, this file does not see the examples otherwise
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+import tyro  # noqa: E402
+
+from examples.common.config import Config, parse  # noqa: E402
+from examples.common.environments import make_env  # noqa: E402
+from examples.common.memory import keep_freed_memory  # noqa: E402
+from examples.common.unrolls import Batch, Unroll  # noqa: E402
+from examples.torch.impala import (  # noqa: E402
+    ActingPolicy,
+    apply_gradients,
+    impala_loss,
+    make_net,
+)
+from examples.torch.optimizers import make_optimizer  # noqa: E402
+
+TURN = 0.25  # CPU-seconds of a part's turn
+
+
+@dataclass
+class Options:
+    env: str = "pong"
+    """Atari game."""
+    net: str = "shallow"
+    """`shallow` (84x84) or `small` (42x42)."""
+    peers: tuple[int, ...] = (1, 2)
+    """Jobs to run, by their numbers of peers."""
+    seconds: float = 40.0
+    """Length of the measured part of each job."""
+    turns: int = 12
+    """Turns of each part, half before and half after the job."""
+    json: Path | None = None
+    """Write the results here."""
+    markdown: Path | None = None
+    """Write the table here."""
+
+
+@dataclass
+class Result:
+    """Core-seconds are in microseconds of CPU time per agent step; a step is four frames."""
+
+    peers: int
+    cores: int
+    environment_us: float
+    inference_us: float
+    training_us: float
+    steps_per_second: float
+    steps_per_cpu_second: float
+    allowed_steps_per_second: float
+    ratio: float
+    cores_used: float
+
+
+def job_config(options: Options, peers: int) -> Config:
+    environ = {"MOOLINK_NUM_PEERS": str(peers)}
+    return parse(["--env", options.env, "--net", options.net], environ)
+
+
+def make_parts(config: Config) -> dict[str, tuple[Callable[[], object], int]]:
+    """Each part: a call, and the agent steps that one call is worth."""
+    num_envs, length = config.envs_per_group, config.actor.unroll_length
+    batch_size = config.learner.batch_size
+    env = make_env(config, num_envs, num_threads=1)
+    net = make_net(config, env, None)
+    policy = ActingPolicy(net, seed=0)
+    optimizer = make_optimizer(net.parameters(), config.learner)
+    random = np.random.default_rng(0)
+    unroll = Unroll(length, num_envs, env.observation_shape)
+    unroll.observation[0] = env.reset(None)
+    for t in range(length):
+        unroll.action[t], unroll.log_prob[t] = policy(unroll.observation[t])
+        env.send(unroll.action[t])
+        step = env.recv()
+        unroll.observation[t + 1], unroll.reward[t] = step.observation, step.reward
+        unroll.done[t] = step.done
+    batch = Batch(unroll, slice(0, batch_size))
+
+    def step_environment() -> None:
+        env.send(random.integers(env.num_actions, size=num_envs))
+        env.recv()
+
+    def train() -> None:
+        impala_loss(net, batch, config.learner).total.backward()
+        apply_gradients(net, optimizer, 0.0, config.learner.max_grad_norm)
+        policy.update(net)
+
+    return {
+        "environment": (step_environment, num_envs),
+        "inference": (lambda: policy(unroll.observation[0]), num_envs),
+        "training": (train, length * batch_size),
+    }
+
+
+def measure_parts(
+    parts: dict[str, tuple[Callable[[], object], int]], turns: int
+) -> dict[str, list[float]]:
+    """CPU-seconds a step of each part, one figure a turn."""
+    figures: dict[str, list[float]] = {name: [] for name in parts}
+    for _ in range(turns):
+        for name, (call, steps) in parts.items():
+            call()  # its memory has left the caches meanwhile
+            calls, start = 0, time.process_time()
+            while (used := time.process_time() - start) < TURN:
+                call()
+                calls += 1
+            figures[name].append(used / (calls * steps))
+    return figures
+
+
+def run_job(options: Options, peers: int) -> tuple[float, float, float]:
+    """Steps per second, steps per CPU-second and cores used of the whole job."""
+    with tempfile.TemporaryDirectory() as directory:
+        command = [sys.executable, "-m", "moolink", "run", "-n", str(peers)]
+        command += ["-m", "examples.torch.impala", "--env", options.env, "--net", options.net]
+        command += ["--save-dir", directory, "--no-resume", "--log-interval", "1"]
+        command += ["--total-steps", "100000000", "--checkpoint-interval", "100000"]
+        job = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, start_new_session=True)
+        try:
+            curve = Path(directory, "learning_curve.csv")
+            first = wait_for_row(job, curve, lambda row: float(row["seconds"]) > 12)
+            cpu = tree_cpu_seconds(job.pid)
+            until = float(first["seconds"]) + options.seconds
+            last = wait_for_row(job, curve, lambda row: float(row["seconds"]) > until)
+            cpu = tree_cpu_seconds(job.pid) - cpu
+        finally:
+            job.send_signal(signal.SIGTERM)
+            job.wait(timeout=30)
+    steps = int(last["steps"]) - int(first["steps"])
+    seconds = float(last["seconds"]) - float(first["seconds"])
+    return steps / seconds, steps / cpu, cpu / seconds
+
+
+def wait_for_row(
+    job: subprocess.Popen[bytes], path: Path, wanted: Callable[[dict[str, str]], bool]
+) -> dict[str, str]:
+    """The newest row of the learning curve, as soon as it is a wanted one."""
+    while True:
+        if job.poll() is not None:
+            raise RuntimeError(f"the job ended with status {job.returncode} while being measured")
+        if path.exists():
+            with path.open(newline="") as file:
+                rows = [row for row in csv.DictReader(file) if None not in row.values()]
+            if rows and wanted(rows[-1]):
+                return rows[-1]
+        time.sleep(0.05)
+
+
+def tree_cpu_seconds(pid: int) -> float:
+    """CPU time used so far by a process and its living descendants."""
+    parents, ticks = {}, {}
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            fields = Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()
+        except FileNotFoundError:
+            continue  # ended meanwhile
+        parents[int(entry)] = int(fields[1])
+        ticks[int(entry)] = int(fields[11]) + int(fields[12])
+    total = 0
+    for process in ticks:
+        ancestor = process
+        while ancestor not in (pid, 0):
+            ancestor = parents.get(ancestor, 0)
+        total += ticks[process] if ancestor == pid else 0
+    return total / os.sysconf("SC_CLK_TCK")
+
+
+def measure(options: Options, peers: int) -> Result:
+    cores = len(os.sched_getaffinity(0))
+    parts = make_parts(job_config(options, peers))
+    figures = measure_parts(parts, options.turns // 2)
+    steps_per_second, steps_per_cpu_second, cores_used = run_job(options, peers)
+    for name, more in measure_parts(parts, options.turns - options.turns // 2).items():
+        figures[name] += more
+    cost = {name: statistics.median(values) for name, values in figures.items()}
+    allowed = cores / sum(cost.values())
+    return Result(
+        peers=peers,
+        cores=cores,
+        environment_us=cost["environment"] * 1e6,
+        inference_us=cost["inference"] * 1e6,
+        training_us=cost["training"] * 1e6,
+        steps_per_second=steps_per_second,
+        steps_per_cpu_second=steps_per_cpu_second,
+        allowed_steps_per_second=allowed,
+        ratio=steps_per_second / allowed,
+        cores_used=cores_used,
+    )
+
+
+def table(options: Options, results: list[Result]) -> str:
+    lines = [
+        f"{options.env}, net {options.net}; {machine()}",
+        "",
+        "| peers | environment | inference | training | parts allow | job | ratio "
+        "| per CPU-second | cores used |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {r.peers} | {r.environment_us:.0f} µs | {r.inference_us:.0f} µs "
+        f"| {r.training_us:.0f} µs | {r.allowed_steps_per_second:,.0f}/s "
+        f"| {r.steps_per_second:,.0f}/s | {r.ratio:.2f} | {r.steps_per_cpu_second:,.0f} "
+        f"| {r.cores_used:.2f} |"
+        for r in results
+    ]
+    return "\n".join(lines)
+
+
+def machine() -> str:
+    model = platform.machine()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = line.partition(":")[2].strip()
+            break
+    load = os.getloadavg()[0]
+    return (
+        f"{len(os.sched_getaffinity(0))} cores of {model}, load {load:.1f} at the end, "
+        f"Python {platform.python_version()}, torch {torch.__version__}"
+    )
+
+
+def main() -> None:
+    options = tyro.cli(Options, description=__doc__)
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    results = [measure(options, peers) for peers in options.peers]
+    print(table(options, results))
+    if options.json is not None:
+        options.json.write_text(json.dumps([asdict(r) for r in results], indent=2) + "\n")
+    if options.markdown is not None:
+        options.markdown.write_text(table(options, results) + "\n")
+
+
+if __name__ == "__main__":
+    main()

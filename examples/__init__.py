@@ -1,0 +1,1 @@
+"""Example learners: `examples.torch.impala`, and what learners share in `examples.common`."""
