@@ -48,6 +48,13 @@ struct Error {
   }
 };
 
+inline Error make_error(ErrorCode code, std::string message) {
+  Error error;
+  error.code = code;
+  error.message = std::move(message);
+  return error;
+}
+
 // Thrown inside the library where a result cannot be returned; bind turns it into Python's.
 class Exception : public std::runtime_error {
  public:

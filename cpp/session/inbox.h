@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "base/buffer.h"
@@ -19,12 +20,14 @@ namespace moolink::session {
 
 // A body or part on its way in.
 struct InboundPart {
-  std::uint64_t size = 0;
-  std::uint64_t received = 0;   // of a streamed part: chunks come in order
+  enum class How : std::uint8_t { in_frame, stream, to_be_granted, asked, granted };
+  How how = How::in_frame;
   bool complete = false;
-  std::uint64_t grant = 0;      // not 0: `memory` is a grant of the message's connection
-  MutableBuffer memory;         // where chunks or the grant's filler write
-  Buffer bytes;                 // when complete
+  std::uint64_t size = 0;
+  std::uint64_t received = 0;  // of a streamed part: chunks come in order
+  std::uint64_t grant = 0;
+  MutableBuffer memory;        // where chunks or the grant's filler write; empty: discarded
+  Buffer bytes;                // when complete
 };
 
 struct Inbound {
@@ -35,7 +38,7 @@ struct Inbound {
   std::uint32_t attempt = 0;
   wire::ConnectionId connection = 0;  // of that attempt
   std::size_t missing = 0;            // parts, the body among them
-  std::uint64_t reserved = 0;         // bytes of parts outside the frame
+  std::uint64_t reserved = 0;         // memory that it holds
   Error error;                        // no memory: parts are discarded
   InboundPart body;
   std::vector<InboundPart> parts;
@@ -55,54 +58,56 @@ class Inbox {
   const SequenceSet& complete() const { return complete_; }
   Inbound* find(std::uint64_t seq);
 
-  // A message frame that is new, or a new attempt of an incomplete message. True: it is complete
-  // now. The caller has dropped what is complete already, and attempts older than the known one.
-  bool begin(std::uint64_t seq, std::uint16_t lane, const wire::MessageHead& head,
-             const Buffer& payload, wire::ConnectionId connection, Time deadline);
+  // A message frame: new, or a later attempt of an incomplete message. The caller has dropped what
+  // is complete already, and attempts not later than the known one.
+  void accept(std::uint64_t seq, std::uint16_t lane, const wire::MessageHead& head,
+              const Buffer& payload, wire::ConnectionId connection, Time deadline);
   // Memory for a chunk; empty: discard it.
   std::span<std::byte> chunk_target(wire::ConnectionId connection, const wire::ChunkHead& head);
-  // True: the message is complete now.
-  bool chunk_received(wire::ConnectionId connection, const wire::ChunkHead& head);
-  // The part's memory is a grant from now on.
-  void granted(Inbound& inbound, std::uint32_t part, std::uint64_t grant, MutableBuffer memory);
-  // The grant is filled. True: the message is complete now.
-  bool filled(wire::ConnectionId connection, std::uint64_t grant, std::uint64_t& seq);
+  void chunk_received(wire::ConnectionId connection, const wire::ChunkHead& head);
 
-  // Marks seq as complete and calls deliver(Inbound&&) for it and for what waited for it in its
-  // lane; a message whose lane is not that far waits.
-  template <class Callback>
-  void complete(std::uint64_t seq, Callback deliver) {
-    for (std::uint64_t next = finish(seq); next != 0;) {
-      auto node = inbounds_.extract(next);
-      const std::uint64_t waiting = released(next, node.mapped());
-      deliver(std::move(node.mapped()));
-      next = waiting;
-    }
-  }
+  // The sender asks for a grant. False: not wanted any more.
+  bool wanted(wire::ConnectionId connection, const wire::Want& want);
+  // The part's memory is a grant from now on, or, if there was none to be had, chunks will come.
+  // False: nobody waits for it any more, and the memory is released.
+  bool granted(wire::ConnectionId connection, std::uint64_t seq, std::uint32_t part,
+               std::uint64_t grant, MutableBuffer memory);
+  void filled(wire::ConnectionId connection, std::uint64_t grant);
+  // Whether the sender may be filling grants of the message.
+  bool has_open_grants(const Inbound& inbound) const;
+
+  // Complete messages whose turn in their lane has come; the caller delivers and clears them.
+  std::vector<Inbound>& ready() { return ready_; }
+  // How many messages have become complete since the last call.
+  std::uint32_t take_completed() { return std::exchange(completed_, 0); }
 
   // Grants that the connection's sender has not filled are abandoned with it.
   void disconnected(wire::ConnectionId connection);
   void clear();
 
  private:
-  bool current(wire::ConnectionId connection, const wire::ChunkHead& head, const Inbound& inbound,
-               const InboundPart& part) const;
-  void restart(Inbound& inbound);
-  void read_inline(const wire::MessageHead& head, const Buffer& payload, Inbound& inbound) const;
-  void reserve(const wire::MessageHead& head, Inbound& inbound);
-  // The message to deliver now: seq itself, or 0 if it waits for its lane.
-  std::uint64_t finish(std::uint64_t seq);
-  // Takes a message that is being delivered off the books; the one that waited for it, or 0.
-  std::uint64_t released(std::uint64_t seq, const Inbound& inbound);
+  void read_parts(const wire::MessageHead& head, const Buffer& payload, Inbound& inbound);
+  void reserve(std::uint64_t bytes, Inbound& inbound);
+  void place(const wire::PartHead& head, Inbound& inbound, InboundPart& part);
+  void abandon_grants(std::uint64_t seq, Inbound& inbound);
+  void part_complete(std::uint64_t seq, Inbound& inbound, InboundPart& part);
+  bool turn_has_come(const Inbound& inbound) const;
+  void complete(std::uint64_t seq, Inbound inbound);
+  void deliver(std::uint64_t seq, Inbound inbound);
 
   Limits limits_;
   Allocator* allocator_;
   SequenceSet complete_;
-  std::map<std::uint64_t, Inbound> inbounds_;             // incomplete, or waiting for their lane
-  std::map<std::uint64_t, std::uint64_t> waiting_for_;    // lane_prev -> the one that waits for it
-  std::map<std::pair<wire::ConnectionId, std::uint64_t>,
-           std::pair<std::uint64_t, std::uint32_t>> grants_;  // connection, grant -> seq, part
-  std::uint64_t reserved_ = 0;                            // of all inbounds_
+  std::map<std::uint64_t, Inbound> inbounds_;           // incomplete, or waiting for their lane
+  std::map<std::uint64_t, std::uint64_t> waiting_for_;  // lane_prev -> the one that waits for it
+  struct Place {
+    std::uint64_t seq;
+    std::uint32_t part;
+  };
+  std::map<std::pair<wire::ConnectionId, std::uint64_t>, Place> grants_;  // connection, grant
+  std::uint64_t reserved_ = 0;  // memory that the messages in inbounds_ hold
+  std::vector<Inbound> ready_;
+  std::uint32_t completed_ = 0;
 };
 
 }  // namespace moolink::session

@@ -17,14 +17,17 @@ using wire::ConnectionId;
 // What a session knows of one of its connections.
 struct Link {
   ConnectionId connection = 0;
+  wire::PathKind kind = wire::PathKind::tcp;
   wire::PathTraits traits;
+  std::size_t chunk_bytes = 0;  // that both sides take
   bool dialled = false;
   std::uint64_t generation = 0;
 
   // Greeting: the connection carries messages once both sides have named the same session.
   wire::Hello ours;
   bool has_said = false;
-  std::uint64_t said = 0;  // the session last named on it
+  std::uint64_t said = 0;           // the session last named on it
+  bool said_established = false;    // ... as one in which the peer has taken part
   bool attached = false;
 
   // Liveness.

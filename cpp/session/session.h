@@ -124,8 +124,8 @@ class Session {
   // A connection to the peer has opened and its greeting was accepted. `ours` is the greeting with
   // all but the session's fields filled in. The accepting side says WELCOME here; the dialling one
   // answers the WELCOME, which is to be handed to received() next.
-  void attach(Time now, ConnectionId connection, const wire::PathTraits& traits, bool dialled,
-              wire::Hello ours);
+  void attach(Time now, ConnectionId connection, wire::PathKind kind,
+              const wire::PathTraits& traits, bool dialled, wire::Hello ours);
   // The connection failed or was closed by the peer. No copier writes into a grant through it any
   // more, and no chunk is being received by it.
   void disconnected(Time now, ConnectionId connection);
@@ -138,7 +138,8 @@ class Session {
   void grant_ready(Time now, ConnectionId connection, std::uint64_t seq, std::uint32_t part,
                    const wire::GrantPlace& place, MutableBuffer memory);
   void grant_filled(Time now, ConnectionId connection, std::uint64_t grant);
-  // The connection has little left to write.
+  // The connection has little left to write: more chunks may come. To be called after chunks were
+  // written, at once if the transport still has room, else as soon as it has.
   void writable(Time now, ConnectionId connection);
 
   // ---- messages ----
@@ -178,33 +179,39 @@ class Session {
   using Links = std::map<ConnectionId, Link>;
 
   // greeting.cc
+  bool chooses() const { return config_.self < config_.peer; }
   void welcomed(Time now, Link& link, const wire::ReceivedFrame& frame);
+  void welcomed_as_chooser(Time now, Link& link, const wire::Hello& theirs);
+  void welcomed_as_follower(Time now, Link& link, const wire::Hello& theirs, bool established);
   void agreed(Time now, Link& link, const wire::Hello& theirs);
-  void say_welcome(Time now, Link& link);
-  void begin(Time now, std::uint64_t id, const Error& reason);
+  void say_welcome(Link& link);
+  void restart(Time now, std::uint64_t id, ConnectionId except);
 
-  // session.cc
+  // receiving.cc
   void dispatch(Time now, Link& link, const wire::ReceivedFrame& frame);
   void received_message(Time now, Link& link, const wire::ReceivedFrame& frame);
-  void received_want(Time now, Link& link, const wire::Want& want);
   void received_grant(Time now, Link& link, const wire::Grant& grant);
-  void completed(Time now, std::uint64_t seq);
-  void acknowledged(Time now, std::uint64_t cum, std::span<const std::uint64_t> bitmap);
-  void write(Time now, Link& link, wire::Frame frame);
+  void close_writers(Time now, std::uint64_t seq, ConnectionId except);
+  void ack_due(Time now, std::uint32_t messages);
+  void deliver_ready(Time now);
+  void acknowledged(std::uint64_t cum, std::span<const std::uint64_t> bitmap);
+
+  // sending.cc
+  void write(Link& link, wire::Frame frame);
   void write_ack(Time now);
   void write_message(Time now, Link& link, std::uint64_t seq);
-  void write_parts(Time now, Link& link);
+  void write_parts(Link& link);
+  bool write_part(Link& link, std::uint64_t seq, Outgoing& outgoing);
   void write_unassigned(Time now);
+
+  // session.cc
   void drop_link(Time now, ConnectionId connection);
   void close_link(Time now, ConnectionId connection, Error error);
-  void fail(Time now, Error reason, bool silent);
+  void lose(Time now, Error reason, bool silent, ConnectionId except);
   Link* best_link(Time now);
   Link* find(ConnectionId connection);
-
-  // liveness.cc
-  void heard(Time now, Link& link);
+  bool silent_for(Time now, Time since, Duration duration) const;
   void watch_links(Time now);
-  void notice_lateness(Time now);
 
   Config config_;
   Random random_;
@@ -221,11 +228,10 @@ class Session {
 
   std::uint32_t acks_due_ = 0;
   Time ack_at_ = kNever;
-  wire::Window receive_window_;
-  bool window_was_full_ = false;
+  wire::Window receive_window_;       // as the peer was told, or is to be
+  bool was_full_ = false;             // a message was refused since WindowOpened
 
   Time last_heard_{};
-  Time connected_until_{};  // while without connection: since when
   Time forgiving_until_{};  // accuses nobody before
   Time expected_tick_ = kNever;
 };

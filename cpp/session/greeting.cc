@@ -1,0 +1,122 @@
+// How two sides agree about a session on a new connection. The side with the smaller instance id
+// chooses session ids, the other follows; they speak in turn, the accepting side first, until both
+// have named the same id. See docs/design/protocol/session.md, "Greeting".
+
+#include <algorithm>
+#include <utility>
+
+#include "base/mutant.h"
+#include "session/session.h"
+
+namespace moolink::session {
+
+namespace {
+
+// WELCOME: the chooser names a session in which the follower has taken part before.
+constexpr std::uint8_t kEstablished = 1;
+constexpr std::size_t kGreetingWords = 64;  // of rx_have; the rest is sent again and dropped
+constexpr std::size_t kChunkFrameRoom = 128;  // header and control of a chunk
+
+Error restarted() {
+  return make_error(ErrorCode::peer_lost, "the peer does not know the session any more");
+}
+
+}  // namespace
+
+void Session::say_welcome(Link& link) {
+  wire::Hello welcome = link.ours;
+  welcome.session = id_;
+  welcome.rx_next = inbox_.complete().cum() + 1;
+  welcome.rx_have = inbox_.complete().bitmap();
+  if (welcome.rx_have.size() > kGreetingWords) welcome.rx_have.resize(kGreetingWords);
+  link.has_said = true;
+  link.said = id_;
+  link.said_established = confirmed_;
+  wire::Frame frame = wire::make_frame(wire::FrameType::welcome, welcome);
+  frame.header.flags = confirmed_ ? kEstablished : 0;
+  actions_.push_back(Write{link.connection, std::move(frame)});
+}
+
+void Session::welcomed(Time now, Link& link, const wire::ReceivedFrame& frame) {
+  if (link.attached) wire::fail("WELCOME on a connection that is in use");
+  const wire::Hello theirs = wire::decode_hello(frame.control(), config_.limits);
+  const std::size_t frame_bytes =
+      static_cast<std::size_t>(std::min<std::uint64_t>(theirs.max_frame, config_.limits.max_frame));
+  if (frame_bytes < kInlineTotal) wire::fail("the peer's largest frame is too small");
+  link.chunk_bytes = std::clamp<std::size_t>(link.traits.chunk_bytes, 1,
+                                             frame_bytes - kChunkFrameRoom);
+  if (chooses()) {
+    welcomed_as_chooser(now, link, theirs);
+  } else {
+    welcomed_as_follower(now, link, theirs, (frame.header.flags & kEstablished) != 0);
+  }
+}
+
+void Session::welcomed_as_chooser(Time now, Link& link, const wire::Hello& theirs) {
+  if (id_ != 0 && theirs.session == id_) {
+    if (!link.has_said || link.said != id_) say_welcome(link);
+    agreed(now, link, theirs);
+    return;
+  }
+  // Only an answer to "this session is established" proves that the peer has lost it: what it said
+  // before may have crossed another connection's greeting.
+  const bool proven = link.has_said && link.said == id_ && link.said_established;
+  if (id_ == 0 || proven) restart(now, random_.next(), link.connection);
+  say_welcome(link);
+}
+
+void Session::welcomed_as_follower(Time now, Link& link, const wire::Hello& theirs,
+                                   bool established) {
+  if (theirs.session == 0) wire::fail("the choosing side named no session");
+  if (theirs.session != id_) {
+    if (established && !mutant("resume_unknown_session")) {
+      restart(now, 0, link.connection);
+      say_welcome(link);
+      return;
+    }
+    restart(now, theirs.session, link.connection);
+  }
+  if (!link.has_said || link.said != id_) say_welcome(link);
+  agreed(now, link, theirs);
+}
+
+// Leaves the present session, if any, for the one called `id`, or for none.
+void Session::restart(Time now, std::uint64_t id, ConnectionId except) {
+  if (id_ != 0) lose(now, restarted(), false, except);
+  id_ = id;
+}
+
+void Session::agreed(Time now, Link& link, const wire::Hello& theirs) {
+  link.attached = true;
+  link.generation = ++generation_;
+  link.last_heard = now;
+  link.ping_at = now + config_.timing.ping_after;
+  last_heard_ = now;
+  confirmed_ = true;
+  ready_ = true;
+  acknowledged(theirs.rx_next - 1, theirs.rx_have);
+  actions_.push_back(Attached{link.connection});
+
+  // One connection for each path and dialling side: the dialler knows best that the old one is
+  // gone. (Both sides dialling at once leaves two, rather than each side closing the other's.)
+  std::vector<ConnectionId> replaced;
+  for (const auto& [connection, other] : links_) {
+    if (other.attached && &other != &link && other.kind == link.kind &&
+        other.dialled == link.dialled) {
+      replaced.push_back(connection);
+    }
+  }
+  const ConnectionId connection = link.connection;
+  const bool usual_window =
+      receive_window_.bytes == Limits{}.send_window_bytes &&
+      receive_window_.messages == Limits{}.send_window_messages;
+  if (!usual_window) write(link, wire::make_frame(wire::FrameType::window, receive_window_));
+  for (const ConnectionId old : replaced) {
+    close_link(now, old, make_error(ErrorCode::closed,
+                                    "replaced by connection " + std::to_string(connection)));
+  }
+  if (!mutant("no_replay_after_reconnect")) write_unassigned(now);
+  if (acks_due_ > 0) write_ack(now);
+}
+
+}  // namespace moolink::session

@@ -1,0 +1,275 @@
+#include "session/inbox.h"
+
+#include <algorithm>
+#include <new>
+#include <string>
+
+#include "base/mutant.h"
+#include "session/outbox.h"
+
+namespace moolink::session {
+
+namespace {
+
+bool in_frame(const wire::PartHead& head) {
+  switch (head.where) {
+    case wire::PartWhere::inline_:
+      return true;
+    case wire::PartWhere::stream:
+    case wire::PartWhere::grant:
+      if (head.bytes == 0) wire::fail("an empty part outside its frame");
+      return false;
+    case wire::PartWhere::loan:
+      break;
+  }
+  wire::fail("a part in memory that was not lent");
+}
+
+}  // namespace
+
+Inbound* Inbox::find(std::uint64_t seq) {
+  const auto found = inbounds_.find(seq);
+  return found == inbounds_.end() ? nullptr : &found->second;
+}
+
+void Inbox::accept(std::uint64_t seq, std::uint16_t lane, const wire::MessageHead& head,
+                   const Buffer& payload, wire::ConnectionId connection, Time deadline) {
+  if (seq == 0 || seq > complete_.cum() + kMaxSpan) wire::fail("a message outside the window");
+  if (head.lane_prev >= seq) wire::fail("a message before itself in its lane");
+  Inbound inbound;
+  if (auto known = inbounds_.extract(seq)) {
+    inbound = std::move(known.mapped());
+    if (inbound.parts.size() != head.parts.size() || inbound.lane_prev != head.lane_prev) {
+      wire::fail("a message differs between its attempts");
+    }
+    reserved_ -= inbound.reserved;
+    abandon_grants(seq, inbound);
+  }
+  inbound.lane = lane;
+  inbound.kind = head.kind;
+  inbound.lane_prev = head.lane_prev;
+  inbound.deadline = std::min(inbound.deadline, deadline);
+  inbound.attempt = head.attempt;
+  inbound.connection = connection;
+  read_parts(head, payload, inbound);
+  if (inbound.missing == 0) {
+    complete(seq, std::move(inbound));
+    return;
+  }
+  if (mutant("ack_before_complete")) complete_.insert(seq);
+  reserved_ += inbound.reserved;
+  inbounds_.emplace(seq, std::move(inbound));
+}
+
+void Inbox::read_parts(const wire::MessageHead& head, const Buffer& payload, Inbound& inbound) {
+  inbound.parts.resize(head.parts.size());
+  std::uint64_t outside = in_frame(head.body) ? 0 : head.body.bytes;
+  for (const wire::PartHead& part : head.parts) outside += in_frame(part) ? 0 : part.bytes;
+  reserve(outside + payload.size(), inbound);
+
+  std::size_t at = 0;
+  inbound.missing = 0;
+  const auto read = [&](const wire::PartHead& part_head, InboundPart& part) {
+    if (part.size != 0 && part.size != part_head.bytes) wire::fail("a part changed its size");
+    part.size = part_head.bytes;
+    if (!in_frame(part_head)) {
+      if (!part.complete) place(part_head, inbound, part);
+      inbound.missing += part.complete ? 0 : 1;
+      return;
+    }
+    if (part_head.bytes > payload.size() - at) wire::fail("a message shorter than its parts");
+    part.bytes = payload.slice(at, static_cast<std::size_t>(part_head.bytes));
+    part.complete = true;
+    at += static_cast<std::size_t>(part_head.bytes);
+  };
+  read(head.body, inbound.body);
+  for (std::size_t i = 0; i < head.parts.size(); ++i) read(head.parts[i], inbound.parts[i]);
+  if (at != payload.size()) wire::fail("a message longer than its parts");
+}
+
+// What a peer can make this side hold is bounded by the window, or is one message.
+void Inbox::reserve(std::uint64_t bytes, Inbound& inbound) {
+  if (bytes > kInlineTotal && reserved_ > 2 * limits_.send_window_bytes) {
+    wire::fail("more bytes under way than the window allows");
+  }
+  inbound.reserved = bytes;
+}
+
+void Inbox::place(const wire::PartHead& head, Inbound& inbound, InboundPart& part) {
+  part.received = 0;
+  if (head.where == wire::PartWhere::grant) {
+    part.how = InboundPart::How::to_be_granted;
+    part.memory = {};
+    return;
+  }
+  const bool has_memory = part.how == InboundPart::How::stream && !part.memory.empty();
+  part.how = InboundPart::How::stream;
+  if (has_memory || inbound.error) return;
+  try {
+    part.memory = allocator_->allocate(static_cast<std::size_t>(head.bytes));
+  } catch (const std::bad_alloc&) {
+    part.memory = {};
+    inbound.error.code = ErrorCode::error;
+    inbound.error.message = "no memory for a part of " + std::to_string(head.bytes) +
+                            " bytes at the receiver";
+  }
+}
+
+std::span<std::byte> Inbox::chunk_target(wire::ConnectionId connection,
+                                         const wire::ChunkHead& head) {
+  Inbound* inbound = find(head.seq);
+  if (inbound == nullptr) return {};
+  InboundPart* part = inbound->find(head.part);
+  if (part == nullptr || part->complete || part->memory.empty() ||
+      part->how != InboundPart::How::stream) {
+    return {};
+  }
+  const bool current = inbound->connection == connection && inbound->attempt == head.attempt &&
+                       head.offset == part->received;
+  if (!current && !mutant("accept_old_attempt")) return {};
+  if (head.offset > part->size || head.bytes > part->size - head.offset) return {};
+  return part->memory.span().subspan(static_cast<std::size_t>(head.offset),
+                                     static_cast<std::size_t>(head.bytes));
+}
+
+void Inbox::chunk_received(wire::ConnectionId connection, const wire::ChunkHead& head) {
+  Inbound* inbound = find(head.seq);
+  if (inbound == nullptr) return;  // complete: a late attempt
+  const bool current = inbound->connection == connection && inbound->attempt == head.attempt;
+  if (!current && !mutant("accept_old_attempt")) return;
+  InboundPart* part = inbound->find(head.part);
+  if (part == nullptr) wire::fail("a chunk of a part that its message does not have");
+  if (part->complete) return;
+  if (part->how != InboundPart::How::stream) wire::fail("a chunk of a part that is not streamed");
+  if (head.offset != part->received && !mutant("accept_old_attempt")) {
+    wire::fail("a chunk out of order");
+  }
+  if (head.bytes == 0 || head.bytes > part->size - part->received) {
+    wire::fail("a chunk beyond its part");
+  }
+  part->received += head.bytes;
+  if (part->received == part->size) part_complete(head.seq, *inbound, *part);
+}
+
+bool Inbox::wanted(wire::ConnectionId connection, const wire::Want& want) {
+  Inbound* inbound = find(want.seq);
+  if (inbound == nullptr || inbound->connection != connection) return false;
+  InboundPart* part = inbound->find(want.part);
+  if (part == nullptr || part->how != InboundPart::How::to_be_granted ||
+      part->size != want.bytes) {
+    if (part != nullptr && part->complete) return false;
+    wire::fail("a grant was asked for that no message needs");
+  }
+  part->how = InboundPart::How::asked;
+  return true;
+}
+
+bool Inbox::granted(wire::ConnectionId connection, std::uint64_t seq, std::uint32_t part_number,
+                    std::uint64_t grant, MutableBuffer memory) {
+  Inbound* inbound = find(seq);
+  if (inbound == nullptr || inbound->connection != connection) return false;
+  InboundPart* part = inbound->find(part_number);
+  if (part == nullptr || part->how != InboundPart::How::asked) return false;
+  if (memory.empty()) {
+    wire::PartHead head;
+    head.bytes = part->size;
+    head.where = wire::PartWhere::stream;
+    place(head, *inbound, *part);
+    return true;
+  }
+  part->how = InboundPart::How::granted;
+  part->grant = grant;
+  part->memory = std::move(memory);
+  grants_[{connection, grant}] = {seq, part_number};
+  return true;
+}
+
+void Inbox::filled(wire::ConnectionId connection, std::uint64_t grant) {
+  const auto found = grants_.find({connection, grant});
+  if (found == grants_.end()) wire::fail("DONE for a grant that was not given");
+  const Place place = found->second;
+  grants_.erase(found);
+  Inbound* inbound = find(place.seq);
+  if (inbound == nullptr) return;
+  part_complete(place.seq, *inbound, *inbound->find(place.part));
+}
+
+bool Inbox::has_open_grants(const Inbound& inbound) const {
+  const auto open = [](const InboundPart& part) {
+    return part.how == InboundPart::How::granted && !part.complete;
+  };
+  return open(inbound.body) || std::any_of(inbound.parts.begin(), inbound.parts.end(), open);
+}
+
+// The memory is released: the path does not use it again while the sender may write into it.
+void Inbox::abandon_grants(std::uint64_t seq, Inbound& inbound) {
+  std::erase_if(grants_, [&](const auto& entry) { return entry.second.seq == seq; });
+  const auto abandon = [](InboundPart& part) {
+    if (part.complete || part.how != InboundPart::How::granted) return;
+    part.how = InboundPart::How::to_be_granted;
+    part.memory = {};
+  };
+  abandon(inbound.body);
+  for (InboundPart& part : inbound.parts) abandon(part);
+}
+
+void Inbox::part_complete(std::uint64_t seq, Inbound& inbound, InboundPart& part) {
+  part.complete = true;
+  part.bytes = part.memory;
+  part.memory = {};
+  if (--inbound.missing != 0) return;
+  auto node = inbounds_.extract(seq);
+  reserved_ -= node.mapped().reserved;
+  complete(seq, std::move(node.mapped()));
+}
+
+// A message that is complete but still kept waits for its lane; so does what follows it there.
+bool Inbox::turn_has_come(const Inbound& inbound) const {
+  if (inbound.lane_prev == 0 || mutant("ignore_lane_order")) return true;
+  return complete_.contains(inbound.lane_prev) && !inbounds_.contains(inbound.lane_prev);
+}
+
+void Inbox::complete(std::uint64_t seq, Inbound inbound) {
+  complete_.insert(seq);
+  ++completed_;
+  if (turn_has_come(inbound)) {
+    deliver(seq, std::move(inbound));
+    return;
+  }
+  if (!waiting_for_.emplace(inbound.lane_prev, seq).second) {
+    wire::fail("two messages follow the same one in a lane");
+  }
+  reserved_ += inbound.reserved;
+  inbounds_.emplace(seq, std::move(inbound));
+}
+
+void Inbox::deliver(std::uint64_t seq, Inbound inbound) {
+  ready_.push_back(std::move(inbound));
+  while (!waiting_for_.empty()) {
+    const auto waiting = waiting_for_.find(seq);
+    if (waiting == waiting_for_.end()) return;
+    seq = waiting->second;
+    waiting_for_.erase(waiting);
+    auto node = inbounds_.extract(seq);
+    reserved_ -= node.mapped().reserved;
+    ready_.push_back(std::move(node.mapped()));
+  }
+}
+
+void Inbox::disconnected(wire::ConnectionId connection) {
+  for (auto& [seq, inbound] : inbounds_) {
+    if (inbound.connection == connection && inbound.missing != 0) abandon_grants(seq, inbound);
+  }
+}
+
+void Inbox::clear() {
+  complete_ = {};
+  inbounds_.clear();
+  waiting_for_.clear();
+  grants_.clear();
+  reserved_ = 0;
+  ready_.clear();
+  completed_ = 0;
+}
+
+}  // namespace moolink::session

@@ -1,0 +1,164 @@
+#include <algorithm>
+#include <utility>
+
+#include "base/mutant.h"
+#include "session/session.h"
+
+namespace moolink::session {
+
+namespace {
+
+constexpr std::uint64_t kLongestTtl = 10ULL * 365 * 24 * 3600 * 1000 * 1000;  // µs: ten years
+
+Time deadline_of(Time now, std::uint64_t ttl_us) {
+  if (ttl_us == 0) return kNever;
+  return now + microseconds(std::min(ttl_us, kLongestTtl));
+}
+
+}  // namespace
+
+void Session::dispatch(Time now, Link& link, const wire::ReceivedFrame& frame) {
+  link.last_heard = now;
+  if (frame.header.type == wire::FrameType::welcome) {
+    welcomed(now, link, frame);
+    return;
+  }
+  if (!link.attached) wire::fail("a message before the greeting was done");
+  last_heard_ = now;
+  acknowledged(frame.header.ack, {});
+  switch (frame.header.type) {
+    case wire::FrameType::message:
+      received_message(now, link, frame);
+      break;
+    case wire::FrameType::want: {
+      const auto want = wire::decode_control<wire::Want>(frame);
+      if (inbox_.wanted(link.connection, want)) {
+        actions_.push_back(AllocateGrant{link.connection, want.seq, want.part, want.bytes});
+      }
+      break;
+    }
+    case wire::FrameType::grant:
+      received_grant(now, link, wire::decode_control<wire::Grant>(frame));
+      break;
+    case wire::FrameType::done:
+      inbox_.filled(link.connection, wire::decode_control<wire::Done>(frame).grant);
+      deliver_ready(now);
+      break;
+    case wire::FrameType::ack: {
+      const auto ack = wire::decode_control<wire::Ack>(frame);
+      acknowledged(ack.cum, ack.bitmap);
+      break;
+    }
+    case wire::FrameType::ping: {
+      const auto ping = wire::decode_control<wire::Ping>(frame);
+      write(link, wire::make_frame(wire::FrameType::pong, ping));
+      break;
+    }
+    case wire::FrameType::pong:
+      break;  // having heard it is all
+    case wire::FrameType::window:
+      outbox_.set_peer_window(wire::decode_control<wire::Window>(frame));
+      if (std::exchange(was_full_, false)) actions_.push_back(WindowOpened{});
+      break;
+    default:
+      wire::fail(std::string("an unexpected frame: ") +
+                 wire::frame_type_name(frame.header.type));
+  }
+}
+
+void Session::received_message(Time now, Link& link, const wire::ReceivedFrame& frame) {
+  const std::uint64_t seq = frame.header.seq;
+  const auto head = wire::decode_message_head(frame.control(), config_.limits);
+  const ConnectionId connection = link.connection;
+  const bool repeated = mutant("skip_duplicate_removal") ||
+                        (mutant("deliver_twice_after_failover") && head.attempt > 1);
+  if (inbox_.complete().contains(seq) && !repeated) {
+    ack_due(now, 1);
+  } else {
+    const Inbound* known = inbox_.find(seq);
+    if (known != nullptr && head.attempt <= known->attempt) return;
+    if (known != nullptr) close_writers(now, seq, connection);
+    inbox_.accept(seq, frame.header.lane, head, frame.payload(), connection,
+                  deadline_of(now, head.ttl_us));
+    deliver_ready(now);
+  }
+}
+
+void Session::ack_due(Time now, std::uint32_t messages) {
+  if (messages == 0) return;
+  if (acks_due_ == 0) ack_at_ = now + config_.timing.ack_after;
+  acks_due_ += messages;
+  if (acks_due_ >= config_.timing.ack_every) write_ack(now);
+}
+
+// An older attempt may still be being written into the message's memory: by a chunk that has only
+// partly arrived, or by the sender into a grant. Its connection ends before the new one starts.
+void Session::close_writers(Time now, std::uint64_t seq, ConnectionId except) {
+  const Inbound* inbound = inbox_.find(seq);
+  std::vector<ConnectionId> writers;
+  for (const auto& [connection, link] : links_) {
+    const bool by_grant = connection == inbound->connection && inbox_.has_open_grants(*inbound);
+    if (connection != except && (link.receiving_seq == seq || by_grant)) {
+      writers.push_back(connection);
+    }
+  }
+  if (mutant("keep_old_writer")) return;
+  for (const ConnectionId connection : writers) {
+    close_link(now, connection, make_error(ErrorCode::closed, "the peer has left this path"));
+  }
+}
+
+void Session::deliver_ready(Time now) {
+  ack_due(now, inbox_.take_completed());
+  for (Inbound& inbound : inbox_.ready()) {
+    wire::Payload payload;
+    payload.body = std::move(inbound.body.bytes);
+    if (!inbound.error) {
+      payload.parts.reserve(inbound.parts.size());
+      for (InboundPart& part : inbound.parts) payload.parts.push_back(std::move(part.bytes));
+    }
+    actions_.push_back(Deliver{inbound.lane, inbound.kind, inbound.deadline, std::move(payload),
+                               std::move(inbound.error)});
+  }
+  inbox_.ready().clear();
+}
+
+void Session::received_grant(Time, Link& link, const wire::Grant& grant) {
+  Outgoing* outgoing = outbox_.find(grant.seq);
+  LargePart* part = outgoing == nullptr || outgoing->connection != link.connection
+                        ? nullptr
+                        : outgoing->find_large(grant.part);
+  if (part == nullptr || part->state != LargePart::State::asked) {
+    wire::fail("a grant that was not asked for");
+  }
+  if (grant.grant == 0) {  // no memory of that kind: as chunks
+    --link.grants_asked;
+    part->state = LargePart::State::streaming;
+    link.turns.push_back(grant.seq);
+    write_parts(link);
+    return;
+  }
+  const Buffer& bytes = outgoing->bytes_of(grant.part);
+  if (grant.bytes < bytes.size()) wire::fail("a grant smaller than its part");
+  part->state = LargePart::State::filling;
+  link.filling[grant.grant] = {grant.seq, grant.part};
+  actions_.push_back(FillGrant{
+      link.connection, {grant.grant, grant.segment, grant.offset, grant.bytes}, bytes});
+  if (mutant("done_before_filled")) {
+    write(link, wire::make_frame(wire::FrameType::done, wire::Done{grant.grant}));
+  }
+}
+
+void Session::acknowledged(std::uint64_t cum, std::span<const std::uint64_t> bitmap) {
+  if (cum < outbox_.first() && bitmap.empty()) return;
+  const bool plausible = outbox_.acknowledge(cum, bitmap, [this](std::uint64_t cookie) {
+    actions_.push_back(Acked{cookie});
+  });
+  if (!plausible) wire::fail("a message was acknowledged that was never sent");
+  if (was_full_) {
+    was_full_ = false;
+    actions_.push_back(WindowOpened{});
+  }
+}
+
+}  // namespace moolink::session

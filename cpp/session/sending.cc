@@ -1,0 +1,139 @@
+#include <algorithm>
+#include <utility>
+
+#include "base/mutant.h"
+#include "session/session.h"
+
+namespace moolink::session {
+
+namespace {
+
+// Chunks given to a connection between two calls of writable(), and grants asked for at a time:
+// enough to keep it busy, little enough that a small message is soon through.
+constexpr std::uint32_t kChunksQueued = 2;
+constexpr std::uint32_t kGrantsAsked = 8;
+
+std::uint64_t time_left_us(Time now, Time deadline) {
+  if (deadline == kNever) return 0;
+  const auto left = std::chrono::duration_cast<microseconds>(deadline - now).count();
+  return left < 1 ? 1 : static_cast<std::uint64_t>(left);  // 0 would mean: no deadline
+}
+
+}  // namespace
+
+// Every frame carries the acknowledgement; a separate ACK is needed only without traffic, or for
+// what lies above a gap.
+void Session::write(Link& link, wire::Frame frame) {
+  frame.header.ack = inbox_.complete().cum();
+  if (!inbox_.complete().has_gaps()) {
+    acks_due_ = 0;
+    ack_at_ = kNever;
+  }
+  actions_.push_back(Write{link.connection, std::move(frame)});
+}
+
+void Session::write_ack(Time now) {
+  acks_due_ = 0;
+  ack_at_ = kNever;
+  Link* link = best_link(now);
+  if (link == nullptr) return;  // the next greeting says it
+  wire::Ack ack{inbox_.complete().cum(), inbox_.complete().bitmap()};
+  if (mutant("ack_one_too_many")) ++ack.cum;
+  write(*link, wire::make_frame(wire::FrameType::ack, ack));
+}
+
+void Session::write_message(Time now, Link& link, std::uint64_t seq) {
+  Outgoing& outgoing = *outbox_.find(seq);
+  const OutgoingMessage& message = outgoing.message;
+  wire::MessageHead head;
+  head.lane_prev = outgoing.lane_prev;
+  head.kind = message.kind;
+  head.ttl_us = time_left_us(now, message.deadline);
+  head.attempt = outgoing.attempt;
+  const auto outside = link.traits.grants ? wire::PartWhere::grant : wire::PartWhere::stream;
+  head.body.bytes = message.payload.body.size();
+  head.parts.resize(message.payload.parts.size());
+  for (std::size_t i = 0; i < head.parts.size(); ++i) {
+    head.parts[i].bytes = message.payload.parts[i].size();
+  }
+  for (const LargePart& large : outgoing.large) {
+    (large.part == wire::kBodyPart ? head.body : head.parts[large.part]).where = outside;
+  }
+  std::vector<Buffer> payload;
+  payload.reserve(1 + head.parts.size() - std::min(head.parts.size(), outgoing.large.size()));
+  const auto add = [&](const wire::PartHead& part, const Buffer& bytes) {
+    if (part.where == wire::PartWhere::inline_ && !bytes.empty()) payload.push_back(bytes);
+  };
+  add(head.body, message.payload.body);
+  for (std::size_t i = 0; i < head.parts.size(); ++i) {
+    add(head.parts[i], message.payload.parts[i]);
+  }
+  wire::Frame frame = wire::make_frame(wire::FrameType::message, head, std::move(payload));
+  frame.header.seq = seq;
+  frame.header.lane = message.lane;
+  outgoing.connection = link.connection;
+  outgoing.written = true;
+  const bool has_more = !outgoing.large.empty();
+  write(link, std::move(frame));
+  if (has_more) {
+    link.turns.push_back(seq);
+    write_parts(link);
+  }
+}
+
+// Messages with large parts take turns, one chunk (or request for a grant) each.
+void Session::write_parts(Link& link) {
+  std::size_t idle = 0;  // turns in a row in which nothing could be written
+  while (idle < link.turns.size()) {
+    const std::uint64_t seq = link.turns.front();
+    link.turns.pop_front();
+    Outgoing* outgoing = outbox_.find(seq);
+    if (outgoing == nullptr || outgoing->connection != link.connection) continue;
+    const auto unsent = [](const LargePart& part) {
+      return part.state == LargePart::State::waiting || part.state == LargePart::State::streaming;
+    };
+    idle = write_part(link, seq, *outgoing) ? 0 : idle + 1;
+    if (std::any_of(outgoing->large.begin(), outgoing->large.end(), unsent)) {
+      link.turns.push_back(seq);
+    }
+  }
+}
+
+// False: nothing of the message may be written now.
+bool Session::write_part(Link& link, std::uint64_t seq, Outgoing& outgoing) {
+  for (LargePart& part : outgoing.large) {
+    const Buffer& bytes = outgoing.bytes_of(part.part);
+    if (part.state == LargePart::State::waiting && !link.traits.grants) {
+      part.state = LargePart::State::streaming;
+    }
+    if (part.state == LargePart::State::waiting && link.grants_asked < kGrantsAsked) {
+      part.state = LargePart::State::asked;
+      ++link.grants_asked;
+      write(link, wire::make_frame(wire::FrameType::want,
+                                   wire::Want{seq, part.part, bytes.size()}));
+      return true;
+    }
+    if (part.state == LargePart::State::streaming && link.chunks_queued < kChunksQueued) {
+      const std::size_t offset = static_cast<std::size_t>(part.offset);
+      const std::size_t size = std::min(link.chunk_bytes, bytes.size() - offset);
+      const wire::ChunkHead head{seq, part.part, outgoing.attempt, offset, size};
+      part.offset += size;
+      if (part.offset == bytes.size()) part.state = LargePart::State::sent;
+      ++link.chunks_queued;
+      write(link, wire::make_frame(wire::FrameType::chunk, head, {bytes.slice(offset, size)}));
+      return true;
+    }
+  }
+  return false;
+}
+
+void Session::write_unassigned(Time now) {
+  Link* link = best_link(now);
+  if (link == nullptr) return;
+  for (std::uint64_t seq = outbox_.first(); seq <= outbox_.last(); ++seq) {
+    const Outgoing* outgoing = outbox_.find(seq);
+    if (outgoing != nullptr && outgoing->connection == 0) write_message(now, *link, seq);
+  }
+}
+
+}  // namespace moolink::session
