@@ -38,6 +38,9 @@ class Connection {
   virtual wire::PathKind path() const = 0;
   virtual const wire::PathTraits& traits() const = 0;
   virtual const std::string& peer_address() const = 0;  // for people and logs
+  // Where this end is on the path, with port 0: others near the peer may reach this host there.
+  // Empty where a path has no such thing.
+  virtual std::string local_address() const { return {}; }
 
   // Queues a frame; its buffers are held by reference until they are written. After close() or a
   // failure it is dropped.
@@ -111,6 +114,8 @@ class Transport {
   virtual wire::PathKind kind() const = 0;
   // Whether an address ("tcp://…") is one of this transport's.
   virtual bool accepts(const std::string& address) const = 0;
+  // Throws Exception{invalid_argument} if nothing can ever be dialled at such an address.
+  virtual void check(const std::string& /*address*/) const {}
   // Listens and returns every address at which peers can dial this process; throws Exception with
   // what is wrong (in use, no such host, malformed).
   virtual std::vector<std::string> listen(const std::string& address) = 0;

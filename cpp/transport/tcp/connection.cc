@@ -37,6 +37,12 @@ TcpConnection::TcpConnection(Environment& environment, Owner& owner, Descriptor 
 
 TcpConnection::~TcpConnection() = default;
 
+std::string TcpConnection::local_address() const {
+  SocketAddress local = tcp::local_address(socket_.get());
+  local.set_port(0);
+  return local.text();
+}
+
 void TcpConnection::start() {
   watch_ = environment_.loop.watch(
       socket_.get(), EPOLLIN, [self = shared_from_this()](std::uint32_t e) { self->ready(e); });

@@ -38,6 +38,7 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
   wire::PathKind path() const override { return wire::PathKind::tcp; }
   const wire::PathTraits& traits() const override { return traits_; }
   const std::string& peer_address() const override { return peer_address_; }
+  std::string local_address() const override;
   void write(wire::Frame frame) override;
   void flush() override;
   std::size_t queued_bytes() const override { return queued_bytes_; }

@@ -22,6 +22,7 @@ class TcpTransport final : public Transport, public Owner {
 
   wire::PathKind kind() const override { return wire::PathKind::tcp; }
   bool accepts(const std::string& address) const override;
+  void check(const std::string& address) const override;
   std::vector<std::string> listen(const std::string& address) override;
   void dial(const std::string& address) override;
   void stop() override;

@@ -1,0 +1,92 @@
+#include "runtime/context.h"
+
+#include <algorithm>
+#include <csignal>
+#include <utility>
+
+#include "base/error.h"
+#include "io/host_key.h"
+#include "runtime/fork_registry.h"
+
+namespace moolink::runtime {
+namespace {
+
+constexpr Duration kStopWithin = seconds(2);
+
+std::shared_ptr<Interpreter> or_none(std::shared_ptr<Interpreter> interpreter) {
+  return interpreter ? std::move(interpreter) : std::make_shared<NoInterpreter>();
+}
+
+std::size_t default_workers() {
+  return std::clamp<std::size_t>(std::thread::hardware_concurrency(), 2, 8);
+}
+
+}  // namespace
+
+Context::Context(ContextOptions options)
+    : options_{options.workers == 0 ? default_workers() : options.workers,
+               or_none(std::move(options.interpreter)), std::move(options.log)},
+      workers_(engine_, *options_.interpreter, options_.workers),
+      host_key_(io::host_key()) {}
+
+std::shared_ptr<Context> Context::create(ContextOptions options) {
+  std::shared_ptr<Context> context(new Context(std::move(options)));
+  context->workers_.set_owner(context);
+  context->engine_.add(context->workers_);
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  // Signals are for the threads of the application.
+  pthread_sigmask(SIG_BLOCK, &all, &before);
+  context->reactor_ = std::thread([&engine = context->engine_] { engine.run_reactor(); });
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  ForkRegistry::instance().add(*context);
+  return context;
+}
+
+Context::~Context() {
+  if (!abandoned()) stop();
+}
+
+Engine::Lock Context::lock() {
+  if (abandoned()) {
+    throw Exception(ErrorCode::closed,
+                    "this process was forked after moolink had started its threads, which do not "
+                    "exist here: make a new Rpc in the child, or start processes by spawn");
+  }
+  return engine_.lock();
+}
+
+bool Context::wait(Engine::Lock& lock, Waiter& waiter, Time deadline,
+                   const Engine::Interrupt& interrupt) {
+  if (waiter.done) return true;
+  const Workers::Lend lend(workers_);
+  return engine_.wait(lock, waiter, deadline, interrupt);
+}
+
+void Context::log(LogLevel level, std::string text) {
+  if (!options_.log) return;
+  workers_.submit([sink = options_.log, level, text = std::move(text)] { sink(level, text); });
+}
+
+void Context::stop() {
+  if (std::exchange(stopped_, true)) return;
+  ForkRegistry::instance().remove(*this);
+  workers_.stop(io::now() + kStopWithin);
+  {
+    const Engine::Lock held = engine_.lock();
+    engine_.stop_reactor();
+  }
+  if (reactor_.joinable()) reactor_.join();
+}
+
+void Context::abandon() noexcept {
+  abandoned_ = true;
+  engine_.abandon();
+  for (Forkable* forkable : forkables_) forkable->abandon();
+  // Kept for ever: destroying what the parent's threads hold or wait on would hang or end this
+  // process.
+  new std::shared_ptr<Context>(shared_from_this());
+}
+
+}  // namespace moolink::runtime

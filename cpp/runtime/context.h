@@ -1,0 +1,78 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <memory>
+#include <thread>
+
+#include "base/log.h"
+#include "base/uid.h"
+#include "memory/pool.h"
+#include "runtime/engine.h"
+#include "runtime/interpreter.h"
+#include "runtime/workers.h"
+
+namespace moolink::runtime {
+
+struct ContextOptions {
+  std::size_t workers = 0;                   // most handlers at once; 0: by the number of cores
+  std::shared_ptr<Interpreter> interpreter;  // nullptr: handlers are C++
+  LogSink log;                               // empty: nothing is logged; called by workers
+};
+
+// What a forked child must do away with: descriptors that belong to the parent. Called in the
+// child of fork(), with the engine's lock held; the object must then live for ever, because other
+// threads, which do not exist in the child, were using it.
+class Forkable {
+ public:
+  virtual ~Forkable() = default;
+  virtual void abandon() noexcept = 0;
+};
+
+// The threads and pools that peers share: the engine with its reactor, the workers, the memory.
+class Context : public std::enable_shared_from_this<Context> {
+ public:
+  static std::shared_ptr<Context> create(ContextOptions options);
+  ~Context();
+  Context(const Context&) = delete;
+  Context& operator=(const Context&) = delete;
+
+  Engine& engine() { return engine_; }
+  Workers& workers() { return workers_; }
+  memory::Pool& pool() { return pool_; }
+  const Uid& host_key() const { return host_key_; }
+
+  // Takes the engine's lock; throws Exception{closed} in a forked child, where no thread runs.
+  Engine::Lock lock();
+  // Waits until engine().finish(waiter); a worker's slot is lent meanwhile.
+  bool wait(Engine::Lock& lock, Waiter& waiter, Time deadline, const Engine::Interrupt& interrupt);
+  // Logs through a worker. With the engine's lock held.
+  void log(LogLevel level, std::string text);
+
+  // Ends the threads. Peers must have been closed.
+  void stop();
+
+  // True in a child of fork(): everything of the context belongs to the parent.
+  bool abandoned() const { return abandoned_.load(std::memory_order_relaxed); }
+  // With the engine's lock held.
+  void add(Forkable& forkable) { forkables_.push_back(&forkable); }
+  void remove(Forkable& forkable) { std::erase(forkables_, &forkable); }
+
+ private:
+  friend class ForkRegistry;
+
+  explicit Context(ContextOptions options);
+  void abandon() noexcept;
+
+  ContextOptions options_;
+  Engine engine_;
+  memory::Pool pool_;
+  Workers workers_;
+  Uid host_key_;
+  std::thread reactor_;
+  std::vector<Forkable*> forkables_;
+  std::atomic<bool> abandoned_{false};
+  bool stopped_ = false;
+};
+
+}  // namespace moolink::runtime

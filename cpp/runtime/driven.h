@@ -1,0 +1,19 @@
+#pragma once
+
+#include "base/time.h"
+
+namespace moolink::runtime {
+
+// What the engine's clock drives: a machine and what carries its actions out. Called with the
+// engine's lock held.
+class Driven {
+ public:
+  virtual ~Driven() = default;
+  virtual void tick(Time now) = 0;
+  // When tick() is wanted at the latest; kNever if nothing is awaited.
+  virtual Time next_deadline() const = 0;
+  // The end of a turn: what was written in it may be sent.
+  virtual void flush() {}
+};
+
+}  // namespace moolink::runtime

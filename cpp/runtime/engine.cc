@@ -1,0 +1,135 @@
+#include "runtime/engine.h"
+
+#include <algorithm>
+
+namespace moolink::runtime {
+namespace {
+
+constexpr Duration kStandBy = milliseconds(1);  // the reactor is never away for longer
+constexpr Duration kInterruptEvery = milliseconds(50);
+
+void wait_on(std::condition_variable& condition, Engine::Lock& lock, Time until) {
+  if (until == kNever) {
+    condition.wait(lock);
+  } else {
+    condition.wait_until(lock, until);
+  }
+}
+
+// The lock is held again also if the function throws.
+void call_unlocked(Engine::Lock& lock, const Engine::Interrupt& function) {
+  struct Relock {
+    Engine::Lock& lock;
+    explicit Relock(Engine::Lock& held) : lock(held) { lock.unlock(); }
+    ~Relock() { lock.lock(); }
+  } relock(lock);
+  function();
+}
+
+}  // namespace
+
+void Engine::remove(Driven& driven) { std::erase(driven_, &driven); }
+
+void Engine::rearm(Time deadline) {
+  if (role_taken_ && deadline < polling_until_) loop_.wake();
+}
+
+void Engine::finish(Waiter& waiter) {
+  waiter.done = true;
+  if (!waiter.blocked) return;
+  handed_over_ = true;
+  waiter.changed.notify_one();
+}
+
+bool Engine::wait(Lock& lock, Waiter& waiter, Time deadline, const Interrupt& interrupt) {
+  while (!waiter.done) {
+    Time current = io::now();
+    if (current >= deadline) return false;
+    const Time until = interrupt ? std::min(deadline, current + kInterruptEvery) : deadline;
+    if (role_free()) {
+      take_role();
+      // A signal ends a turn early, so that it is honoured at once.
+      while (!waiter.done && current < until && turn(lock, until)) current = io::now();
+      release_role();
+    } else {
+      waiter.blocked = true;
+      waiters_.push_back(&waiter);
+      wait_on(waiter.changed, lock, until);
+      std::erase(waiters_, &waiter);
+      waiter.blocked = false;
+    }
+    if (!waiter.done && interrupt) call_unlocked(lock, interrupt);
+  }
+  return true;
+}
+
+void Engine::poll_while_idle(Lock& lock, const std::function<bool()>& leave) {
+  take_role();
+  handed_over_ = false;
+  while (!handed_over_ && !leave()) turn(lock, kNever);
+  release_role();
+}
+
+void Engine::take_role() {
+  role_taken_ = true;
+  ++stints_;
+}
+
+void Engine::release_role() {
+  role_taken_ = false;
+  // Another waiting thread polls from now on; if none does within a moment, the reactor.
+  if (!waiters_.empty()) waiters_.front()->changed.notify_one();
+  if (reactor_parked_) reactor_.notify_one();
+}
+
+bool Engine::turn(Lock& lock, Time until) {
+  polling_until_ = std::min(until, next_deadline());
+  const bool undisturbed = loop_.turn(lock, polling_until_);
+  polling_until_ = kNever;
+  const Time current = io::now();
+  // By index: a tick may add or remove what is driven.
+  for (std::size_t i = 0; i < driven_.size(); ++i) {
+    if (driven_[i]->next_deadline() <= current) driven_[i]->tick(current);
+  }
+  for (std::size_t i = 0; i < driven_.size(); ++i) driven_[i]->flush();
+  return undisturbed;
+}
+
+Time Engine::next_deadline() const {
+  Time first = kNever;
+  for (const Driven* driven : driven_) first = std::min(first, driven->next_deadline());
+  return first;
+}
+
+void Engine::run_reactor() {
+  Lock lock(mutex_);
+  while (!stopping_) {
+    poll_while_idle(lock, [this] { return stopping_; });
+    if (!stopping_) stand_by(lock);
+  }
+}
+
+// Lets the others poll for as long as they keep doing so.
+void Engine::stand_by(Lock& lock) {
+  std::uint64_t seen = stints_;
+  while (!stopping_) {
+    reactor_.wait_for(lock, kStandBy);
+    const bool somebody_polled = stints_ != seen;
+    if (!role_taken_ && !somebody_polled) return;
+    if (role_taken_ && !somebody_polled) {
+      // One thread has been polling all the time: it will tell when it stops.
+      reactor_parked_ = true;
+      reactor_.wait(lock, [this] { return stopping_ || !role_taken_; });
+      reactor_parked_ = false;
+    }
+    seen = stints_;
+  }
+}
+
+void Engine::stop_reactor() {
+  stopping_ = true;
+  reactor_.notify_one();
+  loop_.wake();
+}
+
+}  // namespace moolink::runtime

@@ -1,0 +1,81 @@
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <vector>
+
+#include "base/time.h"
+#include "io/loop.h"
+#include "runtime/driven.h"
+
+namespace moolink::runtime {
+
+// A thread that waits for something that happens under the engine's lock.
+struct Waiter {
+  std::condition_variable changed;
+  bool done = false;
+  bool blocked = false;  // in `changed`; else it is polling, or about to look
+};
+
+// The one lock, the one loop, and the question who polls it.
+//
+// A thread that waits polls the loop itself if nobody does: the reply it waits for then reaches it
+// without waking another thread. Whoever has polled and handed what came to another thread steps
+// aside, so that the other one may poll next time. The reactor polls whenever nobody else has for
+// about a millisecond, so machines and sockets never wait for user code.
+class Engine {
+ public:
+  using Lock = std::unique_lock<std::mutex>;
+  // Called about every 50 ms while a thread waits, without the lock; ends the wait by throwing.
+  using Interrupt = std::function<void()>;
+
+  Lock lock() { return Lock(mutex_); }
+  io::Loop& loop() { return loop_; }
+
+  // --- with the lock held
+  void add(Driven& driven) { driven_.push_back(&driven); }
+  void remove(Driven& driven);
+  // After an operation from outside of the loop: whoever polls may have to get up earlier.
+  void rearm(Time deadline);
+  void finish(Waiter& waiter);
+
+  // Waits until finish(waiter); false if the deadline passed.
+  bool wait(Lock& lock, Waiter& waiter, Time deadline, const Interrupt& interrupt);
+
+  // Polls if nobody else does, until `leave` says so or what came was handed to another thread.
+  void poll_while_idle(Lock& lock, const std::function<bool()>& leave);
+  // What came in this turn is for another thread, which is awake now.
+  void handed_over() { handed_over_ = true; }
+  bool role_free() const { return !role_taken_; }
+
+  // The reactor thread's life, until stop_reactor().
+  void run_reactor();
+  void stop_reactor();
+
+  // The prepare, parent and child sides of fork().
+  void before_fork() { mutex_.lock(); }
+  void after_fork() { mutex_.unlock(); }
+  void abandon() noexcept { loop_.abandon(); }
+
+ private:
+  void take_role();
+  void release_role();
+  bool turn(Lock& lock, Time until);
+  Time next_deadline() const;
+  void stand_by(Lock& lock);
+
+  std::mutex mutex_;
+  io::Loop loop_;
+  std::vector<Driven*> driven_;
+  std::vector<Waiter*> waiters_;  // blocked ones, in order
+  bool role_taken_ = false;
+  bool handed_over_ = false;
+  std::uint64_t stints_ = 0;     // times that the role was taken
+  Time polling_until_ = kNever;  // while somebody is in a turn
+  std::condition_variable reactor_;
+  bool reactor_parked_ = false;  // it waits to be told that the role is free
+  bool stopping_ = false;
+};
+
+}  // namespace moolink::runtime

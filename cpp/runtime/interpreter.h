@@ -1,0 +1,25 @@
+#pragma once
+
+namespace moolink::runtime {
+
+// What the runtime must know of the language whose handlers it runs; bind implements it with the
+// GIL. The reactor never calls it.
+class Interpreter {
+ public:
+  virtual ~Interpreter() = default;
+  // On a worker's thread, around a batch of tasks.
+  virtual void enter() = 0;
+  virtual void leave() = 0;
+  // The thread, which has entered before, ends.
+  virtual void thread_ends() = 0;
+};
+
+// For handlers in C++, which need nothing.
+class NoInterpreter final : public Interpreter {
+ public:
+  void enter() override {}
+  void leave() override {}
+  void thread_ends() override {}
+};
+
+}  // namespace moolink::runtime

@@ -1,0 +1,343 @@
+#include "runtime/rpc_peer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "transport/shm/transport.h"
+#include "transport/tcp/transport.h"
+
+namespace moolink::runtime {
+namespace {
+
+constexpr Duration kFinishHandlers = milliseconds(500);
+constexpr Duration kCloseMargin = milliseconds(500);
+
+thread_local const RpcPeer* handling = nullptr;  // whose handler runs on this thread
+
+rpc::Config node_config(const RpcOptions& options, const Context& context) {
+  rpc::Config config;
+  config.instance = Uid::from_entropy();
+  config.name = options.name.empty() ? config.instance.hex() : options.name;
+  config.host_key = context.host_key();
+  config.limits = options.limits;
+  config.timing = options.timing;
+  return config;
+}
+
+std::unique_ptr<transport::Transport> make_transport(wire::PathKind kind,
+                                                     transport::Environment& environment) {
+  switch (kind) {
+    case wire::PathKind::tcp:
+      return std::make_unique<transport::tcp::TcpTransport>(environment);
+    case wire::PathKind::shm:
+      return std::make_unique<transport::shm::ShmTransport>(environment);
+    case wire::PathKind::verbs:
+      break;
+  }
+  throw Exception(ErrorCode::invalid_argument,
+                  "transport " + std::string(wire::path_name(kind)) + " is not available");
+}
+
+std::string with_scheme(const std::string& address) {
+  return address.find("://") == std::string::npos ? "tcp://" + address : address;
+}
+
+}  // namespace
+
+// --- Responder
+
+bool Responder::send(rpc::Reply reply) {
+  if (sent_.exchange(true)) return false;
+  peer_->reply(key_, std::move(reply));
+  return true;
+}
+
+Responder::~Responder() {
+  if (sent_ || peer_->closed() || peer_->context()->abandoned()) return;
+  // Through the loop, because the last reference may go while the engine's lock is held.
+  Error error{ErrorCode::remote,
+              "the handler of '" + function_ + "' at peer '" + peer_->node_.name() +
+                  "' dropped the call without a reply",
+              peer_->node_.name(),
+              function_,
+              "RuntimeError",
+              {},
+              Ran::yes};
+  peer_->context()->engine().loop().post(
+      [peer = peer_, key = key_, error = std::move(error)] { peer->reply_locked(key, error); });
+}
+
+// --- life
+
+std::shared_ptr<RpcPeer> RpcPeer::create(std::shared_ptr<Context> context, RpcOptions options) {
+  const Engine::Lock lock = context->lock();
+  std::shared_ptr<RpcPeer> peer(new RpcPeer(context, std::move(options)));
+  context->engine().add(*peer);
+  context->add(static_cast<Forkable&>(*peer));
+  return peer;
+}
+
+RpcPeer::RpcPeer(std::shared_ptr<Context> context, RpcOptions options)
+    : context_(std::move(context)),
+      enabled_(options.transports),
+      environment_{context_->engine().loop(), context_->pool(), *this, options.limits,
+                   context_->host_key()},
+      node_(node_config(options, *context_), context_->pool(), policy_, entropy64()) {}
+
+RpcPeer::~RpcPeer() = default;
+
+void RpcPeer::close() {
+  if (context_->abandoned() || closing_.exchange(true)) return;
+  std::vector<std::unique_ptr<transport::Transport>> transports;  // destroyed without the lock
+  Engine::Lock lock = context_->lock();
+  idle_at_ = handling == this ? 1 : 0;
+  if (stats_.calls_running > idle_at_) {
+    Waiter idle;
+    idle_ = &idle;
+    context_->wait(lock, idle, io::now() + kFinishHandlers, {});
+    idle_ = nullptr;
+  }
+  Waiter closed;
+  node_closed_ = &closed;
+  node_.close(io::now());
+  operation_done();
+  context_->wait(lock, closed, io::now() + rpc::Config{}.close_within + kCloseMargin, {});
+  node_closed_ = nullptr;
+  finished_ = true;
+  for (const auto& transport : transports_) transport->stop();
+  transports.swap(transports_);
+  connections_.clear();
+  dirty_.clear();
+  context_->engine().remove(*this);
+  context_->remove(static_cast<Forkable&>(*this));
+  for (auto& [id, future] : std::exchange(futures_, {})) {
+    future->complete(Error{ErrorCode::closed,
+                           "the peer '" + node_.name() + "' was closed",
+                           node_.name(),
+                           {},
+                           {},
+                           {},
+                           Ran::maybe});
+  }
+  functions_.clear();
+  services_.clear();
+  observers_.clear();
+}
+
+void RpcPeer::abandon() noexcept {
+  for (const auto& transport : transports_) transport->abandon();
+  new std::shared_ptr<RpcPeer>(shared_from_this());
+}
+
+Engine::Lock RpcPeer::lock_open() {
+  Engine::Lock lock = context_->lock();
+  if (closing_) throw Exception(ErrorCode::closed, "the peer '" + node_.name() + "' was closed");
+  return lock;
+}
+
+// The end of an operation from outside of the loop.
+void RpcPeer::operation_done() {
+  carry_out();
+  flush();
+  context_->engine().rearm(node_.next_deadline());
+}
+
+// --- names, addresses
+
+std::string RpcPeer::name() {
+  const Engine::Lock lock = context_->lock();
+  return node_.name();
+}
+
+void RpcPeer::set_name(const std::string& name) {
+  const Engine::Lock lock = lock_open();
+  node_.set_name(name);
+}
+
+void RpcPeer::set_transports(const std::vector<wire::PathKind>& transports) {
+  const Engine::Lock lock = lock_open();
+  if (started_) {
+    throw Exception(ErrorCode::invalid_argument,
+                    "transports are chosen before the first listen or connect");
+  }
+  if (transports.empty()) {
+    throw Exception(ErrorCode::invalid_argument, "at least one transport is needed");
+  }
+  enabled_ = transports;
+}
+
+// The first listen or connect: from now on peers of this host can find a way here.
+void RpcPeer::start() {
+  if (std::exchange(started_, true)) return;
+  for (const wire::PathKind kind : enabled_) {
+    transports_.push_back(make_transport(kind, environment_));
+    if (kind == wire::PathKind::shm) listen_unasked("shm://");
+  }
+}
+
+std::vector<std::string> RpcPeer::listen(const std::string& address) {
+  const Engine::Lock lock = lock_open();
+  start();
+  const std::string full = with_scheme(address);
+  transport::Transport& transport = transport_for(full);
+  const std::vector<std::string> bound = transport.listen(full);
+  listens_.insert(transport.kind());
+  addresses_.insert(addresses_.end(), bound.begin(), bound.end());
+  node_.listening(addresses_);
+  operation_done();
+  return bound;
+}
+
+void RpcPeer::connect(const std::string& address) {
+  const Engine::Lock lock = lock_open();
+  start();
+  const std::string full = with_scheme(address);
+  transport_for(full).check(full);
+  node_.connect(io::now(), full);
+  operation_done();
+}
+
+transport::Transport& RpcPeer::transport_for(const std::string& address) {
+  for (const auto& transport : transports_) {
+    if (transport->accepts(address)) return *transport;
+  }
+  throw Exception(ErrorCode::invalid_argument,
+                  "no enabled transport serves the address '" + address + "'");
+}
+
+// --- calls
+
+std::shared_ptr<Future> RpcPeer::call(const std::string& peer, const std::string& function,
+                                      wire::Payload arguments, Duration timeout,
+                                      std::uint16_t lane) {
+  auto future = std::make_shared<Future>(context_);
+  const Engine::Lock lock = lock_open();
+  ++stats_.calls_sent;
+  const rpc::CallId id = node_.call(io::now(), peer, function, std::move(arguments), timeout, lane);
+  futures_.emplace(id, future);
+  future->on_cancel([this, id] {
+    node_.cancel(io::now(), id);
+    operation_done();
+  });
+  operation_done();
+  return future;
+}
+
+void RpcPeer::define(const std::string& function, CallHandler handler) {
+  const Engine::Lock lock = lock_open();
+  auto entry = std::make_shared<Function>();
+  entry->handler = std::move(handler);
+  if (!functions_.emplace(function, std::move(entry)).second) {
+    throw Exception(ErrorCode::invalid_argument,
+                    "function '" + function + "' is defined already; undefine it first");
+  }
+  node_.define(function);
+  operation_done();
+}
+
+bool RpcPeer::undefine(const std::string& function, const Engine::Interrupt& interrupt) {
+  std::shared_ptr<Function> entry;  // its handler is destroyed without the lock
+  Engine::Lock lock = lock_open();
+  const auto found = functions_.find(function);
+  if (found == functions_.end()) return false;
+  entry = found->second;
+  functions_.erase(found);
+  node_.undefine(function);
+  operation_done();
+  if (entry->running == 0 || handling == this) return true;
+  Waiter drained;
+  entry->drained.push_back(&drained);
+  struct Forget {
+    Function& entry;
+    Waiter* waiter;
+    ~Forget() { std::erase(entry.drained, waiter); }
+  } const forget{*entry, &drained};
+  context_->wait(lock, drained, kNever, interrupt);
+  return true;
+}
+
+void RpcPeer::reply(const rpc::CallKey& key, rpc::Reply reply) {
+  const Engine::Lock lock = context_->lock();
+  reply_locked(key, std::move(reply));
+}
+
+void RpcPeer::reply_locked(const rpc::CallKey& key, rpc::Reply reply) {
+  if (finished_) return;
+  running_.erase(key);
+  node_.reply(io::now(), key, std::move(reply));
+  operation_done();
+}
+
+// On a worker.
+void RpcPeer::run(const std::shared_ptr<Function>& function, Incoming incoming) {
+  const std::shared_ptr<Responder> responder = incoming.responder;
+  const RpcPeer* outer = std::exchange(handling, this);
+  try {
+    if (!responder->cancelled() && io::now() < incoming.deadline) {
+      function->handler(std::move(incoming));
+    }
+  } catch (const std::exception& e) {
+    responder->send(Error{
+        ErrorCode::remote, e.what(), {}, responder->function(), "RuntimeError", {}, Ran::yes});
+  }
+  handling = outer;
+  const Engine::Lock lock = context_->lock();
+  if (--function->running == 0) {
+    for (Waiter* waiter : function->drained) context_->engine().finish(*waiter);
+  }
+  if (--stats_.calls_running == idle_at_ && idle_ != nullptr) context_->engine().finish(*idle_);
+}
+
+// --- what is going on
+
+RpcStats RpcPeer::stats() {
+  const Engine::Lock lock = context_->lock();
+  RpcStats stats = stats_;
+  stats.connections = connections_.size();
+  return stats;
+}
+
+std::vector<rpc::PeerInfo> RpcPeer::peers() {
+  const Engine::Lock lock = context_->lock();
+  return node_.peers(io::now());
+}
+
+std::vector<std::string> RpcPeer::addresses() {
+  const Engine::Lock lock = context_->lock();
+  return addresses_;
+}
+
+// --- services
+
+void RpcPeer::register_service(rpc::Service service, ServiceHandler handler) {
+  if (handler) {
+    services_[service] = std::move(handler);
+  } else {
+    services_.erase(service);
+  }
+}
+
+bool RpcPeer::send_service(const Uid& instance, rpc::Service service, wire::Payload payload) {
+  if (finished_) return false;
+  const bool sent = node_.send_service(io::now(), instance, service, std::move(payload));
+  carry_out();
+  return sent;
+}
+
+void RpcPeer::send_service_to_name(const std::string& peer, rpc::Service service,
+                                   wire::Payload payload) {
+  if (finished_) return;
+  node_.send_service_to_name(io::now(), peer, service, std::move(payload));
+  carry_out();
+}
+
+void RpcPeer::tick(Time now) {
+  node_.tick(now);
+  carry_out();
+}
+
+void RpcPeer::flush() {
+  for (const auto& connection : std::exchange(dirty_, {})) connection->flush();
+}
+
+}  // namespace moolink::runtime

@@ -1,0 +1,184 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "base/limits.h"
+#include "rpc/node.h"
+#include "rpc/policy.h"
+#include "runtime/context.h"
+#include "runtime/driven.h"
+#include "runtime/future.h"
+#include "runtime/responder.h"
+#include "transport/transport.h"
+
+namespace moolink::runtime {
+
+struct RpcOptions {
+  std::string name;  // empty: the instance id
+  std::vector<wire::PathKind> transports = {wire::PathKind::shm, wire::PathKind::tcp};
+  Limits limits;
+  session::Timing timing;
+};
+
+struct RpcStats {
+  std::uint64_t calls_sent = 0;
+  std::uint64_t calls_succeeded = 0;
+  std::uint64_t calls_failed = 0;
+  std::uint64_t calls_received = 0;
+  std::uint64_t calls_running = 0;  // received, their handlers not yet returned
+  std::uint64_t frames_written = 0;
+  std::uint64_t frames_received = 0;
+  std::uint64_t bytes_written = 0;  // payload and control, all paths
+  std::uint64_t bytes_received = 0;
+  std::uint64_t connections = 0;
+};
+
+// Told of peers as they come and go; called with the engine's lock held.
+class PeerObserver {
+ public:
+  virtual ~PeerObserver() = default;
+  virtual void peer_up(const rpc::PeerUp& peer) = 0;
+  virtual void peer_down(const rpc::PeerDown& peer) = 0;
+};
+
+// One peer: carries the actions of its Node out on transports, futures and workers.
+class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
+                      public Driven,
+                      public Forkable,
+                      private transport::Handler {
+ public:
+  static std::shared_ptr<RpcPeer> create(std::shared_ptr<Context> context, RpcOptions options);
+  ~RpcPeer() override;
+
+  const std::shared_ptr<Context>& context() const { return context_; }
+  const Uid& instance() const { return node_.instance(); }
+
+  // --- from any thread, without the lock
+  std::string name();
+  void set_name(const std::string& name);
+  void set_transports(const std::vector<wire::PathKind>& transports);
+  // Returns every address at which this peer can now be dialled through the new listener.
+  std::vector<std::string> listen(const std::string& address);
+  void connect(const std::string& address);
+
+  std::shared_ptr<Future> call(const std::string& peer, const std::string& function,
+                               wire::Payload arguments, Duration timeout, std::uint16_t lane);
+  // Throws Exception{invalid_argument} if the name is taken.
+  void define(const std::string& function, CallHandler handler);
+  // Waits until no call of it runs, unless called by the handler itself; false: not defined.
+  bool undefine(const std::string& function, const Engine::Interrupt& interrupt);
+
+  // Waits a moment for handlers that run, flushes replies, says goodbye, fails pending calls.
+  void close();
+  bool closed() const { return closing_; }
+
+  RpcStats stats();
+  std::vector<rpc::PeerInfo> peers();
+  std::vector<std::string> addresses();
+
+  // --- with the engine's lock held: for machines beside the Node (groups, accumulators)
+  using ServiceHandler =
+      std::function<void(const Uid& from, const std::string& from_name, wire::Payload payload)>;
+  // nullptr: nobody listens any more.
+  void register_service(rpc::Service service, ServiceHandler handler);
+  // False: no such peer is up, the message is dropped.
+  bool send_service(const Uid& instance, rpc::Service service, wire::Payload payload);
+  void send_service_to_name(const std::string& peer, rpc::Service service, wire::Payload payload);
+  void add(PeerObserver& observer) { observers_.push_back(&observer); }
+  void remove(PeerObserver& observer) { std::erase(observers_, &observer); }
+  const std::string& name_locked() const { return node_.name(); }
+
+  // Driven, Forkable
+  void tick(Time now) override;
+  Time next_deadline() const override { return node_.next_deadline(); }
+  void flush() override;
+  void abandon() noexcept override;
+
+ private:
+  friend class Responder;
+
+  struct Function {
+    CallHandler handler;
+    std::size_t running = 0;       // calls not yet returned, queued ones too
+    std::vector<Waiter*> drained;  // undefine() waits here
+  };
+  using Connections =
+      std::unordered_map<wire::ConnectionId, std::shared_ptr<transport::Connection>>;
+
+  RpcPeer(std::shared_ptr<Context> context, RpcOptions options);
+
+  // rpc_peer_network.cc: what transports tell, what the Node wants done
+  void opened(std::shared_ptr<transport::Connection> connection,
+              const std::string& dialled_address) override;
+  void closed(transport::Connection& connection, const Error& error, bool peer_dead) override;
+  void dial_failed(const std::string& address, const Error& error) override;
+  void received(transport::Connection& connection, wire::ReceivedFrame frame) override;
+  std::span<std::byte> chunk_target(transport::Connection& connection,
+                                    const wire::ChunkHead& head) override;
+  void chunk_received(transport::Connection& connection, const wire::ChunkHead& head) override;
+  void writable(transport::Connection& connection) override;
+  void grant_filled(transport::Connection& connection, const wire::GrantPlace& place) override;
+
+  void carry_out();
+  void perform(rpc::Write& action);
+  void perform(rpc::RunHandler& action);
+  void perform(rpc::Complete& action);
+  void perform(rpc::ServiceMessage& action);
+  void perform(rpc::CancelHandler& action);
+  void perform(rpc::Dial& action);
+  void perform(rpc::Establish& action);
+  void perform(rpc::CloseConnection& action);
+  void perform(rpc::AllocateGrant& action);
+  void perform(rpc::FillGrant& action);
+  void perform(rpc::PeerUp& action);
+  void perform(rpc::PeerDown& action);
+  void perform(rpc::Log& action);
+  void perform(rpc::Closed& action);
+  transport::Connection* find(wire::ConnectionId id);
+  transport::Transport& transport_for(const std::string& address);
+  void listen_beside(const transport::Connection& connection);
+  void listen_unasked(const std::string& address);
+
+  // rpc_peer.cc
+  Engine::Lock lock_open();
+  void operation_done();
+  void start();
+  void reply(const rpc::CallKey& key, rpc::Reply reply);
+  void reply_locked(const rpc::CallKey& key, rpc::Reply reply);
+  void run(const std::shared_ptr<Function>& function, Incoming incoming);
+
+  std::shared_ptr<Context> context_;
+  std::vector<wire::PathKind> enabled_;
+  rpc::OpenPolicy policy_;
+  transport::Environment environment_;
+  rpc::Node node_;
+  std::vector<std::unique_ptr<transport::Transport>> transports_;
+  std::vector<std::string> addresses_;
+  std::set<wire::PathKind> listens_;
+  Connections connections_;
+  std::vector<std::shared_ptr<transport::Connection>> dirty_;  // written to in this turn
+  std::vector<rpc::Action> actions_;
+  bool carrying_out_ = false;
+
+  std::unordered_map<rpc::CallId, std::shared_ptr<Future>> futures_;
+  std::map<std::string, std::shared_ptr<Function>> functions_;
+  std::map<rpc::CallKey, std::weak_ptr<Responder>> running_;
+  std::map<rpc::Service, ServiceHandler> services_;
+  std::vector<PeerObserver*> observers_;
+  RpcStats stats_;
+  std::atomic<bool> closing_{false};
+  bool started_ = false;    // listens or connects: the transports are there
+  bool finished_ = false;   // the Node has closed
+  Waiter* idle_ = nullptr;  // close() waits until `idle_at_` handlers run
+  std::uint64_t idle_at_ = 0;
+  Waiter* node_closed_ = nullptr;  // close() waits for the Node
+};
+
+}  // namespace moolink::runtime

@@ -1,0 +1,214 @@
+// What transports tell the Node, and what the Node wants done.
+
+#include <utility>
+
+#include "runtime/rpc_peer.h"
+
+namespace moolink::runtime {
+
+// --- what transports tell
+
+void RpcPeer::opened(std::shared_ptr<transport::Connection> connection,
+                     const std::string& dialled_address) {
+  transport::Connection& opened = *connection;
+  connections_.emplace(opened.id(), std::move(connection));
+  if (!dialled_address.empty()) listen_beside(opened);
+  node_.opened(io::now(), opened.id(), opened.path(), opened.traits(), dialled_address);
+  carry_out();
+}
+
+void RpcPeer::closed(transport::Connection& connection, const Error& error, bool peer_dead) {
+  const Uid instance = node_.instance_of(connection.id());
+  connections_.erase(connection.id());
+  node_.closed(io::now(), connection.id(), error);
+  if (peer_dead && instance) node_.peer_dead(io::now(), instance);
+  carry_out();
+}
+
+void RpcPeer::dial_failed(const std::string& address, const Error& error) {
+  node_.dial_failed(io::now(), address, error);
+  carry_out();
+}
+
+void RpcPeer::received(transport::Connection& connection, wire::ReceivedFrame frame) {
+  ++stats_.frames_received;
+  stats_.bytes_received += frame.bytes.size();
+  node_.received(io::now(), connection.id(), frame);
+  carry_out();
+}
+
+std::span<std::byte> RpcPeer::chunk_target(transport::Connection& connection,
+                                           const wire::ChunkHead& head) {
+  const auto target = node_.chunk_target(connection.id(), head);
+  carry_out();
+  return target;
+}
+
+void RpcPeer::chunk_received(transport::Connection& connection, const wire::ChunkHead& head) {
+  ++stats_.frames_received;
+  stats_.bytes_received += head.bytes;
+  node_.chunk_received(io::now(), connection.id(), head);
+  carry_out();
+}
+
+void RpcPeer::writable(transport::Connection& connection) {
+  node_.writable(io::now(), connection.id());
+  carry_out();
+}
+
+void RpcPeer::grant_filled(transport::Connection& connection, const wire::GrantPlace& place) {
+  stats_.bytes_written += place.bytes;
+  node_.grant_filled(io::now(), connection.id(), place.grant);
+  carry_out();
+}
+
+// A peer that connects can be dialled too, on the interface that it connected from: others learn
+// of it through the one it is connected to.
+void RpcPeer::listen_beside(const transport::Connection& connection) {
+  const std::string address = connection.local_address();
+  if (!address.empty() && !listens_.contains(connection.path())) listen_unasked(address);
+}
+
+void RpcPeer::listen_unasked(const std::string& address) {
+  try {
+    transport::Transport& transport = transport_for(address);
+    const std::vector<std::string> bound = transport.listen(address);
+    listens_.insert(transport.kind());
+    addresses_.insert(addresses_.end(), bound.begin(), bound.end());
+    node_.listening(addresses_);
+  } catch (const Exception& e) {
+    context_->log(LogLevel::warning, "others cannot dial this peer: " + e.error().message);
+  }
+}
+
+// --- what the Node wants done
+
+void RpcPeer::carry_out() {
+  if (carrying_out_) return;  // a service handler sent something: the loop below goes on
+  carrying_out_ = true;
+  for (node_.drain(actions_); !actions_.empty(); node_.drain(actions_)) {
+    for (rpc::Action& action : actions_) {
+      std::visit([this](auto& which) { perform(which); }, action);
+    }
+  }
+  carrying_out_ = false;
+}
+
+transport::Connection* RpcPeer::find(wire::ConnectionId id) {
+  const auto found = connections_.find(id);
+  return found == connections_.end() ? nullptr : found->second.get();
+}
+
+void RpcPeer::perform(rpc::Write& action) {
+  const auto found = connections_.find(action.connection);
+  if (found == connections_.end()) return;  // it failed; the Node will hear of it or has
+  ++stats_.frames_written;
+  stats_.bytes_written += action.frame.bytes();
+  found->second->write(std::move(action.frame));
+  if (dirty_.empty() || dirty_.back() != found->second) dirty_.push_back(found->second);
+}
+
+void RpcPeer::perform(rpc::RunHandler& action) {
+  const auto found = functions_.find(action.function);
+  if (found == functions_.end()) {
+    node_.reply(io::now(), action.key,
+                Error{ErrorCode::no_such_function,
+                      "peer '" + node_.name() + "' has no function '" + action.function + "'",
+                      node_.name(),
+                      action.function,
+                      {},
+                      {},
+                      Ran::no});
+    return;
+  }
+  ++stats_.calls_received;
+  ++stats_.calls_running;
+  ++found->second->running;
+  auto responder =
+      std::make_shared<Responder>(shared_from_this(), action.key, std::move(action.function));
+  running_[action.key] = responder;
+  Incoming incoming{std::move(responder), std::move(action.caller), std::move(action.arguments),
+                    action.deadline};
+  context_->workers().submit(
+      [self = shared_from_this(), function = found->second,
+       incoming = std::move(incoming)]() mutable { self->run(function, std::move(incoming)); });
+}
+
+void RpcPeer::perform(rpc::Complete& action) {
+  const bool failed = std::holds_alternative<Error>(action.result);
+  ++(failed ? stats_.calls_failed : stats_.calls_succeeded);
+  const auto node = futures_.extract(action.id);
+  if (!node.empty()) node.mapped()->complete(std::move(action.result));
+}
+
+void RpcPeer::perform(rpc::ServiceMessage& action) {
+  const auto found = services_.find(action.service);
+  if (found == services_.end()) return;          // nobody here takes part
+  const ServiceHandler handler = found->second;  // it may unregister itself
+  handler(action.from, action.from_name, std::move(action.payload));
+}
+
+void RpcPeer::perform(rpc::CancelHandler& action) {
+  const auto found = running_.find(action.key);
+  if (found == running_.end()) return;
+  if (const auto responder = found->second.lock()) responder->cancel();
+  running_.erase(found);
+}
+
+void RpcPeer::perform(rpc::Dial& action) {
+  try {
+    transport_for(action.address).dial(action.address);
+  } catch (const Exception& e) {
+    node_.dial_failed(io::now(), action.address, e.error());
+  }
+}
+
+void RpcPeer::perform(rpc::Establish& action) {
+  if (transport::Connection* connection = find(action.connection)) connection->establish();
+}
+
+void RpcPeer::perform(rpc::CloseConnection& action) {
+  const auto node = connections_.extract(action.connection);
+  if (!node.empty()) node.mapped()->close();
+}
+
+void RpcPeer::perform(rpc::AllocateGrant& action) {
+  std::optional<transport::Grant> grant;
+  if (transport::Connection* connection = find(action.connection)) {
+    grant = connection->allocate_grant(action.bytes);
+  }
+  if (grant) {
+    node_.grant_ready(io::now(), action.connection, action.seq, action.part, grant->place,
+                      std::move(grant->memory));
+  } else {
+    node_.grant_ready(io::now(), action.connection, action.seq, action.part, {}, {});
+  }
+}
+
+void RpcPeer::perform(rpc::FillGrant& action) {
+  transport::Connection* connection = find(action.connection);
+  if (connection == nullptr) return;
+  try {
+    connection->fill_grant(action.place, std::move(action.bytes));
+  } catch (const Exception& e) {
+    connection->close();
+    connections_.erase(action.connection);
+    node_.closed(io::now(), action.connection, e.error());
+  }
+}
+
+void RpcPeer::perform(rpc::PeerUp& action) {
+  for (std::size_t i = 0; i < observers_.size(); ++i) observers_[i]->peer_up(action);
+}
+
+void RpcPeer::perform(rpc::PeerDown& action) {
+  for (std::size_t i = 0; i < observers_.size(); ++i) observers_[i]->peer_down(action);
+}
+
+void RpcPeer::perform(rpc::Log& action) { context_->log(action.level, std::move(action.text)); }
+
+void RpcPeer::perform(rpc::Closed&) {
+  if (node_closed_ != nullptr) context_->engine().finish(*node_closed_);
+}
+
+}  // namespace moolink::runtime

@@ -1,0 +1,133 @@
+#include "runtime/workers.h"
+
+#include <csignal>
+
+namespace moolink::runtime {
+namespace {
+
+constexpr Duration kHelpAfter = milliseconds(1);
+
+thread_local Workers* current_workers = nullptr;
+thread_local bool polls_as_worker = false;
+
+}  // namespace
+
+Workers::Workers(Engine& engine, Interpreter& interpreter, std::size_t limit)
+    : engine_(engine), interpreter_(interpreter), limit_(limit) {}
+
+bool Workers::on_worker_thread() { return current_workers != nullptr; }
+
+void Workers::submit(Task task) {
+  if (stopping_) return;
+  queue_.push_back(std::move(task));
+  if (current_workers == this && polls_as_worker)
+    return;  // this very thread takes it when its turn of the loop ends
+  if (queue_.size() == 1 && polling_) {
+    engine_.loop().wake();
+  } else if (queue_.size() == 1 && (idle_ > 0 || threads_ - lent_ < 1)) {
+    call_in_another();
+  } else if (help_at_ == kNever) {
+    help_at_ = io::now() + kHelpAfter;
+    engine_.rearm(help_at_);
+  }
+}
+
+void Workers::tick(Time now) {
+  help_at_ = kNever;
+  if (queue_.empty()) return;
+  call_in_another();
+  help_at_ = now + kHelpAfter;
+}
+
+void Workers::call_in_another() {
+  if (idle_ > 0) {
+    engine_.handed_over();
+    work_.notify_one();
+  } else if (threads_ - lent_ < limit_) {
+    engine_.handed_over();
+    start_thread();
+  }
+}
+
+void Workers::start_thread() {
+  ++threads_;
+  // Signals are for the threads of the application.
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_BLOCK, &all, &before);
+  std::thread([this, owner = owner_.lock()] { run(); }).detach();
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+void Workers::run() {
+  current_workers = this;
+  bool served = false;  // has just run something, so more is likely to come: worth polling for
+  Engine::Lock lock = engine_.lock();
+  while (!stopping_) {
+    if (!queue_.empty()) {
+      lock.unlock();
+      run_queued();
+      lock.lock();
+      served = true;
+    } else if (served && engine_.role_free()) {
+      polls_as_worker = polling_ = true;
+      engine_.poll_while_idle(lock, [this] { return stopping_ || !queue_.empty(); });
+      polls_as_worker = polling_ = false;
+      served = false;
+    } else {
+      ++idle_;
+      work_.wait(lock);
+      --idle_;
+    }
+  }
+  lock.unlock();
+  interpreter_.thread_ends();
+  lock.lock();
+  --threads_;
+  ended_.notify_all();
+}
+
+void Workers::run_queued() {
+  interpreter_.enter();
+  for (Task task; take(task); task = nullptr) task();
+  interpreter_.leave();
+}
+
+bool Workers::take(Task& task) {
+  const Engine::Lock lock = engine_.lock();
+  if (queue_.empty() || stopping_) return false;
+  task = std::move(queue_.front());
+  queue_.pop_front();
+  if (!queue_.empty() && help_at_ == kNever) {
+    help_at_ = io::now() + kHelpAfter;
+    engine_.rearm(help_at_);
+  }
+  return true;
+}
+
+bool Workers::stop(Time deadline) {
+  std::deque<Task> dropped;  // destroyed without the lock
+  Engine::Lock lock = engine_.lock();
+  stopping_ = true;
+  dropped.swap(queue_);
+  work_.notify_all();
+  engine_.loop().wake();
+  const std::size_t own = current_workers == this ? 1 : 0;
+  while (threads_ > own) {
+    if (ended_.wait_until(lock, deadline) == std::cv_status::timeout) return false;
+  }
+  return true;
+}
+
+Workers::Lend::Lend(Workers& workers) : workers_(current_workers == &workers ? &workers : nullptr) {
+  if (workers_ == nullptr) return;
+  ++workers_->lent_;
+  if (!workers_->queue_.empty()) workers_->call_in_another();
+}
+
+Workers::Lend::~Lend() {
+  if (workers_ != nullptr) --workers_->lent_;
+}
+
+}  // namespace moolink::runtime

@@ -1,0 +1,79 @@
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "runtime/driven.h"
+#include "runtime/engine.h"
+#include "runtime/interpreter.h"
+
+namespace moolink::runtime {
+
+using Task = std::function<void()>;
+
+// The threads that run handlers and callbacks: user code, inside of Interpreter::enter and leave.
+//
+// Tasks start in the order in which they were submitted: a worker takes one only after it has
+// entered the interpreter. One worker takes all it can; if the first task in the queue has waited
+// for a millisecond, another one is called in, up to the limit. A worker that waits for something
+// in moolink does not count, so blocking calls inside of handlers cannot exhaust the pool.
+class Workers final : public Driven {
+ public:
+  Workers(Engine& engine, Interpreter& interpreter, std::size_t limit);
+
+  // --- with the engine's lock held
+  void submit(Task task);
+  std::size_t queued() const { return queue_.size(); }
+  std::size_t threads() const { return threads_; }
+  void set_limit(std::size_t limit) { limit_ = limit; }
+  void tick(Time now) override;
+  Time next_deadline() const override { return help_at_; }
+
+  // While a worker waits inside of moolink; nothing on other threads.
+  class Lend {
+   public:
+    explicit Lend(Workers& workers);
+    ~Lend();
+    Lend(const Lend&) = delete;
+    Lend& operator=(const Lend&) = delete;
+
+   private:
+    Workers* workers_;  // nullptr: not on a worker's thread
+  };
+
+  // --- without the lock
+  // Ends the threads; tasks not yet begun are dropped. False if some are still in user code at the
+  // deadline: they are left alone, keep `owner` alive, and end when that code returns.
+  bool stop(Time deadline);
+  // Threads keep what owns the workers alive.
+  void set_owner(std::weak_ptr<void> owner) { owner_ = std::move(owner); }
+  static bool on_worker_thread();
+
+ private:
+  void run();
+  void run_queued();
+  bool take(Task& task);
+  void call_in_another();
+  void start_thread();
+
+  Engine& engine_;
+  Interpreter& interpreter_;
+  std::size_t limit_;
+  std::weak_ptr<void> owner_;
+  std::deque<Task> queue_;
+  std::condition_variable work_;
+  std::condition_variable ended_;
+  std::size_t threads_ = 0;
+  std::size_t idle_ = 0;  // waiting on work_
+  std::size_t lent_ = 0;
+  bool polling_ = false;  // an idle worker polls the loop
+  Time help_at_ = kNever;
+  bool stopping_ = false;
+};
+
+}  // namespace moolink::runtime
