@@ -1,0 +1,86 @@
+#include "bind/errors.h"
+
+#include <exception>
+#include <string>
+
+namespace moolink::bind {
+namespace {
+
+const char* class_name(ErrorCode code) {
+  switch (code) {
+    case ErrorCode::timeout:
+      return "TimeoutError";
+    case ErrorCode::cancelled:
+      return "CancelledError";
+    case ErrorCode::peer_lost:
+      return "PeerLost";
+    case ErrorCode::no_such_function:
+      return "NoSuchFunction";
+    case ErrorCode::remote:
+      return "RemoteError";
+    case ErrorCode::group_changed:
+      return "GroupChanged";
+    case ErrorCode::queue_full:
+      return "QueueFull";
+    case ErrorCode::auth:
+      return "AuthError";
+    case ErrorCode::wire:
+      return "WireError";
+    case ErrorCode::closed:
+      return "Closed";
+    default:
+      return "Error";
+  }
+}
+
+const char* ran_text(Ran ran) {
+  switch (ran) {
+    case Ran::no:
+      return "no";
+    case Ran::yes:
+      return "yes";
+    default:
+      return "maybe";
+  }
+}
+
+// Texts may come from a peer: what is no UTF-8 is shown, not raised.
+nb::object text(const std::string& value) {
+  return nb::steal(
+      PyUnicode_DecodeUTF8(value.data(), static_cast<Py_ssize_t>(value.size()), "replace"));
+}
+
+nb::object text_or_none(const std::string& value) {
+  return value.empty() ? nb::object(nb::none()) : text(value);
+}
+
+void translate(const std::exception_ptr& pointer, void*) {
+  try {
+    std::rethrow_exception(pointer);
+  } catch (const Exception& e) {
+    const nb::object exception = to_exception(e.error());
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.ptr())), exception.ptr());
+  }
+}
+
+}  // namespace
+
+nb::object to_exception(const Error& error) {
+  if (error.code == ErrorCode::invalid_argument) {
+    return nb::handle(PyExc_ValueError)(text(error.message));
+  }
+  const nb::object type = nb::module_::import_("moolink.errors").attr(class_name(error.code));
+  nb::dict details;
+  details["peer"] = text_or_none(error.peer);
+  details["function"] = text_or_none(error.function);
+  details["ran"] = ran_text(error.ran);
+  if (error.code == ErrorCode::remote) {
+    details["remote_type"] = text(error.remote_type);
+    details["remote_traceback"] = text(error.traceback);
+  }
+  return type(text(error.message), **details);
+}
+
+void bind_errors(nb::module_&) { nb::register_exception_translator(translate, nullptr); }
+
+}  // namespace moolink::bind

@@ -1,0 +1,91 @@
+#include "bind/registered_types.h"
+
+#include <map>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+namespace moolink::bind {
+namespace {
+
+// Types are registered at import and never forgotten, so that a walk under way may keep pointers.
+struct Registry {
+  std::vector<std::unique_ptr<RegisteredType>> all;
+  std::unordered_map<PyTypeObject*, const RegisteredType*> by_type;
+  std::map<std::string, const RegisteredType*, std::less<>> by_name;
+  // Called with a type, or a name, that was not found; returns whether it registered one.
+  PyObject* late = nullptr;
+};
+
+Registry& registry() {
+  static auto& instance = *new Registry();  // outlives the interpreter's objects on purpose
+  return instance;
+}
+
+bool register_late(nb::handle what) {
+  PyObject* late = registry().late;
+  return late != nullptr && nb::cast<bool>(nb::handle(late)(what));
+}
+
+TypeForm parse_form(std::string_view text) {
+  if (text == "dataclass") return TypeForm::dataclass;
+  if (text == "namedtuple") return TypeForm::namedtuple;
+  if (text == "enum") return TypeForm::enumeration;
+  if (text == "flags") return TypeForm::flags;
+  if (text == "converted") return TypeForm::converted;
+  throw nb::value_error("unknown form of a type");
+}
+
+void register_type(nb::handle type, const std::string& name, const std::string& form,
+                   const std::vector<std::string>& fields, nb::object to_state,
+                   nb::object from_state) {
+  auto entry = std::make_unique<RegisteredType>();
+  entry->head = {name, fields};
+  entry->form = parse_form(form);
+  entry->type = nb::borrow(type);
+  for (const std::string& field : fields) {
+    PyObject* interned = PyUnicode_InternFromString(field.c_str());
+    if (interned == nullptr) throw nb::python_error();
+    entry->field_names.push_back(nb::steal(interned));
+  }
+  entry->to_state = std::move(to_state);
+  entry->from_state = std::move(from_state);
+  // A class that is defined again (a notebook's cell) replaces the older one of its name.
+  registry().by_type[reinterpret_cast<PyTypeObject*>(type.ptr())] = entry.get();
+  registry().by_name[name] = entry.get();
+  registry().all.push_back(std::move(entry));
+}
+
+}  // namespace
+
+const RegisteredType* find_registered(PyTypeObject* type) {
+  const auto& types = registry().by_type;
+  if (const auto found = types.find(type); found != types.end()) return found->second;
+  if (!register_late(reinterpret_cast<PyObject*>(type))) return nullptr;
+  const auto found = types.find(type);
+  return found == types.end() ? nullptr : found->second;
+}
+
+const RegisteredType* find_registered(std::string_view name) {
+  const auto& names = registry().by_name;
+  if (const auto found = names.find(name); found != names.end()) return found->second;
+  const nb::str text(name.data(), name.size());
+  if (!register_late(text)) return nullptr;
+  const auto found = names.find(name);
+  return found == names.end() ? nullptr : found->second;
+}
+
+void bind_registered_types(nb::module_& m) {
+  m.def("register_type", &register_type, nb::arg("type"), nb::arg("name"), nb::arg("form"),
+        nb::arg("fields"), nb::arg("to_state").none(), nb::arg("from_state").none());
+  m.def(
+      "set_late_registration", [](nb::object late) { registry().late = late.release().ptr(); },
+      nb::arg("late"),
+      "What to call with a type, or a peer's name of one, that nobody registered.");
+}
+
+}  // namespace moolink::bind

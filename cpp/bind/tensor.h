@@ -1,0 +1,64 @@
+#pragma once
+
+// Tensors of every framework, in and out: DLPack (its C exchange API where the type has it, else
+// __dlpack__), numpy through the buffer protocol, JAX through numpy.
+
+#include <nanobind/nanobind.h>
+
+#include <cstddef>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "base/buffer.h"
+#include "tensor/layout.h"
+#include "wire/value.h"
+
+namespace moolink::bind {
+
+namespace nb = nanobind;
+
+// What a received tensor becomes: the sender's framework if it is imported here, or always one.
+enum class ArrayKind { same, numpy, torch, jax };
+ArrayKind parse_array_kind(std::string_view text);  // throws ValueError
+
+// A framework's tensor by reference. The memory is valid as long as `owner` lives; dropping that
+// takes the GIL.
+struct ImportedTensor {
+  tensor::TensorRef tensor;
+  wire::Framework framework = wire::Framework::other;
+  // As wire::TensorHead::numpy_type; tensor.dtype means nothing then.
+  std::string numpy_type;
+  nb::object owner;
+
+  std::size_t item_size() const;
+  std::size_t bytes() const;  // of the elements, without gaps
+  wire::TensorHead head() const;
+};
+
+// Empty when the value is no tensor. Raises TypeError for tensors that cannot be read here, naming
+// the dtype or device and what to do: sub-byte and structured elements, other devices than the CPU,
+// sparse layouts, traced values, subclasses whose meaning would be lost.
+// Big-endian arrays are converted; conjugated and negated views are resolved.
+std::optional<ImportedTensor> import_tensor(nb::handle value);
+
+// The same for values that must be tensors of numbers (gradients, parameters, reductions); takes
+// objects with the buffer protocol too. Raises TypeError otherwise.
+ImportedTensor import_numbers(nb::handle value);
+
+// Copies the elements in row-major order; needs no GIL.
+void copy_elements(const ImportedTensor& from, std::byte* to);
+
+// An array that owns `memory`: private, writable (JAX: immutable by type), never copied when
+// memory is 64-byte aligned. Throws ErrorCode::wire when this process cannot represent it (a
+// bfloat16 array for numpy without ml_dtypes, a float64 one for JAX without x64).
+nb::object export_tensor(MutableBuffer memory, const wire::TensorHead& head, ArrayKind kind);
+
+// numpy's scalar of one element.
+nb::object export_scalar(std::span<const std::byte> value, const wire::TensorHead& head);
+// Empty when the value is no numpy scalar; raises TypeError for structured ones.
+std::optional<wire::TensorHead> import_scalar(nb::handle value, std::string& bytes);
+
+void bind_tensors(nb::module_& m);
+
+}  // namespace moolink::bind

@@ -1,0 +1,254 @@
+// Received memory as arrays of the frameworks.
+
+#include <dlpack/dlpack.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "bind/tensor.h"
+#include "wire/archive.h"
+
+namespace moolink::bind {
+namespace {
+
+using tensor::DType;
+
+// What a received array owns: the memory and its layout. numpy reads it through the buffer protocol
+// (as bytes: numpy gives them the dtype, as neither DLPack nor buffers know all of numpy's), the
+// others through DLPack.
+struct ReceivedTensor {
+  MutableBuffer memory;
+  DType dtype = DType::uint8;
+  tensor::Shape shape;
+};
+
+// Both generations of DLPack's owning struct differ in where the tensor lies and in the version.
+template <class Managed>
+struct Export {
+  Managed managed{};
+  std::shared_ptr<void> owner;
+  std::vector<std::int64_t> shape;
+  std::vector<std::int64_t> strides;
+
+  // Called by frameworks on any thread, without the GIL.
+  static void free(Managed* managed) { delete static_cast<Export*>(managed->manager_ctx); }
+};
+
+template <class Managed>
+Managed* new_export(const ReceivedTensor& received) {
+  auto exported = std::make_unique<Export<Managed>>();
+  exported->owner = received.memory.owner();
+  exported->shape = received.shape;
+  exported->strides = tensor::contiguous_strides(received.shape);
+  const tensor::DLPackType type = tensor::to_dlpack(received.dtype);
+  DLTensor& tensor = exported->managed.dl_tensor;
+  tensor.data = received.memory.data();
+  tensor.device = {kDLCPU, 0};
+  tensor.ndim = static_cast<std::int32_t>(received.shape.size());
+  tensor.dtype = {type.code, type.bits, type.lanes};
+  tensor.shape = exported->shape.data();
+  tensor.strides = exported->strides.data();
+  tensor.byte_offset = 0;
+  exported->managed.manager_ctx = exported.get();
+  exported->managed.deleter = Export<Managed>::free;
+  if constexpr (std::is_same_v<Managed, DLManagedTensorVersioned>) {
+    exported->managed.version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
+    exported->managed.flags = 0;
+  }
+  return &exported.release()->managed;
+}
+
+template <class Managed>
+constexpr const char* capsule_name() {
+  return std::is_same_v<Managed, DLManagedTensorVersioned> ? "dltensor_versioned" : "dltensor";
+}
+
+template <class Managed>
+void destroy_capsule(PyObject* capsule) {
+  // A consumer that took the tensor renamed the capsule, and frees it itself.
+  if (PyCapsule_IsValid(capsule, capsule_name<Managed>()) == 0) return;
+  auto* managed = static_cast<Managed*>(PyCapsule_GetPointer(capsule, capsule_name<Managed>()));
+  managed->deleter(managed);
+}
+
+template <class Managed>
+nb::object new_capsule(const ReceivedTensor& received) {
+  Managed* managed = new_export<Managed>(received);
+  PyObject* capsule = PyCapsule_New(managed, capsule_name<Managed>(), destroy_capsule<Managed>);
+  if (capsule == nullptr) {
+    managed->deleter(managed);
+    throw nb::python_error();
+  }
+  return nb::steal(capsule);
+}
+
+// JAX asks without max_version and then takes the unversioned capsule only.
+nb::object dlpack(const ReceivedTensor& received, nb::handle, nb::handle max_version, nb::handle,
+                  nb::handle copy) {
+  if (copy.ptr() == Py_True) throw nb::buffer_error("received memory is handed over, not copied");
+  if (!max_version.is_none() &&
+      nb::cast<int>(max_version[0]) >= static_cast<int>(DLPACK_MAJOR_VERSION)) {
+    return new_capsule<DLManagedTensorVersioned>(received);
+  }
+  return new_capsule<DLManagedTensor>(received);
+}
+
+int get_buffer(PyObject* self, Py_buffer* view, int flags) {
+  const MutableBuffer& memory = nb::inst_ptr<ReceivedTensor>(self)->memory;
+  return PyBuffer_FillInfo(view, self, memory.data(), static_cast<Py_ssize_t>(memory.size()), 0,
+                           flags);
+}
+
+PyType_Slot received_tensor_slots[] = {
+    {Py_bf_getbuffer, reinterpret_cast<void*>(get_buffer)},
+    {0, nullptr},
+};
+
+nb::object loaded_module(const char* name) {
+  PyObject* module = PyDict_GetItemString(PyImport_GetModuleDict(), name);  // borrowed
+  return module == nullptr ? nb::object() : nb::borrow(module);
+}
+
+// numpy's dtype object; kept once made, as numpy keeps them too.
+nb::object numpy_dtype(const wire::TensorHead& head) {
+  const nb::object numpy = nb::module_::import_("numpy");
+  if (!head.numpy_type.empty()) return numpy.attr("dtype")(head.numpy_type.c_str());
+  static PyObject* known[tensor::kDTypes] = {};
+  PyObject*& slot = known[static_cast<std::size_t>(head.dtype)];
+  if (slot != nullptr) return nb::borrow(slot);
+  const std::string name(tensor::dtype_name(head.dtype));
+  nb::object dtype;
+  if (tensor::is_native_to_numpy(head.dtype)) {
+    dtype = numpy.attr("dtype")(name.c_str());
+  } else {
+    try {
+      dtype = numpy.attr("dtype")(nb::module_::import_("ml_dtypes").attr(name.c_str()));
+    } catch (nb::python_error& e) {
+      if (!e.matches(PyExc_ImportError) && !e.matches(PyExc_AttributeError)) throw;
+      throw Exception(ErrorCode::wire,
+                      "a received array of " + name +
+                          " has no numpy dtype here: install ml_dtypes, or import torch or jax "
+                          "before it arrives");
+    }
+  }
+  slot = nb::object(dtype).release().ptr();
+  return dtype;
+}
+
+nb::object shape_tuple(const tensor::Shape& shape) {
+  PyObject* tuple = PyTuple_New(static_cast<Py_ssize_t>(shape.size()));
+  if (tuple == nullptr) throw nb::python_error();
+  const nb::object owner = nb::steal(tuple);
+  for (std::size_t i = 0; i < shape.size(); ++i) {
+    PyObject* size = PyLong_FromLongLong(shape[i]);
+    if (size == nullptr) throw nb::python_error();
+    PyTuple_SET_ITEM(tuple, static_cast<Py_ssize_t>(i), size);
+  }
+  return owner;
+}
+
+nb::object to_numpy(ReceivedTensor received, const wire::TensorHead& head) {
+  const nb::object dtype = numpy_dtype(head);
+  const nb::object shape = shape_tuple(head.shape);
+  // The constructor numpy.ndarray(shape, dtype, buffer) makes a view that keeps the buffer alive.
+  return nb::module_::import_("numpy").attr("ndarray")(shape, dtype, nb::cast(std::move(received)));
+}
+
+const DLPackExchangeAPI* torch_api(nb::handle torch) {
+  const nb::object capsule =
+      nb::getattr(torch.attr("Tensor"), "__dlpack_c_exchange_api__", nb::none());
+  if (!PyCapsule_CheckExact(capsule.ptr())) return nullptr;
+  const auto* api = static_cast<const DLPackExchangeAPI*>(
+      PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+  if (api == nullptr) throw nb::python_error();
+  return api->header.version.major == DLPACK_MAJOR_VERSION ? api : nullptr;
+}
+
+nb::object to_torch(const ReceivedTensor& received, nb::handle torch) {
+  const DLPackExchangeAPI* api = torch_api(torch);
+  if (api == nullptr) return torch.attr("from_dlpack")(nb::cast(received));
+  void* tensor = nullptr;
+  // Steals the export, also when it fails.
+  if (api->managed_tensor_to_py_object_no_sync(new_export<DLManagedTensorVersioned>(received),
+                                               &tensor) != 0) {
+    throw nb::python_error();
+  }
+  return nb::steal(static_cast<PyObject*>(tensor));
+}
+
+nb::object to_jax(ReceivedTensor received, nb::handle jax) {
+  const bool is_wide = received.dtype == DType::int64 || received.dtype == DType::uint64 ||
+                       received.dtype == DType::float64 || received.dtype == DType::complex128;
+  if (is_wide && !nb::cast<bool>(jax.attr("config").attr("jax_enable_x64"))) {
+    throw Exception(ErrorCode::wire,
+                    "a received array of " + std::string(tensor::dtype_name(received.dtype)) +
+                        " would lose half of its bits in JAX: call "
+                        "jax.config.update(\"jax_enable_x64\", True), or ask for arrays=\"numpy\"");
+  }
+  return nb::module_::import_("jax.dlpack").attr("from_dlpack")(nb::cast(std::move(received)));
+}
+
+ArrayKind kind_of_sender(wire::Framework framework) {
+  switch (framework) {
+    case wire::Framework::torch:
+      return ArrayKind::torch;
+    case wire::Framework::jax:
+      return ArrayKind::jax;
+    default:
+      return ArrayKind::numpy;
+  }
+}
+
+}  // namespace
+
+nb::object export_tensor(MutableBuffer memory, const wire::TensorHead& head, ArrayKind kind) {
+  const bool asked = kind != ArrayKind::same;
+  if (!asked) kind = kind_of_sender(head.framework);
+  ReceivedTensor received{std::move(memory), head.dtype, head.shape};
+  if (!head.numpy_type.empty()) return to_numpy(std::move(received), head);
+  if (kind == ArrayKind::torch) {
+    const nb::object torch = asked ? nb::module_::import_("torch") : loaded_module("torch");
+    if (torch.is_valid() && nb::hasattr(torch, "from_dlpack")) return to_torch(received, torch);
+  } else if (kind == ArrayKind::jax) {
+    const nb::object jax = asked ? nb::module_::import_("jax") : loaded_module("jax");
+    if (jax.is_valid() && nb::hasattr(jax, "Array")) return to_jax(std::move(received), jax);
+  }
+  return to_numpy(std::move(received), head);
+}
+
+nb::object export_scalar(std::span<const std::byte> value, const wire::TensorHead& head) {
+  const nb::object bytes = nb::bytes(reinterpret_cast<const char*>(value.data()), value.size());
+  return nb::module_::import_("numpy").attr("frombuffer")(bytes, numpy_dtype(head))[0];
+}
+
+void bind_tensors(nb::module_& m) {
+  nb::class_<ReceivedTensor>(m, "ReceivedTensor", nb::type_slots(received_tensor_slots),
+                             "Memory of a received array: what numpy, torch and JAX arrays that "
+                             "moolink returns own.")
+      .def("__dlpack__", &dlpack, nb::kw_only(), nb::arg("stream") = nb::none(),
+           nb::arg("max_version") = nb::none(), nb::arg("dl_device") = nb::none(),
+           nb::arg("copy") = nb::none())
+      .def("__dlpack_device__",
+           [](const ReceivedTensor&) { return std::pair<int, int>(kDLCPU, 0); });
+  m.def(
+      "tensor_info",
+      [](nb::handle value) {
+        const ImportedTensor imported = import_numbers(value);
+        nb::dict info;
+        info["dtype"] = std::string(tensor::dtype_name(imported.tensor.dtype));
+        info["shape"] = nb::tuple(nb::cast(imported.tensor.shape));
+        info["strides"] = nb::tuple(nb::cast(imported.tensor.strides));
+        info["device"] = imported.tensor.device.name();
+        info["read_only"] = imported.tensor.read_only;
+        info["address"] = reinterpret_cast<std::uintptr_t>(imported.tensor.data);
+        return info;
+      },
+      nb::arg("tensor"), "How moolink sees a tensor: its dtype, shape, strides (elements) ...");
+}
+
+}  // namespace moolink::bind

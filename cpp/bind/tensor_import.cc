@@ -1,0 +1,384 @@
+#include "bind/tensor.h"
+
+#include <dlpack/dlpack.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+
+#include <cstring>
+#include <unordered_map>
+#include <utility>
+
+namespace moolink::bind {
+namespace {
+
+using tensor::DType;
+using wire::Framework;
+
+// A module that is imported already; importing one here would surprise.
+nb::object loaded_module(const char* name) {
+  PyObject* modules = PyImport_GetModuleDict();  // borrowed
+  PyObject* module = PyDict_GetItemString(modules, name);
+  return module == nullptr ? nb::object() : nb::borrow(module);
+}
+
+[[noreturn]] void type_error(const std::string& message) { throw nb::type_error(message.c_str()); }
+
+std::string text_of(nb::handle value) { return nb::cast<std::string>(nb::str(value)); }
+
+std::string type_text(nb::handle value) {
+  const nb::handle type = value.type();
+  return nb::cast<std::string>(type.attr("__module__")) + "." +
+         nb::cast<std::string>(type.attr("__qualname__"));
+}
+
+[[noreturn]] void refuse_device(nb::handle value, const std::string& device) {
+  type_error("a " + type_text(value) + " on " + device +
+             " cannot be read: only CPU tensors can; move it to the CPU first");
+}
+
+// How objects of a type are imported; found once a type.
+enum class Importer { none, numpy, torch, jax, traced, dlpack, subclass };
+
+struct TypeKind {
+  Importer importer = Importer::none;
+  const DLPackExchangeAPI* api = nullptr;
+};
+
+const DLPackExchangeAPI* exchange_api(nb::handle type) {
+  const nb::object capsule = nb::getattr(type, "__dlpack_c_exchange_api__", nb::none());
+  if (!PyCapsule_CheckExact(capsule.ptr())) return nullptr;
+  const void* pointer = PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api");
+  if (pointer == nullptr) {
+    PyErr_Clear();
+    return nullptr;
+  }
+  const auto* api = static_cast<const DLPackExchangeAPI*>(pointer);
+  return api->header.version.major == DLPACK_MAJOR_VERSION ? api : nullptr;
+}
+
+bool is_subclass(nb::handle type, const char* module, const char* attribute) {
+  const nb::object owner = loaded_module(module);
+  if (!owner.is_valid()) return false;
+  const nb::object base = nb::getattr(owner, attribute, nb::none());
+  if (base.is_none()) return false;
+  const int result = PyObject_IsSubclass(type.ptr(), base.ptr());
+  if (result < 0) throw nb::python_error();
+  return result == 1;
+}
+
+bool is_type(nb::handle type, const char* module, const char* attribute) {
+  const nb::object owner = loaded_module(module);
+  return owner.is_valid() && nb::getattr(owner, attribute, nb::none()).is(type);
+}
+
+TypeKind classify(nb::handle type) {
+  if (is_subclass(type, "numpy", "ndarray")) {
+    const bool plain = is_type(type, "numpy", "ndarray") || is_type(type, "numpy", "memmap");
+    return {plain ? Importer::numpy : Importer::subclass, nullptr};
+  }
+  if (is_subclass(type, "torch", "Tensor")) {
+    const bool plain = is_type(type, "torch", "Tensor") ||
+                       is_type(type, "torch.nn.parameter", "Parameter") ||
+                       is_type(type, "torch.nn.parameter", "Buffer");
+    return {plain ? Importer::torch : Importer::subclass, exchange_api(type)};
+  }
+  if (is_subclass(type, "jax.core", "Tracer")) return {Importer::traced, nullptr};
+  if (is_subclass(type, "jax", "Array")) return {Importer::jax, nullptr};
+  const DLPackExchangeAPI* api = exchange_api(type);
+  if (api != nullptr || nb::hasattr(type, "__dlpack__")) return {Importer::dlpack, api};
+  return {};
+}
+
+// Types seen so far. Only types that import tensors are kept, with a reference each, so that the
+// table does not grow with every class of a program and an address never means another type.
+TypeKind kind_of(nb::handle value) {
+  static auto& kinds = *new std::unordered_map<PyObject*, TypeKind>();
+  PyObject* type = reinterpret_cast<PyObject*>(Py_TYPE(value.ptr()));
+  if (const auto known = kinds.find(type); known != kinds.end()) return known->second;
+  const TypeKind kind = classify(type);
+  if (kind.importer != Importer::none) {
+    Py_INCREF(type);
+    kinds.emplace(type, kind);
+  }
+  return kind;
+}
+
+// An element type as numpy has it: a DType, or a description for what only numpy has.
+struct NumpyType {
+  DType dtype = DType::uint8;
+  std::string description;
+  bool native = true;
+};
+
+NumpyType describe_numpy_type(nb::handle dtype) {
+  const auto name = nb::cast<std::string>(dtype.attr("name"));
+  const auto item_size = nb::cast<std::size_t>(dtype.attr("itemsize"));
+  NumpyType type;
+  type.native = nb::cast<bool>(dtype.attr("isnative"));
+  if (const auto known = tensor::dtype_from_name(name);
+      known && tensor::item_size(*known) == item_size) {
+    type.dtype = *known;
+    return type;
+  }
+  type.description = nb::cast<std::string>(dtype.attr("str"));
+  if (!type.native) type.description[0] = '<';
+  if (wire::numpy_item_size(type.description) != item_size) {
+    type_error("numpy values of dtype " + text_of(dtype) +
+               " cannot be sent: only bool, integers, floating point, complex, dates, durations "
+               "and fixed-length strings can; send the parts of a structure one by one");
+  }
+  return type;
+}
+
+const NumpyType& numpy_type(nb::handle dtype) {
+  static auto& known = *new std::unordered_map<PyObject*, NumpyType>();
+  static auto& last = *new NumpyType();
+  if (const auto found = known.find(dtype.ptr()); found != known.end()) return found->second;
+  last = describe_numpy_type(dtype);
+  // The dtypes of numbers are few and live as long as numpy; others are made anew for each array.
+  constexpr std::size_t kMostDtypes = 64;
+  if (!last.description.empty() || known.size() == kMostDtypes) return last;
+  Py_INCREF(dtype.ptr());
+  return known.emplace(dtype.ptr(), last).first->second;
+}
+
+ImportedTensor import_numpy(nb::object array) {
+  const nb::object dtype = array.attr("dtype");
+  const NumpyType& type = numpy_type(dtype);
+  if (!type.native) return import_numpy(array.attr("astype")(dtype.attr("newbyteorder")("=")));
+  ImportedTensor imported;
+  imported.framework = Framework::numpy;
+  imported.numpy_type = type.description;
+  imported.tensor.dtype = type.dtype;
+  Py_buffer view;
+  if (PyObject_GetBuffer(array.ptr(), &view, PyBUF_STRIDES) != 0) throw nb::python_error();
+  bool whole_strides = true;
+  const auto item = static_cast<Py_ssize_t>(imported.item_size());
+  for (int i = 0; i < view.ndim; ++i) {
+    imported.tensor.shape.push_back(view.shape[i]);
+    imported.tensor.strides.push_back(view.strides[i] / item);
+    whole_strides = whole_strides && view.strides[i] % item == 0;
+  }
+  imported.tensor.data = static_cast<std::byte*>(view.buf);
+  imported.tensor.read_only = view.readonly != 0;
+  // numpy's memory stays while the array lives, whether a view of it is held or not.
+  PyBuffer_Release(&view);
+  // A field of a structured array steps by what is no multiple of its own size.
+  if (!whole_strides) return import_numpy(array.attr("copy")());
+  imported.owner = std::move(array);
+  return imported;
+}
+
+void take_layout(const DLTensor& from, ImportedTensor& imported) {
+  imported.tensor.data = static_cast<std::byte*>(from.data) + from.byte_offset;
+  imported.tensor.shape.assign(from.shape, from.shape + from.ndim);
+  if (from.strides == nullptr) {
+    imported.tensor.strides = tensor::contiguous_strides(imported.tensor.shape);
+  } else {
+    imported.tensor.strides.assign(from.strides, from.strides + from.ndim);
+  }
+  imported.tensor.device = {from.device.device_type, from.device.device_id};
+}
+
+// The importer of a capsule that is not renamed: its destructor frees the tensor when the last
+// reference goes, which is what holding it as the owner means.
+ImportedTensor import_capsule(nb::handle value, nb::object capsule) {
+  ImportedTensor imported;
+  const DLTensor* tensor = nullptr;
+  if (PyCapsule_IsValid(capsule.ptr(), "dltensor_versioned")) {
+    const auto* managed = static_cast<const DLManagedTensorVersioned*>(
+        PyCapsule_GetPointer(capsule.ptr(), "dltensor_versioned"));
+    if (managed->version.major != DLPACK_MAJOR_VERSION) {
+      type_error("a " + type_text(value) + " speaks DLPack " +
+                 std::to_string(managed->version.major) + ", which this moolink does not");
+    }
+    tensor = &managed->dl_tensor;
+    imported.tensor.read_only = (managed->flags & DLPACK_FLAG_BITMASK_READ_ONLY) != 0;
+  } else if (PyCapsule_IsValid(capsule.ptr(), "dltensor")) {
+    tensor = &static_cast<const DLManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"))
+                  ->dl_tensor;
+  } else {
+    type_error("__dlpack__ of a " + type_text(value) + " did not return a DLPack capsule");
+  }
+  take_layout(*tensor, imported);
+  if (!imported.tensor.device.is_cpu()) refuse_device(value, imported.tensor.device.name());
+  const auto dtype =
+      tensor::from_dlpack({tensor->dtype.code, tensor->dtype.bits, tensor->dtype.lanes});
+  if (!dtype) {
+    type_error("a " + type_text(value) + " has elements of DLPack code " +
+               std::to_string(tensor->dtype.code) + ", " + std::to_string(tensor->dtype.bits) +
+               " bits and " + std::to_string(tensor->dtype.lanes) +
+               " lanes, which moolink does not move; convert it");
+  }
+  imported.tensor.dtype = *dtype;
+  imported.owner = std::move(capsule);
+  return imported;
+}
+
+ImportedTensor import_dlpack(nb::handle value) {
+  const auto [device_type, device_id] =
+      nb::cast<std::pair<int, int>>(value.attr("__dlpack_device__")());
+  const tensor::Device device{device_type, device_id};
+  if (!device.is_cpu()) refuse_device(value, device.name());
+  nb::object exporter = value.attr("__dlpack__");
+  try {
+    return import_capsule(value, exporter(nb::arg("max_version") = nb::make_tuple(1, 3)));
+  } catch (nb::python_error& e) {
+    // Exporters from before DLPack 1.0 do not know the argument.
+    if (!e.matches(PyExc_TypeError)) throw;
+  }
+  return import_capsule(value, exporter());
+}
+
+DType torch_dtype(nb::handle dtype) {
+  // torch's dtypes are few and live as long as torch.
+  static auto& known = *new std::unordered_map<PyObject*, DType>();
+  if (const auto found = known.find(dtype.ptr()); found != known.end()) return found->second;
+  const std::string text = text_of(dtype);  // "torch.float32"
+  const auto found = tensor::dtype_from_name(std::string_view(text).substr(text.find('.') + 1));
+  if (!found) type_error("tensors of " + text + " cannot be read; convert it to another dtype");
+  known.emplace(dtype.ptr(), *found);
+  return *found;
+}
+
+bool call_is_true(nb::handle value, const char* method) {
+  return nb::cast<bool>(value.attr(method)());
+}
+
+// Views that are conjugated or negated on reading have other values than their memory; torch's
+// own export lets negated ones pass.
+nb::object resolve_views(nb::object value, DType dtype) {
+  if (tensor::is_complex(dtype) && call_is_true(value, "is_conj")) {
+    value = value.attr("resolve_conj")();
+  }
+  const bool may_be_negated = tensor::is_complex(dtype) || tensor::is_floating(dtype);
+  if (may_be_negated && call_is_true(value, "is_neg")) value = value.attr("resolve_neg")();
+  return value;
+}
+
+ImportedTensor import_torch(nb::object value, const DLPackExchangeAPI* api) {
+  const DType dtype = torch_dtype(value.attr("dtype"));
+  const nb::object layout = value.attr("layout");
+  if (!layout.is(nb::module_::import_("torch").attr("strided"))) {
+    type_error("tensors of layout " + text_of(layout) +
+               " cannot be read; call to_dense(), or send indices and values");
+  }
+  // By text: torch has devices that DLPack has not (meta).
+  const std::string device = text_of(value.attr("device"));
+  if (device != "cpu") refuse_device(value, device);
+  value = resolve_views(std::move(value), dtype);
+  ImportedTensor imported;
+  if (api != nullptr && api->dltensor_from_py_object_no_sync != nullptr) {
+    DLTensor tensor;
+    if (api->dltensor_from_py_object_no_sync(value.ptr(), &tensor) != 0) throw nb::python_error();
+    take_layout(tensor, imported);
+    imported.owner = std::move(value);
+  } else {
+    imported = import_dlpack(value.attr("detach")());
+  }
+  imported.tensor.dtype = dtype;
+  imported.framework = Framework::torch;
+  return imported;
+}
+
+ImportedTensor import_jax(nb::handle value) {
+  for (const nb::handle device : nb::iter(value.attr("devices")())) {
+    const auto platform = nb::cast<std::string>(device.attr("platform"));
+    if (platform != "cpu") {
+      type_error("a jax.Array on " + platform +
+                 " cannot be read: only CPU arrays can; call jax.device_get first");
+    }
+  }
+  ImportedTensor imported = import_numpy(nb::module_::import_("numpy").attr("asarray")(value));
+  imported.framework = Framework::jax;
+  // Immutable by type; neither its capsules nor all versions of its views say so.
+  imported.tensor.read_only = true;
+  return imported;
+}
+
+}  // namespace
+
+ArrayKind parse_array_kind(std::string_view text) {
+  if (text == "same") return ArrayKind::same;
+  if (text == "numpy") return ArrayKind::numpy;
+  if (text == "torch") return ArrayKind::torch;
+  if (text == "jax") return ArrayKind::jax;
+  const std::string message =
+      "arrays must be \"same\", \"numpy\", \"torch\" or \"jax\", not \"" + std::string(text) + "\"";
+  throw nb::value_error(message.c_str());
+}
+
+std::size_t ImportedTensor::item_size() const {
+  return numpy_type.empty() ? tensor::item_size(tensor.dtype) : wire::numpy_item_size(numpy_type);
+}
+
+std::size_t ImportedTensor::bytes() const {
+  const auto size = tensor::byte_size(item_size(), tensor.shape);
+  if (!size) type_error("a tensor of shape " + tensor::shape_text(tensor.shape) + " is too large");
+  return static_cast<std::size_t>(*size);
+}
+
+wire::TensorHead ImportedTensor::head() const {
+  return {framework, tensor.dtype, numpy_type, tensor.shape};
+}
+
+std::optional<ImportedTensor> import_tensor(nb::handle value) {
+  const TypeKind kind = kind_of(value);
+  switch (kind.importer) {
+    case Importer::none:
+      return std::nullopt;
+    case Importer::numpy:
+      return import_numpy(nb::borrow(value));
+    case Importer::torch:
+      return import_torch(nb::borrow(value), kind.api);
+    case Importer::jax:
+      return import_jax(value);
+    case Importer::dlpack:
+      return import_dlpack(value);
+    case Importer::traced:
+      type_error(
+          "a traced JAX value has no elements yet: call moolink outside of jit, grad and vmap");
+    case Importer::subclass:
+      type_error("a " + type_text(value) +
+                 " is more than its elements; convert it to a plain array or tensor first "
+                 "(numpy.asarray, Tensor.as_subclass(torch.Tensor))");
+  }
+  return std::nullopt;
+}
+
+ImportedTensor import_numbers(nb::handle value) {
+  std::optional<ImportedTensor> imported = import_tensor(value);
+  if (!imported && PyObject_CheckBuffer(value.ptr()) != 0) {
+    imported = import_numpy(nb::module_::import_("numpy").attr("asarray")(
+        nb::steal(PyMemoryView_FromObject(value.ptr()))));
+  }
+  if (!imported) type_error("expected a tensor or array, not a " + type_text(value));
+  if (!imported->numpy_type.empty()) {
+    type_error("expected a tensor of numbers, not of numpy's " + imported->numpy_type);
+  }
+  return std::move(*imported);
+}
+
+void copy_elements(const ImportedTensor& from, std::byte* to) {
+  const tensor::TensorRef& tensor = from.tensor;
+  tensor::gather(tensor.data, from.item_size(), tensor.shape, tensor.strides, to);
+}
+
+std::optional<wire::TensorHead> import_scalar(nb::handle value, std::string& bytes) {
+  static PyObject* generic = nullptr;
+  if (generic == nullptr) {
+    const nb::object numpy = loaded_module("numpy");
+    if (!numpy.is_valid()) return std::nullopt;
+    generic = nb::object(numpy.attr("generic")).release().ptr();
+  }
+  if (PyObject_TypeCheck(value.ptr(), reinterpret_cast<PyTypeObject*>(generic)) == 0) {
+    return std::nullopt;
+  }
+  const NumpyType& type = numpy_type(value.attr("dtype"));
+  wire::TensorHead head{Framework::numpy, type.dtype, type.description, {}};
+  const nb::bytes raw = nb::cast<nb::bytes>(value.attr("tobytes")());
+  bytes.assign(raw.c_str(), raw.size());
+  return head;
+}
+
+}  // namespace moolink::bind

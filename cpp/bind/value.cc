@@ -1,0 +1,65 @@
+#include "bind/value.h"
+
+#include <nanobind/stl/string_view.h>
+
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "bind/registered_types.h"
+
+namespace moolink::bind {
+namespace {
+
+ValueOptions options_of(bool allow_pickle, std::string_view arrays, std::size_t max_depth) {
+  ValueOptions options;
+  options.allow_pickle = allow_pickle;
+  options.arrays = parse_array_kind(arrays);
+  options.limits.max_depth = max_depth;
+  return options;
+}
+
+nb::bytes to_bytes(const Buffer& buffer) {
+  return nb::bytes(reinterpret_cast<const char*>(buffer.data()), buffer.size());
+}
+
+Buffer to_buffer(const nb::bytes& bytes) {
+  const MutableBuffer copy = HeapAllocator().allocate(bytes.size());
+  std::memcpy(copy.data(), bytes.c_str(), bytes.size());
+  return copy;
+}
+
+nb::tuple encode(nb::handle value, bool allow_pickle, std::size_t max_depth) {
+  HeapAllocator heap;
+  const wire::Payload payload =
+      encode_value(value, options_of(allow_pickle, "same", max_depth), heap);
+  nb::list parts;
+  for (const Buffer& part : payload.parts) parts.append(to_bytes(part));
+  return nb::make_tuple(to_bytes(payload.body), parts);
+}
+
+nb::object decode(const nb::bytes& body, const nb::list& parts, bool allow_pickle,
+                  std::string_view arrays, std::size_t max_depth) {
+  wire::Payload payload;
+  payload.body = to_buffer(body);
+  for (const nb::handle part : parts) {
+    payload.parts.push_back(to_buffer(nb::cast<nb::bytes>(part)));
+  }
+  return decode_value(payload, options_of(allow_pickle, arrays, max_depth));
+}
+
+}  // namespace
+
+void bind_values(nb::module_& m) {
+  bind_tensors(m);
+  bind_registered_types(m);
+  const std::size_t max_depth = Limits{}.max_depth;
+  m.def("encode", &encode, nb::arg("value"), nb::kw_only(), nb::arg("allow_pickle") = false,
+        nb::arg("max_depth") = max_depth,
+        "The message a value becomes: its body and the bytes of its arrays.");
+  m.def("decode", &decode, nb::arg("body"), nb::arg("parts"), nb::kw_only(),
+        nb::arg("allow_pickle") = false, nb::arg("arrays") = "same",
+        nb::arg("max_depth") = max_depth, "The value of a message; raises WireError.");
+}
+
+}  // namespace moolink::bind

@@ -1,0 +1,40 @@
+#pragma once
+
+// Python values <-> messages.
+
+#include <nanobind/nanobind.h>
+
+#include <utility>
+
+#include "base/buffer.h"
+#include "base/limits.h"
+#include "bind/tensor.h"
+#include "wire/payload.h"
+
+namespace moolink::bind {
+
+struct ValueOptions {
+  bool allow_pickle = false;  // both sides must allow it
+  ArrayKind arrays = ArrayKind::same;
+  Limits limits;
+};
+
+// Captures a value: when this returns, later changes to it are not seen. Tensors' elements are
+// copied to memory from the allocator, large ones without the GIL. Raises TypeError for types that
+// do not travel and ValueError for values that are nested too deeply (or contain themselves) or
+// exceed a limit.
+wire::Payload encode_value(nb::handle value, const ValueOptions& options, Allocator& allocator);
+
+// Builds the value. Parts become arrays that own them: a received payload is used once. Throws
+// ErrorCode::wire for whatever does not decode, whoever is to blame.
+nb::object decode_value(const wire::Payload& payload, const ValueOptions& options);
+
+// A call's arguments travel as the tuple (args, kwargs).
+wire::Payload encode_call(nb::tuple args, nb::dict kwargs, const ValueOptions& options,
+                          Allocator& allocator);
+std::pair<nb::tuple, nb::dict> decode_call(const wire::Payload& payload,
+                                           const ValueOptions& options);
+
+void bind_values(nb::module_& m);
+
+}  // namespace moolink::bind

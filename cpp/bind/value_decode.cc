@@ -1,0 +1,275 @@
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "base/error.h"
+#include "bind/registered_types.h"
+#include "bind/value.h"
+#include "wire/value.h"
+
+namespace moolink::bind {
+namespace {
+
+using wire::ValueTag;
+
+constexpr std::size_t kAlignment = 64;
+constexpr std::size_t kLargeCopy = 64 << 10;
+
+[[noreturn]] void fail(const std::string& message) { throw Exception(ErrorCode::wire, message); }
+
+// Takes over a new reference, or Python's error when there is none.
+nb::object own(PyObject* object) {
+  if (object == nullptr) throw nb::python_error();
+  return nb::steal(object);
+}
+
+class ValueDecoder {
+ public:
+  ValueDecoder(const wire::Payload& payload, const ValueOptions& options)
+      : payload_(payload), options_(options), reader_(payload, options.limits) {}
+
+  nb::object read();
+
+ private:
+  nb::object read_big_integer(std::span<const std::byte> bytes);
+  nb::object read_list(std::size_t size);
+  nb::object read_tuple(std::size_t size);
+  nb::object read_set(std::size_t size, bool frozen);
+  nb::object read_dict(std::size_t size);
+  nb::object read_registered(const wire::ValueToken& token);
+  nb::object read_record(const RegisteredType& type, std::size_t size);
+  nb::object read_tensor(const wire::ValueToken& token);
+  nb::object read_pickle(std::string_view bytes);
+
+  const wire::Payload& payload_;
+  const ValueOptions& options_;
+  wire::ValueReader reader_;
+};
+
+nb::object ValueDecoder::read() {
+  // Nested reads use the reader's token again: what is needed of it is handed on by value.
+  const wire::ValueToken& token = reader_.next();
+  const auto size = static_cast<Py_ssize_t>(token.bytes.size());
+  switch (token.tag) {
+    case ValueTag::none:
+      return nb::none();
+    case ValueTag::false_:
+      return nb::borrow(Py_False);
+    case ValueTag::true_:
+      return nb::borrow(Py_True);
+    case ValueTag::integer:
+      return own(PyLong_FromLongLong(token.integer));
+    case ValueTag::big_integer:
+      return read_big_integer(token.bytes);
+    case ValueTag::real:
+      return own(PyFloat_FromDouble(token.number.real()));
+    case ValueTag::complex:
+      return own(PyComplex_FromDoubles(token.number.real(), token.number.imag()));
+    case ValueTag::string:
+      return own(PyUnicode_DecodeUTF8(token.text().data(), size, "surrogatepass"));
+    case ValueTag::bytes:
+      return own(PyBytes_FromStringAndSize(token.text().data(), size));
+    case ValueTag::bytearray:
+      return own(PyByteArray_FromStringAndSize(token.text().data(), size));
+    case ValueTag::list:
+      return read_list(token.size);
+    case ValueTag::tuple:
+      return read_tuple(token.size);
+    case ValueTag::set:
+      return read_set(token.size, false);
+    case ValueTag::frozenset:
+      return read_set(token.size, true);
+    case ValueTag::dict:
+      return read_dict(token.size);
+    case ValueTag::record:
+    case ValueTag::member:
+    case ValueTag::flags:
+    case ValueTag::convert:
+      return read_registered(token);
+    case ValueTag::scalar:
+      return export_scalar(token.bytes, reader_.tensor());
+    case ValueTag::tensor:
+      return read_tensor(token);
+    case ValueTag::pickle:
+      return read_pickle(token.text());
+  }
+  fail("unknown kind of value");
+}
+
+nb::object ValueDecoder::read_big_integer(std::span<const std::byte> bytes) {
+  const nb::handle type(reinterpret_cast<PyObject*>(&PyLong_Type));
+  return type.attr("from_bytes")(
+      nb::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size()), "little",
+      nb::arg("signed") = true);
+}
+
+// The reader has checked sizes against the bytes that remain before they get here.
+nb::object ValueDecoder::read_list(std::size_t size) {
+  nb::object list = own(PyList_New(static_cast<Py_ssize_t>(size)));
+  for (std::size_t i = 0; i < size; ++i) {
+    PyList_SET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i), read().release().ptr());
+  }
+  return list;
+}
+
+nb::object ValueDecoder::read_tuple(std::size_t size) {
+  nb::object tuple = own(PyTuple_New(static_cast<Py_ssize_t>(size)));
+  for (std::size_t i = 0; i < size; ++i) {
+    PyTuple_SET_ITEM(tuple.ptr(), static_cast<Py_ssize_t>(i), read().release().ptr());
+  }
+  return tuple;
+}
+
+nb::object ValueDecoder::read_set(std::size_t size, bool frozen) {
+  nb::object set = own(frozen ? PyFrozenSet_New(nullptr) : PySet_New(nullptr));
+  for (std::size_t i = 0; i < size; ++i) {
+    const nb::object item = read();
+    if (PySet_Add(set.ptr(), item.ptr()) != 0) throw nb::python_error();
+  }
+  return set;
+}
+
+nb::object ValueDecoder::read_dict(std::size_t size) {
+  nb::object dict = own(PyDict_New());
+  for (std::size_t i = 0; i < size; ++i) {
+    const nb::object key = read();
+    const nb::object value = read();
+    if (PyDict_SetItem(dict.ptr(), key.ptr(), value.ptr()) != 0) throw nb::python_error();
+  }
+  return dict;
+}
+
+bool form_matches(TypeForm form, ValueTag tag) {
+  switch (tag) {
+    case ValueTag::record:
+      return form == TypeForm::dataclass || form == TypeForm::namedtuple;
+    case ValueTag::member:
+      return form == TypeForm::enumeration;
+    case ValueTag::flags:
+      return form == TypeForm::flags;
+    default:
+      return form == TypeForm::converted;
+  }
+}
+
+nb::object ValueDecoder::read_registered(const wire::ValueToken& token) {
+  const wire::TypeHead& head = reader_.types()[token.type];
+  const RegisteredType* type = find_registered(head.name);
+  if (type == nullptr) {
+    fail("the peer sent a value of type " + head.name +
+         ", which is not registered here: call moolink.register on the type at both peers");
+  }
+  if (!form_matches(type->form, token.tag) || type->head.fields != head.fields) {
+    fail("the type " + head.name +
+         " differs between the peers (its kind or its fields): run the same version at both");
+  }
+  switch (token.tag) {
+    case ValueTag::record:
+      return read_record(*type, token.size);
+    case ValueTag::member:
+      return type->type[nb::str(token.text().data(), token.text().size())];
+    case ValueTag::flags:
+      return type->type(read());
+    default:
+      return type->from_state(read());
+  }
+}
+
+// No code of the type's own runs: fields are set as they were sent, frozen or not.
+nb::object ValueDecoder::read_record(const RegisteredType& type, std::size_t size) {
+  auto* python_type = reinterpret_cast<PyTypeObject*>(type.type.ptr());
+  if (type.form == TypeForm::namedtuple) {
+    const nb::object arguments = nb::make_tuple(read_tuple(size));
+    return own(PyTuple_Type.tp_new(python_type, arguments.ptr(), nullptr));
+  }
+  const nb::object none = own(PyTuple_New(0));
+  nb::object object = own(PyBaseObject_Type.tp_new(python_type, none.ptr(), nullptr));
+  for (const nb::object& name : type.field_names) {
+    const nb::object value = read();
+    if (PyObject_GenericSetAttr(object.ptr(), name.ptr(), value.ptr()) != 0) {
+      throw nb::python_error();
+    }
+  }
+  return object;
+}
+
+bool is_aligned(const std::byte* data) {
+  return reinterpret_cast<std::uintptr_t>(data) % kAlignment == 0;
+}
+
+nb::object ValueDecoder::read_tensor(const wire::ValueToken& token) {
+  MutableBuffer memory;
+  const std::size_t part = token.part;
+  if (part != wire::kNoPart && payload_.parts[part].owner() != nullptr &&
+      is_aligned(payload_.parts[part].data())) {
+    const Buffer& bytes = payload_.parts[part];
+    // A message's parts belong to whoever receives it: nobody else reads them from here on.
+    memory = {std::const_pointer_cast<void>(bytes.owner()), const_cast<std::byte*>(bytes.data()),
+              bytes.size()};
+  } else {
+    const std::span<const std::byte> bytes =
+        part == wire::kNoPart ? token.bytes : payload_.parts[part].span();
+    memory = HeapAllocator().allocate(bytes.size());
+    if (bytes.size() >= kLargeCopy) {
+      const nb::gil_scoped_release released;
+      std::memcpy(memory.data(), bytes.data(), bytes.size());
+    } else if (!bytes.empty()) {
+      std::memcpy(memory.data(), bytes.data(), bytes.size());
+    }
+  }
+  return export_tensor(std::move(memory), reader_.tensor(), options_.arrays);
+}
+
+nb::object ValueDecoder::read_pickle(std::string_view bytes) {
+  if (!options_.allow_pickle) {
+    fail("the peer sent a pickled object, which this peer does not allow (allow_pickle=True)");
+  }
+  return nb::module_::import_("pickle").attr("loads")(nb::bytes(bytes.data(), bytes.size()));
+}
+
+template <class Read>
+auto decode_with(const wire::Payload& payload, const ValueOptions& options, Read read) {
+  try {
+    ValueDecoder decoder(payload, options);
+    return read(decoder);
+  } catch (nb::python_error& e) {
+    // An unhashable key, a name that an enum does not have, a converter that raised. What is no
+    // answer to the bytes (Ctrl-C, no memory left) passes.
+    if (!e.matches(PyExc_Exception) || e.matches(PyExc_MemoryError)) throw;
+    fail(
+        "a received value could not be built: " + nb::cast<std::string>(e.type().attr("__name__")) +
+        ": " + nb::cast<std::string>(nb::str(e.value())));
+  } catch (nb::cast_error&) {
+    fail("a received value is of an unexpected type");
+  }
+}
+
+}  // namespace
+
+nb::object decode_value(const wire::Payload& payload, const ValueOptions& options) {
+  return decode_with(payload, options, [](ValueDecoder& decoder) { return decoder.read(); });
+}
+
+std::pair<nb::tuple, nb::dict> decode_call(const wire::Payload& payload,
+                                           const ValueOptions& options) {
+  const nb::object value = decode_value(payload, options);
+  const auto is_call = [&] {
+    PyObject* pair = value.ptr();
+    return PyTuple_CheckExact(pair) != 0 && PyTuple_GET_SIZE(pair) == 2 &&
+           PyTuple_CheckExact(PyTuple_GET_ITEM(pair, 0)) != 0 &&
+           PyDict_CheckExact(PyTuple_GET_ITEM(pair, 1)) != 0 &&
+           PyArg_ValidateKeywordArguments(PyTuple_GET_ITEM(pair, 1)) != 0;
+  };
+  if (!is_call()) {
+    PyErr_Clear();
+    fail("the arguments of a call are not a tuple and a dict with names");
+  }
+  return {nb::borrow<nb::tuple>(PyTuple_GET_ITEM(value.ptr(), 0)),
+          nb::borrow<nb::dict>(PyTuple_GET_ITEM(value.ptr(), 1))};
+}
+
+}  // namespace moolink::bind

@@ -1,0 +1,325 @@
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "bind/registered_types.h"
+#include "bind/value.h"
+#include "wire/value.h"
+
+namespace moolink::bind {
+namespace {
+
+// Copies from here on run without the GIL; shorter ones cost less than releasing it.
+constexpr std::size_t kLargeCopy = 64 << 10;
+
+std::span<const std::byte> bytes_of(const char* data, Py_ssize_t size) {
+  return std::as_bytes(std::span(data, static_cast<std::size_t>(size)));
+}
+
+std::span<const std::byte> bytes_of(const nb::bytes& value) {
+  return std::as_bytes(std::span(value.c_str(), value.size()));
+}
+
+class ValueEncoder {
+ public:
+  explicit ValueEncoder(const ValueOptions& options) : options_(options), writer_(options.limits) {}
+
+  void write(PyObject* value);
+  void write_call(PyObject* args, PyObject* kwargs) {
+    writer_.begin_tuple(2);
+    depth_ = 1;
+    write(args);
+    write(kwargs);
+  }
+  wire::Payload finish(Allocator& allocator);
+
+ private:
+  bool write_plain(PyObject* value, PyTypeObject* type);
+  bool write_container(PyObject* value, PyTypeObject* type);
+  void write_other(PyObject* value);
+  void write_integer(PyObject* value);
+  void write_string(PyObject* value);
+  void write_list(PyObject* value);
+  void write_tuple_items(PyObject* value);
+  void write_set_items(PyObject* value);
+  void write_dict(PyObject* value);
+  void write_registered(const RegisteredType& type, PyObject* value);
+  void write_tensor(ImportedTensor tensor);
+  void write_pickle(PyObject* value);
+  [[noreturn]] void refuse(PyObject* value) const;
+
+  // One level of nesting, for as long as it lives.
+  struct Level {
+    explicit Level(ValueEncoder& encoder) : encoder_(encoder) {
+      if (++encoder_.depth_ > encoder_.options_.limits.max_depth) encoder_.too_deep();
+    }
+    ~Level() { --encoder_.depth_; }
+    ValueEncoder& encoder_;
+  };
+  [[noreturn]] void too_deep();
+
+  const ValueOptions& options_;
+  wire::ValueWriter writer_;
+  std::vector<ImportedTensor> tensors_;  // one a part
+  std::size_t tensor_bytes_ = 0;
+  std::size_t depth_ = 0;
+};
+
+void ValueEncoder::too_deep() {
+  --depth_;  // the level was not entered
+  throw Exception(ErrorCode::invalid_argument, "the value is nested deeper than " +
+                                                   std::to_string(options_.limits.max_depth) +
+                                                   " levels, or contains itself");
+}
+
+void ValueEncoder::write(PyObject* value) {
+  PyTypeObject* type = Py_TYPE(value);
+  if (write_plain(value, type) || write_container(value, type)) return;
+  write_other(value);
+}
+
+// Exact types only: a subclass is something else, and would come back as less.
+bool ValueEncoder::write_plain(PyObject* value, PyTypeObject* type) {
+  if (value == Py_None) {
+    writer_.none();
+  } else if (type == &PyBool_Type) {
+    writer_.boolean(value == Py_True);
+  } else if (type == &PyLong_Type) {
+    write_integer(value);
+  } else if (type == &PyFloat_Type) {
+    writer_.real(PyFloat_AS_DOUBLE(value));
+  } else if (type == &PyUnicode_Type) {
+    write_string(value);
+  } else if (type == &PyBytes_Type) {
+    writer_.bytes(bytes_of(PyBytes_AS_STRING(value), PyBytes_GET_SIZE(value)));
+  } else if (type == &PyByteArray_Type) {
+    writer_.bytearray(bytes_of(PyByteArray_AS_STRING(value), PyByteArray_GET_SIZE(value)));
+  } else if (type == &PyComplex_Type) {
+    writer_.complex({PyComplex_RealAsDouble(value), PyComplex_ImagAsDouble(value)});
+  } else {
+    return false;
+  }
+  return true;
+}
+
+bool ValueEncoder::write_container(PyObject* value, PyTypeObject* type) {
+  if (type == &PyTuple_Type) {
+    const Level level(*this);
+    writer_.begin_tuple(static_cast<std::size_t>(PyTuple_GET_SIZE(value)));
+    write_tuple_items(value);
+  } else if (type == &PyDict_Type) {
+    write_dict(value);
+  } else if (type == &PyList_Type) {
+    write_list(value);
+  } else if (type == &PySet_Type || type == &PyFrozenSet_Type) {
+    const Level level(*this);
+    const auto size = static_cast<std::size_t>(PySet_GET_SIZE(value));
+    if (type == &PySet_Type) {
+      writer_.begin_set(size);
+    } else {
+      writer_.begin_frozenset(size);
+    }
+    write_set_items(value);
+  } else {
+    return false;
+  }
+  return true;
+}
+
+void ValueEncoder::write_integer(PyObject* value) {
+  int overflow = 0;
+  const long long small = PyLong_AsLongLongAndOverflow(value, &overflow);
+  if (overflow == 0) return writer_.integer(small);
+  const nb::handle number(value);
+  const auto bits = nb::cast<std::size_t>(number.attr("bit_length")());
+  const nb::object encoded =
+      number.attr("to_bytes")(bits / 8 + 1, "little", nb::arg("signed") = true);
+  writer_.big_integer(bytes_of(nb::cast<nb::bytes>(encoded)));
+}
+
+void ValueEncoder::write_string(PyObject* value) {
+  Py_ssize_t size = 0;
+  if (const char* utf8 = PyUnicode_AsUTF8AndSize(value, &size); utf8 != nullptr) {
+    return writer_.string({utf8, static_cast<std::size_t>(size)});
+  }
+  // Lone surrogates (undecodable file names) are legal in a str, not in UTF-8.
+  if (PyErr_ExceptionMatches(PyExc_UnicodeEncodeError) == 0) throw nb::python_error();
+  PyErr_Clear();
+  PyObject* encoded = PyUnicode_AsEncodedString(value, "utf-8", "surrogatepass");
+  if (encoded == nullptr) throw nb::python_error();
+  const nb::object owner = nb::steal(encoded);
+  writer_.string({PyBytes_AS_STRING(encoded), static_cast<std::size_t>(PyBytes_GET_SIZE(encoded))});
+}
+
+[[noreturn]] void changed(const char* what) {
+  throw Exception(ErrorCode::invalid_argument,
+                  std::string("a ") + what + " changed while it was being sent");
+}
+
+void ValueEncoder::write_list(PyObject* value) {
+  const Level level(*this);
+  const Py_ssize_t size = PyList_GET_SIZE(value);
+  writer_.begin_list(static_cast<std::size_t>(size));
+  for (Py_ssize_t i = 0; i < size; ++i) {
+    // An item may run Python code (an array's export), and that may change the list.
+    if (PyList_GET_SIZE(value) != size) changed("list");
+    const nb::object item = nb::borrow(PyList_GET_ITEM(value, i));
+    write(item.ptr());
+  }
+  if (PyList_GET_SIZE(value) != size) changed("list");
+}
+
+void ValueEncoder::write_tuple_items(PyObject* value) {
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(value); ++i) write(PyTuple_GET_ITEM(value, i));
+}
+
+void ValueEncoder::write_set_items(PyObject* value) {
+  const nb::object iterator = nb::steal(PyObject_GetIter(value));
+  if (!iterator.is_valid()) throw nb::python_error();
+  // The iterator itself notices a set that changes its size.
+  while (PyObject* item = PyIter_Next(iterator.ptr())) write(nb::steal(item).ptr());
+  if (PyErr_Occurred() != nullptr) throw nb::python_error();
+}
+
+void ValueEncoder::write_dict(PyObject* value) {
+  const Level level(*this);
+  const Py_ssize_t size = PyDict_GET_SIZE(value);
+  writer_.begin_dict(static_cast<std::size_t>(size));
+  Py_ssize_t position = 0;
+  Py_ssize_t written = 0;
+  PyObject* key = nullptr;
+  PyObject* item = nullptr;
+  while (PyDict_Next(value, &position, &key, &item) != 0) {
+    if (written++ == size) changed("dict");
+    const nb::object key_owner = nb::borrow(key);
+    const nb::object item_owner = nb::borrow(item);
+    write(key);
+    write(item);
+  }
+  if (written != size || PyDict_GET_SIZE(value) != size) changed("dict");
+}
+
+void ValueEncoder::write_other(PyObject* value) {
+  if (std::optional<ImportedTensor> tensor = import_tensor(value)) {
+    return write_tensor(std::move(*tensor));
+  }
+  std::string scalar;
+  if (const auto head = import_scalar(value, scalar)) {
+    return writer_.scalar(*head, std::as_bytes(std::span(scalar)));
+  }
+  if (const RegisteredType* type = find_registered(Py_TYPE(value))) {
+    return write_registered(*type, value);
+  }
+  if (!options_.allow_pickle) refuse(value);
+  write_pickle(value);
+}
+
+void ValueEncoder::write_registered(const RegisteredType& type, PyObject* value) {
+  const Level level(*this);
+  const nb::handle object(value);
+  switch (type.form) {
+    case TypeForm::dataclass:
+      writer_.begin_record(type.head);
+      for (const nb::object& field : type.field_names) write(object.attr(field).ptr());
+      return;
+    case TypeForm::namedtuple:
+      if (static_cast<std::size_t>(PyTuple_GET_SIZE(value)) != type.head.fields.size()) {
+        changed("namedtuple");
+      }
+      writer_.begin_record(type.head);
+      return write_tuple_items(value);
+    case TypeForm::enumeration: {
+      const nb::object name = object.attr("_name_");
+      Py_ssize_t size = 0;
+      const char* utf8 = PyUnicode_AsUTF8AndSize(name.ptr(), &size);
+      if (utf8 == nullptr) throw nb::python_error();
+      return writer_.member(type.head, {utf8, static_cast<std::size_t>(size)});
+    }
+    case TypeForm::flags:
+      writer_.begin_flags(type.head);
+      return write(object.attr("_value_").ptr());
+    case TypeForm::converted:
+      writer_.begin_convert(type.head);
+      return write(nb::object(type.to_state(object)).ptr());
+  }
+}
+
+void ValueEncoder::write_tensor(ImportedTensor tensor) {
+  const std::size_t size = tensor.bytes();
+  if (size <= wire::kInlineTensorBytes) {
+    std::byte elements[wire::kInlineTensorBytes];
+    copy_elements(tensor, elements);
+    return writer_.inline_tensor(tensor.head(), {elements, size});
+  }
+  const Limits& limits = options_.limits;
+  if (size > limits.max_part || size > limits.max_message - tensor_bytes_ ||
+      tensors_.size() == limits.max_parts) {
+    throw Exception(ErrorCode::invalid_argument,
+                    "the value's arrays exceed the limit of " + std::to_string(limits.max_parts) +
+                        " arrays and " + std::to_string(limits.max_message) + " bytes a message");
+  }
+  tensor_bytes_ += size;
+  writer_.part_tensor(tensor.head());
+  tensors_.push_back(std::move(tensor));
+}
+
+void ValueEncoder::write_pickle(PyObject* value) {
+  const nb::object pickled = nb::module_::import_("pickle").attr("dumps")(nb::handle(value), 5);
+  writer_.pickle(bytes_of(nb::cast<nb::bytes>(pickled)));
+}
+
+void ValueEncoder::refuse(PyObject* value) const {
+  const nb::handle type(reinterpret_cast<PyObject*>(Py_TYPE(value)));
+  const std::string name = nb::cast<std::string>(type.attr("__module__")) + "." +
+                           nb::cast<std::string>(type.attr("__qualname__"));
+  const std::string message =
+      "a value of type " + name +
+      " cannot be sent: call moolink.register on the type at both peers (dataclasses, namedtuples, "
+      "enums, or any type with to_state= and from_state=), or allow_pickle at both";
+  throw nb::type_error(message.c_str());
+}
+
+wire::Payload ValueEncoder::finish(Allocator& allocator) {
+  wire::Payload payload;
+  payload.body = writer_.take();
+  if (tensors_.empty()) return payload;
+  std::vector<MutableBuffer> parts;
+  parts.reserve(tensors_.size());
+  const auto capture = [&] {
+    for (const ImportedTensor& tensor : tensors_) {
+      parts.push_back(allocator.allocate(tensor.bytes()));
+      copy_elements(tensor, parts.back().data());
+    }
+  };
+  if (tensor_bytes_ >= kLargeCopy) {
+    const nb::gil_scoped_release released;
+    capture();
+  } else {
+    capture();
+  }
+  payload.parts.assign(parts.begin(), parts.end());
+  return payload;
+}
+
+}  // namespace
+
+wire::Payload encode_value(nb::handle value, const ValueOptions& options, Allocator& allocator) {
+  ValueEncoder encoder(options);
+  encoder.write(value.ptr());
+  return encoder.finish(allocator);
+}
+
+wire::Payload encode_call(nb::tuple args, nb::dict kwargs, const ValueOptions& options,
+                          Allocator& allocator) {
+  ValueEncoder encoder(options);
+  encoder.write_call(args.ptr(), kwargs.ptr());
+  return encoder.finish(allocator);
+}
+
+}  // namespace moolink::bind

@@ -1,0 +1,219 @@
+"""Which types travel: Python's own always, others when they are registered at both peers.
+
+Without registration a value may be made of ``None``, ``bool``, ``int``, ``float``, ``complex``,
+``str``, ``bytes``, ``bytearray``, ``list``, ``tuple``, ``set``, ``frozenset``, ``dict``, numpy
+scalars, and arrays of numpy, torch, JAX or anything with ``__dlpack__``; of the standard library
+``OrderedDict``, ``deque``, ``range``, ``slice``, ``Fraction``, ``Decimal``, ``UUID`` and the types
+of ``datetime``; of the frameworks ``torch.Size``, ``torch.dtype``, ``torch.device`` and
+``numpy.dtype`` (of numbers).
+
+Exact types come back. A receiver builds what it has registered and nothing else: no module is
+imported, and no code looked up, because of what a peer sent.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import datetime
+import decimal
+import enum
+import fractions
+import sys
+import uuid
+from collections.abc import Callable
+from typing import Any, TypeVar, overload
+
+from moolink import _core
+
+__all__ = ["register"]
+
+T = TypeVar("T")
+Registered = TypeVar("Registered", bound=type[Any])
+
+
+@overload
+def register(cls: Registered, /, *, name: str | None = None) -> Registered: ...
+
+
+@overload
+def register(
+    cls: type[T],
+    /,
+    *,
+    name: str | None = None,
+    to_state: Callable[[T], object],
+    from_state: Callable[[Any], T],
+) -> type[T]: ...
+
+
+def register(
+    cls: type[Any],
+    /,
+    *,
+    name: str | None = None,
+    to_state: Callable[[Any], object] | None = None,
+    from_state: Callable[[Any], Any] | None = None,
+) -> type[Any]:
+    """Let values of a type travel; at both peers, under one name. Usable as a decorator.
+
+    Dataclasses and namedtuples travel field by field, and are built without running code of theirs
+    (no ``__init__``, no ``__post_init__``); enums by the name of the member, flags by their number.
+    Any other type needs ``to_state``, which turns a value into one that travels already, and
+    ``from_state``, which turns that back.
+
+    Args:
+        cls: the type; its subclasses are other types and registered on their own.
+        name: what both peers call it; default ``module:qualified name``. Peers whose scripts define
+            the type in different modules (one of them ``__main__``) must give it a name.
+        to_state: for types of another kind, or to replace what is done by default.
+        from_state: the inverse of ``to_state``.
+
+    Returns:
+        The type itself.
+
+    Raises:
+        TypeError: the type is of no kind that travels and no converters were given.
+    """
+    if (to_state is None) != (from_state is None):
+        raise TypeError("to_state and from_state go together: give both or none")
+    form, fields = ("converted", []) if to_state is not None else _form_of(cls)
+    full_name = name or f"{cls.__module__}:{cls.__qualname__}"
+    _core.register_type(cls, full_name, form, fields, to_state, from_state)
+    return cls
+
+
+def _form_of(cls: type[Any]) -> tuple[str, list[str]]:
+    """How a type travels by itself, and its fields."""
+    if issubclass(cls, enum.Flag):
+        return "flags", []
+    if issubclass(cls, enum.Enum):
+        return "enum", []
+    if issubclass(cls, tuple) and hasattr(cls, "_fields"):
+        return "namedtuple", list(cls._fields)
+    # Another __new__ may keep what fields do not show (the items of a dict, an error's arguments).
+    if dataclasses.is_dataclass(cls) and cls.__new__ is object.__new__:
+        return "dataclass", [field.name for field in dataclasses.fields(cls)]
+    raise TypeError(
+        f"{cls.__module__}.{cls.__qualname__} is no plain dataclass, namedtuple or enum: "
+        "register it with to_state= and from_state="
+    )
+
+
+def _register_standard_library() -> None:
+    register(
+        collections.OrderedDict,
+        to_state=lambda value: tuple(value.items()),
+        from_state=collections.OrderedDict,
+    )
+    register(
+        collections.deque,
+        to_state=lambda value: (tuple(value), value.maxlen),
+        from_state=lambda state: collections.deque(*state),
+    )
+    register(
+        range,
+        to_state=lambda value: (value.start, value.stop, value.step),
+        from_state=lambda state: range(*state),
+    )
+    register(
+        slice,
+        to_state=lambda value: (value.start, value.stop, value.step),
+        from_state=lambda state: slice(*state),
+    )
+    register(fractions.Fraction, to_state=str, from_state=fractions.Fraction)
+    register(decimal.Decimal, to_state=str, from_state=decimal.Decimal)
+    register(uuid.UUID, to_state=str, from_state=uuid.UUID)
+    register(datetime.date, to_state=str, from_state=datetime.date.fromisoformat)
+    register(
+        datetime.timedelta,
+        to_state=lambda value: (value.days, value.seconds, value.microseconds),
+        from_state=lambda state: datetime.timedelta(*state),
+    )
+    register(
+        datetime.timezone,
+        to_state=lambda value: value.utcoffset(None),
+        from_state=datetime.timezone,
+    )
+    register(datetime.datetime, to_state=_datetime_state, from_state=_datetime_from_state)
+    register(datetime.time, to_state=_time_state, from_state=_time_from_state)
+
+
+def _datetime_state(value: datetime.datetime) -> object:
+    return (
+        *(value.year, value.month, value.day, value.hour, value.minute, value.second),
+        *(value.microsecond, value.tzinfo, value.fold),
+    )
+
+
+def _datetime_from_state(state: tuple[Any, ...]) -> datetime.datetime:
+    return datetime.datetime(*state[:8], fold=state[8])
+
+
+def _time_state(value: datetime.time) -> object:
+    return (value.hour, value.minute, value.second, value.microsecond, value.tzinfo, value.fold)
+
+
+def _time_from_state(state: tuple[Any, ...]) -> datetime.time:
+    return datetime.time(*state[:5], fold=state[5])
+
+
+def _register_torch(torch: Any) -> None:
+    register(torch.Size, name="torch:Size", to_state=tuple, from_state=torch.Size)
+    register(torch.device, name="torch:device", to_state=str, from_state=torch.device)
+
+    def dtype_from_state(name: str) -> object:
+        dtype = getattr(torch, name, None)
+        if not isinstance(dtype, torch.dtype):
+            raise ValueError(f"torch has no dtype {name!r} here")
+        return dtype
+
+    register(
+        torch.dtype,
+        name="torch:dtype",
+        to_state=lambda dtype: str(dtype).removeprefix("torch."),
+        from_state=dtype_from_state,
+    )
+
+
+def _register_numpy_dtypes(numpy: Any) -> None:
+    def dtype_from_state(text: str) -> object:
+        dtype = numpy.dtype(text)
+        if dtype.kind not in "biufcMmSU":
+            raise ValueError(f"{text!r} is no dtype of numbers, dates or strings")
+        return dtype
+
+    def dtype_state(dtype: Any) -> str:
+        if dtype.kind not in "biufcMmSU":
+            raise TypeError(f"the numpy dtype {dtype} cannot be sent: only dtypes of numbers can")
+        return str(dtype.str)
+
+    # Each kind of dtype is a class of its own: numpy.dtypes.Float32DType and so on.
+    for name in numpy.dtypes.__all__:
+        register(
+            getattr(numpy.dtypes, name),
+            name=f"numpy:{name}",
+            to_state=dtype_state,
+            from_state=dtype_from_state,
+        )
+
+
+# What registers the types of a module, once it is imported and one of its types is met.
+_FRAMEWORKS: dict[str, Callable[[Any], None]] = {
+    "torch": _register_torch,
+    "numpy": _register_numpy_dtypes,
+}
+
+
+def _register_late(what: type[Any] | str) -> bool:
+    """Register a framework's types when one is met for the first time; whether it did."""
+    module = what.partition(":")[0] if isinstance(what, str) else what.__module__
+    framework = module.partition(".")[0]
+    if framework not in _FRAMEWORKS or framework not in sys.modules:
+        return False
+    _FRAMEWORKS.pop(framework)(sys.modules[framework])
+    return True
+
+
+_register_standard_library()
+_core.set_late_registration(_register_late)
