@@ -116,7 +116,35 @@ class Closed(Error):
 
 
 class EnvError(Error):
-    """An environment of an :class:`EnvPool` raised, or its worker process died."""
+    """An environment of an :class:`EnvPool` raised, or its worker process died.
+
+    Attributes:
+        environments: indices of the environments concerned.
+        worker_pid: process id of their worker, or ``None``.
+        returncode: how the worker ended, negative for a signal as in ``subprocess``, or ``None``.
+        remote_traceback: the environment's formatted traceback, or ``""``.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        environments: tuple[int, ...] = (),
+        worker_pid: int | None = None,
+        returncode: int | None = None,
+        remote_traceback: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.environments = environments
+        self.worker_pid = worker_pid
+        self.returncode = returncode
+        self.remote_traceback = remote_traceback
+
+    def __str__(self) -> str:
+        message = super().__str__()
+        if not self.remote_traceback:
+            return message
+        return f"{message}\n\nTraceback in the worker:\n{self.remote_traceback.rstrip()}"
 
 
 RpcError = Error

@@ -1,0 +1,85 @@
+"""From what a policy gives to what the workers read: actions checked and copied."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from moolink.env_pool.spaces import Leaf, Tree, leaves, parts
+
+Array = npt.NDArray[Any]
+
+
+class ActionWriter:
+    """Copies one batch's actions into its shared arrays, whatever their strides and framework."""
+
+    def __init__(self, tree: Tree, arrays: Tree, *, check: bool) -> None:
+        self._tree = tree
+        self._check = check
+        self._leaves: list[Leaf] = leaves(tree)
+        self._arrays: list[Array] = leaves(arrays)
+
+    def write(self, action: Any) -> bool:
+        """Copy `action`; return whether it consists of torch tensors.
+
+        Raises:
+            ValueError: structure or shape are wrong, or a value is outside of its space.
+            TypeError: the dtype cannot stand for the space's.
+        """
+        values = parts(self._tree, action, "action")
+        sources = [as_numpy(value) for value in values]
+        for leaf, array, source in zip(self._leaves, self._arrays, sources, strict=True):
+            _require_shape_and_dtype(leaf, array, source)
+            if self._check:
+                _require_bounds(leaf, source)
+        for array, source in zip(self._arrays, sources, strict=True):
+            np.copyto(array, source, casting="same_kind")
+        return bool(values) and all(is_torch(value) for value in values)
+
+
+def is_torch(value: Any) -> bool:
+    """Tell whether `value` is a torch tensor, without importing torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def as_numpy(value: Any) -> Array:
+    """View or copy any array as a numpy array; one on a device is copied to the host."""
+    if type(value) is np.ndarray:
+        return value
+    if is_torch(value):
+        array: Array = value.detach().cpu().numpy()
+        return array
+    if hasattr(value, "__array__") or not hasattr(value, "__dlpack__"):
+        return np.asarray(value)
+    return np.from_dlpack(value)
+
+
+def _require_shape_and_dtype(leaf: Leaf, array: Array, source: Array) -> None:
+    if source.shape != array.shape:
+        raise ValueError(f"{leaf.path}: expected shape {array.shape}, got {source.shape}")
+    integers = array.dtype.kind in "iub" and source.dtype.kind in "iub"
+    if not integers and not np.can_cast(source.dtype, array.dtype, "same_kind"):
+        raise TypeError(f"{leaf.path}: expected {array.dtype}, got {source.dtype}")
+
+
+def _require_bounds(leaf: Leaf, source: Array) -> None:
+    if source.size == 0:
+        return
+    if leaf.scalar and source.min() >= leaf.low and source.max() <= leaf.high:
+        return  # The usual case, Discrete: two passes without temporaries.
+    good = np.ones(source.shape, np.bool_)
+    if source.dtype.kind == "f":
+        good &= ~np.isnan(source)
+    if leaf.low is not None:
+        good &= source >= leaf.low
+    if leaf.high is not None:
+        good &= source <= leaf.high
+    if not good.all():
+        index = tuple(int(i) for i in np.argwhere(~good)[0])
+        raise ValueError(
+            f"{leaf.path}{list(index)} is {source[index]}, which is outside of {leaf.space}"
+        )

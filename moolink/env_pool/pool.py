@@ -1,0 +1,192 @@
+"""EnvPool: the face of the package."""
+
+from __future__ import annotations
+
+import pickle
+import weakref
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from moolink.env_pool import server
+from moolink.env_pool.memory import FINAL_OBSERVATION, RESULTS
+from moolink.env_pool.stepper import EnvStepper, EnvStepperFuture, Framework, OutputOptions
+from moolink.env_pool.supervisor import PoolOptions, Supervisor
+from moolink.errors import Error
+
+
+class EnvPool:
+    """`num_batches` batches of `batch_size` environments, run by worker processes.
+
+    Environments have the Gymnasium API and Box, Discrete, MultiDiscrete, MultiBinary, Dict or
+    Tuple spaces, the same for all. With two batches the workers step one while the policy thinks
+    about the other:
+
+        with EnvPool(make_env, num_processes=4, batch_size=32, num_batches=2) as pool:
+            futures = [pool.step(0, actions), pool.step(1, actions)]
+            while True:
+                for i in (0, 1):
+                    outputs = futures[i].result()
+                    futures[i] = pool.step(i, policy(outputs))
+
+    The workers are forked from a fresh program, not from this process: a pool can be made at any
+    time, beside threads, an Rpc, CUDA or other pools. Ctrl-C does not reach them. They end with the
+    pool, at the latest with this process, even if that is killed.
+
+    Args:
+        create_env: makes an environment. It must be importable by the workers (defined at the top
+            level of a module; with functools.partial for arguments). If it has a required
+            parameter, or its first one is called "index", it is given the environment's index:
+            batch x batch_size + row.
+        num_processes: number of workers, at most `batch_size` (more would have nothing to do).
+        batch_size: environments of a batch; each worker runs equally many of them, or one more.
+        num_batches: number of batches.
+        seed: each environment's first reset gets a seed derived from this one and from its index.
+        copy: whether outputs are copies. Otherwise they are views of shared memory, and change
+            at the next step of their batch.
+        arrays: "numpy" or "torch" outputs; "auto" gives torch if the actions were torch tensors.
+        terminal_observation: whether outputs have "final_observation": the last observation of
+            each episode that ended in this step; other rows are undefined.
+        on_crash: "raise" `EnvError` when an environment raises or a worker dies, or "restart":
+            make the environments concerned anew, cut off their episodes (done and truncated are
+            True, the reward is 0) and log a warning. What fails again and again raises.
+        check_actions: whether actions outside of their space (and NaN) are refused.
+
+    Raises:
+        EnvError: an environment could not be made.
+        Error: create_env cannot be sent to the workers.
+        ValueError, TypeError: an argument is wrong, or create_env takes too many.
+    """
+
+    def __init__(
+        self,
+        create_env: Callable[..., Any],
+        num_processes: int,
+        batch_size: int,
+        num_batches: int = 1,
+        *,
+        seed: int | None = None,
+        copy: bool = False,
+        arrays: Framework = "auto",
+        terminal_observation: bool = False,
+        on_crash: Literal["raise", "restart"] = "raise",
+        check_actions: bool = True,
+    ) -> None:
+        counts = {
+            "num_processes": num_processes,
+            "batch_size": batch_size,
+            "num_batches": num_batches,
+        }
+        for name, value in counts.items():
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if on_crash not in ("raise", "restart"):
+            raise ValueError(f'on_crash must be "raise" or "restart", got {on_crash!r}')
+        if arrays not in ("auto", "numpy", "torch"):
+            raise ValueError(f'arrays must be "auto", "numpy" or "torch", got {arrays!r}')
+        if not callable(create_env):
+            raise TypeError(f"create_env must be callable, got {create_env!r}")
+        if server.loading_main:
+            raise Error(
+                "this EnvPool is made while a worker process loads the main script again: put "
+                "what the script does under `if __name__ == '__main__':`, or define create_env "
+                "in a module of its own"
+            )
+        self.num_processes = min(num_processes, batch_size)
+        self.batch_size = batch_size
+        self.num_batches = num_batches
+        options = PoolOptions(
+            create_env,
+            self.num_processes,
+            num_batches,
+            batch_size,
+            seed,
+            on_crash == "restart",
+            terminal_observation,
+        )
+        self._supervisor = Supervisor(options)
+        # Runs at the interpreter's exit, too.
+        self._close = weakref.finalize(self, self._supervisor.close)
+        try:
+            _require_free_names(self._supervisor.shape.observation)
+        except ValueError:
+            self._close()
+            raise
+        output = OutputOptions(copy, arrays, check_actions)
+        self._steppers = [EnvStepper(self._supervisor, i, output) for i in range(num_batches)]
+
+    def step(self, batch_index: int, action: Any) -> EnvStepperFuture:
+        """Have the environments of a batch take their actions; returns at once.
+
+        The first step of a batch resets its environments instead, and its actions are ignored: it
+        gives the first observations, rewards of 0, and done False.
+
+        Args:
+            batch_index: 0 to num_batches - 1.
+            action: array of shape (batch_size, *action shape), numpy, torch or of any framework
+                with DLPack; a dict or tuple of them for Dict and Tuple spaces. It is captured
+                before this returns.
+
+        Returns:
+            A future of a dict of arrays, the first dimension of each being the batch:
+            the observation (the keys of a Dict space; "state" for other spaces), after a reset if
+            the episode ended;
+            "reward" float32; "terminated", "truncated" and "done" (either of them) bool;
+            "episode_return" float32 and "episode_step" int64, of the episode so far, including the
+            step that ends it; and "final_observation" if asked for.
+
+        Raises:
+            ValueError, TypeError: wrong shape, dtype, structure or value, named by its place.
+            IndexError: there is no such batch.
+            Error: the result of the batch's last step was not taken yet.
+            EnvError: the pool has failed before.
+            Closed: the pool is closed.
+        """
+        if not 0 <= batch_index < self.num_batches:
+            raise IndexError(f"there is no batch {batch_index}: num_batches is {self.num_batches}")
+        return self._steppers[batch_index].step(action)
+
+    @property
+    def num_envs(self) -> int:
+        """Number of environments in all batches."""
+        return self.batch_size * self.num_batches
+
+    @property
+    def observation_space(self) -> Any:
+        """The space of one environment's observation."""
+        return self._spaces()[0]
+
+    @property
+    def action_space(self) -> Any:
+        """The space of one environment's action."""
+        return self._spaces()[1]
+
+    def _spaces(self) -> tuple[Any, Any]:
+        if not self._supervisor.spaces:
+            raise Error("the environments' spaces cannot be pickled")
+        spaces: tuple[Any, Any] = pickle.loads(self._supervisor.spaces)
+        return spaces
+
+    def close(self) -> None:
+        """End the workers, closing their environments. Outputs already taken remain readable."""
+        self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exception_type: type[BaseException] | None,
+        exception: BaseException | None,
+        exception_traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _require_free_names(observation: Any) -> None:
+    taken = {*RESULTS, FINAL_OBSERVATION}
+    if isinstance(observation, dict) and (clash := sorted(taken & observation.keys())):
+        raise ValueError(
+            f"the observation space has the keys {clash}, which EnvPool's own outputs use: rename "
+            "them with a wrapper"
+        )

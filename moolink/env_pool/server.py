@@ -1,0 +1,138 @@
+"""The fork server of an EnvPool: loads create_env once and forks the workers.
+
+It is a fresh program with one thread, so no thread, lock or device state of the pool's process is
+forked. It ends when the pool closes or its process dies, and its workers die with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import pickle
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing import spawn
+from typing import Any
+
+from moolink.env_pool import channel, worker
+from moolink.tether import tie_to_parent
+
+# True while the user's main module is loaded again in this process: see EnvPool.
+loading_main = False
+
+
+class Server:
+    """Starts workers on demand and reports their deaths."""
+
+    def __init__(self, control: channel.Channel, parent: int) -> None:
+        self._control = control
+        self._parent = parent
+        self._workers: dict[int, tuple[int, int]] = {}  # pidfd -> (worker, pid)
+        self._poll = select.poll()
+        self._poll.register(control.fileno(), select.POLLIN)
+        self._poll.register(parent, select.POLLIN)
+
+    def run(self) -> None:
+        """Serve until the pool closes or its process is gone."""
+        self._setup: channel.Setup = self._control.receive()
+        try:
+            self._create_env = _load(self._setup)
+        except BaseException as error:  # noqa: BLE001 - the user's modules; the pool reports it
+            self._control.send(channel.Unusable("".join(traceback.format_exception(error))))
+            return
+        gc.collect()
+        gc.freeze()  # Forked workers then share these objects' pages for longer.
+        if not self._obey():  # Commands may have arrived together with the setup.
+            return
+        while True:
+            for descriptor, _ in self._poll.poll():
+                if descriptor == self._parent:
+                    return
+                if descriptor in self._workers:
+                    self._reap(descriptor)
+                elif descriptor == self._control.fileno() and not self._obey():
+                    return
+
+    def _obey(self) -> bool:
+        """Carry out the pool's commands; return whether to go on."""
+        for command in self._control.receive_available():
+            if isinstance(command, channel.Close):
+                self._wait_for_workers(command.grace)
+                return False
+            self._start(command)
+        return True
+
+    def _start(self, start: channel.Start) -> None:
+        server = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            tie_to_parent(server)
+            self._control.close()
+            link = channel.Channel(socket.socket(fileno=self._setup.channels[start.worker]))
+            worker.main(self._setup, start, self._create_env, link)
+        descriptor = os.pidfd_open(pid)
+        self._workers[descriptor] = (start.worker, pid)
+        self._poll.register(descriptor, select.POLLIN)
+
+    def _reap(self, descriptor: int) -> None:
+        index, pid = self._workers.pop(descriptor)
+        self._poll.unregister(descriptor)
+        os.close(descriptor)
+        _, status = os.waitpid(pid, 0)
+        returncode = os.waitstatus_to_exitcode(status)
+        try:
+            self._control.send(channel.Died(index, pid, returncode))
+        except BrokenPipeError:
+            return  # The pool is gone, which the loop is about to see.
+
+    def _wait_for_workers(self, grace: float) -> None:
+        """Wait for the workers, which know that the pool closes; kill those that take too long."""
+        deadline = time.monotonic() + grace
+        poll = select.poll()
+        poll.register(self._parent, select.POLLIN)
+        for descriptor in self._workers:
+            poll.register(descriptor, select.POLLIN)
+        while self._workers:
+            remaining = deadline - time.monotonic()
+            ready = poll.poll(remaining * 1000) if remaining > 0 else []
+            if not ready or any(descriptor == self._parent for descriptor, _ in ready):
+                break
+            for descriptor, _ in ready:
+                _, pid = self._workers.pop(descriptor)
+                poll.unregister(descriptor)
+                os.waitpid(pid, 0)
+        for descriptor, (_, pid) in self._workers.items():
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def _load(setup: channel.Setup) -> Callable[..., Any]:
+    global loading_main
+    if setup.main is not None:
+        loading_main = True
+        try:
+            spawn.prepare(setup.main)
+        finally:
+            loading_main = False
+    create_env: Callable[..., Any] = pickle.loads(setup.create_env)
+    return create_env
+
+
+def main(control: int, parent: int, descriptors: list[int]) -> None:
+    """Run the server: `control` is its channel, `parent` a pidfd of the pool's process."""
+    # Ctrl-C is the pool's affair; it ends us in its own time.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for descriptor in (control, parent, *descriptors):
+        os.set_inheritable(descriptor, False)
+    with contextlib.suppress(EOFError):  # The pool's process is gone.
+        Server(channel.Channel(socket.socket(fileno=control)), parent).run()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Dying here kills the workers that are left: they asked the kernel for it.
+    os._exit(0)

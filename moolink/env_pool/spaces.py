@@ -1,0 +1,148 @@
+"""Gymnasium spaces as trees of array descriptions.
+
+A tree is a dict (Dict space) or a tuple (Tuple space) of trees, or a `Leaf`. Spaces are recognised
+by the names of their classes: the pool's process need not have gymnasium imported.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Tree: TypeAlias = Any  # Leaf | dict[str, Tree] | tuple[Tree, ...], or the same with other leaves
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Leaf:
+    """One array of an observation or action.
+
+    Attributes:
+        path: where it is, such as ``obs.image`` or ``action[1]``.
+        shape: of one environment's value.
+        dtype: name of its numpy dtype.
+        low, high: inclusive bounds, broadcastable to `shape`; None where there are none.
+        scalar: whether the environment expects a Python int (Discrete) instead of an array.
+        space: the space in words, for messages.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    low: npt.NDArray[Any] | None
+    high: npt.NDArray[Any] | None
+    scalar: bool
+    space: str
+
+    def key(self) -> tuple[Any, ...]:
+        """Return what must agree between all environments of a pool."""
+        bounds = [None if bound is None else bound.tobytes() for bound in (self.low, self.high)]
+        return (self.path, self.shape, self.dtype, *bounds, self.scalar)
+
+
+def describe(space: Any, path: str) -> Tree:
+    """Describe `space`, found at `path`; raise TypeError for kinds that are no arrays."""
+    kinds = {base.__name__ for base in type(space).__mro__}
+    if "Dict" in kinds:
+        return {str(key): describe(part, f"{path}.{key}") for key, part in space.spaces.items()}
+    if "Tuple" in kinds:
+        return tuple(describe(part, f"{path}[{i}]") for i, part in enumerate(space.spaces))
+    if "Discrete" in kinds:
+        low = np.asarray(space.start, np.int64)
+        return _leaf(space, path, low, low + space.n - 1, scalar=True)
+    if "MultiDiscrete" in kinds:
+        low = np.asarray(getattr(space, "start", np.zeros_like(space.nvec)))
+        return _leaf(space, path, low, low + space.nvec - 1)
+    if "MultiBinary" in kinds:
+        return _leaf(space, path, np.zeros((), np.int8), np.ones((), np.int8))
+    if "Box" in kinds:
+        bounded_below = np.any(space.low > _least(space.dtype))
+        bounded_above = np.any(space.high < _greatest(space.dtype))
+        return _leaf(
+            space, path, space.low if bounded_below else None, space.high if bounded_above else None
+        )
+    raise TypeError(
+        f"{path}: {type(space).__name__} spaces are not supported: wrap the environment so that it "
+        "uses Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple spaces"
+    )
+
+
+def _leaf(
+    space: Any,
+    path: str,
+    low: npt.NDArray[Any] | None,
+    high: npt.NDArray[Any] | None,
+    scalar: bool = False,
+) -> Leaf:
+    text = str(space)
+    if len(text) > 80:
+        text = f"{type(space).__name__}{tuple(space.shape)}"
+    shape = () if scalar else tuple(space.shape)
+    return Leaf(path, shape, np.dtype(space.dtype).str, low, high, scalar, text)
+
+
+def _least(dtype: npt.DTypeLike) -> Any:
+    dtype = np.dtype(dtype)
+    if dtype.kind == "b":
+        return False
+    return np.iinfo(dtype).min if dtype.kind in "iu" else -np.inf
+
+
+def _greatest(dtype: npt.DTypeLike) -> Any:
+    dtype = np.dtype(dtype)
+    if dtype.kind == "b":
+        return True
+    return np.iinfo(dtype).max if dtype.kind in "iu" else np.inf
+
+
+def map_tree(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
+    """Apply `function` to the leaves of `tree` and those at the same places of `others`."""
+    if isinstance(tree, dict):
+        return {
+            key: map_tree(function, part, *(other[key] for other in others))
+            for key, part in tree.items()
+        }
+    if isinstance(tree, tuple):
+        return tuple(
+            map_tree(function, part, *(other[index] for other in others))
+            for index, part in enumerate(tree)
+        )
+    return function(tree, *others)
+
+
+def leaves(tree: Tree) -> list[Any]:
+    """Return the leaves of `tree`, in a fixed order."""
+    found: list[Any] = []
+    map_tree(found.append, tree)
+    return found
+
+
+def parts(tree: Tree, value: Any, path: str) -> list[Any]:
+    """Return the values in `value` at the places of `tree`'s leaves.
+
+    Raises:
+        ValueError: `value` has another structure.
+    """
+    if isinstance(tree, dict):
+        if not isinstance(value, Mapping) or value.keys() != tree.keys():
+            got = str(list(value)) if isinstance(value, Mapping) else type(value).__name__
+            raise ValueError(f"{path}: expected a dict with keys {list(tree)}, got {got}")
+        return [p for key, part in tree.items() for p in parts(part, value[key], f"{path}.{key}")]
+    if isinstance(tree, tuple):
+        if not isinstance(value, Sequence) or len(value) != len(tree):
+            got = str(len(value)) if isinstance(value, Sequence) else type(value).__name__
+            raise ValueError(f"{path}: expected a tuple of {len(tree)} parts, got {got}")
+        return [
+            p
+            for index, part in enumerate(tree)
+            for p in parts(part, value[index], f"{path}[{index}]")
+        ]
+    return [value]
+
+
+def keys(tree: Tree) -> list[tuple[Any, ...]]:
+    """Return what must agree between all environments of a pool, leaf by leaf."""
+    return [leaf.key() for leaf in leaves(tree)]
