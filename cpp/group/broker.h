@@ -28,11 +28,12 @@ struct BrokerConfig {
   Duration gather = seconds(1);
   Duration coalesce = milliseconds(250);  // between views that only add peers
   Duration tick_every = milliseconds(50);
-  Duration late = milliseconds(500);      // own lateness that makes its clock a bad witness ...
-  Duration disarmed = seconds(1);         // ... of others' silence, for this long
-  Duration suspect_after = seconds(1);    // silent this long: its name may be taken over
-  Duration abandon_after = seconds(10);   // silence that ends even the last holder of the state
-  Duration lineage_settle = seconds(10);  // a lineage younger than this yields to an older one
+  Duration late = milliseconds(500);         // own lateness that makes its clock a bad witness ...
+  Duration disarmed = seconds(1);            // ... of others' silence, for this long
+  Duration suspect_after = seconds(1);       // silent this long: its name may be taken over
+  Duration accused_for = milliseconds(500);  // accusations of silence must last, to be compared
+  Duration abandon_after = seconds(10);      // silence that ends even the last holder of the state
+  Duration lineage_settle = seconds(10);     // a lineage younger than this yields to an older one
   Duration resend_every = milliseconds(200);
   Duration forget_after = seconds(600);  // a group without anybody
 };

@@ -118,15 +118,13 @@ void Member::received(Time now, const Uid& from, std::span<const std::byte> byte
   notice(now);
   const auto message = wire::decode<Message>(bytes);
   if (left_ || message.group != config_.group) return;
-  if (const auto* stale = std::get_if<Stale>(&message.body)) {
-    on_view(now, stale->view);
-    return;
-  }
+  // A view is worth the same whoever passes it on: only a broker makes one, and its number tells.
+  if (const auto* stale = std::get_if<Stale>(&message.body)) return on_view(now, stale->view);
+  if (const auto* made = std::get_if<NewEpoch>(&message.body)) return on_view(now, made->view);
   if (from != broker_) return;  // a broker that this peer has given up
-  if (const auto* made = std::get_if<NewEpoch>(&message.body)) {
-    on_view(now, made->view);
-  } else if (const auto* expel = std::get_if<Expel>(&message.body)) {
+  if (const auto* expel = std::get_if<Expel>(&message.body)) {
     if (expel->epoch == view_.epoch && !view_.empty()) {
+      floor_ = std::max(floor_, expel->floor);
       evicted(now, "the group goes on without this peer");
     }
   } else if (const auto* refused = std::get_if<Refused>(&message.body)) {

@@ -83,10 +83,11 @@ struct Stale {
 // broker -> one that announces an epoch whose group goes on without it: join again from nothing.
 struct Expel {
   std::uint64_t epoch = 0;  // the announced one; the message is void for any other
+  std::uint64_t floor = 0;  // the group's own; views up to it are of the past, whoever relays them
 
   template <class Fields>
   void fields(Fields& f) {
-    f(epoch);
+    f(epoch, floor);
   }
 };
 

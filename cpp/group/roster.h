@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -50,10 +51,11 @@ class Roster {
     Announce last;
     std::optional<View> claim;  // the view it announced, if it sent it along
     Time heard;
-    std::uint64_t order = 0;    // of joining
-    std::uint64_t since = 0;    // epoch in which it came or was made a newcomer
-    std::optional<Cause> gone;  // to be left out of the next view
-    bool demote = false;        // to be a newcomer in the next view
+    std::uint64_t order = 0;         // of joining
+    std::uint64_t since = 0;         // epoch in which it came or was made a newcomer
+    std::optional<Cause> gone;       // to be left out of the next view
+    std::optional<Time> accused_at;  // enough accuse it of silence since then
+    bool demote = false;             // to be a newcomer in the next view
     Time resend_at = Time::min();
     Time refuse_at = Time::min();
   };
@@ -81,7 +83,8 @@ class Roster {
   void find_replaced(const Timing& timing);
   void find_silent(const Timing& timing);
   void find_accused(const Timing& timing);
-  std::optional<Uid> worst_accused(const Timing& timing) const;
+  std::optional<Uid> worst_accused(const Timing& timing);
+  std::set<Uid> accused_members() const;
   std::vector<const Peer*> condemning(const Timing& timing, const Uid& instance, bool* dead) const;
   std::vector<Uid> joiners(const Timing& timing);
   bool admissible(const Timing& timing, const Uid& instance, Peer& peer);

@@ -79,31 +79,46 @@ std::vector<const Roster::Peer*> Roster::condemning(const Timing& timing, const 
   return accusers;
 }
 
-// The one whose going explains most: two that accuse each other must not both go. Who is sure to be
-// dead comes first, who holds the state last; then the number of accusers and the higher rank tell.
-std::optional<Uid> Roster::worst_accused(const Timing& timing) const {
+// The one whose going explains most: two that accuse each other must not both go, nor the one whose
+// accuser was merely faster. Who is sure to be dead comes first, who holds the state last; then the
+// number of accusers and the higher rank tell.
+std::optional<Uid> Roster::worst_accused(const Timing& timing) {
   std::optional<Uid> worst;
   std::tuple<bool, bool, std::size_t> worst_key;
+  bool due = false;
+  const std::set<Uid> accused = accused_members();
   for (const MemberInfo& member : view_.members) {
-    const Peer& peer = peers_.at(member.instance);
-    if (peer.gone) continue;
+    Peer& peer = peers_.at(member.instance);
+    if (peer.gone || (!accused.contains(member.instance) && !peer.accused_at)) continue;
     bool dead = false;
     const auto accusers = condemning(timing, member.instance, &dead);
-    if (accusers.empty()) continue;
+    if (accusers.empty()) {
+      peer.accused_at.reset();
+      continue;
+    }
+    if (!peer.accused_at) peer.accused_at = timing.now;
     if (!dead && last_holder(timing, member.instance)) continue;
+    due = due || dead || timing.now - *peer.accused_at >= config_.accused_for;
     const std::tuple key(dead, !holds_state(peer), accusers.size());
     if (!worst || key >= worst_key) {
       worst = member.instance;
       worst_key = key;
     }
   }
-  return worst;
+  return due ? worst : std::nullopt;
+}
+
+std::set<Uid> Roster::accused_members() const {
+  std::set<Uid> accused;
+  for (const MemberInfo& member : view_.members) {
+    for (const Accusation& accusation : peers_.at(member.instance).last.accused) {
+      if (in_view(accusation.instance)) accused.insert(accusation.instance);
+    }
+  }
+  return accused;
 }
 
 void Roster::find_accused(const Timing& timing) {
-  const bool any = std::ranges::any_of(
-      peers_, [](const auto& item) { return !item.second.last.accused.empty(); });
-  if (!any) return;
   while (const auto worst = worst_accused(timing)) {
     bool dead = false;
     condemning(timing, *worst, &dead);
@@ -127,6 +142,12 @@ bool Roster::admissible(const Timing& timing, const Uid& instance, Peer& peer) {
     if (!in_view(other) && holder.order > peer.order) continue;
     refuse(timing, instance, peer,
            "the name '" + name + "' is taken by a peer that answers; give each peer its own name");
+    return false;
+  }
+  for (const Accusation& accusation : peer.last.accused) {
+    const MemberInfo* member = view_.find(accusation.instance);
+    if (member == nullptr || member->role == Role::observer) continue;
+    refuse(timing, instance, peer, "this peer cannot reach member '" + member->name + "'");
     return false;
   }
   bool dead = false;

@@ -91,7 +91,7 @@ void Roster::put_right(const Timing& timing, const Uid& instance) {
   } else if (in_view(instance)) {
     put_right_member(timing, instance, peer);
   } else if (last.epoch != 0) {
-    send(instance, last.self.name, wire::encode(Message{group_, Expel{last.epoch}}));
+    send(instance, last.self.name, wire::encode(Message{group_, Expel{last.epoch, view_.epoch}}));
   }
 }
 
