@@ -50,11 +50,9 @@ class LearningCurve:
         with self.csv_path.open("a", newline="") as file:
             csv.DictWriter(file, COLUMNS).writerow(row)
 
-    def plot(self, title: str) -> Path | None:
-        """Draws the mean return over the steps. None if no game has ended yet."""
+    def plot(self, title: str) -> None:
+        """Draws the mean return over the steps, as far as any game has ended."""
         rows = [row for row in self._rows() if row["mean_return"]]
-        if not rows:
-            return None
         # Imported here: it costs half a second and 50 MB, and only the leader needs it.
         import matplotlib
 
@@ -72,7 +70,6 @@ class LearningCurve:
         figure.savefig(temporary, dpi=120)
         pyplot.close(figure)
         os.replace(temporary, self.png_path)
-        return self.png_path
 
     def _rows(self) -> list[dict[str, str]]:
         if not self.csv_path.exists():

@@ -18,6 +18,7 @@ import hashlib
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, NamedTuple
@@ -155,7 +156,7 @@ class Totals:
 
     steps: int
     time: float
-    contributors: int | None = None
+    contributors: int | None = None  # None: no round yet
     batch_size: int = 0
     gradient_norm: float = 0.0
     loss: float = float("nan")
@@ -317,26 +318,24 @@ class Learner:
     def lead(self, leads: bool) -> None:
         """The leader reports and saves; leadership moves when a leader leaves."""
         if leads and not self.leads:
-            self.curve.start(from_step=self.steps)
+            self.write(self.curve.start, self.steps)
             self.next_log = 0.0  # says at once that it learns
             self.next_checkpoint = time.monotonic() + self.config.job.checkpoint_interval
         self.leads = leads
 
     def report(self) -> None:
         now = time.monotonic()
-        if now >= self.next_log:
+        if now >= self.next_log and self.totals.contributors is not None:
             self.next_log = now + self.config.job.log_interval
             self.log()
         if now >= self.next_checkpoint:
             self.next_checkpoint = now + self.config.job.checkpoint_interval
             self.save()
-            self.curve.plot(self.config.job.env)
+            self.write(self.curve.plot, self.config.job.env)
 
     def log(self) -> None:
         """Writes one row of the learning curve and says it in the terminal."""
         totals, now = self.totals, time.monotonic()
-        if totals.contributors is None:
-            return  # no round since the last row
         row = {
             "seconds": round(now - self.started, 2),
             "steps": self.steps,
@@ -353,35 +352,41 @@ class Learner:
             "loss": totals.loss,
             "entropy": totals.entropy,
         }
-        self.curve.append(row)
+        self.write(self.curve.append, row)
         line = progress_line(row, self.config.job.total_steps, totals.contributors)
         self.terminal.say(line)
         self.terminal.advance(self.steps, f"return {self.window.mean or 0.0:.2f}")
         self.totals = Totals(self.steps, now)
 
     def save(self) -> None:
-        """Writes a checkpoint. If that fails the job goes on: the old one is still there."""
+        """Writes a checkpoint."""
         tree = {
             "parameters": {name: x.numpy() for name, x in self.net.state_dict().items()},
             "state": to_numpy(self.state()),
             "model_version": self.accumulator.model_version(),
             "config": self.config.as_dict(),
         }
+        self.write(checkpoint.save, self.config.save_dir, tree)
+
+    def write(self, function: Callable[..., Any], *args: Any) -> None:
+        """Calls something that writes a file. A full disk is said and does not end the job."""
         try:
-            checkpoint.save(self.config.save_dir, tree)
-        except checkpoint.CheckpointError as error:
+            function(*args)
+        except (OSError, checkpoint.CheckpointError) as error:
             self.terminal.warn(f"{error}; the job goes on")
 
     def finish(self) -> None:
         """Says why and where it ended, and leaves the results on the disk."""
         if self.leads:
-            self.log()
+            if self.totals.contributors is not None:
+                self.log()
             self.save()
         self.terminal.say(
             f"{self.stop_reason} after {self.steps:,} steps; model {model_checksum(self.net)} "
             f"at update {self.accumulator.model_version()} on {self.rpc.get_name()}"
         )
-        if self.leads and not self.hurried and self.curve.plot(self.config.job.env):
+        if self.leads and not self.hurried:
+            self.write(self.curve.plot, self.config.job.env)
             self.terminal.say(f"learning curve: {self.curve.csv_path}, {self.curve.png_path}")
 
 
