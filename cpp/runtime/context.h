@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "base/uid.h"
 #include "memory/pool.h"
+#include "runtime/compute.h"
 #include "runtime/engine.h"
 #include "runtime/interpreter.h"
 #include "runtime/workers.h"
@@ -40,6 +41,7 @@ class Context : public std::enable_shared_from_this<Context> {
   Engine& engine() { return engine_; }
   Workers& workers() { return workers_; }
   memory::Pool& pool() { return pool_; }
+  Compute& compute() { return compute_; }
   const Uid& host_key() const { return host_key_; }
 
   // Takes the engine's lock; throws Exception{closed} in a forked child, where no thread runs.
@@ -68,6 +70,7 @@ class Context : public std::enable_shared_from_this<Context> {
   Engine engine_;
   memory::Pool pool_;
   Workers workers_;
+  Compute compute_;
   Uid host_key_;
   std::thread reactor_;
   std::vector<Forkable*> forkables_;

@@ -299,8 +299,10 @@ RpcStats RpcPeer::stats() {
 
 std::vector<rpc::PeerInfo> RpcPeer::peers() {
   const Engine::Lock lock = context_->lock();
-  return node_.peers(io::now());
+  return peers_locked();
 }
+
+std::vector<rpc::PeerInfo> RpcPeer::peers_locked() const { return node_.peers(io::now()); }
 
 std::vector<std::string> RpcPeer::addresses() {
   const Engine::Lock lock = context_->lock();

@@ -16,6 +16,7 @@
 #include "runtime/driven.h"
 #include "runtime/future.h"
 #include "runtime/responder.h"
+#include "runtime/service_router.h"
 #include "transport/transport.h"
 
 namespace moolink::runtime {
@@ -94,6 +95,8 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   void add(PeerObserver& observer) { observers_.push_back(&observer); }
   void remove(PeerObserver& observer) { std::erase(observers_, &observer); }
   const std::string& name_locked() const { return node_.name(); }
+  std::vector<rpc::PeerInfo> peers_locked() const;
+  ServiceRouter& router() { return router_; }
 
   // Driven, Forkable
   void tick(Time now) override;
@@ -171,6 +174,7 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   std::map<std::string, std::shared_ptr<Function>> functions_;
   std::map<rpc::CallKey, std::weak_ptr<Responder>> running_;
   std::map<rpc::Service, ServiceHandler> services_;
+  ServiceRouter router_{*this};
   std::vector<PeerObserver*> observers_;
   RpcStats stats_;
   std::atomic<bool> closing_{false};

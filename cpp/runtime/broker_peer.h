@@ -1,0 +1,42 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "group/broker.h"
+#include "runtime/rpc_peer.h"
+#include "runtime/service_router.h"
+
+namespace moolink::runtime {
+
+// A broker on a peer: carries the actions of the machine out.
+class BrokerPeer final : public Driven, private PeerObserver {
+ public:
+  BrokerPeer(std::shared_ptr<RpcPeer> rpc, group::BrokerConfig config);
+  ~BrokerPeer() override;
+
+  const std::shared_ptr<RpcPeer>& rpc() const { return rpc_; }
+
+  // --- without the lock
+  std::vector<std::string> groups();
+  group::View view(const std::string& group);  // empty: no such group
+  void close();
+
+  // --- Driven
+  void tick(Time now) override;
+  Time next_deadline() const override { return broker_.next_deadline(); }
+
+ private:
+  void peer_up(const rpc::PeerUp& peer) override;
+  void peer_down(const rpc::PeerDown& peer) override;
+  void carry_out();
+
+  std::shared_ptr<RpcPeer> rpc_;
+  group::Broker broker_;
+  bool closed_ = false;
+};
+
+group::Down group_down(rpc::Down how);
+
+}  // namespace moolink::runtime

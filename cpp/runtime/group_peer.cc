@@ -1,0 +1,276 @@
+#include "runtime/group_peer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/crash_point.h"
+#include "io/loop.h"
+#include "runtime/broker_peer.h"
+
+namespace moolink::runtime {
+namespace {
+
+group::MemberConfig member_config(RpcPeer& rpc, const std::string& group) {
+  group::MemberConfig config;
+  config.group = group;
+  config.self = {rpc.instance(), rpc.name(), 0, rpc.context()->host_key(), group::Role::member};
+  return config;
+}
+
+Error left_error(const std::string& group) {
+  return {ErrorCode::closed,
+          "this peer has left the group '" + group + "'",
+          {},
+          group,
+          {},
+          {},
+          Ran::no};
+}
+
+}  // namespace
+
+GroupPeer::GroupPeer(std::shared_ptr<RpcPeer> rpc, std::string name)
+    : rpc_(std::move(rpc)),
+      name_(std::move(name)),
+      member_(member_config(*rpc_, name_), io::now()) {
+  const Engine::Lock lock = rpc_->context()->lock();
+  rpc_->router().add(rpc::Service::group, name_,
+                     [this](const Uid& from, const wire::Payload& payload) {
+                       const Time now = io::now();
+                       member_.received(now, from, payload.body.span());
+                       carry_out(now);
+                     });
+  runner_ = OperationRunner::create(
+      rpc_, "group:" + name_,
+      {[this](collective::Engine::Combine asked) { combine(std::move(asked)); },
+       [this](collective::Engine::Done ended) { done(std::move(ended)); }});
+  rpc_->add(static_cast<PeerObserver&>(*this));
+  rpc_->context()->engine().add(*this);
+  for (const rpc::PeerInfo& peer : rpc_->peers_locked()) {
+    if (peer.connected) peer_up({peer.instance, peer.name, peer.host_key, false});
+  }
+  settle(io::now());
+}
+
+GroupPeer::~GroupPeer() { close(); }
+
+void GroupPeer::close() {
+  if (rpc_->context()->abandoned()) return;
+  const Engine::Lock lock = rpc_->context()->lock();
+  if (std::exchange(closed_, true)) return;
+  const Time now = io::now();
+  member_.leave(now);
+  carry_out(now);
+  rpc_->flush();
+  runner_->close();
+  rpc_->router().remove(rpc::Service::group, name_);
+  rpc_->remove(static_cast<PeerObserver&>(*this));
+  rpc_->context()->engine().remove(*this);
+  for (auto& [op, running] : std::exchange(running_, {})) {
+    running.future->complete(left_error(name_));
+  }
+}
+
+Engine::Lock GroupPeer::lock_open() {
+  Engine::Lock lock = rpc_->context()->lock();
+  if (closed_) throw Exception(left_error(name_));
+  return lock;
+}
+
+// --- membership
+
+bool GroupPeer::update() {
+  const Engine::Lock lock = lock_open();
+  if (member_.active_view() == seen_) return false;
+  seen_ = member_.active_view();
+  return true;
+}
+
+std::string GroupPeer::waiting_for() {
+  const Engine::Lock lock = lock_open();
+  return member_.waiting_for();
+}
+
+void GroupPeer::set_timeout(Duration evict_after) {
+  const Engine::Lock lock = lock_open();
+  operation_timeout_ = std::max<Duration>(evict_after, seconds(1));
+  member_.set_evict_after(io::now(), operation_timeout_);
+  settle(io::now());
+}
+
+void GroupPeer::set_sort_order(std::int64_t sort) {
+  const Engine::Lock lock = lock_open();
+  member_.set_sort_order(io::now(), sort);
+  settle(io::now());
+}
+
+void GroupPeer::set_broker_name(const std::string& name) {
+  const Engine::Lock lock = lock_open();
+  if (name == broker_name_) return;
+  broker_name_ = name;
+  const Time now = io::now();
+  broker_ = {};
+  member_.broker_down(now);
+  for (const rpc::PeerInfo& peer : rpc_->peers_locked()) {
+    if (peer.connected && peer.name == name) member_.broker_up(now, broker_ = peer.instance);
+  }
+  settle(now);
+}
+
+void GroupPeer::peer_up(const rpc::PeerUp& peer) {
+  const Time now = io::now();
+  if (peer.name == broker_name_) {
+    broker_ = peer.instance;
+    member_.broker_up(now, broker_);
+  }
+  member_.peer_up(now, peer.instance);
+  carry_out(now);
+}
+
+void GroupPeer::peer_down(const rpc::PeerDown& peer) {
+  const Time now = io::now();
+  if (peer.instance == broker_) {
+    broker_ = {};
+    member_.broker_down(now);
+  }
+  member_.peer_down(now, peer.instance, group_down(peer.how));
+  carry_out(now);
+}
+
+void GroupPeer::add(Time now, ViewObserver& observer) {
+  observers_.push_back(&observer);
+  if (!member_.active_view().empty()) observer.new_view(now, member_.active_view());
+}
+
+void GroupPeer::tick(Time now) {
+  member_.tick(now);
+  carry_out(now);
+  std::vector<collective::OpId> late;
+  for (const auto& [op, running] : running_) {
+    if (running.deadline <= now) late.push_back(op);
+  }
+  for (const collective::OpId op : late) {
+    std::string waiting;
+    for (const std::string& name : runner_->engine().waiting_for(op)) waiting += " " + name;
+    runner_->engine().cancel(
+        op, {ErrorCode::timeout,
+             "operation '" + running_.at(op).operation + "' of group '" + name_ +
+                 "' did not end in time; it waits for:" + (waiting.empty() ? " nobody" : waiting),
+             {},
+             name_,
+             {},
+             {},
+             Ran::maybe});
+  }
+  runner_->carry_out();
+}
+
+Time GroupPeer::next_deadline() const {
+  Time deadline = member_.next_deadline();
+  for (const auto& [op, running] : running_) deadline = std::min(deadline, running.deadline);
+  return deadline;
+}
+
+void GroupPeer::carry_out(Time now) {
+  for (group::Member::Action& action : member_.drain()) {
+    if (auto* send = std::get_if<group::Member::SendToBroker>(&action)) {
+      rpc_->send_service_to_name(broker_name_, rpc::Service::group, {send->bytes, {}});
+      crash_point("join");
+    } else if (auto* direct = std::get_if<group::Member::SendToMember>(&action)) {
+      rpc_->router().send(direct->instance, direct->name, rpc::Service::group, {direct->bytes, {}});
+    } else if (auto* view = std::get_if<group::Member::NewView>(&action)) {
+      if (view->active) adopt(now, view->view);
+    } else if (std::get_if<group::Member::Evicted>(&action) != nullptr) {
+      adopt(now, {});
+    } else if (auto* log = std::get_if<group::Member::Log>(&action)) {
+      rpc_->context()->log(log->level, "group '" + name_ + "': " + log->text);
+    }
+  }
+}
+
+// After an event from outside of the loop.
+void GroupPeer::settle(Time now) {
+  carry_out(now);
+  runner_->carry_out();
+  rpc_->flush();
+  rpc_->context()->engine().rearm(std::min(next_deadline(), rpc_->next_deadline()));
+}
+
+void GroupPeer::adopt(Time now, const group::View& view) {
+  collective::Engine::Members members;
+  members.epoch = view.epoch;
+  for (std::size_t rank = 0; rank < view.participants(); ++rank) {
+    members.instances.push_back(view.members[rank].instance);
+    members.names.push_back(view.members[rank].name);
+  }
+  runner_->engine().set_members(std::move(members),
+                                group::group_changed(name_, "an operation", entered_, view));
+  entered_ = view;
+  runner_->carry_out();
+  for (ViewObserver* observer : std::vector(observers_)) {
+    view.empty() ? observer->evicted(now) : observer->new_view(now, view);
+  }
+}
+
+// --- operations
+
+std::shared_ptr<Future> GroupPeer::all_reduce(const std::string& operation, collective::OpSpec spec,
+                                              Buffer input, bool retry) {
+  const Engine::Lock lock = lock_open();
+  const collective::OpId op =
+      runner_->engine().start(operation, std::move(spec), {std::move(input)}, {retry, {}});
+  return begin(op, operation, {});
+}
+
+std::shared_ptr<Future> GroupPeer::all_reduce_value(const std::string& operation,
+                                                    wire::Payload value, Combine combine,
+                                                    bool retry) {
+  const Engine::Lock lock = lock_open();
+  const collective::OpId op =
+      runner_->engine().start_value(operation, std::move(value), {retry, {}});
+  return begin(op, operation, std::move(combine));
+}
+
+std::shared_ptr<Future> GroupPeer::begin(collective::OpId op, const std::string& operation,
+                                         Combine combine) {
+  auto future = std::make_shared<Future>(rpc_->context());
+  const Time now = io::now();
+  running_[op] = {operation, future, now + operation_timeout_, std::move(combine)};
+  future->on_cancel([this, op] {
+    runner_->engine().cancel(
+        op, {ErrorCode::cancelled, "the operation was cancelled", {}, name_, {}, {}, Ran::maybe});
+    settle(io::now());
+  });
+  settle(now);
+  return future;
+}
+
+void GroupPeer::done(collective::Engine::Done ended) {
+  const auto found = running_.find(ended.op);
+  if (found == running_.end()) return;
+  const std::shared_ptr<Future> future = std::move(found->second.future);
+  running_.erase(found);
+  if (ended.error) {
+    future->complete(std::move(ended.error));
+  } else if (!ended.value.body.empty()) {
+    future->complete(std::move(ended.value));
+  } else {
+    future->complete(wire::Payload{{}, {std::move(ended.tensor)}});
+  }
+}
+
+void GroupPeer::combine(collective::Engine::Combine asked) {
+  const auto found = running_.find(asked.op);
+  if (found == running_.end()) return;
+  // The group may be closed and gone by the time the user's code has run.
+  rpc_->context()->workers().submit(
+      [runner = runner_, rpc = rpc_, run = found->second.combine, asked = std::move(asked)] {
+        auto result = run(asked.payloads);
+        const Engine::Lock lock = rpc->context()->lock();
+        runner->engine().combined(asked.op, std::move(result));
+        runner->carry_out();
+        rpc->flush();
+      });
+}
+
+}  // namespace moolink::runtime

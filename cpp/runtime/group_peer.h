@@ -1,0 +1,96 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "group/member.h"
+#include "runtime/future.h"
+#include "runtime/operation_runner.h"
+#include "runtime/rpc_peer.h"
+#include "runtime/service_router.h"
+
+namespace moolink::runtime {
+
+// Told of the views of one group; called with the engine's lock held.
+class ViewObserver {
+ public:
+  virtual ~ViewObserver() = default;
+  virtual void new_view(Time now, const group::View& view) = 0;
+  virtual void evicted(Time now) = 0;
+};
+
+// One group on a peer: membership and operations. What the user sees changes in update() only.
+class GroupPeer final : public Driven, private PeerObserver {
+ public:
+  // Runs the user's operation over the members' values in rank order, on a worker.
+  using Combine =
+      std::function<std::variant<wire::Payload, Error>(const std::vector<wire::Payload>&)>;
+
+  GroupPeer(std::shared_ptr<RpcPeer> rpc, std::string name);
+  ~GroupPeer() override;
+
+  const std::shared_ptr<RpcPeer>& rpc() const { return rpc_; }
+  const std::string& name() const { return name_; }
+
+  // --- without the lock; update() and what it shows belong to one thread at a time
+  bool update();                                     // whether the view changed
+  const group::View& view() const { return seen_; }  // as of the last update(); empty: none
+  std::string waiting_for();
+  void set_timeout(Duration evict_after);
+  void set_sort_order(std::int64_t sort);
+  void set_broker_name(const std::string& name);
+  // Throws Exception{closed} while this peer is in no view.
+  std::shared_ptr<Future> all_reduce(const std::string& operation, collective::OpSpec spec,
+                                     Buffer input, bool retry);
+  std::shared_ptr<Future> all_reduce_value(const std::string& operation, wire::Payload value,
+                                           Combine combine, bool retry);
+  void close();
+
+  // --- with the lock held
+  void add(Time now, ViewObserver& observer);
+  void remove(ViewObserver& observer) { std::erase(observers_, &observer); }
+  group::Member& member() { return member_; }
+  bool closed() const { return closed_; }
+
+  // --- Driven
+  void tick(Time now) override;
+  Time next_deadline() const override;
+
+ private:
+  struct Running {
+    std::string operation;
+    std::shared_ptr<Future> future;
+    Time deadline = kNever;
+    Combine combine;
+  };
+
+  void peer_up(const rpc::PeerUp& peer) override;
+  void peer_down(const rpc::PeerDown& peer) override;
+  void carry_out(Time now);
+  void settle(Time now);
+  void adopt(Time now, const group::View& view);
+  std::shared_ptr<Future> begin(collective::OpId op, const std::string& operation, Combine combine);
+  void done(collective::Engine::Done done);
+  void combine(collective::Engine::Combine combine);
+  Engine::Lock lock_open();
+
+  std::shared_ptr<RpcPeer> rpc_;
+  const std::string name_;
+  std::string broker_name_ = "broker";
+  Uid broker_;  // empty: not connected
+  group::Member member_;
+  std::shared_ptr<OperationRunner> runner_;
+  group::View seen_;     // by the user
+  group::View entered_;  // whose members operations are among
+  std::map<collective::OpId, Running> running_;
+  std::vector<ViewObserver*> observers_;
+  Duration operation_timeout_ = seconds(120);
+  bool closed_ = false;
+};
+
+}  // namespace moolink::runtime

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "collective/engine.h"
+#include "runtime/rpc_peer.h"
+
+namespace moolink::runtime {
+
+// Carries a collective engine's messages and arithmetic out. Everything is called, and calls, with
+// the engine's lock held.
+class OperationRunner final : public std::enable_shared_from_this<OperationRunner> {
+ public:
+  struct Events {
+    std::function<void(collective::Engine::Combine)> combine;  // may be empty
+    std::function<void(collective::Engine::Done)> done;
+  };
+
+  // The scope tells this engine's messages from those of others on the same peer.
+  static std::shared_ptr<OperationRunner> create(std::shared_ptr<RpcPeer> rpc, std::string scope,
+                                                 Events events);
+
+  collective::Engine& engine() { return engine_; }
+  // Does what the engine wants done; call it after every event.
+  void carry_out();
+  // No event is reported from now on.
+  void close();
+
+ private:
+  OperationRunner(std::shared_ptr<RpcPeer> rpc, std::string scope, Events events);
+  void sum(collective::Engine::Sum sum);
+
+  std::shared_ptr<RpcPeer> rpc_;
+  const std::string scope_;
+  Events events_;
+  collective::Engine engine_;
+  bool carrying_out_ = false;
+  bool closed_ = false;
+};
+
+}  // namespace moolink::runtime

@@ -1,0 +1,75 @@
+#include "runtime/service_router.h"
+
+#include "base/error.h"
+#include "collective/engine.h"
+#include "group/messages.h"
+#include "runtime/rpc_peer.h"
+#include "wire/archive.h"
+
+namespace moolink::runtime {
+namespace {
+
+std::string scope_of(rpc::Service service, const wire::Payload& payload) {
+  switch (service) {
+    case rpc::Service::group: {
+      const group::Recipient recipient = group::recipient_of(payload.body.span());
+      return recipient.broker ? ServiceRouter::kBroker : recipient.group;
+    }
+    case rpc::Service::collective:
+      return collective::Engine::scope_of(payload);
+    case rpc::Service::accumulate:
+    case rpc::Service::snapshot: {  // both envelopes begin with the scope
+      wire::Reader reader(payload.body);
+      return std::string(reader.text());
+    }
+    case rpc::Service::directory:
+      break;
+  }
+  throw Exception(ErrorCode::wire, "a service message for nobody");
+}
+
+}  // namespace
+
+// No group can have this name: names are not empty and hold no control characters.
+const std::string ServiceRouter::kBroker("\x01");
+
+void ServiceRouter::add(rpc::Service service, const std::string& scope, Route route) {
+  if (!routes_.emplace(std::pair(service, scope), std::move(route)).second) {
+    throw Exception(ErrorCode::invalid_argument,
+                    scope == kBroker
+                        ? "this Rpc already has a broker"
+                        : "this Rpc already has a group or accumulator called '" + scope + "'");
+  }
+  if (registered_[service]++ > 0) return;
+  peer_.register_service(service, [this, service](const Uid& from, const std::string& from_name,
+                                                  const wire::Payload& payload) {
+    dispatch(service, from, from_name, payload);
+  });
+}
+
+void ServiceRouter::remove(rpc::Service service, const std::string& scope) {
+  if (routes_.erase({service, scope}) == 0) return;
+  if (--registered_[service] == 0) peer_.register_service(service, nullptr);
+}
+
+void ServiceRouter::send(const Uid& instance, const std::string& name, rpc::Service service,
+                         wire::Payload payload) {
+  if (!peer_.send_service(instance, service, payload)) {
+    peer_.send_service_to_name(name, service, std::move(payload));
+  }
+}
+
+void ServiceRouter::dispatch(rpc::Service service, const Uid& from, const std::string& from_name,
+                             const wire::Payload& payload) {
+  try {
+    const auto route = routes_.find({service, scope_of(service, payload)});
+    // A message for a group that this process has left, or has not joined yet: its sender repeats
+    // what matters, or learns of the new view.
+    if (route != routes_.end()) route->second(from, payload);
+  } catch (const Exception& e) {
+    peer_.context()->log(LogLevel::warning,
+                         "ignored a message of peer '" + from_name + "': " + e.what());
+  }
+}
+
+}  // namespace moolink::runtime

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+#include <utility>
+
+#include "base/uid.h"
+#include "rpc/node.h"
+#include "wire/payload.h"
+
+namespace moolink::runtime {
+
+class RpcPeer;
+
+// Several groups, accumulators and a broker may live on one peer; each service message says in its
+// first field whom it concerns. Everything here is called with the engine's lock held.
+class ServiceRouter {
+ public:
+  using Route = std::function<void(const Uid& from, const wire::Payload& payload)>;
+
+  // The scope of the broker's share of service `group`; a group's share has the group's name.
+  static const std::string kBroker;
+
+  explicit ServiceRouter(RpcPeer& peer) : peer_(peer) {}
+
+  // Throws Exception{invalid_argument} if the scope is taken on this peer.
+  void add(rpc::Service service, const std::string& scope, Route route);
+  void remove(rpc::Service service, const std::string& scope);
+
+  // Sends to an instance; dials it by its name if there is no session with it yet.
+  void send(const Uid& instance, const std::string& name, rpc::Service service,
+            wire::Payload payload);
+
+ private:
+  void dispatch(rpc::Service service, const Uid& from, const std::string& from_name,
+                const wire::Payload& payload);
+
+  RpcPeer& peer_;
+  std::map<std::pair<rpc::Service, std::string>, Route> routes_;
+  std::map<rpc::Service, std::size_t> registered_;  // routes of each service
+};
+
+}  // namespace moolink::runtime
