@@ -26,9 +26,14 @@ Registry& registry() {
   return instance;
 }
 
+// Whether anything was registered meanwhile. The types of the standard library and of frameworks
+// are moolink.values' affair, which is imported when the first of them is met.
 bool register_late(nb::handle what) {
-  PyObject* late = registry().late;
-  return late != nullptr && nb::cast<bool>(nb::handle(late)(what));
+  Registry& types = registry();
+  const std::size_t before = types.all.size();
+  if (types.late == nullptr) nb::module_::import_("moolink.values");
+  if (types.late == nullptr) return types.all.size() != before;
+  return nb::cast<bool>(nb::handle(types.late)(what)) || types.all.size() != before;
 }
 
 TypeForm parse_form(std::string_view text) {
@@ -73,7 +78,10 @@ const RegisteredType* find_registered(PyTypeObject* type) {
 const RegisteredType* find_registered(std::string_view name) {
   const auto& names = registry().by_name;
   if (const auto found = names.find(name); found != names.end()) return found->second;
-  const nb::str text(name.data(), name.size());
+  // The name may be anything: it comes from a peer.
+  const nb::object text =
+      nb::steal(PyUnicode_DecodeUTF8(name.data(), static_cast<Py_ssize_t>(name.size()), "replace"));
+  if (!text.is_valid()) throw nb::python_error();
   if (!register_late(text)) return nullptr;
   const auto found = names.find(name);
   return found == names.end() ? nullptr : found->second;

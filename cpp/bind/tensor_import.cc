@@ -241,6 +241,14 @@ DType torch_dtype(nb::handle dtype) {
   return *found;
 }
 
+nb::handle torch_strided() {
+  static PyObject* strided = nullptr;
+  if (strided == nullptr) {
+    strided = nb::object(nb::module_::import_("torch").attr("strided")).release().ptr();
+  }
+  return strided;
+}
+
 bool call_is_true(nb::handle value, const char* method) {
   return nb::cast<bool>(value.attr(method)());
 }
@@ -258,14 +266,13 @@ nb::object resolve_views(nb::object value, DType dtype) {
 
 ImportedTensor import_torch(nb::object value, const DLPackExchangeAPI* api) {
   const DType dtype = torch_dtype(value.attr("dtype"));
+  // DLPack has no word for some of torch's devices (meta) and none for its layouts.
+  if (!nb::cast<bool>(value.attr("is_cpu"))) refuse_device(value, text_of(value.attr("device")));
   const nb::object layout = value.attr("layout");
-  if (!layout.is(nb::module_::import_("torch").attr("strided"))) {
+  if (!layout.is(torch_strided())) {
     type_error("tensors of layout " + text_of(layout) +
                " cannot be read; call to_dense(), or send indices and values");
   }
-  // By text: torch has devices that DLPack has not (meta).
-  const std::string device = text_of(value.attr("device"));
-  if (device != "cpu") refuse_device(value, device);
   value = resolve_views(std::move(value), dtype);
   ImportedTensor imported;
   if (api != nullptr && api->dltensor_from_py_object_no_sync != nullptr) {

@@ -54,7 +54,7 @@ void bind_values(nb::module_& m) {
   bind_tensors(m);
   bind_registered_types(m);
   const std::size_t max_depth = Limits{}.max_depth;
-  m.def("encode", &encode, nb::arg("value"), nb::kw_only(), nb::arg("allow_pickle") = false,
+  m.def("encode", &encode, nb::arg("value").none(), nb::kw_only(), nb::arg("allow_pickle") = false,
         nb::arg("max_depth") = max_depth,
         "The message a value becomes: its body and the bytes of its arrays.");
   m.def("decode", &decode, nb::arg("body"), nb::arg("parts"), nb::kw_only(),

@@ -27,6 +27,23 @@ nb::object own(PyObject* object) {
   return nb::steal(object);
 }
 
+nb::object decode_text(std::string_view utf8) {
+  return own(
+      PyUnicode_DecodeUTF8(utf8.data(), static_cast<Py_ssize_t>(utf8.size()), "surrogatepass"));
+}
+
+// What an exception says, whatever its text is made of.
+std::string describe(nb::python_error& e) {
+  const nb::object text = nb::steal(PyObject_Str(e.value().ptr()));
+  const nb::object utf8 =
+      text.is_valid()
+          ? nb::steal(PyUnicode_AsEncodedString(text.ptr(), "utf-8", "backslashreplace"))
+          : nb::object();
+  PyErr_Clear();  // an exception without a text still has a type
+  const std::string type = reinterpret_cast<PyTypeObject*>(e.type().ptr())->tp_name;
+  return utf8.is_valid() ? type + ": " + PyBytes_AS_STRING(utf8.ptr()) : type;
+}
+
 class ValueDecoder {
  public:
   ValueDecoder(const wire::Payload& payload, const ValueOptions& options)
@@ -70,7 +87,7 @@ nb::object ValueDecoder::read() {
     case ValueTag::complex:
       return own(PyComplex_FromDoubles(token.number.real(), token.number.imag()));
     case ValueTag::string:
-      return own(PyUnicode_DecodeUTF8(token.text().data(), size, "surrogatepass"));
+      return decode_text(token.text());
     case ValueTag::bytes:
       return own(PyBytes_FromStringAndSize(token.text().data(), size));
     case ValueTag::bytearray:
@@ -171,7 +188,7 @@ nb::object ValueDecoder::read_registered(const wire::ValueToken& token) {
     case ValueTag::record:
       return read_record(*type, token.size);
     case ValueTag::member:
-      return type->type[nb::str(token.text().data(), token.text().size())];
+      return type->type[decode_text(token.text())];
     case ValueTag::flags:
       return type->type(read());
     default:
@@ -240,9 +257,7 @@ auto decode_with(const wire::Payload& payload, const ValueOptions& options, Read
     // An unhashable key, a name that an enum does not have, a converter that raised. What is no
     // answer to the bytes (Ctrl-C, no memory left) passes.
     if (!e.matches(PyExc_Exception) || e.matches(PyExc_MemoryError)) throw;
-    fail(
-        "a received value could not be built: " + nb::cast<std::string>(e.type().attr("__name__")) +
-        ": " + nb::cast<std::string>(nb::str(e.value())));
+    fail("a received value could not be built: " + describe(e));
   } catch (nb::cast_error&) {
     fail("a received value is of an unexpected type");
   }
