@@ -70,7 +70,9 @@ class ActorConfig:
     max_frames_per_episode: int = 108_000
     """An Atari episode is cut off after this many frames (30 minutes of play)."""
     env_threads: int | None = None
-    """Emulator threads of each group. Default: this peer's cores."""
+    """Emulator threads (or processes) of each group. Default: this peer's cores."""
+    env_pool: bool = False
+    """Step the games in the worker processes of moolink.EnvPool and not in ALE's threads."""
 
 
 @dataclass
@@ -193,6 +195,8 @@ class Config:
         ):
             if value < 1:
                 raise ConfigError(f"{name} is {value}; it must be at least 1")
+        if actor.env_pool and self.job.env == "catch":
+            raise ConfigError("--env-pool is for Atari games; Catch is one array of this process")
         if actor.num_envs % (actor.num_groups * learner.batch_size):
             raise ConfigError(
                 f"--num-envs {actor.num_envs} must be a multiple of --num-groups x --batch-size "

@@ -7,7 +7,7 @@ work in between; one that ends is reset in the same step.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,38 +55,45 @@ class VectorEnv(Protocol):
         """Ends the environments."""
 
 
-class Atari:
+def make_ale_env(
+    game: str, num_envs: int, frame_size: int, max_frames: int, num_threads: int
+) -> Any:
     """ALE's C++ vector environment: grey frames, 4 stacked, each action for 4 frames.
 
-    A lost life ends the return but not the game. (`life_loss_info` does that. ALE's
-    `episodic_life` would restart the whole game instead.)
+    A lost life is told as the end of an episode, but the game goes on: `life_loss_info` does that.
+    (`episodic_life` would restart the whole game.) Raises ConfigError for an unknown game.
     """
+    # Imported here because Catch and --help need no emulator.
+    from ale_py import roms
+    from ale_py.vector_env import AtariVectorEnv
+
+    if game not in roms.get_all_rom_ids():
+        raise ConfigError(
+            f"no environment {game!r}: `catch`, or an Atari game in snake case, one of "
+            + ", ".join(sorted(roms.get_all_rom_ids()))
+        )
+    return AtariVectorEnv(
+        game,
+        num_envs,
+        num_threads=num_threads,
+        img_height=frame_size,
+        img_width=frame_size,
+        stack_num=STACK,
+        frameskip=FRAMES_PER_STEP,
+        max_num_frames_per_episode=max_frames,
+        autoreset_mode="SameStep",
+        life_loss_info=True,
+        reward_clipping=False,
+    )
+
+
+class Atari:
+    """ALE's vector environment, whose threads step the games."""
 
     def __init__(
         self, game: str, num_envs: int, frame_size: int, *, max_frames: int, num_threads: int
     ) -> None:
-        # Imported here because evaluating Catch or reading --help needs no emulator.
-        from ale_py import roms
-        from ale_py.vector_env import AtariVectorEnv
-
-        if game not in roms.get_all_rom_ids():
-            raise ConfigError(
-                f"no environment {game!r}: `catch`, or an Atari game in snake case, one of "
-                + ", ".join(sorted(roms.get_all_rom_ids()))
-            )
-        self._env = AtariVectorEnv(
-            game,
-            num_envs,
-            num_threads=num_threads,
-            img_height=frame_size,
-            img_width=frame_size,
-            stack_num=STACK,
-            frameskip=FRAMES_PER_STEP,
-            max_num_frames_per_episode=max_frames,
-            autoreset_mode="SameStep",
-            life_loss_info=True,
-            reward_clipping=False,
-        )
+        self._env = make_ale_env(game, num_envs, frame_size, max_frames, num_threads)
         self.num_envs = num_envs
         self.num_actions = int(self._env.single_action_space.n)
         self.observation_shape = (STACK, frame_size, frame_size)
@@ -169,6 +176,10 @@ def make_env(config: Config, num_envs: int, num_threads: int | None = None) -> V
     """
     if config.job.env == "catch":
         return Catch(num_envs)
+    if config.actor.env_pool:
+        from examples.common.pooled import PooledAtari
+
+        return PooledAtari(config, num_envs, num_processes=num_threads or config.env_threads)
     return Atari(
         config.job.env,
         num_envs,

@@ -124,3 +124,27 @@ def test_pixel_mean_is_that_of_the_frames():
     # The ball is in each of the nine rows above the paddle equally often, at any column.
     np.testing.assert_allclose(mean[:-1].sum(1), 255 / 9, rtol=0.15)
     np.testing.assert_allclose(mean[-1].sum(), 255, rtol=0.02)
+
+
+@pytest.mark.parametrize("env_pool", [False, True])
+def test_games_in_threads_and_in_a_pool_are_stepped_alike(env_pool):
+    config = default_config("breakout", 1, {})
+    config.actor.env_pool = env_pool
+    config.actor.max_frames_per_episode = 2000
+    env = make_env(config, 4, num_threads=2)
+    env.reset(None)
+    first = env.reset(0)
+    assert first.shape == (4, 4, 42, 42)
+    assert first.dtype == np.uint8
+    random, dones, games = np.random.default_rng(0), np.zeros(4, int), []
+    for _ in range(600):
+        env.send(random.integers(env.num_actions, size=4))
+        step = env.recv()
+        assert step.reward.dtype == np.float32
+        assert not (step.game_over & ~step.done).any()
+        dones += step.done
+        games += list(dones[step.game_over])
+        dones[step.game_over] = 0
+    env.close()
+    assert games
+    assert max(games) == 5

@@ -1,0 +1,221 @@
+"""The whole job through the real path: `moolink run`, a broker, peers, the accumulator."""
+
+import csv
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from examples.common import checkpoint
+
+ROOT = Path(__file__).resolve().parents[2]
+LEARNER = ["-m", "examples.torch.impala"]
+CATCH = ["--env", "catch", "--log-interval", "1"]
+
+pytestmark = pytest.mark.timeout(150)
+
+
+def start(*arguments, **options):
+    """A process of its own process group, whose output is one text."""
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        **options,
+    )
+
+
+def finish(process, timeout=120):
+    """Its output. Nothing of it is left behind, however it ends."""
+    try:
+        output, _ = process.communicate(timeout=timeout)
+    finally:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            process.wait()
+    return output
+
+
+def run(*arguments, timeout=120, **options):
+    process = start(*arguments, **options)
+    output = finish(process, timeout)
+    return process.returncode, output
+
+
+def job(peers, save_dir, *arguments, **options):
+    command = ["-m", "moolink", "run", "-n", str(peers), *LEARNER, *CATCH]
+    return run(*command, "--save-dir", str(save_dir), *arguments, **options)
+
+
+def rows(save_dir):
+    with Path(save_dir, "learning_curve.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def read_until(process, text):
+    """Reads the output up to the line that contains `text`."""
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if text in line:
+            return lines
+    raise AssertionError(f"no {text!r} in the output:\n" + "".join(lines))
+
+
+def test_two_peers_learn_catch(tmp_path):
+    """Catch to a mean return of 0.9 (random play: -0.6), both peers in every round, equal bits."""
+    status, output = job(2, tmp_path, "--total-steps", "300000")
+    assert status == 0, output
+    curve = rows(tmp_path)
+    assert float(curve[-1]["mean_return"]) >= 0.9, output
+    assert {row["contributors"] for row in curve} == {"2"}
+    assert {row["batch_size"] for row in curve} == {"16"}
+    checksums = re.findall(r"model (\w{16}) at update (\d+)", output)
+    assert len(checksums) == 2, output
+    assert len(set(checksums)) == 1, output
+    assert Path(tmp_path, "learning_curve.png").stat().st_size > 0
+
+
+def test_all_peers_end_at_one_round_when_the_time_is_up(tmp_path):
+    status, output = job(3, tmp_path, "--max-seconds", "10", "--total-steps", "100000000")
+    assert status == 0, output
+    assert output.count("the time is up") == 3
+    assert len(set(re.findall(r"model (\w{16}) at update (\d+)", output))) == 1, output
+
+
+def test_a_job_goes_on_from_its_checkpoint_and_can_be_evaluated(tmp_path):
+    status, output = job(1, tmp_path, "--total-steps", "150000")
+    assert status == 0, output
+    assert checkpoint.load(tmp_path)["state"]["steps"] >= 150_000
+    status, output = job(2, tmp_path, "--total-steps", "200000")
+    assert status == 0, output
+    assert re.search(r"resumed from .* at step 150,", output)
+    assert int(rows(tmp_path)[0]["steps"]) < 150_000 < int(rows(tmp_path)[-1]["steps"])
+    arguments = [*CATCH, "--mode", "evaluate", "--save-dir", str(tmp_path), "--episodes", "200"]
+    status, output = run(*LEARNER, *arguments)
+    assert status == 0, output
+    mean = float(re.search(r"mean return (-?[\d.]+) of 200 games", output)[1])
+    assert mean >= 0.9
+
+
+def test_a_newcomer_joins_by_hand(tmp_path):
+    """A broker, a peer, and later another that gets the first one's state."""
+    broker = start("-m", "moolink.broker", "127.0.0.1:0")
+    address = re.search(r"127\.0\.0\.1:\d+", broker.stdout.readline())[0]
+    common = [*LEARNER, *CATCH, "--connect", address, "--group", "by-hand"]
+    common += ["--num-peers", "2", "--total-steps", "100000000"]
+    first = start(*common, "--save-dir", str(tmp_path / "first"), "--name", "first")
+    try:
+        read_until(first, "of 1 peer |")
+        arguments = ["--name", "second", "--peer-index", "1", "--max-seconds", "15"]
+        second = start(*common, "--save-dir", str(tmp_path / "second"), *arguments)
+        read_until(first, "of 2 peers |")
+        outputs = [finish(second), finish(first)]
+    finally:
+        for process in (broker, first):
+            process.kill()
+            process.wait()
+    checksums = [re.search(r"model (\w{16}) at update (\d+)", output) for output in outputs]
+    assert all(checksums), outputs
+    assert checksums[0].groups() == checksums[1].groups()
+    assert not (tmp_path / "second").exists()  # only the leader writes
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_ends_the_job(tmp_path, number):
+    command = ["-m", "moolink", "run", "-n", "2", *LEARNER, *CATCH, "--total-steps", "100000000"]
+    process = start(*command, "--save-dir", str(tmp_path))
+    read_until(process, "of 2 peers |")
+    read_until(process, "of 2 peers |")
+    process.send_signal(number)
+    output = finish(process, timeout=30)
+    assert process.returncode == 128 + number, output
+    saved = checkpoint.load(tmp_path)
+    assert saved["state"]["steps"] >= int(rows(tmp_path)[0]["steps"])
+
+
+def test_a_full_disk_does_not_end_the_job(tmp_path):
+    """Files may not grow beyond 100 kB, which the curve needs little of and a checkpoint more."""
+
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+    arguments = ["--total-steps", "60000", "--checkpoint-interval", "1", "--save-dir"]
+    # The learner alone, with a broker of its own: shared segments are files for the kernel, too.
+    status, output = run(*LEARNER, *CATCH, *arguments, str(tmp_path), preexec_fn=limit)
+    assert status == 0, output
+    assert re.search(r"checkpoint .*checkpoint\.npz was not written.*the job goes on", output)
+    assert int(rows(tmp_path)[-1]["steps"]) >= 60_000
+
+
+def test_a_truncated_checkpoint_is_named_and_the_previous_one_used(tmp_path):
+    for steps in ("20000", "40000"):
+        status, output = job(1, tmp_path, "--total-steps", steps)
+        assert status == 0, output
+    path = tmp_path / checkpoint.NAME
+    os.truncate(path, path.stat().st_size // 2)
+    status, output = job(1, tmp_path, "--total-steps", "60000")
+    assert status == 0, output
+    assert re.search(rf"{path} .*cannot be read.*going on from .*previous", output)
+    assert re.search(r"resumed from .* at step 20,", output)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--env", "Breakout"], "no environment 'Breakout'"),
+        (["--mode", "evaluate"], "no checkpoint in"),
+        (["--num-envs", "7"], "--num-envs 7 must be a multiple"),
+    ],
+)
+def test_mistakes_are_said_in_one_line(tmp_path, arguments, message):
+    status, output = run(*LEARNER, *arguments, "--save-dir", str(tmp_path))
+    assert status != 0
+    assert message in output
+    assert "Traceback" not in output
+
+
+def test_the_checkpoint_of_another_job_is_refused(tmp_path):
+    assert job(1, tmp_path, "--total-steps", "5000")[0] == 0
+    status, output = run(*LEARNER, "--env", "pong", "--save-dir", str(tmp_path))
+    assert status == 2
+    assert "is of --env catch, not pong" in output
+    assert "Traceback" not in output
+
+
+def test_environments_that_die_end_the_job_with_their_error(tmp_path):
+    """The worker processes of the pool are killed; the job ends with EnvError, at once."""
+    arguments = ["--env", "pong", "--env-pool", "--num-envs", "16", "--save-dir", str(tmp_path)]
+    process = start(*LEARNER, *arguments, "--log-interval", "1")
+    read_until(process, "update 1")
+    for worker in pool_workers(process.pid):
+        os.kill(worker, signal.SIGKILL)
+    output = finish(process, timeout=30)
+    assert process.returncode == 1, output
+    assert "EnvError" in output
+
+
+def pool_workers(pid):
+    """The descendants that have no children of their own."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                stat = (entry / "stat").read_text()
+            except FileNotFoundError:
+                continue
+            parents[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
+    descendants = {pid}
+    for _ in range(4):
+        descendants |= {child for child, parent in parents.items() if parent in descendants}
+    return [d for d in descendants - {pid} if d not in parents.values()]
