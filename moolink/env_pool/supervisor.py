@@ -190,7 +190,7 @@ class Supervisor:
         try:
             messages = self._control.receive_available()
         except EOFError:
-            self._alarms.unregister(self._control.fileno())  # Its pidfd tells the rest.
+            self._ignore(self._control.fileno())  # Its pidfd tells the rest.
             return
         for message in messages:
             if isinstance(message, channel.Died):
@@ -202,7 +202,7 @@ class Supervisor:
         try:
             messages = self._links[worker].receive_available()
         except EOFError:
-            self._alarms.unregister(self._links[worker].fileno())  # The server has died.
+            self._ignore(self._links[worker].fileno())  # The server has died.
             return
         for message in messages:
             if isinstance(message, channel.Made):
@@ -309,12 +309,17 @@ class Supervisor:
     def _on_server_death(self) -> None:
         self._listen_to_server()
         returncode = self._server.wait()
-        self._alarms.unregister(self._server_pidfd)
+        self._ignore(self._server_pidfd)
         self._fail(
             f"the fork server of the EnvPool (pid {self._server.pid}) {describe_exit(returncode)}",
             worker_pid=self._server.pid,
             returncode=returncode,
         )
+
+    def _ignore(self, descriptor: int) -> None:
+        if descriptor in self._watched:
+            self._watched.discard(descriptor)
+            self._alarms.unregister(descriptor)
 
     def _fail(self, message: str, **details: Any) -> None:
         if self._failure is None:
@@ -363,7 +368,8 @@ class Supervisor:
         self._worker_of = {link.fileno(): worker for worker, link in enumerate(self._links)}
         self._alarms = select.epoll()
         self.alarms = self._alarms.fileno()
-        for descriptor in (self._server_pidfd, self._control.fileno(), *self._worker_of):
+        self._watched = {self._server_pidfd, self._control.fileno(), *self._worker_of}
+        for descriptor in self._watched:
             self._alarms.register(descriptor, select.EPOLLIN)
 
     def close(self) -> None:

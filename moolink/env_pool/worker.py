@@ -7,113 +7,27 @@ import pickle
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from moolink.env_pool import channel
-from moolink.env_pool.memory import BatchArrays, PoolMemory, PoolShape
-from moolink.env_pool.spaces import Leaf, Tree, describe, keys, leaves, map_tree, parts
+from moolink.env_pool.environment import (
+    Environment,
+    EnvironmentFailed,
+    derive_seed,
+    describe_spaces,
+    require_five,
+    require_same_spaces,
+)
+from moolink.env_pool.memory import Array, BatchArrays, PoolMemory, PoolShape
+from moolink.env_pool.observations import writer
+from moolink.env_pool.spaces import Leaf, Tree, map_tree
 
-Array = npt.NDArray[Any]
-
-OLD_GYM = "EnvPool needs the Gymnasium API: wrap the environment (for example with shimmy)"
 RECREATIONS = 3  # times in a row that an environment is made anew without a step in between
 
 
-class EnvironmentFailed(Exception):
-    """An environment raised; `report` is what the pool is told."""
-
-    def __init__(self, report: channel.Raised) -> None:
-        super().__init__(report.error)
-        self.report = report
-
-
-class Environment:
-    """One environment and its episode."""
-
-    def __init__(self, create: Callable[[], Any], index: int, seed: int | None) -> None:
-        self.index = index
-        self.failures = 0
-        self._create = create
-        self._seed = seed
-        self.env = self.call("create_env", create)
-
-    def call(self, doing: str, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        """Call user code; raise `EnvironmentFailed` with its traceback if it raises."""
-        try:
-            return function(*arguments, **named)
-        except BaseException as error:
-            text = "".join(traceback.format_exception(error))
-            summary = traceback.format_exception_only(error)[-1].strip()
-            raise EnvironmentFailed(channel.Raised(self.index, doing, summary, text)) from error
-
-    def reset(self) -> Any:
-        """Begin an episode, the first one with the environment's seed; return its observation."""
-        if self._seed is None:
-            result = self.env.reset()
-        else:
-            seed, self._seed = self._seed, None
-            result = self.env.reset(seed=seed)
-        if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
-            raise TypeError(f"reset() must return (observation, info). {OLD_GYM}")
-        return result[0]
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool]:
-        """Step; return observation, reward, terminated, truncated."""
-        result = self.env.step(action)
-        try:
-            observation, reward, terminated, truncated, _ = result
-        except (TypeError, ValueError):
-            count = len(result) if isinstance(result, tuple) else type(result).__name__
-            raise TypeError(
-                "step() must return (observation, reward, terminated, truncated, info), "
-                f"got {count} values. {OLD_GYM}"
-            ) from None
-        return observation, float(reward), bool(terminated), bool(truncated)
-
-    def recreate(self) -> None:
-        """Throw the environment away and make it anew."""
-        self.close()
-        self.env = self.call("create_env", self._create)
-
-    def close(self) -> None:
-        """Close the environment; what it raises now concerns nobody any more."""
-        if hasattr(self.env, "close"):
-            try:
-                self.env.close()
-            except Exception:  # noqa: BLE001 - the user's code; it is reported and left behind
-                traceback.print_exc()
-
-
-class Writer:
-    """Writes observations into the rows of a tree of arrays, checking shape and dtype."""
-
-    def __init__(self, tree: Tree, arrays: Tree) -> None:
-        self._tree = tree
-        self._leaves: list[Leaf] = leaves(tree)
-        self._arrays: list[Array] = leaves(arrays)
-
-    def write(self, row: int, observation: Any) -> None:
-        """Copy `observation`, whatever its strides, into `row`."""
-        values = parts(self._tree, observation, "observation")
-        for leaf, array, value in zip(self._leaves, self._arrays, values, strict=True):
-            part = np.asarray(value)
-            # Checked here because numpy would broadcast and cast without a word.
-            if part.shape != leaf.shape:
-                raise ValueError(
-                    f"{leaf.path}: the observation has shape {part.shape}, "
-                    f"its space has {leaf.shape} ({leaf.space})"
-                )
-            if part.dtype is not array.dtype and not np.can_cast(
-                part.dtype, array.dtype, "same_kind"
-            ):
-                raise TypeError(
-                    f"{leaf.path}: the observation has dtype {part.dtype}, "
-                    f"its space has {array.dtype} ({leaf.space})"
-                )
-            array[row] = part
+Current: TypeAlias = memoryview  # Its first word: 1 + the environment being run, 0 if none.
 
 
 class Batch:
@@ -127,69 +41,62 @@ class Batch:
         self._part = slice(rows.start, rows.stop)
         self._arrays = arrays
         self._action_tree = shape.action
-        self._observation = Writer(shape.observation, arrays.observation)
-        self._final = (
-            None
-            if arrays.final_observation is None
-            else Writer(shape.observation, arrays.final_observation)
-        )
+        self._write = writer(shape.observation, arrays.observation)
+        final = arrays.final_observation
+        self._write_final = None if final is None else writer(shape.observation, final)
         self._returns = np.zeros(len(rows), np.float64)
         self._steps = np.zeros(len(rows), np.int64)
 
-    def reset(self, *, interrupted: bool, mark: Callable[[int], None]) -> None:
+    def reset(self, current: Current, *, interrupted: bool) -> None:
         """Reset every environment: at first, or after a crash that `interrupted` the episodes."""
-        if interrupted and self._arrays.final_observation is not None:
-            # The last observation seen before the crash is still in place.
-            map_tree(self._keep_as_final, self._arrays.observation, self._arrays.final_observation)
         for row, environment in zip(self._rows, self._environments, strict=True):
-            mark(environment.index + 1)
-            self._begin_episode(row, environment)
-        self._finish([0.0] * len(self._rows), [False] * len(self._rows), None, interrupted)
+            current[0] = environment.index + 1
+            if interrupted:
+                self._keep_as_final(row)
+            with environment.reporting():
+                self._write(row, environment.reset())
+        count = len(self._rows)
+        self._finish([0.0] * count, [False] * count, [interrupted] * count)
 
     def step(
-        self, mark: Callable[[int], None], failed: Callable[[Environment, EnvironmentFailed], None]
+        self, current: Current, failed: Callable[[Environment, EnvironmentFailed], None]
     ) -> None:
-        """Step every environment; reset those whose episode ends."""
+        """Step every environment, and reset those whose episode ends.
+
+        `failed` is told of an environment that raised, and makes it anew unless it raises itself.
+        """
         rewards, terminations, truncations = [], [], []
-        for row, environment, action in zip(
-            self._rows, self._environments, self._actions(), strict=True
-        ):
-            mark(environment.index + 1)
+        actions = self._actions()
+        for row, environment, action in zip(self._rows, self._environments, actions, strict=True):
+            current[0] = environment.index + 1
+            environment.doing = "step"
             try:
-                reward, terminated, truncated = self._step_one(row, environment, action)
+                result = environment.env.step(action)
+                if type(result) is not tuple or len(result) != 5:
+                    require_five(result)
+                observation, reward, terminated, truncated, _ = result
+                reward = float(reward)
+                if terminated or truncated:
+                    if self._write_final is not None:
+                        self._write_final(row, observation)
+                    observation = environment.reset()
+                self._write(row, observation)
                 environment.failures = 0
-            except EnvironmentFailed as error:
-                failed(environment, error)  # Makes it anew, or raises.
+            except BaseException as error:  # noqa: BLE001 - `failed` reports or raises it
+                failed(environment, environment.failed(error))
+                self._keep_as_final(row)
+                with environment.reporting():
+                    self._write(row, environment.reset())
                 reward, terminated, truncated = 0.0, False, True
-                if self._arrays.final_observation is not None:
-                    self._keep_row_as_final(row)
-                self._begin_episode(row, environment)
             rewards.append(reward)
-            terminations.append(terminated)
-            truncations.append(truncated)
-        self._finish(rewards, terminations, truncations, False)
-
-    def _step_one(
-        self, row: int, environment: Environment, action: Any
-    ) -> tuple[float, bool, bool]:
-        observation, reward, terminated, truncated = environment.call(
-            "step", environment.step, action
-        )
-        if terminated or truncated:
-            if self._final is not None:
-                environment.call("step", self._final.write, row, observation)
-            self._begin_episode(row, environment)
-        else:
-            environment.call("step", self._observation.write, row, observation)
-        return reward, terminated, truncated
-
-    def _begin_episode(self, row: int, environment: Environment) -> None:
-        observation = environment.call("reset", environment.reset)
-        environment.call("reset", self._observation.write, row, observation)
+            terminations.append(bool(terminated))
+            truncations.append(bool(truncated))
+        self._steps += 1
+        self._returns += rewards
+        self._finish(rewards, terminations, truncations)
 
     def _actions(self) -> list[Any]:
         """Return each row's action as the environment expects it; arrays are copies."""
-        count = len(self._rows)
 
         def per_row(leaf: Leaf, array: Array) -> list[Any]:
             part = array[self._part]
@@ -200,36 +107,29 @@ class Batch:
             return columns
         return [
             map_tree(lambda _, column, row=row: column[row], self._action_tree, columns)
-            for row in range(count)
+            for row in range(len(self._rows))
         ]
 
     def _finish(
-        self,
-        rewards: list[float],
-        terminations: list[bool],
-        truncations: list[bool] | None,
-        interrupted: bool,
+        self, rewards: list[float], terminations: list[bool], truncations: list[bool]
     ) -> None:
-        """Write rewards, ends and the episodes' statistics. `truncations` is None at a reset."""
+        """Write rewards, ends and the episodes' statistics."""
         results, part = self._arrays.results, self._part
+        done = np.logical_or(terminations, truncations)
         results["reward"][part] = rewards
         results["terminated"][part] = terminations
-        results["truncated"][part] = interrupted if truncations is None else truncations
-        done = results["done"][part]
-        np.logical_or(results["terminated"][part], results["truncated"][part], out=done)
-        if truncations is not None:
-            self._returns += rewards
-            self._steps += 1
+        results["truncated"][part] = truncations
+        results["done"][part] = done
         results["episode_return"][part] = self._returns
         results["episode_step"][part] = self._steps
-        if done.any():
-            self._returns[done] = 0.0
-            self._steps[done] = 0
+        self._returns[done] = 0.0
+        self._steps[done] = 0
 
-    def _keep_as_final(self, observation: Array, final: Array) -> None:
-        final[self._part] = observation[self._part]
+    def _keep_as_final(self, row: int) -> None:
+        """Before a reset after a crash: what is in the row is the last observation there was."""
+        if self._arrays.final_observation is None:
+            return
 
-    def _keep_row_as_final(self, row: int) -> None:
         def keep(observation: Array, final: Array) -> None:
             final[row] = observation[row]
 
@@ -288,11 +188,12 @@ class Worker:
     def _describe(self, environments: list[Environment]) -> tuple[Tree, Tree]:
         """Describe the spaces, which all environments of this worker must share."""
         first = environments[0]
-        trees = first.call("create_env", describe_spaces, first.env)
+        with first.reporting():
+            trees = describe_spaces(first.env)
         for environment in environments[1:]:
-            other = environment.call("create_env", describe_spaces, environment.env)
-            environment.call("create_env", require_same_spaces, trees, other, first.index)
-        return trees  # type: ignore[no-any-return]
+            with environment.reporting():
+                require_same_spaces(trees, describe_spaces(environment.env), first.index)
+        return trees
 
     @staticmethod
     def _pickle_spaces(env: Any) -> bytes:
@@ -308,28 +209,25 @@ class Worker:
             Batch(shape, arrays, self._rows, environments[i * size : (i + 1) * size])
             for i, arrays in enumerate(memory.batches)
         ]
-        current, requested = memory.current, memory.requested
-        served = memory.served[self._index]
+        current = memory.current.data[self._index :]
+        requested, served = memory.requested, memory.served[self._index]
         # In a later life, episodes of which the pool has seen a step have been cut off.
-        interrupted = [self._life > 0 and number > 0 for number in served.tolist()]
+        interrupted = [self._life > 0 and step > 0 for step in served.tolist()]
         begun = [False] * len(batches)
-
-        def mark(value: int) -> None:
-            current[self._index] = value
-
         while not memory.closing[0]:
-            due = [(n, i) for i, n in enumerate(requested.tolist()) if n != served[i]]
+            pairs = zip(requested.tolist(), served.tolist(), strict=True)
+            due = [(step, i) for i, (step, last) in enumerate(pairs) if step != last]
             if not due:
                 os.eventfd_read(self._doorbell)
                 continue
-            number, index = min(due)
+            step, index = min(due)
             if begun[index]:
-                batches[index].step(mark, self._failed)
+                batches[index].step(current, self._failed)
             else:
-                batches[index].reset(interrupted=interrupted[index], mark=mark)
+                batches[index].reset(current, interrupted=interrupted[index])
                 begun[index] = True
-            mark(0)
-            served[index] = number
+            current[0] = 0
+            served[index] = step
             self._report_served(index)
 
     def _report_served(self, batch: int) -> None:
@@ -346,30 +244,6 @@ class Worker:
         report = error.report
         self._link.send(channel.Recreated(report.environment, report.doing, report.traceback))
         environment.recreate()
-
-
-def derive_seed(seed: int, index: int, life: int) -> int:
-    """Derive an environment's seed: independent of how environments are spread over workers."""
-    return int(np.random.SeedSequence([seed, index, life]).generate_state(1)[0])
-
-
-def describe_spaces(env: Any) -> tuple[Tree, Tree]:
-    """Describe an environment's observation and action space."""
-    for name in ("observation_space", "action_space", "reset", "step"):
-        if not hasattr(env, name):
-            raise TypeError(f"create_env returned {env!r}, which has no {name}. {OLD_GYM}")
-    return describe(env.observation_space, "obs"), describe(env.action_space, "action")
-
-
-def require_same_spaces(first: tuple[Tree, Tree], other: tuple[Tree, Tree], index: int) -> None:
-    """Raise unless two environments' spaces are alike."""
-    for a, b in zip(first, other, strict=True):
-        if keys(a) != keys(b):
-            spaces = [", ".join(leaf.space for leaf in leaves(tree)) for tree in (a, b)]
-            raise ValueError(
-                f"all environments of a pool need the same spaces: environment {index} has "
-                f"{spaces[0]}, this one has {spaces[1]}"
-            )
 
 
 def main(

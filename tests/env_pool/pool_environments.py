@@ -1,0 +1,196 @@
+"""Environments for the tests; the workers import this module."""
+
+import os
+import signal
+import sys
+import time
+
+import numpy as np
+from gymnasium import spaces
+
+
+class Counter:
+    """Observes (index, episode, step, last action); an episode ends after `length` steps."""
+
+    observation_space = spaces.Box(-1e6, 1e6, (4,), np.float32)
+    action_space = spaces.Discrete(1000)
+
+    def __init__(self, index: int, length: int = 5):
+        self.index, self.length, self.episode = index, length, -1
+
+    def reset(self, *, seed=None, options=None):
+        self.episode += 1
+        self.steps = 0
+        return self.observe(-1), {}
+
+    def step(self, action):
+        self.steps += 1
+        terminated = self.steps == self.length and self.index % 2 == 0
+        truncated = self.steps == self.length and self.index % 2 == 1
+        return self.observe(action), float(action), terminated, truncated, {}
+
+    def observe(self, action):
+        return np.array([self.index, self.episode, self.steps, action], np.float32)
+
+
+# What a Misbehaving environment does when told so by its action.
+RAISE, EXIT, DIE, SEGFAULT, HANG, BAD_SHAPE, BAD_DTYPE, NO_REWARD, OLD_STEP = range(1, 10)
+
+
+class Misbehaving(Counter):
+    """Does as its action says; 0 is an ordinary step."""
+
+    def step(self, action):
+        if action == RAISE:
+            raise ValueError("the lander has crashed")
+        if action == EXIT:
+            sys.exit("enough")
+        if action == DIE:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if action == SEGFAULT:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if action == HANG:
+            time.sleep(600)
+        result = super().step(action)
+        if action == BAD_SHAPE:
+            return np.zeros((1,), np.float32), *result[1:]
+        if action == BAD_DTYPE:
+            return np.zeros((4,), np.complex64), *result[1:]
+        if action == NO_REWARD:
+            return result[0], None, *result[2:]
+        if action == OLD_STEP:
+            return result[0], result[1], result[2], {}
+        return result
+
+
+class RaisesInReset(Counter):
+    def reset(self, *, seed=None, options=None):
+        if self.index == 2:
+            raise RuntimeError("no level file")
+        return super().reset(seed=seed, options=options)
+
+
+class RaisesWhenMade(Counter):
+    def __init__(self, index: int):
+        if index == 3:
+            raise FileNotFoundError("no ROM")
+        super().__init__(index)
+
+
+class DiesWhenMade(Counter):
+    def __init__(self, index: int):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class OldReset(Counter):
+    def reset(self):
+        return np.zeros(4, np.float32)
+
+
+class Different(Counter):
+    """Environment 1 has another space than the others."""
+
+    def __init__(self, index: int):
+        super().__init__(index)
+        self.observation_space = spaces.Box(-1e6, 1e6, (4 + index // 2,), np.float32)
+
+
+class NoSpaces:
+    def reset(self, *, seed=None, options=None):
+        return 0, {}
+
+    def step(self, action):
+        return 0, 0.0, False, False, {}
+
+
+class Textual(NoSpaces):
+    observation_space = spaces.Dict({"mission": spaces.Text(10), "x": spaces.Discrete(2)})
+    action_space = spaces.Discrete(2)
+
+
+class NameClash(NoSpaces):
+    observation_space = spaces.Dict({"reward": spaces.Discrete(2), "x": spaces.Discrete(2)})
+    action_space = spaces.Discrete(2)
+
+
+class Echo(Counter):
+    """Puts what it got into nested, strided observations."""
+
+    observation_space = spaces.Dict(
+        {
+            "transposed": spaces.Box(0, 255, (3, 4), np.uint8),
+            "inner": spaces.Dict({"discrete": spaces.Discrete(10), "flag": spaces.MultiBinary(3)}),
+            "pair": spaces.Tuple((spaces.MultiDiscrete([3, 4]), spaces.Box(-1, 1, (2,)))),
+        }
+    )
+    action_space = spaces.Dict(
+        {
+            "button": spaces.Discrete(5, start=2),
+            "stick": spaces.Box(-1, 1, (2,), np.float32),
+            "keys": spaces.MultiBinary(3),
+            "menu": spaces.Tuple((spaces.MultiDiscrete([3, 4]),)),
+        }
+    )
+
+    def observe(self, action):
+        base = np.arange(24, dtype=np.uint8).reshape(4, 6) + np.uint8(self.index)
+        if action == -1:
+            button, stick, pressed, menu = 0, np.zeros(2), np.zeros(3), np.zeros(2, np.int64)
+        else:
+            assert type(action["button"]) is int
+            assert self.action_space.contains(action | {"button": np.int64(action["button"])})
+            button, stick = action["button"], action["stick"]
+            pressed, menu = action["keys"], action["menu"][0]
+        return {
+            "transposed": base[:, ::2].T,
+            "inner": {"discrete": button, "flag": np.flip(pressed).astype(np.int8)},
+            "pair": (menu, stick[::-1].astype(np.float64)),
+        }
+
+    def step(self, action):
+        self.steps += 1
+        return self.observe(action), 0.0, False, False, {}
+
+
+class Large(Counter):
+    """Frames of raw Atari size; 64 of them in two batches made moolib hang."""
+
+    observation_space = spaces.Box(0, 255, (210, 160, 3), np.uint8)
+    action_space = spaces.Discrete(256)
+
+    def observe(self, action):
+        return np.full((210, 160, 3), max(action, 0), np.uint8)
+
+
+class Random(Counter):
+    """Observes numbers from its own generator, which the seed of its first reset determines."""
+
+    observation_space = spaces.Box(0, 1, (2,), np.float64)
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None or not hasattr(self, "random"):
+            self.random = np.random.default_rng(seed)
+        return super().reset(seed=seed, options=options)
+
+    def observe(self, action):
+        return self.random.random(2)
+
+
+class Recorder(Counter):
+    """Writes down that it was closed."""
+
+    def __init__(self, folder: str, index: int):
+        super().__init__(index)
+        self.folder = folder
+
+    def close(self):
+        with open(os.path.join(self.folder, f"closed-{self.index}"), "w"):
+            pass
+
+
+def counter_without_index():
+    return Counter(0)
+
+
+def needs_two(width, height):
+    return Counter(0)

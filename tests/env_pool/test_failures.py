@@ -1,0 +1,402 @@
+"""What happens when environments, workers, the server or the pool's process fail."""
+
+import asyncio
+import contextlib
+import functools
+import gc
+import logging
+import os
+import pathlib
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pool_environments as environments
+import pytest
+
+import moolink
+from moolink.env_pool import EnvPool
+
+LONG = 60.0
+HERE = pathlib.Path(__file__).parent
+
+
+def zeros(count: int) -> np.ndarray:
+    return np.zeros(count, np.int64)
+
+
+def children(pid: int) -> list[int]:
+    """Return the processes started by `pid`, and by those, and so on."""
+    found = []
+    with contextlib.suppress(FileNotFoundError):
+        for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                found += [int(child), *children(int(child))]
+    return found
+
+
+def wait_until_gone(pids: list[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            descriptor = os.pidfd_open(pid)
+            ready, _, _ = select.select([descriptor], [], [], LONG)
+            os.close(descriptor)
+            assert ready, f"process {pid} survived"
+
+
+def misbehave(action: int, row: int = 1) -> np.ndarray:
+    actions = zeros(4)
+    actions[row] = action
+    return actions
+
+
+@pytest.mark.parametrize(
+    ("action", "message", "in_traceback"),
+    [
+        (environments.RAISE, "raised in step: ValueError: the lander has crashed", "line "),
+        (environments.EXIT, "raised in step: SystemExit: enough", "sys.exit"),
+        (
+            environments.BAD_SHAPE,
+            r"obs: the observation has shape \(1,\), its space has \(4,\)",
+            "",
+        ),
+        (environments.BAD_DTYPE, "obs: the observation has dtype complex64, its space has", ""),
+        (environments.NO_REWARD, "raised in step: TypeError: float", ""),
+        (environments.OLD_STEP, "got 4 values. EnvPool needs the Gymnasium API", ""),
+    ],
+)
+def test_an_environment_that_raises_is_named(action, message, in_traceback):
+    with EnvPool(environments.Misbehaving, 2, 4, 2) as pool:
+        for batch in range(2):
+            pool.step(batch, zeros(4)).result(LONG)
+        future = pool.step(1, misbehave(action, row=3))
+        with pytest.raises(moolink.EnvError, match=message) as failure:
+            future.result(LONG)
+        assert "environment 7 raised" in str(failure.value)
+        assert failure.value.environments == (7,)
+        assert "Traceback" in failure.value.remote_traceback
+        assert in_traceback in failure.value.remote_traceback
+        with pytest.raises(moolink.EnvError, match="environment 7"):
+            pool.step(0, zeros(4))
+        assert future.done()
+
+
+@pytest.mark.parametrize(
+    ("create_env", "message", "indices"),
+    [
+        (environments.RaisesWhenMade, "environment 3 raised in create_env: .*no ROM", (3,)),
+        (environments.NoSpaces, "raised in create_env: .*has no observation_space", None),
+        (environments.Textual, r"obs\.mission: Text spaces are not supported", None),
+        (environments.Different, "all environments of a pool need the same spaces", None),
+    ],
+)
+def test_an_environment_that_cannot_be_made_is_named(create_env, message, indices):
+    with pytest.raises(moolink.EnvError, match=message) as failure:
+        EnvPool(create_env, 2, 4, 1)
+    if indices is not None:
+        assert failure.value.environments == indices
+    wait_until_gone(children(os.getpid()))
+
+
+def test_a_worker_that_dies_while_it_makes_environments_is_reported():
+    with pytest.raises(moolink.EnvError, match="was killed by SIGKILL"):
+        EnvPool(environments.DiesWhenMade, 1, 1, 1, on_crash="restart")
+
+
+def test_an_observation_key_of_ours_is_refused():
+    with pytest.raises(ValueError, match=r"keys \['reward'\]"):
+        EnvPool(environments.NameClash, 1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("create_env", "message"),
+    [
+        (environments.RaisesInReset, "environment 2 raised in reset: RuntimeError: no level file"),
+        (environments.OldReset, r"raised in reset: TypeError: .*reset\(\)"),
+    ],
+)
+def test_an_environment_that_raises_in_reset_is_named(create_env, message):
+    with EnvPool(create_env, 2, 4, 1) as pool, pytest.raises(moolink.EnvError, match=message):
+        pool.step(0, zeros(4)).result(LONG)
+
+
+@pytest.mark.parametrize(
+    ("action", "number"),
+    [(environments.DIE, signal.SIGKILL), (environments.SEGFAULT, signal.SIGSEGV)],
+)
+def test_a_worker_that_dies_is_named_with_its_signal_and_environment(action, number):
+    with EnvPool(environments.Misbehaving, 2, 4, 1) as pool:
+        pool.step(0, zeros(4)).result(LONG)
+        with pytest.raises(moolink.EnvError, match=f"was killed by {number.name}") as failure:
+            pool.step(0, misbehave(action)).result(LONG)
+        assert failure.value.environments == (1,)
+        assert failure.value.returncode == -number
+        assert f"pid {failure.value.worker_pid}" in str(failure.value)
+
+
+def test_a_death_wakes_threads_and_tasks_that_wait():
+    with EnvPool(environments.Misbehaving, 2, 4, 2) as pool:
+        for batch in range(2):
+            pool.step(batch, zeros(4)).result(LONG)
+        hanging = pool.step(0, misbehave(environments.HANG))
+        errors = []
+
+        def wait() -> None:
+            try:
+                hanging.result(LONG)
+            except moolink.Error as error:
+                errors.append(error)
+
+        async def main() -> None:
+            killer = asyncio.get_running_loop().call_later(
+                0.1, lambda: os.kill(worker_pids(pool)[0], signal.SIGKILL)
+            )
+            with pytest.raises(moolink.EnvError, match="SIGKILL"):
+                await hanging
+            killer.cancel()
+
+        threads = [threading.Thread(target=wait) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        asyncio.run(main())
+        for thread in threads:
+            thread.join(LONG)
+        assert len(errors) == 3
+        assert all(isinstance(error, moolink.EnvError) for error in errors)
+
+
+def worker_pids(pool: EnvPool) -> list[int]:
+    return [made.pid for made in pool._supervisor._made]
+
+
+def test_a_killed_worker_is_restarted_and_its_episodes_cut_off(caplog):
+    with EnvPool(
+        environments.Misbehaving, 2, 4, 2, on_crash="restart", terminal_observation=True
+    ) as pool:
+        for batch in range(2):
+            pool.step(batch, zeros(4)).result(LONG)
+            pool.step(batch, np.full(4, 11)).result(LONG)
+        with caplog.at_level(logging.WARNING, logger="moolink"):
+            outputs = pool.step(0, misbehave(environments.DIE)).result(LONG)
+        assert "was killed by SIGKILL" in caplog.text
+        # Rows 0 and 1 were the dead worker's; the other one's episodes go on.
+        assert outputs["done"].tolist() == [True, True, False, False]
+        assert outputs["truncated"].tolist() == [True, True, False, False]
+        assert not outputs["terminated"].any()
+        np.testing.assert_array_equal(outputs["state"][:2], [[0, 0, 0, -1], [1, 0, 0, -1]])
+        np.testing.assert_array_equal(outputs["state"][2:, 2], [2, 2])
+        np.testing.assert_array_equal(outputs["final_observation"][1], [1, 0, 1, 11])
+        assert outputs["reward"].tolist() == [0, 0, 0, 0]
+        # The other batch, not under way when the worker died, hears of it at its next step.
+        outputs = pool.step(1, np.full(4, 12)).result(LONG)
+        assert outputs["done"].tolist() == [True, True, False, False]
+        assert outputs["reward"].tolist() == [0, 0, 12, 12]
+        for batch in range(2):
+            outputs = pool.step(batch, np.full(4, 13)).result(LONG)
+            assert outputs["reward"].tolist() == [13] * 4
+            assert not outputs["done"].any()
+
+
+def test_batches_go_on_through_many_kills():
+    with EnvPool(environments.Counter, 3, 6, 2, on_crash="restart") as pool:
+        futures = [pool.step(i, zeros(6)) for i in range(2)]
+        random = np.random.default_rng(0)
+        for t in range(60):
+            for i in range(2):
+                outputs = futures[i].result(LONG)
+                np.testing.assert_array_equal(outputs["state"][:, 0], 6 * i + np.arange(6))
+                futures[i] = pool.step(i, np.full(6, t))
+            if t % 6 == 0:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(random.choice(worker_pids(pool)), signal.SIGKILL)
+        for future in futures:
+            future.result(LONG)
+
+
+def test_an_environment_that_raised_is_made_anew(caplog):
+    with EnvPool(environments.Misbehaving, 2, 4, 1, on_crash="restart") as pool:
+        pool.step(0, zeros(4)).result(LONG)
+        pool.step(0, zeros(4)).result(LONG)
+        pids = worker_pids(pool)
+        with caplog.at_level(logging.WARNING, logger="moolink"):
+            outputs = pool.step(0, misbehave(environments.RAISE)).result(LONG)
+            assert outputs["truncated"].tolist() == [False, True, False, False]
+            assert outputs["state"][:, 2].tolist() == [2, 0, 2, 2]
+            outputs = pool.step(0, np.full(4, 20)).result(LONG)
+        assert outputs["reward"].tolist() == [20] * 4
+        assert worker_pids(pool) == pids
+        deadline = time.monotonic() + LONG
+        while "environment 1 raised in step and was made anew" not in caplog.text:
+            pool._supervisor.handle_alarms()
+            assert time.monotonic() < deadline
+
+
+def test_what_fails_again_and_again_is_reported():
+    with EnvPool(environments.Misbehaving, 2, 4, 1, on_crash="restart") as pool:
+        pool.step(0, zeros(4)).result(LONG)
+        with pytest.raises(moolink.EnvError, match="environment 1 raised in step: ValueError"):
+            for _ in range(20):
+                pool.step(0, misbehave(environments.RAISE)).result(LONG)
+
+
+def test_a_dead_server_is_reported_and_takes_its_workers_along():
+    with EnvPool(environments.Misbehaving, 2, 4, 1) as pool:
+        pool.step(0, zeros(4)).result(LONG)
+        pids = worker_pids(pool)
+        future = pool.step(0, misbehave(environments.HANG))
+        pool._supervisor._server.kill()
+        with pytest.raises(moolink.EnvError, match=r"fork server .* was killed by SIGKILL"):
+            future.result(LONG)
+        wait_until_gone(pids)
+
+
+def test_a_hang_is_named_by_the_timeout_and_ended_by_close():
+    with EnvPool(environments.Misbehaving, 2, 4, 1) as pool:
+        pool.step(0, zeros(4)).result(LONG)
+        future = pool.step(0, misbehave(environments.HANG, row=2))
+        late = r"batch 0 was not finished within 0.3 s: worker 1 \(pid \d+\) is in environment 2"
+        with pytest.raises(moolink.TimeoutError, match=late):
+            future.result(0.3)
+        assert not future.done()
+        pids = worker_pids(pool)
+    wait_until_gone(pids)
+    with pytest.raises(moolink.Closed):
+        future.result(LONG)
+
+
+def test_ctrl_c_interrupts_a_wait_and_leaves_the_pool_usable():
+    with EnvPool(environments.Misbehaving, 1, 1, 2) as pool:
+        for batch in range(2):
+            pool.step(batch, zeros(1)).result(LONG)
+        future = pool.step(0, np.array([environments.HANG]))
+        timer = threading.Timer(0.1, os.kill, [os.getpid(), signal.SIGINT])
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            future.result(LONG)
+        timer.join()
+        assert not future.done()
+
+
+def test_use_after_close_is_refused():
+    pool = EnvPool(environments.Counter, 1, 2, 1)
+    future = pool.step(0, zeros(2))
+    pool.close()
+    pool.close()
+    with pytest.raises(moolink.Closed, match="the EnvPool is closed"):
+        pool.step(0, zeros(2))
+    with pytest.raises(moolink.Closed):
+        future.result(LONG)
+
+
+def test_environments_are_closed_and_nothing_is_left_over(tmp_path):
+    def resources() -> tuple[int, list[int]]:
+        gc.collect()  # Earlier tests' exceptions may hold their pools.
+        return len(os.listdir("/proc/self/fd")), children(os.getpid())
+
+    create = functools.partial(environments.Recorder, str(tmp_path))
+    EnvPool(create, 2, 3, 2).close()  # Modules are loaded, memory is mapped.
+    before = resources()
+    for path in tmp_path.iterdir():
+        path.unlink()
+    for _ in range(3):
+        with EnvPool(create, 2, 3, 2) as pool:
+            pool.step(0, zeros(3)).result(LONG)
+        with pytest.raises(moolink.EnvError):
+            EnvPool(environments.RaisesWhenMade, 2, 4, 1)
+    del pool  # Outputs stay readable after close, so the memory goes with the last of them.
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"closed-{i}" for i in range(6)]
+    assert resources() == before
+
+
+def test_two_pools_at_once():
+    with (
+        EnvPool(environments.Counter, 2, 4, 1) as one,
+        EnvPool(environments.Large, 1, 2, 1) as two,
+    ):
+        for t in range(5):
+            futures = one.step(0, np.full(4, t)), two.step(0, np.full(2, t))
+            assert futures[0].result(LONG)["reward"].tolist() == [t if t else 0] * 4
+            assert futures[1].result(LONG)["state"][0, 0, 0, 0] == t
+
+
+def test_a_pool_may_be_made_by_a_thread_that_ends():
+    pools = []
+    thread = threading.Thread(target=lambda: pools.append(EnvPool(environments.Counter, 1, 1, 1)))
+    thread.start()
+    thread.join(LONG)
+    with pools[0] as pool:
+        for t in range(3):
+            pool.step(0, np.array([t])).result(LONG)
+
+
+def test_a_fork_cannot_use_its_parents_pool():
+    with EnvPool(environments.Counter, 1, 1, 1) as pool:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                pool.step(0, zeros(1))
+            except moolink.Closed:
+                pool.close()
+                os._exit(0)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        pool.step(0, zeros(1)).result(LONG)
+
+
+def test_what_cannot_be_pickled_is_explained():
+    with pytest.raises(moolink.Error, match=r"create_env cannot be sent .* top level of a module"):
+        EnvPool(lambda: environments.Counter(0), 1, 1, 1)
+
+
+SCRIPT = """
+import sys
+sys.path.insert(0, {folder!r})
+import numpy as np
+from moolink.env_pool import EnvPool
+import pool_environments
+
+def create():
+    return pool_environments.Counter(0)
+{guard}
+    pool = EnvPool(create, 2, 4, 1)
+    pool.step(0, np.zeros(4, int)).result()
+    print("stepped", *[made.pid for made in pool._supervisor._made], flush=True)
+    {end}
+"""
+GUARD = 'if __name__ == "__main__":'
+
+
+def start_script(folder: pathlib.Path, guard: str, end: str) -> subprocess.Popen:
+    path = folder / "script.py"
+    path.write_text(SCRIPT.format(folder=str(HERE), guard=guard, end=end))
+    return subprocess.Popen(
+        [sys.executable, str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def test_functions_of_the_main_script_work_and_exit_needs_no_close(tmp_path):
+    script = start_script(tmp_path, GUARD, "")
+    output, errors = script.communicate(timeout=LONG)
+    assert (script.returncode, errors) == (0, "")
+    wait_until_gone([int(pid) for pid in output.split()[1:]])
+
+
+def test_a_main_script_without_guard_is_told_about_it(tmp_path):
+    script = start_script(tmp_path, "if True:", "")
+    _, errors = script.communicate(timeout=LONG)
+    assert script.returncode == 1
+    assert "put what the script does under `if __name__ == '__main__':`" in errors
+
+
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGKILL)", "sys.exit(3)", "1 / 0"])
+def test_no_worker_survives_the_end_of_the_pools_process(tmp_path, end):
+    script = start_script(
+        tmp_path, GUARD, f"import os, signal; pool.step(0, np.zeros(4, int)); {end}"
+    )
+    output, _ = script.communicate(timeout=LONG)
+    assert script.returncode in (-signal.SIGKILL, 3, 1)
+    wait_until_gone([int(pid) for pid in output.split()[1:]])
