@@ -1,0 +1,74 @@
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+CHECK = ROOT / "tools" / "check_layers.py"
+
+
+def check(root: pathlib.Path) -> tuple[int, list[str]]:
+    result = subprocess.run(
+        [sys.executable, str(CHECK), str(root)], check=False, capture_output=True, text=True
+    )
+    assert result.stderr == ""
+    return result.returncode, result.stdout.splitlines()
+
+
+def test_the_repository_keeps_to_its_layers():
+    assert check(ROOT) == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "offence"),
+    [
+        ("cpp/wire/a.h", '#include "session/b.h"', "wire must not include session/b.h"),
+        ("cpp/io/a.cc", '\n  #  include "tensor/b.h"', "io must not include tensor/b.h"),
+        ("cpp/group/a.cc", '#include "view.h"', 'includes are written "layer/file.h"'),
+        ("cpp/group/a.cc", '#include "boost/b.h"', "boost/b.h is in no layer"),
+        ("cpp/rpc/a.cc", "#include <chrono>", "must not include <chrono>"),
+        ("cpp/group/a.cc", "#include <unordered_map>", "must not include <unordered_map>"),
+        ("cpp/session/a.cc", "#include <sys/socket.h>", "must not include <sys/socket.h>"),
+        ("cpp/zebra/a.cc", "", "zebra is no layer"),
+        ("moolink/a.py", "import torch", "must not import torch at module level"),
+        ("moolink/a/b.py", "try:\n  from jax import numpy\nexcept E: pass", "must not import jax"),
+        ("moolink/a.py", "class A:\n  import torch.nn", "must not import torch.nn"),
+        ("moolink/torch/a.py", "import jax", "must not import jax"),
+        ("moolink/a.py", "from moolink import torch", "must not import moolink.torch"),
+        ("moolink/a.py", "from moolink.torch import x", "must not import moolink.torch"),
+        ("examples/torch/a.py", "import jax", "must not import jax"),
+        ("examples/common/a.py", "def f():\n  import torch", "must not import torch"),
+    ],
+)
+def test_an_offence_is_found_where_it_is(tmp_path, path, text, offence):
+    file = tmp_path / path
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    status, lines = check(tmp_path)
+    assert status == 1
+    (line,) = lines
+    assert offence in line
+    number = next(
+        (n for n, t in enumerate(text.splitlines(), 1) if "clude" in t or "import" in t), 1
+    )
+    assert line.startswith(f"{path}:{number}: ")
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("cpp/runtime/a.cc", '#include "base/error.h"\n#include <thread>\n#include "rpc/node.h"'),
+        ("cpp/transport/tcp/a.cc", '#include "transport/transport.h"\n#include "io/loop.h"'),
+        ("cpp/group/a.cc", '#include <vector>\n// #include "bind/x.h"'),
+        ("moolink/a.py", "def f():\n  import torch"),
+        ("moolink/a.py", "if TYPE_CHECKING:\n  import torch"),
+        ("moolink/torch/a.py", "import torch"),
+        ("examples/jax/a.py", "import jax.numpy as jnp"),
+    ],
+)
+def test_what_is_allowed_passes(tmp_path, path, text):
+    file = tmp_path / path
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    assert check(tmp_path) == (0, [])

@@ -1,0 +1,147 @@
+"""Check that the code keeps to its layers: part of `make lint`.
+
+C++: a layer includes only itself and the layers below it, and the machines include nothing with
+which they could do I/O, read a clock, start a thread or iterate in an unordered way. Python:
+torch and JAX are imported at module level by their adapters and examples only, and what both
+examples share imports neither.
+
+Prints each offence as path:line and exits with status 1 if there is any.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import pathlib
+import re
+import sys
+from collections.abc import Iterator, Mapping
+
+# Each layer with those right below it; what lies below them is allowed, too.
+LAYERS: dict[str, tuple[str, ...]] = {
+    "base": (),
+    "tensor": ("base",),
+    "memory": ("tensor",),
+    "io": ("base",),
+    "wire": ("tensor",),
+    "transport": ("io", "wire", "memory"),
+    "device": ("memory",),
+    "session": ("wire",),
+    "rpc": ("session",),
+    "group": ("wire",),
+    "collective": ("wire",),
+    "accumulate": ("group", "collective"),
+    "runtime": ("transport", "device", "rpc", "accumulate"),
+    "bind": ("runtime",),
+}
+
+# Layers of pure machines: (now, event) in, actions out.
+MACHINES = {"session", "rpc", "group", "collective", "accumulate"}
+NOT_IN_MACHINES = re.compile(
+    r"<(sys/.*|unistd\.h|fcntl\.h|poll\.h|pthread\.h|time\.h|ctime|chrono|thread|mutex|"
+    r"shared_mutex|condition_variable|future|random|unordered_map|unordered_set|iostream|fstream)>"
+)
+
+FRAMEWORKS = {"torch", "jax", "jaxlib", "flax", "optax"}
+# Trees of Python files, and the frameworks they may import at module level.
+PYTHON_TREES: dict[str, set[str]] = {
+    "moolink": set(),
+    "moolink/torch": {"torch"},
+    "moolink/jax": {"jax", "jaxlib"},
+    "examples/common": set(),
+    "examples/torch": {"torch"},
+    "examples/jax": {"jax", "jaxlib", "flax", "optax"},
+}
+# Here not even inside of functions: both frameworks' learners run this code.
+NEVER = {"examples/common"}
+
+INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|(<[^>]+>))')
+
+
+def below(layer: str, layers: Mapping[str, tuple[str, ...]] = LAYERS) -> set[str]:
+    """Return the layers that `layer` may include, itself among them."""
+    return {layer}.union(*(below(lower, layers) for lower in layers[layer]))
+
+
+def check_cpp(root: pathlib.Path) -> Iterator[str]:
+    """Yield the offences of the files under root/cpp."""
+    for path in sorted((root / "cpp").rglob("*")):
+        if path.suffix not in {".h", ".cc"}:
+            continue
+        layer = path.relative_to(root / "cpp").parts[0]
+        if layer not in LAYERS:
+            yield f"{path.relative_to(root)}:1: {layer} is no layer of tools/check_layers.py"
+            continue
+        allowed = below(layer)
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            match = INCLUDE.match(line)
+            if match is None:
+                continue
+            place = f"{path.relative_to(root)}:{number}"
+            quoted, angled = match.groups()
+            if quoted is not None:
+                target = quoted.split("/")[0]
+                if "/" not in quoted:
+                    yield f'{place}: includes are written "layer/file.h", not "{quoted}"'
+                elif target in LAYERS and target not in allowed:
+                    yield f"{place}: layer {layer} must not include {quoted}"
+                elif target not in LAYERS:
+                    yield f"{place}: {quoted} is in no layer; system headers take <>"
+            elif layer in MACHINES and NOT_IN_MACHINES.match(angled):
+                yield f"{place}: {layer} is a layer of machines, which must not include {angled}"
+
+
+def check_python(root: pathlib.Path) -> Iterator[str]:
+    """Yield the offences of the Python trees."""
+    for path in sorted({p for tree in PYTHON_TREES for p in (root / tree).rglob("*.py")}):
+        name = path.relative_to(root).as_posix()
+        # The deepest tree that holds the file says what it may import.
+        tree = max((t for t in PYTHON_TREES if name.startswith(f"{t}/")), key=len)
+        module = ast.parse(path.read_text(), filename=name)
+        statements = ast.walk(module) if tree in NEVER else at_import(module)
+        for statement in statements:
+            for imported in imported_modules(statement):
+                framework = imported.removeprefix("moolink.").split(".")[0]
+                if framework in FRAMEWORKS - PYTHON_TREES[tree]:
+                    where = "" if tree in NEVER else " at module level"
+                    yield (f"{name}:{statement.lineno}: {tree}/ must not import {imported}{where}")
+
+
+def at_import(node: ast.AST) -> Iterator[ast.stmt]:
+    """Yield the statements that run when the module is imported."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            yield from (found for part in child.orelse for found in (part, *at_import(part)))
+            continue
+        if isinstance(child, ast.stmt):
+            yield child
+        yield from at_import(child)
+
+
+def imported_modules(statement: ast.AST) -> list[str]:
+    """Return the absolute names of the modules that an import statement names."""
+    if isinstance(statement, ast.Import):
+        return [alias.name for alias in statement.names]
+    if isinstance(statement, ast.ImportFrom) and statement.module and statement.level == 0:
+        if statement.module == "moolink":
+            return [f"moolink.{alias.name}" for alias in statement.names]
+        return [statement.module]
+    return []
+
+
+def main() -> int:
+    """Check the tree given as argument, by default the one this file lies in."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    here = pathlib.Path(__file__).resolve().parent.parent
+    parser.add_argument("root", nargs="?", type=pathlib.Path, default=here)
+    root = parser.parse_args().root
+    offences = [*check_cpp(root), *check_python(root)]
+    for offence in offences:
+        print(offence)
+    return int(bool(offences))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
