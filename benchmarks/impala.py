@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # run by path, this file does not see the examples otherwise
@@ -53,6 +54,8 @@ class Options:
     """Atari game."""
     net: str = "shallow"
     """`shallow` (84x84) or `small` (42x42)."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Arithmetic of the network."""
     peers: tuple[int, ...] = (1, 2)
     """Jobs to run, by their numbers of peers."""
     seconds: float = 40.0
@@ -81,9 +84,12 @@ class Result:
     cores_used: float
 
 
+def job_arguments(options: Options) -> list[str]:
+    return ["--env", options.env, "--net", options.net, "--precision", options.precision]
+
+
 def job_config(options: Options, peers: int) -> Config:
-    environ = {"MOOLINK_NUM_PEERS": str(peers)}
-    return parse(["--env", options.env, "--net", options.net], environ)
+    return parse(job_arguments(options), {"MOOLINK_NUM_PEERS": str(peers)})
 
 
 def make_parts(config: Config) -> dict[str, tuple[Callable[[], object], int]]:
@@ -92,7 +98,7 @@ def make_parts(config: Config) -> dict[str, tuple[Callable[[], object], int]]:
     batch_size = config.learner.batch_size
     env = make_env(config, num_envs, num_threads=1)
     net = make_net(config, env, None)
-    policy = ActingPolicy(net, seed=0)
+    policy = ActingPolicy(net, 0, getattr(torch, config.learner.precision))
     optimizer = make_optimizer(net.parameters(), config.learner)
     random = np.random.default_rng(0)
     unroll = Unroll(length, num_envs, env.observation_shape)
@@ -141,7 +147,7 @@ def run_job(options: Options, peers: int) -> tuple[float, float, float]:
     """Steps per second, steps per CPU-second and cores used of the whole job."""
     with tempfile.TemporaryDirectory() as directory:
         command = [sys.executable, "-m", "moolink", "run", "-n", str(peers)]
-        command += ["-m", "examples.torch.impala", "--env", options.env, "--net", options.net]
+        command += ["-m", "examples.torch.impala", *job_arguments(options)]
         command += ["--save-dir", directory, "--no-resume", "--log-interval", "1"]
         command += ["--total-steps", "100000000", "--checkpoint-interval", "100000"]
         job = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, start_new_session=True)
@@ -221,7 +227,7 @@ def measure(options: Options, peers: int) -> Result:
 
 def table(options: Options, results: list[Result]) -> str:
     lines = [
-        f"{options.env}, net {options.net}; {machine()}",
+        f"{options.env}, net {options.net}, {options.precision}; {machine()}",
         "",
         "| peers | environment | inference | training | parts allow | job | ratio "
         "| per CPU-second | cores used |",

@@ -116,7 +116,7 @@ class LearnerConfig:
     clip_reward: bool = True
     """Learn from the sign of the rewards. Reported returns are never clipped."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Arithmetic of the learner's convolutions and products; parameters stay float32."""
+    """Arithmetic of convolutions and products; the learner's parameters stay float32."""
     torch_threads: int | None = None
     """Threads of one tensor operation. Default: half of this peer's cores."""
 

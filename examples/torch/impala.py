@@ -183,7 +183,8 @@ class Learner:
         env = make_env(config, config.envs_per_group)
         self.net = make_net(config, env, saved)
         self.optimizer = make_optimizer(self.net.parameters(), config.learner)
-        self.policy = ActingPolicy(self.net, config.actor_seed)
+        dtype = getattr(torch, config.learner.precision)
+        self.policy = ActingPolicy(self.net, config.actor_seed, dtype)
         self.actor = Actor(config, env, self.policy, self.returns)
 
         address = config.group.connect or self._own_broker()

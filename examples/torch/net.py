@@ -50,7 +50,8 @@ class Net(nn.Module):
 
     def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
         """uint8 [T, B, C, H, W] -> logits [T, B, A] and baseline [T, B]."""
-        x = F.relu(self.hidden(self.torso(self.standardise(observation))))
+        x = self.standardise(observation).to(self.hidden.weight.dtype)
+        x = F.relu(self.hidden(self.torso(x)))
         shape = observation.shape[:2]
         return self.policy(x).float().unflatten(0, shape), self.baseline(x).float().view(shape)
 
@@ -68,8 +69,10 @@ class Net(nn.Module):
 class ActingPolicy:
     """The policy that the actor's thread plays: a copy of the learner's network."""
 
-    def __init__(self, net: Net, seed: int) -> None:
-        self._net = copy.deepcopy(net).requires_grad_(False)
+    def __init__(self, net: Net, seed: int, dtype: torch.dtype = torch.float32) -> None:
+        """`dtype` is that of the copy's parameters, in which it also computes."""
+        self._net = copy.deepcopy(net).requires_grad_(False).to(dtype)
+        self._net.pixel_mean = net.pixel_mean.clone()
         self._tensors = [*self._net.parameters(), *self._net.buffers()]
         self._lock = threading.Lock()
         self._generator = torch.Generator().manual_seed(seed)

@@ -7,7 +7,7 @@ import torch
 from examples.common.config import LearnerConfig
 from examples.common.unrolls import Batch, Unroll
 from examples.torch.impala import impala_loss, vtrace
-from examples.torch.net import Net
+from examples.torch.net import ActingPolicy, Net
 
 SHAPE, ACTIONS, LENGTH, ENVS = (4, 42, 42), 4, 5, 6
 
@@ -117,3 +117,25 @@ def test_input_is_standardised_per_pixel(net):
     assert x.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(x[0], torch.ones(SHAPE))
     assert torch.equal(x[1], torch.full(SHAPE, 4.0))
+
+
+def test_the_acting_policy_samples_from_the_nets_distribution(net):
+    observation = np.random.default_rng(2).integers(0, 256, (1, *SHAPE)).astype(np.uint8)
+    many = observation.repeat(2000, 0)
+    with torch.no_grad():
+        log_pi = net(torch.from_numpy(observation)[None])[0][0, 0].log_softmax(-1).numpy()
+    actions, log_probs = ActingPolicy(net, seed=0)(many)
+    np.testing.assert_allclose(log_probs, log_pi[actions], rtol=1e-3)
+    frequencies = np.bincount(actions, minlength=ACTIONS) / len(actions)
+    np.testing.assert_allclose(frequencies, np.exp(log_pi), atol=0.05)  # 4.5 deviations
+
+
+def test_the_acting_policy_takes_new_parameters_over(net):
+    observation = np.random.default_rng(2).integers(0, 256, (3, *SHAPE)).astype(np.uint8)
+    torch.manual_seed(5)
+    other = Net("small", SHAPE, ACTIONS, np.full(SHAPE[1:], 50.0, np.float32))
+    for dtype in (torch.float32, torch.bfloat16):
+        policy, expected = ActingPolicy(net, 0, dtype), ActingPolicy(other, 0, dtype)
+        policy.update(other)
+        for got, wanted in zip(policy(observation), expected(observation), strict=True):
+            np.testing.assert_array_equal(got, wanted)
