@@ -1,0 +1,49 @@
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bind/rpc.h"
+#include "runtime/group_peer.h"
+
+namespace moolink::bind {
+
+// What moolink.Group stands on.
+class PyGroup {
+ public:
+  PyGroup(const PyRpc& rpc, const std::string& name);
+  ~PyGroup() { close(); }
+  PyGroup(const PyGroup&) = delete;
+  PyGroup& operator=(const PyGroup&) = delete;
+
+  bool update() { return group_->update(); }
+  std::vector<std::string> members() const;
+  std::optional<std::size_t> rank() const;
+  std::uint64_t epoch() const { return group_->view().epoch; }
+  bool active() const { return !group_->view().empty(); }
+  std::string waiting_for() const { return group_->waiting_for(); }
+  void set_timeout(double seconds);
+  void set_sort_order(std::int64_t order) { group_->set_sort_order(order); }
+  void set_broker_name(const std::string& name) { group_->set_broker_name(name); }
+  nb::object all_reduce(const std::string& name, const std::string& op, const std::string& dtype,
+                        nb::handle array, bool retry);
+  nb::object all_reduce_value(const std::string& name, nb::handle value, nb::callable op,
+                              bool retry);
+  void close();
+
+  const std::shared_ptr<runtime::GroupPeer>& group() const { return group_; }
+  const ValueOptions& options() const { return options_; }
+
+ private:
+  ValueOptions options_;
+  std::shared_ptr<runtime::GroupPeer> group_;
+};
+
+void bind_group(nb::module_& m);
+
+}  // namespace moolink::bind

@@ -1,0 +1,137 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "accumulate/machine.h"
+#include "runtime/group_peer.h"
+#include "runtime/operation_runner.h"
+#include "tensor/dtype.h"
+
+namespace moolink::runtime {
+
+// One accumulator on a peer: carries the actions of its machine out, runs its reductions, and holds
+// still what the user sees between two calls of update(). Buckets and results are flat bytes.
+class AccumulatorPeer final : public Driven, private ViewObserver {
+ public:
+  // Elements of one dtype; sections begin at multiples of 64 bytes within the bucket.
+  struct Section {
+    tensor::DType dtype;
+    std::uint64_t count;
+  };
+  struct Options {
+    std::string name;
+    std::vector<Section> sections;
+    std::string layout;  // dtypes and shapes of the model, in words
+    bool observer = false;
+  };
+  struct Stats {
+    accumulate::RoundRecord record;  // delivered last; round 0: none
+    std::uint32_t gradients = 0;
+    std::uint32_t skipped = 0;
+    std::vector<std::string> contributors;
+    std::vector<std::string> waiting_for;
+    std::vector<accumulate::Contribution> lost;
+  };
+
+  AccumulatorPeer(std::shared_ptr<GroupPeer> group, Options options);
+  ~AccumulatorPeer() override;
+
+  const std::shared_ptr<GroupPeer>& group() const { return group_; }
+  std::size_t bucket_bytes() const { return bucket_bytes_; }
+
+  // --- without the lock; all belong to one user thread at a time.
+  // Takes over what has happened. Throws the error that keeps this peer out of the group, and,
+  // once, a divergence of the parameters if asked to.
+  void update(bool raise_on_divergence);
+  // Waits until update() may have something new; false: nothing within the time.
+  bool wait(Time deadline, const Engine::Interrupt& interrupt);
+
+  // As of the last update().
+  bool connected() const { return seen_.connected; }
+  bool wants_state() const { return seen_.wants_state; }
+  bool state_overdue() const;  // wanted for so long that parameters alone must do
+  bool has_new_state() const { return seen_.has_new_state; }
+  bool wants_gradients() const { return seen_.wants_gradients; }
+  const std::optional<accumulate::Round>& result() const { return seen_.result; }
+  std::uint64_t model_version() const { return seen_.version; }
+  const std::string& leader() const { return seen_.leader; }
+  bool is_leader() const { return seen_.is_leader; }
+  std::string why_not_wanted();
+  Stats stats();
+
+  void set_model_version(std::uint64_t version);
+  void set_virtual_batch_size(std::int64_t size);
+  void set_parallel_gradients(std::uint32_t rounds);
+  // The bucket of the next contribution, to be filled with gradient times batch size.
+  MutableBuffer bucket();
+  void offer(std::int64_t batch, accumulate::Counters counters);  // 0: statistics only
+  void set_state(wire::Payload state);
+  // The state that has arrived; its version is the model's from then on.
+  wire::Payload take_state();
+  // The result was applied.
+  void release_result();
+  void checksum(std::uint64_t round, std::uint64_t value);
+  void close();
+
+  // --- Driven
+  void tick(Time now) override;
+  Time next_deadline() const override { return machine_.next_deadline(); }
+
+ private:
+  struct Seen {
+    bool connected = false;
+    bool wants_state = false;
+    bool has_new_state = false;
+    bool wants_gradients = false;
+    std::optional<accumulate::Round> result;
+    std::uint64_t version = 0;
+    std::string leader;
+    bool is_leader = false;
+  };
+  // A round's reduction: one operation a section.
+  struct Reduction {
+    std::uint64_t epoch = 0;
+    std::uint64_t round = 0;
+    std::vector<Buffer> sections;
+    std::size_t missing = 0;
+  };
+
+  void new_view(Time now, const group::View& view) override;
+  void evicted(Time now) override;
+  Engine::Lock lock_open();
+  void look(Time now);
+  void settle(Time now);
+  void carry_out(Time now);
+  void perform(Time now, accumulate::Machine::Action& action);
+  void reduce(Time now, accumulate::Machine::Reduce& action);
+  void section_done(collective::Engine::Done done);
+  void finish(Reduction reduction);
+  void wake();
+
+  std::shared_ptr<GroupPeer> group_;
+  std::shared_ptr<RpcPeer> rpc_;
+  const std::string scope_;
+  const std::vector<Section> sections_;
+  std::size_t bucket_bytes_ = 0;
+  accumulate::Machine machine_;
+  std::shared_ptr<OperationRunner> runner_;
+  std::map<collective::OpId, std::pair<std::uint64_t, std::size_t>> operations_;
+  std::map<std::uint64_t, Reduction> reductions_;  // by the number of their first operation
+  std::uint64_t next_reduction_ = 0;
+  Seen seen_;
+  MutableBuffer bucket_;
+  Stats stats_;
+  Error failure_;
+  Error divergence_;
+  Time state_wanted_at_ = kNever;
+  std::vector<Waiter*> waiters_;
+  bool news_ = false;
+  bool closed_ = false;
+};
+
+}  // namespace moolink::runtime
