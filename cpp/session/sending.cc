@@ -19,6 +19,10 @@ std::uint64_t time_left_us(Time now, Time deadline) {
   return left < 1 ? 1 : static_cast<std::uint64_t>(left);  // 0 would mean: no deadline
 }
 
+bool by_grant(const wire::PathTraits& traits, std::uint64_t bytes) {
+  return traits.grants && bytes >= traits.grant_bytes;
+}
+
 }  // namespace
 
 // Every frame carries the acknowledgement; a separate ACK is needed only without traffic, or for
@@ -49,18 +53,20 @@ void Session::write_message(Time now, Link& link, std::uint64_t seq) {
   head.lane_prev = outgoing.lane_prev;
   head.kind = message.kind;
   head.ttl_us = time_left_us(now, message.deadline);
+  if (mutant("ttl_forgotten_on_replay") && outgoing.attempt > 0) head.ttl_us = 0;
   head.attempt = outgoing.attempt;
-  const auto outside = link.traits.grants ? wire::PartWhere::grant : wire::PartWhere::stream;
   head.body.bytes = message.payload.body.size();
   head.parts.resize(message.payload.parts.size());
   for (std::size_t i = 0; i < head.parts.size(); ++i) {
     head.parts[i].bytes = message.payload.parts[i].size();
   }
   for (const LargePart& large : outgoing.large) {
-    (large.part == wire::kBodyPart ? head.body : head.parts[large.part]).where = outside;
+    wire::PartHead& part = large.part == wire::kBodyPart ? head.body : head.parts[large.part];
+    part.where =
+        by_grant(link.traits, part.bytes) ? wire::PartWhere::grant : wire::PartWhere::stream;
   }
   std::vector<Buffer> payload;
-  payload.reserve(1 + head.parts.size() - std::min(head.parts.size(), outgoing.large.size()));
+  payload.reserve(1 + head.parts.size());
   const auto add = [&](const wire::PartHead& part, const Buffer& bytes) {
     if (part.where == wire::PartWhere::inline_ && !bytes.empty()) payload.push_back(bytes);
   };
@@ -103,7 +109,7 @@ void Session::write_parts(Link& link) {
 bool Session::write_part(Link& link, std::uint64_t seq, Outgoing& outgoing) {
   for (LargePart& part : outgoing.large) {
     const Buffer& bytes = outgoing.bytes_of(part.part);
-    if (part.state == LargePart::State::waiting && !link.traits.grants) {
+    if (part.state == LargePart::State::waiting && !by_grant(link.traits, bytes.size())) {
       part.state = LargePart::State::streaming;
     }
     if (part.state == LargePart::State::waiting && link.grants_asked < kGrantsAsked) {

@@ -29,6 +29,7 @@ struct PathTraits {
   bool grants = false;  // parts go into grants; else as chunks in the stream
   std::size_t chunk_bytes = std::size_t{1} << 20;  // largest chunk that the path wants in one frame
   int preference = 0;                              // the live path with the highest number is used
+  std::size_t grant_bytes = 0;                     // smaller parts go as chunks despite grants
 };
 
 // Where a grant lies, in the words of the path that made it (GRANT frame).

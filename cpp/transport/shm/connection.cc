@@ -10,6 +10,8 @@ namespace moolink::transport::shm {
 namespace {
 
 constexpr int kPreference = 20;  // above tcp: one copy less and no system call
+// A grant costs a round trip and saves one copy and all waiting for a full ring.
+constexpr std::size_t kGrantBytes = std::size_t{256} << 10;
 constexpr std::size_t kStrangerFrame = std::size_t{64} << 10;
 // Bytes taken in one poll, so that the lock is not held for long while the peer keeps writing.
 constexpr std::size_t kPollBudget = std::size_t{1} << 20;
@@ -29,8 +31,11 @@ ShmConnection::ShmConnection(Environment& environment, Owner& owner, Link link)
       pidfd_(std::move(link.pidfd)),
       peer_bell_(std::move(link.peer_bell)),
       writer_(std::move(link.outgoing), peer_bell_),
-      receiver_(RingReader(std::move(link.incoming), peer_bell_), environment, *this) {
+      receiver_(RingReader(std::move(link.incoming), peer_bell_), environment, *this),
+      grants_(std::make_shared<GrantPool>()) {
   traits_.preference = kPreference;
+  traits_.grants = true;
+  traits_.grant_bytes = kGrantBytes;
   receiver_.set_max_frame(std::min(environment.limits.max_frame, kStrangerFrame));
 }
 
@@ -82,6 +87,9 @@ void ShmConnection::flush() {
 void ShmConnection::send_queued() {
   try {
     queue_.write_to(writer_);
+    // Room that appeared meanwhile is for the loop to fill, so that no caller stays here for long;
+    // otherwise the reader rings when there is room.
+    if (!queue_.empty() && !writer_.await_room()) environment_.loop.wake();
   } catch (const Exception& e) {
     return fail(with_peer(e.error()), false);
   }
@@ -108,7 +116,9 @@ bool ShmConnection::poll() {
   }
   if (state_ != State::open || failed_) return something;
   try {
-    something |= receiver_.receive(kPollBudget);
+    something |= fill();
+    something |= receive();
+    if (grants_->changed()) tell_grant_segments();
   } catch (const Exception& e) {
     fail(with_peer(e.error()), false);
   } catch (const std::bad_alloc&) {
@@ -117,9 +127,60 @@ bool ShmConnection::poll() {
   return something;
 }
 
+bool ShmConnection::receive() {
+  if (state_ != State::open) return false;
+  return receiver_.receive(kPollBudget);
+}
+
+// --- grants
+
+std::optional<Grant> ShmConnection::allocate_grant(std::size_t bytes) {
+  if (state_ != State::open || failed_) return std::nullopt;
+  std::optional<GrantPool::Block> block = grants_->allocate(bytes);
+  // The peer must have been told of the segment before it can hear of a grant in it.
+  if (!block || !tell_grant_segments()) return std::nullopt;
+  return Grant{block->place, std::move(block->memory)};
+}
+
+// False: the socket is full, or the connection gone; the rest will be told later, or never.
+bool ShmConnection::tell_grant_segments() {
+  for (GrantPool::Change& change : grants_->take_changes()) untold_.push_back(std::move(change));
+  while (!untold_.empty()) {
+    const GrantPool::Change& change = untold_.front();
+    Notice notice;
+    notice.kind = change.made ? NoticeKind::segment : NoticeKind::retire;
+    notice.segment = change.segment;
+    const int descriptor = change.made ? change.made->descriptor() : -1;
+    try {
+      if (!send_notice(socket_.get(), notice, {&descriptor, change.made ? 1u : 0u})) return false;
+    } catch (const Exception&) {
+      return false;  // the end of file tells why
+    }
+    if (change.made) change.made->close_descriptor();
+    untold_.pop_front();
+  }
+  return true;
+}
+
+void ShmConnection::fill_grant(const wire::GrantPlace& place, Buffer bytes) {
+  if (state_ != State::open || failed_) return;
+  // The segment was passed through the socket before the grant was written into the ring.
+  if (!filler_.knows(place.segment)) take_notices();
+  filler_.begin(place, std::move(bytes));
+  environment_.loop.wake();
+}
+
+// Copies one slice; true if there was something to copy.
+bool ShmConnection::fill() {
+  if (filler_.idle()) return false;
+  if (const auto full = filler_.step()) environment_.handler.grant_filled(*this, *full);
+  return true;
+}
+
 bool ShmConnection::prepare_sleep() {
   if (state_ == State::closed || failed_) return true;
   if (!queue_.empty() && !writer_.await_room()) return false;
+  if (!filler_.idle()) return false;
   return state_ != State::open || receiver_.ring().prepare_sleep();
 }
 
@@ -135,16 +196,43 @@ void ShmConnection::read_to_the_end() {
 
 // --- the end
 
+// False at the end of file.
+bool ShmConnection::take_notices() {
+  io::DescriptorMessage message;
+  while (true) {
+    switch (io::receive_message(socket_.get(), message)) {
+      case io::Received::nothing:
+        return true;
+      case io::Received::end:
+        return false;
+      case io::Received::message:
+        take_notice(std::move(message));
+    }
+  }
+}
+
+void ShmConnection::take_notice(io::DescriptorMessage message) {
+  const Notice notice = decode_notice(message);
+  switch (notice.kind) {
+    case NoticeKind::bye:
+      peer_said_bye_ = true;
+      return;
+    case NoticeKind::segment:
+      if (!established_) break;  // a stranger makes this process map nothing
+      return filler_.add_segment(notice.segment, std::move(message.descriptors[0]));
+    case NoticeKind::retire:
+      return filler_.retire_segment(notice.segment);
+    case NoticeKind::greeting:
+    case NoticeKind::share:
+      break;
+  }
+  throw Exception(ErrorCode::wire, "a notice that is not expected here");
+}
+
 void ShmConnection::socket_ready() {
   const auto keep = shared_from_this();
   try {
-    io::DescriptorMessage message;
-    while (state_ != State::closed) {
-      const io::Received received = io::receive_message(socket_.get(), message);
-      if (received == io::Received::nothing) return;
-      if (received == io::Received::end) break;
-      if (decode_notice(message).kind == NoticeKind::bye) peer_said_bye_ = true;
-    }
+    if (take_notices()) return;
   } catch (const Exception& e) {
     return fail(with_peer(e.error()), false);
   }
@@ -212,6 +300,9 @@ void ShmConnection::drop() {
   socket_.reset();
   pidfd_.reset();
   queue_.clear();
+  filler_.clear();
+  grants_->close();
+  untold_.clear();
 }
 
 void ShmConnection::say_bye() {
@@ -225,6 +316,9 @@ void ShmConnection::say_bye() {
 void ShmConnection::abandon() noexcept {
   socket_.reset();
   if (pidfd_) pidfd_->reset();
+  for (GrantPool::Change& change : untold_) {
+    if (change.made) change.made->close_descriptor();
+  }
   peer_bell_.abandon();
 }
 

@@ -1,15 +1,19 @@
 #pragma once
 
 #include <cstddef>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 
 #include "base/descriptor.h"
+#include "io/descriptor_passing.h"
 #include "io/doorbell.h"
 #include "io/loop.h"
 #include "transport/shm/frame_receiver.h"
+#include "transport/shm/grant_filler.h"
+#include "transport/shm/grant_pool.h"
 #include "transport/shm/handshake.h"
 #include "transport/shm/notice.h"
 #include "transport/shm/ring.h"
@@ -47,6 +51,8 @@ class ShmConnection final : public Connection,
   bool writable() const override { return queue_.bytes() < kHighWater; }
   void establish() override;
   void close() override;
+  std::optional<Grant> allocate_grant(std::size_t bytes) override;
+  void fill_grant(const wire::GrantPlace& place, Buffer bytes) override;
 
   bool poll() override;
   bool prepare_sleep() override;
@@ -59,6 +65,11 @@ class ShmConnection final : public Connection,
  private:
   enum class State { open, closing, closed };
 
+  bool receive();
+  bool fill();
+  bool tell_grant_segments();
+  bool take_notices();
+  void take_notice(io::DescriptorMessage message);
   void socket_ready();
   void peer_exited();
   void read_to_the_end();
@@ -84,6 +95,9 @@ class ShmConnection final : public Connection,
   RingWriter writer_;
   FrameReceiver receiver_;
   SendQueue queue_;
+  std::shared_ptr<GrantPool> grants_;
+  GrantFiller filler_;
+  std::deque<GrantPool::Change> untold_;  // grant segments that the peer must learn of
 
   State state_ = State::open;
   bool established_ = false;

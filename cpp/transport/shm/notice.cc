@@ -16,6 +16,7 @@ bool has_its_descriptors(NoticeKind kind, std::size_t count) {
       return count == 1;
     case NoticeKind::share:
       return count > 0;
+    case NoticeKind::retire:
     case NoticeKind::bye:
       return count == 0;
   }

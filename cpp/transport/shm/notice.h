@@ -13,7 +13,8 @@ namespace moolink::transport::shm {
 // What goes over the Unix socket beside the rings: whatever needs descriptors, and the farewell.
 enum class NoticeKind : std::uint8_t {
   greeting,  // first, by both sides; descriptors: the ring that its sender reads, its doorbell
-  segment,   // a segment with grants; descriptors: the segment
+  segment,   // grants will lie in this segment; descriptors: the segment
+  retire,    // no grant will lie in that segment any more
   share,     // descriptors for the layers above, under a key
   bye,       // the end of file that follows is meant, and no sign of death
 };
@@ -26,7 +27,7 @@ struct Notice {
   std::uint32_t magic = kNoticeMagic;
   std::uint32_t version = kNoticeVersion;
   NoticeKind kind = NoticeKind::bye;
-  std::uint64_t segment = 0;  // segment: its number in the connection
+  std::uint64_t segment = 0;  // segment, retire: its number in the connection
   Uid key;                    // share
 
   template <class Fields>

@@ -79,11 +79,15 @@ void ShmTransport::accept_all(Listener& listener) {
   }
 }
 
-void ShmTransport::dial(const std::string& address) {
-  const Address parsed = parse_address(address);
-  if (parsed.name.empty()) {
+void ShmTransport::check(const std::string& address) const {
+  if (parse_address(address).name.empty()) {
     throw Exception(ErrorCode::invalid_argument, "cannot dial " + address + ": it has no name");
   }
+}
+
+void ShmTransport::dial(const std::string& address) {
+  check(address);
+  const Address parsed = parse_address(address);
   if (!parsed.host.empty() && parsed.host != host_) {
     // Not of this kernel and network namespace: there is no way to its memory.
     new_handshake(address)->refuse(

@@ -27,6 +27,7 @@ class ShmTransport final : public Transport,
 
   wire::PathKind kind() const override { return wire::PathKind::shm; }
   bool accepts(const std::string& address) const override;
+  void check(const std::string& address) const override;
   std::vector<std::string> listen(const std::string& address) override;
   void dial(const std::string& address) override;
   void stop() override;

@@ -160,12 +160,17 @@ void TcpTransport::ended(wire::ConnectionId id) {
 
 // --- dialling
 
-void TcpTransport::dial(const std::string& address) {
+void TcpTransport::check(const std::string& address) const {
   const HostPort wanted = parse_address(address);
   if (wanted.host.empty() || wanted.port == 0) {
     throw Exception(ErrorCode::invalid_argument, "malformed address '" + address +
                                                      "': to connect, a host and a port are needed");
   }
+}
+
+void TcpTransport::dial(const std::string& address) {
+  check(address);
+  const HostPort wanted = parse_address(address);
   const DialId id = ++last_dial_;
   Dial& dial = dials_[id];
   dial.address = address;

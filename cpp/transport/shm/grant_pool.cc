@@ -1,0 +1,92 @@
+#include "transport/shm/grant_pool.h"
+
+#include <algorithm>
+#include <bit>
+#include <utility>
+
+#include "base/error.h"
+
+namespace moolink::transport::shm {
+
+std::optional<GrantPool::Block> GrantPool::allocate(std::size_t bytes) {
+  if (bytes > kLargestBlock) return std::nullopt;
+  const std::size_t block_bytes = std::bit_ceil(std::max(bytes, kSmallestBlock));
+  const std::lock_guard guard(mutex_);
+  if (closed_) return std::nullopt;
+  std::vector<FreeBlock>& blocks = free_[block_bytes];
+  if (blocks.empty()) {
+    try {
+      add_segment(block_bytes);
+    } catch (const Exception&) {
+      return std::nullopt;
+    }
+  }
+  const FreeBlock block = blocks.back();
+  blocks.pop_back();
+  free_bytes_ -= block_bytes;
+  Block granted;
+  granted.place = {++last_grant_, block.segment, block.offset, bytes};
+  auto segment = segments_.at(block.segment).segment;
+  std::byte* data = segment->data() + block.offset;
+  // The buffer keeps its own segment mapped, also when the pool has closed.
+  std::shared_ptr<void> owner(static_cast<void*>(data),
+                              [pool = shared_from_this(), segment = std::move(segment),
+                               block](void*) { pool->release(block); });
+  granted.memory = {std::move(owner), data, bytes};
+  return granted;
+}
+
+void GrantPool::add_segment(std::size_t block_bytes) {
+  const std::size_t size = std::max(block_bytes, kSegmentBytes);
+  auto segment = memory::Segment::create(size, "moolink-grants");
+  const std::uint64_t number = ++last_segment_;
+  changes_.push_back({number, segment});
+  changed_ = true;
+  std::vector<FreeBlock>& blocks = free_[block_bytes];
+  for (std::size_t end = size; end > 0; end -= block_bytes) {
+    blocks.push_back({number, end - block_bytes});
+  }
+  free_bytes_ += size;
+  segments_.emplace(number, SegmentEntry{std::move(segment), block_bytes});
+}
+
+void GrantPool::release(const FreeBlock& block) {
+  const std::lock_guard guard(mutex_);
+  if (closed_) return;
+  const std::size_t block_bytes = segments_.at(block.segment).block_bytes;
+  free_[block_bytes].push_back(block);
+  free_bytes_ += block_bytes;
+  if (free_bytes_ > kMaxFreeBytes) retire_surplus();
+}
+
+// Only segments of one block: of the others some block is nearly always in use. The largest first,
+// because they are asked for most rarely.
+void GrantPool::retire_surplus() {
+  for (auto size = free_.rbegin(); size != free_.rend() && size->first >= kSegmentBytes; ++size) {
+    std::vector<FreeBlock>& blocks = size->second;
+    while (!blocks.empty() && free_bytes_ > kMaxFreeBytes) {
+      const std::uint64_t number = blocks.front().segment;  // the coldest
+      blocks.erase(blocks.begin());
+      segments_.erase(number);
+      free_bytes_ -= size->first;
+      changes_.push_back({number, nullptr});
+      changed_ = true;
+    }
+  }
+}
+
+std::vector<GrantPool::Change> GrantPool::take_changes() {
+  const std::lock_guard guard(mutex_);
+  changed_ = false;
+  return std::exchange(changes_, {});
+}
+
+void GrantPool::close() {
+  const std::lock_guard guard(mutex_);
+  closed_ = true;
+  free_.clear();
+  segments_.clear();
+  changes_.clear();
+}
+
+}  // namespace moolink::transport::shm

@@ -1,0 +1,73 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "base/buffer.h"
+#include "memory/segment.h"
+#include "wire/path.h"
+
+namespace moolink::transport::shm {
+
+// The memory that one peer may fill, in segments made here and passed to that peer only. A block
+// is given out again when its buffer was released, which keeps its pages warm (fresh ones copy ten
+// times slower). After the connection has ended no block is ever given out again: the peer may be
+// stopped in the middle of a copy and go on years later.
+class GrantPool : public std::enable_shared_from_this<GrantPool> {
+ public:
+  struct Block {
+    wire::GrantPlace place;
+    MutableBuffer memory;  // its release, on any thread, gives the block back
+  };
+  // A segment that the peer must learn of, or that it should unmap.
+  struct Change {
+    std::uint64_t segment = 0;
+    std::shared_ptr<memory::Segment> made;  // null: retired
+  };
+
+  static constexpr std::size_t kSmallestBlock = std::size_t{64} << 10;
+  static constexpr std::size_t kLargestBlock = std::size_t{1} << 36;
+  static constexpr std::size_t kSegmentBytes = std::size_t{4} << 20;  // shared by small blocks
+  // Free blocks of more than this altogether are given back to the system.
+  static constexpr std::size_t kMaxFreeBytes = std::size_t{256} << 20;
+
+  // nullopt: too large, or the system has no memory.
+  std::optional<Block> allocate(std::size_t bytes);
+  bool changed() const { return changed_.load(std::memory_order_relaxed); }
+  // What has to be told to the peer, in order; a made segment before any grant in it.
+  std::vector<Change> take_changes();
+  // The connection has ended.
+  void close();
+
+ private:
+  struct SegmentEntry {
+    std::shared_ptr<memory::Segment> segment;
+    std::size_t block_bytes;
+  };
+  struct FreeBlock {
+    std::uint64_t segment;
+    std::size_t offset;
+  };
+
+  void add_segment(std::size_t block_bytes);
+  void release(const FreeBlock& block);
+  void retire_surplus();
+
+  std::mutex mutex_;  // buffers are released on any thread
+  std::atomic<bool> changed_ = false;
+  bool closed_ = false;
+  std::uint64_t last_grant_ = 0;
+  std::uint64_t last_segment_ = 0;
+  std::size_t free_bytes_ = 0;
+  std::map<std::uint64_t, SegmentEntry> segments_;
+  std::map<std::size_t, std::vector<FreeBlock>> free_;  // by block size, the warmest last
+  std::vector<Change> changes_;
+};
+
+}  // namespace moolink::transport::shm

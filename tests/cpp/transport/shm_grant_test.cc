@@ -1,0 +1,231 @@
+#include <fcntl.h>
+
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "check.h"
+#include "conformance.h"
+#include "transport/shm/grant_filler.h"
+#include "transport/shm/grant_pool.h"
+#include "transport/shm/transport.h"
+
+namespace moolink::transport {
+namespace {
+
+using conformance::pattern;
+using conformance::same_bytes;
+using conformance::Side;
+using conformance::Subject;
+using conformance::wait_until;
+using shm::GrantFiller;
+using shm::GrantPool;
+
+const Subject& subject() {
+  static const Subject shm_subject{
+      "shm",
+      [](Environment& environment) { return std::make_unique<shm::ShmTransport>(environment); },
+      "shm://", "shm://a-host-without-a-name"};
+  return shm_subject;
+}
+
+Descriptor copy_of(const memory::Segment& segment) {
+  return Descriptor(::fcntl(segment.descriptor(), F_DUPFD_CLOEXEC, 0));
+}
+
+TEST("grants: blocks do not overlap, are aligned, and are used again when released") {
+  const auto pool = std::make_shared<GrantPool>();
+  std::vector<GrantPool::Block> blocks;
+  std::set<std::pair<std::uint64_t, std::uint64_t>> places;
+  for (int i = 0; i < 200; ++i) {
+    auto block = pool->allocate(70000);
+    CHECK(block.has_value());
+    CHECK_EQ(reinterpret_cast<std::uintptr_t>(block->memory.data()) % 64, 0u);
+    CHECK_EQ(block->memory.size(), 70000u);
+    CHECK_EQ(block->place.bytes, 70000u);
+    CHECK_EQ(block->place.offset % (1 << 17), 0u);  // the next power of two
+    CHECK(places.emplace(block->place.segment, block->place.offset).second);
+    blocks.push_back(std::move(*block));
+  }
+  const std::size_t segments = pool->take_changes().size();
+  CHECK_EQ(segments, (200u + 31) / 32);
+  const std::byte* last = blocks.back().memory.data();
+  blocks.pop_back();
+  auto again = pool->allocate(100000);
+  CHECK(again && again->memory.data() == last);  // the warmest
+  CHECK(pool->take_changes().empty());
+  CHECK(!pool->allocate(GrantPool::kLargestBlock + 1));
+}
+
+TEST("grants: much free memory goes back to the system, and the peer is told") {
+  const auto pool = std::make_shared<GrantPool>();
+  std::vector<GrantPool::Block> blocks;
+  for (int i = 0; i < 10; ++i) blocks.push_back(*pool->allocate(std::size_t{60} << 20));
+  CHECK_EQ(pool->take_changes().size(), 10u);
+  CHECK(!pool->changed());
+  blocks.clear();
+  CHECK(pool->changed());
+  const auto changes = pool->take_changes();
+  CHECK_EQ(changes.size(), 6u);  // 4 blocks of 64 MB are kept
+  std::set<std::uint64_t> retired;
+  for (const auto& change : changes) {
+    CHECK(change.made == nullptr);
+    retired.insert(change.segment);
+  }
+  CHECK_EQ(retired.size(), 6u);
+  CHECK(!retired.contains(pool->allocate(std::size_t{60} << 20)->place.segment));
+}
+
+TEST("grants: after the end of the connection a block is never given out again") {
+  auto pool = std::make_shared<GrantPool>();
+  auto block = pool->allocate(1000);
+  std::memset(block->memory.data(), 7, 1000);
+  pool->close();
+  CHECK(!pool->allocate(1000));
+  CHECK_EQ(static_cast<int>(block->memory.data()[999]), 7);  // it is the user's all the same
+  const std::weak_ptr<GrantPool> watch = pool;
+  pool.reset();
+  block.reset();
+  CHECK(watch.expired());
+}
+
+TEST("grants: buffers may be released on any thread") {
+  const auto pool = std::make_shared<GrantPool>();
+  for (int round = 0; round < 50; ++round) {
+    std::vector<MutableBuffer> buffers;
+    for (int i = 0; i < 20; ++i) buffers.push_back(pool->allocate(300000)->memory);
+    std::thread other([mine = std::move(buffers)]() mutable { mine.clear(); });
+    for (int i = 0; i < 20; ++i) CHECK(pool->allocate(300000).has_value());
+    other.join();
+  }
+}
+
+TEST("grants: a filler writes nothing outside of the grant") {
+  GrantFiller filler;
+  const auto segment = memory::Segment::create(1 << 16, "moolink-test");
+  filler.add_segment(4, copy_of(*segment));
+  const Buffer bytes = pattern(1000, 1);
+  for (const wire::GrantPlace bad :
+       {wire::GrantPlace{1, 5, 0, 1000}, wire::GrantPlace{1, 4, (1 << 16) - 999, 1000},
+        wire::GrantPlace{1, 4, ~std::uint64_t{0} - 500, 1000}, wire::GrantPlace{1, 4, 0, 999},
+        wire::GrantPlace{1, 4, std::uint64_t{1} << 63, ~std::uint64_t{0}}}) {
+    CHECK_THROWS(filler.begin(bad, bytes), ErrorCode::wire);
+  }
+  CHECK(filler.idle());
+  filler.begin({1, 4, (1 << 16) - 1000, 1000}, bytes);
+  CHECK_EQ(filler.step()->grant, 1u);
+  CHECK_EQ(std::memcmp(segment->data() + (1 << 16) - 1000, bytes.data(), 1000), 0);
+  CHECK_EQ(static_cast<int>(segment->data()[(1 << 16) - 1001]), 0);
+}
+
+TEST("grants: segments are added once and retired once") {
+  GrantFiller filler;
+  const auto segment = memory::Segment::create(1 << 16, "moolink-test");
+  filler.add_segment(1, copy_of(*segment));
+  CHECK_THROWS(filler.add_segment(1, copy_of(*segment)), ErrorCode::wire);
+  CHECK_THROWS(filler.add_segment(2, Descriptor()), ErrorCode::wire);
+  CHECK_THROWS(filler.retire_segment(2), ErrorCode::wire);
+  filler.retire_segment(1);
+  CHECK_THROWS(filler.begin({1, 1, 0, 10}, pattern(10, 1)), ErrorCode::wire);
+}
+
+TEST("grants: a part is copied in slices, and a job survives the end of its segment") {
+  GrantFiller filler;
+  const auto segment = memory::Segment::create(3 << 20, "moolink-test");
+  filler.add_segment(1, copy_of(*segment));
+  const Buffer bytes = pattern((2 << 20) + 5, 1);
+  filler.begin({1, 1, 64, bytes.size()}, bytes);
+  filler.begin({2, 1, 0, 0}, Buffer{});
+  filler.retire_segment(1);
+  CHECK(!filler.step());
+  CHECK(!filler.step());
+  CHECK_EQ(filler.step()->grant, 1u);
+  CHECK_EQ(filler.step()->grant, 2u);
+  CHECK(filler.idle());
+  CHECK_EQ(std::memcmp(segment->data() + 64, bytes.data(), bytes.size()), 0);
+}
+
+TEST("shm: parts go into grants, whose memory is the receiver's own") {
+  Side sender(subject());
+  Side receiver(subject());
+  if (!conformance::connect(subject(), sender, receiver)) return;
+  CHECK(sender.connection().traits().grants);
+  std::vector<Grant> grants;
+  const std::size_t sizes[] = {1, 70000, 300000, 5 << 20, 300000, 0};
+  for (const std::size_t size : sizes) {
+    auto grant = receiver.connection().allocate_grant(size);
+    CHECK(grant.has_value());
+    CHECK_EQ(grant->memory.size(), size);
+    grants.push_back(std::move(*grant));
+  }
+  // The sender has not turned its loop: it learns of the segments when it needs them.
+  for (std::size_t i = 0; i < grants.size(); ++i) {
+    sender.connection().fill_grant(grants[i].place, pattern(sizes[i], i));
+  }
+  CHECK(sender.filled.empty());  // never from inside fill_grant()
+  wait_until(sender, receiver, [&] { return sender.filled.size() == grants.size(); });
+  for (std::size_t i = 0; i < grants.size(); ++i) {
+    CHECK_EQ(sender.filled[i].grant, grants[i].place.grant);
+    CHECK(same_bytes(grants[i].memory, pattern(sizes[i], i)));
+  }
+  receiver.connection().close();
+  wait_until(sender, receiver, [&] { return sender.closures.size() == 1; });
+  CHECK(same_bytes(grants[3].memory, pattern(sizes[3], 3)));
+}
+
+TEST("shm: a grant in a segment that was never passed is a wire error") {
+  Side sender(subject());
+  Side receiver(subject());
+  if (!conformance::connect(subject(), sender, receiver)) return;
+  CHECK_THROWS(sender.connection().fill_grant({1, 1, 0, 10}, pattern(10, 1)), ErrorCode::wire);
+}
+
+TEST("shm: a connection that ended gives and fills no grants") {
+  Side sender(subject());
+  Side receiver(subject());
+  if (!conformance::connect(subject(), sender, receiver)) return;
+  auto grant = receiver.connection().allocate_grant(8 << 20);
+  CHECK(grant.has_value());
+  sender.connection().fill_grant(grant->place, pattern(8 << 20, 1));
+  sender.connection().close();
+  wait_until(sender, receiver, [&] { return receiver.closures.size() == 1; });
+  CHECK(sender.filled.empty());
+  CHECK(!receiver.connection().allocate_grant(10));
+}
+
+TEST("shm: released grant memory is retired at the sender too") {
+  Side sender(subject());
+  Side receiver(subject());
+  if (!conformance::connect(subject(), sender, receiver)) return;
+  std::vector<Grant> grants;
+  for (int i = 0; i < 6; ++i) {
+    auto grant = receiver.connection().allocate_grant(std::size_t{60} << 20);
+    CHECK(grant.has_value());
+    grants.push_back(std::move(*grant));
+  }
+  std::vector<wire::GrantPlace> places;
+  for (const Grant& grant : grants) places.push_back(grant.place);
+  grants.clear();  // 2 of 6 are above what is kept
+  receiver.send(conformance::message_frame(1, 10));
+  wait_until(sender, receiver, [&] { return sender.frames.size() == 1; });
+  receiver.turn();
+  sender.turn();
+  int known = 0;
+  for (const wire::GrantPlace& place : places) {
+    try {
+      sender.connection().fill_grant(place, pattern(10, 1));
+      ++known;
+    } catch (const Exception& e) {
+      CHECK(e.error().code == ErrorCode::wire);
+    }
+  }
+  CHECK_EQ(known, 4);
+}
+
+}  // namespace
+}  // namespace moolink::transport
