@@ -1,0 +1,25 @@
+"""What all tests share: where the C++ programs are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def simulator() -> Callable[[str], Path]:
+    """Returns a function from a simulation's name to its program, built by `make test-cpp`."""
+    build = ROOT / os.environ.get("MOOLINK_BUILD_DIR", "build/dev")
+
+    def find(name: str) -> Path:
+        program = build / "tests" / "sim" / f"sim_{name}"
+        if not program.exists():
+            pytest.fail(f"{program} is not built: run `make test-cpp` first")
+        return program
+
+    return find
