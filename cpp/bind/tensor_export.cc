@@ -114,20 +114,21 @@ nb::object loaded_module(const char* name) {
   return module == nullptr ? nb::object() : nb::borrow(module);
 }
 
+nb::object numpy_attribute(const char* name) { return nb::module_::import_("numpy").attr(name); }
+
 // numpy's dtype object; kept once made, as numpy keeps them too.
 nb::object numpy_dtype(const wire::TensorHead& head) {
-  const nb::object numpy = nb::module_::import_("numpy");
-  if (!head.numpy_type.empty()) return numpy.attr("dtype")(head.numpy_type.c_str());
+  if (!head.numpy_type.empty()) return numpy_attribute("dtype")(head.numpy_type.c_str());
   static PyObject* known[tensor::kDTypes] = {};
   PyObject*& slot = known[static_cast<std::size_t>(head.dtype)];
   if (slot != nullptr) return nb::borrow(slot);
   const std::string name(tensor::dtype_name(head.dtype));
   nb::object dtype;
   if (tensor::is_native_to_numpy(head.dtype)) {
-    dtype = numpy.attr("dtype")(name.c_str());
+    dtype = numpy_attribute("dtype")(name.c_str());
   } else {
     try {
-      dtype = numpy.attr("dtype")(nb::module_::import_("ml_dtypes").attr(name.c_str()));
+      dtype = numpy_attribute("dtype")(nb::module_::import_("ml_dtypes").attr(name.c_str()));
     } catch (nb::python_error& e) {
       if (!e.matches(PyExc_ImportError) && !e.matches(PyExc_AttributeError)) throw;
       throw Exception(ErrorCode::wire,
@@ -155,18 +156,25 @@ nb::object shape_tuple(const tensor::Shape& shape) {
 nb::object to_numpy(ReceivedTensor received, const wire::TensorHead& head) {
   const nb::object dtype = numpy_dtype(head);
   const nb::object shape = shape_tuple(head.shape);
+  // Importing a module that is there costs as much as the rest of this function.
+  static PyObject* ndarray = nullptr;
+  if (ndarray == nullptr) ndarray = numpy_attribute("ndarray").release().ptr();
   // The constructor numpy.ndarray(shape, dtype, buffer) makes a view that keeps the buffer alive.
-  return nb::module_::import_("numpy").attr("ndarray")(shape, dtype, nb::cast(std::move(received)));
+  return nb::handle(ndarray)(shape, dtype, nb::cast(std::move(received)));
 }
 
+// Null: a torch from before the exchange API. The table lives as long as torch.
 const DLPackExchangeAPI* torch_api(nb::handle torch) {
+  static const DLPackExchangeAPI* api = nullptr;
+  if (api != nullptr) return api;
   const nb::object capsule =
       nb::getattr(torch.attr("Tensor"), "__dlpack_c_exchange_api__", nb::none());
   if (!PyCapsule_CheckExact(capsule.ptr())) return nullptr;
-  const auto* api = static_cast<const DLPackExchangeAPI*>(
+  const auto* found = static_cast<const DLPackExchangeAPI*>(
       PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
-  if (api == nullptr) throw nb::python_error();
-  return api->header.version.major == DLPACK_MAJOR_VERSION ? api : nullptr;
+  if (found == nullptr) throw nb::python_error();
+  if (found->header.version.major == DLPACK_MAJOR_VERSION) api = found;
+  return api;
 }
 
 nb::object to_torch(const ReceivedTensor& received, nb::handle torch) {

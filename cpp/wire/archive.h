@@ -87,9 +87,8 @@ class Writer {
   void byte(std::uint8_t value) { bytes_.push_back(static_cast<std::byte>(value)); }
   void raw(const void* data, std::size_t size) {
     if (size == 0) return;  // data may be null then
-    const std::size_t old = bytes_.size();
-    bytes_.resize(old + size);
-    std::memcpy(bytes_.data() + old, data, size);
+    const auto* bytes = static_cast<const std::byte*>(data);
+    bytes_.insert(bytes_.end(), bytes, bytes + size);
   }
   void sized(const void* data, std::size_t size) {
     varint(size);
