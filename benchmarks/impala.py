@@ -30,6 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # run by path, this file does not see the examples otherwise
 
 import numpy as np  # noqa: E402
+import process_tree  # noqa: E402
 import torch  # noqa: E402
 import tyro  # noqa: E402
 
@@ -154,10 +155,10 @@ def run_job(options: Options, peers: int) -> tuple[float, float, float]:
         try:
             curve = Path(directory, "learning_curve.csv")
             first = wait_for_row(job, curve, lambda row: float(row["seconds"]) > 12)
-            cpu = tree_cpu_seconds(job.pid)
+            cpu = process_tree.cpu_seconds(job.pid)
             until = float(first["seconds"]) + options.seconds
             last = wait_for_row(job, curve, lambda row: float(row["seconds"]) > until)
-            cpu = tree_cpu_seconds(job.pid) - cpu
+            cpu = process_tree.cpu_seconds(job.pid) - cpu
         finally:
             job.send_signal(signal.SIGTERM)
             job.wait(timeout=30)
@@ -179,27 +180,6 @@ def wait_for_row(
             if rows and wanted(rows[-1]):
                 return rows[-1]
         time.sleep(0.05)
-
-
-def tree_cpu_seconds(pid: int) -> float:
-    """CPU time used so far by a process and its living descendants."""
-    parents, ticks = {}, {}
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit():
-            continue
-        try:
-            fields = Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()
-        except FileNotFoundError:
-            continue  # ended meanwhile
-        parents[int(entry)] = int(fields[1])
-        ticks[int(entry)] = int(fields[11]) + int(fields[12])
-    total = 0
-    for process in ticks:
-        ancestor = process
-        while ancestor not in (pid, 0):
-            ancestor = parents.get(ancestor, 0)
-        total += ticks[process] if ancestor == pid else 0
-    return total / os.sysconf("SC_CLK_TCK")
 
 
 def measure(options: Options, peers: int) -> Result:

@@ -12,7 +12,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-REPEAT_AFTER = 5.0  # seconds between two messages that say why nothing happens
+REPEAT_AFTER = 3.0  # seconds of waiting before each message that says why nothing happens
 
 
 class Terminal:
@@ -29,9 +29,10 @@ class Terminal:
                 TimeRemainingColumn(),
                 console=self._console,
                 transient=True,
+                refresh_per_second=2,
             )
             self._task = self._bar.add_task("starting", total=total_steps)
-        self._last_wait = 0.0
+        self._last_wait = time.monotonic()
 
     def __enter__(self) -> Self:
         if self._bar is not None:

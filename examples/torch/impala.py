@@ -180,6 +180,8 @@ class Learner:
         self.leads = False
 
         saved = checkpoint.load(config.save_dir) if config.job.resume else None
+        if saved is not None:
+            check_can_go_on(config, saved)
         env = make_env(config, config.envs_per_group)
         self.net = make_net(config, env, saved)
         self.optimizer = make_optimizer(self.net.parameters(), config.learner)
@@ -187,7 +189,8 @@ class Learner:
         self.policy = ActingPolicy(self.net, config.actor_seed, dtype)
         self.actor = Actor(config, env, self.policy, self.returns)
 
-        address = config.group.connect or self._own_broker()
+        self.broker = None if config.group.connect else moolink.Broker()
+        address = config.group.connect or self.broker.listen("127.0.0.1:0")[0]
         self.rpc = moolink.Rpc()
         self.rpc.set_name(config.peer_name)
         self.rpc.connect(address)
@@ -204,10 +207,6 @@ class Learner:
             terminal.say(f"resumed from {config.save_dir / checkpoint.NAME} at step {self.steps:,}")
         self.totals = Totals(self.steps, self.started)
 
-    def _own_broker(self) -> str:
-        self.broker = moolink.Broker()
-        return str(self.broker.listen("127.0.0.1:0")[0])
-
     def stop(self, reason: str, hurried: bool = False) -> None:
         """Ends `run` at its next turn; when hurried, without drawing the curve. May be called from
         a signal handler."""
@@ -219,13 +218,14 @@ class Learner:
         try:
             while self.stop_reason is None:
                 self.turn()
-                if self.leads:
-                    self.report()
+                self.report()
             self.finish()
         finally:
             self.actor.stop()
             self.group.close()
             self.rpc.close()
+            if self.broker is not None:
+                self.broker.close()
 
     def turn(self) -> None:
         """One turn of the loop: at most one round applied or one contribution made."""
@@ -325,11 +325,14 @@ class Learner:
         self.leads = leads
 
     def report(self) -> None:
+        """Logs and saves when it is time to; the leader does, and the others move their bars."""
         now = time.monotonic()
         if now >= self.next_log and self.totals.contributors is not None:
             self.next_log = now + self.config.job.log_interval
-            self.log()
-        if now >= self.next_checkpoint:
+            self.terminal.advance(self.steps, f"return {self.window.mean or 0.0:.2f}")
+            if self.leads:
+                self.log()
+        if self.leads and now >= self.next_checkpoint:
             self.next_checkpoint = now + self.config.job.checkpoint_interval
             self.save()
             self.write(self.curve.plot, self.config.job.env)
@@ -354,9 +357,7 @@ class Learner:
             "entropy": totals.entropy,
         }
         self.write(self.curve.append, row)
-        line = progress_line(row, self.config.job.total_steps, totals.contributors)
-        self.terminal.say(line)
-        self.terminal.advance(self.steps, f"return {self.window.mean or 0.0:.2f}")
+        self.terminal.say(progress_line(row, self.config.job.total_steps, totals.contributors))
         self.totals = Totals(self.steps, now)
 
     def save(self) -> None:
@@ -392,15 +393,11 @@ class Learner:
 
 
 def make_net(config: Config, env: VectorEnv, saved: dict[str, Any] | None) -> Net:
-    """The network: with the parameters of a checkpoint, or new and equal on all peers.
-
-    Raises ConfigError if the checkpoint is that of another environment or network.
-    """
-    if saved is not None:
-        check_same_job(config, saved["config"])
-        mean = saved["parameters"]["pixel_mean"]
-    else:
+    """The network: with the parameters of a checkpoint, or new and equal on all peers."""
+    if saved is None:
         mean = estimate_pixel_mean(env, config.job.seed)
+    else:
+        mean = saved["parameters"]["pixel_mean"]
     torch.manual_seed(config.job.seed)
     net = Net(config.learner.net, env.observation_shape, env.num_actions, mean)
     if saved is not None:
@@ -408,17 +405,24 @@ def make_net(config: Config, env: VectorEnv, saved: dict[str, Any] | None) -> Ne
     return net
 
 
-def check_same_job(config: Config, saved: dict[str, Any]) -> None:
+def check_can_go_on(config: Config, saved: dict[str, Any]) -> None:
+    """Raises ConfigError if the checkpoint is that of another job, or of one that is done."""
     for option, want, have in (
-        ("env", config.job.env, saved["job"]["env"]),
-        ("net", config.learner.net, saved["learner"]["net"]),
-        ("optimizer", config.learner.optimizer, saved["learner"]["optimizer"]),
+        ("env", config.job.env, saved["config"]["job"]["env"]),
+        ("net", config.learner.net, saved["config"]["learner"]["net"]),
+        ("optimizer", config.learner.optimizer, saved["config"]["learner"]["optimizer"]),
     ):
         if have != want:
             raise ConfigError(
                 f"the checkpoint in {config.save_dir} is of --{option} {have}, not {want}; "
                 "give another --save-dir, or --no-resume to start anew"
             )
+    steps, total_steps = saved["state"]["steps"], config.job.total_steps
+    if config.job.mode == "train" and steps >= total_steps:
+        raise ConfigError(
+            f"the checkpoint in {config.save_dir} has learned from {steps:,} steps already; "
+            f"give more than --total-steps {total_steps}, or --no-resume to start anew"
+        )
 
 
 def to_numpy(tree: Any) -> Any:
@@ -457,6 +461,7 @@ def evaluate(config: Config) -> None:
     saved = checkpoint.load(config.save_dir)
     if saved is None:
         raise ConfigError(f"no checkpoint in {config.save_dir}: give the --save-dir of a job")
+    check_can_go_on(config, saved)
     net = make_net(config, make_env(config, 1), saved)
 
     def greedy(observation: NDArray[np.uint8]) -> NDArray[np.int64]:

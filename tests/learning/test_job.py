@@ -185,12 +185,17 @@ def test_mistakes_are_said_in_one_line(tmp_path, arguments, message):
     assert "Traceback" not in output
 
 
-def test_the_checkpoint_of_another_job_is_refused(tmp_path):
+def test_the_checkpoint_of_another_job_or_a_finished_one_is_refused(tmp_path):
     assert job(1, tmp_path, "--total-steps", "5000")[0] == 0
-    status, output = run(*LEARNER, "--env", "pong", "--save-dir", str(tmp_path))
-    assert status == 2
-    assert "is of --env catch, not pong" in output
-    assert "Traceback" not in output
+    for arguments, message in (
+        (["--env", "pong"], "is of --env catch, not pong"),
+        ([*CATCH, "--optimizer", "rmsprop"], "is of --optimizer adam, not rmsprop"),
+        ([*CATCH, "--total-steps", "5000"], "has learned from 5,"),
+    ):
+        status, output = run(*LEARNER, *arguments, "--save-dir", str(tmp_path))
+        assert status == 2, output
+        assert message in output
+        assert "Traceback" not in output
 
 
 def test_environments_that_die_end_the_job_with_their_error(tmp_path):
