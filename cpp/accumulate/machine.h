@@ -1,15 +1,21 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <variant>
 #include <vector>
 
+#include "accumulate/flush.h"
+#include "accumulate/leader.h"
+#include "accumulate/ledger.h"
 #include "accumulate/messages.h"
+#include "accumulate/snapshot.h"
 #include "base/buffer.h"
 #include "base/error.h"
 #include "base/log.h"
@@ -55,6 +61,8 @@ class Machine {
     Duration snapshot_gather = milliseconds(100);  // joins within this time share one snapshot
     std::size_t backlog_bytes = std::size_t{256} << 20;  // of results a newcomer may pile up
     std::size_t backlog_rounds = 64;
+    Duration snapshot_patience = seconds(5);  // then another parent is asked
+    std::uint32_t chunk_bytes = kChunkBytes;  // of snapshots
     std::shared_ptr<Allocator> memory;  // for received snapshots; null: the heap
   };
 
@@ -153,6 +161,7 @@ class Machine {
   // The model version of the parameters this peer was started with (a checkpoint's).
   void set_model_version(std::uint64_t version);
   void set_virtual_batch_size(std::int64_t size);
+  void set_parallel_gradients(std::uint32_t rounds);
   // A contribution of `batch` > 0 with its frozen bucket, or batch == 0 with none: statistics only
   // (skip_gradients). Returns its number k. The bucket is never written from now on; it is let go
   // once the round it is in is at every member. Throws Exception{invalid_argument}.
@@ -160,8 +169,8 @@ class Machine {
   // The user has applied round r (the one next_result() gave): model_version() == r from now on.
   void delivered(Time now, std::uint64_t r);
   void set_state(Time now, wire::Payload state);
-  // The user has installed the state of take_new_state().
-  void state_installed(Time now);
+  // The user has installed the state of new_state(): model_version() == version from now on.
+  void state_installed(Time now, std::uint64_t version);
   // A checksum of the parameters right after `round`, from every member every N rounds.
   void checksum(Time now, std::uint64_t round, std::uint64_t value);
 
@@ -191,7 +200,152 @@ class Machine {
   std::vector<std::string> waiting_for() const;
 
  private:
+  // outside: in no view. flushing: FLUSH sent, RESUME awaited. resuming: carrying RESUME out and
+  // waiting for GO. active: rounds are cut.
+  enum class Phase : std::uint8_t { outside, flushing, resuming, active };
+  struct Inbound {
+    Uid from;
+    Envelope envelope;
+    std::vector<Buffer> parts;
+  };
+  // What a leader knows beyond the last epoch that it led, until the next one is active.
+  struct Led {
+    bool led = false;
+    std::vector<Contribution> queued;
+    std::set<Uid> demote;
+  };
+
+  // machine.cc: dispatch and what is due
+  void settle(Time now);
+  void progress(Time now);
+  void handle(Time now, Inbound inbound);
+  bool is_ready_for(const Message& message) const;
+  void replay_early();
+  void send(const Uid& to, Message message, std::vector<Buffer> parts = {});
+  void broadcast(const Message& message);
+  void send_snapshot(const Uid& to, decltype(SnapshotEnvelope::message) message,
+                     std::vector<Buffer> parts = {});
+  const std::string& name_of(const Uid& instance) const;
+  std::vector<std::string> names_of(const std::vector<Uid>& instances) const;
+  void wake();
+  void log(LogLevel level, std::string text);
+
+  // machine_epochs.cc: from a view to an active epoch
+  void enter(Time now, const group::View& view);
+  void leave_epoch();
+  void enter_pending_when_due(Time now);
+  const group::MemberInfo* coordinator() const;
+  Flush facts() const;
+  void become_stateless(std::uint64_t round);
+  void carry_out(Time now, const MemberStanding& mine);
+  void ready_when_complete();
+  void activate(Time now, const Go& go);
+  void start_leading();
+  std::vector<Uid> missing_in_flush() const;
+  void watch_flush(Time now);
+  void on(Time now, const Uid& from, const Flush& flush, const std::vector<Buffer>& parts);
+  void on(Time now, const Uid& from, const Resume& resume, const std::vector<Buffer>& parts);
+  void on(Time now, const Uid& from, const Ready& ready, const std::vector<Buffer>& parts);
+  void on(Time now, const Uid& from, const Go& go, const std::vector<Buffer>& parts);
+  void on(Time now, const Uid& from, const Move& move, const std::vector<Buffer>& parts);
+  void on(Time now, const Uid& from, const FetchResult& fetch, const std::vector<Buffer>& parts);
+  void on(Time now, const Uid& from, const FetchedResult& got, const std::vector<Buffer>& parts);
+
+  // machine_rounds.cc: rounds in an active epoch
+  void lead(Time now);
+  void watch_members(Time now);
+  void demote(const std::vector<Uid>& instances, const std::string& reason);
+  void report_have();
+  void send_offer(std::uint64_t k);
+  std::int64_t share() const;
+  void on(Time now, const Uid& from, const Offer& offer, const std::vector<Buffer>& parts);
+  void on(Time now, const Uid& from, const Cut& cut, const std::vector<Buffer>& parts);
+  void on(Time now, const Uid& from, const Have& have, const std::vector<Buffer>& parts);
+  void on(Time now, const Uid& from, const Stable& stable, const std::vector<Buffer>& parts);
+  void on(Time now, const Uid& from, const Checksum& checksum, const std::vector<Buffer>& parts);
+  void on(Time now, const Uid& from, const Diverged& diverged, const std::vector<Buffer>& parts);
+
+  // machine_state.cc: state transfer to newcomers
+  void promise_snapshot(Time now);
+  void request_state();
+  void bound_backlog();
+  void abandon_snapshot(const std::string& why);
+  void pump_fetch(Time now);
+  void watch_fetch(Time now);
+  void next_parent(Time now, const Uid& parent);
+  void drop_fetch();
+  void give_chunk(std::uint32_t chunk);
+  void finish_fetch_when_complete();
+  void received_snapshot(Time now, const Uid& from, const wire::Payload& payload);
+  void on(Time now, const Uid& from, const RequestState& request, const std::vector<Buffer>& parts);
+  void on(Time now, const Uid& from, const SnapshotPromised& promised,
+          const std::vector<Buffer>& parts);
+  void on(Time now, const Uid& from, const SnapshotReady& ready, const std::vector<Buffer>& parts);
+  void on(Time now, const Uid& from, const SnapshotComplete& complete,
+          const std::vector<Buffer>& parts);
+  void on(Time now, const Uid& from, const SnapshotOver& over, const std::vector<Buffer>& parts);
+  void on(Time now, const Uid& from, const FetchInfo& fetch, const std::vector<Buffer>& parts);
+  void on(Time now, const Uid& from, const SnapshotInfo& info, const std::vector<Buffer>& parts);
+  void on(Time now, const Uid& from, const FetchChunk& fetch, const std::vector<Buffer>& parts);
+  void on(Time now, const Uid& from, const Chunk& chunk, const std::vector<Buffer>& parts);
+  void on(Time now, const Uid& from, const Gone& gone, const std::vector<Buffer>& parts);
+
+  Config config_;
   std::vector<Action> actions_;
+  std::deque<Inbound> loop_;   // this peer's messages to itself, and early ones to look at again
+  std::vector<Inbound> early_;  // of an epoch or a phase that is not reached yet
+
+  // The epoch.
+  Phase phase_ = Phase::outside;
+  std::uint64_t epoch_ = 0;
+  group::View view_;
+  std::optional<group::View> pending_view_;  // soft, until the leader names a boundary
+  Time pending_deadline_ = kNever;
+  std::uint64_t move_to_ = 0;  // the boundary was named for this view
+  std::map<Uid, Flush> flushes_;  // coordinator
+  std::optional<Decision> decision_;
+  std::set<Uid> ready_;
+  bool went_ = false;  // GO was sent
+  std::optional<Resume> resume_;
+  bool is_ready_ = false;
+  Time flush_progress_ = kNever;
+  std::vector<Uid> participants_;  // in rank order of the active epoch
+  Uid leader_id_;
+  std::string refused_;
+
+  // The state and the history it is part of.
+  Standing standing_ = Standing::stateless;
+  Uid lineage_;
+  std::uint64_t applied_ = 0;
+  std::uint64_t active_ = 0;
+  std::uint64_t user_version_ = 0;
+  bool installed_ = false;  // the user has installed what standing_ == complete stands for
+  bool keeps_up_ = false;
+  Ledger ledger_;
+  std::uint64_t known_round_ = 0;  // the last one cut in this epoch
+  std::map<Uid, std::uint64_t> contributed_;  // the last round each member contributed to
+  Time fill_in_at_ = kNever;  // from then on this member fills in for slow ones
+  std::optional<Have> reported_;
+
+  // The leader.
+  std::unique_ptr<Leader> leader_;
+  Led led_;
+  std::uint64_t announced_stable_ = 0;
+  bool moved_ = false;
+  bool stalled_ = false;  // its own user held up the group
+  Time blocked_since_ = kNever;
+  Time lagging_since_ = kNever;
+  std::optional<std::uint64_t> wants_state_;
+
+  // State transfer.
+  bool user_present_ = false;
+  bool requested_ = false;
+  SnapshotId snapshot_;  // promised to this peer, or installed by it
+  std::optional<SnapshotFetch> fetch_;
+  std::map<SnapshotId, HeldSnapshot> held_;
+  std::map<std::uint32_t, std::set<Uid>> children_;  // who waits for a chunk of fetch_
+  std::set<Uid> children_info_;                      // or for its description
+  std::optional<NewState> new_state_;
 };
 
 }  // namespace moolink::accumulate

@@ -214,6 +214,7 @@ struct Resume {
   Uid leader;
   Uid lineage;
   std::uint64_t round = 0;
+  bool fresh = false;  // nobody had the state: the leader's own parameters begin a history
   std::vector<MemberStanding> members;  // in rank order
   std::vector<SettledRound> rounds;     // that some member lacks, in order
   std::vector<SnapshotHolders> snapshots;
@@ -222,7 +223,7 @@ struct Resume {
 
   template <class Fields>
   void fields(Fields& f) {
-    f(leader, lineage, round, members, rounds, snapshots, virtual_batch_size, parallel_gradients);
+    f(leader, lineage, round, fresh, members, rounds, snapshots, virtual_batch_size, parallel_gradients);
   }
 };
 

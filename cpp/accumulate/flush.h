@@ -1,0 +1,22 @@
+#pragma once
+
+#include <map>
+#include <vector>
+
+#include "accumulate/messages.h"
+#include "base/uid.h"
+#include "group/view.h"
+
+namespace moolink::accumulate {
+
+// What the coordinator of a new epoch makes of its members' facts: which rounds stand, who is a
+// survivor, who leads. A pure function, so every coordinator decides the same from the same facts.
+struct Decision {
+  Resume resume;
+  std::vector<Contribution> lost;  // of peers that are not in the view, in no round that stands
+};
+
+// `flushes` has one entry for each member of the view but perhaps its observers.
+Decision decide(const group::View& view, const std::map<Uid, Flush>& flushes);
+
+}  // namespace moolink::accumulate

@@ -1,0 +1,167 @@
+#include "accumulate/leader.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/mutant.h"
+
+namespace moolink::accumulate {
+namespace {
+
+constexpr std::size_t kChecksumRounds = 16;  // remembered while members report them
+
+}  // namespace
+
+Leader::Leader(Config config, const std::map<Uid, Peer>& peers)
+    : config_(config), cut_(config.round) {
+  for (const auto& [instance, peer] : peers) {
+    members_.emplace(instance, Member{peer, config.round, config.round, false, 0});
+  }
+}
+
+void Leader::offer(const Uid& from, const Offer& offer) {
+  const auto member = members_.find(from);
+  if (member == members_.end() || member->second.peer.observer) return;
+  if (offer.k <= member->second.last_k || offer.batch < 0) return;
+  member->second.last_k = offer.k;
+  queued_batch_ += offer.batch;
+  queue_.push_back({{from, member->second.peer.name, offer.k, offer.batch}, offer.counters});
+}
+
+void Leader::have(const Uid& from, const Have& have) {
+  const auto member = members_.find(from);
+  if (member == members_.end()) return;
+  member->second.have = std::max(member->second.have, have.have);
+  member->second.delivered = std::max(member->second.delivered, have.delivered);
+  member->second.keeps_up = have.keeps_up;
+}
+
+bool Leader::enough(std::int64_t virtual_batch_size) const {
+  return queued_batch_ > 0 && queued_batch_ >= virtual_batch_size;
+}
+
+bool Leader::is_full(const Member& member) const {
+  if (mutant("ignore_result_slots")) return false;
+  const std::uint64_t slots = std::uint64_t{config_.parallel_gradients} + 1;
+  return member.keeps_up && !member.peer.observer && cut_ + 1 > member.delivered + slots;
+}
+
+std::optional<RoundRecord> Leader::cut(std::int64_t virtual_batch_size) {
+  if (!enough(virtual_batch_size) || cut_ - stable() >= config_.parallel_gradients) return {};
+  for (const auto& [instance, member] : members_) {
+    if (is_full(member)) return {};
+  }
+  RoundRecord record;
+  record.round = ++cut_;
+  record.epoch = config_.epoch;
+  while (record.total < virtual_batch_size || (mutant("cut_overshoots") && !queue_.empty())) {
+    Queued& next = queue_.front();
+    record.total += next.contribution.batch;
+    for (const auto& [name, value] : next.counters) {
+      // Counters wrap around like every integer sum of the library.
+      record.counters[name] = static_cast<std::int64_t>(
+          static_cast<std::uint64_t>(record.counters[name]) + static_cast<std::uint64_t>(value));
+    }
+    record.contributions.push_back(std::move(next.contribution));
+    queue_.pop_front();
+  }
+  queued_batch_ -= record.total;
+  return record;
+}
+
+std::vector<Uid> Leader::blocked_by(std::int64_t virtual_batch_size) const {
+  std::vector<Uid> blocking;
+  if (!enough(virtual_batch_size)) return blocking;
+  for (const auto& [instance, member] : members_) {
+    if (is_full(member)) blocking.push_back(instance);
+  }
+  return blocking;
+}
+
+std::vector<Uid> Leader::without_oldest() const {
+  std::vector<Uid> without;
+  const std::uint64_t have = stable();
+  if (have == cut_) return without;
+  for (const auto& [instance, member] : members_) {
+    if (!member.peer.observer && member.have == have) without.push_back(instance);
+  }
+  return without;
+}
+
+std::uint64_t Leader::stable() const {
+  if (mutant("leader_ignores_have")) return cut_;
+  std::uint64_t stable = cut_;
+  for (const auto& [instance, member] : members_) {
+    if (!member.peer.observer) stable = std::min(stable, member.have);
+  }
+  return stable;
+}
+
+std::vector<Contribution> Leader::queued() const {
+  std::vector<Contribution> queued;
+  for (const Queued& next : queue_) queued.push_back(next.contribution);
+  return queued;
+}
+
+void Leader::request_state(Time now, const Uid& from) {
+  if (!members_.contains(from)) return;
+  for (auto& [id, waiting] : awaited_) waiting.erase(from);  // it gave that one up
+  if (promise_) std::erase(promise_->to, from);
+  if (requests_.empty()) first_request_ = now;
+  requests_.insert(from);
+}
+
+std::optional<Time> Leader::promise_due() const {
+  const bool busy = promise_ && !promise_->captured;
+  if (requests_.empty() || busy) return {};
+  return first_request_ + config_.snapshot_gather;
+}
+
+std::optional<SnapshotId> Leader::promise(Time now) {
+  const auto due = promise_due();
+  if (!due) return {};
+  std::size_t in_need = 0;
+  for (const auto& [instance, member] : members_) in_need += member.peer.has_state ? 0 : 1;
+  if (*due > now && requests_.size() < in_need) return {};
+  promise_ = Promise{{config_.epoch, cut_}, {requests_.begin(), requests_.end()}, false};
+  requests_.clear();
+  return promise_->id;
+}
+
+std::vector<Uid> Leader::captured() {
+  promise_->captured = true;
+  for (const Uid& instance : promise_->to) {
+    awaits(instance, promise_->id);
+    members_.at(instance).peer.has_state = true;
+  }
+  return promise_->to;
+}
+
+bool Leader::snapshot_complete(const Uid& from, const SnapshotId& id) {
+  const auto awaited = awaited_.find(id);
+  if (awaited == awaited_.end()) return false;
+  awaited->second.erase(from);
+  if (!awaited->second.empty()) return false;
+  awaited_.erase(awaited);
+  return true;
+}
+
+std::vector<std::string> Leader::checksum(const Uid& from, const Uid& self,
+                                          const Checksum& checksum) {
+  std::vector<std::string> differing;
+  if (!members_.contains(from)) return differing;
+  auto& known = checksums_[checksum.round];
+  known[from] = checksum.value;
+  while (checksums_.size() > kChecksumRounds) checksums_.erase(checksums_.begin());
+  const auto own = known.find(self);
+  if (own == known.end()) return differing;
+  for (const auto& [instance, value] : known) {
+    // Only what this report brought to light, so that each difference is told once.
+    if (value != own->second && (instance == from || from == self)) {
+      differing.push_back(members_.at(instance).peer.name);
+    }
+  }
+  return differing;
+}
+
+}  // namespace moolink::accumulate

@@ -1,0 +1,97 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "accumulate/messages.h"
+#include "base/time.h"
+#include "base/uid.h"
+
+namespace moolink::accumulate {
+
+// What the leader of an epoch alone does: it cuts rounds from the offers in order of arrival, knows
+// who has what, and gathers the requests of those who need the state.
+class Leader {
+ public:
+  struct Config {
+    std::uint64_t epoch = 0;
+    std::uint64_t round = 0;  // the last one that stands
+    std::uint32_t parallel_gradients = 1;
+    Duration snapshot_gather{};
+  };
+  struct Peer {
+    std::string name;
+    bool observer = false;
+    bool has_state = false;
+  };
+  // A snapshot of the version `id.version`, promised to those who asked.
+  struct Promise {
+    SnapshotId id;
+    std::vector<Uid> to;
+    bool captured = false;
+  };
+
+  Leader(Config config, const std::map<Uid, Peer>& peers);
+
+  void offer(const Uid& from, const Offer& offer);
+  void have(const Uid& from, const Have& have);
+  // The next round, if its contributions are there, a cut is free and nobody's result slots are
+  // full. The round is the shortest prefix of the offers whose sum reaches the virtual batch size.
+  std::optional<RoundRecord> cut(std::int64_t virtual_batch_size);
+  // Who keeps a round that could be cut from being cut: their result slots are full.
+  std::vector<Uid> blocked_by(std::int64_t virtual_batch_size) const;
+  // Who lacks the result of the oldest round that is not everywhere.
+  std::vector<Uid> without_oldest() const;
+  std::uint64_t cut_round() const { return cut_; }
+  std::uint64_t stable() const;  // the last round that every member but observers has
+  std::vector<Contribution> queued() const;
+
+  void request_state(Time now, const Uid& from);
+  // A snapshot that is due to be promised: the version is the last round that was cut.
+  std::optional<SnapshotId> promise(Time now);
+  std::optional<Time> promise_due() const;
+  const std::optional<Promise>& promised() const { return promise_; }
+  // The promised snapshot is there: its receivers, who are waited for from now on.
+  std::vector<Uid> captured();
+  void awaits(const Uid& from, const SnapshotId& id) { awaited_[id].insert(from); }
+  // True when nobody awaits the snapshot any more.
+  bool snapshot_complete(const Uid& from, const SnapshotId& id);
+
+  // Names of those whose parameters after the round differ from `self`'s, as far as they are known.
+  std::vector<std::string> checksum(const Uid& from, const Uid& self, const Checksum& checksum);
+
+ private:
+  struct Member {
+    Peer peer;
+    std::uint64_t have = 0;
+    std::uint64_t delivered = 0;
+    bool keeps_up = false;
+    std::uint64_t last_k = 0;
+  };
+  struct Queued {
+    Contribution contribution;
+    Counters counters;
+  };
+
+  bool enough(std::int64_t virtual_batch_size) const;
+  bool is_full(const Member& member) const;
+
+  Config config_;
+  std::map<Uid, Member> members_;
+  std::deque<Queued> queue_;
+  std::int64_t queued_batch_ = 0;
+  std::uint64_t cut_ = 0;
+
+  std::set<Uid> requests_;
+  Time first_request_ = kNever;
+  std::optional<Promise> promise_;
+  std::map<SnapshotId, std::set<Uid>> awaited_;
+  std::map<std::uint64_t, std::map<Uid, std::uint64_t>> checksums_;  // by round
+};
+
+}  // namespace moolink::accumulate

@@ -1,0 +1,151 @@
+#include "accumulate/ledger.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/mutant.h"
+
+namespace moolink::accumulate {
+
+std::uint64_t Ledger::add(Buffer bucket, std::int64_t batch, Counters counters) {
+  own_.emplace(next_k_, Own{batch, std::move(counters), std::move(bucket), 0, false});
+  return next_k_++;
+}
+
+std::int64_t Ledger::uncut_batch() const {
+  std::int64_t sum = 0;
+  for (const auto& [k, own] : own_) {
+    if (own.round == 0) sum += own.batch;
+  }
+  return sum;
+}
+
+std::vector<std::uint64_t> Ledger::drop_own() {
+  std::vector<std::uint64_t> dropped;
+  for (const auto& [k, own] : own_) {
+    if (own.round == 0) dropped.push_back(k);
+  }
+  own_.clear();
+  return dropped;
+}
+
+void Ledger::reset(std::uint64_t version, bool keep) {
+  known_.clear();
+  waiting_bytes_ = 0;
+  have_ = delivered_ = stable_ = version;
+  keep_ = keep;
+}
+
+void Ledger::keep_after(std::uint64_t version) {
+  keep_ = true;
+  delivered_ = version;
+  if (mutant("newcomer_misses_round")) ++delivered_;
+}
+
+void Ledger::stop_keeping() {
+  keep_ = false;
+  for (auto& [round, known] : known_) {
+    known.result = {};
+    known.kept = false;
+  }
+  waiting_bytes_ = 0;
+  trim();
+}
+
+void Ledger::add_record(const RoundRecord& record) {
+  if (record.round <= stable_ && record.round <= have_) return;
+  known_.try_emplace(record.round, Known{record, {}, false, false});
+  for (const Contribution& contribution : record.contributions) {
+    if (contribution.instance != self_) continue;
+    const auto own = own_.find(contribution.k);
+    if (own == own_.end()) continue;
+    own->second.round = record.round;
+    if (mutant("reuse_bucket_before_stable")) own_.erase(own);
+  }
+}
+
+std::vector<Buffer> Ledger::inputs(const RoundRecord& record) const {
+  std::map<std::uint64_t, Buffer> in_order;
+  for (const Contribution& contribution : record.contributions) {
+    if (contribution.instance != self_ || contribution.batch == 0) continue;
+    const auto own = own_.find(contribution.k);
+    if (own != own_.end()) in_order.emplace(contribution.k, own->second.bucket);
+  }
+  std::vector<Buffer> inputs;
+  for (auto& [k, bucket] : in_order) inputs.push_back(std::move(bucket));
+  return inputs;
+}
+
+void Ledger::store(std::uint64_t round, Buffer result) {
+  const auto at = known_.find(round);
+  if (at == known_.end() || at->second.have) return;
+  at->second.have = true;
+  if (keep_ && round > delivered_) {
+    waiting_bytes_ += result.size();
+    at->second.result = std::move(result);
+    at->second.kept = true;
+  }
+  for (auto next = known_.find(have_ + 1); next != known_.end() && next->second.have;
+       next = known_.find(have_ + 1)) {
+    ++have_;
+  }
+  trim();
+}
+
+void Ledger::rewind(std::uint64_t round) {
+  if (mutant("keep_discarded_rounds")) return;
+  for (auto at = known_.upper_bound(round); at != known_.end(); at = known_.erase(at)) {
+    waiting_bytes_ -= at->second.result.size();
+  }
+  have_ = std::min(have_, round);
+  for (auto& [k, own] : own_) {
+    if (own.round > round) own.round = 0;
+  }
+}
+
+void Ledger::set_stable(std::uint64_t round) {
+  stable_ = std::max(stable_, round);
+  trim();
+}
+
+void Ledger::set_delivered(std::uint64_t round) {
+  delivered_ = std::max(delivered_, round);
+  trim();
+}
+
+void Ledger::trim() {
+  const std::uint64_t done = keep_ ? std::min(stable_, delivered_) : stable_;
+  for (auto at = known_.begin(); at != known_.end() && at->first <= std::min(done, have_);
+       at = known_.erase(at)) {
+    waiting_bytes_ -= at->second.result.size();
+  }
+  std::erase_if(own_, [this](const auto& item) {
+    return item.second.round != 0 && item.second.round <= stable_;
+  });
+}
+
+const Ledger::Known* Ledger::next() const {
+  if (!keep_) return nullptr;
+  if (mutant("deliver_out_of_order")) {
+    for (const auto& [round, known] : known_) {
+      if (round > delivered_ && known.kept) return &known;
+    }
+  }
+  return delivered_ < have_ ? find(delivered_ + 1) : nullptr;
+}
+
+const Ledger::Known* Ledger::find(std::uint64_t round) const {
+  const auto at = known_.find(round);
+  return at == known_.end() ? nullptr : &at->second;
+}
+
+std::vector<std::uint64_t> Ledger::missing(std::uint64_t round) const {
+  std::vector<std::uint64_t> rounds;
+  for (std::uint64_t r = have_ + 1; r <= round; ++r) {
+    const Known* known = find(r);
+    if (known == nullptr || !known->have) rounds.push_back(r);
+  }
+  return rounds;
+}
+
+}  // namespace moolink::accumulate

@@ -1,0 +1,236 @@
+#include "accumulate/machine.h"
+
+#include <algorithm>
+
+#include "base/mutant.h"
+
+namespace moolink::accumulate {
+
+std::uint32_t Round::gradients() const {
+  return static_cast<std::uint32_t>(
+      std::count_if(record.contributions.begin(), record.contributions.end(),
+                    [](const Contribution& contribution) { return contribution.batch > 0; }));
+}
+
+std::uint32_t Round::skipped() const {
+  return static_cast<std::uint32_t>(record.contributions.size()) - gradients();
+}
+
+std::vector<std::string> Round::contributors() const {
+  std::vector<std::string> names;
+  for (const Contribution& contribution : record.contributions) {
+    const bool known = std::find(names.begin(), names.end(), contribution.name) != names.end();
+    if (contribution.batch > 0 && !known) names.push_back(contribution.name);
+  }
+  return names;
+}
+
+Machine::Machine(Config config) : config_(std::move(config)), ledger_(config_.instance) {
+  if (!config_.memory) config_.memory = std::make_shared<HeapAllocator>();
+  config_.virtual_batch_size = std::max<std::int64_t>(1, config_.virtual_batch_size);
+  config_.parallel_gradients = std::max<std::uint32_t>(1, config_.parallel_gradients);
+}
+
+Machine::~Machine() = default;
+
+std::string Machine::group_of(std::uint8_t, const wire::Payload& payload) {
+  std::string group;
+  wire::Reader reader(payload.body);
+  reader(group);  // the first field of both envelopes
+  return group;
+}
+
+// --- dispatch --------------------------------------------------------------------------------
+
+void Machine::received(Time now, const Uid& from, std::uint8_t service,
+                       const wire::Payload& payload) {
+  if (service == kSnapshotService) {
+    received_snapshot(now, from, payload);
+  } else {
+    handle(now, {from, wire::decode<Envelope>(payload.body), payload.parts});
+  }
+  settle(now);
+}
+
+void Machine::handle(Time now, Inbound inbound) {
+  if (inbound.envelope.group != config_.group || phase_ == Phase::outside) return;
+  const bool accept_old =
+      mutant("accept_old_epoch_cut") && std::holds_alternative<Cut>(inbound.envelope.message);
+  if (inbound.envelope.epoch < epoch_ && !accept_old) {
+    actions_.push_back(StaleFrame{inbound.from, inbound.envelope.epoch});
+    return;
+  }
+  if (inbound.envelope.epoch > epoch_ || !is_ready_for(inbound.envelope.message)) {
+    early_.push_back(std::move(inbound));
+    return;
+  }
+  if (view_.find(inbound.from) == nullptr) return;
+  std::visit([&](const auto& message) { on(now, inbound.from, message, inbound.parts); },
+             inbound.envelope.message);
+}
+
+// Messages of the change of epoch look after themselves; all others are for an active epoch.
+bool Machine::is_ready_for(const Message& message) const {
+  if (phase_ == Phase::active) return true;
+  if (std::holds_alternative<Go>(message)) return phase_ == Phase::resuming && is_ready_;
+  return std::holds_alternative<Flush>(message) || std::holds_alternative<Resume>(message) ||
+         std::holds_alternative<Ready>(message) || std::holds_alternative<FetchResult>(message) ||
+         std::holds_alternative<FetchedResult>(message);
+}
+
+void Machine::replay_early() {
+  auto early = std::exchange(early_, {});
+  std::erase_if(early, [this](const Inbound& i) { return i.envelope.epoch < epoch_; });
+  loop_.insert(loop_.begin(), std::make_move_iterator(early.begin()),
+               std::make_move_iterator(early.end()));
+}
+
+// After every event: what this peer told itself, and what has become due by it.
+void Machine::settle(Time now) {
+  do {
+    while (!loop_.empty()) {
+      Inbound inbound = std::move(loop_.front());
+      loop_.pop_front();
+      handle(now, std::move(inbound));
+    }
+    progress(now);
+  } while (!loop_.empty());
+}
+
+void Machine::progress(Time now) {
+  enter_pending_when_due(now);
+  if (phase_ == Phase::active) {
+    if (leader_) lead(now);
+    bound_backlog();
+    report_have();
+    request_state();
+  } else if (phase_ != Phase::outside) {
+    watch_flush(now);
+  }
+  watch_fetch(now);
+}
+
+void Machine::tick(Time now) {
+  if (now >= fill_in_at_) {
+    fill_in_at_ = kNever;
+    wake();
+  }
+  settle(now);
+}
+
+Time Machine::next_deadline() const {
+  const auto after = [](Time since, Duration wait) { return since == kNever ? kNever : since + wait; };
+  Time next = std::min(pending_deadline_, fill_in_at_);
+  if (fetch_) next = std::min(next, fetch_->deadline());
+  if (phase_ == Phase::active) {
+    next = std::min(next, after(blocked_since_, config_.member_stall));
+    next = std::min(next, after(lagging_since_, config_.member_stall));
+    if (leader_) next = std::min(next, leader_->promise_due().value_or(kNever));
+  } else if (phase_ != Phase::outside) {
+    next = std::min(next, after(flush_progress_, config_.member_stall));
+  }
+  return next;
+}
+
+void Machine::send(const Uid& to, Message message, std::vector<Buffer> parts) {
+  Envelope envelope{config_.group, epoch_, std::move(message)};
+  if (to == config_.instance) {
+    loop_.push_back({to, std::move(envelope), std::move(parts)});
+    return;
+  }
+  actions_.push_back(Send{to, name_of(to), kAccumulateService,
+                          {wire::encode(envelope), std::move(parts)}});
+}
+
+void Machine::broadcast(const Message& message) {
+  for (const group::MemberInfo& member : view_.members) send(member.instance, message);
+}
+
+void Machine::send_snapshot(const Uid& to, decltype(SnapshotEnvelope::message) message,
+                            std::vector<Buffer> parts) {
+  const SnapshotEnvelope envelope{config_.group, std::move(message)};
+  actions_.push_back(Send{to, name_of(to), kSnapshotService,
+                          {wire::encode(envelope), std::move(parts)}});
+}
+
+const std::string& Machine::name_of(const Uid& instance) const {
+  static const std::string kUnknown;  // gone from the view; only its instance matters
+  const group::MemberInfo* member = view_.find(instance);
+  return member == nullptr ? kUnknown : member->name;
+}
+
+std::vector<std::string> Machine::names_of(const std::vector<Uid>& instances) const {
+  std::vector<std::string> names;
+  for (const Uid& instance : instances) names.push_back(name_of(instance));
+  return names;
+}
+
+void Machine::wake() {
+  if (actions_.empty() || !std::holds_alternative<Wake>(actions_.back())) {
+    actions_.push_back(Wake{});
+  }
+}
+
+void Machine::log(LogLevel level, std::string text) {
+  actions_.push_back(Log{level, "accumulator of group '" + config_.group + "': " + text});
+}
+
+// --- what the user sees --------------------------------------------------------------------------
+
+bool Machine::connected() const {
+  return phase_ != Phase::outside && standing_ == Standing::complete && installed_ &&
+         refused_.empty();
+}
+
+bool Machine::wants_gradients(Time now) const {
+  const bool contributes = phase_ == Phase::active && connected() && keeps_up_ &&
+                           config_.role != group::Role::observer;
+  const std::uint64_t slots = std::uint64_t{config_.parallel_gradients} + 1;
+  if (!contributes || wants_state_ || ledger_.waiting() >= slots) return false;
+  const std::int64_t uncut = ledger_.uncut_batch();
+  if (uncut < share()) return true;
+  // Somebody else's share is missing: fill in for it, at most to whole rounds of one's own.
+  const std::int64_t whole = config_.virtual_batch_size * config_.parallel_gradients;
+  return uncut < whole && (fill_in_at_ == kNever || now >= fill_in_at_);
+}
+
+std::optional<std::uint64_t> Machine::wants_state() const { return wants_state_; }
+
+bool Machine::has_new_state() const { return new_state_.has_value(); }
+
+std::optional<Machine::NewState> Machine::new_state() const { return new_state_; }
+
+std::optional<Round> Machine::next_result() const {
+  if (standing_ != Standing::complete || !installed_ || wants_state_) return {};
+  const Ledger::Known* known = ledger_.next();
+  if (known == nullptr) return {};
+  // A promised snapshot is of this version: the state is taken before the next round is applied.
+  if (leader_ && leader_->promised() && !leader_->promised()->captured &&
+      ledger_.delivered() == leader_->promised()->id.version &&
+      !mutant("snapshot_of_wrong_version")) {
+    return {};
+  }
+  return Round{known->record, known->result};
+}
+
+std::uint64_t Machine::model_version() const { return user_version_; }
+
+std::optional<std::string> Machine::leader() const {
+  if (phase_ != Phase::active) return {};
+  return name_of(leader_id_);
+}
+
+bool Machine::is_leader() const { return leader_ != nullptr; }
+
+std::uint64_t Machine::epoch() const { return phase_ == Phase::outside ? 0 : epoch_; }
+
+std::vector<std::string> Machine::waiting_for() const {
+  if (phase_ == Phase::outside) return {};
+  if (phase_ != Phase::active) return names_of(missing_in_flush());
+  if (!leader_) return {};
+  std::vector<Uid> instances = leader_->without_oldest();
+  if (instances.empty()) instances = leader_->blocked_by(config_.virtual_batch_size);
+  return names_of(instances);
+}
+
+}  // namespace moolink::accumulate

@@ -1,0 +1,320 @@
+// From a view to an active epoch: FLUSH, RESUME, READY, GO, and the soft views that wait for a
+// boundary between two rounds.
+
+#include <algorithm>
+
+#include "accumulate/machine.h"
+#include "base/crash_point.h"
+#include "base/mutant.h"
+
+namespace moolink::accumulate {
+
+// --- views -----------------------------------------------------------------------------------
+
+void Machine::view(Time now, const group::View& view) {
+  const std::uint64_t newest = pending_view_ ? pending_view_->epoch : epoch_;
+  if (view.epoch <= newest || view.find(config_.instance) == nullptr) return;
+  if (view.soft && phase_ == Phase::active) {
+    pending_view_ = view;
+    if (pending_deadline_ == kNever) pending_deadline_ = now + config_.soft_view_wait;
+  } else {
+    enter(now, view);
+  }
+  settle(now);
+}
+
+void Machine::enter_pending_when_due(Time now) {
+  if (!pending_view_) return;
+  if (now < pending_deadline_ && move_to_ < pending_view_->epoch) return;
+  enter(now, group::View(*pending_view_));
+}
+
+void Machine::on(Time, const Uid& from, const Move& move, const std::vector<Buffer>&) {
+  if (from == leader_id_) move_to_ = std::max(move_to_, move.next);
+}
+
+void Machine::evicted(Time now) {
+  if (phase_ == Phase::outside) return;
+  leave_epoch();
+  phase_ = Phase::outside;
+  wake();
+  settle(now);
+}
+
+// Nothing of the old epoch is applied from here on; what its leader alone knows is kept for FLUSH.
+void Machine::leave_epoch() {
+  if (leader_) {
+    led_.led = true;
+    led_.queued = leader_->queued();
+  }
+  leader_.reset();
+  wants_state_.reset();
+  pending_view_.reset();
+  pending_deadline_ = kNever;
+  blocked_since_ = lagging_since_ = kNever;
+  actions_.push_back(EnterEpoch{});
+}
+
+void Machine::enter(Time now, const group::View& view) {
+  leave_epoch();
+  phase_ = Phase::flushing;
+  epoch_ = view.epoch;
+  view_ = view;
+  flushes_.clear();
+  ready_.clear();
+  decision_.reset();
+  resume_.reset();
+  went_ = is_ready_ = false;
+  flush_progress_ = now;
+  if (view.soft) actions_.push_back(Activate{view.epoch});
+  if (const group::MemberInfo* rank_0 = coordinator()) {
+    send(rank_0->instance, facts());
+    crash_point("flush.sent");
+  }
+  replay_early();
+}
+
+// Rank 0; observers decide nothing and have the last ranks.
+const group::MemberInfo* Machine::coordinator() const {
+  if (view_.members.empty()) return nullptr;
+  const group::MemberInfo& first = view_.members.front();
+  return first.role == group::Role::observer ? nullptr : &first;
+}
+
+Flush Machine::facts() const {
+  Flush flush;
+  flush.standing = standing_;
+  flush.lineage = lineage_;
+  flush.applied = applied_;
+  flush.active = active_;
+  flush.version = user_version_;
+  flush.have = ledger_.have();
+  flush.snapshot = snapshot_;
+  for (const auto& [id, held] : held_) flush.holds.push_back(id);
+  for (const auto& [round, known] : ledger_.known()) {
+    flush.rounds.push_back({known.record, known.kept});
+  }
+  flush.led = led_.led;
+  flush.queued = led_.queued;
+  flush.demote.assign(led_.demote.begin(), led_.demote.end());
+  flush.stalled = stalled_;
+  flush.layout = config_.layout;
+  flush.bucket_bytes = config_.bucket_bytes;
+  flush.layout_text = config_.layout_text;
+  flush.virtual_batch_size = config_.virtual_batch_size;
+  flush.parallel_gradients = config_.parallel_gradients;
+  return flush;
+}
+
+// --- the coordinator -------------------------------------------------------------------------
+
+std::vector<Uid> Machine::missing_in_flush() const {
+  const group::MemberInfo* rank_0 = coordinator();
+  if (rank_0 == nullptr) return {};
+  if (rank_0->instance != config_.instance) return {rank_0->instance};
+  std::vector<Uid> missing;
+  for (const group::MemberInfo& member : view_.members) {
+    if (member.role == group::Role::observer) continue;
+    const bool here =
+        decision_ ? ready_.contains(member.instance) : flushes_.contains(member.instance);
+    if (!here) missing.push_back(member.instance);
+  }
+  return missing;
+}
+
+void Machine::on(Time now, const Uid& from, const Flush& flush, const std::vector<Buffer>&) {
+  const group::MemberInfo* rank_0 = coordinator();
+  if (rank_0 == nullptr || rank_0->instance != config_.instance || decision_) return;
+  flushes_.insert_or_assign(from, flush);
+  flush_progress_ = now;
+  if (!missing_in_flush().empty()) return;
+  decision_ = decide(view_, flushes_);
+  broadcast(decision_->resume);
+  crash_point("resume.sent");
+  if (mutant("go_without_ready")) broadcast(Go{decision_->lost});
+}
+
+void Machine::on(Time now, const Uid& from, const Ready&, const std::vector<Buffer>&) {
+  if (!decision_) return;
+  ready_.insert(from);
+  flush_progress_ = now;
+  if (went_ || !missing_in_flush().empty() || mutant("go_without_ready")) return;
+  went_ = true;
+  broadcast(Go{decision_->lost});
+  crash_point("go.sent");
+}
+
+// Somebody does not answer, though the broker hears it: another epoch begins from the same facts.
+void Machine::watch_flush(Time now) {
+  const group::MemberInfo* rank_0 = coordinator();
+  const bool decides = rank_0 != nullptr && rank_0->instance == config_.instance;
+  const Duration patience = decides ? config_.member_stall : 2 * config_.member_stall;
+  if (now < flush_progress_ + patience) return;
+  flush_progress_ = now;
+  for (const Uid& instance : missing_in_flush()) {
+    log(LogLevel::warning, name_of(instance) + " does not answer in epoch " +
+                               std::to_string(epoch_) + ": asking the broker for another");
+    actions_.push_back(Demote{instance, name_of(instance), "it does not answer"});
+  }
+}
+
+// --- RESUME ------------------------------------------------------------------------------------
+
+void Machine::on(Time now, const Uid& from, const Resume& resume, const std::vector<Buffer>&) {
+  const group::MemberInfo* rank_0 = coordinator();
+  if (phase_ != Phase::flushing || rank_0 == nullptr || from != rank_0->instance) return;
+  for (const MemberStanding& mine : resume.members) {
+    if (mine.instance != config_.instance) continue;
+    resume_ = resume;
+    phase_ = Phase::resuming;
+    flush_progress_ = now;
+    carry_out(now, mine);
+    ready_when_complete();
+    return;
+  }
+}
+
+void Machine::carry_out(Time now, const MemberStanding& mine) {
+  if (mine.refused != refused_ && !mine.refused.empty()) {
+    Error error;
+    error.code = ErrorCode::invalid_argument;
+    error.message = mine.refused;
+    error.function = config_.group;
+    actions_.push_back(Failed{std::move(error)});
+  }
+  refused_ = mine.refused;
+  std::erase_if(held_, [this](const auto& item) {
+    const auto& awaited = resume_->snapshots;
+    return std::none_of(awaited.begin(), awaited.end(),
+                        [&](const SnapshotHolders& s) { return s.id == item.first; });
+  });
+  if (mine.standing == Standing::stateless || resume_->fresh) become_stateless(resume_->round);
+  if (mine.standing == Standing::stateless) return;
+  if (resume_->fresh) {
+    standing_ = Standing::complete;
+    installed_ = true;
+    ledger_.reset(resume_->round, true);
+    return;
+  }
+  // The snapshot may have been completed since FLUSH; that only helps.
+  ledger_.rewind(resume_->round);
+  for (const SettledRound& settled : resume_->rounds) {
+    ledger_.add_record(settled.record);
+    const Ledger::Known* known = ledger_.find(settled.record.round);
+    const std::uint64_t base = std::max(ledger_.have(), ledger_.delivered());
+    if (settled.record.round <= base || known == nullptr || known->have) continue;
+    if (settled.donors.empty()) continue;
+    const std::size_t donor = settled.record.round % settled.donors.size();
+    send(settled.donors[donor], FetchResult{settled.record.round});
+  }
+  if (fetch_ == std::nullopt) return;
+  for (const SnapshotHolders& snapshot : resume_->snapshots) {
+    if (snapshot.id == fetch_->id()) fetch_->set_parents(now, snapshot.holders);
+  }
+  pump_fetch(now);
+}
+
+// What this peer computed or was promised belongs to a history that it is no part of any more. Its
+// parameters stay what they are until a snapshot replaces them.
+void Machine::become_stateless(std::uint64_t round) {
+  if (auto dropped = ledger_.drop_own(); !dropped.empty()) {
+    actions_.push_back(Dropped{std::move(dropped)});
+  }
+  ledger_.reset(round, false);
+  standing_ = Standing::stateless;
+  installed_ = keeps_up_ = false;
+  drop_fetch();
+  new_state_.reset();
+}
+
+void Machine::on(Time, const Uid& from, const FetchResult& fetch, const std::vector<Buffer>&) {
+  const Ledger::Known* known = ledger_.find(fetch.round);
+  if (known != nullptr && known->kept) send(from, FetchedResult{fetch.round}, {known->result});
+}
+
+void Machine::on(Time now, const Uid&, const FetchedResult& got, const std::vector<Buffer>& parts) {
+  if (phase_ != Phase::resuming || parts.size() != 1) return;
+  if (parts[0].size() != config_.bucket_bytes) return;
+  flush_progress_ = now;
+  ledger_.store(got.round, parts[0]);
+  ready_when_complete();
+}
+
+void Machine::ready_when_complete() {
+  if (is_ready_ || !ledger_.missing(resume_->round).empty()) return;
+  is_ready_ = true;
+  applied_ = epoch_;
+  lineage_ = resume_->lineage;
+  send(coordinator()->instance, Ready{});
+  crash_point("ready.sent");
+  replay_early();
+}
+
+// --- GO ------------------------------------------------------------------------------------------
+
+void Machine::on(Time now, const Uid& from, const Go& go, const std::vector<Buffer>&) {
+  if (phase_ == Phase::resuming && from == coordinator()->instance) activate(now, go);
+}
+
+void Machine::activate(Time, const Go& go) {
+  phase_ = Phase::active;
+  active_ = epoch_;
+  leader_id_ = resume_->leader;
+  known_round_ = announced_stable_ = resume_->round;
+  moved_ = stalled_ = requested_ = keeps_up_ = false;
+  led_ = {};
+  reported_.reset();
+  ledger_.set_stable(resume_->round);
+  participants_.clear();
+  contributed_.clear();
+  for (const MemberStanding& member : resume_->members) {
+    if (!member.refused.empty()) continue;
+    participants_.push_back(member.instance);
+    const bool contributes = member.standing == Standing::complete &&
+                             view_.find(member.instance)->role != group::Role::observer;
+    if (contributes) contributed_[member.instance] = known_round_;
+  }
+  if (refused_.empty()) {
+    actions_.push_back(EnterEpoch{epoch_, participants_, names_of(participants_)});
+  }
+  if (leader_id_ == config_.instance) start_leading();
+  if (!go.lost.empty()) actions_.push_back(Lost{go.lost});
+  actions_.push_back(HasState{standing_ == Standing::complete});
+  if (resume_->virtual_batch_size != config_.virtual_batch_size ||
+      resume_->parallel_gradients != config_.parallel_gradients) {
+    log(LogLevel::warning, "virtual batch size or parallel gradients differ from those of the "
+                           "leader " + name_of(leader_id_) + ", which count");
+  }
+  for (const auto& [k, own] : ledger_.own()) {
+    if (own.round == 0 ? !mutant("drop_reoffer") : mutant("offer_twice_after_flush")) send_offer(k);
+  }
+  for (const MemberStanding& member : resume_->members) {
+    if (member.instance == config_.instance && member.standing == Standing::pending &&
+        standing_ == Standing::complete) {
+      send(leader_id_, SnapshotComplete{member.snapshot});  // it came during the change
+    }
+  }
+  replay_early();
+  wake();
+}
+
+void Machine::start_leading() {
+  std::map<Uid, Leader::Peer> peers;
+  for (const MemberStanding& member : resume_->members) {
+    if (!member.refused.empty()) continue;
+    const group::MemberInfo& info = *view_.find(member.instance);
+    peers[member.instance] = {info.name, info.role == group::Role::observer,
+                              member.standing != Standing::stateless};
+  }
+  Leader::Config config;
+  config.epoch = epoch_;
+  config.round = resume_->round;
+  config.parallel_gradients = config_.parallel_gradients;
+  config.snapshot_gather = config_.snapshot_gather;
+  leader_ = std::make_unique<Leader>(config, peers);
+  for (const MemberStanding& member : resume_->members) {
+    if (member.standing == Standing::pending) leader_->awaits(member.instance, member.snapshot);
+  }
+}
+
+}  // namespace moolink::accumulate

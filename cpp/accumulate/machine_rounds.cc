@@ -1,0 +1,213 @@
+// Rounds in an active epoch: offers, cuts, results, and what the leader does about those who hold
+// the group up.
+
+#include <algorithm>
+
+#include "accumulate/machine.h"
+#include "base/crash_point.h"
+#include "base/mutant.h"
+
+namespace moolink::accumulate {
+namespace {
+
+// A member that contributed to none of this many rounds has no share of the next one.
+constexpr std::uint64_t kShareMemory = 4;
+
+[[noreturn]] void refuse(const std::string& what) {
+  throw Exception(ErrorCode::invalid_argument, what);
+}
+
+}  // namespace
+
+// --- the user's side -----------------------------------------------------------------------------
+
+void Machine::set_virtual_batch_size(std::int64_t size) {
+  if (size < 1) refuse("the virtual batch size must be positive, not " + std::to_string(size));
+  config_.virtual_batch_size = size;
+}
+
+std::uint64_t Machine::offer(Time now, Buffer bucket, std::int64_t batch, Counters counters) {
+  if (batch < 0) refuse("a batch size cannot be negative, as " + std::to_string(batch) + " is");
+  if (batch > 0 && bucket.size() != config_.bucket_bytes) {
+    refuse("a contribution has " + std::to_string(bucket.size()) + " bytes instead of " +
+           std::to_string(config_.bucket_bytes));
+  }
+  if (config_.role == group::Role::observer) refuse("an observer does not contribute");
+  const std::uint64_t k = ledger_.add(std::move(bucket), batch, std::move(counters));
+  if (standing_ != Standing::complete || !installed_) {
+    actions_.push_back(Dropped{ledger_.drop_own()});  // computed with parameters that are no more
+    return k;
+  }
+  fill_in_at_ = now + config_.share_wait;
+  if (phase_ == Phase::active) send_offer(k);
+  settle(now);
+  return k;
+}
+
+void Machine::send_offer(std::uint64_t k) {
+  const Ledger::Own& own = ledger_.own().at(k);
+  Counters counters = own.counters;
+  if (mutant("counters_twice") && own.offered_before) {
+    for (auto& [name, value] : counters) value *= 2;
+  }
+  ledger_.mark_offered(k);
+  send(leader_id_, Offer{k, own.batch, std::move(counters)});
+  crash_point("offer.sent");
+}
+
+void Machine::delivered(Time now, std::uint64_t r) {
+  user_version_ = r;
+  if (standing_ == Standing::complete) ledger_.set_delivered(r);
+  settle(now);
+}
+
+// The part of the next rounds that this member fills before it waits for the others: an equal one
+// for each that contributes at all.
+std::int64_t Machine::share() const {
+  std::int64_t sharing = contributed_.contains(config_.instance) ? 0 : 1;
+  for (const auto& [instance, round] : contributed_) {
+    const bool recent = round + kShareMemory > known_round_ || instance == config_.instance;
+    sharing += recent ? 1 : 0;
+  }
+  const std::int64_t whole = config_.virtual_batch_size * config_.parallel_gradients;
+  return (whole + sharing - 1) / sharing;
+}
+
+void Machine::checksum(Time now, std::uint64_t round, std::uint64_t value) {
+  if (phase_ != Phase::active || standing_ != Standing::complete) return;
+  send(leader_id_, Checksum{round, value});
+  settle(now);
+}
+
+// --- rounds --------------------------------------------------------------------------------------
+
+void Machine::on(Time, const Uid& from, const Offer& offer, const std::vector<Buffer>&) {
+  if (leader_) leader_->offer(from, offer);
+}
+
+void Machine::on(Time, const Uid& from, const Cut& cut, const std::vector<Buffer>&) {
+  const RoundRecord& record = cut.record;
+  const bool in_order = record.round == known_round_ + 1 || mutant("accept_old_epoch_cut");
+  if (from != leader_id_ || !in_order || !refused_.empty()) return;
+  known_round_ = record.round;
+  ledger_.add_record(record);
+  Reduce reduce{epoch_, record.round, record.total, ledger_.inputs(record), {}, {}};
+  for (std::uint32_t rank = 0; rank < participants_.size(); ++rank) {
+    const Uid& instance = participants_[rank];
+    if (view_.find(instance)->role != group::Role::observer) reduce.reducers.push_back(rank);
+    const bool contributes = std::any_of(
+        record.contributions.begin(), record.contributions.end(),
+        [&](const Contribution& c) { return c.instance == instance && c.batch > 0; });
+    if (!contributes) continue;
+    reduce.contributors.push_back(rank);
+    contributed_[instance] = record.round;
+  }
+  actions_.push_back(std::move(reduce));
+  crash_point("reduce.sent");
+  wake();
+}
+
+void Machine::reduced(Time now, std::uint64_t epoch, std::uint64_t round, Buffer result) {
+  if (phase_ != Phase::active || epoch != epoch_) return;
+  ledger_.store(round, std::move(result));
+  wake();
+  settle(now);
+}
+
+void Machine::reduce_failed(Time now, std::uint64_t epoch, std::uint64_t round,
+                            const Error& error) {
+  if (phase_ != Phase::active || epoch != epoch_) return;
+  // The round stays without HAVE; the leader notices and has the epoch changed.
+  log(LogLevel::error, "round " + std::to_string(round) + " was not reduced: " + error.message);
+  settle(now);
+}
+
+void Machine::report_have() {
+  const std::uint64_t slots = std::uint64_t{config_.parallel_gradients} + 1;
+  const bool near = known_round_ <= ledger_.delivered() + slots;
+  if (standing_ != Standing::complete || !installed_) {
+    keeps_up_ = false;
+  } else if (near) {
+    keeps_up_ = true;  // and stays so: from now on the leader waits for this member
+  }
+  Have have{ledger_.have(), ledger_.delivered(), keeps_up_};
+  if (mutant("have_before_result")) have.have = known_round_;
+  if (reported_ && reported_->have == have.have && reported_->delivered == have.delivered &&
+      reported_->keeps_up == have.keeps_up) {
+    return;
+  }
+  reported_ = have;
+  send(leader_id_, have);
+  crash_point("have.sent");
+}
+
+void Machine::on(Time, const Uid& from, const Have& have, const std::vector<Buffer>&) {
+  if (leader_) leader_->have(from, have);
+}
+
+void Machine::on(Time, const Uid& from, const Stable& stable, const std::vector<Buffer>&) {
+  if (from != leader_id_) return;
+  ledger_.set_stable(stable.round);
+  wake();
+}
+
+// --- the leader ----------------------------------------------------------------------------------
+
+void Machine::lead(Time now) {
+  const std::uint64_t stable = leader_->stable();
+  if (stable > announced_stable_) {
+    announced_stable_ = stable;
+    lagging_since_ = kNever;
+    broadcast(Stable{stable});
+  }
+  if (!pending_view_) {
+    while (auto record = leader_->cut(config_.virtual_batch_size)) {
+      broadcast(Cut{std::move(*record)});
+      crash_point("cut.sent");
+    }
+  } else if (stable == leader_->cut_round() && !std::exchange(moved_, true)) {
+    broadcast(Move{pending_view_->epoch});
+  }
+  promise_snapshot(now);
+  watch_members(now);
+}
+
+void Machine::watch_members(Time now) {
+  const auto due = [&](Time& since, const std::vector<Uid>& instances) {
+    if (instances.empty()) since = kNever;
+    if (!instances.empty() && since == kNever) since = now;
+    if (instances.empty() || now < since + config_.member_stall) return false;
+    since = now;
+    return true;
+  };
+  const std::vector<Uid> blocking = leader_->blocked_by(config_.virtual_batch_size);
+  if (due(blocked_since_, blocking)) demote(blocking, "its result slots are full");
+  const std::vector<Uid> lagging = leader_->without_oldest();
+  if (due(lagging_since_, lagging)) {
+    demote(lagging, "it has no result of round " + std::to_string(leader_->stable() + 1));
+  }
+}
+
+void Machine::demote(const std::vector<Uid>& instances, const std::string& reason) {
+  for (const Uid& instance : instances) {
+    if (instance == config_.instance) {
+      stalled_ = true;
+    } else {
+      led_.demote.insert(instance);
+    }
+    log(LogLevel::warning, name_of(instance) + " holds up the group: " + reason);
+    actions_.push_back(Demote{instance, name_of(instance), reason});
+  }
+}
+
+void Machine::on(Time, const Uid& from, const Checksum& checksum, const std::vector<Buffer>&) {
+  if (!leader_) return;
+  auto names = leader_->checksum(from, config_.instance, checksum);
+  if (!names.empty()) broadcast(Diverged{checksum.round, std::move(names)});
+}
+
+void Machine::on(Time, const Uid& from, const Diverged& diverged, const std::vector<Buffer>&) {
+  if (from == leader_id_) actions_.push_back(Divergence{diverged.round, diverged.names});
+}
+
+}  // namespace moolink::accumulate

@@ -1,0 +1,243 @@
+// State transfer: the leader promises, captures and hands on snapshots; newcomers ask for one,
+// fetch it in chunks, and catch up by ordinary rounds.
+
+#include <algorithm>
+
+#include "accumulate/machine.h"
+#include "base/crash_point.h"
+#include "base/mutant.h"
+
+namespace moolink::accumulate {
+namespace {
+
+constexpr std::size_t kChildren = 2;  // of each holder, in the tree of newcomers
+
+}  // namespace
+
+// --- the leader ----------------------------------------------------------------------------------
+
+void Machine::promise_snapshot(Time now) {
+  // None at a boundary that is near: the next epoch's leader will promise it.
+  if (!pending_view_) {
+    if (const auto id = leader_->promise(now)) {
+      for (const Uid& instance : leader_->promised()->to) send(instance, SnapshotPromised{*id});
+    }
+  }
+  const auto& promised = leader_->promised();
+  if (!promised || promised->captured || wants_state_) return;
+  const std::uint64_t version = promised->id.version;
+  // STABLE first: a newcomer's state must never be of a round that a survivor could lack.
+  const bool at_version = ledger_.delivered() == version && leader_->stable() >= version;
+  if (!at_version && !mutant("snapshot_of_wrong_version")) return;
+  if (!installed_) return;
+  wants_state_ = version;
+  actions_.push_back(WantState{version});
+  wake();
+}
+
+void Machine::set_state(Time now, wire::Payload state) {
+  if (!leader_ || !wants_state_) return;  // the epoch changed meanwhile: it will be asked for again
+  wants_state_.reset();
+  const SnapshotId id = leader_->promised()->id;
+  HeldSnapshot held(describe(id, config_.layout, state, config_.chunk_bytes), std::move(state));
+  const std::vector<Uid> receivers = leader_->captured();
+  for (std::size_t i = 0; i < receivers.size(); ++i) {
+    std::vector<Uid> parents{config_.instance};
+    if (i >= kChildren) parents.insert(parents.begin(), receivers[(i - kChildren) / kChildren]);
+    send(receivers[i], SnapshotReady{held.info(), std::move(parents)});
+    crash_point("snapshot.sent");
+  }
+  if (!receivers.empty()) held_.insert_or_assign(id, std::move(held));
+  settle(now);
+}
+
+void Machine::on(Time now, const Uid& from, const RequestState&, const std::vector<Buffer>&) {
+  if (leader_) leader_->request_state(now, from);
+}
+
+void Machine::on(Time, const Uid& from, const SnapshotComplete& complete,
+                 const std::vector<Buffer>&) {
+  if (leader_ && leader_->snapshot_complete(from, complete.id)) {
+    broadcast(SnapshotOver{complete.id});
+  }
+}
+
+// --- the newcomer --------------------------------------------------------------------------------
+
+void Machine::user_active(Time now) {
+  user_present_ = true;
+  settle(now);
+}
+
+void Machine::set_model_version(std::uint64_t version) { user_version_ = version; }
+
+void Machine::request_state() {
+  if (standing_ != Standing::stateless || !refused_.empty() || requested_) return;
+  if (!std::exchange(user_present_, false)) return;
+  requested_ = true;
+  send(leader_id_, RequestState{});
+  crash_point("join");
+}
+
+void Machine::on(Time now, const Uid& from, const SnapshotPromised& promised,
+                 const std::vector<Buffer>&) {
+  if (from != leader_id_ || standing_ != Standing::stateless) return;
+  standing_ = Standing::pending;
+  snapshot_ = promised.id;
+  ledger_.keep_after(promised.id.version);
+  fetch_.emplace(promised.id, config_.memory, config_.snapshot_patience);
+  pump_fetch(now);
+}
+
+void Machine::on(Time now, const Uid& from, const SnapshotReady& ready,
+                 const std::vector<Buffer>&) {
+  if (from != leader_id_ || !fetch_ || fetch_->id() != ready.info.id) return;
+  fetch_->set_info(now, ready.info);
+  fetch_->set_parents(now, ready.parents);
+  finish_fetch_when_complete();
+  pump_fetch(now);
+}
+
+void Machine::on(Time, const Uid& from, const SnapshotOver& over, const std::vector<Buffer>&) {
+  if (from == leader_id_) held_.erase(over.id);
+}
+
+// A newcomer whose user does not come for the state, or applies rounds slower than they are made,
+// starts again from a later version instead of piling up results without end.
+void Machine::bound_backlog() {
+  if (standing_ == Standing::stateless) return;
+  if (keeps_up_ && config_.role != group::Role::observer) return;  // bounded by its result slots
+  if (ledger_.waiting() <= config_.backlog_rounds &&
+      ledger_.waiting_bytes() <= config_.backlog_bytes) {
+    return;
+  }
+  abandon_snapshot(std::to_string(ledger_.waiting()) + " rounds wait to be applied here");
+}
+
+void Machine::abandon_snapshot(const std::string& why) {
+  log(LogLevel::warning, "starting over as a newcomer: " + why);
+  ledger_.stop_keeping();
+  standing_ = Standing::stateless;
+  installed_ = keeps_up_ = requested_ = false;
+  drop_fetch();
+  new_state_.reset();
+  actions_.push_back(HasState{false});
+}
+
+void Machine::state_installed(Time now, std::uint64_t version) {
+  user_version_ = version;
+  if (new_state_ && new_state_->version == version) {
+    new_state_.reset();
+    installed_ = true;
+  }
+  settle(now);
+}
+
+// --- chunks --------------------------------------------------------------------------------------
+
+void Machine::received_snapshot(Time now, const Uid& from, const wire::Payload& payload) {
+  const auto envelope = wire::decode<SnapshotEnvelope>(payload.body);
+  if (envelope.group != config_.group) return;
+  std::visit([&](const auto& message) { on(now, from, message, payload.parts); },
+             envelope.message);
+}
+
+void Machine::pump_fetch(Time now) {
+  if (!fetch_) return;
+  for (auto& request : fetch_->next_requests(now)) {
+    std::visit([&](const auto& message) { send_snapshot(request.parent, message); },
+               request.message);
+  }
+}
+
+void Machine::watch_fetch(Time now) {
+  if (!fetch_ || now < fetch_->deadline() || !fetch_->parent()) return;
+  next_parent(now, *fetch_->parent());
+}
+
+void Machine::next_parent(Time now, const Uid& parent) {
+  if (!fetch_) return;
+  if (fetch_->give_up(now, parent)) return pump_fetch(now);
+  abandon_snapshot("nobody hands on the snapshot of version " +
+                   std::to_string(fetch_->id().version));
+}
+
+void Machine::drop_fetch() {
+  if (!fetch_) return;
+  const SnapshotId id = fetch_->id();
+  fetch_.reset();
+  std::set<Uid> waiting = std::exchange(children_info_, {});
+  for (const auto& [chunk, instances] : std::exchange(children_, {})) {
+    waiting.insert(instances.begin(), instances.end());
+  }
+  for (const Uid& instance : waiting) send_snapshot(instance, Gone{id});
+}
+
+void Machine::finish_fetch_when_complete() {
+  if (!fetch_ || !fetch_->complete()) return;
+  HeldSnapshot held = fetch_->finish();
+  const SnapshotId id = fetch_->id();
+  new_state_ = NewState{id.version, held.payload()};
+  held_.insert_or_assign(id, std::move(held));
+  drop_fetch();
+  standing_ = Standing::complete;
+  installed_ = false;
+  actions_.push_back(HasState{true});
+  if (phase_ == Phase::active) send(leader_id_, SnapshotComplete{id});
+  wake();
+}
+
+void Machine::on(Time, const Uid& from, const FetchInfo& fetch, const std::vector<Buffer>&) {
+  if (const auto held = held_.find(fetch.id); held != held_.end()) {
+    send_snapshot(from, held->second.info());
+  } else if (!fetch_ || fetch_->id() != fetch.id) {
+    send_snapshot(from, Gone{fetch.id});
+  } else if (fetch_->info()) {
+    send_snapshot(from, *fetch_->info());
+  } else {
+    children_info_.insert(from);
+  }
+}
+
+void Machine::on(Time now, const Uid&, const SnapshotInfo& info, const std::vector<Buffer>&) {
+  if (!fetch_ || fetch_->id() != info.id) return;
+  fetch_->set_info(now, info);
+  for (const Uid& instance : std::exchange(children_info_, {})) send_snapshot(instance, info);
+  finish_fetch_when_complete();
+  pump_fetch(now);
+}
+
+void Machine::on(Time, const Uid& from, const FetchChunk& fetch, const std::vector<Buffer>&) {
+  const auto held = held_.find(fetch.id);
+  if (held != held_.end() && fetch.chunk < held->second.chunks()) {
+    send_snapshot(from, Chunk{fetch.id, fetch.chunk}, {held->second.chunk(fetch.chunk)});
+  } else if (!fetch_ || fetch_->id() != fetch.id) {
+    send_snapshot(from, Gone{fetch.id});
+  } else if (fetch_->has(fetch.chunk)) {
+    send_snapshot(from, Chunk{fetch.id, fetch.chunk}, {fetch_->chunk(fetch.chunk)});
+  } else {
+    children_[fetch.chunk].insert(from);
+  }
+}
+
+void Machine::on(Time now, const Uid&, const Chunk& chunk, const std::vector<Buffer>& parts) {
+  if (!fetch_ || fetch_->id() != chunk.id || parts.size() != 1) return;
+  if (fetch_->chunk(now, chunk.chunk, parts[0])) give_chunk(chunk.chunk);
+  finish_fetch_when_complete();
+  pump_fetch(now);
+}
+
+void Machine::give_chunk(std::uint32_t chunk) {
+  const auto waiting = children_.find(chunk);
+  if (waiting == children_.end()) return;
+  for (const Uid& instance : waiting->second) {
+    send_snapshot(instance, Chunk{fetch_->id(), chunk}, {fetch_->chunk(chunk)});
+  }
+  children_.erase(waiting);
+}
+
+void Machine::on(Time now, const Uid& from, const Gone& gone, const std::vector<Buffer>&) {
+  if (fetch_ && fetch_->id() == gone.id) next_parent(now, from);
+}
+
+}  // namespace moolink::accumulate

@@ -1,0 +1,130 @@
+#include "accumulate/snapshot.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/limits.h"
+#include "wire/crc32c.h"
+
+namespace moolink::accumulate {
+namespace {
+
+constexpr std::size_t kRequestsUnderWay = 4;
+
+}  // namespace
+
+std::vector<ChunkPlace> chunk_places(const SnapshotInfo& info) {
+  std::vector<ChunkPlace> places;
+  for (std::size_t segment = 0; segment < info.segments.size(); ++segment) {
+    const std::uint64_t size = info.segments[segment];
+    for (std::uint64_t offset = 0; offset < size; offset += info.chunk_bytes) {
+      places.push_back({segment, offset, std::min<std::uint64_t>(info.chunk_bytes, size - offset)});
+    }
+  }
+  return places;
+}
+
+SnapshotInfo describe(const SnapshotId& id, std::uint64_t layout, const wire::Payload& payload,
+                      std::uint32_t chunk_bytes) {
+  SnapshotInfo info{id, layout, chunk_bytes, {payload.body.size()}, {}};
+  for (const Buffer& part : payload.parts) info.segments.push_back(part.size());
+  for (const ChunkPlace& place : chunk_places(info)) {
+    const Buffer& segment = place.segment == 0 ? payload.body : payload.parts[place.segment - 1];
+    info.crc32c.push_back(wire::crc32c(segment.slice(place.offset, place.bytes).span()));
+  }
+  return info;
+}
+
+HeldSnapshot::HeldSnapshot(SnapshotInfo info, wire::Payload payload)
+    : info_(std::move(info)), payload_(std::move(payload)), places_(chunk_places(info_)) {}
+
+Buffer HeldSnapshot::chunk(std::size_t index) const {
+  const ChunkPlace& place = places_.at(index);
+  const Buffer& segment = place.segment == 0 ? payload_.body : payload_.parts[place.segment - 1];
+  return segment.slice(place.offset, place.bytes);
+}
+
+void SnapshotFetch::set_info(Time now, const SnapshotInfo& info) {
+  if (info_ || info.id != id_) return;
+  const Limits limits;
+  std::uint64_t total = 0;
+  std::uint64_t chunks = 0;
+  for (const std::uint64_t bytes : info.segments) {
+    if (info.chunk_bytes == 0 || bytes > limits.max_message - total) {
+      throw Exception(ErrorCode::wire, "a snapshot's description is larger than a message may be");
+    }
+    total += bytes;
+    chunks += (bytes + info.chunk_bytes - 1) / info.chunk_bytes;
+  }
+  if (info.segments.empty() || chunks != info.crc32c.size()) {
+    throw Exception(ErrorCode::wire, "a snapshot's description does not fit its chunks");
+  }
+  info_ = info;
+  places_ = chunk_places(info);
+  for (const std::uint64_t bytes : info.segments) segments_.push_back(memory_->allocate(bytes));
+  have_.assign(places_.size(), false);
+  missing_ = places_.size();
+  deadline_ = now + patience_;
+}
+
+void SnapshotFetch::set_parents(Time now, std::vector<Uid> parents) {
+  parents_ = std::move(parents);
+  start_over(now);
+}
+
+void SnapshotFetch::start_over(Time now) {
+  asked_.clear();
+  asked_info_ = false;
+  deadline_ = parents_.empty() ? kNever : now + patience_;
+}
+
+bool SnapshotFetch::give_up(Time now, const Uid& parent) {
+  if (parents_.empty() || parents_.front() != parent) return true;
+  parents_.erase(parents_.begin());
+  start_over(now);
+  return !parents_.empty();
+}
+
+bool SnapshotFetch::chunk(Time now, std::uint32_t index, const Buffer& bytes) {
+  asked_.erase(index);
+  if (!info_ || index >= places_.size() || have_[index]) return false;
+  const ChunkPlace& place = places_[index];
+  if (bytes.size() != place.bytes || wire::crc32c(bytes.span()) != info_->crc32c[index]) {
+    return false;  // asked for again
+  }
+  std::memcpy(segments_[place.segment].data() + place.offset, bytes.data(), bytes.size());
+  have_[index] = true;
+  --missing_;
+  deadline_ = now + patience_;
+  return true;
+}
+
+Buffer SnapshotFetch::chunk(std::uint32_t index) const {
+  const ChunkPlace& place = places_.at(index);
+  return Buffer(segments_[place.segment]).slice(place.offset, place.bytes);
+}
+
+std::vector<SnapshotFetch::Request> SnapshotFetch::next_requests(Time now) {
+  std::vector<Request> requests;
+  if (parents_.empty()) return requests;
+  if (!info_) {
+    if (!std::exchange(asked_info_, true)) requests.push_back({parents_.front(), FetchInfo{id_}});
+    return requests;
+  }
+  for (std::uint32_t i = 0; i < have_.size() && asked_.size() < kRequestsUnderWay; ++i) {
+    if (have_[i] || asked_.contains(i)) continue;
+    if (asked_.empty()) deadline_ = now + patience_;
+    asked_.insert(i);
+    requests.push_back({parents_.front(), FetchChunk{id_, i}});
+  }
+  return requests;
+}
+
+HeldSnapshot SnapshotFetch::finish() const {
+  wire::Payload payload;
+  payload.body = segments_.front();
+  payload.parts.assign(segments_.begin() + 1, segments_.end());
+  return {*info_, std::move(payload)};
+}
+
+}  // namespace moolink::accumulate
