@@ -38,6 +38,7 @@ class Leader {
 
   Leader(Config config, const std::map<Uid, Peer>& peers);
 
+  void set_parallel_gradients(std::uint32_t rounds) { config_.parallel_gradients = rounds; }
   void offer(const Uid& from, const Offer& offer);
   void have(const Uid& from, const Have& have);
   // The next round, if its contributions are there, a cut is free and nobody's result slots are

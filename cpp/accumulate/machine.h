@@ -160,7 +160,9 @@ class Machine {
   void user_active(Time now);
   // The model version of the parameters this peer was started with (a checkpoint's).
   void set_model_version(std::uint64_t version);
+  // Both throw Exception{invalid_argument} unless positive; the leader's count.
   void set_virtual_batch_size(std::int64_t size);
+  void set_parallel_gradients(std::uint32_t rounds);
   void set_parallel_gradients(std::uint32_t rounds);
   // A contribution of `batch` > 0 with its frozen bucket, or batch == 0 with none: statistics only
   // (skip_gradients). Returns its number k. The bucket is never written from now on; it is let go
@@ -169,8 +171,8 @@ class Machine {
   // The user has applied round r (the one next_result() gave): model_version() == r from now on.
   void delivered(Time now, std::uint64_t r);
   void set_state(Time now, wire::Payload state);
-  // The user has installed the state of new_state(): model_version() == version from now on.
-  void state_installed(Time now, std::uint64_t version);
+  // The user has installed the state of new_state(): model_version() is its version from now on.
+  void state_installed(Time now);
   // A checksum of the parameters right after `round`, from every member every N rounds.
   void checksum(Time now, std::uint64_t round, std::uint64_t value);
 

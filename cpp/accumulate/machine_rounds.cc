@@ -26,6 +26,12 @@ void Machine::set_virtual_batch_size(std::int64_t size) {
   config_.virtual_batch_size = size;
 }
 
+void Machine::set_parallel_gradients(std::uint32_t rounds) {
+  if (rounds < 1) refuse("the number of parallel gradients must be positive");
+  config_.parallel_gradients = rounds;
+  if (leader_) leader_->set_parallel_gradients(rounds);
+}
+
 std::uint64_t Machine::offer(Time now, Buffer bucket, std::int64_t batch, Counters counters) {
   if (batch < 0) refuse("a batch size cannot be negative, as " + std::to_string(batch) + " is");
   if (batch > 0 && bucket.size() != config_.bucket_bytes) {

@@ -124,12 +124,11 @@ void Machine::abandon_snapshot(const std::string& why) {
   actions_.push_back(HasState{false});
 }
 
-void Machine::state_installed(Time now, std::uint64_t version) {
-  user_version_ = version;
-  if (new_state_ && new_state_->version == version) {
-    new_state_.reset();
-    installed_ = true;
-  }
+void Machine::state_installed(Time now) {
+  if (!new_state_) return;
+  user_version_ = new_state_->version;
+  new_state_.reset();
+  installed_ = true;
   settle(now);
 }
 
