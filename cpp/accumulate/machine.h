@@ -163,7 +163,6 @@ class Machine {
   // Both throw Exception{invalid_argument} unless positive; the leader's count.
   void set_virtual_batch_size(std::int64_t size);
   void set_parallel_gradients(std::uint32_t rounds);
-  void set_parallel_gradients(std::uint32_t rounds);
   // A contribution of `batch` > 0 with its frozen bucket, or batch == 0 with none: statistics only
   // (skip_gradients). Returns its number k. The bucket is never written from now on; it is let go
   // once the round it is in is at every member. Throws Exception{invalid_argument}.
@@ -195,6 +194,7 @@ class Machine {
   std::optional<NewState> new_state() const;
   std::optional<Round> next_result() const;
   std::uint64_t model_version() const;
+  std::uint64_t results_waiting() const { return ledger_.waiting(); }
   std::optional<std::string> leader() const;  // its name, in an active epoch
   bool is_leader() const;
   std::uint64_t epoch() const;
