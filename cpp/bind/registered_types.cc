@@ -69,13 +69,16 @@ void register_type(nb::handle type, const std::string& name, const std::string& 
 
 const RegisteredType* find_registered(PyTypeObject* type) {
   const auto& types = registry().by_type;
-  if (const auto found = types.find(type); found != types.end()) return found->second;
-  if (!register_late(reinterpret_cast<PyObject*>(type))) return nullptr;
   const auto found = types.find(type);
   return found == types.end() ? nullptr : found->second;
 }
 
-const RegisteredType* find_registered(std::string_view name) {
+const RegisteredType* find_registered_late(PyTypeObject* type) {
+  if (const RegisteredType* found = find_registered(type)) return found;
+  return register_late(reinterpret_cast<PyObject*>(type)) ? find_registered(type) : nullptr;
+}
+
+const RegisteredType* find_registered_late(std::string_view name) {
   const auto& names = registry().by_name;
   if (const auto found = names.find(name); found != names.end()) return found->second;
   // The name may be anything: it comes from a peer.

@@ -28,7 +28,10 @@ struct RegisteredType {
 // Null when the type is not registered. What is returned lives as long as the process. All of it
 // needs the GIL.
 const RegisteredType* find_registered(PyTypeObject* type);
-const RegisteredType* find_registered(std::string_view name);
+// The same, after the types of the standard library and of imported frameworks had their chance:
+// they are registered when one is first met.
+const RegisteredType* find_registered_late(PyTypeObject* type);
+const RegisteredType* find_registered_late(std::string_view name);
 
 void bind_registered_types(nb::module_& m);
 

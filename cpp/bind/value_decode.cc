@@ -175,7 +175,7 @@ bool form_matches(TypeForm form, ValueTag tag) {
 
 nb::object ValueDecoder::read_registered(const wire::ValueToken& token) {
   const wire::TypeHead& head = reader_.types()[token.type];
-  const RegisteredType* type = find_registered(head.name);
+  const RegisteredType* type = find_registered_late(std::string_view(head.name));
   if (type == nullptr) {
     fail("the peer sent a value of type " + head.name +
          ", which is not registered here: call moolink.register on the type at both peers");

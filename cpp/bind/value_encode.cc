@@ -205,15 +205,19 @@ void ValueEncoder::write_dict(PyObject* value) {
   if (written != size || PyDict_GET_SIZE(value) != size) changed("dict");
 }
 
+// The cheap questions first; a registered type overrides what its base would mean.
 void ValueEncoder::write_other(PyObject* value) {
-  if (std::optional<ImportedTensor> tensor = import_tensor(value)) {
-    return write_tensor(std::move(*tensor));
+  if (const RegisteredType* type = find_registered(Py_TYPE(value))) {
+    return write_registered(*type, value);
   }
   std::string scalar;
   if (const auto head = import_scalar(value, scalar)) {
     return writer_.scalar(*head, std::as_bytes(std::span(scalar)));
   }
-  if (const RegisteredType* type = find_registered(Py_TYPE(value))) {
+  if (std::optional<ImportedTensor> tensor = import_tensor(value)) {
+    return write_tensor(std::move(*tensor));
+  }
+  if (const RegisteredType* type = find_registered_late(Py_TYPE(value))) {
     return write_registered(*type, value);
   }
   if (!options_.allow_pickle) refuse(value);

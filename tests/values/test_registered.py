@@ -257,3 +257,26 @@ def test_what_cannot_be_registered() -> None:
 def test_structured_numpy_dtypes_are_refused() -> None:
     with pytest.raises(TypeError, match="cannot be sent"):
         _core.encode(np.dtype([("a", "i4")]))
+
+
+def test_a_subclass_of_an_array_can_be_registered() -> None:
+    class Labelled(np.ndarray[Any, Any]):
+        label = ""
+
+    def from_state(state: tuple[str, np.ndarray[Any, Any]]) -> Labelled:
+        array = state[1].view(Labelled)
+        array.label = state[0]
+        return array
+
+    register(
+        Labelled,
+        name="tests:Labelled",
+        to_state=lambda value: (value.label, value.view(np.ndarray)),
+        from_state=from_state,
+    )
+    array = np.arange(100).view(Labelled)
+    array.label = "rewards"
+    again = round_trip(array)
+    assert type(again) is Labelled
+    assert again.label == "rewards"
+    assert again.tolist() == array.tolist()
