@@ -1,6 +1,7 @@
 #include "group/roster.h"
 
 #include <algorithm>
+#include <limits>
 #include <tuple>
 #include <utility>
 
@@ -31,6 +32,7 @@ void Roster::announced(const Timing& timing, const Uid& from, Announce announce)
   }
   peer.last = std::move(announce);
   peer.heard = timing.now;
+  peer.unheard = false;
   if (!formed_ && !opened_) opened_ = timing.now;
   if (formed_) put_right(timing, from);
   if (new_facts || repair_) decide(timing);
@@ -189,6 +191,7 @@ std::vector<MemberInfo> Roster::take_out_gone() {
 // come back before somebody else has founded a lineage.
 void Roster::dissolve(const Timing& timing) {
   say(LogLevel::info, "epoch " + std::to_string(view_.epoch) + " has lost all its members");
+  ended_[view_.lineage] = view_.epoch;
   view_ = {};
   formed_ = false;
   issued_ = false;
@@ -201,11 +204,11 @@ void Roster::dissolve(const Timing& timing) {
 // Whether nobody is left who held the state: then those who remain begin anew, in a new lineage.
 bool Roster::renew_lineage(const Timing& timing) {
   const bool held = std::ranges::any_of(view_.members, [this](const MemberInfo& member) {
-    return holds_state(peers_.at(member.instance));
+    return may_hold_state(peers_.at(member.instance));
   });
   const bool over = lineage_has_state_ && (!held || mutant("new_lineage_while_holder_lives"));
   if (view_.lineage && !over) return false;
-  if (view_.lineage) retired_.push_back(view_.lineage);
+  if (view_.lineage) ended_[view_.lineage] = std::numeric_limits<std::uint64_t>::max();
   view_.lineage = Uid::random(random_);
   lineage_has_state_ = false;
   founded_ = timing.now;

@@ -54,6 +54,7 @@ class Roster {
     std::uint64_t order = 0;         // of joining
     std::uint64_t since = 0;         // epoch in which it came or was made a newcomer
     std::optional<Cause> gone;       // to be left out of the next view
+    bool unheard = false;            // known from another's view only: `last` is a guess
     std::optional<Time> accused_at;  // enough accuse it of silence since then
     bool demote = false;             // to be a newcomer in the next view
     Time resend_at = Time::min();
@@ -73,12 +74,14 @@ class Roster {
   void put_right(const Timing& timing, const Uid& instance);
   void put_right_member(const Timing& timing, const Uid& instance, Peer& peer);
   void supersede(const Timing& timing, const Uid& claimant);
+  bool ended(const Announce& announce) const;
   bool yields_to(const Timing& timing, const Announce& announce) const;
 
   // roster_judge.cc: who is gone, who may come
   bool in_view(const Uid& instance) const { return view_.find(instance) != nullptr; }
   bool reachable(const Timing& timing, const Peer& peer) const;
   bool holds_state(const Peer& peer) const;
+  bool may_hold_state(const Peer& peer) const;
   bool last_holder(const Timing& timing, const Uid& instance) const;
   void find_replaced(const Timing& timing);
   void find_silent(const Timing& timing);
@@ -116,7 +119,9 @@ class Roster {
   Time soft_at_ = Time::min();   // no soft view before
   std::optional<Time> opened_;   // first announcement while gathering
   std::optional<Time> founded_;  // when this broker made the lineage
-  std::vector<Uid> retired_;     // lineages that ended under this broker
+  // Lineages that ended under this broker, and the first epoch whose members, if they were only
+  // silent, may still bring them back.
+  std::map<Uid, std::uint64_t> ended_;
   std::map<Uid, Peer> peers_;
   Time last_event_;
 };

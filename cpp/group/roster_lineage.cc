@@ -1,7 +1,7 @@
 // From which view a group goes on: after a start of the broker, and when announcements tell of
 // another epoch than the broker's own.
 
-#include <algorithm>
+#include <limits>
 #include <tuple>
 
 #include "base/mutant.h"
@@ -17,6 +17,11 @@ void Roster::end_gathering(const Timing& timing) {
   std::tuple<std::uint64_t, bool, Uid> best_key;
   for (const auto& [instance, peer] : peers_) {
     if (peer.last.epoch == 0) continue;
+    if (ended(peer.last)) {
+      send(instance, peer.last.self.name,
+           wire::encode(Message{group_, Expel{peer.last.epoch, floor_}}));
+      continue;
+    }
     const std::tuple key(peer.last.epoch, peer.last.has_state, peer.last.lineage);
     if (best == nullptr || key > best_key || (key == best_key && !peers_.at(*best).claim)) {
       best = &instance;
@@ -56,6 +61,7 @@ void Roster::adopt(const Timing& timing, const Uid& claimant) {
     peer.order = order++;
     peer.since = member.since;
     if (!missing) continue;
+    peer.unheard = true;
     peer.heard = heard;
     peer.last.self = member;
     peer.last.self.role = member.role == Role::observer ? Role::observer : Role::member;
@@ -114,21 +120,29 @@ void Roster::put_right_member(const Timing& timing, const Uid& instance, Peer& p
 void Roster::supersede(const Timing& timing, const Uid& claimant) {
   const View own = view_;
   const bool same_lineage = own.lineage == peers_.at(claimant).last.lineage;
-  if (!same_lineage) retired_.push_back(own.lineage);
+  if (!same_lineage) ended_[own.lineage] = std::numeric_limits<std::uint64_t>::max();
   adopt(timing, claimant);
   for (const MemberInfo& member : own.members) {
     if (in_view(member.instance)) continue;
+    // Its namesake in the older view is its predecessor.
+    if (const MemberInfo* namesake = view_.find(member.name)) {
+      if (Peer& old = peers_.at(namesake->instance); old.unheard) old.gone = Cause::died;
+    }
     peers_.at(member.instance).demote = true;
     view_.members.push_back(member);
   }
   repair_ = true;
 }
 
+bool Roster::ended(const Announce& announce) const {
+  const auto it = ended_.find(announce.lineage);
+  return it != ended_.end() && announce.epoch < it->second;
+}
+
 // A broker that starts anew may found a lineage before it hears of an older one.
 bool Roster::yields_to(const Timing& timing, const Announce& announce) const {
   return founded_ && timing.now - *founded_ < config_.lineage_settle && announce.epoch != 0 &&
-         announce.has_state && announce.lineage != view_.lineage &&
-         std::ranges::find(retired_, announce.lineage) == retired_.end();
+         announce.has_state && announce.lineage != view_.lineage && !ended(announce);
 }
 
 }  // namespace moolink::group

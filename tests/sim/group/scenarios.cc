@@ -163,10 +163,10 @@ void cut_off_from_broker(World& world) {
 // The broker's last view reaches few, the next broker hears of it late or never.
 void last_view_unseen(World& world) {
   form(world, 3, 5);
-  const int dead = random_peer(world);
-  world.crash(dead);
+  const int unaware = random_peer(world);
+  world.partition(World::kBroker, unaware, world.ms(200, 1200));
+  world.crash(unaware == 1 ? 2 : unaware - 1);
   world.run_for(world.ms(5, 60));
-  if (world.random().chance(1, 2)) world.isolate(random_peer(world), world.ms(500, 2500));
   world.crash(World::kBroker);
   world.run_for(world.ms(20, 400));
   world.start(World::kBroker);

@@ -40,6 +40,7 @@ struct Process {
   bool alive = false;
   std::uint64_t incarnation = 0;
   Time frozen_until = Time::min();
+  std::vector<std::function<void()>> backlog;  // what happens to it on waking, in order
   Time tick_at = kNever;
   std::unique_ptr<group::Member> member;
   std::unique_ptr<group::Broker> broker;
@@ -48,6 +49,7 @@ struct Process {
   Uid truth;                     // lineage whose state this process really holds
   std::uint64_t last_epoch = 0;  // of this instance, for the check that epochs rise
   int evictions = 0;             // of this instance
+  Time evicted_at;
   std::uint64_t frames_applied = 0;
 };
 
@@ -109,6 +111,7 @@ class World {
   void deliver(int from, int to, const Uid& to_instance, std::string_view kind,
                std::function<void()> action);
   void release(int from, int to);
+  void wake(int index);
   Link& link(int from, int to) { return links_[{from, to}]; }
   bool blocked(int a, int b) { return link(a, b).blocked_until > now_; }
   int index_of(const Uid& instance) const;
