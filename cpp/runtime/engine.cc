@@ -104,12 +104,13 @@ Time Engine::next_deadline() const {
 void Engine::run_reactor() {
   Lock lock(mutex_);
   while (!stopping_) {
-    poll_while_idle(lock, [this] { return stopping_; });
-    if (!stopping_) stand_by(lock);
+    stand_by(lock);
+    if (!stopping_) poll_while_idle(lock, [this] { return stopping_; });
   }
 }
 
-// Lets the others poll for as long as they keep doing so.
+// Lets the others poll for as long as they keep doing so; the role is free when this returns, or
+// the reactor stops.
 void Engine::stand_by(Lock& lock) {
   std::uint64_t seen = stints_;
   while (!stopping_) {

@@ -1,0 +1,119 @@
+#include "runtime/engine.h"
+
+#include <atomic>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+
+namespace moolink::runtime {
+namespace {
+
+// An engine with its reactor.
+struct Running {
+  Engine engine;
+  std::thread reactor{[this] { engine.run_reactor(); }};
+
+  ~Running() {
+    {
+      const Engine::Lock lock = engine.lock();
+      engine.stop_reactor();
+    }
+    reactor.join();
+  }
+};
+
+TEST("the reactor runs what is posted while nobody waits") {
+  Running running;
+  std::atomic<int> done{0};
+  for (int i = 0; i < 50; ++i) {
+    running.engine.loop().post([&] { ++done; });
+    while (done <= i) std::this_thread::yield();
+  }
+  CHECK_EQ(done.load(), 50);
+}
+
+TEST("waiting threads are woken, whoever of them polls") {
+  Running running;
+  constexpr int kThreads = 6;
+  constexpr int kRounds = 300;
+  std::atomic<int> finished{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&] {
+      for (int round = 0; round < kRounds; ++round) {
+        Waiter waiter;
+        Engine::Lock lock = running.engine.lock();
+        running.engine.loop().post([&] { running.engine.finish(waiter); });
+        if (running.engine.wait(lock, waiter, io::now() + seconds(30), {})) ++finished;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK_EQ(finished.load(), kThreads * kRounds);
+}
+
+TEST("a wait ends at its deadline, polling or not") {
+  Running running;
+  std::vector<std::thread> threads;
+  std::atomic<int> expired{0};
+  for (int t = 0; t < 3; ++t) {  // one polls, the others block
+    threads.emplace_back([&] {
+      Waiter waiter;
+      Engine::Lock lock = running.engine.lock();
+      if (!running.engine.wait(lock, waiter, io::now() + milliseconds(20), {})) ++expired;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK_EQ(expired.load(), 3);
+}
+
+TEST("an interrupt ends a wait by throwing, and the engine goes on") {
+  Running running;
+  for (int round = 0; round < 3; ++round) {
+    bool thrown = false;
+    Waiter waiter;
+    Engine::Lock lock = running.engine.lock();
+    try {
+      running.engine.wait(lock, waiter, kNever, [] { throw std::runtime_error("interrupted"); });
+    } catch (const std::runtime_error&) {
+      thrown = true;
+    }
+    CHECK(thrown);
+    CHECK(lock.owns_lock());
+  }
+  std::atomic<bool> done{false};
+  running.engine.loop().post([&] { done = true; });
+  while (!done) std::this_thread::yield();
+}
+
+TEST("machines are ticked when they are due, also one that is armed from another thread") {
+  struct Clock : Driven {
+    Time due = kNever;
+    std::atomic<int> ticks{0};
+    void tick(Time) override {
+      due = kNever;
+      ++ticks;
+    }
+    Time next_deadline() const override { return due; }
+  } clock;
+  Running running;
+  {
+    const Engine::Lock lock = running.engine.lock();
+    running.engine.add(clock);
+  }
+  for (int i = 0; i < 5; ++i) {
+    {
+      const Engine::Lock lock = running.engine.lock();
+      clock.due = io::now() + milliseconds(2);
+      running.engine.rearm(clock.due);
+    }
+    while (clock.ticks <= i) std::this_thread::yield();
+  }
+  const Engine::Lock lock = running.engine.lock();
+  running.engine.remove(clock);
+}
+
+}  // namespace
+}  // namespace moolink::runtime

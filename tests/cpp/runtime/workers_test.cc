@@ -1,0 +1,124 @@
+#include "runtime/workers.h"
+
+#include <atomic>
+#include <barrier>
+#include <latch>
+#include <vector>
+
+#include "check.h"
+#include "runtime/context.h"
+
+namespace moolink::runtime {
+namespace {
+
+std::shared_ptr<Context> context_with(std::size_t workers) {
+  ContextOptions options;
+  options.workers = workers;
+  return Context::create(std::move(options));
+}
+
+void submit(Context& context, Task task) {
+  const Engine::Lock lock = context.lock();
+  context.workers().submit(std::move(task));
+}
+
+TEST("tasks of one worker run in the order of submission") {
+  const auto context = context_with(1);
+  std::vector<int> order;
+  std::latch done(1000);
+  for (int i = 0; i < 1000; ++i) {
+    submit(*context, [&, i] {
+      order.push_back(i);
+      done.count_down();
+    });
+  }
+  done.wait();
+  for (int i = 0; i < 1000; ++i) CHECK_EQ(order[static_cast<std::size_t>(i)], i);
+  context->stop();
+}
+
+TEST("tasks that block get company, up to the limit") {
+  const auto context = context_with(3);
+  std::barrier meeting(3);  // none passes before three are in
+  std::latch done(6);
+  for (int i = 0; i < 6; ++i) {
+    submit(*context, [&] {
+      meeting.arrive_and_wait();
+      done.count_down();
+    });
+  }
+  done.wait();
+  const Engine::Lock lock = context->lock();
+  CHECK_EQ(context->workers().threads(), 3u);
+}
+
+TEST("a worker that waits in moolink lends its slot") {
+  const auto context = context_with(1);
+  constexpr int kDepth = 20;
+  std::vector<Waiter> waiters(kDepth);
+  std::latch done(kDepth);
+  std::function<void(int)> nested = [&](int depth) {
+    if (depth + 1 < kDepth) submit(*context, [&, depth] { nested(depth + 1); });
+    Engine::Lock lock = context->lock();
+    // The innermost task wakes all; with one slot and no lending none would come so far.
+    if (depth + 1 == kDepth) {
+      for (Waiter& waiter : waiters) context->engine().finish(waiter);
+    }
+    CHECK(
+        context->wait(lock, waiters[static_cast<std::size_t>(depth)], io::now() + seconds(30), {}));
+    lock.unlock();
+    done.count_down();
+  };
+  submit(*context, [&] { nested(0); });
+  done.wait();
+  context->stop();
+}
+
+TEST("tasks are inside of the interpreter, one thread's end too") {
+  struct Counting : Interpreter {
+    std::atomic<int> inside{0}, entered{0}, ended{0};
+    void enter() override {
+      ++entered;
+      ++inside;
+    }
+    void leave() override { --inside; }
+    void thread_ends() override { ++ended; }
+  };
+  const auto counting = std::make_shared<Counting>();
+  ContextOptions options;
+  options.workers = 2;
+  options.interpreter = counting;
+  const auto context = Context::create(std::move(options));
+  std::latch done(10);
+  for (int i = 0; i < 10; ++i) {
+    submit(*context, [&] {
+      CHECK(counting->inside > 0);
+      done.count_down();
+    });
+  }
+  done.wait();
+  context->stop();
+  CHECK(counting->entered > 0);
+  CHECK_EQ(counting->inside.load(), 0);
+  CHECK(counting->ended > 0);
+}
+
+TEST("stopping does not wait for ever for a task that does not return") {
+  auto context = context_with(1);
+  std::atomic<bool> go{false};
+  std::latch running(1);
+  std::latch returned(1);
+  submit(*context, [&] {
+    running.count_down();
+    while (!go) std::this_thread::yield();
+    returned.count_down();
+  });
+  running.wait();
+  CHECK(!context->workers().stop(io::now() + milliseconds(20)));
+  context.reset();  // its thread keeps it alive
+  go = true;
+  returned.wait();
+}
+
+}  // namespace
+}  // namespace moolink::runtime
