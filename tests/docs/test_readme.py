@@ -28,7 +28,9 @@ def test_there_are_examples() -> None:
     assert len(COMPLETE) == 2
 
 
-@pytest.mark.parametrize("page", ["README.md", *sorted(p.name for p in (ROOT / "docs").glob("*.md"))])
+@pytest.mark.parametrize(
+    "page", ["README.md", *sorted(p.name for p in (ROOT / "docs").glob("*.md"))]
+)
 def test_links_lead_somewhere(page: str) -> None:
     path = ROOT / page if page == "README.md" else ROOT / "docs" / page
     for target in re.findall(r"\]\((?!https?:)([^)#]+)", path.read_text(encoding="utf-8")):

@@ -1,0 +1,243 @@
+"""The accumulator's semantics, several peers in one process."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+import moolink
+from tests.group.conftest import broker_address, until  # noqa: F401 - a fixture
+
+Make = Callable[..., moolink.accumulator.AccumulatorBase]
+
+
+@pytest.fixture
+def make(broker_address: str) -> Iterator[Make]:  # noqa: F811
+    """Returns a function that makes a peer with an accumulator."""
+    with contextlib.ExitStack() as stack:
+
+        def make_(name: str, parameters: list[torch.Tensor], *args: object, **options: object):
+            rpc = stack.enter_context(moolink.Rpc(name))
+            rpc.connect(broker_address)
+            group = stack.enter_context(moolink.Group(rpc, "group"))
+            return stack.enter_context(
+                moolink.Accumulator("model", parameters, *args, group=group, **options)
+            )
+
+        yield make_
+
+
+def parameters(value: float = 0.0) -> list[torch.Tensor]:
+    return [
+        torch.full((2, 3), value, requires_grad=True),
+        torch.full((4,), value, requires_grad=True),
+    ]
+
+
+def pump(accumulators: list, states: list | None = None) -> None:
+    """One turn of the user's loop at every peer, without rounds."""
+    for accumulator in accumulators:
+        accumulator.update()
+        if accumulator.wants_state():
+            accumulator.set_state({"from": accumulator.get_leader()})
+        if accumulator.has_new_state():
+            state = accumulator.state()
+            if states is not None:
+                states.append(state)
+
+
+def connect(accumulators: list, states: list | None = None) -> None:
+    def ready() -> bool:
+        pump(accumulators, states)
+        return (
+            all(a.connected() and a.wants_gradients() for a in accumulators)
+            and len({a.get_leader() for a in accumulators}) == 1
+        )
+
+    until(ready, "connected accumulators")
+
+
+def reduce_round(accumulators: list, given: list[tuple[list[torch.Tensor], int]]) -> None:
+    """Every peer contributes its gradients; returns when all have the result."""
+    for accumulator, (leaves, batch) in zip(accumulators, given, strict=True):
+        accumulator.reduce_gradients(batch, counters={"steps": 10 * batch})
+        del leaves
+
+    def delivered() -> bool:
+        pump(accumulators)
+        return all(a.has_gradients() for a in accumulators)
+
+    until(delivered, "a round")
+
+
+def test_mean_is_weighted_by_batch_size(make: Make) -> None:
+    models = [parameters(), parameters()]
+    peers = [make(f"peer-{i}", m) for i, m in enumerate(models)]
+    for peer in peers:
+        peer.set_virtual_batch_size(4)
+    connect(peers)
+    for model, value in zip(models, (1.0, 5.0), strict=True):
+        for p in model:
+            p.grad = torch.full_like(p, value)
+    reduce_round(peers, [(models[0], 1), (models[1], 3)])
+    for peer, model in zip(peers, models, strict=True):
+        assert all(torch.equal(p.grad, torch.full_like(p, 4.0)) for p in model)  # (1 + 15) / 4
+        stats = peer.get_gradient_stats()
+        assert stats["batch_size"] == 4
+        assert stats["num_gradients"] == 2
+        assert sorted(stats["contributors"]) == ["peer-0", "peer-1"]
+        assert stats["counters"] == {"steps": 40}
+        assert stats["lost"] == []
+        assert peer.model_version() == 1
+        peer.zero_gradients()
+        assert all(torch.equal(p.grad, torch.zeros_like(p)) for p in model)
+        assert not peer.has_gradients()
+
+
+def test_missing_and_frozen_gradients(make: Make) -> None:
+    frozen = torch.ones(3)
+    model = [torch.zeros(2, requires_grad=True), frozen, torch.zeros(2, 2, requires_grad=True)]
+    peer = make("alone", model)
+    connect([peer])
+    model[0].grad = torch.ones(2)
+    peer.reduce_gradients(1)
+    until(lambda: pump([peer]) or peer.has_gradients(), "a round")
+    assert torch.equal(model[0].grad, torch.ones(2))
+    assert torch.equal(model[2].grad, torch.zeros(2, 2))
+    assert frozen.grad is None
+
+
+def test_several_dtypes_and_memory_formats(make: Make) -> None:
+    model = [
+        torch.zeros(2, 3, 4, 4, requires_grad=True),
+        torch.zeros(5, dtype=torch.float64, requires_grad=True),
+        torch.zeros(3, dtype=torch.bfloat16, requires_grad=True),
+    ]
+    peer = make("alone", model)
+    connect([peer])
+    gradient = torch.randn(2, 3, 4, 4)
+    model[0].grad = gradient.clone().to(memory_format=torch.channels_last)
+    model[1].grad = torch.full((5,), 0.1, dtype=torch.float64)
+    model[2].grad = torch.full((3,), 0.5, dtype=torch.bfloat16)
+    peer.reduce_gradients(2)
+    until(lambda: pump([peer]) or peer.has_gradients(), "a round")
+    torch.testing.assert_close(model[0].grad, gradient)
+    torch.testing.assert_close(model[1].grad, torch.full((5,), 0.1, dtype=torch.float64))
+    assert torch.equal(model[2].grad, torch.full((3,), 0.5, dtype=torch.bfloat16))
+
+
+def test_newcomer_gets_the_model_and_the_state(make: Make) -> None:
+    first = parameters(7.0)
+    buffer = torch.arange(3.0)
+    veteran = make("veteran", first, [buffer])
+    connect([veteran])
+    for p in first:
+        p.grad = torch.ones_like(p)
+    reduce_round([veteran], [(first, 1)])
+    veteran.zero_gradients()
+    second, other = parameters(0.0), torch.zeros(3)
+    states: list[dict[str, str]] = []
+    newcomer = make("newcomer", second, [other])
+    connect([veteran, newcomer], states)
+    assert states == [{"from": "veteran"}]
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    assert torch.equal(other, buffer)
+    assert newcomer.model_version() == veteran.model_version() == 1
+
+
+def test_the_highest_version_leads(make: Make) -> None:
+    old, new = parameters(1.0), parameters(2.0)
+    a, b = make("a", old), make("b", new)
+    a.set_model_version(10)
+    b.set_model_version(20)
+    connect([a, b])
+    assert a.model_version() == b.model_version() == 20
+    assert all(torch.equal(p, torch.full_like(p, 2.0)) for p in [*old, *new])
+
+
+def test_a_model_of_another_layout_is_refused_with_both_layouts(make: Make) -> None:
+    peers = [make("a", parameters()), make("b", [torch.zeros(9, requires_grad=True)])]
+
+    def refused() -> bool:
+        for peer in peers:
+            try:
+                pump([peer])
+            except moolink.Error as error:
+                assert "float32(9,)" in str(error)
+                assert "float32(2,3)" in str(error)
+                return True
+        return False
+
+    until(refused, "the error")
+
+
+def test_nan_gradients_travel_as_they_are(make: Make) -> None:
+    model = parameters()
+    peer = make("alone", model)
+    connect([peer])
+    for p in model:
+        p.grad = torch.full_like(p, float("nan"))
+    reduce_round([peer], [(model, 1)])
+    assert all(torch.isnan(p.grad).all() for p in model)
+
+
+def test_skips_count_and_are_not_needed(make: Make) -> None:
+    models = [parameters(), parameters()]
+    peers = [make(f"peer-{i}", m) for i, m in enumerate(models)]
+    connect(peers)
+    peers[1].skip_gradients(counters={"steps": 5})
+    for p in models[0]:
+        p.grad = torch.ones_like(p)
+    peers[0].reduce_gradients(1, counters={"steps": 1})
+    until(lambda: pump(peers) or all(p.has_gradients() for p in peers), "a round")
+    stats = peers[0].get_gradient_stats()
+    assert stats["num_gradients"] == 1
+    assert stats["contributors"] == ["peer-0"]
+
+
+def test_divergence_is_noticed(make: Make) -> None:
+    models = [parameters(), parameters()]
+    peers = [make(f"peer-{i}", m, checksum_every=1) for i, m in enumerate(models)]
+    for peer in peers:
+        peer.set_virtual_batch_size(2)
+    connect(peers)
+    reduce_round(peers, [(m, 1) for m in models])
+    with torch.no_grad():
+        models[1][0].add_(1.0)  # one peer's optimiser goes its own way
+    for peer in peers:
+        peer.zero_gradients()
+
+    def raised() -> bool:
+        try:
+            pump(peers)
+        except moolink.Error as error:
+            assert "differ" in str(error)
+            return True
+        return False
+
+    until(raised, "the divergence")
+
+
+def test_misuse(make: Make) -> None:
+    peer = make("alone", parameters())
+    with pytest.raises(RuntimeError, match="wants_gradients"):
+        peer.reduce_gradients(1)
+    connect([peer])
+    with pytest.raises(ValueError, match="at least 1"):
+        peer.reduce_gradients(0)
+    with pytest.raises(RuntimeError, match="wants_state"):
+        peer.set_state({})
+    with pytest.raises(RuntimeError, match="has_new_state"):
+        peer.state()
+    with pytest.raises(RuntimeError, match="given a group"):
+        peer.connect("127.0.0.1:1")
+    with pytest.raises(ValueError, match="requires a gradient"):
+        moolink.Accumulator("other", [torch.zeros(1)])
+    with pytest.raises(TypeError, match="torch"):
+        moolink.Accumulator("other", ["text"])
+    peer.close()
+    with pytest.raises(moolink.Closed):
+        peer.update()

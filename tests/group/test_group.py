@@ -1,0 +1,202 @@
+"""Groups through a real broker over tcp and shared memory, several peers in one process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import namedtuple
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+import moolink
+from tests.waiting import formed, until
+
+Join = Callable[..., moolink.Group]
+
+
+def test_members_in_order_of_joining_and_sort(join: Join) -> None:
+    first = join("first")
+    formed([first])
+    second = join("second")
+    formed([first, second])
+    third = join("third", sort=-1)
+    formed([first, second, third])
+    assert first.members() == ["third", "first", "second"]
+    assert [g.rank() for g in (first, second, third)] == [1, 2, 0]
+    assert all(g.active() and g.sync_id() == g.epoch() > 0 for g in (first, second, third))
+
+
+def test_update_tells_of_changes_once_and_calls_back(join: Join) -> None:
+    first = join("first")
+    seen: list[list[str]] = []
+    first.on_change(lambda group: seen.append(group.members()))
+    until(first.update, "the first view")
+    assert not first.update()
+    second = join("second")
+    until(first.update, "the second view")
+    assert seen == [["first"], ["first", "second"]]
+    second.close()
+    until(first.update, "the third view")
+    assert seen[-1] == ["first"]
+
+
+def test_groups_do_not_mix(join: Join) -> None:
+    a, b = join("a", "one"), join("b", "two")
+    formed([a])
+    formed([b])
+    assert (a.members(), b.members()) == (["a"], ["b"])
+
+
+@pytest.mark.parametrize(
+    ("op", "expected"), [("sum", 6.0), ("mean", 2.0), ("min", 1.0), ("max", 3.0), (None, 6.0)]
+)
+def test_operations(join: Join, op: str | None, expected: float) -> None:
+    groups = [join(f"peer-{i}") for i in range(3)]
+    formed(groups)
+    inputs = [np.full((2, 3), i + 1.0, np.float32) for i in range(3)]
+    started = [g.all_reduce("x", x, op=op) for g, x in zip(groups, inputs, strict=True)]
+    for future, given, i in zip(started, inputs, range(3), strict=True):
+        result = future.result(20)
+        assert result.dtype == np.float32
+        assert result.shape == (2, 3)
+        assert (result == expected).all()
+        assert (given == i + 1.0).all(), "inputs are untouched"
+
+
+def test_large_tensors_have_the_same_bits_everywhere(join: Join) -> None:
+    groups = [join(f"peer-{i}") for i in range(3)]
+    formed(groups)
+    generator = np.random.default_rng(0)
+    inputs = [generator.standard_normal(300_001).astype(np.float32) for _ in groups]
+    futures = [g.all_reduce("big", x) for g, x in zip(groups, inputs, strict=True)]
+    results = [f.result(20) for f in futures]
+    assert results[0].tobytes() == results[1].tobytes() == results[2].tobytes()
+    np.testing.assert_array_equal(results[0], inputs[0] + inputs[1] + inputs[2])
+
+
+def test_trees_keep_their_types(join: Join) -> None:
+    groups = [join("a"), join("b")]
+    formed(groups)
+    Pair = namedtuple("Pair", "mean count")
+
+    def data(i: int) -> dict[str, object]:
+        return {
+            "torch": torch.full((2,), float(i)),
+            "half": torch.full((3,), float(i), dtype=torch.bfloat16),
+            "pair": Pair(np.float32(i), [i, 0.5]),
+        }
+
+    futures = [g.all_reduce("stats", data(i + 1)) for i, g in enumerate(groups)]
+    for future in futures:
+        result = future.result(20)
+        assert list(result) == ["torch", "half", "pair"]
+        assert torch.equal(result["torch"], torch.full((2,), 3.0))
+        assert torch.equal(result["half"], torch.full((3,), 3.0, dtype=torch.bfloat16))
+        assert isinstance(result["pair"], Pair)
+        assert result["pair"].count == [3, 1.0]
+        assert isinstance(result["pair"].count[0], int)
+
+
+def test_several_operations_in_flight_and_names_counted(join: Join) -> None:
+    groups = [join("a"), join("b")]
+    formed(groups)
+    futures = {
+        (name, n): [g.all_reduce(name, np.array([n])) for g in groups]
+        for n in range(5)
+        for name in ("x", "y")
+    }
+    for (_, n), pair in futures.items():
+        assert [f.result(20)[0] for f in pair] == [2 * n, 2 * n]
+
+
+def test_python_operation_runs_once_in_rank_order(join: Join) -> None:
+    groups = [join("a"), join("b"), join("c")]
+    formed(groups)
+    order = groups[0].members()
+    futures = [
+        g.all_reduce("lists", [g.members()[g.rank() or 0]], op=lambda x, y: x + y) for g in groups
+    ]
+    assert [f.result(20) for f in futures] == [order] * 3
+
+
+def test_python_operation_that_raises_fails_everywhere(join: Join) -> None:
+    groups = [join("a"), join("b")]
+    formed(groups)
+
+    def fail(x: object, y: object) -> object:
+        raise KeyError("no such statistic")
+
+    futures = [g.all_reduce("stats", 1, op=fail) for g in groups]
+    for future in futures:
+        with pytest.raises(moolink.RemoteError, match="no such statistic"):
+            future.result(20)
+
+
+def test_shapes_that_differ_are_an_error_that_names_both(join: Join) -> None:
+    groups = [join("alice"), join("bob")]
+    formed(groups)
+    futures = [g.all_reduce("x", np.zeros(n)) for g, n in zip(groups, (2, 3), strict=True)]
+    for future in futures:
+        with pytest.raises(moolink.Error, match=r"(?s)(alice.*bob|bob.*alice)"):
+            future.result(20)
+    again = [g.all_reduce("y", np.ones(1)) for g in groups]
+    assert again[0].result(20)[0] == 2, "the group goes on"
+
+
+def test_a_member_that_leaves_fails_or_retries_what_it_had_not_started(join: Join) -> None:
+    groups = [join("a"), join("b"), join("c")]
+    formed(groups)
+    failing = groups[0].all_reduce("x", np.ones(1))
+    retried = [g.all_reduce("y", np.ones(1), on_change="retry") for g in groups[:2]]
+    groups[2].close()
+    with pytest.raises(moolink.GroupChanged, match="c"):
+        failing.result(20)
+    assert [f.result(20)[0] for f in retried] == [2.0, 2.0]
+
+
+def test_an_operation_that_nobody_else_starts_times_out_and_says_whom_it_waits_for(
+    join: Join,
+) -> None:
+    groups = [join("a"), join("b")]
+    formed(groups)
+    groups[0].set_timeout(1.0)
+    with pytest.raises(moolink.TimeoutError, match="b"):
+        groups[0].all_reduce("x", np.ones(1)).result(20)
+
+
+def test_await(join: Join) -> None:
+    groups = [join("a"), join("b")]
+    formed(groups)
+
+    async def both() -> list[float]:
+        futures = [g.all_reduce("x", 1.5) for g in groups]
+        return list(await asyncio.gather(*(_wait(f) for f in futures)))
+
+    async def _wait(future: object) -> float:
+        return await future  # type: ignore[misc]
+
+    assert asyncio.run(both()) == [3.0, 3.0]
+
+
+def test_misuse(join: Join) -> None:
+    group = join("a")
+    formed([group])
+    with pytest.raises(ValueError, match="median"):
+        group.all_reduce("x", np.ones(1), op="median")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"data\['a'\]"):
+        group.all_reduce("x", {"a": "text"})
+    group.close()
+    with pytest.raises(moolink.Closed):
+        group.update()
+
+
+def test_without_a_broker_there_is_no_view_and_a_reason() -> None:
+    with moolink.Rpc("alone") as rpc, moolink.Group(rpc, "group") as group:
+        assert not group.update()
+        assert group.members() == []
+        assert group.rank() is None
+        assert "broker" in group.waiting_for()
+        with pytest.raises(moolink.Closed):
+            group.all_reduce("x", np.ones(1))

@@ -1,0 +1,30 @@
+"""Waiting, in tests, for what other threads and processes bring about."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import moolink
+
+PATIENCE = 20.0  # seconds until something that should take a moment is called a hang
+
+
+def until(done: Callable[[], bool], what: str, poll: float = 0.01) -> None:
+    """Waits for a condition that other threads bring about."""
+    deadline = time.monotonic() + PATIENCE
+    while not done():
+        assert time.monotonic() < deadline, f"waited {PATIENCE} s for {what}"
+        time.sleep(poll)
+
+
+def formed(groups: list[moolink.Group], size: int | None = None) -> None:
+    """Waits until all have a common view of `size` members (default: themselves)."""
+
+    def common() -> bool:
+        for group in groups:
+            group.update()
+        views = {(group.epoch(), tuple(group.members())) for group in groups}
+        return len(views) == 1 and len(groups[0].members()) == (size or len(groups))
+
+    until(common, f"a common view of {[g.members() for g in groups]}")
