@@ -14,6 +14,7 @@ and `x_tp1` at t + 1.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import signal
 import sys
@@ -387,9 +388,14 @@ class Learner:
             f"{self.stop_reason} after {self.steps:,} steps; model {model_checksum(self.net)} "
             f"at update {self.accumulator.model_version()} on {self.rpc.get_name()}"
         )
-        if self.leads and not self.hurried:
-            self.write(self.curve.plot, self.config.job.env)
-            self.terminal.say(f"learning curve: {self.curve.csv_path}, {self.curve.png_path}")
+        if not self.hurried:
+            # All end at this round. Who left before the others have it could take with it what
+            # they still need; who does not come any more is not waited for.
+            with contextlib.suppress(moolink.Error):
+                self.group.all_reduce("end of the job", 1).result(timeout=5.0)
+            if self.leads:
+                self.write(self.curve.plot, self.config.job.env)
+                self.terminal.say(f"learning curve: {self.curve.csv_path}, {self.curve.png_path}")
 
 
 def make_net(config: Config, env: VectorEnv, saved: dict[str, Any] | None) -> Net:
