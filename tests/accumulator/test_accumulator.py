@@ -9,13 +9,13 @@ import pytest
 import torch
 
 import moolink
-from tests.group.conftest import broker_address, until  # noqa: F401 - a fixture
+from tests.waiting import until
 
 Make = Callable[..., moolink.accumulator.AccumulatorBase]
 
 
 @pytest.fixture
-def make(broker_address: str) -> Iterator[Make]:  # noqa: F811
+def make(broker_address: str) -> Iterator[Make]:
     """Returns a function that makes a peer with an accumulator."""
     with contextlib.ExitStack() as stack:
 
@@ -31,10 +31,7 @@ def make(broker_address: str) -> Iterator[Make]:  # noqa: F811
 
 
 def parameters(value: float = 0.0) -> list[torch.Tensor]:
-    return [
-        torch.full((2, 3), value, requires_grad=True),
-        torch.full((4,), value, requires_grad=True),
-    ]
+    return [torch.full(shape, value, requires_grad=True) for shape in ((2, 3), (4,))]
 
 
 def pump(accumulators: list, states: list | None = None) -> None:
@@ -47,6 +44,16 @@ def pump(accumulators: list, states: list | None = None) -> None:
             state = accumulator.state()
             if states is not None:
                 states.append(state)
+
+
+def failed(accumulators: list, errors: list[str]) -> bool:
+    """Whether a turn of the loop raised at some peer; the text is appended to ``errors``."""
+    for accumulator in accumulators:
+        try:
+            pump([accumulator])
+        except moolink.Error as error:
+            errors.append(str(error))
+    return bool(errors)
 
 
 def connect(accumulators: list, states: list | None = None) -> None:
@@ -161,17 +168,10 @@ def test_the_highest_version_leads(make: Make) -> None:
 def test_a_model_of_another_layout_is_refused_with_both_layouts(make: Make) -> None:
     peers = [make("a", parameters()), make("b", [torch.zeros(9, requires_grad=True)])]
 
-    def refused() -> bool:
-        for peer in peers:
-            try:
-                pump([peer])
-            except moolink.Error as error:
-                assert "float32(9,)" in str(error)
-                assert "float32(2,3)" in str(error)
-                return True
-        return False
-
-    until(refused, "the error")
+    errors: list[str] = []
+    until(lambda: failed(peers, errors), "the error")
+    assert "float32(9,)" in errors[0]
+    assert "float32(2,3)" in errors[0]
 
 
 def test_nan_gradients_travel_as_they_are(make: Make) -> None:
@@ -210,15 +210,9 @@ def test_divergence_is_noticed(make: Make) -> None:
     for peer in peers:
         peer.zero_gradients()
 
-    def raised() -> bool:
-        try:
-            pump(peers)
-        except moolink.Error as error:
-            assert "differ" in str(error)
-            return True
-        return False
-
-    until(raised, "the divergence")
+    errors: list[str] = []
+    until(lambda: failed(peers, errors), "the divergence")
+    assert "differ" in errors[0]
 
 
 def test_misuse(make: Make) -> None:
