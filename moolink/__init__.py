@@ -26,10 +26,11 @@ from moolink.errors import (
 )
 
 if TYPE_CHECKING:
-    from moolink._core import AllReduce, Broker, Future, Group, Rpc, RpcDeferredReturn, create_uid
+    from moolink._core import Broker, Future, Rpc, RpcDeferredReturn, create_uid
     from moolink.accumulator import Accumulator
     from moolink.batcher import Batcher
     from moolink.env_pool import EnvPool, EnvStepper, EnvStepperFuture
+    from moolink.group import AllReduce, Group
     from moolink.logs import set_log_level, set_logging
     from moolink.values import register
 
@@ -38,14 +39,14 @@ __version__ = "0.1.0"
 # Loaded at first use, so that `import moolink` costs next to nothing.
 _HOME = {
     "Accumulator": "moolink.accumulator",
-    "AllReduce": "moolink._core",
+    "AllReduce": "moolink.group",
     "Batcher": "moolink.batcher",
     "Broker": "moolink._core",
     "EnvPool": "moolink.env_pool",
     "EnvStepper": "moolink.env_pool",
     "EnvStepperFuture": "moolink.env_pool",
     "Future": "moolink._core",
-    "Group": "moolink._core",
+    "Group": "moolink.group",
     "Rpc": "moolink._core",
     "RpcDeferredReturn": "moolink._core",
     "create_uid": "moolink._core",

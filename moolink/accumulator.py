@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from moolink._core import AccumulatorCore, Group, Rpc
+from moolink._core import AccumulatorCore, Rpc
+from moolink.group import Group
+from moolink.logs import logger
 
 if TYPE_CHECKING:
     import moolink.torch
@@ -79,7 +81,7 @@ class AccumulatorBase(abc.ABC):
             self._own_rpc = Rpc()
             group = Group(self._own_rpc, name)
         self._group = group
-        self._core = AccumulatorCore(group, name, sections, layout, role == "observer")
+        self._core = AccumulatorCore(group.core, name, sections, layout, role == "observer")
         self._checksum_every = checksum_every
         self._on_divergence = on_divergence
         self._has_gradients = False
@@ -134,6 +136,11 @@ class AccumulatorBase(abc.ABC):
                 layout), or the model's checksums differ and ``on_divergence`` is ``"raise"``.
         """
         self._core.update(self._on_divergence == "raise")
+        if self._core.state_overdue():
+            logger.warning(
+                "wants_state() has been true for 5 s: newcomers get parameters and buffers only"
+            )
+            self._core.set_state((self._capture_model(), None))
         if self._core.has_new_state():
             model, state = self._core.take_state()
             self._install_model(model)

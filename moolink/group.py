@@ -69,13 +69,13 @@ class Group:
     """
 
     def __init__(self, rpc: Rpc, name: str) -> None:
-        self._core = GroupCore(rpc, name)
+        self.core = GroupCore(rpc, name)
         self._name = name
         self._callbacks: list[Callable[[Group], None]] = []
 
     def update(self) -> bool:
         """Takes over the newest view; returns whether the membership changed."""
-        changed = self._core.update()
+        changed = self.core.update()
         if changed:
             for callback in self._callbacks:
                 callback(self)
@@ -87,19 +87,19 @@ class Group:
 
     def members(self) -> list[str]:
         """Names of the members in the order of their ranks; empty while there is no view."""
-        return self._core.members()
+        return self.core.members()
 
     def rank(self) -> int | None:
         """This peer's place in :meth:`members`, or ``None`` while it is not among them."""
-        return self._core.rank()
+        return self.core.rank()
 
     def epoch(self) -> int:
         """Number of the view, rising with every change; 0 while there is none."""
-        return self._core.epoch()
+        return self.core.epoch()
 
     def sync_id(self) -> int:
         """moolib's name of :meth:`epoch`."""
-        return self._core.epoch()
+        return self.core.epoch()
 
     def name(self) -> str:
         """The group's name."""
@@ -107,11 +107,11 @@ class Group:
 
     def active(self) -> bool:
         """Whether this peer is in a view and operations can be started."""
-        return self._core.active()
+        return self.core.active()
 
     def waiting_for(self) -> str:
         """One sentence on what the group waits for; empty when for nothing."""
-        return self._core.waiting_for()
+        return self.core.waiting_for()
 
     def set_timeout(self, seconds: float) -> None:
         """Sets how long this peer may be silent before it is evicted, and how long operations last.
@@ -119,15 +119,15 @@ class Group:
         Args:
             seconds: at least 1; a proof of death always acts at once.
         """
-        self._core.set_timeout(seconds)
+        self.core.set_timeout(seconds)
 
     def set_sort_order(self, order: int) -> None:
         """Sets this peer's place in the ranks: lower comes first, then order of joining."""
-        self._core.set_sort_order(order)
+        self.core.set_sort_order(order)
 
     def set_broker_name(self, name: str) -> None:
         """Sets the name of the peer that is this group's broker (default ``"broker"``)."""
-        self._core.set_broker_name(name)
+        self.core.set_broker_name(name)
 
     def all_reduce(
         self,
@@ -160,7 +160,7 @@ class Group:
         """
         retry = on_change == "retry"
         if callable(op):
-            return AllReduce([self._core.all_reduce_value(name, data, op, retry)], _only)
+            return AllReduce([self.core.all_reduce_value(name, data, op, retry)], _only)
         kind = op or "sum"
         leaves, structure = flatten(data)
         by_dtype: dict[str, list[int]] = {}
@@ -171,7 +171,7 @@ class Group:
         for dtype, indices in by_dtype.items():
             flat = np.concatenate([arrays[i].reshape(-1) for i in indices])
             part = name if len(by_dtype) == 1 else f"{name}/{dtype}"
-            futures.append(self._core.all_reduce(part, kind, dtype, flat, retry))
+            futures.append(self.core.all_reduce(part, kind, dtype, flat, retry))
 
         def finish(results: list[Any]) -> Any:
             reduced: list[Any] = [None] * len(leaves)
@@ -185,7 +185,7 @@ class Group:
 
     def close(self) -> None:
         """Leaves the group; the others go on at once."""
-        self._core.close()
+        self.core.close()
 
     def __enter__(self) -> Group:
         return self

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+import moolink
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -23,3 +25,10 @@ def simulator() -> Callable[[str], Path]:
         return program
 
     return find
+
+
+@pytest.fixture
+def broker_address() -> Iterator[str]:
+    """Address of a broker of this process."""
+    with moolink.Broker(first=True) as broker:
+        yield broker.listen("127.0.0.1:0")[0]

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from moolink._core import Group
 from moolink.accumulator import AccumulatorBase
+from moolink.group import Group
 
 
 class Accumulator(AccumulatorBase):
@@ -146,8 +146,16 @@ def _aligned(size: int) -> int:
 
 def _layout(parameters: Sequence[torch.Tensor], buffers: Sequence[torch.Tensor]) -> str:
     """A readable line of dtypes and shapes, by which peers find out that their models differ."""
-    return " ".join(f"{_name(t.dtype)}{tuple(t.shape)}" for t in [*parameters, *buffers]).replace(
-        ", ", ","
+
+    def describe(tensor: torch.Tensor, reduced: bool) -> str:
+        shape = ",".join(map(str, tensor.shape)) + ("," if tensor.ndim == 1 else "")
+        return f"{_name(tensor.dtype)}({shape})" + ("" if reduced else " fixed")
+
+    return " ".join(
+        [
+            *(describe(p, p.requires_grad) for p in parameters),
+            *(describe(b, False) for b in buffers),
+        ]
     )
 
 

@@ -11,12 +11,6 @@ import moolink
 
 
 @pytest.fixture
-def broker_address() -> Iterator[str]:
-    with moolink.Broker(first=True) as broker:
-        yield broker.listen("127.0.0.1:0")[0]
-
-
-@pytest.fixture
 def join(broker_address: str) -> Iterator[Callable[..., moolink.Group]]:
     """Returns a function that makes a peer and lets it join a group."""
     with contextlib.ExitStack() as stack:
