@@ -14,7 +14,7 @@ namespace {
 
 // WELCOME: the chooser names a session in which the follower has taken part before.
 constexpr std::uint8_t kEstablished = 1;
-constexpr std::size_t kGreetingWords = 64;  // of rx_have; the rest is sent again and dropped
+constexpr std::size_t kGreetingWords = 64;    // of rx_have; the rest is sent again and dropped
 constexpr std::size_t kChunkFrameRoom = 128;  // header and control of a chunk
 
 Error restarted() {
@@ -43,8 +43,8 @@ void Session::welcomed(Time now, Link& link, const wire::ReceivedFrame& frame) {
   const std::size_t frame_bytes =
       static_cast<std::size_t>(std::min<std::uint64_t>(theirs.max_frame, config_.limits.max_frame));
   if (frame_bytes < kInlineTotal) wire::fail("the peer's largest frame is too small");
-  link.chunk_bytes = std::clamp<std::size_t>(link.traits.chunk_bytes, 1,
-                                             frame_bytes - kChunkFrameRoom);
+  link.chunk_bytes =
+      std::clamp<std::size_t>(link.traits.chunk_bytes, 1, frame_bytes - kChunkFrameRoom);
   if (chooses()) {
     welcomed_as_chooser(now, link, theirs);
   } else {
@@ -107,13 +107,13 @@ void Session::agreed(Time now, Link& link, const wire::Hello& theirs) {
     }
   }
   const ConnectionId connection = link.connection;
-  const bool usual_window =
-      receive_window_.bytes == Limits{}.send_window_bytes &&
-      receive_window_.messages == Limits{}.send_window_messages;
+  const bool usual_window = receive_window_.bytes == Limits{}.send_window_bytes &&
+                            receive_window_.messages == Limits{}.send_window_messages;
   if (!usual_window) write(link, wire::make_frame(wire::FrameType::window, receive_window_));
   for (const ConnectionId old : replaced) {
-    close_link(now, old, make_error(ErrorCode::closed,
-                                    "replaced by connection " + std::to_string(connection)));
+    close_link(
+        now, old,
+        make_error(ErrorCode::closed, "replaced by connection " + std::to_string(connection)));
   }
   if (!mutant("no_replay_after_reconnect")) write_unassigned(now);
   if (acks_due_ > 0) write_ack(now);

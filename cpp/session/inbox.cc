@@ -110,8 +110,8 @@ void Inbox::place(const wire::PartHead& head, Inbound& inbound, InboundPart& par
   } catch (const std::bad_alloc&) {
     part.memory = {};
     inbound.error.code = ErrorCode::error;
-    inbound.error.message = "no memory for a part of " + std::to_string(head.bytes) +
-                            " bytes at the receiver";
+    inbound.error.message =
+        "no memory for a part of " + std::to_string(head.bytes) + " bytes at the receiver";
   }
 }
 
@@ -155,8 +155,7 @@ bool Inbox::wanted(wire::ConnectionId connection, const wire::Want& want) {
   Inbound* inbound = find(want.seq);
   if (inbound == nullptr || inbound->connection != connection) return false;
   InboundPart* part = inbound->find(want.part);
-  if (part == nullptr || part->how != InboundPart::How::to_be_granted ||
-      part->size != want.bytes) {
+  if (part == nullptr || part->how != InboundPart::How::to_be_granted || part->size != want.bytes) {
     if (part != nullptr && part->complete) return false;
     wire::fail("a grant was asked for that no message needs");
   }

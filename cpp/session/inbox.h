@@ -26,8 +26,8 @@ struct InboundPart {
   std::uint64_t size = 0;
   std::uint64_t received = 0;  // of a streamed part: chunks come in order
   std::uint64_t grant = 0;
-  MutableBuffer memory;        // where chunks or the grant's filler write; empty: discarded
-  Buffer bytes;                // when complete
+  MutableBuffer memory;  // where chunks or the grant's filler write; empty: discarded
+  Buffer bytes;          // when complete
 };
 
 struct Inbound {

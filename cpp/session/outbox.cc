@@ -49,17 +49,16 @@ bool Outbox::has_room(std::uint64_t bytes, bool held) const {
   if (mutant("ignore_window")) return true;
   if (held && peer_window_.messages == 0) return false;
   if (unacked_ >= limits_.send_window_messages || messages_.size() >= kMaxSpan) return false;
-  const std::uint64_t window = std::min<std::uint64_t>(limits_.send_window_bytes,
-                                                       peer_window_.bytes);
+  const std::uint64_t window =
+      std::min<std::uint64_t>(limits_.send_window_bytes, peer_window_.bytes);
   const std::uint64_t used = bytes > kInlineTotal ? large_bytes_ : inline_bytes_;
   return used == 0 || used + bytes <= window;
 }
 
 void Outbox::check(const OutgoingMessage& message) const {
   const auto refuse = [](const std::string& what, std::uint64_t size, std::uint64_t limit) {
-    throw Exception(ErrorCode::invalid_argument, what + std::to_string(size) +
-                                                     " exceeds the limit of " +
-                                                     std::to_string(limit));
+    throw Exception(ErrorCode::invalid_argument,
+                    what + std::to_string(size) + " exceeds the limit of " + std::to_string(limit));
   };
   const wire::Payload& payload = message.payload;
   if (payload.body.size() > limits_.max_body) {

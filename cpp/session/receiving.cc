@@ -61,8 +61,7 @@ void Session::dispatch(Time now, Link& link, const wire::ReceivedFrame& frame) {
       if (std::exchange(was_full_, false)) actions_.push_back(WindowOpened{});
       break;
     default:
-      wire::fail(std::string("an unexpected frame: ") +
-                 wire::frame_type_name(frame.header.type));
+      wire::fail(std::string("an unexpected frame: ") + wire::frame_type_name(frame.header.type));
   }
 }
 
@@ -142,8 +141,8 @@ void Session::received_grant(Time, Link& link, const wire::Grant& grant) {
   if (grant.bytes < bytes.size()) wire::fail("a grant smaller than its part");
   part->state = LargePart::State::filling;
   link.filling[grant.grant] = {grant.seq, grant.part};
-  actions_.push_back(FillGrant{
-      link.connection, {grant.grant, grant.segment, grant.offset, grant.bytes}, bytes});
+  actions_.push_back(
+      FillGrant{link.connection, {grant.grant, grant.segment, grant.offset, grant.bytes}, bytes});
   if (mutant("done_before_filled")) {
     write(link, wire::make_frame(wire::FrameType::done, wire::Done{grant.grant}));
   }
@@ -151,9 +150,8 @@ void Session::received_grant(Time, Link& link, const wire::Grant& grant) {
 
 void Session::acknowledged(std::uint64_t cum, std::span<const std::uint64_t> bitmap) {
   if (cum < outbox_.first() && bitmap.empty()) return;
-  const bool plausible = outbox_.acknowledge(cum, bitmap, [this](std::uint64_t cookie) {
-    actions_.push_back(Acked{cookie});
-  });
+  const bool plausible = outbox_.acknowledge(
+      cum, bitmap, [this](std::uint64_t cookie) { actions_.push_back(Acked{cookie}); });
   if (!plausible) wire::fail("a message was acknowledged that was never sent");
   if (was_full_) {
     was_full_ = false;

@@ -115,8 +115,8 @@ bool Session::write_part(Link& link, std::uint64_t seq, Outgoing& outgoing) {
     if (part.state == LargePart::State::waiting && link.grants_asked < kGrantsAsked) {
       part.state = LargePart::State::asked;
       ++link.grants_asked;
-      write(link, wire::make_frame(wire::FrameType::want,
-                                   wire::Want{seq, part.part, bytes.size()}));
+      write(link,
+            wire::make_frame(wire::FrameType::want, wire::Want{seq, part.part, bytes.size()}));
       return true;
     }
     if (part.state == LargePart::State::streaming && link.chunks_queued < kChunksQueued) {

@@ -66,8 +66,8 @@ class SequenceSet {
 
   std::uint64_t cum_ = 0;
   std::uint64_t greatest_ = 0;
-  std::uint64_t first_word_ = 0;      // number of words_[0], of 64 messages each
-  std::deque<std::uint64_t> words_;   // empty while there are no gaps
+  std::uint64_t first_word_ = 0;     // number of words_[0], of 64 messages each
+  std::deque<std::uint64_t> words_;  // empty while there are no gaps
 };
 
 }  // namespace moolink::session

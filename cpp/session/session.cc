@@ -29,9 +29,7 @@ void Session::attach(Time now, ConnectionId connection, wire::PathKind kind,
   say_welcome(link);
 }
 
-void Session::disconnected(Time now, ConnectionId connection) {
-  drop_link(now, connection);
-}
+void Session::disconnected(Time now, ConnectionId connection) { drop_link(now, connection); }
 
 void Session::received(Time now, ConnectionId connection, const wire::ReceivedFrame& frame) {
   Link* link = find(connection);
@@ -246,8 +244,7 @@ void Session::lose(Time, Error reason, bool silent, ConnectionId except) {
   });
   Lost lost{std::move(reason), silent, {}};
   for (Outgoing& outgoing : outbox_.clear()) {
-    lost.messages.push_back(
-        {outgoing.message.cookie, outgoing.written ? Ran::maybe : Ran::no});
+    lost.messages.push_back({outgoing.message.cookie, outgoing.written ? Ran::maybe : Ran::no});
   }
   inbox_.clear();
   const bool had_session = id_ != 0;

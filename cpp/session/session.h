@@ -33,13 +33,13 @@ namespace moolink::session {
 using wire::ConnectionId;
 
 struct Timing {
-  Duration ping_after = milliseconds(250);    // quiet for so long: ask
-  Duration suspect_after = seconds(1);        // silent for so long: use another path
-  Duration evict_after = seconds(3);          // silent for so long: the session is lost
-  Duration late_after = milliseconds(500);    // a tick so late means that this side was stopped,
-  Duration forgive_for = seconds(1);          //   and it accuses nobody for so long
-  Duration ack_after = milliseconds(25);      // acknowledge without other traffic to ride on
-  std::uint32_t ack_every = 16;               // ... or after so many messages
+  Duration ping_after = milliseconds(250);  // quiet for so long: ask
+  Duration suspect_after = seconds(1);      // silent for so long: use another path
+  Duration evict_after = seconds(3);        // silent for so long: the session is lost
+  Duration late_after = milliseconds(500);  // a tick so late means that this side was stopped,
+  Duration forgive_for = seconds(1);        //   and it accuses nobody for so long
+  Duration ack_after = milliseconds(25);    // acknowledge without other traffic to ride on
+  std::uint32_t ack_every = 16;             // ... or after so many messages
 };
 
 struct Config {
@@ -66,7 +66,7 @@ struct Deliver {
   std::uint8_t kind;
   Time deadline;  // this side's clock; kNever: none
   wire::Payload payload;
-  Error error;    // not none: memory for the parts was not to be had, the payload has its body only
+  Error error;  // not none: memory for the parts was not to be had, the payload has its body only
 };
 
 // The peer has the whole message; the sender's bytes are free.
@@ -228,8 +228,8 @@ class Session {
 
   std::uint32_t acks_due_ = 0;
   Time ack_at_ = kNever;
-  wire::Window receive_window_;       // as the peer was told, or is to be
-  bool was_full_ = false;             // a message was refused since WindowOpened
+  wire::Window receive_window_;  // as the peer was told, or is to be
+  bool was_full_ = false;        // a message was refused since WindowOpened
 
   Time last_heard_{};
   Time forgiving_until_{};  // accuses nobody before

@@ -1,0 +1,49 @@
+"""Runs the simulators; see tests/sim/common/program.h for their command line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+class Simulator:
+    """One simulation program."""
+
+    def __init__(self, program: Path) -> None:
+        self.program = program
+
+    def run(self, seeds: str, mutant: str = "") -> dict[str, Any]:
+        """Runs the seeds `A..B`; the program's JSON line, and its complaint as `stderr`."""
+        arguments = [str(self.program), "--seeds", seeds]
+        if mutant:
+            arguments += ["--mutant", mutant]
+        done = subprocess.run(arguments, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode in (0, 1), done.stderr
+        result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        assert (done.returncode == 1) == (result["failures"] > 0)
+        return {**result, "stderr": done.stderr}
+
+    def mutants(self) -> list[str]:
+        done = subprocess.run(
+            [str(self.program), "--list-mutants"],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
+        )
+        return done.stdout.split()
+
+    def survivors(self, seeds: str = "0..999") -> list[str]:
+        """The mutants that no seed catches."""
+        return [name for name in self.mutants() if self.run(seeds, name)["failures"] == 0]
+
+
+@pytest.fixture(scope="session")
+def simulation(simulator: Callable[[str], Path]) -> Callable[[str], Simulator]:
+    """Returns a function from a simulation's name to its Simulator."""
+    return lambda name: Simulator(simulator(name))

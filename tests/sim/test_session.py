@@ -1,0 +1,37 @@
+"""The session machine on a simulated network: its invariants hold, named mistakes are caught."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.timeout(120)
+
+REACHED = {
+    "grants asked",
+    "later attempts",
+    "messages delivered",
+    "messages lost",
+    "sessions lost",
+    "window full",
+}
+
+
+def test_invariants_hold(simulation: Any) -> None:
+    result = simulation("session").run("0..299")
+    assert result["failures"] == 0, result["stderr"]
+    assert {what for what, times in result["coverage"].items() if times > 0} >= REACHED
+
+
+def test_same_seed_same_trace(simulation: Any) -> None:
+    session = simulation("session")
+    first = session.run("0..20")["trace_hash"]
+    assert first == session.run("0..20")["trace_hash"]
+    assert first != session.run("1..21")["trace_hash"]
+
+
+def test_every_mutant_is_caught(simulation: Any) -> None:
+    session = simulation("session")
+    assert len(session.mutants()) >= 10
+    assert session.survivors() == []
