@@ -1,8 +1,8 @@
 """The shared memory of a pool: what lies where, and numpy views of it.
 
 One sealed memfd segment, sized by what it holds. Both sides compute the same layout from the same
-`PoolShape`. Data crosses with a doorbell (an eventfd write and read, which order memory accesses):
-actions are written before the workers' doorbells ring, outputs before the batch's bell does.
+`PoolShape`. Actions are written before the workers' doorbells ring, outputs before the `served`
+word and the batch's bell; ringing and hearing a bell (an eventfd) orders memory accesses.
 """
 
 from __future__ import annotations

@@ -19,6 +19,18 @@ def zeros(count: int) -> np.ndarray:
     return np.zeros(count, np.int64)
 
 
+@pytest.fixture(scope="module")
+def counters():
+    with EnvPool(environments.Counter, 2, 4, 1) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def echoes():
+    with EnvPool(environments.Echo, 2, 4, 1) as pool:
+        yield pool
+
+
 @pytest.mark.parametrize(("processes", "size", "batches"), [(1, 1, 1), (2, 5, 1), (3, 7, 3)])
 def test_every_environment_is_stepped_with_its_own_action(processes, size, batches):
     with EnvPool(environments.Counter, processes, size, batches) as pool:
@@ -80,7 +92,7 @@ ACTION = {
 
 
 @pytest.mark.parametrize("framework", ["numpy", "torch"])
-def test_nested_spaces_and_strides_survive_both_ways(framework):
+def test_nested_spaces_and_strides_survive_both_ways(echoes, framework):
     action = ACTION
     if framework == "torch":
         action = {
@@ -88,21 +100,20 @@ def test_nested_spaces_and_strides_survive_both_ways(framework):
             for key, part in ACTION.items()
         }
         assert not action["stick"].is_contiguous()
-    with EnvPool(environments.Echo, 2, 4, 1) as pool:
-        pool.step(0, action).result(LONG)
-        outputs = pool.step(0, action).result(LONG)
-        kind = np.ndarray if framework == "numpy" else torch.Tensor
-        assert isinstance(outputs["transposed"], kind)
-        assert isinstance(outputs["reward"], kind)
-        base = np.arange(24, dtype=np.uint8).reshape(4, 6)
-        for i in range(4):
-            np.testing.assert_array_equal(outputs["transposed"][i], (base + i)[:, ::2].T)
-        np.testing.assert_array_equal(outputs["inner"]["discrete"], ACTION["button"])
-        np.testing.assert_array_equal(outputs["inner"]["flag"], ACTION["keys"][:, ::-1])
-        np.testing.assert_array_equal(outputs["pair"][0], ACTION["menu"][0])
-        np.testing.assert_allclose(outputs["pair"][1], ACTION["stick"][:, ::-1])
-        assert pool.action_space == environments.Echo.action_space
-        assert pool.observation_space == environments.Echo.observation_space
+    echoes.step(0, action).result(LONG)
+    outputs = echoes.step(0, action).result(LONG)
+    kind = np.ndarray if framework == "numpy" else torch.Tensor
+    assert isinstance(outputs["transposed"], kind)
+    assert isinstance(outputs["reward"], kind)
+    base = np.arange(24, dtype=np.uint8).reshape(4, 6)
+    for i in range(4):
+        np.testing.assert_array_equal(outputs["transposed"][i], (base + i)[:, ::2].T)
+    np.testing.assert_array_equal(outputs["inner"]["discrete"], ACTION["button"])
+    np.testing.assert_array_equal(outputs["inner"]["flag"], ACTION["keys"][:, ::-1])
+    np.testing.assert_array_equal(outputs["pair"][0], ACTION["menu"][0])
+    np.testing.assert_allclose(outputs["pair"][1], ACTION["stick"][:, ::-1])
+    assert echoes.action_space == environments.Echo.action_space
+    assert echoes.observation_space == environments.Echo.observation_space
 
 
 @pytest.mark.parametrize(
@@ -115,12 +126,11 @@ def test_nested_spaces_and_strides_survive_both_ways(framework):
         [0, 3, 6, 9],
     ],
 )
-def test_actions_of_any_kind_and_stride(actions):
-    with EnvPool(environments.Counter, 2, 4, 1) as pool:
-        pool.step(0, actions).result(LONG)
-        outputs = pool.step(0, actions).result(LONG)
-        assert torch.is_tensor(outputs["reward"]) == torch.is_tensor(actions)
-        np.testing.assert_array_equal(outputs["reward"], [0, 3, 6, 9])
+def test_actions_of_any_kind_and_stride(counters, actions):
+    counters.step(0, actions).result(LONG)
+    outputs = counters.step(0, actions).result(LONG)
+    assert torch.is_tensor(outputs["reward"]) == torch.is_tensor(actions)
+    np.testing.assert_array_equal(outputs["reward"], [0, 3, 6, 9])
 
 
 @pytest.mark.parametrize(
@@ -133,11 +143,10 @@ def test_actions_of_any_kind_and_stride(actions):
         ({"a": np.zeros(4)}, ValueError, "expected shape"),
     ],
 )
-def test_wrong_actions_are_refused_and_the_pool_goes_on(action, error, message):
-    with EnvPool(environments.Counter, 2, 4, 1) as pool:
-        with pytest.raises(error, match=message):
-            pool.step(0, action)
-        pool.step(0, zeros(4)).result(LONG)
+def test_wrong_actions_are_refused_and_the_pool_goes_on(counters, action, error, message):
+    with pytest.raises(error, match=message):
+        counters.step(0, action)
+    counters.step(0, zeros(4)).result(LONG)
 
 
 @pytest.mark.parametrize(
@@ -151,9 +160,9 @@ def test_wrong_actions_are_refused_and_the_pool_goes_on(action, error, message):
         ("other", np.zeros(4), r"action: expected a dict with keys"),
     ],
 )
-def test_wrong_nested_actions_are_named(key, value, message):
-    with EnvPool(environments.Echo, 1, 4, 1) as pool, pytest.raises(ValueError, match=message):
-        pool.step(0, ACTION | {key: value})
+def test_wrong_nested_actions_are_named(echoes, key, value, message):
+    with pytest.raises(ValueError, match=message):
+        echoes.step(0, ACTION | {key: value})
 
 
 def test_unchecked_actions_pass():

@@ -1,0 +1,181 @@
+"""EnvPool beside the same environments in one process, and beside gymnasium's worker processes.
+
+    python benchmarks/env_pool.py --workers 2 --batch-size 64
+
+All take turns, so that a change of the machine's speed meets each of them. A row gives the median
+and the best turn's environment steps a second, and the CPU time a step of all processes together.
+The trivial environments do nothing, so what is measured is what the pool itself costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from moolink import EnvPool
+
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Trivial(gymnasium.Env[Any, Any]):
+    """Returns always the same; episodes have 100 steps."""
+
+    action_space = spaces.Discrete(6)
+
+    def __init__(self, shape: tuple[int, ...], dtype: type) -> None:
+        self.observation_space = spaces.Box(0, 1 if dtype is np.float32 else 255, shape, dtype)
+        self.observation = np.zeros(shape, dtype)
+        self.steps = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.steps = 0
+        return self.observation, {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        return self.observation, 1.0, self.steps == 100, False, {}
+
+
+def small() -> Trivial:
+    return Trivial((4,), np.float32)
+
+
+def frames() -> Trivial:
+    return Trivial((4, 84, 84), np.uint8)
+
+
+def raw_atari() -> Trivial:
+    return Trivial((210, 160, 3), np.uint8)
+
+
+ENVIRONMENTS = {"4 float32": small, "4x84x84 uint8": frames, "210x160x3 uint8": raw_atari}
+
+Run = Callable[[int], None]
+
+
+class PoolRunner:
+    """EnvPool, with one batch or two that take turns."""
+
+    def __init__(self, make: Callable[[], Any], workers: int, size: int, batches: int) -> None:
+        self.pool = EnvPool(make, workers, size // batches, batches)
+        self.actions = np.zeros(size // batches, np.int64)
+        self.futures = [self.pool.step(i, self.actions) for i in range(batches)]
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            for i, future in enumerate(self.futures):
+                future.result()
+                self.futures[i] = self.pool.step(i, self.actions)
+
+    def close(self) -> None:
+        self.pool.close()
+
+
+class InProcess:
+    """The same environments in a loop: what no pool can beat on one core."""
+
+    def __init__(self, make: Callable[[], Any], size: int) -> None:
+        self.environments = [make() for _ in range(size)]
+        first, _ = self.environments[0].reset()
+        self.observations = np.stack([first] * size)
+        self.rewards = np.zeros(size, np.float32)
+        self.dones = np.zeros(size, np.bool_)
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            for i, environment in enumerate(self.environments):
+                observation, reward, terminated, truncated, _ = environment.step(0)
+                if terminated or truncated:
+                    observation, _ = environment.reset()
+                self.observations[i] = observation
+                self.rewards[i] = reward
+                self.dones[i] = terminated or truncated
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+class GymnasiumAsync:
+    """gymnasium's AsyncVectorEnv, a process for each environment; `size` is what it is told."""
+
+    def __init__(self, make: Callable[[], Any], size: int) -> None:
+        self.environments = gymnasium.vector.AsyncVectorEnv([make] * size, shared_memory=True)
+        self.environments.reset()
+        self.actions = np.zeros(size, np.int64)
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            self.environments.step(self.actions)
+
+    def close(self) -> None:
+        self.environments.close()
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU time used so far by `pid` and its descendants, while they live."""
+    with open(f"/proc/{pid}/stat", encoding="ascii") as file:
+        fields = file.read().rpartition(")")[2].split()
+    total = (int(fields[11]) + int(fields[12])) / TICKS
+    for task in os.listdir(f"/proc/{pid}/task"):
+        with open(f"/proc/{pid}/task/{task}/children", encoding="ascii") as file:
+            total += sum(cpu_seconds(int(child)) for child in file.read().split())
+    return total
+
+
+def measure(runners: dict[str, tuple[Any, int]], seconds: float, turns: int) -> None:
+    """Run each runner for `turns` turns of about `seconds` and print a row for each."""
+    rates: dict[str, list[float]] = {name: [] for name in runners}
+    used = dict.fromkeys(runners, 0.0)
+    counts = {}
+    for name, (runner, _) in runners.items():
+        begin = time.perf_counter()
+        runner.run(3)
+        counts[name] = max(1, int(seconds * 3 / (time.perf_counter() - begin)))
+    for _ in range(turns):
+        for name, (runner, size) in runners.items():
+            cpu, begin = cpu_seconds(os.getpid()), time.perf_counter()
+            runner.run(counts[name])
+            steps = counts[name] * size
+            rates[name].append(steps / (time.perf_counter() - begin))
+            used[name] += cpu_seconds(os.getpid()) - cpu
+    for name, (_, size) in runners.items():
+        # Over all turns: the kernel counts in hundredths of a second.
+        cost = used[name] / (turns * counts[name] * size)
+        print(
+            f"  {name:32} {statistics.median(rates[name]):>10,.0f} {max(rates[name]):>10,.0f}"
+            f" {cost * 1e6:>8.2f}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--seconds", type=float, default=0.5, help="of one turn")
+    parser.add_argument("--turns", type=int, default=7)
+    options = parser.parse_args()
+    workers, size = options.workers, options.batch_size
+    print(f"{len(os.sched_getaffinity(0))} cores, {workers} workers, {size} environments")
+    for title, make in ENVIRONMENTS.items():
+        print(f"\n{title:34} {'steps/s':>10} {'best':>10} {'µs CPU':>8}")
+        runners: dict[str, tuple[Any, int]] = {
+            "in one process, no pool": (InProcess(make, size), size),
+            "EnvPool, one batch": (PoolRunner(make, workers, size, 1), size),
+            "EnvPool, two half batches": (PoolRunner(make, workers, size, 2), size),
+            f"gymnasium Async, {workers} processes": (GymnasiumAsync(make, workers), workers),
+        }
+        measure(runners, options.seconds, options.turns)
+        for runner, _ in runners.values():
+            runner.close()
+
+
+if __name__ == "__main__":
+    main()
