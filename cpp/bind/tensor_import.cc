@@ -41,7 +41,7 @@ enum class Importer { none, numpy, torch, jax, traced, dlpack, subclass };
 
 struct TypeKind {
   Importer importer = Importer::none;
-  const DLPackExchangeAPI* api = nullptr;
+  const DLPackExchangeAPI* api = nullptr;  // torch's, from the version on that has it
 };
 
 const DLPackExchangeAPI* exchange_api(nb::handle type) {
@@ -84,9 +84,7 @@ TypeKind classify(nb::handle type) {
   }
   if (is_subclass(type, "jax.core", "Tracer")) return {Importer::traced, nullptr};
   if (is_subclass(type, "jax", "Array")) return {Importer::jax, nullptr};
-  const DLPackExchangeAPI* api = exchange_api(type);
-  if (api != nullptr || nb::hasattr(type, "__dlpack__")) return {Importer::dlpack, api};
-  return {};
+  return {nb::hasattr(type, "__dlpack__") ? Importer::dlpack : Importer::none, nullptr};
 }
 
 // Types seen so far. Only types that import tensors are kept, with a reference each, so that the

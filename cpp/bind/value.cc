@@ -29,10 +29,12 @@ Buffer to_buffer(const nb::bytes& bytes) {
   return copy;
 }
 
-nb::tuple encode(nb::handle value, bool allow_pickle, std::size_t max_depth) {
+nb::tuple encode(nb::handle value, bool allow_pickle, std::size_t max_depth,
+                 std::size_t max_message) {
   HeapAllocator heap;
-  const wire::Payload payload =
-      encode_value(value, options_of(allow_pickle, "same", max_depth), heap);
+  ValueOptions options = options_of(allow_pickle, "same", max_depth);
+  options.limits.max_message = max_message;
+  const wire::Payload payload = encode_value(value, options, heap);
   nb::list parts;
   for (const Buffer& part : payload.parts) parts.append(to_bytes(part));
   return nb::make_tuple(to_bytes(payload.body), parts);
@@ -55,7 +57,7 @@ void bind_values(nb::module_& m) {
   bind_registered_types(m);
   const std::size_t max_depth = Limits{}.max_depth;
   m.def("encode", &encode, nb::arg("value").none(), nb::kw_only(), nb::arg("allow_pickle") = false,
-        nb::arg("max_depth") = max_depth,
+        nb::arg("max_depth") = max_depth, nb::arg("max_message") = Limits{}.max_message,
         "The message a value becomes: its body and the bytes of its arrays.");
   m.def("decode", &decode, nb::arg("body"), nb::arg("parts"), nb::kw_only(),
         nb::arg("allow_pickle") = false, nb::arg("arrays") = "same",

@@ -254,3 +254,10 @@ def test_a_part_of_another_size_than_the_array_says() -> None:
     body, parts = _core.encode(np.zeros(100))
     with pytest.raises(WireError, match="800 bytes whose part has 799"):
         _core.decode(body, [parts[0][:-1]])
+
+
+def test_arrays_above_the_limit_are_refused_at_the_sender() -> None:
+    array = np.zeros(100)
+    assert len(_core.encode([array, array], max_message=1600)[1]) == 2
+    with pytest.raises(ValueError, match="exceed the limit"):
+        _core.encode([array, array], max_message=1599)
