@@ -54,10 +54,10 @@ class PoolShape:
     action: Tree
     terminal_observation: bool
 
-    def rows(self, worker: int) -> range:
-        """Return the rows of every batch whose environments `worker` runs."""
-        size, workers = self.batch_size, self.workers
-        return range(worker * size // workers, (worker + 1) * size // workers)
+
+def rows_of(worker: int, workers: int, batch_size: int) -> range:
+    """Return the rows of every batch whose environments `worker` runs."""
+    return range(worker * batch_size // workers, (worker + 1) * batch_size // workers)
 
 
 @dataclasses.dataclass(frozen=True)

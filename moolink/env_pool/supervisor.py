@@ -18,7 +18,7 @@ from multiprocessing import spawn
 from typing import Any
 
 from moolink.env_pool import channel
-from moolink.env_pool.memory import PoolMemory, PoolShape
+from moolink.env_pool.memory import PoolMemory, PoolShape, rows_of
 from moolink.env_pool.spaces import keys
 from moolink.errors import Closed, EnvError, Error
 from moolink.processes import describe_exit
@@ -98,10 +98,12 @@ class Supervisor:
             channels=[theirs.fileno() for _, theirs in pairs],
         )
         try:
-            self._start_server(setup)
+            try:
+                self._start_server(setup)
+            finally:
+                for _, theirs in pairs:
+                    theirs.close()
             self._watch()
-            for _, theirs in pairs:
-                theirs.close()
             for worker in range(workers):
                 self._control.send(channel.Start(worker, 0))
             poll = select.poll()
@@ -270,7 +272,8 @@ class Supervisor:
         self._links[worker].discard_partial()
         if self._failure is not None:
             return
-        environments = self._environments(worker)
+        options = self._options
+        environments = rows_of(worker, options.workers, options.batch_size)
         running = int(self.memory.current[worker]) if self._ready else 0
         where = f"while it ran environment {running - 1}; it had" if running else "with"
         first, last = environments[0], environments[-1]
@@ -333,11 +336,6 @@ class Supervisor:
     def _ring_all(self) -> None:
         for bell in self.bells:
             os.eventfd_write(bell, 1)
-
-    def _environments(self, worker: int) -> list[int]:
-        """Return the rows of `worker` in each batch."""
-        size, workers = self._options.batch_size, self._options.workers
-        return list(range(worker * size // workers, (worker + 1) * size // workers))
 
     def _pid(self, worker: int) -> int | None:
         made = self._made[worker]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import sys
@@ -20,7 +21,7 @@ from moolink.env_pool.environment import (
     require_five,
     require_same_spaces,
 )
-from moolink.env_pool.memory import Array, BatchArrays, PoolMemory, PoolShape
+from moolink.env_pool.memory import Array, BatchArrays, PoolMemory, PoolShape, rows_of
 from moolink.env_pool.observations import writer
 from moolink.env_pool.spaces import Leaf, Tree, map_tree
 
@@ -75,7 +76,7 @@ class Batch:
                 if type(result) is not tuple or len(result) != 5:
                     require_five(result)
                 observation, reward, terminated, truncated, _ = result
-                reward = float(reward)
+                reward, terminated, truncated = float(reward), bool(terminated), bool(truncated)
                 if terminated or truncated:
                     if self._write_final is not None:
                         self._write_final(row, observation)
@@ -89,8 +90,8 @@ class Batch:
                     self._write(row, environment.reset())
                 reward, terminated, truncated = 0.0, False, True
             rewards.append(reward)
-            terminations.append(bool(terminated))
-            truncations.append(bool(truncated))
+            terminations.append(terminated)
+            truncations.append(truncated)
         self._steps += 1
         self._returns += rewards
         self._finish(rewards, terminations, truncations)
@@ -152,8 +153,7 @@ class Worker:
         self._create_env = create_env
         self._link = link
         self._doorbell = setup.doorbells[start.worker]
-        size, workers = setup.batch_size, setup.workers
-        self._rows = range(start.worker * size // workers, (start.worker + 1) * size // workers)
+        self._rows = rows_of(start.worker, setup.workers, setup.batch_size)
 
     def run(self) -> None:
         """Make the environments, tell the pool, serve until it closes."""
@@ -162,16 +162,21 @@ class Worker:
             self._make(environments)
             observation, action = self._describe(environments)
             spaces = self._pickle_spaces(environments[0].env)
-            self._link.send(channel.Made(os.getpid(), observation, action, spaces))
+            self._tell(channel.Made(os.getpid(), observation, action, spaces))
             mapped = self._link.receive()
             self._serve(mapped.shape, environments)
         except EnvironmentFailed as error:
-            self._link.send(error.report)
+            self._tell(error.report)
         except EOFError:
             return  # The pool closed before we were ready.
         finally:
             for environment in environments:
                 environment.close()
+
+    def _tell(self, message: object) -> None:
+        # A pool that has closed does not listen any more.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._link.send(message)
 
     def _make(self, environments: list[Environment]) -> None:
         setup = self._setup
@@ -242,7 +247,7 @@ class Worker:
         if not self._setup.recreate or environment.failures > RECREATIONS:
             raise error
         report = error.report
-        self._link.send(channel.Recreated(report.environment, report.doing, report.traceback))
+        self._tell(channel.Recreated(report.environment, report.doing, report.traceback))
         environment.recreate()
 
 

@@ -15,11 +15,11 @@ import threading
 import time
 
 import numpy as np
-import pool_environments as environments
 import pytest
 
 import moolink
 from moolink.env_pool import EnvPool
+from tests.env_pool import pool_environments as environments
 
 LONG = 60.0
 HERE = pathlib.Path(__file__).parent

@@ -5,12 +5,12 @@ import functools
 import threading
 
 import numpy as np
-import pool_environments as environments
 import pytest
 import torch
 
 import moolink
 from moolink.env_pool import EnvPool
+from tests.env_pool import pool_environments as environments
 
 LONG = 60.0
 
