@@ -4,7 +4,6 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <cstring>
 #include <utility>
 
 #include "bind/context.h"
@@ -34,11 +33,13 @@ std::variant<wire::Payload, Error> fold(const std::vector<wire::Payload>& values
                                         nb::handle operation, const ValueOptions& options,
                                         const std::string& name) {
   try {
-    nb::object result = decode_value(values.front(), options);
+    Allocator& pool = default_context()->pool();
+    // An operation may be tried again after a change of the group: its inputs stay as they are.
+    nb::object result = decode_value(wire::private_copy(values.front(), pool), options);
     for (std::size_t rank = 1; rank < values.size(); ++rank) {
-      result = operation(result, decode_value(values[rank], options));
+      result = operation(result, decode_value(wire::private_copy(values[rank], pool), options));
     }
-    return encode_value(result, options, default_context()->pool());
+    return encode_value(result, options, pool);
   } catch (nb::python_error& e) {
     return to_remote_error(e, name);
   } catch (const Exception& e) {
@@ -86,12 +87,13 @@ nb::object PyGroup::all_reduce(const std::string& name, const std::string& op,
   }
   wire::TensorHead head = input.head();
   head.framework = wire::Framework::numpy;
+  // The result's memory may still be on its way to other members: the user gets their own.
   auto decode = [head, &pool](const wire::Payload& payload) {
-    // The result's memory may still be on its way to other members: the user gets their own.
-    const Buffer& result = payload.parts.front();
-    const MutableBuffer own = pool.allocate(result.size());
-    if (result.size() > 0) std::memcpy(own.data(), result.data(), result.size());
-    return export_tensor(own, head, ArrayKind::numpy);
+    const wire::Payload own = wire::private_copy(payload, pool);
+    const Buffer& result = own.parts.front();
+    return export_tensor({std::const_pointer_cast<void>(result.owner()),
+                          const_cast<std::byte*>(result.data()), result.size()},
+                         head, ArrayKind::numpy);
   };
   return nb::cast(new PyFuture(std::move(future), std::move(decode), "all_reduce '" + name + "'"),
                   nb::rv_policy::take_ownership);
@@ -99,7 +101,8 @@ nb::object PyGroup::all_reduce(const std::string& name, const std::string& op,
 
 nb::object PyGroup::all_reduce_value(const std::string& name, nb::handle value, nb::callable op,
                                      bool retry) {
-  wire::Payload payload = encode_value(value, options_, group_->rpc()->context()->pool());
+  Allocator& pool = group_->rpc()->context()->pool();
+  wire::Payload payload = encode_value(value, options_, pool);
   auto combine = [operation = Reference(std::move(op)), options = options_,
                   name](const std::vector<wire::Payload>& values) {
     return fold(values, operation.borrow(), options, name);
@@ -109,8 +112,8 @@ nb::object PyGroup::all_reduce_value(const std::string& name, nb::handle value, 
     const nb::gil_scoped_release unlocked;
     future = group_->all_reduce_value(name, std::move(payload), std::move(combine), retry);
   }
-  auto decode = [options = options_](const wire::Payload& result) {
-    return decode_value(result, options);
+  auto decode = [options = options_, &pool](const wire::Payload& result) {
+    return decode_value(wire::private_copy(result, pool), options);
   };
   return nb::cast(new PyFuture(std::move(future), std::move(decode), "all_reduce '" + name + "'"),
                   nb::rv_policy::take_ownership);

@@ -25,4 +25,8 @@ struct Payload {
   }
 };
 
+// The same bytes in memory of its own: decoding a payload gives its parts away, so what others may
+// still read or send is copied first.
+Payload private_copy(const Payload& payload, Allocator& allocator);
+
 }  // namespace moolink::wire

@@ -1,0 +1,192 @@
+#include "bind/accumulator.h"
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bind/context.h"
+#include "bind/group.h"
+#include "runtime/accumulator_peer.h"
+
+namespace moolink::bind {
+namespace {
+
+using Bytes = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>;
+using ReadOnlyBytes = nb::ndarray<nb::numpy, const std::uint8_t, nb::ndim<1>>;
+
+// An array over the buffer's memory that keeps it alive.
+template <class Array, class Byte>
+nb::object view_of(const std::shared_ptr<const void>& owner, Byte* data, std::size_t size) {
+  const nb::capsule capsule(new std::shared_ptr<const void>(owner), [](void* held) noexcept {
+    delete static_cast<std::shared_ptr<const void>*>(held);
+  });
+  return nb::cast(Array(data, {size}, capsule));
+}
+
+// What moolink's accumulators stand on: flat buckets in, flat results out.
+class PyAccumulator {
+ public:
+  PyAccumulator(const PyGroup& group, const std::string& name,
+                const std::vector<std::pair<std::string, std::uint64_t>>& sections,
+                const std::string& layout, bool observer)
+      : options_(group.options()) {
+    runtime::AccumulatorPeer::Options options;
+    options.name = name;
+    options.layout = layout;
+    options.observer = observer;
+    for (const auto& [dtype_name, count] : sections) {
+      const auto dtype = tensor::dtype_from_name(dtype_name);
+      if (!dtype || !collective::is_supported(*dtype, collective::ReduceOp::mean)) {
+        throw Exception(ErrorCode::invalid_argument,
+                        "gradients of type " + dtype_name + " cannot be averaged");
+      }
+      options.sections.push_back({*dtype, count});
+    }
+    peer_ = std::make_unique<runtime::AccumulatorPeer>(group.group(), std::move(options));
+  }
+  ~PyAccumulator() { close(); }
+  PyAccumulator(const PyAccumulator&) = delete;
+  PyAccumulator& operator=(const PyAccumulator&) = delete;
+
+  bool wait(double timeout) {
+    const Time deadline = deadline_after(timeout);
+    const auto interrupt = signal_check();
+    const nb::gil_scoped_release unlocked;
+    return peer_->wait(deadline, interrupt);
+  }
+
+  nb::object bucket() {
+    const MutableBuffer bucket = peer_->bucket();
+    return view_of<Bytes>(bucket.owner(), reinterpret_cast<std::uint8_t*>(bucket.data()),
+                          bucket.size());
+  }
+
+  nb::object next_result() {
+    const auto& round = peer_->result();
+    if (!round) return nb::none();
+    return view_of<ReadOnlyBytes>(round->result.owner(),
+                                  reinterpret_cast<const std::uint8_t*>(round->result.data()),
+                                  round->result.size());
+  }
+
+  void offer(std::int64_t batch, accumulate::Counters counters) {
+    const nb::gil_scoped_release unlocked;
+    peer_->offer(batch, std::move(counters));
+  }
+
+  void set_state(nb::handle state) {
+    wire::Payload payload = encode_value(state, options_, peer_->group()->rpc()->context()->pool());
+    const nb::gil_scoped_release unlocked;
+    peer_->set_state(std::move(payload));
+  }
+
+  nb::object take_state() {
+    wire::Payload payload;
+    {
+      const nb::gil_scoped_release unlocked;
+      payload = peer_->take_state();
+    }
+    // This peer may hand the snapshot on to others.
+    return decode_value(wire::private_copy(payload, peer_->group()->rpc()->context()->pool()),
+                        options_);
+  }
+
+  nb::dict stats() {
+    const runtime::AccumulatorPeer::Stats stats = peer_->stats();
+    nb::dict counters;
+    for (const auto& [name, value] : stats.record.counters) counters[name.c_str()] = value;
+    nb::list lost;
+    for (const accumulate::Contribution& contribution : stats.lost) {
+      lost.append(nb::make_tuple(contribution.name, contribution.k));
+    }
+    nb::dict result;
+    result["batch_size"] = stats.record.total;
+    result["num_gradients"] = stats.gradients;
+    result["num_skipped"] = stats.skipped;
+    result["contributors"] = stats.contributors;
+    result["counters"] = counters;
+    result["waiting_for"] = stats.waiting_for;
+    result["lost"] = lost;
+    return result;
+  }
+
+  void close() {
+    const nb::gil_scoped_release unlocked;
+    peer_->close();
+  }
+
+  runtime::AccumulatorPeer& peer() { return *peer_; }
+
+ private:
+  ValueOptions options_;
+  std::unique_ptr<runtime::AccumulatorPeer> peer_;
+};
+
+template <auto method>
+auto forward() {
+  return [](PyAccumulator& self) { return (self.peer().*method)(); };
+}
+
+}  // namespace
+
+void bind_accumulator(nb::module_& m) {
+  using Peer = runtime::AccumulatorPeer;
+  using Sections = std::vector<std::pair<std::string, std::uint64_t>>;
+  nb::class_<PyAccumulator>(m, "AccumulatorCore", "What moolink's accumulators stand on.")
+      .def(
+          nb::init<const PyGroup&, const std::string&, const Sections&, const std::string&, bool>(),
+          nb::arg("group"), nb::arg("name"), nb::arg("sections"), nb::arg("layout"),
+          nb::arg("observer"))
+      .def(
+          "update",
+          [](PyAccumulator& self, bool raise_on_divergence) {
+            const nb::gil_scoped_release unlocked;
+            self.peer().update(raise_on_divergence);
+          },
+          nb::arg("raise_on_divergence"))
+      .def("wait", &PyAccumulator::wait, nb::arg("timeout"))
+      .def("connected", forward<&Peer::connected>())
+      .def("wants_state", forward<&Peer::wants_state>())
+      .def("state_overdue", forward<&Peer::state_overdue>())
+      .def("set_state", &PyAccumulator::set_state, nb::arg("state"))
+      .def("has_new_state", forward<&Peer::has_new_state>())
+      .def("take_state", &PyAccumulator::take_state)
+      .def("wants_gradients", forward<&Peer::wants_gradients>())
+      .def("why_not_wanted", forward<&Peer::why_not_wanted>())
+      .def("bucket", &PyAccumulator::bucket)
+      .def("offer", &PyAccumulator::offer, nb::arg("batch_size"), nb::arg("counters"))
+      .def("next_result", &PyAccumulator::next_result)
+      .def("release_result",
+           [](PyAccumulator& self) {
+             const nb::gil_scoped_release unlocked;
+             self.peer().release_result();
+           })
+      .def("model_version", forward<&Peer::model_version>())
+      .def("set_model_version",
+           [](PyAccumulator& self, std::uint64_t version) {
+             self.peer().set_model_version(version);
+           })
+      .def("set_virtual_batch_size",
+           [](PyAccumulator& self, std::int64_t size) { self.peer().set_virtual_batch_size(size); })
+      .def("set_parallel_gradients",
+           [](PyAccumulator& self, std::uint32_t rounds) {
+             self.peer().set_parallel_gradients(rounds);
+           })
+      .def("checksum", [](PyAccumulator& self, std::uint64_t round,
+                          std::uint64_t value) { self.peer().checksum(round, value); })
+      .def("leader", [](PyAccumulator& self) { return self.peer().leader(); })
+      .def("is_leader", forward<&Peer::is_leader>())
+      .def("stats", &PyAccumulator::stats)
+      .def("close", &PyAccumulator::close);
+}
+
+}  // namespace moolink::bind
