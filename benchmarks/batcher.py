@@ -27,7 +27,7 @@ Item = dict[str, Any]
 
 
 def items(shape: tuple[int, ...], dtype: type, library: str) -> list[Item]:
-    """Make one batch's items; each has memory of its own."""
+    """Makes one batch's items; each has memory of its own."""
     made: list[Item] = [
         {
             "obs": np.full(shape, i, dtype),

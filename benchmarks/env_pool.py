@@ -120,7 +120,7 @@ class GymnasiumAsync:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the CPU time used so far by `pid` and its descendants, while they live."""
+    """Returns the CPU time used so far by `pid` and its descendants, while they live."""
     with open(f"/proc/{pid}/stat", encoding="ascii") as file:
         fields = file.read().rpartition(")")[2].split()
     total = (int(fields[11]) + int(fields[12])) / TICKS
@@ -131,7 +131,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def measure(runners: dict[str, tuple[Any, int]], seconds: float, turns: int) -> None:
-    """Run each runner for `turns` turns of about `seconds` and print a row for each."""
+    """Runs each runner for `turns` turns of about `seconds` and prints a row for each."""
     rates: dict[str, list[float]] = {name: [] for name in runners}
     used = dict.fromkeys(runners, 0.0)
     counts = {}

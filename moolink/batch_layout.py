@@ -40,23 +40,23 @@ class Node(abc.ABC):
 
     @abc.abstractmethod
     def allocate(self) -> None:
-        """Make room for a new batch; the old one belongs to whoever took it."""
+        """Makes room for a new batch; the old one belongs to whoever took it."""
 
     @abc.abstractmethod
     def check(self, item: Nest) -> None:
-        """Raise ValueError unless `item` has this node's structure, shape and dtype."""
+        """Raises ValueError unless `item` has this node's structure, shape and dtype."""
 
     @abc.abstractmethod
     def put_row(self, item: Nest, row: int) -> None:
-        """Copy `item` to `row`, checking it on the way (the caller has not): for stack."""
+        """Copies `item` to `row`, checking it on the way (the caller has not): for stack."""
 
     @abc.abstractmethod
     def put_rows(self, item: Nest, start: int, count: int, offset: int) -> None:
-        """Copy rows `offset` ... `offset + count` of a checked `item` to row `start`: for cat."""
+        """Copies rows `offset` ... `offset + count` of a checked `item` to row `start`: for cat."""
 
     @abc.abstractmethod
     def take(self) -> Nest:
-        """Return this node's part of the finished batch."""
+        """Returns this node's part of the finished batch."""
 
     @abc.abstractmethod
     def rows(self, item: Nest) -> list[tuple[str, int]]:
@@ -69,7 +69,7 @@ class Node(abc.ABC):
 
 
 def build(item: Nest, spec: Spec, path: str = "") -> Node:
-    """Make the layout for items like `item`."""
+    """Makes the layout for items like `item`."""
     if isinstance(item, dict):
         prefix = f"{path}." if path else ""
         return _Dict(path, {key: build(item[key], spec, f"{prefix}{key}") for key in item})
@@ -93,7 +93,7 @@ def build(item: Nest, spec: Spec, path: str = "") -> Node:
 
 
 def is_array(item: object) -> bool:
-    """Tell whether `item` is stored in an array; Python's own numbers are not."""
+    """Tells whether `item` is stored in an array; Python's own numbers are not."""
     if isinstance(item, np.ndarray | np.generic) or _is_torch(item):
         return True
     return hasattr(item, "__dlpack__") or hasattr(item, "__array_interface__")
@@ -240,7 +240,7 @@ class _ArrayLeaf(Node):
         return [(self.name, item.shape[self._dim])]
 
     def _copy_rows(self, target: Any, source: Any, start: int, count: int, offset: int) -> None:
-        """Copy rows of `source` into `target`; both are numpy arrays, or both torch tensors."""
+        """Copies rows of `source` into `target`; both are numpy arrays, or both torch tensors."""
         before = (slice(None),) * self._dim
         rows = source[(*before, slice(offset, offset + count))]
         target[(*before, slice(start, start + count))] = rows

@@ -54,7 +54,7 @@ class Batcher:
         self._closed = False
 
     def stack(self, item: Nest, *, block: bool = True, timeout: float | None = None) -> None:
-        """Add `item` as one entry along a new dimension.
+        """Adds `item` as one entry along a new dimension.
 
         Args:
             item: the nest to copy; its arrays may change as soon as this returns.
@@ -74,7 +74,7 @@ class Batcher:
             self._count(1)
 
     def cat(self, item: Nest, *, block: bool = True, timeout: float | None = None) -> None:
-        """Add the rows of `item`'s arrays along `dim`, split over several batches if need be.
+        """Adds the rows of `item`'s arrays along `dim`, split over several batches if need be.
 
         Every array of `item` has the same number of rows; a value that is no array goes with each
         of them. Arguments and errors are as for `stack`. With a limit on the wait, either all rows
@@ -97,15 +97,15 @@ class Batcher:
                 offset += part
 
     def empty(self) -> bool:
-        """Tell whether no finished batch waits."""
+        """Tells whether no finished batch waits."""
         return not self._batches
 
     def size(self) -> int:
-        """Return the number of finished batches that wait."""
+        """Returns the number of finished batches that wait."""
         return len(self._batches)
 
     def get(self, timeout: float | None = None) -> Nest:
-        """Take the oldest finished batch, waiting for one for at most `timeout` seconds.
+        """Takes the oldest finished batch, waiting for one for at most `timeout` seconds.
 
         Raises:
             TimeoutError: none was finished in time.
@@ -120,11 +120,11 @@ class Batcher:
             return self._take()
 
     def __await__(self) -> Generator[Any, None, Nest]:
-        """Take the oldest finished batch; several tasks, of several event loops, may await."""
+        """Takes the oldest finished batch; several tasks, of several event loops, may await."""
         return self._get_async().__await__()
 
     def close(self) -> None:
-        """Refuse further items and wake everyone who waits; finished batches can still be taken."""
+        """Refuses further items and wakes all who wait; finished batches can still be taken."""
         with self._changed:
             self._closed = True
             self._wake()
@@ -145,7 +145,7 @@ class Batcher:
         raise ValueError(f"a batcher used with {self._mode} cannot be used with {mode}")
 
     def _wait_for_room(self, finished: int, deadline: float | None) -> None:
-        """Wait until `finished` more batches may be put beside those that wait."""
+        """Waits until `finished` more batches may be put beside those that wait."""
         bound = self._max_batches
         if bound is None or finished == 0:
             return
@@ -166,7 +166,7 @@ class Batcher:
                 raise QueueFull(f"{waiting} of max_batches={bound} batches wait: take some first")
 
     def _count(self, rows: int) -> None:
-        """Count rows that were put; a batch that is full by them is finished."""
+        """Counts rows that were put; a batch that is full by them is finished."""
         self._filled += rows
         if self._filled < self._size:
             return
@@ -179,7 +179,7 @@ class Batcher:
             self._wake()
 
     def _record_event(self) -> Any:
-        """Mark the point in the device's stream at which the batch's copies are done."""
+        """Marks the point in the device's stream at which the batch's copies are done."""
         if not self._device.startswith("cuda"):
             return None
         import torch
@@ -212,7 +212,7 @@ class Batcher:
             await woken
 
     def _wake(self) -> None:
-        """Wake everybody who waits: each looks for itself, so no wake-up can be lost."""
+        """Wakes everybody who waits: each looks for itself, so no wake-up can be lost."""
         self._changed.notify_all()
         awaiters, self._awaiters = self._awaiters, []
         for loop, woken in awaiters:

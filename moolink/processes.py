@@ -13,7 +13,7 @@ _CGROUP_CPU_MAX = pathlib.Path("/sys/fs/cgroup/cpu.max")
 
 
 def tethered(command: Sequence[str]) -> list[str]:
-    """Return `command` wrapped so that it is killed when the calling thread's process ends.
+    """Returns `command` wrapped so that it is killed when the calling thread's process ends.
 
     The kernel ties the child to the *thread* that starts it: start it from a thread that lives as
     long as the child should.
@@ -22,12 +22,12 @@ def tethered(command: Sequence[str]) -> list[str]:
 
 
 def exit_status(returncode: int) -> int:
-    """Convert `subprocess`'s return code to a shell's: 128 + n for a death by signal n."""
+    """Converts `subprocess`'s return code to a shell's: 128 + n for a death by signal n."""
     return 128 - returncode if returncode < 0 else returncode
 
 
 def describe_exit(returncode: int) -> str:
-    """Say in words how a process ended: ``exited with status 3``, ``was killed by SIGSEGV``."""
+    """Says in words how a process ended: ``exited with status 3``, ``was killed by SIGSEGV``."""
     if returncode >= 0:
         return f"exited with status {returncode}"
     try:
@@ -39,7 +39,7 @@ def describe_exit(returncode: int) -> str:
 
 
 def available_cores() -> int:
-    """Count the cores this process may use: its affinity, bounded by a container's CPU quota."""
+    """Counts the cores this process may use: its affinity, bounded by a container's CPU quota."""
     cores = len(os.sched_getaffinity(0))
     try:
         quota, period = _CGROUP_CPU_MAX.read_text().split()
@@ -51,6 +51,6 @@ def available_cores() -> int:
 
 
 def share_cores(cores: int, peers: int) -> list[int]:
-    """Share `cores` out to `peers`, at least one each, the first ones getting the remainder."""
+    """Shares `cores` out to `peers`, at least one each, the first ones getting the remainder."""
     share, remainder = divmod(cores, peers)
     return [max(1, share + (index < remainder)) for index in range(peers)]

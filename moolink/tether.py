@@ -18,7 +18,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def tie_to_parent(parent_pid: int, signal_number: int = signal.SIGKILL) -> None:
-    """Ask the kernel to send `signal_number` to this process when its parent ends.
+    """Asks the kernel to send `signal_number` to this process when its parent ends.
 
     `parent_pid` is the parent as it knew itself before the start: if this process has another
     parent by now, the parent died before the request was made, and this process ends at once.

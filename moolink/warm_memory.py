@@ -29,7 +29,7 @@ class WarmMemory:
         self._unused: collections.deque[mmap.mmap] = collections.deque(maxlen=keep)
 
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """Return an array with arbitrary contents; every call must ask for the same size."""
+        """Returns an array with arbitrary contents; every call must ask for the same size."""
         dtype = np.dtype(dtype)
         count = math.prod(shape)
         size = count * dtype.itemsize

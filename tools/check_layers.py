@@ -59,12 +59,12 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|(<[^>]+>))')
 
 
 def below(layer: str, layers: Mapping[str, tuple[str, ...]] = LAYERS) -> set[str]:
-    """Return the layers that `layer` may include, itself among them."""
+    """Returns the layers that `layer` may include, itself among them."""
     return {layer}.union(*(below(lower, layers) for lower in layers[layer]))
 
 
 def check_cpp(root: pathlib.Path) -> Iterator[str]:
-    """Yield the offences of the files under root/cpp."""
+    """Yields the offences of the files under root/cpp."""
     for path in sorted((root / "cpp").rglob("*")):
         if path.suffix not in {".h", ".cc"}:
             continue
@@ -92,7 +92,7 @@ def check_cpp(root: pathlib.Path) -> Iterator[str]:
 
 
 def check_python(root: pathlib.Path) -> Iterator[str]:
-    """Yield the offences of the Python trees."""
+    """Yields the offences of the Python trees."""
     for path in sorted({p for tree in PYTHON_TREES for p in (root / tree).rglob("*.py")}):
         name = path.relative_to(root).as_posix()
         # The deepest tree that holds the file says what it may import.
@@ -108,7 +108,7 @@ def check_python(root: pathlib.Path) -> Iterator[str]:
 
 
 def at_import(node: ast.AST) -> Iterator[ast.stmt]:
-    """Yield the statements that run when the module is imported."""
+    """Yields the statements that run when the module is imported."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             continue
@@ -121,7 +121,7 @@ def at_import(node: ast.AST) -> Iterator[ast.stmt]:
 
 
 def imported_modules(statement: ast.AST) -> list[str]:
-    """Return the absolute names of the modules that an import statement names."""
+    """Returns the absolute names of the modules that an import statement names."""
     if isinstance(statement, ast.Import):
         return [alias.name for alias in statement.names]
     if isinstance(statement, ast.ImportFrom) and statement.module and statement.level == 0:
@@ -132,7 +132,7 @@ def imported_modules(statement: ast.AST) -> list[str]:
 
 
 def main() -> int:
-    """Check the tree given as argument, by default the one this file lies in."""
+    """Checks the tree given as argument, by default the one this file lies in."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     here = pathlib.Path(__file__).resolve().parent.parent
     parser.add_argument("root", nargs="?", type=pathlib.Path, default=here)

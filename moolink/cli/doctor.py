@@ -37,7 +37,7 @@ class Finding:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the report; return 1 if something that moolink needs has failed."""
+    """Prints the report; returns 1 if something that moolink needs has failed."""
     parser = argparse.ArgumentParser(
         prog="moolink doctor",
         description="Say what this machine offers to moolink, what is missing, and why.",
@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def examine() -> list[Finding]:
-    """Make every check; a check that raises OSError is reported as failed, with its reason."""
+    """Makes every check; a check that raises OSError is reported as failed, with its reason."""
     findings = [_moolink(), _core(), _machine()]
     checks: list[tuple[str, Callable[[], str]]] = [
         ("memfd", _memfd),

@@ -51,12 +51,12 @@ class Child:
         self.drain_until: float | None = None  # set when the process ended
 
     def describe(self) -> str:
-        """Name the process as the user knows it."""
+        """Names the process as the user knows it."""
         kind = f"peer {self.name}" if self.name.isdigit() else self.name
         return f"{kind} (pid {self.process.pid})"
 
     def last_words(self) -> list[bytes]:
-        """Return the last traceback on stderr, or else the last lines written."""
+        """Returns the last traceback on stderr, or else the last lines written."""
         lines = list(self.stderr.tail) or list(self.stdout.tail)
         for index in range(len(lines) - 1, -1, -1):
             if lines[index].startswith(b"Traceback (most recent call last)"):
@@ -86,7 +86,7 @@ class Job:
         self._kill_at: float | None = None
 
     def run(self) -> int:
-        """Start everything, serve until the last peer ended, return the job's exit status."""
+        """Starts everything, serves until the last peer ended, returns the job's exit status."""
         with _SignalPipe(self._on_signal) as signals:
             self._selector.register(signals.read_fd, selectors.EVENT_READ, signals.dispatch)
             try:
@@ -162,7 +162,7 @@ class Job:
         self._broker = self._start("broker", command, environment, pass_fds)
 
     def _start_announcing_broker(self) -> str:
-        """Start a broker on a free port; return the address it announced ("" if asked to end)."""
+        """Starts a broker on a free port; returns the address it announced ("" if asked to end)."""
         read_fd, write_fd = os.pipe()
         os.set_blocking(read_fd, False)
         announced = b""
@@ -194,7 +194,7 @@ class Job:
     # Serving.
 
     def _serve(self, deadline: float | None = None) -> None:
-        """Wait for the next events and act on them; act on what has become due."""
+        """Waits for the next events and acts on them; acts on what has become due."""
         times = [child.drain_until for child in self._draining if child.drain_until is not None]
         times += [time_ for time_ in (deadline, self._kill_at) if time_ is not None]
         timeout = max(0.0, min(times) - time.monotonic()) if times else None
@@ -265,7 +265,7 @@ class Job:
         self._start_broker(self._broker_address)
 
     def _close_output(self, child: Child) -> None:
-        """Stop reading an ended process's output: all was read, or something else holds it open."""
+        """Stops reading an ended process's output: all was read, or another holds it open."""
         self._draining.remove(child)
         for pipe in (child.process.stdout, child.process.stderr):
             if pipe is not None and not pipe.closed:
@@ -285,7 +285,7 @@ class Job:
         self._stop()
 
     def _stop(self) -> None:
-        """Ask every peer to end; those that do not are killed when the grace is over."""
+        """Asks every peer to end; those that do not are killed when the grace is over."""
         if self._stopping:
             return
         self._stopping = True
@@ -295,7 +295,7 @@ class Job:
             signal.pidfd_send_signal(child.pidfd, signal.SIGTERM)
 
     def _end_everything(self) -> None:
-        """End what still runs, the broker last: peers may say farewell to it."""
+        """Ends what still runs, the broker last: peers may say farewell to it."""
         self._stop()
         while self._peers:
             self._serve()
@@ -310,7 +310,7 @@ class Job:
         self._selector.close()
 
     def _report(self) -> None:
-        """Say why the job ended before its time, with the failed peer's own error last."""
+        """Says why the job ended before its time, with the failed peer's own error last."""
         if self._signal is not None:
             self._say(f"ended by {signal.Signals(self._signal).name}")
         if self._failed is not None:
@@ -334,7 +334,7 @@ class Job:
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:
-    """Handle a signal by nothing: the byte in the wake-up pipe is what counts."""
+    """Handles a signal by nothing: the byte in the wake-up pipe is what counts."""
 
 
 class _SignalPipe:
@@ -364,7 +364,7 @@ class _SignalPipe:
         os.close(self._write_fd)
 
     def dispatch(self) -> None:
-        """Read the signal numbers that arrived and act on them."""
+        """Reads the signal numbers that arrived and acts on them."""
         for number in os.read(self.read_fd, 64):
             if number in _ENDING_SIGNALS:
                 self._on_signal(number)

@@ -17,7 +17,7 @@ commands:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command named by `argv` (default: the process's arguments); return its status."""
+    """Runs the command named by `argv` (default: the process's arguments); returns its status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments:
         sys.stderr.write(USAGE)

@@ -25,13 +25,13 @@ class Screen:
         self._live = b""
 
     def line(self, stream: str, text: bytes) -> None:
-        """Write one finished line (without its newline) to "stdout" or "stderr"."""
+        """Writes one finished line (without its newline) to "stdout" or "stderr"."""
         self._clear_live()
         self._write(self._streams[stream], text + b"\n")
         self._draw_live()
 
     def update(self, text: bytes) -> None:
-        """Show `text` as the live line; an empty one removes it."""
+        """Shows `text` as the live line; an empty one removes it."""
         self._clear_live()
         self._live = text
         self._draw_live()
@@ -67,7 +67,7 @@ class PrefixedStream:
         self.tail: collections.deque[bytes] = collections.deque(maxlen=_TAIL_LINES)
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes the peer wrote."""
+        """Takes the next bytes the peer wrote."""
         *lines, rest = (self._pending + data).split(b"\n")
         for line in lines:
             self._finish(line)
@@ -84,7 +84,7 @@ class PrefixedStream:
             self.close()
 
     def close(self) -> None:
-        """Write what the peer left unfinished as a line of its own."""
+        """Writes what the peer left unfinished as a line of its own."""
         pending, self._pending = self._pending, b""
         if pending:
             self._finish(pending)
@@ -99,5 +99,5 @@ class PrefixedStream:
 
 
 def _last_text(parts: list[bytes]) -> bytes:
-    """Return what a terminal shows after `parts` overwrote each other: the last non-empty one."""
+    """Returns what a terminal shows after `parts` overwrote each other: the last non-empty one."""
     return next((part for part in reversed(parts) if part), b"")

@@ -39,12 +39,12 @@ class RunOptions:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the job that `argv` describes and return its exit status."""
+    """Runs the job that `argv` describes and returns its exit status."""
     return Job(parse(argv)).run()
 
 
 def parse(argv: Sequence[str]) -> RunOptions:
-    """Parse the arguments of ``moolink run``; what follows the script is the script's."""
+    """Parses the arguments of ``moolink run``; what follows the script is the script's."""
     parser = _parser()
     own, target = _split(parser, argv)
     options = parser.parse_args(own)
@@ -102,7 +102,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _split(parser: argparse.ArgumentParser, argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Cut `argv` into our options and the script with its arguments, kept verbatim.
+    """Cuts `argv` into our options and the script with its arguments, kept verbatim.
 
     argparse's REMAINDER would drop a "--" that belongs to the script.
     """

@@ -23,7 +23,7 @@ class ActionWriter:
         self._arrays: list[Array] = leaves(arrays)
 
     def write(self, action: Any) -> bool:
-        """Copy `action`; return whether it consists of torch tensors.
+        """Copies `action`; returns whether it consists of torch tensors.
 
         Raises:
             ValueError: structure or shape are wrong, or a value is outside of its space.
@@ -41,7 +41,7 @@ class ActionWriter:
 
 
 def is_torch(value: Any) -> bool:
-    """Tell whether `value` is a torch tensor, without importing torch."""
+    """Tells whether `value` is a torch tensor, without importing torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 

@@ -123,22 +123,22 @@ class Channel:
         self._received = bytearray()
 
     def fileno(self) -> int:
-        """Return the socket's descriptor."""
+        """Returns the socket's descriptor."""
         return self._socket.fileno()
 
     def send(self, message: object) -> None:
-        """Send one message, waiting for room if need be."""
+        """Sends one message, waiting for room if need be."""
         data = pickle.dumps(message)
         self._socket.sendall(_LENGTH.pack(len(data)) + data)
 
     def receive(self) -> Any:
-        """Wait for one message; raise EOFError if the other side closed."""
+        """Waits for one message; raises EOFError if the other side closed."""
         while (message := self._next()) is None:
             self._read(0)
         return message
 
     def receive_available(self) -> list[Any]:
-        """Return the messages that have arrived, without waiting.
+        """Returns the messages that have arrived, without waiting.
 
         Raises EOFError if there is none, nor will there be.
         """
@@ -158,11 +158,11 @@ class Channel:
         return messages
 
     def discard_partial(self) -> None:
-        """Forget the beginning of a message whose sender died before its end."""
+        """Forgets the beginning of a message whose sender died before its end."""
         self._received.clear()
 
     def close(self) -> None:
-        """Close this end."""
+        """Closes this end."""
         self._socket.close()
 
     def _read(self, flags: int) -> None:

@@ -43,7 +43,7 @@ class Environment:
 
     @contextlib.contextmanager
     def reporting(self) -> Iterator[None]:
-        """Turn what user code raises, be it SystemExit, into `EnvironmentFailed`."""
+        """Turns what user code raises, be it SystemExit, into `EnvironmentFailed`."""
         try:
             yield
         except EnvironmentFailed:
@@ -52,13 +52,13 @@ class Environment:
             raise self.failed(error) from error
 
     def failed(self, error: BaseException) -> EnvironmentFailed:
-        """Describe `error`, which the environment raised in `doing`."""
+        """Describes `error`, which the environment raised in `doing`."""
         text = "".join(traceback.format_exception(error))
         summary = traceback.format_exception_only(error)[-1].strip()
         return EnvironmentFailed(channel.Raised(self.index, self.doing, summary, text))
 
     def reset(self) -> Any:
-        """Begin an episode, the first one with the environment's seed; return its observation."""
+        """Begins an episode, the first one with the environment's seed; returns its observation."""
         self.doing = "reset"
         if self._seed is None:
             result = self.env.reset()
@@ -70,14 +70,14 @@ class Environment:
         return result[0]
 
     def recreate(self) -> None:
-        """Throw the environment away and make it anew."""
+        """Throws the environment away and makes it anew."""
         self.close()
         self.doing = "create_env"
         with self.reporting():
             self.env = self._create()
 
     def close(self) -> None:
-        """Close the environment; what it raises now concerns nobody any more."""
+        """Closes the environment; what it raises now concerns nobody any more."""
         if hasattr(self, "env") and hasattr(self.env, "close"):
             try:
                 self.env.close()
@@ -86,7 +86,7 @@ class Environment:
 
 
 def require_five(result: Any) -> None:
-    """Raise unless `result` is what Gymnasium's step returns."""
+    """Raises unless `result` is what Gymnasium's step returns."""
     if not isinstance(result, tuple) or len(result) != 5:
         count = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
         raise TypeError(
@@ -96,12 +96,12 @@ def require_five(result: Any) -> None:
 
 
 def derive_seed(seed: int, index: int, life: int) -> int:
-    """Derive an environment's seed: independent of how environments are spread over workers."""
+    """Derives an environment's seed: independent of how environments are spread over workers."""
     return int(np.random.SeedSequence([seed, index, life]).generate_state(1)[0])
 
 
 def describe_spaces(env: Any) -> tuple[Tree, Tree]:
-    """Describe an environment's observation and action space."""
+    """Describes an environment's observation and action space."""
     for name in ("observation_space", "action_space", "reset", "step"):
         if not hasattr(env, name):
             raise TypeError(f"create_env returned {env!r}, which has no {name}. {OLD_GYM}")
@@ -109,7 +109,7 @@ def describe_spaces(env: Any) -> tuple[Tree, Tree]:
 
 
 def require_same_spaces(first: tuple[Tree, Tree], other: tuple[Tree, Tree], index: int) -> None:
-    """Raise unless two environments' spaces are alike."""
+    """Raises unless two environments' spaces are alike."""
     for a, b in zip(first, other, strict=True):
         if keys(a) != keys(b):
             spaces = [", ".join(leaf.space for leaf in leaves(tree)) for tree in (a, b)]

@@ -56,7 +56,7 @@ class PoolShape:
 
 
 def rows_of(worker: int, workers: int, batch_size: int) -> range:
-    """Return the rows of every batch whose environments `worker` runs."""
+    """Returns the rows of every batch whose environments `worker` runs."""
     return range(worker * batch_size // workers, (worker + 1) * batch_size // workers)
 
 

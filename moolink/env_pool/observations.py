@@ -14,7 +14,7 @@ Write: TypeAlias = Callable[[int, Any], None]
 
 
 def writer(tree: Tree, arrays: Tree) -> Write:
-    """Make the function that copies an observation into a row, checking it on the way."""
+    """Makes the function that copies an observation into a row, checking it on the way."""
     if isinstance(tree, dict):
         return _dict_writer({key: writer(part, arrays[key]) for key, part in tree.items()})
     if isinstance(tree, tuple):

@@ -116,7 +116,7 @@ class EnvPool:
         self._steppers = [EnvStepper(self._supervisor, i, output) for i in range(num_batches)]
 
     def step(self, batch_index: int, action: Any) -> EnvStepperFuture:
-        """Have the environments of a batch take their actions; returns at once.
+        """Has the environments of a batch take their actions; returns at once.
 
         The first step of a batch resets its environments instead, and its actions are ignored: it
         gives the first observations, rewards of 0, and done False.
@@ -168,7 +168,7 @@ class EnvPool:
         return spaces
 
     def close(self) -> None:
-        """End the workers, closing their environments. Outputs already taken remain readable."""
+        """Ends the workers, closing their environments. Outputs already taken remain readable."""
         self._close()
 
     def __enter__(self) -> Self:

@@ -39,7 +39,7 @@ class Server:
         self._poll.register(parent, select.POLLIN)
 
     def run(self) -> None:
-        """Serve until the pool closes or its process is gone."""
+        """Serves until the pool closes or its process is gone."""
         self._setup: channel.Setup = self._control.receive()
         try:
             self._create_env = _load(self._setup)
@@ -60,7 +60,7 @@ class Server:
                     return
 
     def _obey(self) -> bool:
-        """Carry out the pool's commands; return whether to go on."""
+        """Carries out the pool's commands; returns whether to go on."""
         for command in self._control.receive_available():
             if isinstance(command, channel.Close):
                 self._wait_for_workers(command.grace)
@@ -92,7 +92,7 @@ class Server:
             return  # The pool is gone, which the loop is about to see.
 
     def _wait_for_workers(self, grace: float) -> None:
-        """Wait for the workers, which know that the pool closes; kill those that take too long."""
+        """Waits for the workers, which know of the close; kills those that take too long."""
         deadline = time.monotonic() + grace
         poll = select.poll()
         poll.register(self._parent, select.POLLIN)
@@ -125,7 +125,7 @@ def _load(setup: channel.Setup) -> Callable[..., Any]:
 
 
 def main(control: int, parent: int, descriptors: list[int]) -> None:
-    """Run the server: `control` is its channel, `parent` a pidfd of the pool's process."""
+    """Runs the server: `control` is its channel, `parent` a pidfd of the pool's process."""
     # Ctrl-C is the pool's affair; it ends us in its own time.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for descriptor in (control, parent, *descriptors):

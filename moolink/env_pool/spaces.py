@@ -38,13 +38,13 @@ class Leaf:
     space: str
 
     def key(self) -> tuple[Any, ...]:
-        """Return what must agree between all environments of a pool."""
+        """Returns what must agree between all environments of a pool."""
         bounds = [None if bound is None else bound.tobytes() for bound in (self.low, self.high)]
         return (self.path, self.shape, self.dtype, *bounds, self.scalar)
 
 
 def describe(space: Any, path: str) -> Tree:
-    """Describe `space`, found at `path`; raise TypeError for kinds that are no arrays."""
+    """Describes `space`, found at `path`; raises TypeError for kinds that are no arrays."""
     kinds = {base.__name__ for base in type(space).__mro__}
     if "Dict" in kinds:
         return {str(key): describe(part, f"{path}.{key}") for key, part in space.spaces.items()}
@@ -99,7 +99,7 @@ def _greatest(dtype: npt.DTypeLike) -> Any:
 
 
 def map_tree(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
-    """Apply `function` to the leaves of `tree` and those at the same places of `others`."""
+    """Applies `function` to the leaves of `tree` and those at the same places of `others`."""
     if isinstance(tree, dict):
         return {
             key: map_tree(function, part, *(other[key] for other in others))
@@ -114,14 +114,14 @@ def map_tree(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
 
 
 def leaves(tree: Tree) -> list[Any]:
-    """Return the leaves of `tree`, in a fixed order."""
+    """Returns the leaves of `tree`, in a fixed order."""
     found: list[Any] = []
     map_tree(found.append, tree)
     return found
 
 
 def parts(tree: Tree, value: Any, path: str) -> list[Any]:
-    """Return the values in `value` at the places of `tree`'s leaves.
+    """Returns the values in `value` at the places of `tree`'s leaves.
 
     Raises:
         ValueError: `value` has another structure.
@@ -144,5 +144,5 @@ def parts(tree: Tree, value: Any, path: str) -> list[Any]:
 
 
 def keys(tree: Tree) -> list[tuple[Any, ...]]:
-    """Return what must agree between all environments of a pool, leaf by leaf."""
+    """Returns what must agree between all environments of a pool, leaf by leaf."""
     return [leaf.key() for leaf in leaves(tree)]

@@ -42,7 +42,7 @@ class EnvStepperFuture:
         self._outputs: Outputs | None = None
 
     def result(self, timeout: float | None = None) -> Outputs:
-        """Wait for the step to be finished and return its outputs; may be called again.
+        """Waits for the step to be finished and returns its outputs; may be called again.
 
         Raises:
             TimeoutError: it was not finished within `timeout` seconds; ask again if you like.
@@ -50,29 +50,38 @@ class EnvStepperFuture:
             Closed: the pool was closed.
         """
         if self._outputs is None:
-            self.wait(timeout)
+            if not self._stepper._wait(self._step, timeout):
+                raise TimeoutError(
+                    f"{self._stepper} was not finished within {timeout:g} s: "
+                    f"{self._stepper._unfinished(self._step)}"
+                )
             self._outputs = self._stepper._collect(self._step, self._torch)
         return self._outputs
 
-    def wait(self, timeout: float | None = None) -> None:
-        """Wait as `result` does, with the same errors, without taking the outputs."""
-        if self._outputs is None:
-            self._stepper._wait(self._step, timeout)
-
-    def done(self) -> bool:
-        """Tell whether `result` would return or raise at once."""
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits for the end, good or bad; returns whether it came within `timeout` seconds."""
         if self._outputs is not None:
             return True
         try:
-            self._stepper._wait(self._step, 0.0)
-        except TimeoutError:
-            return False
+            return self._stepper._wait(self._step, timeout)
         except Error:
-            return True  # result() says what happened.
-        return True
+            return True  # result() and exception() say what happened.
+
+    def done(self) -> bool:
+        """Tells whether `result` would return or raise at once."""
+        return self.wait(0.0)
+
+    def exception(self) -> BaseException | None:
+        """Returns what went wrong, or None if nothing did or the step has not ended."""
+        try:
+            if self._outputs is None:
+                self._stepper._wait(self._step, 0.0)
+        except Error as error:
+            return error
+        return None
 
     def __await__(self) -> Generator[Any, None, Outputs]:
-        """Wait in an event loop; several tasks may await one future."""
+        """Waits in an event loop; several tasks may await one future."""
         return self._result_async().__await__()
 
     async def _result_async(self) -> Outputs:
@@ -105,7 +114,7 @@ class EnvStepper:
         self._tensors: Outputs | None = None
 
     def step(self, action: Any) -> EnvStepperFuture:
-        """Have each environment take its action; see `EnvPool.step`."""
+        """Has each environment take its action; see `EnvPool.step`."""
         with self._lock:
             self._supervisor.raise_failure()
             if self._pending:
@@ -120,10 +129,17 @@ class EnvStepper:
             )
             return EnvStepperFuture(self, self._pending, wants_torch)
 
-    def _wait(self, step: int, timeout: float | None) -> None:
+    def __str__(self) -> str:
+        return f"batch {self._batch}"
+
+    def _unfinished(self, step: int) -> str:
+        return self._supervisor.unfinished(self._batch, step)
+
+    def _wait(self, step: int, timeout: float | None) -> bool:
+        """Waits for `step`; returns whether it was finished in time, or raises what went wrong."""
         supervisor = self._supervisor
         if supervisor.finished(self._batch, step):
-            return
+            return True
         deadline = None if timeout is None else time.monotonic() + timeout
         bell = supervisor.duplicate_bell(self._batch)
         try:
@@ -131,15 +147,13 @@ class EnvStepper:
             poll.register(bell, select.POLLIN)
             poll.register(supervisor.alarms, select.POLLIN)
             while not supervisor.finished(self._batch, step):
-                remaining = None if deadline is None else deadline - time.monotonic()
-                if remaining is not None and remaining <= 0:
-                    late = supervisor.unfinished(self._batch, step)
-                    raise TimeoutError(
-                        f"batch {self._batch} was not finished within {timeout:g} s: {late}"
-                    )
+                remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
                 ready = poll.poll(None if remaining is None else math.ceil(remaining * 1000))
                 if any(descriptor == supervisor.alarms for descriptor, _ in ready):
                     supervisor.handle_alarms()
+                elif remaining == 0.0:
+                    return supervisor.finished(self._batch, step)
+            return True
         finally:
             os.close(bell)
 

@@ -67,7 +67,7 @@ class Supervisor:
     shape: PoolShape
 
     def __init__(self, options: PoolOptions) -> None:
-        """Start the processes and wait until every environment exists."""
+        """Starts the processes and waits until every environment exists."""
         self._options = options
         self._owner = os.getpid()
         self._lock = threading.RLock()
@@ -119,7 +119,7 @@ class Supervisor:
     # Stepping.
 
     def request(self, batch: int) -> int:
-        """Have the workers step `batch`, whose actions are in place; return the step's number."""
+        """Has the workers step `batch`, whose actions are in place; returns the step's number."""
         with self._lock:
             self.raise_failure()
             self._steps += 1
@@ -132,7 +132,7 @@ class Supervisor:
             return self._steps
 
     def finished(self, batch: int, step: int) -> bool:
-        """Tell whether every worker has finished `step`; raise if the pool failed or closed.
+        """Tells whether every worker has finished `step`; raises if the pool failed or closed.
 
         Silences a bell that rang too early, so that the caller may wait for it again.
         """
@@ -149,13 +149,13 @@ class Supervisor:
         return False
 
     def duplicate_bell(self, batch: int) -> int:
-        """Return a descriptor of the bell that stays valid when the pool closes."""
+        """Returns a descriptor of the bell that stays valid when the pool closes."""
         with self._lock:
             self.raise_failure()
             return os.dup(self.bells[batch])
 
     def unfinished(self, batch: int, step: int) -> str:
-        """Say who has not finished `step`."""
+        """Says who has not finished `step`."""
         parts = []
         for worker, served in enumerate(self.memory.served[:, batch].tolist()):
             if served != step:
@@ -171,7 +171,7 @@ class Supervisor:
     # Failures.
 
     def raise_failure(self) -> None:
-        """Raise what has befallen the pool, if anything has."""
+        """Raises what has befallen the pool, if anything has."""
         if self._failure is not None:
             raise EnvError(**self._failure)
         if self._closed:
@@ -180,7 +180,7 @@ class Supervisor:
             raise Closed("this EnvPool belongs to the process that made it, not to its fork")
 
     def handle_alarms(self) -> None:
-        """Act on what the processes have told; what is fatal is raised by `raise_failure`."""
+        """Acts on what the processes have told; what is fatal is raised by `raise_failure`."""
         with self._lock:
             if self._closed:
                 return
@@ -293,7 +293,7 @@ class Supervisor:
         )
 
     def _may_restart(self, worker: int) -> bool:
-        """Tell whether `worker` may be restarted: not for ever without a step in between."""
+        """Tells whether `worker` may be restarted: not for ever without a step in between."""
         if not self._ready:
             return False
         progress = self.memory.served[worker].tolist()
@@ -375,7 +375,7 @@ class Supervisor:
             self._alarms.register(descriptor, select.EPOLLIN)
 
     def close(self) -> None:
-        """End all processes and close all descriptors. Idempotent; does nothing in a fork."""
+        """Ends all processes and closes all descriptors. Idempotent; does nothing in a fork."""
         if os.getpid() != self._owner:
             return
         with self._lock:
@@ -413,7 +413,7 @@ class Supervisor:
 
 
 def _setup(options: PoolOptions) -> channel.Setup:
-    """Make the part of the workers' setup that depends on what the user gave."""
+    """Makes the part of the workers' setup that depends on what the user gave."""
     create_env = _pickle(options.create_env)
     main = None
     if b"__main__" in create_env:
@@ -448,7 +448,7 @@ def _pickle(create_env: Callable[..., Any]) -> bytes:
 
 
 def _takes_index(create_env: Callable[..., Any]) -> bool:
-    """Tell whether create_env wants the environment's index: a required parameter, or "index"."""
+    """Tells whether create_env wants the environment's index: a required parameter, or "index"."""
     try:
         parameters = inspect.signature(create_env).parameters
     except ValueError:
@@ -469,7 +469,7 @@ def _takes_index(create_env: Callable[..., Any]) -> bool:
 
 
 def _drain(descriptor: int) -> bool:
-    """Read a non-blocking eventfd; tell whether there was something to read."""
+    """Reads a non-blocking eventfd; tells whether there was something to read."""
     try:
         os.eventfd_read(descriptor)
     except BlockingIOError:

@@ -49,7 +49,7 @@ class Batch:
         self._steps = np.zeros(len(rows), np.int64)
 
     def reset(self, current: Current, *, interrupted: bool) -> None:
-        """Reset every environment: at first, or after a crash that `interrupted` the episodes."""
+        """Resets every environment: at first, or after a crash that `interrupted` the episodes."""
         for row, environment in zip(self._rows, self._environments, strict=True):
             current[0] = environment.index + 1
             if interrupted:
@@ -62,7 +62,7 @@ class Batch:
     def step(
         self, current: Current, failed: Callable[[Environment, EnvironmentFailed], None]
     ) -> None:
-        """Step every environment, and reset those whose episode ends.
+        """Steps every environment, and resets those whose episode ends.
 
         `failed` is told of an environment that raised, and makes it anew unless it raises itself.
         """
@@ -97,7 +97,7 @@ class Batch:
         self._finish(rewards, terminations, truncations)
 
     def _actions(self) -> list[Any]:
-        """Return each row's action as the environment expects it; arrays are copies."""
+        """Returns each row's action as the environment expects it; arrays are copies."""
 
         def per_row(leaf: Leaf, array: Array) -> list[Any]:
             part = array[self._part]
@@ -114,7 +114,7 @@ class Batch:
     def _finish(
         self, rewards: list[float], terminations: list[bool], truncations: list[bool]
     ) -> None:
-        """Write rewards, ends and the episodes' statistics."""
+        """Writes rewards, ends and the episodes' statistics."""
         results, part = self._arrays.results, self._part
         done = np.logical_or(terminations, truncations)
         results["reward"][part] = rewards
@@ -156,7 +156,7 @@ class Worker:
         self._rows = rows_of(start.worker, setup.workers, setup.batch_size)
 
     def run(self) -> None:
-        """Make the environments, tell the pool, serve until it closes."""
+        """Makes the environments, tells the pool, serves until it closes."""
         environments: list[Environment] = []
         try:
             self._make(environments)
@@ -191,7 +191,7 @@ class Worker:
                 environments.append(Environment(create, index, seed))
 
     def _describe(self, environments: list[Environment]) -> tuple[Tree, Tree]:
-        """Describe the spaces, which all environments of this worker must share."""
+        """Describes the spaces, which all environments of this worker must share."""
         first = environments[0]
         with first.reporting():
             trees = describe_spaces(first.env)
@@ -236,7 +236,7 @@ class Worker:
             self._report_served(index)
 
     def _report_served(self, batch: int) -> None:
-        """Ring the batch's bell if every other worker has taken a token, and so has finished."""
+        """Rings the batch's bell if every other worker has taken a token, and so has finished."""
         try:
             os.eventfd_read(self._setup.tokens[batch])
         except BlockingIOError:
@@ -257,7 +257,7 @@ def main(
     create_env: Callable[..., Any],
     link: channel.Channel,
 ) -> None:
-    """Run a worker in this process, which was forked for it, and end the process."""
+    """Runs a worker in this process, which was forked for it, and ends the process."""
     status = 1
     try:
         Worker(setup, start, create_env, link).run()

@@ -51,7 +51,7 @@ def run(*arguments: str, **options) -> subprocess.CompletedProcess:
 
 
 def start_waiting(folder: pathlib.Path, *options: str) -> tuple[subprocess.Popen, list[int]]:
-    """Start two waiting peers; return the launcher and all processes the job's peers consist of."""
+    """Starts two waiting peers; returns the launcher and all processes of the job's peers."""
     launcher = subprocess.Popen(
         command("-n", "2", *options, script(folder, WAIT), str(folder)),
         stdout=subprocess.PIPE,

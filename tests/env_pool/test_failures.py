@@ -30,7 +30,7 @@ def zeros(count: int) -> np.ndarray:
 
 
 def children(pid: int) -> list[int]:
-    """Return the processes started by `pid`, and by those, and so on."""
+    """Returns the processes started by `pid`, and by those, and so on."""
     found = []
     with contextlib.suppress(FileNotFoundError):
         for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
@@ -82,7 +82,9 @@ def test_an_environment_that_raises_is_named(action, message, in_traceback):
         assert in_traceback in failure.value.remote_traceback
         with pytest.raises(moolink.EnvError, match="environment 7"):
             pool.step(0, zeros(4))
+        assert future.wait(LONG)
         assert future.done()
+        assert isinstance(future.exception(), moolink.EnvError)
 
 
 @pytest.mark.parametrize(
@@ -173,6 +175,16 @@ def worker_pids(pool: EnvPool) -> list[int]:
     return [made.pid for made in pool._supervisor._made]
 
 
+def test_a_death_is_noticed_by_those_who_only_ask():
+    with EnvPool(environments.Misbehaving, 2, 4, 1) as pool:
+        pool.step(0, zeros(4)).result(LONG)
+        future = pool.step(0, misbehave(environments.DIE))
+        deadline = time.monotonic() + LONG
+        while not future.done():
+            assert time.monotonic() < deadline
+        assert isinstance(future.exception(), moolink.EnvError)
+
+
 def test_a_killed_worker_is_restarted_and_its_episodes_cut_off(caplog):
     with EnvPool(
         environments.Misbehaving, 2, 4, 2, on_crash="restart", terminal_observation=True
@@ -261,7 +273,9 @@ def test_a_hang_is_named_by_the_timeout_and_ended_by_close():
         late = r"batch 0 was not finished within 0.3 s: worker 1 \(pid \d+\) is in environment 2"
         with pytest.raises(moolink.TimeoutError, match=late):
             future.result(0.3)
+        assert not future.wait(0.1)
         assert not future.done()
+        assert future.exception() is None
         pids = worker_pids(pool)
     wait_until_gone(pids)
     with pytest.raises(moolink.Closed):

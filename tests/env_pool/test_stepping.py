@@ -218,8 +218,9 @@ def test_a_result_may_be_taken_again_and_must_be_taken_before_the_next_step():
         with pytest.raises(moolink.Error, match="batch 0 is being stepped: take the result"):
             pool.step(0, zeros(2))
         pool.step(1, zeros(2)).result(LONG)
-        future.wait(LONG)
+        assert future.wait(LONG)
         assert future.done()
+        assert future.exception() is None
         with pytest.raises(moolink.Error, match="take the result"):
             pool.step(0, zeros(2))
         assert future.result(LONG) is future.result()
