@@ -44,7 +44,9 @@ class Peer:
     delivered: set[int] = field(default_factory=set)
     versions: dict[int, frozenset[int]] = field(default_factory=dict)
     last_round_at: float = 0.0
+    reader: threading.Thread | None = None
     rounds: int = 0
+    states: int = 0  # snapshots received
     lost: set[tuple[str, int]] = field(default_factory=set)
     errors: list[str] = field(default_factory=list)
 
@@ -82,7 +84,8 @@ class Storm:
         )
         peer = Peer(slot, process)
         self.alive.append(peer)
-        threading.Thread(target=self._read, args=(peer,), daemon=True).start()
+        peer.reader = threading.Thread(target=self._read, args=(peer,), daemon=True)
+        peer.reader.start()
         return peer
 
     def _read(self, peer: Peer) -> None:
@@ -109,6 +112,7 @@ class Storm:
                 peer.offered = event["k"]
             case "state":
                 assert event["total"] == event["sum"], f"peer {peer.slot}: state {event}"
+                peer.states += 1
             case "round":
                 self._note_round(peer, event)
             case "end" if peer in self.alive and peer.process.wait() not in (0, -signal.SIGKILL):
@@ -136,7 +140,7 @@ class Storm:
         killed_at = time.monotonic()
         victim.process.wait()
         self._bury(victim)
-        self._progress(killed_at)
+        self.progress(killed_at)
 
     def crash_at(self, point: str) -> None:
         """Starts a peer that dies at the named point, and waits as in kill()."""
@@ -148,29 +152,47 @@ class Storm:
             victim.process.wait()
         died_at = time.monotonic()
         self._bury(victim)
-        self._progress(died_at)
+        self.progress(died_at)
 
-    def _progress(self, since: float) -> None:
-        before = {peer.slot: peer.rounds for peer in self.alive}
+    def listen_for(self, seconds: float) -> None:
+        """Takes events for a while: how long a peer stays stopped is the test's input."""
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            try:
+                self._note(*self.events.get(timeout=left))
+            except queue.Empty:
+                return
+
+    def progress(self, since: float, besides: Peer | None = None) -> None:
+        """Waits until every peer (but one, if given) has delivered a round made after ``since``."""
+        waited = [peer for peer in self.alive if peer is not besides]
+        before = {peer.slot: peer.rounds for peer in waited}
         self.until(
-            lambda: all(p.last_round_at > since and p.rounds > before[p.slot] for p in self.alive),
+            lambda: all(p.last_round_at > since and p.rounds > before[p.slot] for p in waited),
             "a new round at every survivor",
         )
-        first = min((p.last_round_at for p in self.alive if p.last_round_at > since), default=since)
+        first = min((p.last_round_at for p in waited if p.last_round_at > since), default=since)
         self.gaps.append(first - since)
 
     def settle(self) -> None:
         """Waits until every living peer takes part in rounds."""
         self.until(lambda: all(p.rounds > 0 for p in self.alive), "a first round at every peer")
 
-    def finish(self) -> dict[str, Any]:
-        """Ends the peers in order and checks the books."""
+    def finish(self, evicted: frozenset[str] | set[str] = frozenset()) -> dict[str, Any]:
+        """Ends the peers in order and checks the books.
+
+        Args:
+            evicted: peers that live but were out of the group for a time: what they had offered
+                then is theirs to lose.
+        """
         for peer in self.alive:
             assert peer.process.stdin is not None
             peer.process.stdin.close()
         for peer in self.alive:
             peer.process.wait(timeout=PATIENCE)
-        self.until(lambda: self.events.empty(), "the last events")
+            assert peer.reader is not None
+            peer.reader.join(PATIENCE)
+        self.until(self.events.empty, "the last events")
         self.broker.close()
         count: dict[int, int] = {}
         for indices in self.rounds.values():
@@ -178,11 +200,13 @@ class Storm:
                 count[index] = count.get(index, 0) + 1
         assert all(times == 1 for times in count.values()), "a contribution is in two rounds"
         assert sorted(self.rounds) == list(range(min(self.rounds), max(self.rounds) + 1))
-        dead_names = {f"peer-{peer.slot}" for peer in self.dead}
+        dead_names = {f"peer-{peer.slot}" for peer in self.dead} | evicted
         missing: list[tuple[int, int]] = []
         for peer in self.alive:
             assert not peer.errors, f"peer {peer.slot}: {peer.errors}"
             assert {name for name, _ in peer.lost} <= dead_names, f"lost: {peer.lost}"
+            if f"peer-{peer.slot}" in evicted:
+                continue
             # The last few may be under way when the group ends; none before them may be missing.
             made = [peer.slot * CONTRIBUTIONS + k for k in range(1, peer.offered + 1)]
             present = [index in count for index in made]

@@ -1,0 +1,98 @@
+"""Real processes, killed and stopped in the middle of training; the books must balance."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.faults.storm import CRASH_POINTS, Storm
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def storm() -> Iterator[Storm]:
+    """Three peers in training; whatever is left of them is killed at the end."""
+    storm = Storm(peers=3, seed=1)
+    try:
+        storm.settle()
+        yield storm
+    finally:
+        storm.abort()
+
+
+@pytest.mark.timeout(90)
+def test_kills_at_random(storm: Storm) -> None:
+    for _ in range(4):
+        storm.kill()
+        storm.start()
+        storm.settle()
+    figures = storm.finish()
+    assert figures["kills"] == 4
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("point", CRASH_POINTS)
+def test_death_at_a_crash_point(storm: Storm, point: str) -> None:
+    storm.crash_at(point)
+    storm.finish()
+
+
+@pytest.mark.timeout(60)
+def test_a_stop_of_two_seconds_evicts_nobody(storm: Storm) -> None:
+    stopped = storm.alive[1]
+    states = stopped.states
+    stopped.process.send_signal(signal.SIGSTOP)
+    try:
+        storm.listen_for(2.0)
+    finally:
+        stopped.process.send_signal(signal.SIGCONT)
+    storm.progress(time.monotonic())
+    assert stopped.states == states, "it was evicted: it had to fetch the state again"
+    storm.finish()
+
+
+@pytest.mark.timeout(90)
+def test_a_stop_of_ten_seconds_evicts_and_the_peer_rejoins_with_equal_bits(storm: Storm) -> None:
+    stopped = storm.alive[1]
+    states = stopped.states
+    stopped.process.send_signal(signal.SIGSTOP)
+    try:
+        others = [peer for peer in storm.alive if peer is not stopped]
+        storm.listen_for(10.0)
+        rounds = [peer.rounds for peer in others]
+        storm.until(
+            lambda: all(p.rounds > n for p, n in zip(others, rounds, strict=True)),
+            "rounds without the stopped peer",
+        )
+    finally:
+        stopped.process.send_signal(signal.SIGCONT)
+    storm.until(lambda: stopped.states > states, "a new state at the peer that was evicted")
+    storm.progress(time.monotonic())
+    storm.finish(evicted={f"peer-{stopped.slot}"})
+
+
+@pytest.mark.timeout(90)
+def test_training_goes_on_without_the_broker_and_joins_wait_for_its_return(storm: Storm) -> None:
+    address = storm.address.removeprefix("tcp://")
+    storm.broker.close()
+    storm.progress(time.monotonic())
+    newcomer = storm.start()
+    storm.progress(time.monotonic(), besides=newcomer)
+    assert newcomer.rounds == 0
+    broker = subprocess.Popen(
+        [sys.executable, "-m", "moolink.broker", address], cwd=ROOT, stdout=subprocess.DEVNULL
+    )
+    try:
+        storm.settle()
+        storm.progress(time.monotonic())
+        storm.finish()
+    finally:
+        broker.terminate()
+        assert broker.wait(timeout=20) == 0
