@@ -175,7 +175,7 @@ void GroupPeer::carry_out(Time now) {
   for (group::Member::Action& action : member_.drain()) {
     if (auto* send = std::get_if<group::Member::SendToBroker>(&action)) {
       rpc_->send_service_to_name(broker_name_, rpc::Service::group, {send->bytes, {}});
-      crash_point("join");
+      crash_point("announce.sent");
     } else if (auto* direct = std::get_if<group::Member::SendToMember>(&action)) {
       rpc_->router().send(direct->instance, direct->name, rpc::Service::group, {direct->bytes, {}});
     } else if (auto* view = std::get_if<group::Member::NewView>(&action)) {

@@ -53,7 +53,7 @@ void OperationRunner::carry_out() {
       if (auto* send = std::get_if<collective::Engine::Send>(&action)) {
         rpc_->router().send(send->instance, send->name, rpc::Service::collective,
                             std::move(send->payload));
-        crash_point("reduce.sent");
+        crash_point("slice.sent");
       } else if (auto* task = std::get_if<collective::Engine::Sum>(&action)) {
         sum(std::move(*task));
       } else if (auto* combine = std::get_if<collective::Engine::Combine>(&action)) {

@@ -29,7 +29,8 @@ from typing import Any
 import moolink
 from tests.faults.one_hot_peer import CONTRIBUTIONS, SLOTS
 
-CRASH_POINTS = ["join", "offer.sent", "cut.sent", "reduce.sent", "have.sent", "flush.sent",
+CRASH_POINTS = ["announce.sent", "join", "offer.sent", "cut.sent", "reduce.sent", "slice.sent",
+                "have.sent", "flush.sent", "resume.sent", "ready.sent", "go.sent",
                 "snapshot.sent"]  # fmt: skip
 PATIENCE = 30.0  # seconds until a step that should take one is called a hang
 
