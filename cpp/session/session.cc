@@ -254,6 +254,7 @@ void Session::lose(Time, Error reason, bool silent, ConnectionId except) {
   was_full_ = false;
   acks_due_ = 0;
   ack_at_ = kNever;
+  receive_window_ = {config_.limits.send_window_bytes, config_.limits.send_window_messages};
   if (mutant("forget_pending_on_restart")) lost.messages.clear();
   if (had_session) actions_.push_back(std::move(lost));
 }

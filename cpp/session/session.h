@@ -149,8 +149,11 @@ class Session {
   // Whether send() would take a message of this size now. `held`: one that the peer may hold back
   // with WINDOW (calls; never replies, which the peer's calls wait for).
   bool accepts(std::size_t bytes, bool held) const;
-  // Takes the message, or returns false: not ready(), or the window is full. Throws
-  // Exception{invalid_argument} if the message is over the limits.
+  // Throws Exception{invalid_argument} if the message is over the limits.
+  void check(const OutgoingMessage& message) const { outbox_.check(message); }
+  // WindowOpened will come: the caller has something that accepts() refused.
+  void tell_when_open() { was_full_ = true; }
+  // Takes the message, or returns false: not ready(), or the window is full. Throws as check().
   bool send(Time now, OutgoingMessage message);
   // How many calls may be sent to this side: 0 stops the peer's calls, see accepts().
   void set_receive_window(Time now, std::uint64_t bytes, std::uint64_t messages);
@@ -167,6 +170,7 @@ class Session {
 
   bool connected() const;  // over a connection that carries messages
   bool has_connection() const { return !links_.empty(); }
+  bool has(ConnectionId connection) const { return links_.contains(connection); }
   bool suspected(Time now) const;  // connected, but silent for suspect_after
   Time last_heard() const { return last_heard_; }
   std::uint64_t id() const { return id_; }

@@ -1,0 +1,366 @@
+// Calls of this side, and handlers that run here for others.
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <utility>
+
+#include "base/mutant.h"
+#include "rpc/state.h"
+
+namespace moolink::rpc {
+
+namespace {
+
+constexpr std::size_t kEarlyCancels = 1024;  // remembered of one peer
+
+std::string in_seconds(Duration duration) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3g s", std::chrono::duration<double>(duration).count());
+  return text;
+}
+
+Error call_error(ErrorCode code, std::string message, const Call& call, Ran ran) {
+  Error error = make_error(code, std::move(message));
+  error.peer = call.peer;
+  error.function = call.function;
+  error.ran = ran;
+  return error;
+}
+
+}  // namespace
+
+CallId NodeState::call(Time now, const std::string& peer_name, const std::string& function,
+                       wire::Payload arguments, Duration timeout, std::uint16_t lane) {
+  const CallId id = ++last_call_;
+  Call& call = calls_[id];
+  call.peer = peer_name;
+  call.function = function;
+  call.arguments = std::move(arguments);
+  call.lane = lane == 0 ? 0 : static_cast<std::uint16_t>(1 + (lane - 1) % (kServiceLanes - 1));
+  call.started = now;
+  if (timeout >= Duration(0) && timeout < kNever - now) call.deadline = now + timeout;
+  if (closing_) {
+    complete(id, call_error(ErrorCode::closed, "peer '" + config.name + "' was closed", call,
+                            Ran::no));
+    return id;
+  }
+  timers.push({call.deadline, Timer::Kind::call, id, {}});
+  if (peer_name == config.name) {
+    run_locally(id, call);
+  } else if (Peer* peer = find_peer(peer_name); peer != nullptr && peer->up) {
+    dispatch(now, *peer, id, call);
+  } else {
+    Search& search = search_for(now, peer_name);
+    if (search.calls.size() >= config.max_waiting_calls) {
+      complete(id, call_error(ErrorCode::queue_full,
+                              "too many calls wait for peer '" + peer_name + "', " +
+                                  why_unreached(peer_name),
+                              call, Ran::no));
+      return id;
+    }
+    search.calls.push_back(id);
+  }
+  return id;
+}
+
+void NodeState::run_locally(CallId id, Call& call) {
+  call.state = Call::State::local;
+  call.instance = config.instance;
+  if (!functions.contains(call.function)) {
+    complete(id, call_error(ErrorCode::no_such_function,
+                            "peer '" + config.name + "' has no function '" + call.function + "'",
+                            call, Ran::no));
+    return;
+  }
+  const CallKey key{config.instance, id};
+  running_[key] = {call.deadline, call.arguments.bytes()};
+  timers.push({call.deadline, Timer::Kind::handler, id, config.instance});
+  actions.push_back(
+      RunHandler{key, config.name, call.function, std::move(call.arguments), call.deadline});
+}
+
+// Sends the call, or queues it behind those that the session's window has refused.
+void NodeState::dispatch(Time now, Peer& peer, CallId id, Call& call) {
+  call.state = Call::State::waiting;
+  if (peer.queued.empty() && peer.backlog.empty() && transmit_call(now, peer, id, call)) return;
+  if (!calls_.contains(id)) return;  // it was over the limits
+  if (peer.backlog.size() >= config.max_waiting_calls) {
+    complete(id, call_error(ErrorCode::queue_full,
+                            "too many calls wait for peer '" + call.peer +
+                                "': it does not keep up; wait for replies before calling again",
+                            call, Ran::no));
+    return;
+  }
+  peer.backlog.push_back(id);
+}
+
+// False: the window is full, or the call has ended in an error.
+bool NodeState::transmit_call(Time now, Peer& peer, CallId id, Call& call) {
+  const std::size_t bytes = call.arguments.bytes() + call.function.size() + 16;
+  if (!peer.session.accepts(bytes, true)) {
+    peer.session.tell_when_open();
+    return false;
+  }
+  session::OutgoingMessage message;
+  message.lane = call.lane;
+  message.kind = static_cast<std::uint8_t>(MessageKind::call);
+  message.held = true;
+  message.deadline = call.deadline;
+  message.cookie = id;
+  message.payload = with_head(CallHead{id, call.function}, std::move(call.arguments));
+  try {
+    if (!peer.session.send(now, std::move(message))) {
+      complete(id, call_error(ErrorCode::queue_full, "the send window is full", call, Ran::no));
+      return false;
+    }
+  } catch (const Exception& refused) {
+    complete(id, call_error(refused.error().code, refused.error().message, call, Ran::no));
+    return false;
+  }
+  call.state = Call::State::sent;
+  call.instance = peer.instance;
+  ++peer.calls_in_flight;
+  touch(peer);
+  if (!peer.session.connected()) dial_peer(now, peer);
+  return true;
+}
+
+void NodeState::complete(CallId id, Reply result) {
+  auto node = calls_.extract(id);
+  if (node.empty()) return;
+  const Call& call = node.mapped();
+  if (call.state == Call::State::sent) {
+    if (Peer* peer = find_peer(call.instance)) --peer->calls_in_flight;
+  }
+  if (mutant("complete_twice") && std::holds_alternative<Error>(result)) {
+    actions.push_back(Complete{id, result});
+  }
+  actions.push_back(Complete{id, std::move(result)});
+  if (call.deadline != kNever) timers.forget([this](const Timer& timer) { return counts(timer); });
+}
+
+void NodeState::time_out(Time now, CallId id) {
+  const Call& call = calls_.at(id);
+  std::string text = "'" + call.function + "' at peer '" + call.peer + "' timed out after " +
+                     in_seconds(now - call.started);
+  Ran ran = Ran::no;
+  switch (call.state) {
+    case Call::State::searching:
+      text += ": " + why_unreached(call.peer);
+      break;
+    case Call::State::waiting:
+      text += ": the peer does not take more calls now";
+      break;
+    case Call::State::sent: {
+      ran = Ran::maybe;
+      const Peer* peer = find_peer(call.instance);
+      const bool silent = peer == nullptr || !peer->session.connected();
+      text += silent ? ": the connection to the peer is lost" : ": the peer has not replied";
+      break;
+    }
+    case Call::State::local:
+      ran = Ran::maybe;
+      text += ": its handler, at this very peer, has not replied";
+      break;
+  }
+  Error error = call_error(ErrorCode::timeout, std::move(text), call, ran);
+  complete(id, std::move(error));
+}
+
+std::string NodeState::why_unreached(const std::string& name) {
+  const auto search = searches_.find(name);
+  const bool connected = std::any_of(peers_.begin(), peers_.end(),
+                                     [](const auto& entry) { return entry.second->up; });
+  std::string text;
+  if (search != searches_.end() && search->second.reachable) {
+    text = "peer '" + name + "' is known but does not answer";
+  } else if (search != searches_.end() && search->second.found) {
+    text = "peer '" + name + "' is known, but none of its addresses can be reached from here";
+  } else if (connected) {
+    text = "peer '" + name + "' is not known to any connected peer";
+  } else {
+    text = "peer '" + name + "' is not known to any connected peer: none is connected";
+  }
+  for (const auto& [address, target] : dialler_.targets()) {
+    if (!target.last_error.empty()) text += "; " + address + ": " + target.last_error;
+  }
+  return text;
+}
+
+void NodeState::cancel(Time now, CallId id) {
+  const auto found = calls_.find(id);
+  if (found == calls_.end()) return;
+  const Call& call = found->second;
+  if (call.state == Call::State::local) {
+    stop_running({config.instance, id}, true);
+  } else if (call.state == Call::State::sent && !mutant("cancel_is_local")) {
+    if (Peer* peer = find_peer(call.instance)) {
+      session::OutgoingMessage message;
+      message.kind = static_cast<std::uint8_t>(MessageKind::cancel);
+      message.payload = head_only(CancelHead{id});
+      send_or_queue(now, *peer, std::move(message));
+    }
+  }
+  Error error = call_error(ErrorCode::cancelled, "'" + call.function + "' at peer '" + call.peer +
+                                                     "' was cancelled",
+                           call, call.state == Call::State::sent ? Ran::maybe : Ran::no);
+  complete(id, std::move(error));
+}
+
+void NodeState::fail_calls_of(const Peer& peer, const session::Lost& lost) {
+  std::map<CallId, Ran> ran;
+  for (const session::LostMessage& message : lost.messages) {
+    if (message.cookie != 0) ran[message.cookie] = message.written;
+  }
+  std::vector<CallId> ids;
+  for (const auto& [id, call] : calls_) {
+    if (call.state == Call::State::sent && call.instance == peer.instance) ids.push_back(id);
+  }
+  ids.insert(ids.end(), peer.backlog.begin(), peer.backlog.end());
+  std::sort(ids.begin(), ids.end());
+  for (const CallId id : ids) {
+    const auto found = calls_.find(id);
+    if (found == calls_.end()) continue;
+    const Call& call = found->second;
+    Ran whether = Ran::no;
+    if (call.state == Call::State::sent) {
+      const auto entry = ran.find(id);
+      whether = entry == ran.end() ? Ran::maybe : entry->second;
+    }
+    complete(id, call_error(ErrorCode::peer_lost,
+                            "peer '" + call.peer + "' was lost during '" + call.function +
+                                "': " + lost.reason.message,
+                            call, whether));
+  }
+}
+
+// ---- handlers ----
+
+void NodeState::delivered_call(Time now, Peer& peer, session::Deliver& delivered) {
+  const auto head = wire::decode<CallHead>(delivered.payload.body);
+  const auto early =
+      std::find(peer.early_cancels.begin(), peer.early_cancels.end(), head.id);
+  if (early != peer.early_cancels.end()) {
+    peer.early_cancels.erase(early);
+    return;
+  }
+  if (delivered.deadline <= now && !mutant("run_expired_call")) return;  // nobody waits any more
+  const auto fail = [&](ErrorCode code, std::string text) {
+    Error error = make_error(code, std::move(text));
+    error.peer = config.name;
+    error.function = head.function;
+    send_result(now, peer, head.id, std::move(error));
+  };
+  if (delivered.error) return fail(delivered.error.code, delivered.error.message);
+  if (closing_) return fail(ErrorCode::closed, "peer '" + config.name + "' is closing");
+  if (!functions.contains(head.function)) {
+    return fail(ErrorCode::no_such_function,
+                "peer '" + config.name + "' has no function '" + head.function + "'");
+  }
+  const CallKey key{peer.instance, head.id};
+  wire::Payload arguments = user_payload(std::move(delivered.payload));
+  const std::size_t bytes = arguments.bytes();
+  if (!running_.try_emplace(key, Running{delivered.deadline, bytes}).second) {
+    wire::fail("a call's id was used twice");
+  }
+  ++peer.running;
+  peer.running_bytes += bytes;
+  timers.push({delivered.deadline, Timer::Kind::handler, head.id, peer.instance});
+  actions.push_back(
+      RunHandler{key, peer.name, head.function, std::move(arguments), delivered.deadline});
+}
+
+void NodeState::delivered_result(Peer& peer, session::Deliver& delivered) {
+  auto head = wire::decode<ResultHead>(delivered.payload.body);
+  const auto found = calls_.find(head.id);
+  if (found == calls_.end()) return;  // timed out or cancelled
+  const Call& call = found->second;
+  if (call.state != Call::State::sent || call.instance != peer.instance) return;
+  if (head.error) {
+    if (head.error->peer.empty()) head.error->peer = call.peer;
+    if (head.error->function.empty()) head.error->function = call.function;
+    complete(head.id, std::move(*head.error));
+  } else if (delivered.error) {
+    complete(head.id,
+             call_error(delivered.error.code, delivered.error.message, call, Ran::yes));
+  } else {
+    complete(head.id, user_payload(std::move(delivered.payload)));
+  }
+}
+
+void NodeState::delivered_cancel(Peer& peer, session::Deliver& delivered) {
+  const auto head = wire::decode<CancelHead>(delivered.payload.body);
+  const CallKey key{peer.instance, head.id};
+  if (running_.contains(key)) {
+    stop_running(key, true);
+    return;
+  }
+  peer.early_cancels.push_back(head.id);  // or the reply is on its way: then it is never looked up
+  if (peer.early_cancels.size() > kEarlyCancels) peer.early_cancels.pop_front();
+}
+
+void NodeState::reply(Time now, const CallKey& key, Reply reply) {
+  if (!running_.contains(key)) return;  // nobody waits any more
+  stop_running(key, false);
+  if (key.caller == config.instance) {
+    complete(key.id, std::move(reply));
+    return;
+  }
+  Peer* peer = find_peer(key.caller);
+  if (peer == nullptr) return;
+  send_result(now, *peer, key.id, std::move(reply));
+}
+
+void NodeState::send_result(Time now, Peer& peer, CallId id, Reply reply) {
+  session::OutgoingMessage message;
+  message.kind = static_cast<std::uint8_t>(MessageKind::result);
+  if (auto* error = std::get_if<Error>(&reply)) {
+    message.payload = head_only(ResultHead{id, std::move(*error)});
+  } else {
+    message.payload = with_head(ResultHead{id, {}}, std::move(std::get<wire::Payload>(reply)));
+  }
+  try {
+    send_or_queue(now, peer, std::move(message));
+  } catch (const Exception& refused) {
+    send_result(now, peer, id, make_error(ErrorCode::error, "the result cannot be sent: " +
+                                                                refused.error().message));
+  }
+}
+
+void NodeState::stop_running(const CallKey& key, bool tell_handler) {
+  auto node = running_.extract(key);
+  if (node.empty()) return;
+  if (Peer* peer = find_peer(key.caller)) {
+    --peer->running;
+    peer->running_bytes -= node.mapped().bytes;
+    touch(*peer);
+  }
+  if (tell_handler) actions.push_back(CancelHandler{key});
+  if (node.mapped().deadline != kNever) {
+    timers.forget([this](const Timer& timer) { return counts(timer); });
+  }
+}
+
+void NodeState::stop_all_of(const Uid& caller) {
+  std::vector<CallKey> keys;
+  for (const auto& [key, running] : running_) {
+    if (key.caller == caller) keys.push_back(key);
+  }
+  std::sort(keys.begin(), keys.end());
+  for (const CallKey& key : keys) stop_running(key, true);
+}
+
+// A peer whose calls pile up here is told to keep them, and to go on when half are done.
+void NodeState::balance_window(Time now, Peer& peer) {
+  const bool over =
+      peer.running > config.max_running_calls || peer.running_bytes > config.max_running_bytes;
+  const bool under = peer.running <= config.max_running_calls / 2 &&
+                     peer.running_bytes <= config.max_running_bytes / 2;
+  if (over == peer.held || (peer.held && !under)) return;
+  peer.held = over;
+  peer.session.set_receive_window(now, config.limits.send_window_bytes,
+                                  over ? 0 : config.limits.send_window_messages);
+}
+
+}  // namespace moolink::rpc

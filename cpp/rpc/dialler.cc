@@ -1,0 +1,86 @@
+#include "rpc/dialler.h"
+
+#include <algorithm>
+
+namespace moolink::rpc {
+
+namespace {
+
+bool is_shared_memory(const std::string& address) { return address.starts_with("shm://"); }
+
+bool is_loopback(const std::string& address) {
+  return address.starts_with("tcp://127.") || address.starts_with("tcp://[::1]") ||
+         address.starts_with("tcp://localhost");
+}
+
+}  // namespace
+
+bool reachable(const std::string& address, bool same_host) {
+  return same_host || !(is_shared_memory(address) || is_loopback(address));
+}
+
+void sort_by_preference(std::vector<std::string>& addresses) {
+  std::stable_sort(addresses.begin(), addresses.end(),
+                   [](const std::string& a, const std::string& b) {
+                     const auto rank = [](const std::string& address) {
+                       if (is_shared_memory(address)) return 0;
+                       return is_loopback(address) ? 1 : 2;
+                     };
+                     return rank(a) < rank(b);
+                   });
+}
+
+DialTarget& Dialler::add(const std::string& address, Time when) {
+  const auto [entry, is_new] = targets_.try_emplace(address);
+  DialTarget& target = entry->second;
+  if (is_new) {
+    target.number = ++last_number_;
+    target.address = address;
+    target.pause = first_pause_;
+    target.next_try = when;
+  }
+  return target;
+}
+
+DialTarget* Dialler::find(const std::string& address) {
+  const auto found = targets_.find(address);
+  return found == targets_.end() ? nullptr : &found->second;
+}
+
+DialTarget* Dialler::find(std::uint64_t number) {
+  for (auto& [address, target] : targets_) {
+    if (target.number == number) return &target;
+  }
+  return nullptr;
+}
+
+DialTarget* Dialler::of_connection(wire::ConnectionId connection) {
+  for (auto& [address, target] : targets_) {
+    if (target.state == DialTarget::State::open && target.connection == connection) return &target;
+  }
+  return nullptr;
+}
+
+void Dialler::opened(DialTarget& target, wire::ConnectionId connection) {
+  target.state = DialTarget::State::open;
+  target.connection = connection;
+  target.next_try = kNever;
+}
+
+void Dialler::succeeded(DialTarget& target, const Uid& instance) {
+  target.instance = instance;
+  target.pause = first_pause_;
+  target.failures = 0;
+  target.last_error.clear();
+}
+
+void Dialler::failed(DialTarget& target, Time now, const std::string& error) {
+  target.state = DialTarget::State::idle;
+  target.connection = 0;
+  ++target.failures;
+  if (!error.empty()) target.last_error = error;
+  target.next_try = now + target.pause;
+  target.pause = std::min(2 * target.pause, last_pause_);
+}
+
+}  // namespace moolink::rpc

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "base/time.h"
+#include "base/uid.h"
+#include "wire/path.h"
+
+namespace moolink::rpc {
+
+// Whether a peer with this host key can be reached at the address from here: shared memory and
+// loopback only on the same host.
+bool reachable(const std::string& address, bool same_host);
+// Addresses in the order to try them: shared memory first.
+void sort_by_preference(std::vector<std::string>& addresses);
+
+// An address to be dialled, again and again with growing pauses.
+struct DialTarget {
+  enum class State : std::uint8_t { idle, dialling, open };
+
+  std::uint64_t number = 0;
+  std::string address;
+  bool wanted_by_user = false;   // connect(): for as long as the node lives
+  bool better_path = false;      // to a peer that is connected already; given up after a few tries
+  std::string peer;              // to reach a peer of this name, if not wanted_by_user
+  Uid instance;                  // who was last met there
+  State state = State::idle;
+  wire::ConnectionId connection = 0;
+  Duration pause{};              // before the next try
+  Time next_try = kNever;
+  int failures = 0;              // in a row
+  std::string last_error;
+};
+
+class Dialler {
+ public:
+  Dialler(Duration first_pause, Duration last_pause)
+      : first_pause_(first_pause), last_pause_(last_pause) {}
+
+  // Adds the address if it is new, due at `when`.
+  DialTarget& add(const std::string& address, Time when);
+  void remove(const std::string& address) { targets_.erase(address); }
+  DialTarget* find(const std::string& address);
+  DialTarget* find(std::uint64_t number);
+  DialTarget* of_connection(wire::ConnectionId connection);
+
+  void opened(DialTarget& target, wire::ConnectionId connection);
+  // The greeting is done: the next pause is short again.
+  void succeeded(DialTarget& target, const Uid& instance);
+  // The dial failed, or its connection ended.
+  void failed(DialTarget& target, Time now, const std::string& error);
+
+  std::map<std::string, DialTarget>& targets() { return targets_; }
+
+ private:
+  Duration first_pause_;
+  Duration last_pause_;
+  std::uint64_t last_number_ = 0;
+  std::map<std::string, DialTarget> targets_;
+};
+
+}  // namespace moolink::rpc

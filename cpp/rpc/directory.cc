@@ -1,0 +1,217 @@
+// Which peer is where: names that are searched through connected peers, and addresses to dial.
+
+#include <algorithm>
+#include <utility>
+
+#include "base/mutant.h"
+#include "rpc/state.h"
+
+namespace moolink::rpc {
+
+namespace {
+
+constexpr int kBetterPathTries = 3;
+
+wire::Payload encode_directory(const DirectoryMessage& message) {
+  return {wire::encode(message), {}};
+}
+
+}  // namespace
+
+// ---- searches ----
+
+Search& NodeState::search_for(Time now, const std::string& name) {
+  const auto [entry, is_new] = searches_.try_emplace(name);
+  Search& search = entry->second;
+  if (!is_new) return search;
+  search.number = ++last_search_;
+  search.name = name;
+  search.pause = config.find_first;
+  search.next_find = now + search.pause;
+  timers.push({search.next_find, Timer::Kind::search, search.number, {}});
+  ask_everybody(now, search);
+  return search;
+}
+
+void NodeState::ask_everybody(Time now, const Search& search) {
+  for (const auto& [instance, peer] : peers_) {
+    if (peer->up) ask(now, *peer, search.name);
+  }
+}
+
+void NodeState::ask(Time now, Peer& peer, const std::string& name) {
+  DirectoryMessage message;
+  message.find = Find{name};
+  send_to(now, peer, Service::directory, encode_directory(message));
+}
+
+void NodeState::search_due(Time now, std::uint64_t number) {
+  const auto entry = std::find_if(searches_.begin(), searches_.end(), [&](const auto& candidate) {
+    return candidate.second.number == number;
+  });
+  if (entry == searches_.end()) return;
+  Search& search = entry->second;
+  std::erase_if(search.calls, [this](CallId id) { return !calls_.contains(id); });
+  std::erase_if(search.services, [&](const auto& waiting) { return waiting.until <= now; });
+  if (search.calls.empty() && search.services.empty()) {
+    searches_.erase(entry);
+    return;
+  }
+  search.pause = std::min(2 * search.pause, config.find_last);
+  search.next_find = now + search.pause;
+  timers.push({search.next_find, Timer::Kind::search, search.number, {}});
+  ask_everybody(now, search);
+}
+
+// The peer is there: what waited for its name goes out, in order.
+void NodeState::end_search(Time now, Peer& peer) {
+  auto node = searches_.extract(peer.name);
+  if (node.empty()) return;
+  Search& search = node.mapped();
+  for (Search::Waiting& waiting : search.services) {
+    if (waiting.until > now) send_to(now, peer, waiting.service, std::move(waiting.payload));
+  }
+  for (const CallId id : search.calls) {
+    const auto found = calls_.find(id);
+    if (found != calls_.end()) dispatch(now, peer, id, found->second);
+  }
+}
+
+void NodeState::directory_message(Time now, Peer& from, const wire::Payload& payload) {
+  auto message = wire::decode<DirectoryMessage>(payload.body);
+  if (message.found) found(now, *message.found);
+  if (!message.find) return;
+  DirectoryMessage answer;
+  const std::string& name = message.find->name;
+  if (name == config.name) {
+    answer.found = Found{name, config.instance, config.host_key, addresses};
+  } else if (const Peer* peer = find_peer(name); peer != nullptr && peer->up) {
+    answer.found = Found{name, peer->instance, peer->host_key, peer->addresses};
+  } else {
+    return;  // it asks again
+  }
+  send_to(now, from, Service::directory, encode_directory(answer));
+}
+
+void NodeState::found(Time now, const Found& found) {
+  const auto entry = searches_.find(found.name);
+  if (entry == searches_.end() || found.instance == config.instance) return;
+  Search& search = entry->second;
+  search.found = true;
+  std::vector<std::string> candidates = found.addresses;
+  const bool same_host = found.host_key == config.host_key;
+  std::erase_if(candidates,
+                [&](const std::string& address) { return !reachable(address, same_host); });
+  sort_by_preference(candidates);
+  search.reachable = search.reachable || !candidates.empty();
+  Duration delay{};
+  for (const std::string& address : candidates) {
+    add_target(now, address, found.name, delay, false);
+    delay += config.dial_stagger;
+  }
+}
+
+// ---- dialling ----
+
+void NodeState::connect(Time now, const std::string& address) {
+  if (closing_) return;
+  DialTarget& target = dialler_.add(address, now);
+  target.wanted_by_user = true;
+  arm(target);
+}
+
+void NodeState::add_target(Time now, const std::string& address, const std::string& peer,
+                           Duration delay, bool better_path) {
+  if (closing_ ||
+      std::find(addresses.begin(), addresses.end(), address) != addresses.end()) {
+    return;  // this peer's own
+  }
+  DialTarget& target = dialler_.add(address, now + delay);
+  if (target.state != DialTarget::State::idle) return;
+  if (!target.wanted_by_user) target.peer = peer;
+  target.better_path = better_path;
+  arm(target);
+}
+
+// A peer that is needed and has no connection: all its addresses, one after the other.
+void NodeState::dial_peer(Time now, const Peer& peer) {
+  std::vector<std::string> candidates = peer.addresses;
+  const bool same_host = peer.host_key == config.host_key;
+  std::erase_if(candidates,
+                [&](const std::string& address) { return !reachable(address, same_host); });
+  sort_by_preference(candidates);
+  Duration delay{};
+  for (const std::string& address : candidates) {
+    add_target(now, address, peer.name, delay, false);
+    delay += config.dial_stagger;
+  }
+}
+
+// Connected, but shared memory would do.
+void NodeState::dial_better_path(Time now, const Peer& peer) {
+  if (peer.host_key != config.host_key) return;
+  for (const std::string& address : peer.addresses) {
+    if (address.starts_with("shm://")) add_target(now, address, peer.name, Duration(0), true);
+  }
+}
+
+void NodeState::arm(const DialTarget& target) {
+  if (target.state == DialTarget::State::idle) {
+    timers.push({target.next_try, Timer::Kind::dial, target.number, {}});
+  }
+}
+
+bool NodeState::needed(const DialTarget& target) {
+  if (closing_) return false;
+  if (target.wanted_by_user) {
+    const Peer* met = find_peer(target.instance);
+    return met == nullptr || !met->session.connected();
+  }
+  const Peer* peer = find_peer(target.peer);
+  if (target.better_path) {
+    if (peer == nullptr || !peer->session.connected()) return false;
+    const bool has_it = std::any_of(
+        connections_.begin(), connections_.end(), [&](const auto& entry) {
+          return entry.second.peer == peer && entry.second.kind == wire::PathKind::shm;
+        });
+    return !has_it && target.failures < kBetterPathTries;
+  }
+  if (searches_.contains(target.peer)) return true;
+  return peer != nullptr && !peer->session.connected() && busy(*peer);
+}
+
+void NodeState::dial_due(Time now, std::uint64_t number) {
+  DialTarget* target = dialler_.find(number);
+  if (target == nullptr || target->state != DialTarget::State::idle || target->next_try > now) {
+    return;
+  }
+  if (needed(*target)) {
+    target->state = DialTarget::State::dialling;
+    actions.push_back(Dial{target->address});
+  } else if (target->wanted_by_user && !closing_) {  // connected in another way: look again later
+    target->next_try = now + config.redial_last;
+    arm(*target);
+  } else {
+    dialler_.remove(target->address);
+  }
+}
+
+void NodeState::dial_failed(Time now, const std::string& address, const Error& error) {
+  DialTarget* target = dialler_.find(address);
+  if (target == nullptr || target->state != DialTarget::State::dialling) return;
+  if (target->failures == 0 && target->wanted_by_user) {
+    log(LogLevel::info, "cannot connect to " + address + " yet: " + error.message);
+  }
+  dialler_.failed(*target, now, error.message);
+  arm(*target);
+  if (error.code != ErrorCode::peer_lost) return;
+  // Nobody listens there. Whoever was met there and is not connected has ended; so has a peer of
+  // this host that had announced the address.
+  Peer* peer = target->instance.empty() ? find_peer(target->peer) : find_peer(target->instance);
+  if (peer == nullptr || !peer->up || peer->session.connected()) return;
+  if (peer->instance == target->instance || peer->host_key == config.host_key) {
+    end_peer(now, *peer, Down::dead, "nobody listens at " + address + " any more");
+  }
+}
+
+}  // namespace moolink::rpc

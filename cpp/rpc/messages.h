@@ -1,0 +1,116 @@
+#pragma once
+
+// What the rpc layer puts into session messages. The encoded head is the message's body; a user's
+// own body, if any, is its first part, and the user's parts follow: so no byte is copied.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "base/uid.h"
+#include "wire/archive.h"
+#include "wire/payload.h"
+
+namespace moolink::rpc {
+
+enum class MessageKind : std::uint8_t { call = 1, result = 2, cancel = 3, service = 4 };
+
+struct CallHead {
+  std::uint64_t id = 0;
+  std::string function;
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(id, function);
+  }
+};
+
+struct ResultHead {
+  std::uint64_t id = 0;
+  std::optional<Error> error;
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(id, error);
+  }
+};
+
+struct CancelHead {
+  std::uint64_t id = 0;
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(id);
+  }
+};
+
+struct ServiceHead {
+  std::uint8_t service = 0;
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(service);
+  }
+};
+
+// Directory: who knows a peer of this name? Whoever is connected to it answers.
+struct Find {
+  std::string name;
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(name);
+  }
+};
+
+struct Found {
+  std::string name;
+  Uid instance;
+  Uid host_key;
+  std::vector<std::string> addresses;
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(name, instance, host_key, addresses);
+  }
+};
+
+struct DirectoryMessage {
+  std::optional<Find> find;
+  std::optional<Found> found;
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(find, found);
+  }
+};
+
+template <class Head>
+wire::Payload with_head(const Head& head, wire::Payload user) {
+  wire::Payload message;
+  message.body = wire::encode(head);
+  message.parts.reserve(user.parts.size() + 1);
+  message.parts.push_back(std::move(user.body));
+  for (Buffer& part : user.parts) message.parts.push_back(std::move(part));
+  return message;
+}
+
+template <class Head>
+wire::Payload head_only(const Head& head) {
+  return {wire::encode(head), {}};
+}
+
+// The user's payload of a message made by with_head. Throws Exception{wire} if it has none.
+inline wire::Payload user_payload(wire::Payload message) {
+  if (message.parts.empty()) wire::fail("a message without its body");
+  wire::Payload user;
+  user.body = std::move(message.parts.front());
+  message.parts.erase(message.parts.begin());
+  user.parts = std::move(message.parts);
+  return user;
+}
+
+}  // namespace moolink::rpc

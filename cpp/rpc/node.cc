@@ -1,0 +1,244 @@
+#include "rpc/node.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "rpc/state.h"
+
+namespace moolink::rpc {
+
+Node::Node(Config config, Allocator& allocator, const Policy& policy, std::uint64_t seed)
+    : state_(std::make_unique<NodeState>(std::move(config), allocator, policy, seed)) {}
+Node::~Node() = default;
+
+CallId Node::call(Time now, const std::string& peer, const std::string& function,
+                  wire::Payload arguments, Duration timeout, std::uint16_t lane) {
+  const CallId id = state_->call(now, peer, function, std::move(arguments), timeout, lane);
+  state_->settle(now);
+  return id;
+}
+
+void Node::cancel(Time now, CallId id) {
+  state_->cancel(now, id);
+  state_->settle(now);
+}
+
+void Node::reply(Time now, const CallKey& key, Reply reply) {
+  state_->reply(now, key, std::move(reply));
+  state_->settle(now);
+}
+
+void Node::connect(Time now, const std::string& address) {
+  state_->connect(now, address);
+  state_->settle(now);
+}
+
+void Node::listening(std::vector<std::string> addresses) {
+  state_->addresses = std::move(addresses);
+}
+
+void Node::set_name(const std::string& name) {
+  if (name.empty() || name.size() > state_->config.limits.max_name) {
+    throw Exception(ErrorCode::invalid_argument,
+                    "a peer's name has 1 to " + std::to_string(state_->config.limits.max_name) +
+                        " bytes");
+  }
+  if (name == state_->config.name) return;
+  if (state_->greeted_anyone) {
+    throw Exception(ErrorCode::invalid_argument,
+                    "peer '" + state_->config.name +
+                        "' cannot change its name: it is connected; call set_name before connect");
+  }
+  state_->config.name = name;
+}
+
+void Node::define(const std::string& function) { state_->functions.insert(function); }
+void Node::undefine(const std::string& function) { state_->functions.erase(function); }
+
+bool Node::send_service(Time now, const Uid& instance, Service service, wire::Payload payload) {
+  const bool sent = state_->send_service(now, instance, service, std::move(payload));
+  state_->settle(now);
+  return sent;
+}
+
+void Node::send_service_to_name(Time now, const std::string& peer, Service service,
+                                wire::Payload payload) {
+  state_->send_service_to_name(now, peer, service, std::move(payload));
+  state_->settle(now);
+}
+
+void Node::close(Time now) {
+  state_->close(now);
+  state_->settle(now);
+}
+
+void Node::opened(Time now, ConnectionId connection, wire::PathKind kind,
+                  const wire::PathTraits& traits, const std::string& dialled_address) {
+  state_->opened(now, connection, kind, traits, dialled_address);
+  state_->settle(now);
+}
+
+void Node::dial_failed(Time now, const std::string& address, const Error& error) {
+  state_->dial_failed(now, address, error);
+  state_->settle(now);
+}
+
+void Node::received(Time now, ConnectionId connection, const wire::ReceivedFrame& frame) {
+  state_->received(now, connection, frame);
+  state_->settle(now);
+}
+
+std::span<std::byte> Node::chunk_target(ConnectionId connection, const wire::ChunkHead& head) {
+  Connection* found = state_->find_connection(connection);
+  if (found == nullptr || !found->attached) return {};
+  return found->peer->session.chunk_target(connection, head);
+}
+
+void Node::chunk_received(Time now, ConnectionId connection, const wire::ChunkHead& head) {
+  Connection* found = state_->find_connection(connection);
+  if (found == nullptr || !found->attached) return;
+  found->peer->session.chunk_received(now, connection, head);
+  state_->touch(*found->peer);
+  state_->settle(now);
+}
+
+void Node::grant_ready(Time now, ConnectionId connection, std::uint64_t seq, std::uint32_t part,
+                       const wire::GrantPlace& place, MutableBuffer memory) {
+  Connection* found = state_->find_connection(connection);
+  if (found == nullptr || !found->attached) return;
+  found->peer->session.grant_ready(now, connection, seq, part, place, std::move(memory));
+  state_->touch(*found->peer);
+  state_->settle(now);
+}
+
+void Node::grant_filled(Time now, ConnectionId connection, std::uint64_t grant) {
+  Connection* found = state_->find_connection(connection);
+  if (found == nullptr || !found->attached) return;
+  found->peer->session.grant_filled(now, connection, grant);
+  state_->touch(*found->peer);
+  state_->settle(now);
+}
+
+void Node::closed(Time now, ConnectionId connection, const Error& error) {
+  state_->closed(now, connection, error);
+  state_->settle(now);
+}
+
+void Node::writable(Time now, ConnectionId connection) {
+  Connection* found = state_->find_connection(connection);
+  if (found == nullptr || !found->attached) return;
+  found->peer->session.writable(now, connection);
+  state_->touch(*found->peer);
+  state_->settle(now);
+}
+
+void Node::peer_dead(Time now, const Uid& instance) {
+  state_->peer_dead(now, instance);
+  state_->settle(now);
+}
+
+Uid Node::instance_of(ConnectionId connection) const {
+  const Connection* found = state_->find_connection(connection);
+  return found == nullptr || found->peer == nullptr ? Uid{} : found->peer->instance;
+}
+
+void Node::tick(Time now) {
+  state_->tick(now);
+  state_->settle(now);
+}
+
+Time Node::next_deadline() const { return state_->timers.next(); }
+
+void Node::drain(std::vector<Action>& into) {
+  into.clear();
+  into.swap(state_->actions);
+}
+
+const std::string& Node::name() const { return state_->config.name; }
+const Uid& Node::instance() const { return state_->config.instance; }
+std::vector<std::string> Node::addresses() const { return state_->addresses; }
+std::vector<PeerInfo> Node::peers(Time now) const { return state_->peers(now); }
+
+NodeState::NodeState(Config config_of, Allocator& allocator, const Policy& policy,
+                     std::uint64_t seed)
+    : config(std::move(config_of)),
+      allocator_(&allocator),
+      policy_(&policy),
+      random_(seed),
+      dialler_(config.redial_first, config.redial_last) {}
+
+void NodeState::tick(Time now) {
+  while (!timers.empty() && timers.next() <= now) {
+    const Timer timer = timers.top();
+    timers.pop();
+    if (!counts(timer)) continue;
+    switch (timer.kind) {
+      case Timer::Kind::call:
+        time_out(now, timer.id);
+        break;
+      case Timer::Kind::handler:
+        stop_running({timer.instance, timer.id}, true);
+        break;
+      case Timer::Kind::session: {
+        Peer& peer = *find_peer(timer.instance);
+        peer.timer = kNever;
+        peer.session.tick(now);
+        touch(peer);
+        break;
+      }
+      case Timer::Kind::greeting:
+        greeting_timed_out(now, timer.id);
+        break;
+      case Timer::Kind::dial:
+        dial_due(now, timer.id);
+        break;
+      case Timer::Kind::search:
+        search_due(now, timer.id);
+        break;
+      case Timer::Kind::close:
+        break;  // settle() looks
+    }
+    settle(now);  // what a timer has ended, the next one must not find
+  }
+}
+
+void NodeState::close(Time now) {
+  if (closing_) return;
+  closing_ = true;
+  std::vector<CallId> ids;
+  for (const auto& [id, call] : calls_) ids.push_back(id);
+  std::sort(ids.begin(), ids.end());
+  for (const CallId id : ids) {
+    Error error = make_error(ErrorCode::closed, "this peer was closed while the call was under way");
+    error.peer = calls_.at(id).peer;
+    error.function = calls_.at(id).function;
+    error.ran = calls_.at(id).state == Call::State::sent ? Ran::maybe : Ran::no;
+    complete(id, std::move(error));
+  }
+  searches_.clear();
+  close_at_ = now + config.close_within;
+  timers.push({close_at_, Timer::Kind::close, 0, {}});
+}
+
+// Once replies are out, or their time is up.
+void NodeState::finish_close(Time now) {
+  if (!closing_ || closed_) return;
+  const auto flushed = [](const auto& entry) {
+    return !entry.second->up || (entry.second->session.flushed() && entry.second->queued.empty());
+  };
+  if (now < close_at_ && !std::all_of(peers_.begin(), peers_.end(), flushed)) return;
+  closed_ = true;
+  for (auto& [instance, peer] : peers_) {
+    peer->how = Down::closed;
+    peer->session.end(now, make_error(ErrorCode::closed, "peer '" + config.name + "' was closed"),
+                      true);
+    touch(*peer);
+  }
+  settle(now);
+  while (!connections_.empty()) {
+    drop_connection(now, connections_.begin()->first, make_error(ErrorCode::closed, "closed"), true);
+  }
+  actions.push_back(Closed{});
+}
+
+}  // namespace moolink::rpc

@@ -1,0 +1,293 @@
+// Peers, their sessions and what these ask for; services.
+
+#include <algorithm>
+#include <utility>
+
+#include "base/mutant.h"
+#include "rpc/state.h"
+
+namespace moolink::rpc {
+
+Peer& NodeState::ensure_peer(const Uid& instance) {
+  std::unique_ptr<Peer>& peer = peers_[instance];
+  if (peer == nullptr) {
+    peer = std::make_unique<Peer>(
+        session::Config{config.instance, instance, config.limits, config.timing}, *allocator_,
+        Random(random_.next()));
+  }
+  return *peer;
+}
+
+Peer* NodeState::find_peer(const Uid& instance) {
+  const auto found = peers_.find(instance);
+  return found == peers_.end() ? nullptr : found->second.get();
+}
+
+Peer* NodeState::find_peer(const std::string& name) {
+  const auto found = names_.find(name);
+  return found == names_.end() ? nullptr : find_peer(found->second);
+}
+
+void NodeState::touch(Peer& peer) {
+  if (peer.touched) return;
+  peer.touched = true;
+  touched_.push_back(&peer);
+}
+
+void NodeState::settle(Time now) {
+  while (!touched_.empty()) {
+    Peer& peer = *touched_.front();
+    touched_.pop_front();
+    settle_peer(now, peer);
+  }
+  finish_close(now);
+}
+
+void NodeState::settle_peer(Time now, Peer& peer) {
+  do {
+    balance_window(now, peer);
+    peer.session.drain(session_actions_);
+    for (session::Action& action : session_actions_) perform(now, peer, action);
+  } while (!session_actions_.empty());
+  peer.touched = false;
+  arm(peer);
+  forget_if_gone(peer);
+}
+
+void NodeState::arm(Peer& peer) {
+  const Time next = peer.session.next_deadline();
+  if (next >= peer.timer) return;  // an early tick does no harm
+  peer.timer = next;
+  timers.push({next, Timer::Kind::session, 0, peer.instance});
+}
+
+// Whether a timer still means something.
+bool NodeState::counts(const Timer& timer) const {
+  switch (timer.kind) {
+    case Timer::Kind::call: {
+      const auto found = calls_.find(timer.id);
+      return found != calls_.end() && found->second.deadline == timer.at;
+    }
+    case Timer::Kind::handler: {
+      const auto found = running_.find({timer.instance, timer.id});
+      return found != running_.end() && found->second.deadline == timer.at;
+    }
+    case Timer::Kind::session: {
+      const auto found = peers_.find(timer.instance);
+      return found != peers_.end() && found->second->timer == timer.at;
+    }
+    case Timer::Kind::greeting: {
+      const auto found = connections_.find(timer.id);
+      return found != connections_.end() && !found->second.attached;
+    }
+    case Timer::Kind::dial:
+    case Timer::Kind::search:
+    case Timer::Kind::close:
+      return true;  // looked at when they come
+  }
+  return true;
+}
+
+void NodeState::perform(Time now, Peer& peer, session::Action& action) {
+  if (auto* write = std::get_if<session::Write>(&action)) {
+    actions.push_back(std::move(*write));
+  } else if (auto* delivered = std::get_if<session::Deliver>(&action)) {
+    deliver(now, peer, *delivered);
+  } else if (auto* allocate = std::get_if<session::AllocateGrant>(&action)) {
+    actions.push_back(*allocate);
+  } else if (auto* fill = std::get_if<session::FillGrant>(&action)) {
+    actions.push_back(std::move(*fill));
+  } else if (auto* attached_to = std::get_if<session::Attached>(&action)) {
+    attached(now, peer, attached_to->connection);
+  } else if (std::get_if<session::WindowOpened>(&action) != nullptr) {
+    flush(now, peer);
+  } else if (auto* close = std::get_if<session::CloseConnection>(&action)) {
+    drop_connection(now, close->connection, close->error, true);
+  } else if (auto* lost_session = std::get_if<session::Lost>(&action)) {
+    lost(peer, *lost_session);
+  }
+}
+
+void NodeState::attached(Time now, Peer& peer, ConnectionId id) {
+  Connection* connection = find_connection(id);
+  if (connection == nullptr) return;
+  connection->attached = true;
+  actions.push_back(Establish{id});
+  if (DialTarget* target = dialler_.of_connection(id)) dialler_.succeeded(*target, peer.instance);
+  if (!peer.up) {
+    peer.up = true;
+    peer.how = Down::dead;
+    actions.push_back(
+        PeerUp{peer.instance, peer.name, peer.host_key, peer.host_key == config.host_key});
+    end_search(now, peer);
+    for (const auto& [name, search] : searches_) ask(now, peer, name);
+  }
+  if (connection->kind != wire::PathKind::shm && !connection->dialled.empty()) {
+    dial_better_path(now, peer);
+  }
+}
+
+void NodeState::deliver(Time now, Peer& peer, session::Deliver& delivered) {
+  try {
+    switch (static_cast<MessageKind>(delivered.kind)) {
+      case MessageKind::call:
+        return delivered_call(now, peer, delivered);
+      case MessageKind::result:
+        return delivered_result(peer, delivered);
+      case MessageKind::cancel:
+        return delivered_cancel(peer, delivered);
+      case MessageKind::service: {
+        const auto head = wire::decode<ServiceHead>(delivered.payload.body);
+        if (delivered.error) return;  // no memory: the machines ask again for what they miss
+        wire::Payload payload = user_payload(std::move(delivered.payload));
+        const auto service = static_cast<Service>(head.service);
+        if (service == Service::directory) return directory_message(now, peer, payload);
+        actions.push_back(ServiceMessage{peer.instance, peer.name, service, std::move(payload)});
+        return;
+      }
+    }
+    wire::fail("a message of an unknown kind");
+  } catch (const Exception& broken) {
+    log(LogLevel::warning, "peer '" + peer.name + "' broke the protocol and is disconnected: " +
+                               broken.error().message);
+    end_peer(now, peer, Down::dead, broken.error().message);
+  }
+}
+
+// The session is gone: so is everything that depended on it.
+void NodeState::lost(Peer& peer, session::Lost& lost) {
+  const Down how = lost.silent ? Down::silent : peer.how;
+  peer.queued.clear();
+  peer.early_cancels.clear();
+  fail_calls_of(peer, lost);
+  peer.backlog.clear();
+  stop_all_of(peer.instance);
+  peer.held = false;
+  if (peer.up) {
+    peer.up = false;
+    actions.push_back(PeerDown{peer.instance, peer.name, how});
+  }
+  peer.how = Down::dead;
+}
+
+void NodeState::end_peer(Time now, Peer& peer, Down how, const std::string& why) {
+  peer.how = how;
+  peer.session.end(now, make_error(ErrorCode::peer_lost, why), false);
+  touch(peer);
+}
+
+void NodeState::peer_dead(Time now, const Uid& instance) {
+  if (Peer* peer = find_peer(instance)) end_peer(now, *peer, Down::dead, "its process has ended");
+}
+
+void NodeState::forget_if_gone(Peer& peer) {
+  if (peer.touched || peer.up || peer.session.ready() || peer.session.has_connection()) return;
+  const auto name = names_.find(peer.name);
+  if (name != names_.end() && name->second == peer.instance) names_.erase(name);
+  peers_.erase(peer.instance);
+}
+
+// ---- sending ----
+
+void NodeState::send_or_queue(Time now, Peer& peer, session::OutgoingMessage message) {
+  peer.session.check(message);
+  if (!peer.session.ready()) return;  // it is being lost
+  if (!peer.queued.empty() || !peer.session.accepts(message.payload.bytes(), false)) {
+    peer.session.tell_when_open();
+    peer.queued.push_back(std::move(message));
+  } else {
+    peer.session.send(now, std::move(message));
+  }
+  touch(peer);
+  if (!peer.session.connected()) dial_peer(now, peer);
+}
+
+// What the window had refused, in order.
+void NodeState::flush(Time now, Peer& peer) {
+  while (!peer.queued.empty()) {
+    if (!peer.session.accepts(peer.queued.front().payload.bytes(), false)) {
+      peer.session.tell_when_open();
+      return;
+    }
+    peer.session.send(now, std::move(peer.queued.front()));
+    peer.queued.pop_front();
+  }
+  while (!peer.backlog.empty()) {
+    const CallId id = peer.backlog.front();
+    const auto found = calls_.find(id);
+    if (found != calls_.end() && !transmit_call(now, peer, id, found->second) &&
+        calls_.contains(id)) {
+      return;  // the window is full again
+    }
+    peer.backlog.pop_front();
+  }
+}
+
+void NodeState::send_to(Time now, Peer& peer, Service service, wire::Payload payload) {
+  session::OutgoingMessage message;
+  message.kind = static_cast<std::uint8_t>(MessageKind::service);
+  message.lane = static_cast<std::uint16_t>(kServiceLanes | static_cast<std::uint16_t>(service));
+  message.payload =
+      with_head(ServiceHead{static_cast<std::uint8_t>(service)}, std::move(payload));
+  send_or_queue(now, peer, std::move(message));
+}
+
+bool NodeState::send_service(Time now, const Uid& instance, Service service,
+                             wire::Payload payload) {
+  if (closing_) return false;
+  if (instance == config.instance) {
+    actions.push_back(ServiceMessage{instance, config.name, service, std::move(payload)});
+    return true;
+  }
+  Peer* peer = find_peer(instance);
+  if (peer == nullptr || !peer->up) return false;
+  send_to(now, *peer, service, std::move(payload));
+  return true;
+}
+
+void NodeState::send_service_to_name(Time now, const std::string& name, Service service,
+                                     wire::Payload payload) {
+  if (closing_) return;
+  if (name == config.name) {
+    send_service(now, config.instance, service, std::move(payload));
+    return;
+  }
+  if (Peer* peer = find_peer(name); peer != nullptr && peer->up) {
+    send_to(now, *peer, service, std::move(payload));
+    return;
+  }
+  search_for(now, name).services.push_back(
+      {now + config.timing.evict_after, service, std::move(payload)});
+}
+
+bool NodeState::busy(const Peer& peer) const {
+  return !peer.session.flushed() || !peer.queued.empty() || !peer.backlog.empty() ||
+         peer.calls_in_flight > 0 || peer.running > 0;
+}
+
+std::vector<PeerInfo> NodeState::peers(Time now) const {
+  std::vector<PeerInfo> infos;
+  for (const auto& [instance, peer] : peers_) {
+    if (!peer->up) continue;
+    PeerInfo info;
+    info.instance = instance;
+    info.name = peer->name;
+    info.host_key = peer->host_key;
+    info.connected = peer->session.connected();
+    info.suspected = peer->session.suspected(now);
+    info.addresses = peer->addresses;
+    info.unacknowledged_bytes = peer->session.unacknowledged_bytes();
+    std::vector<std::pair<int, wire::PathKind>> paths;
+    for (const auto& [id, connection] : connections_) {
+      if (connection.attached && connection.peer == peer.get()) {
+        paths.emplace_back(-connection.traits.preference, connection.kind);
+      }
+    }
+    std::sort(paths.begin(), paths.end());
+    for (const auto& [preference, kind] : paths) info.paths.push_back(kind);
+    infos.push_back(std::move(info));
+  }
+  return infos;
+}
+
+}  // namespace moolink::rpc

@@ -1,0 +1,237 @@
+#pragma once
+
+// What a Node knows, and what it does; node.h is its face. Every event ends in settle(), which
+// carries the actions of the sessions it touched into the Node's.
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "rpc/dialler.h"
+#include "rpc/messages.h"
+#include "rpc/node.h"
+#include "rpc/timers.h"
+
+namespace moolink::rpc {
+
+// Lanes from here on belong to services, one each; users' lanes are folded below.
+inline constexpr std::uint16_t kServiceLanes = 0xff00;
+
+struct Peer {
+  Peer(session::Config config, Allocator& allocator, Random random)
+      : instance(config.peer), session(std::move(config), allocator, random) {}
+
+  Uid instance;
+  std::string name;  // known once it has proven who it is
+  Uid host_key;
+  std::vector<std::string> addresses;
+  session::Session session;
+  bool up = false;           // PeerUp was said, PeerDown not yet
+  bool touched = false;      // its session has actions to carry out
+  Down how = Down::dead;     // what PeerDown will say, unless it falls silent
+  Time timer = kNever;
+
+  // Refused by the session's window; replies and services first, then calls.
+  std::deque<session::OutgoingMessage> queued;
+  std::deque<CallId> backlog;
+  std::size_t calls_in_flight = 0;
+
+  // Its calls to this side, taken and not replied to.
+  std::size_t running = 0;
+  std::size_t running_bytes = 0;
+  bool held = false;  // told to send no more calls
+  std::deque<CallId> early_cancels;  // that overtook their call
+};
+
+// A connection, from its opening on.
+struct Connection {
+  ConnectionId id = 0;
+  wire::PathKind kind = wire::PathKind::tcp;
+  wire::PathTraits traits;
+  std::string dialled;  // address; empty: accepted
+  wire::Hello ours;
+  std::optional<wire::Hello> theirs;
+  Peer* peer = nullptr;   // the session that it was handed to
+  bool proven = false;    // the other side has shown that it may connect
+  bool attached = false;  // carries messages
+};
+
+struct Call {
+  enum class State : std::uint8_t { searching, waiting, sent, local };
+  State state = State::searching;
+  std::string peer;
+  std::string function;
+  wire::Payload arguments;  // until it is sent
+  std::uint16_t lane = 0;
+  Time deadline = kNever;
+  Time started{};
+  Uid instance;  // that it was sent to
+};
+
+// A handler at work here.
+struct Running {
+  Time deadline = kNever;
+  std::size_t bytes = 0;
+};
+
+struct CallKeyHash {
+  std::size_t operator()(const CallKey& key) const {
+    return static_cast<std::size_t>((key.caller.low ^ key.id) * 0x9e3779b97f4a7c15ULL);
+  }
+};
+
+// A name that no connected peer bears yet, with what waits for it.
+struct Search {
+  struct Waiting {
+    Time until;
+    Service service;
+    wire::Payload payload;
+  };
+  std::uint64_t number = 0;
+  std::string name;
+  std::deque<CallId> calls;
+  std::deque<Waiting> services;
+  Duration pause{};
+  Time next_find = kNever;
+  bool found = false;      // somebody knows the peer
+  bool reachable = false;  // ... and an address to try from here
+};
+
+class NodeState {
+ public:
+  NodeState(Config config, Allocator& allocator, const Policy& policy, std::uint64_t seed);
+
+  // calls.cc
+  CallId call(Time now, const std::string& peer, const std::string& function,
+              wire::Payload arguments, Duration timeout, std::uint16_t lane);
+  void cancel(Time now, CallId id);
+  void reply(Time now, const CallKey& key, Reply reply);
+
+  // connections.cc
+  void opened(Time now, ConnectionId connection, wire::PathKind kind,
+              const wire::PathTraits& traits, const std::string& dialled_address);
+  void received(Time now, ConnectionId connection, const wire::ReceivedFrame& frame);
+  void closed(Time now, ConnectionId connection, const Error& error);
+  Connection* find_connection(ConnectionId id);
+
+  // directory.cc
+  void connect(Time now, const std::string& address);
+  void dial_failed(Time now, const std::string& address, const Error& error);
+
+  // peers.cc
+  bool send_service(Time now, const Uid& instance, Service service, wire::Payload payload);
+  void send_service_to_name(Time now, const std::string& peer, Service service,
+                            wire::Payload payload);
+  void peer_dead(Time now, const Uid& instance);
+  void touch(Peer& peer);
+  void settle(Time now);
+  std::vector<PeerInfo> peers(Time now) const;
+
+  // node.cc
+  void tick(Time now);
+  void close(Time now);
+
+  Config config;
+  std::vector<std::string> addresses;
+  std::set<std::string, std::less<>> functions;
+  std::vector<Action> actions;
+  TimerQueue timers;
+  bool greeted_anyone = false;  // the name has been told
+
+ private:
+  // calls.cc
+  void run_locally(CallId id, Call& call);
+  void dispatch(Time now, Peer& peer, CallId id, Call& call);
+  bool transmit_call(Time now, Peer& peer, CallId id, Call& call);
+  void complete(CallId id, Reply result);
+  void time_out(Time now, CallId id);
+  std::string why_unreached(const std::string& peer);
+  void fail_calls_of(const Peer& peer, const session::Lost& lost);
+  void delivered_call(Time now, Peer& peer, session::Deliver& delivered);
+  void delivered_result(Peer& peer, session::Deliver& delivered);
+  void delivered_cancel(Peer& peer, session::Deliver& delivered);
+  void send_result(Time now, Peer& peer, CallId id, Reply reply);
+  void stop_running(const CallKey& key, bool tell_handler);
+  void stop_all_of(const Uid& caller);
+  void balance_window(Time now, Peer& peer);
+
+  // connections.cc
+  wire::Hello hello();
+  void greet(Time now, Connection& connection, const wire::ReceivedFrame& frame);
+  void greeted(Time now, Connection& connection, wire::Hello theirs);
+  void welcomed(Time now, Connection& connection, const wire::ReceivedFrame& frame);
+  void refused(Time now, Connection& connection, const wire::Refuse& refusal);
+  bool objection(Time now, const Connection& connection, const wire::Hello& theirs,
+                 Error& error) const;
+  void adopt(Time now, Connection& connection, const wire::Hello& theirs);
+  void refuse(Time now, Connection& connection, const Error& error);
+  void drop_connection(Time now, ConnectionId id, const Error& error, bool tell_transport);
+  void disconnected_from(Time now, Peer& peer);
+  void greeting_timed_out(Time now, ConnectionId id);
+  void log(LogLevel level, std::string text);
+
+  // peers.cc
+  Peer& ensure_peer(const Uid& instance);
+  Peer* find_peer(const Uid& instance);
+  Peer* find_peer(const std::string& name);
+  void settle_peer(Time now, Peer& peer);
+  void perform(Time now, Peer& peer, session::Action& action);
+  void attached(Time now, Peer& peer, ConnectionId connection);
+  void deliver(Time now, Peer& peer, session::Deliver& delivered);
+  void lost(Peer& peer, session::Lost& lost);
+  void end_peer(Time now, Peer& peer, Down how, const std::string& why);
+  void forget_if_gone(Peer& peer);
+  void send_or_queue(Time now, Peer& peer, session::OutgoingMessage message);
+  void send_to(Time now, Peer& peer, Service service, wire::Payload payload);
+  void flush(Time now, Peer& peer);
+  bool busy(const Peer& peer) const;
+  void arm(Peer& peer);
+  bool counts(const Timer& timer) const;
+
+  // directory.cc
+  Search& search_for(Time now, const std::string& name);
+  void ask_everybody(Time now, const Search& search);
+  void ask(Time now, Peer& peer, const std::string& name);
+  void search_due(Time now, std::uint64_t number);
+  void end_search(Time now, Peer& peer);
+  void directory_message(Time now, Peer& from, const wire::Payload& payload);
+  void found(Time now, const Found& found);
+  void dial_peer(Time now, const Peer& peer);
+  void dial_better_path(Time now, const Peer& peer);
+  void add_target(Time now, const std::string& address, const std::string& peer, Duration delay,
+                  bool better_path);
+  void arm(const DialTarget& target);
+  void dial_due(Time now, std::uint64_t number);
+  bool needed(const DialTarget& target);
+  void finish_close(Time now);
+
+  Allocator* allocator_;
+  const Policy* policy_;
+  Random random_;
+
+  std::map<ConnectionId, Connection> connections_;
+  std::map<Uid, std::unique_ptr<Peer>> peers_;
+  std::map<std::string, Uid, std::less<>> names_;  // of peers that have proven who they are
+  std::deque<Peer*> touched_;
+  std::vector<session::Action> session_actions_;
+
+  CallId last_call_ = 0;
+  std::unordered_map<CallId, Call> calls_;                       // looked up, never walked in order
+  std::unordered_map<CallKey, Running, CallKeyHash> running_;    // likewise
+
+  Dialler dialler_;
+  std::uint64_t last_search_ = 0;
+  std::map<std::string, Search, std::less<>> searches_;
+
+  bool closing_ = false;
+  bool closed_ = false;
+  Time close_at_ = kNever;
+};
+
+}  // namespace moolink::rpc

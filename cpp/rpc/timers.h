@@ -1,0 +1,63 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "base/time.h"
+#include "base/uid.h"
+
+namespace moolink::rpc {
+
+// What is due when. A timer is never taken out: its owner knows whether it still counts, and the
+// queue is swept when most of it does not.
+struct Timer {
+  enum class Kind : std::uint8_t { call, handler, session, greeting, dial, search, close };
+
+  Time at;
+  Kind kind;
+  std::uint64_t id = 0;  // call, connection, search, ...
+  Uid instance;          // session, handler: of the peer
+
+  // The earliest at the top of a heap; ties in a fixed order, so that runs can be repeated.
+  bool operator<(const Timer& other) const {
+    if (at != other.at) return at > other.at;
+    if (kind != other.kind) return kind > other.kind;
+    if (id != other.id) return id > other.id;
+    return instance > other.instance;
+  }
+};
+
+class TimerQueue {
+ public:
+  bool empty() const { return heap_.empty(); }
+  Time next() const { return heap_.empty() ? kNever : heap_.front().at; }
+  const Timer& top() const { return heap_.front(); }
+
+  void push(const Timer& timer) {
+    if (timer.at == kNever) return;
+    heap_.push_back(timer);
+    std::push_heap(heap_.begin(), heap_.end());
+  }
+  void pop() {
+    std::pop_heap(heap_.begin(), heap_.end());
+    heap_.pop_back();
+  }
+  // A timer in the queue has lost its meaning; counts(timer) tells which ones have not.
+  template <class Counts>
+  void forget(Counts counts) {
+    if (++forgotten_ < kSweep || forgotten_ * 2 < heap_.size()) return;
+    forgotten_ = 0;
+    std::erase_if(heap_, [&](const Timer& timer) { return !counts(timer); });
+    std::make_heap(heap_.begin(), heap_.end());
+  }
+
+ private:
+  static constexpr std::size_t kSweep = 1024;
+
+  std::vector<Timer> heap_;
+  std::size_t forgotten_ = 0;
+};
+
+}  // namespace moolink::rpc
