@@ -1,0 +1,141 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/buffer.h"
+#include "collective/kernels.h"
+#include "collective/plan.h"
+#include "tensor/dtype.h"
+
+namespace moolink::collective {
+
+// Allreduce among the ranks of one host through a segment that all of them map: no message, no
+// lock, no shared counter. docs/design/protocol/shared_memory.md has its states and invariants.
+//
+// The segment holds a header, for each rank a line of words that only this rank writes, what each
+// rank announced of its operations, and memory: input[rank][bucket] and result[slot], with
+// slot = s mod depth for operation s = 1, 2, 3 ... A rank that dies at any instruction is a store
+// that never comes: the others wait, and give the segment up when the group tells them.
+
+// The same on every rank of a segment.
+struct SharedLayout {
+  std::uint64_t epoch = 0;
+  std::uint32_t ranks = 0;
+  std::uint32_t depth = 0;           // results kept, and operations under way, at most
+  std::uint32_t buckets = 0;         // inputs of each rank
+  std::uint64_t bytes_per_slot = 0;  // of an input or a result
+
+  bool operator==(const SharedLayout&) const = default;
+};
+
+inline constexpr std::uint32_t kMaxSharedRanks = 1024;
+inline constexpr std::uint32_t kMaxSharedDepth = 64;
+inline constexpr std::uint32_t kMaxSharedBuckets = 64;
+
+struct SharedOperation {
+  std::uint64_t s = 0;
+  tensor::DType dtype = tensor::DType::float32;
+  ReduceOp op = ReduceOp::sum;
+  std::uint64_t count = 0;  // elements
+  double divisor = 1;
+  std::vector<std::uint32_t> contributors;  // ranks whose inputs are reduced, rising; none: zeros
+  std::vector<std::uint32_t> reducers;      // ranks that reduce a slice each, rising, at least one
+};
+
+class SharedReduce {
+ public:
+  // Bytes of a segment; throws Exception{invalid_argument} if the layout is beyond the limits.
+  static std::uint64_t segment_bytes(const SharedLayout& layout);
+  // Writes the header of a new segment, which is all zero: by the rank that made it, before it
+  // passes it on.
+  static void initialise(std::span<std::byte> segment, const SharedLayout& layout);
+
+  // `owner` keeps the segment mapped. Throws Exception{wire} if the segment is not one of this
+  // layout: another epoch, another size.
+  SharedReduce(std::shared_ptr<void> owner, std::span<std::byte> segment,
+               const SharedLayout& layout, std::uint32_t rank);
+
+  // This rank's memory for a contribution. It may be written from the moment that the last
+  // operation that took it is complete until the next one is started.
+  std::span<std::byte> input(std::uint32_t bucket) const;
+  // Operations are started in order on every rank, with the same specification; `buckets` are
+  // this rank's inputs, rising, written before, empty if it is no contributor. Started too early
+  // (operation s - depth is not complete, or not released here), it waits by itself.
+  // Throws Exception{invalid_argument} for what cannot be run.
+  void start(SharedOperation operation, std::vector<std::uint32_t> buckets);
+
+  // One action of the operations under way: a store, a look at the others' words, or the
+  // reduction of one piece. False: nothing can be done until another rank stores something.
+  // Throws Exception{error} that names the rank if another one started something else.
+  bool step();
+
+  // Operations 1 .. completed() have their result in the segment, whole and the same for all.
+  std::uint64_t completed() const;
+  // Of an operation that is complete and was not released here.
+  Buffer result(std::uint64_t s) const;
+  // The results of operations up to s may be overwritten, as far as this rank is concerned. Like
+  // every store it takes a step() to find who sleeps until then.
+  void release(std::uint64_t s);
+
+  // Ranks that wait for what was stored here: ring their doorbells. Empties the list.
+  std::vector<std::uint32_t> take_wakeups();
+  // Sleeping: announce, look once more, and only if there is nothing to do sleep until the
+  // doorbell rings. announce_sleep() returns whether this rank waits for any other at all.
+  bool announce_sleep();
+  bool may_sleep();
+  void awake();
+
+  // Whom operation completed() + 1 waits for: ranks that have not done what others need.
+  std::vector<std::uint32_t> waiting_for() const;
+  const SharedLayout& layout() const { return layout_; }
+  std::uint32_t rank() const { return rank_; }
+
+ private:
+  struct Words;
+  struct Announcement;
+  enum class Stage : std::uint8_t { early, announced, reducing };
+
+  struct Running {
+    SharedOperation operation;
+    std::uint64_t buckets = 0;  // bit map of this rank's inputs
+    Range slice;                // of this rank, in elements
+    std::uint64_t next = 0;     // first element of the slice that is not reduced yet
+    Stage stage = Stage::early;
+  };
+
+  Words& words(std::uint32_t rank) const;
+  Announcement& announcement(std::uint32_t rank, std::uint64_t s) const;
+  std::byte* input_memory(std::uint32_t rank, std::uint32_t bucket) const;
+  std::byte* result_memory(std::uint64_t s) const;
+
+  Running* next_to_advance();
+  void announce(Running& running);
+  void reduce_piece(Running& running);
+  void check_agreement(const Running& running) const;
+  std::vector<Buffer> inputs(const Running& running, const Range& range) const;
+  Range slice_of(const SharedOperation& operation) const;
+  bool can_advance(const Running& running) const;
+  void stored();
+  void look_for_sleepers();
+
+  // Reduced at a time, so that the caller is never away for long.
+  static constexpr std::size_t kPieceBytes = std::size_t{256} << 10;
+
+  std::shared_ptr<void> owner_;
+  std::byte* segment_;
+  const SharedLayout layout_;
+  const std::uint32_t rank_;
+  std::uint64_t started_ = 0;
+  std::uint64_t released_ = 0;
+  std::uint64_t seen_completed_ = 0;  // when last looked before sleeping
+  bool must_look_ = false;            // something was stored since the last look for sleepers
+  std::deque<Running> running_;
+  std::vector<std::uint32_t> wakeups_;
+};
+
+}  // namespace moolink::collective

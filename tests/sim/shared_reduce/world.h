@@ -1,0 +1,74 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/random.h"
+#include "collective/shared_reduce.h"
+#include "common/simulation.h"
+
+namespace moolink::sim {
+
+// Ranks that share a segment, interleaved store by store as a seed has it, of which some die.
+class SharedReduceWorld {
+ public:
+  SharedReduceWorld(std::uint64_t seed, bool print);
+  void run();
+  std::uint64_t hash() const { return trace_.hash(); }
+
+ private:
+  enum class Sleep { awake, announced, asleep };
+
+  // What every rank is told of an operation (the cut of a round).
+  struct Operation {
+    collective::SharedOperation specification;
+    std::map<std::uint32_t, std::vector<std::uint32_t>> buckets;  // once its contributors started
+  };
+
+  struct Rank {
+    std::unique_ptr<collective::SharedReduce> reduce;
+    bool dead = false;
+    Sleep sleep = Sleep::awake;
+    bool rung = false;
+    std::uint64_t started = 0;
+    std::uint64_t verified = 0;
+    std::uint64_t released = 0;
+    std::vector<std::uint64_t> bucket_used_by;  // the last operation that took it
+    std::vector<std::uint32_t> to_ring;         // found asleep, not rung yet
+  };
+
+  void make_operations();
+  void act(std::uint32_t index);
+  bool start_next(std::uint32_t index);
+  void step(std::uint32_t index);
+  bool ring_next(Rank& rank);
+  bool fall_asleep(std::uint32_t index);
+  void look_at_results(std::uint32_t index);
+  void release_one(std::uint32_t index);
+  void kill(std::uint32_t index);
+  void check_result(std::uint32_t index, std::uint64_t s);
+  void check_the_end();
+  bool finished() const;
+  bool can_start(const Rank& rank) const;
+  bool stuck() const;
+  std::vector<float> expected(std::uint64_t s) const;
+  float value(std::uint32_t rank, std::uint64_t s, std::uint32_t bucket, std::uint64_t i) const;
+  void note(std::uint32_t index, const std::string& what, std::uint64_t number);
+
+  std::uint64_t seed_;
+  Random random_;
+  Trace trace_;
+  collective::SharedLayout layout_;
+  std::shared_ptr<void> memory_;
+  std::vector<Operation> operations_;  // operations_[s - 1]
+  std::vector<Rank> ranks_;
+  std::uint64_t ticks_ = 0;
+  bool deaths_ = false;
+  std::uint64_t proof_of_death_ = ~std::uint64_t{0};  // the tick at which the survivors have it
+};
+
+}  // namespace moolink::sim
