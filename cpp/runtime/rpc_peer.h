@@ -130,6 +130,7 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   void grant_filled(transport::Connection& connection, const wire::GrantPlace& place) override;
 
   void carry_out();
+  void ask_for_more();
   void perform(rpc::Write& action);
   void perform(rpc::RunHandler& action);
   void perform(rpc::Complete& action);
@@ -167,6 +168,7 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   std::set<wire::PathKind> listens_;
   Connections connections_;
   std::vector<std::shared_ptr<transport::Connection>> dirty_;  // written to in this turn
+  std::vector<wire::ConnectionId> fed_;  // chunks were written to since the Node was last asked
   std::vector<rpc::Action> actions_;
   bool carrying_out_ = false;
 

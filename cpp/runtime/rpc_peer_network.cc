@@ -90,8 +90,18 @@ void RpcPeer::carry_out() {
     for (rpc::Action& action : actions_) {
       std::visit([this](auto& which) { perform(which); }, action);
     }
+    ask_for_more();
   }
   carrying_out_ = false;
+}
+
+// A session writes two chunks at a time and waits to be told of room. The transport tells when its
+// queue has run low; while the queue has never been full, this does.
+void RpcPeer::ask_for_more() {
+  for (const wire::ConnectionId id : std::exchange(fed_, {})) {
+    const transport::Connection* connection = find(id);
+    if (connection != nullptr && connection->writable()) node_.writable(io::now(), id);
+  }
 }
 
 transport::Connection* RpcPeer::find(wire::ConnectionId id) {
@@ -104,6 +114,7 @@ void RpcPeer::perform(rpc::Write& action) {
   if (found == connections_.end()) return;  // it failed; the Node will hear of it or has
   ++stats_.frames_written;
   stats_.bytes_written += action.frame.bytes();
+  if (action.frame.header.type == wire::FrameType::chunk) fed_.push_back(action.connection);
   found->second->write(std::move(action.frame));
   if (dirty_.empty() || dirty_.back() != found->second) dirty_.push_back(found->second);
 }
