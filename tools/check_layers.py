@@ -1,7 +1,7 @@
 """Check that the code keeps to its layers: part of `make lint`.
 
 C++: a layer includes only itself and the layers below it, and the machines include nothing with
-which they could do I/O, read a clock, start a thread or iterate in an unordered way. Python:
+which they could do I/O or start a thread, read no clock and walk no unordered container. Python:
 torch and JAX are imported at module level by their adapters and examples only, and what both
 examples share imports neither.
 
@@ -38,9 +38,11 @@ LAYERS: dict[str, tuple[str, ...]] = {
 # Layers of pure machines: (now, event) in, actions out.
 MACHINES = {"session", "rpc", "group", "collective", "accumulate"}
 NOT_IN_MACHINES = re.compile(
-    r"<(sys/.*|unistd\.h|fcntl\.h|poll\.h|pthread\.h|time\.h|ctime|chrono|thread|mutex|"
-    r"shared_mutex|condition_variable|future|random|unordered_map|unordered_set|iostream|fstream)>"
+    r"<(sys/.*|unistd\.h|fcntl\.h|poll\.h|pthread\.h|time\.h|ctime|thread|mutex|shared_mutex|"
+    r"condition_variable|future|random|iostream|fstream)>"
 )
+CLOCK = re.compile(r"\b\w*[cC]lock::now\b")
+UNORDERED = re.compile(r"\bunordered_(?:multi)?(?:map|set)<.*>\s+(\w+)\s*[;={]")
 
 FRAMEWORKS = {"torch", "jax", "jaxlib", "flax", "optax"}
 # Trees of Python files, and the frameworks they may import at module level.
@@ -91,6 +93,28 @@ def check_cpp(root: pathlib.Path) -> Iterator[str]:
                 yield f"{place}: {layer} is a layer of machines, which must not include {angled}"
 
 
+def check_machines(root: pathlib.Path) -> Iterator[str]:
+    """Yields where a machine reads a clock or walks a container whose order is not its own."""
+    for layer in sorted(MACHINES):
+        paths = sorted((root / "cpp" / layer).rglob("*.[hc]*"))
+        lines = [
+            (f"{path.relative_to(root)}:{number}", line)
+            for path in paths
+            for number, line in enumerate(path.read_text().splitlines(), 1)
+        ]
+        names = {match[1] for _, line in lines if (match := UNORDERED.search(line))}
+        walked = "|".join(sorted(names)) or "(?!)"
+        walk = re.compile(rf"\bfor\s*\(.*:\s*({walked})\)|\b({walked})\.c?begin\(")
+        for index, (place, line) in enumerate(lines):
+            if CLOCK.search(line):
+                yield f"{place}: {layer} is a layer of machines, which are told the time"
+            # What is collected and then sorted has an order of its own again.
+            is_sorted = any("std::sort(" in later for _, later in lines[index : index + 6])
+            if (match := walk.search(line)) and not is_sorted:
+                name = match[1] or match[2]
+                yield f"{place}: {name} is unordered, and machines must not walk such a container"
+
+
 def check_python(root: pathlib.Path) -> Iterator[str]:
     """Yields the offences of the Python trees."""
     for path in sorted({p for tree in PYTHON_TREES for p in (root / tree).rglob("*.py")}):
@@ -137,7 +161,7 @@ def main() -> int:
     here = pathlib.Path(__file__).resolve().parent.parent
     parser.add_argument("root", nargs="?", type=pathlib.Path, default=here)
     root = parser.parse_args().root
-    offences = [*check_cpp(root), *check_python(root)]
+    offences = [*check_cpp(root), *check_machines(root), *check_python(root)]
     for offence in offences:
         print(offence)
     return int(bool(offences))
