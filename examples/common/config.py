@@ -82,7 +82,8 @@ class LearnerConfig:
     net: Net = "small"
     """`small` on 42x42 frames, `shallow` on 84x84 frames (IMPALA's: 16c8s4 32c4s2 fc256), `mlp`."""
     batch_size: int = 8
-    """Environments in one contribution; it holds batch_size x unroll_length steps."""
+    """Environments in one contribution, which holds batch_size x unroll_length steps. The default
+    shares 8 out among the peers."""
     virtual_batch_size: int | None = None
     """Environments in one round; equal on all peers. Default: batch_size x the number of peers."""
     parallel_gradients: int = 1
@@ -218,7 +219,8 @@ class Config:
 def default_config(env: str, num_peers: int, environ: Mapping[str, str]) -> Config:
     """The preset for `env`, fitted to the peer that `environ` describes.
 
-    The environments of the job, 64 (32 for Catch), are shared out among its peers.
+    The job's environments, 64 (32 for Catch), and its virtual batch of 8 are shared out among the
+    peers: the number of peers changes the speed of learning, not what is learned from a step.
     """
     config = Config()
     config.job.env = env
@@ -226,6 +228,7 @@ def default_config(env: str, num_peers: int, environ: Mapping[str, str]) -> Conf
         config.job.total_steps = 400_000
         config.learner.net = "mlp"
         config.actor.num_envs = 32
+    config.learner.batch_size = max(1, config.learner.batch_size // num_peers)
     batches = config.actor.num_groups * config.learner.batch_size
     config.actor.num_envs = max(batches, config.actor.num_envs // num_peers // batches * batches)
     index = _integer("MOOLINK_PEER_INDEX", environ.get("MOOLINK_PEER_INDEX", "0"), least=0)

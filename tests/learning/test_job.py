@@ -78,7 +78,7 @@ def test_two_peers_learn_catch(tmp_path):
     curve = rows(tmp_path)
     assert float(curve[-1]["mean_return"]) >= 0.9, output
     assert {row["contributors"] for row in curve} == {"2"}
-    assert {row["batch_size"] for row in curve} == {"16"}
+    assert {row["batch_size"] for row in curve} == {"8"}
     checksums = re.findall(r"model (\w{16}) at update (\d+)", output)
     assert len(checksums) == 2, output
     assert len(set(checksums)) == 1, output
