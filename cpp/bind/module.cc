@@ -1,9 +1,23 @@
 #include <nanobind/nanobind.h>
 
+#include "bind/accumulator.h"
+#include "bind/broker.h"
+#include "bind/context.h"
+#include "bind/deferred.h"
 #include "bind/errors.h"
+#include "bind/future.h"
+#include "bind/group.h"
+#include "bind/rpc.h"
 #include "bind/value.h"
 
 NB_MODULE(_core, m) {
   moolink::bind::bind_errors(m);
   moolink::bind::bind_values(m);
+  moolink::bind::bind_context(m);
+  moolink::bind::bind_future(m);
+  moolink::bind::bind_deferred(m);
+  moolink::bind::bind_rpc(m);
+  moolink::bind::bind_broker(m);
+  moolink::bind::bind_group(m);
+  moolink::bind::bind_accumulator(m);
 }

@@ -1,0 +1,154 @@
+#include "bind/context.h"
+
+#include <nanobind/stl/optional.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/uid.h"
+#include "bind/reference.h"
+
+namespace moolink::bind {
+namespace {
+
+constexpr double kLongestTimeout = 1e9;  // seconds; more means for ever
+
+// A worker keeps one thread state for its life: making one for each batch would cost a microsecond.
+class Gil final : public runtime::Interpreter {
+ public:
+  void enter() override {
+    if (state_ == nullptr) {
+      release_ = PyGILState_Ensure();
+      state_ = PyThreadState_Get();
+    } else {
+      PyEval_RestoreThread(state_);
+    }
+    release_dropped();
+  }
+
+  void leave() override {
+    release_dropped();
+    PyEval_SaveThread();
+  }
+
+  void thread_ends() override {
+    if (state_ == nullptr) return;
+    PyEval_RestoreThread(state_);
+    PyGILState_Release(release_);
+    state_ = nullptr;
+  }
+
+ private:
+  static thread_local PyThreadState* state_;
+  static thread_local PyGILState_STATE release_;
+};
+
+thread_local PyThreadState* Gil::state_ = nullptr;
+thread_local PyGILState_STATE Gil::release_{};
+
+void log_to_python(LogLevel level, std::string_view message) {
+  try {
+    nb::module_::import_("moolink.logs")
+        .attr("logger")
+        .attr("log")(static_cast<int>(level), "%s", nb::str(message.data(), message.size()));
+  } catch (nb::python_error& e) {
+    e.discard_as_unraisable("moolink's log");
+  }
+}
+
+// All of it is guarded by the GIL.
+struct Defaults {
+  std::shared_ptr<runtime::Context> context;
+  std::vector<std::weak_ptr<runtime::RpcPeer>> peers;
+  std::size_t workers = 0;
+  bool shut_down = false;
+};
+
+// Never destroyed: at the end of the process its threads may still be there.
+Defaults& defaults() {
+  static Defaults* const instance = new Defaults;
+  return *instance;
+}
+
+// At the interpreter's exit, while Python still works: ends the threads, so that none of them meets
+// an interpreter that is gone.
+void shut_down() {
+  Defaults& state = defaults();
+  state.shut_down = true;
+  const auto context = std::exchange(state.context, nullptr);
+  const auto peers = std::exchange(state.peers, {});
+  {
+    const nb::gil_scoped_release unlocked;
+    for (const auto& weak : peers) {
+      if (const auto peer = weak.lock()) peer->close();
+    }
+    if (context != nullptr && !context->abandoned()) context->stop();
+  }
+  release_dropped();
+}
+
+void set_max_threads(std::size_t count) {
+  if (count == 0) throw Exception(ErrorCode::invalid_argument, "at least one thread is needed");
+  Defaults& state = defaults();
+  state.workers = count;
+  if (state.context == nullptr) return;
+  const auto lock = state.context->lock();
+  state.context->workers().set_limit(count);
+}
+
+std::string create_uid() { return Uid::from_entropy().hex().substr(0, 16); }
+
+}  // namespace
+
+std::shared_ptr<runtime::Context> default_context() {
+  Defaults& state = defaults();
+  if (state.shut_down) {
+    throw Exception(ErrorCode::closed, "the interpreter is shutting down");
+  }
+  if (state.context == nullptr || state.context->abandoned()) {
+    state.peers.clear();
+    state.context =
+        runtime::Context::create({state.workers, std::make_shared<Gil>(), log_to_python});
+  }
+  return state.context;
+}
+
+void close_at_exit(const std::shared_ptr<runtime::RpcPeer>& peer) {
+  auto& peers = defaults().peers;
+  std::erase_if(peers, [](const auto& weak) { return weak.expired(); });
+  peers.push_back(peer);
+}
+
+runtime::Engine::Interrupt signal_check() {
+  if (gettid() != getpid()) return {};  // Python runs signal handlers on the main thread only
+  return [] {
+    const nb::gil_scoped_acquire locked;
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+  };
+}
+
+Duration to_duration(double timeout) {
+  if (std::isnan(timeout) || timeout < 0) {
+    throw nb::value_error("a time limit must be a number of seconds, not negative");
+  }
+  const double bounded = std::min(timeout, kLongestTimeout);
+  return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(bounded));
+}
+
+Time deadline_after(std::optional<double> timeout) {
+  if (!timeout || *timeout > kLongestTimeout) return kNever;
+  return io::now() + to_duration(*timeout);
+}
+
+void bind_context(nb::module_& m) {
+  m.def("create_uid", &create_uid, "A random string of 16 hexadecimal digits.");
+  m.def("set_max_threads", &set_max_threads, nb::arg("count"),
+        "The most handlers and callbacks that run at once. Handlers that wait inside of moolink do "
+        "not count.");
+  nb::module_::import_("atexit").attr("register")(nb::cpp_function(shut_down));
+}
+
+}  // namespace moolink::bind

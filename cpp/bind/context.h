@@ -1,0 +1,32 @@
+#pragma once
+
+// The runtime's context of this interpreter: its workers take the GIL, its log is Python's.
+
+#include <nanobind/nanobind.h>
+
+#include <functional>
+#include <memory>
+
+#include "base/time.h"
+#include "runtime/context.h"
+#include "runtime/rpc_peer.h"
+
+namespace moolink::bind {
+
+namespace nb = nanobind;
+
+// Made at first use, and anew in a forked child. Throws Exception{closed} during shutdown.
+std::shared_ptr<runtime::Context> default_context();
+// Closed at the interpreter's exit if the user does not do it.
+void close_at_exit(const std::shared_ptr<runtime::RpcPeer>& peer);
+
+// What a waiting thread does about every 50 ms: on the main thread, run Python's signal handlers,
+// whose exceptions (KeyboardInterrupt) end the wait.
+runtime::Engine::Interrupt signal_check();
+// Seconds from now; none means for ever. Throws ValueError if negative or not a number.
+Time deadline_after(std::optional<double> timeout);
+Duration to_duration(double timeout);
+
+void bind_context(nb::module_& m);
+
+}  // namespace moolink::bind

@@ -1,0 +1,106 @@
+#include "bind/deferred.h"
+
+#include <utility>
+
+#include "bind/context.h"
+
+namespace moolink::bind {
+namespace {
+
+std::string text_of(nb::handle value) {
+  const nb::object text = nb::steal(PyObject_Str(value.ptr()));
+  if (!text.is_valid()) {
+    PyErr_Clear();  // the exception's own __str__ raised
+    return "<no text>";
+  }
+  return nb::cast<std::string>(text.attr("encode")("utf-8", "replace").attr("decode")("utf-8"));
+}
+
+std::string qualified_name(nb::handle value) {
+  const nb::handle type = value.type();
+  const std::string module = text_of(type.attr("__module__"));
+  const std::string name = text_of(type.attr("__qualname__"));
+  return module == "builtins" ? name : module + "." + name;
+}
+
+Error remote_error(nb::handle exception, const std::string& function) {
+  const nb::object lines = nb::module_::import_("traceback").attr("format_exception")(exception);
+  const std::string type = qualified_name(exception);
+  return {ErrorCode::remote,
+          "the handler of '" + function + "' raised " + type + ": " + text_of(exception),
+          {},
+          function,
+          type,
+          text_of(nb::str("").attr("join")(lines)),
+          Ran::yes};
+}
+
+}  // namespace
+
+Error to_remote_error(nb::python_error& raised, const std::string& function) {
+  try {
+    return remote_error(raised.value(), function);
+  } catch (nb::python_error& again) {
+    again.discard_as_unraisable("the traceback of a handler");
+    return {ErrorCode::remote,
+            "the handler of '" + function + "' raised",
+            {},
+            function,
+            qualified_name(raised.value()),
+            {},
+            Ran::yes};
+  }
+}
+
+void send_value(runtime::Responder& responder, nb::handle value, const ValueOptions& options) {
+  rpc::Reply reply;
+  try {
+    reply = encode_value(value, options, default_context()->pool());
+  } catch (nb::python_error& e) {
+    reply = to_remote_error(e, responder.function());
+  } catch (const nb::builtin_exception& e) {
+    reply = Error{ErrorCode::remote,
+                  "the result of '" + responder.function() + "': " + e.what(),
+                  {},
+                  responder.function(),
+                  "TypeError",
+                  {},
+                  Ran::yes};
+  } catch (const Exception& e) {
+    reply = e.error();
+  }
+  responder.send(std::move(reply));
+}
+
+void PyDeferred::require_unsent() const {
+  if (responder_->sent()) {
+    throw Exception(ErrorCode::error,
+                    "the call of '" + responder_->function() + "' was replied to already");
+  }
+}
+
+void PyDeferred::reply(nb::object value) {
+  require_unsent();
+  send_value(*responder_, value, *options_);
+}
+
+void PyDeferred::error(nb::handle exception) {
+  require_unsent();
+  if (!PyExceptionInstance_Check(exception.ptr())) {
+    throw nb::type_error("error() takes an exception instance");
+  }
+  responder_->send(remote_error(exception, responder_->function()));
+}
+
+void bind_deferred(nb::module_& m) {
+  nb::class_<PyDeferred>(m, "RpcDeferredReturn",
+                         "The reply of a define_deferred handler: call it once, from any thread.")
+      .def("__call__", &PyDeferred::reply, nb::arg("value") = nb::none(),
+           "Sends the result. Raises moolink.Error if there was a reply already.")
+      .def("error", &PyDeferred::error, nb::arg("exception"),
+           "Makes the call fail with RemoteError at the caller.")
+      .def("cancelled", &PyDeferred::cancelled,
+           "Whether the caller has stopped waiting, so that no reply is needed.");
+}
+
+}  // namespace moolink::bind

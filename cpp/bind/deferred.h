@@ -1,0 +1,42 @@
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <memory>
+#include <string>
+
+#include "base/error.h"
+#include "bind/value.h"
+#include "runtime/responder.h"
+
+namespace moolink::bind {
+
+namespace nb = nanobind;
+
+// The error that a caller gets for the exception that its handler raised; clears it. Needs the GIL.
+Error to_remote_error(nb::python_error& raised, const std::string& function);
+
+// Encodes and sends; an exception in encoding is sent instead. Needs the GIL.
+void send_value(runtime::Responder& responder, nb::handle value, const ValueOptions& options);
+
+// Python's RpcDeferredReturn: the reply of a define_deferred handler.
+class PyDeferred {
+ public:
+  PyDeferred(std::shared_ptr<runtime::Responder> responder,
+             std::shared_ptr<const ValueOptions> options)
+      : responder_(std::move(responder)), options_(std::move(options)) {}
+
+  void reply(nb::object value);
+  void error(nb::handle exception);
+  bool cancelled() const { return responder_->cancelled(); }
+
+ private:
+  void require_unsent() const;
+
+  std::shared_ptr<runtime::Responder> responder_;
+  std::shared_ptr<const ValueOptions> options_;
+};
+
+void bind_deferred(nb::module_& m);
+
+}  // namespace moolink::bind

@@ -1,0 +1,148 @@
+#include "bind/future.h"
+
+#include <nanobind/stl/optional.h>
+
+#include <cstdio>
+#include <utility>
+
+#include "bind/context.h"
+#include "bind/errors.h"
+
+namespace moolink::bind {
+namespace {
+
+[[noreturn]] void raise(const nb::object& exception) {
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.ptr())), exception.ptr());
+  throw nb::python_error();
+}
+
+// Runs on a worker; what the callback raises has nobody to go to but the interpreter's hook.
+void call_back(const Reference& callback, const Reference& future) {
+  const nb::object function = callback.borrow();
+  const nb::object result = nb::steal(PyObject_CallOneArg(function.ptr(), future.get()));
+  if (!result.is_valid()) PyErr_WriteUnraisable(function.ptr());
+}
+
+void add_done_callback(nb::handle self, nb::callable callback) {
+  const auto& future = nb::cast<PyFuture&>(self).future();
+  future->then([function = Reference(std::move(callback)), self = Reference(nb::borrow(self))] {
+    call_back(function, self);
+  });
+}
+
+nb::object await(nb::handle self) {
+  return nb::module_::import_("moolink.asyncio_bridge").attr("wait_for")(self);
+}
+
+PyType_Slot future_slots[] = {
+    {Py_tp_traverse, reinterpret_cast<void*>(&PyFuture::traverse)},
+    {Py_tp_clear, reinterpret_cast<void*>(&PyFuture::clear)},
+    {0, nullptr},
+};
+
+}  // namespace
+
+bool PyFuture::wait(std::optional<double> timeout) {
+  if (future_->done()) return true;
+  const Time deadline = deadline_after(timeout);
+  const auto interrupt = signal_check();
+  const nb::gil_scoped_release unlocked;
+  return future_->wait(deadline, interrupt);
+}
+
+nb::object PyFuture::result(std::optional<double> timeout) {
+  if (!wait(timeout)) {
+    char seconds[32];
+    std::snprintf(seconds, sizeof seconds, "%g", *timeout);
+    throw Exception(ErrorCode::timeout, "the " + what_ + " was not done within " + seconds +
+                                            " s of waiting for it; it goes on");
+  }
+  return value();
+}
+
+nb::object PyFuture::value() {
+  decode();
+  if (exception_.is_valid()) raise(exception_);
+  return value_;
+}
+
+nb::object PyFuture::exception() {
+  if (!future_->done()) return nb::none();
+  decode();
+  return exception_.is_valid() ? exception_ : nb::none();
+}
+
+void PyFuture::decode() {
+  if (decoded_) return;
+  std::unique_lock lock(decoding_, std::try_to_lock);
+  if (!lock) {
+    const nb::gil_scoped_release unlocked;
+    lock.lock();
+  }
+  if (!decoded_) decode_once();
+  decoded_ = true;
+}
+
+void PyFuture::decode_once() {
+  if (const Error* error = std::get_if<Error>(&future_->outcome())) {
+    exception_ = to_exception(*error);
+    return;
+  }
+  try {
+    value_ = decode_(std::get<wire::Payload>(future_->outcome()));
+  } catch (const Exception& e) {
+    exception_ = to_exception(e.error());
+  } catch (nb::python_error& e) {
+    exception_ = nb::borrow(e.value());
+  }
+}
+
+bool PyFuture::cancel() {
+  if (future_->done()) return false;
+  future_->cancel();
+  return true;
+}
+
+int PyFuture::traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  if (!nb::inst_ready(self)) return 0;
+  const PyFuture* future = nb::inst_ptr<PyFuture>(self);
+  Py_VISIT(future->value_.ptr());
+  Py_VISIT(future->exception_.ptr());
+  return 0;
+}
+
+int PyFuture::clear(PyObject* self) {
+  PyFuture* future = nb::inst_ptr<PyFuture>(self);
+  future->value_.reset();
+  future->exception_.reset();
+  return 0;
+}
+
+void bind_future(nb::module_& m) {
+  nb::class_<PyFuture>(m, "Future", nb::type_slots(future_slots),
+                       "The outcome of a call or operation. It may be read any number of times, "
+                       "from any thread, and awaited by many tasks on any event loops.")
+      .def("result", &PyFuture::result, nb::arg("timeout") = nb::none(),
+           "Waits and returns the result, or raises what went wrong.\n\n"
+           "Args:\n"
+           "    timeout: seconds to wait; None waits until the operation itself ends.\n\n"
+           "Raises:\n"
+           "    moolink.TimeoutError: not done in time (the operation goes on), or the operation's "
+           "own limit passed.\n"
+           "    moolink.Error: the operation failed; the class tells how.")
+      .def("wait", &PyFuture::wait, nb::arg("timeout") = nb::none(),
+           "Waits for the end, good or bad; returns whether it came within `timeout` seconds.")
+      .def("done", &PyFuture::done, "Whether the operation has ended.")
+      .def("exception", &PyFuture::exception,
+           "What went wrong, or None if nothing did or the operation has not ended.")
+      .def("cancel", &PyFuture::cancel,
+           "Gives the operation up, here and at the peer; result() raises CancelledError. Returns "
+           "False if it had ended already.")
+      .def("add_done_callback", &add_done_callback, nb::arg("callback"),
+           "Calls `callback(future)` on a worker thread once the operation has ended.")
+      .def("__await__", &await)
+      .def("__iter__", &await);
+}
+
+}  // namespace moolink::bind

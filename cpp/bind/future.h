@@ -1,0 +1,56 @@
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "bind/reference.h"
+#include "runtime/future.h"
+#include "wire/payload.h"
+
+namespace moolink::bind {
+
+namespace nb = nanobind;
+
+// Python's Future: of a call, or of any operation of the runtime.
+class PyFuture {
+ public:
+  using Decode = std::function<nb::object(const wire::Payload&)>;
+
+  // `what` names the operation in errors: "call of 'f' at peer 'x'".
+  PyFuture(std::shared_ptr<runtime::Future> future, Decode decode, std::string what)
+      : future_(std::move(future)), decode_(std::move(decode)), what_(std::move(what)) {}
+
+  nb::object result(std::optional<double> timeout);
+  bool wait(std::optional<double> timeout);
+  bool done() const { return future_->done(); }
+  nb::object exception();
+  bool cancel();
+
+  const std::shared_ptr<runtime::Future>& future() const { return future_; }
+  // The value or exception of a future that is done; decoded once.
+  nb::object value();
+
+  static int traverse(PyObject* self, visitproc visit, void* arg);
+  static int clear(PyObject* self);
+
+ private:
+  void decode();
+  void decode_once();
+
+  std::shared_ptr<runtime::Future> future_;
+  Decode decode_;
+  std::string what_;
+  std::mutex decoding_;  // taken without the GIL, which decoding may give up
+  bool decoded_ = false;
+  nb::object value_;
+  nb::object exception_;
+};
+
+void bind_future(nb::module_& m);
+
+}  // namespace moolink::bind

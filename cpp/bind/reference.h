@@ -1,0 +1,31 @@
+#pragma once
+
+// References to Python objects that C++ threads without the GIL may hold.
+
+#include <nanobind/nanobind.h>
+
+#include <memory>
+
+namespace moolink::bind {
+
+namespace nb = nanobind;
+
+// May be copied and dropped on any thread, with or without the GIL and under any lock: the object
+// is released later, by a thread that holds the GIL and no lock.
+class Reference {
+ public:
+  Reference() = default;
+  explicit Reference(nb::object object);  // needs the GIL
+
+  PyObject* get() const { return object_.get(); }
+  nb::object borrow() const { return nb::borrow(object_.get()); }  // needs the GIL
+  explicit operator bool() const { return object_ != nullptr; }
+
+ private:
+  std::shared_ptr<PyObject> object_;
+};
+
+// Releases what was dropped so far; needs the GIL. Runs destructors of the user's.
+void release_dropped();
+
+}  // namespace moolink::bind

@@ -1,0 +1,415 @@
+#include "bind/rpc.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cctype>
+#include <utility>
+
+#include "bind/context.h"
+#include "bind/deferred.h"
+#include "bind/errors.h"
+
+namespace moolink::bind {
+namespace {
+
+constexpr double kDefaultTimeout = 120;                       // seconds; moolib's
+constexpr std::size_t kSendUnlocked = std::size_t{64} << 10;  // a larger send gives up the GIL
+
+// Calls of one thread to one peer start in their order; those of two threads do not wait for one
+// another.
+std::uint16_t lane_of_this_thread() {
+  static std::atomic<std::uint32_t> threads{0};
+  thread_local const auto lane = static_cast<std::uint16_t>(1 + threads++ % 65535);
+  return lane;
+}
+
+wire::PathKind parse_transport(std::string name) {
+  std::transform(name.begin(), name.end(), name.begin(),
+                 [](unsigned char c) { return std::tolower(c); });
+  if (name == "tcp" || name == "tcp/ip") return wire::PathKind::tcp;
+  if (name == "shm" || name == "shared memory" || name == "ipc") return wire::PathKind::shm;
+  throw Exception(ErrorCode::invalid_argument,
+                  "transport '" + name + "' is not one of tcp (tcp/ip), shm (shared memory, ipc)");
+}
+
+std::vector<wire::PathKind> parse_transports(const std::vector<std::string>& names) {
+  std::vector<wire::PathKind> kinds;
+  for (const std::string& name : names) {
+    const wire::PathKind kind = parse_transport(name);
+    if (std::find(kinds.begin(), kinds.end(), kind) == kinds.end()) kinds.push_back(kind);
+  }
+  if (kinds.empty())
+    throw Exception(ErrorCode::invalid_argument, "at least one transport is needed");
+  return kinds;
+}
+
+// Runs a handler: an exception of any kind goes to the caller, never further.
+template <class Run>
+void serve(const runtime::Incoming& call, Run&& run) {
+  const std::string& function = call.responder->function();
+  try {
+    run();
+  } catch (nb::python_error& e) {
+    call.responder->send(to_remote_error(e, function));
+  } catch (const nb::builtin_exception& e) {
+    call.responder->send(
+        Error{ErrorCode::remote, e.what(), {}, function, "TypeError", {}, Ran::yes});
+  } catch (const Exception& e) {
+    call.responder->send(e.error());
+  }
+}
+
+nb::object function_named(const std::weak_ptr<std::map<std::string, Reference>>& functions,
+                          const std::string& name) {
+  if (const auto table = functions.lock()) {
+    const auto found = table->find(name);
+    if (found != table->end()) return found->second.borrow();
+  }
+  throw Exception(Error{ErrorCode::no_such_function,
+                        "the function '" + name + "' is gone",
+                        {},
+                        name,
+                        {},
+                        {},
+                        Ran::no});
+}
+
+nb::object call_python(nb::handle function, nb::handle arguments, nb::handle keywords) {
+  nb::object result = nb::steal(PyObject_Call(function.ptr(), arguments.ptr(), keywords.ptr()));
+  if (!result.is_valid()) throw nb::python_error();
+  return result;
+}
+
+std::string paths_text(const rpc::PeerInfo& info) {
+  return info.paths.empty() ? "none" : std::string(wire::path_name(info.paths.front()));
+}
+
+nb::list path_names(const rpc::PeerInfo& info) {
+  nb::list names;
+  for (const wire::PathKind path : info.paths) names.append(nb::str(wire::path_name(path).data()));
+  return names;
+}
+
+nb::dict describe(const rpc::PeerInfo& info) {
+  nb::dict result;
+  result["name"] = info.name;
+  result["instance"] = info.instance.hex();
+  result["connected"] = info.connected;
+  result["suspected"] = info.suspected;
+  result["path"] = paths_text(info);
+  result["paths"] = path_names(info);
+  result["addresses"] = info.addresses;
+  result["unacknowledged_bytes"] = info.unacknowledged_bytes;
+  return result;
+}
+
+}  // namespace
+
+// --- life
+
+PyRpc::PyRpc(std::optional<std::string> name, std::string_view arrays, bool allow_pickle,
+             std::optional<std::vector<std::string>> transports, double timeout)
+    : functions_(std::make_shared<Functions>()), timeout_(timeout) {
+  to_duration(timeout);
+  ValueOptions values;
+  values.arrays = parse_array_kind(arrays);
+  values.allow_pickle = allow_pickle;
+  options_ = std::make_shared<const ValueOptions>(values);
+  runtime::RpcOptions options;
+  options.name = name.value_or("");
+  if (transports) options.transports = parse_transports(*transports);
+  peer_ = runtime::RpcPeer::create(default_context(), std::move(options));
+  close_at_exit(peer_);
+}
+
+PyRpc::~PyRpc() { close(); }
+
+void PyRpc::close() {
+  {
+    const nb::gil_scoped_release unlocked;
+    peer_->close();
+  }
+  release_dropped();
+}
+
+void PyRpc::set_timeout(double seconds) {
+  to_duration(seconds);
+  timeout_ = seconds;
+}
+
+void PyRpc::set_transports(const std::vector<std::string>& names) {
+  peer_->set_transports(parse_transports(names));
+}
+
+std::vector<std::string> PyRpc::listen(const std::string& address) {
+  const nb::gil_scoped_release unlocked;
+  return peer_->listen(address);
+}
+
+// --- handlers
+
+runtime::CallHandler PyRpc::plain_handler(std::weak_ptr<Functions> functions,
+                                          const std::string& name,
+                                          std::shared_ptr<const ValueOptions> options) {
+  return [functions, name, options](const runtime::Incoming& call) {
+    serve(call, [&] {
+      const nb::object function = function_named(functions, name);
+      const auto [arguments, keywords] = decode_call(call.arguments, *options);
+      send_value(*call.responder, call_python(function, arguments, keywords), *options);
+    });
+  };
+}
+
+runtime::CallHandler PyRpc::deferred_handler(std::weak_ptr<Functions> functions,
+                                             const std::string& name,
+                                             std::shared_ptr<const ValueOptions> options) {
+  return [functions, name, options](const runtime::Incoming& call) {
+    serve(call, [&] {
+      const nb::object function = function_named(functions, name);
+      const auto [arguments, keywords] = decode_call(call.arguments, *options);
+      const nb::object deferred =
+          nb::cast(new PyDeferred(call.responder, options), nb::rv_policy::take_ownership);
+      const nb::object all =
+          nb::steal(PySequence_Concat(nb::make_tuple(deferred).ptr(), arguments.ptr()));
+      call_python(function, all, keywords);
+    });
+  };
+}
+
+void PyRpc::add_function(const std::string& name, nb::callable function,
+                         runtime::CallHandler (*make)(std::weak_ptr<Functions>, const std::string&,
+                                                      std::shared_ptr<const ValueOptions>)) {
+  peer_->define(name, make(functions_, name, options_));
+  (*functions_)[name] = Reference(std::move(function));
+}
+
+void PyRpc::define(const std::string& name, nb::callable function) {
+  add_function(name, std::move(function), &PyRpc::plain_handler);
+}
+
+void PyRpc::define_deferred(const std::string& name, nb::callable function) {
+  add_function(name, std::move(function), &PyRpc::deferred_handler);
+}
+
+void PyRpc::undefine(const std::string& name) {
+  bool defined = false;
+  const auto interrupt = signal_check();
+  {
+    const nb::gil_scoped_release unlocked;
+    defined = peer_->undefine(name, interrupt);
+  }
+  if (!defined) {
+    throw Exception(ErrorCode::invalid_argument, "function '" + name + "' is not defined");
+  }
+  functions_->erase(name);
+  release_dropped();
+}
+
+// --- calls
+
+nb::object PyRpc::async(const std::string& peer, const std::string& function,
+                        const nb::args& arguments, const nb::kwargs& keywords) {
+  release_dropped();
+  wire::Payload payload = encode_call(arguments, keywords, *options_, peer_->context()->pool());
+  const Duration timeout = to_duration(timeout_);
+  const std::uint16_t lane = lane_of_this_thread();
+  std::shared_ptr<runtime::Future> future;
+  if (payload.bytes() > kSendUnlocked) {
+    const nb::gil_scoped_release unlocked;
+    future = peer_->call(peer, function, std::move(payload), timeout, lane);
+  } else {
+    future = peer_->call(peer, function, std::move(payload), timeout, lane);
+  }
+  auto decode = [options = options_](const wire::Payload& result) {
+    return decode_value(result, *options);
+  };
+  return nb::cast(new PyFuture(std::move(future), std::move(decode),
+                               "call of '" + function + "' at peer '" + peer + "'"),
+                  nb::rv_policy::take_ownership);
+}
+
+// --- what is going on
+
+nb::dict PyRpc::stats() const {
+  const runtime::RpcStats stats = peer_->stats();
+  nb::dict result;
+  result["calls_sent"] = stats.calls_sent;
+  result["calls_succeeded"] = stats.calls_succeeded;
+  result["calls_failed"] = stats.calls_failed;
+  result["calls_received"] = stats.calls_received;
+  result["calls_running"] = stats.calls_running;
+  result["frames_written"] = stats.frames_written;
+  result["frames_received"] = stats.frames_received;
+  result["bytes_written"] = stats.bytes_written;
+  result["bytes_received"] = stats.bytes_received;
+  result["connections"] = stats.connections;
+  return result;
+}
+
+nb::list PyRpc::peers() const {
+  nb::list result;
+  for (const rpc::PeerInfo& info : peer_->peers()) result.append(describe(info));
+  return result;
+}
+
+nb::dict PyRpc::explain(const std::string& peer) const {
+  for (const rpc::PeerInfo& info : peer_->peers()) {
+    if (info.name == peer) return describe(info);
+  }
+  nb::dict unknown;
+  unknown["name"] = peer;
+  unknown["connected"] = false;
+  unknown["path"] = "none";
+  unknown["reason"] = "no connected peer has announced this name yet";
+  return unknown;
+}
+
+// --- garbage collection: handlers often refer to what holds the Rpc
+
+int PyRpc::traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  if (!nb::inst_ready(self)) return 0;
+  for (const auto& [name, function] : *nb::inst_ptr<PyRpc>(self)->functions_) {
+    Py_VISIT(function.get());
+  }
+  return 0;
+}
+
+int PyRpc::clear(PyObject* self) {
+  nb::inst_ptr<PyRpc>(self)->functions_->clear();
+  release_dropped();
+  return 0;
+}
+
+namespace {
+
+nb::object sync(PyRpc& self, const std::string& peer, const std::string& function,
+                const nb::args& arguments, const nb::kwargs& keywords) {
+  const nb::object future = self.async(peer, function, arguments, keywords);
+  return nb::cast<PyFuture&>(future).result(std::nullopt);
+}
+
+void async_callback(PyRpc& self, const std::string& peer, const std::string& function,
+                    nb::callable callback, const nb::args& arguments, const nb::kwargs& keywords) {
+  const nb::object started = self.async(peer, function, arguments, keywords);
+  const auto& future = nb::cast<PyFuture&>(started).future();
+  future->then([callback = Reference(std::move(callback)), outcome = Reference(started)] {
+    const nb::object call = callback.borrow();
+    auto& ended = nb::cast<PyFuture&>(nb::handle(outcome.get()));
+    const nb::object error = ended.exception();
+    try {
+      call(error.is_none() ? ended.value() : nb::none(), error);
+    } catch (nb::python_error& e) {
+      e.discard_as_unraisable(call);
+    }
+  });
+}
+
+PyType_Slot rpc_slots[] = {
+    {Py_tp_traverse, reinterpret_cast<void*>(&PyRpc::traverse)},
+    {Py_tp_clear, reinterpret_cast<void*>(&PyRpc::clear)},
+    {0, nullptr},
+};
+
+constexpr const char* kRpcDoc =
+    R"(A peer: it has a unique name, calls functions of other peers and is called.
+
+Peers find one another by name through any peer that both are connected to, usually a broker.
+
+Args:
+    name: unique among connected peers; default: a random one. See also set_name.
+    arrays: what received arrays become: "same" (the sender's framework if it is imported here, else
+        numpy), "numpy", "torch" or "jax".
+    allow_pickle: lets other objects than values and arrays travel as pickles; both sides must
+        allow it, and trust one another: unpickling runs code.
+    transports: of "shm" and "tcp"; default: both, the better one is used.
+    timeout: life of a call in seconds.
+
+It is a context manager that closes itself.)";
+
+constexpr const char* kDefineDoc =
+    R"(Lets peers call `function` by `name`.
+
+It runs on a worker thread with the caller's arguments; what it returns is the reply. What it raises
+is raised at the caller as moolink.RemoteError, with type, text and traceback. It may make blocking
+calls itself.
+
+Raises:
+    ValueError: the name is defined already.)";
+
+constexpr const char* kDeferredDoc =
+    R"(Like define, but `function` gets an RpcDeferredReturn as its first argument, to reply
+later and from any thread: `deferred(value)` or `deferred.error(exception)`. Dropped without a reply,
+the caller is told so at once.)";
+
+constexpr const char* kAsyncDoc =
+    R"(async_(peer, function, *args, **kwargs): calls a function of a peer; returns a Future.
+
+The arguments are captured before this returns. Calls of one thread to one peer start there in their
+order. Does not block on the network; every failure is the future's:
+
+    NoSuchFunction: the peer has no such function.
+    RemoteError: the handler raised.
+    PeerLost: the peer died, restarted or was closed; `.ran` tells whether the call may have run.
+    TimeoutError: no answer within the time limit (set_timeout).
+    QueueFull: too many calls wait for this peer.)";
+
+void bind_class(nb::class_<PyRpc>& rpc) {
+  rpc.def(nb::init<std::optional<std::string>, std::string_view, bool,
+                   std::optional<std::vector<std::string>>, double>(),
+          nb::arg("name") = nb::none(), nb::kw_only(), nb::arg("arrays") = "same",
+          nb::arg("allow_pickle") = false, nb::arg("transports") = nb::none(),
+          nb::arg("timeout") = kDefaultTimeout)
+      .def("set_name", &PyRpc::set_name, nb::arg("name"),
+           "Names the peer; raises ValueError after the first connection.")
+      .def("get_name", &PyRpc::get_name, "The peer's name.")
+      .def("set_timeout", &PyRpc::set_timeout, nb::arg("seconds"),
+           "Life of each new call in seconds.")
+      .def("get_timeout", &PyRpc::get_timeout, "Life of a call in seconds.")
+      .def("set_transports", &PyRpc::set_transports, nb::arg("names"),
+           "Chooses among \"shm\" and \"tcp\" (moolib's and longer names are known too) before "
+           "the first listen or connect.")
+      .def("listen", &PyRpc::listen, nb::arg("address"),
+           "Listens on \"host:port\"; port 0 takes a free one, no host means every interface. "
+           "Returns the addresses at which peers can connect. Raises moolink.Error if the port is "
+           "in use, ValueError if the address is malformed.")
+      .def("connect", &PyRpc::connect, nb::arg("address"),
+           "Connects to whoever listens at \"host:port\" and keeps trying, now and whenever the "
+           "connection is lost. Returns at once; raises ValueError if the address is malformed.")
+      .def("addresses", &PyRpc::addresses, "Where this peer can be reached.")
+      .def("define", &PyRpc::define, nb::arg("name"), nb::arg("function"), kDefineDoc)
+      .def("define_deferred", &PyRpc::define_deferred, nb::arg("name"), nb::arg("function"),
+           kDeferredDoc)
+      .def("undefine", &PyRpc::undefine, nb::arg("name"),
+           "Withdraws a function and waits until no call of it runs. Raises ValueError if it is "
+           "not defined.")
+      .def("async_", &PyRpc::async, kAsyncDoc)
+      .def("async_callback", &async_callback,
+           "async_callback(peer, function, callback, *args, **kwargs): like async_, and calls "
+           "`callback(result, error)` on a worker thread; error is None or the exception.")
+      .def("sync", &sync,
+           "sync(peer, function, *args, **kwargs): like async_, and waits for the result.")
+      .def("close", &PyRpc::close,
+           "Flushes replies for a moment, says goodbye to the peers and fails pending calls with "
+           "moolink.Closed. More calls of it do nothing.")
+      .def("stats", &PyRpc::stats, "Counters of calls, frames and bytes since the beginning.")
+      .def("peers", &PyRpc::peers, "What is known of the other peers, a dict each.")
+      .def("explain", &PyRpc::explain, nb::arg("peer"),
+           "How a peer is reached: the path in use, the others, and whether it is suspected.")
+      .def("__enter__", [](nb::handle self) { return nb::borrow(self); })
+      .def("__exit__", [](PyRpc& self, const nb::args&) { self.close(); });
+}
+
+}  // namespace
+
+void bind_rpc(nb::module_& m) {
+  nb::class_<PyRpc> rpc(m, "Rpc", nb::type_slots(rpc_slots), kRpcDoc);
+  bind_class(rpc);
+}
+
+}  // namespace moolink::bind

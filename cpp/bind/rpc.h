@@ -1,0 +1,80 @@
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "bind/future.h"
+#include "bind/reference.h"
+#include "bind/value.h"
+#include "runtime/rpc_peer.h"
+
+namespace moolink::bind {
+
+namespace nb = nanobind;
+
+// Python's Rpc.
+class PyRpc {
+ public:
+  PyRpc(std::optional<std::string> name, std::string_view arrays, bool allow_pickle,
+        std::optional<std::vector<std::string>> transports, double timeout);
+  ~PyRpc();
+  PyRpc(const PyRpc&) = delete;
+  PyRpc& operator=(const PyRpc&) = delete;
+
+  std::string get_name() const { return peer_->name(); }
+  void set_name(const std::string& name) { peer_->set_name(name); }
+  double get_timeout() const { return timeout_; }
+  void set_timeout(double seconds);
+  void set_transports(const std::vector<std::string>& names);
+  std::vector<std::string> listen(const std::string& address);
+  void connect(const std::string& address) { peer_->connect(address); }
+  std::vector<std::string> addresses() const { return peer_->addresses(); }
+  void close();
+
+  void define(const std::string& name, nb::callable function);
+  void define_deferred(const std::string& name, nb::callable function);
+  void undefine(const std::string& name);
+
+  nb::object async(const std::string& peer, const std::string& function, const nb::args& arguments,
+                   const nb::kwargs& keywords);
+
+  nb::dict stats() const;
+  nb::list peers() const;
+  nb::dict explain(const std::string& peer) const;
+
+  const std::shared_ptr<runtime::RpcPeer>& peer() const { return peer_; }
+  const ValueOptions& options() const { return *options_; }
+
+  static int traverse(PyObject* self, visitproc visit, void* arg);
+  static int clear(PyObject* self);
+
+ private:
+  // Guarded by the GIL. Handlers hold it weakly, so that a peer that its own handlers refer to can
+  // be collected.
+  using Functions = std::map<std::string, Reference>;
+
+  void add_function(const std::string& name, nb::callable function,
+                    runtime::CallHandler (*make)(std::weak_ptr<Functions>, const std::string&,
+                                                 std::shared_ptr<const ValueOptions>));
+  static runtime::CallHandler plain_handler(std::weak_ptr<Functions> functions,
+                                            const std::string& name,
+                                            std::shared_ptr<const ValueOptions> options);
+  static runtime::CallHandler deferred_handler(std::weak_ptr<Functions> functions,
+                                               const std::string& name,
+                                               std::shared_ptr<const ValueOptions> options);
+
+  std::shared_ptr<const ValueOptions> options_;
+  std::shared_ptr<runtime::RpcPeer> peer_;
+  std::shared_ptr<Functions> functions_;
+  double timeout_;
+};
+
+void bind_rpc(nb::module_& m);
+
+}  // namespace moolink::bind

@@ -1,0 +1,447 @@
+"""Calls, handlers and names, between two peers over each transport."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import weakref
+
+import numpy as np
+import pytest
+
+import moolink
+from tests.rpc.conftest import Pair
+from tests.waiting import until
+
+
+def test_values_and_keywords_travel(pair: Pair) -> None:
+    client, server = pair
+    server.define("join", lambda *args, **kwargs: (args, kwargs))
+    assert client.sync("server", "join", 1, "two", [3.0, None], x={"y": b"z"}) == (
+        (1, "two", [3.0, None]),
+        {"x": {"y": b"z"}},
+    )
+    assert client.sync("server", "join") == ((), {})
+
+
+@pytest.mark.parametrize("elements", [0, 1, 1000, 100_000, 5_000_000])
+def test_arrays_of_every_size_travel_both_ways(pair: Pair, elements: int) -> None:
+    client, server = pair
+    server.define("double", lambda x: x * 2)
+    x = np.arange(elements, dtype=np.int32)
+    result = client.sync("server", "double", x)
+    assert result.dtype == np.int32
+    np.testing.assert_array_equal(result, x * 2)
+    result[:1] = 7  # private and writable
+    np.testing.assert_array_equal(client.sync("server", "double", x), x * 2)
+
+
+def test_arguments_are_captured_at_the_call(pair: Pair) -> None:
+    client, server = pair
+    server.define("total", lambda x: float(x.sum()))
+    x = np.ones(2_000_000, np.float32)
+    future = client.async_("server", "total", x)
+    x[:] = 5
+    assert future.result() == 2_000_000
+
+
+def test_both_sides_call(pair: Pair) -> None:
+    client, server = pair
+    server.define("where", lambda: "server")
+    client.define("where", lambda: "client")
+    assert client.sync("server", "where") == "server"
+    assert server.sync("client", "where") == "client"
+
+
+def test_self_calls(pair: Pair) -> None:
+    client, _ = pair
+    client.define("twice", lambda x: 2 * x)
+    assert client.sync("client", "twice", 21) == 42
+
+
+def test_many_calls_in_flight(pair: Pair) -> None:
+    client, server = pair
+    server.define("square", lambda x: x * x)
+    futures = [client.async_("server", "square", i) for i in range(3000)]
+    assert [f.result() for f in futures] == [i * i for i in range(3000)]
+    assert server.stats()["calls_received"] == 3000
+    assert client.stats()["calls_succeeded"] == 3000
+
+
+def test_calls_of_a_thread_start_in_order(pair: Pair) -> None:
+    client, server = pair
+    seen: list[int] = []
+    server.define("note", lambda i, _: seen.append(i))
+    sizes = [1_000_000 if i % 10 == 0 else 1 for i in range(100)]
+    futures = [
+        client.async_("server", "note", i, np.zeros(n, np.uint8)) for i, n in enumerate(sizes)
+    ]
+    for future in futures:
+        future.result()
+    assert seen == list(range(100))
+
+
+def test_callback_gets_result_or_error(pair: Pair) -> None:
+    client, server = pair
+    server.define("invert", lambda x: 1 / x)
+    outcomes: dict[int, tuple[object, BaseException | None]] = {}
+    for x in (4, 0):
+        client.async_callback("server", "invert", lambda r, e, x=x: outcomes.update({x: (r, e)}), x)
+    until(lambda: len(outcomes) == 2, "both callbacks")
+    assert outcomes[4] == (0.25, None)
+    assert outcomes[0][0] is None
+    assert isinstance(outcomes[0][1], moolink.RemoteError)
+
+
+def test_a_raising_callback_harms_nobody(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, server = pair
+    server.define("one", lambda: 1)
+    unraisable: list[object] = []
+    monkeypatch.setattr("sys.unraisablehook", lambda args: unraisable.append(args.exc_value))
+
+    def bad(result: object, error: object) -> None:
+        raise KeyError("callback")
+
+    client.async_callback("server", "one", bad)
+    until(lambda: len(unraisable) == 1, "the hook")
+    assert isinstance(unraisable[0], KeyError)
+    assert client.sync("server", "one") == 1
+
+
+# --- errors
+
+
+def test_what_a_handler_raises_is_raised_at_the_caller(pair: Pair) -> None:
+    client, server = pair
+
+    def fail(x: int) -> None:
+        raise LookupError(f"no such thing: {x}")
+
+    server.define("fail", fail)
+    with pytest.raises(moolink.RemoteError, match="no such thing: 7") as caught:
+        client.sync("server", "fail", 7)
+    assert caught.value.remote_type == "LookupError"
+    assert caught.value.function == "fail"
+    assert caught.value.ran == "yes"
+    assert "in fail" in caught.value.remote_traceback
+    assert "in fail" in str(caught.value)
+
+
+@pytest.mark.parametrize("arguments", [(), (1, 2, 3)])
+def test_wrong_arguments_harm_nobody(pair: Pair, arguments: tuple[int, ...]) -> None:
+    client, server = pair
+    server.define("half", lambda x: x / 2)
+    with pytest.raises(moolink.RemoteError, match="argument") as caught:
+        client.sync("server", "half", *arguments)
+    assert caught.value.remote_type == "TypeError"
+    assert client.sync("server", "half", 4) == 2
+
+
+def test_a_result_that_cannot_travel_is_an_error_of_the_call(pair: Pair) -> None:
+    client, server = pair
+    server.define("lock", threading.Lock)
+    with pytest.raises(moolink.RemoteError, match="lock"):
+        client.sync("server", "lock")
+    server.define("loop", lambda: (x := [], x.append(x), x)[2])
+    with pytest.raises(moolink.RemoteError):
+        client.sync("server", "loop")
+
+
+def test_an_argument_that_cannot_travel_raises_at_the_call(pair: Pair) -> None:
+    client, _ = pair
+    with pytest.raises(TypeError):
+        client.async_("server", "f", threading.Lock())
+
+
+def test_exit_in_a_handler_ends_the_call_only(pair: Pair) -> None:
+    client, server = pair
+    server.define("leave", lambda: exit(3))
+    with pytest.raises(moolink.RemoteError) as caught:
+        client.sync("server", "leave")
+    assert caught.value.remote_type == "SystemExit"
+
+
+def test_unknown_function(pair: Pair) -> None:
+    client, _ = pair
+    with pytest.raises(moolink.NoSuchFunction, match="nothing") as caught:
+        client.sync("server", "nothing")
+    assert caught.value.ran == "no"
+
+
+def test_unknown_peer_times_out() -> None:
+    with moolink.Rpc("alone", timeout=0.2) as rpc:
+        with pytest.raises(moolink.TimeoutError, match="stranger") as caught:
+            rpc.sync("stranger", "f")
+        assert caught.value.ran == "no"
+
+
+def test_a_slow_handler_times_out(pair: Pair) -> None:
+    client, server = pair
+    release = threading.Event()
+    server.define("slow", lambda: release.wait(20))
+    client.set_timeout(0.2)
+    assert client.get_timeout() == 0.2
+    with pytest.raises(moolink.TimeoutError, match="slow"):
+        client.sync("server", "slow")
+    release.set()
+    for wrong in (-1, float("nan")):
+        with pytest.raises(ValueError):
+            client.set_timeout(wrong)
+
+
+# --- deferred replies
+
+
+def test_deferred_replies_from_other_threads(pair: Pair) -> None:
+    client, server = pair
+    waiting: list[tuple[moolink.RpcDeferredReturn, int]] = []
+    server.define_deferred("later", lambda deferred, x: waiting.append((deferred, x)))
+    futures = [client.async_("server", "later", i) for i in range(3)]
+    until(lambda: len(waiting) == 3, "the calls")
+    assert not any(f.done() for f in futures)
+
+    def reply() -> None:
+        for deferred, x in reversed(waiting):
+            if x == 1:
+                deferred.error(ValueError("not one"))
+            else:
+                deferred(x * 10)
+
+    thread = threading.Thread(target=reply)
+    thread.start()
+    thread.join()
+    assert futures[0].result() == 0
+    assert futures[2].result() == 20
+    with pytest.raises(moolink.RemoteError, match="not one") as caught:
+        futures[1].result()
+    assert caught.value.remote_type == "ValueError"
+    with pytest.raises(moolink.Error, match="already"):
+        waiting[0][0](1)
+    with pytest.raises(moolink.Error, match="already"):
+        waiting[1][0].error(ValueError())
+
+
+def test_a_dropped_deferred_is_an_error_at_once(pair: Pair) -> None:
+    client, server = pair
+    server.define_deferred("drop", lambda deferred: None)
+    with pytest.raises(moolink.RemoteError, match="without a reply"):
+        client.sync("server", "drop")
+
+
+def test_a_deferred_handler_that_raises(pair: Pair) -> None:
+    client, server = pair
+
+    def fail(deferred: moolink.RpcDeferredReturn) -> None:
+        raise OSError("disk")
+
+    server.define_deferred("fail", fail)
+    with pytest.raises(moolink.RemoteError, match="disk"):
+        client.sync("server", "fail")
+
+
+# --- handlers that block
+
+
+def test_blocking_calls_inside_of_handlers_do_not_deadlock(pair: Pair) -> None:
+    client, server = pair
+
+    def down(depth: int) -> int:
+        return 0 if depth == 0 else 1 + client.sync("server", "up", depth - 1)
+
+    def up(depth: int) -> int:
+        return 0 if depth == 0 else 1 + server.sync("client", "down", depth - 1)
+
+    client.define("down", down)
+    server.define("up", up)
+    assert client.sync("server", "up", 40) == 40
+
+
+def test_a_blocked_handler_does_not_block_others(pair: Pair) -> None:
+    client, server = pair
+    release = threading.Event()
+    server.define("wait", lambda: release.wait(20))
+    server.define("release", release.set)
+    waiting = client.async_("server", "wait")
+    client.sync("server", "release")
+    assert waiting.result() is True
+
+
+# --- names and definitions
+
+
+def test_undefine_waits_for_running_calls(pair: Pair) -> None:
+    client, server = pair
+    started, release, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def slow() -> str:
+        started.set()
+        release.wait(20)
+        time.sleep(0.01)  # Between the release and the return, undefine must still wait.
+        ended.set()
+        return "done"
+
+    server.define("slow", slow)
+    future = client.async_("server", "slow")
+    assert started.wait(20)
+    threading.Timer(0.05, release.set).start()
+    server.undefine("slow")
+    assert ended.is_set()
+    assert future.result() == "done"
+    with pytest.raises(moolink.NoSuchFunction):
+        client.sync("server", "slow")
+    with pytest.raises(ValueError, match="not defined"):
+        server.undefine("slow")
+
+
+def test_a_handler_may_undefine_itself(pair: Pair) -> None:
+    client, server = pair
+    server.define("once", lambda: server.undefine("once"))
+    assert client.sync("server", "once") is None
+    with pytest.raises(moolink.NoSuchFunction):
+        client.sync("server", "once")
+
+
+def test_names_are_defined_once(pair: Pair) -> None:
+    _, server = pair
+    server.define("f", lambda: 1)
+    with pytest.raises(ValueError, match="defined already"):
+        server.define("f", lambda: 2)
+    with pytest.raises(TypeError):
+        server.define("g", lambda: 1, batchsize=3)  # type: ignore[call-arg]
+
+
+def test_set_name_before_connecting() -> None:
+    with moolink.Rpc() as server, moolink.Rpc() as client:
+        assert len(server.get_name()) == 32
+        server.set_name("renamed")
+        client.connect(server.listen("127.0.0.1:0")[0])
+        server.define("f", lambda: 1)
+        assert client.sync("renamed", "f") == 1
+        with pytest.raises(ValueError):
+            server.set_name("too late")
+
+
+def test_transports_by_moolibs_names() -> None:
+    with moolink.Rpc() as rpc:
+        rpc.set_transports(["TCP/IP", "shared memory", "ipc"])
+        with pytest.raises(ValueError, match="infiniband"):
+            rpc.set_transports(["infiniband"])
+        rpc.set_transports(["tcp"])
+        rpc.listen("127.0.0.1:0")
+        assert all(a.startswith("tcp://") for a in rpc.addresses())
+        with pytest.raises(ValueError, match="before"):
+            rpc.set_transports(["shm"])
+
+
+def test_path_is_explained(pair: Pair) -> None:
+    client, server = pair
+    server.define("f", lambda: 1)
+    client.sync("server", "f")
+    explained = client.explain("server")
+    assert explained["connected"]
+    assert explained["path"] in ("tcp", "shm")
+    assert [p["name"] for p in client.peers() if p["connected"]] == ["server"]
+    assert not client.explain("nobody")["connected"]
+
+
+# --- three peers: names are found through a common one
+
+
+def test_peers_find_one_another_through_a_third() -> None:
+    with moolink.Rpc("broker") as broker, moolink.Rpc("a") as a, moolink.Rpc("b") as b:
+        address = broker.listen("127.0.0.1:0")[0]
+        a.define("who", lambda: "a")
+        a.connect(address)
+        b.connect(address)
+        b.set_timeout(20)
+        assert b.sync("a", "who") == "a"
+
+
+def test_duplicate_name_is_refused_while_the_holder_answers() -> None:
+    with moolink.Rpc("broker") as broker, moolink.Rpc("same") as first:
+        address = broker.listen("127.0.0.1:0")[0]
+        broker.define("f", lambda: 1)
+        first.connect(address)
+        assert first.sync("broker", "f") == 1
+        with moolink.Rpc("same", timeout=2) as second:
+            second.connect(address)
+            with pytest.raises(moolink.Error):
+                second.sync("broker", "f")
+        assert first.sync("broker", "f") == 1
+
+
+# --- ends
+
+
+def test_use_after_close(pair: Pair) -> None:
+    client, _ = pair
+    client.close()
+    client.close()
+    for use in (
+        lambda: client.async_("server", "f"),
+        lambda: client.define("f", print),
+        lambda: client.listen("127.0.0.1:0"),
+    ):
+        with pytest.raises(moolink.Closed):
+            use()
+
+
+def test_close_fails_pending_calls_and_flushes_replies(pair: Pair) -> None:
+    client, server = pair
+    started, release = threading.Event(), threading.Event()
+
+    def slow() -> str:
+        started.set()
+        release.wait(20)
+        return "flushed"
+
+    server.define("slow", slow)
+    future = client.async_("server", "slow")
+    assert started.wait(20)
+    pending = server.async_("nobody", "f")
+    threading.Timer(0.05, release.set).start()
+    server.close()
+    with pytest.raises(moolink.Closed):
+        pending.result()
+    assert future.result() == "flushed"
+
+
+def test_a_peer_that_its_handlers_refer_to_is_collected() -> None:
+    class Holder:
+        def __init__(self) -> None:
+            self.rpc = moolink.Rpc()
+            self.rpc.define("f", self.f)
+
+        def f(self) -> None: ...
+
+    holder = Holder()
+    seen = weakref.ref(holder)
+    del holder
+    gc.collect()
+    assert seen() is None
+
+
+def test_addresses() -> None:
+    with moolink.Rpc() as rpc, moolink.Rpc() as other:
+        for wrong in ("nonsense", "127.0.0.1:99999", "[::1", "tcp://"):
+            with pytest.raises(ValueError, match="malformed"):
+                rpc.connect(wrong)
+            with pytest.raises(ValueError, match="malformed"):
+                rpc.listen(wrong)
+        (address,) = rpc.listen("127.0.0.1:0")
+        assert address in rpc.addresses()
+        with pytest.raises(moolink.Error, match="in use"):
+            other.listen(address)
+
+
+def test_connecting_before_anybody_listens() -> None:
+    with moolink.Rpc("probe") as probe:
+        (address,) = probe.listen("127.0.0.1:0")
+    with moolink.Rpc("early", timeout=20) as early:
+        early.connect(address)
+        future = early.async_("late", "f")
+        with moolink.Rpc("late") as late:
+            late.define("f", lambda: "met")
+            late.listen(address)
+            assert future.result() == "met"

@@ -1,0 +1,211 @@
+"""Peers in processes of their own: death, fork, exit."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import moolink
+from tests.rpc.conftest import Start
+
+SERVER = """
+    import moolink, sys, time
+    server = moolink.Rpc("server", transports={transports!r})
+    server.define("echo", lambda x: x)
+    server.define("pid", __import__("os").getpid)
+    server.define("sleep", time.sleep)
+    print(server.listen("127.0.0.1:{port}")[0], flush=True)
+    sys.stdin.read()
+    """
+
+TRANSPORTS = pytest.mark.parametrize("transports", [["tcp"], ["shm", "tcp"]])
+
+
+def start_server(
+    start: Start, transports: list[str], port: int = 0
+) -> tuple[subprocess.Popen[str], str]:
+    process = start(SERVER.format(transports=transports, port=port))
+    assert process.stdout is not None
+    return process, process.stdout.readline().strip()
+
+
+@TRANSPORTS
+def test_a_killed_peer_fails_pending_calls_at_once(start: Start, transports: list[str]) -> None:
+    process, address = start_server(start, transports)
+    with moolink.Rpc("client", transports=transports, timeout=60) as client:
+        client.connect(address)
+        assert client.sync("server", "pid") == process.pid
+        pending = [client.async_("server", "sleep", 60) for _ in range(3)]
+        assert not pending[0].wait(0.2)
+        process.kill()
+        for future in pending:
+            with pytest.raises(moolink.PeerLost, match="server") as caught:
+                future.result(timeout=10)
+            assert caught.value.peer == "server"
+            assert caught.value.ran in ("maybe", "yes")
+
+
+@TRANSPORTS
+def test_a_restarted_peer_is_found_again(start: Start, transports: list[str]) -> None:
+    process, address = start_server(start, transports)
+    with moolink.Rpc("client", transports=transports, timeout=20) as client:
+        client.connect(address)
+        assert client.sync("server", "pid") == process.pid
+        process.kill()
+        process.wait()
+        again, same_address = start_server(start, transports, int(address.rsplit(":", 1)[1]))
+        assert same_address == address
+        deadline = time.monotonic() + 20
+        while True:
+            try:
+                assert client.sync("server", "pid") == again.pid
+                break
+            except moolink.PeerLost:
+                assert time.monotonic() < deadline
+
+
+def test_a_stopped_peer_is_not_lost_when_it_goes_on(start: Start) -> None:
+    process, address = start_server(start, ["tcp"])
+    with moolink.Rpc("client", timeout=60) as client:
+        client.connect(address)
+        assert client.sync("server", "echo", 1) == 1
+        process.send_signal(signal.SIGSTOP)
+        future = client.async_("server", "echo", 2)
+        assert not future.wait(1.5)
+        process.send_signal(signal.SIGCONT)
+        assert future.result(timeout=20) == 2
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        "rpc.async_('nobody', 'f')",  # a call in flight
+        "rpc.async_('me', 'sleep', 0.3)",  # a handler running
+        "rpc.async_('me', 'sleep', 60)",  # one that will not return in time
+        "threading.Thread(target=rpc.sync, args=('nobody', 'f'), daemon=True).start()",
+        "rpc.async_callback('me', 'sleep', print, 0.1)",
+        "sys.exit()",
+    ],
+)
+def test_exit_with_things_in_flight(start: Start, rest: str) -> None:
+    process = start(f"""
+        import moolink, sys, threading, time
+        rpc = moolink.Rpc("me")
+        rpc.listen("127.0.0.1:0")
+        rpc.define("sleep", time.sleep)
+        rpc.define("ready", lambda: None)
+        rpc.sync("me", "ready")
+        {rest}
+        """)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 0, err
+    assert "terminate" not in err
+    assert "Fatal" not in err
+
+
+def test_a_forked_child_cannot_use_the_parents_peer_but_can_make_its_own(start: Start) -> None:
+    process, address = start_server(start, ["tcp"])
+    with moolink.Rpc("parent", timeout=20) as rpc:
+        rpc.connect(address)
+        assert rpc.sync("server", "echo", 1) == 1
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            _in_child(rpc, address, write)
+        os.close(write)
+        with os.fdopen(read) as pipe:
+            assert pipe.read() == "closed, 2"
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert rpc.sync("server", "echo", 3) == 3  # the child took nothing away
+    process.kill()
+
+
+def _in_child(rpc: moolink.Rpc, address: str, write: int) -> None:
+    """Reports through the pipe and never returns."""
+    report = "nothing"
+    try:
+        try:
+            rpc.sync("server", "echo", 1)
+            report = "not refused"
+        except moolink.Closed as e:
+            report = "closed" if "fork" in str(e) else str(e)
+        rpc.close()
+        with moolink.Rpc("child", timeout=20) as own:
+            own.connect(address)
+            report += f", {own.sync('server', 'echo', 2)}"
+    except BaseException as e:  # noqa: BLE001 - reported to the parent, which fails the test
+        report += f", {e!r}"
+    finally:
+        os.write(write, report.encode())
+        os._exit(0)
+
+
+def _double_in_child(address: str) -> int:
+    with moolink.Rpc(timeout=20) as rpc:
+        rpc.connect(address)
+        return 2 * int(rpc.sync("server", "echo", 21))
+
+
+def test_multiprocessing_by_fork(start: Start) -> None:
+    _, address = start_server(start, ["tcp"])
+    with moolink.Rpc("parent") as rpc:
+        rpc.connect(address)
+        assert rpc.sync("server", "echo", 1) == 1
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            assert pool.map(_double_in_child, [address] * 4) == [42] * 4
+
+
+def test_a_forked_child_holds_no_descriptors_of_the_parents() -> None:
+    with moolink.Rpc("parent") as rpc:
+        rpc.listen("127.0.0.1:0")
+        before = _sockets()
+        assert before
+        child = os.fork()
+        if child == 0:
+            os._exit(1 if _sockets() & before else 0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def _sockets() -> set[str]:
+    """The open descriptors that are sockets, epolls or eventfds."""
+    found = set()
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{fd}")
+        except FileNotFoundError:
+            continue  # the listing's own
+        if target.startswith(("socket:", "anon_inode:")):
+            found.add(f"{fd} {target}")
+    return found
+
+
+def test_descriptors_and_threads_go_with_the_peer() -> None:
+    def count() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    with moolink.Rpc():
+        pass  # the context stays
+    before = count()
+    for _ in range(10):
+        with moolink.Rpc("a", timeout=20) as a, moolink.Rpc("b") as b:
+            b.define("f", lambda: 1)
+            a.connect(b.listen("127.0.0.1:0")[0])
+            assert a.sync("b", "f") == 1
+    deadline = time.monotonic() + 10
+    while count() > before:  # a closed connection lingers for a moment
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_importing_moolink_starts_nothing() -> None:
+    program = "import moolink, os; moolink.Rpc; print(len(os.listdir('/proc/self/task')))"
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=20, check=True
+    )
+    assert result.stdout == "1\n"
