@@ -39,7 +39,8 @@ void Machine::set_state(Time now, wire::Payload state) {
   if (!leader_ || !wants_state_) return;  // the epoch changed meanwhile: it will be asked for again
   wants_state_.reset();
   const SnapshotId id = leader_->promised()->id;
-  HeldSnapshot held(describe(id, config_.layout, state, config_.chunk_bytes), std::move(state));
+  SnapshotInfo info = describe(id, config_.layout, state, config_.chunk_bytes);
+  HeldSnapshot held(std::move(info), std::move(state));
   const std::vector<Uid> receivers = leader_->captured();
   for (std::size_t i = 0; i < receivers.size(); ++i) {
     std::vector<Uid> parents{config_.instance};
