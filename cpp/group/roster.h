@@ -75,7 +75,7 @@ class Roster {
   void put_right_member(const Timing& timing, const Uid& instance, Peer& peer);
   void supersede(const Timing& timing, const Uid& claimant);
   bool ended(const Announce& announce) const;
-  bool yields_to(const Timing& timing, const Announce& announce) const;
+  bool yields_to(const Timing& timing, const Peer& peer) const;
 
   // roster_judge.cc: who is gone, who may come
   bool in_view(const Uid& instance) const { return view_.find(instance) != nullptr; }

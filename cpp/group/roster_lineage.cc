@@ -1,6 +1,7 @@
 // From which view a group goes on: after a start of the broker, and when announcements tell of
 // another epoch than the broker's own.
 
+#include <algorithm>
 #include <limits>
 #include <tuple>
 
@@ -12,7 +13,7 @@ namespace moolink::group {
 void Roster::end_gathering(const Timing& timing) {
   if (!opened_) return;
   const Time end = std::max(timing.gathered_at, *opened_ + config_.coalesce);
-  if (timing.now < end && !mutant("broker_skips_gathering")) return;
+  if (timing.now < end) return;
   const Uid* best = nullptr;
   std::tuple<std::uint64_t, bool, Uid> best_key;
   for (const auto& [instance, peer] : peers_) {
@@ -87,7 +88,7 @@ void Roster::put_right(const Timing& timing, const Uid& instance) {
   const Announce& last = peer.last;
   if (last.epoch == view_.epoch && last.lineage == view_.lineage && in_view(instance)) return;
   const bool ahead = last.epoch > view_.epoch && last.lineage == view_.lineage;
-  if (ahead || yields_to(timing, last)) {
+  if (ahead || yields_to(timing, peer)) {
     if (peer.claim) {
       supersede(timing, instance);
     } else if (timing.now >= peer.resend_at) {
@@ -139,10 +140,17 @@ bool Roster::ended(const Announce& announce) const {
   return it != ended_.end() && announce.epoch < it->second;
 }
 
-// A broker that starts anew may found a lineage before it hears of an older one.
-bool Roster::yields_to(const Timing& timing, const Announce& announce) const {
-  return founded_ && timing.now - *founded_ < config_.lineage_settle && announce.epoch != 0 &&
-         announce.has_state && announce.lineage != view_.lineage && !ended(announce);
+// A broker that starts anew may found a lineage before it hears of an older one, whose state is
+// worth more. Even a newcomer may be the first to tell of it: then its view says who holds the
+// state.
+bool Roster::yields_to(const Timing& timing, const Peer& peer) const {
+  const Announce& last = peer.last;
+  if (mutant("young_lineage_does_not_yield")) return false;
+  if (!founded_ || timing.now - *founded_ >= config_.lineage_settle) return false;
+  if (last.epoch == 0 || last.lineage == view_.lineage || ended(last)) return false;
+  return last.has_state || !peer.claim ||
+         std::ranges::any_of(peer.claim->members,
+                             [](const MemberInfo& member) { return member.role == Role::member; });
 }
 
 }  // namespace moolink::group

@@ -22,8 +22,8 @@ enum class Cause : std::uint8_t {
   died,      // a proof of death
   silent,    // not heard of for longer than its evict_after, by the broker or by half of the others
   left,      // LEAVE
-  demoted,   // the leader asked to make a member a newcomer
   repaired,  // a restarted broker found members of different epochs
+  demoted,   // the leader asked to make a member a newcomer
   joined,
   ordered,  // a sort order changed
   kMax = ordered

@@ -1,9 +1,10 @@
 #include "group/world.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <tuple>
 #include <utility>
+
+#include "common/program.h"
 
 namespace moolink::sim {
 
@@ -23,7 +24,7 @@ constexpr Duration kNodeEvictAfter = seconds(3);
 
 }  // namespace
 
-World::World(std::uint64_t seed, Options options, bool trace)
+World::World(std::uint64_t seed, WorldOptions options, bool trace)
     : random_(seed), options_(options), trace_(trace) {
   processes_.push_back(std::make_unique<Process>());
   process(kBroker).name = "broker";
@@ -71,17 +72,12 @@ void World::fire(Event event) {
 }
 
 void World::note(int index, std::string_view what, std::uint64_t detail) {
-  const auto mix = [this](std::uint64_t value) { hash_ = (hash_ ^ value) * 0x100000001b3ULL; };
-  mix(static_cast<std::uint64_t>(now_.time_since_epoch().count()));
-  mix(static_cast<std::uint64_t>(index));
-  for (const char c : what) mix(static_cast<unsigned char>(c));
-  mix(detail);
-  if (trace_) {
-    const double t = std::chrono::duration<double>(now_.time_since_epoch()).count() - 1000;
-    std::fprintf(stderr, "%9.4f %-7s %.*s %llu\n", t, process(index).name.c_str(),
-                 static_cast<int>(what.size()), what.data(),
-                 static_cast<unsigned long long>(detail));
-  }
+  trace_.add(static_cast<std::uint64_t>(now_.time_since_epoch().count()));
+  trace_.add(static_cast<std::uint64_t>(index));
+  trace_.add(what);
+  trace_.add(detail);
+  if (!trace_.printing()) return;
+  trace_.print(now_, process(index).name + "  " + std::string(what) + " " + std::to_string(detail));
 }
 
 int World::index_of(const Uid& instance) const {
@@ -376,6 +372,7 @@ void World::pump_member(Process& process) {
               [this, to, from, bytes = relay->bytes] { receive_group(to, from, bytes); });
     } else if (auto* made = std::get_if<Member::NewView>(&action)) {
       note(index, "view", made->view.epoch);
+      ++coverage[std::string("views: ") + to_string(made->view.cause)];
       check_view(process, made->view);
       if (!process.member->has_state()) process.truth = {};
       if (!made->active) {
@@ -385,6 +382,7 @@ void World::pump_member(Process& process) {
       }
     } else if (auto* evicted = std::get_if<Member::Evicted>(&action)) {
       note(index, "evicted", evicted->epoch);
+      ++coverage["evictions"];
       ++process.evictions;
       process.evicted_at = now_;
       process.truth = {};
@@ -401,8 +399,8 @@ void World::pump_broker(Process& process) {
       const Uid from = process.instance;
       deliver(kBroker, to, send->instance, "from broker",
               [this, to, from, bytes = send->bytes] { receive_group(to, from, bytes); });
-    } else if (auto* log = std::get_if<Broker::Log>(&action); log != nullptr && trace_) {
-      std::fprintf(stderr, "          broker  %s\n", log->text.c_str());
+    } else if (auto* log = std::get_if<Broker::Log>(&action)) {
+      trace_.print(now_, "broker  " + log->text);
     }
   }
 }
@@ -445,7 +443,20 @@ void World::receive_frame(int index, int from, const View& sent_in) {
   const Process& sender = this->process(from);
   const auto verdict =
       process.member->check_frame(now_, sender.instance, sender.name, sent_in.epoch);
-  if (verdict != group::FrameEpoch::current) return;
+  switch (verdict) {
+    case group::FrameEpoch::current:
+      ++coverage["frames applied"];
+      break;
+    case group::FrameEpoch::pending:
+      ++coverage["frames of a pending epoch"];
+      return;
+    case group::FrameEpoch::older:
+      ++coverage["frames refused"];
+      return;
+    case group::FrameEpoch::newer:
+      ++coverage["frames ahead of their view"];
+      return;
+  }
   ++process.frames_applied;
   if (process.member->active_view() != sent_in) {
     violate(process, "applied a frame of " + describe(sent_in) + " from " + sender.name + " in " +

@@ -9,24 +9,18 @@
 #include <map>
 #include <memory>
 #include <queue>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "base/random.h"
 #include "base/time.h"
+#include "common/simulation.h"
 #include "group/broker.h"
 #include "group/member.h"
 
 namespace moolink::sim {
 
-// An invariant does not hold.
-class Violation : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
-
-struct Options {
+struct WorldOptions {
   bool stateful = false;
   bool hold_soft_views = false;  // as an accumulator does; activated some time later
   int reconnect_ms = 300;        // at most, to dial a broker that came up
@@ -57,7 +51,7 @@ class World {
  public:
   static constexpr int kBroker = 0;  // index of the broker's process; peers are 1 .. peers()
 
-  World(std::uint64_t seed, Options options, bool trace);
+  World(std::uint64_t seed, WorldOptions options, bool trace);
 
   Time now() const { return now_; }
   Random& random() { return random_; }
@@ -66,8 +60,8 @@ class World {
   }
   int peers() const { return static_cast<int>(processes_.size()) - 1; }
   Process& process(int index) { return *processes_.at(static_cast<std::size_t>(index)); }
-  const Options& options() const { return options_; }
-  std::uint64_t trace_hash() const { return hash_; }
+  const WorldOptions& options() const { return options_; }
+  std::uint64_t trace_hash() const { return trace_.hash(); }
 
   void run_for(Duration duration);
   void at(Duration delay, std::function<void()> action);
@@ -132,11 +126,10 @@ class World {
   void note(int process, std::string_view what, std::uint64_t detail = 0);
 
   Random random_;
-  Options options_;
-  bool trace_;
+  WorldOptions options_;
   Time now_{seconds(1000)};
   std::uint64_t sequence_ = 0;
-  std::uint64_t hash_ = 0xcbf29ce484222325ULL;
+  Trace trace_;
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
   std::vector<std::unique_ptr<Process>> processes_;
   std::map<std::pair<int, int>, Link> links_;
