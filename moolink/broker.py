@@ -1,0 +1,71 @@
+"""The broker as a program: ``moolink-broker [address]`` or ``python -m moolink.broker``."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+DEFAULT_ADDRESS = "127.0.0.1:4431"
+_LEVELS = ("error", "warning", "info", "debug", "none")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="moolink-broker",
+        description="Where the peers of groups meet. It keeps nothing that its members cannot tell "
+        "it again: groups go on while it is away, and it may be restarted at any time.",
+    )
+    parser.add_argument(
+        "address",
+        nargs="?",
+        default=DEFAULT_ADDRESS,
+        help="host:port to listen on; port 0 takes a free one (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--first",
+        action="store_true",
+        help="no members of an earlier broker can be around: form the first group at once instead "
+        "of after a second of listening",
+    )
+    parser.add_argument("--log-level", choices=_LEVELS, default="info")
+    parser.add_argument(
+        "--announce-fd",
+        type=int,
+        metavar="FD",
+        help='write "host:port" and a newline to this descriptor once the broker listens',
+    )
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a broker until SIGINT or SIGTERM; returns the exit status, 1 if it cannot listen."""
+    options = _parser().parse_args(arguments)
+    # Blocked in every thread that is started from here on, so that sigwait below takes them.
+    signals = {signal.SIGINT, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+
+    import moolink
+
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    moolink.set_log_level(options.log_level)
+    with moolink.Broker(first=options.first) as broker:
+        try:
+            addresses = broker.listen(options.address)
+        except (moolink.Error, ValueError, OSError) as error:
+            print(f"moolink-broker: cannot listen on {options.address}: {error}", file=sys.stderr)
+            return 1
+        reachable = [address for address in addresses if address.startswith("tcp://")]
+        print(f"moolink-broker listens on {' '.join(reachable)}", flush=True)
+        if options.announce_fd is not None:
+            with os.fdopen(options.announce_fd, "w") as announce:
+                announce.write(reachable[0].removeprefix("tcp://") + "\n")
+        signal.sigwait(signals)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
