@@ -1,0 +1,90 @@
+"""``python -m moolink.broker`` as its users start and end it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.waiting import until
+
+pytestmark = pytest.mark.timeout(60)
+
+COMMAND = [sys.executable, "-m", "moolink.broker"]
+
+
+@contextmanager
+def broker(*arguments: str, pass_fds: tuple[int, ...] = ()) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [*COMMAND, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        pass_fds=pass_fds,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def listening_address(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line.startswith("moolink-broker listens on tcp://127.0.0.1:")
+    return line.split()[-1].removeprefix("tcp://")
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_ends_cleanly_on_a_signal(how: signal.Signals) -> None:
+    with broker("127.0.0.1:0") as process:
+        listening_address(process)
+        process.send_signal(how)
+        _, errors = process.communicate(timeout=20)
+        assert process.returncode == 0, errors
+        assert "Traceback" not in errors
+
+
+def test_announces_the_address_it_got() -> None:
+    read_fd, write_fd = os.pipe()
+    with (
+        os.fdopen(read_fd) as announced,
+        broker("127.0.0.1:0", "--announce-fd", str(write_fd), pass_fds=(write_fd,)) as process,
+    ):
+        os.close(write_fd)
+        assert announced.read() == listening_address(process) + "\n"
+
+
+def test_a_port_in_use_is_a_clear_error() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        done = subprocess.run(
+            [*COMMAND, address], capture_output=True, text=True, timeout=30, check=False
+        )
+    assert done.returncode == 1
+    assert f"cannot listen on {address}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_members_meet_there() -> None:
+    import moolink
+
+    with broker("127.0.0.1:0", "--first") as process:
+        address = listening_address(process)
+        rpc = moolink.Rpc("alone")
+        try:
+            rpc.connect(address)
+            group = moolink.Group(rpc, "g")
+            until(lambda: group.update() and group.active(), "a view of the group")
+            assert group.members() == ["alone"]
+        finally:
+            rpc.close()
