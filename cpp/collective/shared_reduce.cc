@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -49,11 +50,21 @@ bool contains(const std::vector<std::uint32_t>& rising, std::uint32_t value) {
   return std::binary_search(rising.begin(), rising.end(), value);
 }
 
-// What ranks must agree on, in one word.
+// What ranks must agree on, in one word (FNV-1a over words).
 std::uint64_t fingerprint(const SharedOperation& operation) {
-  return operation.count << 16 | static_cast<std::uint64_t>(operation.dtype) << 8 |
-         static_cast<std::uint64_t>(operation.op);
+  std::uint64_t hash = 0xcbf29ce484222325ULL;
+  const auto add = [&hash](std::uint64_t word) { hash = (hash ^ word) * 0x100000001b3ULL; };
+  add(static_cast<std::uint64_t>(operation.op));
+  add(std::bit_cast<std::uint64_t>(operation.divisor));
+  for (const SharedSection& section : operation.sections) {
+    add(static_cast<std::uint64_t>(section.dtype));
+    add(section.offset);
+    add(section.count);
+  }
+  return hash;
 }
+
+constexpr std::uint64_t kPieceBytes = std::uint64_t{256} << 10;
 
 }  // namespace
 
@@ -160,17 +171,33 @@ std::span<std::byte> SharedReduce::input(std::uint32_t bucket) const {
 }
 
 void SharedReduce::start(SharedOperation operation, std::vector<std::uint32_t> buckets) {
+  check(operation, buckets);
+  started_ = operation.s;
+  Running running;
+  running.pieces = pieces_of(operation);
+  running.reduces = !running.pieces.empty();
+  for (const std::uint32_t bucket : buckets) running.buckets |= std::uint64_t{1} << bucket;
+  running.operation = std::move(operation);
+  running_.push_back(std::move(running));
+}
+
+void SharedReduce::check(const SharedOperation& operation,
+                         const std::vector<std::uint32_t>& buckets) const {
   if (operation.s != started_ + 1) {
     refuse("operation " + std::to_string(operation.s) + " started after " +
            std::to_string(started_));
   }
-  if (!is_supported(operation.dtype, operation.op)) {
-    refuse("no " + op_name(operation.op) + " of " +
-           std::string(tensor::dtype_name(operation.dtype)));
-  }
-  if (operation.count > layout_.bytes_per_slot / tensor::item_size(operation.dtype)) {
-    refuse(std::to_string(operation.count) + " elements do not fit into a slot of " +
-           std::to_string(layout_.bytes_per_slot) + " bytes");
+  for (const SharedSection& section : operation.sections) {
+    if (!is_supported(section.dtype, operation.op)) {
+      refuse("no " + op_name(operation.op) + " of " +
+             std::string(tensor::dtype_name(section.dtype)));
+    }
+    const std::size_t item = tensor::item_size(section.dtype);
+    if (section.offset % item != 0 || section.offset > layout_.bytes_per_slot ||
+        section.count > (layout_.bytes_per_slot - section.offset) / item) {
+      refuse(std::to_string(section.count) + " elements at " + std::to_string(section.offset) +
+             " do not fit into a slot of " + std::to_string(layout_.bytes_per_slot) + " bytes");
+    }
   }
   if (!is_rising(operation.contributors, layout_.ranks) ||
       !is_rising(operation.reducers, layout_.ranks) || operation.reducers.empty() ||
@@ -180,21 +207,24 @@ void SharedReduce::start(SharedOperation operation, std::vector<std::uint32_t> b
   if (contains(operation.contributors, rank_) == buckets.empty()) {
     refuse("a contributor has inputs, and nobody else");
   }
-  started_ = operation.s;
-  Running running;
-  running.slice = slice_of(operation);
-  running.next = running.slice.begin;
-  for (const std::uint32_t bucket : buckets) running.buckets |= std::uint64_t{1} << bucket;
-  running.operation = std::move(operation);
-  running_.push_back(std::move(running));
 }
 
-Range SharedReduce::slice_of(const SharedOperation& operation) const {
-  const auto self = std::lower_bound(operation.reducers.begin(), operation.reducers.end(), rank_);
-  if (self == operation.reducers.end() || *self != rank_) return {};
-  const auto all =
-      slices(operation.count, tensor::item_size(operation.dtype), operation.reducers.size());
-  return all[static_cast<std::size_t>(self - operation.reducers.begin())];
+std::vector<SharedReduce::Piece> SharedReduce::pieces_of(const SharedOperation& operation) const {
+  std::vector<Piece> pieces;
+  const auto& reducers = operation.reducers;
+  if (!contains(reducers, rank_)) return pieces;
+  const auto self = static_cast<std::size_t>(
+      std::lower_bound(reducers.begin(), reducers.end(), rank_) - reducers.begin());
+  for (const SharedSection& section : operation.sections) {
+    const std::size_t item = tensor::item_size(section.dtype);
+    const Range slice = slices(section.count, item, reducers.size())[self];
+    const std::uint64_t step = kPieceBytes / item;
+    for (std::uint64_t begin = slice.begin; begin < slice.end; begin += step) {
+      pieces.push_back({section, {begin, std::min(slice.end, begin + step)}});
+    }
+  }
+  std::reverse(pieces.begin(), pieces.end());
+  return pieces;
 }
 
 std::uint64_t SharedReduce::completed() const {
@@ -256,8 +286,8 @@ bool SharedReduce::step() {
       if (mutant("publish_before_reducing")) words(rank_).red.store(next->operation.s);
       break;
     case Stage::reducing:
-      if (next->next < next->slice.end) {
-        reduce_piece(*next);
+      if (!next->pieces.empty()) {
+        reduce_next_piece(*next);
       } else {
         words(rank_).red.store(next->operation.s, std::memory_order_seq_cst);
         stored();
@@ -294,7 +324,7 @@ bool SharedReduce::can_advance(const Running& running) const {
     return operation.s <= layout_.depth || completed() >= operation.s - layout_.depth ||
            mutant("announce_too_early");
   }
-  if (running.stage == Stage::reducing || running.slice.empty()) return true;
+  if (running.stage == Stage::reducing || !running.reduces) return true;
   for (std::uint32_t rank = 0; rank < layout_.ranks; ++rank) {
     const Words& line = words(rank);
     const bool holds_slot = operation.s > layout_.depth &&
@@ -308,7 +338,7 @@ bool SharedReduce::can_advance(const Running& running) const {
 }
 
 void SharedReduce::check_agreement(const Running& running) const {
-  if (running.slice.empty()) return;
+  if (!running.reduces) return;
   const std::uint64_t s = running.operation.s;
   for (const std::uint32_t rank : running.operation.contributors) {
     const Announcement& theirs = announcement(rank, s);
@@ -322,15 +352,13 @@ void SharedReduce::check_agreement(const Running& running) const {
     throw Exception(ErrorCode::error,
                     "shared allreduce " + std::to_string(s) + " of epoch " +
                         std::to_string(layout_.epoch) + ": rank " + std::to_string(rank) +
-                        " started another operation than rank " + std::to_string(rank_) + " (" +
-                        std::to_string(running.operation.count) + " elements of " +
-                        std::string(tensor::dtype_name(running.operation.dtype)) +
-                        "): the members' tensors differ in size or type");
+                        " started another operation than rank " + std::to_string(rank_) +
+                        ": the members' tensors differ in size or type");
   }
 }
 
-std::vector<Buffer> SharedReduce::inputs(const Running& running, const Range& range) const {
-  const std::size_t item = tensor::item_size(running.operation.dtype);
+std::vector<Buffer> SharedReduce::inputs(const Running& running, std::uint64_t offset,
+                                         std::uint64_t bytes) const {
   std::vector<Buffer> found;
   const auto add = [&](std::uint32_t rank) {
     const std::uint64_t announced =
@@ -338,8 +366,7 @@ std::vector<Buffer> SharedReduce::inputs(const Running& running, const Range& ra
     const std::uint64_t buckets = mutant("add_everybody") ? 1 : announced;
     for (std::uint32_t bucket = 0; bucket < layout_.buckets; ++bucket) {
       if ((buckets >> bucket & 1) == 0) continue;
-      found.emplace_back(owner_, input_memory(rank, bucket) + range.begin * item,
-                         range.count() * item);
+      found.emplace_back(owner_, input_memory(rank, bucket) + offset, bytes);
     }
   };
   if (mutant("add_everybody")) {
@@ -351,20 +378,20 @@ std::vector<Buffer> SharedReduce::inputs(const Running& running, const Range& ra
   return found;
 }
 
-void SharedReduce::reduce_piece(Running& running) {
+void SharedReduce::reduce_next_piece(Running& running) {
+  const Piece piece = running.pieces.back();
+  running.pieces.pop_back();
   const SharedOperation& operation = running.operation;
-  const std::size_t item = tensor::item_size(operation.dtype);
-  const std::uint64_t piece = std::max<std::uint64_t>(1, kPieceBytes / item);
-  const Range range{running.next, std::min(running.slice.end, running.next + piece)};
-  running.next = range.end;
-  const MutableBuffer output(owner_, result_memory(operation.s) + range.begin * item,
-                             range.count() * item);
-  std::vector<Buffer> parts = inputs(running, range);
+  const std::size_t item = tensor::item_size(piece.section.dtype);
+  const std::uint64_t offset = piece.section.offset + piece.range.begin * item;
+  const std::uint64_t bytes = piece.range.count() * item;
+  const MutableBuffer output(owner_, result_memory(operation.s) + offset, bytes);
+  std::vector<Buffer> parts = inputs(running, offset, bytes);
   if (parts.empty()) {
-    std::memset(output.data(), 0, output.size());
+    std::memset(output.data(), 0, bytes);
     return;
   }
-  run({operation.dtype, operation.op, operation.divisor, std::move(parts), output});
+  run({piece.section.dtype, operation.op, operation.divisor, std::move(parts), output});
 }
 
 // --- sleeping

@@ -37,12 +37,18 @@ inline constexpr std::uint32_t kMaxSharedRanks = 1024;
 inline constexpr std::uint32_t kMaxSharedDepth = 64;
 inline constexpr std::uint32_t kMaxSharedBuckets = 64;
 
+// Elements of one type within an input, and at the same place within the result.
+struct SharedSection {
+  tensor::DType dtype = tensor::DType::float32;
+  std::uint64_t offset = 0;  // bytes
+  std::uint64_t count = 0;   // elements
+};
+
 struct SharedOperation {
   std::uint64_t s = 0;
-  tensor::DType dtype = tensor::DType::float32;
   ReduceOp op = ReduceOp::sum;
-  std::uint64_t count = 0;  // elements
   double divisor = 1;
+  std::vector<SharedSection> sections;
   std::vector<std::uint32_t> contributors;  // ranks whose inputs are reduced, rising; none: zeros
   std::vector<std::uint32_t> reducers;      // ranks that reduce a slice each, rising, at least one
 };
@@ -100,11 +106,17 @@ class SharedReduce {
   struct Announcement;
   enum class Stage : std::uint8_t { early, announced, reducing };
 
+  // Reduced at a time, so that the caller is never away for long.
+  struct Piece {
+    SharedSection section;
+    Range range;
+  };
+
   struct Running {
     SharedOperation operation;
     std::uint64_t buckets = 0;  // bit map of this rank's inputs
-    Range slice;                // of this rank, in elements
-    std::uint64_t next = 0;     // first element of the slice that is not reduced yet
+    std::vector<Piece> pieces;  // of this rank's slices, last first
+    bool reduces = false;       // this rank has slices
     Stage stage = Stage::early;
   };
 
@@ -115,16 +127,15 @@ class SharedReduce {
 
   Running* next_to_advance();
   void announce(Running& running);
-  void reduce_piece(Running& running);
+  void reduce_next_piece(Running& running);
   void check_agreement(const Running& running) const;
-  std::vector<Buffer> inputs(const Running& running, const Range& range) const;
-  Range slice_of(const SharedOperation& operation) const;
+  std::vector<Buffer> inputs(const Running& running, std::uint64_t offset,
+                             std::uint64_t bytes) const;
+  void check(const SharedOperation& operation, const std::vector<std::uint32_t>& buckets) const;
+  std::vector<Piece> pieces_of(const SharedOperation& operation) const;
   bool can_advance(const Running& running) const;
   void stored();
   void look_for_sleepers();
-
-  // Reduced at a time, so that the caller is never away for long.
-  static constexpr std::size_t kPieceBytes = std::size_t{256} << 10;
 
   std::shared_ptr<void> owner_;
   std::byte* segment_;

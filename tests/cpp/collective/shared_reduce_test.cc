@@ -50,7 +50,7 @@ struct Ranks {
 SharedOperation operation(std::uint64_t s, std::uint32_t ranks, std::uint64_t count) {
   SharedOperation made;
   made.s = s;
-  made.count = count;
+  made.sections = {{DType::float32, 0, count}};
   for (std::uint32_t rank = 0; rank < ranks; ++rank) {
     made.contributors.push_back(rank);
     made.reducers.push_back(rank);
@@ -117,6 +117,43 @@ TEST("shared reduce: several inputs of one rank are summed in the order of its b
   CHECK_EQ(*reinterpret_cast<const float*>(ranks[0].result(1).data()), 0.0F);
 }
 
+TEST("shared reduce: sections of several types, each in its own arithmetic") {
+  Ranks ranks(layout_of(2, 1 << 20));
+  SharedOperation wanted;
+  wanted.s = 1;
+  wanted.contributors = wanted.reducers = {0, 1};
+  wanted.sections = {{DType::float64, 0, 50000},
+                     {DType::int32, 400000, 3},
+                     {DType::int8, 400064, 0},
+                     {DType::int32, 500000, 100000}};
+  for (const std::uint32_t rank : {0U, 1U}) {
+    auto* input = ranks[rank].input(0).data();
+    for (const SharedSection& section : wanted.sections) {
+      for (std::uint64_t i = 0; i < section.count; ++i) {
+        const auto number = static_cast<std::int32_t>(i * 3 + rank);
+        const double real = number;
+        std::byte* at = input + section.offset + i * tensor::item_size(section.dtype);
+        if (section.dtype == DType::float64) std::memcpy(at, &real, sizeof real);
+        if (section.dtype == DType::int32) std::memcpy(at, &number, sizeof number);
+      }
+    }
+    ranks[rank].start(wanted, {0});
+  }
+  ranks.settle();
+  const Buffer result = ranks[1].result(1);
+  for (std::uint64_t i = 0; i < 100000; ++i) {
+    const auto sum = static_cast<std::int32_t>(i * 6 + 1);
+    std::int32_t number = 0;
+    std::memcpy(&number, result.data() + 500000 + 4 * i, sizeof number);
+    CHECK_EQ(number, sum);
+    double real = 0;
+    if (i < 50000) {
+      std::memcpy(&real, result.data() + 8 * i, sizeof real);
+      CHECK_EQ(real, static_cast<double>(sum));
+    }
+  }
+}
+
 TEST("shared reduce: it waits for the rank that is late, and says which") {
   Ranks ranks(layout_of(3, 100));
   CHECK(ranks[0].waiting_for().empty());
@@ -169,6 +206,13 @@ TEST("shared reduce: what cannot be run is refused") {
   refused(wanted, {0});
   wanted.reducers = {};
   refused(wanted, {});
+  SharedOperation shifted = operation(1, 2, 10);
+  shifted.sections[0].offset = 4;
+  refused(shifted, {0});
+  shifted.sections[0] = {DType::float32, 2, 1};
+  refused(shifted, {0});
+  shifted.sections[0] = {DType::float32, ~std::uint64_t{0} - 3, 1};
+  refused(shifted, {0});
   SharedOperation bits = operation(1, 2, 10);
   bits.op = ReduceOp::bit_and;
   refused(bits, {0});

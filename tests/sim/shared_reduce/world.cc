@@ -45,7 +45,11 @@ void SharedReduceWorld::make_operations() {
     Operation operation;
     SharedOperation& specification = operation.specification;
     specification.s = s;
-    specification.count = random_.chance(1, 4) ? random_.below(20) : random_.below(kMaxElements);
+    // Two sections, so that there are slices of both; either may be small or empty.
+    const std::uint64_t first = random_.chance(1, 4) ? random_.below(20) : random_.below(1300);
+    const std::uint64_t second = random_.below(kMaxElements - first);
+    specification.sections = {{tensor::DType::float32, 0, first},
+                              {tensor::DType::float32, 4 * first, second}};
     for (std::uint32_t rank = 0; rank < layout_.ranks; ++rank) {
       if (random_.chance(2, 3)) specification.contributors.push_back(rank);
       if (random_.chance(3, 4)) specification.reducers.push_back(rank);
@@ -125,7 +129,7 @@ bool SharedReduceWorld::start_next(std::uint32_t index) {
   for (const std::uint32_t bucket : buckets) {
     rank.bucket_used_by[bucket] = s;
     auto* input = reinterpret_cast<float*>(rank.reduce->input(bucket).data());
-    for (std::uint64_t i = 0; i < operation.specification.count; ++i) {
+    for (std::uint64_t i = 0; i < operation.elements(); ++i) {
       input[i] = value(index, s, bucket, i);
     }
   }
@@ -196,7 +200,7 @@ float SharedReduceWorld::value(std::uint32_t rank, std::uint64_t s, std::uint32_
 
 std::vector<float> SharedReduceWorld::expected(std::uint64_t s) const {
   const Operation& operation = operations_[s - 1];
-  std::vector<float> sum(operation.specification.count, 0.0F);
+  std::vector<float> sum(operation.elements(), 0.0F);
   bool first = true;
   for (const std::uint32_t rank : operation.specification.contributors) {
     require(operation.buckets.contains(rank), "complete before its contributors started");

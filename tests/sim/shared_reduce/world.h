@@ -27,6 +27,10 @@ class SharedReduceWorld {
   struct Operation {
     collective::SharedOperation specification;
     std::map<std::uint32_t, std::vector<std::uint32_t>> buckets;  // once its contributors started
+
+    std::uint64_t elements() const {
+      return specification.sections[0].count + specification.sections[1].count;
+    }
   };
 
   struct Rank {
