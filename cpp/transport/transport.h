@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/buffer.h"
+#include "base/descriptor.h"
 #include "base/error.h"
 #include "base/limits.h"
 #include "base/uid.h"
@@ -67,6 +68,11 @@ class Connection {
   virtual void fill_grant(const wire::GrantPlace& /*place*/, Buffer /*bytes*/) {
     throw Exception(ErrorCode::wire, "this path has no grants");
   }
+
+  // Only between processes of one host: passes descriptors (segments, doorbells) to the peer, whose
+  // handler is told under the key. They stay the caller's. False: this path cannot, not now, or the
+  // connection is closed.
+  virtual bool share(const Uid& /*key*/, std::span<const int> /*descriptors*/) { return false; }
 };
 
 // What a transport tells; implemented by the runtime, which passes it on to the Node.
@@ -91,6 +97,9 @@ class Handler {
   virtual void chunk_received(Connection& connection, const wire::ChunkHead& head) = 0;
   virtual void writable(Connection& connection) = 0;
   virtual void grant_filled(Connection& /*connection*/, const wire::GrantPlace& /*place*/) {}
+  // The peer shared these, after the connection was established. They are the handler's now.
+  virtual void shared(Connection& /*connection*/, const Uid& /*key*/,
+                      std::vector<Descriptor> /*descriptors*/) {}
 };
 
 // What a transport is made with. All outlive it.

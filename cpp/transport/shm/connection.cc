@@ -170,6 +170,28 @@ void ShmConnection::fill_grant(const wire::GrantPlace& place, Buffer bytes) {
   environment_.loop.wake();
 }
 
+bool ShmConnection::share(const Uid& key, std::span<const int> descriptors) {
+  if (state_ != State::open || failed_) return false;
+  Notice notice;
+  notice.kind = NoticeKind::share;
+  notice.key = key;
+  try {
+    return send_notice(socket_.get(), notice, descriptors);
+  } catch (const Exception& e) {
+    if (e.error().code != ErrorCode::peer_lost) throw;
+    return false;  // the end of file tells why
+  }
+}
+
+// Posted: notices are also taken inside fill_grant(), which must not call the handler.
+void ShmConnection::tell_shared(const Uid& key, std::vector<Descriptor> descriptors) {
+  auto passed = std::make_shared<std::vector<Descriptor>>(std::move(descriptors));
+  environment_.loop.post([self = shared_from_this(), key, passed] {
+    if (self->state_ != State::open) return;
+    self->environment_.handler.shared(*self, key, std::move(*passed));
+  });
+}
+
 // Copies one slice; true if there was something to copy.
 bool ShmConnection::fill() {
   if (filler_.idle()) return false;
@@ -222,8 +244,10 @@ void ShmConnection::take_notice(io::DescriptorMessage message) {
       return filler_.add_segment(notice.segment, std::move(message.descriptors[0]));
     case NoticeKind::retire:
       return filler_.retire_segment(notice.segment);
-    case NoticeKind::greeting:
     case NoticeKind::share:
+      if (!established_) break;
+      return tell_shared(notice.key, std::move(message.descriptors));
+    case NoticeKind::greeting:
       break;
   }
   throw Exception(ErrorCode::wire, "a notice that is not expected here");

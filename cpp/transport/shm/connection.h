@@ -53,6 +53,7 @@ class ShmConnection final : public Connection,
   void close() override;
   std::optional<Grant> allocate_grant(std::size_t bytes) override;
   void fill_grant(const wire::GrantPlace& place, Buffer bytes) override;
+  bool share(const Uid& key, std::span<const int> descriptors) override;
 
   bool poll() override;
   bool prepare_sleep() override;
@@ -70,6 +71,7 @@ class ShmConnection final : public Connection,
   bool tell_grant_segments();
   bool take_notices();
   void take_notice(io::DescriptorMessage message);
+  void tell_shared(const Uid& key, std::vector<Descriptor> descriptors);
   void socket_ready();
   void peer_exited();
   void read_to_the_end();

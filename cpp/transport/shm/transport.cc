@@ -145,6 +145,7 @@ void ShmTransport::ended(wire::ConnectionId id) {
 void ShmTransport::established(wire::ConnectionId id) { strangers_.erase(id); }
 
 void ShmTransport::stop() {
+  if (std::exchange(stopped_, true)) return;
   for (Listener& listener : listeners_) {
     if (listener.pause) environment_.loop.cancel(*listener.pause);
     environment_.loop.unwatch(listener.watch);

@@ -56,6 +56,7 @@ class ShmTransport final : public Transport,
   std::list<Listener> listeners_;
   std::unordered_map<Handshake*, std::shared_ptr<Handshake>> handshakes_;
   std::unordered_map<wire::ConnectionId, std::shared_ptr<ShmConnection>> connections_;
+  bool stopped_ = false;
   std::unordered_set<wire::ConnectionId> strangers_;  // accepted and not established
 };
 

@@ -49,9 +49,13 @@ class Witness : public Side {
     Side::closed(connection, error, dead);
     peer_dead = dead;
   }
+  void shared(Connection&, const Uid& key, std::vector<Descriptor> descriptors) override {
+    shares.emplace_back(key, std::move(descriptors));
+  }
   std::string listen() { return transport->listen("shm://").at(0); }
 
   std::optional<bool> peer_dead;
+  std::vector<std::pair<Uid, std::vector<Descriptor>>> shares;
 };
 
 // A client that does the handshake by hand, as a hostile or broken process might.
@@ -289,6 +293,40 @@ TEST("shm: a hostile position of the reader closes the connection with a wire er
   server.send(message_frame(1, 1 << 20));  // more than the ring holds, so that it looks
   wait_for(server, [&] { return server.closures.size() == 1; });
   CHECK(server.closures.at(0).code == ErrorCode::wire);
+}
+
+TEST("shm: descriptors are shared under a key") {
+  Witness a;
+  Witness b;
+  if (!conformance::connect(subject(), a, b)) return;
+  const auto segment = memory::Segment::create(1 << 16, "moolink-test");
+  const io::Doorbell bell = io::Doorbell::create();
+  const std::array<int, 2> passed{segment->descriptor(), bell.descriptor()};
+  CHECK(a.connection().share(Uid{1, 2}, passed));
+  wait_until(a, b, [&] { return b.shares.size() == 1; });
+  CHECK(b.shares[0].first == (Uid{1, 2}));
+  CHECK_EQ(b.shares[0].second.size(), 2u);
+  const auto mapped = memory::Segment::map(std::move(b.shares[0].second[0]), 1 << 20);
+  std::memcpy(segment->data(), "moolink", 7);
+  CHECK_EQ(std::memcmp(mapped->data(), "moolink", 7), 0);
+  b.connection().close();
+  wait_until(a, b, [&] { return a.closures.size() == 1; });
+  CHECK(!a.connection().share(Uid{1, 2}, passed));
+}
+
+TEST("shm: a stranger can share nothing") {
+  Witness server;
+  server.establish_on_open = false;
+  RawClient client(server.listen());
+  client.greet();
+  wait_for(server, [&] { return server.connections.size() == 1; });
+  shm::Notice notice;
+  notice.kind = shm::NoticeKind::share;
+  const std::array<int, 1> passed{client.bell.descriptor()};
+  CHECK(shm::send_notice(client.socket(), notice, passed));
+  wait_for(server, [&] { return server.closures.size() == 1; });
+  CHECK(server.closures.at(0).code == ErrorCode::wire);
+  CHECK(server.shares.empty());
 }
 
 TEST("shm: a notice out of place closes the connection with a wire error") {
