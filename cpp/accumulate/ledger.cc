@@ -22,9 +22,7 @@ std::int64_t Ledger::uncut_batch() const {
 
 std::vector<std::uint64_t> Ledger::drop_own() {
   std::vector<std::uint64_t> dropped;
-  for (const auto& [k, own] : own_) {
-    if (own.round == 0) dropped.push_back(k);
-  }
+  for (const auto& [k, own] : own_) dropped.push_back(k);
   own_.clear();
   return dropped;
 }

@@ -36,7 +36,7 @@ class Ledger {
   const std::map<std::uint64_t, Own>& own() const { return own_; }
   void mark_offered(std::uint64_t k) { own_.at(k).offered_before = true; }
   std::int64_t uncut_batch() const;
-  std::vector<std::uint64_t> drop_own();  // all of them, and which were in no round
+  std::vector<std::uint64_t> drop_own();  // those not known to be in a round that stands
 
   // --- rounds ---
   // Starts anew at `version`: nothing is known but that. Results are kept from there on if `keep`.

@@ -119,15 +119,16 @@ void Machine::tick(Time now) {
 }
 
 Time Machine::next_deadline() const {
-  const auto after = [](Time since, Duration wait) { return since == kNever ? kNever : since + wait; };
   Time next = std::min(pending_deadline_, fill_in_at_);
   if (fetch_) next = std::min(next, fetch_->deadline());
   if (phase_ == Phase::active) {
-    next = std::min(next, after(blocked_since_, config_.member_stall));
-    next = std::min(next, after(lagging_since_, config_.member_stall));
+    for (const auto& [instance, since] : blocking_) {
+      next = std::min(next, since + config_.member_stall);
+    }
+    if (lagging_since_ != kNever) next = std::min(next, lagging_since_ + config_.member_stall);
     if (leader_) next = std::min(next, leader_->promise_due().value_or(kNever));
   } else if (phase_ != Phase::outside) {
-    next = std::min(next, after(flush_progress_, config_.member_stall));
+    next = std::min(next, flush_deadline());
   }
   return next;
 }

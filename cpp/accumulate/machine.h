@@ -96,7 +96,8 @@ class Machine {
   struct WantState {
     std::uint64_t version = 0;
   };
-  // Contributions of this peer that will never be in a round (it was evicted or demoted).
+  // This peer was evicted or demoted: contributions that it will not offer again. Whether one of
+  // them is in a round that the others kept without it is not known here.
   struct Dropped {
     std::vector<std::uint64_t> k;
   };
@@ -110,6 +111,7 @@ class Machine {
     std::vector<std::string> names;
   };
   // Ask the group's broker for a new view, with this member as newcomer: Member::ask_demotion().
+  // What becomes of its state is decided in the change of epoch; HasState tells.
   struct Demote {
     Uid instance;
     std::string name;
@@ -244,6 +246,7 @@ class Machine {
   void activate(Time now, const Go& go);
   void start_leading();
   std::vector<Uid> missing_in_flush() const;
+  Time flush_deadline() const;
   void watch_flush(Time now);
   void on(Time now, const Uid& from, const Flush& flush, const std::vector<Buffer>& parts);
   void on(Time now, const Uid& from, const Resume& resume, const std::vector<Buffer>& parts);
@@ -256,7 +259,7 @@ class Machine {
   // machine_rounds.cc: rounds in an active epoch
   void lead(Time now);
   void watch_members(Time now);
-  void demote(const std::vector<Uid>& instances, const std::string& reason);
+  void ask_for_view(const Uid& instance, const std::string& reason);
   void report_have();
   void send_offer(std::uint64_t k);
   std::int64_t share() const;
@@ -335,8 +338,8 @@ class Machine {
   std::uint64_t announced_stable_ = 0;
   bool moved_ = false;
   bool stalled_ = false;  // its own user held up the group
-  Time blocked_since_ = kNever;
-  Time lagging_since_ = kNever;
+  std::map<Uid, Time> blocking_;  // whose result slots are full, and since when
+  Time lagging_since_ = kNever;   // somebody lacks the oldest round
   std::optional<std::uint64_t> wants_state_;
 
   // State transfer.

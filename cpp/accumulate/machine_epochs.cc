@@ -51,7 +51,8 @@ void Machine::leave_epoch() {
   wants_state_.reset();
   pending_view_.reset();
   pending_deadline_ = kNever;
-  blocked_since_ = lagging_since_ = kNever;
+  blocking_.clear();
+  lagging_since_ = kNever;
   actions_.push_back(EnterEpoch{});
 }
 
@@ -144,17 +145,19 @@ void Machine::on(Time now, const Uid& from, const Ready&, const std::vector<Buff
   crash_point("go.sent");
 }
 
-// Somebody does not answer, though the broker hears it: another epoch begins from the same facts.
-void Machine::watch_flush(Time now) {
+// The coordinator is given time to find out itself who does not answer.
+Time Machine::flush_deadline() const {
   const group::MemberInfo* rank_0 = coordinator();
   const bool decides = rank_0 != nullptr && rank_0->instance == config_.instance;
-  const Duration patience = decides ? config_.member_stall : 2 * config_.member_stall;
-  if (now < flush_progress_ + patience) return;
+  return flush_progress_ + (decides ? 1 : 2) * config_.member_stall;
+}
+
+// Somebody does not answer, though the broker hears it: another epoch begins from the same facts.
+void Machine::watch_flush(Time now) {
+  if (now < flush_deadline()) return;
   flush_progress_ = now;
   for (const Uid& instance : missing_in_flush()) {
-    log(LogLevel::warning, name_of(instance) + " does not answer in epoch " +
-                               std::to_string(epoch_) + ": asking the broker for another");
-    actions_.push_back(Demote{instance, name_of(instance), "it does not answer"});
+    ask_for_view(instance, "it does not answer in epoch " + std::to_string(epoch_));
   }
 }
 

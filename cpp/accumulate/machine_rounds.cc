@@ -179,31 +179,37 @@ void Machine::lead(Time now) {
 }
 
 void Machine::watch_members(Time now) {
-  const auto due = [&](Time& since, const std::vector<Uid>& instances) {
-    if (instances.empty()) since = kNever;
-    if (!instances.empty() && since == kNever) since = now;
-    if (instances.empty() || now < since + config_.member_stall) return false;
-    since = now;
-    return true;
-  };
+  // Whose result slots were full for too long without a pause is made a newcomer.
   const std::vector<Uid> blocking = leader_->blocked_by(config_.virtual_batch_size);
-  if (due(blocked_since_, blocking)) demote(blocking, "its result slots are full");
-  const std::vector<Uid> lagging = leader_->without_oldest();
-  if (due(lagging_since_, lagging)) {
-    demote(lagging, "it has no result of round " + std::to_string(leader_->stable() + 1));
-  }
-}
-
-void Machine::demote(const std::vector<Uid>& instances, const std::string& reason) {
-  for (const Uid& instance : instances) {
+  std::erase_if(blocking_, [&](const auto& item) {
+    return std::find(blocking.begin(), blocking.end(), item.first) == blocking.end();
+  });
+  for (const Uid& instance : blocking) {
+    Time& since = blocking_.try_emplace(instance, now).first->second;
+    if (now < since + config_.member_stall) continue;
+    since = now;
     if (instance == config_.instance) {
       stalled_ = true;
     } else {
       led_.demote.insert(instance);
     }
-    log(LogLevel::warning, name_of(instance) + " holds up the group: " + reason);
-    actions_.push_back(Demote{instance, name_of(instance), reason});
+    ask_for_view(instance, "its result slots are full");
   }
+  // A reduction that does not end may be anybody's fault: another epoch finds out who answers, and
+  // nobody loses its state by it.
+  const std::vector<Uid> lagging = leader_->without_oldest();
+  if (lagging.empty()) lagging_since_ = kNever;
+  if (!lagging.empty() && lagging_since_ == kNever) lagging_since_ = now;
+  if (lagging.empty() || now < lagging_since_ + config_.member_stall) return;
+  lagging_since_ = now;
+  const bool self_first = lagging.front() == config_.instance && lagging.size() > 1;
+  ask_for_view(lagging[self_first ? 1 : 0],
+               "it has no result of round " + std::to_string(leader_->stable() + 1));
+}
+
+void Machine::ask_for_view(const Uid& instance, const std::string& reason) {
+  log(LogLevel::warning, name_of(instance) + " holds up the group: " + reason);
+  actions_.push_back(Demote{instance, name_of(instance), reason});
 }
 
 void Machine::on(Time, const Uid& from, const Checksum& checksum, const std::vector<Buffer>&) {
