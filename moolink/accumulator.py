@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,27 +19,9 @@ from moolink.logs import logger
 
 if TYPE_CHECKING:
     import moolink.torch
+    from moolink._core import GradientStats
 
 Divergence = Literal["raise", "warn"]
-
-
-class GradientStats(TypedDict):
-    """What the round that was delivered last was made of.
-
-    ``batch_size`` is the virtual batch (the sum over the contributions), ``num_gradients`` and
-    ``num_skipped`` count contributions, ``contributors`` names their peers in the order of the cut,
-    ``counters`` holds the exact sums of what was given to ``reduce_gradients``, ``waiting_for``
-    names the peers that the next round waits for, and ``lost`` the dead peers' contributions
-    ``(peer, k)`` that no round contains.
-    """
-
-    batch_size: int
-    num_gradients: int
-    num_skipped: int
-    contributors: list[str]
-    counters: dict[str, int]
-    waiting_for: list[str]
-    lost: list[tuple[str, int]]
 
 
 class AccumulatorBase(abc.ABC):
@@ -275,9 +257,15 @@ class AccumulatorBase(abc.ABC):
         return self._core.is_leader()
 
     def get_gradient_stats(self) -> GradientStats:
-        """What the round that was delivered last was made of; see :class:`GradientStats`."""
-        stats: GradientStats = self._core.stats()
-        return stats
+        """Returns what the round that was delivered last was made of.
+
+        ``batch_size`` is the virtual batch (the sum over the contributions), ``num_gradients`` and
+        ``num_skipped`` count contributions, ``contributors`` names their peers, ``counters`` holds
+        the exact sums of what was given to ``reduce_gradients``, ``waiting_for`` names the peers
+        that hold up the group now, and ``lost`` the dead peers' contributions ``(peer, k)`` that
+        are in no round.
+        """
+        return self._core.stats()
 
     def close(self) -> None:
         """Leaves the group (at once for the others) and releases its memory."""
@@ -293,11 +281,15 @@ class AccumulatorBase(abc.ABC):
         self.close()
 
     def _require_wanted(self, method: str) -> None:
-        if not self.wants_gradients():
-            raise RuntimeError(
-                f"{method} was called while wants_gradients() is false: "
-                + self._core.why_not_wanted(self._has_gradients, self._has_new_state)
-            )
+        if self.wants_gradients():
+            return
+        if self._has_gradients:
+            why = "a result is in the gradients: step the optimiser and call zero_gradients()"
+        elif self._has_new_state:
+            why = "a new state has arrived: call state()"
+        else:
+            why = self._core.why_not_wanted()
+        raise RuntimeError(f"{method} was called while wants_gradients() is false: {why}")
 
 
 def Accumulator(

@@ -76,7 +76,7 @@ class Accumulator(AccumulatorBase):
                 for parameter in parameters:
                     if parameter.grad is None:
                         parameter.grad = torch.empty_like(parameter)
-                torch._foreach_copy_([p.grad for p in parameters], views)
+                torch._foreach_copy_([p.grad for p in parameters if p.grad is not None], views)
 
     def _clear(self) -> None:
         gradients = [
@@ -104,7 +104,7 @@ class Accumulator(AccumulatorBase):
         digest = hashlib.blake2b(digest_size=8)
         for parameter in self._parameters:
             logical = parameter.detach().cpu().contiguous()
-            digest.update(logical.reshape(-1).view(torch.uint8).numpy())
+            digest.update(memoryview(logical.reshape(-1).view(torch.uint8).numpy()))
         return int.from_bytes(digest.digest(), "little")
 
     def _views(
