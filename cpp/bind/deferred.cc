@@ -1,5 +1,7 @@
 #include "bind/deferred.h"
 
+#include <nanobind/stl/string.h>
+
 #include <utility>
 
 #include "bind/context.h"
