@@ -28,6 +28,11 @@ Error call_error(ErrorCode code, std::string message, const Call& call, Ran ran)
   return error;
 }
 
+// Whether the handler of a call that has no result may have run.
+Ran may_have_run(const Call& call) {
+  return call.state == Call::State::sent || call.state == Call::State::local ? Ran::maybe : Ran::no;
+}
+
 }  // namespace
 
 CallId NodeState::call(Time now, const std::string& peer_name, const std::string& function,
@@ -133,6 +138,10 @@ void NodeState::complete(CallId id, Reply result) {
   if (call.state == Call::State::sent) {
     if (Peer* peer = find_peer(call.instance)) --peer->calls_in_flight;
   }
+  if (auto* error = std::get_if<Error>(&result)) {
+    if (error->peer.empty()) error->peer = call.peer;
+    if (error->function.empty()) error->function = call.function;
+  }
   if (mutant("complete_twice") && std::holds_alternative<Error>(result)) {
     actions.push_back(Complete{id, result});
   }
@@ -144,7 +153,6 @@ void NodeState::time_out(Time now, CallId id) {
   const Call& call = calls_.at(id);
   std::string text = "'" + call.function + "' at peer '" + call.peer + "' timed out after " +
                      in_seconds(now - call.started);
-  Ran ran = Ran::no;
   switch (call.state) {
     case Call::State::searching:
       text += ": " + why_unreached(call.peer);
@@ -153,18 +161,16 @@ void NodeState::time_out(Time now, CallId id) {
       text += ": the peer does not take more calls now";
       break;
     case Call::State::sent: {
-      ran = Ran::maybe;
       const Peer* peer = find_peer(call.instance);
       const bool silent = peer == nullptr || !peer->session.connected();
       text += silent ? ": the connection to the peer is lost" : ": the peer has not replied";
       break;
     }
     case Call::State::local:
-      ran = Ran::maybe;
       text += ": its handler, at this very peer, has not replied";
       break;
   }
-  Error error = call_error(ErrorCode::timeout, std::move(text), call, ran);
+  Error error = call_error(ErrorCode::timeout, std::move(text), call, may_have_run(call));
   complete(id, std::move(error));
 }
 
@@ -204,8 +210,20 @@ void NodeState::cancel(Time now, CallId id) {
   }
   Error error = call_error(ErrorCode::cancelled, "'" + call.function + "' at peer '" + call.peer +
                                                      "' was cancelled",
-                           call, call.state == Call::State::sent ? Ran::maybe : Ran::no);
+                           call, may_have_run(call));
   complete(id, std::move(error));
+}
+
+// This peer closes: nothing that it has asked for will come.
+void NodeState::fail_all_calls() {
+  std::vector<CallId> ids;
+  for (const auto& [id, call] : calls_) ids.push_back(id);
+  std::sort(ids.begin(), ids.end());
+  for (const CallId id : ids) {
+    const Call& call = calls_.at(id);
+    complete(id, call_error(ErrorCode::closed, "this peer was closed while the call was under way",
+                            call, may_have_run(call)));
+  }
 }
 
 void NodeState::fail_calls_of(const Peer& peer, const session::Lost& lost) {
@@ -213,6 +231,7 @@ void NodeState::fail_calls_of(const Peer& peer, const session::Lost& lost) {
   for (const session::LostMessage& message : lost.messages) {
     if (message.cookie != 0) ran[message.cookie] = message.written;
   }
+  if (mutant("forget_calls_of_lost_peer")) return;
   std::vector<CallId> ids;
   for (const auto& [id, call] : calls_) {
     if (call.state == Call::State::sent && call.instance == peer.instance) ids.push_back(id);
@@ -222,7 +241,12 @@ void NodeState::fail_calls_of(const Peer& peer, const session::Lost& lost) {
   for (const CallId id : ids) {
     const auto found = calls_.find(id);
     if (found == calls_.end()) continue;
-    const Call& call = found->second;
+    Call& call = found->second;
+    if (mutant("send_again_after_loss")) {
+      call.state = Call::State::searching;
+      searches_[call.peer].calls.push_back(id);
+      continue;
+    }
     Ran whether = Ran::no;
     if (call.state == Call::State::sent) {
       const auto entry = ran.find(id);
@@ -276,10 +300,9 @@ void NodeState::delivered_result(Peer& peer, session::Deliver& delivered) {
   const auto found = calls_.find(head.id);
   if (found == calls_.end()) return;  // timed out or cancelled
   const Call& call = found->second;
-  if (call.state != Call::State::sent || call.instance != peer.instance) return;
+  const bool asked = call.state == Call::State::sent && call.instance == peer.instance;
+  if (!asked) return;
   if (head.error) {
-    if (head.error->peer.empty()) head.error->peer = call.peer;
-    if (head.error->function.empty()) head.error->function = call.function;
     complete(head.id, std::move(*head.error));
   } else if (delivered.error) {
     complete(head.id,
@@ -296,6 +319,7 @@ void NodeState::delivered_cancel(Peer& peer, session::Deliver& delivered) {
     stop_running(key, true);
     return;
   }
+  if (mutant("forget_early_cancel")) return;
   peer.early_cancels.push_back(head.id);  // or the reply is on its way: then it is never looked up
   if (peer.early_cancels.size() > kEarlyCancels) peer.early_cancels.pop_front();
 }
@@ -358,6 +382,7 @@ void NodeState::balance_window(Time now, Peer& peer) {
   const bool under = peer.running <= config.max_running_calls / 2 &&
                      peer.running_bytes <= config.max_running_bytes / 2;
   if (over == peer.held || (peer.held && !under)) return;
+  if (mutant("window_stays_shut") && peer.held) return;
   peer.held = over;
   peer.session.set_receive_window(now, config.limits.send_window_bytes,
                                   over ? 0 : config.limits.send_window_messages);

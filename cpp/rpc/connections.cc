@@ -253,6 +253,7 @@ void NodeState::drop_connection(Time now, ConnectionId id, const Error& error,
 }
 
 void NodeState::disconnected_from(Time now, Peer& peer) {
+  if (mutant("no_redial")) return;
   for (auto& [address, target] : dialler_.targets()) {
     if (target.instance != peer.instance || target.state != DialTarget::State::idle) continue;
     target.next_try = std::min(target.next_try, now + config.redial_first);

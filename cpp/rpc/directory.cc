@@ -57,6 +57,7 @@ void NodeState::search_due(Time now, std::uint64_t number) {
     searches_.erase(entry);
     return;
   }
+  if (mutant("search_asks_once")) return;
   search.pause = std::min(2 * search.pause, config.find_last);
   search.next_find = now + search.pause;
   timers.push({search.next_find, Timer::Kind::search, search.number, {}});

@@ -205,16 +205,7 @@ void NodeState::tick(Time now) {
 void NodeState::close(Time now) {
   if (closing_) return;
   closing_ = true;
-  std::vector<CallId> ids;
-  for (const auto& [id, call] : calls_) ids.push_back(id);
-  std::sort(ids.begin(), ids.end());
-  for (const CallId id : ids) {
-    Error error = make_error(ErrorCode::closed, "this peer was closed while the call was under way");
-    error.peer = calls_.at(id).peer;
-    error.function = calls_.at(id).function;
-    error.ran = calls_.at(id).state == Call::State::sent ? Ran::maybe : Ran::no;
-    complete(id, std::move(error));
-  }
+  fail_all_calls();
   searches_.clear();
   close_at_ = now + config.close_within;
   timers.push({close_at_, Timer::Kind::close, 0, {}});

@@ -194,7 +194,7 @@ void NodeState::send_or_queue(Time now, Peer& peer, session::OutgoingMessage mes
   if (!peer.session.ready()) return;  // it is being lost
   if (!peer.queued.empty() || !peer.session.accepts(message.payload.bytes(), false)) {
     peer.session.tell_when_open();
-    peer.queued.push_back(std::move(message));
+    if (!mutant("drop_when_window_is_full")) peer.queued.push_back(std::move(message));
   } else {
     peer.session.send(now, std::move(message));
   }
@@ -227,6 +227,7 @@ void NodeState::send_to(Time now, Peer& peer, Service service, wire::Payload pay
   session::OutgoingMessage message;
   message.kind = static_cast<std::uint8_t>(MessageKind::service);
   message.lane = static_cast<std::uint16_t>(kServiceLanes | static_cast<std::uint16_t>(service));
+  if (mutant("unordered_services")) message.lane = 0;
   message.payload =
       with_head(ServiceHead{static_cast<std::uint8_t>(service)}, std::move(payload));
   send_or_queue(now, peer, std::move(message));

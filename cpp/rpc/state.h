@@ -152,6 +152,7 @@ class NodeState {
   void complete(CallId id, Reply result);
   void time_out(Time now, CallId id);
   std::string why_unreached(const std::string& peer);
+  void fail_all_calls();
   void fail_calls_of(const Peer& peer, const session::Lost& lost);
   void delivered_call(Time now, Peer& peer, session::Deliver& delivered);
   void delivered_result(Peer& peer, session::Deliver& delivered);

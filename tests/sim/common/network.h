@@ -123,6 +123,15 @@ class Network {
     connection->stalled_until = std::max(connection->stalled_until, simulation_->now() + duration);
   }
 
+  void stall_all_of(const Endpoint& endpoint, Duration duration) {
+    for (const auto& connection : all_) {
+      if (connection->ends[0].owner == &endpoint || connection->ends[1].owner == &endpoint) {
+        connection->stalled_until =
+            std::max(connection->stalled_until, simulation_->now() + duration);
+      }
+    }
+  }
+
   // The process behind the endpoint has died. Its kernel closes the connections, or (host gone)
   // nothing is ever heard of them again.
   void crash(Endpoint& endpoint, bool host_gone) {

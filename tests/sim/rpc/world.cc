@@ -1,0 +1,242 @@
+#include "rpc/world.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "common/program.h"
+
+namespace moolink::sim {
+
+Settings Settings::from(Random& random) {
+  Settings settings;
+  settings.limits.send_window_bytes = (std::size_t{64} + random.below(512)) << 10;
+  settings.limits.send_window_messages = 8 + random.below(60);
+  settings.peers = 2 + static_cast<int>(random.below(3));
+  for (int i = 0; i < settings.peers; ++i) {
+    settings.hosts.push_back(static_cast<int>(random.below(2)));
+  }
+  settings.tcp.kind = wire::PathKind::tcp;
+  settings.tcp.traits.chunk_bytes = std::size_t{1} << (11 + random.below(6));
+  settings.tcp.latency = microseconds(50 + static_cast<int>(random.below(5000)));
+  settings.tcp.bytes_per_us = static_cast<double>(20 + random.below(500));
+  settings.shm.kind = wire::PathKind::shm;
+  settings.shm.traits = {true, std::size_t{1} << 16, 1};
+  settings.shm.latency = microseconds(5);
+  settings.shm.bytes_per_us = 1000;
+  settings.calls = 20 + static_cast<int>(random.below(160));
+  settings.active = milliseconds(500 + static_cast<int>(random.below(4000)));
+  settings.mild = random.chance(1, 2);
+  settings.crashes = !settings.mild;
+  settings.pauses = !settings.mild && random.chance(1, 2);
+  settings.imposter = random.chance(1, 4);
+  return settings;
+}
+
+World::World(std::uint64_t seed, bool trace)
+    : simulation(seed, trace), settings(Settings::from(simulation.random)) {
+  processes_.resize(static_cast<std::size_t>(settings.peers));
+  start(0);
+  for (int number = 1; number < settings.peers; ++number) {
+    const bool late = simulation.random.chance(1, 3);
+    const Duration delay = late ? simulation.between(Duration(0), milliseconds(900)) : Duration(0);
+    start(number);
+    process(number).paused_until = simulation.now() + delay;  // it listens, and does nothing yet
+  }
+}
+
+std::uint64_t World::run() {
+  end_of_faults_ = simulation.now() + settings.active;
+  plan_calls();
+  plan_faults();
+  simulation.at(end_of_faults_, [this] { network.chunks_get_stuck = false; });
+  simulation.at(end_of_faults_ + seconds(15), [this] { probe(); });
+  simulation.run_until(end_of_faults_ + seconds(40));
+  check_calls();
+  for (int number = 0; number < settings.peers; ++number) process(number).close();
+  simulation.run_until(end_of_faults_ + seconds(50));
+  check_at_end();
+  return simulation.trace.hash();
+}
+
+void World::start(int number) {
+  const std::string name = number == 0 ? "hub" : "peer" + std::to_string(number);
+  auto& incarnations = processes_[static_cast<std::size_t>(number)];
+  incarnations.push_back(
+      std::make_unique<Process>(*this, number, name, Uid::random(simulation.random)));
+  Process& started = *incarnations.back();
+  simulation.at(simulation.now(), [&started] { started.start(); });
+}
+
+Process* World::listener(const std::string& address) {
+  for (const auto& incarnations : processes_) {
+    const std::vector<std::string> own = incarnations.back()->addresses();
+    if (std::find(own.begin(), own.end(), address) != own.end()) return incarnations.back().get();
+  }
+  return nullptr;
+}
+
+bool World::partitioned(int a, int b) const {
+  const auto cut_off = [this](int number) {
+    const auto found = partitioned_until_.find(number);
+    return found != partitioned_until_.end() && found->second > simulation.now();
+  };
+  return cut_off(a) || cut_off(b);
+}
+
+CallRecord& World::new_call(int from, int to) {
+  Random& random = simulation.random;
+  const std::uint64_t number = calls.size() + 1;
+  CallRecord& record = calls[number];
+  record.number = number;
+  record.caller = process(from).name;
+  record.peer = process(to).name;
+  record.function = random.chance(1, 20) ? "missing" : "work";
+  record.lane = static_cast<std::uint16_t>(random.below(4));
+  std::size_t body = 8 + random.below(100);
+  if (random.chance(1, 40)) body += random.below(60'000);
+  const MutableBuffer bytes = HeapAllocator().allocate(body);
+  std::memcpy(bytes.data(), make_bytes(number, body).data(), body);
+  std::memcpy(bytes.data(), &number, sizeof number);
+  record.arguments.body = bytes;
+  const std::size_t parts = random.chance(1, 4) ? 1 + random.below(2) : 0;
+  for (std::size_t part = 0; part < parts; ++part) {
+    const std::size_t size = random.chance(1, 2) ? random.below(500) : random.below(150'000);
+    record.arguments.parts.push_back(make_bytes(number * 16 + part, size));
+  }
+  record.handler_fails = random.chance(1, 10);
+  if (!random.chance(1, 20)) {
+    record.handler_takes = simulation.between(
+        Duration(0), random.chance(1, 4) ? milliseconds(800) : milliseconds(5));
+  }
+  return record;
+}
+
+void World::plan_calls() {
+  for (int i = 0; i < settings.calls; ++i) {
+    const Time at = simulation.now() + simulation.between(Duration(0), settings.active);
+    simulation.at(at, [this] {
+      Random& random = simulation.random;
+      const int from = static_cast<int>(random.below(static_cast<std::uint64_t>(settings.peers)));
+      const int to = static_cast<int>(random.below(static_cast<std::uint64_t>(settings.peers)));
+      if (!process(from).awake()) return;
+      if (random.chance(1, 8)) process(from).send_service(process(to).name);
+      CallRecord& record = new_call(from, to);
+      // Without a time limit only what must end by itself.
+      const bool limited = !record.handler_takes || random.chance(1, 2);
+      Process& caller = process(from);
+      caller.call(record, limited ? simulation.between(milliseconds(1), seconds(6)) : Duration(-1));
+      if (random.chance(1, 8)) {
+        simulation.after(simulation.between(Duration(0), milliseconds(100)),
+                         [&caller, &record] { caller.cancel(record); });
+      }
+    });
+  }
+}
+
+Duration World::fault_duration() {
+  return simulation.between(milliseconds(1), settings.mild ? milliseconds(400) : seconds(5));
+}
+
+void World::plan_faults() {
+  const std::uint64_t faults = simulation.random.below(settings.mild ? 4 : 10);
+  for (std::uint64_t i = 0; i < faults; ++i) {
+    simulation.after(simulation.between(Duration(0), settings.active), [this] { fault(); });
+  }
+  if (!settings.imposter || settings.peers < 2) return;
+  settings.hosts.push_back(0);
+  imposter_ = std::make_unique<Process>(*this, settings.peers, process(1).name,
+                                        Uid::random(simulation.random));
+  imposter = imposter_.get();
+  simulation.after(simulation.between(seconds(1), seconds(2)), [this] { imposter->start(); });
+}
+
+void World::fault() {
+  Random& random = simulation.random;
+  const std::vector<ConnectionId> working = network.working();
+  const std::uint64_t kind = random.below(10);
+  const int number = static_cast<int>(random.below(static_cast<std::uint64_t>(settings.peers)));
+  if (kind < 5 && !working.empty()) {
+    const ConnectionId victim = working[random.below(working.size())];
+    simulation.note("cut " + std::to_string(victim));
+    network.cut(victim);
+  } else if (kind < 7 && !working.empty()) {
+    const ConnectionId victim = working[random.below(working.size())];
+    simulation.note("stall " + std::to_string(victim));
+    network.stall(victim, fault_duration());
+  } else if (kind == 7) {
+    const Duration duration = fault_duration();
+    simulation.note("partition of " + std::to_string(number));
+    partitioned_until_[number] = simulation.now() + duration;
+    network.stall_all_of(process(number), duration);
+  } else if (kind == 8 && settings.crashes) {
+    if (!process(number).alive()) return;
+    simulation.note("crash of " + std::to_string(number));
+    process(number).die(random.chance(1, 4));
+    simulation.after(simulation.between(Duration(0), milliseconds(500)),
+                     [this, number] { start(number); });
+  } else if (kind == 9 && settings.pauses) {
+    simulation.note("pause of " + std::to_string(number));
+    Process& stopped = process(number);
+    stopped.paused_until = std::max(stopped.paused_until, simulation.now() + fault_duration());
+  }
+}
+
+// All is well again: everybody reaches everybody.
+void World::probe() {
+  if (imposter != nullptr) imposter->die(false);
+  simulation.after(seconds(6), [this] {
+    for (int from = 0; from < settings.peers; ++from) {
+      for (int to = 0; to < settings.peers; ++to) {
+        CallRecord& record = new_call(from, to);
+        record.function = "work";
+        record.handler_fails = false;
+        record.handler_takes = milliseconds(1);
+        probes_.push_back(record.number);
+        process(from).call(record, seconds(10));
+      }
+    }
+  });
+}
+
+void World::check_calls() const {
+  std::set<Uid> dead;
+  for (const auto& incarnations : processes_) {
+    for (const auto& process : incarnations) {
+      if (!process->alive()) dead.insert(process->instance);
+    }
+  }
+  for (const std::uint64_t number : probes_) {
+    const CallRecord& record = calls.at(number);
+    require(record.done && !record.error,
+            "a call did not succeed though the network is well again: " + record.caller + " to " +
+                record.peer + ": " + (record.error ? record.error->message : "no result"));
+  }
+  for (const auto& [number, record] : calls) {
+    const std::string which = "call " + std::to_string(number);
+    if (record.from.empty() || dead.contains(record.from)) continue;
+    require(record.done, which + " never completed");
+    const bool lost = record.error && record.error->code == ErrorCode::peer_lost;
+    require(!settings.mild || !lost, which + " lost its peer by faults that are too short");
+    if (record.error && record.error->ran == Ran::no &&
+        record.error->code != ErrorCode::remote) {
+      require(record.runs == 0, which + " was run, but its error says not");
+    }
+    // A cancelled call has been told to its handler, unless that had replied before.
+    if (settings.mild && record.cancelled && record.runs > 0) {
+      require(record.replied || record.cancel_seen, which + " was cancelled, its handler not told");
+    }
+    coverage["calls failed by loss"] += lost ? 1 : 0;
+    coverage["calls cancelled"] += record.cancelled ? 1 : 0;
+    coverage["calls timed out"] += record.error && record.error->code == ErrorCode::timeout ? 1 : 0;
+    coverage["calls succeeded"] += record.error ? 0 : 1;
+  }
+}
+
+void World::check_at_end() {
+  for (const auto& incarnations : processes_) {
+    require(incarnations.back()->is_closed(), "close() did not come to an end");
+    for (const auto& process : incarnations) process->check_at_end();
+  }
+}
+
+}  // namespace moolink::sim

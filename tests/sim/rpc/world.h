@@ -1,0 +1,171 @@
+#pragma once
+
+// Processes that call one another through Node machines: a hub that all connect to, and peers that
+// find each other through it. Connections stall and break, processes die and come back.
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "common/message_bytes.h"
+#include "common/network.h"
+#include "common/simulation.h"
+#include "rpc/node.h"
+
+namespace moolink::sim {
+
+struct Settings {
+  Limits limits;
+  int peers = 3;  // number 0 is the hub
+  std::vector<int> hosts;
+  Path tcp;
+  Path shm;
+  int calls = 150;
+  Duration active{};
+  bool mild = false;  // no fault loses a session
+  bool crashes = false;
+  bool pauses = false;
+  bool imposter = false;  // somebody takes the name of a peer that lives
+
+  static Settings from(Random& random);
+};
+
+// A call as its caller and its handler have seen it.
+struct CallRecord {
+  std::uint64_t number = 0;  // the first word of its arguments
+  std::string caller;
+  std::string peer;
+  std::string function;
+  Uid from;
+  rpc::CallId id = 0;
+  std::uint16_t lane = 0;
+  std::uint64_t order = 0;
+  Time deadline = kNever;
+  wire::Payload arguments;
+  std::optional<Duration> handler_takes;  // none: it never replies
+  bool handler_fails = false;
+
+  int runs = 0;
+  bool replied = false;
+  bool cancel_seen = false;
+  Uid ran_at;
+  bool done = false;
+  bool cancelled = false;
+  std::optional<Error> error;
+};
+
+class World;
+
+class Process final : public Endpoint {
+ public:
+  Process(World& world, int number, std::string name, Uid instance);
+  void start();
+
+  void received(ConnectionId connection, const wire::ReceivedFrame& frame) override;
+  std::span<std::byte> chunk_target(ConnectionId connection, const wire::ChunkHead& head) override;
+  void chunk_received(ConnectionId connection, const wire::ChunkHead& head) override;
+  void closed(ConnectionId connection, const Error& error) override;
+  void writable(ConnectionId connection) override;
+  void grant_filled(ConnectionId connection, std::uint64_t grant) override;
+
+  void opened(ConnectionId connection, const Path& path, const std::string& dialled);
+  void dial_failed(const std::string& address, const Error& error);
+  void call(CallRecord& record, Duration timeout);
+  void cancel(CallRecord& record);
+  void send_service(const std::string& to);
+  void close();
+  void die(bool host_gone);
+  bool alive() const { return alive_; }
+  bool awake() const;
+  bool is_closed() const { return closed_; }
+  void check_at_end() const { memory_.check(); }
+  std::vector<std::string> addresses() const;
+  Uid host_key() const;
+
+  const int number;
+  const std::string name;
+  const Uid instance;
+
+ private:
+  struct Services {
+    std::uint64_t sent = 0;
+    std::uint64_t received = 0;
+  };
+  void note(const std::string& what) const;
+  void act();
+  void arm();
+  void on_tick();
+  void perform(rpc::Write& action);
+  void perform(rpc::RunHandler& action);
+  void perform(rpc::Complete& action);
+  void perform(rpc::ServiceMessage& action);
+  void perform(rpc::CancelHandler& action);
+  void perform(rpc::Dial& action);
+  void perform(rpc::Establish&) {}
+  void perform(rpc::CloseConnection& action);
+  void perform(rpc::AllocateGrant& action);
+  void perform(rpc::FillGrant& action);
+  void perform(rpc::PeerUp& action);
+  void perform(rpc::PeerDown& action);
+  void perform(rpc::Log& action);
+  void perform(rpc::Closed&);
+  void finish_handler(CallRecord& record, const rpc::CallKey& key);
+  void check_result(const CallRecord& record, const rpc::Reply& result) const;
+
+  World* world_;
+  bool alive_ = true;
+  bool closed_ = false;
+  HeapAllocator allocator_;
+  rpc::OpenPolicy policy_;
+  rpc::Node node_;
+  std::vector<rpc::Action> actions_;
+  OwnedMemory memory_;
+  std::map<rpc::CallId, CallRecord*> calls_;
+  std::map<rpc::CallKey, CallRecord*> running_;
+  std::map<Uid, std::string> up_;
+  std::map<Uid, Services> services_;  // with each instance
+  std::map<std::pair<Uid, std::uint16_t>, std::uint64_t> lane_order_;
+  Time timer_ = kNever;
+  std::uint64_t timer_token_ = 0;
+};
+
+class World {
+ public:
+  World(std::uint64_t seed, bool trace);
+  std::uint64_t run();
+
+  Process& process(int number) { return *processes_[static_cast<std::size_t>(number)].back(); }
+  Process* listener(const std::string& address);
+  bool partitioned(int a, int b) const;
+  std::uint64_t next_order() { return ++orders_; }
+
+  Simulation simulation;
+  Network network{simulation};
+  Settings settings;
+  std::map<std::uint64_t, CallRecord> calls;
+  Process* imposter = nullptr;
+
+ private:
+  void start(int number);
+  void plan_calls();
+  CallRecord& new_call(int from, int to);
+  void plan_faults();
+  void fault();
+  Duration fault_duration();
+  void probe();
+  void check_calls() const;
+  void check_at_end();
+
+  std::vector<std::vector<std::unique_ptr<Process>>> processes_;
+  std::unique_ptr<Process> imposter_;
+  std::uint64_t orders_ = 0;
+  std::map<int, Time> partitioned_until_;  // one peer from all others
+  Time end_of_faults_{};
+  std::vector<std::uint64_t> probes_;
+};
+
+}  // namespace moolink::sim
