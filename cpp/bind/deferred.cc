@@ -60,16 +60,14 @@ void send_value(runtime::Responder& responder, nb::handle value, const ValueOpti
     reply = encode_value(value, options, default_context()->pool());
   } catch (nb::python_error& e) {
     reply = to_remote_error(e, responder.function());
-  } catch (const nb::builtin_exception& e) {
+  } catch (const std::exception& e) {  // the codec's: too deep, too large
     reply = Error{ErrorCode::remote,
-                  "the result of '" + responder.function() + "': " + e.what(),
+                  "the result of '" + responder.function() + "' cannot travel: " + e.what(),
                   {},
                   responder.function(),
-                  "TypeError",
+                  "ValueError",
                   {},
                   Ran::yes};
-  } catch (const Exception& e) {
-    reply = e.error();
   }
   responder.send(std::move(reply));
 }
