@@ -14,8 +14,11 @@ constexpr std::size_t kChecksumRounds = 16;  // remembered while members report 
 
 Leader::Leader(Config config, const std::map<Uid, Peer>& peers)
     : config_(config), cut_(config.round) {
+  // Until its first HAVE a member in possession of the state counts as one with full result slots.
+  const std::uint64_t slots = std::uint64_t{config.parallel_gradients} + 1;
+  const std::uint64_t least = config.round - std::min(config.round, slots);
   for (const auto& [instance, peer] : peers) {
-    members_.emplace(instance, Member{peer, config.round, config.round, false, 0});
+    members_.emplace(instance, Member{peer, config.round, least, peer.complete, 0});
   }
 }
 
@@ -121,7 +124,7 @@ std::optional<SnapshotId> Leader::promise(Time now) {
   const auto due = promise_due();
   if (!due) return {};
   std::size_t in_need = 0;
-  for (const auto& [instance, member] : members_) in_need += member.peer.has_state ? 0 : 1;
+  for (const auto& [instance, member] : members_) in_need += member.peer.in_need ? 1 : 0;
   if (*due > now && requests_.size() < in_need) return {};
   promise_ = Promise{{config_.epoch, cut_}, {requests_.begin(), requests_.end()}, false};
   requests_.clear();
@@ -132,7 +135,7 @@ std::vector<Uid> Leader::captured() {
   promise_->captured = true;
   for (const Uid& instance : promise_->to) {
     awaits(instance, promise_->id);
-    members_.at(instance).peer.has_state = true;
+    members_.at(instance).peer.in_need = false;
   }
   return promise_->to;
 }

@@ -27,7 +27,8 @@ class Leader {
   struct Peer {
     std::string name;
     bool observer = false;
-    bool has_state = false;
+    bool complete = false;  // in possession of the state
+    bool in_need = false;   // of a snapshot that nobody has promised it
   };
   // A snapshot of the version `id.version`, promised to those who asked.
   struct Promise {

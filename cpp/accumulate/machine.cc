@@ -5,6 +5,12 @@
 #include "base/mutant.h"
 
 namespace moolink::accumulate {
+namespace {
+
+// Kept for an epoch whose view has not arrived; beyond it somebody is not what it claims to be.
+constexpr std::size_t kEarlyMessages = 65536;
+
+}  // namespace
 
 std::uint32_t Round::gradients() const {
   return static_cast<std::uint32_t>(
@@ -53,7 +59,7 @@ void Machine::received(Time now, const Uid& from, std::uint8_t service,
 }
 
 void Machine::handle(Time now, Inbound inbound) {
-  if (inbound.envelope.group != config_.group || phase_ == Phase::outside) return;
+  if (inbound.envelope.group != config_.group) return;
   const bool accept_old =
       mutant("accept_old_epoch_cut") && std::holds_alternative<Cut>(inbound.envelope.message);
   if (inbound.envelope.epoch < epoch_ && !accept_old) {
@@ -61,10 +67,10 @@ void Machine::handle(Time now, Inbound inbound) {
     return;
   }
   if (inbound.envelope.epoch > epoch_ || !is_ready_for(inbound.envelope.message)) {
-    early_.push_back(std::move(inbound));
+    if (early_.size() < kEarlyMessages) early_.push_back(std::move(inbound));
     return;
   }
-  if (view_.find(inbound.from) == nullptr) return;
+  if (phase_ == Phase::outside || view_.find(inbound.from) == nullptr) return;
   std::visit([&](const auto& message) { on(now, inbound.from, message, inbound.parts); },
              inbound.envelope.message);
 }

@@ -79,6 +79,7 @@ class Machine {
     std::uint64_t epoch = 0;
     std::vector<Uid> instances;  // in rank order; observers are the last
     std::vector<std::string> names;
+    bool one_host = false;  // all of them could share memory
   };
   // Sum the contributions of a round over the members of `epoch` and tell reduced(). `inputs` are
   // this member's own buckets (none: zeros), each already multiplied by its batch size; the result
@@ -90,6 +91,7 @@ class Machine {
     std::vector<Buffer> inputs;
     std::vector<std::uint32_t> contributors;  // ranks in EnterEpoch's order
     std::vector<std::uint32_t> reducers;      // ranks that own slices
+    std::uint64_t shared = 0;  // number of the reduction in the epoch's segment; 0: over messages
   };
   // Python is to call set_state() with parameters, buffers and user state, at exactly the model
   // version wants_state() names; the runtime bounds its patience and then sends without user state.
@@ -154,6 +156,9 @@ class Machine {
   void reduced(Time now, std::uint64_t epoch, std::uint64_t round, Buffer result);
   // A reduction ended with an error other than group_changed.
   void reduce_failed(Time now, std::uint64_t epoch, std::uint64_t round, const Error& error);
+  // All members of the epoch have attached its shared segment: the leader has the rounds that it
+  // cuts from now on reduced there.
+  void shared_ready(std::uint64_t epoch) { shared_epoch_ = epoch; }
   void tick(Time now);
   Time next_deadline() const;
 
@@ -260,6 +265,7 @@ class Machine {
   void lead(Time now);
   void watch_members(Time now);
   void ask_for_view(const Uid& instance, const std::string& reason);
+  void notice_whether_it_keeps_up();
   void report_have();
   void send_offer(std::uint64_t k);
   std::int64_t share() const;
@@ -297,6 +303,8 @@ class Machine {
 
   Config config_;
   std::vector<Action> actions_;
+  std::uint64_t shared_epoch_ = 0;  // whose segment all members have
+  std::uint64_t shared_cuts_ = 0;   // of the active epoch
   std::deque<Inbound> loop_;   // this peer's messages to itself, and early ones to look at again
   std::vector<Inbound> early_;  // of an epoch or a phase that is not reached yet
 

@@ -53,6 +53,7 @@ void Machine::leave_epoch() {
   pending_deadline_ = kNever;
   blocking_.clear();
   lagging_since_ = kNever;
+  shared_cuts_ = 0;
   actions_.push_back(EnterEpoch{});
 }
 
@@ -265,6 +266,7 @@ void Machine::activate(Time, const Go& go) {
   leader_id_ = resume_->leader;
   known_round_ = announced_stable_ = resume_->round;
   moved_ = stalled_ = requested_ = keeps_up_ = false;
+  notice_whether_it_keeps_up();
   led_ = {};
   reported_.reset();
   ledger_.set_stable(resume_->round);
@@ -278,7 +280,12 @@ void Machine::activate(Time, const Go& go) {
     if (contributes) contributed_[member.instance] = known_round_;
   }
   if (refused_.empty()) {
-    actions_.push_back(EnterEpoch{epoch_, participants_, names_of(participants_)});
+    const Uid& host = view_.find(participants_.front())->host_key;
+    const bool one_host =
+        !host.empty() && std::all_of(participants_.begin(), participants_.end(), [&](const Uid& i) {
+          return view_.find(i)->host_key == host;
+        });
+    actions_.push_back(EnterEpoch{epoch_, participants_, names_of(participants_), one_host});
   }
   if (leader_id_ == config_.instance) start_leading();
   if (!go.lost.empty()) actions_.push_back(Lost{go.lost});
@@ -307,7 +314,8 @@ void Machine::start_leading() {
     if (!member.refused.empty()) continue;
     const group::MemberInfo& info = *view_.find(member.instance);
     peers[member.instance] = {info.name, info.role == group::Role::observer,
-                              member.standing != Standing::stateless};
+                              member.standing == Standing::complete,
+                              member.standing == Standing::stateless};
   }
   Leader::Config config;
   config.epoch = epoch_;

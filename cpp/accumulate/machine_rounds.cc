@@ -97,7 +97,7 @@ void Machine::on(Time, const Uid& from, const Cut& cut, const std::vector<Buffer
   if (from != leader_id_ || !in_order || !refused_.empty()) return;
   known_round_ = record.round;
   ledger_.add_record(record);
-  Reduce reduce{epoch_, record.round, record.total, ledger_.inputs(record), {}, {}};
+  Reduce reduce{epoch_, record.round, record.total, ledger_.inputs(record), {}, {}, cut.shared};
   for (std::uint32_t rank = 0; rank < participants_.size(); ++rank) {
     const Uid& instance = participants_[rank];
     if (view_.find(instance)->role != group::Role::observer) reduce.reducers.push_back(rank);
@@ -128,14 +128,18 @@ void Machine::reduce_failed(Time now, std::uint64_t epoch, std::uint64_t round,
   settle(now);
 }
 
-void Machine::report_have() {
+// Once a member was near the last round it stays so, for the leader waits for it from then on.
+void Machine::notice_whether_it_keeps_up() {
   const std::uint64_t slots = std::uint64_t{config_.parallel_gradients} + 1;
-  const bool near = known_round_ <= ledger_.delivered() + slots;
   if (standing_ != Standing::complete || !installed_) {
     keeps_up_ = false;
-  } else if (near) {
-    keeps_up_ = true;  // and stays so: from now on the leader waits for this member
+  } else if (known_round_ <= ledger_.delivered() + slots) {
+    keeps_up_ = true;
   }
+}
+
+void Machine::report_have() {
+  notice_whether_it_keeps_up();
   Have have{ledger_.have(), ledger_.delivered(), keeps_up_};
   if (mutant("have_before_result")) have.have = known_round_;
   if (reported_ && reported_->have == have.have && reported_->delivered == have.delivered &&
@@ -168,7 +172,8 @@ void Machine::lead(Time now) {
   }
   if (!pending_view_) {
     while (auto record = leader_->cut(config_.virtual_batch_size)) {
-      broadcast(Cut{std::move(*record)});
+      const bool shared = shared_epoch_ == epoch_;
+      broadcast(Cut{std::move(*record), shared ? ++shared_cuts_ : 0});
       crash_point("cut.sent");
     }
   } else if (stable == leader_->cut_round() && !std::exchange(moved_, true)) {

@@ -87,10 +87,11 @@ struct Offer {
 // leader -> all
 struct Cut {
   RoundRecord record;
+  std::uint64_t shared = 0;  // number of the reduction in the epoch's segment; 0: over messages
 
   template <class Fields>
   void fields(Fields& f) {
-    f(record);
+    f(record, shared);
   }
 };
 
