@@ -26,7 +26,14 @@ from moolink.errors import (
 )
 
 if TYPE_CHECKING:
-    from moolink._core import Broker, Future, Rpc, RpcDeferredReturn, create_uid
+    from moolink._core import (
+        Broker,
+        Future,
+        Rpc,
+        RpcDeferredReturn,
+        create_uid,
+        set_max_threads,
+    )
     from moolink.accumulator import Accumulator
     from moolink.batcher import Batcher
     from moolink.env_pool import EnvPool, EnvStepper, EnvStepperFuture
@@ -53,6 +60,7 @@ _HOME = {
     "register": "moolink.values",
     "set_log_level": "moolink.logs",
     "set_logging": "moolink.logs",
+    "set_max_threads": "moolink._core",
 }
 _SUBMODULES = {"torch"}
 
@@ -85,6 +93,7 @@ __all__ = [
     "register",
     "set_log_level",
     "set_logging",
+    "set_max_threads",
 ]
 
 

@@ -445,3 +445,16 @@ def test_connecting_before_anybody_listens() -> None:
             late.define("f", lambda: "met")
             late.listen(address)
             assert future.result() == "met"
+
+
+def test_an_unreachable_address_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with moolink.Rpc() as probe:
+        (address,) = probe.listen("127.0.0.1:0")
+    with caplog.at_level("INFO", "moolink"), moolink.Rpc("lonely", timeout=1) as rpc:
+        rpc.connect(address)
+        with pytest.raises(moolink.TimeoutError):
+            rpc.sync("nobody", "f")  # several tries to connect fit into its second
+    records = [r for r in caplog.records if address in r.getMessage()]
+    assert len(records) == 1
