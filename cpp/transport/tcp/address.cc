@@ -80,6 +80,13 @@ std::uint16_t SocketAddress::port() const {
   return ntohs(reinterpret_cast<const sockaddr_in&>(storage).sin_port);
 }
 
+bool SocketAddress::is_any() const {
+  if (family() == AF_INET6) {
+    return IN6_IS_ADDR_UNSPECIFIED(&reinterpret_cast<const sockaddr_in6&>(storage).sin6_addr) != 0;
+  }
+  return reinterpret_cast<const sockaddr_in&>(storage).sin_addr.s_addr == htonl(INADDR_ANY);
+}
+
 void SocketAddress::set_port(std::uint16_t port) {
   if (family() == AF_INET6) {
     reinterpret_cast<sockaddr_in6&>(storage).sin6_port = htons(port);

@@ -92,13 +92,7 @@ std::vector<std::string> TcpTransport::listen(const std::string& address) {
   if (wanted.host.empty()) {
     Descriptor socket = listen_everywhere(wanted.port);
     if (!socket) listen_failed(address, errno);
-    const SocketAddress local = local_address(socket.get());
-    for (SocketAddress& candidate : interface_addresses()) {
-      if (candidate.family() == AF_INET6 && local.family() == AF_INET) continue;
-      candidate.set_port(local.port());
-      bound.push_back(candidate.text());
-    }
-    add_listener(std::move(socket));
+    add_listener(std::move(socket), true, bound);
     return bound;
   }
   int error = 0;
@@ -108,15 +102,27 @@ std::vector<std::string> TcpTransport::listen(const std::string& address) {
       error = errno;
       continue;
     }
-    bound.push_back(local_address(socket.get()).text());
-    add_listener(std::move(socket));
+    add_listener(std::move(socket), false, bound);
     if (wanted.port == 0) break;  // a second family would get another port
   }
   if (bound.empty()) listen_failed(address, error);
   return bound;
 }
 
-void TcpTransport::add_listener(Descriptor socket) {
+// Adds the addresses at which it can be dialled to `bound`.
+void TcpTransport::add_listener(Descriptor socket, bool dual_stack,
+                                std::vector<std::string>& bound) {
+  const SocketAddress local = local_address(socket.get());
+  if (local.is_any()) {
+    for (SocketAddress& candidate : interface_addresses()) {
+      const bool reached =
+          candidate.family() == local.family() || (dual_stack && local.family() == AF_INET6);
+      candidate.set_port(local.port());
+      if (reached) bound.push_back(candidate.text());
+    }
+  } else {
+    bound.push_back(local.text());
+  }
   auto listener = std::make_unique<Listener>();
   Listener& added = *listener;
   added.socket = std::move(socket);

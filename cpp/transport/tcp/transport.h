@@ -52,7 +52,7 @@ class TcpTransport final : public Transport, public Owner {
   void ended(wire::ConnectionId id) override;
   void established(wire::ConnectionId id) override { strangers_.erase(id); }
 
-  void add_listener(Descriptor socket);
+  void add_listener(Descriptor socket, bool dual_stack, std::vector<std::string>& bound);
   void accept_from(Listener& listener);
   void adopt(Descriptor socket, const std::string& dialled_address);
   void resolved(DialId id, std::vector<SocketAddress> candidates, const Error& error);

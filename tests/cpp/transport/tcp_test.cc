@@ -111,20 +111,22 @@ TEST("tcp: a port in use is said so, and SO_REUSEPORT is not set") {
 }
 
 TEST("tcp: a wildcard listener announces addresses of interfaces and can be dialled at them") {
-  Side a(subject());
-  Side b(subject());
-  const auto addresses = b.transport->listen(":0");
-  CHECK(addresses.size() >= 1);
-  CHECK(addresses.at(0).starts_with("tcp://127.0.0.1:"));
-  for (const std::string& address : addresses) {
-    CHECK(address.find("0.0.0.0") == std::string::npos);
-    CHECK(address.find("[::]") == std::string::npos);
-    a.transport->dial(address);
+  for (const char* everywhere : {":0", "*:0", "0.0.0.0:0"}) {
+    Side a(subject());
+    Side b(subject());
+    const auto addresses = b.transport->listen(everywhere);
+    CHECK(addresses.size() >= 1);
+    CHECK(addresses.at(0).starts_with("tcp://127.0.0.1:"));
+    for (const std::string& address : addresses) {
+      CHECK(address.find("0.0.0.0") == std::string::npos);
+      CHECK(address.find("[::]") == std::string::npos);
+      a.transport->dial(address);
+    }
+    wait_until(a, b, [&] {
+      return a.connections.size() == addresses.size() && b.connections.size() == addresses.size();
+    });
+    CHECK(a.dial_failures.empty());
   }
-  wait_until(a, b, [&] {
-    return a.connections.size() == addresses.size() && b.connections.size() == addresses.size();
-  });
-  CHECK(a.dial_failures.empty());
 }
 
 TEST("tcp: names are resolved off the loop, and unknown ones reported") {
