@@ -7,6 +7,7 @@ DLPack tensor, over shared memory and TCP. Importing this package imports neithe
 from __future__ import annotations
 
 import importlib
+import threading  # noqa: F401 - a worker that imported it first would be taken for the main thread
 from typing import TYPE_CHECKING
 
 from moolink.errors import (
