@@ -125,9 +125,7 @@ bool NodeState::transmit_call(Time now, Peer& peer, CallId id, Call& call) {
   }
   call.state = Call::State::sent;
   call.instance = peer.instance;
-  ++peer.calls_in_flight;
   touch(peer);
-  if (!peer.session.connected()) dial_peer(now, peer);
   return true;
 }
 
@@ -135,9 +133,6 @@ void NodeState::complete(CallId id, Reply result) {
   auto node = calls_.extract(id);
   if (node.empty()) return;
   const Call& call = node.mapped();
-  if (call.state == Call::State::sent) {
-    if (Peer* peer = find_peer(call.instance)) --peer->calls_in_flight;
-  }
   if (auto* error = std::get_if<Error>(&result)) {
     if (error->peer.empty()) error->peer = call.peer;
     if (error->function.empty()) error->function = call.function;

@@ -259,7 +259,7 @@ void NodeState::disconnected_from(Time now, Peer& peer) {
     target.next_try = std::min(target.next_try, now + config.redial_first);
     arm(target);
   }
-  if (busy(peer)) dial_peer(now, peer);
+  dial_peer(now, peer);
 }
 
 void NodeState::greeting_timed_out(Time now, ConnectionId id) {

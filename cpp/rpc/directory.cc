@@ -134,7 +134,7 @@ void NodeState::add_target(Time now, const std::string& address, const std::stri
   arm(target);
 }
 
-// A peer that is needed and has no connection: all its addresses, one after the other.
+// The session lives and has no connection: all its addresses, one after the other.
 void NodeState::dial_peer(Time now, const Peer& peer) {
   std::vector<std::string> candidates = peer.addresses;
   const bool same_host = peer.host_key == config.host_key;
@@ -178,7 +178,7 @@ bool NodeState::needed(const DialTarget& target) {
     return !has_it && target.failures < kBetterPathTries;
   }
   if (searches_.contains(target.peer)) return true;
-  return peer != nullptr && !peer->session.connected() && busy(*peer);
+  return peer != nullptr && peer->up && !peer->session.connected();
 }
 
 void NodeState::dial_due(Time now, std::uint64_t number) {
@@ -201,7 +201,7 @@ void NodeState::dial_failed(Time now, const std::string& address, const Error& e
   DialTarget* target = dialler_.find(address);
   if (target == nullptr || target->state != DialTarget::State::dialling) return;
   if (target->failures == 0 && target->wanted_by_user) {
-    log(LogLevel::info, "cannot connect to " + address + " yet: " + error.message);
+    log(LogLevel::warning, error.message + "; trying again");
   }
   dialler_.failed(*target, now, error.message);
   arm(*target);

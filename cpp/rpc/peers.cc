@@ -181,7 +181,7 @@ void NodeState::peer_dead(Time now, const Uid& instance) {
 }
 
 void NodeState::forget_if_gone(Peer& peer) {
-  if (peer.touched || peer.up || peer.session.ready() || peer.session.has_connection()) return;
+  if (peer.touched || peer.up || peer.session.id() != 0 || peer.session.has_connection()) return;
   const auto name = names_.find(peer.name);
   if (name != names_.end() && name->second == peer.instance) names_.erase(name);
   peers_.erase(peer.instance);
@@ -199,7 +199,6 @@ void NodeState::send_or_queue(Time now, Peer& peer, session::OutgoingMessage mes
     peer.session.send(now, std::move(message));
   }
   touch(peer);
-  if (!peer.session.connected()) dial_peer(now, peer);
 }
 
 // What the window had refused, in order.
@@ -259,11 +258,6 @@ void NodeState::send_service_to_name(Time now, const std::string& name, Service 
   }
   search_for(now, name).services.push_back(
       {now + config.timing.evict_after, service, std::move(payload)});
-}
-
-bool NodeState::busy(const Peer& peer) const {
-  return !peer.session.flushed() || !peer.queued.empty() || !peer.backlog.empty() ||
-         peer.calls_in_flight > 0 || peer.running > 0;
 }
 
 std::vector<PeerInfo> NodeState::peers(Time now) const {

@@ -40,7 +40,6 @@ struct Peer {
   // Refused by the session's window; replies and services first, then calls.
   std::deque<session::OutgoingMessage> queued;
   std::deque<CallId> backlog;
-  std::size_t calls_in_flight = 0;
 
   // Its calls to this side, taken and not replied to.
   std::size_t running = 0;
@@ -191,7 +190,6 @@ class NodeState {
   void send_or_queue(Time now, Peer& peer, session::OutgoingMessage message);
   void send_to(Time now, Peer& peer, Service service, wire::Payload payload);
   void flush(Time now, Peer& peer);
-  bool busy(const Peer& peer) const;
   void arm(Peer& peer);
   bool counts(const Timer& timer) const;
 

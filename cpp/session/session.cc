@@ -141,6 +141,10 @@ bool Session::silent_for(Time now, Time since, Duration duration) const {
   return now >= forgiving_until_ && now - since >= duration;
 }
 
+// A session that was offered on a connection that broke before the answer came is kept as long as
+// any other: the peer may have agreed, and sent messages in it.
+bool Session::may_fall_silent() const { return ready_ || (id_ != 0 && links_.empty()); }
+
 void Session::watch_links(Time now) {
   const Timing& timing = config_.timing;
   for (auto& [connection, link] : links_) {
@@ -152,7 +156,7 @@ void Session::watch_links(Time now) {
     write(link, wire::make_frame(wire::FrameType::ping, wire::Ping{++link.pings}));
     link.ping_at = now + timing.ping_after;
   }
-  if (ready_ && silent_for(now, last_heard_, timing.evict_after)) {
+  if (may_fall_silent() && silent_for(now, last_heard_, timing.evict_after)) {
     lose(now, make_error(ErrorCode::peer_lost, "the peer was silent for too long"), true, 0);
     return;
   }
@@ -173,7 +177,7 @@ void Session::watch_links(Time now) {
 Time Session::next_deadline() const {
   Time next = ack_at_;
   for (const auto& [connection, link] : links_) next = std::min(next, link.ping_at);
-  if (ready_) {
+  if (may_fall_silent()) {
     next = std::min(next, std::max(last_heard_ + config_.timing.evict_after, forgiving_until_));
   }
   return next;
@@ -224,6 +228,7 @@ Link* Session::best_link(Time now) {
 
 void Session::drop_link(Time now, ConnectionId connection) {
   if (links_.erase(connection) == 0) return;
+  if (!ready_) last_heard_ = now;
   inbox_.disconnected(connection);
   if (mutant("no_failover")) return;
   outbox_.unassign(connection);

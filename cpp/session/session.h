@@ -215,6 +215,7 @@ class Session {
   Link* best_link(Time now);
   Link* find(ConnectionId connection);
   bool silent_for(Time now, Time since, Duration duration) const;
+  bool may_fall_silent() const;
   void watch_links(Time now);
 
   Config config_;
