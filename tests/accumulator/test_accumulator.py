@@ -9,9 +9,10 @@ import pytest
 import torch
 
 import moolink
+from moolink.accumulator import AccumulatorBase
 from tests.waiting import until
 
-Make = Callable[..., moolink.accumulator.AccumulatorBase]
+Make = Callable[..., AccumulatorBase]
 
 
 @pytest.fixture
