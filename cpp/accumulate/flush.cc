@@ -62,7 +62,7 @@ class Council {
   const View& view_;
   const Flushes& flushes_;
   Uid lineage_;
-  std::uint64_t active_ = 0;  // the last epoch in which anything can have been cut
+  std::uint64_t active_ = 0;         // the last epoch in which anything can have been cut
   std::vector<Survivor> survivors_;  // in rank order; who shares the history up to there
   std::set<Uid> demoted_;
   const MemberInfo* leader_ = nullptr;

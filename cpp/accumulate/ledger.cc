@@ -117,8 +117,11 @@ void Ledger::trim() {
        at = known_.erase(at)) {
     waiting_bytes_ -= at->second.result.size();
   }
-  std::erase_if(own_, [this](const auto& item) {
-    return item.second.round != 0 && item.second.round <= stable_;
+  for (auto& [k, own] : own_) {
+    if (own.round != 0 && own.round <= stable_) own.bucket = {};
+  }
+  std::erase_if(own_, [done](const auto& item) {
+    return item.second.round != 0 && item.second.round <= done;
   });
 }
 

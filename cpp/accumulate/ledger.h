@@ -11,14 +11,14 @@
 
 namespace moolink::accumulate {
 
-// What one member holds: its own contributions until their rounds are everywhere, and the rounds it
-// knows until they are everywhere and applied by its user.
+// What one member holds: its own contributions and the rounds it knows, until the rounds are at
+// every member and applied by its user.
 class Ledger {
  public:
   struct Own {
     std::int64_t batch = 0;
     Counters counters;
-    Buffer bucket;
+    Buffer bucket;            // let go once its round is at every member
     std::uint64_t round = 0;  // 0: in no round
     bool offered_before = false;
   };

@@ -9,6 +9,8 @@ namespace {
 
 // Kept for an epoch whose view has not arrived; beyond it somebody is not what it claims to be.
 constexpr std::size_t kEarlyMessages = 65536;
+// How often a machine that waits for somebody looks, and so how little it can oversleep unnoticed.
+constexpr Duration kWatchInterval = milliseconds(250);
 
 }  // namespace
 
@@ -86,7 +88,9 @@ bool Machine::is_ready_for(const Message& message) const {
 
 void Machine::replay_early() {
   auto early = std::exchange(early_, {});
-  std::erase_if(early, [this](const Inbound& i) { return i.envelope.epoch < epoch_; });
+  std::erase_if(early, [this](const Inbound& inbound) {
+    return inbound.envelope.epoch < epoch_ && !mutant("accept_old_epoch_cut");
+  });
   loop_.insert(loop_.begin(), std::make_move_iterator(early.begin()),
                std::make_move_iterator(early.end()));
 }
@@ -103,7 +107,20 @@ void Machine::settle(Time now) {
   } while (!loop_.empty());
 }
 
+// Patience with others is measured in time that this process was running: one that was stopped
+// finds their answers in its sockets only after it has noticed how late it is.
+void Machine::advance_awake(Time now) {
+  if (last_event_ != kNever) awake_ += std::min(now - last_event_, kWatchInterval);
+  last_event_ = now;
+}
+
+bool Machine::is_watching() const {
+  if (phase_ == Phase::active) return !blocking_.empty() || lagging_since_ != kNever;
+  return phase_ != Phase::outside;
+}
+
 void Machine::progress(Time now) {
+  advance_awake(now);
   enter_pending_when_due(now);
   if (phase_ == Phase::active) {
     if (leader_) lead(now);
@@ -111,7 +128,7 @@ void Machine::progress(Time now) {
     report_have();
     request_state();
   } else if (phase_ != Phase::outside) {
-    watch_flush(now);
+    watch_flush();
   }
   watch_fetch(now);
 }
@@ -127,15 +144,8 @@ void Machine::tick(Time now) {
 Time Machine::next_deadline() const {
   Time next = std::min(pending_deadline_, fill_in_at_);
   if (fetch_) next = std::min(next, fetch_->deadline());
-  if (phase_ == Phase::active) {
-    for (const auto& [instance, since] : blocking_) {
-      next = std::min(next, since + config_.member_stall);
-    }
-    if (lagging_since_ != kNever) next = std::min(next, lagging_since_ + config_.member_stall);
-    if (leader_) next = std::min(next, leader_->promise_due().value_or(kNever));
-  } else if (phase_ != Phase::outside) {
-    next = std::min(next, flush_deadline());
-  }
+  if (is_watching()) next = std::min(next, last_event_ + kWatchInterval);
+  if (leader_) next = std::min(next, leader_->promise_due().value_or(kNever));
   return next;
 }
 
@@ -145,8 +155,8 @@ void Machine::send(const Uid& to, Message message, std::vector<Buffer> parts) {
     loop_.push_back({to, std::move(envelope), std::move(parts)});
     return;
   }
-  actions_.push_back(Send{to, name_of(to), kAccumulateService,
-                          {wire::encode(envelope), std::move(parts)}});
+  actions_.push_back(
+      Send{to, name_of(to), kAccumulateService, {wire::encode(envelope), std::move(parts)}});
 }
 
 void Machine::broadcast(const Message& message) {
@@ -156,8 +166,8 @@ void Machine::broadcast(const Message& message) {
 void Machine::send_snapshot(const Uid& to, decltype(SnapshotEnvelope::message) message,
                             std::vector<Buffer> parts) {
   const SnapshotEnvelope envelope{config_.group, std::move(message)};
-  actions_.push_back(Send{to, name_of(to), kSnapshotService,
-                          {wire::encode(envelope), std::move(parts)}});
+  actions_.push_back(
+      Send{to, name_of(to), kSnapshotService, {wire::encode(envelope), std::move(parts)}});
 }
 
 const std::string& Machine::name_of(const Uid& instance) const {
@@ -190,8 +200,8 @@ bool Machine::connected() const {
 }
 
 bool Machine::wants_gradients(Time now) const {
-  const bool contributes = phase_ == Phase::active && connected() && keeps_up_ &&
-                           config_.role != group::Role::observer;
+  const bool contributes =
+      phase_ == Phase::active && connected() && keeps_up_ && config_.role != group::Role::observer;
   const std::uint64_t slots = std::uint64_t{config_.parallel_gradients} + 1;
   if (!contributes || wants_state_ || ledger_.waiting() >= slots) return false;
   const std::int64_t uncut = ledger_.uncut_batch();

@@ -32,8 +32,8 @@ struct Round {
   Buffer result;  // sum of bucket_bytes, already divided by record.total
 
   std::uint64_t number() const { return record.round; }
-  std::uint32_t gradients() const;  // contributions with a bucket
-  std::uint32_t skipped() const;    // without
+  std::uint32_t gradients() const;                // contributions with a bucket
+  std::uint32_t skipped() const;                  // without
   std::vector<std::string> contributors() const;  // names of those with a bucket, each once
 };
 
@@ -63,7 +63,7 @@ class Machine {
     std::size_t backlog_rounds = 64;
     Duration snapshot_patience = seconds(5);  // then another parent is asked
     std::uint32_t chunk_bytes = kChunkBytes;  // of snapshots
-    std::shared_ptr<Allocator> memory;  // for received snapshots; null: the heap
+    std::shared_ptr<Allocator> memory;        // for received snapshots; null: the heap
   };
 
   // --- actions ---------------------------------------------------------------------------------
@@ -142,8 +142,8 @@ class Machine {
     LogLevel level = LogLevel::info;
     std::string text;
   };
-  using Action = std::variant<Send, EnterEpoch, Reduce, WantState, Dropped, Lost, Divergence, Demote,
-                              Activate, HasState, StaleFrame, Failed, Wake, Log>;
+  using Action = std::variant<Send, EnterEpoch, Reduce, WantState, Dropped, Lost, Divergence,
+                              Demote, Activate, HasState, StaleFrame, Failed, Wake, Log>;
 
   explicit Machine(Config config);
   ~Machine();
@@ -188,7 +188,7 @@ class Machine {
   static std::string group_of(std::uint8_t service, const wire::Payload& payload);
 
   // --- what the user sees ------------------------------------------------------------------------
-  bool connected() const;               // in an active epoch and in possession of the state
+  bool connected() const;  // in an active epoch and in possession of the state
   bool wants_gradients(Time now) const;
   // The version at which set_state() is wanted; next_result() gives nothing until it was called.
   std::optional<std::uint64_t> wants_state() const;
@@ -227,6 +227,8 @@ class Machine {
   // machine.cc: dispatch and what is due
   void settle(Time now);
   void progress(Time now);
+  void advance_awake(Time now);
+  bool is_watching() const;
   void handle(Time now, Inbound inbound);
   bool is_ready_for(const Message& message) const;
   void replay_early();
@@ -240,7 +242,7 @@ class Machine {
   void log(LogLevel level, std::string text);
 
   // machine_epochs.cc: from a view to an active epoch
-  void enter(Time now, const group::View& view);
+  void enter(const group::View& view);
   void leave_epoch();
   void enter_pending_when_due(Time now);
   const group::MemberInfo* coordinator() const;
@@ -252,7 +254,7 @@ class Machine {
   void start_leading();
   std::vector<Uid> missing_in_flush() const;
   Time flush_deadline() const;
-  void watch_flush(Time now);
+  void watch_flush();
   void on(Time now, const Uid& from, const Flush& flush, const std::vector<Buffer>& parts);
   void on(Time now, const Uid& from, const Resume& resume, const std::vector<Buffer>& parts);
   void on(Time now, const Uid& from, const Ready& ready, const std::vector<Buffer>& parts);
@@ -263,7 +265,7 @@ class Machine {
 
   // machine_rounds.cc: rounds in an active epoch
   void lead(Time now);
-  void watch_members(Time now);
+  void watch_members();
   void ask_for_view(const Uid& instance, const std::string& reason);
   void notice_whether_it_keeps_up();
   void report_have();
@@ -305,7 +307,7 @@ class Machine {
   std::vector<Action> actions_;
   std::uint64_t shared_epoch_ = 0;  // whose segment all members have
   std::uint64_t shared_cuts_ = 0;   // of the active epoch
-  std::deque<Inbound> loop_;   // this peer's messages to itself, and early ones to look at again
+  std::deque<Inbound> loop_;    // this peer's messages to itself, and early ones to look at again
   std::vector<Inbound> early_;  // of an epoch or a phase that is not reached yet
 
   // The epoch.
@@ -314,14 +316,14 @@ class Machine {
   group::View view_;
   std::optional<group::View> pending_view_;  // soft, until the leader names a boundary
   Time pending_deadline_ = kNever;
-  std::uint64_t move_to_ = 0;  // the boundary was named for this view
+  std::uint64_t move_to_ = 0;     // the boundary was named for this view
   std::map<Uid, Flush> flushes_;  // coordinator
   std::optional<Decision> decision_;
   std::set<Uid> ready_;
   bool went_ = false;  // GO was sent
   std::optional<Resume> resume_;
   bool is_ready_ = false;
-  Time flush_progress_ = kNever;
+  Time flush_progress_{};          // by awake_
   std::vector<Uid> participants_;  // in rank order of the active epoch
   Uid leader_id_;
   std::string refused_;
@@ -335,9 +337,9 @@ class Machine {
   bool installed_ = false;  // the user has installed what standing_ == complete stands for
   bool keeps_up_ = false;
   Ledger ledger_;
-  std::uint64_t known_round_ = 0;  // the last one cut in this epoch
+  std::uint64_t known_round_ = 0;             // the last one cut in this epoch
   std::map<Uid, std::uint64_t> contributed_;  // the last round each member contributed to
-  Time fill_in_at_ = kNever;  // from then on this member fills in for slow ones
+  Time fill_in_at_ = kNever;                  // from then on this member fills in for slow ones
   std::optional<Have> reported_;
 
   // The leader.
@@ -346,8 +348,11 @@ class Machine {
   std::uint64_t announced_stable_ = 0;
   bool moved_ = false;
   bool stalled_ = false;  // its own user held up the group
+  // By awake_, so that what this process itself slept through is held against nobody.
   std::map<Uid, Time> blocking_;  // whose result slots are full, and since when
   Time lagging_since_ = kNever;   // somebody lacks the oldest round
+  Time awake_{};                  // a clock that stands still while no event comes
+  Time last_event_ = kNever;
   std::optional<std::uint64_t> wants_state_;
 
   // State transfer.

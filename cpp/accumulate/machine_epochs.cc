@@ -18,7 +18,7 @@ void Machine::view(Time now, const group::View& view) {
     pending_view_ = view;
     if (pending_deadline_ == kNever) pending_deadline_ = now + config_.soft_view_wait;
   } else {
-    enter(now, view);
+    enter(view);
   }
   settle(now);
 }
@@ -26,7 +26,7 @@ void Machine::view(Time now, const group::View& view) {
 void Machine::enter_pending_when_due(Time now) {
   if (!pending_view_) return;
   if (now < pending_deadline_ && move_to_ < pending_view_->epoch) return;
-  enter(now, group::View(*pending_view_));
+  enter(group::View(*pending_view_));
 }
 
 void Machine::on(Time, const Uid& from, const Move& move, const std::vector<Buffer>&) {
@@ -57,7 +57,7 @@ void Machine::leave_epoch() {
   actions_.push_back(EnterEpoch{});
 }
 
-void Machine::enter(Time now, const group::View& view) {
+void Machine::enter(const group::View& view) {
   leave_epoch();
   phase_ = Phase::flushing;
   epoch_ = view.epoch;
@@ -67,7 +67,7 @@ void Machine::enter(Time now, const group::View& view) {
   decision_.reset();
   resume_.reset();
   went_ = is_ready_ = false;
-  flush_progress_ = now;
+  flush_progress_ = awake_;
   if (view.soft) actions_.push_back(Activate{view.epoch});
   if (const group::MemberInfo* rank_0 = coordinator()) {
     send(rank_0->instance, facts());
@@ -124,11 +124,11 @@ std::vector<Uid> Machine::missing_in_flush() const {
   return missing;
 }
 
-void Machine::on(Time now, const Uid& from, const Flush& flush, const std::vector<Buffer>&) {
+void Machine::on(Time, const Uid& from, const Flush& flush, const std::vector<Buffer>&) {
   const group::MemberInfo* rank_0 = coordinator();
   if (rank_0 == nullptr || rank_0->instance != config_.instance || decision_) return;
   flushes_.insert_or_assign(from, flush);
-  flush_progress_ = now;
+  flush_progress_ = awake_;
   if (!missing_in_flush().empty()) return;
   decision_ = decide(view_, flushes_);
   broadcast(decision_->resume);
@@ -136,10 +136,10 @@ void Machine::on(Time now, const Uid& from, const Flush& flush, const std::vecto
   if (mutant("go_without_ready")) broadcast(Go{decision_->lost});
 }
 
-void Machine::on(Time now, const Uid& from, const Ready&, const std::vector<Buffer>&) {
+void Machine::on(Time, const Uid& from, const Ready&, const std::vector<Buffer>&) {
   if (!decision_) return;
   ready_.insert(from);
-  flush_progress_ = now;
+  flush_progress_ = awake_;
   if (went_ || !missing_in_flush().empty() || mutant("go_without_ready")) return;
   went_ = true;
   broadcast(Go{decision_->lost});
@@ -154,9 +154,9 @@ Time Machine::flush_deadline() const {
 }
 
 // Somebody does not answer, though the broker hears it: another epoch begins from the same facts.
-void Machine::watch_flush(Time now) {
-  if (now < flush_deadline()) return;
-  flush_progress_ = now;
+void Machine::watch_flush() {
+  if (awake_ < flush_deadline()) return;
+  flush_progress_ = awake_;
   for (const Uid& instance : missing_in_flush()) {
     ask_for_view(instance, "it does not answer in epoch " + std::to_string(epoch_));
   }
@@ -171,7 +171,7 @@ void Machine::on(Time now, const Uid& from, const Resume& resume, const std::vec
     if (mine.instance != config_.instance) continue;
     resume_ = resume;
     phase_ = Phase::resuming;
-    flush_progress_ = now;
+    flush_progress_ = awake_;
     carry_out(now, mine);
     ready_when_complete();
     return;
@@ -236,10 +236,10 @@ void Machine::on(Time, const Uid& from, const FetchResult& fetch, const std::vec
   if (known != nullptr && known->kept) send(from, FetchedResult{fetch.round}, {known->result});
 }
 
-void Machine::on(Time now, const Uid&, const FetchedResult& got, const std::vector<Buffer>& parts) {
+void Machine::on(Time, const Uid&, const FetchedResult& got, const std::vector<Buffer>& parts) {
   if (phase_ != Phase::resuming || parts.size() != 1) return;
   if (parts[0].size() != config_.bucket_bytes) return;
-  flush_progress_ = now;
+  flush_progress_ = awake_;
   ledger_.store(got.round, parts[0]);
   ready_when_complete();
 }
@@ -269,6 +269,10 @@ void Machine::activate(Time, const Go& go) {
   notice_whether_it_keeps_up();
   led_ = {};
   reported_.reset();
+  // What is in no round that stands is offered again, by the same number.
+  for (const auto& [k, own] : ledger_.own()) {
+    if (own.round == 0 ? !mutant("drop_reoffer") : mutant("offer_twice_after_flush")) send_offer(k);
+  }
   ledger_.set_stable(resume_->round);
   participants_.clear();
   contributed_.clear();
@@ -282,9 +286,8 @@ void Machine::activate(Time, const Go& go) {
   if (refused_.empty()) {
     const Uid& host = view_.find(participants_.front())->host_key;
     const bool one_host =
-        !host.empty() && std::all_of(participants_.begin(), participants_.end(), [&](const Uid& i) {
-          return view_.find(i)->host_key == host;
-        });
+        !host.empty() && std::all_of(participants_.begin(), participants_.end(),
+                                     [&](const Uid& i) { return view_.find(i)->host_key == host; });
     actions_.push_back(EnterEpoch{epoch_, participants_, names_of(participants_), one_host});
   }
   if (leader_id_ == config_.instance) start_leading();
@@ -292,11 +295,10 @@ void Machine::activate(Time, const Go& go) {
   actions_.push_back(HasState{standing_ == Standing::complete});
   if (resume_->virtual_batch_size != config_.virtual_batch_size ||
       resume_->parallel_gradients != config_.parallel_gradients) {
-    log(LogLevel::warning, "virtual batch size or parallel gradients differ from those of the "
-                           "leader " + name_of(leader_id_) + ", which count");
-  }
-  for (const auto& [k, own] : ledger_.own()) {
-    if (own.round == 0 ? !mutant("drop_reoffer") : mutant("offer_twice_after_flush")) send_offer(k);
+    log(LogLevel::warning,
+        "virtual batch size or parallel gradients differ from those of the "
+        "leader " +
+            name_of(leader_id_) + ", which count");
   }
   for (const MemberStanding& member : resume_->members) {
     if (member.instance == config_.instance && member.standing == Standing::pending &&

@@ -101,9 +101,9 @@ void Machine::on(Time, const Uid& from, const Cut& cut, const std::vector<Buffer
   for (std::uint32_t rank = 0; rank < participants_.size(); ++rank) {
     const Uid& instance = participants_[rank];
     if (view_.find(instance)->role != group::Role::observer) reduce.reducers.push_back(rank);
-    const bool contributes = std::any_of(
-        record.contributions.begin(), record.contributions.end(),
-        [&](const Contribution& c) { return c.instance == instance && c.batch > 0; });
+    const bool contributes =
+        std::any_of(record.contributions.begin(), record.contributions.end(),
+                    [&](const Contribution& c) { return c.instance == instance && c.batch > 0; });
     if (!contributes) continue;
     reduce.contributors.push_back(rank);
     contributed_[instance] = record.round;
@@ -180,19 +180,19 @@ void Machine::lead(Time now) {
     broadcast(Move{pending_view_->epoch});
   }
   promise_snapshot(now);
-  watch_members(now);
+  watch_members();
 }
 
-void Machine::watch_members(Time now) {
+void Machine::watch_members() {
   // Whose result slots were full for too long without a pause is made a newcomer.
   const std::vector<Uid> blocking = leader_->blocked_by(config_.virtual_batch_size);
   std::erase_if(blocking_, [&](const auto& item) {
     return std::find(blocking.begin(), blocking.end(), item.first) == blocking.end();
   });
   for (const Uid& instance : blocking) {
-    Time& since = blocking_.try_emplace(instance, now).first->second;
-    if (now < since + config_.member_stall) continue;
-    since = now;
+    Time& since = blocking_.try_emplace(instance, awake_).first->second;
+    if (awake_ < since + config_.member_stall) continue;
+    since = awake_;
     if (instance == config_.instance) {
       stalled_ = true;
     } else {
@@ -204,9 +204,9 @@ void Machine::watch_members(Time now) {
   // nobody loses its state by it.
   const std::vector<Uid> lagging = leader_->without_oldest();
   if (lagging.empty()) lagging_since_ = kNever;
-  if (!lagging.empty() && lagging_since_ == kNever) lagging_since_ = now;
-  if (lagging.empty() || now < lagging_since_ + config_.member_stall) return;
-  lagging_since_ = now;
+  if (!lagging.empty() && lagging_since_ == kNever) lagging_since_ = awake_;
+  if (lagging.empty() || awake_ < lagging_since_ + config_.member_stall) return;
+  lagging_since_ = awake_;
   const bool self_first = lagging.front() == config_.instance && lagging.size() > 1;
   ask_for_view(lagging[self_first ? 1 : 0],
                "it has no result of round " + std::to_string(leader_->stable() + 1));

@@ -138,8 +138,7 @@ void Machine::state_installed(Time now) {
 void Machine::received_snapshot(Time now, const Uid& from, const wire::Payload& payload) {
   const auto envelope = wire::decode<SnapshotEnvelope>(payload.body);
   if (envelope.group != config_.group) return;
-  std::visit([&](const auto& message) { on(now, from, message, payload.parts); },
-             envelope.message);
+  std::visit([&](const auto& message) { on(now, from, message, payload.parts); }, envelope.message);
 }
 
 void Machine::pump_fetch(Time now) {

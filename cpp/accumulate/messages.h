@@ -153,13 +153,13 @@ struct KnownRound {
 // member -> coordinator (rank 0 of the view): what it knows, unchanged until RESUME
 struct Flush {
   Standing standing = Standing::stateless;
-  Uid lineage;                  // that the standing is in
-  std::uint64_t applied = 0;    // last epoch whose RESUME this member carried out
-  std::uint64_t active = 0;     // last epoch that it knows to have been active (GO)
-  std::uint64_t version = 0;    // of the parameters its user has
-  std::uint64_t have = 0;       // all results up to here, from its version or its snapshot's on
-  SnapshotId snapshot;          // awaited, when pending
-  std::vector<SnapshotId> holds;  // complete snapshots it can hand on
+  Uid lineage;                     // that the standing is in
+  std::uint64_t applied = 0;       // last epoch whose RESUME this member carried out
+  std::uint64_t active = 0;        // last epoch that it knows to have been active (GO)
+  std::uint64_t version = 0;       // of the parameters its user has
+  std::uint64_t have = 0;          // all results up to here, from its version or its snapshot's on
+  SnapshotId snapshot;             // awaited, when pending
+  std::vector<SnapshotId> holds;   // complete snapshots it can hand on
   std::vector<KnownRound> rounds;  // not known to be at every member
   std::vector<Contribution> queued;  // offers to this member as leader, in no round yet
   std::vector<Uid> demote;           // members that held up this member as leader
@@ -224,7 +224,8 @@ struct Resume {
 
   template <class Fields>
   void fields(Fields& f) {
-    f(leader, lineage, round, fresh, members, rounds, snapshots, virtual_batch_size, parallel_gradients);
+    f(leader, lineage, round, fresh, members, rounds, snapshots, virtual_batch_size,
+      parallel_gradients);
   }
 };
 
@@ -336,10 +337,9 @@ struct SnapshotOver {
   }
 };
 
-using Message =
-    std::variant<Offer, Cut, Have, Stable, Checksum, Diverged, Flush, Resume, Ready, Go, Move,
-                 FetchResult, FetchedResult, RequestState, SnapshotPromised, SnapshotReady,
-                 SnapshotComplete, SnapshotOver>;
+using Message = std::variant<Offer, Cut, Have, Stable, Checksum, Diverged, Flush, Resume, Ready, Go,
+                             Move, FetchResult, FetchedResult, RequestState, SnapshotPromised,
+                             SnapshotReady, SnapshotComplete, SnapshotOver>;
 
 // The body of every payload of service `accumulate`.
 struct Envelope {
@@ -394,8 +394,8 @@ struct Gone {
   }
 };
 
-// The body of every payload of service `snapshot`: fenced by the snapshot's id instead of the epoch,
-// for a transfer goes on across changes of epoch.
+// The body of every payload of service `snapshot`: fenced by the snapshot's id instead of the
+// epoch, for a transfer goes on across changes of epoch.
 struct SnapshotEnvelope {
   std::string group;
   std::variant<FetchInfo, SnapshotInfo, FetchChunk, Chunk, Gone> message;

@@ -67,8 +67,7 @@ void Engine::set_members(Members members, Error reason) {
   for (auto& [id, request] : std::exchange(waiting_, {})) begin(id, std::move(request));
 }
 
-OpId Engine::start(std::string name, OpSpec spec, std::vector<Buffer> inputs,
-                   Options options) {
+OpId Engine::start(std::string name, OpSpec spec, std::vector<Buffer> inputs, Options options) {
   if (!rank_) throw Exception(ErrorCode::closed, "operation '" + name + "': not in a group yet");
   if (!is_supported(spec.dtype, spec.op)) {
     refuse(name, op_name(spec.op) + " of " + std::string(tensor::dtype_name(spec.dtype)) +
@@ -89,8 +88,7 @@ OpId Engine::start(std::string name, OpSpec spec, std::vector<Buffer> inputs,
     }
   }
   const OpId id = next_op_++;
-  begin(id, {std::move(name), std::move(spec), std::move(inputs), options.retry,
-                  options.number});
+  begin(id, {std::move(name), std::move(spec), std::move(inputs), options.retry, options.number});
   return id;
 }
 
@@ -112,9 +110,8 @@ void Engine::begin(OpId id, Operation::Request request) {
     const auto& givers = spec->contributors;
     spec->divisor = static_cast<double>(givers.empty() ? members_.names.size() : givers.size());
   }
-  auto [at, added] = operations_.try_emplace(id, id, key, std::move(request),
-                                             Operation::Place{*rank_, members_.names},
-                                             *config_.memory);
+  auto [at, added] = operations_.try_emplace(
+      id, id, key, std::move(request), Operation::Place{*rank_, members_.names}, *config_.memory);
   by_key_.emplace(key, id);
   at->second.begin();
   carry_out(id);
@@ -137,7 +134,8 @@ void Engine::carry_out(OpId id) {
 
 void Engine::send(std::uint32_t rank, const OpKey& key, Operation::Outgoing outgoing) {
   Frame frame{config_.scope, members_.epoch, key, std::move(outgoing.content)};
-  actions_.push_back(Send{members_.instances[rank], members_.names[rank],
+  actions_.push_back(Send{members_.instances[rank],
+                          members_.names[rank],
                           {wire::encode(frame), std::move(outgoing.parts)}});
 }
 

@@ -35,9 +35,9 @@ namespace moolink::collective {
 class Engine {
  public:
   struct Config {
-    std::string scope;                         // equal at all members; not shared by two engines
-    Uid self;                                  // this peer's instance
-    std::shared_ptr<Allocator> memory;         // for results; null: the heap
+    std::string scope;                  // equal at all members; not shared by two engines
+    Uid self;                           // this peer's instance
+    std::shared_ptr<Allocator> memory;  // for results; null: the heap
     std::size_t early_bytes = std::size_t{1} << 30;  // kept for operations not started here yet
   };
 
@@ -71,9 +71,9 @@ class Engine {
   struct Done {
     OpId op = 0;
     std::string name;
-    Error error;           // set when the operation failed; then the rest is empty
-    Buffer tensor;         // result of start()
-    wire::Payload value;   // result of start_value()
+    Error error;          // set when the operation failed; then the rest is empty
+    Buffer tensor;        // result of start()
+    wire::Payload value;  // result of start_value()
   };
   using Action = std::variant<Send, Sum, Combine, Done>;
 

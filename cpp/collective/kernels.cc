@@ -190,13 +190,20 @@ template <class Element>
 MOOLINK_INLINE void reduce_by_op(const SumTask& task) {
   switch (task.op) {
     case ReduceOp::sum:
-    case ReduceOp::mean: return reduce<Element, ReduceOp::sum>(task);
-    case ReduceOp::min: return reduce<Element, ReduceOp::min>(task);
-    case ReduceOp::max: return reduce<Element, ReduceOp::max>(task);
-    case ReduceOp::prod: return reduce<Element, ReduceOp::prod>(task);
-    case ReduceOp::bit_and: return reduce<Element, ReduceOp::bit_and>(task);
-    case ReduceOp::bit_or: return reduce<Element, ReduceOp::bit_or>(task);
-    case ReduceOp::bit_xor: return reduce<Element, ReduceOp::bit_xor>(task);
+    case ReduceOp::mean:
+      return reduce<Element, ReduceOp::sum>(task);
+    case ReduceOp::min:
+      return reduce<Element, ReduceOp::min>(task);
+    case ReduceOp::max:
+      return reduce<Element, ReduceOp::max>(task);
+    case ReduceOp::prod:
+      return reduce<Element, ReduceOp::prod>(task);
+    case ReduceOp::bit_and:
+      return reduce<Element, ReduceOp::bit_and>(task);
+    case ReduceOp::bit_or:
+      return reduce<Element, ReduceOp::bit_or>(task);
+    case ReduceOp::bit_xor:
+      return reduce<Element, ReduceOp::bit_xor>(task);
   }
 }
 
@@ -230,14 +237,22 @@ void reduce_boolean(SumTask task) {
 
 std::string op_name(ReduceOp op) {
   switch (op) {
-    case ReduceOp::sum: return "sum";
-    case ReduceOp::mean: return "mean";
-    case ReduceOp::min: return "min";
-    case ReduceOp::max: return "max";
-    case ReduceOp::prod: return "prod";
-    case ReduceOp::bit_and: return "and";
-    case ReduceOp::bit_or: return "or";
-    case ReduceOp::bit_xor: return "xor";
+    case ReduceOp::sum:
+      return "sum";
+    case ReduceOp::mean:
+      return "mean";
+    case ReduceOp::min:
+      return "min";
+    case ReduceOp::max:
+      return "max";
+    case ReduceOp::prod:
+      return "prod";
+    case ReduceOp::bit_and:
+      return "and";
+    case ReduceOp::bit_or:
+      return "or";
+    case ReduceOp::bit_xor:
+      return "xor";
   }
   return "?";
 }
@@ -249,13 +264,17 @@ bool is_supported(DType dtype, ReduceOp op) {
   const bool integer = !real && !tensor::is_complex(dtype);
   switch (op) {
     case ReduceOp::sum:
-    case ReduceOp::prod: return true;
-    case ReduceOp::mean: return !integer;
+    case ReduceOp::prod:
+      return true;
+    case ReduceOp::mean:
+      return !integer;
     case ReduceOp::min:
-    case ReduceOp::max: return !tensor::is_complex(dtype);
+    case ReduceOp::max:
+      return !tensor::is_complex(dtype);
     case ReduceOp::bit_and:
     case ReduceOp::bit_or:
-    case ReduceOp::bit_xor: return integer;
+    case ReduceOp::bit_xor:
+      return integer;
   }
   return false;
 }
@@ -268,26 +287,42 @@ void run(const SumTask& task) {
   }
   const FloatMode mode;
   switch (task.dtype) {
-    case DType::boolean: return reduce_boolean(task);
-    case DType::int8: return reduce_int8(task);
-    case DType::int16: return reduce_int16(task);
-    case DType::int32: return reduce_int32(task);
-    case DType::int64: return reduce_int64(task);
-    case DType::uint8: return reduce_uint8(task);
-    case DType::uint16: return reduce_uint16(task);
-    case DType::uint32: return reduce_uint32(task);
-    case DType::uint64: return reduce_uint64(task);
-    case DType::float16: return reduce_float16(task);
-    case DType::float32: return reduce_float32(task);
-    case DType::float64: return reduce_float64(task);
-    case DType::complex64: return reduce_complex64(task);
-    case DType::complex128: return reduce_complex128(task);
-    case DType::bfloat16: return reduce_bfloat16(task);
+    case DType::boolean:
+      return reduce_boolean(task);
+    case DType::int8:
+      return reduce_int8(task);
+    case DType::int16:
+      return reduce_int16(task);
+    case DType::int32:
+      return reduce_int32(task);
+    case DType::int64:
+      return reduce_int64(task);
+    case DType::uint8:
+      return reduce_uint8(task);
+    case DType::uint16:
+      return reduce_uint16(task);
+    case DType::uint32:
+      return reduce_uint32(task);
+    case DType::uint64:
+      return reduce_uint64(task);
+    case DType::float16:
+      return reduce_float16(task);
+    case DType::float32:
+      return reduce_float32(task);
+    case DType::float64:
+      return reduce_float64(task);
+    case DType::complex64:
+      return reduce_complex64(task);
+    case DType::complex128:
+      return reduce_complex128(task);
+    case DType::bfloat16:
+      return reduce_bfloat16(task);
     case DType::float8_e4m3fn:
     case DType::float8_e4m3fnuz:
     case DType::float8_e5m2:
     case DType::float8_e5m2fnuz:
-    case DType::float8_e8m0fnu: return;  // refused when the operation was started
+    case DType::float8_e8m0fnu:
+      return;  // refused when the operation was started
   }
 }
 

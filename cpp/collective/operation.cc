@@ -80,8 +80,7 @@ void Operation::send_pieces() {
     } else if (contributes && reducers_[j] == place_.rank) {
       pieces_[place_.rank] = bytes_of(input_, slices_[j]);
     } else if (contributes) {
-      effects_.outgoing.push_back(
-          {reducers_[j], Piece{*spec()}, {bytes_of(input_, slices_[j])}});
+      effects_.outgoing.push_back({reducers_[j], Piece{*spec()}, {bytes_of(input_, slices_[j])}});
     }
   }
   reduce_when_complete();
@@ -127,8 +126,8 @@ void Operation::piece(std::uint32_t from, const OpSpec& theirs, const std::vecto
   const bool expected = std::binary_search(contributors_.begin(), contributors_.end(), from);
   if (mine == reducers_.size() || !expected || parts.size() != 1 ||
       parts[0].size() != slices_[mine].count() * item_size_) {
-    return refuse(from, name_of(from) + " sent elements that " + name_of(place_.rank) +
-                            " does not reduce");
+    return refuse(
+        from, name_of(from) + " sent elements that " + name_of(place_.rank) + " does not reduce");
   }
   pieces_.emplace(from, parts[0]);
   reduce_when_complete();
@@ -177,7 +176,8 @@ void Operation::summed(std::uint32_t slice) {
 }
 
 void Operation::finish_when_complete() {
-  const bool complete = std::all_of(have_.begin(), have_.end(), [](auto have) { return have == 2; });
+  const bool complete =
+      std::all_of(have_.begin(), have_.end(), [](auto have) { return have == 2; });
   // A single member has one slice; without reducers nothing could ever be here.
   if (complete && !effects_.finished) effects_.finished = true;
 }

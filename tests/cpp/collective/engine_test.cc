@@ -144,7 +144,8 @@ TEST("allreduce: the same bits everywhere, for any number of members and any ord
   for (std::size_t k = 1; k <= 7; ++k) {
     for (const std::int64_t count : {0, 1, 5, 1024, 1025, 20011}) {
       Members members(k, 10 * k + static_cast<std::uint64_t>(count));
-      std::vector<std::vector<float>> inputs(k, std::vector<float>(static_cast<std::size_t>(count)));
+      std::vector<std::vector<float>> inputs(k,
+                                             std::vector<float>(static_cast<std::size_t>(count)));
       std::vector<Buffer> buffers;
       for (auto& input : inputs) {
         for (float& value : input) value = 1.0f / static_cast<float>(1 + random.below(1000));
@@ -179,9 +180,9 @@ TEST("mean divides once; several inputs of one member are added up") {
   some.reducers = {0, 2};
   some.divisor = 4;
   members.start(0, "some", some, {});
-  members.start(1, "some", some, {buffer(std::vector<float>(3000, 1)),
-                                  buffer(std::vector<float>(3000, 2)),
-                                  buffer(std::vector<float>(3000, 3))});
+  members.start(1, "some", some,
+                {buffer(std::vector<float>(3000, 1)), buffer(std::vector<float>(3000, 2)),
+                 buffer(std::vector<float>(3000, 3))});
   members.start(2, "some", some, {});
   members.settle();
   for (std::size_t i = 0; i < 3; ++i) {

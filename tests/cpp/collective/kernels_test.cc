@@ -79,11 +79,12 @@ TEST("float16: rounding is to the nearest, ties to even") {
   Random random(1);
   for (int i = 0; i < 300; ++i) {
     const int exponent = static_cast<int>(random.below(44)) - 27;
-    const float value = std::ldexp(1.0f + static_cast<float>(random.below(1u << 23)) / (1u << 23),
-                                   exponent);
+    const float value =
+        std::ldexp(1.0f + static_cast<float>(random.below(1u << 23)) / (1u << 23), exponent);
     CHECK_EQ(float_to_half(value), nearest_half(value));
   }
-  for (const float tie : {1.0f + 0x1p-11f, 1.0f + 0x3p-11f, 0x1p-25f, 0x3p-25f, 65519.996f, 65520.0f}) {
+  for (const float tie :
+       {1.0f + 0x1p-11f, 1.0f + 0x3p-11f, 0x1p-25f, 0x3p-25f, 65519.996f, 65520.0f}) {
     CHECK_EQ(float_to_half(tie), nearest_half(tie));
   }
   CHECK_EQ(float_to_half(std::numeric_limits<float>::infinity()), 0x7c00);
@@ -157,8 +158,8 @@ TEST("integers wrap around, booleans are any and all, bits are bits") {
   const auto sum = reduced<std::int8_t>(DType::int8, ReduceOp::sum, {{100, -100}, {100, -100}});
   CHECK_EQ(int{sum[0]}, -56);
   CHECK_EQ(int{sum[1]}, 56);
-  const auto product = reduced<std::int64_t>(
-      DType::int64, ReduceOp::prod, {{std::numeric_limits<std::int64_t>::max()}, {2}});
+  const auto product = reduced<std::int64_t>(DType::int64, ReduceOp::prod,
+                                             {{std::numeric_limits<std::int64_t>::max()}, {2}});
   CHECK_EQ(product[0], std::int64_t{-2});
   const std::vector<std::uint8_t> a = {0, 0, 1, 1};
   const std::vector<std::uint8_t> b = {0, 1, 0, 1};

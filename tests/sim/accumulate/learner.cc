@@ -1,0 +1,89 @@
+#include "accumulate/learner.h"
+
+#include <algorithm>
+
+#include "common/message_bytes.h"
+#include "common/simulation.h"
+#include "wire/archive.h"
+
+namespace moolink::sim {
+
+Learner::Learner(Registry& registry, Uid instance, Habits habits, std::uint64_t first_version)
+    : registry_(&registry),
+      instance_(instance),
+      habits_(habits),
+      node_(registry.root(first_version)) {}
+
+void Learner::update(Time now, accumulate::Machine& machine, Random& random, bool contributing) {
+  machine.user_active(now);
+  if (const auto version = machine.wants_state()) {
+    require(*version == this->version(), "the state of version " + std::to_string(*version) +
+                                             " is wanted at version " +
+                                             std::to_string(this->version()));
+    if (random.chance(1, 2)) machine.set_state(now, make_state());
+  } else if (const auto state = machine.new_state()) {
+    install(*state);
+    machine.state_installed(now);
+  } else if (const auto round = machine.next_result()) {
+    node_ = registry_->extend(node_, *round);
+    ++applied_;
+    machine.delivered(now, round->number());
+  }
+  if (contributing && machine.wants_gradients(now) && random.below(100) < habits_.eager_percent) {
+    contribute(now, machine, random);
+  }
+  if (machine.connected() && !machine.wants_state() && !machine.has_new_state()) {
+    require(machine.model_version() == version(), "the model version is not the user's");
+  }
+}
+
+void Learner::contribute(Time now, accumulate::Machine& machine, Random& random) {
+  require(!habits_.observer, "an observer is asked for gradients");
+  const bool skip = random.below(100) < habits_.skip_percent;
+  const auto most = static_cast<std::uint64_t>(habits_.most_batch);
+  const std::int64_t batch = skip ? 0 : 1 + static_cast<std::int64_t>(random.below(most));
+  Counters counters;
+  counters["steps"] = batch * 10 + (skip ? 1 : 0);
+  if (random.chance(1, 4)) counters["episodes"] = static_cast<std::int64_t>(random.below(5)) - 2;
+  const std::uint64_t k = next_k_++;
+  registry_->offered(instance_, k, batch, counters);
+  const Buffer bucket = skip ? Buffer() : registry_->make_bucket(instance_, k);
+  require(machine.offer(now, bucket, batch, counters) == k,
+          "contributions are not numbered in turn");
+}
+
+void Learner::dropped(const std::vector<std::uint64_t>& k) { dropped_.insert(k.begin(), k.end()); }
+
+// Parameters stand for the whole history that led to them: its node, and bytes made from that.
+wire::Payload Learner::make_state() const {
+  wire::Payload state;
+  state.body = wire::encode(std::pair(node_, version()));
+  state.parts.push_back(make_bytes(node_, 700 + node_ % 3000));
+  state.parts.push_back(Buffer());
+  state.parts.push_back(make_bytes(node_ + 1, 8));
+  return state;
+}
+
+void Learner::install(const accumulate::Machine::NewState& state) {
+  const auto [node, version] =
+      wire::decode<std::pair<std::uint64_t, std::uint64_t>>(state.state.body.span());
+  require(state.version == version && registry_->version(node) == version,
+          "a snapshot of version " + std::to_string(version) + " came as " +
+              std::to_string(state.version));
+  require(state.state.parts.size() == 3 &&
+              same_bytes(state.state.parts[0], make_bytes(node, 700 + node % 3000)) &&
+              state.state.parts[1].empty() &&
+              same_bytes(state.state.parts[2], make_bytes(node + 1, 8)),
+          "a snapshot's bytes are not those that were sent");
+  left_nodes_.push_back(node_);
+  node_ = node;
+  ++installed_;
+}
+
+bool Learner::was_overruled(std::uint64_t k) const {
+  return std::any_of(left_nodes_.begin(), left_nodes_.end(), [&](std::uint64_t node) {
+    return registry_->times_in(node, {instance_, k}) > 0;
+  });
+}
+
+}  // namespace moolink::sim

@@ -1,0 +1,59 @@
+#pragma once
+
+// The user of one accumulator: what a learner's loop does with it, with made-up gradients, and the
+// checks of all that it is given.
+
+#include <cstdint>
+#include <set>
+#include <vector>
+
+#include "accumulate/machine.h"
+#include "accumulate/registry.h"
+#include "base/random.h"
+#include "base/time.h"
+
+namespace moolink::sim {
+
+class Learner {
+ public:
+  struct Habits {
+    bool observer = false;
+    std::int64_t most_batch = 4;
+    std::uint64_t skip_percent = 10;
+    std::uint64_t eager_percent = 70;  // contributes when asked
+    std::uint64_t slots = 2;           // results that may wait
+  };
+
+  Learner(Registry& registry, Uid instance, Habits habits, std::uint64_t first_version);
+
+  // One turn of the loop; contributes only if `contributing`.
+  void update(Time now, accumulate::Machine& machine, Random& random, bool contributing);
+  void dropped(const std::vector<std::uint64_t>& k);
+
+  std::uint64_t node() const { return node_; }
+  std::uint64_t version() const { return registry_->version(node_); }
+  const std::set<std::uint64_t>& dropped() const { return dropped_; }
+  // Whether a snapshot replaced a history that the contribution was in by one that it is not in.
+  bool was_overruled(std::uint64_t k) const;
+  const Uid& instance() const { return instance_; }
+  const Habits& habits() const { return habits_; }
+  std::uint64_t applied() const { return applied_; }
+  std::uint64_t installed() const { return installed_; }
+
+ private:
+  wire::Payload make_state() const;
+  void install(const accumulate::Machine::NewState& state);
+  void contribute(Time now, accumulate::Machine& machine, Random& random);
+
+  Registry* registry_;
+  Uid instance_;
+  Habits habits_;
+  std::uint64_t node_;
+  std::uint64_t next_k_ = 1;
+  std::uint64_t applied_ = 0;
+  std::uint64_t installed_ = 0;
+  std::set<std::uint64_t> dropped_;
+  std::vector<std::uint64_t> left_nodes_;  // where it stood when a snapshot came
+};
+
+}  // namespace moolink::sim

@@ -1,0 +1,225 @@
+// Random lives of a group of learners, and what must be true at their ends.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "accumulate/world.h"
+#include "common/program.h"
+
+namespace moolink::sim {
+namespace {
+
+const std::vector<std::string> kMutants = {
+    "offer_twice_after_flush",
+    "drop_reoffer",
+    "deliver_out_of_order",
+    "have_before_result",
+    "leader_ignores_have",
+    "recompute_instead_of_fetch",
+    "cut_overshoots",
+    "newcomer_misses_round",
+    "accept_old_epoch_cut",
+    "reuse_bucket_before_stable",
+    "snapshot_of_wrong_version",
+    "counters_twice",
+    "keep_discarded_rounds",
+    "ignore_result_slots",
+    "go_without_ready",
+    "keep_evicted_member",
+};
+
+class Life {
+ public:
+  Life(std::uint64_t seed, bool trace)
+      : simulation_(seed, trace),
+        setting_(make_setting(simulation_.random)),
+        registry_(setting_.virtual_batch_size, setting_.elements),
+        world_(simulation_, registry_, setting_) {}
+
+  std::uint64_t run() {
+    world_.start_broker();
+    const std::uint64_t peers = 1 + below(6);
+    for (std::uint64_t i = 0; i < peers; ++i) {
+      simulation_.after(between(0, 1500), [this, i] { add_peer(i == 0); });
+    }
+    const Time stormy_until = simulation_.now() + between(3000, 9000);
+    while (simulation_.now() < stormy_until) {
+      simulation_.run_until(simulation_.now() + between(20, 900));
+      misfortune();
+    }
+    calm();
+    check_progress();
+    world_.stop_contributing();
+    simulation_.run_until(simulation_.now() + seconds(2));
+    check_histories();
+    check_contributions();
+    return simulation_.trace.hash();
+  }
+
+ private:
+  std::uint64_t below(std::uint64_t bound) { return simulation_.random.below(bound); }
+  Duration between(int low, int high) {
+    return simulation_.between(milliseconds(low), milliseconds(high));
+  }
+
+  static Setting make_setting(Random& random) {
+    Setting setting;
+    setting.virtual_batch_size = 1 + static_cast<std::int64_t>(random.below(12));
+    setting.parallel_gradients = 1 + static_cast<std::uint32_t>(random.below(3));
+    setting.elements = random.chance(1, 2) ? 16 : 700;
+    setting.share_wait = random.chance(1, 2) ? Duration(0) : milliseconds(50);
+    setting.slowest = milliseconds(random.chance(1, 2) ? 2 : 15);
+    return setting;
+  }
+
+  void add_peer(bool surely_member) {
+    const bool observer = !surely_member && below(6) == 0;
+    world_.add_peer(observer, below(3) == 0 ? below(5) : 0);
+  }
+
+  int someone() {
+    const std::vector<int> live = world_.live();
+    return live.empty() ? -1 : live[static_cast<std::size_t>(below(live.size()))];
+  }
+
+  void misfortune() {
+    const int peer = someone();
+    const std::uint64_t kind = below(100);
+    if (peer < 0 || (kind < 15 && world_.live().size() < 6)) {
+      add_peer(peer < 0);
+    } else if (kind < 40) {
+      world_.crash_after(peer, static_cast<int>(below(60)));
+    } else if (kind < 50) {
+      world_.crash(peer);
+    } else if (kind < 58) {
+      world_.leave(peer);
+    } else if (kind < 70) {
+      world_.freeze(peer, below(3) == 0 ? between(3200, 5000) : between(20, 1500));
+    } else if (kind < 80) {
+      world_.cut_off(peer, below(3) == 0 ? between(2800, 5000) : between(20, 1500));
+    } else if (kind < 88) {
+      world_.send_user_away(peer, below(4) == 0 ? between(2200, 4000) : between(50, 900));
+    } else if (kind < 92) {
+      world_.crash(World::kBroker);
+      simulation_.after(between(10, 2500), [this] { world_.start_broker(); });
+    } else if (const int again =
+                   1 + static_cast<int>(below(static_cast<std::uint64_t>(world_.peers())));
+               kind < 97) {
+      world_.start(again, false, 0);
+    }
+  }
+
+  // The weather clears; whoever is alive then must get on, with all others that are.
+  void calm() {
+    world_.start_broker();
+    world_.heal();
+    simulation_.run_until(simulation_.now() + milliseconds(200));  // those leaving are gone then
+    bool members = false;
+    for (const int peer : world_.live()) {
+      members |= !world_.process(peer).learner->habits().observer;
+    }
+    if (!members) add_peer(true);
+    simulation_.run_until(simulation_.now() + seconds(14));
+    world_.start_broker();
+  }
+
+  void check_progress() {
+    std::map<int, std::uint64_t> versions;
+    for (const int peer : world_.live()) {
+      const Process& process = world_.process(peer);
+      require(process.machine->connected(), process.name + " is not connected" + situation());
+      versions[peer] = process.learner->applied();
+    }
+    simulation_.run_until(simulation_.now() + seconds(1));
+    for (const auto& [peer, applied] : versions) {
+      const Process& process = world_.process(peer);
+      require(process.learner->applied() >= applied + 3,
+              process.name + " makes no progress" + situation());
+    }
+  }
+
+  // Who waits for whom.
+  std::string situation() {
+    std::string text;
+    for (const int peer : world_.live()) {
+      const Process& process = world_.process(peer);
+      text += "; " + process.name + " in epoch " + std::to_string(process.machine->epoch()) +
+              " at version " + std::to_string(process.learner->version()) + " waits for";
+      for (const std::string& name : process.machine->waiting_for()) text += " " + name;
+      if (process.machine->wants_state()) text += " set_state";
+      text += process.member->waiting_for();
+    }
+    return text;
+  }
+
+  // All parameters are the same, by the same rounds.
+  void check_histories() {
+    const std::vector<int> live = world_.live();
+    const Learner& first = *world_.process(live.front()).learner;
+    for (const int peer : live) {
+      const Learner& learner = *world_.process(peer).learner;
+      require(learner.node() == first.node(),
+              world_.process(peer).name + " is at version " + std::to_string(learner.version()) +
+                  " of another history than " + world_.process(live.front()).name + " at " +
+                  std::to_string(first.version()));
+      coverage["rounds applied"] += learner.applied();
+      coverage["snapshots installed"] += learner.installed();
+    }
+  }
+
+  // Each contribution of the living is in one round, or waits for the next, or was dropped by its
+  // owner, who knows it; what was called lost is in none.
+  void check_contributions() {
+    const std::vector<int> live = world_.live();
+    const std::uint64_t node = world_.process(live.front()).learner->node();
+    for (const int peer : live) {
+      const Process& process = world_.process(peer);
+      std::int64_t waiting = 0;
+      bool gap = false;
+      for (const std::uint64_t k : registry_.offers_of(process.instance)) {
+        const Key key{process.instance, k};
+        const std::size_t times = registry_.times_in(node, key);
+        const std::string name = process.name + "'s contribution " + std::to_string(k);
+        require(times <= 1, name + " is in two rounds");
+        if (process.learner->dropped().contains(k)) continue;
+        if (times == 1) {
+          require(!gap, name + " was taken before an earlier one");
+          ++coverage["contributions counted"];
+          continue;
+        }
+        if (process.learner->was_overruled(k)) {
+          require(process.disturbed, name + " was undone though nothing befell its owner");
+          continue;
+        }
+        gap = true;
+        waiting += registry_.batch_of(key);
+      }
+      require(waiting < registry_.virtual_batch_size(), process.name + " lost contributions");
+    }
+    for (const int peer : live) {
+      const Process& process = world_.process(peer);
+      for (const auto& [key, namers] : world_.lost()) {
+        // What it said of a history that a snapshot has replaced since is of no account.
+        const auto namer = namers.find(process.instance);
+        if (namer == namers.end() || namer->second != process.learner->installed()) continue;
+        require(registry_.times_in(node, key) == 0,
+                process.name + " called a contribution lost that is in a round");
+      }
+    }
+  }
+
+  Simulation simulation_;
+  Setting setting_;
+  Registry registry_;
+  World world_;
+};
+
+}  // namespace
+}  // namespace moolink::sim
+
+int main(int argc, char** argv) {
+  return moolink::sim::run_program(
+      argc, argv, moolink::sim::kMutants,
+      [](std::uint64_t seed, bool trace) { return moolink::sim::Life(seed, trace).run(); });
+}
