@@ -34,6 +34,18 @@ std::uint64_t hash_of(const std::string& text) {
   return hash;
 }
 
+std::vector<collective::SharedSection> shared_sections(
+    const std::vector<AccumulatorPeer::Section>& sections) {
+  std::vector<collective::SharedSection> shared;
+  std::size_t offset = 0;
+  for (const auto& section : sections) {
+    offset = aligned(offset);
+    shared.push_back({section.dtype, offset, section.count});
+    offset += section_bytes(section);
+  }
+  return shared;
+}
+
 accumulate::Machine::Config machine_config(const RpcPeer& rpc, const std::string& scope,
                                            const AccumulatorPeer::Options& options) {
   accumulate::Machine::Config config;
@@ -69,6 +81,15 @@ AccumulatorPeer::AccumulatorPeer(std::shared_ptr<GroupPeer> group, Options optio
   runner_ = OperationRunner::create(
       rpc_, "rounds:" + scope_,
       {{}, [this](collective::Engine::Done done) { section_done(std::move(done)); }});
+  shared_ =
+      SharedRounds::create(rpc_, "segments:" + scope_, shared_sections(sections_), bucket_bytes_,
+                           {[this](std::uint64_t epoch) { machine_.shared_ready(epoch); },
+                            [this](std::uint64_t epoch, std::uint64_t round, Buffer result) {
+                              reduced(epoch, round, std::move(result));
+                            },
+                            [this](std::uint64_t epoch, std::uint64_t round, const Error& error) {
+                              not_reduced(epoch, round, error);
+                            }});
   rpc_->context()->engine().add(*this);
   const Time now = io::now();
   group_->add(now, *this);
@@ -82,6 +103,7 @@ void AccumulatorPeer::close() {
   const Engine::Lock lock = rpc_->context()->lock();
   if (std::exchange(closed_, true)) return;
   runner_->close();
+  shared_->close();
   for (const rpc::Service service : {rpc::Service::accumulate, rpc::Service::snapshot}) {
     rpc_->router().remove(service, scope_);
   }
@@ -257,6 +279,7 @@ void AccumulatorPeer::evicted(Time now) {
 }
 
 void AccumulatorPeer::tick(Time now) {
+  shared_->tick(now);
   machine_.tick(now);
   carry_out(now);
 }
@@ -282,6 +305,7 @@ void AccumulatorPeer::perform(Time now, accumulate::Machine::Action& action) {
     rpc_->router().send(send->instance, send->name, static_cast<rpc::Service>(send->service),
                         std::move(send->payload));
   } else if (auto* enter = std::get_if<Machine::EnterEpoch>(&action)) {
+    shared_->enter(now, {enter->epoch, enter->instances, enter->names, enter->one_host});
     runner_->engine().set_members(
         {enter->epoch, std::move(enter->instances), std::move(enter->names)},
         {ErrorCode::group_changed, "the group changed", {}, scope_, {}, {}, Ran::maybe});
@@ -322,6 +346,12 @@ void AccumulatorPeer::perform(Time now, accumulate::Machine::Action& action) {
 // --- rounds
 
 void AccumulatorPeer::reduce(Time now, accumulate::Machine::Reduce& action) {
+  if (action.shared != 0) {
+    shared_->reduce({action.epoch, action.shared, action.round, action.total,
+                     std::move(action.inputs), std::move(action.contributors),
+                     std::move(action.reducers)});
+    return;
+  }
   const std::uint64_t key = next_reduction_++;
   Reduction reduction{action.epoch, action.round, std::vector<Buffer>(sections_.size()),
                       sections_.size()};
@@ -366,8 +396,7 @@ void AccumulatorPeer::section_done(collective::Engine::Done done) {
     reductions_.erase(found);
     // A change of the group is the machine's own doing.
     if (done.error.code == ErrorCode::group_changed) return;
-    machine_.reduce_failed(io::now(), failed.epoch, failed.round, done.error);
-    carry_out(io::now());
+    not_reduced(failed.epoch, failed.round, done.error);
     return;
   }
   found->second.sections[index] = std::move(done.tensor);
@@ -391,9 +420,18 @@ void AccumulatorPeer::finish(Reduction reduction) {
     }
     result = whole;
   }
+  reduced(reduction.epoch, reduction.round, std::move(result));
+}
+
+void AccumulatorPeer::reduced(std::uint64_t epoch, std::uint64_t round, Buffer result) {
   const Time now = io::now();
-  machine_.reduced(now, reduction.epoch, reduction.round, std::move(result));
+  machine_.reduced(now, epoch, round, std::move(result));
   carry_out(now);
+}
+
+void AccumulatorPeer::not_reduced(std::uint64_t epoch, std::uint64_t round, const Error& error) {
+  machine_.reduce_failed(io::now(), epoch, round, error);
+  carry_out(io::now());
 }
 
 }  // namespace moolink::runtime

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -10,6 +11,7 @@
 #include "accumulate/machine.h"
 #include "runtime/group_peer.h"
 #include "runtime/operation_runner.h"
+#include "runtime/shared_rounds.h"
 #include "tensor/dtype.h"
 
 namespace moolink::runtime {
@@ -80,7 +82,9 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
 
   // --- Driven
   void tick(Time now) override;
-  Time next_deadline() const override { return machine_.next_deadline(); }
+  Time next_deadline() const override {
+    return std::min(machine_.next_deadline(), shared_->next_deadline());
+  }
 
  private:
   struct Seen {
@@ -109,6 +113,8 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
   void carry_out(Time now);
   void perform(Time now, accumulate::Machine::Action& action);
   void reduce(Time now, accumulate::Machine::Reduce& action);
+  void reduced(std::uint64_t epoch, std::uint64_t round, Buffer result);
+  void not_reduced(std::uint64_t epoch, std::uint64_t round, const Error& error);
   void section_done(collective::Engine::Done done);
   void finish(Reduction reduction);
   void wake();
@@ -120,6 +126,7 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
   std::size_t bucket_bytes_ = 0;
   accumulate::Machine machine_;
   std::shared_ptr<OperationRunner> runner_;
+  std::shared_ptr<SharedRounds> shared_;
   std::map<collective::OpId, std::pair<std::uint64_t, std::size_t>> operations_;
   std::map<std::uint64_t, Reduction> reductions_;  // by the number of their first operation
   std::uint64_t next_reduction_ = 0;

@@ -13,6 +13,7 @@
 #include "rpc/node.h"
 #include "rpc/policy.h"
 #include "runtime/context.h"
+#include "runtime/descriptor_exchange.h"
 #include "runtime/driven.h"
 #include "runtime/future.h"
 #include "runtime/responder.h"
@@ -94,6 +95,10 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   void send_service_to_name(const std::string& peer, rpc::Service service, wire::Payload payload);
   void add(PeerObserver& observer) { observers_.push_back(&observer); }
   void remove(PeerObserver& observer) { std::erase(observers_, &observer); }
+  // Passes descriptors to a peer of this host, whose descriptors() are told; false: there is no
+  // connection through shared memory now.
+  bool share(const Uid& instance, const Uid& key, std::span<const int> descriptors);
+  DescriptorExchange& descriptors() { return descriptors_; }
   const std::string& name_locked() const { return node_.name(); }
   std::vector<rpc::PeerInfo> peers_locked() const;
   ServiceRouter& router() { return router_; }
@@ -128,6 +133,8 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   void chunk_received(transport::Connection& connection, const wire::ChunkHead& head) override;
   void writable(transport::Connection& connection) override;
   void grant_filled(transport::Connection& connection, const wire::GrantPlace& place) override;
+  void shared(transport::Connection& connection, const Uid& key,
+              std::vector<Descriptor> descriptors) override;
 
   void carry_out();
   void ask_for_more();
@@ -177,6 +184,7 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   std::map<rpc::CallKey, std::weak_ptr<Responder>> running_;
   std::map<rpc::Service, ServiceHandler> services_;
   ServiceRouter router_{*this};
+  DescriptorExchange descriptors_;
   std::vector<PeerObserver*> observers_;
   RpcStats stats_;
   std::atomic<bool> closing_{false};

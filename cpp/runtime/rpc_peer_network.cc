@@ -1,5 +1,6 @@
 // What transports tell the Node, and what the Node wants done.
 
+#include <algorithm>
 #include <utility>
 
 #include "runtime/rpc_peer.h"
@@ -60,6 +61,17 @@ void RpcPeer::grant_filled(transport::Connection& connection, const wire::GrantP
   stats_.bytes_written += place.bytes;
   node_.grant_filled(io::now(), connection.id(), place.grant);
   carry_out();
+}
+
+void RpcPeer::shared(transport::Connection&, const Uid& key, std::vector<Descriptor> descriptors) {
+  descriptors_.arrived(key, std::move(descriptors));
+}
+
+bool RpcPeer::share(const Uid& instance, const Uid& key, std::span<const int> descriptors) {
+  return std::any_of(connections_.begin(), connections_.end(), [&](const auto& entry) {
+    return entry.second->path() == wire::PathKind::shm &&
+           node_.instance_of(entry.first) == instance && entry.second->share(key, descriptors);
+  });
 }
 
 // A peer that connects can be dialled too, on the interface that it connected from: others learn

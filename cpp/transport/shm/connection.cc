@@ -15,6 +15,7 @@ constexpr std::size_t kGrantBytes = std::size_t{256} << 10;
 constexpr std::size_t kStrangerFrame = std::size_t{64} << 10;
 // Bytes taken in one poll, so that the lock is not held for long while the peer keeps writing.
 constexpr std::size_t kPollBudget = std::size_t{1} << 20;
+constexpr std::size_t kMaxEarlyNotices = 4;
 constexpr Duration kLinger = seconds(1);
 // A dying process closes its sockets before its pidfd tells; this long an unexplained end of file
 // waits for the proof.
@@ -70,6 +71,13 @@ void ShmConnection::establish() {
   receiver_.set_max_frame(environment_.limits.max_frame);
   if (!end_of_file_) cancel_timer();
   owner_.established(id_);
+  try {
+    for (io::DescriptorMessage& message : std::exchange(early_notices_, {})) {
+      take_notice(std::move(message));
+    }
+  } catch (const Exception& e) {
+    fail(with_peer(e.error()), false);
+  }
 }
 
 // --- sending
@@ -235,17 +243,23 @@ bool ShmConnection::take_notices() {
 
 void ShmConnection::take_notice(io::DescriptorMessage message) {
   const Notice notice = decode_notice(message);
+  if (!established_ && notice.kind != NoticeKind::bye) {
+    // The peer may have greeted through the ring already, but a stranger maps nothing here.
+    if (early_notices_.size() == kMaxEarlyNotices) {
+      throw Exception(ErrorCode::wire, "descriptors were passed before the greeting");
+    }
+    early_notices_.push_back(std::move(message));
+    return;
+  }
   switch (notice.kind) {
     case NoticeKind::bye:
       peer_said_bye_ = true;
       return;
     case NoticeKind::segment:
-      if (!established_) break;  // a stranger makes this process map nothing
       return filler_.add_segment(notice.segment, std::move(message.descriptors[0]));
     case NoticeKind::retire:
       return filler_.retire_segment(notice.segment);
     case NoticeKind::share:
-      if (!established_) break;
       return tell_shared(notice.key, std::move(message.descriptors));
     case NoticeKind::greeting:
       break;
@@ -324,6 +338,7 @@ void ShmConnection::drop() {
   socket_.reset();
   pidfd_.reset();
   queue_.clear();
+  early_notices_.clear();
   filler_.clear();
   grants_->close();
   untold_.clear();

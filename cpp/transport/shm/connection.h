@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "base/descriptor.h"
 #include "io/descriptor_passing.h"
@@ -99,7 +100,8 @@ class ShmConnection final : public Connection,
   SendQueue queue_;
   std::shared_ptr<GrantPool> grants_;
   GrantFiller filler_;
-  std::deque<GrantPool::Change> untold_;  // grant segments that the peer must learn of
+  std::vector<io::DescriptorMessage> early_notices_;  // came before this side was established
+  std::deque<GrantPool::Change> untold_;              // grant segments that the peer must learn of
 
   State state_ = State::open;
   bool established_ = false;

@@ -323,10 +323,26 @@ TEST("shm: a stranger can share nothing") {
   shm::Notice notice;
   notice.kind = shm::NoticeKind::share;
   const std::array<int, 1> passed{client.bell.descriptor()};
-  CHECK(shm::send_notice(client.socket(), notice, passed));
+  for (int i = 0; i < 5; ++i) CHECK(shm::send_notice(client.socket(), notice, passed));
   wait_for(server, [&] { return server.closures.size() == 1; });
   CHECK(server.closures.at(0).code == ErrorCode::wire);
   CHECK(server.shares.empty());
+}
+
+TEST("shm: descriptors that overtake the greeting are told after it") {
+  Witness a;
+  Witness b;
+  b.establish_on_open = false;
+  if (!conformance::connect(subject(), a, b)) return;
+  const io::Doorbell bell = io::Doorbell::create();
+  const std::array<int, 1> passed{bell.descriptor()};
+  CHECK(a.connection().share(Uid{1, 2}, passed));
+  a.send(message_frame(1, 10));
+  wait_until(a, b, [&] { return b.frames.size() == 1; });
+  b.turn();
+  CHECK(b.shares.empty());
+  b.connection().establish();
+  wait_until(a, b, [&] { return b.shares.size() == 1; });
 }
 
 TEST("shm: a notice out of place closes the connection with a wire error") {

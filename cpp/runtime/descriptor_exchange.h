@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstddef>
+#include <deque>
+#include <functional>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "base/descriptor.h"
+#include "base/uid.h"
+
+namespace moolink::runtime {
+
+// Descriptors that peers of this host shared, by key. They come through a socket and the message
+// that names their key through a ring: either may be first. With the engine's lock held.
+class DescriptorExchange {
+ public:
+  using Taker = std::function<void(std::vector<Descriptor>)>;
+
+  // Called once, now or when they come.
+  void expect(const Uid& key, Taker taker);
+  void forget(const Uid& key);
+  void arrived(const Uid& key, std::vector<Descriptor> descriptors);
+
+ private:
+  // What nobody has asked for yet; the oldest are closed when there are more.
+  static constexpr std::size_t kMaxUnclaimed = 16;
+
+  std::map<Uid, Taker> takers_;
+  std::deque<std::pair<Uid, std::vector<Descriptor>>> unclaimed_;
+};
+
+}  // namespace moolink::runtime
