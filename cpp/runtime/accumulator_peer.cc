@@ -142,7 +142,14 @@ void AccumulatorPeer::look(Time now) {
   seen_.has_new_state = machine_.has_new_state();
   seen_.wants_gradients = machine_.wants_gradients(now);
   seen_.result = machine_.next_result();
-  seen_.version = machine_.model_version();
+  if (seen_.result) {
+    stats_.record = seen_.result->record;
+    stats_.gradients = seen_.result->gradients();
+    stats_.skipped = seen_.result->skipped();
+    stats_.contributors = seen_.result->contributors();
+  }
+  // A result is delivered with the update() that shows it, before the user has applied it.
+  seen_.version = seen_.result ? seen_.result->number() : machine_.model_version();
   seen_.leader = machine_.leader().value_or("");
   seen_.is_leader = machine_.is_leader();
   if (!seen_.wants_state) state_wanted_at_ = kNever;
@@ -249,12 +256,9 @@ void AccumulatorPeer::release_result() {
   const Engine::Lock lock = lock_open();
   if (!seen_.result) return;
   const Time now = io::now();
-  const accumulate::Round round = *std::exchange(seen_.result, std::nullopt);
-  stats_.record = round.record;
-  stats_.gradients = round.gradients();
-  stats_.skipped = round.skipped();
-  stats_.contributors = round.contributors();
-  machine_.delivered(now, round.number());
+  const std::uint64_t round = seen_.result->number();
+  seen_.result.reset();
+  machine_.delivered(now, round);
   settle(now);
   seen_.version = machine_.model_version();
   seen_.wants_gradients = machine_.wants_gradients(now);

@@ -59,14 +59,11 @@ class Accumulator(AccumulatorBase):
     def _gather(self, bucket: npt.NDArray[np.uint8], batch_size: int) -> None:
         with torch.no_grad():
             for views, parameters in self._views(bucket):
-                present = [(v, p.grad) for v, p in zip(views, parameters, strict=True)]
-                torch._foreach_copy_(
-                    [view for view, gradient in present if gradient is not None],
-                    [gradient for _, gradient in present if gradient is not None],
-                )
-                for view, gradient in present:
-                    if gradient is None:
+                for view, parameter in zip(views, parameters, strict=True):
+                    if parameter.grad is None:
                         view.zero_()
+                    else:
+                        view.copy_(parameter.grad)
                 torch._foreach_mul_(views, batch_size)
         self._clear()
 

@@ -52,7 +52,7 @@ def failed(accumulators: list, errors: list[str]) -> bool:
     for accumulator in accumulators:
         try:
             pump([accumulator])
-        except moolink.Error as error:
+        except (moolink.Error, ValueError) as error:
             errors.append(str(error))
     return bool(errors)
 
