@@ -35,7 +35,8 @@ class Life {
       : simulation_(seed, trace),
         setting_(make_setting(simulation_.random)),
         registry_(setting_.virtual_batch_size, setting_.elements),
-        world_(simulation_, registry_, setting_) {}
+        world_(simulation_, registry_, setting_),
+        long_silences_(simulation_.random.chance(1, 3)) {}
 
   std::uint64_t run() {
     world_.start_broker();
@@ -78,6 +79,9 @@ class Life {
     world_.add_peer(observer, below(3) == 0 ? below(5) : 0);
   }
 
+  // In some lives most silences are long enough for an eviction.
+  bool is_long() { return below(6) < (long_silences_ ? 5 : 1); }
+
   int someone() {
     const std::vector<int> live = world_.live();
     return live.empty() ? -1 : live[static_cast<std::size_t>(below(live.size()))];
@@ -95,9 +99,9 @@ class Life {
     } else if (kind < 58) {
       world_.leave(peer);
     } else if (kind < 70) {
-      world_.freeze(peer, below(3) == 0 ? between(3200, 5000) : between(20, 1500));
+      world_.freeze(peer, is_long() ? between(3200, 5000) : between(20, 1500));
     } else if (kind < 80) {
-      world_.cut_off(peer, below(3) == 0 ? between(2800, 5000) : between(20, 1500));
+      world_.cut_off(peer, is_long() ? between(2800, 5000) : between(20, 1500));
     } else if (kind < 88) {
       world_.send_user_away(peer, below(4) == 0 ? between(2200, 4000) : between(50, 900));
     } else if (kind < 92) {
@@ -213,6 +217,7 @@ class Life {
   Setting setting_;
   Registry registry_;
   World world_;
+  bool long_silences_;
 };
 
 }  // namespace

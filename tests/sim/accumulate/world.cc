@@ -335,7 +335,7 @@ void World::user_turn(int index) {
   if (simulation_.now() >= peer.user_away_until) {
     peer.learner->update(simulation_.now(), *peer.machine, simulation_.random, contributing_);
   }
-  on(index, simulation_.between(milliseconds(2), milliseconds(20)),
+  on(index, simulation_.between(milliseconds(5), milliseconds(30)),
      [=, this] { user_turn(index); });
 }
 

@@ -1,0 +1,97 @@
+#include "accumulate/leader.h"
+
+#include "check.h"
+
+namespace {
+
+using namespace moolink;
+using namespace moolink::accumulate;
+
+const Uid kA{1, 1};
+const Uid kB{1, 2};
+const Uid kC{1, 3};
+
+Leader make_leader(std::uint32_t parallel = 1) {
+  Leader::Config config;
+  config.epoch = 4;
+  config.round = 10;
+  config.parallel_gradients = parallel;
+  config.snapshot_gather = milliseconds(100);
+  Leader leader(config, {{kA, {"a", false, true, false}},
+                         {kB, {"b", false, true, false}},
+                         {kC, {"c", true, false, true}}});
+  leader.have(kA, {10, 10, true});
+  leader.have(kB, {10, 10, true});
+  return leader;
+}
+
+TEST("leader: a round is the shortest prefix of the offers that reaches the virtual batch") {
+  Leader leader = make_leader();
+  leader.offer(kA, {1, 3, {{"steps", 30}}});
+  CHECK(!leader.cut(8));
+  leader.offer(kB, {1, 0, {{"steps", 1}}});
+  leader.offer(kB, {2, 6, {{"steps", 60}}});
+  leader.offer(kA, {2, 3, {}});
+  const auto round = leader.cut(8);
+  CHECK(round.has_value());
+  CHECK_EQ(round->round, std::uint64_t{11});
+  CHECK_EQ(round->total, std::int64_t{9});
+  CHECK_EQ(round->contributions.size(), std::size_t{3});
+  CHECK_EQ(round->counters.at("steps"), std::int64_t{91});
+  CHECK_EQ(leader.queued().size(), std::size_t{1});
+}
+
+TEST("leader: the same contribution is not queued twice, an observer's not at all") {
+  Leader leader = make_leader();
+  leader.offer(kA, {1, 4, {}});
+  leader.offer(kA, {1, 4, {}});
+  leader.offer(kC, {1, 4, {}});
+  leader.offer(Uid{9, 9}, {1, 4, {}});
+  CHECK_EQ(leader.queued().size(), std::size_t{1});
+}
+
+TEST("leader: cuts wait for HAVE of the rounds under way and for full result slots") {
+  Leader leader = make_leader(1);
+  for (std::uint64_t k = 1; k <= 9; ++k) leader.offer(kA, {k, 1, {}});
+  CHECK(leader.cut(1).has_value());
+  CHECK(!leader.cut(1));  // round 11 is under way
+  CHECK((leader.without_oldest() == std::vector<Uid>{kA, kB}));
+  leader.have(kA, {11, 11, true});
+  CHECK_EQ(leader.stable(), std::uint64_t{10});
+  leader.have(kB, {11, 10, true});
+  CHECK_EQ(leader.stable(), std::uint64_t{11});  // the observer is not waited for
+  CHECK(leader.cut(1).has_value());
+  leader.have(kA, {12, 12, true});
+  leader.have(kB, {12, 10, true});
+  CHECK(!leader.cut(1));  // b's two slots hold rounds 11 and 12
+  CHECK((leader.blocked_by(1) == std::vector<Uid>{kB}));
+  leader.have(kB, {12, 11, true});
+  CHECK(leader.cut(1).has_value());
+}
+
+TEST("leader: one snapshot for all who ask within the time, of the last round that was cut") {
+  Leader leader = make_leader(2);
+  const Time start(seconds(5));
+  leader.offer(kA, {1, 1, {}});
+  CHECK(leader.cut(1).has_value());
+  leader.request_state(start, kC);
+  const auto id = leader.promise(start);  // c is the only one in need: no reason to wait
+  CHECK(id.has_value() && id->version == 11 && id->epoch == 4);
+  CHECK(!leader.promise(start));
+  CHECK((leader.captured() == std::vector<Uid>{kC}));
+  CHECK(!leader.snapshot_complete(kC, {4, 99}));
+  CHECK(leader.snapshot_complete(kC, *id));
+  leader.request_state(start, kB);  // it gave up what it had
+  CHECK_EQ(*leader.promise_due(), start + milliseconds(100));
+  CHECK(leader.promise(start + milliseconds(100)).has_value());
+}
+
+TEST("leader: differing checksums are told once each, with the names") {
+  Leader leader = make_leader();
+  CHECK(leader.checksum(kB, kA, {10, 7}).empty());
+  CHECK((leader.checksum(kA, kA, {10, 8}) == std::vector<std::string>{"b"}));
+  CHECK((leader.checksum(kC, kA, {10, 9}) == std::vector<std::string>{"c"}));
+  CHECK(leader.checksum(kC, kA, {11, 9}).empty());
+}
+
+}  // namespace

@@ -1,0 +1,86 @@
+#include "accumulate/ledger.h"
+
+#include "check.h"
+
+namespace {
+
+using namespace moolink;
+using namespace moolink::accumulate;
+
+const Uid kSelf{1, 1};
+
+RoundRecord record(std::uint64_t round, std::vector<std::uint64_t> own) {
+  RoundRecord record;
+  record.round = round;
+  for (const std::uint64_t k : own) record.contributions.push_back({kSelf, "self", k, 2});
+  record.total = 2 * static_cast<std::int64_t>(own.size());
+  return record;
+}
+
+TEST("ledger: rounds come in turn, whatever the order of their results") {
+  Ledger ledger(kSelf);
+  ledger.reset(5, true);
+  for (const std::uint64_t round : {6u, 7u, 8u}) ledger.add_record(record(round, {}));
+  ledger.store(7, HeapAllocator().allocate(8));
+  CHECK_EQ(ledger.have(), std::uint64_t{5});
+  CHECK(ledger.next() == nullptr);
+  ledger.store(6, HeapAllocator().allocate(8));
+  CHECK_EQ(ledger.have(), std::uint64_t{7});
+  CHECK_EQ(ledger.next()->record.round, std::uint64_t{6});
+  CHECK_EQ(ledger.waiting(), std::uint64_t{2});
+  CHECK_EQ(ledger.waiting_bytes(), std::size_t{16});
+  ledger.set_delivered(6);
+  CHECK_EQ(ledger.next()->record.round, std::uint64_t{7});
+}
+
+TEST("ledger: a result is kept until it is both applied here and at every member") {
+  for (const bool applied_first : {false, true}) {
+    Ledger ledger(kSelf);
+    ledger.reset(0, true);
+    ledger.add_record(record(1, {}));
+    ledger.store(1, HeapAllocator().allocate(8));
+    applied_first ? ledger.set_delivered(1) : ledger.set_stable(1);
+    CHECK(ledger.find(1) != nullptr && ledger.find(1)->kept);
+    applied_first ? ledger.set_stable(1) : ledger.set_delivered(1);
+    CHECK(ledger.find(1) == nullptr);
+    CHECK_EQ(ledger.waiting_bytes(), std::size_t{0});
+  }
+}
+
+TEST("ledger: rounds that never were give their contributions back") {
+  Ledger ledger(kSelf);
+  ledger.reset(0, true);
+  for (int i = 0; i < 3; ++i) ledger.add(HeapAllocator().allocate(8), 2, {});
+  ledger.add_record(record(1, {1}));
+  ledger.add_record(record(2, {2}));
+  CHECK_EQ(ledger.uncut_batch(), std::int64_t{2});
+  ledger.store(1, HeapAllocator().allocate(8));
+  ledger.store(2, HeapAllocator().allocate(8));
+  ledger.rewind(1);
+  CHECK_EQ(ledger.have(), std::uint64_t{1});
+  CHECK_EQ(ledger.uncut_batch(), std::int64_t{4});
+  CHECK(!ledger.knows(2));
+  ledger.set_stable(1);
+  CHECK(ledger.own().at(1).bucket.empty() && !ledger.own().at(2).bucket.empty());
+  ledger.set_delivered(1);
+  CHECK(!ledger.own().contains(1));
+  CHECK((ledger.drop_own() == std::vector<std::uint64_t>{2, 3}));
+}
+
+TEST("ledger: a newcomer keeps exactly what comes after its snapshot") {
+  Ledger ledger(kSelf);
+  ledger.reset(3, false);
+  for (const std::uint64_t round : {4u, 5u, 6u}) ledger.add_record(record(round, {}));
+  ledger.keep_after(5);
+  for (const std::uint64_t round : {4u, 5u, 6u}) {
+    ledger.store(round, HeapAllocator().allocate(8));
+  }
+  CHECK_EQ(ledger.have(), std::uint64_t{6});
+  CHECK_EQ(ledger.waiting(), std::uint64_t{1});
+  CHECK_EQ(ledger.next()->record.round, std::uint64_t{6});
+  ledger.stop_keeping();
+  CHECK(ledger.next() == nullptr);
+  CHECK_EQ(ledger.waiting_bytes(), std::size_t{0});
+}
+
+}  // namespace

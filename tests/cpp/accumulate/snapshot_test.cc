@@ -1,0 +1,92 @@
+#include "accumulate/snapshot.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "base/random.h"
+#include "check.h"
+
+namespace {
+
+using namespace moolink;
+using namespace moolink::accumulate;
+
+const Uid kFirst{1, 1};
+const Uid kSecond{1, 2};
+
+Buffer bytes(std::size_t size) {
+  const MutableBuffer memory = HeapAllocator().allocate(size);
+  Random random(size);
+  for (std::size_t i = 0; i < size; ++i) memory.data()[i] = static_cast<std::byte>(random.next());
+  return memory;
+}
+
+HeldSnapshot snapshot() {
+  wire::Payload state{bytes(300), {bytes(5000), Buffer(), bytes(1024)}};
+  return {describe({3, 17}, 0, state, 1024), state};
+}
+
+SnapshotFetch make_fetch() { return {{3, 17}, std::make_shared<HeapAllocator>(), seconds(1)}; }
+
+TEST("snapshot: all chunks make the same state, a few being asked for at a time") {
+  const HeldSnapshot held = snapshot();
+  SnapshotFetch fetch = make_fetch();
+  const Time now(seconds(1));
+  fetch.set_parents(now, {kFirst});
+  auto requests = fetch.next_requests(now);
+  CHECK(requests.size() == 1 && std::holds_alternative<FetchInfo>(requests[0].message));
+  fetch.set_info(now, held.info());
+  std::size_t asked = 0;
+  for (requests = fetch.next_requests(now); !requests.empty();
+       requests = fetch.next_requests(now)) {
+    CHECK(requests.size() <= 4);
+    for (const auto& request : requests) {
+      const std::uint32_t chunk = std::get<FetchChunk>(request.message).chunk;
+      CHECK(fetch.chunk(now, chunk, held.chunk(chunk)));
+      ++asked;
+    }
+  }
+  CHECK_EQ(asked, held.chunks());
+  CHECK(fetch.complete());
+  const HeldSnapshot copy = fetch.finish();
+  CHECK_EQ(copy.payload().parts.size(), std::size_t{3});
+  for (std::size_t i = 0; i < copy.chunks(); ++i) {
+    CHECK(std::ranges::equal(copy.chunk(i).span(), held.chunk(i).span()));
+  }
+}
+
+TEST("snapshot: a damaged chunk is asked for again, a silent parent is given up") {
+  const HeldSnapshot held = snapshot();
+  SnapshotFetch fetch = make_fetch();
+  Time now(seconds(1));
+  fetch.set_info(now, held.info());
+  fetch.set_parents(now, {kFirst, kSecond});
+  CHECK_EQ(fetch.next_requests(now).size(), std::size_t{4});
+  const MutableBuffer damaged = HeapAllocator().allocate(held.chunk(2).size());
+  std::memcpy(damaged.data(), held.chunk(2).data(), damaged.size());
+  damaged.data()[7] ^= std::byte{1};
+  CHECK(!fetch.chunk(now, 2, damaged));
+  CHECK(!fetch.has(2));
+  CHECK(fetch.chunk(now, 1, held.chunk(1)));
+  CHECK_EQ(fetch.deadline(), now + seconds(1));
+  CHECK(fetch.give_up(now, kFirst));
+  for (const auto& request : fetch.next_requests(now)) {
+    CHECK(request.parent == kSecond);
+    CHECK(std::get<FetchChunk>(request.message).chunk != 1);
+  }
+  CHECK(!fetch.give_up(now, kSecond));
+}
+
+TEST("snapshot: a description that does not fit itself is refused before memory is taken") {
+  for (int kind = 0; kind < 3; ++kind) {
+    SnapshotInfo info = snapshot().info();
+    if (kind == 0) info.segments[0] = std::uint64_t{1} << 60;
+    if (kind == 1) info.chunk_bytes = 0;
+    if (kind == 2) info.crc32c.pop_back();
+    SnapshotFetch fetch = make_fetch();
+    CHECK_THROWS(fetch.set_info(Time(seconds(1)), info), ErrorCode::wire);
+  }
+}
+
+}  // namespace
