@@ -101,7 +101,7 @@ class Accumulator(AccumulatorBase):
         digest = hashlib.blake2b(digest_size=8)
         for parameter in self._parameters:
             logical = parameter.detach().cpu().contiguous()
-            digest.update(memoryview(logical.reshape(-1).view(torch.uint8).numpy()))
+            digest.update(logical.reshape(-1).view(torch.uint8).numpy().tobytes())
         return int.from_bytes(digest.digest(), "little")
 
     def _views(
