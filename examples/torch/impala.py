@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import signal
 import sys
 import time
@@ -43,6 +44,8 @@ from examples.common.statistics import EpisodeReturns, ReturnWindow
 from examples.common.unrolls import Batch
 from examples.torch.net import ActingPolicy, Net
 from examples.torch.optimizers import Optimizer, make_optimizer
+
+GATHERING_TIME = 10.0  # seconds that a new job waits for the number of peers it is meant for
 
 
 class VTrace(NamedTuple):
@@ -179,6 +182,7 @@ class Learner:
         self.hurried = False
         self.next_log = self.next_checkpoint = 0.0
         self.leads = False
+        self.outstanding = 0  # contributions that no round has held yet
 
         saved = checkpoint.load(config.save_dir) if config.job.resume else None
         if saved is not None:
@@ -207,6 +211,7 @@ class Learner:
             self.accumulator.set_model_version(saved["model_version"])
             terminal.say(f"resumed from {config.save_dir / checkpoint.NAME} at step {self.steps:,}")
         self.totals = Totals(self.steps, self.started)
+        self.ready = time.monotonic()
 
     def stop(self, reason: str, hurried: bool = False) -> None:
         """Ends `run` at its next turn; when hurried, without drawing the curve. May be called from
@@ -231,6 +236,7 @@ class Learner:
     def turn(self) -> None:
         """One turn of the loop: at most one round applied or one contribution made."""
         accumulator = self.accumulator
+        self.group.update()
         accumulator.update()
         if accumulator.wants_state():
             accumulator.set_state(self.state())
@@ -242,13 +248,29 @@ class Learner:
             return
         self.lead(accumulator.is_leader())
         if not self.actor.ident:
+            if self.lacks_peers():
+                accumulator.wait(0.1)
+                return
             self.actor.start()  # not before: a newcomer's first parameters come from the leader
         if accumulator.has_gradients():
             self.apply_round()
-        elif not accumulator.wants_gradients():
+        elif not accumulator.wants_gradients() or self.has_contributed():
             accumulator.wait(0.1)
         elif (batch := self.actor.unrolls.get(timeout=0.01)) is not None:
             self.contribute(batch)
+
+    def lacks_peers(self) -> bool:
+        """Whether a new job waits for its other peers, which it does for some seconds at most."""
+        gathered = len(self.group.members()) >= self.config.group.num_peers
+        late = time.monotonic() > self.ready + GATHERING_TIME
+        return not (gathered or late or self.accumulator.model_version())
+
+    def has_contributed(self) -> bool:
+        """Whether this peer's share of the rounds under way is done, so that the others' unrolls
+        are in each round, too. If peers are missing the others' shares are larger."""
+        learner, members = self.config.learner, max(1, len(self.group.members()))
+        share = math.ceil(self.config.virtual_batch_size / (learner.batch_size * members))
+        return self.outstanding >= share * learner.parallel_gradients
 
     def contribute(self, batch: Batch) -> None:
         """Computes the gradients of one batch and offers them to the group."""
@@ -257,6 +279,7 @@ class Learner:
         num_steps, batch_size = batch.action.shape
         self.actor.unrolls.release(batch)
         self.totals.loss, self.totals.entropy = losses.total.item(), losses.entropy.item()
+        self.outstanding += 1
         self.accumulator.reduce_gradients(
             batch_size,
             counters={
@@ -291,7 +314,8 @@ class Learner:
         self.steps += counters["steps"]
         self.window.add(counters)
         totals.batch_size, totals.gradient_norm = stats["batch_size"], norm
-        contributors = len(stats["contributors"])
+        self.outstanding -= stats["contributors"].count(self.rpc.get_name())
+        contributors = len(set(stats["contributors"]))
         totals.contributors = min(contributors, totals.contributors or contributors)
         if self.steps >= self.config.job.total_steps:
             self.stop("all steps are done")
@@ -314,6 +338,7 @@ class Learner:
         self.optimizer.load_state(state["optimizer"])
         self.steps = state["steps"]
         self.window.load(state["window"])
+        self.outstanding = 0
         self.policy.update(self.net)
         self.totals = Totals(self.steps, time.monotonic())
 
