@@ -107,10 +107,13 @@ class Life {
     } else if (kind < 92) {
       world_.crash(World::kBroker);
       simulation_.after(between(10, 2500), [this] { world_.start_broker(); });
-    } else if (const int again =
-                   1 + static_cast<int>(below(static_cast<std::uint64_t>(world_.peers())));
-               kind < 97) {
-      world_.start(again, false, 0);
+    } else if (kind < 96) {
+      const auto peers = static_cast<std::uint64_t>(world_.peers());
+      world_.start(1 + static_cast<int>(below(peers)), false, 0);
+    } else {
+      // Epochs change while no round is made.
+      const Duration duration = between(500, is_long() ? 6000 : 1000);
+      for (const int other : world_.live()) world_.send_user_away(other, duration);
     }
   }
 
