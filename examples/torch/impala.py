@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import math
 import signal
 import sys
 import time
@@ -182,7 +181,7 @@ class Learner:
         self.hurried = False
         self.next_log = self.next_checkpoint = 0.0
         self.leads = False
-        self.outstanding = 0  # contributions that no round has held yet
+        self.joined = False  # whether it came to a job under way
 
         saved = checkpoint.load(config.save_dir) if config.job.resume else None
         if saved is not None:
@@ -242,6 +241,7 @@ class Learner:
             accumulator.set_state(self.state())
         if accumulator.has_new_state():
             self.load_state(accumulator.state())
+            self.joined = True
         if not accumulator.connected():
             self.terminal.wait(self.waiting)
             accumulator.wait(0.1)
@@ -254,7 +254,7 @@ class Learner:
             self.actor.start()  # not before: a newcomer's first parameters come from the leader
         if accumulator.has_gradients():
             self.apply_round()
-        elif not accumulator.wants_gradients() or self.has_contributed():
+        elif not accumulator.wants_gradients():
             accumulator.wait(0.1)
         elif (batch := self.actor.unrolls.get(timeout=0.01)) is not None:
             self.contribute(batch)
@@ -262,15 +262,7 @@ class Learner:
     def lacks_peers(self) -> bool:
         """Whether a new job waits for its other peers, which it does for some seconds at most."""
         gathered = len(self.group.members()) >= self.config.group.num_peers
-        late = time.monotonic() > self.ready + GATHERING_TIME
-        return not (gathered or late or self.accumulator.model_version())
-
-    def has_contributed(self) -> bool:
-        """Whether this peer's share of the rounds under way is done, so that the others' unrolls
-        are in each round, too. If peers are missing the others' shares are larger."""
-        learner, members = self.config.learner, max(1, len(self.group.members()))
-        share = math.ceil(self.config.virtual_batch_size / (learner.batch_size * members))
-        return self.outstanding >= share * learner.parallel_gradients
+        return not (gathered or self.joined or time.monotonic() > self.ready + GATHERING_TIME)
 
     def contribute(self, batch: Batch) -> None:
         """Computes the gradients of one batch and offers them to the group."""
@@ -279,7 +271,6 @@ class Learner:
         num_steps, batch_size = batch.action.shape
         self.actor.unrolls.release(batch)
         self.totals.loss, self.totals.entropy = losses.total.item(), losses.entropy.item()
-        self.outstanding += 1
         self.accumulator.reduce_gradients(
             batch_size,
             counters={
@@ -314,7 +305,6 @@ class Learner:
         self.steps += counters["steps"]
         self.window.add(counters)
         totals.batch_size, totals.gradient_norm = stats["batch_size"], norm
-        self.outstanding -= stats["contributors"].count(self.rpc.get_name())
         contributors = len(set(stats["contributors"]))
         totals.contributors = min(contributors, totals.contributors or contributors)
         if self.steps >= self.config.job.total_steps:
@@ -338,7 +328,6 @@ class Learner:
         self.optimizer.load_state(state["optimizer"])
         self.steps = state["steps"]
         self.window.load(state["window"])
-        self.outstanding = 0
         self.policy.update(self.net)
         self.totals = Totals(self.steps, time.monotonic())
 
