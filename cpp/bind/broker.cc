@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "bind/context.h"
+#include "bind/gil.h"
 #include "bind/rpc.h"
 #include "runtime/broker_peer.h"
 
@@ -37,7 +38,7 @@ class PyBroker {
 
   void set_name(const std::string& name) { broker_->rpc()->set_name(name); }
   std::vector<std::string> listen(const std::string& address) {
-    const nb::gil_scoped_release unlocked;
+    const GilRelease unlocked;
     return broker_->rpc()->listen(address);
   }
   std::vector<std::string> groups() { return broker_->groups(); }
@@ -49,7 +50,7 @@ class PyBroker {
     return names;
   }
   void close() {
-    const nb::gil_scoped_release unlocked;
+    const GilRelease unlocked;
     broker_->close();
     if (owns_rpc_) broker_->rpc()->close();
   }

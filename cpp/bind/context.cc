@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/uid.h"
+#include "bind/gil.h"
 #include "bind/reference.h"
 
 namespace moolink::bind {
@@ -24,7 +25,7 @@ class Gil final : public runtime::Interpreter {
       release_ = PyGILState_Ensure();
       state_ = PyThreadState_Get();
     } else {
-      PyEval_RestoreThread(state_);
+      survive_exit([] { PyEval_RestoreThread(state_); });
     }
     release_dropped();
   }
@@ -76,12 +77,13 @@ Defaults& defaults() {
 // At the interpreter's exit, while Python still works: ends the threads, so that none of them meets
 // an interpreter that is gone.
 void shut_down() {
+  exiting = true;
   Defaults& state = defaults();
   state.shut_down = true;
   const auto context = std::exchange(state.context, nullptr);
   const auto peers = std::exchange(state.peers, {});
   {
-    const nb::gil_scoped_release unlocked;
+    const GilRelease unlocked;
     for (const auto& weak : peers) {
       if (const auto peer = weak.lock()) peer->close();
     }
@@ -104,6 +106,7 @@ std::string create_uid() { return Uid::from_entropy().hex().substr(0, 16); }
 }  // namespace
 
 std::shared_ptr<runtime::Context> default_context() {
+  park_if_exiting();
   Defaults& state = defaults();
   if (state.shut_down) {
     throw Exception(ErrorCode::closed, "the interpreter is shutting down");

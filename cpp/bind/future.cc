@@ -7,6 +7,7 @@
 
 #include "bind/context.h"
 #include "bind/errors.h"
+#include "bind/gil.h"
 
 namespace moolink::bind {
 namespace {
@@ -19,7 +20,8 @@ namespace {
 // Runs on a worker; what the callback raises has nobody to go to but the interpreter's hook.
 void call_back(const Reference& callback, const Reference& future) {
   const nb::object function = callback.borrow();
-  const nb::object result = nb::steal(PyObject_CallOneArg(function.ptr(), future.get()));
+  const nb::object result =
+      nb::steal(survive_exit([&] { return PyObject_CallOneArg(function.ptr(), future.get()); }));
   if (!result.is_valid()) PyErr_WriteUnraisable(function.ptr());
 }
 
@@ -43,10 +45,11 @@ PyType_Slot future_slots[] = {
 }  // namespace
 
 bool PyFuture::wait(std::optional<double> timeout) {
+  park_if_exiting();
   if (future_->done()) return true;
   const Time deadline = deadline_after(timeout);
   const auto interrupt = signal_check();
-  const nb::gil_scoped_release unlocked;
+  const GilRelease unlocked;
   return future_->wait(deadline, interrupt);
 }
 
@@ -76,7 +79,7 @@ void PyFuture::decode() {
   if (decoded_) return;
   std::unique_lock lock(decoding_, std::try_to_lock);
   if (!lock) {
-    const nb::gil_scoped_release unlocked;
+    const GilRelease unlocked;
     lock.lock();
   }
   if (!decoded_) decode_once();

@@ -9,6 +9,7 @@
 #include "bind/context.h"
 #include "bind/deferred.h"
 #include "bind/future.h"
+#include "bind/gil.h"
 #include "bind/reference.h"
 
 namespace moolink::bind {
@@ -54,7 +55,7 @@ PyGroup::PyGroup(const PyRpc& rpc, const std::string& name) : options_(rpc.optio
 }
 
 void PyGroup::close() {
-  const nb::gil_scoped_release unlocked;
+  const GilRelease unlocked;
   group_->close();
 }
 
@@ -82,7 +83,7 @@ nb::object PyGroup::all_reduce(const std::string& name, const std::string& op,
   copy_elements(input, bytes.data());
   std::shared_ptr<runtime::Future> future;
   {
-    const nb::gil_scoped_release unlocked;
+    const GilRelease unlocked;
     future = group_->all_reduce(name, std::move(spec), bytes, retry);
   }
   wire::TensorHead head = input.head();
@@ -109,7 +110,7 @@ nb::object PyGroup::all_reduce_value(const std::string& name, nb::handle value, 
   };
   std::shared_ptr<runtime::Future> future;
   {
-    const nb::gil_scoped_release unlocked;
+    const GilRelease unlocked;
     future = group_->all_reduce_value(name, std::move(payload), std::move(combine), retry);
   }
   auto decode = [options = options_, &pool](const wire::Payload& result) {
@@ -122,7 +123,7 @@ nb::object PyGroup::all_reduce_value(const std::string& name, nb::handle value, 
 void bind_group(nb::module_& m) {
   nb::class_<PyGroup>(m, "GroupCore", "What moolink.Group stands on.")
       .def(nb::init<const PyRpc&, const std::string&>(), nb::arg("rpc"), nb::arg("name"))
-      .def("update", &PyGroup::update, nb::call_guard<nb::gil_scoped_release>())
+      .def("update", &PyGroup::update, nb::call_guard<GilRelease>())
       .def("members", &PyGroup::members)
       .def("rank", &PyGroup::rank)
       .def("epoch", &PyGroup::epoch)

@@ -13,6 +13,7 @@
 #include "bind/context.h"
 #include "bind/deferred.h"
 #include "bind/errors.h"
+#include "bind/gil.h"
 
 namespace moolink::bind {
 namespace {
@@ -80,7 +81,8 @@ nb::object function_named(const std::weak_ptr<std::map<std::string, Reference>>&
 }
 
 nb::object call_python(nb::handle function, nb::handle arguments, nb::handle keywords) {
-  nb::object result = nb::steal(PyObject_Call(function.ptr(), arguments.ptr(), keywords.ptr()));
+  nb::object result = nb::steal(
+      survive_exit([&] { return PyObject_Call(function.ptr(), arguments.ptr(), keywords.ptr()); }));
   if (!result.is_valid()) throw nb::python_error();
   return result;
 }
@@ -131,7 +133,7 @@ PyRpc::~PyRpc() { close(); }
 
 void PyRpc::close() {
   {
-    const nb::gil_scoped_release unlocked;
+    const GilRelease unlocked;
     peer_->close();
   }
   release_dropped();
@@ -147,7 +149,7 @@ void PyRpc::set_transports(const std::vector<std::string>& names) {
 }
 
 std::vector<std::string> PyRpc::listen(const std::string& address) {
-  const nb::gil_scoped_release unlocked;
+  const GilRelease unlocked;
   return peer_->listen(address);
 }
 
@@ -200,7 +202,7 @@ void PyRpc::undefine(const std::string& name) {
   bool defined = false;
   const auto interrupt = signal_check();
   {
-    const nb::gil_scoped_release unlocked;
+    const GilRelease unlocked;
     defined = peer_->undefine(name, interrupt);
   }
   if (!defined) {
@@ -214,13 +216,14 @@ void PyRpc::undefine(const std::string& name) {
 
 nb::object PyRpc::async(const std::string& peer, const std::string& function,
                         const nb::args& arguments, const nb::kwargs& keywords) {
+  park_if_exiting();
   release_dropped();
   wire::Payload payload = encode_call(arguments, keywords, *options_, peer_->context()->pool());
   const Duration timeout = to_duration(timeout_);
   const std::uint16_t lane = lane_of_this_thread();
   std::shared_ptr<runtime::Future> future;
   if (payload.bytes() > kSendUnlocked) {
-    const nb::gil_scoped_release unlocked;
+    const GilRelease unlocked;
     future = peer_->call(peer, function, std::move(payload), timeout, lane);
   } else {
     future = peer_->call(peer, function, std::move(payload), timeout, lane);
@@ -303,7 +306,8 @@ void async_callback(PyRpc& self, const std::string& peer, const std::string& fun
     auto& ended = nb::cast<PyFuture&>(nb::handle(outcome.get()));
     const nb::object error = ended.exception();
     try {
-      call(error.is_none() ? ended.value() : nb::none(), error);
+      const nb::object value = error.is_none() ? ended.value() : nb::none();
+      call_python(call, nb::make_tuple(value, error), nb::dict());
     } catch (nb::python_error& e) {
       e.discard_as_unraisable(call);
     }

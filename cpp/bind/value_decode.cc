@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "bind/gil.h"
 #include "bind/registered_types.h"
 #include "bind/value.h"
 #include "wire/value.h"
@@ -232,7 +233,7 @@ nb::object ValueDecoder::read_tensor(const wire::ValueToken& token) {
         part == wire::kNoPart ? token.bytes : payload_.parts[part].span();
     memory = HeapAllocator().allocate(bytes.size());
     if (bytes.size() >= kLargeCopy) {
-      const nb::gil_scoped_release released;
+      const GilRelease released;
       std::memcpy(memory.data(), bytes.data(), bytes.size());
     } else if (!bytes.empty()) {
       std::memcpy(memory.data(), bytes.data(), bytes.size());

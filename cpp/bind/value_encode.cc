@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "bind/gil.h"
 #include "bind/registered_types.h"
 #include "bind/value.h"
 #include "wire/value.h"
@@ -302,7 +303,7 @@ wire::Payload ValueEncoder::finish(Allocator& allocator) {
     }
   };
   if (tensor_bytes_ >= kLargeCopy) {
-    const nb::gil_scoped_release released;
+    const GilRelease released;
     capture();
   } else {
     capture();

@@ -109,6 +109,32 @@ def test_exit_with_things_in_flight(start: Start, rest: str) -> None:
     assert "Fatal" not in err
 
 
+def test_exit_while_daemon_threads_call(start: Start) -> None:
+    # They come back from waits into an interpreter that is being finalised.
+    program = """
+        import moolink, random, sys, threading, time
+        sys.stderr = open("/dev/null", "w")  # the threads' own tracebacks
+        server, client = moolink.Rpc("server"), moolink.Rpc("client")
+        server.define("echo", lambda x: x)
+        client.connect(server.listen("127.0.0.1:0")[0])
+
+        def call_for_ever():
+            while True:
+                try:
+                    client.sync("server", "echo", 1)
+                except moolink.Closed:
+                    pass
+
+        for _ in range(3):
+            threading.Thread(target=call_for_ever, daemon=True).start()
+        client.sync("server", "echo", 1)
+        """
+    for _ in range(10):
+        process = start(program)
+        process.communicate(timeout=20)
+        assert process.returncode == 0
+
+
 def test_a_forked_child_cannot_use_the_parents_peer_but_can_make_its_own(start: Start) -> None:
     process, address = start_server(start, ["tcp"])
     with moolink.Rpc("parent", timeout=20) as rpc:
