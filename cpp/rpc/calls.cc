@@ -46,8 +46,8 @@ CallId NodeState::call(Time now, const std::string& peer_name, const std::string
   call.started = now;
   if (timeout >= Duration(0) && timeout < kNever - now) call.deadline = now + timeout;
   if (closing_) {
-    complete(id, call_error(ErrorCode::closed, "peer '" + config.name + "' was closed", call,
-                            Ran::no));
+    complete(id,
+             call_error(ErrorCode::closed, "peer '" + config.name + "' was closed", call, Ran::no));
     return id;
   }
   timers.push({call.deadline, Timer::Kind::call, id, {}});
@@ -171,8 +171,8 @@ void NodeState::time_out(Time now, CallId id) {
 
 std::string NodeState::why_unreached(const std::string& name) {
   const auto search = searches_.find(name);
-  const bool connected = std::any_of(peers_.begin(), peers_.end(),
-                                     [](const auto& entry) { return entry.second->up; });
+  const bool connected =
+      std::any_of(peers_.begin(), peers_.end(), [](const auto& entry) { return entry.second->up; });
   std::string text;
   if (search != searches_.end() && search->second.reachable) {
     text = "peer '" + name + "' is known but does not answer";
@@ -203,8 +203,8 @@ void NodeState::cancel(Time now, CallId id) {
       send_or_queue(now, *peer, std::move(message));
     }
   }
-  Error error = call_error(ErrorCode::cancelled, "'" + call.function + "' at peer '" + call.peer +
-                                                     "' was cancelled",
+  Error error = call_error(ErrorCode::cancelled,
+                           "'" + call.function + "' at peer '" + call.peer + "' was cancelled",
                            call, may_have_run(call));
   complete(id, std::move(error));
 }
@@ -258,8 +258,7 @@ void NodeState::fail_calls_of(const Peer& peer, const session::Lost& lost) {
 
 void NodeState::delivered_call(Time now, Peer& peer, session::Deliver& delivered) {
   const auto head = wire::decode<CallHead>(delivered.payload.body);
-  const auto early =
-      std::find(peer.early_cancels.begin(), peer.early_cancels.end(), head.id);
+  const auto early = std::find(peer.early_cancels.begin(), peer.early_cancels.end(), head.id);
   if (early != peer.early_cancels.end()) {
     peer.early_cancels.erase(early);
     return;
@@ -300,8 +299,7 @@ void NodeState::delivered_result(Peer& peer, session::Deliver& delivered) {
   if (head.error) {
     complete(head.id, std::move(*head.error));
   } else if (delivered.error) {
-    complete(head.id,
-             call_error(delivered.error.code, delivered.error.message, call, Ran::yes));
+    complete(head.id, call_error(delivered.error.code, delivered.error.message, call, Ran::yes));
   } else {
     complete(head.id, user_payload(std::move(delivered.payload)));
   }
@@ -342,8 +340,9 @@ void NodeState::send_result(Time now, Peer& peer, CallId id, Reply reply) {
   try {
     send_or_queue(now, peer, std::move(message));
   } catch (const Exception& refused) {
-    send_result(now, peer, id, make_error(ErrorCode::error, "the result cannot be sent: " +
-                                                                refused.error().message));
+    send_result(
+        now, peer, id,
+        make_error(ErrorCode::error, "the result cannot be sent: " + refused.error().message));
   }
 }
 

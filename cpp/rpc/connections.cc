@@ -87,7 +87,8 @@ void NodeState::greet(Time now, Connection& connection, const wire::ReceivedFram
   const bool accepted = connection.dialled.empty();
   if (accepted && !connection.theirs && frame.header.type == wire::FrameType::hello) {
     greeted(now, connection, wire::decode_hello(frame.control(), config.limits));
-  } else if (frame.header.type == wire::FrameType::welcome && accepted == connection.theirs.has_value()) {
+  } else if (frame.header.type == wire::FrameType::welcome &&
+             accepted == connection.theirs.has_value()) {
     welcomed(now, connection, frame);
   } else if (frame.header.type == wire::FrameType::refuse) {
     refused(now, connection, wire::decode_control<wire::Refuse>(frame));
@@ -100,9 +101,9 @@ void NodeState::greet(Time now, Connection& connection, const wire::ReceivedFram
 bool NodeState::objection(Time now, const Connection&, const wire::Hello& theirs,
                           Error& error) const {
   if (theirs.wire_min > wire::kVersion || theirs.wire_max < wire::kVersion) {
-    error = make_error(ErrorCode::wire, "peer '" + config.name + "' speaks version " +
-                                            std::to_string(wire::kVersion) +
-                                            " of the protocol only");
+    error =
+        make_error(ErrorCode::wire, "peer '" + config.name + "' speaks version " +
+                                        std::to_string(wire::kVersion) + " of the protocol only");
     return true;
   }
   if (theirs.instance == config.instance) {
@@ -190,8 +191,9 @@ void NodeState::adopt(Time now, Connection& connection, const wire::Hello& their
 }
 
 void NodeState::refuse(Time now, Connection& connection, const Error& error) {
-  actions.push_back(Write{connection.id, wire::make_frame(wire::FrameType::refuse,
-                                                          wire::Refuse{error.code, error.message})});
+  actions.push_back(
+      Write{connection.id,
+            wire::make_frame(wire::FrameType::refuse, wire::Refuse{error.code, error.message})});
   if (error.code != kSelf) {
     log(LogLevel::warning, "a connection is refused: " + error.message);
   }
@@ -211,8 +213,8 @@ void NodeState::refused(Time now, Connection& connection, const wire::Refuse& re
                            where + " refuses this peer: " + refusal.text);
   drop_connection(now, connection.id, error, true);
   // Calls that have no other way to their peer need not wait for their time to be up.
-  const bool connected = std::any_of(peers_.begin(), peers_.end(),
-                                     [](const auto& entry) { return entry.second->up; });
+  const bool connected =
+      std::any_of(peers_.begin(), peers_.end(), [](const auto& entry) { return entry.second->up; });
   std::vector<CallId> hopeless;
   for (const auto& [name, search] : searches_) {
     const DialTarget* target = dialler_.find(address);

@@ -24,15 +24,15 @@ struct DialTarget {
 
   std::uint64_t number = 0;
   std::string address;
-  bool wanted_by_user = false;   // connect(): for as long as the node lives
-  bool better_path = false;      // to a peer that is connected already; given up after a few tries
-  std::string peer;              // to reach a peer of this name, if not wanted_by_user
-  Uid instance;                  // who was last met there
+  bool wanted_by_user = false;  // connect(): for as long as the node lives
+  bool better_path = false;     // to a peer that is connected already; given up after a few tries
+  std::string peer;             // to reach a peer of this name, if not wanted_by_user
+  Uid instance;                 // who was last met there
   State state = State::idle;
   wire::ConnectionId connection = 0;
-  Duration pause{};              // before the next try
+  Duration pause{};  // before the next try
   Time next_try = kNever;
-  int failures = 0;              // in a row
+  int failures = 0;  // in a row
   std::string last_error;
 };
 

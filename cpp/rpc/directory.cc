@@ -123,8 +123,7 @@ void NodeState::connect(Time now, const std::string& address) {
 
 void NodeState::add_target(Time now, const std::string& address, const std::string& peer,
                            Duration delay, bool better_path) {
-  if (closing_ ||
-      std::find(addresses.begin(), addresses.end(), address) != addresses.end()) {
+  if (closing_ || std::find(addresses.begin(), addresses.end(), address) != addresses.end()) {
     return;  // this peer's own
   }
   DialTarget& target = dialler_.add(address, now + delay);
@@ -171,8 +170,8 @@ bool NodeState::needed(const DialTarget& target) {
   const Peer* peer = find_peer(target.peer);
   if (target.better_path) {
     if (peer == nullptr || !peer->session.connected()) return false;
-    const bool has_it = std::any_of(
-        connections_.begin(), connections_.end(), [&](const auto& entry) {
+    const bool has_it =
+        std::any_of(connections_.begin(), connections_.end(), [&](const auto& entry) {
           return entry.second.peer == peer && entry.second.kind == wire::PathKind::shm;
         });
     return !has_it && target.failures < kBetterPathTries;

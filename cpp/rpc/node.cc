@@ -39,9 +39,9 @@ void Node::listening(std::vector<std::string> addresses) {
 
 void Node::set_name(const std::string& name) {
   if (name.empty() || name.size() > state_->config.limits.max_name) {
-    throw Exception(ErrorCode::invalid_argument,
-                    "a peer's name has 1 to " + std::to_string(state_->config.limits.max_name) +
-                        " bytes");
+    throw Exception(
+        ErrorCode::invalid_argument,
+        "a peer's name has 1 to " + std::to_string(state_->config.limits.max_name) + " bytes");
   }
   if (name == state_->config.name) return;
   if (state_->greeted_anyone) {
@@ -227,7 +227,8 @@ void NodeState::finish_close(Time now) {
   }
   settle(now);
   while (!connections_.empty()) {
-    drop_connection(now, connections_.begin()->first, make_error(ErrorCode::closed, "closed"), true);
+    drop_connection(now, connections_.begin()->first, make_error(ErrorCode::closed, "closed"),
+                    true);
   }
   actions.push_back(Closed{});
 }

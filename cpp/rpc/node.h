@@ -41,7 +41,7 @@ using Reply = std::variant<wire::Payload, Error>;
 // Who a service message is for; 1 is the node's own.
 enum class Service : std::uint8_t {
   directory = 1,
-  group = 2,       // between a member and its broker
+  group = 2,  // between a member and its broker
   collective = 3,
   accumulate = 4,
   snapshot = 5,
@@ -66,8 +66,8 @@ struct Config {
   Duration dial_stagger = milliseconds(50);  // between the addresses of one peer
   Duration find_first = milliseconds(20);    // asking again for an unknown name, doubles
   Duration find_last = seconds(1);
-  Duration close_within = seconds(1);        // replies are flushed for so long
-  std::size_t max_waiting_calls = 65536;     // not yet taken by a session, for one peer
+  Duration close_within = seconds(1);     // replies are flushed for so long
+  std::size_t max_waiting_calls = 65536;  // not yet taken by a session, for one peer
   // Calls of one peer taken but not yet replied to: above it the peer is told to hold its calls.
   std::size_t max_running_calls = 16384;
   std::size_t max_running_bytes = std::size_t{1} << 30;
@@ -137,9 +137,9 @@ using session::CloseConnection;
 using session::FillGrant;
 using session::Write;
 
-using Action = std::variant<Write, RunHandler, Complete, ServiceMessage, CancelHandler, Dial,
-                            Establish, CloseConnection, AllocateGrant, FillGrant, PeerUp, PeerDown,
-                            Log, Closed>;
+using Action =
+    std::variant<Write, RunHandler, Complete, ServiceMessage, CancelHandler, Dial, Establish,
+                 CloseConnection, AllocateGrant, FillGrant, PeerUp, PeerDown, Log, Closed>;
 
 struct PeerInfo {
   Uid instance;

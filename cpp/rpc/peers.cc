@@ -11,9 +11,13 @@ namespace moolink::rpc {
 Peer& NodeState::ensure_peer(const Uid& instance) {
   std::unique_ptr<Peer>& peer = peers_[instance];
   if (peer == nullptr) {
-    peer = std::make_unique<Peer>(
-        session::Config{config.instance, instance, config.limits, config.timing}, *allocator_,
-        Random(random_.next()));
+    session::Config of_session;
+    of_session.self = config.instance;
+    of_session.peer = instance;
+    of_session.first_id = ++peers_made_ << 32;
+    of_session.limits = config.limits;
+    of_session.timing = config.timing;
+    peer = std::make_unique<Peer>(std::move(of_session), *allocator_);
   }
   return *peer;
 }
@@ -227,8 +231,7 @@ void NodeState::send_to(Time now, Peer& peer, Service service, wire::Payload pay
   message.kind = static_cast<std::uint8_t>(MessageKind::service);
   message.lane = static_cast<std::uint16_t>(kServiceLanes | static_cast<std::uint16_t>(service));
   if (mutant("unordered_services")) message.lane = 0;
-  message.payload =
-      with_head(ServiceHead{static_cast<std::uint8_t>(service)}, std::move(payload));
+  message.payload = with_head(ServiceHead{static_cast<std::uint8_t>(service)}, std::move(payload));
   send_or_queue(now, peer, std::move(message));
 }
 

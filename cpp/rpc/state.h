@@ -24,17 +24,17 @@ namespace moolink::rpc {
 inline constexpr std::uint16_t kServiceLanes = 0xff00;
 
 struct Peer {
-  Peer(session::Config config, Allocator& allocator, Random random)
-      : instance(config.peer), session(std::move(config), allocator, random) {}
+  Peer(session::Config config, Allocator& allocator)
+      : instance(config.peer), session(std::move(config), allocator) {}
 
   Uid instance;
   std::string name;  // known once it has proven who it is
   Uid host_key;
   std::vector<std::string> addresses;
   session::Session session;
-  bool up = false;           // PeerUp was said, PeerDown not yet
-  bool touched = false;      // its session has actions to carry out
-  Down how = Down::dead;     // what PeerDown will say, unless it falls silent
+  bool up = false;        // PeerUp was said, PeerDown not yet
+  bool touched = false;   // its session has actions to carry out
+  Down how = Down::dead;  // what PeerDown will say, unless it falls silent
   Time timer = kNever;
 
   // Refused by the session's window; replies and services first, then calls.
@@ -44,7 +44,7 @@ struct Peer {
   // Its calls to this side, taken and not replied to.
   std::size_t running = 0;
   std::size_t running_bytes = 0;
-  bool held = false;  // told to send no more calls
+  bool held = false;                 // told to send no more calls
   std::deque<CallId> early_cancels;  // that overtook their call
 };
 
@@ -217,12 +217,13 @@ class NodeState {
   std::map<ConnectionId, Connection> connections_;
   std::map<Uid, std::unique_ptr<Peer>> peers_;
   std::map<std::string, Uid, std::less<>> names_;  // of peers that have proven who they are
+  std::uint64_t peers_made_ = 0;
   std::deque<Peer*> touched_;
   std::vector<session::Action> session_actions_;
 
   CallId last_call_ = 0;
-  std::unordered_map<CallId, Call> calls_;                       // looked up, never walked in order
-  std::unordered_map<CallKey, Running, CallKeyHash> running_;    // likewise
+  std::unordered_map<CallId, Call> calls_;                     // looked up, never walked in order
+  std::unordered_map<CallKey, Running, CallKeyHash> running_;  // likewise
 
   Dialler dialler_;
   std::uint64_t last_search_ = 0;

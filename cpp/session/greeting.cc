@@ -31,7 +31,6 @@ void Session::say_welcome(Link& link) {
   if (welcome.rx_have.size() > kGreetingWords) welcome.rx_have.resize(kGreetingWords);
   link.has_said = true;
   link.said = id_;
-  link.said_established = confirmed_;
   wire::Frame frame = wire::make_frame(wire::FrameType::welcome, welcome);
   frame.header.flags = confirmed_ ? kEstablished : 0;
   actions_.push_back(Write{link.connection, std::move(frame)});
@@ -58,26 +57,43 @@ void Session::welcomed_as_chooser(Time now, Link& link, const wire::Hello& their
     agreed(now, link, theirs);
     return;
   }
-  // Only an answer to "this session is established" proves that the peer has lost it: what it said
-  // before may have crossed another connection's greeting.
-  const bool proven = link.has_said && link.said == id_ && link.said_established;
-  if (id_ == 0 || proven) restart(now, random_.next(), link.connection);
+  // Only what answers our naming of the session, on this very connection, proves that the peer does
+  // not have it: what it said before may have crossed the greeting of another connection.
+  const bool proven = link.has_said && link.said == id_;
+  if (id_ == 0 || proven) restart(now, next_id(), link.connection);
   say_welcome(link);
 }
 
 void Session::welcomed_as_follower(Time now, Link& link, const wire::Hello& theirs,
                                    bool established) {
-  if (theirs.session == 0) wire::fail("the choosing side named no session");
-  if (theirs.session != id_) {
-    if (established && !mutant("resume_unknown_session")) {
+  const std::uint64_t named = theirs.session;
+  if (named == 0) wire::fail("the choosing side named no session");
+  if (named < newest_) {  // said before the session that we know, on a slower connection
+    close_link(now, link.connection, make_error(ErrorCode::closed, "a greeting of the past"));
+    return;
+  }
+  if (named != id_) {
+    // One that the peer knows us in and we do not, or that we have been in and lost: never entered
+    // at its beginning again.
+    const bool forgotten = established || named == newest_;
+    newest_ = named;
+    if (forgotten && !mutant("resume_unknown_session")) {
       restart(now, 0, link.connection);
       say_welcome(link);
       return;
     }
-    restart(now, theirs.session, link.connection);
+    restart(now, named, link.connection);
   }
   if (!link.has_said || link.said != id_) say_welcome(link);
   agreed(now, link, theirs);
+}
+
+// Session ids rise, so that the follower can tell an old one.
+std::uint64_t Session::next_id() { return config_.first_id + ++sessions_; }
+
+bool Session::has_usual_window() const {
+  return receive_window_.bytes == Limits{}.send_window_bytes &&
+         receive_window_.messages == Limits{}.send_window_messages;
 }
 
 // Leaves the present session, if any, for the one called `id`, or for none.
@@ -107,9 +123,8 @@ void Session::agreed(Time now, Link& link, const wire::Hello& theirs) {
     }
   }
   const ConnectionId connection = link.connection;
-  const bool usual_window = receive_window_.bytes == Limits{}.send_window_bytes &&
-                            receive_window_.messages == Limits{}.send_window_messages;
-  if (!usual_window) write(link, wire::make_frame(wire::FrameType::window, receive_window_));
+  // The connection that carried the last WINDOW may have lost it.
+  if (window_number_ > 0 || !has_usual_window()) write_window(link);
   for (const ConnectionId old : replaced) {
     close_link(
         now, old,

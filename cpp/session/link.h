@@ -26,8 +26,7 @@ struct Link {
   // Greeting: the connection carries messages once both sides have named the same session.
   wire::Hello ours;
   bool has_said = false;
-  std::uint64_t said = 0;         // the session last named on it
-  bool said_established = false;  // ... as one in which the peer has taken part
+  std::uint64_t said = 0;  // the session last named on it
   bool attached = false;
 
   // Liveness.

@@ -103,7 +103,12 @@ class Outbox {
   void unassign(wire::ConnectionId connection);
 
   // The peer's WINDOW: it takes so many bytes, and calls only if `messages` is not zero.
-  void set_peer_window(const wire::Window& window) { peer_window_ = window; }
+  // An older WINDOW than the one known, by its number, came late over a slow path.
+  void set_peer_window(const wire::Window& window, std::uint64_t number) {
+    if (number < peer_window_number_) return;
+    peer_window_number_ = number;
+    peer_window_ = window;
+  }
 
  private:
   template <class Callback>
@@ -119,6 +124,7 @@ class Outbox {
 
   Limits limits_;
   wire::Window peer_window_{~std::uint64_t{0}, ~std::uint64_t{0}};
+  std::uint64_t peer_window_number_ = 0;
   std::deque<Outgoing> messages_;  // [first_, last()]; acknowledged ones among them are empty
   std::uint64_t first_ = 1;
   std::uint64_t unacked_ = 0;

@@ -57,7 +57,7 @@ void Session::dispatch(Time now, Link& link, const wire::ReceivedFrame& frame) {
     case wire::FrameType::pong:
       break;  // having heard it is all
     case wire::FrameType::window:
-      outbox_.set_peer_window(wire::decode_control<wire::Window>(frame));
+      outbox_.set_peer_window(wire::decode_control<wire::Window>(frame), frame.header.seq);
       if (std::exchange(was_full_, false)) actions_.push_back(WindowOpened{});
       break;
     default:

@@ -46,6 +46,12 @@ void Session::write_ack(Time now) {
   write(*link, wire::make_frame(wire::FrameType::ack, ack));
 }
 
+void Session::write_window(Link& link) {
+  wire::Frame frame = wire::make_frame(wire::FrameType::window, receive_window_);
+  frame.header.seq = window_number_;
+  write(link, std::move(frame));
+}
+
 void Session::write_message(Time now, Link& link, std::uint64_t seq) {
   Outgoing& outgoing = *outbox_.find(seq);
   const OutgoingMessage& message = outgoing.message;

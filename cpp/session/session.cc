@@ -8,9 +8,8 @@
 
 namespace moolink::session {
 
-Session::Session(Config config, Allocator& allocator, Random random)
+Session::Session(Config config, Allocator& allocator)
     : config_(std::move(config)),
-      random_(random),
       outbox_(config_.limits),
       inbox_(config_.limits, allocator),
       receive_window_{config_.limits.send_window_bytes, config_.limits.send_window_messages} {}
@@ -25,7 +24,7 @@ void Session::attach(Time now, ConnectionId connection, wire::PathKind kind,
   link.ours = std::move(ours);
   link.last_heard = now;
   if (dialled) return;  // answers the WELCOME
-  if (chooses() && id_ == 0) restart(now, random_.next(), connection);
+  if (chooses() && id_ == 0) restart(now, next_id(), connection);
   say_welcome(link);
 }
 
@@ -122,9 +121,8 @@ bool Session::send(Time now, OutgoingMessage message) {
 
 void Session::set_receive_window(Time now, std::uint64_t bytes, std::uint64_t messages) {
   receive_window_ = {bytes, messages};
-  if (Link* link = best_link(now)) {
-    write(*link, wire::make_frame(wire::FrameType::window, receive_window_));
-  }
+  ++window_number_;
+  if (Link* link = best_link(now)) write_window(*link);
 }
 
 void Session::tick(Time now) {
@@ -233,6 +231,9 @@ void Session::drop_link(Time now, ConnectionId connection) {
   if (mutant("no_failover")) return;
   outbox_.unassign(connection);
   write_unassigned(now);
+  // The connection may have swallowed the last WINDOW and ACK too.
+  if (Link* link = best_link(now); link != nullptr && window_number_ > 0) write_window(*link);
+  if (ready_) ack_due(now, 1);
 }
 
 void Session::close_link(Time now, ConnectionId connection, Error error) {
@@ -259,6 +260,7 @@ void Session::lose(Time, Error reason, bool silent, ConnectionId except) {
   was_full_ = false;
   acks_due_ = 0;
   ack_at_ = kNever;
+  window_number_ = 0;
   receive_window_ = {config_.limits.send_window_bytes, config_.limits.send_window_messages};
   if (mutant("forget_pending_on_restart")) lost.messages.clear();
   if (had_session) actions_.push_back(std::move(lost));

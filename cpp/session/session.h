@@ -18,7 +18,6 @@
 #include "base/buffer.h"
 #include "base/error.h"
 #include "base/limits.h"
-#include "base/random.h"
 #include "base/time.h"
 #include "base/uid.h"
 #include "session/inbox.h"
@@ -45,6 +44,7 @@ struct Timing {
 struct Config {
   Uid self;
   Uid peer;
+  std::uint64_t first_id = 0;  // ids of sessions are above it; rises with each Session of a process
   Limits limits;
   Timing timing;
 };
@@ -116,8 +116,8 @@ using Action = std::variant<Write, Attached, Deliver, Acked, WindowOpened, Alloc
 
 class Session {
  public:
-  // Memory for parts received as chunks comes from `allocator`; session ids from `random`.
-  Session(Config config, Allocator& allocator, Random random);
+  // Memory for parts received as chunks comes from `allocator`.
+  Session(Config config, Allocator& allocator);
 
   // ---- connections ----
 
@@ -189,6 +189,8 @@ class Session {
   void welcomed_as_follower(Time now, Link& link, const wire::Hello& theirs, bool established);
   void agreed(Time now, Link& link, const wire::Hello& theirs);
   void say_welcome(Link& link);
+  bool has_usual_window() const;
+  std::uint64_t next_id();
   void restart(Time now, std::uint64_t id, ConnectionId except);
 
   // receiving.cc
@@ -203,6 +205,7 @@ class Session {
   // sending.cc
   void write(Link& link, wire::Frame frame);
   void write_ack(Time now);
+  void write_window(Link& link);
   void write_message(Time now, Link& link, std::uint64_t seq);
   void write_parts(Link& link);
   bool write_part(Link& link, std::uint64_t seq, Outgoing& outgoing);
@@ -219,13 +222,14 @@ class Session {
   void watch_links(Time now);
 
   Config config_;
-  Random random_;
   std::vector<Action> actions_;
   Links links_;
   std::uint64_t generation_ = 0;  // of connections: the later one wins
 
   std::uint64_t id_ = 0;
-  bool confirmed_ = false;  // the peer has named id_
+  std::uint64_t sessions_ = 0;  // begun by this side
+  std::uint64_t newest_ = 0;    // that the choosing side has named
+  bool confirmed_ = false;      // the peer has named id_
   bool ready_ = false;
 
   Outbox outbox_;
@@ -233,8 +237,9 @@ class Session {
 
   std::uint32_t acks_due_ = 0;
   Time ack_at_ = kNever;
-  wire::Window receive_window_;  // as the peer was told, or is to be
-  bool was_full_ = false;        // a message was refused since WindowOpened
+  wire::Window receive_window_;      // as the peer was told, or is to be
+  std::uint64_t window_number_ = 0;  // in the order of saying: the frames may overtake each other
+  bool was_full_ = false;            // a message was refused since WindowOpened
 
   Time last_heard_{};
   Time forgiving_until_{};  // accuses nobody before

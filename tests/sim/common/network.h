@@ -106,6 +106,9 @@ class Network {
       // What has arrived up to here may still be read; the rest is lost.
       std::erase_if(end.incoming,
                     [&](const InFlight& item) { return item.arrival > simulation_->now(); });
+      if (end.incoming.size() > kReadAfterCut) {
+        end.incoming.erase(end.incoming.begin() + kReadAfterCut, end.incoming.end());
+      }
       if (end.chunk_step > 0 && !end.incoming.empty() && simulation_->random.chance(1, 2)) {
         end.incoming.pop_front();  // in the middle of a chunk
         end.chunk_step = 0;
@@ -194,6 +197,8 @@ class Network {
   }
 
  private:
+  static constexpr std::ptrdiff_t kReadAfterCut = 16;  // frames in the receiver's socket at most
+
   struct InFlight {
     Time arrival;
     wire::Frame frame;

@@ -3,10 +3,18 @@
 
 int main(int argc, char** argv) {
   const std::vector<std::string> mutants = {
-      "complete_twice",      "cancel_is_local",           "run_expired_call",
-      "accept_duplicate_name", "send_again_after_loss",   "forget_calls_of_lost_peer",
-      "forget_early_cancel", "window_stays_shut",         "drop_when_window_is_full",
-      "unordered_services",  "no_redial",                 "search_asks_once",
+      "complete_twice",
+      "cancel_is_local",
+      "run_expired_call",
+      "accept_duplicate_name",
+      "send_again_after_loss",
+      "forget_calls_of_lost_peer",
+      "forget_early_cancel",
+      "window_stays_shut",
+      "drop_when_window_is_full",
+      "unordered_services",
+      "no_redial",
+      "search_asks_once",
   };
   return moolink::sim::run_program(argc, argv, mutants, [](std::uint64_t seed, bool trace) {
     return moolink::sim::World(seed, trace).run();

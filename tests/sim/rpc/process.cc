@@ -156,7 +156,8 @@ void Process::send_service(const std::string& to) {
   for (const auto& [other, other_name] : up_) {
     if (other_name != to) continue;
     wire::Payload payload;
-    const MutableBuffer bytes = HeapAllocator().allocate(8 + world_->simulation.random.below(40'000));
+    const MutableBuffer bytes =
+        HeapAllocator().allocate(8 + world_->simulation.random.below(40'000));
     const std::uint64_t count = ++services_[other].sent;
     std::memset(bytes.data(), 0, bytes.size());
     std::memcpy(bytes.data(), &count, sizeof count);
@@ -367,8 +368,10 @@ void Process::check_result(const CallRecord& record, const rpc::Reply& result) c
     case ErrorCode::closed:
       require(false, which + " failed because somebody closed: " + error.message);
       break;
-    case ErrorCode::error:  // its name is taken: by the one who died unnoticed, or it is an imposter
-      require(world_->imposter == this || !world_->settings.mild, which + " failed: " + error.message);
+    case ErrorCode::error:  // its name is taken: by the one who died unnoticed, or it is an
+                            // imposter
+      require(world_->imposter == this || !world_->settings.mild,
+              which + " failed: " + error.message);
       break;
     default:
       require(false, which + " has an unexpected error: " + error.message);
@@ -388,9 +391,8 @@ void Process::perform(rpc::ServiceMessage& action) {
 void Process::perform(rpc::PeerUp& action) {
   note("sees " + action.name);
   require(up_.emplace(action.instance, action.name).second, "a peer came up twice");
-  const auto bearers = std::count_if(up_.begin(), up_.end(), [&](const auto& entry) {
-    return entry.second == action.name;
-  });
+  const auto bearers = std::count_if(
+      up_.begin(), up_.end(), [&](const auto& entry) { return entry.second == action.name; });
   require(bearers == 1, "two peers bear one name");
   require(action.same_host == (action.host_key == host_key()), "a wrong host");
   services_[action.instance] = {};

@@ -105,8 +105,8 @@ CallRecord& World::new_call(int from, int to) {
   }
   record.handler_fails = random.chance(1, 10);
   if (!random.chance(1, 20)) {
-    record.handler_takes = simulation.between(
-        Duration(0), random.chance(1, 4) ? milliseconds(800) : milliseconds(5));
+    record.handler_takes =
+        simulation.between(Duration(0), random.chance(1, 4) ? milliseconds(800) : milliseconds(5));
   }
   return record;
 }
@@ -223,8 +223,7 @@ void World::check_calls() const {
     require(record.done, which + " never completed");
     const bool lost = record.error && record.error->code == ErrorCode::peer_lost;
     require(!settings.mild || !lost, which + " lost its peer by faults that are too short");
-    if (record.error && record.error->ran == Ran::no &&
-        record.error->code != ErrorCode::remote) {
+    if (record.error && record.error->ran == Ran::no && record.error->code != ErrorCode::remote) {
       require(record.runs == 0, which + " was run, but its error says not");
     }
     // A cancelled call has been told to its handler, unless that had replied before.

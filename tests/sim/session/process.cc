@@ -54,9 +54,11 @@ void Process::meet(const Uid& other) {
   }
   other_ = other;
   lane_order_.clear();
-  session_ =
-      std::make_unique<Session>(session::Config{instance, other, world_->settings.limits, {}},
-                                allocator_, Random(world_->simulation.random.next()));
+  session::Config config;
+  config.self = instance;
+  config.peer = other;
+  config.limits = world_->settings.limits;
+  session_ = std::make_unique<Session>(std::move(config), allocator_);
 }
 
 void Process::greet(ConnectionId connection, Greeting& greeting, const wire::ReceivedFrame& frame) {
@@ -161,6 +163,7 @@ void Process::die(bool host_gone) {
 }
 
 void Process::act() {
+  if (!session_) return;
   std::vector<session::Action> actions;
   actions.swap(actions_);
   bool opened = false;

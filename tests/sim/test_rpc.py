@@ -1,0 +1,37 @@
+"""Nodes that call each other on a simulated network: invariants hold, mistakes are caught."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.timeout(120)
+
+REACHED = {
+    "calls cancelled",
+    "calls failed by loss",
+    "calls succeeded",
+    "calls timed out",
+    "peers down",
+    "service messages",
+}
+
+
+def test_invariants_hold(simulation: Any) -> None:
+    result = simulation("rpc").run("0..299")
+    assert result["failures"] == 0, result["stderr"]
+    assert {what for what, times in result["coverage"].items() if times > 0} >= REACHED
+
+
+def test_same_seed_same_trace(simulation: Any) -> None:
+    node = simulation("rpc")
+    first = node.run("0..20")["trace_hash"]
+    assert first == node.run("0..20")["trace_hash"]
+    assert first != node.run("1..21")["trace_hash"]
+
+
+def test_every_mutant_is_caught(simulation: Any) -> None:
+    node = simulation("rpc")
+    assert len(node.mutants()) >= 10
+    assert node.survivors() == []
