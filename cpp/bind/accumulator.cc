@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "bind/context.h"
+#include "bind/gil.h"
 #include "bind/group.h"
 #include "runtime/accumulator_peer.h"
 
@@ -21,15 +22,13 @@ namespace moolink::bind {
 namespace {
 
 using Bytes = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>;
-using ReadOnlyBytes = nb::ndarray<nb::numpy, const std::uint8_t, nb::ndim<1>>;
 
 // An array over the buffer's memory that keeps it alive.
-template <class Array, class Byte>
-nb::object view_of(const std::shared_ptr<const void>& owner, Byte* data, std::size_t size) {
+nb::object view_of(const std::shared_ptr<const void>& owner, std::uint8_t* data, std::size_t size) {
   const nb::capsule capsule(new std::shared_ptr<const void>(owner), [](void* held) noexcept {
     delete static_cast<std::shared_ptr<const void>*>(held);
   });
-  return nb::cast(Array(data, {size}, capsule));
+  return nb::cast(Bytes(data, {size}, capsule));
 }
 
 // What moolink's accumulators stand on: flat buckets in, flat results out.
@@ -60,39 +59,39 @@ class PyAccumulator {
   bool wait(double timeout) {
     const Time deadline = deadline_after(timeout);
     const auto interrupt = signal_check();
-    const nb::gil_scoped_release unlocked;
+    const GilRelease unlocked;
     return peer_->wait(deadline, interrupt);
   }
 
   nb::object bucket() {
     const MutableBuffer bucket = peer_->bucket();
-    return view_of<Bytes>(bucket.owner(), reinterpret_cast<std::uint8_t*>(bucket.data()),
-                          bucket.size());
+    return view_of(bucket.owner(), reinterpret_cast<std::uint8_t*>(bucket.data()), bucket.size());
   }
 
   nb::object next_result() {
     const auto& round = peer_->result();
     if (!round) return nb::none();
-    return view_of<ReadOnlyBytes>(round->result.owner(),
-                                  reinterpret_cast<const std::uint8_t*>(round->result.data()),
-                                  round->result.size());
+    // Writable by type only: torch has no read-only tensors and warns about such arrays.
+    return view_of(round->result.owner(),
+                   reinterpret_cast<std::uint8_t*>(const_cast<std::byte*>(round->result.data())),
+                   round->result.size());
   }
 
   void offer(std::int64_t batch, accumulate::Counters counters) {
-    const nb::gil_scoped_release unlocked;
+    const GilRelease unlocked;
     peer_->offer(batch, std::move(counters));
   }
 
   void set_state(nb::handle state) {
     wire::Payload payload = encode_value(state, options_, peer_->group()->rpc()->context()->pool());
-    const nb::gil_scoped_release unlocked;
+    const GilRelease unlocked;
     peer_->set_state(std::move(payload));
   }
 
   nb::object take_state() {
     wire::Payload payload;
     {
-      const nb::gil_scoped_release unlocked;
+      const GilRelease unlocked;
       payload = peer_->take_state();
     }
     // This peer may hand the snapshot on to others.
@@ -120,7 +119,7 @@ class PyAccumulator {
   }
 
   void close() {
-    const nb::gil_scoped_release unlocked;
+    const GilRelease unlocked;
     peer_->close();
   }
 
@@ -149,7 +148,7 @@ void bind_accumulator(nb::module_& m) {
       .def(
           "update",
           [](PyAccumulator& self, bool raise_on_divergence) {
-            const nb::gil_scoped_release unlocked;
+            const GilRelease unlocked;
             self.peer().update(raise_on_divergence);
           },
           nb::arg("raise_on_divergence"))
@@ -167,7 +166,7 @@ void bind_accumulator(nb::module_& m) {
       .def("next_result", &PyAccumulator::next_result)
       .def("release_result",
            [](PyAccumulator& self) {
-             const nb::gil_scoped_release unlocked;
+             const GilRelease unlocked;
              self.peer().release_result();
            })
       .def("model_version", forward<&Peer::model_version>())
