@@ -144,10 +144,10 @@ def test_a_signal_saves_and_ends_the_job(tmp_path, number):
 
 
 def test_a_full_disk_does_not_end_the_job(tmp_path):
-    """Files may not grow beyond 100 kB, which the curve needs little of and a checkpoint more."""
+    """Files may not grow beyond 40 kB, which the curve needs little of and a checkpoint more."""
 
     def limit():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
     arguments = ["--total-steps", "60000", "--checkpoint-interval", "1", "--save-dir"]
@@ -202,7 +202,8 @@ def test_environments_that_die_end_the_job_with_their_error(tmp_path):
     """The worker processes of the pool are killed; the job ends with EnvError, at once."""
     arguments = ["--env", "pong", "--env-pool", "--num-envs", "16", "--save-dir", str(tmp_path)]
     process = start(*LEARNER, *arguments, "--log-interval", "1")
-    read_until(process, "update 1")
+    for _ in range(3):  # by then both groups of environments are there
+        read_until(process, "| update ")
     for worker in pool_workers(process.pid):
         os.kill(worker, signal.SIGKILL)
     output = finish(process, timeout=30)
