@@ -42,7 +42,7 @@ Operation* Engine::find(const OpKey& key) {
   return found == by_key_.end() ? nullptr : &operations_.at(found->second);
 }
 
-void Engine::set_members(Members members, Error reason) {
+void Engine::set_members(Members members, const Error& reason) {
   auto unfinished = std::exchange(operations_, {});
   by_key_.clear();
   next_number_.clear();
@@ -121,7 +121,10 @@ void Engine::begin(OpId id, Operation::Request request) {
 void Engine::carry_out(OpId id) {
   Operation& operation = operations_.at(id);
   auto effects = operation.take_effects();
-  for (auto& outgoing : effects.outgoing) send(outgoing.to, operation.key(), std::move(outgoing));
+  for (auto& outgoing : effects.outgoing) {
+    const std::uint32_t to = outgoing.to;
+    send(to, operation.key(), std::move(outgoing));
+  }
   for (auto& task : effects.tasks) actions_.push_back(Sum{id, task.slice, std::move(task.task)});
   if (effects.combine) actions_.push_back(Combine{id, std::move(*effects.combine)});
   if (!effects.finished) return;

@@ -81,7 +81,7 @@ class Engine {
 
   // A new epoch. Unfinished operations fail with group_changed (the error says `reason`) or, with
   // Options::retry, start again with the same name and input, in their first order.
-  void set_members(Members members, Error reason);
+  void set_members(Members members, const Error& reason);
 
   // Allreduce of `spec.count()` elements. Every member named in spec.contributors (empty: everyone)
   // passes one or more equally long inputs, others pass none. Inputs are read until Done and never

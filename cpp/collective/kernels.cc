@@ -133,9 +133,9 @@ MOOLINK_INLINE T combine(T a, T b) {
   } else if constexpr (IsComplex<T>::value) {
     return a;  // refused before
   } else if constexpr (op == ReduceOp::min) {
-    return (b < a || b != b) ? b : a;
+    return (b < a || b != b) ? b : a;  // NOLINT(misc-redundant-expression): NaN differs from itself
   } else if constexpr (op == ReduceOp::max) {
-    return (b > a || b != b) ? b : a;
+    return (b > a || b != b) ? b : a;  // NOLINT(misc-redundant-expression)
   } else if constexpr (!std::is_integral_v<T>) {
     return a;  // refused before
   } else if constexpr (op == ReduceOp::bit_and) {

@@ -170,7 +170,7 @@ std::span<std::byte> SharedReduce::input(std::uint32_t bucket) const {
   return {input_memory(rank_, bucket), layout_.bytes_per_slot};
 }
 
-void SharedReduce::start(SharedOperation operation, std::vector<std::uint32_t> buckets) {
+void SharedReduce::start(SharedOperation operation, const std::vector<std::uint32_t>& buckets) {
   check(operation, buckets);
   started_ = operation.s;
   Running running;

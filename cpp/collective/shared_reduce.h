@@ -73,7 +73,7 @@ class SharedReduce {
   // this rank's inputs, rising, written before, empty if it is no contributor. Started too early
   // (operation s - depth is not complete, or not released here), it waits by itself.
   // Throws Exception{invalid_argument} for what cannot be run.
-  void start(SharedOperation operation, std::vector<std::uint32_t> buckets);
+  void start(SharedOperation operation, const std::vector<std::uint32_t>& buckets);
 
   // One action of the operations under way: a store, a look at the others' words, or the
   // reduction of one piece. False: nothing can be done until another rank stores something.
