@@ -61,7 +61,6 @@ class Council {
 
   const View& view_;
   const Flushes& flushes_;
-  Uid lineage_;
   std::uint64_t active_ = 0;         // the last epoch in which anything can have been cut
   std::vector<Survivor> survivors_;  // in rank order; who shares the history up to there
   std::set<Uid> demoted_;
@@ -72,16 +71,17 @@ class Council {
 };
 
 // A member is a survivor if it carried out the RESUME of the last epoch that was active: until then
-// all histories are one, and since then nothing was cut without it being counted.
+// all histories are one, and since then nothing was cut without it being counted. One that does not
+// know yet that the epoch became active still goes by the lineage before.
 void Council::find_survivors() {
-  lineage_ = lineage_of(view_, flushes_);
+  const Uid lineage = lineage_of(view_, flushes_);
   std::vector<Survivor> candidates;
   for (const MemberInfo& member : view_.members) {
     const Flush* flush = flush_of(member.instance);
     if (flush == nullptr || flush->standing == Standing::stateless) continue;
-    if (flush->lineage != lineage_) continue;
+    if (flush->lineage == lineage) active_ = std::max(active_, flush->active);
+    if (flush->lineage != lineage && flush->applied_lineage != lineage) continue;
     candidates.push_back({&member, flush});
-    active_ = std::max(active_, flush->active);
   }
   for (const Survivor& candidate : candidates) {
     if (candidate.flush->applied < active_ && !mutant("keep_evicted_member")) continue;
@@ -224,7 +224,6 @@ Decision Council::decide() {
   settle_rounds();
   const Flush& leader = *flush_of(leader_->instance);
   resume.leader = leader_->instance;
-  resume.lineage = fresh_ ? view_.lineage : lineage_;
   resume.round = round_;
   resume.fresh = fresh_;
   resume.virtual_batch_size = leader.virtual_batch_size;

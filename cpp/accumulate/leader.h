@@ -49,6 +49,7 @@ class Leader {
   std::vector<Uid> blocked_by(std::int64_t virtual_batch_size) const;
   // Who lacks the result of the oldest round that is not everywhere.
   std::vector<Uid> without_oldest() const;
+  std::uint64_t delivered(const Uid& member) const { return members_.at(member).delivered; }
   std::uint64_t cut_round() const { return cut_; }
   std::uint64_t stable() const;  // the last round that every member but observers has
   std::vector<Contribution> queued() const;

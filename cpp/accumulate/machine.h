@@ -224,6 +224,11 @@ class Machine {
     std::set<Uid> demote;
   };
 
+  struct Blocking {
+    Time since;  // by awake_
+    std::uint64_t delivered = 0;
+  };
+
   // machine.cc: dispatch and what is due
   void settle(Time now);
   void progress(Time now);
@@ -332,6 +337,7 @@ class Machine {
   Standing standing_ = Standing::stateless;
   Uid lineage_;
   std::uint64_t applied_ = 0;
+  Uid applied_lineage_;
   std::uint64_t active_ = 0;
   std::uint64_t user_version_ = 0;
   bool installed_ = false;  // the user has installed what standing_ == complete stands for
@@ -349,9 +355,9 @@ class Machine {
   bool moved_ = false;
   bool stalled_ = false;  // its own user held up the group
   // By awake_, so that what this process itself slept through is held against nobody.
-  std::map<Uid, Time> blocking_;  // whose result slots are full, and since when
-  Time lagging_since_ = kNever;   // somebody lacks the oldest round
-  Time awake_{};                  // a clock that stands still while no event comes
+  std::map<Uid, Blocking> blocking_;  // whose result slots are full
+  Time lagging_since_ = kNever;       // somebody lacks the oldest round
+  Time awake_{};                      // a clock that stands still while no event comes
   Time last_event_ = kNever;
   std::optional<std::uint64_t> wants_state_;
 

@@ -88,6 +88,7 @@ Flush Machine::facts() const {
   flush.standing = standing_;
   flush.lineage = lineage_;
   flush.applied = applied_;
+  flush.applied_lineage = applied_lineage_;
   flush.active = active_;
   flush.version = user_version_;
   flush.have = ledger_.have();
@@ -248,7 +249,7 @@ void Machine::ready_when_complete() {
   if (is_ready_ || !ledger_.missing(resume_->round).empty()) return;
   is_ready_ = true;
   applied_ = epoch_;
-  lineage_ = resume_->lineage;
+  applied_lineage_ = view_.lineage;
   send(coordinator()->instance, Ready{});
   crash_point("ready.sent");
   replay_early();
@@ -263,6 +264,7 @@ void Machine::on(Time now, const Uid& from, const Go& go, const std::vector<Buff
 void Machine::activate(Time, const Go& go) {
   phase_ = Phase::active;
   active_ = epoch_;
+  lineage_ = view_.lineage;
   leader_id_ = resume_->leader;
   known_round_ = announced_stable_ = resume_->round;
   moved_ = stalled_ = requested_ = keeps_up_ = false;

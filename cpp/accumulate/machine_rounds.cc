@@ -184,15 +184,17 @@ void Machine::lead(Time now) {
 }
 
 void Machine::watch_members() {
-  // Whose result slots were full for too long without a pause is made a newcomer.
+  // Who has applied nothing for too long while its result slots are full is made a newcomer.
   const std::vector<Uid> blocking = leader_->blocked_by(config_.virtual_batch_size);
   std::erase_if(blocking_, [&](const auto& item) {
     return std::find(blocking.begin(), blocking.end(), item.first) == blocking.end();
   });
   for (const Uid& instance : blocking) {
-    Time& since = blocking_.try_emplace(instance, awake_).first->second;
-    if (awake_ < since + config_.member_stall) continue;
-    since = awake_;
+    const std::uint64_t delivered = leader_->delivered(instance);
+    Blocking& known = blocking_.try_emplace(instance, Blocking{awake_, delivered}).first->second;
+    if (known.delivered != delivered) known = {awake_, delivered};
+    if (awake_ < known.since + config_.member_stall) continue;
+    known.since = awake_;
     if (instance == config_.instance) {
       stalled_ = true;
     } else {

@@ -153,8 +153,9 @@ struct KnownRound {
 // member -> coordinator (rank 0 of the view): what it knows, unchanged until RESUME
 struct Flush {
   Standing standing = Standing::stateless;
-  Uid lineage;                     // that the standing is in
+  Uid lineage;                     // of the last epoch that was active
   std::uint64_t applied = 0;       // last epoch whose RESUME this member carried out
+  Uid applied_lineage;             // of that epoch
   std::uint64_t active = 0;        // last epoch that it knows to have been active (GO)
   std::uint64_t version = 0;       // of the parameters its user has
   std::uint64_t have = 0;          // all results up to here, from its version or its snapshot's on
@@ -173,8 +174,9 @@ struct Flush {
 
   template <class Fields>
   void fields(Fields& f) {
-    f(standing, lineage, applied, active, version, have, snapshot, holds, rounds, queued, demote,
-      led, stalled, layout, bucket_bytes, layout_text, virtual_batch_size, parallel_gradients);
+    f(standing, lineage, applied, applied_lineage, active, version, have, snapshot, holds, rounds,
+      queued, demote, led, stalled, layout, bucket_bytes, layout_text, virtual_batch_size,
+      parallel_gradients);
   }
 };
 
@@ -213,7 +215,6 @@ struct SnapshotHolders {
 // coordinator -> all: rounds up to `round` stand, later ones never were
 struct Resume {
   Uid leader;
-  Uid lineage;
   std::uint64_t round = 0;
   bool fresh = false;  // nobody had the state: the leader's own parameters begin a history
   std::vector<MemberStanding> members;  // in rank order
@@ -224,8 +225,7 @@ struct Resume {
 
   template <class Fields>
   void fields(Fields& f) {
-    f(leader, lineage, round, fresh, members, rounds, snapshots, virtual_batch_size,
-      parallel_gradients);
+    f(leader, round, fresh, members, rounds, snapshots, virtual_batch_size, parallel_gradients);
   }
 };
 

@@ -29,6 +29,7 @@ Flush complete(std::uint64_t have, std::uint64_t version) {
   flush.standing = Standing::complete;
   flush.lineage = kLineage;
   flush.applied = flush.active = 8;
+  flush.applied_lineage = kLineage;
   flush.have = have;
   flush.version = version;
   return flush;
@@ -68,6 +69,20 @@ TEST("flush: who was not in the last active epoch is no survivor, however far it
   CHECK(resume.members[0].standing == Standing::stateless);
 }
 
+TEST("flush: who did not learn any more that the epoch was active is a survivor of it") {
+  Flush late = complete(12, 12);
+  late.lineage = Uid{6, 6};  // of the epoch before
+  late.active = 7;
+  const auto standing = [&] {
+    return decide(view_of({1, 2}), {{uid(1), late}, {uid(2), complete(12, 12)}})
+        .resume.members[0]
+        .standing;
+  };
+  CHECK(standing() == Standing::complete);
+  late.applied_lineage = Uid{6, 6};  // another group's epoch of the same number
+  CHECK(standing() == Standing::stateless);
+}
+
 TEST("flush: the old leader stays; else who applied most, then the lowest rank") {
   Flush led = complete(10, 8);
   led.led = true;
@@ -89,7 +104,6 @@ TEST("flush: where nobody has the state the greatest model version begins the hi
   const Resume resume = decide(view_of({1, 2}), {{uid(1), a}, {uid(2), b}}).resume;
   CHECK(resume.fresh && resume.leader == uid(2));
   CHECK_EQ(resume.round, std::uint64_t{40});
-  CHECK(resume.lineage == kLineage);
   CHECK(resume.members[0].standing == Standing::stateless);
   CHECK(resume.members[1].standing == Standing::complete);
 }
