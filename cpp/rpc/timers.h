@@ -47,7 +47,8 @@ class TimerQueue {
   // A timer in the queue has lost its meaning; counts(timer) tells which ones have not.
   template <class Counts>
   void forget(Counts counts) {
-    if (++forgotten_ < kSweep || forgotten_ * 2 < heap_.size()) return;
+    ++forgotten_;
+    if (forgotten_ < kSweep || forgotten_ * 2 < heap_.size()) return;
     forgotten_ = 0;
     std::erase_if(heap_, [&](const Timer& timer) { return !counts(timer); });
     std::make_heap(heap_.begin(), heap_.end());

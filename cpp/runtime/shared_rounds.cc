@@ -298,7 +298,7 @@ void SharedRounds::write_input() {
   if (!round.inputs.empty()) buckets.push_back(bucket);
   reduce_->start({round.s, collective::ReduceOp::sum, static_cast<double>(round.total), sections_,
                   round.contributors, round.reducers},
-                 std::move(buckets));
+                 buckets);
   crash_point("slice.sent");
   started_.push_back({std::move(passing.round), 0});
   started_.back().round.inputs.clear();
