@@ -17,9 +17,9 @@ import torch
 
 import moolink
 
-CONTRIBUTIONS = 1024  # the most that one peer can make
+CONTRIBUTIONS = 4096  # the most that one peer can make
 SLOTS = 256
-THINKING = 0.005  # seconds between contributions, as a backward pass would take
+THINKING = 0.05  # seconds between contributions, as a backward pass would take
 
 
 def say(event: str, **values: object) -> None:
