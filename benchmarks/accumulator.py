@@ -66,6 +66,7 @@ def peer(args: argparse.Namespace) -> None:
         accumulator.set_virtual_batch_size(args.peers)
 
         def until(ready) -> None:
+            group.update()
             accumulator.update()
             while not ready():
                 if accumulator.wants_state():
@@ -73,6 +74,7 @@ def peer(args: argparse.Namespace) -> None:
                 if accumulator.has_new_state():
                     accumulator.state()
                 accumulator.wait(1.0)
+                group.update()
                 accumulator.update()
 
         until(lambda: accumulator.connected() and len(group.members()) == args.peers)

@@ -29,9 +29,10 @@ from typing import Any
 import moolink
 from tests.faults.one_hot_peer import CONTRIBUTIONS, SLOTS
 
-CRASH_POINTS = ["announce.sent", "join", "offer.sent", "cut.sent", "reduce.sent", "slice.sent",
-                "have.sent", "flush.sent", "resume.sent", "ready.sent", "go.sent",
-                "snapshot.sent"]  # fmt: skip
+# Passed by every peer that joins, at once or soon, and by the leader alone.
+JOINER_POINTS = ["announce.sent", "join", "flush.sent", "ready.sent", "offer.sent", "reduce.sent",
+                 "slice.sent", "have.sent"]  # fmt: skip
+LEADER_POINTS = ["resume.sent", "go.sent", "cut.sent", "snapshot.sent"]
 PATIENCE = 30.0  # seconds until a step that should take one is called a hang
 
 
@@ -143,15 +144,35 @@ class Storm:
         self._bury(victim)
         self.progress(killed_at)
 
-    def crash_at(self, point: str) -> None:
-        """Starts a peer that dies at the named point, and waits as in kill()."""
-        victim = self.start(f"{point}:{self.random.randint(1, 20)}")
+    def crash_joiner(self, point: str) -> None:
+        """Starts a peer that dies when it passes the point, and waits as in kill()."""
+        self._await_death(self.start(crash_at=f"{point}:{self.random.randint(1, 3)}"))
+
+    def crash_leader(self, point: str) -> None:
+        """Lets a peer that dies at the point become the leader, and waits as in kill()."""
+        older = list(self.alive)
+        victim = self.start(crash_at=point)
+        self.settle()
+        self.start()
+        self.settle()
+        for peer in older:
+            peer.process.kill()
+            peer.process.wait()
+            self._bury(peer)
+        if point == "snapshot.sent":
+            self.start()  # asks the new leader for a snapshot
+        self._await_death(victim)
+        self.start()
+        self.start()
+        self.settle()
+
+    def _await_death(self, victim: Peer) -> None:
         try:
-            victim.process.wait(timeout=PATIENCE / 3)
+            victim.process.wait(timeout=PATIENCE)
         except subprocess.TimeoutExpired:
-            victim.process.kill()  # the point was not passed often enough: then it is a plain kill
-            victim.process.wait()
+            raise AssertionError(f"peer {victim.slot} did not pass its crash point") from None
         died_at = time.monotonic()
+        assert victim.process.returncode == -signal.SIGKILL
         self._bury(victim)
         self.progress(died_at)
 
@@ -237,7 +258,7 @@ def run(kills: int, peers: int, seed: int, crash_points: bool = True) -> dict[st
         storm.settle()
         for number in range(kills):
             if crash_points and number % 2:
-                storm.crash_at(CRASH_POINTS[number // 2 % len(CRASH_POINTS)])
+                storm.crash_joiner(JOINER_POINTS[number // 2 % len(JOINER_POINTS)])
             else:
                 storm.kill()
                 storm.start()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.storm import CRASH_POINTS, Storm
+from tests.faults.storm import JOINER_POINTS, LEADER_POINTS, Storm
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -37,11 +37,18 @@ def test_kills_at_random(storm: Storm) -> None:
     assert figures["kills"] == 4
 
 
-@pytest.mark.timeout(120)
-def test_death_at_every_crash_point(storm: Storm) -> None:
-    for point in CRASH_POINTS:
-        storm.crash_at(point)
-    assert storm.finish()["kills"] == len(CRASH_POINTS)
+@pytest.mark.timeout(180)
+def test_death_of_a_joining_peer_at_every_crash_point(storm: Storm) -> None:
+    for point in JOINER_POINTS:
+        storm.crash_joiner(point)
+    assert storm.finish()["kills"] == len(JOINER_POINTS)
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("point", LEADER_POINTS)
+def test_death_of_the_leader_at_a_crash_point(storm: Storm, point: str) -> None:
+    storm.crash_leader(point)
+    storm.finish()
 
 
 @pytest.mark.timeout(60)
