@@ -67,6 +67,7 @@ void Session::dispatch(Time now, Link& link, const wire::ReceivedFrame& frame) {
 
 void Session::received_message(Time now, Link& link, const wire::ReceivedFrame& frame) {
   const std::uint64_t seq = frame.header.seq;
+  if (seq == 0) wire::fail("a message without a number");
   const auto head = wire::decode_message_head(frame.control(), config_.limits);
   const ConnectionId connection = link.connection;
   const bool repeated = mutant("skip_duplicate_removal") ||

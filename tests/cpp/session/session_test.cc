@@ -1,0 +1,202 @@
+#include "session/session.h"
+
+#include <cstring>
+#include <new>
+
+#include "check.h"
+#include "session/pair.h"
+
+namespace moolink::session::testing {
+
+TEST("a message and its reply cost two frames") {
+  Pair pair;
+  pair.connect();
+  CHECK(pair.a.session.ready() && pair.b.session.ready());
+  CHECK(pair.send(pair.a, 100, 7));
+  CHECK_EQ(pair.exchange(), 1);
+  CHECK_EQ(pair.b.delivered.size(), 1u);
+  CHECK(pair.send(pair.b, 100, 8));
+  CHECK_EQ(pair.exchange(), 1);
+  CHECK_EQ(pair.a.acked.size(), 1u);  // the reply carried the acknowledgement
+  pair.now += milliseconds(25);
+  pair.a.session.tick(pair.now);
+  CHECK_EQ(pair.exchange(), 1);  // nothing followed: an ACK of its own
+  CHECK_EQ(pair.b.acked.size(), 1u);
+  CHECK(pair.a.session.flushed() && pair.b.session.flushed());
+}
+
+TEST("an ACK is due after sixteen messages") {
+  Pair pair;
+  pair.connect();
+  for (std::uint64_t i = 1; i <= 16; ++i) CHECK(pair.send(pair.a, 10, i));
+  pair.exchange();
+  CHECK_EQ(pair.a.acked.size(), 16u);
+}
+
+TEST("large parts arrive in chunks between small messages") {
+  Pair pair;
+  pair.connect();
+  OutgoingMessage large;
+  large.kind = 1;
+  large.payload.body = bytes_of(10);
+  large.payload.parts = {bytes_of(std::size_t{5} << 20), bytes_of(3)};
+  CHECK(pair.a.session.send(pair.now, large));
+  CHECK(pair.send(pair.a, 100, 2));
+  pair.a.collect();
+  // Only two chunks are under way when the small message is written.
+  CHECK_EQ(pair.a.out.size(), 4u);
+  pair.exchange();
+  CHECK_EQ(pair.b.delivered.size(), 2u);
+  CHECK_EQ(pair.b.delivered[0].payload.body.size(), 100u);
+  const wire::Payload& payload = pair.b.delivered[1].payload;
+  CHECK_EQ(payload.parts.size(), 2u);
+  CHECK_EQ(
+      std::memcmp(payload.parts[0].data(), large.payload.parts[0].data(), payload.parts[0].size()),
+      0);
+}
+
+TEST("a full window refuses, and tells when it opens") {
+  Limits limits;
+  limits.send_window_messages = 2;
+  Pair pair(limits);
+  pair.connect();
+  CHECK(pair.send(pair.a, 10, 1) && pair.send(pair.a, 10, 2));
+  CHECK(!pair.send(pair.a, 10, 3));
+  pair.exchange();
+  pair.now += milliseconds(25);
+  pair.b.session.tick(pair.now);
+  pair.exchange();
+  CHECK_EQ(pair.a.opened, 1);
+  CHECK(pair.send(pair.a, 10, 3));
+}
+
+TEST("WINDOW holds calls back, and nothing else") {
+  Pair pair;
+  pair.connect();
+  pair.b.session.set_receive_window(pair.now, 1000, 0);
+  pair.exchange();
+  CHECK(!pair.a.session.accepts(10, true));
+  CHECK(pair.a.session.accepts(10, false));
+  pair.b.session.set_receive_window(pair.now, 1000, 1);
+  pair.exchange();
+  CHECK(pair.a.session.accepts(10, true));
+}
+
+TEST("a message over the limits is refused at the sender") {
+  Limits limits;
+  limits.max_body = 1000;
+  Pair pair(limits);
+  pair.connect();
+  CHECK_THROWS(pair.send(pair.a, 1001, 1), ErrorCode::invalid_argument);
+}
+
+TEST("a silent peer is given up after three seconds, with its messages") {
+  Pair pair;
+  pair.connect();
+  CHECK(pair.send(pair.a, 10, 5));
+  pair.a.collect();
+  pair.a.out.clear();  // swallowed
+  for (int i = 0; i < 12 && pair.a.lost.empty(); ++i) {
+    pair.now += milliseconds(249);
+    pair.a.session.tick(pair.now);
+    pair.a.collect();
+  }
+  CHECK(pair.a.lost.empty());
+  pair.now += milliseconds(249);
+  pair.a.session.tick(pair.now);
+  pair.a.collect();
+  CHECK_EQ(pair.a.lost.size(), 1u);
+  CHECK(pair.a.lost[0].silent);
+  CHECK_EQ(pair.a.lost[0].messages.size(), 1u);
+  CHECK_EQ(pair.a.lost[0].messages[0].cookie, 5u);
+  CHECK(pair.a.lost[0].messages[0].written == Ran::maybe);
+}
+
+TEST("who was stopped itself accuses nobody for a second") {
+  Pair pair;
+  pair.connect();
+  pair.now += seconds(10);  // no tick came meanwhile
+  pair.a.session.tick(pair.now);
+  pair.a.collect();
+  CHECK(pair.a.lost.empty());
+  CHECK(!pair.a.session.suspected(pair.now));
+  pair.exchange();  // what the peer had said is read, and it answers
+  for (int i = 0; i < 8; ++i) {
+    pair.now += milliseconds(250);
+    pair.a.session.tick(pair.now);
+    pair.b.session.tick(pair.now);
+    pair.exchange();
+  }
+  CHECK(pair.a.lost.empty());
+}
+
+TEST("what breaks the protocol ends the session, not the process") {
+  const auto breaks = [](wire::Frame frame) {
+    Pair pair;
+    pair.connect();
+    pair.a.session.received(pair.now, 1, as_received(frame));
+    pair.a.collect();
+    CHECK_EQ(pair.a.lost.size(), 1u);
+    CHECK(!pair.a.lost.empty() && pair.a.lost[0].reason.code == ErrorCode::wire);
+    CHECK(!pair.a.session.ready());
+  };
+  breaks(wire::make_frame(wire::FrameType::ack, wire::Ack{99, {}}));
+  breaks(wire::make_frame(wire::FrameType::ack, wire::Ack{0, {1}}));
+  breaks(wire::make_frame(wire::FrameType::grant, wire::Grant{}));
+  breaks(wire::make_frame(wire::FrameType::done, wire::Done{3}));
+  breaks(wire::make_frame(wire::FrameType::welcome, wire::Hello{}));
+  breaks(wire::make_frame(wire::FrameType::ack, bytes_of(3)));
+  wire::Frame unnumbered = wire::make_frame(wire::FrameType::message, wire::MessageHead{});
+  breaks(unnumbered);
+  unnumbered.header.seq = kMaxSpan + 1;
+  breaks(unnumbered);
+  wire::MessageHead head;
+  head.body.bytes = 10;  // more than the frame holds
+  wire::Frame cut = wire::make_frame(wire::FrameType::message, head);
+  cut.header.seq = 1;
+  breaks(cut);
+  head.body.bytes = 0;
+  head.lane_prev = 1;
+  wire::Frame before_itself = wire::make_frame(wire::FrameType::message, head);
+  before_itself.header.seq = 1;
+  breaks(before_itself);
+}
+
+class NoMemory final : public Allocator {
+ public:
+  MutableBuffer allocate(std::size_t) override { throw std::bad_alloc(); }
+};
+
+TEST("a message without memory is delivered as an error") {
+  NoMemory none;
+  Pair pair;
+  Side poor({2, 2}, {1, 1}, none, {});
+  pair.a.session.attach(pair.now, 1, wire::PathKind::tcp, {}, false, pair.a.hello);
+  poor.session.attach(pair.now, 1, wire::PathKind::tcp, {}, true, poor.hello);
+  OutgoingMessage message;
+  message.payload.body = bytes_of(10);
+  message.payload.parts = {bytes_of(100'000)};
+  for (int i = 0; i < 4; ++i) {
+    pair.a.collect();
+    for (; !pair.a.out.empty(); pair.a.out.pop_front()) {
+      const wire::Frame& frame = pair.a.out.front();
+      if (frame.header.type == wire::FrameType::chunk) {
+        const auto chunk = wire::decode<wire::ChunkHead>(frame.control.span());
+        CHECK(poor.session.chunk_target(1, chunk).empty());
+        poor.session.chunk_received(pair.now, 1, chunk);
+      } else {
+        poor.session.received(pair.now, 1, as_received(frame));
+      }
+    }
+    poor.collect();
+    for (; !poor.out.empty(); poor.out.pop_front()) {
+      pair.a.session.received(pair.now, 1, as_received(poor.out.front()));
+    }
+    if (i == 1) CHECK(pair.a.session.send(pair.now, message));
+  }
+  CHECK_EQ(poor.delivered.size(), 1u);
+  CHECK(!poor.delivered.empty() && poor.delivered[0].error);
+  CHECK(!poor.delivered.empty() && poor.delivered[0].payload.body.size() == 10);
+}
+
+}  // namespace moolink::session::testing
