@@ -14,6 +14,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+
 def main(build: Path, wanted: list[str]) -> int:
     """Returns the number of files with findings."""
     root = Path(__file__).resolve().parent.parent

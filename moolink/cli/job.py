@@ -175,7 +175,9 @@ class Job:
                 self._selector.unregister(read_fd)
 
         try:
-            self._start_broker("127.0.0.1:0", "--announce-fd", str(write_fd), pass_fds=(write_fd,))
+            self._start_broker(
+                "127.0.0.1:0", "--first", "--announce-fd", str(write_fd), pass_fds=(write_fd,)
+            )
             os.close(write_fd)
             self._selector.register(read_fd, selectors.EVENT_READ, read)
             deadline = time.monotonic() + _BROKER_START_TIMEOUT
