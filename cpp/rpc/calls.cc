@@ -247,7 +247,8 @@ void NodeState::fail_calls_of(const Peer& peer, const session::Lost& lost) {
       const auto entry = ran.find(id);
       whether = entry == ran.end() ? Ran::maybe : entry->second;
     }
-    complete(id, call_error(ErrorCode::peer_lost,
+    const bool refused = lost.reason.code == ErrorCode::auth;
+    complete(id, call_error(refused ? ErrorCode::auth : ErrorCode::peer_lost,
                             "peer '" + call.peer + "' was lost during '" + call.function +
                                 "': " + lost.reason.message,
                             call, whether));

@@ -75,6 +75,10 @@ void NodeState::received(Time now, ConnectionId id, const wire::ReceivedFrame& f
     return;
   }
   Peer& peer = *connection->peer;
+  if (frame.header.type == wire::FrameType::refuse) {  // of the proof, which went out last
+    refused_late(now, *connection, frame);
+    return;
+  }
   if (frame.header.type == wire::FrameType::close) {
     end_peer(now, peer, Down::closed, "it was closed");
     return;
@@ -229,6 +233,24 @@ void NodeState::refused(Time now, Connection& connection, const wire::Refuse& re
     error.function = found->second.function;
     complete(id, error);
   }
+}
+
+// The dialler's proof is the last word of the greeting: its refusal comes when this side already
+// takes the connection for good.
+void NodeState::refused_late(Time now, Connection& connection, const wire::ReceivedFrame& frame) {
+  Peer& peer = *connection.peer;
+  std::string text = connection.dialled + " refuses this peer";
+  ErrorCode code = ErrorCode::auth;
+  try {
+    const auto refusal = wire::decode_control<wire::Refuse>(frame);
+    code = refusal.code == ErrorCode::none ? ErrorCode::error : refusal.code;
+    text += ": " + refusal.text;
+  } catch (const Exception& broken) {
+    text += ", and does not say why: " + broken.error().message;
+  }
+  log(LogLevel::warning, text);
+  peer.session.end(now, make_error(code, text), false);
+  touch(peer);
 }
 
 void NodeState::closed(Time now, ConnectionId id, const Error& error) {

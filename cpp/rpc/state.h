@@ -167,6 +167,7 @@ class NodeState {
   void greeted(Time now, Connection& connection, wire::Hello theirs);
   void welcomed(Time now, Connection& connection, const wire::ReceivedFrame& frame);
   void refused(Time now, Connection& connection, const wire::Refuse& refusal);
+  void refused_late(Time now, Connection& connection, const wire::ReceivedFrame& frame);
   bool objection(Time now, const Connection& connection, const wire::Hello& theirs,
                  Error& error) const;
   void adopt(Time now, Connection& connection, const wire::Hello& theirs);

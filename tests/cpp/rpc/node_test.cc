@@ -1,0 +1,189 @@
+#include "rpc/node.h"
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "check.h"
+
+namespace moolink::rpc {
+namespace {
+
+// Shows its own word and asks for it: enough to see that both sides' proofs are looked at.
+class WordPolicy final : public Policy {
+ public:
+  explicit WordPolicy(std::string word) : word_(std::move(word)) {}
+
+  std::vector<std::byte> proof(const wire::Hello& dialler, const wire::Hello& acceptor,
+                               bool by_dialler) const override {
+    const std::string text = word_ + (by_dialler ? "d" : "a") +
+                             std::to_string(static_cast<int>(dialler.nonce[0])) + "," +
+                             std::to_string(static_cast<int>(acceptor.nonce[0]));
+    const auto* bytes = reinterpret_cast<const std::byte*>(text.data());
+    return {bytes, bytes + text.size()};
+  }
+  bool accepts(const wire::Hello& dialler, const wire::Hello& acceptor, bool by_dialler,
+               const std::vector<std::byte>& shown, std::string& reason) const override {
+    reason = "a wrong word";
+    return shown == proof(dialler, acceptor, by_dialler);
+  }
+
+ private:
+  std::string word_;
+};
+
+struct User {
+  User(const std::string& name, const Policy& policy, Uid instance)
+      : node(
+            [&] {
+              Config config;
+              config.instance = instance;
+              config.name = name;
+              return config;
+            }(),
+            allocator, policy, instance.low) {}
+
+  HeapAllocator allocator;
+  Node node;
+  std::map<CallId, Reply> results;
+  std::vector<std::string> log;
+  bool closed = false;
+};
+
+wire::ReceivedFrame as_received(const wire::Frame& frame) {
+  auto bytes = std::make_shared<std::vector<std::byte>>(frame.control.span().begin(),
+                                                        frame.control.span().end());
+  for (const Buffer& piece : frame.payload) {
+    bytes->insert(bytes->end(), piece.span().begin(), piece.span().end());
+  }
+  return {frame.header, Buffer(bytes, bytes->data(), bytes->size())};
+}
+
+// A server "server" and a client "client" that dials it; every handler returns its arguments.
+struct Joined {
+  Joined(const Policy& server_policy, const Policy& client_policy)
+      : server("server", server_policy, {1, 10}), client("client", client_policy, {2, 20}) {
+    server.node.define("echo");
+    client.node.connect(now, "tcp://10.0.0.1:1");
+    pass(milliseconds(10));
+  }
+
+  void run() {
+    for (bool acted = true; acted;) {
+      acted = carry_out(server, client);
+      acted = carry_out(client, server) || acted;
+    }
+  }
+  // Lets the time pass, with all that is due in it.
+  void pass(Duration duration) {
+    for (const Time end = now + duration; now < end;) {
+      now = std::min(end, now + milliseconds(10));
+      server.node.tick(now);
+      client.node.tick(now);
+      run();
+    }
+  }
+  const Error& error_of(CallId id) { return std::get<Error>(client.results.at(id)); }
+
+  bool carry_out(User& user, User& other) {
+    std::vector<Action> actions;
+    user.node.drain(actions);
+    for (Action& action : actions) {
+      if (auto* write = std::get_if<Write>(&action)) {
+        if (connected) other.node.received(now, connection, as_received(write->frame));
+      } else if (std::get_if<Dial>(&action) != nullptr) {
+        connected = true;
+        ++connection;
+        server.node.opened(now, connection, wire::PathKind::tcp, {}, "");
+        client.node.opened(now, connection, wire::PathKind::tcp, {}, "tcp://10.0.0.1:1");
+      } else if (std::get_if<CloseConnection>(&action) != nullptr) {
+        if (std::exchange(connected, false)) {
+          other.node.closed(now, connection, make_error(ErrorCode::closed, "closed"));
+        }
+      } else if (auto* handler = std::get_if<RunHandler>(&action)) {
+        user.node.reply(now, handler->key, std::move(handler->arguments));
+      } else if (auto* complete = std::get_if<Complete>(&action)) {
+        CHECK(user.results.emplace(complete->id, std::move(complete->result)).second);
+      } else if (auto* line = std::get_if<Log>(&action)) {
+        user.log.push_back(line->text);
+      } else if (std::get_if<Closed>(&action) != nullptr) {
+        user.closed = true;
+      }
+    }
+    return !actions.empty();
+  }
+
+  Time now{seconds(100)};
+  User server;
+  User client;
+  ConnectionId connection = 0;
+  bool connected = false;
+};
+
+TEST("peers with the same word meet") {
+  const WordPolicy word("one");
+  Joined pair(word, word);
+  const CallId id = pair.client.node.call(pair.now, "server", "echo", {}, seconds(1), 0);
+  pair.run();
+  CHECK(std::holds_alternative<wire::Payload>(pair.client.results.at(id)));
+  CHECK_EQ(pair.server.node.peers(pair.now).size(), 1u);
+}
+
+TEST("a wrong proof is refused by either side, and fails the calls with its reason") {
+  const WordPolicy right("one");
+  const WordPolicy wrong("two");
+  const OpenPolicy open;
+  // The client asks for a proof that the server does not have; and the other way round.
+  for (const auto& [server, client] : {std::pair<const Policy&, const Policy&>{right, wrong},
+                                       std::pair<const Policy&, const Policy&>{right, open}}) {
+    Joined pair(server, client);
+    const CallId id = pair.client.node.call(pair.now, "server", "echo", {}, seconds(20), 0);
+    pair.pass(seconds(3));
+    CHECK(pair.server.node.peers(pair.now).empty() && pair.client.node.peers(pair.now).empty());
+    CHECK(!pair.server.log.empty() && !pair.client.log.empty());
+    const bool client_found_out = &client == &wrong;
+    if (client_found_out) {
+      CHECK(pair.client.log.front().find("a wrong word") != std::string::npos);
+    } else {
+      CHECK(pair.error_of(id).code == ErrorCode::auth);
+      CHECK(pair.error_of(id).message.find("a wrong word") != std::string::npos);
+    }
+  }
+}
+
+TEST("an unknown peer, an unknown function, a closed peer: each error says what happened") {
+  const OpenPolicy open;
+  Joined pair(open, open);
+  const CallId unknown = pair.client.node.call(pair.now, "nobody", "echo", {}, seconds(1), 0);
+  const CallId missing = pair.client.node.call(pair.now, "server", "none", {}, seconds(1), 0);
+  pair.run();
+  CHECK(pair.error_of(missing).code == ErrorCode::no_such_function);
+  pair.pass(seconds(1));
+  CHECK(pair.error_of(unknown).code == ErrorCode::timeout);
+  CHECK(pair.error_of(unknown).message.find("'nobody' is not known to any connected peer") !=
+        std::string::npos);
+  CHECK_THROWS((pair.client.node.set_name("other"), 0), ErrorCode::invalid_argument);
+
+  pair.server.node.undefine("echo");
+  pair.client.node.close(pair.now);
+  pair.pass(milliseconds(100));
+  CHECK(pair.client.closed);
+  CHECK(pair.server.node.peers(pair.now).empty());
+  const CallId late = pair.client.node.call(pair.now, "server", "echo", {}, seconds(1), 0);
+  pair.run();
+  CHECK(pair.error_of(late).code == ErrorCode::closed);
+}
+
+TEST("a peer calls itself") {
+  const OpenPolicy open;
+  Joined pair(open, open);
+  const CallId id = pair.server.node.call(pair.now, "server", "echo", {}, seconds(1), 3);
+  pair.run();
+  CHECK(std::holds_alternative<wire::Payload>(pair.server.results.at(id)));
+}
+
+}  // namespace
+}  // namespace moolink::rpc
