@@ -34,11 +34,11 @@ enum class Ran : std::uint8_t { no = 0, maybe = 1, yes = 2 };
 struct Error {
   ErrorCode code = ErrorCode::none;
   std::string message;
-  std::string peer;             // the peer's name, when one is concerned
-  std::string function;         // the function or group, when one is concerned
-  std::string remote_type;      // RemoteError: the type of the exception at the peer
-  std::string traceback;        // RemoteError: the peer's formatted traceback
-  Ran ran = Ran::no;            // PeerLost, TimeoutError: whether the call was run
+  std::string peer;         // the peer's name, when one is concerned
+  std::string function;     // the function or group, when one is concerned
+  std::string remote_type;  // RemoteError: the type of the exception at the peer
+  std::string traceback;    // RemoteError: the peer's formatted traceback
+  Ran ran = Ran::no;        // PeerLost, TimeoutError: whether the call was run
 
   explicit operator bool() const { return code != ErrorCode::none; }
 

@@ -1,6 +1,7 @@
 #pragma once
 
-// A test harness of one page: TEST registers, CHECK reports and goes on, main() is in check_main.cc.
+// A test harness of one page: TEST registers, CHECK reports and goes on, main() is in
+// check_main.cc.
 
 #include <functional>
 #include <sstream>
@@ -34,27 +35,27 @@ void check_equal(const A& a, const B& b, const char* text, const char* file, int
 #define MOOLINK_JOIN_(a, b) a##b
 #define MOOLINK_JOIN(a, b) MOOLINK_JOIN_(a, b)
 
-#define TEST(name)                                                                       \
-  static void MOOLINK_JOIN(test_body_, __LINE__)();                                      \
+#define TEST(name)                                                                        \
+  static void MOOLINK_JOIN(test_body_, __LINE__)();                                       \
   static const ::moolink::check::Registration MOOLINK_JOIN(test_registration_, __LINE__)( \
-      name, MOOLINK_JOIN(test_body_, __LINE__));                                         \
+      name, MOOLINK_JOIN(test_body_, __LINE__));                                          \
   static void MOOLINK_JOIN(test_body_, __LINE__)()
 
-#define CHECK(condition)                                                     \
-  do {                                                                       \
+#define CHECK(condition)                                                      \
+  do {                                                                        \
     if (!(condition)) ::moolink::check::fail(__FILE__, __LINE__, #condition); \
   } while (false)
 
 #define CHECK_EQ(a, b) ::moolink::check::check_equal((a), (b), #a " == " #b, __FILE__, __LINE__)
 
-#define CHECK_THROWS(expression, expected_code)                                       \
-  do {                                                                                \
-    bool thrown = false;                                                              \
-    try {                                                                             \
-      (void)(expression);                                                             \
-    } catch (const ::moolink::Exception& e) {                                         \
-      thrown = true;                                                                  \
-      CHECK(e.error().code == (expected_code));                                       \
-    }                                                                                 \
+#define CHECK_THROWS(expression, expected_code)                                            \
+  do {                                                                                     \
+    bool thrown = false;                                                                   \
+    try {                                                                                  \
+      (void)(expression);                                                                  \
+    } catch (const ::moolink::Exception& e) {                                              \
+      thrown = true;                                                                       \
+      CHECK(e.error().code == (expected_code));                                            \
+    }                                                                                      \
     if (!thrown) ::moolink::check::fail(__FILE__, __LINE__, #expression " threw nothing"); \
   } while (false)
