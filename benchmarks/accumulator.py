@@ -78,6 +78,9 @@ def peer(args: argparse.Namespace) -> None:
                 accumulator.update()
 
         until(lambda: accumulator.connected() and len(group.members()) == args.peers)
+        # The leader goes on serving newcomers until all have its state.
+        ready = group.all_reduce("ready", 1, on_change="retry")
+        until(ready.done)
         times: dict[str, list[float]] = {"moolink": [], "gloo": []}
         cpu: dict[str, list[float]] = {"moolink": [], "gloo": []}
         for trial in range(args.trials + 5):

@@ -183,7 +183,7 @@ void GroupPeer::carry_out(Time now) {
     } else if (std::get_if<group::Member::Evicted>(&action) != nullptr) {
       adopt(now, {});
     } else if (auto* log = std::get_if<group::Member::Log>(&action)) {
-      rpc_->context()->log(log->level, "group '" + name_ + "': " + log->text);
+      rpc_->context()->log(log->level, std::move(log->text));
     }
   }
 }
