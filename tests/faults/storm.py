@@ -253,13 +253,13 @@ class Storm:
         self.broker.close()
 
 
-def run(kills: int, peers: int, seed: int, crash_points: bool = True) -> dict[str, Any]:
+def run(kills: int, peers: int, seed: int) -> dict[str, Any]:
     """Runs a storm and returns its figures; raises AssertionError when the books do not balance."""
     storm = Storm(peers, seed)
     try:
         storm.settle()
         for number in range(kills):
-            if crash_points and number % 2:
+            if number % 2:
                 storm.crash_joiner(JOINER_POINTS[number // 2 % len(JOINER_POINTS)])
             else:
                 storm.kill()
