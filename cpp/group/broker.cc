@@ -36,7 +36,7 @@ void Broker::tick(Time now) {
 
 void Broker::peer_down(Time now, const Uid& instance, Down how) {
   notice(now);
-  if (how == Down::silent) return;
+  if (how == Down::unreachable) return;
   for (const auto& [group, roster] : rosters_) roster->peer_dead(timing(now), instance, how);
 }
 

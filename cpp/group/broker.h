@@ -58,7 +58,7 @@ class Broker {
 
   void tick(Time now);
   Time next_deadline() const { return next_tick_; }
-  // Silence is judged by the announcements alone; `silent` from below changes nothing.
+  // Silence is judged by the announcements alone; `unreachable` from below changes nothing.
   void peer_down(Time now, const Uid& instance, Down how);
   // A message of service 2 for a broker (recipient_of). Throws ErrorCode::wire if malformed.
   void received(Time now, const Uid& from, std::span<const std::byte> bytes);

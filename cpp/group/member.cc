@@ -62,7 +62,7 @@ void Member::peer_up(Time now, const Uid& instance) {
 void Member::peer_down(Time now, const Uid& instance, Down how) {
   notice(now);
   if (left_ || instance == config_.self.instance) return;
-  unreachable_[instance] = {how != Down::silent, now};
+  unreachable_[instance] = {how != Down::unreachable, now};
   announce_soon(now);
   if (const MemberInfo* member = view_.find(instance); member != nullptr && broker_.empty()) {
     say(LogLevel::warning,

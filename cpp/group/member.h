@@ -19,9 +19,9 @@ namespace moolink::group {
 
 // How the node below lost a peer.
 enum class Down : std::uint8_t {
-  dead,    // proven: process gone, connection refused, another instance under its name
-  closed,  // it said goodbye
-  silent,  // nothing heard for the node's evict_after
+  dead,         // proven: process gone, connection refused, another instance under its name
+  closed,       // it said goodbye
+  unreachable,  // nothing heard for the node's evict_after, or the session is lost
 };
 
 struct MemberConfig {

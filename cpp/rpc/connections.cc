@@ -76,11 +76,11 @@ void NodeState::received(Time now, ConnectionId id, const wire::ReceivedFrame& f
   }
   Peer& peer = *connection->peer;
   if (frame.header.type == wire::FrameType::refuse) {  // of the proof, which went out last
-    refused_late(now, *connection, frame);
+    refused_late(*connection, frame);
     return;
   }
   if (frame.header.type == wire::FrameType::close) {
-    end_peer(now, peer, Down::closed, "it was closed");
+    end_peer(peer, Down::closed, "it was closed");
     return;
   }
   peer.session.received(now, id, frame);
@@ -166,7 +166,7 @@ void NodeState::welcomed(Time now, Connection& connection, const wire::ReceivedF
     refuse(now, connection, error);
     return;
   }
-  adopt(now, connection, theirs);
+  adopt(connection, theirs);
   Peer& peer = *connection.peer;
   connection.proven = true;
   if (!by_dialler) {
@@ -180,11 +180,11 @@ void NodeState::welcomed(Time now, Connection& connection, const wire::ReceivedF
 }
 
 // The other side is who it says: its name is its own, whoever bore it before is gone.
-void NodeState::adopt(Time now, Connection& connection, const wire::Hello& theirs) {
+void NodeState::adopt(Connection& connection, const wire::Hello& theirs) {
   if (const auto holder = names_.find(theirs.name);
       holder != names_.end() && holder->second != theirs.instance) {
     Peer& former = *peers_.at(holder->second);
-    end_peer(now, former, Down::dead, "another instance has taken its name");
+    end_peer(former, Down::dead, "another instance has taken its name");
   }
   Peer& peer = ensure_peer(theirs.instance);
   peer.name = theirs.name;
@@ -237,7 +237,7 @@ void NodeState::refused(Time now, Connection& connection, const wire::Refuse& re
 
 // The dialler's proof is the last word of the greeting: its refusal comes when this side already
 // takes the connection for good.
-void NodeState::refused_late(Time now, Connection& connection, const wire::ReceivedFrame& frame) {
+void NodeState::refused_late(Connection& connection, const wire::ReceivedFrame& frame) {
   Peer& peer = *connection.peer;
   std::string text = connection.dialled + " refuses this peer";
   ErrorCode code = ErrorCode::auth;
@@ -249,7 +249,7 @@ void NodeState::refused_late(Time now, Connection& connection, const wire::Recei
     text += ", and does not say why: " + broken.error().message;
   }
   log(LogLevel::warning, text);
-  peer.session.end(now, make_error(code, text), false);
+  peer.session.end(make_error(code, text), false);
   touch(peer);
 }
 

@@ -210,7 +210,7 @@ void NodeState::dial_failed(Time now, const std::string& address, const Error& e
   Peer* peer = target->instance.empty() ? find_peer(target->peer) : find_peer(target->instance);
   if (peer == nullptr || !peer->up || peer->session.connected()) return;
   if (peer->instance == target->instance || peer->host_key == config.host_key) {
-    end_peer(now, *peer, Down::dead, "nobody listens at " + address + " any more");
+    end_peer(*peer, Down::dead, "nobody listens at " + address + " any more");
   }
 }
 

@@ -133,7 +133,7 @@ void Node::writable(Time now, ConnectionId connection) {
 }
 
 void Node::peer_dead(Time now, const Uid& instance) {
-  state_->peer_dead(now, instance);
+  state_->peer_dead(instance);
   state_->settle(now);
 }
 
@@ -221,7 +221,7 @@ void NodeState::finish_close(Time now) {
   closed_ = true;
   for (auto& [instance, peer] : peers_) {
     peer->how = Down::closed;
-    peer->session.end(now, make_error(ErrorCode::closed, "peer '" + config.name + "' was closed"),
+    peer->session.end(make_error(ErrorCode::closed, "peer '" + config.name + "' was closed"),
                       true);
     touch(*peer);
   }

@@ -48,9 +48,9 @@ enum class Service : std::uint8_t {
 };
 
 enum class Down : std::uint8_t {
-  dead,    // proven: pidfd, refused reconnect, another instance under its name, lost session
-  silent,  // nothing heard for evict_after
-  closed,  // it said CLOSE
+  dead,         // proven: pidfd, refused reconnect, another instance under its name
+  unreachable,  // nothing heard for evict_after, or the session is lost: the peer itself may live
+  closed,       // it said CLOSE
 };
 
 struct Config {

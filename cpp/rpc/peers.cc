@@ -120,7 +120,7 @@ void NodeState::attached(Time now, Peer& peer, ConnectionId id) {
   if (DialTarget* target = dialler_.of_connection(id)) dialler_.succeeded(*target, peer.instance);
   if (!peer.up) {
     peer.up = true;
-    peer.how = Down::dead;
+    peer.how = Down::unreachable;
     actions.push_back(
         PeerUp{peer.instance, peer.name, peer.host_key, peer.host_key == config.host_key});
     end_search(now, peer);
@@ -154,13 +154,12 @@ void NodeState::deliver(Time now, Peer& peer, session::Deliver& delivered) {
   } catch (const Exception& broken) {
     log(LogLevel::warning, "peer '" + peer.name + "' broke the protocol and is disconnected: " +
                                broken.error().message);
-    end_peer(now, peer, Down::dead, broken.error().message);
+    end_peer(peer, Down::unreachable, broken.error().message);
   }
 }
 
 // The session is gone: so is everything that depended on it.
 void NodeState::lost(Peer& peer, session::Lost& lost) {
-  const Down how = lost.silent ? Down::silent : peer.how;
   peer.queued.clear();
   peer.early_cancels.clear();
   fail_calls_of(peer, lost);
@@ -169,19 +168,19 @@ void NodeState::lost(Peer& peer, session::Lost& lost) {
   peer.held = false;
   if (peer.up) {
     peer.up = false;
-    actions.push_back(PeerDown{peer.instance, peer.name, how});
+    actions.push_back(PeerDown{peer.instance, peer.name, peer.how});
   }
-  peer.how = Down::dead;
+  peer.how = Down::unreachable;
 }
 
-void NodeState::end_peer(Time now, Peer& peer, Down how, const std::string& why) {
+void NodeState::end_peer(Peer& peer, Down how, const std::string& why) {
   peer.how = how;
-  peer.session.end(now, make_error(ErrorCode::peer_lost, why), false);
+  peer.session.end(make_error(ErrorCode::peer_lost, why), false);
   touch(peer);
 }
 
-void NodeState::peer_dead(Time now, const Uid& instance) {
-  if (Peer* peer = find_peer(instance)) end_peer(now, *peer, Down::dead, "its process has ended");
+void NodeState::peer_dead(const Uid& instance) {
+  if (Peer* peer = find_peer(instance)) end_peer(*peer, Down::dead, "its process has ended");
 }
 
 void NodeState::forget_if_gone(Peer& peer) {

@@ -32,9 +32,9 @@ struct Peer {
   Uid host_key;
   std::vector<std::string> addresses;
   session::Session session;
-  bool up = false;        // PeerUp was said, PeerDown not yet
-  bool touched = false;   // its session has actions to carry out
-  Down how = Down::dead;  // what PeerDown will say, unless it falls silent
+  bool up = false;       // PeerUp was said, PeerDown not yet
+  bool touched = false;  // its session has actions to carry out
+  Down how = Down::unreachable;  // what PeerDown will say
   Time timer = kNever;
 
   // Refused by the session's window; replies and services first, then calls.
@@ -127,7 +127,7 @@ class NodeState {
   bool send_service(Time now, const Uid& instance, Service service, wire::Payload payload);
   void send_service_to_name(Time now, const std::string& peer, Service service,
                             wire::Payload payload);
-  void peer_dead(Time now, const Uid& instance);
+  void peer_dead(const Uid& instance);
   void touch(Peer& peer);
   void settle(Time now);
   std::vector<PeerInfo> peers(Time now) const;
@@ -167,10 +167,10 @@ class NodeState {
   void greeted(Time now, Connection& connection, wire::Hello theirs);
   void welcomed(Time now, Connection& connection, const wire::ReceivedFrame& frame);
   void refused(Time now, Connection& connection, const wire::Refuse& refusal);
-  void refused_late(Time now, Connection& connection, const wire::ReceivedFrame& frame);
+  void refused_late(Connection& connection, const wire::ReceivedFrame& frame);
   bool objection(Time now, const Connection& connection, const wire::Hello& theirs,
                  Error& error) const;
-  void adopt(Time now, Connection& connection, const wire::Hello& theirs);
+  void adopt(Connection& connection, const wire::Hello& theirs);
   void refuse(Time now, Connection& connection, const Error& error);
   void drop_connection(Time now, ConnectionId id, const Error& error, bool tell_transport);
   void disconnected_from(Time now, Peer& peer);
@@ -186,7 +186,7 @@ class NodeState {
   void attached(Time now, Peer& peer, ConnectionId connection);
   void deliver(Time now, Peer& peer, session::Deliver& delivered);
   void lost(Peer& peer, session::Lost& lost);
-  void end_peer(Time now, Peer& peer, Down how, const std::string& why);
+  void end_peer(Peer& peer, Down how, const std::string& why);
   void forget_if_gone(Peer& peer);
   void send_or_queue(Time now, Peer& peer, session::OutgoingMessage message);
   void send_to(Time now, Peer& peer, Service service, wire::Payload payload);

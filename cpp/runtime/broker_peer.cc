@@ -13,10 +13,10 @@ group::Down group_down(rpc::Down how) {
       return group::Down::dead;
     case rpc::Down::closed:
       return group::Down::closed;
-    case rpc::Down::silent:
+    case rpc::Down::unreachable:
       break;
   }
-  return group::Down::silent;
+  return group::Down::unreachable;
 }
 
 BrokerPeer::BrokerPeer(std::shared_ptr<RpcPeer> rpc, group::BrokerConfig config)

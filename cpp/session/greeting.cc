@@ -60,7 +60,7 @@ void Session::welcomed_as_chooser(Time now, Link& link, const wire::Hello& their
   // Only what answers our naming of the session, on this very connection, proves that the peer does
   // not have it: what it said before may have crossed the greeting of another connection.
   const bool proven = link.has_said && link.said == id_;
-  if (id_ == 0 || proven) restart(now, next_id(), link.connection);
+  if (id_ == 0 || proven) restart(next_id(), link.connection);
   say_welcome(link);
 }
 
@@ -78,11 +78,11 @@ void Session::welcomed_as_follower(Time now, Link& link, const wire::Hello& thei
     const bool forgotten = established || named == newest_;
     newest_ = named;
     if (forgotten && !mutant("resume_unknown_session")) {
-      restart(now, 0, link.connection);
+      restart(0, link.connection);
       say_welcome(link);
       return;
     }
-    restart(now, named, link.connection);
+    restart(named, link.connection);
   }
   if (!link.has_said || link.said != id_) say_welcome(link);
   agreed(now, link, theirs);
@@ -97,8 +97,8 @@ bool Session::has_usual_window() const {
 }
 
 // Leaves the present session, if any, for the one called `id`, or for none.
-void Session::restart(Time now, std::uint64_t id, ConnectionId except) {
-  if (id_ != 0) lose(now, restarted(), false, except);
+void Session::restart(std::uint64_t id, ConnectionId except) {
+  if (id_ != 0) lose(restarted(), except);
   id_ = id;
 }
 

@@ -24,7 +24,7 @@ void Session::attach(Time now, ConnectionId connection, wire::PathKind kind,
   link.ours = std::move(ours);
   link.last_heard = now;
   if (dialled) return;  // answers the WELCOME
-  if (chooses() && id_ == 0) restart(now, next_id(), connection);
+  if (chooses() && id_ == 0) restart(next_id(), connection);
   say_welcome(link);
 }
 
@@ -36,7 +36,7 @@ void Session::received(Time now, ConnectionId connection, const wire::ReceivedFr
   try {
     dispatch(now, *link, frame);
   } catch (const Exception& broken) {
-    lose(now, broken.error(), false, 0);
+    lose(broken.error(), 0);
   }
 }
 
@@ -58,7 +58,7 @@ void Session::chunk_received(Time now, ConnectionId connection, const wire::Chun
     inbox_.chunk_received(connection, head);
     deliver_ready(now);
   } catch (const Exception& broken) {
-    lose(now, broken.error(), false, 0);
+    lose(broken.error(), 0);
   }
 }
 
@@ -155,7 +155,7 @@ void Session::watch_links(Time now) {
     link.ping_at = now + timing.ping_after;
   }
   if (may_fall_silent() && silent_for(now, last_heard_, timing.evict_after)) {
-    lose(now, make_error(ErrorCode::peer_lost, "the peer was silent for too long"), true, 0);
+    lose(make_error(ErrorCode::peer_lost, "the peer was silent for too long"), 0);
     return;
   }
   const Link* best = best_link(now);
@@ -181,14 +181,14 @@ Time Session::next_deadline() const {
   return next;
 }
 
-void Session::end(Time now, const Error& reason, bool farewell) {
+void Session::end(const Error& reason, bool farewell) {
   if (farewell) {
     const wire::Close close{reason.code, reason.message};
     for (auto& [connection, link] : links_) {
       if (link.attached) write(link, wire::make_frame(wire::FrameType::close, close));
     }
   }
-  lose(now, reason, false, 0);
+  lose(reason, 0);
 }
 
 bool Session::connected() const {
@@ -242,13 +242,13 @@ void Session::close_link(Time now, ConnectionId connection, Error error) {
 }
 
 // Ends the session with all its connections but `except`.
-void Session::lose(Time, Error reason, bool silent, ConnectionId except) {
+void Session::lose(Error reason, ConnectionId except) {
   std::erase_if(links_, [&](const auto& entry) {
     if (entry.first == except) return false;
     actions_.push_back(CloseConnection{entry.first, reason});
     return true;
   });
-  Lost lost{std::move(reason), silent, {}};
+  Lost lost{std::move(reason), {}};
   for (Outgoing& outgoing : outbox_.clear()) {
     lost.messages.push_back({outgoing.message.cookie, outgoing.written ? Ran::maybe : Ran::no});
   }

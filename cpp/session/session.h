@@ -107,7 +107,6 @@ struct LostMessage {
 // The session has ended; what it carried is gone. All its connections have been closed.
 struct Lost {
   Error reason;
-  bool silent;  // the peer did not answer (else: it forgot the session, or broke the protocol)
   std::vector<LostMessage> messages;  // never acknowledged, in order of sending
 };
 
@@ -166,7 +165,7 @@ class Session {
   Time next_deadline() const;
   // Ends the session: the peer is known to be dead, or has said CLOSE, or this side closes.
   // `farewell`: say CLOSE on each connection first.
-  void end(Time now, const Error& reason, bool farewell);
+  void end(const Error& reason, bool farewell);
 
   bool connected() const;  // over a connection that carries messages
   bool has_connection() const { return !links_.empty(); }
@@ -191,7 +190,7 @@ class Session {
   void say_welcome(Link& link);
   bool has_usual_window() const;
   std::uint64_t next_id();
-  void restart(Time now, std::uint64_t id, ConnectionId except);
+  void restart(std::uint64_t id, ConnectionId except);
 
   // receiving.cc
   void dispatch(Time now, Link& link, const wire::ReceivedFrame& frame);
@@ -214,7 +213,7 @@ class Session {
   // session.cc
   void drop_link(Time now, ConnectionId connection);
   void close_link(Time now, ConnectionId connection, Error error);
-  void lose(Time now, Error reason, bool silent, ConnectionId except);
+  void lose(Error reason, ConnectionId except);
   Link* best_link(Time now);
   Link* find(ConnectionId connection);
   bool silent_for(Time now, Time since, Duration duration) const;

@@ -178,7 +178,7 @@ void World::crash(int index) {
   for (const auto& other : processes_) {
     if (!other->alive) continue;
     const bool proof = simulation_.random.chance(85, 100);
-    tell_down(other->index, index, proof ? Down::dead : Down::silent,
+    tell_down(other->index, index, proof ? Down::dead : Down::unreachable,
               proof ? simulation_.between(milliseconds(1), milliseconds(30))
                     : kEvictAfter + simulation_.between(Duration(0), milliseconds(100)));
   }
@@ -231,10 +231,10 @@ void World::silence(int index, Duration duration) {
     const Duration left = until - simulation_.now();
     for (const auto& other : processes_) {
       if (!other->alive || other->index == index) continue;
-      tell_down(other->index, index, Down::silent, Duration(0));
+      tell_down(other->index, index, Down::unreachable, Duration(0));
       tell_up(other->index, index, left + simulation_.between(milliseconds(1), milliseconds(50)));
       if (peer.cut_off_until <= simulation_.now()) continue;
-      tell_down(index, other->index, Down::silent, Duration(0));
+      tell_down(index, other->index, Down::unreachable, Duration(0));
       tell_up(index, other->index, left + simulation_.between(milliseconds(1), milliseconds(50)));
     }
   });

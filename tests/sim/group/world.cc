@@ -178,7 +178,7 @@ void World::crash(int index) {
   for (int other = 0; other <= peers(); ++other) {
     if (other == index || !this->process(other).alive) continue;
     const bool proof = random_.below(100) < static_cast<std::uint64_t>(options_.proof_of_death);
-    tell_down(other, index, proof ? Down::dead : Down::silent,
+    tell_down(other, index, proof ? Down::dead : Down::unreachable,
               proof ? ms(1, 50) : kNodeEvictAfter + ms(0, 100));
   }
   process.member.reset();
@@ -223,7 +223,7 @@ void World::freeze(int index, Duration duration) {
       const Uid instance = process.instance;
       at(kNodeEvictAfter + ms(0, 100), [=, this] {
         if (this->process(index).instance == instance && now_ < this->process(index).frozen_until) {
-          tell_down(other, index, Down::silent, ms(0, 10));
+          tell_down(other, index, Down::unreachable, ms(0, 10));
         }
       });
       tell_up(other, index, duration + ms(1, 50));
@@ -232,7 +232,7 @@ void World::freeze(int index, Duration duration) {
       // A node that wakes may believe for a moment that the others were silent.
       on(index, milliseconds(1), [=, this, since = now_] {
         if (now_ - since < seconds(1)) return;
-        tell_down(index, other, Down::silent, Duration(0));
+        tell_down(index, other, Down::unreachable, Duration(0));
         tell_up(index, other, ms(50, 900));
       });
     }
@@ -249,7 +249,7 @@ void World::partition(int a, int b, Duration duration) {
     at(duration, [=, this] { release(from, to); });
     if (duration <= kNodeEvictAfter) continue;
     at(kNodeEvictAfter + ms(0, 100), [=, this] {
-      if (blocked(from, to)) tell_down(from, to, Down::silent, ms(0, 10));
+      if (blocked(from, to)) tell_down(from, to, Down::unreachable, ms(0, 10));
     });
     tell_up(from, to, duration + ms(1, 50));
   }

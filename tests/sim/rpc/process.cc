@@ -405,6 +405,9 @@ void Process::perform(rpc::PeerDown& action) {
   require(!world_->settings.mild || closing || world_->imposter == this ||
               (world_->imposter != nullptr && action.instance == world_->imposter->instance),
           "a peer was given up by faults that are too short");
+  require(action.how != rpc::Down::dead || !world_->runs(action.instance) ||
+              (world_->imposter != nullptr && action.name == world_->imposter->name),
+          "a peer that lives was called dead");
   ++coverage["peers down"];
 }
 

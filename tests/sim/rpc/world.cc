@@ -83,6 +83,15 @@ bool World::partitioned(int a, int b) const {
   return cut_off(a) || cut_off(b);
 }
 
+bool World::runs(const Uid& instance) const {
+  for (const auto& incarnations : processes_) {
+    for (const auto& process : incarnations) {
+      if (process->instance == instance) return process->alive() && !process->is_closed();
+    }
+  }
+  return false;
+}
+
 CallRecord& World::new_call(int from, int to) {
   Random& random = simulation.random;
   const std::uint64_t number = calls.size() + 1;

@@ -141,6 +141,7 @@ class World {
   Process& process(int number) { return *processes_[static_cast<std::size_t>(number)].back(); }
   Process* listener(const std::string& address);
   bool partitioned(int a, int b) const;
+  bool runs(const Uid& instance) const;
   std::uint64_t next_order() { return ++orders_; }
 
   Simulation simulation;

@@ -49,7 +49,7 @@ bool Process::has_path(wire::PathKind kind) const {
 void Process::meet(const Uid& other) {
   if (other_ == other) return;
   if (session_) {
-    session_->end(world_->simulation.now(), make_error(ErrorCode::peer_lost, "restarted"), false);
+    session_->end(make_error(ErrorCode::peer_lost, "restarted"), false);
     act();
   }
   other_ = other;
