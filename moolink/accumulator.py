@@ -124,8 +124,10 @@ class AccumulatorBase(abc.ABC):
             )
             self._core.set_state((self._capture_model(), None))
         if self._core.has_new_state():
-            model, state = self._core.take_state()
+            model, state = self._core.new_state()
             self._install_model(model)
+            self._clear()  # what they hold belongs to the model before
+            self._core.state_installed()
             self._state, self._has_new_state = state, True
             self._has_gradients = False
         if not self._has_gradients:
@@ -245,7 +247,11 @@ class AccumulatorBase(abc.ABC):
         self._core.set_virtual_batch_size(size)
 
     def set_parallel_gradients(self, rounds: int) -> None:
-        """Sets how many rounds may be under way at once; the leader's value counts (default 1)."""
+        """Sets how many rounds may be under way at once; the leader's value counts (default 1).
+
+        With 1 every gradient is of the newest parameters. With more the next contribution is
+        computed while a round is reduced: gradients are up to ``rounds - 1`` updates old.
+        """
         self._core.set_parallel_gradients(rounds)
 
     def get_leader(self) -> str:
@@ -262,8 +268,8 @@ class AccumulatorBase(abc.ABC):
         ``batch_size`` is the virtual batch (the sum over the contributions), ``num_gradients`` and
         ``num_skipped`` count contributions, ``contributors`` names their peers, ``counters`` holds
         the exact sums of what was given to ``reduce_gradients``, ``waiting_for`` names the peers
-        that hold up the group now, and ``lost`` the dead peers' contributions ``(peer, k)`` that
-        are in no round.
+        that hold up the group now, and ``lost`` the contributions ``(peer, k)`` of dead peers that
+        turned out, since the round before, to be in no round.
         """
         return self._core.stats()
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator
 from typing import Any, Literal
 
 import numpy as np
 
 from moolink._core import Future, GroupCore, Rpc
-from moolink.trees import flatten, unflatten
+from moolink.trees import flatten, layout, unflatten
 
 Op = Literal["sum", "mean", "min", "max"] | Callable[[Any, Any], Any]
 
@@ -30,12 +31,20 @@ class AllReduce:
             moolink.GroupChanged: the members changed before all had started the operation.
             moolink.TimeoutError: not ended within ``timeout``.
             moolink.RemoteError: the Python operation raised at the peer of rank 0.
+            moolink.Error: the members' data differ in structure, shapes or dtypes.
         """
-        return self._finish([future.result(timeout) for future in self._futures])
+        deadline = None if timeout is None else time.monotonic() + timeout
+        try:
+            return self._finish([future.result(_left(deadline)) for future in self._futures])
+        except Exception:
+            if self.exception() is not None:  # a part has failed: the others come to nothing
+                self.cancel()
+            raise
 
     def wait(self, timeout: float | None = None) -> bool:
         """Waits for the end of the operation, good or bad; returns whether it came in time."""
-        return all(future.wait(timeout) for future in self._futures)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        return all(future.wait(_left(deadline)) for future in self._futures)
 
     def done(self) -> bool:
         """Whether the operation has ended."""
@@ -167,11 +176,12 @@ class Group:
         arrays = [leaf.array for leaf in leaves]
         for index, leaf in enumerate(leaves):
             by_dtype.setdefault(leaf.dtype, []).append(index)
+        what = layout(leaves)  # compared between the members, with every part
         futures = []
-        for dtype, indices in by_dtype.items():
+        for number, (dtype, indices) in enumerate(by_dtype.items()):
             flat = np.concatenate([arrays[i].reshape(-1) for i in indices])
-            part = name if len(by_dtype) == 1 else f"{name}/{dtype}"
-            futures.append(self.core.all_reduce(part, kind, dtype, flat, retry))
+            part = name if number == 0 else f"{name}, part {number + 1}"
+            futures.append(self.core.all_reduce(part, kind, dtype, what, flat, retry))
 
         def finish(results: list[Any]) -> Any:
             reduced: list[Any] = [None] * len(leaves)
@@ -192,6 +202,10 @@ class Group:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
 def _only(results: list[Any]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -20,6 +21,7 @@ class Leaf:
     array: npt.NDArray[Any]
     dtype: str
     kind: Literal["numpy", "torch", "number"]
+    path: str
 
     def restore(self, array: npt.NDArray[Any]) -> Any:
         """Returns ``array`` as what this leaf was."""
@@ -31,6 +33,8 @@ class Leaf:
         tensor = torch.from_numpy(np.ascontiguousarray(array))
         return tensor if self.dtype != "bfloat16" else tensor.view(torch.bfloat16)
 
+
+LAYOUT_LENGTH = 400  # characters of a layout in words
 
 # A tree's structure: a container with the structures of its children, or None for a leaf.
 Structure = tuple[Any, list["Structure"]] | None
@@ -56,6 +60,16 @@ def flatten(tree: Any) -> tuple[list[Leaf], Structure]:
         return None
 
     return leaves, walk(tree, "data")
+
+
+def layout(leaves: list[Leaf]) -> str:
+    """What the leaves are and where in the tree, in words; of bounded length, yet different for
+    trees that differ in a path, a shape or a dtype."""
+    text = ", ".join(f"{leaf.path}: {leaf.dtype} {leaf.array.shape}" for leaf in leaves)
+    if len(text) <= LAYOUT_LENGTH:
+        return text
+    digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    return f"{text[:LAYOUT_LENGTH]}... ({len(leaves)} leaves, hash {digest})"
 
 
 def unflatten(structure: Structure, leaves: list[Any]) -> Any:
@@ -90,17 +104,17 @@ def _rebuild_sequence(kind: type) -> Any:
 def _leaf(value: Any, path: str) -> Leaf:
     if isinstance(value, (bool, int, float)):
         array = np.asarray(value)
-        return Leaf(array, array.dtype.name, "number")
+        return Leaf(array, array.dtype.name, "number", path)
     if isinstance(value, (np.ndarray, np.generic)):
         array = np.asarray(value)
-        return Leaf(array, array.dtype.name, "numpy")
+        return Leaf(array, array.dtype.name, "numpy", path)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         tensor = value.detach().cpu()
         name = str(tensor.dtype).removeprefix("torch.")
         if tensor.dtype == torch.bfloat16:
             tensor = tensor.view(torch.uint16)
-        return Leaf(tensor.numpy(), name, "torch")
+        return Leaf(tensor.numpy(), name, "torch", path)
     raise TypeError(
         f"{path} is a {type(value).__qualname__}: only arrays, tensors and numbers can be reduced "
         "without a callable op"

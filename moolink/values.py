@@ -121,7 +121,12 @@ def _register_standard_library() -> None:
         to_state=lambda value: (value.start, value.stop, value.step),
         from_state=lambda state: slice(*state),
     )
-    register(fractions.Fraction, to_state=str, from_state=fractions.Fraction)
+    register(
+        fractions.Fraction,
+        # Not as text: "1e999999999" would keep the receiver busy for hours.
+        to_state=lambda value: (value.numerator, value.denominator),
+        from_state=lambda state: fractions.Fraction(*state),
+    )
     register(decimal.Decimal, to_state=str, from_state=decimal.Decimal)
     register(uuid.UUID, to_state=str, from_state=uuid.UUID)
     register(datetime.date, to_state=str, from_state=datetime.date.fromisoformat)

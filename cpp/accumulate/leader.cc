@@ -25,7 +25,7 @@ Leader::Leader(Config config, const std::map<Uid, Peer>& peers)
 void Leader::offer(const Uid& from, const Offer& offer) {
   const auto member = members_.find(from);
   if (member == members_.end() || member->second.peer.observer) return;
-  if (offer.k <= member->second.last_k || offer.batch < 0) return;
+  if (offer.k <= member->second.last_k || offer.batch < 0 || offer.batch > kLargestBatch) return;
   member->second.last_k = offer.k;
   queued_batch_ += offer.batch;
   queue_.push_back({{from, member->second.peer.name, offer.k, offer.batch}, offer.counters});

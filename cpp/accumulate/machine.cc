@@ -189,7 +189,7 @@ void Machine::wake() {
 }
 
 void Machine::log(LogLevel level, std::string text) {
-  actions_.push_back(Log{level, "accumulator of group '" + config_.group + "': " + text});
+  actions_.push_back(Log{level, std::move(text)});
 }
 
 // --- what the user sees --------------------------------------------------------------------------
@@ -202,8 +202,12 @@ bool Machine::connected() const {
 bool Machine::wants_gradients(Time now) const {
   const bool contributes =
       phase_ == Phase::active && connected() && keeps_up_ && config_.role != group::Role::observer;
-  const std::uint64_t slots = std::uint64_t{config_.parallel_gradients} + 1;
-  if (!contributes || wants_state_ || ledger_.waiting() >= slots) return false;
+  if (!contributes || wants_state_) return false;
+  // Gradients are of parameters less than parallel_gradients rounds old: with 1, of the newest.
+  const std::uint64_t under_way = known_round_ - std::min(known_round_, ledger_.delivered());
+  if (under_way >= config_.parallel_gradients && !mutant("contribute_before_delivery")) {
+    return false;
+  }
   const std::int64_t uncut = ledger_.uncut_batch();
   if (uncut < share()) return true;
   // Somebody else's share is missing: fill in for it, at most to whole rounds of one's own.

@@ -253,6 +253,7 @@ class Machine {
   const group::MemberInfo* coordinator() const;
   Flush facts() const;
   void become_stateless(std::uint64_t round);
+  void check(const Resume& resume) const;
   void carry_out(Time now, const MemberStanding& mine);
   void ready_when_complete();
   void activate(Time now, const Go& go);

@@ -2,6 +2,8 @@
 // boundary between two rounds.
 
 #include <algorithm>
+#include <set>
+#include <string>
 
 #include "accumulate/machine.h"
 #include "base/crash_point.h"
@@ -168,6 +170,7 @@ void Machine::watch_flush() {
 void Machine::on(Time now, const Uid& from, const Resume& resume, const std::vector<Buffer>&) {
   const group::MemberInfo* rank_0 = coordinator();
   if (phase_ != Phase::flushing || rank_0 == nullptr || from != rank_0->instance) return;
+  check(resume);
   for (const MemberStanding& mine : resume.members) {
     if (mine.instance != config_.instance) continue;
     resume_ = resume;
@@ -177,6 +180,26 @@ void Machine::on(Time now, const Uid& from, const Resume& resume, const std::vec
     ready_when_complete();
     return;
   }
+}
+
+// Throws Exception{wire} if no coordinator that keeps to the protocol can have said so.
+void Machine::check(const Resume& resume) const {
+  const auto fail = [](const char* what) {
+    throw Exception(ErrorCode::wire, std::string("RESUME ") + what);
+  };
+  std::set<Uid> instances;
+  bool anybody = false;
+  for (const MemberStanding& member : resume.members) {
+    const bool known = view_.find(member.instance) != nullptr;
+    if (!known || !instances.insert(member.instance).second) fail("names other members");
+    anybody = anybody || member.refused.empty();
+    // Whoever goes on has, or is told of, every round up to the last.
+    const bool here = member.instance == config_.instance;
+    if (!here || member.standing == Standing::stateless || resume.fresh) continue;
+    const std::uint64_t have = ledger_.have();
+    if (resume.round > have && resume.round - have > resume.rounds.size()) fail("leaves rounds out");
+  }
+  if (!anybody || !instances.contains(resume.leader)) fail("is without a leader");
 }
 
 void Machine::carry_out(Time now, const MemberStanding& mine) {

@@ -33,7 +33,9 @@ void Machine::set_parallel_gradients(std::uint32_t rounds) {
 }
 
 std::uint64_t Machine::offer(Time now, Buffer bucket, std::int64_t batch, Counters counters) {
-  if (batch < 0) refuse("a batch size cannot be negative, as " + std::to_string(batch) + " is");
+  if (batch < 0 || batch > kLargestBatch) {
+    refuse("a batch size is between 0 and 2^40, not " + std::to_string(batch));
+  }
   if (batch > 0 && bucket.size() != config_.bucket_bytes) {
     refuse("a contribution has " + std::to_string(bucket.size()) + " bytes instead of " +
            std::to_string(config_.bucket_bytes));

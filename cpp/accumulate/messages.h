@@ -15,6 +15,8 @@ namespace moolink::accumulate {
 inline constexpr std::uint8_t kAccumulateService = 4;
 inline constexpr std::uint8_t kSnapshotService = 5;
 
+inline constexpr std::int64_t kLargestBatch = std::int64_t{1} << 40;  // sums of many fit 64 bits
+
 // Integers summed exactly with each round (steps, episodes).
 using Counters = std::map<std::string, std::int64_t>;
 

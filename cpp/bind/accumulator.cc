@@ -88,11 +88,11 @@ class PyAccumulator {
     peer_->set_state(std::move(payload));
   }
 
-  nb::object take_state() {
+  nb::object new_state() {
     wire::Payload payload;
     {
       const GilRelease unlocked;
-      payload = peer_->take_state();
+      payload = peer_->new_state();
     }
     // This peer may hand the snapshot on to others.
     return decode_value(wire::private_copy(payload, peer_->group()->rpc()->context()->pool()),
@@ -158,7 +158,12 @@ void bind_accumulator(nb::module_& m) {
       .def("state_overdue", forward<&Peer::state_overdue>())
       .def("set_state", &PyAccumulator::set_state, nb::arg("state"))
       .def("has_new_state", forward<&Peer::has_new_state>())
-      .def("take_state", &PyAccumulator::take_state)
+      .def("new_state", &PyAccumulator::new_state)
+      .def("state_installed",
+           [](PyAccumulator& self) {
+             const GilRelease unlocked;
+             self.peer().state_installed();
+           })
       .def("wants_gradients", forward<&Peer::wants_gradients>())
       .def("why_not_wanted", forward<&Peer::why_not_wanted>())
       .def("bucket", &PyAccumulator::bucket)
@@ -170,18 +175,28 @@ void bind_accumulator(nb::module_& m) {
              self.peer().release_result();
            })
       .def("model_version", forward<&Peer::model_version>())
-      .def("set_model_version",
-           [](PyAccumulator& self, std::uint64_t version) {
-             self.peer().set_model_version(version);
-           })
-      .def("set_virtual_batch_size",
-           [](PyAccumulator& self, std::int64_t size) { self.peer().set_virtual_batch_size(size); })
-      .def("set_parallel_gradients",
-           [](PyAccumulator& self, std::uint32_t rounds) {
-             self.peer().set_parallel_gradients(rounds);
-           })
-      .def("checksum", [](PyAccumulator& self, std::uint64_t round,
-                          std::uint64_t value) { self.peer().checksum(round, value); })
+      .def(
+          "set_model_version",
+          [](PyAccumulator& self, std::uint64_t version) {
+            self.peer().set_model_version(version);
+          },
+          nb::arg("version"))
+      .def(
+          "set_virtual_batch_size",
+          [](PyAccumulator& self, std::int64_t size) { self.peer().set_virtual_batch_size(size); },
+          nb::arg("size"))
+      .def(
+          "set_parallel_gradients",
+          [](PyAccumulator& self, std::uint32_t rounds) {
+            self.peer().set_parallel_gradients(rounds);
+          },
+          nb::arg("rounds"))
+      .def(
+          "checksum",
+          [](PyAccumulator& self, std::uint64_t round, std::uint64_t value) {
+            self.peer().checksum(round, value);
+          },
+          nb::arg("round"), nb::arg("value"))
       .def("leader", [](PyAccumulator& self) { return self.peer().leader(); })
       .def("is_leader", forward<&Peer::is_leader>())
       .def("stats", &PyAccumulator::stats)

@@ -9,11 +9,22 @@
 #include <vector>
 
 #include "base/uid.h"
+#include "bind/errors.h"
 #include "bind/gil.h"
 #include "bind/reference.h"
 
 namespace moolink::bind {
 namespace {
+
+void log_to_python(LogLevel level, std::string_view message) {
+  try {
+    nb::module_::import_("moolink.logs")
+        .attr("logger")
+        .attr("log")(static_cast<int>(level), "%s", text(message));
+  } catch (nb::python_error& e) {
+    e.discard_as_unraisable("moolink's log");
+  }
+}
 
 constexpr double kLongestTimeout = 1e9;  // seconds; more means for ever
 
@@ -35,6 +46,10 @@ class Gil final : public runtime::Interpreter {
     PyEval_SaveThread();
   }
 
+  void failed(const char* what) override {
+    log_to_python(LogLevel::error, std::string("an internal error: ") + what);
+  }
+
   void thread_ends() override {
     if (state_ == nullptr) return;
     PyEval_RestoreThread(state_);
@@ -49,16 +64,6 @@ class Gil final : public runtime::Interpreter {
 
 thread_local PyThreadState* Gil::state_ = nullptr;
 thread_local PyGILState_STATE Gil::release_{};
-
-void log_to_python(LogLevel level, std::string_view message) {
-  try {
-    nb::module_::import_("moolink.logs")
-        .attr("logger")
-        .attr("log")(static_cast<int>(level), "%s", nb::str(message.data(), message.size()));
-  } catch (nb::python_error& e) {
-    e.discard_as_unraisable("moolink's log");
-  }
-}
 
 // All of it is guarded by the GIL.
 struct Defaults {

@@ -44,12 +44,6 @@ const char* ran_text(Ran ran) {
   }
 }
 
-// Texts may come from a peer: what is no UTF-8 is shown, not raised.
-nb::object text(const std::string& value) {
-  return nb::steal(
-      PyUnicode_DecodeUTF8(value.data(), static_cast<Py_ssize_t>(value.size()), "replace"));
-}
-
 nb::object text_or_none(const std::string& value) {
   return value.empty() ? nb::object(nb::none()) : text(value);
 }
@@ -64,6 +58,11 @@ void translate(const std::exception_ptr& pointer, void*) {
 }
 
 }  // namespace
+
+nb::object text(std::string_view utf8) {
+  return nb::steal(
+      PyUnicode_DecodeUTF8(utf8.data(), static_cast<Py_ssize_t>(utf8.size()), "replace"));
+}
 
 nb::object to_exception(const Error& error) {
   if (error.code == ErrorCode::invalid_argument) {

@@ -4,11 +4,16 @@
 
 #include <nanobind/nanobind.h>
 
+#include <string_view>
+
 #include "base/error.h"
 
 namespace moolink::bind {
 
 namespace nb = nanobind;
+
+// A str of what may come from a peer: what is not UTF-8 is shown, not raised.
+nb::object text(std::string_view utf8);
 
 // The exception object; needs the GIL.
 nb::object to_exception(const Error& error);

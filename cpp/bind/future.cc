@@ -97,6 +97,8 @@ void PyFuture::decode_once() {
     exception_ = to_exception(e.error());
   } catch (nb::python_error& e) {
     exception_ = nb::borrow(e.value());
+  } catch (const std::exception& e) {
+    exception_ = nb::handle(PyExc_RuntimeError)(e.what());
   }
 }
 

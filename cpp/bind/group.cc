@@ -45,6 +45,14 @@ std::variant<wire::Payload, Error> fold(const std::vector<wire::Payload>& values
     return to_remote_error(e, name);
   } catch (const Exception& e) {
     return e.error();
+  } catch (const std::exception& e) {  // the codec's: a result that cannot travel
+    return Error{ErrorCode::remote,
+                 "the result of the operation '" + name + "' cannot travel: " + e.what(),
+                 {},
+                 name,
+                 "TypeError",
+                 {},
+                 Ran::yes};
   }
 }
 
@@ -72,12 +80,14 @@ std::optional<std::size_t> PyGroup::rank() const {
 void PyGroup::set_timeout(double seconds) { group_->set_timeout(to_duration(seconds)); }
 
 nb::object PyGroup::all_reduce(const std::string& name, const std::string& op,
-                               const std::string& dtype, nb::handle array, bool retry) {
+                               const std::string& dtype, const std::string& layout,
+                               nb::handle array, bool retry) {
   const ImportedTensor input = import_numbers(array);
   collective::OpSpec spec;
   spec.dtype = parse_dtype(dtype);
   spec.op = parse_op(op);
   spec.shape = input.tensor.shape;
+  spec.layout = layout;
   Allocator& pool = group_->rpc()->context()->pool();
   const MutableBuffer bytes = pool.allocate(input.bytes());
   copy_elements(input, bytes.data());
@@ -123,7 +133,7 @@ nb::object PyGroup::all_reduce_value(const std::string& name, nb::handle value, 
 void bind_group(nb::module_& m) {
   nb::class_<PyGroup>(m, "GroupCore", "What moolink.Group stands on.")
       .def(nb::init<const PyRpc&, const std::string&>(), nb::arg("rpc"), nb::arg("name"))
-      .def("update", &PyGroup::update, nb::call_guard<GilRelease>())
+      .def("update", &PyGroup::update)  // with the GIL, which guards the view that it changes
       .def("members", &PyGroup::members)
       .def("rank", &PyGroup::rank)
       .def("epoch", &PyGroup::epoch)
@@ -133,7 +143,7 @@ void bind_group(nb::module_& m) {
       .def("set_sort_order", &PyGroup::set_sort_order, nb::arg("order"))
       .def("set_broker_name", &PyGroup::set_broker_name, nb::arg("name"))
       .def("all_reduce", &PyGroup::all_reduce, nb::arg("name"), nb::arg("op"), nb::arg("dtype"),
-           nb::arg("array"), nb::arg("retry"))
+           nb::arg("layout"), nb::arg("array"), nb::arg("retry"))
       .def("all_reduce_value", &PyGroup::all_reduce_value, nb::arg("name"), nb::arg("value"),
            nb::arg("op"), nb::arg("retry"))
       .def("close", &PyGroup::close);

@@ -31,7 +31,7 @@ class PyGroup {
   void set_sort_order(std::int64_t order) { group_->set_sort_order(order); }
   void set_broker_name(const std::string& name) { group_->set_broker_name(name); }
   nb::object all_reduce(const std::string& name, const std::string& op, const std::string& dtype,
-                        nb::handle array, bool retry);
+                        const std::string& layout, nb::handle array, bool retry);
   nb::object all_reduce_value(const std::string& name, nb::handle value, nb::callable op,
                               bool retry);
   void close();

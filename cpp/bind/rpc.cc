@@ -201,6 +201,8 @@ void PyRpc::define_deferred(const std::string& name, nb::callable function) {
 void PyRpc::undefine(const std::string& name) {
   bool defined = false;
   const auto interrupt = signal_check();
+  // Taken out first: while this waits for running calls, another thread may define the name anew.
+  const auto function = functions_->extract(name);
   {
     const GilRelease unlocked;
     defined = peer_->undefine(name, interrupt);
@@ -208,7 +210,6 @@ void PyRpc::undefine(const std::string& name) {
   if (!defined) {
     throw Exception(ErrorCode::invalid_argument, "function '" + name + "' is not defined");
   }
-  functions_->erase(name);
   release_dropped();
 }
 
@@ -304,8 +305,8 @@ void async_callback(PyRpc& self, const std::string& peer, const std::string& fun
   future->then([callback = Reference(std::move(callback)), outcome = Reference(started)] {
     const nb::object call = callback.borrow();
     auto& ended = nb::cast<PyFuture&>(nb::handle(outcome.get()));
-    const nb::object error = ended.exception();
     try {
+      const nb::object error = ended.exception();
       const nb::object value = error.is_none() ? ended.value() : nb::none();
       call_python(call, nb::make_tuple(value, error), nb::dict());
     } catch (nb::python_error& e) {

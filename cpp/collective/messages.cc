@@ -28,6 +28,7 @@ std::uint64_t OpSpec::byte_size() const {
 std::string OpSpec::text() const {
   std::string text = op_name(op) + " of " + std::string(tensor::dtype_name(dtype)) + " " +
                      tensor::shape_text(shape);
+  if (!layout.empty()) text += " of " + layout;
   if (divisor != 1) text += " divided by " + std::to_string(divisor);
   const auto ranks = [&text](const char* what, const std::vector<std::uint32_t>& list) {
     if (list.empty()) return;

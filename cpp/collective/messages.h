@@ -22,6 +22,7 @@ struct OpSpec {
   ReduceOp op = ReduceOp::sum;
   double divisor = 1;  // of the reduced elements; mean sets it to the number of contributors
   tensor::Shape shape;
+  std::string layout;  // what the elements are parts of, in words; equal at all members
   std::vector<std::uint32_t> contributors;  // who has an input
   std::vector<std::uint32_t> reducers;      // who owns slices; everyone gets the result
 
@@ -33,7 +34,7 @@ struct OpSpec {
 
   template <class Fields>
   void fields(Fields& f) {
-    f(dtype, op, divisor, shape, contributors, reducers);
+    f(dtype, op, divisor, shape, layout, contributors, reducers);
   }
 };
 

@@ -215,6 +215,13 @@ void Member::set_sort_order(Time now, std::int64_t sort) {
   announce_soon(now);
 }
 
+void Member::share_state(Time now, Role role) {
+  if (config_.stateful && config_.self.role == role) return;
+  config_.stateful = true;
+  config_.self.role = role;
+  announce_soon(now);
+}
+
 void Member::set_evict_after(Time now, Duration evict_after) {
   if (config_.evict_after == evict_after) return;
   config_.evict_after = evict_after;

@@ -100,6 +100,8 @@ class Member {
   void set_sort_order(Time now, std::int64_t sort);
   void set_evict_after(Time now, Duration evict_after);
   void hold_soft_views(bool hold) { hold_ = hold; }
+  // The group's members share a state from now on (config().stateful), and this peer's part in it.
+  void share_state(Time now, Role role);
   void activate(Time now, std::uint64_t epoch);
   void set_has_state(Time now, bool has_state);
   void ask_demotion(Time now, const Uid& instance);

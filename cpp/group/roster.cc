@@ -27,6 +27,9 @@ void Roster::announced(const Timing& timing, const Uid& from, Announce announce)
   const bool new_facts = first || changed(peer.last, announce);
   if (announce.view) {
     peer.claim = std::exchange(announce.view, std::nullopt);
+    const bool credible = peer.claim->epoch == announce.epoch && !peer.claim->has_duplicates() &&
+                          peer.claim->find(from) != nullptr;
+    if (!credible) peer.claim.reset();
   } else if (peer.claim && peer.claim->epoch != announce.epoch) {
     peer.claim.reset();
   }
@@ -63,8 +66,13 @@ void Roster::demotion_asked(const Timing& timing, const Uid& from, const Demote&
   if (!formed_ || demote.epoch != view_.epoch || !in_view(from) || !in_view(demote.instance)) {
     return;
   }
-  if (last_holder(timing, demote.instance)) return;  // nobody could give it the state again
-  peers_.at(demote.instance).demote = true;
+  // The last holder keeps its state, for nobody could give it another. But a new epoch there is: the
+  // one who asked waits for something that, in this one, may never come.
+  if (last_holder(timing, demote.instance)) {
+    repair_ = true;
+  } else {
+    peers_.at(demote.instance).demote = true;
+  }
   decide(timing);
 }
 
@@ -116,7 +124,9 @@ std::optional<Cause> Roster::hard_cause() const {
 
 bool Roster::order_changed() const {
   return std::ranges::any_of(view_.members, [this](const MemberInfo& member) {
-    return peers_.at(member.instance).last.self.sort != member.sort;
+    const MemberInfo& now = peers_.at(member.instance).last.self;
+    return now.sort != member.sort ||
+           (now.role == Role::observer) != (member.role == Role::observer);
   });
 }
 

@@ -1,6 +1,7 @@
 #include "group/view.h"
 
 #include <algorithm>
+#include <set>
 
 namespace moolink::group {
 namespace {
@@ -45,6 +46,13 @@ const char* to_string(Cause cause) {
       return "the sort order changed";
   }
   return "unknown";
+}
+
+bool View::has_duplicates() const {
+  std::set<Uid> instances;
+  return !std::ranges::all_of(members, [&](const MemberInfo& member) {
+    return instances.insert(member.instance).second;
+  });
 }
 
 const MemberInfo* View::find(const Uid& instance) const {

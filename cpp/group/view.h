@@ -64,6 +64,7 @@ struct View {
   bool operator==(const View&) const = default;
 
   bool empty() const { return epoch == 0; }
+  bool has_duplicates() const;  // an instance twice: no broker makes such a view
   const MemberInfo* find(const Uid& instance) const;
   const MemberInfo* find(std::string_view name) const;
   std::optional<std::size_t> rank_of(const Uid& instance) const;

@@ -372,10 +372,11 @@ void NodeState::stop_all_of(const Uid& caller) {
 
 // A peer whose calls pile up here is told to keep them, and to go on when half are done.
 void NodeState::balance_window(Time now, Peer& peer) {
-  const bool over =
-      peer.running > config.max_running_calls || peer.running_bytes > config.max_running_bytes;
-  const bool under = peer.running <= config.max_running_calls / 2 &&
-                     peer.running_bytes <= config.max_running_bytes / 2;
+  // What its calls have brought about and could not be sent yet counts with them.
+  const std::size_t calls = peer.running + peer.queued.size();
+  const std::size_t bytes = peer.running_bytes + peer.queued_bytes;
+  const bool over = calls > config.max_running_calls || bytes > config.max_running_bytes;
+  const bool under = calls <= config.max_running_calls / 2 && bytes <= config.max_running_bytes / 2;
   if (over == peer.held || (peer.held && !under)) return;
   if (mutant("window_stays_shut") && peer.held) return;
   peer.held = over;

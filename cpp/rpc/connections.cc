@@ -117,8 +117,9 @@ bool NodeState::objection(Time now, const Connection&, const wire::Hello& theirs
   bool taken = theirs.name == config.name;
   if (const auto holder = names_.find(theirs.name);
       holder != names_.end() && holder->second != theirs.instance) {
-    const Peer& peer = *peers_.at(holder->second);
-    taken = taken || (peer.up && peer.session.connected() && !peer.session.suspected(now));
+    const auto peer = peers_.find(holder->second);
+    taken = taken || (peer != peers_.end() && peer->second->up &&
+                      peer->second->session.connected() && !peer->second->session.suspected(now));
   }
   if (taken && !mutant("accept_duplicate_name")) {
     error = make_error(ErrorCode::error, "the name '" + theirs.name +
@@ -183,10 +184,14 @@ void NodeState::welcomed(Time now, Connection& connection, const wire::ReceivedF
 void NodeState::adopt(Connection& connection, const wire::Hello& theirs) {
   if (const auto holder = names_.find(theirs.name);
       holder != names_.end() && holder->second != theirs.instance) {
-    Peer& former = *peers_.at(holder->second);
-    end_peer(former, Down::dead, "another instance has taken its name");
+    if (Peer* former = find_peer(holder->second)) {
+      end_peer(*former, Down::dead, "another instance has taken its name");
+    }
   }
   Peer& peer = ensure_peer(theirs.instance);
+  if (!peer.name.empty() && peer.name != theirs.name) {
+    wire::fail("peer '" + peer.name + "' calls itself '" + theirs.name + "' now");
+  }
   peer.name = theirs.name;
   peer.host_key = theirs.host_key;
   peer.addresses = theirs.addresses;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/names.h"
 #include "rpc/state.h"
 
 namespace moolink::rpc {
@@ -38,11 +39,7 @@ void Node::listening(std::vector<std::string> addresses) {
 }
 
 void Node::set_name(const std::string& name) {
-  if (name.empty() || name.size() > state_->config.limits.max_name) {
-    throw Exception(
-        ErrorCode::invalid_argument,
-        "a peer's name has 1 to " + std::to_string(state_->config.limits.max_name) + " bytes");
-  }
+  check_name("a peer's name", name);
   if (name == state_->config.name) return;
   if (state_->greeted_anyone) {
     throw Exception(ErrorCode::invalid_argument,

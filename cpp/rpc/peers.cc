@@ -161,6 +161,7 @@ void NodeState::deliver(Time now, Peer& peer, session::Deliver& delivered) {
 // The session is gone: so is everything that depended on it.
 void NodeState::lost(Peer& peer, session::Lost& lost) {
   peer.queued.clear();
+  peer.queued_bytes = 0;
   peer.early_cancels.clear();
   fail_calls_of(peer, lost);
   peer.backlog.clear();
@@ -197,11 +198,23 @@ void NodeState::send_or_queue(Time now, Peer& peer, session::OutgoingMessage mes
   if (!peer.session.ready()) return;  // it is being lost
   if (!peer.queued.empty() || !peer.session.accepts(message.payload.bytes(), false)) {
     peer.session.tell_when_open();
-    if (!mutant("drop_when_window_is_full")) peer.queued.push_back(std::move(message));
+    if (!mutant("drop_when_window_is_full")) queue(peer, std::move(message));
   } else {
     peer.session.send(now, std::move(message));
   }
   touch(peer);
+}
+
+// Calls are held back while what they bring about waits here; who goes on all the same is cut off.
+void NodeState::queue(Peer& peer, session::OutgoingMessage message) {
+  if (peer.queued.size() >= config.max_waiting_calls) {
+    log(LogLevel::warning, "peer '" + peer.name + "' takes nothing and is disconnected: " +
+                               std::to_string(peer.queued.size()) + " messages wait for it");
+    end_peer(peer, Down::unreachable, "it takes nothing");
+    return;
+  }
+  peer.queued_bytes += message.payload.bytes();
+  peer.queued.push_back(std::move(message));
 }
 
 // What the window had refused, in order.
@@ -211,6 +224,7 @@ void NodeState::flush(Time now, Peer& peer) {
       peer.session.tell_when_open();
       return;
     }
+    peer.queued_bytes -= peer.queued.front().payload.bytes();
     peer.session.send(now, std::move(peer.queued.front()));
     peer.queued.pop_front();
   }

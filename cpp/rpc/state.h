@@ -39,6 +39,7 @@ struct Peer {
 
   // Refused by the session's window; replies and services first, then calls.
   std::deque<session::OutgoingMessage> queued;
+  std::size_t queued_bytes = 0;
   std::deque<CallId> backlog;
 
   // Its calls to this side, taken and not replied to.
@@ -189,6 +190,7 @@ class NodeState {
   void end_peer(Peer& peer, Down how, const std::string& why);
   void forget_if_gone(Peer& peer);
   void send_or_queue(Time now, Peer& peer, session::OutgoingMessage message);
+  void queue(Peer& peer, session::OutgoingMessage message);
   void send_to(Time now, Peer& peer, Service service, wire::Payload payload);
   void flush(Time now, Peer& peer);
   void arm(Peer& peer);

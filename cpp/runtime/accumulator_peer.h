@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "accumulate/machine.h"
+#include "runtime/bucket_layout.h"
 #include "runtime/group_peer.h"
 #include "runtime/operation_runner.h"
 #include "runtime/shared_rounds.h"
-#include "tensor/dtype.h"
 
 namespace moolink::runtime {
 
@@ -20,14 +20,9 @@ namespace moolink::runtime {
 // still what the user sees between two calls of update(). Buckets and results are flat bytes.
 class AccumulatorPeer final : public Driven, private ViewObserver {
  public:
-  // Elements of one dtype; sections begin at multiples of 64 bytes within the bucket.
-  struct Section {
-    tensor::DType dtype;
-    std::uint64_t count;
-  };
   struct Options {
     std::string name;
-    std::vector<Section> sections;
+    std::vector<BucketSection> sections;
     std::string layout;  // dtypes and shapes of the model, in words
     bool observer = false;
   };
@@ -37,14 +32,14 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
     std::uint32_t skipped = 0;
     std::vector<std::string> contributors;
     std::vector<std::string> waiting_for;
-    std::vector<accumulate::Contribution> lost;
+    std::vector<accumulate::Contribution> lost;  // found to be so since the round before
   };
 
   AccumulatorPeer(std::shared_ptr<GroupPeer> group, Options options);
   ~AccumulatorPeer() override;
 
   const std::shared_ptr<GroupPeer>& group() const { return group_; }
-  std::size_t bucket_bytes() const { return bucket_bytes_; }
+  std::size_t bucket_bytes() const { return layout_.bytes; }
 
   // --- without the lock; all belong to one user thread at a time.
   // Takes over what has happened. Throws the error that keeps this peer out of the group, and,
@@ -73,8 +68,10 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
   MutableBuffer bucket();
   void offer(std::int64_t batch, accumulate::Counters counters);  // 0: statistics only
   void set_state(wire::Payload state);
-  // The state that has arrived; its version is the model's from then on.
-  wire::Payload take_state();
+  // The state that has arrived.
+  wire::Payload new_state();
+  // The user has it in place: its version is the model's from now on.
+  void state_installed();
   // The result was applied.
   void release_result();
   void checksum(std::uint64_t round, std::uint64_t value);
@@ -111,8 +108,21 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
   void look(Time now);
   void settle(Time now);
   void carry_out(Time now);
-  void perform(Time now, accumulate::Machine::Action& action);
-  void reduce(Time now, accumulate::Machine::Reduce& action);
+  // accumulator_peer_actions.cc
+  void perform(Time now, accumulate::Machine::Send& action);
+  void perform(Time now, accumulate::Machine::EnterEpoch& action);
+  void perform(Time now, accumulate::Machine::Reduce& action);
+  void perform(Time now, accumulate::Machine::WantState& action);
+  void perform(Time now, accumulate::Machine::Dropped& action);
+  void perform(Time now, accumulate::Machine::Lost& action);
+  void perform(Time now, accumulate::Machine::Divergence& action);
+  void perform(Time now, accumulate::Machine::Demote& action);
+  void perform(Time now, accumulate::Machine::Activate& action);
+  void perform(Time now, accumulate::Machine::HasState& action);
+  void perform(Time now, accumulate::Machine::StaleFrame& action);
+  void perform(Time now, accumulate::Machine::Failed& action);
+  void perform(Time now, accumulate::Machine::Wake& action);
+  void perform(Time now, accumulate::Machine::Log& action);
   void reduced(std::uint64_t epoch, std::uint64_t round, Buffer result);
   void not_reduced(std::uint64_t epoch, std::uint64_t round, const Error& error);
   void section_done(collective::Engine::Done done);
@@ -122,8 +132,7 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
   std::shared_ptr<GroupPeer> group_;
   std::shared_ptr<RpcPeer> rpc_;
   const std::string scope_;
-  const std::vector<Section> sections_;
-  std::size_t bucket_bytes_ = 0;
+  const BucketLayout layout_;
   accumulate::Machine machine_;
   std::shared_ptr<OperationRunner> runner_;
   std::shared_ptr<SharedRounds> shared_;
@@ -133,6 +142,7 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
   Seen seen_;
   MutableBuffer bucket_;
   Stats stats_;
+  std::vector<accumulate::Contribution> lost_;  // to be told with the next round
   Error failure_;
   Error divergence_;
   Time state_wanted_at_ = kNever;

@@ -2,33 +2,40 @@
 
 #include <utility>
 
+#include "io/quiet_thread.h"
+
 namespace moolink::runtime {
 
 Compute::~Compute() {
   {
-    const std::lock_guard lock(mutex_);
-    stopping_ = true;
+    const std::lock_guard lock(state_->mutex);
+    state_->stopping = true;
   }
-  changed_.notify_one();
-  if (thread_.joinable()) thread_.join();
+  state_->changed.notify_one();
+  if (!thread_.joinable()) return;
+  if (thread_.get_id() == std::this_thread::get_id()) {
+    thread_.detach();
+  } else {
+    thread_.join();
+  }
 }
 
 void Compute::submit(std::function<void()> task) {
   {
-    const std::lock_guard lock(mutex_);
-    tasks_.push_back(std::move(task));
-    if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
+    const std::lock_guard lock(state_->mutex);
+    state_->tasks.push_back(std::move(task));
+    if (!thread_.joinable()) thread_ = io::quiet_thread([state = state_] { run(*state); });
   }
-  changed_.notify_one();
+  state_->changed.notify_one();
 }
 
-void Compute::run() {
-  std::unique_lock lock(mutex_);
+void Compute::run(State& state) {
+  std::unique_lock lock(state.mutex);
   while (true) {
-    changed_.wait(lock, [this] { return stopping_ || !tasks_.empty(); });
-    if (tasks_.empty()) return;
-    std::function<void()> task = std::move(tasks_.front());
-    tasks_.pop_front();
+    state.changed.wait(lock, [&state] { return state.stopping || !state.tasks.empty(); });
+    if (state.tasks.empty()) return;
+    std::function<void()> task = std::move(state.tasks.front());
+    state.tasks.pop_front();
     lock.unlock();
     task();
     task = nullptr;

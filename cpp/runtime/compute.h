@@ -3,6 +3,7 @@
 #include <condition_variable>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <thread>
 
@@ -21,13 +22,17 @@ class Compute {
   void submit(std::function<void()> task);
 
  private:
-  void run();
+  // The thread's too: its last task may let go of the last reference to what owns this object.
+  struct State {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::deque<std::function<void()>> tasks;
+    bool stopping = false;
+  };
+  static void run(State& state);
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<std::function<void()>> tasks_;
+  std::shared_ptr<State> state_ = std::make_shared<State>();
   std::thread thread_;
-  bool stopping_ = false;
 };
 
 }  // namespace moolink::runtime

@@ -1,12 +1,12 @@
 #include "runtime/context.h"
 
 #include <algorithm>
-#include <csignal>
 #include <utility>
 
 #include "base/error.h"
 #include "io/host_key.h"
 #include "runtime/fork_registry.h"
+#include "io/quiet_thread.h"
 
 namespace moolink::runtime {
 namespace {
@@ -33,13 +33,7 @@ std::shared_ptr<Context> Context::create(ContextOptions options) {
   std::shared_ptr<Context> context(new Context(std::move(options)));
   context->workers_.set_owner(context);
   context->engine_.add(context->workers_);
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  // Signals are for the threads of the application.
-  pthread_sigmask(SIG_BLOCK, &all, &before);
-  context->reactor_ = std::thread([&engine = context->engine_] { engine.run_reactor(); });
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  context->reactor_ = io::quiet_thread([&engine = context->engine_] { engine.run_reactor(); });
   ForkRegistry::instance().add(*context);
   return context;
 }

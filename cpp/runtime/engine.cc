@@ -47,10 +47,9 @@ bool Engine::wait(Lock& lock, Waiter& waiter, Time deadline, const Interrupt& in
     if (current >= deadline) return false;
     const Time until = interrupt ? std::min(deadline, current + kInterruptEvery) : deadline;
     if (role_free()) {
-      take_role();
+      const Role role(*this);
       // A signal ends a turn early, so that it is honoured at once.
       while (!waiter.done && current < until && turn(lock, until)) current = io::now();
-      release_role();
     } else {
       waiter.blocked = true;
       waiters_.push_back(&waiter);
@@ -64,10 +63,9 @@ bool Engine::wait(Lock& lock, Waiter& waiter, Time deadline, const Interrupt& in
 }
 
 void Engine::poll_while_idle(Lock& lock, const std::function<bool()>& leave) {
-  take_role();
+  const Role role(*this);
   handed_over_ = false;
   while (!handed_over_ && !leave()) turn(lock, kNever);
-  release_role();
 }
 
 void Engine::take_role() {

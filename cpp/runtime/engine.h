@@ -59,6 +59,12 @@ class Engine {
   void abandon() noexcept { loop_.abandon(); }
 
  private:
+  // The role of the one that polls, for the time of a scope.
+  struct Role {
+    Engine& engine;
+    explicit Role(Engine& taken_of) : engine(taken_of) { engine.take_role(); }
+    ~Role() { engine.release_role(); }
+  };
   void take_role();
   void release_role();
   bool turn(Lock& lock, Time until);

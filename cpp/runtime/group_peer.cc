@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/crash_point.h"
+#include "base/names.h"
 #include "io/loop.h"
 #include "runtime/broker_peer.h"
 
@@ -11,6 +12,7 @@ namespace moolink::runtime {
 namespace {
 
 group::MemberConfig member_config(RpcPeer& rpc, const std::string& group) {
+  check_name("a group's name", group);
   group::MemberConfig config;
   config.group = group;
   config.self = {rpc.instance(), rpc.name(), 0, rpc.context()->host_key(), group::Role::member};
@@ -57,6 +59,10 @@ GroupPeer::~GroupPeer() { close(); }
 void GroupPeer::close() {
   if (rpc_->context()->abandoned()) return;
   const Engine::Lock lock = rpc_->context()->lock();
+  shut();
+}
+
+void GroupPeer::shut() {
   if (std::exchange(closed_, true)) return;
   const Time now = io::now();
   member_.leave(now);
@@ -137,9 +143,60 @@ void GroupPeer::peer_down(const rpc::PeerDown& peer) {
   carry_out(now);
 }
 
-void GroupPeer::add(Time now, ViewObserver& observer) {
-  observers_.push_back(&observer);
-  if (!member_.active_view().empty()) observer.new_view(now, member_.active_view());
+// --- accumulators
+
+void GroupPeer::add(Time now, ViewObserver& observer, group::Role role) {
+  attached_.push_back({&observer});
+  member_.share_state(now, role);
+  member_.hold_soft_views(true);
+  tell_has_state(now);
+  if (!member_.view().empty()) observer.new_view(now, member_.view());
+}
+
+void GroupPeer::remove(Time now, ViewObserver& observer) {
+  std::erase_if(attached_, [&](const Attached& attached) { return attached.observer == &observer; });
+  if (attached_.empty() || closed_) return;
+  tell_has_state(now);
+  activate_when_all_have(now);
+}
+
+void GroupPeer::activate(Time now, const ViewObserver& observer, std::uint64_t epoch) {
+  for (Attached& attached : attached_) {
+    if (attached.observer == &observer) attached.activated = epoch;
+  }
+  activate_when_all_have(now);
+}
+
+void GroupPeer::activate_when_all_have(Time now) {
+  const std::uint64_t newest = member_.view().epoch;
+  const bool all = std::ranges::all_of(
+      attached_, [&](const Attached& attached) { return attached.activated >= newest; });
+  if (!all || member_.active_view().epoch == newest) return;
+  member_.activate(now, newest);
+  enter(member_.active_view());
+}
+
+void GroupPeer::set_has_state(Time now, const ViewObserver& observer, bool has_state) {
+  for (Attached& attached : attached_) {
+    if (attached.observer == &observer) attached.has_state = has_state;
+  }
+  tell_has_state(now);
+}
+
+void GroupPeer::tell_has_state(Time now) {
+  member_.set_has_state(now, std::ranges::all_of(attached_, &Attached::has_state));
+  rpc_->context()->engine().rearm(next_deadline());
+}
+
+void GroupPeer::stale_frame(Time now, const Uid& from, std::uint64_t epoch) {
+  const group::MemberInfo* member = member_.view().find(from);
+  member_.check_frame(now, from, member == nullptr ? "" : member->name, epoch);
+  carry_out(now);
+}
+
+void GroupPeer::ask_demotion(Time now, const Uid& instance) {
+  member_.ask_demotion(now, instance);
+  carry_out(now);
 }
 
 void GroupPeer::tick(Time now) {
@@ -179,9 +236,13 @@ void GroupPeer::carry_out(Time now) {
     } else if (auto* direct = std::get_if<group::Member::SendToMember>(&action)) {
       rpc_->router().send(direct->instance, direct->name, rpc::Service::group, {direct->bytes, {}});
     } else if (auto* view = std::get_if<group::Member::NewView>(&action)) {
-      if (view->active) adopt(now, view->view);
+      if (view->active) enter(view->view);
+      for (const Attached& attached : std::vector(attached_)) {
+        attached.observer->new_view(now, view->view);
+      }
     } else if (std::get_if<group::Member::Evicted>(&action) != nullptr) {
-      adopt(now, {});
+      enter({});
+      for (const Attached& attached : std::vector(attached_)) attached.observer->evicted(now);
     } else if (auto* log = std::get_if<group::Member::Log>(&action)) {
       rpc_->context()->log(log->level, std::move(log->text));
     }
@@ -192,11 +253,11 @@ void GroupPeer::carry_out(Time now) {
 void GroupPeer::settle(Time now) {
   carry_out(now);
   runner_->carry_out();
-  rpc_->flush();
-  rpc_->context()->engine().rearm(std::min(next_deadline(), rpc_->next_deadline()));
+  rpc_->settle(next_deadline());
 }
 
-void GroupPeer::adopt(Time now, const group::View& view) {
+// The members among whom operations run are those of `view`.
+void GroupPeer::enter(const group::View& view) {
   collective::Engine::Members members;
   members.epoch = view.epoch;
   for (std::size_t rank = 0; rank < view.participants(); ++rank) {
@@ -207,9 +268,6 @@ void GroupPeer::adopt(Time now, const group::View& view) {
                                 group::group_changed(name_, "an operation", entered_, view));
   entered_ = view;
   runner_->carry_out();
-  for (ViewObserver* observer : std::vector(observers_)) {
-    view.empty() ? observer->evicted(now) : observer->new_view(now, view);
-  }
 }
 
 // --- operations
@@ -269,7 +327,7 @@ void GroupPeer::combine(collective::Engine::Combine asked) {
         const Engine::Lock lock = rpc->context()->lock();
         runner->engine().combined(asked.op, std::move(result));
         runner->carry_out();
-        rpc->flush();
+        rpc->settle();
       });
 }
 

@@ -16,10 +16,11 @@
 
 namespace moolink::runtime {
 
-// Told of the views of one group; called with the engine's lock held.
+// An accumulator, as its group sees it; called with the engine's lock held.
 class ViewObserver {
  public:
   virtual ~ViewObserver() = default;
+  // Also of soft views, which become active when every accumulator has called activate().
   virtual void new_view(Time now, const group::View& view) = 0;
   virtual void evicted(Time now) = 0;
 };
@@ -51,10 +52,17 @@ class GroupPeer final : public Driven, private PeerObserver {
                                            Combine combine, bool retry);
   void close();
 
-  // --- with the lock held
-  void add(Time now, ViewObserver& observer);
-  void remove(ViewObserver& observer) { std::erase(observers_, &observer); }
-  group::Member& member() { return member_; }
+  // --- with the lock held, for accumulators
+  void add(Time now, ViewObserver& observer, group::Role role);
+  void remove(Time now, ViewObserver& observer);
+  // The observer has reached the boundary at which it enters the view.
+  void activate(Time now, const ViewObserver& observer, std::uint64_t epoch);
+  // Whether the observer is in possession of the state that the members share.
+  void set_has_state(Time now, const ViewObserver& observer, bool has_state);
+  // A frame of an older epoch came from there: the sender is told the present view.
+  void stale_frame(Time now, const Uid& from, std::uint64_t epoch);
+  void ask_demotion(Time now, const Uid& instance);
+  const group::Member& member() const { return member_; }
   bool closed() const { return closed_; }
 
   // --- Driven
@@ -62,6 +70,11 @@ class GroupPeer final : public Driven, private PeerObserver {
   Time next_deadline() const override;
 
  private:
+  struct Attached {
+    ViewObserver* observer = nullptr;
+    std::uint64_t activated = 0;
+    bool has_state = false;
+  };
   struct Running {
     std::string operation;
     std::shared_ptr<Future> future;
@@ -71,9 +84,13 @@ class GroupPeer final : public Driven, private PeerObserver {
 
   void peer_up(const rpc::PeerUp& peer) override;
   void peer_down(const rpc::PeerDown& peer) override;
+  void closing() override { shut(); }
   void carry_out(Time now);
   void settle(Time now);
-  void adopt(Time now, const group::View& view);
+  void shut();
+  void activate_when_all_have(Time now);
+  void tell_has_state(Time now);
+  void enter(const group::View& view);
   std::shared_ptr<Future> begin(collective::OpId op, const std::string& operation, Combine combine);
   void done(collective::Engine::Done done);
   void combine(collective::Engine::Combine combine);
@@ -88,7 +105,7 @@ class GroupPeer final : public Driven, private PeerObserver {
   group::View seen_;     // by the user
   group::View entered_;  // whose members operations are among
   std::map<collective::OpId, Running> running_;
-  std::vector<ViewObserver*> observers_;
+  std::vector<Attached> attached_;
   Duration operation_timeout_ = seconds(120);
   bool closed_ = false;
 };

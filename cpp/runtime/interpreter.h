@@ -12,6 +12,8 @@ class Interpreter {
   virtual void leave() = 0;
   // The thread, which has entered before, ends.
   virtual void thread_ends() = 0;
+  // Between enter and leave: an exception came out of a task.
+  virtual void failed(const char* what) = 0;
 };
 
 // For handlers in C++, which need nothing.
@@ -20,6 +22,7 @@ class NoInterpreter final : public Interpreter {
   void enter() override {}
   void leave() override {}
   void thread_ends() override {}
+  void failed(const char*) override {}
 };
 
 }  // namespace moolink::runtime

@@ -4,6 +4,7 @@
 #include <variant>
 
 #include "base/crash_point.h"
+#include "base/scoped.h"
 #include "runtime/service_router.h"
 
 namespace moolink::runtime {
@@ -46,7 +47,8 @@ void OperationRunner::close() {
 
 void OperationRunner::carry_out() {
   // An event's handler may start the next operation: its actions are taken by the loop below.
-  if (std::exchange(carrying_out_, true)) return;
+  if (carrying_out_) return;
+  const Scoped carrying_out(carrying_out_);
   for (auto actions = engine_.take_actions(); !actions.empty() && !closed_;
        actions = engine_.take_actions()) {
     for (collective::Engine::Action& action : actions) {
@@ -63,7 +65,6 @@ void OperationRunner::carry_out() {
       }
     }
   }
-  carrying_out_ = false;
 }
 
 void OperationRunner::sum(collective::Engine::Sum sum) {
@@ -78,8 +79,7 @@ void OperationRunner::sum(collective::Engine::Sum sum) {
     if (self->closed_) return;
     self->engine_.summed(sum.op, sum.slice);
     self->carry_out();
-    self->rpc_->flush();
-    self->rpc_->context()->engine().rearm(self->rpc_->next_deadline());
+    self->rpc_->settle();
   });
 }
 

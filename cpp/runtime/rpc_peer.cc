@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/names.h"
 #include "transport/shm/transport.h"
 #include "transport/tcp/transport.h"
 
@@ -18,6 +19,7 @@ rpc::Config node_config(const RpcOptions& options, const Context& context) {
   rpc::Config config;
   config.instance = Uid::from_entropy();
   config.name = options.name.empty() ? config.instance.hex() : options.name;
+  check_name("a peer's name", config.name);
   config.host_key = context.host_key();
   config.limits = options.limits;
   config.timing = options.timing;
@@ -97,6 +99,7 @@ void RpcPeer::close() {
     context_->wait(lock, idle, io::now() + kFinishHandlers, {});
     idle_ = nullptr;
   }
+  for (PeerObserver* observer : std::vector(observers_)) observer->closing();
   Waiter closed;
   node_closed_ = &closed;
   node_.close(io::now());
@@ -138,8 +141,12 @@ Engine::Lock RpcPeer::lock_open() {
 // The end of an operation from outside of the loop.
 void RpcPeer::operation_done() {
   carry_out();
+  settle();
+}
+
+void RpcPeer::settle(Time deadline) {
   flush();
-  context_->engine().rearm(node_.next_deadline());
+  context_->engine().rearm(std::min(deadline, node_.next_deadline()));
 }
 
 // --- names, addresses

@@ -48,6 +48,8 @@ class PeerObserver {
   virtual ~PeerObserver() = default;
   virtual void peer_up(const rpc::PeerUp& peer) = 0;
   virtual void peer_down(const rpc::PeerDown& peer) = 0;
+  // close() was called: what is pending fails, a farewell may still be sent. May remove itself.
+  virtual void closing() {}
 };
 
 // One peer: carries the actions of its Node out on transports, futures and workers.
@@ -102,6 +104,9 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   const std::string& name_locked() const { return node_.name(); }
   std::vector<rpc::PeerInfo> peers_locked() const;
   ServiceRouter& router() { return router_; }
+  // The end of what a machine beside the Node did outside of the loop: writes out what it sent, and
+  // has the loop look at the clock again. `deadline` is that machine's own.
+  void settle(Time deadline = kNever);
 
   // Driven, Forkable
   void tick(Time now) override;

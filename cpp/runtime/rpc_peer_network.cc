@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/scoped.h"
 #include "runtime/rpc_peer.h"
 
 namespace moolink::runtime {
@@ -97,14 +98,13 @@ void RpcPeer::listen_unasked(const std::string& address) {
 
 void RpcPeer::carry_out() {
   if (carrying_out_) return;  // a service handler sent something: the loop below goes on
-  carrying_out_ = true;
+  const Scoped carrying_out(carrying_out_);
   for (node_.drain(actions_); !actions_.empty(); node_.drain(actions_)) {
     for (rpc::Action& action : actions_) {
       std::visit([this](auto& which) { perform(which); }, action);
     }
     ask_for_more();
   }
-  carrying_out_ = false;
 }
 
 // A session writes two chunks at a time and waits to be told of room. The transport tells when its

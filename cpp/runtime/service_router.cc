@@ -66,7 +66,7 @@ void ServiceRouter::dispatch(rpc::Service service, const Uid& from, const std::s
     // A message for a group that this process has left, or has not joined yet: its sender repeats
     // what matters, or learns of the new view.
     if (route != routes_.end()) route->second(from, payload);
-  } catch (const Exception& e) {
+  } catch (const std::exception& e) {  // of the wire, or no memory
     peer_.context()->log(LogLevel::warning,
                          "ignored a message of peer '" + from_name + "': " + e.what());
   }

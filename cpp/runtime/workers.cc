@@ -1,11 +1,18 @@
 #include "runtime/workers.h"
 
-#include <csignal>
+#include <algorithm>
+#include <system_error>
+
+#include "io/quiet_thread.h"
 
 namespace moolink::runtime {
 namespace {
 
+constexpr Duration kTryAgainAfter = milliseconds(100);
 constexpr Duration kHelpAfter = milliseconds(1);
+// However many of them wait inside of handlers: a task that is left in the queue then waits for one
+// of these waits to end, which each has its time-out.
+constexpr std::size_t kMostThreads = 512;
 
 thread_local Workers* current_workers = nullptr;
 thread_local bool polls_as_worker = false;
@@ -50,14 +57,15 @@ void Workers::call_in_another() {
 }
 
 void Workers::start_thread() {
-  ++threads_;
-  // Signals are for the threads of the application.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_BLOCK, &all, &before);
-  std::thread([this, owner = owner_.lock()] { run(); }).detach();
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (threads_ >= kMostThreads) return;
+  try {
+    io::quiet_thread([this, owner = owner_.lock()] { run(); }).detach();
+    ++threads_;
+  } catch (const std::system_error&) {
+    // The system has no thread for it now: whoever is free next takes the task.
+    help_at_ = io::now() + kTryAgainAfter;
+    engine_.rearm(help_at_);
+  }
 }
 
 void Workers::run() {
@@ -90,7 +98,15 @@ void Workers::run() {
 
 void Workers::run_queued() {
   interpreter_.enter();
-  for (Task task; take(task); task = nullptr) task();
+  for (Task task; take(task); task = nullptr) {
+    try {
+      task();
+    } catch (const std::exception& e) {
+      // Tasks answer for their own errors: this is a mistake of the library, and no reason to end
+      // the user's process.
+      interpreter_.failed(e.what());
+    }
+  }
   interpreter_.leave();
 }
 

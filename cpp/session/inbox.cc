@@ -65,7 +65,7 @@ void Inbox::read_parts(const wire::MessageHead& head, const Buffer& payload, Inb
   inbound.parts.resize(head.parts.size());
   std::uint64_t outside = in_frame(head.body) ? 0 : head.body.bytes;
   for (const wire::PartHead& part : head.parts) outside += in_frame(part) ? 0 : part.bytes;
-  reserve(outside + payload.size(), inbound);
+  reserve(outside + payload.size() + head.parts.size() * sizeof(InboundPart), inbound);
 
   std::size_t at = 0;
   inbound.missing = 0;
@@ -87,9 +87,11 @@ void Inbox::read_parts(const wire::MessageHead& head, const Buffer& payload, Inb
   if (at != payload.size()) wire::fail("a message longer than its parts");
 }
 
-// What a peer can make this side hold is bounded by the window, or is one message.
+// What a peer can make this side hold is bounded by the window, or is one message. A later attempt
+// of a message takes what the first one was given.
 void Inbox::reserve(std::uint64_t bytes, Inbound& inbound) {
-  if (bytes > kInlineTotal && reserved_ > 2 * limits_.send_window_bytes) {
+  const bool is_new = inbound.reserved == 0;
+  if (is_new && bytes > kInlineBytes && reserved_ > 2 * limits_.send_window_bytes) {
     wire::fail("more bytes under way than the window allows");
   }
   inbound.reserved = bytes;

@@ -51,8 +51,12 @@ bool Outbox::has_room(std::uint64_t bytes, bool held) const {
   if (unacked_ >= limits_.send_window_messages || messages_.size() >= kMaxSpan) return false;
   const std::uint64_t window =
       std::min<std::uint64_t>(limits_.send_window_bytes, peer_window_.bytes);
-  const std::uint64_t used = bytes > kInlineTotal ? large_bytes_ : inline_bytes_;
-  return used == 0 || used + bytes <= window;
+  const auto fits = [window](std::uint64_t used, std::uint64_t more) {
+    return used == 0 || used + more <= window;
+  };
+  // How much of it is to travel outside of its frame depends on its parts; all of it may.
+  return fits(inline_bytes_, std::min<std::uint64_t>(bytes, kInlineTotal)) &&
+         (bytes <= kInlineBytes || fits(large_bytes_, bytes));
 }
 
 void Outbox::check(const OutgoingMessage& message) const {

@@ -39,6 +39,8 @@ void Reader::expect_end() const {
   if (left_ != 0) fail(std::to_string(left_) + " bytes left over");
 }
 
+void Reader::not_utf8() { throw Exception(ErrorCode::wire, "a text that is not UTF-8"); }
+
 void Reader::truncated(std::uint64_t wanted) const {
   fail(std::to_string(wanted) + " more expected, " + std::to_string(left_) + " bytes remain");
 }

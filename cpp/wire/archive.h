@@ -30,6 +30,7 @@
 
 #include "base/buffer.h"
 #include "base/error.h"
+#include "base/utf8.h"
 
 namespace moolink {
 
@@ -207,7 +208,9 @@ class Reader {
   }
   std::string_view text() {
     const std::size_t size = count();
-    return {reinterpret_cast<const char*>(raw(size)), size};
+    const std::string_view text(reinterpret_cast<const char*>(raw(size)), size);
+    if (!is_utf8(text)) not_utf8();
+    return text;
   }
   Buffer bytes();
 
@@ -217,6 +220,7 @@ class Reader {
  private:
   std::uint64_t long_varint();
   [[noreturn]] void truncated(std::uint64_t wanted) const;
+  [[noreturn]] static void not_utf8();
   [[noreturn]] static void out_of_range(const char* what, std::uint64_t value);
 
   template <class T>

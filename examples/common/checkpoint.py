@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import warnings
 import zipfile
 from collections.abc import Mapping
@@ -86,7 +87,10 @@ def _keep_previous(directory: Path) -> None:
     path, link = directory / NAME, directory / f".{PREVIOUS}.{os.getpid()}.tmp"
     if path.exists():
         link.unlink(missing_ok=True)
-        os.link(path, link)
+        try:
+            os.link(path, link)
+        except OSError:  # not every file system has hard links
+            shutil.copyfile(path, link)
         os.replace(link, directory / PREVIOUS)
 
 

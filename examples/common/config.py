@@ -2,8 +2,8 @@
 
 The defaults come from two places: the preset of the chosen `--env`, and the environment variables
 that `moolink run` sets for each peer it starts (`MOOLINK_BROKER`, `MOOLINK_GROUP`,
-`MOOLINK_PEER_INDEX`, `MOOLINK_NUM_PEERS`, `MOOLINK_CORES`). An option given on the command line
-always wins.
+`MOOLINK_PEER_INDEX`, `MOOLINK_PEER_NAME`, `MOOLINK_NUM_PEERS`, `MOOLINK_CORES`). An option given on
+the command line always wins.
 """
 
 from __future__ import annotations
@@ -131,7 +131,8 @@ class GroupConfig:
     group: str | None = None
     """Name of the group. Default: MOOLINK_GROUP, else impala-ENV."""
     name: str | None = None
-    """Name of this peer, unique among the broker's peers. Default: from the host and process."""
+    """Name of this peer, unique among the broker's peers. Default: MOOLINK_PEER_NAME, else from the
+    host and process."""
     peer_index: int = 0
     """Place of this peer in the job: different seeds for different peers."""
     num_peers: int = 1
@@ -236,7 +237,7 @@ def default_config(env: str, num_peers: int, environ: Mapping[str, str]) -> Conf
     config.group = GroupConfig(
         connect=environ.get("MOOLINK_BROKER"),
         group=environ.get("MOOLINK_GROUP"),
-        name=f"peer-{index}" if "MOOLINK_PEER_INDEX" in environ else None,
+        name=environ.get("MOOLINK_PEER_NAME"),
         peer_index=index,
         num_peers=num_peers,
         cores=_integer("MOOLINK_CORES", environ.get("MOOLINK_CORES", str(cores))),
@@ -260,7 +261,9 @@ def parse(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.env
 
 
 def _option(arguments: Sequence[str], name: str, default: str) -> str:
-    for index, argument in enumerate(arguments):
+    for index, spelled in enumerate(arguments):
+        option, equals, value = spelled.partition("=")
+        argument = option.replace("_", "-") + equals + value  # tyro takes both
         if argument.startswith(name + "="):
             return argument[len(name) + 1 :]
         if argument == name and index + 1 < len(arguments):

@@ -90,13 +90,17 @@ class UnrollQueue:
         self._closed = False
         self._error: BaseException | None = None
 
-    def take(self) -> Unroll:
-        """An unroll to fill; waits for one. Raises UnrollsClosed when the job ends."""
+    def take(self, wait: bool) -> Unroll | None:
+        """An unroll to fill, or None if there is none and the caller does not wait.
+
+        Raises UnrollsClosed when the job ends.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: self._free or self._closed)
+            if wait:
+                self._changed.wait_for(lambda: self._free or self._closed)
             if self._closed:
                 raise UnrollsClosed
-            return self._free.popleft()
+            return self._free.popleft() if self._free else None
 
     def put(self, unroll: Unroll) -> None:
         """Gives a full unroll to the learner."""

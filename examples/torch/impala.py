@@ -193,7 +193,7 @@ class Learner:
         self.policy = ActingPolicy(self.net, config.actor_seed, dtype)
         self.actor = Actor(config, env, self.policy, self.returns)
 
-        self.broker = None if config.group.connect else moolink.Broker()
+        self.broker = None if config.group.connect else moolink.Broker(first=True)
         address = config.group.connect or self.broker.listen("127.0.0.1:0")[0]
         self.rpc = moolink.Rpc()
         self.rpc.set_name(config.peer_name)
@@ -242,11 +242,11 @@ class Learner:
         if accumulator.has_new_state():
             self.load_state(accumulator.state())
             self.joined = True
+        self.lead(accumulator.connected() and accumulator.is_leader())
         if not accumulator.connected():
-            self.terminal.wait(self.waiting)
+            self.terminal.wait(self.group.waiting_for() or self.waiting)
             accumulator.wait(0.1)
             return
-        self.lead(accumulator.is_leader())
         if not self.actor.ident:
             if self.lacks_peers():
                 accumulator.wait(0.1)
@@ -427,18 +427,19 @@ def make_net(config: Config, env: VectorEnv, saved: dict[str, Any] | None) -> Ne
 
 def check_can_go_on(config: Config, saved: dict[str, Any]) -> None:
     """Raises ConfigError if the checkpoint is that of another job, or of one that is done."""
+    playing = config.job.mode == "evaluate"
     for option, want, have in (
         ("env", config.job.env, saved["config"]["job"]["env"]),
         ("net", config.learner.net, saved["config"]["learner"]["net"]),
         ("optimizer", config.learner.optimizer, saved["config"]["learner"]["optimizer"]),
     ):
-        if have != want:
+        if have != want and not (playing and option == "optimizer"):
             raise ConfigError(
                 f"the checkpoint in {config.save_dir} is of --{option} {have}, not {want}; "
                 "give another --save-dir, or --no-resume to start anew"
             )
     steps, total_steps = saved["state"]["steps"], config.job.total_steps
-    if config.job.mode == "train" and steps >= total_steps:
+    if not playing and steps >= total_steps:
         raise ConfigError(
             f"the checkpoint in {config.save_dir} has learned from {steps:,} steps already; "
             f"give more than --total-steps {total_steps}, or --no-resume to start anew"

@@ -10,6 +10,7 @@ import os
 import pathlib
 import selectors
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -150,11 +151,18 @@ class Job:
             "MOOLINK_BROKER": self._broker_address,
             "MOOLINK_GROUP": self._options.group,
             "MOOLINK_PEER_INDEX": str(index),
+            "MOOLINK_PEER_NAME": self._peer_name(index),
             "MOOLINK_NUM_PEERS": str(self._options.peers),
             "MOOLINK_CORES": cores,
             "PYTHONUNBUFFERED": "1",  # A peer's lines must appear when they are written.
         }
         self._peers[index] = self._start(str(index), self._options.command, environment, ())
+
+    def _peer_name(self, index: int) -> str:
+        """A name for the peer: unique at our own broker, and at one that others use too."""
+        if self._options.connect is None:
+            return f"peer-{index}"
+        return f"{socket.gethostname()}-{os.getpid()}-{index}"
 
     def _start_broker(self, *arguments: str, pass_fds: tuple[int, ...] = ()) -> None:
         command = [sys.executable, "-m", "moolink.broker", *arguments]

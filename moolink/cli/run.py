@@ -17,6 +17,7 @@ Each peer finds in its environment:
   MOOLINK_BROKER      HOST:PORT of the broker
   MOOLINK_GROUP       the group's name (unique to this run unless --group is given)
   MOOLINK_PEER_INDEX  0 ... N-1
+  MOOLINK_PEER_NAME   a name that no other peer of the broker has, kept over restarts
   MOOLINK_NUM_PEERS   N
   MOOLINK_CORES       cores this peer should use, at least 1
 and OMP_NUM_THREADS, MKL_NUM_THREADS, OPENBLAS_NUM_THREADS set to its cores unless already set.
@@ -56,7 +57,7 @@ def parse(argv: Sequence[str]) -> RunOptions:
         parser.error(f"--restart must be at least 0, got {options.restart}")
     if options.cores is not None and options.cores < 1:
         parser.error(f"--cores must be at least 1, got {options.cores}")
-    if options.connect is not None and not options.connect.rpartition(":")[2].isdigit():
+    if options.connect is not None and not _is_address(options.connect):
         parser.error(f"--connect takes HOST:PORT, got {options.connect!r}")
     if target[0] != "-m" and not os.path.exists(target[0]):
         parser.error(f"no such script: {target[0]} (a module is run with -m {target[0]})")
@@ -69,6 +70,11 @@ def parse(argv: Sequence[str]) -> RunOptions:
         restarts=options.restart,
         grace=options.grace,
     )
+
+
+def _is_address(text: str) -> bool:
+    host, _, port = text.rpartition(":")
+    return bool(host) and port.isdigit()
 
 
 def _parser() -> argparse.ArgumentParser:

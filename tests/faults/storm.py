@@ -45,6 +45,8 @@ class Peer:
     offered: int = 0
     delivered: set[int] = field(default_factory=set)
     versions: dict[int, frozenset[int]] = field(default_factory=dict)
+    started_at: float = 0.0  # its process is up and asks to join
+    contributed_at: float | None = None  # the first round with a contribution of its own
     last_round_at: float = 0.0
     reader: threading.Thread | None = None
     rounds: int = 0
@@ -110,6 +112,8 @@ class Storm:
 
     def _note(self, peer: Peer, event: dict[str, Any]) -> None:
         match event["event"]:
+            case "started":
+                peer.started_at = event["at"]
             case "offer":
                 peer.offered = event["k"]
             case "state":
@@ -122,6 +126,8 @@ class Storm:
 
     def _note_round(self, peer: Peer, event: dict[str, Any]) -> None:
         peer.last_round_at, peer.rounds = event["at"], peer.rounds + 1
+        if peer.contributed_at is None and f"peer-{peer.slot}" in event["contributors"]:
+            peer.contributed_at = event["at"]
         indices = frozenset(event["indices"])
         known = self.rounds.setdefault(event["version"], indices)
         assert known == indices, f"round {event['version']} differs at peer {peer.slot}"
@@ -237,12 +243,20 @@ class Storm:
             last = max((i for i, there in enumerate(present) if there), default=-1)
             missing += [(peer.slot, i + 1) for i in range(last) if not present[i]]
         assert not missing, f"contributions of survivors that no round holds: {missing}"
+        joins = [
+            peer.contributed_at - peer.started_at
+            for peer in [*self.alive, *self.dead]
+            if peer.contributed_at is not None
+        ]
         return {
             "kills": len(self.dead),
             "rounds": len(self.rounds),
             "contributions": len(count),
             "gap_ms_median": 1e3 * statistics.median(self.gaps) if self.gaps else 0.0,
             "gap_ms_worst": 1e3 * max(self.gaps, default=0.0),
+            "joins": len(joins),
+            "join_ms_median": 1e3 * statistics.median(joins) if joins else 0.0,
+            "join_ms_worst": 1e3 * max(joins, default=0.0),
         }
 
     def abort(self) -> None:

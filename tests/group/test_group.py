@@ -146,6 +146,29 @@ def test_shapes_that_differ_are_an_error_that_names_both(join: Join) -> None:
     assert again[0].result(20)[0] == 2, "the group goes on"
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"a": np.ones(2), "b": np.ones(3)}, {"a": np.ones(3), "b": np.ones(2)}),
+        (np.ones((2, 3)), np.ones((3, 2))),
+        ({"loss": 1.0}, {"return": 1.0}),
+        ({"x": np.ones(2, np.float32)}, {"x": np.ones(2, np.float32), "y": np.ones(1)}),
+    ],
+    ids=["shapes", "transposed", "keys", "dtypes"],
+)
+def test_trees_that_differ_are_an_error_though_they_have_as_many_elements(
+    join: Join, one: object, other: object
+) -> None:
+    groups = [join("alice"), join("bob")]
+    formed(groups)
+    futures = [g.all_reduce("x", tree) for g, tree in zip(groups, (one, other), strict=True)]
+    for future in futures:
+        with pytest.raises(moolink.Error, match="does not fit"):
+            future.result(20)
+    again = [g.all_reduce("y", np.ones(1)) for g in groups]
+    assert again[0].result(20)[0] == 2, "the group goes on"
+
+
 def test_a_member_that_leaves_fails_or_retries_what_it_had_not_started(join: Join) -> None:
     groups = [join("a"), join("b"), join("c")]
     formed(groups)

@@ -95,13 +95,30 @@ def test_an_actor_ahead_of_its_learner_waits():
     env = Counting(2)
     actor, _ = make_actor(env)
     actor.start()
-    batches = [actor.unrolls.get(timeout=10) for _ in range(2)]
-    # It has two unrolls, both unread: it cannot go on, and gives no more.
+    batch = actor.unrolls.get(timeout=10)
+    # Its group's unroll is unread: it cannot go on, and gives no more.
     assert actor.unrolls.get(timeout=0.2) is None
-    assert env.count == 10
-    actor.unrolls.release(batches[0])
+    assert env.count == 5
+    actor.unrolls.release(batch)
     assert actor.unrolls.get(timeout=10) is not None
     actor.stop()
+
+
+def test_groups_take_turns_when_the_learner_is_the_slower_side(monkeypatch):
+    config = default_config("catch", 1, {})
+    config.actor.num_groups, config.actor.num_envs = 2, 4
+    config.actor.unroll_length, config.learner.batch_size = 5, 2
+    envs = [Counting(2), Counting(2)]
+    monkeypatch.setattr("examples.common.actor.make_env", lambda config, num_envs: envs[1])
+    actor = Actor(config, envs[0], policy, EpisodeReturns())
+    actor.start()
+    actor.unrolls.release(actor.unrolls.get(timeout=10))
+    unread = [actor.unrolls.get(timeout=10) for _ in range(2)]
+    for _ in range(20):
+        actor.unrolls.release(unread.pop(0))
+        unread.append(actor.unrolls.get(timeout=10))
+    actor.stop()
+    assert abs(envs[0].count - envs[1].count) <= 3 * 5, "one group played more than the other"
 
 
 def test_an_error_of_the_environment_reaches_the_learner():
@@ -131,12 +148,13 @@ def random_catch(observation):
 
 def test_closing_wakes_a_waiting_actor():
     unrolls = UnrollQueue(1, 3, 2, SHAPE, 1)
-    unrolls.take()
+    assert unrolls.take(wait=True) is not None
+    assert unrolls.take(wait=False) is None
     ended = []
 
     def wait():
         with pytest.raises(UnrollsClosed):
-            unrolls.take()
+            unrolls.take(wait=True)
         ended.append(True)
 
     thread = threading.Thread(target=wait)

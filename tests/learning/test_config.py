@@ -26,6 +26,7 @@ def test_the_job_is_shared_out_among_the_peers_of_moolink_run():
         "MOOLINK_BROKER": "127.0.0.1:5000",
         "MOOLINK_GROUP": "run-1",
         "MOOLINK_PEER_INDEX": "1",
+        "MOOLINK_PEER_NAME": "peer-1",
         "MOOLINK_NUM_PEERS": "2",
         "MOOLINK_CORES": "3",
     }

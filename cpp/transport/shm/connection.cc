@@ -129,8 +129,8 @@ bool ShmConnection::poll() {
     if (grants_->changed()) tell_grant_segments();
   } catch (const Exception& e) {
     fail(with_peer(e.error()), false);
-  } catch (const std::bad_alloc&) {
-    fail(with_peer({ErrorCode::error, "out of memory", {}, {}, {}, {}, Ran::no}), false);
+  } catch (const std::exception& e) {
+    fail(with_peer(make_error(ErrorCode::error, e.what())), false);
   }
   return something;
 }

@@ -171,9 +171,9 @@ void TcpConnection::receive() {
     Error error = e.error();
     error.message = "connection with " + peer_address_ + " closed: " + error.message;
     fail(std::move(error));
-  } catch (const std::bad_alloc&) {
+  } catch (const std::exception& e) {
     fail({ErrorCode::error,
-          "connection with " + peer_address_ + " closed: out of memory",
+          "connection with " + peer_address_ + " closed: " + e.what(),
           {},
           {},
           {},

@@ -1,8 +1,9 @@
 #include "transport/tcp/resolver.h"
 
-#include <csignal>
 #include <new>
 #include <utility>
+
+#include "io/quiet_thread.h"
 
 namespace moolink::transport::tcp {
 
@@ -20,15 +21,7 @@ void Resolver::abandon() noexcept { new (&thread_) std::thread(); }
 void Resolver::resolve(HostPort address, Found found) {
   const std::lock_guard guard(mutex_);
   questions_.push_back({std::move(address), std::move(found)});
-  if (!thread_.joinable()) {
-    // Signals are for the threads of the application.
-    sigset_t all;
-    sigset_t before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, &before);
-    thread_ = std::thread([this] { run(); });
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  }
+  if (!thread_.joinable()) thread_ = io::quiet_thread([this] { run(); });
   changed_.notify_one();
 }
 

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <barrier>
 #include <latch>
+#include <stdexcept>
 #include <vector>
 
 #include "check.h"
@@ -77,12 +78,14 @@ TEST("a worker that waits in moolink lends its slot") {
 TEST("tasks are inside of the interpreter, one thread's end too") {
   struct Counting : Interpreter {
     std::atomic<int> inside{0}, entered{0}, ended{0};
+    std::latch failure{1};
     void enter() override {
       ++entered;
       ++inside;
     }
     void leave() override { --inside; }
     void thread_ends() override { ++ended; }
+    void failed(const char*) override { failure.count_down(); }
   };
   const auto counting = std::make_shared<Counting>();
   ContextOptions options;
@@ -96,7 +99,9 @@ TEST("tasks are inside of the interpreter, one thread's end too") {
       done.count_down();
     });
   }
+  submit(*context, [] { throw std::runtime_error("a task that does not answer for its errors"); });
   done.wait();
+  counting->failure.wait();
   context->stop();
   CHECK(counting->entered > 0);
   CHECK_EQ(counting->inside.load(), 0);

@@ -39,6 +39,9 @@ void Learner::update(Time now, accumulate::Machine& machine, Random& random, boo
 
 void Learner::contribute(Time now, accumulate::Machine& machine, Random& random) {
   require(!habits_.observer, "an observer is asked for gradients");
+  require(known_round_ < version() + habits_.parallel_gradients,
+          "gradients are wanted of parameters that are too old");
+  ++contributed_;
   const bool skip = random.below(100) < habits_.skip_percent;
   const auto most = static_cast<std::uint64_t>(habits_.most_batch);
   const std::int64_t batch = skip ? 0 : 1 + static_cast<std::int64_t>(random.below(most));

@@ -22,6 +22,7 @@ class Learner {
     std::uint64_t skip_percent = 10;
     std::uint64_t eager_percent = 70;  // contributes when asked
     std::uint64_t slots = 2;           // results that may wait
+    std::uint64_t parallel_gradients = 1;
   };
 
   Learner(Registry& registry, Uid instance, Habits habits, std::uint64_t first_version);
@@ -39,6 +40,10 @@ class Learner {
   const Habits& habits() const { return habits_; }
   std::uint64_t applied() const { return applied_; }
   std::uint64_t installed() const { return installed_; }
+  // Its peer has entered an epoch; its peer knows of a round.
+  void entered_epoch() { known_round_ = contributed_ = 0; }
+  void knows(std::uint64_t round) { known_round_ = round; }
+  bool contributed_in_epoch() const { return contributed_ > 0; }
 
  private:
   wire::Payload make_state() const;
@@ -52,6 +57,8 @@ class Learner {
   std::uint64_t next_k_ = 1;
   std::uint64_t applied_ = 0;
   std::uint64_t installed_ = 0;
+  std::uint64_t known_round_ = 0;   // the last one cut in this epoch
+  std::uint64_t contributed_ = 0;   // contributions in this epoch
   std::set<std::uint64_t> dropped_;
   std::vector<std::uint64_t> left_nodes_;  // where it stood when a snapshot came
 };

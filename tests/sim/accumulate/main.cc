@@ -27,6 +27,7 @@ const std::vector<std::string> kMutants = {
     "ignore_result_slots",
     "go_without_ready",
     "keep_evicted_member",
+    "contribute_before_delivery",
 };
 
 class Life {

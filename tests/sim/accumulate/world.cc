@@ -151,7 +151,7 @@ void World::start(int index, bool observer, std::uint64_t version) {
   machine.parallel_gradients = setting_.parallel_gradients;
   machine.bucket_bytes = setting_.elements * sizeof(std::int64_t);
   machine.share_wait = setting_.share_wait;
-  machine.member_stall = seconds(2);
+  machine.member_stall = seconds(4);  // above the time after which the silent are evicted, as by default
   machine.snapshot_patience = milliseconds(500);
   machine.backlog_rounds = 40;
   machine.chunk_bytes = 512;
@@ -161,6 +161,7 @@ void World::start(int index, bool observer, std::uint64_t version) {
   Learner::Habits habits;
   habits.observer = observer;
   habits.slots = setting_.parallel_gradients + 1;
+  habits.parallel_gradients = setting_.parallel_gradients;
   peer.learner = std::make_unique<Learner>(registry_, peer.instance, habits, version);
   simulation_.note(peer.name + " starts");
   connect_broker(index, simulation_.between(milliseconds(1), milliseconds(100)));
@@ -450,6 +451,7 @@ void World::perform(Process& process, const Machine::Action& action) {
               this->process(to).machine->received(simulation_.now(), from, service, payload);
             });
   } else if (const auto* enter = std::get_if<Machine::EnterEpoch>(&action)) {
+    process.learner->entered_epoch();
     if (enter->epoch != 0) {
       ++coverage["epochs entered"];
       simulation_.note(process.name + " enters epoch " + std::to_string(enter->epoch));
@@ -495,7 +497,8 @@ void World::reduce(Process& process, const Machine::Reduce& reduction) {
   // The leader waits for those who keep up: results that wait never exceed their slots, but for
   // cuts that were under way when a member caught up.
   const std::uint64_t bound = 2 * setting_.parallel_gradients + 1;
-  require(!process.machine->wants_gradients(simulation_.now()) ||
+  process.learner->knows(reduction.round);
+  require(!process.learner->contributed_in_epoch() || !process.machine->connected() ||
               reduction.round <= process.learner->version() + bound,
           process.name + " has more results waiting than slots");
   ++coverage["reductions"];

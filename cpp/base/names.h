@@ -1,0 +1,15 @@
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+namespace moolink {
+
+inline constexpr std::size_t kMaxName = 1024;  // bytes
+
+// Throws Exception{invalid_argument} unless it has 1 to kMaxName bytes and no control characters.
+// `what` says whose name it is: "a peer's name".
+void check_name(std::string_view what, const std::string& name);
+
+}  // namespace moolink

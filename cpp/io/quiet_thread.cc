@@ -1,0 +1,21 @@
+#include "io/quiet_thread.h"
+
+#include <csignal>
+#include <utility>
+
+namespace moolink::io {
+
+std::thread quiet_thread(std::function<void()> body) {
+  struct Blocked {
+    sigset_t before;
+    Blocked() {
+      sigset_t all;
+      sigfillset(&all);
+      pthread_sigmask(SIG_BLOCK, &all, &before);
+    }
+    ~Blocked() { pthread_sigmask(SIG_SETMASK, &before, nullptr); }
+  } const blocked;
+  return std::thread(std::move(body));
+}
+
+}  // namespace moolink::io

@@ -1,0 +1,19 @@
+#include "runtime/bucket_layout.h"
+
+#include <utility>
+
+namespace moolink::runtime {
+namespace {
+
+constexpr std::size_t kAlignment = 64;
+
+}  // namespace
+
+BucketLayout::BucketLayout(std::vector<BucketSection> parts) : sections(std::move(parts)) {
+  for (const BucketSection& section : sections) {
+    offsets.push_back((bytes + kAlignment - 1) / kAlignment * kAlignment);
+    bytes = offsets.back() + section.bytes();
+  }
+}
+
+}  // namespace moolink::runtime
