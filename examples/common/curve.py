@@ -35,6 +35,8 @@ class LearningCurve:
     def start(self, from_step: int) -> None:
         """Makes the file ready for rows after `from_step`; earlier rows of the same job stay.
 
+        Raises OSError if the file there is not such a curve.
+
         Rows after it belong to a job that was not resumed, or that went on after its checkpoint.
         """
         self.csv_path.parent.mkdir(parents=True, exist_ok=True)
@@ -75,4 +77,7 @@ class LearningCurve:
         if not self.csv_path.exists():
             return []
         with self.csv_path.open(newline="") as file:
-            return [row for row in csv.DictReader(file) if None not in row.values()]
+            reader = csv.DictReader(file)
+            if tuple(reader.fieldnames or COLUMNS) != COLUMNS:
+                raise OSError(f"{self.csv_path} is not a learning curve of this program")
+            return [row for row in reader if None not in row.values()]

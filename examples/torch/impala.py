@@ -197,7 +197,10 @@ class Learner:
         address = config.group.connect or self.broker.listen("127.0.0.1:0")[0]
         self.rpc = moolink.Rpc()
         self.rpc.set_name(config.peer_name)
-        self.rpc.connect(address)
+        try:
+            self.rpc.connect(address)
+        except ValueError as error:
+            raise ConfigError(f"--connect {address}: {error}") from None
         self.group = moolink.Group(self.rpc, config.group_name)
         self.accumulator = moolink.torch.Accumulator(
             "impala", self.net.parameters(), self.net.buffers(), group=self.group
@@ -507,6 +510,9 @@ def main() -> int:
     except (ConfigError, checkpoint.CheckpointError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except (moolink.Error, FloatingPointError) as error:
+        print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     return 0

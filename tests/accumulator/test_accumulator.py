@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -197,6 +198,75 @@ def test_skips_count_and_are_not_needed(make: Make) -> None:
     stats = peers[0].get_gradient_stats()
     assert stats["num_gradients"] == 1
     assert stats["contributors"] == ["peer-0"]
+
+
+def test_an_observer_follows_and_holds_nobody_up(make: Make) -> None:
+    models = [parameters(1.0), parameters(1.0), parameters(7.0)]
+    peers = [make(f"peer-{i}", m) for i, m in enumerate(models[:2])]
+    for peer in peers:
+        peer.set_virtual_batch_size(2)
+    connect(peers)
+    observer = make("observer", models[2], role="observer")
+
+    def follows() -> bool:
+        pump([*peers, observer])
+        return observer.connected()
+
+    until(follows, "the observer to have the state")
+    assert all(torch.equal(p, torch.ones_like(p)) for p in models[2])
+    for _ in range(8):  # more rounds than a member may leave unread
+        until(lambda: pump(peers) or all(p.wants_gradients() for p in peers), "the next turn")
+        reduce_round(peers, [(models[0], 1), (models[1], 1)])
+        for peer in peers:
+            peer.zero_gradients()
+    assert not observer.wants_gradients()
+    versions = []
+
+    def catches_up() -> bool:
+        pump([observer])
+        if observer.has_gradients():
+            versions.append(observer.model_version())
+            observer.zero_gradients()
+        return observer.model_version() == peers[0].model_version()
+
+    until(catches_up, "the observer to have all rounds")
+    assert versions == list(range(1, 9))
+
+
+def test_gradients_of_a_model_that_was_replaced_are_gone(make: Make) -> None:
+    leader, model = parameters(1.0), parameters(2.0)
+    first = make("first", leader)
+    connect([first])
+    late = make("late", model)
+    for p in model:
+        p.grad = torch.full_like(p, 5.0)  # of the parameters before the state came
+
+    def has_state() -> bool:
+        pump([first])
+        late.update()
+        return late.has_new_state()
+
+    until(has_state, "the state")
+    assert all(torch.equal(p.grad, torch.zeros_like(p)) for p in model)
+
+
+def test_the_leader_is_asked_for_the_state_before_patience_with_it_ends(make: Make) -> None:
+    leader, model = parameters(1.0), parameters(2.0)
+    first = make("first", leader)
+    connect([first])
+    late = make("late", model)
+    deadline = time.monotonic() + 6.0  # more than the library waits for set_state
+    while time.monotonic() < deadline:  # the leader's user is busy elsewhere
+        late.update()
+        late.wait(0.1)
+    states: list[object] = []
+
+    def has_state() -> bool:
+        pump([first, late], states)
+        return bool(states)
+
+    until(has_state, "the state")
+    assert states == [{"from": "first"}]
 
 
 def test_divergence_is_noticed(make: Make) -> None:

@@ -135,6 +135,39 @@ def test_python_operation_that_raises_fails_everywhere(join: Join) -> None:
             future.result(20)
 
 
+def test_python_operation_whose_result_cannot_travel_fails_everywhere(join: Join) -> None:
+    groups = [join("a"), join("b")]
+    formed(groups)
+    futures = [g.all_reduce("stats", 1, op=lambda x, y: object()) for g in groups]
+    for future in futures:
+        with pytest.raises(moolink.RemoteError, match="cannot travel"):
+            future.result(20)
+
+
+def test_closing_the_rpc_ends_the_operations_of_its_groups(broker_address: str) -> None:
+    with moolink.Rpc("a") as rpc, moolink.Rpc("b") as other_rpc:
+        for peer in (rpc, other_rpc):
+            peer.connect(broker_address)
+        groups = [moolink.Group(rpc, "group"), moolink.Group(other_rpc, "group")]
+        formed(groups)
+        pending = groups[0].all_reduce("x", np.ones(1))
+        rpc.close()
+        with pytest.raises(moolink.Closed):
+            pending.result(5)
+        with pytest.raises(moolink.Closed):
+            groups[0].update()
+        until(lambda: groups[1].update() or groups[1].members() == ["b"], "the other to be alone")
+
+
+@pytest.mark.parametrize("name", ["", "x" * 2000, "a\nb"])
+def test_names_are_checked_where_they_are_given(name: str) -> None:
+    with moolink.Rpc("peer") as rpc, pytest.raises(ValueError, match="a group's name has 1 to"):
+        moolink.Group(rpc, name)
+    if name:
+        with pytest.raises(ValueError, match="a peer's name has 1 to"):
+            moolink.Rpc(name)
+
+
 def test_shapes_that_differ_are_an_error_that_names_both(join: Join) -> None:
     groups = [join("alice"), join("bob")]
     formed(groups)

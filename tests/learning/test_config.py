@@ -17,7 +17,7 @@ def test_defaults_are_the_settings_that_learn():
         20,
     )
     assert (config.learner.vtrace_lambda, config.learner.learning_rate) == (0.95, 1e-3)
-    assert config.actor.num_envs == 64
+    assert config.actor.num_envs == 32
     assert config.virtual_batch_size == config.learner.batch_size == 8
 
 
@@ -33,7 +33,7 @@ def test_the_job_is_shared_out_among_the_peers_of_moolink_run():
     config = parse(["--env", "pong"], environ)
     assert config.group.connect == "127.0.0.1:5000"
     assert (config.group_name, config.peer_name) == ("run-1", "peer-1")
-    assert (config.actor.num_envs, config.learner.batch_size) == (32, 4)
+    assert (config.actor.num_envs, config.learner.batch_size) == (16, 4)
     assert config.virtual_batch_size == 8
     assert (config.env_threads, config.torch_threads) == (3, 1)
     other = parse(["--env", "pong"], environ | {"MOOLINK_PEER_INDEX": "0"})
@@ -46,7 +46,7 @@ def test_the_command_line_wins():
     config = parse(["--connect=10.0.0.1:4431", "--num-peers", "4", "--group", "g"], environ)
     assert config.group.connect == "10.0.0.1:4431"
     assert config.group_name == "g"
-    assert (config.actor.num_envs, config.learner.batch_size) == (16, 2)
+    assert (config.actor.num_envs, config.learner.batch_size) == (8, 2)
     assert config.virtual_batch_size == 8
 
 

@@ -9,10 +9,12 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
 import moolink
 from tests.rpc.conftest import Start
+from tests.waiting import until
 
 SERVER = """
     import moolink, sys, time
@@ -76,6 +78,7 @@ def test_a_stopped_peer_is_not_lost_when_it_goes_on(start: Start) -> None:
         client.connect(address)
         assert client.sync("server", "echo", 1) == 1
         process.send_signal(signal.SIGSTOP)
+        until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED, "the stop")
         future = client.async_("server", "echo", 2)
         assert not future.wait(1.5)
         process.send_signal(signal.SIGCONT)

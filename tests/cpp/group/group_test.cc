@@ -112,6 +112,23 @@ TEST("messages say whom they concern") {
   CHECK_THROWS(recipient_of({}), ErrorCode::wire);
 }
 
+TEST("a view that no broker can have made is not gone on from") {
+  for (const auto& ids : {std::vector<std::uint64_t>{1, 1}, std::vector<std::uint64_t>{2, 3}}) {
+    Broker broker(first_broker(), 1, kStart);
+    Announce announce;
+    announce.self = config(1, "p1").self;
+    announce.epoch = 5;
+    announce.view = make_view(5, ids);
+    announce.view->members.front().role = Role::observer;
+    broker.received(kStart, Uid{1, 1}, wire::encode(Message{"g", announce}).span());
+    for (Time now = kStart; now < kStart + seconds(15); now += milliseconds(50)) broker.tick(now);
+    for (const auto& sent : only<Broker::Send>(broker.drain())) {
+      const auto message = wire::decode<Message>(sent.bytes.span());
+      CHECK(!std::holds_alternative<NewEpoch>(message.body));
+    }
+  }
+}
+
 TEST("malformed messages throw and change nothing") {
   Member member = settled();
   Buffer bytes = new_epoch(make_view(6, {1}));

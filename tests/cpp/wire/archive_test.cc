@@ -125,6 +125,11 @@ TEST("archive: a huge count is refused before anything is allocated") {
   CHECK_THROWS((wire::decode<std::map<std::string, std::int64_t>>(count)), ErrorCode::wire);
 }
 
+TEST("archive: a text that is not UTF-8 is refused, so that nobody has to show it") {
+  const auto broken = wire::encode(std::string("peer\xff"));
+  CHECK_THROWS(wire::decode<std::string>(broken), ErrorCode::wire);
+}
+
 TEST("archive: a map's keys must rise") {
   wire::Writer writer;
   writer(std::uint64_t{2}, std::string("b"), std::int64_t{1}, std::string("a"), std::int64_t{2});
