@@ -1,7 +1,7 @@
 """moolink: communication for distributed reinforcement learning.
 
-RPC for any DLPack tensor, elastic groups, allreduce, a gradient accumulator, an environment pool and
-a batcher, over shared memory and TCP. Importing this package imports neither torch nor JAX.
+RPC for any DLPack tensor, elastic groups, allreduce, a gradient accumulator, an environment pool
+and a batcher, over shared memory and TCP. Importing this package imports neither torch nor JAX.
 """
 
 from __future__ import annotations

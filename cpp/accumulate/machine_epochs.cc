@@ -197,7 +197,8 @@ void Machine::check(const Resume& resume) const {
     const bool here = member.instance == config_.instance;
     if (!here || member.standing == Standing::stateless || resume.fresh) continue;
     const std::uint64_t have = ledger_.have();
-    if (resume.round > have && resume.round - have > resume.rounds.size()) fail("leaves rounds out");
+    if (resume.round > have && resume.round - have > resume.rounds.size())
+      fail("leaves rounds out");
   }
   if (!anybody || !instances.contains(resume.leader)) fail("is without a leader");
 }

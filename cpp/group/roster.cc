@@ -66,8 +66,8 @@ void Roster::demotion_asked(const Timing& timing, const Uid& from, const Demote&
   if (!formed_ || demote.epoch != view_.epoch || !in_view(from) || !in_view(demote.instance)) {
     return;
   }
-  // The last holder keeps its state, for nobody could give it another. But a new epoch there is: the
-  // one who asked waits for something that, in this one, may never come.
+  // The last holder keeps its state, for nobody could give it another. But a new epoch there is:
+  // the one who asked waits for something that, in this one, may never come.
   if (last_holder(timing, demote.instance)) {
     repair_ = true;
   } else {

@@ -50,9 +50,8 @@ const char* to_string(Cause cause) {
 
 bool View::has_duplicates() const {
   std::set<Uid> instances;
-  return !std::ranges::all_of(members, [&](const MemberInfo& member) {
-    return instances.insert(member.instance).second;
-  });
+  return !std::ranges::all_of(
+      members, [&](const MemberInfo& member) { return instances.insert(member.instance).second; });
 }
 
 const MemberInfo* View::find(const Uid& instance) const {

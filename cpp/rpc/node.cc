@@ -218,8 +218,7 @@ void NodeState::finish_close(Time now) {
   closed_ = true;
   for (auto& [instance, peer] : peers_) {
     peer->how = Down::closed;
-    peer->session.end(make_error(ErrorCode::closed, "peer '" + config.name + "' was closed"),
-                      true);
+    peer->session.end(make_error(ErrorCode::closed, "peer '" + config.name + "' was closed"), true);
     touch(*peer);
   }
   settle(now);

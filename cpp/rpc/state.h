@@ -32,8 +32,8 @@ struct Peer {
   Uid host_key;
   std::vector<std::string> addresses;
   session::Session session;
-  bool up = false;       // PeerUp was said, PeerDown not yet
-  bool touched = false;  // its session has actions to carry out
+  bool up = false;               // PeerUp was said, PeerDown not yet
+  bool touched = false;          // its session has actions to carry out
   Down how = Down::unreachable;  // what PeerDown will say
   Time timer = kNever;
 

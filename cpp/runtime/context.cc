@@ -5,8 +5,8 @@
 
 #include "base/error.h"
 #include "io/host_key.h"
-#include "runtime/fork_registry.h"
 #include "io/quiet_thread.h"
+#include "runtime/fork_registry.h"
 
 namespace moolink::runtime {
 namespace {

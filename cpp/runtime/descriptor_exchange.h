@@ -22,6 +22,8 @@ class DescriptorExchange {
   void expect(const Uid& key, Taker taker);
   void forget(const Uid& key);
   void arrived(const Uid& key, std::vector<Descriptor> descriptors);
+  // In a forked child.
+  void abandon() noexcept { unclaimed_.clear(); }
 
  private:
   // What nobody has asked for yet; the oldest are closed when there are more.

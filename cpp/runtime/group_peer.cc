@@ -154,7 +154,8 @@ void GroupPeer::add(Time now, ViewObserver& observer, group::Role role) {
 }
 
 void GroupPeer::remove(Time now, ViewObserver& observer) {
-  std::erase_if(attached_, [&](const Attached& attached) { return attached.observer == &observer; });
+  std::erase_if(attached_,
+                [&](const Attached& attached) { return attached.observer == &observer; });
   if (attached_.empty() || closed_) return;
   tell_has_state(now);
   activate_when_all_have(now);

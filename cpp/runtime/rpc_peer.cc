@@ -129,6 +129,7 @@ void RpcPeer::close() {
 
 void RpcPeer::abandon() noexcept {
   for (const auto& transport : transports_) transport->abandon();
+  descriptors_.abandon();
   new std::shared_ptr<RpcPeer>(shared_from_this());
 }
 

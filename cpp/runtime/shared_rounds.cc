@@ -44,6 +44,7 @@ std::shared_ptr<SharedRounds> SharedRounds::create(std::shared_ptr<RpcPeer> rpc,
         if (const auto self = weak.lock()) self->received(from, payload);
       });
   made->rpc_->context()->engine().loop().add(*made);
+  made->rpc_->context()->add(static_cast<Forkable&>(*made));
   return made;
 }
 
@@ -69,7 +70,14 @@ void SharedRounds::close() {
   if (std::exchange(closed_, true)) return;
   leave();
   rpc_->context()->engine().loop().remove(*this);
+  rpc_->context()->remove(static_cast<Forkable&>(*this));
   rpc_->router().remove(rpc::Service::accumulate, scope_);
+}
+
+// The segment stays mapped in the child, which never looks at it; its descriptor goes.
+void SharedRounds::abandon() noexcept {
+  bells_.clear();
+  if (segment_ != nullptr) segment_->close_descriptor();
 }
 
 collective::SharedLayout SharedRounds::layout() const {

@@ -30,7 +30,9 @@ namespace moolink::runtime {
 // rank and names them in OFFER; each answers ATTACHED; when all have, READY goes to all. The leader
 // then numbers the reductions in its cuts, so that all members take a round the same way.
 // Everything is called, and calls, with the engine's lock held.
-class SharedRounds final : public io::Pollable, public std::enable_shared_from_this<SharedRounds> {
+class SharedRounds final : public io::Pollable,
+                           public Forkable,
+                           public std::enable_shared_from_this<SharedRounds> {
  public:
   struct Events {
     std::function<void(std::uint64_t epoch)> ready;
@@ -69,6 +71,7 @@ class SharedRounds final : public io::Pollable, public std::enable_shared_from_t
   bool poll() override;
   bool prepare_sleep() override;
   void awake() override;
+  void abandon() noexcept override;
 
  private:
   struct Message;

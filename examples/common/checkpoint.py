@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from examples.common.config import Config, ConfigError
+
 NAME = "checkpoint.npz"
 PREVIOUS = "checkpoint.previous.npz"
 _TREE = "tree.json"
@@ -80,6 +82,27 @@ def load(directory: Path) -> dict[str, Any] | None:
             "; ".join(faults) + "; remove the file to start anew, or pass --no-resume"
         )
     return None
+
+
+def check_can_go_on(config: Config, saved: dict[str, Any]) -> None:
+    """Raises ConfigError if the checkpoint is that of another job, or of one that is done."""
+    playing = config.job.mode == "evaluate"
+    for option, want, have in (
+        ("env", config.job.env, saved["config"]["job"]["env"]),
+        ("net", config.learner.net, saved["config"]["learner"]["net"]),
+        ("optimizer", config.learner.optimizer, saved["config"]["learner"]["optimizer"]),
+    ):
+        if have != want and not (playing and option == "optimizer"):
+            raise ConfigError(
+                f"the checkpoint in {config.save_dir} is of --{option} {have}, not {want}; "
+                "give another --save-dir, or --no-resume to start anew"
+            )
+    steps, total_steps = saved["state"]["steps"], config.job.total_steps
+    if not playing and steps >= total_steps:
+        raise ConfigError(
+            f"the checkpoint in {config.save_dir} has learned from {steps:,} steps already; "
+            f"give more than --total-steps {total_steps}, or --no-resume to start anew"
+        )
 
 
 def _keep_previous(directory: Path) -> None:

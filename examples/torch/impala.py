@@ -185,7 +185,7 @@ class Learner:
 
         saved = checkpoint.load(config.save_dir) if config.job.resume else None
         if saved is not None:
-            check_can_go_on(config, saved)
+            checkpoint.check_can_go_on(config, saved)
         env = make_env(config, config.envs_per_group)
         self.net = make_net(config, env, saved)
         self.optimizer = make_optimizer(self.net.parameters(), config.learner)
@@ -428,27 +428,6 @@ def make_net(config: Config, env: VectorEnv, saved: dict[str, Any] | None) -> Ne
     return net
 
 
-def check_can_go_on(config: Config, saved: dict[str, Any]) -> None:
-    """Raises ConfigError if the checkpoint is that of another job, or of one that is done."""
-    playing = config.job.mode == "evaluate"
-    for option, want, have in (
-        ("env", config.job.env, saved["config"]["job"]["env"]),
-        ("net", config.learner.net, saved["config"]["learner"]["net"]),
-        ("optimizer", config.learner.optimizer, saved["config"]["learner"]["optimizer"]),
-    ):
-        if have != want and not (playing and option == "optimizer"):
-            raise ConfigError(
-                f"the checkpoint in {config.save_dir} is of --{option} {have}, not {want}; "
-                "give another --save-dir, or --no-resume to start anew"
-            )
-    steps, total_steps = saved["state"]["steps"], config.job.total_steps
-    if not playing and steps >= total_steps:
-        raise ConfigError(
-            f"the checkpoint in {config.save_dir} has learned from {steps:,} steps already; "
-            f"give more than --total-steps {total_steps}, or --no-resume to start anew"
-        )
-
-
 def to_numpy(tree: Any) -> Any:
     """The tree with its tensors as numpy arrays, as checkpoints hold them."""
     if isinstance(tree, Tensor):
@@ -485,7 +464,7 @@ def evaluate(config: Config) -> None:
     saved = checkpoint.load(config.save_dir)
     if saved is None:
         raise ConfigError(f"no checkpoint in {config.save_dir}: give the --save-dir of a job")
-    check_can_go_on(config, saved)
+    checkpoint.check_can_go_on(config, saved)
     net = make_net(config, make_env(config, 1), saved)
 
     def greedy(observation: NDArray[np.uint8]) -> NDArray[np.int64]:

@@ -11,6 +11,7 @@ import torch
 
 import moolink
 from moolink.accumulator import AccumulatorBase
+from tests import descriptors
 from tests.waiting import until
 
 Make = Callable[..., AccumulatorBase]
@@ -267,6 +268,18 @@ def test_the_leader_is_asked_for_the_state_before_patience_with_it_ends(make: Ma
 
     until(has_state, "the state")
     assert states == [{"from": "first"}]
+
+
+def test_a_forked_child_holds_no_descriptors_of_rounds(make: Make) -> None:
+    models = [parameters(), parameters()]
+    peers = [make(f"peer-{i}", m) for i, m in enumerate(models)]
+    for peer in peers:
+        peer.set_virtual_batch_size(2)
+    connect(peers)
+    reduce_round(peers, [(m, 1) for m in models])  # the segment is there, or on its way
+    before = descriptors.of_moolink()
+    assert any("eventfd" in descriptor for descriptor in before)
+    assert descriptors.are_gone_in_a_forked_child(before)
 
 
 def test_divergence_is_noticed(make: Make) -> None:

@@ -47,6 +47,7 @@ class Peer:
     versions: dict[int, frozenset[int]] = field(default_factory=dict)
     started_at: float = 0.0  # its process is up and asks to join
     contributed_at: float | None = None  # the first round with a contribution of its own
+    version: int = 0  # of its last round
     last_round_at: float = 0.0
     reader: threading.Thread | None = None
     rounds: int = 0
@@ -126,6 +127,7 @@ class Storm:
 
     def _note_round(self, peer: Peer, event: dict[str, Any]) -> None:
         peer.last_round_at, peer.rounds = event["at"], peer.rounds + 1
+        peer.version = event["version"]
         if peer.contributed_at is None and f"peer-{peer.slot}" in event["contributors"]:
             peer.contributed_at = event["at"]
         indices = frozenset(event["indices"])
@@ -194,15 +196,18 @@ class Storm:
                 return
 
     def progress(self, since: float, besides: Peer | None = None) -> None:
-        """Waits until every peer (but one, if given) has delivered a round made after ``since``."""
+        """Waits until every peer (but one, if given) has delivered a round cut after ``since``.
+
+        The round after the newest one known may have been cut before, so the one after that counts.
+        """
+        self.until(self.events.empty, "the events before")
         waited = [peer for peer in self.alive if peer is not besides]
-        before = {peer.slot: peer.rounds for peer in waited}
+        after = max(self.rounds, default=0) + 1
         self.until(
-            lambda: all(p.last_round_at > since and p.rounds > before[p.slot] for p in waited),
+            lambda: all(p.version > after and p.last_round_at > since for p in waited),
             "a new round at every survivor",
         )
-        first = min((p.last_round_at for p in waited if p.last_round_at > since), default=since)
-        self.gaps.append(first - since)
+        self.gaps.append(max(p.last_round_at for p in waited) - since)
 
     def settle(self) -> None:
         """Waits until every living peer takes part in rounds."""

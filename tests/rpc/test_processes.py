@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 import moolink
+from tests import descriptors
 from tests.rpc.conftest import Start
 from tests.waiting import until
 
@@ -193,25 +194,9 @@ def test_multiprocessing_by_fork(start: Start) -> None:
 def test_a_forked_child_holds_no_descriptors_of_the_parents() -> None:
     with moolink.Rpc("parent") as rpc:
         rpc.listen("127.0.0.1:0")
-        before = _sockets()
+        before = descriptors.of_moolink()
         assert before
-        child = os.fork()
-        if child == 0:
-            os._exit(1 if _sockets() & before else 0)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
-def _sockets() -> set[str]:
-    """The open descriptors that are sockets, epolls or eventfds."""
-    found = set()
-    for fd in os.listdir("/proc/self/fd"):
-        try:
-            target = os.readlink(f"/proc/self/fd/{fd}")
-        except FileNotFoundError:
-            continue  # the listing's own
-        if target.startswith(("socket:", "anon_inode:")):
-            found.add(f"{fd} {target}")
-    return found
+        assert descriptors.are_gone_in_a_forked_child(before)
 
 
 def test_descriptors_and_threads_go_with_the_peer() -> None:

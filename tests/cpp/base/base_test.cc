@@ -31,11 +31,13 @@ TEST("heap allocator: blocks are 64-byte aligned, sized as asked") {
 }
 
 TEST("utf8: well-formed texts, and all ways to be ill-formed") {
-  for (const char* good : {"", "a", "\xc3\xa9", "\xe2\x82\xac", "\xf0\x9f\x98\x80", "\xed\x9f\xbf"}) {
+  for (const char* good :
+       {"", "a", "\xc3\xa9", "\xe2\x82\xac", "\xf0\x9f\x98\x80", "\xed\x9f\xbf"}) {
     CHECK(is_utf8(good));
   }
-  for (const char* bad : {"\xff", "\x80", "\xc3", "\xc0\x80", "\xe0\x80\x80", "\xed\xa0\x80",
-                          "\xf4\x90\x80\x80", "\xf0\x80\x80\x80", "a\xe2\x82", "\xc3(", "\xf5\x80\x80\x80"}) {
+  for (const char* bad :
+       {"\xff", "\x80", "\xc3", "\xc0\x80", "\xe0\x80\x80", "\xed\xa0\x80", "\xf4\x90\x80\x80",
+        "\xf0\x80\x80\x80", "a\xe2\x82", "\xc3(", "\xf5\x80\x80\x80"}) {
     CHECK(!is_utf8(bad));
   }
 }

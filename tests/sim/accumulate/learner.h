@@ -57,8 +57,8 @@ class Learner {
   std::uint64_t next_k_ = 1;
   std::uint64_t applied_ = 0;
   std::uint64_t installed_ = 0;
-  std::uint64_t known_round_ = 0;   // the last one cut in this epoch
-  std::uint64_t contributed_ = 0;   // contributions in this epoch
+  std::uint64_t known_round_ = 0;  // the last one cut in this epoch
+  std::uint64_t contributed_ = 0;  // contributions in this epoch
   std::set<std::uint64_t> dropped_;
   std::vector<std::uint64_t> left_nodes_;  // where it stood when a snapshot came
 };

@@ -151,7 +151,8 @@ void World::start(int index, bool observer, std::uint64_t version) {
   machine.parallel_gradients = setting_.parallel_gradients;
   machine.bucket_bytes = setting_.elements * sizeof(std::int64_t);
   machine.share_wait = setting_.share_wait;
-  machine.member_stall = seconds(4);  // above the time after which the silent are evicted, as by default
+  machine.member_stall =
+      seconds(4);  // above the time after which the silent are evicted, as by default
   machine.snapshot_patience = milliseconds(500);
   machine.backlog_rounds = 40;
   machine.chunk_bytes = 512;
