@@ -59,6 +59,8 @@ class Options:
     """Arithmetic of the network."""
     peers: tuple[int, ...] = (1, 2)
     """Jobs to run, by their numbers of peers."""
+    num_envs: int | None = None
+    """Environments of the whole job. Default: the learner's."""
     seconds: float = 40.0
     """Length of the measured part of each job."""
     turns: int = 12
@@ -85,12 +87,15 @@ class Result:
     cores_used: float
 
 
-def job_arguments(options: Options) -> list[str]:
-    return ["--env", options.env, "--net", options.net, "--precision", options.precision]
+def job_arguments(options: Options, peers: int) -> list[str]:
+    arguments = ["--env", options.env, "--net", options.net, "--precision", options.precision]
+    if options.num_envs is not None:
+        arguments += ["--num-envs", str(options.num_envs // peers)]
+    return arguments
 
 
 def job_config(options: Options, peers: int) -> Config:
-    return parse(job_arguments(options), {"MOOLINK_NUM_PEERS": str(peers)})
+    return parse(job_arguments(options, peers), {"MOOLINK_NUM_PEERS": str(peers)})
 
 
 def make_parts(config: Config) -> dict[str, tuple[Callable[[], object], int]]:
@@ -148,7 +153,7 @@ def run_job(options: Options, peers: int) -> tuple[float, float, float]:
     """Steps per second, steps per CPU-second and cores used of the whole job."""
     with tempfile.TemporaryDirectory() as directory:
         command = [sys.executable, "-m", "moolink", "run", "-n", str(peers)]
-        command += ["-m", "examples.torch.impala", *job_arguments(options)]
+        command += ["-m", "examples.torch.impala", *job_arguments(options, peers)]
         command += ["--save-dir", directory, "--no-resume", "--log-interval", "1"]
         command += ["--total-steps", "100000000", "--checkpoint-interval", "100000"]
         job = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, start_new_session=True)

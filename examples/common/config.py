@@ -60,8 +60,9 @@ class ActorConfig:
     """How this peer acts in its environments."""
 
     num_envs: int = 32
-    """Environments of this peer. The default shares 32 out among the peers. More are stepped a
-    little faster, and what they have done is older when it is learned from."""
+    """Environments of this peer. The default shares 32 out among the peers, or 64 with the shallow
+    net. More are stepped a little faster, and what they have done is older when it is learned from.
+    """
     num_groups: int = 2
     """The environments step in this many groups: while one steps, another is being inferred for."""
     unroll_length: int = 20
@@ -218,17 +219,20 @@ class Config:
         }
 
 
-def default_config(env: str, num_peers: int, environ: Mapping[str, str]) -> Config:
-    """The preset for `env`, fitted to the peer that `environ` describes.
+def default_config(
+    env: str, num_peers: int, environ: Mapping[str, str], net: str = LearnerConfig.net
+) -> Config:
+    """The preset for `env` and `net`, fitted to the peer that `environ` describes.
 
-    The job's environments, 32, and its virtual batch of 8 are shared out among the
-    peers. With a number of them that divides 8 a round is made of as much data as with one.
+    The job's environments and its virtual batch of 8 are shared out among the peers. With a number of them that divides 8 a round is made of as much data as with one.
     """
     config = Config()
     config.job.env = env
     if env == "catch":
         config.job.total_steps = 400_000
         config.learner.net = "mlp"
+    elif net == "shallow":
+        config.actor.num_envs = 64  # inference for few frames of this size is slow
     config.learner.batch_size = max(1, config.learner.batch_size // num_peers)
     batches = config.actor.num_groups * config.learner.batch_size
     config.actor.num_envs = max(batches, config.actor.num_envs // num_peers // batches * batches)
@@ -248,10 +252,11 @@ def default_config(env: str, num_peers: int, environ: Mapping[str, str]) -> Conf
 def parse(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.environ) -> Config:
     """Reads the command line. Exits with a message, as is usual there, when it is wrong."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    # The preset depends on these two, and must be known before the other options are read.
+    # The preset depends on these three, and must be known before the other options are read.
     env = _option(arguments, "--env", JobConfig.env)
     num_peers = _option(arguments, "--num-peers", environ.get("MOOLINK_NUM_PEERS", "1"))
-    default = default_config(env, _integer("the number of peers", num_peers), environ)
+    net = _option(arguments, "--net", LearnerConfig.net)
+    default = default_config(env, _integer("the number of peers", num_peers), environ, net)
     config = tyro.cli(tyro.conf.OmitArgPrefixes[Config], default=default, args=arguments)
     try:
         config.validate()

@@ -41,6 +41,11 @@ def test_the_job_is_shared_out_among_the_peers_of_moolink_run():
     assert config.job.seed == other.job.seed
 
 
+def test_the_shallow_net_has_more_environments():
+    config = parse(["--env", "pong", "--net", "shallow"], {"MOOLINK_NUM_PEERS": "2"})
+    assert (config.actor.num_envs, config.learner.batch_size) == (32, 4)
+
+
 def test_the_command_line_wins():
     environ = {"MOOLINK_BROKER": "127.0.0.1:5000", "MOOLINK_NUM_PEERS": "2"}
     config = parse(["--connect=10.0.0.1:4431", "--num-peers", "4", "--group", "g"], environ)
