@@ -224,7 +224,8 @@ def default_config(
 ) -> Config:
     """The preset for `env` and `net`, fitted to the peer that `environ` describes.
 
-    The job's environments and its virtual batch of 8 are shared out among the peers. With a number of them that divides 8 a round is made of as much data as with one.
+    The job's environments and its virtual batch of 8 are shared out among the peers. With a number
+    of them that divides 8 a round is made of as much data as with one.
     """
     config = Config()
     config.job.env = env
