@@ -3,6 +3,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -183,6 +184,97 @@ TEST("a peer calls itself") {
   const CallId id = pair.server.node.call(pair.now, "server", "echo", {}, seconds(1), 3);
   pair.run();
   CHECK(std::holds_alternative<wire::Payload>(pair.server.results.at(id)));
+}
+
+// A server and clients that dial it, each over a connection of its own.
+struct Crowd {
+  Crowd() { server.node.define("echo"); }
+
+  User& dial(const std::string& name, Uid instance) {
+    const ConnectionId id = ++connections;
+    User& client = *clients.emplace(id, std::make_unique<User>(name, open, instance)).first->second;
+    server.node.opened(now, id, wire::PathKind::tcp, {}, "");
+    client.node.opened(now, id, wire::PathKind::tcp, {}, "tcp://10.0.0.1:1");
+    run();
+    return client;
+  }
+  void hang_up(User& client) {
+    client.node.close(now);
+    run();
+  }
+  void run() {
+    for (bool acted = true; acted;) {
+      acted = false;
+      std::vector<Action> actions;
+      server.node.drain(actions);
+      for (Action& action : actions) {
+        acted = true;
+        if (auto* write = std::get_if<Write>(&action)) {
+          const auto client = clients.find(write->connection);
+          if (client != clients.end()) {
+            client->second->node.received(now, write->connection, as_received(write->frame));
+          }
+        } else if (auto* close = std::get_if<CloseConnection>(&action)) {
+          if (const auto client = clients.find(close->connection); client != clients.end()) {
+            client->second->node.closed(now, close->connection, close->error);
+          }
+        } else if (auto* line = std::get_if<Log>(&action)) {
+          server.log.push_back(line->text);
+        }
+      }
+      for (const auto& [id, client] : clients) {
+        client->node.drain(actions);
+        for (Action& action : actions) {
+          acted = true;
+          if (auto* write = std::get_if<Write>(&action)) {
+            server.node.received(now, id, as_received(write->frame));
+          }
+        }
+      }
+    }
+  }
+  std::vector<std::string> peers() {
+    std::vector<std::string> names;
+    for (const PeerInfo& peer : server.node.peers(now)) names.push_back(peer.name);
+    return names;
+  }
+
+  Time now{seconds(100)};
+  OpenPolicy open;
+  User server{"server", open, {1, 10}};
+  std::map<ConnectionId, std::unique_ptr<User>> clients;
+  ConnectionId connections = 0;
+};
+
+TEST("an instance keeps its name, and the name is free when the instance is gone") {
+  Crowd crowd;
+  User& first = crowd.dial("learner", {2, 20});
+  CHECK(crowd.peers() == std::vector<std::string>{"learner"});
+  crowd.dial("other", {2, 20});
+  CHECK(crowd.peers() == std::vector<std::string>{"learner"});
+  CHECK(!crowd.server.log.empty() &&
+        crowd.server.log.back().find("calls itself 'other'") != std::string::npos);
+  crowd.hang_up(first);
+  CHECK(crowd.peers().empty());
+  crowd.dial("learner", {3, 30});
+  CHECK(crowd.peers() == std::vector<std::string>{"learner"});
+}
+
+TEST("a refusal with a text that is not UTF-8 ends its connection and reaches no log") {
+  Crowd crowd;
+  crowd.server.node.opened(crowd.now, 7, wire::PathKind::tcp, {}, "");
+  const wire::Frame frame =
+      wire::make_frame(wire::FrameType::refuse, wire::Refuse{ErrorCode::error, "no\xff"});
+  crowd.server.node.received(crowd.now, 7, as_received(frame));
+  std::vector<Action> actions;
+  crowd.server.node.drain(actions);
+  bool closed = false;
+  for (const Action& action : actions) {
+    closed = closed || std::holds_alternative<CloseConnection>(action);
+    const auto* line = std::get_if<Log>(&action);
+    CHECK(line == nullptr || line->text.find('\xff') == std::string::npos);
+  }
+  CHECK(closed);
 }
 
 }  // namespace
