@@ -123,11 +123,11 @@ class AccumulatorBase(abc.ABC):
                 "wants_state() has been true for 5 s: newcomers get parameters and buffers only"
             )
             self._core.set_state((self._capture_model(), None))
-        if self._core.has_new_state():
-            model, state = self._core.new_state()
+        if self._core.has_new_state() and (arrived := self._core.new_state()) is not None:
+            number, (model, state) = arrived
             self._install_model(model)
             self._clear()  # what they hold belongs to the model before
-            self._core.state_installed()
+            self._core.state_installed(number)
             self._state, self._has_new_state = state, True
             self._has_gradients = False
         if not self._has_gradients:

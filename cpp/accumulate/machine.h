@@ -177,8 +177,9 @@ class Machine {
   // The user has applied round r (the one next_result() gave): model_version() == r from now on.
   void delivered(Time now, std::uint64_t r);
   void set_state(Time now, wire::Payload state);
-  // The user has installed the state of new_state(): model_version() is its version from now on.
-  void state_installed(Time now);
+  // The user has installed that state of new_state(): model_version() is its version from now on.
+  // Nothing happens if it has been given up for another one.
+  void state_installed(Time now, std::uint64_t number);
   // A checksum of the parameters right after `round`, from every member every N rounds.
   void checksum(Time now, std::uint64_t round, std::uint64_t value);
 
@@ -195,6 +196,7 @@ class Machine {
   // A complete snapshot waits; it takes precedence over next_result().
   bool has_new_state() const;
   struct NewState {
+    std::uint64_t number = 0;  // of the states that came to this peer
     std::uint64_t version = 0;
     wire::Payload state;
   };
@@ -253,7 +255,7 @@ class Machine {
   const group::MemberInfo* coordinator() const;
   Flush facts() const;
   void become_stateless(std::uint64_t round);
-  void check(const Resume& resume) const;
+  const char* fault_of(const Resume& resume) const;
   void carry_out(Time now, const MemberStanding& mine);
   void ready_when_complete();
   void activate(Time now, const Go& go);
@@ -371,6 +373,7 @@ class Machine {
   std::map<std::uint32_t, std::set<Uid>> children_;  // who waits for a chunk of fetch_
   std::set<Uid> children_info_;                      // or for its description
   std::optional<NewState> new_state_;
+  std::uint64_t states_ = 0;
 };
 
 }  // namespace moolink::accumulate

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <set>
-#include <string>
 
 #include "accumulate/machine.h"
 #include "base/crash_point.h"
@@ -170,7 +169,10 @@ void Machine::watch_flush() {
 void Machine::on(Time now, const Uid& from, const Resume& resume, const std::vector<Buffer>&) {
   const group::MemberInfo* rank_0 = coordinator();
   if (phase_ != Phase::flushing || rank_0 == nullptr || from != rank_0->instance) return;
-  check(resume);
+  if (const char* fault = fault_of(resume)) {
+    log(LogLevel::warning, name_of(from) + " sent a RESUME that " + fault + "; it is ignored");
+    return;  // watch_flush asks for another epoch
+  }
   for (const MemberStanding& mine : resume.members) {
     if (mine.instance != config_.instance) continue;
     resume_ = resume;
@@ -182,25 +184,23 @@ void Machine::on(Time now, const Uid& from, const Resume& resume, const std::vec
   }
 }
 
-// Throws Exception{wire} if no coordinator that keeps to the protocol can have said so.
-void Machine::check(const Resume& resume) const {
-  const auto fail = [](const char* what) {
-    throw Exception(ErrorCode::wire, std::string("RESUME ") + what);
-  };
+// What no coordinator that keeps to the protocol can have said; else null.
+const char* Machine::fault_of(const Resume& resume) const {
   std::set<Uid> instances;
   bool anybody = false;
   for (const MemberStanding& member : resume.members) {
     const bool known = view_.find(member.instance) != nullptr;
-    if (!known || !instances.insert(member.instance).second) fail("names other members");
+    if (!known || !instances.insert(member.instance).second) return "names other members";
     anybody = anybody || member.refused.empty();
     // Whoever goes on has, or is told of, every round up to the last.
     const bool here = member.instance == config_.instance;
     if (!here || member.standing == Standing::stateless || resume.fresh) continue;
     const std::uint64_t have = ledger_.have();
-    if (resume.round > have && resume.round - have > resume.rounds.size())
-      fail("leaves rounds out");
+    if (resume.round > have && resume.round - have > resume.rounds.size()) {
+      return "leaves rounds out";
+    }
   }
-  if (!anybody || !instances.contains(resume.leader)) fail("is without a leader");
+  return anybody && instances.contains(resume.leader) ? nullptr : "is without a leader";
 }
 
 void Machine::carry_out(Time now, const MemberStanding& mine) {

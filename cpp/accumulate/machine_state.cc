@@ -125,8 +125,8 @@ void Machine::abandon_snapshot(const std::string& why) {
   actions_.push_back(HasState{false});
 }
 
-void Machine::state_installed(Time now) {
-  if (!new_state_) return;
+void Machine::state_installed(Time now, std::uint64_t number) {
+  if (!new_state_ || new_state_->number != number) return;
   user_version_ = new_state_->version;
   new_state_.reset();
   installed_ = true;
@@ -176,7 +176,7 @@ void Machine::finish_fetch_when_complete() {
   if (!fetch_ || !fetch_->complete()) return;
   HeldSnapshot held = fetch_->finish();
   const SnapshotId id = fetch_->id();
-  new_state_ = NewState{id.version, held.payload()};
+  new_state_ = NewState{++states_, id.version, held.payload()};
   held_.insert_or_assign(id, std::move(held));
   drop_fetch();
   standing_ = Standing::complete;

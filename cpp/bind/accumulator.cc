@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -89,14 +90,17 @@ class PyAccumulator {
   }
 
   nb::object new_state() {
-    wire::Payload payload;
+    std::optional<runtime::AccumulatorPeer::NewState> state;
     {
       const GilRelease unlocked;
-      payload = peer_->new_state();
+      state = peer_->new_state();
     }
+    if (!state) return nb::none();
     // This peer may hand the snapshot on to others.
-    return decode_value(wire::private_copy(payload, peer_->group()->rpc()->context()->pool()),
-                        options_);
+    return nb::make_tuple(
+        state->number,
+        decode_value(wire::private_copy(state->state, peer_->group()->rpc()->context()->pool()),
+                     options_));
   }
 
   nb::dict stats() {
@@ -159,11 +163,13 @@ void bind_accumulator(nb::module_& m) {
       .def("set_state", &PyAccumulator::set_state, nb::arg("state"))
       .def("has_new_state", forward<&Peer::has_new_state>())
       .def("new_state", &PyAccumulator::new_state)
-      .def("state_installed",
-           [](PyAccumulator& self) {
-             const GilRelease unlocked;
-             self.peer().state_installed();
-           })
+      .def(
+          "state_installed",
+          [](PyAccumulator& self, std::uint64_t number) {
+            const GilRelease unlocked;
+            self.peer().state_installed(number);
+          },
+          nb::arg("number"))
       .def("wants_gradients", forward<&Peer::wants_gradients>())
       .def("why_not_wanted", forward<&Peer::why_not_wanted>())
       .def("bucket", &PyAccumulator::bucket)

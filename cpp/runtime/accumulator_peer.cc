@@ -51,6 +51,8 @@ AccumulatorPeer::AccumulatorPeer(std::shared_ptr<GroupPeer> group, Options optio
       layout_(options.sections),
       machine_(machine_config(*rpc_, scope_, options)) {
   const Engine::Lock lock = rpc_->context()->lock();
+  const group::Role role = options.observer ? group::Role::observer : group::Role::member;
+  group_->check_role(role);
   for (const rpc::Service service : {rpc::Service::accumulate, rpc::Service::snapshot}) {
     rpc_->router().add(service, scope_,
                        [this, service](const Uid& from, const wire::Payload& payload) {
@@ -73,7 +75,7 @@ AccumulatorPeer::AccumulatorPeer(std::shared_ptr<GroupPeer> group, Options optio
                             }});
   rpc_->context()->engine().add(*this);
   const Time now = io::now();
-  group_->add(now, *this, options.observer ? group::Role::observer : group::Role::member);
+  group_->add(now, *this, role);
   settle(now);
 }
 
@@ -89,6 +91,7 @@ void AccumulatorPeer::close() {
     rpc_->router().remove(service, scope_);
   }
   group_->remove(io::now(), *this);
+  rpc_->settle(group_->next_deadline());
   rpc_->context()->engine().remove(*this);
   wake();
 }
@@ -125,7 +128,8 @@ void AccumulatorPeer::look(Time now) {
   seen_.has_new_state = machine_.has_new_state();
   seen_.wants_gradients = machine_.wants_gradients(now);
   seen_.result = machine_.next_result();
-  if (seen_.result && seen_.result->number() != stats_.record.round) {
+  if (seen_.result && (seen_.result->number() != stats_.record.round ||
+                       seen_.result->record.epoch != stats_.record.epoch)) {
     stats_.record = seen_.result->record;
     stats_.lost = std::exchange(lost_, {});
     stats_.gradients = seen_.result->gradients();
@@ -219,7 +223,8 @@ void AccumulatorPeer::offer(std::int64_t batch, accumulate::Counters counters) {
 void AccumulatorPeer::set_state(wire::Payload state) {
   const Engine::Lock lock = lock_open();
   const Time now = io::now();
-  if (!machine_.wants_state()) {
+  // Shown to be wanted: if the members have changed since, the machine asks again.
+  if (!seen_.wants_state) {
     throw Exception(ErrorCode::error, "set_state was called while wants_state() is false");
   }
   machine_.set_state(now, std::move(state));
@@ -227,17 +232,17 @@ void AccumulatorPeer::set_state(wire::Payload state) {
   look(now);
 }
 
-wire::Payload AccumulatorPeer::new_state() {
+std::optional<AccumulatorPeer::NewState> AccumulatorPeer::new_state() {
   const Engine::Lock lock = lock_open();
   auto state = machine_.new_state();
-  if (!state) throw Exception(ErrorCode::error, "no new state has arrived");
-  return std::move(state->state);
+  if (!state) return std::nullopt;
+  return NewState{state->number, std::move(state->state)};
 }
 
-void AccumulatorPeer::state_installed() {
+void AccumulatorPeer::state_installed(std::uint64_t number) {
   const Engine::Lock lock = lock_open();
   const Time now = io::now();
-  machine_.state_installed(now);
+  machine_.state_installed(now, number);
   settle(now);
   look(now);
 }

@@ -68,10 +68,15 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
   MutableBuffer bucket();
   void offer(std::int64_t batch, accumulate::Counters counters);  // 0: statistics only
   void set_state(wire::Payload state);
-  // The state that has arrived.
-  wire::Payload new_state();
-  // The user has it in place: its version is the model's from now on.
-  void state_installed();
+  // The state that has arrived, if it is still wanted.
+  struct NewState {
+    std::uint64_t number = 0;  // tells the states that come to this peer apart
+    wire::Payload state;
+  };
+  std::optional<NewState> new_state();
+  // The user has it in place: its version is the model's from now on, unless it was given up for
+  // another one meanwhile, which will be shown next.
+  void state_installed(std::uint64_t number);
   // The result was applied.
   void release_result();
   void checksum(std::uint64_t round, std::uint64_t value);

@@ -72,6 +72,7 @@ void GroupPeer::shut() {
   rpc_->router().remove(rpc::Service::group, name_);
   rpc_->remove(static_cast<PeerObserver&>(*this));
   rpc_->context()->engine().remove(*this);
+  for (const Attached& attached : std::vector(attached_)) attached.observer->evicted(now);
   for (auto& [op, running] : std::exchange(running_, {})) {
     running.future->complete(left_error(name_));
   }
@@ -145,6 +146,13 @@ void GroupPeer::peer_down(const rpc::PeerDown& peer) {
 
 // --- accumulators
 
+void GroupPeer::check_role(group::Role role) const {
+  if (attached_.empty() || member_.config().self.role == role) return;
+  throw Exception(ErrorCode::invalid_argument,
+                  "the accumulators of group '" + name_ +
+                      "' on this peer must all be members or all observers");
+}
+
 void GroupPeer::add(Time now, ViewObserver& observer, group::Role role) {
   attached_.push_back({&observer});
   member_.share_state(now, role);
@@ -156,7 +164,8 @@ void GroupPeer::add(Time now, ViewObserver& observer, group::Role role) {
 void GroupPeer::remove(Time now, ViewObserver& observer) {
   std::erase_if(attached_,
                 [&](const Attached& attached) { return attached.observer == &observer; });
-  if (attached_.empty() || closed_) return;
+  if (closed_) return;
+  if (attached_.empty()) member_.hold_soft_views(false);
   tell_has_state(now);
   activate_when_all_have(now);
 }
@@ -185,7 +194,8 @@ void GroupPeer::set_has_state(Time now, const ViewObserver& observer, bool has_s
 }
 
 void GroupPeer::tell_has_state(Time now) {
-  member_.set_has_state(now, std::ranges::all_of(attached_, &Attached::has_state));
+  const bool has_state = !attached_.empty() && std::ranges::all_of(attached_, &Attached::has_state);
+  member_.set_has_state(now, has_state);
   rpc_->context()->engine().rearm(next_deadline());
 }
 

@@ -53,6 +53,8 @@ class GroupPeer final : public Driven, private PeerObserver {
   void close();
 
   // --- with the lock held, for accumulators
+  // Throws Exception{invalid_argument} if the others here have another role.
+  void check_role(group::Role role) const;
   void add(Time now, ViewObserver& observer, group::Role role);
   void remove(Time now, ViewObserver& observer);
   // The observer has reached the boundary at which it enters the view.

@@ -42,22 +42,21 @@ void Workers::submit(Task task) {
 void Workers::tick(Time now) {
   help_at_ = kNever;
   if (queue_.empty()) return;
-  call_in_another();
   help_at_ = now + kHelpAfter;
+  call_in_another();
 }
 
 void Workers::call_in_another() {
   if (idle_ > 0) {
     engine_.handed_over();
     work_.notify_one();
-  } else if (threads_ - lent_ < limit_) {
+  } else if (threads_ - lent_ < limit_ && threads_ < kMostThreads) {
     engine_.handed_over();
     start_thread();
   }
 }
 
 void Workers::start_thread() {
-  if (threads_ >= kMostThreads) return;
   try {
     io::quiet_thread([this, owner = owner_.lock()] { run(); }).detach();
     ++threads_;

@@ -65,7 +65,7 @@ void Inbox::read_parts(const wire::MessageHead& head, const Buffer& payload, Inb
   inbound.parts.resize(head.parts.size());
   std::uint64_t outside = in_frame(head.body) ? 0 : head.body.bytes;
   for (const wire::PartHead& part : head.parts) outside += in_frame(part) ? 0 : part.bytes;
-  reserve(outside + payload.size() + head.parts.size() * sizeof(InboundPart), inbound);
+  reserve(outside + payload.size(), inbound);
 
   std::size_t at = 0;
   inbound.missing = 0;

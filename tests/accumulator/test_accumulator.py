@@ -12,7 +12,7 @@ import torch
 import moolink
 from moolink.accumulator import AccumulatorBase
 from tests import descriptors
-from tests.waiting import until
+from tests.waiting import formed, until
 
 Make = Callable[..., AccumulatorBase]
 
@@ -232,6 +232,23 @@ def test_an_observer_follows_and_holds_nobody_up(make: Make) -> None:
 
     until(catches_up, "the observer to have all rounds")
     assert versions == list(range(1, 9))
+
+
+def test_a_group_lives_on_without_its_accumulator(broker_address: str) -> None:
+    with moolink.Rpc("first") as rpc, moolink.Rpc("second") as other_rpc:
+        for peer in (rpc, other_rpc):
+            peer.connect(broker_address)
+        group = moolink.Group(rpc, "group")
+        accumulator = moolink.Accumulator("model", parameters(), group=group)
+        connect([accumulator])
+        formed([group])
+        with pytest.raises(ValueError, match="all be members or all observers"):
+            moolink.Accumulator("other", parameters(), group=group, role="observer")
+        accumulator.close()
+        other = moolink.Group(other_rpc, "group")
+        formed([group, other])
+        futures = [g.all_reduce("x", 1) for g in (group, other)]
+        assert [f.result(10) for f in futures] == [2, 2]
 
 
 def test_gradients_of_a_model_that_was_replaced_are_gone(make: Make) -> None:

@@ -23,7 +23,7 @@ void Learner::update(Time now, accumulate::Machine& machine, Random& random, boo
     if (random.chance(1, 2)) machine.set_state(now, make_state());
   } else if (const auto state = machine.new_state()) {
     install(*state);
-    machine.state_installed(now);
+    machine.state_installed(now, state->number);
   } else if (const auto round = machine.next_result()) {
     node_ = registry_->extend(node_, *round);
     ++applied_;
