@@ -33,7 +33,7 @@ build/.installed: $(VENV)/.packages CMakeLists.txt cpp/bind/CMakeLists.txt $(fil
 	$(PIP) --no-build-isolation --no-deps -C cmake.define.MOOLINK_DEVELOPMENT=ON -e .
 	@mkdir -p build && touch $@
 
-DEMO ?= --max-seconds 175 --no-resume --save-dir runs/demo
+DEMO ?= --max-seconds 150 --no-resume --save-dir runs/demo
 demo: build/.installed
 	$(RUN) -m moolink run -n 2 -m examples.torch.impala $(DEMO)
 
