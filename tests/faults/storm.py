@@ -52,6 +52,7 @@ class Peer:
     reader: threading.Thread | None = None
     rounds: int = 0
     states: int = 0  # snapshots received
+    outside: bool = False  # the others go on without it; what it still delivers is of no history
     lost: set[tuple[str, int]] = field(default_factory=set)
     errors: list[str] = field(default_factory=list)
 
@@ -120,12 +121,15 @@ class Storm:
             case "state":
                 assert event["total"] == event["sum"], f"peer {peer.slot}: state {event}"
                 peer.states += 1
+                peer.outside = False
             case "round":
                 self._note_round(peer, event)
             case "end" if peer in self.alive and peer.process.wait() not in (0, -signal.SIGKILL):
                 peer.errors.append(f"exit status {peer.process.returncode}")
 
     def _note_round(self, peer: Peer, event: dict[str, Any]) -> None:
+        if peer.outside:
+            return
         peer.last_round_at, peer.rounds = event["at"], peer.rounds + 1
         peer.version = event["version"]
         if peer.contributed_at is None and f"peer-{peer.slot}" in event["contributors"]:
