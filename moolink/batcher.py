@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import collections
 import threading
-import time
 from collections.abc import Generator
 from typing import Any
 
-from moolink import batch_layout
+from moolink import batch_layout, deadlines
 from moolink.batch_layout import Mode, Nest, Node
 from moolink.errors import Closed, QueueFull, TimeoutError
 
@@ -157,7 +156,7 @@ class Batcher:
         with self._changed:
             room = self._changed.wait_for(
                 lambda: len(self._batches) + finished <= bound or self._closed,
-                None if deadline is None else max(0.0, deadline - time.monotonic()),
+                deadlines.left(deadline),
             )
             if self._closed:
                 raise Closed("the batcher was closed while an item waited for room")
@@ -228,9 +227,7 @@ def _resolve(woken: asyncio.Future[None]) -> None:
 
 
 def _deadline(block: bool, timeout: float | None) -> float | None:
-    if block and timeout is None:
-        return None
-    return time.monotonic() + (timeout or 0.0 if block else 0.0)
+    return deadlines.after(timeout if block else 0.0)
 
 
 def _count_rows(rows: list[tuple[str, int]]) -> int:

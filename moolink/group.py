@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Generator
 from typing import Any, Literal
 
 import numpy as np
 
+from moolink import deadlines
 from moolink._core import Future, GroupCore, Rpc
 from moolink.trees import flatten, layout, unflatten
 
@@ -33,9 +33,11 @@ class AllReduce:
             moolink.RemoteError: the Python operation raised at the peer of rank 0.
             moolink.Error: the members' data differ in structure, shapes or dtypes.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = deadlines.after(timeout)
         try:
-            return self._finish([future.result(_left(deadline)) for future in self._futures])
+            return self._finish(
+                [future.result(deadlines.left(deadline)) for future in self._futures]
+            )
         except Exception:
             if self.exception() is not None:  # a part has failed: the others come to nothing
                 self.cancel()
@@ -43,8 +45,8 @@ class AllReduce:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Waits for the end of the operation, good or bad; returns whether it came in time."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        return all(future.wait(_left(deadline)) for future in self._futures)
+        deadline = deadlines.after(timeout)
+        return all(future.wait(deadlines.left(deadline)) for future in self._futures)
 
     def done(self) -> bool:
         """Whether the operation has ended."""
@@ -202,10 +204,6 @@ class Group:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-def _left(deadline: float | None) -> float | None:
-    return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
 def _only(results: list[Any]) -> Any:

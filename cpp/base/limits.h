@@ -3,6 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/names.h"
+
 namespace moolink {
 
 // Checked before anything is allocated for bytes that came from outside.
@@ -13,7 +15,7 @@ struct Limits {
   std::size_t max_parts = 65536;                          // tensors in one message
   std::size_t max_message = std::size_t{64} << 30;        // all parts together
   std::size_t max_depth = 200;                            // nesting of a value
-  std::size_t max_name = 1024;                            // peer, function and group names, bytes
+  std::size_t max_name = kMaxName;                        // peer, function and group names, bytes
   std::size_t send_window_bytes = std::size_t{64} << 20;  // unacknowledged, a session
   std::size_t send_window_messages = 4096;
 };

@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -42,7 +43,7 @@ class PyAccumulator {
     runtime::AccumulatorPeer::Options options;
     options.name = name;
     options.layout = layout;
-    options.observer = observer;
+    options.role = observer ? group::Role::observer : group::Role::member;
     for (const auto& [dtype_name, count] : sections) {
       const auto dtype = tensor::dtype_from_name(dtype_name);
       if (!dtype || !collective::is_supported(*dtype, collective::ReduceOp::mean)) {
@@ -134,15 +135,21 @@ class PyAccumulator {
   std::unique_ptr<runtime::AccumulatorPeer> peer_;
 };
 
-template <auto method>
-auto forward() {
-  return [](PyAccumulator& self) { return (self.peer().*method)(); };
+using Peer = runtime::AccumulatorPeer;
+
+// A method of the peer, to be called with the GIL.
+template <class Result, class... Args>
+auto forward(Result (Peer::*method)(Args...)) {
+  return [method](PyAccumulator& self, Args... args) { return (self.peer().*method)(args...); };
+}
+template <class Result>
+auto forward(Result (Peer::*method)() const) {
+  return [method](PyAccumulator& self) -> std::decay_t<Result> { return (self.peer().*method)(); };
 }
 
 }  // namespace
 
 void bind_accumulator(nb::module_& m) {
-  using Peer = runtime::AccumulatorPeer;
   using Sections = std::vector<std::pair<std::string, std::uint64_t>>;
   nb::class_<PyAccumulator>(m, "AccumulatorCore", "What moolink's accumulators stand on.")
       .def(
@@ -157,11 +164,11 @@ void bind_accumulator(nb::module_& m) {
           },
           nb::arg("raise_on_divergence"))
       .def("wait", &PyAccumulator::wait, nb::arg("timeout"))
-      .def("connected", forward<&Peer::connected>())
-      .def("wants_state", forward<&Peer::wants_state>())
-      .def("state_overdue", forward<&Peer::state_overdue>())
+      .def("connected", forward(&Peer::connected))
+      .def("wants_state", forward(&Peer::wants_state))
+      .def("state_overdue", forward(&Peer::state_overdue))
       .def("set_state", &PyAccumulator::set_state, nb::arg("state"))
-      .def("has_new_state", forward<&Peer::has_new_state>())
+      .def("has_new_state", forward(&Peer::has_new_state))
       .def("new_state", &PyAccumulator::new_state)
       .def(
           "state_installed",
@@ -170,8 +177,8 @@ void bind_accumulator(nb::module_& m) {
             self.peer().state_installed(number);
           },
           nb::arg("number"))
-      .def("wants_gradients", forward<&Peer::wants_gradients>())
-      .def("why_not_wanted", forward<&Peer::why_not_wanted>())
+      .def("wants_gradients", forward(&Peer::wants_gradients))
+      .def("why_not_wanted", forward(&Peer::why_not_wanted))
       .def("bucket", &PyAccumulator::bucket)
       .def("offer", &PyAccumulator::offer, nb::arg("batch_size"), nb::arg("counters"))
       .def("next_result", &PyAccumulator::next_result)
@@ -180,31 +187,13 @@ void bind_accumulator(nb::module_& m) {
              const GilRelease unlocked;
              self.peer().release_result();
            })
-      .def("model_version", forward<&Peer::model_version>())
-      .def(
-          "set_model_version",
-          [](PyAccumulator& self, std::uint64_t version) {
-            self.peer().set_model_version(version);
-          },
-          nb::arg("version"))
-      .def(
-          "set_virtual_batch_size",
-          [](PyAccumulator& self, std::int64_t size) { self.peer().set_virtual_batch_size(size); },
-          nb::arg("size"))
-      .def(
-          "set_parallel_gradients",
-          [](PyAccumulator& self, std::uint32_t rounds) {
-            self.peer().set_parallel_gradients(rounds);
-          },
-          nb::arg("rounds"))
-      .def(
-          "checksum",
-          [](PyAccumulator& self, std::uint64_t round, std::uint64_t value) {
-            self.peer().checksum(round, value);
-          },
-          nb::arg("round"), nb::arg("value"))
-      .def("leader", [](PyAccumulator& self) { return self.peer().leader(); })
-      .def("is_leader", forward<&Peer::is_leader>())
+      .def("model_version", forward(&Peer::model_version))
+      .def("set_model_version", forward(&Peer::set_model_version), nb::arg("version"))
+      .def("set_virtual_batch_size", forward(&Peer::set_virtual_batch_size), nb::arg("size"))
+      .def("set_parallel_gradients", forward(&Peer::set_parallel_gradients), nb::arg("rounds"))
+      .def("checksum", forward(&Peer::checksum), nb::arg("round"), nb::arg("value"))
+      .def("leader", forward(&Peer::leader))
+      .def("is_leader", forward(&Peer::is_leader))
       .def("stats", &PyAccumulator::stats)
       .def("close", &PyAccumulator::close);
 }

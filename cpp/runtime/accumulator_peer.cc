@@ -28,14 +28,15 @@ std::vector<collective::SharedSection> shared_sections(const BucketLayout& layou
 }
 
 accumulate::Machine::Config machine_config(const RpcPeer& rpc, const std::string& scope,
-                                           const AccumulatorPeer::Options& options) {
+                                           const AccumulatorPeer::Options& options,
+                                           const BucketLayout& bucket) {
   check_name("an accumulator's name", options.name);
   accumulate::Machine::Config config;
   config.group = scope;
   config.instance = rpc.instance();
   config.name = rpc.name_locked();
-  config.role = options.observer ? group::Role::observer : group::Role::member;
-  config.bucket_bytes = BucketLayout(options.sections).bytes;
+  config.role = options.role;
+  config.bucket_bytes = bucket.bytes;
   config.layout = hash_of(options.layout);
   config.layout_text = options.layout;
   config.memory = {rpc.context(), &rpc.context()->pool()};
@@ -49,10 +50,9 @@ AccumulatorPeer::AccumulatorPeer(std::shared_ptr<GroupPeer> group, Options optio
       rpc_(group_->rpc()),
       scope_(group_->name() + "/" + options.name),
       layout_(options.sections),
-      machine_(machine_config(*rpc_, scope_, options)) {
+      machine_(machine_config(*rpc_, scope_, options, layout_)) {
   const Engine::Lock lock = rpc_->context()->lock();
-  const group::Role role = options.observer ? group::Role::observer : group::Role::member;
-  group_->check_role(role);
+  group_->check_role(options.role);
   for (const rpc::Service service : {rpc::Service::accumulate, rpc::Service::snapshot}) {
     rpc_->router().add(service, scope_,
                        [this, service](const Uid& from, const wire::Payload& payload) {
@@ -75,7 +75,7 @@ AccumulatorPeer::AccumulatorPeer(std::shared_ptr<GroupPeer> group, Options optio
                             }});
   rpc_->context()->engine().add(*this);
   const Time now = io::now();
-  group_->add(now, *this, role);
+  group_->add(now, *this, options.role);
   settle(now);
 }
 

@@ -23,8 +23,8 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
   struct Options {
     std::string name;
     std::vector<BucketSection> sections;
-    std::string layout;  // dtypes and shapes of the model, in words
-    bool observer = false;
+    std::string layout;                      // dtypes and shapes of the model, in words
+    group::Role role = group::Role::member;  // or observer
   };
   struct Stats {
     accumulate::RoundRecord record;  // delivered last; round 0: none

@@ -1,6 +1,5 @@
 #include "runtime/workers.h"
 
-#include <algorithm>
 #include <system_error>
 
 #include "io/quiet_thread.h"

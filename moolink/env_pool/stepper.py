@@ -8,10 +8,10 @@ import math
 import os
 import select
 import threading
-import time
 from collections.abc import Generator
 from typing import Any, Literal, TypeAlias
 
+from moolink import deadlines
 from moolink.env_pool.actions import ActionWriter
 from moolink.env_pool.memory import FINAL_OBSERVATION, Array
 from moolink.env_pool.spaces import Tree, map_tree
@@ -140,14 +140,14 @@ class EnvStepper:
         supervisor = self._supervisor
         if supervisor.finished(self._batch, step):
             return True
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = deadlines.after(timeout)
         bell = supervisor.duplicate_bell(self._batch)
         try:
             poll = select.poll()
             poll.register(bell, select.POLLIN)
             poll.register(supervisor.alarms, select.POLLIN)
             while not supervisor.finished(self._batch, step):
-                remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
+                remaining = deadlines.left(deadline)
                 ready = poll.poll(None if remaining is None else math.ceil(remaining * 1000))
                 if any(descriptor == supervisor.alarms for descriptor, _ in ready):
                     supervisor.handle_alarms()
