@@ -1,17 +1,15 @@
 """A peer whose k-th contribution is the one-hot vector of (slot, k), and whose model is their sum.
 
 So the model says which contributions were delivered and how often: every entry must be 0 or 1, and
-all peers must hold the same vector at the same version. The peer prints one JSON object a line.
-
-    python tests/faults/one_hot_peer.py BROKER GROUP SLOT
+all peers must hold the same vector at the same version. Storm (storm.py) forks such peers from a
+process that has torch imported, and reads the events that they send.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import time
+from multiprocessing.connection import Connection
 
 import torch
 
@@ -22,27 +20,41 @@ SLOTS = 256
 THINKING = 0.05  # seconds between contributions, as a backward pass would take
 
 
-def say(event: str, **values: object) -> None:
-    """Prints an event; the parent reads them as they come."""
-    print(json.dumps({"event": event, "at": time.monotonic(), **values}), flush=True)
+def main(
+    broker: str,
+    slot: int,
+    crash_at: str | None,
+    events: Connection[object, object],
+    stay: Connection[object, object],
+) -> None:
+    """Contributes until the other end of ``stay`` is closed, then leaves in order.
 
+    Args:
+        broker: address of the broker.
+        slot: number of this peer, 0 to SLOTS - 1.
+        crash_at: crash point at which the process dies, as in MOOLINK_CRASH_AT.
+        events: takes one dictionary an event.
+        stay: its other end is open while the peer is to take part.
+    """
 
-def main(broker: str, group_name: str, slot: int) -> None:
-    """Contributes until standard input is closed, then leaves in order."""
+    def say(event: str, **values: object) -> None:
+        events.send({"event": event, "at": time.monotonic(), **values})
+
+    if crash_at:
+        os.environ["MOOLINK_CRASH_AT"] = crash_at
     torch.set_num_threads(1)
-    os.set_blocking(sys.stdin.fileno(), False)
     model = torch.zeros(SLOTS * CONTRIBUTIONS // 64, 64, requires_grad=True)
     flat = model.detach().view(-1)
     rpc = moolink.Rpc(f"peer-{slot}")
     rpc.connect(broker)
-    group = moolink.Group(rpc, group_name)
+    group = moolink.Group(rpc, "storm")
     accumulator = moolink.Accumulator("model", [model], group=group, checksum_every=1)
     accumulator.set_virtual_batch_size(2)
     k = 0
     total = 0  # delivered contributions by the counters; must equal the model's sum
     next_offer = 0.0
-    say("started", slot=slot, pid=os.getpid())
-    while not stdin_closed():
+    say("started")
+    while not stay.poll():
         accumulator.update()
         if accumulator.wants_state():
             accumulator.set_state({"total": total})
@@ -79,19 +91,6 @@ def main(broker: str, group_name: str, slot: int) -> None:
             accumulator.reduce_gradients(1, counters={"contributions": 1})
         else:
             accumulator.wait(THINKING)
-    say("leaving", version=accumulator.model_version(), offered=k)
     accumulator.close()
     group.close()
     rpc.close()
-
-
-def stdin_closed() -> bool:
-    """Whether the parent has closed our standard input (or is gone)."""
-    try:
-        return os.read(sys.stdin.fileno(), 1) == b""
-    except BlockingIOError:
-        return False
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

@@ -11,23 +11,27 @@ named losses only of the dead.
 from __future__ import annotations
 
 import argparse
-import json
+import multiprocessing
 import os
 import queue
 import random
 import signal
 import statistics
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
 from typing import Any
 
 import moolink
+from tests.faults import one_hot_peer
 from tests.faults.one_hot_peer import CONTRIBUTIONS, SLOTS
+
+# Peers are forked from a process that has imported torch: a second of CPU saved at each.
+_processes = multiprocessing.get_context("forkserver")
+_processes.set_forkserver_preload([one_hot_peer.__name__])
 
 # Passed by every peer that joins, at once or soon, and by the leader alone.
 JOINER_POINTS = ["announce.sent", "join", "flush.sent", "ready.sent", "offer.sent", "reduce.sent",
@@ -41,7 +45,8 @@ class Peer:
     """One peer process and what it has said."""
 
     slot: int
-    process: subprocess.Popen[str]
+    process: ForkServerProcess
+    stay: Connection[object, object]  # closed: the peer is to leave
     offered: int = 0
     delivered: set[int] = field(default_factory=set)
     versions: dict[int, frozenset[int]] = field(default_factory=dict)
@@ -56,13 +61,18 @@ class Peer:
     lost: set[tuple[str, int]] = field(default_factory=set)
     errors: list[str] = field(default_factory=list)
 
+    def signal(self, number: signal.Signals) -> None:
+        """Sends its process a signal."""
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
+
 
 class Storm:
     """A broker, some peers, and the books of what they delivered."""
 
     def __init__(self, peers: int, seed: int) -> None:
         self.random = random.Random(seed)
-        self.broker = moolink.Broker()
+        self.broker = moolink.Broker(first=True)
         self.address = self.broker.listen("127.0.0.1:0")[0]
         self.events: queue.Queue[tuple[Peer, dict[str, Any]]] = queue.Queue()
         self.alive: list[Peer] = []
@@ -77,28 +87,28 @@ class Storm:
         slot = len(self.alive) + len(self.dead)
         if slot >= SLOTS:
             raise RuntimeError(f"the model has room for {SLOTS} peers")
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        if crash_at:
-            environment["MOOLINK_CRASH_AT"] = crash_at
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.one_hot_peer", self.address, "storm", str(slot)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-            cwd=Path(__file__).resolve().parents[2],
+        events, events_there = _processes.Pipe(duplex=False)
+        stay_there, stay = _processes.Pipe(duplex=False)
+        process = _processes.Process(
+            target=one_hot_peer.main,
+            args=(self.address, slot, crash_at, events_there, stay_there),
         )
-        peer = Peer(slot, process)
+        process.start()
+        events_there.close()  # so that the end of the process is the end of its events
+        stay_there.close()
+        peer = Peer(slot, process, stay)
         self.alive.append(peer)
-        peer.reader = threading.Thread(target=self._read, args=(peer,), daemon=True)
+        peer.reader = threading.Thread(target=self._read, args=(peer, events), daemon=True)
         peer.reader.start()
         return peer
 
-    def _read(self, peer: Peer) -> None:
-        assert peer.process.stdout is not None
-        for line in peer.process.stdout:
-            if line.startswith("{"):
-                self.events.put((peer, json.loads(line)))
+    def _read(self, peer: Peer, events: Connection[dict[str, Any], object]) -> None:
+        with events:
+            while True:
+                try:
+                    self.events.put((peer, events.recv()))
+                except (EOFError, OSError):  # OSError: it was killed within a message
+                    break
         self.events.put((peer, {"event": "end"}))
 
     def until(self, done: Callable[[], bool], what: str) -> None:
@@ -108,7 +118,7 @@ class Storm:
             try:
                 peer, event = self.events.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
-                state = {p.slot: (p.rounds, p.process.poll()) for p in self.alive}
+                state = {p.slot: (p.rounds, p.process.exitcode) for p in self.alive}
                 raise AssertionError(f"waited {PATIENCE} s for {what}; peers: {state}") from None
             self._note(peer, event)
 
@@ -124,8 +134,10 @@ class Storm:
                 peer.outside = False
             case "round":
                 self._note_round(peer, event)
-            case "end" if peer in self.alive and peer.process.wait() not in (0, -signal.SIGKILL):
-                peer.errors.append(f"exit status {peer.process.returncode}")
+            case "end" if peer in self.alive:
+                peer.process.join()
+                if peer.process.exitcode not in (0, -signal.SIGKILL):
+                    peer.errors.append(f"exit status {peer.process.exitcode}")
 
     def _note_round(self, peer: Peer, event: dict[str, Any]) -> None:
         if peer.outside:
@@ -152,7 +164,7 @@ class Storm:
         victim = self.random.choice(self.alive)
         victim.process.kill()
         killed_at = time.monotonic()
-        victim.process.wait()
+        victim.process.join()
         self._bury(victim)
         self.progress(killed_at)
 
@@ -171,7 +183,7 @@ class Storm:
         self.settle()
         for peer in older:
             peer.process.kill()
-            peer.process.wait()
+            peer.process.join()
             self._bury(peer)
         if point == "snapshot.sent":
             self.start()  # asks the new leader for a snapshot
@@ -181,12 +193,10 @@ class Storm:
         self.settle()
 
     def _await_death(self, victim: Peer) -> None:
-        try:
-            victim.process.wait(timeout=PATIENCE)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"peer {victim.slot} did not pass its crash point") from None
+        victim.process.join(PATIENCE)
+        assert victim.process.exitcode is not None, f"peer {victim.slot} passed no crash point"
         died_at = time.monotonic()
-        assert victim.process.returncode == -signal.SIGKILL
+        assert victim.process.exitcode == -signal.SIGKILL
         self._bury(victim)
         self.progress(died_at)
 
@@ -225,10 +235,10 @@ class Storm:
                 then is theirs to lose.
         """
         for peer in self.alive:
-            assert peer.process.stdin is not None
-            peer.process.stdin.close()
+            peer.stay.close()
         for peer in self.alive:
-            peer.process.wait(timeout=PATIENCE)
+            peer.process.join(PATIENCE)
+            assert peer.process.exitcode == 0, f"peer {peer.slot}: {peer.process.exitcode}"
             assert peer.reader is not None
             peer.reader.join(PATIENCE)
         self.until(self.events.empty, "the last events")
@@ -272,7 +282,7 @@ class Storm:
         """Ends what still runs, after a failure."""
         for peer in self.alive:
             peer.process.kill()
-            peer.process.wait()
+            peer.process.join()
         self.broker.close()
 
 
