@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         Future,
         Rpc,
         RpcDeferredReturn,
+        Stream,
         create_uid,
         set_max_threads,
     )
@@ -57,6 +58,7 @@ _HOME = {
     "Group": "moolink.group",
     "Rpc": "moolink._core",
     "RpcDeferredReturn": "moolink._core",
+    "Stream": "moolink._core",
     "create_uid": "moolink._core",
     "register": "moolink.values",
     "set_log_level": "moolink.logs",
@@ -88,6 +90,7 @@ __all__ = [
     "Rpc",
     "RpcDeferredReturn",
     "RpcError",
+    "Stream",
     "TimeoutError",
     "WireError",
     "create_uid",

@@ -54,6 +54,17 @@ Error to_remote_error(nb::python_error& raised, const std::string& function) {
   }
 }
 
+Error unsendable(const runtime::Responder& responder, const std::string& what,
+                 const std::string& why) {
+  return {ErrorCode::remote,
+          what + " of '" + responder.function() + "' cannot travel: " + why,
+          {},
+          responder.function(),
+          "ValueError",
+          {},
+          Ran::yes};
+}
+
 void send_value(runtime::Responder& responder, nb::handle value, const ValueOptions& options) {
   rpc::Reply reply;
   try {
@@ -61,13 +72,7 @@ void send_value(runtime::Responder& responder, nb::handle value, const ValueOpti
   } catch (nb::python_error& e) {
     reply = to_remote_error(e, responder.function());
   } catch (const std::exception& e) {  // the codec's: too deep, too large
-    reply = Error{ErrorCode::remote,
-                  "the result of '" + responder.function() + "' cannot travel: " + e.what(),
-                  {},
-                  responder.function(),
-                  "ValueError",
-                  {},
-                  Ran::yes};
+    reply = unsendable(responder, "the result", e.what());
   }
   responder.send(std::move(reply));
 }

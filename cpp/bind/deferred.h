@@ -16,6 +16,10 @@ namespace nb = nanobind;
 // The error that a caller gets for the exception that its handler raised; clears it. Needs the GIL.
 Error to_remote_error(nb::python_error& raised, const std::string& function);
 
+// ... for a value of its that has no encoding: too deep, too large.
+Error unsendable(const runtime::Responder& responder, const std::string& what,
+                 const std::string& why);
+
 // Encodes and sends; an exception in encoding is sent instead. Needs the GIL.
 void send_value(runtime::Responder& responder, nb::handle value, const ValueOptions& options);
 

@@ -2,12 +2,14 @@
 
 #include "bind/accumulator.h"
 #include "bind/broker.h"
+#include "bind/completions.h"
 #include "bind/context.h"
 #include "bind/deferred.h"
 #include "bind/errors.h"
 #include "bind/future.h"
 #include "bind/group.h"
 #include "bind/rpc.h"
+#include "bind/stream.h"
 #include "bind/value.h"
 
 NB_MODULE(_core, m) {
@@ -15,6 +17,8 @@ NB_MODULE(_core, m) {
   moolink::bind::bind_values(m);
   moolink::bind::bind_context(m);
   moolink::bind::bind_future(m);
+  moolink::bind::bind_stream(m);
+  moolink::bind::bind_completions(m);
   moolink::bind::bind_deferred(m);
   moolink::bind::bind_rpc(m);
   moolink::bind::bind_broker(m);

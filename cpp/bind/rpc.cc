@@ -14,11 +14,13 @@
 #include "bind/deferred.h"
 #include "bind/errors.h"
 #include "bind/gil.h"
+#include "bind/stream.h"
 
 namespace moolink::bind {
 namespace {
 
 constexpr double kDefaultTimeout = 120;                       // seconds; moolib's
+constexpr std::uint64_t kStreamCredit = 16;                   // items fetched ahead
 constexpr std::size_t kSendUnlocked = std::size_t{64} << 10;  // a larger send gives up the GIL
 
 // Calls of one thread to one peer start in their order; those of two threads do not wait for one
@@ -85,6 +87,20 @@ nb::object call_python(nb::handle function, nb::handle arguments, nb::handle key
       survive_exit([&] { return PyObject_Call(function.ptr(), arguments.ptr(), keywords.ptr()); }));
   if (!result.is_valid()) throw nb::python_error();
   return result;
+}
+
+void reply_with(const std::shared_ptr<runtime::Responder>& responder, nb::object result,
+                const std::shared_ptr<const ValueOptions>& options) {
+  const bool yields = PyIter_Check(result.ptr()) != 0;
+  if (responder->streamed() && yields) {
+    send_stream(responder, std::move(result), options);
+  } else if (responder->streamed() || PyGen_Check(result.ptr())) {
+    throw nb::type_error(responder->streamed()
+                             ? "the handler returns no iterator: call it with async_ or sync"
+                             : "the handler is a generator: call it with stream");
+  } else {
+    send_value(*responder, result, *options);
+  }
 }
 
 std::string paths_text(const rpc::PeerInfo& info) {
@@ -162,7 +178,7 @@ runtime::CallHandler PyRpc::plain_handler(std::weak_ptr<Functions> functions,
     serve(call, [&] {
       const nb::object function = function_named(functions, name);
       const auto [arguments, keywords] = decode_call(call.arguments, *options);
-      send_value(*call.responder, call_python(function, arguments, keywords), *options);
+      reply_with(call.responder, call_python(function, arguments, keywords), options);
     });
   };
 }
@@ -235,6 +251,21 @@ nb::object PyRpc::async(const std::string& peer, const std::string& function,
   return nb::cast(new PyFuture(std::move(future), std::move(decode),
                                "call of '" + function + "' at peer '" + peer + "'"),
                   nb::rv_policy::take_ownership);
+}
+
+nb::object PyRpc::stream(const std::string& peer, const std::string& function,
+                         const nb::args& arguments, const nb::kwargs& keywords) {
+  park_if_exiting();
+  release_dropped();
+  wire::Payload payload = encode_call(arguments, keywords, *options_, peer_->context()->pool());
+  const Duration timeout = to_duration(timeout_);
+  const std::uint16_t lane = lane_of_this_thread();
+  std::shared_ptr<runtime::Stream> stream;
+  {
+    const GilRelease unlocked;
+    stream = peer_->stream(peer, function, std::move(payload), timeout, lane, kStreamCredit);
+  }
+  return nb::cast(new PyStream(std::move(stream), options_), nb::rv_policy::take_ownership);
 }
 
 // --- what is going on
@@ -352,6 +383,19 @@ constexpr const char* kDeferredDoc =
 later and from any thread: `deferred(value)` or `deferred.error(exception)`. Dropped without a reply,
 the caller is told so at once.)";
 
+constexpr const char* kStreamDoc =
+    R"(stream(peer, function, *args, **kwargs): calls a function that yields; returns a Stream.
+
+The function, defined as any other, is a generator or returns an iterator. Iterate over the stream,
+with `for` or `async for`, to get the items as they come. The handler is run 16 items ahead of what
+was taken, and no thread waits between. Leaving the loop and dropping the stream, or closing it,
+closes the generator.
+
+    for batch in rpc.stream("replay", "sample", 32):
+        learn(batch)
+
+Iterating raises what a call would, see async_; TimeoutError if no item came for the time limit.)";
+
 constexpr const char* kAsyncDoc =
     R"(async_(peer, function, *args, **kwargs): calls a function of a peer; returns a Future.
 
@@ -399,6 +443,7 @@ void bind_class(nb::class_<PyRpc>& rpc) {
            "`callback(result, error)` on a worker thread; error is None or the exception.")
       .def("sync", &sync,
            "sync(peer, function, *args, **kwargs): like async_, and waits for the result.")
+      .def("stream", &PyRpc::stream, kStreamDoc)
       .def("close", &PyRpc::close,
            "Flushes replies for a moment, says goodbye to the peers and fails pending calls with "
            "moolink.Closed. More calls of it do nothing.")

@@ -44,6 +44,9 @@ class PyRpc {
   nb::object async(const std::string& peer, const std::string& function, const nb::args& arguments,
                    const nb::kwargs& keywords);
 
+  nb::object stream(const std::string& peer, const std::string& function, const nb::args& arguments,
+                    const nb::kwargs& keywords);
+
   nb::dict stats() const;
   nb::list peers() const;
   nb::dict explain(const std::string& peer) const;

@@ -43,4 +43,10 @@ void Doorbell::ring() const {
   [[maybe_unused]] const ssize_t written = ::write(descriptor_.get(), &one, sizeof one);
 }
 
+void Doorbell::silence() const {
+  std::uint64_t rings = 0;
+  // EAGAIN: there was none.
+  [[maybe_unused]] const ssize_t got = ::read(descriptor_.get(), &rings, sizeof rings);
+}
+
 }  // namespace moolink::io

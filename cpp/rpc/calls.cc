@@ -36,7 +36,8 @@ Ran may_have_run(const Call& call) {
 }  // namespace
 
 CallId NodeState::call(Time now, const std::string& peer_name, const std::string& function,
-                       wire::Payload arguments, Duration timeout, std::uint16_t lane) {
+                       wire::Payload arguments, Duration timeout, std::uint16_t lane,
+                       std::uint64_t credit) {
   const CallId id = ++last_call_;
   Call& call = calls_[id];
   call.peer = peer_name;
@@ -45,6 +46,7 @@ CallId NodeState::call(Time now, const std::string& peer_name, const std::string
   call.lane = lane == 0 ? 0 : static_cast<std::uint16_t>(1 + (lane - 1) % (kServiceLanes - 1));
   call.started = now;
   if (timeout >= Duration(0) && timeout < kNever - now) call.deadline = now + timeout;
+  if (credit > 0) call.stream = ItemsIn{credit, 0, 0, timeout, {}, {}, 0};
   if (closing_) {
     complete(id,
              call_error(ErrorCode::closed, "peer '" + config.name + "' was closed", call, Ran::no));
@@ -79,10 +81,17 @@ void NodeState::run_locally(CallId id, Call& call) {
     return;
   }
   const CallKey key{config.instance, id};
-  running_[key] = {call.deadline, call.arguments.bytes()};
-  timers.push({call.deadline, Timer::Kind::handler, id, config.instance});
-  actions.push_back(
-      RunHandler{key, config.name, call.function, std::move(call.arguments), call.deadline});
+  Running& running = running_[key];
+  running.bytes = call.arguments.bytes();
+  if (call.stream) {
+    call.stream->told = call.stream->allowed;
+    running.stream = ItemsOut{call.stream->allowed, 0};
+  } else {
+    running.deadline = call.deadline;
+    timers.push({call.deadline, Timer::Kind::handler, id, config.instance});
+  }
+  actions.push_back(RunHandler{key, config.name, call.function, std::move(call.arguments),
+                               running.deadline, call.stream ? call.stream->allowed : 0});
 }
 
 // Sends the call, or queues it behind those that the session's window has refused.
@@ -111,9 +120,11 @@ bool NodeState::transmit_call(Time now, Peer& peer, CallId id, Call& call) {
   message.lane = call.lane;
   message.kind = static_cast<std::uint8_t>(MessageKind::call);
   message.held = true;
-  message.deadline = call.deadline;
+  // The time of a stream is counted by its caller alone, from item to item.
+  if (!call.stream) message.deadline = call.deadline;
   message.cookie = id;
-  message.payload = with_head(CallHead{id, call.function}, std::move(call.arguments));
+  const std::uint64_t credit = call.stream ? call.stream->allowed : 0;
+  message.payload = with_head(CallHead{id, call.function, credit}, std::move(call.arguments));
   try {
     if (!peer.session.send(now, std::move(message))) {
       complete(id, call_error(ErrorCode::queue_full, "the send window is full", call, Ran::no));
@@ -125,6 +136,7 @@ bool NodeState::transmit_call(Time now, Peer& peer, CallId id, Call& call) {
   }
   call.state = Call::State::sent;
   call.instance = peer.instance;
+  if (call.stream) call.stream->told = credit;
   touch(peer);
   return true;
 }
@@ -146,8 +158,10 @@ void NodeState::complete(CallId id, Reply result) {
 
 void NodeState::time_out(Time now, CallId id) {
   const Call& call = calls_.at(id);
+  const bool between_items = call.stream && call.stream->taken > 0;
   std::string text = "'" + call.function + "' at peer '" + call.peer + "' timed out after " +
-                     in_seconds(now - call.started);
+                     in_seconds(between_items ? call.stream->timeout : now - call.started) +
+                     (between_items ? " without another item" : "");
   switch (call.state) {
     case Call::State::searching:
       text += ": " + why_unreached(call.peer);
@@ -165,6 +179,7 @@ void NodeState::time_out(Time now, CallId id) {
       text += ": its handler, at this very peer, has not replied";
       break;
   }
+  if (call.stream) stop_handler(now, id, call);
   Error error = call_error(ErrorCode::timeout, std::move(text), call, may_have_run(call));
   complete(id, std::move(error));
 }
@@ -193,20 +208,25 @@ void NodeState::cancel(Time now, CallId id) {
   const auto found = calls_.find(id);
   if (found == calls_.end()) return;
   const Call& call = found->second;
-  if (call.state == Call::State::local) {
-    stop_running({config.instance, id}, true);
-  } else if (call.state == Call::State::sent && !mutant("cancel_is_local")) {
-    if (Peer* peer = find_peer(call.instance)) {
-      session::OutgoingMessage message;
-      message.kind = static_cast<std::uint8_t>(MessageKind::cancel);
-      message.payload = head_only(CancelHead{id});
-      send_or_queue(now, *peer, std::move(message));
-    }
-  }
+  stop_handler(now, id, call);
   Error error = call_error(ErrorCode::cancelled,
                            "'" + call.function + "' at peer '" + call.peer + "' was cancelled",
                            call, may_have_run(call));
   complete(id, std::move(error));
+}
+
+// Nobody waits for the call any more.
+void NodeState::stop_handler(Time now, CallId id, const Call& call) {
+  if (call.state == Call::State::local) {
+    stop_running({config.instance, id}, true);
+  } else if (call.state == Call::State::sent && !mutant("cancel_is_local")) {
+    Peer* peer = find_peer(call.instance);
+    if (peer == nullptr) return;
+    session::OutgoingMessage message;
+    message.kind = static_cast<std::uint8_t>(MessageKind::cancel);
+    message.payload = head_only(CancelHead{id});
+    send_or_queue(now, *peer, std::move(message));
+  }
 }
 
 // This peer closes: nothing that it has asked for will come.
@@ -216,6 +236,7 @@ void NodeState::fail_all_calls() {
   std::sort(ids.begin(), ids.end());
   for (const CallId id : ids) {
     const Call& call = calls_.at(id);
+    if (call.state == Call::State::local) stop_running({config.instance, id}, true);
     complete(id, call_error(ErrorCode::closed, "this peer was closed while the call was under way",
                             call, may_have_run(call)));
   }
@@ -280,29 +301,35 @@ void NodeState::delivered_call(Time now, Peer& peer, session::Deliver& delivered
   const CallKey key{peer.instance, head.id};
   wire::Payload arguments = user_payload(std::move(delivered.payload));
   const std::size_t bytes = arguments.bytes();
-  if (!running_.try_emplace(key, Running{delivered.deadline, bytes}).second) {
-    wire::fail("a call's id was used twice");
-  }
+  Running running{delivered.deadline, bytes, {}};
+  if (head.credit > 0) running.stream = ItemsOut{head.credit, 0};
+  if (!running_.try_emplace(key, running).second) wire::fail("a call's id was used twice");
   ++peer.running;
   peer.running_bytes += bytes;
   timers.push({delivered.deadline, Timer::Kind::handler, head.id, peer.instance});
-  actions.push_back(
-      RunHandler{key, peer.name, head.function, std::move(arguments), delivered.deadline});
+  actions.push_back(RunHandler{key, peer.name, head.function, std::move(arguments),
+                               delivered.deadline, head.credit});
 }
 
 void NodeState::delivered_result(Peer& peer, session::Deliver& delivered) {
   auto head = wire::decode<ResultHead>(delivered.payload.body);
   const auto found = calls_.find(head.id);
   if (found == calls_.end()) return;  // timed out or cancelled
-  const Call& call = found->second;
+  Call& call = found->second;
   const bool asked = call.state == Call::State::sent && call.instance == peer.instance;
   if (!asked) return;
+  Reply reply;
   if (head.error) {
-    complete(head.id, std::move(*head.error));
+    reply = std::move(*head.error);
   } else if (delivered.error) {
-    complete(head.id, call_error(delivered.error.code, delivered.error.message, call, Ran::yes));
+    reply = call_error(delivered.error.code, delivered.error.message, call, Ran::yes);
   } else {
-    complete(head.id, user_payload(std::move(delivered.payload)));
+    reply = user_payload(std::move(delivered.payload));
+  }
+  if (call.stream) {
+    end_stream(head.id, call, std::move(reply), head.items);
+  } else {
+    complete(head.id, std::move(reply));
   }
 }
 
@@ -319,7 +346,9 @@ void NodeState::delivered_cancel(Peer& peer, session::Deliver& delivered) {
 }
 
 void NodeState::reply(Time now, const CallKey& key, Reply reply) {
-  if (!running_.contains(key)) return;  // nobody waits any more
+  const auto found = running_.find(key);
+  if (found == running_.end()) return;  // nobody waits any more
+  const std::uint64_t items = found->second.stream ? found->second.stream->sent : 0;
   stop_running(key, false);
   if (key.caller == config.instance) {
     complete(key.id, std::move(reply));
@@ -327,23 +356,25 @@ void NodeState::reply(Time now, const CallKey& key, Reply reply) {
   }
   Peer* peer = find_peer(key.caller);
   if (peer == nullptr) return;
-  send_result(now, *peer, key.id, std::move(reply));
+  send_result(now, *peer, key.id, std::move(reply), items);
 }
 
-void NodeState::send_result(Time now, Peer& peer, CallId id, Reply reply) {
+void NodeState::send_result(Time now, Peer& peer, CallId id, Reply reply, std::uint64_t items) {
   session::OutgoingMessage message;
   message.kind = static_cast<std::uint8_t>(MessageKind::result);
   if (auto* error = std::get_if<Error>(&reply)) {
-    message.payload = head_only(ResultHead{id, std::move(*error)});
+    message.payload = head_only(ResultHead{id, std::move(*error), items});
   } else {
-    message.payload = with_head(ResultHead{id, {}}, std::move(std::get<wire::Payload>(reply)));
+    message.payload =
+        with_head(ResultHead{id, {}, items}, std::move(std::get<wire::Payload>(reply)));
   }
   try {
     send_or_queue(now, peer, std::move(message));
   } catch (const Exception& refused) {
     send_result(
         now, peer, id,
-        make_error(ErrorCode::error, "the result cannot be sent: " + refused.error().message));
+        make_error(ErrorCode::error, "the result cannot be sent: " + refused.error().message),
+        items);
   }
 }
 

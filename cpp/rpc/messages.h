@@ -16,25 +16,54 @@
 
 namespace moolink::rpc {
 
-enum class MessageKind : std::uint8_t { call = 1, result = 2, cancel = 3, service = 4 };
+enum class MessageKind : std::uint8_t {
+  call = 1,
+  result = 2,
+  cancel = 3,
+  service = 4,
+  stream = 5,
+  credit = 6,
+};
 
 struct CallHead {
   std::uint64_t id = 0;
   std::string function;
+  std::uint64_t credit = 0;  // of a stream: how many items may come; 0: an ordinary call
 
   template <class Fields>
   void fields(Fields& f) {
-    f(id, function);
+    f(id, function, credit);
   }
 };
 
 struct ResultHead {
   std::uint64_t id = 0;
   std::optional<Error> error;
+  std::uint64_t items = 0;  // of a stream: how many were sent before; they may come later
 
   template <class Fields>
   void fields(Fields& f) {
-    f(id, error);
+    f(id, error, items);
+  }
+};
+
+struct StreamHead {
+  std::uint64_t id = 0;
+  std::uint64_t number = 0;  // of the item, from 0
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(id, number);
+  }
+};
+
+struct CreditHead {
+  std::uint64_t id = 0;
+  std::uint64_t allowed = 0;  // items in all
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(id, allowed);
   }
 };
 

@@ -14,9 +14,22 @@ Node::~Node() = default;
 
 CallId Node::call(Time now, const std::string& peer, const std::string& function,
                   wire::Payload arguments, Duration timeout, std::uint16_t lane) {
-  const CallId id = state_->call(now, peer, function, std::move(arguments), timeout, lane);
+  const CallId id = state_->call(now, peer, function, std::move(arguments), timeout, lane, 0);
   state_->settle(now);
   return id;
+}
+
+CallId Node::stream(Time now, const std::string& peer, const std::string& function,
+                    wire::Payload arguments, Duration timeout, std::uint16_t lane,
+                    std::uint64_t credit) {
+  const CallId id = state_->call(now, peer, function, std::move(arguments), timeout, lane, credit);
+  state_->settle(now);
+  return id;
+}
+
+void Node::raise_credit(Time now, CallId id, std::uint64_t more) {
+  state_->raise_credit(now, id, more);
+  state_->settle(now);
 }
 
 void Node::cancel(Time now, CallId id) {
@@ -26,6 +39,11 @@ void Node::cancel(Time now, CallId id) {
 
 void Node::reply(Time now, const CallKey& key, Reply reply) {
   state_->reply(now, key, std::move(reply));
+  state_->settle(now);
+}
+
+void Node::send_item(Time now, const CallKey& key, wire::Payload item) {
+  state_->send_item(now, key, std::move(item));
   state_->settle(now);
 }
 

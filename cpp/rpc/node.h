@@ -89,7 +89,14 @@ struct RunHandler {
   std::string caller;  // its name
   std::string function;
   wire::Payload arguments;
-  Time deadline;  // kNever: none
+  Time deadline;         // kNever: none
+  std::uint64_t credit;  // stream items that the caller takes now; 0: it wants one reply
+};
+
+// The caller of a stream takes items up to this many in all.
+struct CreditRaised {
+  CallKey key;
+  std::uint64_t allowed;
 };
 
 // The caller does not wait any more (cancelled, timed out, lost): stop if possible; a reply is
@@ -98,10 +105,16 @@ struct CancelHandler {
   CallKey key;
 };
 
-// Once for every CallId that call() returned.
+// Once for every CallId that call() or stream() returned. Of a stream: its end, after all items.
 struct Complete {
   CallId id;
   Reply result;
+};
+
+// The next item of a stream, in order.
+struct StreamItem {
+  CallId id;
+  wire::Payload item;
 };
 
 struct ServiceMessage {
@@ -137,9 +150,9 @@ using session::CloseConnection;
 using session::FillGrant;
 using session::Write;
 
-using Action =
-    std::variant<Write, RunHandler, Complete, ServiceMessage, CancelHandler, Dial, Establish,
-                 CloseConnection, AllocateGrant, FillGrant, PeerUp, PeerDown, Log, Closed>;
+using Action = std::variant<Write, RunHandler, Complete, StreamItem, CreditRaised, ServiceMessage,
+                            CancelHandler, Dial, Establish, CloseConnection, AllocateGrant,
+                            FillGrant, PeerUp, PeerDown, Log, Closed>;
 
 struct PeerInfo {
   Uid instance;
@@ -168,10 +181,19 @@ class Node {
   // peer. Errors come by Complete, never by exception.
   CallId call(Time now, const std::string& peer, const std::string& function,
               wire::Payload arguments, Duration timeout, std::uint16_t lane);
+  // A call whose handler may send many items before its reply, and at most `credit` (above 0) of
+  // them ahead of raise_credit(). `timeout`: without an item, while one may come.
+  CallId stream(Time now, const std::string& peer, const std::string& function,
+                wire::Payload arguments, Duration timeout, std::uint16_t lane,
+                std::uint64_t credit);
+  // Takes `more` items than allowed so far.
+  void raise_credit(Time now, CallId id, std::uint64_t more);
   // Completes the call with ErrorCode::cancelled at once; the handler is told.
   void cancel(Time now, CallId id);
   // Dropped if the caller does not wait any more.
   void reply(Time now, const CallKey& key, Reply reply);
+  // An item of a stream, within its credit. Throws Exception{invalid_argument} if it cannot travel.
+  void send_item(Time now, const CallKey& key, wire::Payload item);
 
   // Keeps a connection to whoever listens there, dialling again whenever it is lost.
   void connect(Time now, const std::string& address);

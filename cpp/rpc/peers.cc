@@ -140,6 +140,10 @@ void NodeState::deliver(Time now, Peer& peer, session::Deliver& delivered) {
         return delivered_result(peer, delivered);
       case MessageKind::cancel:
         return delivered_cancel(peer, delivered);
+      case MessageKind::stream:
+        return delivered_item(now, peer, delivered);
+      case MessageKind::credit:
+        return delivered_credit(peer, delivered);
       case MessageKind::service: {
         const auto head = wire::decode<ServiceHead>(delivered.payload.body);
         if (delivered.error) return;  // no memory: the machines ask again for what they miss

@@ -62,6 +62,24 @@ struct Connection {
   bool attached = false;  // carries messages
 };
 
+// The items of a stream at its caller.
+struct ItemsIn {
+  std::uint64_t allowed = 0;
+  std::uint64_t told = 0;   // of `allowed`, to the handler
+  std::uint64_t taken = 0;  // given on, in order
+  Duration timeout{};       // below zero: none
+  std::map<std::uint64_t, wire::Payload> early;
+  // The end came before the last items.
+  std::optional<Reply> end;
+  std::uint64_t end_after = 0;
+};
+
+// ... and at its handler.
+struct ItemsOut {
+  std::uint64_t allowed = 0;
+  std::uint64_t sent = 0;
+};
+
 struct Call {
   enum class State : std::uint8_t { searching, waiting, sent, local };
   State state = State::searching;
@@ -72,12 +90,14 @@ struct Call {
   Time deadline = kNever;
   Time started{};
   Uid instance;  // that it was sent to
+  std::optional<ItemsIn> stream;
 };
 
 // A handler at work here.
 struct Running {
   Time deadline = kNever;
   std::size_t bytes = 0;
+  std::optional<ItemsOut> stream;
 };
 
 struct CallKeyHash {
@@ -109,9 +129,13 @@ class NodeState {
 
   // calls.cc
   CallId call(Time now, const std::string& peer, const std::string& function,
-              wire::Payload arguments, Duration timeout, std::uint16_t lane);
+              wire::Payload arguments, Duration timeout, std::uint16_t lane, std::uint64_t credit);
   void cancel(Time now, CallId id);
   void reply(Time now, const CallKey& key, Reply reply);
+
+  // streams.cc
+  void raise_credit(Time now, CallId id, std::uint64_t more);
+  void send_item(Time now, const CallKey& key, wire::Payload item);
 
   // connections.cc
   void opened(Time now, ConnectionId connection, wire::PathKind kind,
@@ -150,6 +174,7 @@ class NodeState {
   void dispatch(Time now, Peer& peer, CallId id, Call& call);
   bool transmit_call(Time now, Peer& peer, CallId id, Call& call);
   void complete(CallId id, Reply result);
+  void stop_handler(Time now, CallId id, const Call& call);
   void time_out(Time now, CallId id);
   std::string why_unreached(const std::string& peer);
   void fail_all_calls();
@@ -157,10 +182,19 @@ class NodeState {
   void delivered_call(Time now, Peer& peer, session::Deliver& delivered);
   void delivered_result(Peer& peer, session::Deliver& delivered);
   void delivered_cancel(Peer& peer, session::Deliver& delivered);
-  void send_result(Time now, Peer& peer, CallId id, Reply reply);
+  void send_result(Time now, Peer& peer, CallId id, Reply reply, std::uint64_t items = 0);
   void stop_running(const CallKey& key, bool tell_handler);
   void stop_all_of(const Uid& caller);
   void balance_window(Time now, Peer& peer);
+
+  // streams.cc
+  void await_items(Time now, CallId id, Call& call);
+  void tell_credit(Time now, CallId id, Call& call);
+  void delivered_item(Time now, Peer& peer, session::Deliver& delivered);
+  void delivered_credit(const Peer& peer, session::Deliver& delivered);
+  void take_item(Time now, CallId id, Call& call, std::uint64_t number, wire::Payload item);
+  void end_stream(CallId id, Call& call, Reply end, std::uint64_t items);
+  void take_credit(const CallKey& key, std::uint64_t allowed);
 
   // connections.cc
   wire::Hello hello();

@@ -1,29 +1,24 @@
 #pragma once
 
-#include <atomic>
 #include <functional>
 #include <memory>
 #include <vector>
 
 #include "base/error.h"
-#include "base/time.h"
 #include "rpc/node.h"
-#include "runtime/context.h"
+#include "runtime/awaitable.h"
 
 namespace moolink::runtime {
 
 // The outcome of a call or operation, there for any number of readers once done() is true.
-class Future {
+class Future final : public Awaitable {
  public:
-  explicit Future(std::shared_ptr<Context> context) : context_(std::move(context)) {}
+  using Awaitable::Awaitable;
 
-  bool done() const { return done_.load(std::memory_order_acquire); }
+  bool done() const { return ready(); }
   // Only after done().
   const rpc::Reply& outcome() const { return outcome_; }
 
-  // Waits, polling the loop if nobody else does; false if the deadline passed. Throws what
-  // `interrupt` throws.
-  bool wait(Time deadline, const Engine::Interrupt& interrupt);
   // Asks the peer to stop; the future is done, with CancelledError, when this returns.
   void cancel();
   // Runs the task on a worker once the future is done, or at once if it is.
@@ -36,10 +31,7 @@ class Future {
   void on_cancel(std::function<void()> cancel) { cancel_ = std::move(cancel); }
 
  private:
-  std::shared_ptr<Context> context_;
-  std::atomic<bool> done_{false};
   rpc::Reply outcome_;
-  std::vector<Waiter*> waiters_;
   std::vector<Task> tasks_;
   std::function<void()> cancel_;
 };

@@ -1,12 +1,14 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
 
 #include "base/time.h"
 #include "rpc/node.h"
+#include "runtime/workers.h"
 #include "wire/payload.h"
 
 namespace moolink::runtime {
@@ -14,11 +16,18 @@ namespace moolink::runtime {
 class RpcPeer;
 
 // The way back of one call: the first reply is sent, from any thread. Dropped without one, it tells
-// the caller so at once.
+// the caller so at once. Of a streamed call: items, as many as the caller takes, and then the
+// reply.
 class Responder {
  public:
-  Responder(std::shared_ptr<RpcPeer> peer, rpc::CallKey key, std::string function)
-      : peer_(std::move(peer)), key_(key), function_(std::move(function)) {}
+  // `credit`: items that the caller takes now; 0: it wants one reply.
+  Responder(std::shared_ptr<RpcPeer> peer, rpc::CallKey key, std::string function,
+            std::uint64_t credit)
+      : peer_(std::move(peer)),
+        key_(key),
+        function_(std::move(function)),
+        streamed_(credit > 0),
+        allowed_(credit) {}
   ~Responder();
   Responder(const Responder&) = delete;
   Responder& operator=(const Responder&) = delete;
@@ -28,15 +37,33 @@ class Responder {
   bool sent() const { return sent_; }
   // The caller does not wait any more.
   bool cancelled() const { return cancelled_; }
-  void cancel() { cancelled_ = true; }
   const std::string& function() const { return function_; }
 
+  // --- of a streamed call, by one thread at a time
+  bool streamed() const { return streamed_; }
+  bool has_room() const { return items_ < allowed_; }
+  // Throws Exception{invalid_argument} if the item cannot travel, or there is no room.
+  void send_item(wire::Payload item);
+  // Runs the task on a worker once there is room, or the caller does not wait any more. Until then
+  // the task, and what it holds, is kept alive.
+  void when_room(Task task);
+
+  // --- with the engine's lock held
+  void cancel();
+  void raise_credit(std::uint64_t allowed);
+
  private:
+  void resume();
+
   std::shared_ptr<RpcPeer> peer_;
   const rpc::CallKey key_;
   const std::string function_;
   std::atomic<bool> sent_{false};
   std::atomic<bool> cancelled_{false};
+  const bool streamed_;
+  std::atomic<std::uint64_t> allowed_;
+  std::uint64_t items_ = 0;
+  Task resume_;
 };
 
 // A call to be run by a handler.

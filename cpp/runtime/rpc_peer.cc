@@ -46,29 +46,6 @@ std::string with_scheme(const std::string& address) {
 
 }  // namespace
 
-// --- Responder
-
-bool Responder::send(rpc::Reply reply) {
-  if (sent_.exchange(true)) return false;
-  peer_->reply(key_, std::move(reply));
-  return true;
-}
-
-Responder::~Responder() {
-  if (sent_ || peer_->closed() || peer_->context()->abandoned()) return;
-  // Through the loop, because the last reference may go while the engine's lock is held.
-  Error error{ErrorCode::remote,
-              "the handler of '" + function_ + "' at peer '" + peer_->node_.name() +
-                  "' dropped the call without a reply",
-              peer_->node_.name(),
-              function_,
-              "RuntimeError",
-              {},
-              Ran::yes};
-  peer_->context()->engine().loop().post(
-      [peer = peer_, key = key_, error = std::move(error)] { peer->reply_locked(key, error); });
-}
-
 // --- life
 
 std::shared_ptr<RpcPeer> RpcPeer::create(std::shared_ptr<Context> context, RpcOptions options) {
@@ -113,14 +90,13 @@ void RpcPeer::close() {
   dirty_.clear();
   context_->engine().remove(*this);
   context_->remove(static_cast<Forkable&>(*this));
-  for (auto& [id, future] : std::exchange(futures_, {})) {
-    future->complete(Error{ErrorCode::closed,
-                           "the peer '" + node_.name() + "' was closed",
-                           node_.name(),
-                           {},
-                           {},
-                           {},
-                           Ran::maybe});
+  const Error error{
+      ErrorCode::closed, "the peer '" + node_.name() + "' was closed", node_.name(), {}, {}, {},
+      Ran::maybe};
+  for (auto& [id, future] : std::exchange(futures_, {})) future->complete(error);
+  for (auto& [id, stream] : std::exchange(streams_, {})) stream->end(error);
+  for (auto& [key, running] : std::exchange(running_, {})) {
+    if (const auto responder = running.lock()) responder->cancel();
   }
   functions_.clear();
   services_.clear();
@@ -231,6 +207,27 @@ std::shared_ptr<Future> RpcPeer::call(const std::string& peer, const std::string
   return future;
 }
 
+std::shared_ptr<Stream> RpcPeer::stream(const std::string& peer, const std::string& function,
+                                        wire::Payload arguments, Duration timeout,
+                                        std::uint16_t lane, std::uint64_t credit) {
+  auto stream = std::make_shared<Stream>(context_, credit);
+  const Engine::Lock lock = lock_open();
+  ++stats_.calls_sent;
+  const rpc::CallId id =
+      node_.stream(io::now(), peer, function, std::move(arguments), timeout, lane, credit);
+  streams_.emplace(id, stream);
+  stream->control({[this, id](std::uint64_t more) {
+                     node_.raise_credit(io::now(), id, more);
+                     operation_done();
+                   },
+                   [this, id] {
+                     node_.cancel(io::now(), id);
+                     operation_done();
+                   }});
+  operation_done();
+  return stream;
+}
+
 void RpcPeer::define(const std::string& function, CallHandler handler) {
   const Engine::Lock lock = lock_open();
   auto entry = std::make_shared<Function>();
@@ -273,6 +270,13 @@ void RpcPeer::reply_locked(const rpc::CallKey& key, rpc::Reply reply) {
   if (finished_) return;
   running_.erase(key);
   node_.reply(io::now(), key, std::move(reply));
+  operation_done();
+}
+
+void RpcPeer::send_item(const rpc::CallKey& key, wire::Payload item) {
+  const Engine::Lock lock = context_->lock();
+  if (finished_) return;
+  node_.send_item(io::now(), key, std::move(item));
   operation_done();
 }
 

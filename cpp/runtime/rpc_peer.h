@@ -18,6 +18,7 @@
 #include "runtime/future.h"
 #include "runtime/responder.h"
 #include "runtime/service_router.h"
+#include "runtime/stream.h"
 #include "transport/transport.h"
 
 namespace moolink::runtime {
@@ -74,6 +75,11 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
 
   std::shared_ptr<Future> call(const std::string& peer, const std::string& function,
                                wire::Payload arguments, Duration timeout, std::uint16_t lane);
+  // A call whose handler sends items before its reply; at most `credit` of them (above 0) wait to
+  // be taken. `timeout`: of each item.
+  std::shared_ptr<Stream> stream(const std::string& peer, const std::string& function,
+                                 wire::Payload arguments, Duration timeout, std::uint16_t lane,
+                                 std::uint64_t credit);
   // Throws Exception{invalid_argument} if the name is taken.
   void define(const std::string& function, CallHandler handler);
   // Waits until no call of it runs, unless called by the handler itself; false: not defined.
@@ -146,6 +152,8 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   void perform(rpc::Write& action);
   void perform(rpc::RunHandler& action);
   void perform(rpc::Complete& action);
+  void perform(rpc::StreamItem& action);
+  void perform(rpc::CreditRaised& action);
   void perform(rpc::ServiceMessage& action);
   void perform(rpc::CancelHandler& action);
   void perform(rpc::Dial& action);
@@ -168,6 +176,7 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   void start();
   void reply(const rpc::CallKey& key, rpc::Reply reply);
   void reply_locked(const rpc::CallKey& key, rpc::Reply reply);
+  void send_item(const rpc::CallKey& key, wire::Payload item);
   void run(const std::shared_ptr<Function>& function, Incoming incoming);
 
   std::shared_ptr<Context> context_;
@@ -185,6 +194,7 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   bool carrying_out_ = false;
 
   std::unordered_map<rpc::CallId, std::shared_ptr<Future>> futures_;
+  std::unordered_map<rpc::CallId, std::shared_ptr<Stream>> streams_;
   std::map<std::string, std::shared_ptr<Function>> functions_;
   std::map<rpc::CallKey, std::weak_ptr<Responder>> running_;
   std::map<rpc::Service, ServiceHandler> services_;

@@ -147,8 +147,8 @@ void RpcPeer::perform(rpc::RunHandler& action) {
   ++stats_.calls_received;
   ++stats_.calls_running;
   ++found->second->running;
-  auto responder =
-      std::make_shared<Responder>(shared_from_this(), action.key, std::move(action.function));
+  auto responder = std::make_shared<Responder>(shared_from_this(), action.key,
+                                               std::move(action.function), action.credit);
   running_[action.key] = responder;
   Incoming incoming{std::move(responder), std::move(action.caller), std::move(action.arguments),
                     action.deadline};
@@ -160,8 +160,22 @@ void RpcPeer::perform(rpc::RunHandler& action) {
 void RpcPeer::perform(rpc::Complete& action) {
   const bool failed = std::holds_alternative<Error>(action.result);
   ++(failed ? stats_.calls_failed : stats_.calls_succeeded);
-  const auto node = futures_.extract(action.id);
-  if (!node.empty()) node.mapped()->complete(std::move(action.result));
+  if (const auto future = futures_.extract(action.id); !future.empty()) {
+    future.mapped()->complete(std::move(action.result));
+  } else if (const auto stream = streams_.extract(action.id); !stream.empty()) {
+    stream.mapped()->end(std::move(action.result));
+  }
+}
+
+void RpcPeer::perform(rpc::StreamItem& action) {
+  const auto stream = streams_.find(action.id);
+  if (stream != streams_.end()) stream->second->add(std::move(action.item));
+}
+
+void RpcPeer::perform(rpc::CreditRaised& action) {
+  const auto found = running_.find(action.key);
+  if (found == running_.end()) return;
+  if (const auto responder = found->second.lock()) responder->raise_credit(action.allowed);
 }
 
 void RpcPeer::perform(rpc::ServiceMessage& action) {

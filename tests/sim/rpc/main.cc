@@ -15,6 +15,10 @@ int main(int argc, char** argv) {
       "unordered_services",
       "no_redial",
       "search_asks_once",
+      "credit_is_not_told",
+      "credit_goes_back",
+      "items_as_they_come",
+      "end_overtakes_items",
   };
   return moolink::sim::run_program(argc, argv, mutants, [](std::uint64_t seed, bool trace) {
     return moolink::sim::World(seed, trace).run();

@@ -32,6 +32,12 @@ bool same_payload(const wire::Payload& a, const wire::Payload& b) {
          std::equal(a.parts.begin(), a.parts.end(), b.parts.begin(), b.parts.end(), same_bytes);
 }
 
+// Item `number` of a stream, from 1.
+wire::Payload item_of(const CallRecord& record, std::uint64_t number) {
+  const std::size_t size = (record.number * 31 + number * 17) % 7 == 0 ? 40'000 : 20 + number;
+  return {make_bytes(record.number * 1000 + number, size), {}};
+}
+
 wire::Payload copy_of(const wire::Payload& payload) {
   const auto copy = [](const Buffer& bytes) {
     const MutableBuffer result = HeapAllocator().allocate(bytes.size());
@@ -135,8 +141,17 @@ void Process::call(CallRecord& record, Duration timeout) {
   record.from = instance;
   record.order = world_->next_order();
   if (timeout >= Duration(0)) record.deadline = world_->simulation.now() + timeout;
-  record.id = node_.call(world_->simulation.now(), record.peer, record.function, record.arguments,
-                         timeout, record.lane);
+  if (record.credit == 0) {
+    record.id = node_.call(world_->simulation.now(), record.peer, record.function, record.arguments,
+                           timeout, record.lane);
+  } else {
+    record.timeout = timeout;
+    record.deadline = kNever;
+    record.last_progress = world_->simulation.now();
+    record.items_allowed = record.credit;
+    record.id = node_.stream(world_->simulation.now(), record.peer, record.function,
+                             record.arguments, timeout, record.lane, record.credit);
+  }
   calls_[record.id] = &record;
   note("calls " + record.peer + ", call " + std::to_string(record.number));
   act();
@@ -286,8 +301,71 @@ void Process::perform(rpc::RunHandler& action) {
   running_[action.key] = &record;
   if (!record.handler_takes) return;
   const rpc::CallKey key = action.key;
-  world_->simulation.after(*record.handler_takes,
-                           [this, &record, key] { finish_handler(record, key); });
+  require((action.credit > 0) == (record.credit > 0), which + " is a stream at one side only");
+  record.items_allowed_to_send = action.credit;
+  world_->simulation.after(*record.handler_takes, [this, &record, key] {
+    if (record.credit > 0) return send_items(record, key);
+    finish_handler(record, key);
+  });
+}
+
+// One item after the other, as credit allows; then the reply.
+void Process::send_items(CallRecord& record, const rpc::CallKey& key) {
+  if (!alive_) return;
+  Simulation& simulation = world_->simulation;
+  if (!awake()) {
+    simulation.at(paused_until, [this, &record, key] { send_items(record, key); });
+    return;
+  }
+  if (!running_.contains(key)) return;  // cancelled
+  if (record.items_sent == record.items) return finish_handler(record, key);
+  record.sender_waits = record.items_sent == record.items_allowed_to_send;
+  if (record.sender_waits) return;
+  ++record.items_sent;
+  node_.send_item(simulation.now(), key, item_of(record, record.items_sent));
+  act();
+  simulation.after(simulation.between(Duration(0), milliseconds(1)),
+                   [this, &record, key] { send_items(record, key); });
+}
+
+void Process::perform(rpc::CreditRaised& action) {
+  const auto found = running_.find(action.key);
+  require(found != running_.end(), "credit for a handler that does not run");
+  CallRecord& record = *found->second;
+  require(action.allowed > record.items_allowed_to_send, "credit that was given before");
+  record.items_allowed_to_send = action.allowed;
+  if (!std::exchange(record.sender_waits, false)) return;
+  const rpc::CallKey key = action.key;
+  world_->simulation.after(Duration(0), [this, &record, key] { send_items(record, key); });
+}
+
+void Process::perform(rpc::StreamItem& action) {
+  CallRecord& record = *calls_.at(action.id);
+  const std::string which = "call " + std::to_string(record.number);
+  require(!record.done, which + " has an item after its end");
+  require(++record.items_received <= record.items_allowed, which + " has more items than it takes");
+  require(same_payload(action.item, item_of(record, record.items_received)),
+          which + " has a wrong item, or one out of order");
+  ++coverage["stream items"];
+  record.last_progress = world_->simulation.now();
+  world_->simulation.after(
+      world_->simulation.between(Duration(0), world_->simulation.random.chance(1, 10)
+                                                  ? milliseconds(300)
+                                                  : milliseconds(2)),
+      [this, &record] { use_item(record); });
+}
+
+// The user has taken an item: another one may come.
+void Process::use_item(CallRecord& record) {
+  if (!alive_ || record.done || closed_) return;
+  if (!awake()) {
+    world_->simulation.at(paused_until, [this, &record] { use_item(record); });
+    return;
+  }
+  ++record.items_allowed;
+  record.last_progress = world_->simulation.now();
+  node_.raise_credit(world_->simulation.now(), record.id, 1);
+  act();
 }
 
 void Process::finish_handler(CallRecord& record, const rpc::CallKey& key) {
@@ -332,6 +410,11 @@ void Process::perform(rpc::Complete& action) {
   note("has a result of " + which);
   require(!record.done, which + " completed twice");
   record.done = true;
+  const bool ended = record.replied && !record.cancelled;
+  const auto* lost = std::get_if<Error>(&action.result);
+  if (record.credit > 0 && ended && (lost == nullptr || lost->code == ErrorCode::remote)) {
+    require(record.items_received == record.items, which + " has ended before its last item");
+  }
   require(world_->simulation.now() - milliseconds(1) <= std::max(record.deadline, paused_until),
           which + " completed after its time");
   check_result(record, action.result);
@@ -358,7 +441,9 @@ void Process::check_result(const CallRecord& record, const rpc::Reply& result) c
       require(record.function == "missing", which + " did not find its function");
       break;
     case ErrorCode::timeout:
-      require(world_->simulation.now() >= record.deadline, which + " timed out early");
+      require(record.credit > 0 ? world_->simulation.now() >= record.last_progress + record.timeout
+                                : world_->simulation.now() >= record.deadline,
+              which + " timed out early");
       break;
     case ErrorCode::cancelled:
       require(record.cancelled, which + " was not cancelled by its caller");

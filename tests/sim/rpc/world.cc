@@ -113,6 +113,10 @@ CallRecord& World::new_call(int from, int to) {
     record.arguments.parts.push_back(make_bytes(number * 16 + part, size));
   }
   record.handler_fails = random.chance(1, 10);
+  if (random.chance(1, 5)) {
+    record.credit = 1 + random.below(6);
+    record.items = random.below(30);
+  }
   if (!random.chance(1, 20)) {
     record.handler_takes =
         simulation.between(Duration(0), random.chance(1, 4) ? milliseconds(800) : milliseconds(5));
@@ -205,6 +209,7 @@ void World::probe() {
         CallRecord& record = new_call(from, to);
         record.function = "work";
         record.handler_fails = false;
+        record.credit = 0;
         record.handler_takes = milliseconds(1);
         probes_.push_back(record.number);
         process(from).call(record, seconds(10));

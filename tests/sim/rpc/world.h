@@ -48,7 +48,17 @@ struct CallRecord {
   wire::Payload arguments;
   std::optional<Duration> handler_takes;  // none: it never replies
   bool handler_fails = false;
+  // A stream, if its credit is not 0: this many items, then the reply.
+  std::uint64_t credit = 0;
+  std::uint64_t items = 0;
+  Duration timeout{-1};  // from item to item
 
+  std::uint64_t items_sent = 0;
+  std::uint64_t items_allowed_to_send = 0;
+  bool sender_waits = false;  // for credit
+  std::uint64_t items_received = 0;
+  std::uint64_t items_allowed = 0;
+  Time last_progress{};
   int runs = 0;
   bool replied = false;
   bool cancel_seen = false;
@@ -102,6 +112,8 @@ class Process final : public Endpoint {
   void perform(rpc::Write& action);
   void perform(rpc::RunHandler& action);
   void perform(rpc::Complete& action);
+  void perform(rpc::StreamItem& action);
+  void perform(rpc::CreditRaised& action);
   void perform(rpc::ServiceMessage& action);
   void perform(rpc::CancelHandler& action);
   void perform(rpc::Dial& action);
@@ -114,6 +126,8 @@ class Process final : public Endpoint {
   void perform(rpc::Log& action);
   void perform(rpc::Closed&);
   void finish_handler(CallRecord& record, const rpc::CallKey& key);
+  void send_items(CallRecord& record, const rpc::CallKey& key);
+  void use_item(CallRecord& record);
   void check_result(const CallRecord& record, const rpc::Reply& result) const;
 
   World* world_;

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <memory>
+#include <unordered_map>
+
+#include "bind/reference.h"
+#include "runtime/awaitable.h"
+#include "runtime/completions.h"
+
+namespace moolink::bind {
+
+namespace nb = nanobind;
+
+// Python's side of runtime::Completions: its tokens are Python objects.
+class PyCompletions {
+ public:
+  PyCompletions();
+
+  int fileno() const { return completions_->descriptor(); }
+  void watch(runtime::Awaitable& awaitable, nb::object token);
+  nb::list take();
+
+ private:
+  std::shared_ptr<runtime::Completions> completions_;
+  std::uint64_t last_ = 0;
+  std::unordered_map<std::uint64_t, Reference> tokens_;  // guarded by the GIL
+};
+
+void bind_completions(nb::module_& m);
+
+}  // namespace moolink::bind

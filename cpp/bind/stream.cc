@@ -1,0 +1,138 @@
+#include "bind/stream.h"
+
+#include <utility>
+
+#include "bind/context.h"
+#include "bind/deferred.h"
+#include "bind/errors.h"
+#include "bind/gil.h"
+#include "bind/reference.h"
+
+namespace moolink::bind {
+namespace {
+
+// Of a handler that yields: runs it until the caller takes no more, and goes on when it does.
+class Yielder : public std::enable_shared_from_this<Yielder> {
+ public:
+  Yielder(std::shared_ptr<runtime::Responder> responder, nb::object iterator,
+          std::shared_ptr<const ValueOptions> options)
+      : responder_(std::move(responder)),
+        iterator_(std::move(iterator)),
+        options_(std::move(options)) {}
+
+  void run() {
+    while (!responder_->cancelled()) {
+      if (!responder_->has_room()) {
+        responder_->when_room([self = shared_from_this()] { self->run(); });
+        return;
+      }
+      if (!send_next()) return;
+    }
+    close();
+  }
+
+ private:
+  // False: that was the last one.
+  bool send_next() {
+    const nb::object iterator = iterator_.borrow();
+    const nb::object item = nb::steal(survive_exit([&] { return PyIter_Next(iterator.ptr()); }));
+    if (!item.is_valid()) {
+      if (PyErr_Occurred() == nullptr) {
+        send_value(*responder_, nb::none(), *options_);
+      } else {
+        nb::python_error raised;
+        responder_->send(to_remote_error(raised, responder_->function()));
+      }
+      return false;
+    }
+    try {
+      responder_->send_item(encode_value(item, *options_, default_context()->pool()));
+      return true;
+    } catch (nb::python_error& e) {
+      responder_->send(to_remote_error(e, responder_->function()));
+    } catch (const std::exception& e) {
+      responder_->send(unsendable(*responder_, "an item", e.what()));
+    }
+    close();
+    return false;
+  }
+
+  // The caller is gone: the generator's finally clauses run.
+  void close() {
+    const nb::object iterator = iterator_.borrow();
+    if (!nb::hasattr(iterator, "close")) return;
+    try {
+      iterator.attr("close")();
+    } catch (nb::python_error& e) {
+      e.discard_as_unraisable(iterator);
+    }
+  }
+
+  std::shared_ptr<runtime::Responder> responder_;
+  Reference iterator_;
+  std::shared_ptr<const ValueOptions> options_;
+};
+
+}  // namespace
+
+void send_stream(const std::shared_ptr<runtime::Responder>& responder, nb::object iterator,
+                 const std::shared_ptr<const ValueOptions>& options) {
+  std::make_shared<Yielder>(responder, std::move(iterator), options)->run();
+}
+
+// --- at the caller
+
+std::optional<nb::object> PyStream::take() {
+  const std::optional<wire::Payload> item = stream_->take();
+  if (!item) return std::nullopt;
+  return decode_value(*item, *options_);
+}
+
+// Raises how the stream ended.
+void PyStream::end(PyObject* stop) {
+  if (const Error* error = std::get_if<Error>(&stream_->outcome())) throw Exception(*error);
+  PyErr_SetNone(stop);
+  throw nb::python_error();
+}
+
+nb::object PyStream::next() {
+  park_if_exiting();
+  const auto interrupt = signal_check();
+  while (true) {
+    if (std::optional<nb::object> item = take()) return *std::move(item);
+    if (stream_->ended()) end(PyExc_StopIteration);
+    const GilRelease unlocked;
+    stream_->wait(kNever, interrupt);
+  }
+}
+
+nb::tuple PyStream::poll() {
+  if (const std::optional<nb::object> item = take()) return nb::make_tuple(*item, true);
+  if (stream_->ended()) end(PyExc_StopAsyncIteration);
+  return nb::make_tuple(nb::none(), false);
+}
+
+void bind_stream(nb::module_& m) {
+  nb::class_<PyStream>(m, "Stream",
+                       "The items that a handler yields, in order, as they come: iterate over it, "
+                       "with `for` or `async for`. A few items are fetched ahead; the handler goes "
+                       "on as they are taken.\n\n"
+                       "Iterating raises what a call would: moolink.TimeoutError if no item came "
+                       "within the peer's timeout, moolink.RemoteError after the items that were "
+                       "yielded before the handler raised, moolink.PeerLost, ...")
+      .def("__iter__", [](nb::handle self) { return nb::borrow(self); })
+      .def("__next__", &PyStream::next)
+      .def("__aiter__", [](nb::handle self) { return nb::borrow(self); })
+      .def("__anext__",
+           [](nb::handle self) {
+             return nb::module_::import_("moolink.asyncio_bridge").attr("next_item")(self);
+           })
+      .def("_poll", &PyStream::poll)
+      .def("close", &PyStream::close,
+           "Stops the handler, whose generator is closed; iterating then raises CancelledError "
+           "after the items that had come. Dropping the stream does the same.")
+      .def("__enter__", [](nb::handle self) { return nb::borrow(self); })
+      .def("__exit__", [](PyStream& self, const nb::args&) { self.close(); });
+}
+
+}  // namespace moolink::bind

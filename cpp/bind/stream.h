@@ -1,0 +1,50 @@
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "bind/value.h"
+#include "runtime/responder.h"
+#include "runtime/stream.h"
+
+namespace moolink::bind {
+
+namespace nb = nanobind;
+
+// Python's Stream: the items of a streamed call.
+class PyStream {
+ public:
+  PyStream(std::shared_ptr<runtime::Stream> stream, std::shared_ptr<const ValueOptions> options)
+      : stream_(std::move(stream)), options_(std::move(options)) {}
+  ~PyStream() { close(); }
+  PyStream(const PyStream&) = delete;
+  PyStream& operator=(const PyStream&) = delete;
+
+  // The next item; raises StopIteration after the last one.
+  nb::object next();
+  // The next item and true, or None and false if it has not come yet; raises StopAsyncIteration
+  // after the last one.
+  nb::tuple poll();
+  void close() { stream_->cancel(); }
+
+  const std::shared_ptr<runtime::Stream>& stream() const { return stream_; }
+
+ private:
+  std::optional<nb::object> take();
+  void end(PyObject* stop);
+
+  std::shared_ptr<runtime::Stream> stream_;
+  std::shared_ptr<const ValueOptions> options_;
+};
+
+// Sends what the iterator yields, as fast as the caller takes it, and then replies. Needs the GIL;
+// between the items no thread waits.
+void send_stream(const std::shared_ptr<runtime::Responder>& responder, nb::object iterator,
+                 const std::shared_ptr<const ValueOptions>& options);
+
+void bind_stream(nb::module_& m);
+
+}  // namespace moolink::bind

@@ -1,0 +1,35 @@
+#include "runtime/awaitable.h"
+
+namespace moolink::runtime {
+
+bool Awaitable::wait(Time deadline, const Engine::Interrupt& interrupt) {
+  if (ready()) return true;
+  Engine::Lock lock = context_->lock();
+  if (ready()) return true;
+  Waiter waiter;
+  waiters_.push_back(&waiter);
+  struct Forget {  // also when interrupted by an exception; the lock is held then too
+    std::vector<Waiter*>& waiters;
+    Waiter* waiter;
+    ~Forget() { std::erase(waiters, waiter); }
+  } const forget{waiters_, &waiter};
+  return context_->wait(lock, waiter, deadline, interrupt);
+}
+
+void Awaitable::notify(const std::shared_ptr<Completions>& completions, std::uint64_t token) {
+  const Engine::Lock lock = context_->lock();
+  if (ready()) {
+    completions->add(token);
+  } else {
+    watchers_.emplace_back(completions, token);
+  }
+}
+
+void Awaitable::set_ready() {
+  ready_.store(true, std::memory_order_release);
+  for (Waiter* waiter : waiters_) context_->engine().finish(*waiter);
+  for (const auto& [completions, token] : watchers_) completions->add(token);
+  watchers_.clear();
+}
+
+}  // namespace moolink::runtime

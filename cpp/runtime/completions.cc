@@ -1,0 +1,34 @@
+#include "runtime/completions.h"
+
+#include <utility>
+
+namespace moolink::runtime {
+
+std::shared_ptr<Completions> Completions::create(std::shared_ptr<Context> context) {
+  const Engine::Lock lock = context->lock();
+  return std::shared_ptr<Completions>(new Completions(context));
+}
+
+Completions::Completions(std::shared_ptr<Context> context)
+    : context_(std::move(context)), doorbell_(io::Doorbell::create()) {
+  context_->add(*this);
+}
+
+Completions::~Completions() {
+  if (context_->abandoned()) return;
+  const Engine::Lock lock = context_->engine().lock();
+  context_->remove(*this);
+}
+
+void Completions::add(std::uint64_t token) {
+  tokens_.push_back(token);
+  if (tokens_.size() == 1) doorbell_.ring();
+}
+
+std::vector<std::uint64_t> Completions::take() {
+  const Engine::Lock lock = context_->lock();
+  doorbell_.silence();
+  return std::exchange(tokens_, {});
+}
+
+}  // namespace moolink::runtime

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "io/doorbell.h"
+#include "runtime/context.h"
+
+namespace moolink::runtime {
+
+// What has become ready, for an event loop that watches a descriptor: whoever completes an
+// operation rings, and no other thread stands between it and the loop.
+class Completions final : public Forkable {
+ public:
+  static std::shared_ptr<Completions> create(std::shared_ptr<Context> context);
+  ~Completions() override;
+
+  // Readable while tokens wait.
+  int descriptor() const { return doorbell_.descriptor(); }
+  // The tokens since the last call.
+  std::vector<std::uint64_t> take();
+
+  // --- with the engine's lock held
+  void add(std::uint64_t token);
+
+  void abandon() noexcept override { doorbell_.abandon(); }
+
+ private:
+  explicit Completions(std::shared_ptr<Context> context);
+
+  std::shared_ptr<Context> context_;
+  io::Doorbell doorbell_;
+  std::vector<std::uint64_t> tokens_;
+};
+
+}  // namespace moolink::runtime

@@ -1,0 +1,55 @@
+#include "runtime/responder.h"
+
+#include <utility>
+
+#include "runtime/rpc_peer.h"
+
+namespace moolink::runtime {
+
+bool Responder::send(rpc::Reply reply) {
+  if (sent_.exchange(true)) return false;
+  peer_->reply(key_, std::move(reply));
+  return true;
+}
+
+void Responder::send_item(wire::Payload item) {
+  peer_->send_item(key_, std::move(item));
+  ++items_;
+}
+
+void Responder::when_room(Task task) {
+  const Engine::Lock lock = peer_->context()->lock();
+  resume_ = std::move(task);
+  if (has_room() || cancelled_) resume();
+}
+
+void Responder::raise_credit(std::uint64_t allowed) {
+  allowed_ = allowed;
+  resume();
+}
+
+void Responder::cancel() {
+  cancelled_ = true;
+  resume();
+}
+
+void Responder::resume() {
+  if (resume_) peer_->context()->workers().submit(std::exchange(resume_, nullptr));
+}
+
+Responder::~Responder() {
+  if (sent_ || peer_->closed() || peer_->context()->abandoned()) return;
+  // Through the loop, because the last reference may go while the engine's lock is held.
+  Error error{ErrorCode::remote,
+              "the handler of '" + function_ + "' at peer '" + peer_->node_.name() +
+                  "' dropped the call without a reply",
+              peer_->node_.name(),
+              function_,
+              "RuntimeError",
+              {},
+              Ran::yes};
+  peer_->context()->engine().loop().post(
+      [peer = peer_, key = key_, error = std::move(error)] { peer->reply_locked(key, error); });
+}
+
+}  // namespace moolink::runtime
