@@ -196,12 +196,12 @@ def test_a_task_that_is_cancelled_leaves_the_stream_usable(pair: Pair) -> None:
 def test_loss_of_the_peer_ends_the_stream(start: Start) -> None:
     process = start("""
         import moolink
-        rpc = moolink.Rpc("server")
-        print(rpc.listen("127.0.0.1:0")[0], flush=True)
         def forever():
             while True:
                 yield 1
+        rpc = moolink.Rpc("server")
         rpc.define("forever", forever)
+        print(rpc.listen("127.0.0.1:0")[0], flush=True)
         input()
         """)
     assert process.stdout is not None
