@@ -73,6 +73,7 @@ struct alignas(kLine) SharedReduce::Words {
   std::atomic<std::uint64_t> in;      // announced, my inputs are in place
   std::atomic<std::uint64_t> red;     // my slice of the result is in place
   std::atomic<std::uint64_t> out;     // I need the result no longer
+  std::atomic<std::uint64_t> left;    // 1: I am in a newer epoch
   std::atomic<std::uint64_t> asleep;  // 1: ring my doorbell when you store something
 };
 
@@ -251,6 +252,16 @@ void SharedReduce::release(std::uint64_t s) {
   released_ = s;
   words(rank_).out.store(s, std::memory_order_seq_cst);
   stored();
+}
+
+void SharedReduce::give_up() { words(rank_).left.store(1, std::memory_order_seq_cst); }
+
+bool SharedReduce::given_up() const {
+  if (mutant("tell_of_what_was_given_up")) return false;
+  for (std::uint32_t rank = 0; rank < layout_.ranks; ++rank) {
+    if (words(rank).left.load(std::memory_order_seq_cst) != 0) return true;
+  }
+  return false;
 }
 
 std::vector<std::uint32_t> SharedReduce::waiting_for() const {

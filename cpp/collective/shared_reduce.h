@@ -88,6 +88,12 @@ class SharedReduce {
   // every store it takes a step() to find who sleeps until then.
   void release(std::uint64_t s);
 
+  // This rank is in a newer epoch: operations that end after this are of no history.
+  void give_up();
+  // Some rank is. To be asked once a result was read, before anybody is told of it: a rank that was
+  // stopped, and taken for dead, could still end an operation that the others have begun anew.
+  bool given_up() const;
+
   // Ranks that wait for what was stored here: ring their doorbells. Empties the list.
   std::vector<std::uint32_t> take_wakeups();
   // Sleeping: announce, look once more, and only if there is nothing to do sleep until the

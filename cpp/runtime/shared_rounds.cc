@@ -94,6 +94,7 @@ std::optional<std::uint32_t> SharedRounds::rank_of(const Uid& instance) const {
 // --- from an epoch to a segment that all have
 
 void SharedRounds::enter(Time now, Members members) {
+  if (reduce_) reduce_->give_up();
   leave();
   members_ = std::move(members);
   const auto self = rank_of(rpc_->instance());
@@ -322,6 +323,7 @@ void SharedRounds::read_result() {
     std::memcpy(result_.data() + piece.offset, shared.data() + piece.offset, piece.bytes);
     return;
   }
+  if (reduce_->given_up()) return leave();  // the news of the next epoch is on its way
   reduce_->release(passing.round.s);
   const std::uint64_t round = passing.round.round;
   started_.pop_front();

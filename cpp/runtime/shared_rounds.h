@@ -61,7 +61,7 @@ class SharedRounds final : public io::Pollable,
                                               std::size_t bucket_bytes, Events events);
   ~SharedRounds() override;
 
-  // Gives up the segment of the epoch before.
+  // Gives up the segment of the epoch before, for all its ranks.
   void enter(Time now, Members members);
   void reduce(Round round);
   void tick(Time now);

@@ -57,7 +57,6 @@ class Peer:
     reader: threading.Thread | None = None
     rounds: int = 0
     states: int = 0  # snapshots received
-    outside: bool = False  # the others go on without it; what it still delivers is of no history
     lost: set[tuple[str, int]] = field(default_factory=set)
     errors: list[str] = field(default_factory=list)
 
@@ -131,7 +130,6 @@ class Storm:
             case "state":
                 assert event["total"] == event["sum"], f"peer {peer.slot}: state {event}"
                 peer.states += 1
-                peer.outside = False
             case "round":
                 self._note_round(peer, event)
             case "end" if peer in self.alive:
@@ -140,8 +138,6 @@ class Storm:
                     peer.errors.append(f"exit status {peer.process.exitcode}")
 
     def _note_round(self, peer: Peer, event: dict[str, Any]) -> None:
-        if peer.outside:
-            return
         peer.last_round_at, peer.rounds = event["at"], peer.rounds + 1
         peer.version = event["version"]
         if peer.contributed_at is None and f"peer-{peer.slot}" in event["contributors"]:

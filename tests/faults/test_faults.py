@@ -79,9 +79,6 @@ def test_a_stop_of_ten_seconds_evicts_and_the_peer_rejoins_with_equal_bits(storm
             "rounds without the stopped peer",
         )
     finally:
-        # It may have been stopped within a round that the others have cut anew without it, and ends
-        # that one before it hears of its eviction. The state that it gets then replaces it.
-        stopped.outside = True
         stopped.signal(signal.SIGCONT)
     storm.until(lambda: stopped.states > states, "a new state at the peer that was evicted")
     storm.progress(time.monotonic())

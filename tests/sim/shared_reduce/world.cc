@@ -185,6 +185,7 @@ void SharedReduceWorld::release_one(std::uint32_t index) {
 void SharedReduceWorld::kill(std::uint32_t index) {
   Rank& dead = ranks_[index];
   dead.dead = true;
+  dead.stopped = random_.chance(1, 2);
   proof_of_death_ = std::min(proof_of_death_, ticks_ + random_.below(300));
   ++coverage[dead.reduce->completed() < dead.started ? "died in an operation" : "died idle"];
   note(index, "dies", dead.reduce->completed());
@@ -256,6 +257,23 @@ void SharedReduceWorld::check_the_end() {
     for (std::uint64_t s = rank.released + 1; s <= completed; ++s) check_result(i, s);
     if (completed > rank.released) ++coverage["results kept at the end"];
     trace_.add(completed);
+  }
+  if (common) wake_the_stopped(*common);
+}
+
+// They find what the others left, may end an operation on it, and must tell nobody.
+void SharedReduceWorld::wake_the_stopped(std::uint64_t completed) {
+  for (Rank& rank : ranks_) {
+    if (!rank.dead) rank.reduce->give_up();
+  }
+  for (std::uint32_t i = 0; i < layout_.ranks; ++i) {
+    Rank& rank = ranks_[i];
+    if (!rank.stopped) continue;
+    while (rank.reduce->step()) ++ticks_;
+    const bool beyond = rank.reduce->completed() > completed;
+    if (beyond) ++coverage["ended by one that woke"];
+    require(!beyond || rank.reduce->given_up(),
+            "a rank that was stopped tells of an operation that the others have given up");
   }
 }
 

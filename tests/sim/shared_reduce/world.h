@@ -35,7 +35,8 @@ class SharedReduceWorld {
 
   struct Rank {
     std::unique_ptr<collective::SharedReduce> reduce;
-    bool dead = false;
+    bool dead = false;     // or stopped, and taken for dead
+    bool stopped = false;  // it wakes up when the others are in the next epoch
     Sleep sleep = Sleep::awake;
     bool rung = false;
     std::uint64_t started = 0;
@@ -56,6 +57,7 @@ class SharedReduceWorld {
   void kill(std::uint32_t index);
   void check_result(std::uint32_t index, std::uint64_t s);
   void check_the_end();
+  void wake_the_stopped(std::uint64_t completed);
   bool finished() const;
   bool can_start(const Rank& rank) const;
   bool stuck() const;
