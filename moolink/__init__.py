@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from moolink._core import (
         Broker,
         Future,
-        Rpc,
         RpcDeferredReturn,
         Stream,
         create_uid,
@@ -41,6 +40,8 @@ if TYPE_CHECKING:
     from moolink.env_pool import EnvPool, EnvStepper, EnvStepperFuture
     from moolink.group import AllReduce, Group
     from moolink.logs import set_log_level, set_logging
+    from moolink.queue import Queue
+    from moolink.rpc import Rpc
     from moolink.values import register
 
 __version__ = "0.1.0"
@@ -56,7 +57,8 @@ _HOME = {
     "EnvStepperFuture": "moolink.env_pool",
     "Future": "moolink._core",
     "Group": "moolink.group",
-    "Rpc": "moolink._core",
+    "Queue": "moolink.queue",
+    "Rpc": "moolink.rpc",
     "RpcDeferredReturn": "moolink._core",
     "Stream": "moolink._core",
     "create_uid": "moolink._core",
@@ -85,6 +87,7 @@ __all__ = [
     "GroupChanged",
     "NoSuchFunction",
     "PeerLost",
+    "Queue",
     "QueueFull",
     "RemoteError",
     "Rpc",

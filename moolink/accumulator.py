@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from moolink._core import AccumulatorCore, Rpc
+from moolink._core import AccumulatorCore
 from moolink.group import Group
 from moolink.logs import logger
+from moolink.rpc import Rpc
 
 if TYPE_CHECKING:
     import moolink.torch

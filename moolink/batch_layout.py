@@ -55,8 +55,12 @@ class Node(abc.ABC):
         """Copies rows `offset` ... `offset + count` of a checked `item` to row `start`: for cat."""
 
     @abc.abstractmethod
-    def take(self) -> Nest:
-        """Returns this node's part of the finished batch."""
+    def pad(self, start: int, stop: int) -> None:
+        """Fills rows that no item has filled: arrays with zeros, values with None."""
+
+    @abc.abstractmethod
+    def take(self, rows: int | None = None) -> Nest:
+        """Returns this node's part of the batch, or of its first ``rows`` rows."""
 
     @abc.abstractmethod
     def rows(self, item: Nest) -> list[tuple[str, int]]:
@@ -97,6 +101,21 @@ def is_array(item: object) -> bool:
     if isinstance(item, np.ndarray | np.generic) or _is_torch(item):
         return True
     return hasattr(item, "__dlpack__") or hasattr(item, "__array_interface__")
+
+
+def count_rows(rows: list[tuple[str, int]]) -> int:
+    """Returns the number of rows that all arrays of an item have (see :meth:`Node.rows`).
+
+    Raises:
+        ValueError: they differ, or there is no array.
+    """
+    if not rows:
+        raise ValueError("the item holds no array, so it has no rows to concatenate")
+    first_name, count = rows[0]
+    for name, found in rows:
+        if found != count:
+            raise ValueError(f"{name}: expected {count} rows as in {first_name}, got {found}")
+    return count
 
 
 def _is_torch(item: object) -> bool:
@@ -141,8 +160,12 @@ class _Dict(Node):
         for key, child in self._items:
             child.put_rows(item[key], start, count, offset)
 
-    def take(self) -> Nest:
-        return {key: child.take() for key, child in self._items}
+    def pad(self, start: int, stop: int) -> None:
+        for _, child in self._items:
+            child.pad(start, stop)
+
+    def take(self, rows: int | None = None) -> Nest:
+        return {key: child.take(rows) for key, child in self._items}
 
     def rows(self, item: Nest) -> list[tuple[str, int]]:
         return [found for key, child in self._items for found in child.rows(item[key])]
@@ -177,8 +200,12 @@ class _Sequence(Node):
         for child, part in zip(self._children, item, strict=True):
             child.put_rows(part, start, count, offset)
 
-    def take(self) -> Nest:
-        parts = [child.take() for child in self._children]
+    def pad(self, start: int, stop: int) -> None:
+        for child in self._children:
+            child.pad(start, stop)
+
+    def take(self, rows: int | None = None) -> Nest:
+        parts = [child.take(rows) for child in self._children]
         if hasattr(self._kind, "_fields"):
             return self._kind(*parts)
         return self._kind(parts)
@@ -209,8 +236,11 @@ class _ValueLeaf(Node):
     def put_rows(self, item: Nest, start: int, count: int, offset: int) -> None:
         self._values[start : start + count] = [item] * count
 
-    def take(self) -> Nest:
-        return self._values
+    def pad(self, start: int, stop: int) -> None:
+        self._values[start:stop] = [None] * (stop - start)
+
+    def take(self, rows: int | None = None) -> Nest:
+        return self._values if rows is None else self._values[:rows]
 
     def rows(self, item: Nest) -> list[tuple[str, int]]:
         return []
@@ -244,6 +274,9 @@ class _ArrayLeaf(Node):
         before = (slice(None),) * self._dim
         rows = source[(*before, slice(offset, offset + count))]
         target[(*before, slice(start, start + count))] = rows
+
+    def _first(self, batch: Any, rows: int | None) -> Any:
+        return batch if rows is None else batch[(*(slice(None),) * self._dim, slice(rows))]
 
     def _has_shape(self, shape: Sequence[int]) -> bool:
         if self._stack:
@@ -294,8 +327,11 @@ class _NumpyLeaf(_ArrayLeaf):
     def put_rows(self, item: Nest, start: int, count: int, offset: int) -> None:
         self._copy_rows(self._batch, np.asarray(item), start, count, offset)
 
-    def take(self) -> Nest:
-        return self._batch
+    def pad(self, start: int, stop: int) -> None:
+        self._rows[start:stop] = np.zeros((), self._dtype)
+
+    def take(self, rows: int | None = None) -> Nest:
+        return self._first(self._batch, rows)
 
 
 class _TorchLeaf(_ArrayLeaf):
@@ -350,8 +386,11 @@ class _TorchLeaf(_ArrayLeaf):
     def put_rows(self, item: Nest, start: int, count: int, offset: int) -> None:
         self._copy_rows(self._batch, _detached(item), start, count, offset)
 
-    def take(self) -> Nest:
-        return self._batch
+    def pad(self, start: int, stop: int) -> None:
+        self._rows[start:stop] = 0
+
+    def take(self, rows: int | None = None) -> Nest:
+        return self._first(self._batch, rows)
 
 
 def _detached(item: Any) -> Any:

@@ -82,7 +82,7 @@ class Batcher:
         with self._filling:
             layout = self._prepare("cat", item)
             layout.check(item)
-            count = _count_rows(layout.rows(item))
+            count = batch_layout.count_rows(layout.rows(item))
             deadline = _deadline(block, timeout)
             if deadline is not None:
                 self._wait_for_room((self._filled + count) // self._size, deadline)
@@ -228,13 +228,3 @@ def _resolve(woken: asyncio.Future[None]) -> None:
 
 def _deadline(block: bool, timeout: float | None) -> float | None:
     return deadlines.after(timeout if block else 0.0)
-
-
-def _count_rows(rows: list[tuple[str, int]]) -> int:
-    if not rows:
-        raise ValueError("the item holds no array, so it has no rows to concatenate")
-    first_name, count = rows[0]
-    for name, found in rows:
-        if found != count:
-            raise ValueError(f"{name}: expected {count} rows as in {first_name}, got {found}")
-    return count

@@ -8,7 +8,8 @@ from typing import Any, Literal
 import numpy as np
 
 from moolink import deadlines
-from moolink._core import Future, GroupCore, Rpc
+from moolink._core import Future, GroupCore
+from moolink.rpc import Rpc
 from moolink.trees import flatten, layout, unflatten
 
 Op = Literal["sum", "mean", "min", "max"] | Callable[[Any, Any], Any]

@@ -106,6 +106,42 @@ void set_max_threads(std::size_t count) {
   state.context->workers().set_limit(count);
 }
 
+// A blocking wait in Python: its worker's slot goes to others meanwhile.
+class LentSlot {
+ public:
+  void enter() {
+    if (!runtime::Workers::on_worker_thread()) return;
+    context_ = default_context();
+    const auto lock = context_->lock();
+    lend_.emplace(context_->workers());
+  }
+  void exit() {
+    if (context_ == nullptr) return;
+    const auto lock = context_->lock();
+    lend_.reset();
+  }
+
+ private:
+  std::shared_ptr<runtime::Context> context_;
+  std::optional<runtime::Workers::Lend> lend_;
+};
+
+void call_later(double seconds, nb::callable function) {
+  const auto context = default_context();
+  const Time when = io::now() + to_duration(seconds);
+  auto task = [function = Reference(std::move(function))] {
+    const nb::object callable = function.borrow();
+    const nb::object result =
+        nb::steal(survive_exit([&] { return PyObject_CallNoArgs(callable.ptr()); }));
+    if (!result.is_valid()) PyErr_WriteUnraisable(callable.ptr());
+  };
+  const auto lock = context->lock();
+  // The loop is the context's, so its timers end with it.
+  context->engine().loop().at(
+      when, [&workers = context->workers(), task = std::move(task)] { workers.submit(task); });
+  context->engine().rearm(when);
+}
+
 std::string create_uid() { return Uid::from_entropy().hex().substr(0, 16); }
 
 }  // namespace
@@ -156,6 +192,14 @@ void bind_context(nb::module_& m) {
   m.def("set_max_threads", &set_max_threads, nb::arg("count"),
         "The most handlers and callbacks that run at once. Handlers that wait inside of moolink do "
         "not count.");
+  m.def("call_later", &call_later, nb::arg("seconds"), nb::arg("function"),
+        "Calls `function()` on a worker thread after `seconds`.");
+  nb::class_<LentSlot>(m, "LentSlot",
+                       "A context manager: a handler inside of it does not count among the threads "
+                       "of set_max_threads.")
+      .def(nb::init<>())
+      .def("__enter__", &LentSlot::enter)
+      .def("__exit__", [](LentSlot& self, const nb::args&) { self.exit(); });
   nb::module_::import_("atexit").attr("register")(nb::cpp_function(shut_down));
 }
 

@@ -5,6 +5,8 @@
 #include <utility>
 
 #include "bind/context.h"
+#include "bind/gil.h"
+#include "bind/reference.h"
 
 namespace moolink::bind {
 namespace {
@@ -97,6 +99,21 @@ void PyDeferred::error(nb::handle exception) {
   responder_->send(remote_error(exception, responder_->function()));
 }
 
+void PyDeferred::refuse(const std::string& reason) {
+  require_unsent();
+  responder_->send(
+      Error{ErrorCode::queue_full, reason, {}, responder_->function(), {}, {}, Ran::no});
+}
+
+void PyDeferred::add_cancel_callback(nb::callable callback) {
+  responder_->on_cancel([callback = Reference(std::move(callback))] {
+    const nb::object function = callback.borrow();
+    const nb::object result =
+        nb::steal(survive_exit([&] { return PyObject_CallNoArgs(function.ptr()); }));
+    if (!result.is_valid()) PyErr_WriteUnraisable(function.ptr());
+  });
+}
+
 void bind_deferred(nb::module_& m) {
   nb::class_<PyDeferred>(m, "RpcDeferredReturn",
                          "The reply of a define_deferred handler: call it once, from any thread.")
@@ -104,6 +121,12 @@ void bind_deferred(nb::module_& m) {
            "Sends the result. Raises moolink.Error if there was a reply already.")
       .def("error", &PyDeferred::error, nb::arg("exception"),
            "Makes the call fail with RemoteError at the caller.")
+      .def("refuse", &PyDeferred::refuse, nb::arg("reason"),
+           "Makes the call fail with QueueFull at the caller: it was not begun.")
+      .def("add_cancel_callback", &PyDeferred::add_cancel_callback, nb::arg("callback"),
+           "Calls `callback()` on a worker thread as soon as the caller has stopped waiting: it "
+           "cancelled the call, its time limit passed, it was lost, or this peer was closed. Never "
+           "once there was a reply.")
       .def("cancelled", &PyDeferred::cancelled,
            "Whether the caller has stopped waiting, so that no reply is needed.");
 }

@@ -32,6 +32,8 @@ class PyDeferred {
 
   void reply(nb::object value);
   void error(nb::handle exception);
+  void refuse(const std::string& reason);
+  void add_cancel_callback(nb::callable callback);
   bool cancelled() const { return responder_->cancelled(); }
 
  private:

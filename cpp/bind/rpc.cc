@@ -36,6 +36,10 @@ wire::PathKind parse_transport(std::string name) {
                  [](unsigned char c) { return std::tolower(c); });
   if (name == "tcp" || name == "tcp/ip") return wire::PathKind::tcp;
   if (name == "shm" || name == "shared memory" || name == "ipc") return wire::PathKind::shm;
+  if (name == "verbs" || name == "infiniband") {
+    throw Exception(ErrorCode::invalid_argument,
+                    "transport '" + name + "' (InfiniBand) does not exist yet: leave it out");
+  }
   throw Exception(ErrorCode::invalid_argument,
                   "transport '" + name + "' is not one of tcp (tcp/ip), shm (shared memory, ipc)");
 }
@@ -245,6 +249,35 @@ nb::object PyRpc::async(const std::string& peer, const std::string& function,
   } else {
     future = peer_->call(peer, function, std::move(payload), timeout, lane);
   }
+  return future_of(std::move(future), peer, function);
+}
+
+nb::dict PyRpc::async_many(const std::vector<std::string>& peers, const std::string& function,
+                           const nb::args& arguments, const nb::kwargs& keywords) {
+  park_if_exiting();
+  release_dropped();
+  const wire::Payload payload =
+      encode_call(arguments, keywords, *options_, peer_->context()->pool());
+  const Duration timeout = to_duration(timeout_);
+  const std::uint16_t lane = lane_of_this_thread();
+  nb::dict futures;
+  for (const std::string& peer : peers) {
+    if (futures.contains(peer.c_str())) continue;
+    std::shared_ptr<runtime::Future> future;
+    {
+      const GilRelease unlocked;
+      // A call of itself decodes the very bytes that are sent to the others.
+      wire::Payload own =
+          peer == peer_->name() ? wire::private_copy(payload, peer_->context()->pool()) : payload;
+      future = peer_->call(peer, function, std::move(own), timeout, lane);
+    }
+    futures[peer.c_str()] = future_of(std::move(future), peer, function);
+  }
+  return futures;
+}
+
+nb::object PyRpc::future_of(std::shared_ptr<runtime::Future> future, const std::string& peer,
+                            const std::string& function) const {
   auto decode = [options = options_](const wire::Payload& result) {
     return decode_value(result, *options);
   };
@@ -438,6 +471,9 @@ void bind_class(nb::class_<PyRpc>& rpc) {
            "Withdraws a function and waits until no call of it runs. Raises ValueError if it is "
            "not defined.")
       .def("async_", &PyRpc::async, kAsyncDoc)
+      .def("async_many", &PyRpc::async_many,
+           "async_many(peers, function, *args, **kwargs): like async_ to each of several peers; "
+           "the arguments are encoded once. Returns a dict from peer to Future, in their order.")
       .def("async_callback", &async_callback,
            "async_callback(peer, function, callback, *args, **kwargs): like async_, and calls "
            "`callback(result, error)` on a worker thread; error is None or the exception.")
@@ -458,7 +494,7 @@ void bind_class(nb::class_<PyRpc>& rpc) {
 }  // namespace
 
 void bind_rpc(nb::module_& m) {
-  nb::class_<PyRpc> rpc(m, "Rpc", nb::type_slots(rpc_slots), kRpcDoc);
+  nb::class_<PyRpc> rpc(m, "RpcCore", nb::type_slots(rpc_slots), kRpcDoc);
   bind_class(rpc);
 }
 

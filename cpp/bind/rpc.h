@@ -18,7 +18,7 @@ namespace moolink::bind {
 
 namespace nb = nanobind;
 
-// Python's Rpc.
+// Python's RpcCore, on which moolink.Rpc is built.
 class PyRpc {
  public:
   PyRpc(std::optional<std::string> name, std::string_view arrays, bool allow_pickle,
@@ -43,6 +43,8 @@ class PyRpc {
 
   nb::object async(const std::string& peer, const std::string& function, const nb::args& arguments,
                    const nb::kwargs& keywords);
+  nb::dict async_many(const std::vector<std::string>& peers, const std::string& function,
+                      const nb::args& arguments, const nb::kwargs& keywords);
 
   nb::object stream(const std::string& peer, const std::string& function, const nb::args& arguments,
                     const nb::kwargs& keywords);
@@ -65,6 +67,8 @@ class PyRpc {
   void add_function(const std::string& name, nb::callable function,
                     runtime::CallHandler (*make)(std::weak_ptr<Functions>, const std::string&,
                                                  std::shared_ptr<const ValueOptions>));
+  nb::object future_of(std::shared_ptr<runtime::Future> future, const std::string& peer,
+                       const std::string& function) const;
   static runtime::CallHandler plain_handler(std::weak_ptr<Functions> functions,
                                             const std::string& name,
                                             std::shared_ptr<const ValueOptions> options);

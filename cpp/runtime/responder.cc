@@ -8,8 +8,18 @@ namespace moolink::runtime {
 
 bool Responder::send(rpc::Reply reply) {
   if (sent_.exchange(true)) return false;
-  peer_->reply(key_, std::move(reply));
+  std::vector<Task> forgotten;  // destroyed without the lock
+  const Engine::Lock lock = peer_->context()->lock();
+  forgotten.swap(on_cancel_);
+  peer_->reply_locked(key_, std::move(reply));
   return true;
+}
+
+void Responder::on_cancel(Task task) {
+  const Engine::Lock lock = peer_->context()->lock();
+  if (sent_) return;
+  on_cancel_.push_back(std::move(task));
+  if (cancelled_) cancel();
 }
 
 void Responder::send_item(wire::Payload item) {
@@ -31,6 +41,8 @@ void Responder::raise_credit(std::uint64_t allowed) {
 void Responder::cancel() {
   cancelled_ = true;
   resume();
+  Workers& workers = peer_->context()->workers();
+  for (Task& task : std::exchange(on_cancel_, {})) workers.submit(std::move(task));
 }
 
 void Responder::resume() {

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/time.h"
 #include "rpc/node.h"
@@ -37,6 +38,8 @@ class Responder {
   bool sent() const { return sent_; }
   // The caller does not wait any more.
   bool cancelled() const { return cancelled_; }
+  // Runs `task` on a worker as soon as that is so; never once there was a reply.
+  void on_cancel(Task task);
   const std::string& function() const { return function_; }
 
   // --- of a streamed call, by one thread at a time
@@ -64,6 +67,7 @@ class Responder {
   std::atomic<std::uint64_t> allowed_;
   std::uint64_t items_ = 0;
   Task resume_;
+  std::vector<Task> on_cancel_;  // guarded by the engine's lock
 };
 
 // A call to be run by a handler.

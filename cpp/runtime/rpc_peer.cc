@@ -1,6 +1,7 @@
 #include "runtime/rpc_peer.h"
 
 #include <algorithm>
+#include <string_view>
 #include <utility>
 
 #include "base/names.h"
@@ -40,7 +41,18 @@ std::unique_ptr<transport::Transport> make_transport(wire::PathKind kind,
                   "transport " + std::string(wire::path_name(kind)) + " is not available");
 }
 
+// moolib's "ipc://<name>" is the socket of that name on this host.
 std::string with_scheme(const std::string& address) {
+  constexpr std::string_view kIpc = "ipc://";
+  if (address.starts_with(kIpc)) {
+    std::string name = address.substr(kIpc.size());
+    if (name.empty()) {
+      throw Exception(ErrorCode::invalid_argument,
+                      "malformed address '" + address + "': it has no name (ipc://<name>)");
+    }
+    std::replace(name.begin(), name.end(), '/', '%');  // people use paths as names
+    return "shm:///moolink.ipc." + name;
+  }
   return address.find("://") == std::string::npos ? "tcp://" + address : address;
 }
 
@@ -259,11 +271,6 @@ bool RpcPeer::undefine(const std::string& function, const Engine::Interrupt& int
   } const forget{*entry, &drained};
   context_->wait(lock, drained, kNever, interrupt);
   return true;
-}
-
-void RpcPeer::reply(const rpc::CallKey& key, rpc::Reply reply) {
-  const Engine::Lock lock = context_->lock();
-  reply_locked(key, std::move(reply));
 }
 
 void RpcPeer::reply_locked(const rpc::CallKey& key, rpc::Reply reply) {

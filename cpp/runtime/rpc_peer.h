@@ -174,7 +174,6 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   Engine::Lock lock_open();
   void operation_done();
   void start();
-  void reply(const rpc::CallKey& key, rpc::Reply reply);
   void reply_locked(const rpc::CallKey& key, rpc::Reply reply);
   void send_item(const rpc::CallKey& key, wire::Payload item);
   void run(const std::shared_ptr<Function>& function, Incoming incoming);

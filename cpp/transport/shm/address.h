@@ -11,7 +11,8 @@
 namespace moolink::transport::shm {
 
 // "shm://<host>/<name>": the abstract Unix socket `name` in the kernel and network namespace `host`
-// (32 hexadecimal digits of the host key). "shm://" and "shm:///<name>" are for listening only.
+// (32 hexadecimal digits of the host key). "shm:///<name>" is of this one; "shm://", for listening,
+// takes a name that is free.
 struct Address {
   std::string host;  // empty: this one
   std::string name;  // empty: to be chosen

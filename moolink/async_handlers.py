@@ -1,0 +1,167 @@
+"""Handlers that are coroutine functions: each call of one is a task of an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import functools
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from moolink import deadlines
+from moolink.batch_replies import Return
+from moolink.errors import CancelledError
+
+_EXIT_PATIENCE = 1.0  # seconds that tasks have to end when the interpreter exits
+_LOOK_AGAIN = 0.05  # seconds; an event loop that was stopped says nothing
+
+
+def handlers_loop() -> asyncio.AbstractEventLoop:
+    """The loop that runs here now, else one on a thread of moolink's own."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return _background.loop()
+
+
+class AsyncHandler:
+    """Runs calls of a coroutine function as tasks of an event loop, and answers them.
+
+    A task whose caller has stopped waiting is cancelled.
+
+    Args:
+        name: of the function, for messages.
+        function: the coroutine function.
+        deferred: whether it answers itself, through its first argument.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Coroutine[Any, Any, Any]],
+        deferred: bool = False,
+    ) -> None:
+        self._name = name
+        self._function = function
+        self._deferred = deferred
+        self._loop = handlers_loop()
+        self._changed = threading.Condition()
+        self._running = 0
+        self._tasks: set[asyncio.Task[None]] = set()  # the loop itself holds them weakly
+
+    def __call__(self, reply: Return, /, *args: Any, **kwargs: Any) -> None:
+        """Starts a task for a call; from any thread."""
+        with self._changed:
+            self._running += 1
+        try:
+            self._loop.call_soon_threadsafe(self._begin, reply, args, kwargs)
+        except RuntimeError:
+            self._ended()
+            reply.error(
+                RuntimeError(
+                    f"the event loop that ran {self._name!r} is closed: define the function where "
+                    "a loop runs for as long as it is served, or where none runs"
+                )
+            )
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Waits until no call runs; not on the loop itself, nor once the loop has stopped."""
+        with contextlib.suppress(RuntimeError):
+            if asyncio.get_running_loop() is self._loop:
+                return
+        deadline = deadlines.after(timeout)
+        with self._changed:
+            while self._running > 0 and self._loop.is_running() and deadlines.left(deadline) != 0:
+                self._changed.wait(_LOOK_AGAIN)
+
+    def _begin(self, reply: Return, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        task = self._loop.create_task(self._run(reply, args, kwargs))
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
+        reply.add_cancel_callback(functools.partial(_cancel, self._loop, task))
+
+    async def _run(self, reply: Return, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        try:
+            if self._deferred:
+                await self._function(reply, *args, **kwargs)
+            else:
+                reply(await self._function(*args, **kwargs))
+        except asyncio.CancelledError:
+            if not reply.cancelled():
+                reply.error(CancelledError(f"the task of {self._name!r} was cancelled"))
+            raise
+        except KeyboardInterrupt as interrupt:
+            reply.error(interrupt)
+            raise  # It is the loop's.
+        except BaseException as raised:  # noqa: BLE001 - whatever it is, it is the caller's
+            reply.error(raised)
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._ended()
+
+    def _ended(self) -> None:
+        with self._changed:
+            self._running -= 1
+            self._changed.notify_all()
+
+
+def _cancel(loop: asyncio.AbstractEventLoop, task: asyncio.Task[None]) -> None:
+    with contextlib.suppress(RuntimeError):  # A loop that was closed runs no task.
+        loop.call_soon_threadsafe(task.cancel)
+
+
+class _Background:
+    """An event loop on a thread of its own, made at first use, ended at exit."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def loop(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(
+                    target=_run_loop, args=(self._loop,), name="moolink-asyncio", daemon=True
+                )
+                self._thread.start()
+                atexit.register(self.stop)
+            return self._loop
+
+    def stop(self) -> None:
+        """Cancels what runs; does not wait for long for what does not end."""
+        if self._loop is not None and self._thread is not None:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(_EXIT_PATIENCE)
+
+
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+        tasks = asyncio.all_tasks(loop)
+        for task in tasks:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    finally:
+        loop.close()
+
+
+_background = _Background()
+
+
+def _forget_parent() -> None:
+    # The thread does not exist in a forked child, and another one may have held the lock.
+    global _background
+    atexit.unregister(_background.stop)
+    _background = _Background()
+
+
+os.register_at_fork(after_in_child=_forget_parent)

@@ -1,0 +1,439 @@
+"""Calls that are served together: which, how many, and the batch that is made of them."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from moolink import batch_layout
+from moolink._core import RpcDeferredReturn, call_later
+from moolink.batch_layout import Mode, Nest, Node, is_array
+from moolink.batch_replies import BatchReturn, Return
+from moolink.errors import Closed
+from moolink.queue import NOTHING, Queue
+
+
+class Call(NamedTuple):
+    """A call, or a batch of calls: answer with ``reply(value)`` or ``reply.error(exception)``."""
+
+    reply: Return
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class _Arguments(NamedTuple):
+    """What is batched of a call; the names are those in messages about its leaves."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchOptions:
+    """How the calls of a function are batched; what each means is said in :class:`moolink.Rpc`.
+
+    Raises:
+        ValueError: the options contradict one another.
+    """
+
+    batch_size: int | None = None
+    device: str = "cpu"
+    dynamic: bool = False
+    mode: Mode = "stack"
+    max_latency: float | None = None
+    pad: bool = False
+    bucket_sizes: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.batch_size is not None and self.batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
+        if self.mode not in ("stack", "cat"):
+            raise ValueError(f"mode must be 'stack' or 'cat', got {self.mode!r}")
+        if self.dynamic:
+            self._check_dynamic()
+        else:
+            self._check_static()
+
+    def _check_dynamic(self) -> None:
+        if self.max_latency is not None or self.pad:
+            raise ValueError(
+                "max_latency and pad are for batches of a fixed size: dynamic batching takes the "
+                "calls that wait, and pads to bucket_sizes"
+            )
+        sizes = self.bucket_sizes
+        if sizes is not None and (not sizes or min(sizes) < 1 or sorted(set(sizes)) != list(sizes)):
+            raise ValueError(f"bucket_sizes must rise from at least 1, got {sizes}")
+        if sizes is not None and self.batch_size is not None and self.batch_size > sizes[-1]:
+            raise ValueError(
+                f"batch_size={self.batch_size} does not fit into the largest of {sizes=}"
+            )
+
+    def _check_static(self) -> None:
+        if self.batch_size is None:
+            raise ValueError("batch_size is needed: without it calls are not batched")
+        if self.mode == "cat" or self.bucket_sizes is not None:
+            raise ValueError("mode='cat' and bucket_sizes need dynamic_batching=True")
+        if self.max_latency is not None and not self.max_latency >= 0:
+            raise ValueError(f"max_latency must not be negative, got {self.max_latency}")
+        if self.pad and self.max_latency is None:
+            raise ValueError("pad needs max_latency: without it no batch is incomplete")
+
+    @property
+    def limit(self) -> int | None:
+        """The most calls of a batch (``cat``: rows); None: no limit."""
+        return self.batch_size or (self.bucket_sizes[-1] if self.bucket_sizes else None)
+
+    def padded(self, rows: int) -> int:
+        """How many rows a batch has into which ``rows`` are put."""
+        if self.pad and self.batch_size is not None:
+            return self.batch_size
+        return next((size for size in self.bucket_sizes or () if size >= rows), rows)
+
+
+class Stacker:
+    """Makes batches of calls; whoever uses it holds ``lock``, but for :meth:`require_fit`."""
+
+    def __init__(self, options: BatchOptions) -> None:
+        self.lock = threading.Lock()
+        self._options = options
+        self._layout: Node | None = None
+        self._capacity = 0
+        self._settled = False
+
+    def require_fit(self, call: Call) -> None:
+        """Raises ValueError if the call cannot be in a batch with those that were served so far."""
+        if self._settled:
+            self._check(call)
+
+    def sift(self, calls: list[Call]) -> list[Call]:
+        """Returns those that fit together; the others are answered with what is wrong with them."""
+        if self._layout is not None and all(self._misfit(call) is None for call in calls):
+            return calls
+        if not self._settled:
+            calls = self._follow_most(calls)
+        fitting = []
+        for call in calls:
+            misfit = self._misfit(call)
+            if misfit is None:
+                fitting.append(call)
+            else:
+                call.reply.error(misfit)
+        return fitting
+
+    def stack(self, calls: list[Call]) -> Call:
+        """Makes one call of those that were sifted, in the memory of the batch."""
+        cat = self._options.mode == "cat"
+        sizes = [rows_of(call) for call in calls] if cat else None
+        used = sum(sizes) if sizes is not None else len(calls)
+        rows = self._options.padded(used)
+        layout = self._with_room(rows, calls[0])
+        start = 0
+        for i, call in enumerate(calls):
+            arguments = _Arguments(call.args, call.kwargs)
+            if sizes is None:
+                layout.put_row(arguments, i)
+            else:
+                layout.put_rows(arguments, start, sizes[i], 0)
+                start += sizes[i]
+        layout.pad(used, rows)
+        batch = layout.take(rows)
+        layout.allocate()  # Gives up what was put there.
+        succeeded = functools.partial(self._settle, layout)
+        reply = BatchReturn([call.reply for call in calls], sizes, rows, succeeded)
+        return Call(reply, batch.args, batch.kwargs)
+
+    def _settle(self, layout: Node) -> None:
+        """What batches of a fixed size are made of is settled by the first that was served."""
+        if not self._settled and not self._options.dynamic:
+            self._layout, self._settled = layout, True
+
+    def _check(self, call: Call) -> None:
+        assert self._layout is not None
+        arguments = _Arguments(call.args, call.kwargs)
+        try:
+            self._layout.check(arguments)
+            if self._options.mode == "cat":
+                batch_layout.count_rows(self._layout.rows(arguments))
+        except ValueError as wrong:
+            raise ValueError(f"the call does not fit into the batch: {wrong}") from None
+
+    def _misfit(self, call: Call) -> ValueError | None:
+        try:
+            self._check(call)
+        except ValueError as wrong:
+            return wrong
+        return None
+
+    def _follow_most(self, calls: list[Call]) -> list[Call]:
+        """Makes a layout for what most of the calls look like, for the oldest ones in a draw.
+
+        Returns the calls but those of which no batch can be made: they are answered.
+        """
+        groups: dict[Any, list[Call]] = {}
+        for call in calls:
+            groups.setdefault(_signature(call[1:], self._options.mode), []).append(call)
+        refused: set[int] = set()
+        for group in sorted(groups.values(), key=len, reverse=True):
+            try:
+                self._layout = self._build(group[0], max(self._options.limit or 1, len(calls)))
+                break
+            except ValueError as wrong:
+                for call in group:
+                    call.reply.error(wrong)
+                refused.update(id(call) for call in group)
+        return [call for call in calls if id(call) not in refused]
+
+    def _build(self, call: Call, capacity: int) -> Node:
+        options = self._options
+        spec = batch_layout.Spec(options.mode, capacity, 0, options.device)
+        arguments = _Arguments(call.args, call.kwargs)
+        layout = batch_layout.build(arguments, spec)
+        if options.mode == "cat":
+            batch_layout.count_rows(layout.rows(arguments))
+        layout.allocate()
+        self._capacity = capacity
+        return layout
+
+    def _with_room(self, rows: int, like: Call) -> Node:
+        if self._layout is None or rows > self._capacity:
+            self._layout = self._build(like, 1 << (rows - 1).bit_length())
+        return self._layout
+
+
+class BatchQueue(Queue):
+    """A queue of calls that come out in batches.
+
+    Args:
+        options: how they are batched.
+        max_size: how many calls may wait.
+        on_due: called when a batch that is not full has waited for ``max_latency``; default:
+            whoever waits is woken.
+    """
+
+    def __init__(
+        self,
+        options: BatchOptions,
+        max_size: int | None = None,
+        on_due: Callable[[], object] | None = None,
+    ) -> None:
+        super().__init__(max_size)
+        self._options = options
+        self._on_due = on_due
+        self._stacker = Stacker(options)
+        self._items: collections.deque[tuple[float, Call]]  # with the time of arrival
+        self._timer_set = False
+
+    def enqueue(self, item: Any) -> None:
+        """Adds a call: a triple of reply, args and kwargs."""
+        call = Call(*item)
+        self._stacker.require_fit(call)
+        with self._lock:
+            self._require_room()
+            self._items.append((time.monotonic(), call))
+            if self._ready():
+                self._wake_one()
+            elif self._options.max_latency is not None:
+                self._set_timer(self._options.max_latency)
+
+    def take_now(self) -> Call | None:
+        """Returns a batch if there is one."""
+        while (taken := self._take_or_wait(None)) is not NOTHING:
+            batch = self._finish(taken)
+            if batch is not NOTHING:
+                return Call(*batch)
+        return None
+
+    def close(self) -> None:
+        """As for every queue; calls that are too few for a batch fail."""
+        super().close()
+        with self._lock:
+            too_few = len(self._items) % (self._options.batch_size or 1)
+            self._fail_newest(0 if self._options.dynamic else too_few)
+
+    def _fail_newest(self, count: int) -> None:
+        for _ in range(count):
+            _, call = self._items.pop()
+            call.reply.error(Closed("the function was withdrawn before the batch was full"))
+
+    def _require_room(self) -> None:
+        if self._max_size is not None and len(self._items) >= self._max_size:
+            self._forget_cancelled()
+        super()._require_room()
+
+    def _ready(self) -> bool:
+        if self._options.dynamic:
+            return bool(self._items)
+        size = self._options.batch_size or 1
+        if len(self._items) >= size:
+            self._forget_cancelled()
+        ready = len(self._items) >= size or self._overdue() <= 0
+        if self._closed and not ready:
+            self._fail_newest(len(self._items))
+        return ready
+
+    def _overdue(self) -> float:
+        """Seconds until the oldest call has waited for long enough."""
+        if not self._items or self._options.max_latency is None:
+            return float("inf")
+        return self._items[0][0] + self._options.max_latency - time.monotonic()
+
+    def _take(self) -> Any:
+        limit = self._options.limit
+        taken: list[tuple[float, Call]] = []
+        rows = 0
+        while self._items:
+            entry = self._items[0]
+            if entry[1].reply.cancelled():
+                self._items.popleft()
+                continue
+            rows += rows_of(entry[1]) if self._options.mode == "cat" else 1
+            if taken and limit is not None and rows > limit:
+                break
+            taken.append(self._items.popleft())
+        if self._items and self._options.max_latency is not None:
+            self._set_timer(self._overdue())
+        return taken
+
+    def _finish(self, taken: list[tuple[float, Call]]) -> Any:
+        with self._stacker.lock:
+            calls = self._stacker.sift([call for _, call in taken])
+            if not calls or not self._is_batch(taken, calls):
+                return NOTHING
+            try:
+                return self._stacker.stack(calls)
+            except Exception as wrong:  # noqa: BLE001 - such as no memory on the device
+                for call in calls:
+                    call.reply.error(wrong)
+                return NOTHING
+
+    def _is_batch(self, taken: list[tuple[float, Call]], calls: list[Call]) -> bool:
+        """Whether there are enough; else they are put back, to wait for others."""
+        options = self._options
+        if options.dynamic or options.batch_size == len(calls):
+            return True
+        latency = options.max_latency
+        if latency is not None and taken[0][0] + latency <= time.monotonic():
+            return True
+        fit = {id(call) for call in calls}
+        with self._lock:
+            self._items.extendleft(reversed([entry for entry in taken if id(entry[1]) in fit]))
+            if latency is not None:
+                self._set_timer(self._overdue())
+        return False
+
+    def _forget_cancelled(self) -> None:
+        waiting = [entry for entry in self._items if not entry[1].reply.cancelled()]
+        if len(waiting) < len(self._items):
+            self._items = collections.deque(waiting)
+
+    # Batches that are not full in time; the caller holds the lock.
+
+    def _set_timer(self, seconds: float) -> None:
+        if self._timer_set:
+            return
+        self._timer_set = True
+        queue = weakref.ref(self)
+
+        def due() -> None:
+            if (alive := queue()) is not None:
+                alive._timer_ended()
+
+        call_later(max(0.0, seconds), due)
+
+    def _timer_ended(self) -> None:
+        with self._lock:
+            self._timer_set = False
+            ready = self._ready()
+            if ready and self._on_due is None:
+                self._wake_one()
+            elif self._items and not ready:  # they came later than those it was set for
+                self._set_timer(self._overdue())
+        if ready and self._on_due is not None:
+            self._on_due()
+
+
+class CallQueue(Queue):
+    """A queue of calls that come out one by one."""
+
+    def enqueue(self, item: Any) -> None:
+        """Adds a call: a triple of reply, args and kwargs."""
+        super().enqueue(Call(*item))
+
+    def _require_room(self) -> None:
+        if self._max_size is not None and len(self._items) >= self._max_size:
+            waiting = [call for call in self._items if not call.reply.cancelled()]
+            self._items = collections.deque(waiting)
+        super()._require_room()
+
+    def _ready(self) -> bool:
+        while self._items and self._items[0].reply.cancelled():
+            self._items.popleft()
+        return bool(self._items)
+
+
+class BatchHandler:
+    """Serves batches of calls on the workers that bring the calls.
+
+    Args:
+        options: how they are batched.
+        serve: is given each batch.
+    """
+
+    def __init__(self, options: BatchOptions, serve: Callable[[Call], object]) -> None:
+        serve_all = weakref.WeakMethod(self.serve_all)
+        self.queue = BatchQueue(options, on_due=lambda: _call(serve_all))
+        self._serve = serve
+
+    def __call__(self, reply: RpcDeferredReturn, /, *args: Any, **kwargs: Any) -> None:
+        """Takes a call."""
+        self.queue.enqueue(Call(reply, args, kwargs))
+        self.serve_all()
+
+    def serve_all(self) -> None:
+        """Serves the batches that are there."""
+        try:
+            while (batch := self.queue.take_now()) is not None:
+                self._serve(batch)
+        except Closed:
+            return  # Withdrawn; those that waited have been told.
+
+
+def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:
+    if (alive := method()) is not None:
+        alive()
+
+
+def rows_of(call: Call) -> int:
+    """The rows that a call brings to a batch in mode cat; 1 if it has none."""
+    return next((leaf.shape[0] for leaf in _leaves(call[1:]) if _rank(leaf) > 0), 1)
+
+
+def _rank(leaf: Any) -> int:
+    return len(leaf.shape) if is_array(leaf) else 0
+
+
+def _leaves(nest: Nest) -> Iterable[Any]:
+    if isinstance(nest, dict):
+        nest = nest.values()
+    elif not isinstance(nest, list | tuple):
+        yield nest
+        return
+    for part in nest:
+        yield from _leaves(part)
+
+
+def _signature(nest: Nest, mode: Mode) -> Any:
+    """What two calls must have in common to be in one batch."""
+    if isinstance(nest, dict):
+        return dict, frozenset((key, _signature(part, mode)) for key, part in nest.items())
+    if isinstance(nest, list | tuple):
+        return type(nest), tuple(_signature(part, mode) for part in nest)
+    if is_array(nest):
+        return type(nest), tuple(nest.shape)[mode == "cat" :], str(nest.dtype)
+    return None

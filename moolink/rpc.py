@@ -1,0 +1,292 @@
+"""Rpc: a peer. Calls are made by the core; what is served in batches, queues and tasks is here."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import weakref
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from moolink import deadlines
+from moolink._core import RpcCore, RpcDeferredReturn
+from moolink.errors import Error, QueueFull
+
+# What they import, asyncio and numpy, starts threads and takes time: loaded when first needed.
+if TYPE_CHECKING:
+    from moolink.async_handlers import AsyncHandler
+    from moolink.batch_layout import Mode
+    from moolink.batching import Call
+    from moolink.queue import Queue
+
+_FINISH = 0.5  # seconds that tasks have to end when their peer is closed
+
+
+class Rpc(RpcCore):
+    __doc__ = RpcCore.__doc__
+    __module__ = "moolink"  # the name that users know
+
+    _served: dict[str, _Closing]  # made when first needed
+
+    def define(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        batch_size: int | None = None,
+        device: str = "cpu",
+        *,
+        max_latency: float | None = None,
+        pad: bool = False,
+    ) -> None:
+        """Lets peers call `function` by `name`.
+
+        It runs on a worker thread with the caller's arguments; what it returns is the reply. What
+        it raises is raised at the caller as moolink.RemoteError, with type, text and traceback. It
+        may make blocking calls itself.
+
+        A coroutine function runs as a task of the event loop that runs now, else of one on a thread
+        of moolink's. The task is cancelled once its caller does not wait any more.
+
+        With `batch_size` the function gets that many calls at once: arrays stacked along a new
+        first dimension, structures of dicts, lists and tuples kept; in place of a value that is no
+        array, a list with that of each call. Its reply is split: see BatchReturn. What the calls
+        look like is settled by the first batch that was served; one that differs fails alone.
+
+        Args:
+            name: the function's name.
+            function: the handler.
+            batch_size: calls of a batch; None: each call on its own.
+            device: where batches are made; any but "cpu" gives torch tensors.
+            max_latency: seconds after which a batch is served that is not full; None: never.
+            pad: such a batch is filled up with zeros (values with None), whose replies are dropped;
+                else it is shorter.
+
+        Raises:
+            ValueError: the name is defined already, or the options contradict one another.
+        """
+        self._define(name, function, False, batch_size, device, max_latency, pad)
+
+    def define_deferred(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        batch_size: int | None = None,
+        device: str = "cpu",
+        *,
+        max_latency: float | None = None,
+        pad: bool = False,
+    ) -> None:
+        """Like define, but `function` gets an RpcDeferredReturn as its first argument, to reply
+        later and from any thread: `deferred(value)` or `deferred.error(exception)`. Dropped without
+        a reply, the caller is told so at once. For a batch, it is a BatchReturn.
+        """
+        self._define(name, function, True, batch_size, device, max_latency, pad)
+
+    def define_queue(
+        self,
+        name: str,
+        batch_size: int | None = None,
+        device: str = "cpu",
+        dynamic_batching: bool = False,
+        *,
+        max_size: int | None = None,
+        max_latency: float | None = None,
+        pad: bool = False,
+        mode: Mode = "stack",
+        bucket_sizes: Iterable[int] | None = None,
+    ) -> Queue:
+        """Puts the calls of a function into a queue, from which the program takes them.
+
+        An item is a triple: the return callback, the arguments as a tuple, and the keyword
+        arguments as a dict. Reply with `callback(value)` or `callback.error(exception)`, from any
+        thread. Calls whose callers have stopped waiting are left out.
+
+        With `batch_size`, or `dynamic_batching`, an item is a batch of calls, as in define, and its
+        callback a BatchReturn. A dynamic batch has the calls that wait when it is taken, whatever
+        earlier batches looked like; what differs from most of its calls fails alone.
+
+        Args:
+            name: the function's name.
+            batch_size: calls of a batch (`mode="cat"`: rows); dynamic: at most so many.
+            device: where batches are made; any but "cpu" gives torch tensors.
+            dynamic_batching: take what waits, at least one call, instead of waiting for a full
+                batch.
+            max_size: how many calls may wait; those beyond fail with QueueFull at their callers.
+            max_latency: as in define.
+            pad: as in define.
+            mode: "stack": arrays along a new first dimension; "cat", only dynamic: along their
+                first one, which may differ from call to call, values repeated for each row.
+            bucket_sizes: rising sizes, of which a dynamic batch gets the next one, filled up with
+                zeros (values with None), so that what is compiled for a shape is compiled a few
+                times only. The largest is the default of batch_size.
+
+        Raises:
+            ValueError: the name is defined already, or the options contradict one another.
+        """
+        from moolink.batching import BatchOptions, BatchQueue, CallQueue
+
+        buckets = None if bucket_sizes is None else tuple(bucket_sizes)
+        queue: Queue
+        if batch_size is None and not dynamic_batching:
+            if max_latency is not None or pad or mode != "stack" or buckets is not None:
+                raise ValueError(f"queue {name!r}: batching options need batch_size")
+            queue = CallQueue(max_size)
+        else:
+            options = BatchOptions(
+                batch_size, device, dynamic_batching, mode, max_latency, pad, buckets
+            )
+            queue = BatchQueue(options, max_size)
+        # Nobody will ever put a call there once the peer is gone.
+        guard = weakref.finalize(self, _close, weakref.ref(queue))
+        guard.atexit = False
+        self._serve(name, functools.partial(_enqueue, name, queue), _Closing(queue, guard=guard))
+        return queue
+
+    def undefine(self, name: str) -> None:
+        """Withdraws a function and waits until no call of it runs.
+
+        Calls that wait in its queue can still be taken, whoever waits for others gets
+        moolink.Closed; calls that wait for a batch that is not full fail. Called on the event loop
+        that runs the function's tasks, it does not wait for them.
+
+        Raises:
+            ValueError: it is not defined.
+        """
+        served = self.__dict__.get("_served", {}).pop(name, None)
+        try:
+            super().undefine(name)
+        finally:
+            if served is not None:
+                served.close()
+                served.finish(None)
+
+    def close(self) -> None:
+        """Flushes replies for a moment, says goodbye to the peers, fails pending calls with
+        moolink.Closed and closes the queues. More calls of it do nothing."""
+        all_served = list(self.__dict__.get("_served", {}).values())
+        deadline = deadlines.after(_FINISH)
+        for served in all_served:
+            served.finish(deadlines.left(deadline))
+        super().close()
+        for served in all_served:
+            served.close()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a moolink.Rpc cannot be pickled: make one in each process")
+
+    def _define(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        deferred: bool,
+        batch_size: int | None,
+        device: str,
+        max_latency: float | None,
+        pad: bool,
+    ) -> None:
+        batched = batch_size is not None or max_latency is not None or pad
+        tasks = _tasks_of(name, function, deferred)
+        if not batched:
+            if tasks is not None:
+                self._serve(name, tasks, _Closing(tasks=tasks))
+            elif deferred:
+                super().define_deferred(name, function)
+            else:
+                super().define(name, function)
+            return
+        if tasks is not None:
+            serve = functools.partial(_start, tasks)
+        else:
+            serve = functools.partial(_defer if deferred else _answer, function)
+        from moolink.batching import BatchHandler, BatchOptions
+
+        options = BatchOptions(batch_size, device, max_latency=max_latency, pad=pad)
+        handler = BatchHandler(options, serve)
+        self._serve(name, handler, _Closing(handler.queue, tasks))
+
+    def _serve(self, name: str, receive: Callable[..., object], served: _Closing) -> None:
+        super().define_deferred(name, receive)
+        self.__dict__.setdefault("_served", {})[name] = served
+
+
+class _Closing:
+    """What there is to end of a function beside the core: its queue, the tasks that serve it."""
+
+    def __init__(
+        self,
+        queue: Queue | None = None,
+        tasks: AsyncHandler | None = None,
+        guard: weakref.finalize[..., Any] | None = None,
+    ) -> None:
+        self._queue = queue
+        self._tasks = tasks
+        self._guard = guard
+
+    def finish(self, timeout: float | None) -> None:
+        """Waits for tasks that run, for at most ``timeout`` seconds."""
+        if self._tasks is not None:
+            self._tasks.wait(timeout)
+
+    def close(self) -> None:
+        """Closes the queue."""
+        if self._guard is not None:
+            self._guard.detach()
+        if self._queue is not None:
+            self._queue.close()
+
+
+def _tasks_of(name: str, function: Callable[..., Any], deferred: bool) -> AsyncHandler | None:
+    called: Any = function
+    while isinstance(called, functools.partial):
+        called = called.func
+    call = getattr(called, "__call__", None)  # noqa: B004 - an object's may be async
+    if not (inspect.iscoroutinefunction(called) or inspect.iscoroutinefunction(call)):
+        return None
+    from moolink.async_handlers import AsyncHandler
+
+    return AsyncHandler(name, function, deferred)
+
+
+def _close(queue: weakref.ref[Queue]) -> None:
+    if (alive := queue()) is not None:
+        alive.close()
+
+
+def _enqueue(
+    name: str, queue: Queue, reply: RpcDeferredReturn, /, *args: Any, **kwargs: Any
+) -> None:
+    try:
+        queue.enqueue((reply, args, kwargs))
+    except QueueFull as full:
+        reply.refuse(f"the queue of {name!r} is full: {full}; call again later")
+
+
+def _answer(function: Callable[..., Any], batch: Call) -> None:
+    try:
+        result = function(*batch.args, **batch.kwargs)
+    except BaseException as raised:  # noqa: BLE001 - whatever it is, it is the callers'
+        batch.reply.error(raised)
+    else:
+        batch.reply(result)
+
+
+def _defer(function: Callable[..., Any], batch: Call) -> None:
+    try:
+        function(batch.reply, *batch.args, **batch.kwargs)
+    except BaseException as raised:  # noqa: BLE001 - whatever it is, it is the callers'
+        with contextlib.suppress(Error):  # It has replied already.
+            batch.reply.error(raised)
+
+
+def _start(tasks: AsyncHandler, batch: Call) -> None:
+    tasks(batch.reply, *batch.args, **batch.kwargs)
