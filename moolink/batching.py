@@ -167,7 +167,7 @@ class Stacker:
         try:
             self._check(call)
         except ValueError as wrong:
-            return wrong
+            return wrong.with_traceback(None)  # the caller's mistake, not this code's
         return None
 
     def _follow_most(self, calls: list[Call]) -> list[Call]:

@@ -222,7 +222,7 @@ void PyRpc::undefine(const std::string& name) {
   bool defined = false;
   const auto interrupt = signal_check();
   // Taken out first: while this waits for running calls, another thread may define the name anew.
-  const auto function = functions_->extract(name);
+  auto function = functions_->extract(name);
   {
     const GilRelease unlocked;
     defined = peer_->undefine(name, interrupt);
@@ -230,6 +230,7 @@ void PyRpc::undefine(const std::string& name) {
   if (!defined) {
     throw Exception(ErrorCode::invalid_argument, "function '" + name + "' is not defined");
   }
+  function = {};
   release_dropped();
 }
 

@@ -314,9 +314,10 @@ def test_a_queue_that_goes_answers_its_calls(pair: Pair) -> None:
     client, server = pair
     queue = server.define_queue("q")
     future = client.async_("server", "q", 1)
-    until(lambda: queue.size() == 1, "the call")
+    waiting = queue.get(PATIENCE)
+    queue.enqueue(waiting)
     server.undefine("q")
-    del queue
+    del queue, waiting
     with pytest.raises(moolink.RemoteError, match="without a reply"):
         future.result()
 
