@@ -173,6 +173,13 @@ class Rpc(RpcCore):
         for served in all_served:
             served.close()
 
+    def debug_info(self) -> None:
+        """Prints what stats, addresses and peers tell (moolib's call)."""
+        print(f"Rpc {self.get_name()!r} at {', '.join(self.addresses()) or 'no address'}")
+        print("  " + ", ".join(f"{key} {value}" for key, value in self.stats().items()))
+        for peer in self.peers():
+            print("  peer " + ", ".join(f"{key} {value}" for key, value in peer.items()))
+
     def __exit__(
         self,
         kind: type[BaseException] | None,

@@ -1,6 +1,7 @@
 #include "bind/context.h"
 
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
 #include <unistd.h>
 
 #include <cmath>
