@@ -9,11 +9,14 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from moolink import deadlines
 from moolink.batch_replies import Return
 from moolink.errors import CancelledError
+
+if TYPE_CHECKING:
+    from moolink.batching import Call
 
 _EXIT_PATIENCE = 1.0  # seconds that tasks have to end when the interpreter exits
 _LOOK_AGAIN = 0.05  # seconds; an event loop that was stopped says nothing
@@ -54,18 +57,38 @@ class AsyncHandler:
 
     def __call__(self, reply: Return, /, *args: Any, **kwargs: Any) -> None:
         """Starts a task for a call; from any thread."""
+        self.start(reply, args, kwargs, self._ended)
+
+    def start_batch(self, batch: Call, done: Callable[[], None]) -> bool:
+        """Starts a task for a batch of calls; ``done`` is called when it ends."""
+
+        def ended() -> None:
+            self._ended()
+            done()
+
+        self.start(batch.reply, batch.args, batch.kwargs, ended)
+        return False
+
+    def start(
+        self,
+        reply: Return,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        ended: Callable[[], None],
+    ) -> None:
+        """Starts a task; ``ended`` is called on its loop when it ends."""
         with self._changed:
             self._running += 1
         try:
-            self._loop.call_soon_threadsafe(self._begin, reply, args, kwargs)
+            self._loop.call_soon_threadsafe(self._begin, reply, args, kwargs, ended)
         except RuntimeError:
-            self._ended()
             reply.error(
                 RuntimeError(
                     f"the event loop that ran {self._name!r} is closed: define the function where "
                     "a loop runs for as long as it is served, or where none runs"
                 )
             )
+            ended()
 
     def wait(self, timeout: float | None = None) -> None:
         """Waits until no call runs; not on the loop itself, nor once the loop has stopped."""
@@ -77,10 +100,16 @@ class AsyncHandler:
             while self._running > 0 and self._loop.is_running() and deadlines.left(deadline) != 0:
                 self._changed.wait(_LOOK_AGAIN)
 
-    def _begin(self, reply: Return, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _begin(
+        self,
+        reply: Return,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        ended: Callable[[], None],
+    ) -> None:
         task = self._loop.create_task(self._run(reply, args, kwargs))
         self._tasks.add(task)
-        task.add_done_callback(self._forget)
+        task.add_done_callback(functools.partial(self._forget, ended))
         reply.add_cancel_callback(functools.partial(_cancel, self._loop, task))
 
     async def _run(self, reply: Return, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -99,9 +128,9 @@ class AsyncHandler:
         except BaseException as raised:  # noqa: BLE001 - whatever it is, it is the caller's
             reply.error(raised)
 
-    def _forget(self, task: asyncio.Task[None]) -> None:
+    def _forget(self, ended: Callable[[], None], task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        self._ended()
+        ended()
 
     def _ended(self) -> None:
         with self._changed:

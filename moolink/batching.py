@@ -378,17 +378,24 @@ class CallQueue(Queue):
 
 
 class BatchHandler:
-    """Serves batches of calls on the workers that bring the calls.
+    """Serves batches of calls on the threads that bring the calls; dynamic ones one at a time, so
+    that others gather meanwhile.
 
     Args:
         options: how they are batched.
-        serve: is given each batch.
+        serve: serves a batch; returns whether it is done with it, else calls its second argument
+            when it is.
     """
 
-    def __init__(self, options: BatchOptions, serve: Callable[[Call], object]) -> None:
+    def __init__(
+        self, options: BatchOptions, serve: Callable[[Call, Callable[[], None]], bool]
+    ) -> None:
         serve_all = weakref.WeakMethod(self.serve_all)
         self.queue = BatchQueue(options, on_due=lambda: _call(serve_all))
         self._serve = serve
+        self._one_at_a_time = options.dynamic
+        self._lock = threading.RLock()
+        self._busy = False
 
     def __call__(self, reply: RpcDeferredReturn, /, *args: Any, **kwargs: Any) -> None:
         """Takes a call."""
@@ -397,11 +404,35 @@ class BatchHandler:
 
     def serve_all(self) -> None:
         """Serves the batches that are there."""
+        while (batch := self._next()) is not None:
+            done = True
+            try:
+                done = self._serve(batch, self._done)
+            finally:
+                if done:
+                    self._free()
+
+    def _next(self) -> Call | None:
+        if not self._one_at_a_time:
+            return self._take()
+        with self._lock:
+            batch = None if self._busy else self._take()
+            self._busy = self._busy or batch is not None
+            return batch
+
+    def _take(self) -> Call | None:
         try:
-            while (batch := self.queue.take_now()) is not None:
-                self._serve(batch)
+            return self.queue.take_now()
         except Closed:
-            return  # Withdrawn; those that waited have been told.
+            return None  # Withdrawn; those that waited have been told.
+
+    def _done(self) -> None:
+        self._free()
+        self.serve_all()
+
+    def _free(self) -> None:
+        with self._lock:
+            self._busy = False
 
 
 def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:

@@ -18,7 +18,7 @@ from moolink.errors import Error, QueueFull
 if TYPE_CHECKING:
     from moolink.async_handlers import AsyncHandler
     from moolink.batch_layout import Mode
-    from moolink.batching import Call
+    from moolink.batching import BatchOptions, Call
     from moolink.queue import Queue
 
 _FINISH = 0.5  # seconds that tasks have to end when their peer is closed
@@ -36,9 +36,12 @@ class Rpc(RpcCore):
         function: Callable[..., Any],
         batch_size: int | None = None,
         device: str = "cpu",
+        dynamic_batching: bool = False,
         *,
         max_latency: float | None = None,
         pad: bool = False,
+        mode: Mode = "stack",
+        bucket_sizes: Iterable[int] | None = None,
     ) -> None:
         """Lets peers call `function` by `name`.
 
@@ -54,19 +57,32 @@ class Rpc(RpcCore):
         array, a list with that of each call. Its reply is split: see BatchReturn. What the calls
         look like is settled by the first batch that was served; one that differs fails alone.
 
+        With `dynamic_batching` it gets the calls that came while it served the last batch: at least
+        one, whatever earlier batches looked like; what differs from most of a batch fails alone.
+
         Args:
             name: the function's name.
             function: the handler.
-            batch_size: calls of a batch; None: each call on its own.
+            batch_size: calls of a batch (`mode="cat"`: rows); dynamic: at most so many. None: each
+                call on its own, or, dynamic, no limit.
             device: where batches are made; any but "cpu" gives torch tensors.
+            dynamic_batching: take what waits instead of waiting for a full batch.
             max_latency: seconds after which a batch is served that is not full; None: never.
             pad: such a batch is filled up with zeros (values with None), whose replies are dropped;
                 else it is shorter.
+            mode: "stack": arrays along a new first dimension; "cat", only dynamic: along their
+                first one, which may differ from call to call, values repeated for each row.
+            bucket_sizes: rising sizes, of which a dynamic batch gets the next one, filled up with
+                zeros (values with None), so that what is compiled for a shape is compiled a few
+                times only. The largest is the default of batch_size.
 
         Raises:
             ValueError: the name is defined already, or the options contradict one another.
         """
-        self._define(name, function, False, batch_size, device, max_latency, pad)
+        options = _batch_options(
+            batch_size, device, dynamic_batching, mode, max_latency, pad, bucket_sizes
+        )
+        self._define(name, function, False, options)
 
     def define_deferred(
         self,
@@ -74,15 +90,21 @@ class Rpc(RpcCore):
         function: Callable[..., Any],
         batch_size: int | None = None,
         device: str = "cpu",
+        dynamic_batching: bool = False,
         *,
         max_latency: float | None = None,
         pad: bool = False,
+        mode: Mode = "stack",
+        bucket_sizes: Iterable[int] | None = None,
     ) -> None:
         """Like define, but `function` gets an RpcDeferredReturn as its first argument, to reply
         later and from any thread: `deferred(value)` or `deferred.error(exception)`. Dropped without
         a reply, the caller is told so at once. For a batch, it is a BatchReturn.
         """
-        self._define(name, function, True, batch_size, device, max_latency, pad)
+        options = _batch_options(
+            batch_size, device, dynamic_batching, mode, max_latency, pad, bucket_sizes
+        )
+        self._define(name, function, True, options)
 
     def define_queue(
         self,
@@ -103,41 +125,23 @@ class Rpc(RpcCore):
         arguments as a dict. Reply with `callback(value)` or `callback.error(exception)`, from any
         thread. Calls whose callers have stopped waiting are left out.
 
-        With `batch_size`, or `dynamic_batching`, an item is a batch of calls, as in define, and its
-        callback a BatchReturn. A dynamic batch has the calls that wait when it is taken, whatever
-        earlier batches looked like; what differs from most of its calls fails alone.
+        With `batch_size` or `dynamic_batching` an item is a batch of calls, as in define, and its
+        callback a BatchReturn. A dynamic batch has the calls that wait when it is taken.
 
         Args:
             name: the function's name.
-            batch_size: calls of a batch (`mode="cat"`: rows); dynamic: at most so many.
-            device: where batches are made; any but "cpu" gives torch tensors.
-            dynamic_batching: take what waits, at least one call, instead of waiting for a full
-                batch.
             max_size: how many calls may wait; those beyond fail with QueueFull at their callers.
-            max_latency: as in define.
-            pad: as in define.
-            mode: "stack": arrays along a new first dimension; "cat", only dynamic: along their
-                first one, which may differ from call to call, values repeated for each row.
-            bucket_sizes: rising sizes, of which a dynamic batch gets the next one, filled up with
-                zeros (values with None), so that what is compiled for a shape is compiled a few
-                times only. The largest is the default of batch_size.
+            others: as in define.
 
         Raises:
             ValueError: the name is defined already, or the options contradict one another.
         """
-        from moolink.batching import BatchOptions, BatchQueue, CallQueue
+        from moolink.batching import BatchQueue, CallQueue
 
-        buckets = None if bucket_sizes is None else tuple(bucket_sizes)
-        queue: Queue
-        if batch_size is None and not dynamic_batching:
-            if max_latency is not None or pad or mode != "stack" or buckets is not None:
-                raise ValueError(f"queue {name!r}: batching options need batch_size")
-            queue = CallQueue(max_size)
-        else:
-            options = BatchOptions(
-                batch_size, device, dynamic_batching, mode, max_latency, pad, buckets
-            )
-            queue = BatchQueue(options, max_size)
+        options = _batch_options(
+            batch_size, device, dynamic_batching, mode, max_latency, pad, bucket_sizes
+        )
+        queue = CallQueue(max_size) if options is None else BatchQueue(options, max_size)
         # Nobody will ever put a call there once the peer is gone.
         guard = weakref.finalize(self, _close, weakref.ref(queue))
         guard.atexit = False
@@ -196,30 +200,21 @@ class Rpc(RpcCore):
         name: str,
         function: Callable[..., Any],
         deferred: bool,
-        batch_size: int | None,
-        device: str,
-        max_latency: float | None,
-        pad: bool,
+        options: BatchOptions | None,
     ) -> None:
-        batched = batch_size is not None or max_latency is not None or pad
         tasks = _tasks_of(name, function, deferred)
-        if not batched:
-            if tasks is not None:
-                self._serve(name, tasks, _Closing(tasks=tasks))
-            elif deferred:
-                super().define_deferred(name, function)
-            else:
-                super().define(name, function)
-            return
-        if tasks is not None:
-            serve = functools.partial(_start, tasks)
-        else:
-            serve = functools.partial(_defer if deferred else _answer, function)
-        from moolink.batching import BatchHandler, BatchOptions
+        if options is not None:
+            from moolink.batching import BatchHandler
 
-        options = BatchOptions(batch_size, device, max_latency=max_latency, pad=pad)
-        handler = BatchHandler(options, serve)
-        self._serve(name, handler, _Closing(handler.queue, tasks))
+            serve = functools.partial(_defer if deferred else _answer, function)
+            handler = BatchHandler(options, serve if tasks is None else tasks.start_batch)
+            self._serve(name, handler, _Closing(handler.queue, tasks))
+        elif tasks is not None:
+            self._serve(name, tasks, _Closing(tasks=tasks))
+        elif deferred:
+            super().define_deferred(name, function)
+        else:
+            super().define(name, function)
 
     def _serve(self, name: str, receive: Callable[..., object], served: _Closing) -> None:
         super().define_deferred(name, receive)
@@ -278,22 +273,39 @@ def _enqueue(
         reply.refuse(f"the queue of {name!r} is full: {full}; call again later")
 
 
-def _answer(function: Callable[..., Any], batch: Call) -> None:
+def _answer(function: Callable[..., Any], batch: Call, done: Callable[[], None]) -> bool:
     try:
         result = function(*batch.args, **batch.kwargs)
     except BaseException as raised:  # noqa: BLE001 - whatever it is, it is the callers'
         batch.reply.error(raised)
     else:
         batch.reply(result)
+    return True
 
 
-def _defer(function: Callable[..., Any], batch: Call) -> None:
+def _defer(function: Callable[..., Any], batch: Call, done: Callable[[], None]) -> bool:
     try:
         function(batch.reply, *batch.args, **batch.kwargs)
     except BaseException as raised:  # noqa: BLE001 - whatever it is, it is the callers'
         with contextlib.suppress(Error):  # It has replied already.
             batch.reply.error(raised)
+    return True
 
 
-def _start(tasks: AsyncHandler, batch: Call) -> None:
-    tasks(batch.reply, *batch.args, **batch.kwargs)
+def _batch_options(
+    batch_size: int | None,
+    device: str,
+    dynamic: bool,
+    mode: Mode,
+    max_latency: float | None,
+    pad: bool,
+    bucket_sizes: Iterable[int] | None,
+) -> BatchOptions | None:
+    """Returns None if calls are not batched."""
+    asked = batch_size is not None or dynamic or max_latency is not None or pad
+    if not asked and mode == "stack" and bucket_sizes is None:
+        return None
+    from moolink.batching import BatchOptions
+
+    buckets = None if bucket_sizes is None else tuple(bucket_sizes)
+    return BatchOptions(batch_size, str(device), dynamic, mode, max_latency, pad, buckets)

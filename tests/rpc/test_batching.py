@@ -351,6 +351,60 @@ def test_buckets(pair: Pair) -> None:
         assert [f.result().tolist() for f in futures] == [[2 * i + 2] * 2 for i in range(count)]
 
 
+@pytest.mark.parametrize("kind", ["plain", "async", "deferred"])
+def test_handlers_get_what_came_while_they_served(pair: Pair, kind: str) -> None:
+    client, server = pair
+    started, release = threading.Event(), threading.Event()
+    sizes: list[int] = []
+    running: list[int] = []
+
+    def plain(x: np.ndarray) -> np.ndarray:
+        running.append(1)
+        assert len(running) == 1, "two batches at once"
+        sizes.append(len(x))
+        started.set()
+        release.wait(PATIENCE)
+        running.pop()
+        return x * 2
+
+    async def as_task(x: np.ndarray) -> np.ndarray:
+        return await asyncio.to_thread(plain, x)
+
+    options: dict[str, Any] = {"batch_size": 4, "dynamic_batching": True}
+    if kind == "deferred":
+        server.define_deferred("f", lambda reply, x: reply(plain(x)), **options)
+    else:
+        server.define("f", plain if kind == "plain" else as_task, **options)
+    futures = calls(client, "f", [np.array(0)])
+    assert started.wait(PATIENCE)
+    futures += calls(client, "f", [np.array(i) for i in range(1, 8)])
+    until(lambda: server.stats()["calls_received"] == 8, "the calls")
+    until(lambda: server.stats()["calls_running"] <= 1, "them to gather")
+    release.set()
+    assert [int(f.result()) for f in futures] == [2 * i for i in range(8)]
+    assert sizes == [1, 4, 3]
+
+
+def test_a_dynamic_handler_that_raises_goes_on(pair: Pair) -> None:
+    client, server = pair
+
+    def invert(x: list[int]) -> list[float]:
+        return [1 / value for value in x]
+
+    server.define("f", invert, dynamic_batching=True)
+    assert error_of(client.async_("server", "f", 0)).remote_type == "ZeroDivisionError"
+    assert client.sync("server", "f", 4) == 0.25
+
+
+def test_batches_are_made_on_the_device(pair: Pair) -> None:
+    client, server = pair
+    seen: list[Any] = []
+    server.define("f", lambda *x: seen.extend(x), batch_size=2, device="meta", max_latency=0)
+    client.sync("server", "f", torch.zeros(3), np.zeros((2, 2), np.float32))
+    assert [x.device.type for x in seen] == ["meta", "meta"]
+    assert [tuple(x.shape) for x in seen] == [(1, 3), (1, 2, 2)]
+
+
 def test_cat(pair: Pair) -> None:
     client, server = pair
     queue = server.define_queue("q", batch_size=6, dynamic_batching=True, mode="cat")
