@@ -7,6 +7,7 @@ import atexit
 import contextlib
 import functools
 import os
+import selectors
 import threading
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
@@ -148,13 +149,15 @@ class _Background:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._selector: selectors.BaseSelector | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
     def loop(self) -> asyncio.AbstractEventLoop:
         with self._lock:
             if self._loop is None:
-                self._loop = asyncio.new_event_loop()
+                self._selector = selectors.DefaultSelector()
+                self._loop = asyncio.SelectorEventLoop(self._selector)
                 self._thread = threading.Thread(
                     target=_run_loop, args=(self._loop,), name="moolink-asyncio", daemon=True
                 )
@@ -168,6 +171,16 @@ class _Background:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(_EXIT_PATIENCE)
+
+    def abandon(self) -> None:
+        """In a forked child: closes the descriptors; what else there is stays as it is."""
+        atexit.unregister(self.stop)
+        if self._selector is None or self._loop is None:
+            return
+        # Not by closing the loop, which would take them out of the parent's epoll set, too.
+        self._selector.close()
+        for end in ("_ssock", "_csock"):
+            getattr(self._loop, end).close()
 
 
 def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
@@ -189,7 +202,7 @@ _background = _Background()
 def _forget_parent() -> None:
     # The thread does not exist in a forked child, and another one may have held the lock.
     global _background
-    atexit.unregister(_background.stop)
+    _background.abandon()
     _background = _Background()
 
 

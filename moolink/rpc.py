@@ -142,10 +142,11 @@ class Rpc(RpcCore):
             batch_size, device, dynamic_batching, mode, max_latency, pad, bucket_sizes
         )
         queue = CallQueue(max_size) if options is None else BatchQueue(options, max_size)
+        served = _Closing(queue)
+        self._serve(name, functools.partial(_enqueue, name, queue), served)
         # Nobody will ever put a call there once the peer is gone.
-        guard = weakref.finalize(self, _close, weakref.ref(queue))
-        guard.atexit = False
-        self._serve(name, functools.partial(_enqueue, name, queue), _Closing(queue, guard=guard))
+        served.guard = weakref.finalize(self, _close, weakref.ref(queue))
+        served.guard.atexit = False
         return queue
 
     def undefine(self, name: str) -> None:
@@ -228,11 +229,10 @@ class _Closing:
         self,
         queue: Queue | None = None,
         tasks: AsyncHandler | None = None,
-        guard: weakref.finalize[..., Any] | None = None,
     ) -> None:
         self._queue = queue
         self._tasks = tasks
-        self._guard = guard
+        self.guard: weakref.finalize[..., Any] | None = None  # closes the queue with the peer
 
     def finish(self, timeout: float | None) -> None:
         """Waits for tasks that run, for at most ``timeout`` seconds."""
@@ -241,8 +241,8 @@ class _Closing:
 
     def close(self) -> None:
         """Closes the queue."""
-        if self._guard is not None:
-            self._guard.detach()
+        if self.guard is not None:
+            self.guard.detach()
         if self._queue is not None:
             self._queue.close()
 

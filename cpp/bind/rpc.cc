@@ -192,6 +192,9 @@ runtime::CallHandler PyRpc::deferred_handler(std::weak_ptr<Functions> functions,
                                              std::shared_ptr<const ValueOptions> options) {
   return [functions, name, options](const runtime::Incoming& call) {
     serve(call, [&] {
+      if (call.responder->streamed()) {
+        throw nb::type_error("the function replies once: call it with async_ or sync");
+      }
       const nb::object function = function_named(functions, name);
       const auto [arguments, keywords] = decode_call(call.arguments, *options);
       const nb::object deferred =

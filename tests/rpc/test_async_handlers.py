@@ -11,6 +11,7 @@ import weakref
 import pytest
 
 import moolink
+from tests import descriptors
 from tests.rpc.conftest import Pair, Start
 from tests.waiting import PATIENCE, until
 
@@ -390,6 +391,15 @@ def test_the_loop_does_not_keep_the_interpreter(start: Start, how: str) -> None:
     assert child.returncode == 0, err
     assert out == "leaving\n"
     assert "Traceback" not in err
+
+
+def test_a_forked_child_holds_no_descriptors_of_the_loop(pair: Pair) -> None:
+    _, server = pair
+
+    async def f() -> None: ...
+
+    server.define("f", f)
+    assert descriptors.are_gone_in_a_forked_child(descriptors.of_moolink())
 
 
 def test_a_forked_child_has_a_loop_of_its_own(start: Start) -> None:

@@ -255,6 +255,14 @@ def test_a_reply_may_be_an_error(pair: Pair) -> None:
         reply(1)
 
 
+def test_a_queue_is_no_stream(pair: Pair) -> None:
+    client, server = pair
+    queue = server.define_queue("q")
+    with pytest.raises(moolink.RemoteError, match="replies once"):
+        list(client.stream("server", "q"))
+    assert queue.empty()
+
+
 def test_a_dropped_call_is_an_error_at_once(pair: Pair) -> None:
     client, server = pair
     queue = server.define_queue("q")

@@ -133,6 +133,34 @@ TEST("cancel completes the future and tells the handler") {
   CHECK(answers(pair.call("echo", 5), 5, 0));
 }
 
+TEST("what is to be done on cancel is done once, or forgotten with the reply") {
+  Pair pair({wire::PathKind::tcp});
+  std::vector<std::shared_ptr<Responder>> kept(2);
+  std::latch called(2);
+  pair.server->define("keep", [&](const Incoming& call) {
+    kept.at(number_in(call.arguments)) = call.responder;
+    called.count_down();
+  });
+  const auto answered = pair.call("keep", 0);
+  const auto cancelled = pair.call("keep", 1);
+  called.wait();
+  const auto owner = std::make_shared<int>(0);
+  std::atomic<int> wrong{0};
+  kept[0]->on_cancel([&, owner] { ++wrong; });
+  kept[0]->send(payload_of(0));
+  CHECK(answers(answered, 0, 0));
+  CHECK_EQ(owner.use_count(), 1);
+  kept[0]->on_cancel([&, owner] { ++wrong; });
+  CHECK_EQ(owner.use_count(), 1);
+  std::latch told(3);
+  for (int i = 0; i < 2; ++i) kept[1]->on_cancel([&] { told.count_down(); });
+  cancelled->cancel();
+  while (!kept[1]->cancelled()) std::this_thread::yield();
+  kept[1]->on_cancel([&] { told.count_down(); });
+  told.wait();
+  CHECK_EQ(wrong.load(), 0);
+}
+
 TEST("callbacks run once, before or after the end") {
   Pair pair({wire::PathKind::tcp});
   std::latch ran(2);
