@@ -17,7 +17,7 @@ from moolink.batch_replies import Return
 from moolink.errors import CancelledError
 
 if TYPE_CHECKING:
-    from moolink.batching import Call
+    from moolink.batch_stacking import Call
 
 _EXIT_PATIENCE = 1.0  # seconds that tasks have to end when the interpreter exits
 _LOOK_AGAIN = 0.05  # seconds; an event loop that was stopped says nothing

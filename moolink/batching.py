@@ -1,209 +1,19 @@
-"""Calls that are served together: which, how many, and the batch that is made of them."""
+"""Calls that are served together: which, how many, and who serves them."""
 
 from __future__ import annotations
 
 import collections
-import dataclasses
-import functools
+import contextlib
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
-from moolink import batch_layout
 from moolink._core import RpcDeferredReturn, call_later
-from moolink.batch_layout import Mode, Nest, Node, is_array
-from moolink.batch_replies import BatchReturn, Return
-from moolink.errors import Closed
+from moolink.batch_stacking import BatchOptions, Call, Stacker, rows_of
+from moolink.errors import Closed, Error
 from moolink.queue import NOTHING, Queue
-
-
-class Call(NamedTuple):
-    """A call, or a batch of calls: answer with ``reply(value)`` or ``reply.error(exception)``."""
-
-    reply: Return
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-
-class _Arguments(NamedTuple):
-    """What is batched of a call; the names are those in messages about its leaves."""
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class BatchOptions:
-    """How the calls of a function are batched; what each means is said in :class:`moolink.Rpc`.
-
-    Raises:
-        ValueError: the options contradict one another.
-    """
-
-    batch_size: int | None = None
-    device: str = "cpu"
-    dynamic: bool = False
-    mode: Mode = "stack"
-    max_latency: float | None = None
-    pad: bool = False
-    bucket_sizes: tuple[int, ...] | None = None
-
-    def __post_init__(self) -> None:
-        if self.batch_size is not None and self.batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
-        if self.mode not in ("stack", "cat"):
-            raise ValueError(f"mode must be 'stack' or 'cat', got {self.mode!r}")
-        if self.dynamic:
-            self._check_dynamic()
-        else:
-            self._check_static()
-
-    def _check_dynamic(self) -> None:
-        if self.max_latency is not None or self.pad:
-            raise ValueError(
-                "max_latency and pad are for batches of a fixed size: dynamic batching takes the "
-                "calls that wait, and pads to bucket_sizes"
-            )
-        sizes = self.bucket_sizes
-        if sizes is not None and (not sizes or min(sizes) < 1 or sorted(set(sizes)) != list(sizes)):
-            raise ValueError(f"bucket_sizes must rise from at least 1, got {sizes}")
-        if sizes is not None and self.batch_size is not None and self.batch_size > sizes[-1]:
-            raise ValueError(
-                f"batch_size={self.batch_size} does not fit into the largest of {sizes=}"
-            )
-
-    def _check_static(self) -> None:
-        if self.batch_size is None:
-            raise ValueError("batch_size is needed: without it calls are not batched")
-        if self.mode == "cat" or self.bucket_sizes is not None:
-            raise ValueError("mode='cat' and bucket_sizes need dynamic_batching=True")
-        if self.max_latency is not None and not self.max_latency >= 0:
-            raise ValueError(f"max_latency must not be negative, got {self.max_latency}")
-        if self.pad and self.max_latency is None:
-            raise ValueError("pad needs max_latency: without it no batch is incomplete")
-
-    @property
-    def limit(self) -> int | None:
-        """The most calls of a batch (``cat``: rows); None: no limit."""
-        return self.batch_size or (self.bucket_sizes[-1] if self.bucket_sizes else None)
-
-    def padded(self, rows: int) -> int:
-        """How many rows a batch has into which ``rows`` are put."""
-        if self.pad and self.batch_size is not None:
-            return self.batch_size
-        return next((size for size in self.bucket_sizes or () if size >= rows), rows)
-
-
-class Stacker:
-    """Makes batches of calls; whoever uses it holds ``lock``, but for :meth:`require_fit`."""
-
-    def __init__(self, options: BatchOptions) -> None:
-        self.lock = threading.Lock()
-        self._options = options
-        self._layout: Node | None = None
-        self._capacity = 0
-        self._settled = False
-
-    def require_fit(self, call: Call) -> None:
-        """Raises ValueError if the call cannot be in a batch with those that were served so far."""
-        if self._settled:
-            self._check(call)
-
-    def sift(self, calls: list[Call]) -> list[Call]:
-        """Returns those that fit together; the others are answered with what is wrong with them."""
-        if self._layout is not None and all(self._misfit(call) is None for call in calls):
-            return calls
-        if not self._settled:
-            calls = self._follow_most(calls)
-        fitting = []
-        for call in calls:
-            misfit = self._misfit(call)
-            if misfit is None:
-                fitting.append(call)
-            else:
-                call.reply.error(misfit)
-        return fitting
-
-    def stack(self, calls: list[Call]) -> Call:
-        """Makes one call of those that were sifted, in the memory of the batch."""
-        cat = self._options.mode == "cat"
-        sizes = [rows_of(call) for call in calls] if cat else None
-        used = sum(sizes) if sizes is not None else len(calls)
-        rows = self._options.padded(used)
-        layout = self._with_room(rows, calls[0])
-        start = 0
-        for i, call in enumerate(calls):
-            arguments = _Arguments(call.args, call.kwargs)
-            if sizes is None:
-                layout.put_row(arguments, i)
-            else:
-                layout.put_rows(arguments, start, sizes[i], 0)
-                start += sizes[i]
-        layout.pad(used, rows)
-        batch = layout.take(rows)
-        layout.allocate()  # Gives up what was put there.
-        succeeded = functools.partial(self._settle, layout)
-        reply = BatchReturn([call.reply for call in calls], sizes, rows, succeeded)
-        return Call(reply, batch.args, batch.kwargs)
-
-    def _settle(self, layout: Node) -> None:
-        """What batches of a fixed size are made of is settled by the first that was served."""
-        if not self._settled and not self._options.dynamic:
-            self._layout, self._settled = layout, True
-
-    def _check(self, call: Call) -> None:
-        assert self._layout is not None
-        arguments = _Arguments(call.args, call.kwargs)
-        try:
-            self._layout.check(arguments)
-            if self._options.mode == "cat":
-                batch_layout.count_rows(self._layout.rows(arguments))
-        except ValueError as wrong:
-            raise ValueError(f"the call does not fit into the batch: {wrong}") from None
-
-    def _misfit(self, call: Call) -> ValueError | None:
-        try:
-            self._check(call)
-        except ValueError as wrong:
-            return wrong.with_traceback(None)  # the caller's mistake, not this code's
-        return None
-
-    def _follow_most(self, calls: list[Call]) -> list[Call]:
-        """Makes a layout for what most of the calls look like, for the oldest ones in a draw.
-
-        Returns the calls but those of which no batch can be made: they are answered.
-        """
-        groups: dict[Any, list[Call]] = {}
-        for call in calls:
-            groups.setdefault(_signature(call[1:], self._options.mode), []).append(call)
-        refused: set[int] = set()
-        for group in sorted(groups.values(), key=len, reverse=True):
-            try:
-                self._layout = self._build(group[0], max(self._options.limit or 1, len(calls)))
-                break
-            except ValueError as wrong:
-                for call in group:
-                    call.reply.error(wrong)
-                refused.update(id(call) for call in group)
-        return [call for call in calls if id(call) not in refused]
-
-    def _build(self, call: Call, capacity: int) -> Node:
-        options = self._options
-        spec = batch_layout.Spec(options.mode, capacity, 0, options.device)
-        arguments = _Arguments(call.args, call.kwargs)
-        layout = batch_layout.build(arguments, spec)
-        if options.mode == "cat":
-            batch_layout.count_rows(layout.rows(arguments))
-        layout.allocate()
-        self._capacity = capacity
-        return layout
-
-    def _with_room(self, rows: int, like: Call) -> Node:
-        if self._layout is None or rows > self._capacity:
-            self._layout = self._build(like, 1 << (rows - 1).bit_length())
-        return self._layout
 
 
 class BatchQueue(Queue):
@@ -301,20 +111,29 @@ class BatchQueue(Queue):
         return taken
 
     def _finish(self, taken: list[tuple[float, Call]]) -> Any:
+        calls = [call for _, call in taken]
         with self._stacker.lock:
-            calls = self._stacker.sift([call for _, call in taken])
-            if not calls or not self._is_batch(taken, calls):
-                return NOTHING
             try:
-                return self._stacker.stack(calls)
+                if not self._is_batch(taken, calls):
+                    return NOTHING
+                batch = self._stacker.try_stack(calls)
+                if batch is None:
+                    calls = self._stacker.sift(calls)
+                    if not self._is_batch(taken, calls):
+                        return NOTHING
+                    batch = self._stacker.stack(calls)
+                return batch
             except Exception as wrong:  # noqa: BLE001 - such as no memory on the device
                 for call in calls:
-                    call.reply.error(wrong)
+                    with contextlib.suppress(Error):  # It was answered before that.
+                        call.reply.error(wrong)
                 return NOTHING
 
     def _is_batch(self, taken: list[tuple[float, Call]], calls: list[Call]) -> bool:
         """Whether there are enough; else they are put back, to wait for others."""
         options = self._options
+        if not calls:
+            return False
         if options.dynamic or options.batch_size == len(calls):
             return True
         latency = options.max_latency
@@ -438,33 +257,3 @@ class BatchHandler:
 def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:
     if (alive := method()) is not None:
         alive()
-
-
-def rows_of(call: Call) -> int:
-    """The rows that a call brings to a batch in mode cat; 1 if it has none."""
-    return next((leaf.shape[0] for leaf in _leaves(call[1:]) if _rank(leaf) > 0), 1)
-
-
-def _rank(leaf: Any) -> int:
-    return len(leaf.shape) if is_array(leaf) else 0
-
-
-def _leaves(nest: Nest) -> Iterable[Any]:
-    if isinstance(nest, dict):
-        nest = nest.values()
-    elif not isinstance(nest, list | tuple):
-        yield nest
-        return
-    for part in nest:
-        yield from _leaves(part)
-
-
-def _signature(nest: Nest, mode: Mode) -> Any:
-    """What two calls must have in common to be in one batch."""
-    if isinstance(nest, dict):
-        return dict, frozenset((key, _signature(part, mode)) for key, part in nest.items())
-    if isinstance(nest, list | tuple):
-        return type(nest), tuple(_signature(part, mode) for part in nest)
-    if is_array(nest):
-        return type(nest), tuple(nest.shape)[mode == "cat" :], str(nest.dtype)
-    return None

@@ -18,7 +18,7 @@ from moolink.errors import Error, QueueFull
 if TYPE_CHECKING:
     from moolink.async_handlers import AsyncHandler
     from moolink.batch_layout import Mode
-    from moolink.batching import BatchOptions, Call
+    from moolink.batch_stacking import BatchOptions, Call
     from moolink.queue import Queue
 
 _FINISH = 0.5  # seconds that tasks have to end when their peer is closed
@@ -305,7 +305,7 @@ def _batch_options(
     asked = batch_size is not None or dynamic or max_latency is not None or pad
     if not asked and mode == "stack" and bucket_sizes is None:
         return None
-    from moolink.batching import BatchOptions
+    from moolink.batch_stacking import BatchOptions
 
     buckets = None if bucket_sizes is None else tuple(bucket_sizes)
     return BatchOptions(batch_size, str(device), dynamic, mode, max_latency, pad, buckets)
