@@ -174,7 +174,7 @@ def test_a_queue_wakes_for_an_incomplete_batch(pair: Pair) -> None:
     async def main() -> None:
         for i in range(3):
             future = client.async_("server", "q", i)
-            reply, (x,), _ = await asyncio.wait_for(queue._get_async(), PATIENCE)
+            reply, (x,), _ = await asyncio.wait_for(queue, PATIENCE)
             assert x == [i]
             reply(x)
             assert await future == i
@@ -322,9 +322,9 @@ def test_a_consumer_that_waits_gets_the_first_call_at_once(pair: Pair) -> None:
     queue = server.define_queue("q", batch_size=4, dynamic_batching=True)
 
     async def main() -> None:
-        task = asyncio.create_task(queue._get_async())
-        until(lambda: len(queue._waiters) <= 1, "nothing")
+        task = asyncio.ensure_future(queue)
         await asyncio.sleep(0)
+        assert len(queue._waiters) == 1
         future = client.async_("server", "q", 5)
         reply, (x,), _ = await asyncio.wait_for(task, PATIENCE)
         assert x == [5]

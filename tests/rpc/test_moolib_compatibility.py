@@ -327,6 +327,19 @@ def test_the_name_users_know(peers: Peers) -> None:
             fails()
 
 
+def test_brokers_and_groups_take_it() -> None:
+    with (
+        moolib.Rpc("broker") as rpc,
+        moolib.Broker(rpc) as broker,
+        moolib.Rpc("member") as member,
+        moolib.Group(member, "group") as group,
+    ):
+        broker.update()
+        member.connect(rpc.listen("127.0.0.1:0")[0])
+        until(lambda: group.update() or bool(group.members()), "the group")
+        assert group.members() == ["member"]
+
+
 def test_calls_to_many_peers() -> None:
     names = [f"peer {i}" for i in range(3)]
     others = [moolib.Rpc(name) for name in names]
@@ -405,7 +418,7 @@ def test_queue() -> None:
         queue.enqueue("two")
         assert await queue == 1
         assert await queue == "two"
-        cancelled = asyncio.create_task(queue._get_async())
+        cancelled = asyncio.ensure_future(queue)
         await asyncio.sleep(0)
         cancelled.cancel()
         await asyncio.sleep(0)

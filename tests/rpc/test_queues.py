@@ -165,7 +165,7 @@ def test_a_cancelled_awaiter_eats_no_item() -> None:
 def test_waiters_of_a_loop_that_was_closed_harm_nobody() -> None:
     queue = moolink.Queue()
     loop = asyncio.new_event_loop()
-    gone = loop.create_task(queue._get_async())
+    gone = asyncio.ensure_future(queue, loop=loop)
     loop.run_until_complete(asyncio.sleep(0))
     assert len(queue._waiters) == 1
     loop.close()
