@@ -9,6 +9,7 @@ from collections.abc import Generator
 from typing import Any
 
 from moolink import batch_layout, deadlines
+from moolink._core import LentSlot
 from moolink.batch_layout import Mode, Nest, Node
 from moolink.errors import Closed, QueueFull, TimeoutError
 
@@ -111,7 +112,9 @@ class Batcher:
             Closed: the batcher is closed and no finished batch is left.
         """
         with self._changed:
-            if not self._changed.wait_for(lambda: self._batches or self._closed, timeout):
+            with LentSlot():
+                finished = self._changed.wait_for(lambda: self._batches or self._closed, timeout)
+            if not finished:
                 raise TimeoutError(
                     f"no batch of {self._size} was finished within {timeout:g} s; "
                     f"the next one holds {self._filled} so far"
@@ -154,10 +157,11 @@ class Batcher:
                 "add fewer rows at a time, or do not limit the wait"
             )
         with self._changed:
-            room = self._changed.wait_for(
-                lambda: len(self._batches) + finished <= bound or self._closed,
-                deadlines.left(deadline),
-            )
+            with LentSlot():
+                room = self._changed.wait_for(
+                    lambda: len(self._batches) + finished <= bound or self._closed,
+                    deadlines.left(deadline),
+                )
             if self._closed:
                 raise Closed("the batcher was closed while an item waited for room")
             if not room:

@@ -3,6 +3,8 @@ import collections
 import gc
 import os
 import signal
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -323,3 +325,22 @@ class TestWaiting:
 
 async def _await(batcher: Batcher):
     return await batcher
+
+
+def test_a_handler_that_waits_for_a_batch_lends_its_slot() -> None:
+    program = """
+import moolink
+moolink.set_max_threads(1)
+with moolink.Rpc("server") as server, moolink.Rpc("client", timeout=20) as client:
+    client.connect(server.listen("127.0.0.1:0")[0])
+    batcher = moolink.Batcher(1)
+    server.define("take", batcher.get)
+    server.define("put", batcher.stack)
+    taken = client.async_("server", "take")
+    client.sync("server", "put", "item")
+    print(taken.result())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == "['item']\n", done.stderr
