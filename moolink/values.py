@@ -7,7 +7,8 @@ scalars, and arrays of numpy, torch, JAX or anything with ``__dlpack__``; of the
 of ``datetime``; of the frameworks ``torch.Size``, ``torch.dtype``, ``torch.device`` and
 ``numpy.dtype`` (of numbers).
 
-Exact types come back. A receiver builds what it has registered and nothing else: no module is
+Exact types come back; of numpy's several names for one element type (``longlong``) the one that
+says its size. A receiver builds what it has registered and nothing else: no module is
 imported, and no code looked up, because of what a peer sent.
 """
 
@@ -104,44 +105,87 @@ def _register_standard_library() -> None:
     register(
         collections.OrderedDict,
         to_state=lambda value: tuple(value.items()),
-        from_state=collections.OrderedDict,
+        from_state=lambda state: collections.OrderedDict(_pair(item) for item in _tuple(state)),
     )
     register(
         collections.deque,
         to_state=lambda value: (tuple(value), value.maxlen),
-        from_state=lambda state: collections.deque(*state),
+        from_state=_deque_from_state,
     )
     register(
         range,
         to_state=lambda value: (value.start, value.stop, value.step),
-        from_state=lambda state: range(*state),
+        from_state=lambda state: range(*_tuple(state, 3)),
     )
     register(
         slice,
         to_state=lambda value: (value.start, value.stop, value.step),
-        from_state=lambda state: slice(*state),
+        from_state=lambda state: slice(*_tuple(state, 3)),
     )
     register(
         fractions.Fraction,
-        # Not as text: "1e999999999" would keep the receiver busy for hours.
         to_state=lambda value: (value.numerator, value.denominator),
-        from_state=lambda state: fractions.Fraction(*state),
+        from_state=_fraction_from_state,
     )
-    register(decimal.Decimal, to_state=str, from_state=decimal.Decimal)
-    register(uuid.UUID, to_state=str, from_state=uuid.UUID)
-    register(datetime.date, to_state=str, from_state=datetime.date.fromisoformat)
+    for cls, from_text in (
+        (decimal.Decimal, decimal.Decimal),
+        (uuid.UUID, uuid.UUID),
+        (datetime.date, datetime.date.fromisoformat),
+    ):
+        register(cls, to_state=str, from_state=_from_text(from_text))
     register(
         datetime.timedelta,
         to_state=lambda value: (value.days, value.seconds, value.microseconds),
-        from_state=lambda state: datetime.timedelta(*state),
+        from_state=lambda state: datetime.timedelta(*_tuple(state, 3)),
     )
     register(
         datetime.timezone,
-        to_state=lambda value: value.utcoffset(None),
-        from_state=datetime.timezone,
+        to_state=_timezone_state,
+        from_state=lambda state: datetime.timezone(*_tuple(state)),
     )
     register(datetime.datetime, to_state=_datetime_state, from_state=_datetime_from_state)
     register(datetime.time, to_state=_time_state, from_state=_time_from_state)
+
+
+# A peer may send any value as a state. Unpacking a `range(10**18)` or reading "1e999999999" as a
+# fraction would keep this process busy for hours: a state is what to_state writes, or refused.
+
+
+def _tuple(state: object, size: int | None = None) -> tuple[Any, ...]:
+    if type(state) is not tuple or (size is not None and len(state) != size):
+        raise ValueError("the state is of another form than this type's")
+    return state
+
+
+def _pair(item: object) -> tuple[Any, Any]:
+    key, value = _tuple(item, 2)
+    return key, value
+
+
+def _from_text(make: Callable[[str], T]) -> Callable[[Any], T]:
+    def from_state(state: object) -> T:
+        if type(state) is not str:
+            raise ValueError("the state is of another form than this type's")
+        return make(state)
+
+    return from_state
+
+
+def _deque_from_state(state: object) -> collections.deque[Any]:
+    items, maxlen = _tuple(state, 2)
+    return collections.deque(_tuple(items), maxlen)
+
+
+def _fraction_from_state(state: object) -> fractions.Fraction:
+    numerator, denominator = _tuple(state, 2)
+    if type(numerator) is not int or type(denominator) is not int:
+        raise ValueError("the terms of a fraction are integers")
+    return fractions.Fraction(numerator, denominator)
+
+
+def _timezone_state(value: datetime.timezone) -> object:
+    offset, name = value.utcoffset(None), value.tzname(None)
+    return (offset,) if name == datetime.timezone(offset).tzname(None) else (offset, name)
 
 
 def _datetime_state(value: datetime.datetime) -> object:
@@ -151,34 +195,37 @@ def _datetime_state(value: datetime.datetime) -> object:
     )
 
 
-def _datetime_from_state(state: tuple[Any, ...]) -> datetime.datetime:
-    return datetime.datetime(*state[:8], fold=state[8])
+def _datetime_from_state(state: object) -> datetime.datetime:
+    *fields, fold = _tuple(state, 9)
+    return datetime.datetime(*fields, fold=fold)
 
 
 def _time_state(value: datetime.time) -> object:
     return (value.hour, value.minute, value.second, value.microsecond, value.tzinfo, value.fold)
 
 
-def _time_from_state(state: tuple[Any, ...]) -> datetime.time:
-    return datetime.time(*state[:5], fold=state[5])
+def _time_from_state(state: object) -> datetime.time:
+    *fields, fold = _tuple(state, 6)
+    return datetime.time(*fields, fold=fold)
 
 
 def _register_torch(torch: Any) -> None:
-    register(torch.Size, name="torch:Size", to_state=tuple, from_state=torch.Size)
-    register(torch.device, name="torch:device", to_state=str, from_state=torch.device)
-
-    def dtype_from_state(name: str) -> object:
-        dtype = getattr(torch, name, None)
-        if not isinstance(dtype, torch.dtype):
-            raise ValueError(f"torch has no dtype {name!r} here")
-        return dtype
-
     register(
-        torch.dtype,
-        name="torch:dtype",
-        to_state=lambda dtype: str(dtype).removeprefix("torch."),
-        from_state=dtype_from_state,
+        torch.Size,
+        name="torch:Size",
+        to_state=tuple,
+        from_state=lambda state: torch.Size(_tuple(state)),
     )
+    register(torch.device, name="torch:device", to_state=str, from_state=_from_text(torch.device))
+    # Looked up here and not in torch, which imports a module when it is asked for its name.
+    dtypes = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
+
+    def dtype_from_text(name: str) -> object:
+        if name not in dtypes:
+            raise ValueError(f"torch has no dtype {name!r} here")
+        return dtypes[name]
+
+    register(torch.dtype, name="torch:dtype", to_state=str, from_state=_from_text(dtype_from_text))
 
 
 def _register_numpy_dtypes(numpy: Any) -> None:
@@ -199,7 +246,7 @@ def _register_numpy_dtypes(numpy: Any) -> None:
             getattr(numpy.dtypes, name),
             name=f"numpy:{name}",
             to_state=dtype_state,
-            from_state=dtype_from_state,
+            from_state=_from_text(dtype_from_state),
         )
 
 

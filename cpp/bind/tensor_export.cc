@@ -153,7 +153,24 @@ nb::object shape_tuple(const tensor::Shape& shape) {
   return owner;
 }
 
+// numpy raises when such an element is looked at, wherever that is.
+void check_characters(std::span<const std::byte> memory) {
+  constexpr char32_t kLast = 0x10ffff;
+  for (std::size_t i = 0; i + sizeof(char32_t) <= memory.size(); i += sizeof(char32_t)) {
+    char32_t character = 0;
+    std::memcpy(&character, memory.data() + i, sizeof(character));
+    if (character > kLast) {
+      throw Exception(ErrorCode::wire,
+                      "a received array of strings has an element that is no "
+                      "character");
+    }
+  }
+}
+
 nb::object to_numpy(ReceivedTensor received, const wire::TensorHead& head) {
+  if (head.numpy_type.starts_with("<U")) {
+    check_characters({received.memory.data(), received.memory.size()});
+  }
   const nb::object dtype = numpy_dtype(head);
   const nb::object shape = shape_tuple(head.shape);
   // Importing a module that is there costs as much as the rest of this function.
@@ -231,7 +248,14 @@ nb::object export_tensor(MutableBuffer memory, const wire::TensorHead& head, Arr
 
 nb::object export_scalar(std::span<const std::byte> value, const wire::TensorHead& head) {
   const nb::object bytes = nb::bytes(reinterpret_cast<const char*>(value.data()), value.size());
-  return nb::module_::import_("numpy").attr("frombuffer")(bytes, numpy_dtype(head))[0];
+  // A string ends with its last character that is not NUL when numpy reads it from memory; as a
+  // scalar it keeps its NULs.
+  const char kind = head.numpy_type.empty() ? 'x' : head.numpy_type[1];
+  if (kind == 'S') return numpy_attribute("bytes_")(bytes);
+  if (kind == 'U') {
+    return numpy_attribute("str_")(bytes.attr("decode")("utf-32-le", "surrogatepass"));
+  }
+  return numpy_attribute("frombuffer")(bytes, numpy_dtype(head))[0];
 }
 
 void bind_tensors(nb::module_& m) {

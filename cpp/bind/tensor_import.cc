@@ -4,6 +4,7 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
 #include <cstring>
 #include <unordered_map>
 #include <utility>
@@ -143,11 +144,19 @@ const NumpyType& numpy_type(nb::handle dtype) {
 ImportedTensor import_numpy(nb::object array) {
   const nb::object dtype = array.attr("dtype");
   const NumpyType& type = numpy_type(dtype);
-  if (!type.native) return import_numpy(array.attr("astype")(dtype.attr("newbyteorder")("=")));
+  if (!type.native) {
+    // Not astype: for dates without a unit it takes the array's own type to be meant.
+    const nb::object native = dtype.attr("newbyteorder")("=");
+    return import_numpy(array.attr("byteswap")().attr("view")(native));
+  }
   ImportedTensor imported;
   imported.framework = Framework::numpy;
   imported.numpy_type = type.description;
   imported.tensor.dtype = type.dtype;
+  if (imported.item_size() == 0) {
+    type_error("numpy arrays of dtype " + text_of(dtype) +
+               " cannot be sent: their elements have no bytes; convert them to a longer one");
+  }
   Py_buffer view;
   if (PyObject_GetBuffer(array.ptr(), &view, PyBUF_STRIDES) != 0) throw nb::python_error();
   bool whole_strides = true;
@@ -167,6 +176,14 @@ ImportedTensor import_numpy(nb::object array) {
   return imported;
 }
 
+// The first line of what a framework says, which may go on with the frames of its C++.
+std::string first_line(nb::python_error& e) {
+  const nb::object text = nb::steal(PyObject_Str(e.value().ptr()));
+  if (!text.is_valid()) throw nb::python_error();
+  const auto whole = nb::cast<std::string>(text);
+  return whole.substr(0, whole.find('\n'));
+}
+
 void take_layout(const DLTensor& from, ImportedTensor& imported) {
   imported.tensor.data = static_cast<std::byte*>(from.data) + from.byte_offset;
   imported.tensor.shape.assign(from.shape, from.shape + from.ndim);
@@ -176,6 +193,12 @@ void take_layout(const DLTensor& from, ImportedTensor& imported) {
     imported.tensor.strides.assign(from.strides, from.strides + from.ndim);
   }
   imported.tensor.device = {from.device.device_type, from.device.device_id};
+  const auto elements = tensor::element_count(imported.tensor.shape);
+  if (from.data == nullptr && elements != 0U) {
+    type_error("a tensor of shape " + tensor::shape_text(imported.tensor.shape) +
+               " has no memory: its storage was freed (resize_(0)), or it only stands for its "
+               "values; send a clone that holds them");
+  }
 }
 
 // The importer of a capsule that is not renamed: its destructor frees the tensor when the last
@@ -275,7 +298,12 @@ ImportedTensor import_torch(nb::object value, const DLPackExchangeAPI* api) {
   ImportedTensor imported;
   if (api != nullptr && api->dltensor_from_py_object_no_sync != nullptr) {
     DLTensor tensor;
-    if (api->dltensor_from_py_object_no_sync(value.ptr(), &tensor) != 0) throw nb::python_error();
+    if (api->dltensor_from_py_object_no_sync(value.ptr(), &tensor) != 0) {
+      nb::python_error e;
+      if (!e.matches(PyExc_RuntimeError)) throw e;
+      type_error("a torch.Tensor without plain memory cannot be read (" + first_line(e) +
+                 "): send it outside of torch.func transforms, nested tensors one by one");
+    }
     take_layout(tensor, imported);
     imported.owner = std::move(value);
   } else {
@@ -314,7 +342,8 @@ ArrayKind parse_array_kind(std::string_view text) {
 }
 
 std::size_t ImportedTensor::item_size() const {
-  return numpy_type.empty() ? tensor::item_size(tensor.dtype) : wire::numpy_item_size(numpy_type);
+  return numpy_type.empty() ? tensor::item_size(tensor.dtype)
+                            : wire::numpy_item_size(numpy_type).value_or(0);
 }
 
 std::size_t ImportedTensor::bytes() const {
@@ -379,10 +408,14 @@ std::optional<wire::TensorHead> import_scalar(nb::handle value, std::string& byt
   if (PyObject_TypeCheck(value.ptr(), reinterpret_cast<PyTypeObject*>(generic)) == 0) {
     return std::nullopt;
   }
-  const NumpyType& type = numpy_type(value.attr("dtype"));
+  const nb::object dtype = value.attr("dtype");
+  const NumpyType& type = numpy_type(dtype);
   wire::TensorHead head{Framework::numpy, type.dtype, type.description, {}};
+  // A subclass is something else, and would come back as less.
+  if (!value.type().is(dtype.attr("type"))) return std::nullopt;
   const nb::bytes raw = nb::cast<nb::bytes>(value.attr("tobytes")());
-  bytes.assign(raw.c_str(), raw.size());
+  // The empty string has a byte or four of its own in memory.
+  bytes.assign(raw.c_str(), std::min(raw.size(), head.item_size()));
   return head;
 }
 

@@ -181,11 +181,18 @@ void ValueEncoder::write_tuple_items(PyObject* value) {
 }
 
 void ValueEncoder::write_set_items(PyObject* value) {
+  const Py_ssize_t size = PySet_GET_SIZE(value);
   const nb::object iterator = nb::steal(PyObject_GetIter(value));
   if (!iterator.is_valid()) throw nb::python_error();
-  // The iterator itself notices a set that changes its size.
-  while (PyObject* item = PyIter_Next(iterator.ptr())) write(nb::steal(item).ptr());
+  // The iterator notices a set that changes its size, not one that loses and gains an item.
+  Py_ssize_t written = 0;
+  while (PyObject* item = PyIter_Next(iterator.ptr())) {
+    const nb::object owner = nb::steal(item);
+    if (written++ == size) changed("set");
+    write(owner.ptr());
+  }
   if (PyErr_Occurred() != nullptr) throw nb::python_error();
+  if (written != size) changed("set");
 }
 
 void ValueEncoder::write_dict(PyObject* value) {

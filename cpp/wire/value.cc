@@ -40,24 +40,26 @@ bool is_time_unit(std::string_view text) {
 
 }  // namespace
 
-std::size_t numpy_item_size(std::string_view text) {
-  if (text.size() < 3 || text.size() > kMaxNumpyType) return 0;
+std::optional<std::size_t> numpy_item_size(std::string_view text) {
+  if (text.size() < 3 || text.size() > kMaxNumpyType) return std::nullopt;
+  if (text == "<U0" || text == "|S0") return 0;
   const char order = text[0];
   const char kind = text[1];
   text.remove_prefix(2);
   std::uint64_t number = 0;
-  if (!read_digits(text, number)) return 0;
+  if (!read_digits(text, number)) return std::nullopt;
   if (order == '<' && (kind == 'M' || kind == 'm')) {
-    return number == 8 && is_time_unit(text) ? 8 : 0;
+    if (number != 8 || !is_time_unit(text)) return std::nullopt;
+    return 8;
   }
-  if (!text.empty()) return 0;
+  if (!text.empty()) return std::nullopt;
   if (order == '<' && kind == 'U') return number * 4;
   if (order == '|' && kind == 'S') return number;
-  return 0;
+  return std::nullopt;
 }
 
 std::size_t TensorHead::item_size() const {
-  return numpy_type.empty() ? tensor::item_size(dtype) : numpy_item_size(numpy_type);
+  return numpy_type.empty() ? tensor::item_size(dtype) : numpy_item_size(numpy_type).value_or(0);
 }
 
 void ValueWriter::too_large(std::size_t size) const {
@@ -251,7 +253,7 @@ void ValueReader::read_element_type() {
   const std::uint8_t number = reader_.byte();
   if (number == kNumpyType) {
     tensor_.numpy_type = reader_.text();
-    if (numpy_item_size(tensor_.numpy_type) == 0) fail("an unknown element type of numpy");
+    if (!numpy_item_size(tensor_.numpy_type)) fail("an unknown element type of numpy");
   } else if (number < tensor::kDTypes) {
     tensor_.dtype = static_cast<tensor::DType>(number);
   } else {
@@ -270,6 +272,7 @@ void ValueReader::read_tensor() {
   bool is_inline = false;
   reader_(framework, is_inline);
   read_element_type();
+  if (tensor_.item_size() == 0) fail("a tensor whose elements have no bytes");
   tensor_.framework = framework;
   const std::size_t dimensions = reader_.count();
   if (dimensions > tensor::kMaxDimensions) fail("a tensor of too many dimensions");

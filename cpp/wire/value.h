@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -75,9 +76,10 @@ struct TensorHead {
   std::size_t item_size() const;
 };
 
-// Bytes of an element of numpy's dates, durations, strings and byte strings; 0 when the text is not
-// exactly the description of one of these.
-std::size_t numpy_item_size(std::string_view numpy_type);
+// Bytes of an element of numpy's dates, durations, strings and byte strings; empty when the text is
+// not exactly the description of one of these. An empty string takes 0 bytes ("<U0"); only scalars
+// can be of such a type.
+std::optional<std::size_t> numpy_item_size(std::string_view numpy_type);
 
 // Tensors up to this size lie in the body; larger ones are parts.
 inline constexpr std::size_t kInlineTensorBytes = 64;

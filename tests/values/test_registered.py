@@ -147,6 +147,7 @@ STANDARD_LIBRARY = [
     datetime.datetime(2024, 2, 29),
     datetime.time(1, 2, 3, tzinfo=datetime.timezone(datetime.timedelta(hours=2))),
     datetime.timedelta(days=-1, microseconds=3),
+    datetime.timezone(datetime.timedelta(hours=-5), "EST"),
     np.dtype(np.float32),
     np.dtype(">i8"),
     np.dtype("M8[ns]"),
@@ -160,6 +161,8 @@ def test_standard_library(value: Any) -> None:
     assert again == value
     if isinstance(value, collections.deque):
         assert again.maxlen == value.maxlen
+    if isinstance(value, datetime.timezone):
+        assert again.tzname(None) == value.tzname(None)
     if isinstance(value, datetime.datetime):
         assert (again.fold, again.tzinfo) == (value.fold, value.tzinfo)
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from moolink import _core
+from tests.values.conftest import Echo
+from tests.values.strategies import canonical, examples, random_array
 
 torch = pytest.importorskip("torch")
 
@@ -40,6 +45,66 @@ def test_every_dtype(dtype: Any, shape: tuple[int, ...]) -> None:
     assert again.shape == tensor.shape
     assert again.is_contiguous()
     assert same_bytes(again, tensor)
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    sorted({d for d in vars(torch).values() if isinstance(d, torch.dtype)}, key=str),
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore")  # torch's own about dtypes that it is giving up
+def test_every_dtype_that_torch_has(dtype: Any) -> None:
+    memory = torch.arange(48, dtype=torch.uint8)
+    try:
+        tensor = memory.view(dtype)
+    except RuntimeError:
+        if dtype in DTYPES:
+            raise
+        tensor = torch.empty(3, dtype=torch.uint8).to(torch.float32)
+        tensor = torch.quantize_per_tensor(tensor, 0.1, 0, dtype)
+    if dtype in DTYPES:
+        assert canonical(round_trip(tensor)) == canonical(tensor)
+    else:
+        with pytest.raises(TypeError, match=re.escape(str(dtype))):
+            _core.encode(tensor)
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> Any:
+    dtype = draw(st.sampled_from(DTYPES))
+    shape = draw(
+        st.lists(st.integers(0, 6), max_size=4) | st.sampled_from([[5000], [70, 90], [3, 1, 2000]])
+    )
+    one = torch.empty(0, dtype=dtype).element_size()
+    memory = random_array(np.dtype("u1"), (int(np.prod(shape)) * one,), draw(st.integers(0, 2**32)))
+    if dtype == torch.bool:
+        memory %= 2
+    # An empty tensor has no bytes that could be viewed.
+    tensor = torch.from_numpy(memory).view(dtype) if memory.size else torch.empty(0, dtype=dtype)
+    tensor = tensor.reshape(shape)
+    if draw(st.booleans()) and shape:
+        steps = [slice(draw(st.integers(0, 2)), None, draw(st.integers(1, 3))) for _ in shape]
+        tensor = tensor[tuple(steps)].permute(draw(st.permutations(range(len(shape)))))
+    if draw(st.integers(0, 3)) == 0:
+        tensor = tensor.expand(draw(st.integers(0, 3)), *tensor.shape)
+    if dtype.is_complex:
+        tensor = draw(st.sampled_from([tensor, tensor.conj(), tensor.conj().imag]))
+    return tensor
+
+
+@examples(100)
+@given(tensor=tensors())
+def test_tensors(echo: Echo, tensor: Any) -> None:
+    before = canonical(tensor)
+    first, second = echo(tensor), echo(tensor)
+    for received in (first, second):
+        assert canonical(received) == before
+        assert received.is_contiguous()
+        assert received.numel() == 0 or received.data_ptr() % 64 == 0
+    if first.numel():
+        first.reshape(-1).view(torch.uint8).zero_()
+    assert canonical(second) == before
+    assert canonical(tensor) == before
 
 
 def test_scalars() -> None:
@@ -99,6 +164,42 @@ def test_conjugated_and_negated_views_arrive_as_they_read() -> None:
 def test_what_cannot_be_read_is_refused_by_name(make: Any, reason: str) -> None:
     with pytest.raises(TypeError, match=reason):
         _core.encode(make())
+
+
+def freed() -> Any:
+    tensor = torch.ones(5000)
+    tensor.untyped_storage().resize_(0)  # as sharded training frees parameters
+    return tensor
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        freed,
+        lambda: torch._efficientzerotensor((500,)),
+        lambda: torch._to_functional_tensor(torch.ones(500)),
+    ],
+    ids=["freed", "zeros", "functional"],
+)
+def test_tensors_without_memory_are_refused(make: Any) -> None:
+    with pytest.raises(TypeError, match="has no memory"):
+        _core.encode(make())
+    assert round_trip(freed()[:0]).shape == (0,)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch's own: nested tensors are a prototype
+def test_tensors_of_transforms_are_refused() -> None:
+    def refused(tensor: Any) -> None:
+        with pytest.raises(TypeError, match=r"torch\.func"):
+            _core.encode(tensor)
+
+    def send(tensor: Any) -> Any:
+        refused(tensor)
+        return tensor.sum()
+
+    torch.func.vmap(send)(torch.zeros(300, 3))
+    torch.func.grad(send)(torch.zeros(300))
+    refused(torch.nested.nested_tensor([torch.zeros(2), torch.zeros(300)]))
 
 
 def test_subclasses_are_refused() -> None:
