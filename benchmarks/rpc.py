@@ -1,269 +1,187 @@
-"""RPC between two processes: moolink beside pyzmq, interleaved in one run.
+"""RPC between two processes: moolink beside its peers and the machine's raw limits, in one run.
 
-    python benchmarks/rpc.py
+    python benchmarks/rpc.py                       all peers that are installed
+    python benchmarks/rpc.py --quick               whether everything runs; the figures mean nothing
+    python benchmarks/rpc.py --peers moolink-shm pyzmq-ipc
 
-An echo of an int: latency of single calls (p50, p99), calls a second with 64 and 1,000 in flight,
-and the CPU time of both processes together a call. A float32 array sent to the server, which
-replies with its first element: GB/s. Each figure is the median over the rounds; in every round each
-peer gets its turn, so that other load on the machine hits all alike.
+An echo of an int: latency of single calls (p50, p99), calls a second with 1, 64 and 1,000 in
+flight, and the CPU time of both processes together a call. A float32 array of 1, 16 and 64 MB: one
+way (the handler returns nothing; the next is sent when the reply is there), echo (both ways count),
+and pipelined (one way, four in flight). Beside them what the machine allows: a copy in memory, one
+copy between processes, two copies through a ring in shared memory, a Unix socket and TCP over
+loopback, in C.
+
+Each peer has a client process and a server process of its own. In every round each gets its turn
+while the others wait, so that other load on the machine hits all alike; figures are medians over
+the rounds. A peer that is not installed is left out, with the reason: pyzmq and grpcio come with
+moolink[bench], torch with moolink[torch], Ray (which brings much) with moolink[bench-ray].
 """
 
 from __future__ import annotations
 
 import argparse
-import collections
+import contextlib
+import json
 import os
-import pickle
-import statistics
+import platform
 import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Callable
-from typing import Any, Protocol
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
 
-import numpy as np
+from rpc_peers import PEERS, limits, measure, report
 
-import moolink
-
-SIZES = {"1 MB": 1 << 20, "16 MB": 16 << 20, "64 MB": 64 << 20}
+ROOT = Path(__file__).resolve().parents[1]
+PICTURE = ROOT / "docs" / "results" / "rpc.png"
 
 
-class Client(Protocol):
-    def call(self, function: str, value: Any) -> Any: ...
-    def calls(self, count: int, in_flight: int) -> None: ...
-    def close(self) -> None: ...
+class ClientProcess:
+    """A peer's client, which measures one round whenever it is told to."""
 
-
-FUNCTIONS: dict[str, Callable[[Any], Any]] = {
-    "echo": lambda x: x,
-    "first": lambda x: float(x[0]),
-    "cpu": lambda _: time.process_time(),
-}
-
-
-# --- moolink
-
-
-class MoolinkClient:
-    def __init__(self, transport: str, address: str) -> None:
-        self._rpc = moolink.Rpc(transports=moolink_transports(transport))
-        self._rpc.connect(address)
-        self._rpc.sync("server", "cpu", None)
-        if transport == "shm":
-            # The connection over shared memory is made once the two have met.
-            deadline = time.monotonic() + 5
-            while self._rpc.explain("server")["path"] != "shm":
-                if time.monotonic() > deadline:
-                    raise RuntimeError(f"no shm path: {self._rpc.explain('server')}")
-                time.sleep(0.01)
-
-    def call(self, function: str, value: Any) -> Any:
-        return self._rpc.sync("server", function, value)
-
-    def calls(self, count: int, in_flight: int) -> None:
-        futures: collections.deque[moolink.Future] = collections.deque()
-        for i in range(count):
-            if len(futures) == in_flight:
-                futures.popleft().result()
-            futures.append(self._rpc.async_("server", "echo", i))
-        for future in futures:
-            future.result()
-
-    def close(self) -> None:
-        self._rpc.close()
-
-
-def moolink_transports(transport: str) -> list[str]:
-    return ["tcp"] if transport == "tcp" else ["shm", "tcp"]
-
-
-def serve_moolink(transport: str) -> None:
-    with moolink.Rpc("server", transports=moolink_transports(transport)) as rpc:
-        for name, function in FUNCTIONS.items():
-            rpc.define(name, function)
-        print(rpc.listen("127.0.0.1:0")[0], flush=True)
-        sys.stdin.read()
-
-
-# --- pyzmq: pickles with the array's bytes out of band, as its documentation recommends
-
-
-class ZmqClient:
-    def __init__(self, _: str, address: str) -> None:
-        import zmq
-
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.set_hwm(0)
-        self._socket.connect(address)
-
-    def _send(self, function: str, value: Any) -> None:
-        self._socket.send_multipart(pack((function, value)), copy=False)
-
-    def _receive(self) -> Any:
-        return unpack(self._socket.recv_multipart(copy=False))
-
-    def call(self, function: str, value: Any) -> Any:
-        self._send(function, value)
-        return self._receive()
-
-    def calls(self, count: int, in_flight: int) -> None:
-        sent = 0
-        for received in range(count):
-            while sent < count and sent - received < in_flight:
-                self._send("echo", sent)
-                sent += 1
-            self._receive()
-
-    def close(self) -> None:
-        self._socket.close(0)
-        self._context.term()
-
-
-def pack(value: Any) -> list[Any]:
-    buffers: list[pickle.PickleBuffer] = []
-    body = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
-    return [body, *[b.raw() for b in buffers]]
-
-
-def unpack(frames: list[Any]) -> Any:
-    return pickle.loads(frames[0].buffer, buffers=[f.buffer for f in frames[1:]])
-
-
-def serve_zmq(transport: str) -> None:
-    import zmq
-
-    socket = zmq.Context().socket(zmq.ROUTER)
-    socket.set_hwm(0)
-    if transport == "tcp":
-        port = socket.bind_to_random_port("tcp://127.0.0.1")
-        print(f"tcp://127.0.0.1:{port}", flush=True)
-    else:
-        address = f"ipc://{tempfile.mkdtemp()}/socket"
-        socket.bind(address)
-        print(address, flush=True)
-    while True:
-        identity, *frames = socket.recv_multipart(copy=False)
-        function, value = unpack(frames)
-        socket.send_multipart([identity, *pack(FUNCTIONS[function](value))], copy=False)
-
-
-PEERS: dict[str, tuple[Callable[[str, str], Client], Callable[[str], None], str]] = {
-    "moolink-shm": (MoolinkClient, serve_moolink, "shm"),
-    "moolink-tcp": (MoolinkClient, serve_moolink, "tcp"),
-    "pyzmq-ipc": (ZmqClient, serve_zmq, "ipc"),
-    "pyzmq-tcp": (ZmqClient, serve_zmq, "tcp"),
-}
-
-
-# --- measuring
-
-
-def cpu_seconds(client: Client) -> float:
-    server: float = client.call("cpu", None)
-    return time.process_time() + server
-
-
-def measure_latency(client: Client, calls: int) -> dict[str, float]:
-    samples = []
-    for i in range(calls // 10):
-        client.call("echo", i)
-    before = cpu_seconds(client)
-    for i in range(calls):
-        start = time.perf_counter()
-        client.call("echo", i)
-        samples.append(time.perf_counter() - start)
-    spent = cpu_seconds(client) - before
-    samples.sort()
-    return {
-        "p50 us": samples[calls // 2] * 1e6,
-        "p99 us": samples[calls * 99 // 100] * 1e6,
-        "cpu us/call": spent / calls * 1e6,
-    }
-
-
-def measure_throughput(client: Client, calls: int, in_flight: int) -> dict[str, float]:
-    before = cpu_seconds(client)
-    start = time.perf_counter()
-    client.calls(calls, in_flight)
-    elapsed = time.perf_counter() - start
-    spent = cpu_seconds(client) - before
-    return {
-        f"{in_flight} in flight, calls/s": calls / elapsed,
-        f"{in_flight} in flight, cpu us/call": spent / calls * 1e6,
-    }
-
-
-def measure_bandwidth(client: Client, name: str, size: int, seconds: float) -> dict[str, float]:
-    array = np.ones(size // 4, np.float32)
-    client.call("first", array)
-    sent = 0
-    start = time.perf_counter()
-    while (elapsed := time.perf_counter() - start) < seconds:
-        client.call("first", array)
-        sent += size
-    return {f"{name}, GB/s": sent / elapsed / 1e9}
-
-
-def one_round(client: Client, options: argparse.Namespace) -> dict[str, float]:
-    figures = measure_latency(client, options.calls)
-    for in_flight in (64, 1000):
-        figures |= measure_throughput(client, options.calls * 4, in_flight)
-    for name, size in SIZES.items():
-        figures |= measure_bandwidth(client, name, size, options.seconds)
-    return figures
-
-
-def print_table(figures: dict[str, list[dict[str, float]]]) -> None:
-    print(f"{'median (best)':32}" + "".join(f"{name:>24}" for name in figures))
-    for what in next(iter(figures.values()))[0]:
-        higher = what.endswith("/s")
-        cells = []
-        for rounds in figures.values():
-            values = [figure[what] for figure in rounds]
-            best = max(values) if higher else min(values)
-            cells.append(f"{statistics.median(values):.4g} ({best:.4g})")
-        print(f"{what:32}" + "".join(f"{cell:>24}" for cell in cells))
-    print(f"load average {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--calls", type=int, default=2000, help="of one latency measurement")
-    parser.add_argument("--seconds", type=float, default=0.3, help="of one bandwidth measurement")
-    parser.add_argument("--serve", choices=PEERS, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.serve:
-        _, serve, transport = PEERS[options.serve]
-        serve(transport)
-        return
-    figures: dict[str, list[dict[str, float]]] = {name: [] for name in options.peers}
-    servers, clients = [], {}
-    for name in options.peers:
-        server = subprocess.Popen(
-            [sys.executable, __file__, "--serve", name],
+    def __init__(self, name: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, "--client", name],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
-        servers.append(server)
-        assert server.stdout is not None
-        make, _, transport = PEERS[name]
-        clients[name] = make(transport, server.stdout.readline().strip())
+        self._answer()
+
+    def _answer(self) -> dict[str, float]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"its client ended with status {self._process.wait()}")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise RuntimeError(answer["error"])
+        figures: dict[str, float] = answer["figures"]
+        return figures
+
+    def one_round(self, seconds: float) -> dict[str, float]:
+        assert self._process.stdin is not None
+        print(seconds, file=self._process.stdin, flush=True)
+        return self._answer()
+
+    def close(self) -> None:
+        try:
+            self._process.communicate(timeout=20)  # closes stdin, which ends it
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.communicate()
+
+
+def run_client(name: str) -> None:
+    """The client process: a line with the seconds of a measurement in, a line of figures out."""
+    # What a system writes to its standard output must not get between the answers.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def answer(**content: object) -> None:
+        print(json.dumps(content), file=answers, flush=True)
+
     try:
-        for _ in range(options.rounds):
-            for name, client in clients.items():
-                figures[name].append(one_round(client, options))
-        print_table(figures)
+        client = PEERS[name].load().connect(PEERS[name].transport)
+        with contextlib.closing(client):
+            answer(figures={})
+            for line in sys.stdin:
+                answer(figures=measure.one_round(client, float(line)))
+    except Exception as e:  # noqa: BLE001 - the others go on without this peer
+        traceback.print_exc()
+        answer(error=" ".join(f"{type(e).__name__}: {e}".split())[:300])
+
+
+def start_clients(names: list[str]) -> dict[str, ClientProcess]:
+    clients = {}
+    for name in names:
+        reason = PEERS[name].missing()
+        try:
+            if not reason:
+                clients[name] = ClientProcess(name)
+        except RuntimeError as e:
+            reason = f"it did not start: {e}"
+        if reason:
+            print(f"{name} is left out: {reason}")
+    return clients
+
+
+def measure_rounds(
+    clients: dict[str, ClientProcess], kinds: list[str], rounds: int, seconds: float
+) -> report.Figures:
+    """Turns in each round; who begins changes from round to round."""
+    turns = [*clients, *kinds]
+    figures: report.Figures = {name: [] for name in turns}
+    for i in range(rounds):
+        first = i % len(turns)
+        for name in [*turns[first:], *turns[:first]]:
+            if name not in figures:
+                continue
+            print(f"round {i + 1} of {rounds}: {name:24}", end="\r", file=sys.stderr, flush=True)
+            try:
+                if name in clients:
+                    figures[name].append(clients[name].one_round(seconds))
+                else:
+                    figures[name].append(limits.one_round(name, seconds))
+            except RuntimeError as e:
+                print(f"{name} is left out from round {i + 1} on: {e}")
+                del figures[name]
+    return figures
+
+
+@contextlib.contextmanager
+def busy(processes: int) -> Iterator[None]:
+    """Other work on the machine."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
+    parser.add_argument("--no-limits", action="store_true", help="without the raw limits")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=0.4, help="of one measurement")
+    parser.add_argument("--busy", type=int, default=0, help="so many busy processes beside it")
+    parser.add_argument("--quick", action="store_true", help="one short round, no picture")
+    parser.add_argument("--png", type=Path, help=f"picture and CSV (default {PICTURE.name})")
+    parser.add_argument("--client", choices=PEERS, help=argparse.SUPPRESS)
+    parser.add_argument("--serve", nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.client:
+        return run_client(options.client)
+    if options.serve:
+        module, transport, place = options.serve
+        peer = next(peer for peer in PEERS.values() if peer.module == module)
+        return peer.load().serve(transport, place)
+    rounds, seconds = (1, 0.02) if options.quick else (options.rounds, options.seconds)
+    reason = "--no-limits" if options.no_limits else limits.missing()
+    if reason:
+        print(f"the raw limits are left out: {reason}")
+    clients = start_clients(options.peers)
+    try:
+        with busy(options.busy):
+            kinds = [] if reason else list(limits.KINDS)
+            figures = measure_rounds(clients, kinds, rounds, seconds)
     finally:
         for client in clients.values():
             client.close()
-        for server in servers:
-            server.kill()
-            server.communicate()
+    report.print_tables(figures)
+    report.print_bars(figures)
+    print(f"\n{os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f}, {platform.platform()}")
+    picture = options.png or (None if options.quick else PICTURE)
+    if picture is not None:
+        report.draw(figures, picture)
+        report.write_csv(figures, picture.with_suffix(".csv"))
+        print(f"{picture} and {picture.with_suffix('.csv').name} written")
+    return None
 
 
 if __name__ == "__main__":
