@@ -193,8 +193,7 @@ void take_layout(const DLTensor& from, ImportedTensor& imported) {
     imported.tensor.strides.assign(from.strides, from.strides + from.ndim);
   }
   imported.tensor.device = {from.device.device_type, from.device.device_id};
-  const auto elements = tensor::element_count(imported.tensor.shape);
-  if (from.data == nullptr && elements != 0U) {
+  if (from.data == nullptr && tensor::element_count(imported.tensor.shape) != 0U) {
     type_error("a tensor of shape " + tensor::shape_text(imported.tensor.shape) +
                " has no memory: its storage was freed (resize_(0)), or it only stands for its "
                "values; send a clone that holds them");

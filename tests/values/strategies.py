@@ -100,8 +100,10 @@ def canonical(value: Any) -> Any:
         return canonical_tensor(value)
     if isinstance(value, (enum.Enum, datetime.date, datetime.time, datetime.tzinfo)):
         return kind, repr(value), getattr(value, "fold", 0)
-    if isinstance(value, (decimal.Decimal, slice)):
+    if kind is decimal.Decimal:
         return kind, repr(value)
+    if kind is slice:
+        return kind, canonical(value.start), canonical(value.stop), canonical(value.step)
     return canonical_container(value)
 
 
