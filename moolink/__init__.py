@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         RpcDeferredReturn,
         Stream,
         create_uid,
+        dump,
         set_max_threads,
     )
     from moolink.accumulator import Accumulator
@@ -62,6 +63,7 @@ _HOME = {
     "RpcDeferredReturn": "moolink._core",
     "Stream": "moolink._core",
     "create_uid": "moolink._core",
+    "dump": "moolink._core",
     "register": "moolink.values",
     "set_log_level": "moolink.logs",
     "set_logging": "moolink.logs",
@@ -97,6 +99,7 @@ __all__ = [
     "TimeoutError",
     "WireError",
     "create_uid",
+    "dump",
     "register",
     "set_log_level",
     "set_logging",

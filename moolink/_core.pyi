@@ -11,6 +11,8 @@ Arrays = Literal["same", "numpy", "torch", "jax"]
 
 def create_uid() -> str: ...
 def set_max_threads(count: int) -> None: ...
+def dump() -> str: ...
+def host_addresses(interface: str) -> list[str]: ...
 def call_later(seconds: float, function: Callable[[], object]) -> None: ...
 
 class LentSlot:
@@ -61,28 +63,79 @@ class RpcDeferredReturn:
     def cancelled(self) -> bool: ...
     def add_cancel_callback(self, callback: Callable[[], object]) -> None: ...
 
-class RpcStats(TypedDict):
-    calls_sent: int
-    calls_succeeded: int
-    calls_failed: int
-    calls_received: int
-    calls_running: int
+Path = Literal["shm", "tcp", "verbs"]
+
+class PathStats(TypedDict):
+    """What went over one kind of path, or over all of them; bytes of payload and control."""
+
     frames_written: int
     frames_received: int
     bytes_written: int
     bytes_received: int
-    connections: int
 
-class PeerInfo(TypedDict, total=False):
+class RpcStats(PathStats):
+    """Counters since the beginning, but for those that say "now"."""
+
+    calls_sent: int
+    calls_succeeded: int
+    calls_failed: int
+    calls_pending: int  # now: sent by this peer, without a result
+    calls_received: int
+    calls_running: int  # now: received, their handlers not yet returned
+    paths: dict[Path, PathStats]  # those that were used
+    connections: int  # now
+    connections_opened: int
+    dials_failed: int
+    peers: int  # now: connected, or waited for
+    peers_lost: int  # dead, unreachable or closed
+
+class PeerInfo(TypedDict):
+    """A peer that is connected, or was less than 3 s ago."""
+
     name: str
-    instance: str
+    instance: str  # 32 hexadecimal digits, new with each start
+    same_host: bool
     connected: bool
-    suspected: bool
-    path: str
-    paths: list[str]
+    suspected: bool  # silent for 1 s: its addresses are dialled anew
+    path: Path | Literal["none"]  # in use
+    paths: list[Path]  # that are up, the one in use first
+    latency: float | None  # round trip on the path in use, s, smoothed; None: not measured yet
+    last_latency: float | None
+    silent: float  # s since it was heard of
     addresses: list[str]
     unacknowledged_bytes: int
-    reason: str
+    calls_waiting: int  # of this peer, that the other does not take yet
+    calls_running: int  # of the other, that have no reply yet
+
+class PathState(TypedDict):
+    path: Path
+    state: Literal["in use", "ready", "unused"]
+    reason: str  # why it is not in use; "" if it is
+    address: str  # of the peer, as it was dialled; "": the peer has dialled
+    latency: float | None  # s
+    last_latency: float | None
+    silent: float | None  # s; None: unused
+
+class TriedAddress(TypedDict):
+    address: str
+    tries: int  # in vain, since it answered last
+    given_up: bool
+    error: str  # of the last try
+
+class Explanation(TypedDict):
+    name: str
+    instance: str | None  # None: not known
+    connected: bool
+    suspected: bool
+    same_host: bool
+    reason: str  # one sentence on how things stand
+    path: Path | Literal["none"]  # in use
+    latency: float | None  # round trip on it, s, smoothed; None: not measured yet
+    last_latency: float | None
+    paths: list[PathState]  # best first
+    addresses: list[str]
+    tried: list[TriedAddress]
+    asked: list[str]  # peers that were asked where a peer of this name is
 
 class RpcCore:
     def __init__(
@@ -99,7 +152,7 @@ class RpcCore:
     def set_timeout(self, seconds: float) -> None: ...
     def get_timeout(self) -> float: ...
     def set_transports(self, names: list[str]) -> None: ...
-    def listen(self, address: str) -> list[str]: ...
+    def listen(self, address: str, advertise: str | None = None) -> list[str]: ...
     def connect(self, address: str) -> None: ...
     def addresses(self) -> list[str]: ...
     def define(self, name: str, function: Callable[..., Any]) -> None: ...
@@ -123,7 +176,8 @@ class RpcCore:
     def close(self) -> None: ...
     def stats(self) -> RpcStats: ...
     def peers(self) -> list[PeerInfo]: ...
-    def explain(self, peer: str) -> PeerInfo: ...
+    def explain(self, peer: str) -> Explanation: ...
+    def flight_recorder(self) -> list[str]: ...
     def __enter__(self) -> Self: ...
     def __exit__(
         self,
@@ -157,7 +211,7 @@ def tensor_info(tensor: Any) -> dict[str, Any]: ...
 class Broker:
     def __init__(self, rpc: RpcCore | None = None, *, first: bool = False) -> None: ...
     def set_name(self, name: str) -> None: ...
-    def listen(self, address: str) -> list[str]: ...
+    def listen(self, address: str, advertise: str | None = None) -> list[str]: ...
     def update(self) -> None: ...
     def groups(self) -> list[str]: ...
     def members(self, group: str) -> list[str]: ...

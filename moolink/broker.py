@@ -31,6 +31,11 @@ def _parser() -> argparse.ArgumentParser:
         help="no members of an earlier broker can be around: form the first group at once instead "
         "of after a second of listening",
     )
+    parser.add_argument(
+        "--advertise",
+        metavar="HOST[:PORT]",
+        help="what peers are told instead of the addresses listened on",
+    )
     parser.add_argument("--log-level", choices=_LEVELS, default="info")
     parser.add_argument(
         "--announce-fd",
@@ -54,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     moolink.set_log_level(options.log_level)
     with moolink.Broker(first=options.first) as broker:
         try:
-            addresses = broker.listen(options.address)
+            addresses = broker.listen(options.address, options.advertise)
         except (moolink.Error, ValueError, OSError) as error:
             print(f"moolink-broker: cannot listen on {options.address}: {error}", file=sys.stderr)
             return 1

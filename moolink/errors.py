@@ -51,7 +51,14 @@ class Error(RuntimeError):
 
 
 class TimeoutError(Error, builtins.TimeoutError):
-    """A call, a wait or an operation did not end within its time limit."""
+    """A call, a wait or an operation did not end within its time limit.
+
+    Attributes:
+        detail: who waited for whom then, a line each: calls of this process by peer with their age,
+            handlers that ran here with age and caller, threads. ``""`` if it is not known.
+    """
+
+    detail: str = ""
 
 
 class CancelledError(Error):

@@ -1,9 +1,11 @@
 #include "bind/broker.h"
 
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,9 +39,10 @@ class PyBroker {
   PyBroker& operator=(const PyBroker&) = delete;
 
   void set_name(const std::string& name) { broker_->rpc()->set_name(name); }
-  std::vector<std::string> listen(const std::string& address) {
+  std::vector<std::string> listen(const std::string& address,
+                                  const std::optional<std::string>& advertise) {
     const GilRelease unlocked;
-    return broker_->rpc()->listen(address);
+    return broker_->rpc()->listen(address, advertise.value_or(""));
   }
   std::vector<std::string> groups() { return broker_->groups(); }
   std::vector<std::string> members(const std::string& group) {
@@ -79,7 +82,7 @@ void bind_broker(nb::module_& m) {
            nb::arg("first") = false)
       .def("set_name", &PyBroker::set_name, nb::arg("name"),
            "Names the broker's peer, before the first connection.")
-      .def("listen", &PyBroker::listen, nb::arg("address"),
+      .def("listen", &PyBroker::listen, nb::arg("address"), nb::arg("advertise") = nb::none(),
            "Listens as Rpc.listen does; returns the addresses at which peers can connect.")
       .def(
           "update", [](PyBroker&) {}, "Kept for moolib's scripts; nothing needs to be pumped.")

@@ -13,6 +13,7 @@
 #include "bind/errors.h"
 #include "bind/gil.h"
 #include "bind/reference.h"
+#include "transport/tcp/interface.h"
 
 namespace moolink::bind {
 namespace {
@@ -143,6 +144,30 @@ void call_later(double seconds, nb::callable function) {
   context->engine().rearm(when);
 }
 
+nb::str dump() {
+  const Defaults& state = defaults();
+  if (state.context == nullptr || state.context->abandoned()) {
+    return nb::str("moolink is not in use in this process\n");
+  }
+  std::string dumped;
+  {
+    const auto context = state.context;
+    const GilRelease unlocked;
+    dumped = context->dump();
+  }
+  return nb::str(text(dumped));
+}
+
+std::vector<std::string> host_addresses(const std::string& interface) {
+  std::vector<std::string> hosts;
+  for (const auto& address :
+       transport::tcp::interface_addresses(transport::tcp::InterfaceChoice(interface))) {
+    const std::string whole = address.text();
+    hosts.push_back(whole.substr(whole.find("//") + 2, whole.rfind(':') - whole.find("//") - 2));
+  }
+  return hosts;
+}
+
 std::string create_uid() { return Uid::from_entropy().hex().substr(0, 16); }
 
 }  // namespace
@@ -201,6 +226,15 @@ void bind_context(nb::module_& m) {
       .def(nb::init<>())
       .def("__enter__", &LentSlot::enter)
       .def("__exit__", [](LentSlot& self, const nb::args&) { self.exit(); });
+  m.def("dump", &dump,
+        "How things stand in this process, as text: peers and their paths, calls that wait and "
+        "handlers that run with their age, groups and accumulators with what they wait for, "
+        "threads that wait inside of moolink, and the last 1,000 events. `moolink dump PID` shows "
+        "the same of another process of this user.");
+  m.def("host_addresses", &host_addresses, nb::arg("interface"),
+        "What a listener on every interface announces, loopback first. Raises moolink.Error if "
+        "`interface` (as MOOLINK_INTERFACE) leaves nothing but loopback, ValueError if it is "
+        "malformed.");
   nb::module_::import_("atexit").attr("register")(nb::cpp_function(shut_down));
 }
 

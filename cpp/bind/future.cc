@@ -57,8 +57,11 @@ nb::object PyFuture::result(std::optional<double> timeout) {
   if (!wait(timeout)) {
     char seconds[32];
     std::snprintf(seconds, sizeof seconds, "%g", *timeout);
-    throw Exception(ErrorCode::timeout, "the " + what_ + " was not done within " + seconds +
-                                            " s of waiting for it; it goes on");
+    const nb::object exception = to_exception(make_error(
+        ErrorCode::timeout,
+        "the " + what_ + " was not done within " + seconds + " s of waiting for it; it goes on"));
+    exception.attr("detail") = text(future_->who_waits());
+    raise(exception);
   }
   return value();
 }
@@ -89,6 +92,7 @@ void PyFuture::decode() {
 void PyFuture::decode_once() {
   if (const Error* error = std::get_if<Error>(&future_->outcome())) {
     exception_ = to_exception(*error);
+    if (future_->detail()) exception_.attr("detail") = text(*future_->detail());
     return;
   }
   try {

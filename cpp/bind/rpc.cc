@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cctype>
+#include <chrono>
 #include <utility>
 
 #include "bind/context.h"
@@ -111,22 +112,75 @@ std::string paths_text(const rpc::PeerInfo& info) {
   return info.paths.empty() ? "none" : std::string(wire::path_name(info.paths.front()));
 }
 
+nb::str name_of(wire::PathKind path) { return nb::str(wire::path_name(path).data()); }
+
 nb::list path_names(const rpc::PeerInfo& info) {
   nb::list names;
-  for (const wire::PathKind path : info.paths) names.append(nb::str(wire::path_name(path).data()));
+  for (const wire::PathKind path : info.paths) names.append(name_of(path));
   return names;
+}
+
+double in_seconds_of(Duration duration) { return std::chrono::duration<double>(duration).count(); }
+
+// None: not measured.
+nb::object seconds_or_none(Duration duration) {
+  if (duration < Duration(0)) return nb::none();
+  return nb::float_(in_seconds_of(duration));
 }
 
 nb::dict describe(const rpc::PeerInfo& info) {
   nb::dict result;
   result["name"] = info.name;
   result["instance"] = info.instance.hex();
+  result["same_host"] = info.same_host;
   result["connected"] = info.connected;
   result["suspected"] = info.suspected;
   result["path"] = paths_text(info);
   result["paths"] = path_names(info);
+  result["latency"] = seconds_or_none(info.round_trip);
+  result["last_latency"] = seconds_or_none(info.last_round_trip);
+  result["silent"] = in_seconds_of(info.silent);
   result["addresses"] = info.addresses;
   result["unacknowledged_bytes"] = info.unacknowledged_bytes;
+  result["calls_waiting"] = info.calls_waiting;
+  result["calls_running"] = info.calls_running;
+  return result;
+}
+
+nb::dict describe(const rpc::PathState& path) {
+  nb::dict result;
+  result["path"] = name_of(path.kind);
+  result["state"] = path.in_use ? "in use" : path.live ? "ready" : "unused";
+  result["reason"] = text(path.reason);
+  result["address"] = text(path.address);
+  result["latency"] = seconds_or_none(path.round_trip);
+  result["last_latency"] = seconds_or_none(path.last_round_trip);
+  result["silent"] = path.live ? nb::object(nb::float_(in_seconds_of(path.silent))) : nb::none();
+  return result;
+}
+
+nb::dict describe(const rpc::TriedAddress& tried) {
+  nb::dict result;
+  result["address"] = text(tried.address);
+  result["tries"] = tried.tries;
+  result["given_up"] = tried.given_up;
+  result["error"] = text(tried.error);
+  return result;
+}
+
+template <class Items>
+nb::list describe_all(const Items& items) {
+  nb::list list;
+  for (const auto& item : items) list.append(describe(item));
+  return list;
+}
+
+nb::dict describe(const runtime::PathStats& stats) {
+  nb::dict result;
+  result["frames_written"] = stats.frames_written;
+  result["frames_received"] = stats.frames_received;
+  result["bytes_written"] = stats.bytes_written;
+  result["bytes_received"] = stats.bytes_received;
   return result;
 }
 
@@ -168,9 +222,10 @@ void PyRpc::set_transports(const std::vector<std::string>& names) {
   peer_->set_transports(parse_transports(names));
 }
 
-std::vector<std::string> PyRpc::listen(const std::string& address) {
+std::vector<std::string> PyRpc::listen(const std::string& address,
+                                       const std::optional<std::string>& advertise) {
   const GilRelease unlocked;
-  return peer_->listen(address);
+  return peer_->listen(address, advertise.value_or(""));
 }
 
 // --- handlers
@@ -309,36 +364,58 @@ nb::object PyRpc::stream(const std::string& peer, const std::string& function,
 
 nb::dict PyRpc::stats() const {
   const runtime::RpcStats stats = peer_->stats();
-  nb::dict result;
+  runtime::PathStats all;
+  nb::dict paths;
+  for (std::size_t kind = 0; kind < stats.paths.size(); ++kind) {
+    const runtime::PathStats& path = stats.paths[kind];
+    all.frames_written += path.frames_written;
+    all.frames_received += path.frames_received;
+    all.bytes_written += path.bytes_written;
+    all.bytes_received += path.bytes_received;
+    if (path.frames_written + path.frames_received == 0) continue;
+    paths[name_of(static_cast<wire::PathKind>(kind))] = describe(path);
+  }
+  nb::dict result = describe(all);
   result["calls_sent"] = stats.calls_sent;
   result["calls_succeeded"] = stats.calls_succeeded;
   result["calls_failed"] = stats.calls_failed;
+  result["calls_pending"] = stats.calls_pending;
   result["calls_received"] = stats.calls_received;
   result["calls_running"] = stats.calls_running;
-  result["frames_written"] = stats.frames_written;
-  result["frames_received"] = stats.frames_received;
-  result["bytes_written"] = stats.bytes_written;
-  result["bytes_received"] = stats.bytes_received;
+  result["paths"] = paths;
   result["connections"] = stats.connections;
+  result["connections_opened"] = stats.connections_opened;
+  result["dials_failed"] = stats.dials_failed;
+  result["peers"] = stats.peers;
+  result["peers_lost"] = stats.peers_lost;
   return result;
 }
 
-nb::list PyRpc::peers() const {
-  nb::list result;
-  for (const rpc::PeerInfo& info : peer_->peers()) result.append(describe(info));
-  return result;
-}
+nb::list PyRpc::peers() const { return describe_all(peer_->peers()); }
 
 nb::dict PyRpc::explain(const std::string& peer) const {
-  for (const rpc::PeerInfo& info : peer_->peers()) {
-    if (info.name == peer) return describe(info);
+  const rpc::Explanation known = peer_->explain(peer);
+  nb::dict result;
+  result["name"] = text(known.name);
+  result["instance"] = known.instance ? nb::object(text(known.instance.hex())) : nb::none();
+  result["connected"] = known.connected;
+  result["suspected"] = known.suspected;
+  result["same_host"] = known.same_host;
+  result["reason"] = text(known.reason);
+  result["path"] = "none";
+  result["latency"] = nb::none();
+  result["last_latency"] = nb::none();
+  for (const rpc::PathState& path : known.paths) {
+    if (!path.in_use) continue;
+    result["path"] = name_of(path.kind);
+    result["latency"] = seconds_or_none(path.round_trip);
+    result["last_latency"] = seconds_or_none(path.last_round_trip);
   }
-  nb::dict unknown;
-  unknown["name"] = peer;
-  unknown["connected"] = false;
-  unknown["path"] = "none";
-  unknown["reason"] = "no connected peer has announced this name yet";
-  return unknown;
+  result["paths"] = describe_all(known.paths);
+  result["addresses"] = known.addresses;
+  result["tried"] = describe_all(known.tried);
+  result["asked"] = known.asked;
+  return result;
 }
 
 // --- garbage collection: handlers often refer to what holds the Rpc
@@ -445,6 +522,31 @@ order. Does not block on the network; every failure is the future's:
     TimeoutError: no answer within the time limit (set_timeout).
     QueueFull: too many calls wait for this peer.)";
 
+constexpr const char* kListenDoc =
+    R"(Listens on "host:port"; port 0 takes a free one, no host means every interface.
+
+Args:
+    address: "host:port", "[v6]:port", ":port", "*:port", "tcp://...", or "shm://name".
+    advertise: "host" or "host:port" that others are told instead of the bound addresses, where
+        they reach this peer through a forwarded port or another name.
+
+Returns:
+    The addresses at which peers can connect. On every interface these are all addresses of the
+    host (v4 and v6; loopback is tried by peers of this host only), or those that the environment
+    variable MOOLINK_INTERFACE allows: names of interfaces and ranges, "eth0,10.0.0.0/8".
+
+Raises:
+    moolink.Error: the port is in use, or the host lacks such an address.
+    ValueError: an address is malformed.)";
+
+constexpr const char* kExplainDoc =
+    R"(How a peer is reached, or why it is not: a dict, as moolink._core.Explanation.
+
+"path" is the path in use ("none" if there is none), with its round trip in seconds ("latency",
+smoothed, and "last_latency"; None before it is measured). "paths" has every path, best first, with
+"reason" for each that is not in use; "tried" the addresses that were dialled in vain and what each
+said; "asked" the peers that were asked for the name; "reason" sums it up in one sentence.)";
+
 void bind_class(nb::class_<PyRpc>& rpc) {
   rpc.def(nb::init<std::optional<std::string>, std::string_view, bool,
                    std::optional<std::vector<std::string>>, double>(),
@@ -460,10 +562,8 @@ void bind_class(nb::class_<PyRpc>& rpc) {
       .def("set_transports", &PyRpc::set_transports, nb::arg("names"),
            "Chooses among \"shm\" and \"tcp\" (moolib's and longer names are known too) before "
            "the first listen or connect.")
-      .def("listen", &PyRpc::listen, nb::arg("address"),
-           "Listens on \"host:port\"; port 0 takes a free one, no host means every interface. "
-           "Returns the addresses at which peers can connect. Raises moolink.Error if the port is "
-           "in use, ValueError if the address is malformed.")
+      .def("listen", &PyRpc::listen, nb::arg("address"), nb::arg("advertise") = nb::none(),
+           kListenDoc)
       .def("connect", &PyRpc::connect, nb::arg("address"),
            "Connects to whoever listens at \"host:port\" and keeps trying, now and whenever the "
            "connection is lost. Returns at once; raises ValueError if the address is malformed.")
@@ -487,10 +587,17 @@ void bind_class(nb::class_<PyRpc>& rpc) {
       .def("close", &PyRpc::close,
            "Flushes replies for a moment, says goodbye to the peers and fails pending calls with "
            "moolink.Closed. More calls of it do nothing.")
-      .def("stats", &PyRpc::stats, "Counters of calls, frames and bytes since the beginning.")
-      .def("peers", &PyRpc::peers, "What is known of the other peers, a dict each.")
-      .def("explain", &PyRpc::explain, nb::arg("peer"),
-           "How a peer is reached: the path in use, the others, and whether it is suspected.")
+      .def("stats", &PyRpc::stats,
+           "Counters since the beginning, as moolink._core.RpcStats: calls, frames and bytes (all "
+           "paths, and by path in \"paths\"), connections, failed dials, peers.")
+      .def("peers", &PyRpc::peers,
+           "The other peers that are connected or waited for, a dict each, as "
+           "moolink._core.PeerInfo: the paths that are up, latency (round trip in seconds) and "
+           "silence in seconds, bytes not acknowledged, calls that wait and run.")
+      .def("explain", &PyRpc::explain, nb::arg("peer"), kExplainDoc)
+      .def("flight_recorder", &PyRpc::flight_recorder,
+           "The last events of this peer, oldest first, a line each: seconds before now, peer, "
+           "kind, number of the call or connection, other peer, text. A context keeps 1,000.")
       .def("__enter__", [](nb::handle self) { return nb::borrow(self); })
       .def("__exit__", [](PyRpc& self, const nb::args&) { self.close(); });
 }

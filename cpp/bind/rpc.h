@@ -32,7 +32,8 @@ class PyRpc {
   double get_timeout() const { return timeout_; }
   void set_timeout(double seconds);
   void set_transports(const std::vector<std::string>& names);
-  std::vector<std::string> listen(const std::string& address);
+  std::vector<std::string> listen(const std::string& address,
+                                  const std::optional<std::string>& advertise);
   void connect(const std::string& address) { peer_->connect(address); }
   std::vector<std::string> addresses() const { return peer_->addresses(); }
   void close();
@@ -52,6 +53,7 @@ class PyRpc {
   nb::dict stats() const;
   nb::list peers() const;
   nb::dict explain(const std::string& peer) const;
+  std::vector<std::string> flight_recorder() const { return peer_->flight_recorder(); }
 
   const std::shared_ptr<runtime::RpcPeer>& peer() const { return peer_; }
   const ValueOptions& options() const { return *options_; }

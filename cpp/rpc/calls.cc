@@ -1,10 +1,9 @@
 // Calls of this side, and handlers that run here for others.
 
 #include <algorithm>
-#include <chrono>
-#include <cstdio>
 #include <utility>
 
+#include "base/format.h"
 #include "base/mutant.h"
 #include "rpc/state.h"
 
@@ -13,12 +12,6 @@ namespace moolink::rpc {
 namespace {
 
 constexpr std::size_t kEarlyCancels = 1024;  // remembered of one peer
-
-std::string in_seconds(Duration duration) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.3g s", std::chrono::duration<double>(duration).count());
-  return text;
-}
 
 Error call_error(ErrorCode code, std::string message, const Call& call, Ran ran) {
   Error error = make_error(code, std::move(message));
@@ -184,7 +177,7 @@ void NodeState::time_out(Time now, CallId id) {
   complete(id, std::move(error));
 }
 
-std::string NodeState::why_unreached(const std::string& name) {
+std::string NodeState::why_unreached(const std::string& name) const {
   const auto search = searches_.find(name);
   const bool connected =
       std::any_of(peers_.begin(), peers_.end(), [](const auto& entry) { return entry.second->up; });

@@ -268,6 +268,7 @@ void NodeState::drop_connection(Time now, ConnectionId id, const Error& error,
   Connection* connection = find_connection(id);
   if (connection == nullptr) return;
   if (DialTarget* target = dialler_.of_connection(id)) {
+    if (!connection->attached) note_failure(*target, error.message);
     dialler_.failed(*target, now, connection->attached ? "" : error.message);
     arm(*target);
   }

@@ -61,6 +61,12 @@ DialTarget* Dialler::of_connection(wire::ConnectionId connection) {
   return nullptr;
 }
 
+void Dialler::leave(DialTarget& target, Time now) {
+  target.state = DialTarget::State::idle;
+  target.connection = 0;
+  target.next_try = now;
+}
+
 void Dialler::opened(DialTarget& target, wire::ConnectionId connection) {
   target.state = DialTarget::State::open;
   target.connection = connection;

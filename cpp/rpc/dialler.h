@@ -48,6 +48,8 @@ class Dialler {
   DialTarget* find(std::uint64_t number);
   DialTarget* of_connection(wire::ConnectionId connection);
 
+  // Its connection has fallen silent: it is to be dialled anew beside it.
+  void leave(DialTarget& target, Time now);
   void opened(DialTarget& target, wire::ConnectionId connection);
   // The greeting is done: the next pause is short again.
   void succeeded(DialTarget& target, const Uid& instance);
@@ -55,6 +57,7 @@ class Dialler {
   void failed(DialTarget& target, Time now, const std::string& error);
 
   std::map<std::string, DialTarget>& targets() { return targets_; }
+  const std::map<std::string, DialTarget>& targets() const { return targets_; }
 
  private:
   Duration first_pause_;

@@ -11,6 +11,8 @@ namespace moolink::rpc {
 namespace {
 
 constexpr int kBetterPathTries = 3;
+constexpr std::size_t kTriedAddresses = 64;  // remembered of one peer
+constexpr std::size_t kPasts = 64;           // peers lost and searches ended
 
 wire::Payload encode_directory(const DirectoryMessage& message) {
   return {wire::encode(message), {}};
@@ -33,9 +35,11 @@ Search& NodeState::search_for(Time now, const std::string& name) {
   return search;
 }
 
-void NodeState::ask_everybody(Time now, const Search& search) {
+void NodeState::ask_everybody(Time now, Search& search) {
   for (const auto& [instance, peer] : peers_) {
-    if (peer->up) ask(now, *peer, search.name);
+    if (!peer->up) continue;
+    ask(now, *peer, search.name);
+    search.asked.insert(peer->name);
   }
 }
 
@@ -54,6 +58,7 @@ void NodeState::search_due(Time now, std::uint64_t number) {
   std::erase_if(search.calls, [this](CallId id) { return !calls_.contains(id); });
   std::erase_if(search.services, [&](const auto& waiting) { return waiting.until <= now; });
   if (search.calls.empty() && search.services.empty()) {
+    remember(now, search.name, {now, {}, std::move(search.asked), std::move(search.tried)});
     searches_.erase(entry);
     return;
   }
@@ -161,12 +166,15 @@ void NodeState::arm(const DialTarget& target) {
   }
 }
 
-bool NodeState::needed(const DialTarget& target) {
+// Connected, and heard of: who is silent may have been cut off without a word.
+bool NodeState::answers(Time now, const Peer* peer) const {
+  if (peer == nullptr || !peer->session.connected()) return false;
+  return mutant("no_redial_when_silent") || !peer->session.suspected(now);
+}
+
+bool NodeState::needed(Time now, const DialTarget& target) const {
   if (closing_) return false;
-  if (target.wanted_by_user) {
-    const Peer* met = find_peer(target.instance);
-    return met == nullptr || !met->session.connected();
-  }
+  if (target.wanted_by_user) return !answers(now, find_peer(target.instance));
   const Peer* peer = find_peer(target.peer);
   if (target.better_path) {
     if (peer == nullptr || !peer->session.connected()) return false;
@@ -177,7 +185,19 @@ bool NodeState::needed(const DialTarget& target) {
     return !has_it && target.failures < kBetterPathTries;
   }
   if (searches_.contains(target.peer)) return true;
-  return peer != nullptr && peer->up && !peer->session.connected();
+  return peer != nullptr && peer->up && !answers(now, peer);
+}
+
+// A firewall that has forgotten a connection drops what comes over it without a word. A peer that
+// falls silent is dialled anew beside it, so that the session need not be lost.
+void NodeState::watch_silence(Time now, Peer& peer) {
+  const bool silent = peer.up && peer.session.connected() && !answers(now, &peer);
+  if (std::exchange(peer.silent, silent) || !silent) return;
+  for (const auto& [id, connection] : connections_) {
+    if (connection.peer != &peer) continue;
+    if (DialTarget* target = dialler_.of_connection(id)) dialler_.leave(*target, now);
+  }
+  disconnected_from(now, peer);
 }
 
 void NodeState::dial_due(Time now, std::uint64_t number) {
@@ -185,15 +205,59 @@ void NodeState::dial_due(Time now, std::uint64_t number) {
   if (target == nullptr || target->state != DialTarget::State::idle || target->next_try > now) {
     return;
   }
-  if (needed(*target)) {
+  if (needed(now, *target)) {
     target->state = DialTarget::State::dialling;
     actions.push_back(Dial{target->address});
   } else if (target->wanted_by_user && !closing_) {  // connected in another way: look again later
     target->next_try = now + config.redial_last;
     arm(*target);
   } else {
+    give_up_better_path(*target);
     dialler_.remove(target->address);
   }
+}
+
+// Never a silent slow path: the fallback is told once.
+void NodeState::give_up_better_path(DialTarget& target) {
+  Peer* peer = find_peer(target.peer);
+  if (!target.better_path || target.failures < kBetterPathTries || peer == nullptr) return;
+  const auto tried = peer->tried.find(target.address);
+  if (tried != peer->tried.end()) tried->second.given_up = true;
+  if (std::exchange(peer->fallback_told, true)) return;
+  log(LogLevel::warning, "peer '" + peer->name + "' is on this host, but " + target.address +
+                             " cannot be used after " + std::to_string(target.failures) +
+                             " tries: " + target.last_error + "; another path is used");
+}
+
+// Kept for explain(): with the peer that the address is of, or with the search for its name.
+void NodeState::note_failure(const DialTarget& target, const std::string& error) {
+  Peer* peer = target.instance.empty() ? find_peer(target.peer) : find_peer(target.instance);
+  const auto search = searches_.find(target.peer);
+  Tried* tried = nullptr;
+  if (peer != nullptr) {
+    tried = &peer->tried;
+  } else if (search != searches_.end()) {
+    tried = &search->second.tried;
+  }
+  if (tried == nullptr) return;
+  if (tried->size() >= kTriedAddresses && !tried->contains(target.address)) return;
+  TriedAddress& noted = (*tried)[target.address];
+  noted.address = target.address;
+  ++noted.tries;
+  noted.error = error;
+}
+
+void NodeState::remember(Time now, const std::string& name, Past past) {
+  if (closing_) return;
+  const auto known = past_.find(name);
+  // A search that follows a loss does not make the loss forgotten.
+  if (known != past_.end() && past.ended.empty()) past.ended = std::move(known->second.ended);
+  past.at = now;
+  past_[name] = std::move(past);
+  if (past_.size() <= kPasts) return;
+  past_.erase(std::min_element(past_.begin(), past_.end(), [](const auto& a, const auto& b) {
+    return a.second.at < b.second.at;
+  }));
 }
 
 void NodeState::dial_failed(Time now, const std::string& address, const Error& error) {
@@ -202,6 +266,7 @@ void NodeState::dial_failed(Time now, const std::string& address, const Error& e
   if (target->failures == 0 && target->wanted_by_user) {
     log(LogLevel::warning, error.message + "; trying again");
   }
+  note_failure(*target, error.message);
   dialler_.failed(*target, now, error.message);
   arm(*target);
   if (error.code != ErrorCode::peer_lost) return;

@@ -67,6 +67,8 @@ void Node::set_name(const std::string& name) {
   state_->config.name = name;
 }
 
+void Node::set_paths(std::vector<wire::PathKind> paths) { state_->config.paths = std::move(paths); }
+
 void Node::define(const std::string& function) { state_->functions.insert(function); }
 void Node::undefine(const std::string& function) { state_->functions.erase(function); }
 
@@ -173,6 +175,11 @@ const std::string& Node::name() const { return state_->config.name; }
 const Uid& Node::instance() const { return state_->config.instance; }
 std::vector<std::string> Node::addresses() const { return state_->addresses; }
 std::vector<PeerInfo> Node::peers(Time now) const { return state_->peers(now); }
+Explanation Node::explain(Time now, const std::string& peer) const {
+  return state_->explain(now, peer);
+}
+std::vector<PendingCall> Node::pending_calls(Time now) const { return state_->pending_calls(now); }
+std::vector<std::string> Node::searched_names() const { return state_->searched_names(); }
 
 NodeState::NodeState(Config config_of, Allocator& allocator, const Policy& policy,
                      std::uint64_t seed)
@@ -199,6 +206,7 @@ void NodeState::tick(Time now) {
         peer.timer = kNever;
         peer.session.tick(now);
         touch(peer);
+        watch_silence(now, peer);
         break;
       }
       case Timer::Kind::greeting:

@@ -17,6 +17,7 @@
 #include "base/log.h"
 #include "base/time.h"
 #include "base/uid.h"
+#include "rpc/explain.h"
 #include "rpc/policy.h"
 #include "session/session.h"
 #include "wire/frame.h"
@@ -58,6 +59,7 @@ struct Config {
   std::string name;
   Uid host_key;  // boot id and network namespace: who shares loopback and shared memory
   std::uint64_t features = 0;
+  std::vector<wire::PathKind> paths = {wire::PathKind::shm, wire::PathKind::tcp};  // enabled here
   Limits limits;
   session::Timing timing;
   Duration greeting_timeout = seconds(5);
@@ -158,9 +160,15 @@ struct PeerInfo {
   Uid instance;
   std::string name;
   Uid host_key;
+  bool same_host = false;
   bool connected = false;
   bool suspected = false;
   std::vector<wire::PathKind> paths;  // of live connections, the one in use first
+  Duration round_trip{-1};            // on the path in use, smoothed; negative: not measured
+  Duration last_round_trip{-1};
+  Duration silent{};              // nothing heard for so long
+  std::size_t calls_waiting = 0;  // of this side, held back by the peer's window
+  std::size_t calls_running = 0;  // of the peer, not replied to
   std::vector<std::string> addresses;
   std::uint64_t unacknowledged_bytes = 0;
 };
@@ -199,6 +207,8 @@ class Node {
   void connect(Time now, const std::string& address);
   // The addresses at which this peer can be dialled, announced to others.
   void listening(std::vector<std::string> addresses);
+  // Which paths there are here, for explain().
+  void set_paths(std::vector<wire::PathKind> paths);
   // Only before the first connection: the name is announced in the greeting. Throws
   // Exception{invalid_argument} later.
   void set_name(const std::string& name);
@@ -243,6 +253,10 @@ class Node {
   const Uid& instance() const;
   std::vector<std::string> addresses() const;
   std::vector<PeerInfo> peers(Time now) const;
+  // How a peer is reached, or why it is not.
+  Explanation explain(Time now, const std::string& peer) const;
+  std::vector<PendingCall> pending_calls(Time now) const;  // in order of their start
+  std::vector<std::string> searched_names() const;
 
  private:
   std::unique_ptr<NodeState> state_;

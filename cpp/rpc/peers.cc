@@ -22,12 +22,12 @@ Peer& NodeState::ensure_peer(const Uid& instance) {
   return *peer;
 }
 
-Peer* NodeState::find_peer(const Uid& instance) {
+Peer* NodeState::find_peer(const Uid& instance) const {
   const auto found = peers_.find(instance);
   return found == peers_.end() ? nullptr : found->second.get();
 }
 
-Peer* NodeState::find_peer(const std::string& name) {
+Peer* NodeState::find_peer(const std::string& name) const {
   const auto found = names_.find(name);
   return found == names_.end() ? nullptr : find_peer(found->second);
 }
@@ -108,7 +108,7 @@ void NodeState::perform(Time now, Peer& peer, session::Action& action) {
   } else if (auto* close = std::get_if<session::CloseConnection>(&action)) {
     drop_connection(now, close->connection, close->error, true);
   } else if (auto* lost_session = std::get_if<session::Lost>(&action)) {
-    lost(peer, *lost_session);
+    lost(now, peer, *lost_session);
   }
 }
 
@@ -117,10 +117,14 @@ void NodeState::attached(Time now, Peer& peer, ConnectionId id) {
   if (connection == nullptr) return;
   connection->attached = true;
   actions.push_back(Establish{id});
-  if (DialTarget* target = dialler_.of_connection(id)) dialler_.succeeded(*target, peer.instance);
+  if (DialTarget* target = dialler_.of_connection(id)) {
+    dialler_.succeeded(*target, peer.instance);
+    peer.tried.erase(target->address);
+  }
   if (!peer.up) {
     peer.up = true;
     peer.how = Down::unreachable;
+    past_.erase(peer.name);
     actions.push_back(
         PeerUp{peer.instance, peer.name, peer.host_key, peer.host_key == config.host_key});
     end_search(now, peer);
@@ -163,7 +167,7 @@ void NodeState::deliver(Time now, Peer& peer, session::Deliver& delivered) {
 }
 
 // The session is gone: so is everything that depended on it.
-void NodeState::lost(Peer& peer, session::Lost& lost) {
+void NodeState::lost(Time now, Peer& peer, session::Lost& lost) {
   peer.queued.clear();
   peer.queued_bytes = 0;
   peer.early_cancels.clear();
@@ -173,6 +177,7 @@ void NodeState::lost(Peer& peer, session::Lost& lost) {
   peer.held = false;
   if (peer.up) {
     peer.up = false;
+    remember(now, peer.name, {now, lost.reason.message, {}, peer.tried});
     actions.push_back(PeerDown{peer.instance, peer.name, peer.how});
   }
   peer.how = Down::unreachable;
@@ -288,18 +293,20 @@ std::vector<PeerInfo> NodeState::peers(Time now) const {
     info.instance = instance;
     info.name = peer->name;
     info.host_key = peer->host_key;
+    info.same_host = peer->host_key == config.host_key;
     info.connected = peer->session.connected();
     info.suspected = peer->session.suspected(now);
     info.addresses = peer->addresses;
     info.unacknowledged_bytes = peer->session.unacknowledged_bytes();
-    std::vector<std::pair<int, wire::PathKind>> paths;
-    for (const auto& [id, connection] : connections_) {
-      if (connection.attached && connection.peer == peer.get()) {
-        paths.emplace_back(-connection.traits.preference, connection.kind);
-      }
+    info.silent = now - peer->session.last_heard();
+    info.calls_waiting = peer->backlog.size();
+    info.calls_running = peer->running;
+    for (const session::LinkInfo& link : peer->session.links(now)) {
+      info.paths.push_back(link.kind);
+      if (!link.in_use) continue;
+      info.round_trip = link.round_trip;
+      info.last_round_trip = link.last_round_trip;
     }
-    std::sort(paths.begin(), paths.end());
-    for (const auto& [preference, kind] : paths) info.paths.push_back(kind);
     infos.push_back(std::move(info));
   }
   return infos;

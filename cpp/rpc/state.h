@@ -23,6 +23,9 @@ namespace moolink::rpc {
 // Lanes from here on belong to services, one each; users' lanes are folded below.
 inline constexpr std::uint16_t kServiceLanes = 0xff00;
 
+// Addresses dialled in vain, by address.
+using Tried = std::map<std::string, TriedAddress, std::less<>>;
+
 struct Peer {
   Peer(session::Config config, Allocator& allocator)
       : instance(config.peer), session(std::move(config), allocator) {}
@@ -32,8 +35,11 @@ struct Peer {
   Uid host_key;
   std::vector<std::string> addresses;
   session::Session session;
-  bool up = false;               // PeerUp was said, PeerDown not yet
-  bool touched = false;          // its session has actions to carry out
+  bool up = false;             // PeerUp was said, PeerDown not yet
+  bool touched = false;        // its session has actions to carry out
+  bool silent = false;         // its addresses are dialled anew beside a connection
+  bool fallback_told = false;  // that a better path was given up
+  Tried tried;
   Down how = Down::unreachable;  // what PeerDown will say
   Time timer = kNever;
 
@@ -119,8 +125,18 @@ struct Search {
   std::deque<Waiting> services;
   Duration pause{};
   Time next_find = kNever;
+  std::set<std::string, std::less<>> asked;  // names of peers
+  Tried tried;
   bool found = false;      // somebody knows the peer
   bool reachable = false;  // ... and an address to try from here
+};
+
+// What remains of a peer that was lost, or of a search that has ended, to be told to who asks.
+struct Past {
+  Time at{};
+  std::string ended;  // empty: nothing waited for the name any more
+  std::set<std::string, std::less<>> asked;
+  Tried tried;
 };
 
 class NodeState {
@@ -157,6 +173,11 @@ class NodeState {
   void settle(Time now);
   std::vector<PeerInfo> peers(Time now) const;
 
+  // explain.cc
+  Explanation explain(Time now, const std::string& name) const;
+  std::vector<PendingCall> pending_calls(Time now) const;
+  std::vector<std::string> searched_names() const;
+
   // node.cc
   void tick(Time now);
   void close(Time now);
@@ -176,7 +197,7 @@ class NodeState {
   void complete(CallId id, Reply result);
   void stop_handler(Time now, CallId id, const Call& call);
   void time_out(Time now, CallId id);
-  std::string why_unreached(const std::string& peer);
+  std::string why_unreached(const std::string& peer) const;
   void fail_all_calls();
   void fail_calls_of(const Peer& peer, const session::Lost& lost);
   void delivered_call(Time now, Peer& peer, session::Deliver& delivered);
@@ -214,13 +235,13 @@ class NodeState {
 
   // peers.cc
   Peer& ensure_peer(const Uid& instance);
-  Peer* find_peer(const Uid& instance);
-  Peer* find_peer(const std::string& name);
+  Peer* find_peer(const Uid& instance) const;
+  Peer* find_peer(const std::string& name) const;
   void settle_peer(Time now, Peer& peer);
   void perform(Time now, Peer& peer, session::Action& action);
   void attached(Time now, Peer& peer, ConnectionId connection);
   void deliver(Time now, Peer& peer, session::Deliver& delivered);
-  void lost(Peer& peer, session::Lost& lost);
+  void lost(Time now, Peer& peer, session::Lost& lost);
   void end_peer(Peer& peer, Down how, const std::string& why);
   void forget_if_gone(Peer& peer);
   void send_or_queue(Time now, Peer& peer, session::OutgoingMessage message);
@@ -232,7 +253,7 @@ class NodeState {
 
   // directory.cc
   Search& search_for(Time now, const std::string& name);
-  void ask_everybody(Time now, const Search& search);
+  void ask_everybody(Time now, Search& search);
   void ask(Time now, Peer& peer, const std::string& name);
   void search_due(Time now, std::uint64_t number);
   void end_search(Time now, Peer& peer);
@@ -244,8 +265,20 @@ class NodeState {
                   bool better_path);
   void arm(const DialTarget& target);
   void dial_due(Time now, std::uint64_t number);
-  bool needed(const DialTarget& target);
+  bool needed(Time now, const DialTarget& target) const;
+  bool answers(Time now, const Peer* peer) const;
+  void watch_silence(Time now, Peer& peer);
+  void give_up_better_path(DialTarget& target);
+  void note_failure(const DialTarget& target, const std::string& error);
+  void remember(Time now, const std::string& name, Past past);
   void finish_close(Time now);
+
+  // explain.cc
+  void explain_peer(Time now, const Peer& peer, Explanation& explanation) const;
+  void explain_absence(Time now, const std::string& name, Explanation& explanation) const;
+  PathState explain_path(wire::PathKind kind, const Peer& peer,
+                         const std::vector<session::LinkInfo>& links) const;
+  std::string why_not_live(const PathState& path, const Peer& peer) const;
 
   Allocator* allocator_;
   const Policy* policy_;
@@ -265,6 +298,7 @@ class NodeState {
   Dialler dialler_;
   std::uint64_t last_search_ = 0;
   std::map<std::string, Search, std::less<>> searches_;
+  std::map<std::string, Past, std::less<>> past_;  // a few
 
   bool closing_ = false;
   bool closed_ = false;

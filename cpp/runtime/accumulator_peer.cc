@@ -145,10 +145,29 @@ void AccumulatorPeer::look(Time now) {
   if (seen_.wants_state && state_wanted_at_ == kNever) state_wanted_at_ = now;
 }
 
+void AccumulatorPeer::describe(Time now, Describe how, std::string& text) const {
+  const std::string who = "accumulator '" + scope_ + "' of peer '" + rpc_->name_locked() + "'";
+  if (how == Describe::everything) {
+    text += who + ": model version " + std::to_string(machine_.model_version()) + ", leader '" +
+            machine_.leader().value_or("none") + "'" +
+            (machine_.connected() ? "" : ", not in possession of the state") +
+            (machine_.wants_state() ? ", the user is asked for set_state()" : "") +
+            (machine_.has_new_state() ? ", a new state waits for the user" : "") +
+            (machine_.next_result() ? ", a result waits for the user" : "") +
+            (machine_.wants_gradients(now) ? ", gradients are wanted of the user" : "") + "\n";
+  }
+  const std::vector<std::string> waiting = machine_.waiting_for();
+  if (waiting.empty()) return;
+  text += who + " waits for:";
+  for (const std::string& name : waiting) text += " '" + name + "'";
+  text += "\n";
+}
+
 bool AccumulatorPeer::wait(Time deadline, const Engine::Interrupt& interrupt) {
   Engine::Lock lock = lock_open();
   if (news_) return true;
   Waiter waiter;
+  waiter.what = "an accumulator's news";
   waiters_.push_back(&waiter);
   struct Forget {
     std::vector<Waiter*>& waiters;

@@ -87,6 +87,7 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
   Time next_deadline() const override {
     return std::min(machine_.next_deadline(), shared_->next_deadline());
   }
+  void describe(Time now, Describe how, std::string& text) const override;
 
  private:
   struct Seen {

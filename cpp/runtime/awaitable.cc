@@ -7,6 +7,8 @@ bool Awaitable::wait(Time deadline, const Engine::Interrupt& interrupt) {
   Engine::Lock lock = context_->lock();
   if (ready()) return true;
   Waiter waiter;
+  waiter.what = what_;
+  waiter.id = id_;
   waiters_.push_back(&waiter);
   struct Forget {  // also when interrupted by an exception; the lock is held then too
     std::vector<Waiter*>& waiters;

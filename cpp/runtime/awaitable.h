@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -26,6 +27,20 @@ class Awaitable {
   // Gives the token to `completions` when this is ready, or at once if it is.
   void notify(const std::shared_ptr<Completions>& completions, std::uint64_t token);
 
+  // Who waited for whom when it timed out; null: it did not, or this is not known.
+  const std::shared_ptr<const std::string>& detail() const { return detail_; }
+  // Who waits for whom now.
+  std::string who_waits() { return context_->who_waits(); }
+
+  // --- with the engine's lock held
+  // Before it is ready.
+  void set_detail(std::shared_ptr<const std::string> detail) { detail_ = std::move(detail); }
+  // What it is of, for people: "call" 17.
+  void set_subject(const char* what, std::uint64_t id) {
+    what_ = what;
+    id_ = id;
+  }
+
  protected:
   ~Awaitable() = default;
 
@@ -39,6 +54,9 @@ class Awaitable {
  private:
   std::shared_ptr<Context> context_;
   std::atomic<bool> ready_{false};
+  std::shared_ptr<const std::string> detail_;
+  const char* what_ = "an operation";
+  std::uint64_t id_ = 0;
   std::vector<Waiter*> waiters_;
   std::vector<std::pair<std::shared_ptr<Completions>, std::uint64_t>> watchers_;
 };

@@ -58,6 +58,16 @@ void BrokerPeer::tick(Time now) {
   carry_out();
 }
 
+void BrokerPeer::describe(Time, Describe how, std::string& text) const {
+  if (how != Describe::everything) return;
+  text += "broker '" + rpc_->name_locked() + "'\n";
+  for (const std::string& group : broker_.groups()) {
+    const group::View* view = broker_.view(group);
+    text += "  group '" + group + "': ";
+    text += (view == nullptr || view->empty() ? "no view yet" : group::describe(*view)) + "\n";
+  }
+}
+
 void BrokerPeer::peer_up(const rpc::PeerUp& /*peer*/) {}  // members announce themselves
 
 void BrokerPeer::peer_down(const rpc::PeerDown& peer) {

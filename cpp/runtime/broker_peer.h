@@ -26,6 +26,7 @@ class BrokerPeer final : public Driven, private PeerObserver {
   // --- Driven
   void tick(Time now) override;
   Time next_deadline() const override { return broker_.next_deadline(); }
+  void describe(Time now, Describe how, std::string& text) const override;
 
  private:
   void peer_up(const rpc::PeerUp& peer) override;

@@ -1,5 +1,7 @@
 #include "runtime/context.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -12,6 +14,7 @@ namespace moolink::runtime {
 namespace {
 
 constexpr Duration kStopWithin = seconds(2);
+constexpr std::size_t kEventsDumped = 100;  // the last ones; an Rpc shows all of its own
 
 std::shared_ptr<Interpreter> or_none(std::shared_ptr<Interpreter> interpreter) {
   return interpreter ? std::move(interpreter) : std::make_shared<NoInterpreter>();
@@ -27,12 +30,19 @@ Context::Context(ContextOptions options)
     : options_{options.workers == 0 ? default_workers() : options.workers,
                or_none(std::move(options.interpreter)), std::move(options.log)},
       workers_(engine_, *options_.interpreter, options_.workers),
-      host_key_(io::host_key()) {}
+      host_key_(io::host_key()),
+      dump_server_(engine_.loop(), [this] { return describe(kEventsDumped); }) {}
 
 std::shared_ptr<Context> Context::create(ContextOptions options) {
   std::shared_ptr<Context> context(new Context(std::move(options)));
   context->workers_.set_owner(context);
   context->engine_.add(context->workers_);
+  {
+    const Engine::Lock held = context->engine_.lock();
+    if (const Error error = context->dump_server_.open()) {
+      context->log(LogLevel::info, error.message);
+    }
+  }
   context->reactor_ = io::quiet_thread([&engine = context->engine_] { engine.run_reactor(); });
   ForkRegistry::instance().add(*context);
   return context;
@@ -63,12 +73,36 @@ void Context::log(LogLevel level, std::string text) {
   workers_.submit([sink = options_.log, level, text = std::move(text)] { sink(level, text); });
 }
 
+std::string Context::describe(std::size_t events) const {
+  const Time now = io::now();
+  std::string text = "moolink in process " + std::to_string(getpid()) + "\n";
+  engine_.describe(now, Describe::everything, text);
+  const std::vector<FlightEvent> last = recorder_.last(events);
+  text += "the last " + std::to_string(last.size()) + " of " +
+          std::to_string(recorder_.recorded()) + " events\n";
+  for (const FlightEvent& event : last) text += line_of(event, now) + "\n";
+  return text;
+}
+
+std::string Context::dump() {
+  const Engine::Lock held = lock();
+  return describe(FlightRecorder::kEvents);
+}
+
+std::string Context::who_waits() {
+  const Engine::Lock held = lock();
+  std::string text;
+  engine_.describe(io::now(), Describe::waits, text);
+  return text;
+}
+
 void Context::stop() {
   if (std::exchange(stopped_, true)) return;
   ForkRegistry::instance().remove(*this);
   workers_.stop(io::now() + kStopWithin);
   {
     const Engine::Lock held = engine_.lock();
+    dump_server_.close();
     engine_.stop_reactor();
   }
   if (reactor_.joinable()) reactor_.join();
@@ -77,6 +111,7 @@ void Context::stop() {
 void Context::abandon() noexcept {
   abandoned_ = true;
   engine_.abandon();
+  dump_server_.abandon();
   for (Forkable* forkable : forkables_) forkable->abandon();
   // Kept for ever: destroying what the parent's threads hold or wait on would hang or end this
   // process.

@@ -9,7 +9,9 @@
 #include "base/uid.h"
 #include "memory/pool.h"
 #include "runtime/compute.h"
+#include "runtime/dump_server.h"
 #include "runtime/engine.h"
+#include "runtime/flight_recorder.h"
 #include "runtime/interpreter.h"
 #include "runtime/workers.h"
 
@@ -51,6 +53,16 @@ class Context : public std::enable_shared_from_this<Context> {
   // Logs through a worker. With the engine's lock held.
   void log(LogLevel level, std::string text);
 
+  // --- with the engine's lock held
+  FlightRecorder& recorder() { return recorder_; }
+  // How things stand: peers, calls, handlers, groups, threads that wait, the last `events`.
+  std::string describe(std::size_t events) const;
+
+  // --- without it
+  std::string dump();
+  // Who waits for whom: calls, handlers, threads.
+  std::string who_waits();
+
   // Ends the threads. Peers must have been closed.
   void stop();
 
@@ -72,6 +84,8 @@ class Context : public std::enable_shared_from_this<Context> {
   Workers workers_;
   Compute compute_;
   Uid host_key_;
+  FlightRecorder recorder_;
+  DumpServer dump_server_;
   std::thread reactor_;
   std::vector<Forkable*> forkables_;
   std::atomic<bool> abandoned_{false};

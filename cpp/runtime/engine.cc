@@ -1,12 +1,18 @@
 #include "runtime/engine.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+
+#include "base/format.h"
 
 namespace moolink::runtime {
 namespace {
 
 constexpr Duration kStandBy = milliseconds(1);  // the reactor is never away for longer
 constexpr Duration kInterruptEvery = milliseconds(50);
+
+thread_local int thread_number = 0;
 
 void wait_on(std::condition_variable& condition, Engine::Lock& lock, Time until) {
   if (until == kNever) {
@@ -42,6 +48,14 @@ void Engine::finish(Waiter& waiter) {
 }
 
 bool Engine::wait(Lock& lock, Waiter& waiter, Time deadline, const Interrupt& interrupt) {
+  waiter.since = io::now();
+  waiter.thread = this_thread();
+  all_waiters_.push_back(&waiter);
+  struct Forget {
+    std::vector<const Waiter*>& waiters;
+    Waiter* waiter;
+    ~Forget() { std::erase(waiters, waiter); }
+  } const forget{all_waiters_, &waiter};
   while (!waiter.done) {
     Time current = io::now();
     if (current >= deadline) return false;
@@ -61,6 +75,22 @@ bool Engine::wait(Lock& lock, Waiter& waiter, Time deadline, const Interrupt& in
   }
   return true;
 }
+
+void Engine::describe(Time now, Describe how, std::string& text) const {
+  for (const Driven* driven : driven_) driven->describe(now, how, text);
+  for (const Waiter* waiter : all_waiters_) {
+    text += "thread " + std::to_string(waiter->thread) + " waits for " + waiter->what;
+    if (waiter->id != 0) text += " " + std::to_string(waiter->id);
+    text += " since " + in_seconds(now - waiter->since) + "\n";
+  }
+}
+
+int Engine::this_thread() {
+  if (thread_number == 0) thread_number = gettid();
+  return thread_number;
+}
+
+void Engine::forget_this_thread() { thread_number = 0; }
 
 void Engine::poll_while_idle(Lock& lock, const std::function<bool()>& leave) {
   const Role role(*this);

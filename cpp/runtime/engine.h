@@ -1,6 +1,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <cstdint>
 #include <functional>
 #include <mutex>
 #include <vector>
@@ -16,6 +17,11 @@ struct Waiter {
   std::condition_variable changed;
   bool done = false;
   bool blocked = false;  // in `changed`; else it is polling, or about to look
+  // For people: what the thread waits for, with its number if it has one.
+  const char* what = "something";
+  std::uint64_t id = 0;
+  Time since{};
+  int thread = 0;
 };
 
 // The one lock, the one loop, and the question who polls it.
@@ -39,6 +45,7 @@ class Engine {
   // After an operation from outside of the loop: whoever polls may have to get up earlier.
   void rearm(Time deadline);
   void finish(Waiter& waiter);
+  void describe(Time now, Describe how, std::string& text) const;
 
   // Waits until finish(waiter); false if the deadline passed.
   bool wait(Lock& lock, Waiter& waiter, Time deadline, const Interrupt& interrupt);
@@ -52,6 +59,10 @@ class Engine {
   // The reactor thread's life, until stop_reactor().
   void run_reactor();
   void stop_reactor();
+
+  // The number of this thread, as the system's tools show it.
+  static int this_thread();
+  static void forget_this_thread();  // in a forked child, where it has another one
 
   // The prepare, parent and child sides of fork().
   void before_fork() { mutex_.lock(); }
@@ -75,6 +86,7 @@ class Engine {
   io::Loop loop_;
   std::vector<Driven*> driven_;
   std::vector<Waiter*> waiters_;  // blocked ones, in order
+  std::vector<const Waiter*> all_waiters_;
   bool role_taken_ = false;
   bool handed_over_ = false;
   std::uint64_t stints_ = 0;     // times that the role was taken

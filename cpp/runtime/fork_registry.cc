@@ -38,6 +38,7 @@ void ForkRegistry::in_parent() {
 }
 
 void ForkRegistry::in_child() {
+  Engine::forget_this_thread();
   for (Context* context : contexts_) {
     context->abandon();
     context->engine_.after_fork();

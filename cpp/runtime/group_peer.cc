@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/crash_point.h"
+#include "base/format.h"
 #include "base/names.h"
 #include "io/loop.h"
 #include "runtime/broker_peer.h"
@@ -239,6 +240,27 @@ Time GroupPeer::next_deadline() const {
   return deadline;
 }
 
+void GroupPeer::describe(Time now, Describe how, std::string& text) const {
+  const std::string who = "group '" + name_ + "' of peer '" + rpc_->name_locked() + "'";
+  if (how == Describe::everything) {
+    const group::View& view = member_.active_view();
+    text += who + ": " + (view.empty() ? "in no epoch" : group::describe(view));
+    if (member_.view().epoch != view.epoch) {
+      text += "; next: " + group::describe(member_.view());
+    }
+    text += "; broker '" + broker_name_ + (broker_ ? "' connected\n" : "' not connected\n");
+  }
+  if (const std::string waiting = member_.waiting_for(); !waiting.empty()) {
+    text += who + " waits: " + waiting + "\n";
+  }
+  for (const auto& [op, running] : running_) {
+    text += who + ", operation '" + running.operation + "' waits for:";
+    const std::vector<std::string> names = runner_->engine().waiting_for(op);
+    for (const std::string& name : names) text += " '" + name + "'";
+    text += (names.empty() ? " nobody, " : ", ") + in_seconds(running.deadline - now) + " left\n";
+  }
+}
+
 void GroupPeer::carry_out(Time now) {
   for (group::Member::Action& action : member_.drain()) {
     if (auto* send = std::get_if<group::Member::SendToBroker>(&action)) {
@@ -247,6 +269,8 @@ void GroupPeer::carry_out(Time now) {
     } else if (auto* direct = std::get_if<group::Member::SendToMember>(&action)) {
       rpc_->router().send(direct->instance, direct->name, rpc::Service::group, {direct->bytes, {}});
     } else if (auto* view = std::get_if<group::Member::NewView>(&action)) {
+      rpc_->context()->recorder().record(now, FlightKind::view, rpc_->name_locked(), "",
+                                         view->view.epoch, group::describe(view->view));
       if (view->active) enter(view->view);
       for (const Attached& attached : std::vector(attached_)) {
         attached.observer->new_view(now, view->view);

@@ -70,6 +70,7 @@ class GroupPeer final : public Driven, private PeerObserver {
   // --- Driven
   void tick(Time now) override;
   Time next_deadline() const override;
+  void describe(Time now, Describe how, std::string& text) const override;
 
  private:
   struct Attached {

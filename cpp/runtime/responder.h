@@ -41,6 +41,21 @@ class Responder {
   // Runs `task` on a worker as soon as that is so; never once there was a reply.
   void on_cancel(Task task);
   const std::string& function() const { return function_; }
+  const rpc::CallKey& key() const { return key_; }
+
+  // The thread that runs the handler; 0: none yet.
+  struct Run {
+    Time began{};
+    int thread = 0;
+  };
+  void begin(Time now, int thread) {
+    began_ = now;
+    thread_.store(thread, std::memory_order_release);
+  }
+  Run run() const {
+    const int thread = thread_.load(std::memory_order_acquire);
+    return thread == 0 ? Run{} : Run{began_, thread};
+  }
 
   // --- of a streamed call, by one thread at a time
   bool streamed() const { return streamed_; }
@@ -68,6 +83,8 @@ class Responder {
   std::uint64_t items_ = 0;
   Task resume_;
   std::vector<Task> on_cancel_;  // guarded by the engine's lock
+  Time began_{};                 // written once, before thread_
+  std::atomic<int> thread_{0};
 };
 
 // A call to be run by a handler.

@@ -1,6 +1,7 @@
 #include "runtime/rpc_peer.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <string_view>
 #include <utility>
 
@@ -24,7 +25,14 @@ rpc::Config node_config(const RpcOptions& options, const Context& context) {
   config.host_key = context.host_key();
   config.limits = options.limits;
   config.timing = options.timing;
+  config.paths = options.transports;
   return config;
+}
+
+std::string chosen_interface(const RpcOptions& options) {
+  if (options.interface) return *options.interface;
+  const char* variable = std::getenv("MOOLINK_INTERFACE");
+  return variable == nullptr ? "" : variable;
 }
 
 std::unique_ptr<transport::Transport> make_transport(wire::PathKind kind,
@@ -71,8 +79,8 @@ std::shared_ptr<RpcPeer> RpcPeer::create(std::shared_ptr<Context> context, RpcOp
 RpcPeer::RpcPeer(std::shared_ptr<Context> context, RpcOptions options)
     : context_(std::move(context)),
       enabled_(options.transports),
-      environment_{context_->engine().loop(), context_->pool(), *this, options.limits,
-                   context_->host_key()},
+      environment_{context_->engine().loop(), context_->pool(),         *this, options.limits,
+                   context_->host_key(),      chosen_interface(options)},
       node_(node_config(options, *context_), context_->pool(), policy_, entropy64()) {}
 
 RpcPeer::~RpcPeer() = default;
@@ -84,12 +92,14 @@ void RpcPeer::close() {
   idle_at_ = handling == this ? 1 : 0;
   if (stats_.calls_running > idle_at_) {
     Waiter idle;
+    idle.what = "close(): handlers that run";
     idle_ = &idle;
     context_->wait(lock, idle, io::now() + kFinishHandlers, {});
     idle_ = nullptr;
   }
   for (PeerObserver* observer : std::vector(observers_)) observer->closing();
   Waiter closed;
+  closed.what = "close(): replies to be sent";
   node_closed_ = &closed;
   node_.close(io::now());
   operation_done();
@@ -108,7 +118,7 @@ void RpcPeer::close() {
   for (auto& [id, future] : std::exchange(futures_, {})) future->complete(error);
   for (auto& [id, stream] : std::exchange(streams_, {})) stream->end(error);
   for (auto& [key, running] : std::exchange(running_, {})) {
-    if (const auto responder = running.lock()) responder->cancel();
+    if (const auto responder = running.responder.lock()) responder->cancel();
   }
   functions_.clear();
   services_.clear();
@@ -160,6 +170,7 @@ void RpcPeer::set_transports(const std::vector<wire::PathKind>& transports) {
     throw Exception(ErrorCode::invalid_argument, "at least one transport is needed");
   }
   enabled_ = transports;
+  node_.set_paths(transports);
 }
 
 // The first listen or connect: from now on peers of this host can find a way here.
@@ -171,17 +182,20 @@ void RpcPeer::start() {
   }
 }
 
-std::vector<std::string> RpcPeer::listen(const std::string& address) {
+std::vector<std::string> RpcPeer::listen(const std::string& address, const std::string& advertise) {
   const Engine::Lock lock = lock_open();
   start();
   const std::string full = with_scheme(address);
   transport::Transport& transport = transport_for(full);
-  const std::vector<std::string> bound = transport.listen(full);
+  // Refused before anything is bound.
+  if (!advertise.empty()) transport.announced(advertise, {"tcp://*:1"});
+  std::vector<std::string> announced = transport.listen(full);
+  if (!advertise.empty()) announced = transport.announced(advertise, announced);
   listens_.insert(transport.kind());
-  addresses_.insert(addresses_.end(), bound.begin(), bound.end());
+  addresses_.insert(addresses_.end(), announced.begin(), announced.end());
   node_.listening(addresses_);
   operation_done();
-  return bound;
+  return announced;
 }
 
 void RpcPeer::connect(const std::string& address) {
@@ -209,7 +223,9 @@ std::shared_ptr<Future> RpcPeer::call(const std::string& peer, const std::string
   auto future = std::make_shared<Future>(context_);
   const Engine::Lock lock = lock_open();
   ++stats_.calls_sent;
-  const rpc::CallId id = node_.call(io::now(), peer, function, std::move(arguments), timeout, lane);
+  const rpc::CallId id = node_.call(clock(), peer, function, std::move(arguments), timeout, lane);
+  record(FlightKind::call, peer, id, function);
+  future->set_subject("call", id);
   futures_.emplace(id, future);
   future->on_cancel([this, id] {
     node_.cancel(io::now(), id);
@@ -226,7 +242,9 @@ std::shared_ptr<Stream> RpcPeer::stream(const std::string& peer, const std::stri
   const Engine::Lock lock = lock_open();
   ++stats_.calls_sent;
   const rpc::CallId id =
-      node_.stream(io::now(), peer, function, std::move(arguments), timeout, lane, credit);
+      node_.stream(clock(), peer, function, std::move(arguments), timeout, lane, credit);
+  record(FlightKind::call, peer, id, function);
+  stream->set_subject("stream", id);
   streams_.emplace(id, stream);
   stream->control({[this, id](std::uint64_t more) {
                      node_.raise_credit(io::now(), id, more);
@@ -263,6 +281,7 @@ bool RpcPeer::undefine(const std::string& function, const Engine::Interrupt& int
   operation_done();
   if (entry->running == 0 || handling == this) return true;
   Waiter drained;
+  drained.what = "undefine(): handlers that run";
   entry->drained.push_back(&drained);
   struct Forget {
     Function& entry;
@@ -275,8 +294,15 @@ bool RpcPeer::undefine(const std::string& function, const Engine::Interrupt& int
 
 void RpcPeer::reply_locked(const rpc::CallKey& key, rpc::Reply reply) {
   if (finished_) return;
-  running_.erase(key);
-  node_.reply(io::now(), key, std::move(reply));
+  const Time now = clock();
+  const auto handling = running_.find(key);
+  if (handling != running_.end()) {
+    const Error* error = std::get_if<Error>(&reply);
+    record(FlightKind::reply, handling->second.caller, key.id, error ? error->message : "");
+    handling->second.replied = true;
+    forget_if_over(handling);
+  }
+  node_.reply(now, key, std::move(reply));
   operation_done();
 }
 
@@ -287,12 +313,19 @@ void RpcPeer::send_item(const rpc::CallKey& key, wire::Payload item) {
   operation_done();
 }
 
+void RpcPeer::forget_if_over(HandlingOf::iterator handling) {
+  const Handling& entry = handling->second;
+  if (entry.returned && (entry.replied || entry.unwanted)) running_.erase(handling);
+}
+
 // On a worker.
 void RpcPeer::run(const std::shared_ptr<Function>& function, Incoming incoming) {
   const std::shared_ptr<Responder> responder = incoming.responder;
   const RpcPeer* outer = std::exchange(handling, this);
   try {
-    if (!responder->cancelled() && io::now() < incoming.deadline) {
+    const Time now = io::now();
+    responder->begin(now, Engine::this_thread());
+    if (!responder->cancelled() && now < incoming.deadline) {
       function->handler(std::move(incoming));
     }
   } catch (const std::exception& e) {
@@ -301,6 +334,10 @@ void RpcPeer::run(const std::shared_ptr<Function>& function, Incoming incoming) 
   }
   handling = outer;
   const Engine::Lock lock = context_->lock();
+  if (const auto handling = running_.find(responder->key()); handling != running_.end()) {
+    handling->second.returned = true;
+    forget_if_over(handling);
+  }
   if (--function->running == 0) {
     for (Waiter* waiter : function->drained) context_->engine().finish(*waiter);
   }
@@ -313,6 +350,8 @@ RpcStats RpcPeer::stats() {
   const Engine::Lock lock = context_->lock();
   RpcStats stats = stats_;
   stats.connections = connections_.size();
+  stats.calls_pending = futures_.size() + streams_.size();
+  stats.peers = node_.peers(io::now()).size();
   return stats;
 }
 
@@ -353,7 +392,7 @@ void RpcPeer::send_service_to_name(const std::string& peer, rpc::Service service
 }
 
 void RpcPeer::tick(Time now) {
-  node_.tick(now);
+  node_.tick(now_ = now);
   carry_out();
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <functional>
 #include <map>
 #include <memory>
@@ -28,6 +29,17 @@ struct RpcOptions {
   std::vector<wire::PathKind> transports = {wire::PathKind::shm, wire::PathKind::tcp};
   Limits limits;
   session::Timing timing;
+  // What a listener on every interface binds and announces (transport/tcp/interface.h); none:
+  // the environment variable MOOLINK_INTERFACE.
+  std::optional<std::string> interface;
+};
+
+// What went over one kind of path.
+struct PathStats {
+  std::uint64_t frames_written = 0;
+  std::uint64_t frames_received = 0;
+  std::uint64_t bytes_written = 0;  // payload and control
+  std::uint64_t bytes_received = 0;
 };
 
 struct RpcStats {
@@ -35,12 +47,14 @@ struct RpcStats {
   std::uint64_t calls_succeeded = 0;
   std::uint64_t calls_failed = 0;
   std::uint64_t calls_received = 0;
-  std::uint64_t calls_running = 0;  // received, their handlers not yet returned
-  std::uint64_t frames_written = 0;
-  std::uint64_t frames_received = 0;
-  std::uint64_t bytes_written = 0;  // payload and control, all paths
-  std::uint64_t bytes_received = 0;
-  std::uint64_t connections = 0;
+  std::uint64_t calls_running = 0;                // received, their handlers not yet returned
+  std::uint64_t calls_pending = 0;                // sent, and without a result yet
+  std::array<PathStats, wire::kPathKinds> paths;  // by kind
+  std::uint64_t connections = 0;                  // open now
+  std::uint64_t connections_opened = 0;
+  std::uint64_t dials_failed = 0;
+  std::uint64_t peers = 0;       // known now
+  std::uint64_t peers_lost = 0;  // dead, unreachable or closed
 };
 
 // Told of peers as they come and go; called with the engine's lock held.
@@ -70,7 +84,8 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   void set_name(const std::string& name);
   void set_transports(const std::vector<wire::PathKind>& transports);
   // Returns every address at which this peer can now be dialled through the new listener.
-  std::vector<std::string> listen(const std::string& address);
+  // advertise: "host" or "host:port" that others are told instead of the bound addresses.
+  std::vector<std::string> listen(const std::string& address, const std::string& advertise = {});
   void connect(const std::string& address);
 
   std::shared_ptr<Future> call(const std::string& peer, const std::string& function,
@@ -92,6 +107,10 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   RpcStats stats();
   std::vector<rpc::PeerInfo> peers();
   std::vector<std::string> addresses();
+  // rpc_peer_describe.cc
+  rpc::Explanation explain(const std::string& peer);
+  // The last events of this peer, oldest first, a line each.
+  std::vector<std::string> flight_recorder();
 
   // --- with the engine's lock held: for machines beside the Node (groups, accumulators)
   using ServiceHandler =
@@ -118,6 +137,7 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   void tick(Time now) override;
   Time next_deadline() const override { return node_.next_deadline(); }
   void flush() override;
+  void describe(Time now, Describe how, std::string& text) const override;
   void abandon() noexcept override;
 
  private:
@@ -128,6 +148,16 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
     std::size_t running = 0;       // calls not yet returned, queued ones too
     std::vector<Waiter*> drained;  // undefine() waits here
   };
+  // A call that a handler has here: until it has returned, and has replied or is not to any more.
+  struct Handling {
+    std::weak_ptr<Responder> responder;
+    std::string caller;
+    Time arrived{};
+    bool replied = false;
+    bool unwanted = false;
+    bool returned = false;
+  };
+  using HandlingOf = std::map<rpc::CallKey, Handling>;
   using Connections =
       std::unordered_map<wire::ConnectionId, std::shared_ptr<transport::Connection>>;
 
@@ -165,12 +195,26 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   void perform(rpc::PeerDown& action);
   void perform(rpc::Log& action);
   void perform(rpc::Closed& action);
+  void record(FlightKind kind, std::string_view peer, std::uint64_t id, std::string_view text) {
+    context_->recorder().record(now_, kind, node_.name(), peer, id, text);
+  }
+  void record_frame(FlightKind kind, wire::ConnectionId connection, wire::FrameType type);
   transport::Connection* find(wire::ConnectionId id);
   transport::Transport& transport_for(const std::string& address);
   void listen_beside(const transport::Connection& connection);
   void listen_unasked(const std::string& address);
 
+  // rpc_peer_describe.cc
+  void describe_peers(Time now, std::string& text) const;
+  void describe_calls(Time now, std::size_t most, const std::string& indent,
+                      std::string& text) const;
+  void describe_handlers(Time now, std::size_t most, const std::string& indent,
+                         std::string& text) const;
+  std::shared_ptr<const std::string> who_waits(Time now);
+
   // rpc_peer.cc
+  Time clock() { return now_ = io::now(); }
+  void forget_if_over(HandlingOf::iterator handling);
   Engine::Lock lock_open();
   void operation_done();
   void start();
@@ -195,12 +239,15 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   std::unordered_map<rpc::CallId, std::shared_ptr<Future>> futures_;
   std::unordered_map<rpc::CallId, std::shared_ptr<Stream>> streams_;
   std::map<std::string, std::shared_ptr<Function>> functions_;
-  std::map<rpc::CallKey, std::weak_ptr<Responder>> running_;
+  HandlingOf running_;
   std::map<rpc::Service, ServiceHandler> services_;
   ServiceRouter router_{*this};
   DescriptorExchange descriptors_;
   std::vector<PeerObserver*> observers_;
   RpcStats stats_;
+  Time now_{};  // of the event that is being dealt with
+  Time who_waits_at_{};
+  std::shared_ptr<const std::string> who_waits_;
   std::atomic<bool> closing_{false};
   bool started_ = false;    // listens or connects: the transports are there
   bool finished_ = false;   // the Node has closed

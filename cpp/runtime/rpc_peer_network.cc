@@ -15,27 +15,52 @@ void RpcPeer::opened(std::shared_ptr<transport::Connection> connection,
   transport::Connection& opened = *connection;
   connections_.emplace(opened.id(), std::move(connection));
   if (!dialled_address.empty()) listen_beside(opened);
-  node_.opened(io::now(), opened.id(), opened.path(), opened.traits(), dialled_address);
+  ++stats_.connections_opened;
+  const Time now = clock();
+  record(FlightKind::opened, "", opened.id(), opened.peer_address());
+  node_.opened(now, opened.id(), opened.path(), opened.traits(), dialled_address);
   carry_out();
 }
 
 void RpcPeer::closed(transport::Connection& connection, const Error& error, bool peer_dead) {
   const Uid instance = node_.instance_of(connection.id());
+  const Time now = clock();
+  record(FlightKind::closed, "", connection.id(), error.message);
   connections_.erase(connection.id());
-  node_.closed(io::now(), connection.id(), error);
+  node_.closed(now, connection.id(), error);
   if (peer_dead && instance) node_.peer_dead(io::now(), instance);
   carry_out();
 }
 
 void RpcPeer::dial_failed(const std::string& address, const Error& error) {
-  node_.dial_failed(io::now(), address, error);
+  ++stats_.dials_failed;
+  const Time now = clock();
+  record(FlightKind::dial_failed, "", 0, error.message);
+  node_.dial_failed(now, address, error);
   carry_out();
 }
 
+// Frames that steer a session; those that carry it would leave nothing else in the recorder.
+void RpcPeer::record_frame(FlightKind kind, wire::ConnectionId connection, wire::FrameType type) {
+  switch (type) {
+    case wire::FrameType::hello:
+    case wire::FrameType::welcome:
+    case wire::FrameType::refuse:
+    case wire::FrameType::window:
+    case wire::FrameType::close:
+      return record(kind, "", connection, wire::frame_type_name(type));
+    default:
+      return;
+  }
+}
+
 void RpcPeer::received(transport::Connection& connection, wire::ReceivedFrame frame) {
-  ++stats_.frames_received;
-  stats_.bytes_received += frame.bytes.size();
-  node_.received(io::now(), connection.id(), frame);
+  PathStats& path = stats_.paths[static_cast<std::size_t>(connection.path())];
+  ++path.frames_received;
+  path.bytes_received += frame.bytes.size();
+  const Time now = clock();
+  record_frame(FlightKind::received, connection.id(), frame.header.type);
+  node_.received(now, connection.id(), frame);
   carry_out();
 }
 
@@ -47,9 +72,10 @@ std::span<std::byte> RpcPeer::chunk_target(transport::Connection& connection,
 }
 
 void RpcPeer::chunk_received(transport::Connection& connection, const wire::ChunkHead& head) {
-  ++stats_.frames_received;
-  stats_.bytes_received += head.bytes;
-  node_.chunk_received(io::now(), connection.id(), head);
+  PathStats& path = stats_.paths[static_cast<std::size_t>(connection.path())];
+  ++path.frames_received;
+  path.bytes_received += head.bytes;
+  node_.chunk_received(clock(), connection.id(), head);
   carry_out();
 }
 
@@ -59,7 +85,7 @@ void RpcPeer::writable(transport::Connection& connection) {
 }
 
 void RpcPeer::grant_filled(transport::Connection& connection, const wire::GrantPlace& place) {
-  stats_.bytes_written += place.bytes;
+  stats_.paths[static_cast<std::size_t>(connection.path())].bytes_written += place.bytes;
   node_.grant_filled(io::now(), connection.id(), place.grant);
   carry_out();
 }
@@ -78,7 +104,9 @@ bool RpcPeer::share(const Uid& instance, const Uid& key, std::span<const int> de
 // A peer that connects can be dialled too, on the interface that it connected from: others learn
 // of it through the one it is connected to.
 void RpcPeer::listen_beside(const transport::Connection& connection) {
-  const std::string address = connection.local_address();
+  std::string address = connection.local_address();
+  // Others are to come by the interfaces that were chosen, whichever this connection went by.
+  if (!address.empty() && !environment_.interface.empty()) address = "tcp://*:0";
   if (!address.empty() && !listens_.contains(connection.path())) listen_unasked(address);
 }
 
@@ -124,8 +152,10 @@ transport::Connection* RpcPeer::find(wire::ConnectionId id) {
 void RpcPeer::perform(rpc::Write& action) {
   const auto found = connections_.find(action.connection);
   if (found == connections_.end()) return;  // it failed; the Node will hear of it or has
-  ++stats_.frames_written;
-  stats_.bytes_written += action.frame.bytes();
+  PathStats& path = stats_.paths[static_cast<std::size_t>(found->second->path())];
+  ++path.frames_written;
+  path.bytes_written += action.frame.bytes();
+  record_frame(FlightKind::sent, action.connection, action.frame.header.type);
   if (action.frame.header.type == wire::FrameType::chunk) fed_.push_back(action.connection);
   found->second->write(std::move(action.frame));
   if (dirty_.empty() || dirty_.back() != found->second) dirty_.push_back(found->second);
@@ -149,7 +179,8 @@ void RpcPeer::perform(rpc::RunHandler& action) {
   ++found->second->running;
   auto responder = std::make_shared<Responder>(shared_from_this(), action.key,
                                                std::move(action.function), action.credit);
-  running_[action.key] = responder;
+  record(FlightKind::handler, action.caller, action.key.id, responder->function());
+  running_.insert_or_assign(action.key, Handling{responder, action.caller, now_});
   Incoming incoming{std::move(responder), std::move(action.caller), std::move(action.arguments),
                     action.deadline};
   context_->workers().submit(
@@ -160,9 +191,14 @@ void RpcPeer::perform(rpc::RunHandler& action) {
 void RpcPeer::perform(rpc::Complete& action) {
   const bool failed = std::holds_alternative<Error>(action.result);
   ++(failed ? stats_.calls_failed : stats_.calls_succeeded);
+  const Error* error = std::get_if<Error>(&action.result);
+  record(FlightKind::result, error ? error->peer : "", action.id, error ? error->message : "");
+  const bool late = error && error->code == ErrorCode::timeout;
   if (const auto future = futures_.extract(action.id); !future.empty()) {
+    if (late) future.mapped()->set_detail(who_waits(now_));
     future.mapped()->complete(std::move(action.result));
   } else if (const auto stream = streams_.extract(action.id); !stream.empty()) {
+    if (late) stream.mapped()->set_detail(who_waits(now_));
     stream.mapped()->end(std::move(action.result));
   }
 }
@@ -175,10 +211,12 @@ void RpcPeer::perform(rpc::StreamItem& action) {
 void RpcPeer::perform(rpc::CreditRaised& action) {
   const auto found = running_.find(action.key);
   if (found == running_.end()) return;
-  if (const auto responder = found->second.lock()) responder->raise_credit(action.allowed);
+  if (const auto responder = found->second.responder.lock())
+    responder->raise_credit(action.allowed);
 }
 
 void RpcPeer::perform(rpc::ServiceMessage& action) {
+  record(FlightKind::service, action.from_name, static_cast<std::uint64_t>(action.service), "");
   const auto found = services_.find(action.service);
   if (found == services_.end()) return;          // nobody here takes part
   const ServiceHandler handler = found->second;  // it may unregister itself
@@ -188,11 +226,14 @@ void RpcPeer::perform(rpc::ServiceMessage& action) {
 void RpcPeer::perform(rpc::CancelHandler& action) {
   const auto found = running_.find(action.key);
   if (found == running_.end()) return;
-  if (const auto responder = found->second.lock()) responder->cancel();
-  running_.erase(found);
+  record(FlightKind::stop, found->second.caller, action.key.id, "");
+  if (const auto responder = found->second.responder.lock()) responder->cancel();
+  found->second.unwanted = true;
+  forget_if_over(found);
 }
 
 void RpcPeer::perform(rpc::Dial& action) {
+  record(FlightKind::dial, "", 0, action.address);
   try {
     transport_for(action.address).dial(action.address);
   } catch (const Exception& e) {
@@ -205,6 +246,7 @@ void RpcPeer::perform(rpc::Establish& action) {
 }
 
 void RpcPeer::perform(rpc::CloseConnection& action) {
+  record(FlightKind::closed, "", action.connection, action.error.message);
   const auto node = connections_.extract(action.connection);
   if (!node.empty()) node.mapped()->close();
 }
@@ -235,10 +277,14 @@ void RpcPeer::perform(rpc::FillGrant& action) {
 }
 
 void RpcPeer::perform(rpc::PeerUp& action) {
+  record(FlightKind::peer_up, action.name, 0, action.same_host ? "same host" : "another host");
   for (std::size_t i = 0; i < observers_.size(); ++i) observers_[i]->peer_up(action);
 }
 
 void RpcPeer::perform(rpc::PeerDown& action) {
+  constexpr const char* kHow[] = {"dead", "unreachable", "closed"};
+  record(FlightKind::peer_down, action.name, 0, kHow[static_cast<std::size_t>(action.how)]);
+  ++stats_.peers_lost;
   for (std::size_t i = 0; i < observers_.size(); ++i) observers_[i]->peer_down(action);
 }
 

@@ -45,6 +45,12 @@ void Workers::tick(Time now) {
   call_in_another();
 }
 
+void Workers::describe(Time, Describe, std::string& text) const {
+  text += "workers: " + std::to_string(threads_) + " of at most " + std::to_string(limit_) + ", " +
+          std::to_string(idle_) + " idle, " + std::to_string(lent_) + " wait inside of moolink, " +
+          std::to_string(queue_.size()) + " tasks not begun\n";
+}
+
 void Workers::call_in_another() {
   if (idle_ > 0) {
     engine_.handed_over();

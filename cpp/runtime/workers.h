@@ -33,6 +33,7 @@ class Workers final : public Driven {
   void set_limit(std::size_t limit) { limit_ = limit; }
   void tick(Time now) override;
   Time next_deadline() const override { return help_at_; }
+  void describe(Time now, Describe how, std::string& text) const override;
 
   // While a worker waits inside of moolink; nothing on other threads.
   class Lend {

@@ -106,12 +106,12 @@ void Session::agreed(Time now, Link& link, const wire::Hello& theirs) {
   link.attached = true;
   link.generation = ++generation_;
   link.last_heard = now;
-  link.ping_at = now + config_.timing.ping_after;
   last_heard_ = now;
   confirmed_ = true;
   ready_ = true;
   acknowledged(theirs.rx_next - 1, theirs.rx_have);
   actions_.push_back(Attached{link.connection});
+  write_ping(now, link);
 
   // One connection for each path and dialling side: the dialler knows best that the old one is
   // gone. (Both sides dialling at once leaves two, rather than each side closing the other's.)

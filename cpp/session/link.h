@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -33,6 +34,10 @@ struct Link {
   Time last_heard{};
   Time ping_at = kNever;
   std::uint64_t pings = 0;
+  Time pinged_at{};
+  std::array<Time, 8> ping_times{};  // of the last ones, by number
+  Duration round_trip{-1};           // smoothed; negative: not measured yet
+  Duration last_round_trip{-1};
 
   // Sending of parts: messages with bytes to write, taken in turn; what is under way is bounded, so
   // that a small message waits for a few chunks at most.

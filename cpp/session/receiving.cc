@@ -55,7 +55,8 @@ void Session::dispatch(Time now, Link& link, const wire::ReceivedFrame& frame) {
       break;
     }
     case wire::FrameType::pong:
-      break;  // having heard it is all
+      received_pong(now, link, wire::decode_control<wire::Ping>(frame).number);
+      break;
     case wire::FrameType::window:
       outbox_.set_peer_window(wire::decode_control<wire::Window>(frame), frame.header.seq);
       if (std::exchange(was_full_, false)) actions_.push_back(WindowOpened{});
@@ -121,6 +122,15 @@ void Session::deliver_ready(Time now) {
                                std::move(inbound.error)});
   }
   inbox_.ready().clear();
+}
+
+// Answers that took so long that many later PINGs are out say little, and are passed over.
+void Session::received_pong(Time now, Link& link, std::uint64_t number) {
+  if (number == 0 || number > link.pings || number + link.ping_times.size() <= link.pings) return;
+  const Duration sample = now - link.ping_times[number % link.ping_times.size()];
+  const bool first = link.round_trip < Duration(0);
+  link.round_trip = first ? sample : link.round_trip + (sample - link.round_trip) / 8;
+  link.last_round_trip = sample;
 }
 
 void Session::received_grant(Time, Link& link, const wire::Grant& grant) {

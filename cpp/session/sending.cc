@@ -46,6 +46,14 @@ void Session::write_ack(Time now) {
   write(*link, wire::make_frame(wire::FrameType::ack, ack));
 }
 
+void Session::write_ping(Time now, Link& link) {
+  ++link.pings;
+  link.ping_times[link.pings % link.ping_times.size()] = now;
+  link.pinged_at = now;
+  link.ping_at = now + config_.timing.ping_after;
+  write(link, wire::make_frame(wire::FrameType::ping, wire::Ping{link.pings}));
+}
+
 void Session::write_window(Link& link) {
   wire::Frame frame = wire::make_frame(wire::FrameType::window, receive_window_);
   frame.header.seq = window_number_;

@@ -147,12 +147,12 @@ void Session::watch_links(Time now) {
   const Timing& timing = config_.timing;
   for (auto& [connection, link] : links_) {
     if (!link.attached || now < link.ping_at) continue;
-    if (now - link.last_heard < timing.ping_after) {
+    const bool quiet = now - link.last_heard >= timing.ping_after;
+    if (!quiet && now - link.pinged_at < timing.measure_every) {
       link.ping_at = link.last_heard + timing.ping_after;
       continue;
     }
-    write(link, wire::make_frame(wire::FrameType::ping, wire::Ping{++link.pings}));
-    link.ping_at = now + timing.ping_after;
+    write_ping(now, link);
   }
   if (may_fall_silent() && silent_for(now, last_heard_, timing.evict_after)) {
     lose(make_error(ErrorCode::peer_lost, "the peer was silent for too long"), 0);
@@ -212,16 +212,30 @@ Link* Session::find(ConnectionId connection) {
 }
 
 // The preferred live path: one that is heard of, then by preference, then the latest.
-Link* Session::best_link(Time now) {
-  Link* best = nullptr;
+const Link* Session::best_link(Time now) const {
+  const Link* best = nullptr;
   const auto rank = [&](const Link& link) {
     return std::tuple(!silent_for(now, link.last_heard, config_.timing.suspect_after),
                       link.traits.preference, link.generation);
   };
-  for (auto& [connection, link] : links_) {
+  for (const auto& [connection, link] : links_) {
     if (link.attached && (best == nullptr || rank(*best) < rank(link))) best = &link;
   }
   return best;
+}
+
+std::vector<LinkInfo> Session::links(Time now) const {
+  std::vector<LinkInfo> infos;
+  const Link* best = best_link(now);
+  for (const auto& [connection, link] : links_) {
+    if (!link.attached) continue;
+    infos.push_back({connection, link.kind, link.traits.preference, &link == best,
+                     now - link.last_heard, link.round_trip, link.last_round_trip});
+  }
+  std::stable_sort(infos.begin(), infos.end(), [](const LinkInfo& a, const LinkInfo& b) {
+    return std::pair(a.in_use, a.preference) > std::pair(b.in_use, b.preference);
+  });
+  return infos;
 }
 
 void Session::drop_link(Time now, ConnectionId connection) {

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <map>
 #include <span>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -33,6 +34,7 @@ using wire::ConnectionId;
 
 struct Timing {
   Duration ping_after = milliseconds(250);  // quiet for so long: ask
+  Duration measure_every = seconds(5);      // the round trip, on a connection that is never quiet
   Duration suspect_after = seconds(1);      // silent for so long: use another path
   Duration evict_after = seconds(3);        // silent for so long: the session is lost
   Duration late_after = milliseconds(500);  // a tick so late means that this side was stopped,
@@ -110,6 +112,17 @@ struct Lost {
   std::vector<LostMessage> messages;  // never acknowledged, in order of sending
 };
 
+// What is known of a connection that carries messages.
+struct LinkInfo {
+  ConnectionId connection = 0;
+  wire::PathKind kind = wire::PathKind::tcp;
+  int preference = 0;
+  bool in_use = false;      // what is sent now goes this way
+  Duration silent{};        // nothing heard for so long
+  Duration round_trip{-1};  // smoothed; negative: not measured yet
+  Duration last_round_trip{-1};
+};
+
 using Action = std::variant<Write, Attached, Deliver, Acked, WindowOpened, AllocateGrant, FillGrant,
                             CloseConnection, Lost>;
 
@@ -170,7 +183,8 @@ class Session {
   bool connected() const;  // over a connection that carries messages
   bool has_connection() const { return !links_.empty(); }
   bool has(ConnectionId connection) const { return links_.contains(connection); }
-  bool suspected(Time now) const;  // connected, but silent for suspect_after
+  bool suspected(Time now) const;               // connected, but silent for suspect_after
+  std::vector<LinkInfo> links(Time now) const;  // the one in use first
   Time last_heard() const { return last_heard_; }
   std::uint64_t id() const { return id_; }
   std::uint64_t unacknowledged_bytes() const { return outbox_.bytes(); }
@@ -196,6 +210,7 @@ class Session {
   void dispatch(Time now, Link& link, const wire::ReceivedFrame& frame);
   void received_message(Time now, Link& link, const wire::ReceivedFrame& frame);
   void received_grant(Time now, Link& link, const wire::Grant& grant);
+  void received_pong(Time now, Link& link, std::uint64_t number);
   void close_writers(Time now, std::uint64_t seq, ConnectionId except);
   void ack_due(Time now, std::uint32_t messages);
   void deliver_ready(Time now);
@@ -204,6 +219,7 @@ class Session {
   // sending.cc
   void write(Link& link, wire::Frame frame);
   void write_ack(Time now);
+  void write_ping(Time now, Link& link);
   void write_window(Link& link);
   void write_message(Time now, Link& link, std::uint64_t seq);
   void write_parts(Link& link);
@@ -214,7 +230,8 @@ class Session {
   void drop_link(Time now, ConnectionId connection);
   void close_link(Time now, ConnectionId connection, Error error);
   void lose(Error reason, ConnectionId except);
-  Link* best_link(Time now);
+  const Link* best_link(Time now) const;
+  Link* best_link(Time now) { return const_cast<Link*>(std::as_const(*this).best_link(now)); }
   Link* find(ConnectionId connection);
   bool silent_for(Time now, Time since, Duration duration) const;
   bool may_fall_silent() const;

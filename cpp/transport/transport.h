@@ -108,7 +108,8 @@ struct Environment {
   Allocator& allocator;  // for received frames; chunk targets come from the handler
   Handler& handler;
   Limits limits;
-  Uid host_key;  // one kernel and network namespace: whether loopback reaches the peer
+  Uid host_key;             // one kernel and network namespace: whether loopback reaches the peer
+  std::string interface{};  // tcp/interface.h; empty: every one
   std::size_t max_strangers = 256;  // connections that are not yet established
   Duration handshake_timeout = seconds(5);
 
@@ -128,6 +129,13 @@ class Transport {
   // Listens and returns every address at which peers can dial this process; throws Exception with
   // what is wrong (in use, no such host, malformed).
   virtual std::vector<std::string> listen(const std::string& address) = 0;
+  // What others are told instead of what listen() has returned. Throws
+  // Exception{invalid_argument} where that cannot be chosen, or is malformed.
+  virtual std::vector<std::string> announced(const std::string& advertise,
+                                             const std::vector<std::string>& /*bound*/) const {
+    throw Exception(ErrorCode::invalid_argument,
+                    "advertise='" + advertise + "' is of use for tcp addresses only");
+  }
   // Ends in Handler::opened or Handler::dial_failed; throws only if the address is malformed.
   virtual void dial(const std::string& address) = 0;
   // Closes the listeners, the dials under way and every connection; the handler hears no more.

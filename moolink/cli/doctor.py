@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+from moolink.cli import dump
 from moolink.processes import available_cores
 
 State = Literal["ok", "absent", "failed"]
@@ -69,7 +70,7 @@ def examine() -> list[Finding]:
             findings.append(Finding(topic, "ok", check()))
         except (OSError, AttributeError) as error:
             findings.append(Finding(topic, "failed", str(error)))
-    findings.append(_descriptors())
+    findings += [_descriptors(), _addresses(), _dumps()]
     findings += [_cuda(), _verbs(), _library("libssl.so.3", "TLS on tcp")]
     findings += [_package(name) for name in _PACKAGES]
     return findings
@@ -155,6 +156,28 @@ def _descriptors() -> Finding:
     if soft < _FEW_DESCRIPTORS:
         return Finding("descriptors", "failed", f"{text}: raise it with ulimit -n {hard}")
     return Finding("descriptors", "ok", text)
+
+
+def _addresses() -> Finding:
+    chosen = os.environ.get("MOOLINK_INTERFACE", "")
+    try:
+        core = importlib.import_module("moolink._core")
+        addresses: list[str] = core.host_addresses(chosen)
+    except (ImportError, RuntimeError, ValueError) as error:
+        return Finding("addresses", "failed", str(error))
+    by = f" (MOOLINK_INTERFACE={chosen})" if chosen else ""
+    return Finding("addresses", "ok", f"peers are told {', '.join(addresses)}{by}")
+
+
+def _dumps() -> Finding:
+    try:
+        pids = sorted(dump.processes())
+    except OSError as error:
+        return Finding("dump", "absent", f"processes that use moolink cannot be found: {error}")
+    if not pids:
+        return Finding("dump", "ok", "no process of this user uses moolink now")
+    numbers = ", ".join(map(str, pids))
+    return Finding("dump", "ok", f"moolink dump can show: {numbers}")
 
 
 def _cuda() -> Finding:

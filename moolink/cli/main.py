@@ -10,6 +10,7 @@ usage: moolink COMMAND ...
 
 commands:
   run      start an embedded broker and N peers of a script: moolink run -n 2 -m package.module
+  dump     show how things stand in a process: moolink dump PID
   doctor   say what this machine offers to moolink, what is missing, and why
 
 'moolink COMMAND --help' explains a command.
@@ -31,6 +32,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from moolink.cli.run import main as run
 
         return run(rest)
+    if command == "dump":
+        from moolink.cli.dump import main as dump
+
+        return dump(rest)
     if command == "doctor":
         from moolink.cli.doctor import main as doctor
 

@@ -13,6 +13,7 @@ REACHED = {
     "calls failed by loss",
     "calls succeeded",
     "calls timed out",
+    "connections dropped silently",
     "peers down",
     "service messages",
 }

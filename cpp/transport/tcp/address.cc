@@ -1,7 +1,6 @@
 #include "transport/tcp/address.h"
 
 #include <arpa/inet.h>
-#include <ifaddrs.h>
 #include <net/if.h>
 #include <netdb.h>
 
@@ -106,7 +105,13 @@ std::string SocketAddress::text() const {
       return std::string(kScheme) + buffer + port_text;
     }
     inet_ntop(AF_INET6, &v6.sin6_addr, buffer, sizeof buffer);
-    return std::string(kScheme) + "[" + buffer + "]" + port_text;
+    // A link-local address is one of an interface, which its text must name to be of use.
+    char interface[IF_NAMESIZE + 1] = {};
+    if (IN6_IS_ADDR_LINKLOCAL(&v6.sin6_addr) && v6.sin6_scope_id != 0 &&
+        if_indextoname(v6.sin6_scope_id, interface + 1) != nullptr) {
+      interface[0] = '%';
+    }
+    return std::string(kScheme) + "[" + buffer + interface + "]" + port_text;
   }
   inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in&>(storage).sin_addr, buffer,
             sizeof buffer);
@@ -155,30 +160,24 @@ bool is_numeric(const std::string& host) {
   return inet_pton(AF_INET, host.c_str(), &v4) == 1 || host.find(':') != std::string::npos;
 }
 
-std::vector<SocketAddress> interface_addresses() {
-  ifaddrs* list = nullptr;
-  if (getifaddrs(&list) != 0) return {};
-  const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owner(list, freeifaddrs);
-  std::vector<SocketAddress> result;
-  std::vector<SocketAddress> others;
-  for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
-    if (entry->ifa_addr == nullptr || (entry->ifa_flags & IFF_UP) == 0) continue;
-    SocketAddress address;
-    if (entry->ifa_addr->sa_family == AF_INET) {
-      address.size = sizeof(sockaddr_in);
-    } else if (entry->ifa_addr->sa_family == AF_INET6) {
-      const auto& v6 = *reinterpret_cast<const sockaddr_in6*>(entry->ifa_addr);
-      if (IN6_IS_ADDR_LINKLOCAL(&v6.sin6_addr)) continue;  // useless without its interface
-      address.size = sizeof(sockaddr_in6);
-    } else {
-      continue;
-    }
-    std::memcpy(&address.storage, entry->ifa_addr, address.size);
-    const bool loopback = (entry->ifa_flags & IFF_LOOPBACK) != 0;
-    (loopback ? result : others).push_back(address);
+std::vector<std::string> advertised(std::string_view advertise,
+                                    const std::vector<std::string>& bound) {
+  std::string_view rest = advertise;
+  if (rest.starts_with(kScheme)) rest.remove_prefix(kScheme.size());
+  const auto colons = std::count(rest.begin(), rest.end(), ':');
+  const bool in_brackets = rest.starts_with('[');
+  const bool has_port = in_brackets ? !rest.ends_with(']') : colons == 1;
+  std::string complete(rest);
+  if (!has_port) {
+    if (!in_brackets && colons > 1) complete = "[" + complete + "]";
+    complete += ":0";
   }
-  result.insert(result.end(), others.begin(), others.end());
-  return result;
+  HostPort wanted = parse_address(complete);
+  if (wanted.host.empty()) malformed(advertise, "others must be told a host");
+  if (wanted.port == 0) wanted.port = parse_address(bound.at(0)).port;
+  const bool v6 = wanted.host.find(':') != std::string::npos;
+  const std::string host = v6 ? "[" + wanted.host + "]" : wanted.host;
+  return {std::string(kScheme) + host + ":" + std::to_string(wanted.port)};
 }
 
 }  // namespace moolink::transport::tcp

@@ -42,7 +42,9 @@ std::vector<SocketAddress> resolve(const HostPort& address);
 // True if host is written in digits, so that resolve() does not block.
 bool is_numeric(const std::string& host);
 
-// The addresses of this host's interfaces that are up, loopback first; link-local v6 left out.
-std::vector<SocketAddress> interface_addresses();
+// What others are told instead of the bound addresses: "host" or "host:port"; without a port, or
+// with port 0, that of the listener. Throws Exception{invalid_argument}.
+std::vector<std::string> advertised(std::string_view advertise,
+                                    const std::vector<std::string>& bound);
 
 }  // namespace moolink::transport::tcp

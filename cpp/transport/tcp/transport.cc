@@ -78,7 +78,9 @@ Descriptor listen_everywhere(std::uint16_t port) {
 }  // namespace
 
 TcpTransport::TcpTransport(Environment& environment)
-    : environment_(environment), alive_(std::make_shared<bool>(true)) {}
+    : environment_(environment),
+      choice_(environment.interface),
+      alive_(std::make_shared<bool>(true)) {}
 
 TcpTransport::~TcpTransport() = default;
 
@@ -89,6 +91,7 @@ bool TcpTransport::accepts(const std::string& address) const { return is_tcp_add
 std::vector<std::string> TcpTransport::listen(const std::string& address) {
   const HostPort wanted = parse_address(address);
   std::vector<std::string> bound;
+  if (wanted.host.empty() && !choice_.all()) return listen_on_chosen(address, wanted.port);
   if (wanted.host.empty()) {
     Descriptor socket = listen_everywhere(wanted.port);
     if (!socket) listen_failed(address, errno);
@@ -109,12 +112,39 @@ std::vector<std::string> TcpTransport::listen(const std::string& address) {
   return bound;
 }
 
+// A socket for each address that MOOLINK_INTERFACE allows, all with one port.
+std::vector<std::string> TcpTransport::listen_on_chosen(const std::string& address,
+                                                        std::uint16_t port) {
+  constexpr int kPortsTried = 16;  // of the system's choice: a free one may be taken elsewhere
+  const std::vector<SocketAddress> candidates = interface_addresses(choice_);
+  for (int tried = 1;; ++tried) {
+    std::vector<Descriptor> sockets;
+    std::uint16_t common = port;
+    int error = 0;
+    for (SocketAddress candidate : candidates) {
+      candidate.set_port(common);
+      Descriptor socket = bind_and_listen(candidate, false);
+      if (!socket) {
+        error = errno;
+        break;
+      }
+      common = local_address(socket.get()).port();
+      sockets.push_back(std::move(socket));
+    }
+    if (error == EADDRINUSE && port == 0 && tried < kPortsTried) continue;
+    if (error != 0) listen_failed(address, error);
+    std::vector<std::string> bound;
+    for (Descriptor& socket : sockets) add_listener(std::move(socket), false, bound);
+    return bound;
+  }
+}
+
 // Adds the addresses at which it can be dialled to `bound`.
 void TcpTransport::add_listener(Descriptor socket, bool dual_stack,
                                 std::vector<std::string>& bound) {
   const SocketAddress local = local_address(socket.get());
   if (local.is_any()) {
-    for (SocketAddress& candidate : interface_addresses()) {
+    for (SocketAddress& candidate : interface_addresses(choice_)) {
       const bool reached =
           candidate.family() == local.family() || (dual_stack && local.family() == AF_INET6);
       candidate.set_port(local.port());

@@ -10,6 +10,7 @@
 #include "base/descriptor.h"
 #include "io/loop.h"
 #include "transport/tcp/connection.h"
+#include "transport/tcp/interface.h"
 #include "transport/tcp/resolver.h"
 #include "transport/transport.h"
 
@@ -24,6 +25,10 @@ class TcpTransport final : public Transport, public Owner {
   bool accepts(const std::string& address) const override;
   void check(const std::string& address) const override;
   std::vector<std::string> listen(const std::string& address) override;
+  std::vector<std::string> announced(const std::string& advertise,
+                                     const std::vector<std::string>& bound) const override {
+    return advertised(advertise, bound);
+  }
   void dial(const std::string& address) override;
   void stop() override;
   void abandon() noexcept override;
@@ -52,6 +57,7 @@ class TcpTransport final : public Transport, public Owner {
   void ended(wire::ConnectionId id) override;
   void established(wire::ConnectionId id) override { strangers_.erase(id); }
 
+  std::vector<std::string> listen_on_chosen(const std::string& address, std::uint16_t port);
   void add_listener(Descriptor socket, bool dual_stack, std::vector<std::string>& bound);
   void accept_from(Listener& listener);
   void adopt(Descriptor socket, const std::string& dialled_address);
@@ -63,6 +69,7 @@ class TcpTransport final : public Transport, public Owner {
   void stop_attempt(Dial& dial);
 
   Environment& environment_;
+  const InterfaceChoice choice_;
   std::vector<std::unique_ptr<Listener>> listeners_;
   DialId last_dial_ = 0;
   std::unordered_map<DialId, Dial> dials_;

@@ -65,9 +65,11 @@ wire::ReceivedFrame as_received(const wire::Frame& frame) {
 
 // A server "server" and a client "client" that dials it; every handler returns its arguments.
 struct Joined {
-  Joined(const Policy& server_policy, const Policy& client_policy)
+  Joined(const Policy& server_policy, const Policy& client_policy,
+         std::vector<std::string> server_addresses = {})
       : server("server", server_policy, {1, 10}), client("client", client_policy, {2, 20}) {
     server.node.define("echo");
+    server.node.listening(std::move(server_addresses));
     client.node.connect(now, "tcp://10.0.0.1:1");
     pass(milliseconds(10));
   }
@@ -94,14 +96,19 @@ struct Joined {
     user.node.drain(actions);
     for (Action& action : actions) {
       if (auto* write = std::get_if<Write>(&action)) {
-        if (connected) other.node.received(now, connection, as_received(write->frame));
-      } else if (std::get_if<Dial>(&action) != nullptr) {
+        if (connected && write->connection > dropped) {
+          other.node.received(now, write->connection, as_received(write->frame));
+        }
+      } else if (auto* dial = std::get_if<Dial>(&action);
+                 dial != nullptr && !dial->address.starts_with("tcp://10.")) {
+        user.node.dial_failed(now, dial->address, make_error(ErrorCode::error, "no way"));
+      } else if (dial != nullptr) {
         connected = true;
         ++connection;
         server.node.opened(now, connection, wire::PathKind::tcp, {}, "");
         client.node.opened(now, connection, wire::PathKind::tcp, {}, "tcp://10.0.0.1:1");
-      } else if (std::get_if<CloseConnection>(&action) != nullptr) {
-        if (std::exchange(connected, false)) {
+      } else if (auto* close = std::get_if<CloseConnection>(&action)) {
+        if (close->connection == connection && std::exchange(connected, false)) {
           other.node.closed(now, connection, make_error(ErrorCode::closed, "closed"));
         }
       } else if (auto* handler = std::get_if<RunHandler>(&action)) {
@@ -122,6 +129,7 @@ struct Joined {
   User client;
   ConnectionId connection = 0;
   bool connected = false;
+  ConnectionId dropped = 0;  // what is written to this one and to earlier ones is lost
 };
 
 TEST("peers with the same word meet") {
@@ -184,6 +192,95 @@ TEST("a peer calls itself") {
   const CallId id = pair.server.node.call(pair.now, "server", "echo", {}, seconds(1), 3);
   pair.run();
   CHECK(std::holds_alternative<wire::Payload>(pair.server.results.at(id)));
+}
+
+TEST("a connection that is dropped without a word is dialled anew, and nothing is lost") {
+  const OpenPolicy open;
+  Joined pair(open, open);
+  pair.dropped = pair.connection;
+  const CallId id = pair.client.node.call(pair.now, "server", "echo", {}, seconds(20), 0);
+  pair.pass(milliseconds(900));
+  CHECK(pair.client.results.empty());
+  CHECK_EQ(pair.connection, 1u);
+  pair.pass(seconds(1));
+  CHECK_EQ(pair.connection, 2u);
+  CHECK(std::holds_alternative<wire::Payload>(pair.client.results.at(id)));
+  const Explanation known = pair.client.node.explain(pair.now, "server");
+  CHECK(known.connected && !known.suspected);
+  pair.pass(seconds(10));
+  CHECK_EQ(pair.connection, 2u);  // it is heard of: nothing more to do
+  CHECK_EQ(pair.client.node.peers(pair.now).size(), 1u);
+}
+
+TEST("what is silent is explained, then given up") {
+  const OpenPolicy open;
+  Joined pair(open, open);
+  pair.dropped = 1000;
+  pair.pass(milliseconds(1500));
+  Explanation known = pair.client.node.explain(pair.now, "server");
+  CHECK(known.connected && known.suspected);
+  CHECK(known.reason.find("(suspected)") != std::string::npos);
+  pair.pass(seconds(3));
+  known = pair.client.node.explain(pair.now, "server");
+  CHECK(!known.connected);
+  CHECK(known.reason.find("lost: the peer was silent for too long") != std::string::npos);
+}
+
+TEST("each better path that is not in use has its reason") {
+  const OpenPolicy open;
+  Joined pair(open, open, {"shm://host/1", "tcp://10.0.0.1:1"});
+  const auto path = [&](std::size_t at) {
+    return pair.client.node.explain(pair.now, "server").paths.at(at);
+  };
+  const auto says = [&](const char* words) {
+    return path(0).reason.find(words) != std::string::npos;
+  };
+  pair.pass(milliseconds(10));
+  CHECK(path(0).kind == wire::PathKind::shm && !path(0).live);
+  CHECK(says("dial failed: no way"));
+  pair.pass(seconds(5));
+  CHECK(says("tried 3 times, given up: no way"));
+  CHECK_EQ(pair.client.log.size(), 1u);  // the fallback is told, once
+  CHECK(path(1).in_use && path(1).reason.empty() && path(1).round_trip >= Duration(0));
+  CHECK_EQ(path(1).address, "tcp://10.0.0.1:1");
+  pair.client.node.set_paths({wire::PathKind::tcp});
+  CHECK(says("not enabled here"));
+  // The server has not dialled, and the client announces nothing.
+  const Explanation other = pair.server.node.explain(pair.now, "client");
+  CHECK(other.paths.at(0).reason == "the peer does not offer it");
+  CHECK(other.paths.at(1).in_use);
+
+  Joined plain(open, open);
+  CHECK_EQ(plain.client.node.explain(plain.now, "server").paths.at(0).reason,
+           "the peer does not offer it");
+}
+
+TEST("of a peer that is not there it is told who was asked and what was tried") {
+  const OpenPolicy open;
+  Joined pair(open, open);
+  Node& node = pair.client.node;
+  CHECK(node.explain(pair.now, "nobody").reason.find("no call has asked") != std::string::npos);
+  node.connect(pair.now, "tcp://192.0.2.1:1");
+  node.call(pair.now, "nobody", "echo", {}, seconds(2), 0);
+  pair.pass(seconds(1));
+  const auto check = [&](const char* reason) {
+    const Explanation absent = node.explain(pair.now, "nobody");
+    CHECK(!absent.connected && absent.paths.empty());
+    CHECK(absent.asked == std::vector<std::string>{"server"});
+    CHECK_EQ(absent.tried.size(), 1u);
+    CHECK_EQ(absent.tried.at(0).address, "tcp://192.0.2.1:1");
+    CHECK_EQ(absent.tried.at(0).error, "no way");
+    CHECK(absent.tried.at(0).tries > 1);
+    CHECK(absent.reason.find(reason) != std::string::npos);
+  };
+  check("not known to any connected peer");
+  CHECK_EQ(node.searched_names().size(), 1u);
+  CHECK_EQ(node.pending_calls(pair.now).at(0).peer, "nobody");
+  CHECK(node.pending_calls(pair.now).at(0).age == seconds(1));
+  pair.pass(seconds(4));  // the call has timed out
+  CHECK(node.pending_calls(pair.now).empty());
+  check("not found; no call waits for it any more");
+  CHECK(node.explain(pair.now, "client").reason.find("this very peer") != std::string::npos);
 }
 
 // A server and clients that dial it, each over a connection of its own.

@@ -198,4 +198,39 @@ TEST("a message without memory is delivered as an error") {
   CHECK(!poor.delivered.empty() && poor.delivered[0].payload.body.size() == 10);
 }
 
+TEST("the round trip is measured at once, and again while the connection is quiet or busy") {
+  Pair pair;
+  pair.connect();
+  const auto round_trip = [&] { return pair.a.session.links(pair.now).at(0).last_round_trip; };
+  CHECK(round_trip() == Duration(0));  // the connection is perfect
+  pair.now += milliseconds(250);
+  pair.a.session.tick(pair.now);  // quiet for so long: PING
+  pair.a.collect();
+  CHECK_EQ(pair.a.out.size(), 1u);
+  pair.now += milliseconds(8);
+  pair.exchange();
+  CHECK(round_trip() == milliseconds(8));
+  CHECK(pair.a.session.links(pair.now).at(0).round_trip == milliseconds(1));  // smoothed
+  for (int i = 0; i < 60; ++i) {  // never quiet for as long as a PING waits for
+    pair.now += milliseconds(100);
+    CHECK(pair.send(pair.b, 10, 1));
+    pair.exchange();
+    pair.a.session.tick(pair.now);
+    pair.exchange();
+  }
+  CHECK(round_trip() == Duration(0));
+}
+
+TEST("an answer to a PING that was never sent measures nothing") {
+  Pair pair;
+  pair.connect();
+  const Duration before = pair.a.session.links(pair.now).at(0).round_trip;
+  for (const std::uint64_t number : {0ULL, 2ULL, ~0ULL}) {
+    pair.now += seconds(1);
+    pair.a.session.received(
+        pair.now, 1, as_received(wire::make_frame(wire::FrameType::pong, wire::Ping{number})));
+  }
+  CHECK(pair.a.session.links(pair.now).at(0).round_trip == before);
+}
+
 }  // namespace moolink::session::testing

@@ -1,6 +1,7 @@
 #include "transport/tcp/transport.h"
 
 #include <arpa/inet.h>
+#include <net/if.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 #include "check.h"
 #include "conformance.h"
 #include "transport/tcp/address.h"
+#include "transport/tcp/interface.h"
 
 namespace moolink::transport {
 namespace {
@@ -141,6 +143,82 @@ TEST("tcp: names are resolved off the loop, and unknown ones reported") {
   CHECK(a.dial_failures[0].code == ErrorCode::error);  // no proof that the peer is gone
   CHECK(a.dial_failures[0].message.find("no-such-host.invalid") != std::string::npos);
   CHECK_THROWS(a.transport->dial("127.0.0.1:0"), ErrorCode::invalid_argument);
+}
+
+TEST("tcp: what is advertised instead of what was bound") {
+  const std::vector<std::string> bound = {"tcp://127.0.0.1:4431", "tcp://10.0.0.1:4431"};
+  const auto told = [&](const char* text) { return tcp::advertised(text, bound).at(0); };
+  CHECK_EQ(told("203.0.113.5"), "tcp://203.0.113.5:4431");
+  CHECK_EQ(told("203.0.113.5:80"), "tcp://203.0.113.5:80");
+  CHECK_EQ(told("tcp://gate.example.org:0"), "tcp://gate.example.org:4431");
+  CHECK_EQ(told("gate.example.org"), "tcp://gate.example.org:4431");
+  CHECK_EQ(told("2001:db8::1"), "tcp://[2001:db8::1]:4431");
+  CHECK_EQ(told("[2001:db8::1]"), "tcp://[2001:db8::1]:4431");
+  CHECK_EQ(told("[2001:db8::1]:5"), "tcp://[2001:db8::1]:5");
+  for (const char* wrong : {"", ":80", "*", "a b", "[zz]", "host:port"}) {
+    CHECK_THROWS(tcp::advertised(wrong, bound), ErrorCode::invalid_argument);
+  }
+}
+
+tcp::SocketAddress address_of(const char* host) {
+  return tcp::resolve(tcp::parse_address(std::string(host) + ":1")).at(0);
+}
+
+TEST("tcp: interfaces are chosen by name and by range") {
+  const tcp::InterfaceChoice choice(" eth0, 10.1.0.0/15,fd00::/8 ,192.0.2.7/32");
+  CHECK(!choice.all());
+  CHECK(choice.allows("eth0", address_of("203.0.113.1")));
+  CHECK(!choice.allows("eth1", address_of("203.0.113.1")));
+  CHECK(choice.allows("eth1", address_of("10.0.0.1")));
+  CHECK(choice.allows("eth1", address_of("10.1.255.255")));
+  CHECK(!choice.allows("eth1", address_of("10.2.0.1")));
+  CHECK(choice.allows("eth1", address_of("[fdff::1]")));
+  CHECK(!choice.allows("eth1", address_of("[fe00::1]")));
+  CHECK(choice.allows("eth1", address_of("192.0.2.7")));
+  CHECK(!choice.allows("eth1", address_of("192.0.2.6")));
+  CHECK(tcp::InterfaceChoice("").all());
+  CHECK(tcp::InterfaceChoice("::/0").allows("eth1", address_of("192.0.2.6")));
+  for (const char* wrong : {"10.0.0.0/33", "10.0.0.0/", "x/8", "/8", "fd00::/129", "10.0.0.0/8x"}) {
+    CHECK_THROWS(tcp::InterfaceChoice{wrong}, ErrorCode::invalid_argument);
+  }
+  // Nothing is silently bound elsewhere.
+  CHECK_THROWS(tcp::interface_addresses(tcp::InterfaceChoice("no-such-interface")),
+               ErrorCode::error);
+}
+
+TEST("tcp: a chosen interface is bound and announced alone") {
+  Side a(subject());
+  Side b(subject());
+  b.environment.interface = "127.0.0.0/8";
+  b.transport = subject().make(b.environment);
+  const auto addresses = b.transport->listen(":0");
+  CHECK(!addresses.empty());
+  const auto port = [](const std::string& address) { return address.substr(address.rfind(':')); };
+  for (const std::string& address : addresses) {
+    CHECK(address.starts_with("tcp://127.") || address.starts_with("tcp://[::1]"));
+    CHECK_EQ(port(address), port(addresses.at(0)));
+    a.transport->dial(address);
+  }
+  wait_until(a, b, [&] { return a.connections.size() == addresses.size(); });
+  for (const tcp::SocketAddress& other : tcp::interface_addresses({})) {
+    const std::string text = other.text();
+    if (text.starts_with("tcp://127.") || text.starts_with("tcp://[::1]")) continue;
+    a.transport->dial(text.substr(0, text.rfind(':')) + port(addresses.at(0)));
+    wait_until(a, b, [&] { return a.dial_failures.size() == 1; });
+    break;
+  }
+}
+
+TEST("tcp: a link-local address names its interface") {
+  tcp::SocketAddress address;
+  auto& v6 = reinterpret_cast<sockaddr_in6&>(address.storage);
+  address.size = sizeof v6;
+  v6.sin6_family = AF_INET6;
+  CHECK_EQ(inet_pton(AF_INET6, "fe80::1", &v6.sin6_addr), 1);
+  v6.sin6_scope_id = if_nametoindex("lo");
+  address.set_port(5);
+  CHECK_EQ(address.text(), "tcp://[fe80::1%lo]:5");
+  CHECK_EQ(tcp::resolve(tcp::parse_address(address.text())).at(0).text(), address.text());
 }
 
 }  // namespace

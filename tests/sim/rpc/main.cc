@@ -14,6 +14,7 @@ int main(int argc, char** argv) {
       "drop_when_window_is_full",
       "unordered_services",
       "no_redial",
+      "no_redial_when_silent",
       "search_asks_once",
       "credit_is_not_told",
       "credit_goes_back",

@@ -29,6 +29,8 @@ Settings Settings::from(Random& random) {
   settings.crashes = !settings.mild;
   settings.pauses = !settings.mild && random.chance(1, 2);
   settings.imposter = random.chance(1, 4);
+  // A peer that is silent may lose its name to an imposter.
+  settings.blackhole = !settings.imposter && random.chance(1, 2);
   return settings;
 }
 
@@ -153,7 +155,13 @@ Duration World::fault_duration() {
 }
 
 void World::plan_faults() {
-  const std::uint64_t faults = simulation.random.below(settings.mild ? 4 : 10);
+  // What is cut off for ever must be found out and dialled anew within the time that a session
+  // lasts: no place for many other faults.
+  const std::uint64_t most = settings.mild ? (settings.blackhole ? 2 : 4) : 10;
+  if (settings.blackhole) {
+    simulation.after(simulation.between(Duration(0), settings.active), [this] { blackhole(); });
+  }
+  const std::uint64_t faults = simulation.random.below(most);
   for (std::uint64_t i = 0; i < faults; ++i) {
     simulation.after(simulation.between(Duration(0), settings.active), [this] { fault(); });
   }
@@ -170,6 +178,8 @@ void World::fault() {
   const std::vector<ConnectionId> working = network.working();
   const std::uint64_t kind = random.below(10);
   const int number = static_cast<int>(random.below(static_cast<std::uint64_t>(settings.peers)));
+  // A peer whose connection is gone for a moment may lose its name to an imposter.
+  if (kind < 5 && settings.mild && settings.imposter) return;
   if (kind < 5 && !working.empty()) {
     const ConnectionId victim = working[random.below(working.size())];
     simulation.note("cut " + std::to_string(victim));
@@ -194,6 +204,16 @@ void World::fault() {
     Process& stopped = process(number);
     stopped.paused_until = std::max(stopped.paused_until, simulation.now() + fault_duration());
   }
+}
+
+// A firewall forgets a connection: nothing gets through any more, and nobody is told.
+void World::blackhole() {
+  const std::vector<ConnectionId> working = network.working();
+  if (working.empty()) return;
+  const ConnectionId victim = working[simulation.random.below(working.size())];
+  simulation.note("blackhole " + std::to_string(victim));
+  network.stall(victim, seconds(3600));
+  ++coverage["connections dropped silently"];
 }
 
 // All is well again: everybody reaches everybody.

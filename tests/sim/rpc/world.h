@@ -29,7 +29,8 @@ struct Settings {
   bool mild = false;  // no fault loses a session
   bool crashes = false;
   bool pauses = false;
-  bool imposter = false;  // somebody takes the name of a peer that lives
+  bool blackhole = false;  // one connection is dropped without a word to either side
+  bool imposter = false;   // somebody takes the name of a peer that lives
 
   static Settings from(Random& random);
 };
@@ -170,6 +171,7 @@ class World {
   CallRecord& new_call(int from, int to);
   void plan_faults();
   void fault();
+  void blackhole();
   Duration fault_duration();
   void probe();
   void check_calls() const;

@@ -1,0 +1,205 @@
+// How peers are reached, and why not in a better way. Decides nothing.
+
+#include "rpc/explain.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "base/format.h"
+#include "rpc/state.h"
+
+namespace moolink::rpc {
+
+namespace {
+
+constexpr std::array kBestFirst = {wire::PathKind::shm, wire::PathKind::verbs, wire::PathKind::tcp};
+
+bool is_of(const std::string& address, wire::PathKind kind) {
+  return address.starts_with(std::string(wire::path_name(kind)) + "://");
+}
+
+bool contains(const std::vector<wire::PathKind>& kinds, wire::PathKind kind) {
+  return std::find(kinds.begin(), kinds.end(), kind) != kinds.end();
+}
+
+std::string times(int count) { return count == 1 ? "once" : std::to_string(count) + " times"; }
+
+std::vector<TriedAddress> listed(const Tried& tried) {
+  std::vector<TriedAddress> list;
+  for (const auto& [address, noted] : tried) list.push_back(noted);
+  return list;
+}
+
+}  // namespace
+
+Explanation NodeState::explain(Time now, const std::string& name) const {
+  Explanation explanation;
+  explanation.name = name;
+  if (name == config.name) {
+    explanation.instance = config.instance;
+    explanation.known = explanation.connected = explanation.same_host = true;
+    explanation.reason = "it is this very peer: its calls do not leave the process";
+    explanation.addresses = addresses;
+  } else if (const Peer* peer = find_peer(name); peer != nullptr && peer->up) {
+    explain_peer(now, *peer, explanation);
+  } else {
+    explain_absence(now, name, explanation);
+  }
+  return explanation;
+}
+
+void NodeState::explain_peer(Time now, const Peer& peer, Explanation& explanation) const {
+  explanation.known = true;
+  explanation.instance = peer.instance;
+  explanation.connected = peer.session.connected();
+  explanation.suspected = explanation.connected && peer.session.suspected(now);
+  explanation.same_host = peer.host_key == config.host_key;
+  explanation.addresses = peer.addresses;
+  explanation.tried = listed(peer.tried);
+  const std::vector<session::LinkInfo> links = peer.session.links(now);
+  for (const wire::PathKind kind : kBestFirst) {
+    const bool offered =
+        std::any_of(peer.addresses.begin(), peer.addresses.end(),
+                    [&](const std::string& address) { return is_of(address, kind); });
+    // Nobody misses a path that neither side has.
+    if (kind == wire::PathKind::verbs && !offered && !contains(config.paths, kind)) continue;
+    explanation.paths.push_back(explain_path(kind, peer, links));
+  }
+  const std::string silence = in_seconds(now - peer.session.last_heard());
+  const std::string limit = in_seconds(config.timing.evict_after);
+  if (!explanation.connected) {
+    explanation.reason =
+        "the connection is lost, its addresses are dialled; nothing was heard for " + silence +
+        ", it is given up after " + limit;
+  } else if (explanation.suspected) {
+    explanation.reason = "silent for " + silence +
+                         " (suspected): its addresses are dialled anew, " +
+                         "it is given up after " + limit;
+  } else {
+    explanation.reason = "connected over " + std::string(wire::path_name(links.front().kind));
+  }
+}
+
+PathState NodeState::explain_path(wire::PathKind kind, const Peer& peer,
+                                  const std::vector<session::LinkInfo>& links) const {
+  PathState path;
+  path.kind = kind;
+  const auto live = std::find_if(links.begin(), links.end(),
+                                 [&](const session::LinkInfo& link) { return link.kind == kind; });
+  if (live == links.end()) {
+    path.reason = why_not_live(path, peer);
+    return path;
+  }
+  path.live = true;
+  path.in_use = live->in_use;
+  path.silent = live->silent;
+  path.round_trip = live->round_trip;
+  path.last_round_trip = live->last_round_trip;
+  if (const auto found = connections_.find(live->connection); found != connections_.end()) {
+    path.address = found->second.dialled;
+  }
+  if (path.in_use) return path;
+  path.reason = live->silent >= config.timing.suspect_after
+                    ? "silent for " + in_seconds(live->silent) + " (suspected)"
+                    : "ready: a better path is in use";
+  return path;
+}
+
+std::string NodeState::why_not_live(const PathState& path, const Peer& peer) const {
+  if (!contains(config.paths, path.kind)) return "not enabled here";
+  const bool same_host = peer.host_key == config.host_key;
+  if (path.kind == wire::PathKind::shm && !same_host) return "on another host (host key differs)";
+  std::vector<std::string> offered;
+  for (const std::string& address : peer.addresses) {
+    if (is_of(address, path.kind)) offered.push_back(address);
+  }
+  if (offered.empty()) return "the peer does not offer it";
+  if (std::none_of(offered.begin(), offered.end(),
+                   [&](const std::string& address) { return reachable(address, same_host); })) {
+    return "none of its addresses can be reached from another host";
+  }
+  for (const std::string& address : offered) {
+    const auto tried = peer.tried.find(address);
+    if (tried == peer.tried.end()) continue;
+    const TriedAddress& noted = tried->second;
+    if (noted.given_up) return "tried " + times(noted.tries) + ", given up: " + noted.error;
+    return "dial failed: " + noted.error + " (tried " + times(noted.tries) + ")";
+  }
+  for (const std::string& address : offered) {
+    const auto target = dialler_.targets().find(address);
+    if (target != dialler_.targets().end()) return "being dialled at " + address;
+  }
+  const bool better = path.kind == kBestFirst.front();
+  return better && peer.session.connected() ? "left to the peer, which has dialled this one"
+                                            : "not needed: another path is in use";
+}
+
+// Of a peer that is not connected: who was asked, and what its addresses said.
+void NodeState::explain_absence(Time now, const std::string& name, Explanation& explanation) const {
+  const auto search = searches_.find(name);
+  const auto past = past_.find(name);
+  Tried tried;
+  std::set<std::string, std::less<>> asked;
+  if (past != past_.end()) {
+    tried = past->second.tried;
+    asked = past->second.asked;
+  }
+  if (search != searches_.end()) {
+    explanation.known = search->second.found;
+    for (const auto& [address, noted] : search->second.tried) tried[address] = noted;
+    asked.insert(search->second.asked.begin(), search->second.asked.end());
+    explanation.reason = why_unreached(name);
+  } else if (past != past_.end()) {
+    const std::string ago = in_seconds(now - past->second.at) + " ago";
+    explanation.reason = past->second.ended.empty()
+                             ? "not found; no call waits for it any more since " + ago
+                             : "lost: " + past->second.ended + " (last known " + ago + ")";
+  } else {
+    explanation.reason = "not connected, and no call has asked for this name yet";
+  }
+  // What connect() was told to dial may be this peer.
+  for (const auto& [address, target] : dialler_.targets()) {
+    if (!target.wanted_by_user || target.last_error.empty()) continue;
+    tried[address] = {address, target.failures, false, target.last_error};
+  }
+  explanation.tried = listed(tried);
+  explanation.asked.assign(asked.begin(), asked.end());
+}
+
+std::vector<PendingCall> NodeState::pending_calls(Time now) const {
+  std::vector<CallId> ids;
+  ids.reserve(calls_.size());
+  for (const auto& [id, call] : calls_) ids.push_back(id);
+  std::sort(ids.begin(), ids.end());
+  std::vector<PendingCall> pending;
+  pending.reserve(ids.size());
+  for (const CallId id : ids) {
+    const Call& call = calls_.at(id);
+    const char* state = "";
+    switch (call.state) {
+      case Call::State::searching:
+        state = "the peer is not found";
+        break;
+      case Call::State::waiting:
+        state = "the peer takes no more calls now";
+        break;
+      case Call::State::sent:
+        state = "sent";
+        break;
+      case Call::State::local:
+        state = "runs here";
+        break;
+    }
+    pending.push_back({id, call.peer, call.function, state, now - call.started, call.deadline});
+  }
+  return pending;
+}
+
+std::vector<std::string> NodeState::searched_names() const {
+  std::vector<std::string> names;
+  for (const auto& [name, search] : searches_) names.push_back(name);
+  return names;
+}
+
+}  // namespace moolink::rpc

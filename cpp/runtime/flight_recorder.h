@@ -1,0 +1,85 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/time.h"
+
+namespace moolink::runtime {
+
+enum class FlightKind : std::uint8_t {
+  call,         // id, function
+  result,       // id; nothing, or the error
+  handler,      // id at the caller, function
+  reply,        // id at the caller; nothing, or the error
+  stop,         // id at the caller, who does not wait any more
+  dial,         // address
+  dial_failed,  // what the address said
+  opened,       // connection, address
+  closed,       // connection, why
+  sent,         // connection; a frame that steers the session
+  received,     // likewise
+  peer_up,
+  peer_down,  // how
+  service,    // number of the service
+  view,       // epoch, who
+};
+
+const char* to_string(FlightKind kind);
+
+struct FlightEvent {
+  Time at{};
+  std::uint64_t id = 0;
+  FlightKind kind{};
+  // Cut off where they are longer; zero-terminated.
+  std::array<char, 23> here{};
+  std::array<char, 31> peer{};
+  std::array<char, 57> text{};
+};
+
+// The last events of a context, kept for whoever wants to know afterwards what happened. Recording
+// copies into memory that was there from the start, so that it may stay on always.
+class FlightRecorder {
+ public:
+  static constexpr std::size_t kEvents = 1000;
+
+  FlightRecorder() : events_(kEvents) {}
+
+  void record(Time at, FlightKind kind, std::string_view here, std::string_view peer,
+              std::uint64_t id, std::string_view text) {
+    FlightEvent& event = events_[next_];
+    next_ = next_ + 1 == kEvents ? 0 : next_ + 1;
+    ++recorded_;
+    event.at = at;
+    event.id = id;
+    event.kind = kind;
+    put(here, event.here);
+    put(peer, event.peer);
+    put(text, event.text);
+  }
+
+  std::uint64_t recorded() const { return recorded_; }
+  // The last `most` events of `here` (empty: of all), oldest first.
+  std::vector<FlightEvent> last(std::size_t most, std::string_view here = {}) const;
+
+ private:
+  template <std::size_t size>
+  static void put(std::string_view text, std::array<char, size>& into) {
+    const std::size_t bytes = text.size() < size ? text.size() : size - 1;
+    text.copy(into.data(), bytes);
+    into[bytes] = '\0';
+  }
+
+  std::vector<FlightEvent> events_;
+  std::size_t next_ = 0;
+  std::uint64_t recorded_ = 0;
+};
+
+// "  -1.250 s  learner  handler 17  actor-3  act": times count back from `now`.
+std::string line_of(const FlightEvent& event, Time now);
+
+}  // namespace moolink::runtime
