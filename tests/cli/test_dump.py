@@ -20,12 +20,19 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(60)
 
-# The handler counts in one bytecode, for ever and with the GIL: no Python thread runs any more.
+# The handler counts in one bytecode, for ever and with the GIL: no Python thread runs any more. The
+# main thread gives the GIL up only once it waits.
 STUCK = """
-    import moolink
+    import moolink, sys
+    sys.setswitchinterval(60)
     server = moolink.Rpc("server", timeout=60)
-    server.define("stuck", lambda: sum(range(10**12)))
-    print(server.listen("127.0.0.1:0")[0], flush=True)
+    address = server.listen("127.0.0.1:0")[0]
+
+    def stuck():
+        print(address, flush=True)
+        sum(range(10**12))
+
+    server.define("stuck", stuck)
     server.async_("server", "stuck").result()
     """
 
@@ -59,7 +66,7 @@ def test_a_process_that_hangs_with_the_gil_is_shown(capsys: pytest.CaptureFixtur
     with program(STUCK) as process, moolink.Rpc("client", timeout=60) as client:
         client.connect(line_of(process))
         pending = client.async_("server", "stuck")
-        until(lambda: "for 'client'" in dump.dump(process.pid), "the second call")
+        until(lambda: "handler of 'stuck' for 'client'" in dump.dump(process.pid), "the call")
         assert main(["dump", str(process.pid)]) == 0
         shown = capsys.readouterr().out
         assert not pending.done()
