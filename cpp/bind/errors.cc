@@ -80,6 +80,12 @@ nb::object to_exception(const Error& error) {
   return type(text(error.message), **details);
 }
 
+nb::object to_exception(const Error& error, const std::shared_ptr<const std::string>& detail) {
+  nb::object exception = to_exception(error);
+  if (detail) exception.attr("detail") = text(*detail);
+  return exception;
+}
+
 void bind_errors(nb::module_&) { nb::register_exception_translator(translate, nullptr); }
 
 }  // namespace moolink::bind

@@ -4,6 +4,8 @@
 
 #include <nanobind/nanobind.h>
 
+#include <memory>
+#include <string>
 #include <string_view>
 
 #include "base/error.h"
@@ -17,6 +19,9 @@ nb::object text(std::string_view utf8);
 
 // The exception object; needs the GIL.
 nb::object to_exception(const Error& error);
+
+// The same, with who waited for whom if that is known.
+nb::object to_exception(const Error& error, const std::shared_ptr<const std::string>& detail);
 
 // Lets every moolink::Exception that reaches Python become such an object.
 void bind_errors(nb::module_& m);

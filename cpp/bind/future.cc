@@ -91,8 +91,7 @@ void PyFuture::decode() {
 
 void PyFuture::decode_once() {
   if (const Error* error = std::get_if<Error>(&future_->outcome())) {
-    exception_ = to_exception(*error);
-    if (future_->detail()) exception_.attr("detail") = text(*future_->detail());
+    exception_ = to_exception(*error, future_->detail());
     return;
   }
   try {

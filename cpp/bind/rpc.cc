@@ -8,11 +8,11 @@
 #include <algorithm>
 #include <atomic>
 #include <cctype>
-#include <chrono>
 #include <utility>
 
 #include "bind/context.h"
 #include "bind/deferred.h"
+#include "bind/describe.h"
 #include "bind/errors.h"
 #include "bind/gil.h"
 #include "bind/stream.h"
@@ -106,82 +106,6 @@ void reply_with(const std::shared_ptr<runtime::Responder>& responder, nb::object
   } else {
     send_value(*responder, result, *options);
   }
-}
-
-std::string paths_text(const rpc::PeerInfo& info) {
-  return info.paths.empty() ? "none" : std::string(wire::path_name(info.paths.front()));
-}
-
-nb::str name_of(wire::PathKind path) { return nb::str(wire::path_name(path).data()); }
-
-nb::list path_names(const rpc::PeerInfo& info) {
-  nb::list names;
-  for (const wire::PathKind path : info.paths) names.append(name_of(path));
-  return names;
-}
-
-double in_seconds_of(Duration duration) { return std::chrono::duration<double>(duration).count(); }
-
-// None: not measured.
-nb::object seconds_or_none(Duration duration) {
-  if (duration < Duration(0)) return nb::none();
-  return nb::float_(in_seconds_of(duration));
-}
-
-nb::dict describe(const rpc::PeerInfo& info) {
-  nb::dict result;
-  result["name"] = info.name;
-  result["instance"] = info.instance.hex();
-  result["same_host"] = info.same_host;
-  result["connected"] = info.connected;
-  result["suspected"] = info.suspected;
-  result["path"] = paths_text(info);
-  result["paths"] = path_names(info);
-  result["latency"] = seconds_or_none(info.round_trip);
-  result["last_latency"] = seconds_or_none(info.last_round_trip);
-  result["silent"] = in_seconds_of(info.silent);
-  result["addresses"] = info.addresses;
-  result["unacknowledged_bytes"] = info.unacknowledged_bytes;
-  result["calls_waiting"] = info.calls_waiting;
-  result["calls_running"] = info.calls_running;
-  return result;
-}
-
-nb::dict describe(const rpc::PathState& path) {
-  nb::dict result;
-  result["path"] = name_of(path.kind);
-  result["state"] = path.in_use ? "in use" : path.live ? "ready" : "unused";
-  result["reason"] = text(path.reason);
-  result["address"] = text(path.address);
-  result["latency"] = seconds_or_none(path.round_trip);
-  result["last_latency"] = seconds_or_none(path.last_round_trip);
-  result["silent"] = path.live ? nb::object(nb::float_(in_seconds_of(path.silent))) : nb::none();
-  return result;
-}
-
-nb::dict describe(const rpc::TriedAddress& tried) {
-  nb::dict result;
-  result["address"] = text(tried.address);
-  result["tries"] = tried.tries;
-  result["given_up"] = tried.given_up;
-  result["error"] = text(tried.error);
-  return result;
-}
-
-template <class Items>
-nb::list describe_all(const Items& items) {
-  nb::list list;
-  for (const auto& item : items) list.append(describe(item));
-  return list;
-}
-
-nb::dict describe(const runtime::PathStats& stats) {
-  nb::dict result;
-  result["frames_written"] = stats.frames_written;
-  result["frames_received"] = stats.frames_received;
-  result["bytes_written"] = stats.bytes_written;
-  result["bytes_received"] = stats.bytes_received;
-  return result;
 }
 
 }  // namespace
@@ -362,61 +286,11 @@ nb::object PyRpc::stream(const std::string& peer, const std::string& function,
 
 // --- what is going on
 
-nb::dict PyRpc::stats() const {
-  const runtime::RpcStats stats = peer_->stats();
-  runtime::PathStats all;
-  nb::dict paths;
-  for (std::size_t kind = 0; kind < stats.paths.size(); ++kind) {
-    const runtime::PathStats& path = stats.paths[kind];
-    all.frames_written += path.frames_written;
-    all.frames_received += path.frames_received;
-    all.bytes_written += path.bytes_written;
-    all.bytes_received += path.bytes_received;
-    if (path.frames_written + path.frames_received == 0) continue;
-    paths[name_of(static_cast<wire::PathKind>(kind))] = describe(path);
-  }
-  nb::dict result = describe(all);
-  result["calls_sent"] = stats.calls_sent;
-  result["calls_succeeded"] = stats.calls_succeeded;
-  result["calls_failed"] = stats.calls_failed;
-  result["calls_pending"] = stats.calls_pending;
-  result["calls_received"] = stats.calls_received;
-  result["calls_running"] = stats.calls_running;
-  result["paths"] = paths;
-  result["connections"] = stats.connections;
-  result["connections_opened"] = stats.connections_opened;
-  result["dials_failed"] = stats.dials_failed;
-  result["peers"] = stats.peers;
-  result["peers_lost"] = stats.peers_lost;
-  return result;
-}
+nb::dict PyRpc::stats() const { return describe(peer_->stats()); }
 
-nb::list PyRpc::peers() const { return describe_all(peer_->peers()); }
+nb::list PyRpc::peers() const { return describe(peer_->peers()); }
 
-nb::dict PyRpc::explain(const std::string& peer) const {
-  const rpc::Explanation known = peer_->explain(peer);
-  nb::dict result;
-  result["name"] = text(known.name);
-  result["instance"] = known.instance ? nb::object(text(known.instance.hex())) : nb::none();
-  result["connected"] = known.connected;
-  result["suspected"] = known.suspected;
-  result["same_host"] = known.same_host;
-  result["reason"] = text(known.reason);
-  result["path"] = "none";
-  result["latency"] = nb::none();
-  result["last_latency"] = nb::none();
-  for (const rpc::PathState& path : known.paths) {
-    if (!path.in_use) continue;
-    result["path"] = name_of(path.kind);
-    result["latency"] = seconds_or_none(path.round_trip);
-    result["last_latency"] = seconds_or_none(path.last_round_trip);
-  }
-  result["paths"] = describe_all(known.paths);
-  result["addresses"] = known.addresses;
-  result["tried"] = describe_all(known.tried);
-  result["asked"] = known.asked;
-  return result;
-}
+nb::dict PyRpc::explain(const std::string& peer) const { return describe(peer_->explain(peer)); }
 
 // --- garbage collection: handlers often refer to what holds the Rpc
 

@@ -90,8 +90,12 @@ std::optional<nb::object> PyStream::take() {
 
 // Raises how the stream ended.
 void PyStream::end(PyObject* stop) {
-  if (const Error* error = std::get_if<Error>(&stream_->outcome())) throw Exception(*error);
-  PyErr_SetNone(stop);
+  if (const Error* error = std::get_if<Error>(&stream_->outcome())) {
+    const nb::object exception = to_exception(*error, stream_->detail());
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.ptr())), exception.ptr());
+  } else {
+    PyErr_SetNone(stop);
+  }
   throw nb::python_error();
 }
 
