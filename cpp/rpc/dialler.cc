@@ -19,6 +19,10 @@ bool reachable(const std::string& address, bool same_host) {
   return same_host || !(is_shared_memory(address) || is_loopback(address));
 }
 
+bool is_of(const std::string& address, wire::PathKind kind) {
+  return address.starts_with(std::string(wire::path_name(kind)) + "://");
+}
+
 void sort_by_preference(std::vector<std::string>& addresses) {
   std::stable_sort(addresses.begin(), addresses.end(),
                    [](const std::string& a, const std::string& b) {

@@ -15,6 +15,7 @@ namespace moolink::rpc {
 // Whether a peer with this host key can be reached at the address from here: shared memory and
 // loopback only on the same host.
 bool reachable(const std::string& address, bool same_host);
+bool is_of(const std::string& address, wire::PathKind kind);
 // Addresses in the order to try them: shared memory first.
 void sort_by_preference(std::vector<std::string>& addresses);
 

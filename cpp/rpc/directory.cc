@@ -104,11 +104,8 @@ void NodeState::found(Time now, const Found& found) {
   if (entry == searches_.end() || found.instance == config.instance) return;
   Search& search = entry->second;
   search.found = true;
-  std::vector<std::string> candidates = found.addresses;
-  const bool same_host = found.host_key == config.host_key;
-  std::erase_if(candidates,
-                [&](const std::string& address) { return !reachable(address, same_host); });
-  sort_by_preference(candidates);
+  const std::vector<std::string> candidates =
+      dialable(found.addresses, found.host_key == config.host_key);
   search.reachable = search.reachable || !candidates.empty();
   Duration delay{};
   for (const std::string& address : candidates) {
@@ -138,15 +135,22 @@ void NodeState::add_target(Time now, const std::string& address, const std::stri
   arm(target);
 }
 
+// Those that can be tried from here, the best first.
+std::vector<std::string> NodeState::dialable(std::vector<std::string> candidates,
+                                             bool same_host) const {
+  std::erase_if(candidates, [&](const std::string& address) {
+    return !reachable(address, same_host) ||
+           std::none_of(config.paths.begin(), config.paths.end(),
+                        [&](wire::PathKind kind) { return is_of(address, kind); });
+  });
+  sort_by_preference(candidates);
+  return candidates;
+}
+
 // The session lives and has no connection: all its addresses, one after the other.
 void NodeState::dial_peer(Time now, const Peer& peer) {
-  std::vector<std::string> candidates = peer.addresses;
-  const bool same_host = peer.host_key == config.host_key;
-  std::erase_if(candidates,
-                [&](const std::string& address) { return !reachable(address, same_host); });
-  sort_by_preference(candidates);
   Duration delay{};
-  for (const std::string& address : candidates) {
+  for (const std::string& address : dialable(peer.addresses, peer.host_key == config.host_key)) {
     add_target(now, address, peer.name, delay, false);
     delay += config.dial_stagger;
   }
@@ -155,8 +159,10 @@ void NodeState::dial_peer(Time now, const Peer& peer) {
 // Connected, but shared memory would do.
 void NodeState::dial_better_path(Time now, const Peer& peer) {
   if (peer.host_key != config.host_key) return;
-  for (const std::string& address : peer.addresses) {
-    if (address.starts_with("shm://")) add_target(now, address, peer.name, Duration(0), true);
+  for (const std::string& address : dialable(peer.addresses, true)) {
+    if (is_of(address, wire::PathKind::shm)) {
+      add_target(now, address, peer.name, Duration(0), true);
+    }
   }
 }
 

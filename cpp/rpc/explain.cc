@@ -15,10 +15,6 @@ namespace {
 
 constexpr std::array kBestFirst = {wire::PathKind::shm, wire::PathKind::verbs, wire::PathKind::tcp};
 
-bool is_of(const std::string& address, wire::PathKind kind) {
-  return address.starts_with(std::string(wire::path_name(kind)) + "://");
-}
-
 bool contains(const std::vector<wire::PathKind>& kinds, wire::PathKind kind) {
   return std::find(kinds.begin(), kinds.end(), kind) != kinds.end();
 }

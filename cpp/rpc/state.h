@@ -261,6 +261,7 @@ class NodeState {
   void found(Time now, const Found& found);
   void dial_peer(Time now, const Peer& peer);
   void dial_better_path(Time now, const Peer& peer);
+  std::vector<std::string> dialable(std::vector<std::string> candidates, bool same_host) const;
   void add_target(Time now, const std::string& address, const std::string& peer, Duration delay,
                   bool better_path);
   void arm(const DialTarget& target);

@@ -124,6 +124,26 @@ void RpcPeer::listen_unasked(const std::string& address) {
 
 // --- what the Node wants done
 
+namespace {
+
+const char* to_string(rpc::Service service) {
+  switch (service) {
+    case rpc::Service::directory:
+      return "directory";
+    case rpc::Service::group:
+      return "group";
+    case rpc::Service::collective:
+      return "collective";
+    case rpc::Service::accumulate:
+      return "accumulate";
+    case rpc::Service::snapshot:
+      return "snapshot";
+  }
+  return "";
+}
+
+}  // namespace
+
 void RpcPeer::carry_out() {
   if (carrying_out_) return;  // a service handler sent something: the loop below goes on
   const Scoped carrying_out(carrying_out_);
@@ -216,7 +236,8 @@ void RpcPeer::perform(rpc::CreditRaised& action) {
 }
 
 void RpcPeer::perform(rpc::ServiceMessage& action) {
-  record(FlightKind::service, action.from_name, static_cast<std::uint64_t>(action.service), "");
+  record(FlightKind::service, action.from_name, static_cast<std::uint64_t>(action.service),
+         to_string(action.service));
   const auto found = services_.find(action.service);
   if (found == services_.end()) return;          // nobody here takes part
   const ServiceHandler handler = found->second;  // it may unregister itself

@@ -61,7 +61,10 @@ def test_the_path_in_use_has_a_latency(pair: Pair) -> None:
     ],
 )
 def test_a_better_path_that_is_not_in_use_has_its_reason(
-    client_has: list[str], server_has: list[str], reason: str
+    client_has: list[str],
+    server_has: list[str],
+    reason: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     with (
         listening(transports=server_has) as server,
@@ -75,6 +78,8 @@ def test_a_better_path_that_is_not_in_use_has_its_reason(
         assert known["paths"][0]["reason"] == reason
         assert known["paths"][0]["state"] == "unused"
         assert known["paths"][0]["latency"] is None
+        assert known["tried"] == []
+    assert "cannot be used" not in caplog.text  # it was chosen so: nothing fell back
 
 
 def test_the_path_behind_a_better_one_is_ready() -> None:

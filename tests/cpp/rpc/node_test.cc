@@ -66,10 +66,12 @@ wire::ReceivedFrame as_received(const wire::Frame& frame) {
 // A server "server" and a client "client" that dials it; every handler returns its arguments.
 struct Joined {
   Joined(const Policy& server_policy, const Policy& client_policy,
-         std::vector<std::string> server_addresses = {})
+         std::vector<std::string> server_addresses = {},
+         std::vector<wire::PathKind> client_paths = {wire::PathKind::shm, wire::PathKind::tcp})
       : server("server", server_policy, {1, 10}), client("client", client_policy, {2, 20}) {
     server.node.define("echo");
     server.node.listening(std::move(server_addresses));
+    client.node.set_paths(std::move(client_paths));
     client.node.connect(now, "tcp://10.0.0.1:1");
     pass(milliseconds(10));
   }
@@ -243,8 +245,6 @@ TEST("each better path that is not in use has its reason") {
   CHECK_EQ(pair.client.log.size(), 1u);  // the fallback is told, once
   CHECK(path(1).in_use && path(1).reason.empty() && path(1).round_trip >= Duration(0));
   CHECK_EQ(path(1).address, "tcp://10.0.0.1:1");
-  pair.client.node.set_paths({wire::PathKind::tcp});
-  CHECK(says("not enabled here"));
   // The server has not dialled, and the client announces nothing.
   const Explanation other = pair.server.node.explain(pair.now, "client");
   CHECK(other.paths.at(0).reason == "the peer does not offer it");
@@ -253,6 +253,16 @@ TEST("each better path that is not in use has its reason") {
   Joined plain(open, open);
   CHECK_EQ(plain.client.node.explain(plain.now, "server").paths.at(0).reason,
            "the peer does not offer it");
+}
+
+TEST("a path that is not enabled is neither dialled nor called a fallback") {
+  const OpenPolicy open;
+  Joined pair(open, open, {"shm://host/1", "tcp://10.0.0.1:1"}, {wire::PathKind::tcp});
+  pair.pass(seconds(1));
+  const Explanation known = pair.client.node.explain(pair.now, "server");
+  CHECK_EQ(known.paths.at(0).reason, "not enabled here");
+  CHECK(known.tried.empty());
+  CHECK(pair.client.log.empty());
 }
 
 TEST("of a peer that is not there it is told who was asked and what was tried") {
