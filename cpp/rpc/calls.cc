@@ -87,10 +87,14 @@ void NodeState::run_locally(CallId id, Call& call) {
                                running.deadline, call.stream ? call.stream->allowed : 0});
 }
 
-// Sends the call, or queues it behind those that the session's window has refused.
+// Sends the call, or queues it behind those that the session's window has refused. A large one does
+// not hold up small ones of other lanes; other large ones it does, lest they take all the room.
 void NodeState::dispatch(Time now, Peer& peer, CallId id, Call& call) {
   call.state = Call::State::waiting;
-  if (peer.queued.empty() && peer.backlog.empty() && transmit_call(now, peer, id, call)) return;
+  const bool small = call.arguments.bytes() <= session::kInlineBytes;
+  const bool must_wait = (!small && !peer.backlog.empty()) ||
+                         (peer.backlog_lanes.must_wait(call.lane) && !mutant("overtake_in_lane"));
+  if (!must_wait && transmit_call(now, peer, id, call)) return;
   if (!calls_.contains(id)) return;  // it was over the limits
   if (peer.backlog.size() >= config.max_waiting_calls) {
     complete(id, call_error(ErrorCode::queue_full,
@@ -99,7 +103,8 @@ void NodeState::dispatch(Time now, Peer& peer, CallId id, Call& call) {
                             call, Ran::no));
     return;
   }
-  peer.backlog.push_back(id);
+  peer.backlog.push_back({id, call.lane});
+  peer.backlog_lanes.add(call.lane);
 }
 
 // False: the window is full, or the call has ended in an error.
@@ -245,7 +250,7 @@ void NodeState::fail_calls_of(const Peer& peer, const session::Lost& lost) {
   for (const auto& [id, call] : calls_) {
     if (call.state == Call::State::sent && call.instance == peer.instance) ids.push_back(id);
   }
-  ids.insert(ids.end(), peer.backlog.begin(), peer.backlog.end());
+  for (const WaitingCall& waiting : peer.backlog) ids.push_back(waiting.id);
   std::sort(ids.begin(), ids.end());
   for (const CallId id : ids) {
     const auto found = calls_.find(id);

@@ -170,9 +170,11 @@ void NodeState::deliver(Time now, Peer& peer, session::Deliver& delivered) {
 void NodeState::lost(Time now, Peer& peer, session::Lost& lost) {
   peer.queued.clear();
   peer.queued_bytes = 0;
+  peer.queued_lanes.clear();
   peer.early_cancels.clear();
   fail_calls_of(peer, lost);
   peer.backlog.clear();
+  peer.backlog_lanes.clear();
   stop_all_of(peer.instance);
   peer.held = false;
   if (peer.up) {
@@ -205,7 +207,10 @@ void NodeState::forget_if_gone(Peer& peer) {
 void NodeState::send_or_queue(Time now, Peer& peer, session::OutgoingMessage message) {
   peer.session.check(message);
   if (!peer.session.ready()) return;  // it is being lost
-  if (!peer.queued.empty() || !peer.session.accepts(message.payload.bytes(), false)) {
+  const bool small = message.payload.bytes() <= session::kInlineBytes;
+  const bool has_order = peer.queued_lanes.must_wait(message.lane) && !mutant("overtake_in_queue");
+  if (has_order || (!small && !peer.queued.empty()) ||
+      !peer.session.accepts(message.payload.bytes(), false)) {
     peer.session.tell_when_open();
     if (!mutant("drop_when_window_is_full")) queue(peer, std::move(message));
   } else {
@@ -223,6 +228,7 @@ void NodeState::queue(Peer& peer, session::OutgoingMessage message) {
     return;
   }
   peer.queued_bytes += message.payload.bytes();
+  peer.queued_lanes.add(message.lane);
   peer.queued.push_back(std::move(message));
 }
 
@@ -234,17 +240,19 @@ void NodeState::flush(Time now, Peer& peer) {
       return;
     }
     peer.queued_bytes -= peer.queued.front().payload.bytes();
+    peer.queued_lanes.remove(peer.queued.front().lane);
     peer.session.send(now, std::move(peer.queued.front()));
     peer.queued.pop_front();
   }
   while (!peer.backlog.empty()) {
-    const CallId id = peer.backlog.front();
+    const auto [id, lane] = peer.backlog.front();
     const auto found = calls_.find(id);
     if (found != calls_.end() && !transmit_call(now, peer, id, found->second) &&
         calls_.contains(id)) {
       return;  // the window is full again
     }
     peer.backlog.pop_front();
+    peer.backlog_lanes.remove(lane);
   }
 }
 

@@ -26,6 +26,26 @@ inline constexpr std::uint16_t kServiceLanes = 0xff00;
 // Addresses dialled in vain, by address.
 using Tried = std::map<std::string, TriedAddress, std::less<>>;
 
+struct WaitingCall {
+  CallId id = 0;
+  std::uint16_t lane = 0;
+};
+
+// How many wait in each lane; lane 0 has no order to keep.
+class LaneCounts {
+ public:
+  void add(std::uint16_t lane) { ++counts_[lane]; }
+  void remove(std::uint16_t lane) {
+    const auto found = counts_.find(lane);
+    if (--found->second == 0) counts_.erase(found);
+  }
+  bool must_wait(std::uint16_t lane) const { return lane != 0 && counts_.contains(lane); }
+  void clear() { counts_.clear(); }
+
+ private:
+  std::map<std::uint16_t, std::size_t> counts_;
+};
+
 struct Peer {
   Peer(session::Config config, Allocator& allocator)
       : instance(config.peer), session(std::move(config), allocator) {}
@@ -46,7 +66,9 @@ struct Peer {
   // Refused by the session's window; replies and services first, then calls.
   std::deque<session::OutgoingMessage> queued;
   std::size_t queued_bytes = 0;
-  std::deque<CallId> backlog;
+  std::deque<WaitingCall> backlog;
+  LaneCounts queued_lanes;  // a message overtakes those of other lanes
+  LaneCounts backlog_lanes;
 
   // Its calls to this side, taken and not replied to.
   std::size_t running = 0;

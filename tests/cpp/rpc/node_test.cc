@@ -188,6 +188,39 @@ TEST("an unknown peer, an unknown function, a closed peer: each error says what 
   CHECK(pair.error_of(late).code == ErrorCode::closed);
 }
 
+// The lanes of the messages that a node writes; nothing of them arrives.
+std::vector<int> lanes_written(User& user) {
+  std::vector<Action> actions;
+  user.node.drain(actions);
+  std::vector<int> lanes;
+  for (const Action& action : actions) {
+    const auto* write = std::get_if<Write>(&action);
+    if (write != nullptr && write->frame.header.type == wire::FrameType::message) {
+      lanes.push_back(write->frame.header.lane);
+    }
+  }
+  return lanes;
+}
+
+TEST("small calls of other lanes overtake a large one that waits for the window") {
+  const OpenPolicy open;
+  Joined pair(open, open);
+  const auto call = [&](std::size_t bytes, std::uint16_t lane) {
+    wire::Payload payload;
+    if (bytes > 0) payload.parts.push_back(pair.client.allocator.allocate(bytes));
+    pair.client.node.call(pair.now, "server", "echo", std::move(payload), seconds(1), lane);
+  };
+  const std::size_t large = Limits{}.send_window_bytes / 2 + 1;
+  call(large, 1);
+  call(large, 2);  // waits
+  call(100, 2);    // behind it
+  call(100, 3);
+  call(large / 4, 4);  // would fit, and could keep the one that waits from its turn for ever
+  call(100, 0);
+  const std::vector<int> lanes = lanes_written(pair.client);
+  CHECK(lanes == std::vector<int>({1, 3, 0}));
+}
+
 TEST("a peer calls itself") {
   const OpenPolicy open;
   Joined pair(open, open);

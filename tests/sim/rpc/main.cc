@@ -13,6 +13,8 @@ int main(int argc, char** argv) {
       "window_stays_shut",
       "drop_when_window_is_full",
       "unordered_services",
+      "overtake_in_lane",
+      "overtake_in_queue",
       "no_redial",
       "no_redial_when_silent",
       "search_asks_once",
