@@ -95,24 +95,28 @@ bool Loop::poll_pollables() {
   return something;
 }
 
-bool Loop::turn(std::unique_lock<std::mutex>& engine, Time until) {
+// What is to be waited for, in ms.
+int Loop::prepare(Time until) {
   // Order matters: whoever posts or wakes after this store writes to the wake descriptor.
   sleeping_.store(true);
   bool idle = !woken_.exchange(false);
   for (std::size_t i = 0; i < pollables_.size(); ++i) idle &= pollables_[i]->prepare_sleep();
-  const int timeout = idle ? timeout_ms(until) : 0;
-  engine.unlock();
-  const int count = epoll_wait(epoll_fd_, ready_.data(), kMaxEvents, timeout);
-  const bool interrupted = count < 0;
-  engine.lock();
+  return idle ? timeout_ms(until) : 0;
+}
+
+int Loop::wait(int timeout) { return epoll_wait(epoll_fd_, ready_.data(), kMaxEvents, timeout); }
+
+bool Loop::finish(int count) {
+  awake_since_ = now();
   sleeping_.store(false);
   woken_.store(false);
   for (std::size_t i = 0; i < pollables_.size(); ++i) pollables_[i]->awake();
-  dispatch(count);
-  poll_pollables();
-  run_timers();
-  take_posted();
-  return !interrupted;
+  bool something = dispatch(count);
+  something |= poll_pollables();
+  something |= run_timers();
+  something |= take_posted();
+  only_woken_ = !something;
+  return count >= 0;
 }
 
 int Loop::timeout_ms(Time until) {
@@ -124,25 +128,31 @@ int Loop::timeout_ms(Time until) {
   return static_cast<int>(std::min<std::int64_t>(ms, 3'600'000));
 }
 
-void Loop::dispatch(int count) {
+bool Loop::dispatch(int count) {
+  bool something = false;
   for (int i = 0; i < count; ++i) {
     const epoll_event event = ready_[static_cast<std::size_t>(i)];
     if (event.data.u64 == kWakeId) continue;
+    something = true;
     // A callback earlier in this turn may have removed the watch; ids are never reused.
     const auto it = watches_.find(event.data.u64);
     if (it == watches_.end()) continue;
     const auto ready = it->second.ready;  // keeps the callback alive if it removes itself
     (*ready)(event.events);
   }
+  return something;
 }
 
-void Loop::run_timers() {
-  if (timers_.empty()) return;
+bool Loop::run_timers() {
+  if (timers_.empty()) return false;
+  bool something = false;
   const Time current = now();
   while (!timers_.empty() && timers_.begin()->first.first <= current) {
     auto node = timers_.extract(timers_.begin());
     node.mapped()();
+    something = true;
   }
+  return something;
 }
 
 bool Loop::take_posted() {

@@ -55,7 +55,18 @@ class Loop {
   bool poll_pollables();
   // Waits until something happened, `until` passed or wake() was called, and runs what is due.
   // Returns false if a signal ended the wait.
-  bool turn(std::unique_lock<std::mutex>& engine, Time until);
+  template <class Lock>
+  bool turn(Lock& engine, Time until) {
+    const int timeout = prepare(until);
+    engine.unlock();
+    const int count = wait(timeout);
+    engine.lock();
+    return finish(count);
+  }
+  // When the last turn() had waited.
+  Time awake_since() const { return awake_since_; }
+  // Nothing happened in the last turn(): wake() ended it.
+  bool only_woken() const { return only_woken_; }
   // When the next timer is due.
   Time next_timer() const { return timers_.empty() ? kNever : timers_.begin()->first.first; }
 
@@ -63,6 +74,10 @@ class Loop {
   void post(std::function<void()> work);
   // Ends the wait of the thread in turn(), or the next one.
   void wake();
+  // Ends the wait of the thread in turn(), if it waits.
+  void wake_sleeper() {
+    if (sleeping_.load()) wake();
+  }
 
   // In a forked child: closes the descriptors and touches nothing else.
   void abandon() noexcept;
@@ -74,14 +89,19 @@ class Loop {
     std::shared_ptr<std::function<void(std::uint32_t)>> ready;
   };
 
+  int prepare(Time until);
+  int wait(int timeout);
+  bool finish(int count);
   int timeout_ms(Time until);
   bool take_posted();
-  void dispatch(int count);
-  void run_timers();
+  bool dispatch(int count);
+  bool run_timers();
 
   int epoll_fd_ = -1;
   int wake_fd_ = -1;
   std::uint64_t last_id_ = 0;
+  Time awake_since_{};
+  bool only_woken_ = false;
   std::unordered_map<WatchId, Watch> watches_;
   std::map<TimerKey, std::function<void()>> timers_;
   std::vector<Pollable*> pollables_;

@@ -24,6 +24,7 @@ void Awaitable::notify(const std::shared_ptr<Completions>& completions, std::uin
     completions->add(token);
   } else {
     watchers_.emplace_back(completions, token);
+    context_->engine().flush();  // somebody waits
   }
 }
 

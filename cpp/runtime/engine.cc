@@ -3,18 +3,23 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "base/format.h"
 
 namespace moolink::runtime {
 namespace {
 
+constexpr Duration kLongTurn = microseconds(50);  // after it others get the lock first
+constexpr Duration kBurst = microseconds(30);     // between two writes that belong together
+constexpr Duration kLeaveWithin = microseconds(200);
+constexpr std::size_t kMostPutOff = 16;
 constexpr Duration kStandBy = milliseconds(1);  // the reactor is never away for longer
 constexpr Duration kInterruptEvery = milliseconds(50);
 
 thread_local int thread_number = 0;
 
-void wait_on(std::condition_variable& condition, Engine::Lock& lock, Time until) {
+void wait_on(std::condition_variable_any& condition, Engine::Lock& lock, Time until) {
   if (until == kNever) {
     condition.wait(lock);
   } else {
@@ -42,12 +47,33 @@ void Engine::rearm(Time deadline) {
 
 void Engine::finish(Waiter& waiter) {
   waiter.done = true;
-  if (!waiter.blocked) return;
+  if (!waiter.blocked) {
+    loop_.wake_sleeper();  // it may be the one that polls
+    return;
+  }
   handed_over_ = true;
   waiter.changed.notify_one();
 }
 
+void Engine::flush_bursts() {
+  const Time current = io::now();
+  const bool burst = current - std::exchange(written_at_, current) < kBurst;
+  if (!burst || ++put_off_ >= kMostPutOff) {
+    flush();
+    return;
+  }
+  leave_at_ = std::min(leave_at_, current + kLeaveWithin);
+  rearm(leave_at_);
+}
+
+void Engine::flush() {
+  put_off_ = 0;
+  leave_at_ = kNever;
+  for (std::size_t i = 0; i < driven_.size(); ++i) driven_[i]->flush();
+}
+
 bool Engine::wait(Lock& lock, Waiter& waiter, Time deadline, const Interrupt& interrupt) {
+  if (!waiter.done) flush();
   waiter.since = io::now();
   waiter.thread = this_thread();
   all_waiters_.push_back(&waiter);
@@ -111,6 +137,10 @@ void Engine::release_role() {
 }
 
 bool Engine::turn(Lock& lock, Time until) {
+  // Once: else the one that polls might never come to it. What it waits for may have happened.
+  const bool long_turn = io::now() - loop_.awake_since() > kLongTurn;
+  gave_way_ = long_turn && !gave_way_ && mutex_.give_way();
+  if (gave_way_) return true;
   polling_until_ = std::min(until, next_deadline());
   const bool undisturbed = loop_.turn(lock, polling_until_);
   polling_until_ = kNever;
@@ -119,12 +149,12 @@ bool Engine::turn(Lock& lock, Time until) {
   for (std::size_t i = 0; i < driven_.size(); ++i) {
     if (driven_[i]->next_deadline() <= current) driven_[i]->tick(current);
   }
-  for (std::size_t i = 0; i < driven_.size(); ++i) driven_[i]->flush();
+  if (!loop_.only_woken() || current >= leave_at_) flush();
   return undisturbed;
 }
 
 Time Engine::next_deadline() const {
-  Time first = kNever;
+  Time first = leave_at_;
   for (const Driven* driven : driven_) first = std::min(first, driven->next_deadline());
   return first;
 }

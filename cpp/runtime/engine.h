@@ -9,12 +9,13 @@
 #include "base/time.h"
 #include "io/loop.h"
 #include "runtime/driven.h"
+#include "runtime/engine_mutex.h"
 
 namespace moolink::runtime {
 
 // A thread that waits for something that happens under the engine's lock.
 struct Waiter {
-  std::condition_variable changed;
+  std::condition_variable_any changed;
   bool done = false;
   bool blocked = false;  // in `changed`; else it is polling, or about to look
   // For people: what the thread waits for, with its number if it has one.
@@ -32,7 +33,7 @@ struct Waiter {
 // about a millisecond, so machines and sockets never wait for user code.
 class Engine {
  public:
-  using Lock = std::unique_lock<std::mutex>;
+  using Lock = std::unique_lock<EngineMutex>;
   // Called about every 50 ms while a thread waits, without the lock; ends the wait by throwing.
   using Interrupt = std::function<void()>;
 
@@ -46,6 +47,11 @@ class Engine {
   void rearm(Time deadline);
   void finish(Waiter& waiter);
   void describe(Time now, Describe how, std::string& text) const;
+  // All that was written leaves.
+  void flush();
+  // The same, but frames that come right after one another, as in a loop of calls, leave together:
+  // when there are enough, when a thread waits, or in a moment.
+  void flush_bursts();
 
   // Waits until finish(waiter); false if the deadline passed.
   bool wait(Lock& lock, Waiter& waiter, Time deadline, const Interrupt& interrupt);
@@ -82,16 +88,20 @@ class Engine {
   Time next_deadline() const;
   void stand_by(Lock& lock);
 
-  std::mutex mutex_;
+  EngineMutex mutex_;
   io::Loop loop_;
   std::vector<Driven*> driven_;
   std::vector<Waiter*> waiters_;  // blocked ones, in order
   std::vector<const Waiter*> all_waiters_;
+  Time written_at_{};             // flush_bursts() was called last
+  Time leave_at_ = kNever;        // what was put off
+  std::size_t put_off_ = 0;
   bool role_taken_ = false;
   bool handed_over_ = false;
+  bool gave_way_ = false;        // since the last turn
   std::uint64_t stints_ = 0;     // times that the role was taken
   Time polling_until_ = kNever;  // while somebody is in a turn
-  std::condition_variable reactor_;
+  std::condition_variable_any reactor_;
   bool reactor_parked_ = false;  // it waits to be told that the role is free
   bool stopping_ = false;
 };

@@ -217,6 +217,7 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   void forget_if_over(HandlingOf::iterator handling);
   Engine::Lock lock_open();
   void operation_done();
+  void call_done();
   void start();
   void reply_locked(const rpc::CallKey& key, rpc::Reply reply);
   void send_item(const rpc::CallKey& key, wire::Payload item);

@@ -116,7 +116,10 @@ void Workers::run_queued() {
 
 bool Workers::take(Task& task) {
   const Engine::Lock lock = engine_.lock();
-  if (queue_.empty() || stopping_) return false;
+  if (queue_.empty() || stopping_) {
+    engine_.flush();  // the replies of what has run
+    return false;
+  }
   task = std::move(queue_.front());
   queue_.pop_front();
   if (!queue_.empty() && help_at_ == kNever) {

@@ -67,8 +67,8 @@ class Workers final : public Driven {
   std::size_t limit_;
   std::weak_ptr<void> owner_;
   std::deque<Task> queue_;
-  std::condition_variable work_;
-  std::condition_variable ended_;
+  std::condition_variable_any work_;
+  std::condition_variable_any ended_;
   std::size_t threads_ = 0;
   std::size_t idle_ = 0;  // waiting on work_
   std::size_t lent_ = 0;

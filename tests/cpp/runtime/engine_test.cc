@@ -54,6 +54,60 @@ TEST("waiting threads are woken, whoever of them polls") {
   CHECK_EQ(finished.load(), kThreads * kRounds);
 }
 
+TEST("a thread that polls is woken by the thread that finishes its wait") {
+  Running running;
+  for (int round = 0; round < 200; ++round) {
+    Waiter waiter;
+    std::thread finisher([&] {
+      const Engine::Lock lock = running.engine.lock();
+      running.engine.finish(waiter);
+    });
+    {
+      Engine::Lock lock = running.engine.lock();
+      CHECK(running.engine.wait(lock, waiter, kNever, {}));
+    }
+    finisher.join();
+  }
+}
+
+TEST("the holder of the lock lets a waiting thread go first") {
+  EngineMutex mutex;
+  mutex.lock();
+  CHECK(!mutex.give_way());
+  std::atomic<bool> had_it{false};
+  std::thread other([&] {
+    const std::lock_guard guard(mutex);
+    had_it = true;
+  });
+  while (!mutex.give_way()) std::this_thread::yield();
+  CHECK(had_it.load());
+  mutex.unlock();
+  other.join();
+}
+
+TEST("a burst leaves together, when there is enough of it, when a thread waits, or by itself") {
+  struct Counted : Driven {
+    std::atomic<int> flushes{0};
+    void tick(Time) override {}
+    Time next_deadline() const override { return kNever; }
+    void flush() override { ++flushes; }
+  } counted;
+  Running running;
+  Engine::Lock lock = running.engine.lock();
+  running.engine.add(counted);
+  const int written = 1000;
+  for (int i = 0; i < written; ++i) running.engine.flush_bursts();
+  CHECK(counted.flushes > 0 && counted.flushes < written);
+  // The last ones are alone: nobody writes or waits any more.
+  const int before = counted.flushes;
+  running.engine.flush_bursts();
+  running.engine.flush_bursts();
+  lock.unlock();
+  while (counted.flushes == before) std::this_thread::yield();
+  lock.lock();
+  running.engine.remove(counted);
+}
+
 TEST("a wait ends at its deadline, polling or not") {
   Running running;
   std::vector<std::thread> threads;
