@@ -42,7 +42,7 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
   void write(wire::Frame frame) override;
   void flush() override;
   std::size_t queued_bytes() const override { return queued_bytes_; }
-  bool writable() const override { return queued_bytes_ < kHighWater; }
+  bool writable() const override;
   void establish() override;
   void close() override;
 
@@ -85,8 +85,6 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
 
   static constexpr std::size_t kReadAhead = std::size_t{128} << 10;
   static constexpr std::size_t kSmallFrame = std::size_t{32} << 10;
-  static constexpr std::size_t kHighWater = std::size_t{4} << 20;
-  static constexpr std::size_t kLowWater = std::size_t{1} << 20;
 
   Environment& environment_;
   Owner& owner_;
@@ -109,6 +107,7 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
   std::unique_ptr<std::byte[]> ahead_;
   std::size_t ahead_begin_ = 0;
   std::size_t ahead_end_ = 0;
+  bool drained_ = false;  // the last receive left nothing in the socket
   bool in_bulk_ = false;
   Bulk bulk_;
 };
