@@ -15,6 +15,8 @@ namespace {
 
 // REFUSE: the dialler has reached itself. Not worth a word to the user.
 constexpr ErrorCode kSelf = ErrorCode::invalid_argument;
+// No answer now: the other side is to dial again.
+constexpr ErrorCode kNotNow = ErrorCode::timeout;
 
 }  // namespace
 
@@ -115,11 +117,22 @@ bool NodeState::objection(Time now, const Connection&, const wire::Hello& theirs
     return true;
   }
   bool taken = theirs.name == config.name;
+  bool doubtful = false;
   if (const auto holder = names_.find(theirs.name);
       holder != names_.end() && holder->second != theirs.instance) {
     const auto peer = peers_.find(holder->second);
-    taken = taken || (peer != peers_.end() && peer->second->up &&
-                      peer->second->session.connected() && !peer->second->session.suspected(now));
+    if (peer != peers_.end() && peer->second->up) {
+      const session::Session& session = peer->second->session;
+      const bool answers = session.connected() && !session.suspected(now);
+      taken = taken || answers;
+      // Its connection may be gone for a moment only.
+      doubtful = !answers && now - session.last_heard() < config.timing.suspect_after;
+    }
+  }
+  if (!taken && doubtful && !mutant("give_name_away_at_once")) {
+    error = make_error(
+        kNotNow, "the name '" + theirs.name + "' is that of a peer that was heard a moment ago");
+    return true;
   }
   if (taken && !mutant("accept_duplicate_name")) {
     error = make_error(ErrorCode::error, "the name '" + theirs.name +
@@ -200,6 +213,10 @@ void NodeState::adopt(Connection& connection, const wire::Hello& theirs) {
 }
 
 void NodeState::refuse(Time now, Connection& connection, const Error& error) {
+  if (error.code == kNotNow) {
+    drop_connection(now, connection.id, error, true);
+    return;
+  }
   actions.push_back(
       Write{connection.id,
             wire::make_frame(wire::FrameType::refuse, wire::Refuse{error.code, error.message})});

@@ -93,8 +93,8 @@ class Engine {
   std::vector<Driven*> driven_;
   std::vector<Waiter*> waiters_;  // blocked ones, in order
   std::vector<const Waiter*> all_waiters_;
-  Time written_at_{};             // flush_bursts() was called last
-  Time leave_at_ = kNever;        // what was put off
+  Time written_at_{};       // flush_bursts() was called last
+  Time leave_at_ = kNever;  // what was put off
   std::size_t put_off_ = 0;
   bool role_taken_ = false;
   bool handed_over_ = false;

@@ -126,6 +126,16 @@ class Network {
     connection->stalled_until = std::max(connection->stalled_until, simulation_->now() + duration);
   }
 
+  void cut_all_of(const Endpoint& endpoint) {
+    std::vector<ConnectionId> victims;
+    for (const auto& connection : all_) {
+      const bool ours =
+          connection->ends[0].owner == &endpoint || connection->ends[1].owner == &endpoint;
+      if (ours && !connection->broken) victims.push_back(connection->ends[0].id);
+    }
+    for (const ConnectionId victim : victims) cut(victim);
+  }
+
   void stall_all_of(const Endpoint& endpoint, Duration duration) {
     for (const auto& connection : all_) {
       if (connection->ends[0].owner == &endpoint || connection->ends[1].owner == &endpoint) {

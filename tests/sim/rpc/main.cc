@@ -7,6 +7,7 @@ int main(int argc, char** argv) {
       "cancel_is_local",
       "run_expired_call",
       "accept_duplicate_name",
+      "give_name_away_at_once",
       "send_again_after_loss",
       "forget_calls_of_lost_peer",
       "forget_early_cancel",

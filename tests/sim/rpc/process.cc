@@ -158,7 +158,11 @@ void Process::call(CallRecord& record, Duration timeout) {
 }
 
 void Process::cancel(CallRecord& record) {
-  if (!awake() || record.done) return;
+  if (!alive_ || record.done) return;
+  if (!awake()) {
+    world_->simulation.at(paused_until, [this, &record] { cancel(record); });
+    return;
+  }
   note("cancels call " + std::to_string(record.number));
   record.cancelled = true;
   node_.cancel(world_->simulation.now(), record.id);

@@ -170,7 +170,12 @@ void World::plan_faults() {
   imposter_ = std::make_unique<Process>(*this, settings.peers, process(1).name,
                                         Uid::random(simulation.random));
   imposter = imposter_.get();
-  simulation.after(simulation.between(seconds(1), seconds(2)), [this] { imposter->start(); });
+  // It may meet those who have just lost the connection to the one that bears its name.
+  const bool after_a_cut = simulation.random.chance(1, 2);
+  simulation.after(simulation.between(seconds(1), seconds(2)), [this, after_a_cut] {
+    if (after_a_cut && process(1).alive()) network.cut_all_of(process(1));
+    imposter->start();
+  });
 }
 
 void World::fault() {
@@ -178,8 +183,6 @@ void World::fault() {
   const std::vector<ConnectionId> working = network.working();
   const std::uint64_t kind = random.below(10);
   const int number = static_cast<int>(random.below(static_cast<std::uint64_t>(settings.peers)));
-  // A peer whose connection is gone for a moment may lose its name to an imposter.
-  if (kind < 5 && settings.mild && settings.imposter) return;
   if (kind < 5 && !working.empty()) {
     const ConnectionId victim = working[random.below(working.size())];
     simulation.note("cut " + std::to_string(victim));
