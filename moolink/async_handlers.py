@@ -9,15 +9,18 @@ import functools
 import os
 import selectors
 import threading
-from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncGenerator, Callable
+from typing import TYPE_CHECKING, Any, Literal
 
 from moolink import deadlines
 from moolink.batch_replies import Return
 from moolink.errors import CancelledError
 
 if TYPE_CHECKING:
+    from moolink._core import RpcStreamReturn
     from moolink.batch_stacking import Call
+
+Replies = Literal["result", "itself", "items"]
 
 _EXIT_PATIENCE = 1.0  # seconds that tasks have to end when the interpreter exits
 _LOOK_AGAIN = 0.05  # seconds; an event loop that was stopped says nothing
@@ -38,19 +41,20 @@ class AsyncHandler:
 
     Args:
         name: of the function, for messages.
-        function: the coroutine function.
-        deferred: whether it answers itself, through its first argument.
+        function: the coroutine function, or async generator function.
+        replies: who answers the call. "result": what the function returns does; "itself": the
+            function, through its first argument; "items": what it yields, an async generator's.
     """
 
     def __init__(
         self,
         name: str,
-        function: Callable[..., Coroutine[Any, Any, Any]],
-        deferred: bool = False,
+        function: Callable[..., Any],
+        replies: Replies = "result",
     ) -> None:
         self._name = name
         self._function = function
-        self._deferred = deferred
+        self._replies = replies
         self._loop = handlers_loop()
         self._changed = threading.Condition()
         self._running = 0
@@ -113,12 +117,16 @@ class AsyncHandler:
         task.add_done_callback(functools.partial(self._forget, ended))
         reply.add_cancel_callback(functools.partial(_cancel, self._loop, task))
 
-    async def _run(self, reply: Return, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    async def _run(self, reply: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:
-            if self._deferred:
-                await self._function(reply, *args, **kwargs)
-            else:
-                reply(await self._function(*args, **kwargs))
+            match self._replies:
+                case "result":
+                    reply(await self._function(*args, **kwargs))
+                case "itself":
+                    await self._function(reply, *args, **kwargs)
+                case "items":
+                    await self._send_items(reply, self._function(*args, **kwargs))
+                    reply()
         except asyncio.CancelledError:
             if not reply.cancelled():
                 reply.error(CancelledError(f"the task of {self._name!r} was cancelled"))
@@ -128,6 +136,15 @@ class AsyncHandler:
             raise  # It is the loop's.
         except BaseException as raised:  # noqa: BLE001 - whatever it is, it is the caller's
             reply.error(raised)
+
+    async def _send_items(self, reply: RpcStreamReturn, items: AsyncGenerator[Any, None]) -> None:
+        async with contextlib.aclosing(items):
+            async for item in items:
+                if reply.item(item):
+                    continue
+                room = asyncio.Event()
+                reply.when_room(functools.partial(_set, self._loop, room))
+                await room.wait()
 
     def _forget(self, ended: Callable[[], None], task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -142,6 +159,11 @@ class AsyncHandler:
 def _cancel(loop: asyncio.AbstractEventLoop, task: asyncio.Task[None]) -> None:
     with contextlib.suppress(RuntimeError):  # A loop that was closed runs no task.
         loop.call_soon_threadsafe(task.cancel)
+
+
+def _set(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(event.set)
 
 
 class _Background:

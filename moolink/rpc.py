@@ -52,6 +52,8 @@ class Rpc(RpcCore):
         A coroutine function runs as a task of the event loop that runs now, else of one on a thread
         of moolink's. The task is cancelled once its caller does not wait any more.
 
+        A generator, async or not, is called with stream: what it yields are the items.
+
         With `batch_size` the function gets that many calls at once: arrays stacked along a new
         first dimension, structures of dicts, lists and tuples kept; in place of a value that is no
         array, a list with that of each call. Its reply is split: see BatchReturn. What the calls
@@ -204,7 +206,12 @@ class Rpc(RpcCore):
         options: BatchOptions | None,
     ) -> None:
         tasks = _tasks_of(name, function, deferred)
-        if options is not None:
+        yields = inspect.isasyncgenfunction(_unwrapped(function))
+        if yields and (deferred or options is not None):
+            raise ValueError(f"{name!r} is a generator, which can be neither deferred nor batched")
+        if tasks is not None and yields:
+            self._serve(name, tasks, _Closing(tasks=tasks), super().define_streamed)
+        elif options is not None:
             from moolink.batching import BatchHandler
 
             serve = functools.partial(_defer if deferred else _answer, function)
@@ -217,8 +224,14 @@ class Rpc(RpcCore):
         else:
             super().define(name, function)
 
-    def _serve(self, name: str, receive: Callable[..., object], served: _Closing) -> None:
-        super().define_deferred(name, receive)
+    def _serve(
+        self,
+        name: str,
+        receive: Callable[..., object],
+        served: _Closing,
+        define: Callable[[str, Callable[..., object]], None] | None = None,
+    ) -> None:
+        (define or super().define_deferred)(name, receive)
         self.__dict__.setdefault("_served", {})[name] = served
 
 
@@ -248,15 +261,23 @@ class _Closing:
 
 
 def _tasks_of(name: str, function: Callable[..., Any], deferred: bool) -> AsyncHandler | None:
-    called: Any = function
-    while isinstance(called, functools.partial):
-        called = called.func
-    call = getattr(called, "__call__", None)  # noqa: B004 - an object's may be async
-    if not (inspect.iscoroutinefunction(called) or inspect.iscoroutinefunction(call)):
+    called = _unwrapped(function)
+    yields = inspect.isasyncgenfunction(called)
+    if not (yields or inspect.iscoroutinefunction(called)):
         return None
     from moolink.async_handlers import AsyncHandler
 
-    return AsyncHandler(name, function, deferred)
+    return AsyncHandler(name, function, "items" if yields else "itself" if deferred else "result")
+
+
+def _unwrapped(function: Callable[..., Any]) -> Any:
+    """The function itself: of a partial application, or of an object that is called."""
+    called: Any = function
+    while isinstance(called, functools.partial):
+        called = called.func
+    if inspect.isfunction(called) or inspect.ismethod(called) or inspect.isclass(called):
+        return called
+    return getattr(called, "__call__", called)  # noqa: B004 - an object's may be async
 
 
 def _close(queue: weakref.ref[Queue]) -> None:

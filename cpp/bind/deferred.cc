@@ -39,6 +39,14 @@ Error remote_error(nb::handle exception, const std::string& function) {
           Ran::yes};
 }
 
+// On a worker; what it raises has nobody to go to but the interpreter's hook.
+void call_back(const Reference& callback) {
+  const nb::object function = callback.borrow();
+  const nb::object result =
+      nb::steal(survive_exit([&] { return PyObject_CallNoArgs(function.ptr()); }));
+  if (!result.is_valid()) PyErr_WriteUnraisable(function.ptr());
+}
+
 }  // namespace
 
 Error to_remote_error(nb::python_error& raised, const std::string& function) {
@@ -106,12 +114,17 @@ void PyDeferred::refuse(const std::string& reason) {
 }
 
 void PyDeferred::add_cancel_callback(nb::callable callback) {
-  responder_->on_cancel([callback = Reference(std::move(callback))] {
-    const nb::object function = callback.borrow();
-    const nb::object result =
-        nb::steal(survive_exit([&] { return PyObject_CallNoArgs(function.ptr()); }));
-    if (!result.is_valid()) PyErr_WriteUnraisable(function.ptr());
-  });
+  responder_->on_cancel([callback = Reference(std::move(callback))] { call_back(callback); });
+}
+
+bool PyStreamReturn::item(nb::object value) {
+  require_unsent();
+  responder_->send_item(encode_value(value, *options_, default_context()->pool()));
+  return responder_->has_room();
+}
+
+void PyStreamReturn::when_room(nb::callable callback) {
+  responder_->when_room([callback = Reference(std::move(callback))] { call_back(callback); });
 }
 
 void bind_deferred(nb::module_& m) {
@@ -129,6 +142,14 @@ void bind_deferred(nb::module_& m) {
            "once there was a reply.")
       .def("cancelled", &PyDeferred::cancelled,
            "Whether the caller has stopped waiting, so that no reply is needed.");
+  nb::class_<PyStreamReturn, PyDeferred>(m, "RpcStreamReturn",
+                                         "The items and then the reply of a streamed call.")
+      .def("item", &PyStreamReturn::item, nb::arg("value"),
+           "Sends an item; returns whether the caller takes another one now. Raises moolink.Error "
+           "if it did not.")
+      .def("when_room", &PyStreamReturn::when_room, nb::arg("callback"),
+           "Calls `callback()` on a worker thread once the caller takes another item, or has "
+           "stopped waiting.");
 }
 
 }  // namespace moolink::bind

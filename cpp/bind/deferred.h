@@ -36,11 +36,20 @@ class PyDeferred {
   void add_cancel_callback(nb::callable callback);
   bool cancelled() const { return responder_->cancelled(); }
 
- private:
+ protected:
   void require_unsent() const;
 
   std::shared_ptr<runtime::Responder> responder_;
   std::shared_ptr<const ValueOptions> options_;
+};
+
+// ... of a define_streamed handler: items before the reply.
+class PyStreamReturn : public PyDeferred {
+ public:
+  using PyDeferred::PyDeferred;
+
+  bool item(nb::object value);
+  void when_room(nb::callable callback);
 };
 
 void bind_deferred(nb::module_& m);

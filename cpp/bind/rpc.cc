@@ -94,6 +94,17 @@ nb::object call_python(nb::handle function, nb::handle arguments, nb::handle key
   return result;
 }
 
+// Calls a function that replies itself: its first argument is the way back.
+template <class Return>
+void call_with_return(const nb::object& function, const runtime::Incoming& call,
+                      const std::shared_ptr<const ValueOptions>& options) {
+  const auto [arguments, keywords] = decode_call(call.arguments, *options);
+  const nb::object reply =
+      nb::cast(new Return(call.responder, options), nb::rv_policy::take_ownership);
+  const nb::object all = nb::steal(PySequence_Concat(nb::make_tuple(reply).ptr(), arguments.ptr()));
+  call_python(function, all, keywords);
+}
+
 void reply_with(const std::shared_ptr<runtime::Responder>& responder, nb::object result,
                 const std::shared_ptr<const ValueOptions>& options) {
   const bool yields = PyIter_Check(result.ptr()) != 0;
@@ -174,13 +185,20 @@ runtime::CallHandler PyRpc::deferred_handler(std::weak_ptr<Functions> functions,
       if (call.responder->streamed()) {
         throw nb::type_error("the function replies once: call it with async_ or sync");
       }
-      const nb::object function = function_named(functions, name);
-      const auto [arguments, keywords] = decode_call(call.arguments, *options);
-      const nb::object deferred =
-          nb::cast(new PyDeferred(call.responder, options), nb::rv_policy::take_ownership);
-      const nb::object all =
-          nb::steal(PySequence_Concat(nb::make_tuple(deferred).ptr(), arguments.ptr()));
-      call_python(function, all, keywords);
+      call_with_return<PyDeferred>(function_named(functions, name), call, options);
+    });
+  };
+}
+
+runtime::CallHandler PyRpc::streamed_handler(std::weak_ptr<Functions> functions,
+                                             const std::string& name,
+                                             std::shared_ptr<const ValueOptions> options) {
+  return [functions, name, options](const runtime::Incoming& call) {
+    serve(call, [&] {
+      if (!call.responder->streamed()) {
+        throw nb::type_error("the handler is a generator: call it with stream");
+      }
+      call_with_return<PyStreamReturn>(function_named(functions, name), call, options);
     });
   };
 }
@@ -198,6 +216,10 @@ void PyRpc::define(const std::string& name, nb::callable function) {
 
 void PyRpc::define_deferred(const std::string& name, nb::callable function) {
   add_function(name, std::move(function), &PyRpc::deferred_handler);
+}
+
+void PyRpc::define_streamed(const std::string& name, nb::callable function) {
+  add_function(name, std::move(function), &PyRpc::streamed_handler);
 }
 
 void PyRpc::undefine(const std::string& name) {
@@ -443,6 +465,8 @@ void bind_class(nb::class_<PyRpc>& rpc) {
            "connection is lost. Returns at once; raises ValueError if the address is malformed.")
       .def("addresses", &PyRpc::addresses, "Where this peer can be reached.")
       .def("define", &PyRpc::define, nb::arg("name"), nb::arg("function"), kDefineDoc)
+      .def("define_streamed", &PyRpc::define_streamed, nb::arg("name"), nb::arg("function"),
+           "Like define_deferred, of calls by stream: the first argument is an RpcStreamReturn.")
       .def("define_deferred", &PyRpc::define_deferred, nb::arg("name"), nb::arg("function"),
            kDeferredDoc)
       .def("undefine", &PyRpc::undefine, nb::arg("name"),

@@ -40,6 +40,7 @@ class PyRpc {
 
   void define(const std::string& name, nb::callable function);
   void define_deferred(const std::string& name, nb::callable function);
+  void define_streamed(const std::string& name, nb::callable function);
   void undefine(const std::string& name);
 
   nb::object async(const std::string& peer, const std::string& function, const nb::args& arguments,
@@ -75,6 +76,9 @@ class PyRpc {
                                             const std::string& name,
                                             std::shared_ptr<const ValueOptions> options);
   static runtime::CallHandler deferred_handler(std::weak_ptr<Functions> functions,
+                                               const std::string& name,
+                                               std::shared_ptr<const ValueOptions> options);
+  static runtime::CallHandler streamed_handler(std::weak_ptr<Functions> functions,
                                                const std::string& name,
                                                std::shared_ptr<const ValueOptions> options);
 

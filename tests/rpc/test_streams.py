@@ -241,3 +241,52 @@ def test_close_of_either_side_ends_streams() -> None:
     assert closed.wait(20)
     with pytest.raises(moolink.Closed):
         list(own)
+
+
+def test_an_async_generator(pair: Pair) -> None:
+    client, server = pair
+    closed = threading.Event()
+
+    async def numbers(n: int) -> AsyncIterator[int]:
+        try:
+            for i in range(n):
+                await asyncio.sleep(0)
+                yield i
+        finally:
+            closed.set()
+
+    server.define("numbers", numbers)
+    assert list(client.stream("server", "numbers", 100)) == list(range(100))
+    assert closed.wait(20)
+    closed.clear()
+    with client.stream("server", "numbers", 10**9) as stream:
+        assert [next(stream) for _ in range(50)] == list(range(50))
+    assert closed.wait(20)
+    with pytest.raises(moolink.RemoteError, match="call it with stream"):
+        client.sync("server", "numbers", 1)
+
+
+def test_an_async_generator_that_waits_is_closed_when_nobody_listens(pair: Pair) -> None:
+    client, server = pair
+    closed = threading.Event()
+
+    async def silent() -> AsyncIterator[int]:
+        yield 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            closed.set()
+
+    async def fails() -> AsyncIterator[object]:
+        yield 1
+        yield threading.Lock()
+
+    server.define("silent", silent)
+    server.define("fails", fails)
+    with client.stream("server", "silent") as stream:
+        assert next(stream) == 1
+    assert closed.wait(20)
+    with pytest.raises(moolink.RemoteError, match="lock"):
+        list(client.stream("server", "fails"))
+    with pytest.raises(ValueError, match="neither deferred nor batched"):
+        server.define("batched", fails, batch_size=2)
