@@ -12,13 +12,14 @@ import pytest
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "rpc.md"
 EXAMPLES = dict(
     zip(
-        ("async_handler", "queue", "batch", "dynamic"),
+        ("async_handler", "stream", "queue", "batch", "dynamic"),
         re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL),
         strict=True,
     )
 )
 PRINTED = {
     "async_handler": "[1, 2, 3]\n",
+    "stream": "{'batch': 3}\n",
     "queue": "144\n",
     "batch": "(84, 84) list\nhello actor 3\n",
     "dynamic": "[0, 3, 6, 9, 12]\n",
