@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from moolink._core import (
         Broker,
         Future,
+        Lent,
         RpcDeferredReturn,
         Stream,
         create_uid,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from moolink.batcher import Batcher
     from moolink.env_pool import EnvPool, EnvStepper, EnvStepperFuture
     from moolink.group import AllReduce, Group
+    from moolink.lending import empty, lend
     from moolink.logs import set_log_level, set_logging
     from moolink.queue import Queue
     from moolink.rpc import Rpc
@@ -58,12 +60,15 @@ _HOME = {
     "EnvStepperFuture": "moolink.env_pool",
     "Future": "moolink._core",
     "Group": "moolink.group",
+    "Lent": "moolink._core",
     "Queue": "moolink.queue",
     "Rpc": "moolink.rpc",
     "RpcDeferredReturn": "moolink._core",
     "Stream": "moolink._core",
     "create_uid": "moolink._core",
     "dump": "moolink._core",
+    "empty": "moolink.lending",
+    "lend": "moolink.lending",
     "register": "moolink.values",
     "set_log_level": "moolink.logs",
     "set_logging": "moolink.logs",
@@ -87,6 +92,7 @@ __all__ = [
     "Future",
     "Group",
     "GroupChanged",
+    "Lent",
     "NoSuchFunction",
     "PeerLost",
     "Queue",
@@ -100,6 +106,8 @@ __all__ = [
     "WireError",
     "create_uid",
     "dump",
+    "empty",
+    "lend",
     "register",
     "set_log_level",
     "set_logging",

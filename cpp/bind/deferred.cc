@@ -78,7 +78,8 @@ Error unsendable(const runtime::Responder& responder, const std::string& what,
 void send_value(runtime::Responder& responder, nb::handle value, const ValueOptions& options) {
   rpc::Reply reply;
   try {
-    reply = encode_value(value, options, default_context()->pool());
+    Lender lender{default_context()};
+    reply = encode_value(value, options, lender.context->pool(), &lender);
   } catch (nb::python_error& e) {
     reply = to_remote_error(e, responder.function());
   } catch (const std::exception& e) {  // the codec's: too deep, too large

@@ -45,6 +45,8 @@ nb::dict describe(const rpc::PeerInfo& info) {
   result["silent"] = in_seconds_of(info.silent);
   result["addresses"] = info.addresses;
   result["unacknowledged_bytes"] = info.unacknowledged_bytes;
+  result["loans_given"] = info.loans_given;
+  result["loans_held"] = info.loans_held;
   result["calls_waiting"] = info.calls_waiting;
   result["calls_running"] = info.calls_running;
   return result;

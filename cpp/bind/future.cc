@@ -111,6 +111,19 @@ bool PyFuture::cancel() {
   return true;
 }
 
+nb::object PyFuture::released() {
+  if (released_ == nullptr) {
+    const auto context = default_context();
+    released_ = std::make_shared<runtime::Future>(context);
+    const runtime::Engine::Lock lock = context->lock();
+    released_->complete(wire::Payload{});
+  }
+  return nb::cast(new PyFuture(
+                      released_, [](const wire::Payload&) { return nb::none(); },
+                      "release of what the " + what_ + " has lent"),
+                  nb::rv_policy::take_ownership);
+}
+
 int PyFuture::traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
   if (!nb::inst_ready(self)) return 0;
@@ -149,6 +162,10 @@ void bind_future(nb::module_& m) {
            "False if it had ended already.")
       .def("add_done_callback", &add_done_callback, nb::arg("callback"),
            "Calls `callback(future)` on a worker thread once the operation has ended.")
+      .def_prop_ro("released", &PyFuture::released,
+                   "A Future that is done when nobody reads any more what the call has lent (see "
+                   "moolink.lend): the memory may be written again. Done at once if it lends "
+                   "nothing. Its result is None.")
       .def("__await__", &await)
       .def("__iter__", &await);
 }

@@ -22,14 +22,20 @@ class PyFuture {
   using Decode = std::function<nb::object(const wire::Payload&)>;
 
   // `what` names the operation in errors: "call of 'f' at peer 'x'".
-  PyFuture(std::shared_ptr<runtime::Future> future, Decode decode, std::string what)
-      : future_(std::move(future)), decode_(std::move(decode)), what_(std::move(what)) {}
+  // `released`: done when nobody reads what the operation has lent; null: it lends nothing.
+  PyFuture(std::shared_ptr<runtime::Future> future, Decode decode, std::string what,
+           std::shared_ptr<runtime::Future> released = nullptr)
+      : future_(std::move(future)),
+        decode_(std::move(decode)),
+        what_(std::move(what)),
+        released_(std::move(released)) {}
 
   nb::object result(std::optional<double> timeout);
   bool wait(std::optional<double> timeout);
   bool done() const { return future_->done(); }
   nb::object exception();
   bool cancel();
+  nb::object released();
 
   const std::shared_ptr<runtime::Future>& future() const { return future_; }
   // The value or exception of a future that is done; decoded once.
@@ -45,6 +51,7 @@ class PyFuture {
   std::shared_ptr<runtime::Future> future_;
   Decode decode_;
   std::string what_;
+  std::shared_ptr<runtime::Future> released_;
   std::mutex decoding_;  // taken without the GIL, which decoding may give up
   bool decoded_ = false;
   nb::object value_;

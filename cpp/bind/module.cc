@@ -8,6 +8,7 @@
 #include "bind/errors.h"
 #include "bind/future.h"
 #include "bind/group.h"
+#include "bind/lending.h"
 #include "bind/rpc.h"
 #include "bind/stream.h"
 #include "bind/value.h"
@@ -16,6 +17,7 @@ NB_MODULE(_core, m) {
   moolink::bind::bind_errors(m);
   moolink::bind::bind_values(m);
   moolink::bind::bind_context(m);
+  moolink::bind::bind_lending(m);
   moolink::bind::bind_future(m);
   moolink::bind::bind_stream(m);
   moolink::bind::bind_completions(m);

@@ -244,7 +244,9 @@ nb::object PyRpc::async(const std::string& peer, const std::string& function,
                         const nb::args& arguments, const nb::kwargs& keywords) {
   park_if_exiting();
   release_dropped();
-  wire::Payload payload = encode_call(arguments, keywords, *options_, peer_->context()->pool());
+  Lender lender{peer_->context()};
+  wire::Payload payload =
+      encode_call(arguments, keywords, *options_, peer_->context()->pool(), &lender);
   const Duration timeout = to_duration(timeout_);
   const std::uint16_t lane = lane_of_this_thread();
   std::shared_ptr<runtime::Future> future;
@@ -286,16 +288,19 @@ nb::object PyRpc::future_of(std::shared_ptr<runtime::Future> future, const std::
   auto decode = [options = options_](const wire::Payload& result) {
     return decode_value(result, *options);
   };
-  return nb::cast(new PyFuture(std::move(future), std::move(decode),
-                               "call of '" + function + "' at peer '" + peer + "'"),
-                  nb::rv_policy::take_ownership);
+  return nb::cast(
+      new PyFuture(std::move(future), std::move(decode),
+                   "call of '" + function + "' at peer '" + peer + "'", std::move(lender.released)),
+      nb::rv_policy::take_ownership);
 }
 
 nb::object PyRpc::stream(const std::string& peer, const std::string& function,
                          const nb::args& arguments, const nb::kwargs& keywords) {
   park_if_exiting();
   release_dropped();
-  wire::Payload payload = encode_call(arguments, keywords, *options_, peer_->context()->pool());
+  Lender lender{peer_->context()};
+  wire::Payload payload =
+      encode_call(arguments, keywords, *options_, peer_->context()->pool(), &lender);
   const Duration timeout = to_duration(timeout_);
   const std::uint16_t lane = lane_of_this_thread();
   std::shared_ptr<runtime::Stream> stream;
@@ -409,7 +414,7 @@ Iterating raises what a call would, see async_; TimeoutError if no item came for
 constexpr const char* kAsyncDoc =
     R"(async_(peer, function, *args, **kwargs): calls a function of a peer; returns a Future.
 
-The arguments are captured before this returns. Calls of one thread to one peer start there in their
+The arguments are captured before this returns, but for what is in moolink.lend(...). Calls of one thread to one peer start there in their
 order. Does not block on the network; every failure is the future's:
 
     NoSuchFunction: the peer has no such function.

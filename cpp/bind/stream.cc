@@ -46,7 +46,8 @@ class Yielder : public std::enable_shared_from_this<Yielder> {
       return false;
     }
     try {
-      responder_->send_item(encode_value(item, *options_, default_context()->pool()));
+      Lender lender{default_context()};
+      responder_->send_item(encode_value(item, *options_, lender.context->pool(), &lender));
       return true;
     } catch (nb::python_error& e) {
       responder_->send(to_remote_error(e, responder_->function()));

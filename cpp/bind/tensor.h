@@ -49,10 +49,14 @@ ImportedTensor import_numbers(nb::handle value);
 // Copies the elements in row-major order; needs no GIL.
 void copy_elements(const ImportedTensor& from, std::byte* to);
 
-// An array that owns `memory`: private, writable (JAX: immutable by type), never copied when
-// memory is 64-byte aligned. Throws ErrorCode::wire when this process cannot represent it (a
-// bfloat16 array for numpy without ml_dtypes, a float64 one for JAX without x64).
-nb::object export_tensor(MutableBuffer memory, const wire::TensorHead& head, ArrayKind kind);
+// What a received tensor of this kind becomes: "same" is decided.
+ArrayKind array_kind(const wire::TensorHead& head, ArrayKind asked);
+
+// An array that owns `memory`: private, writable (JAX: immutable by type, numpy's if `read_only`),
+// never copied when memory is 64-byte aligned. Throws ErrorCode::wire when this process cannot
+// represent it (a bfloat16 array for numpy without ml_dtypes, a float64 one for JAX without x64).
+nb::object export_tensor(MutableBuffer memory, const wire::TensorHead& head, ArrayKind kind,
+                         bool read_only = false);
 
 // numpy's scalar of one element.
 nb::object export_scalar(std::span<const std::byte> value, const wire::TensorHead& head);

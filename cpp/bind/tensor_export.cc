@@ -25,6 +25,7 @@ struct ReceivedTensor {
   MutableBuffer memory;
   DType dtype = DType::uint8;
   tensor::Shape shape;
+  bool read_only = false;
 };
 
 // Both generations of DLPack's owning struct differ in where the tensor lies and in the version.
@@ -58,7 +59,7 @@ Managed* new_export(const ReceivedTensor& received) {
   exported->managed.deleter = Export<Managed>::free;
   if constexpr (std::is_same_v<Managed, DLManagedTensorVersioned>) {
     exported->managed.version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
-    exported->managed.flags = 0;
+    exported->managed.flags = received.read_only ? DLPACK_FLAG_BITMASK_READ_ONLY : 0;
   }
   return &exported.release()->managed;
 }
@@ -95,13 +96,15 @@ nb::object dlpack(const ReceivedTensor& received, nb::handle, nb::handle max_ver
       nb::cast<int>(max_version[0]) >= static_cast<int>(DLPACK_MAJOR_VERSION)) {
     return new_capsule<DLManagedTensorVersioned>(received);
   }
+  if (received.read_only) throw nb::buffer_error("lent memory needs DLPack 1.0, for reading only");
   return new_capsule<DLManagedTensor>(received);
 }
 
 int get_buffer(PyObject* self, Py_buffer* view, int flags) {
-  const MutableBuffer& memory = nb::inst_ptr<ReceivedTensor>(self)->memory;
-  return PyBuffer_FillInfo(view, self, memory.data(), static_cast<Py_ssize_t>(memory.size()), 0,
-                           flags);
+  const ReceivedTensor* received = nb::inst_ptr<ReceivedTensor>(self);
+  const MutableBuffer& memory = received->memory;
+  return PyBuffer_FillInfo(view, self, memory.data(), static_cast<Py_ssize_t>(memory.size()),
+                           received->read_only ? 1 : 0, flags);
 }
 
 PyType_Slot received_tensor_slots[] = {
@@ -231,18 +234,32 @@ ArrayKind kind_of_sender(wire::Framework framework) {
 
 }  // namespace
 
-nb::object export_tensor(MutableBuffer memory, const wire::TensorHead& head, ArrayKind kind) {
-  const bool asked = kind != ArrayKind::same;
-  if (!asked) kind = kind_of_sender(head.framework);
+ArrayKind array_kind(const wire::TensorHead& head, ArrayKind asked) {
+  if (!head.numpy_type.empty()) return ArrayKind::numpy;
+  if (asked != ArrayKind::same) return asked;
+  const ArrayKind kind = kind_of_sender(head.framework);
+  const auto is_imported = [](const char* module, const char* attribute) {
+    const nb::object loaded = loaded_module(module);
+    return loaded.is_valid() && nb::hasattr(loaded, attribute);
+  };
+  if (kind == ArrayKind::torch && is_imported("torch", "from_dlpack")) return kind;
+  if (kind == ArrayKind::jax && is_imported("jax", "Array")) return kind;
+  return ArrayKind::numpy;
+}
+
+nb::object export_tensor(MutableBuffer memory, const wire::TensorHead& head, ArrayKind kind,
+                         bool read_only) {
   ReceivedTensor received{std::move(memory), head.dtype, head.shape};
-  if (!head.numpy_type.empty()) return to_numpy(std::move(received), head);
-  if (kind == ArrayKind::torch) {
-    const nb::object torch = asked ? nb::module_::import_("torch") : loaded_module("torch");
-    if (torch.is_valid() && nb::hasattr(torch, "from_dlpack")) return to_torch(received, torch);
-  } else if (kind == ArrayKind::jax) {
-    const nb::object jax = asked ? nb::module_::import_("jax") : loaded_module("jax");
-    if (jax.is_valid() && nb::hasattr(jax, "Array")) return to_jax(std::move(received), jax);
+  switch (array_kind(head, kind)) {
+    case ArrayKind::torch:
+      return to_torch(received, nb::module_::import_("torch"));
+    case ArrayKind::jax:
+      return to_jax(std::move(received), nb::module_::import_("jax"));
+    case ArrayKind::numpy:
+    case ArrayKind::same:
+      break;
   }
+  received.read_only = read_only;
   return to_numpy(std::move(received), head);
 }
 

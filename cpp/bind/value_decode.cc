@@ -61,6 +61,7 @@ class ValueDecoder {
   nb::object read_registered(const wire::ValueToken& token);
   nb::object read_record(const RegisteredType& type, std::size_t size);
   nb::object read_tensor(const wire::ValueToken& token);
+  bool may_be_used(const Buffer& bytes, const wire::LentPart* lent) const;
   nb::object read_pickle(std::string_view bytes);
 
   const wire::Payload& payload_;
@@ -222,10 +223,11 @@ bool is_aligned(const std::byte* data) {
 nb::object ValueDecoder::read_tensor(const wire::ValueToken& token) {
   MutableBuffer memory;
   const std::size_t part = token.part;
-  if (part != wire::kNoPart && payload_.parts[part].owner() != nullptr &&
-      is_aligned(payload_.parts[part].data())) {
+  const wire::LentPart* lent = part == wire::kNoPart ? nullptr : payload_.find_lent(part);
+  if (part != wire::kNoPart && may_be_used(payload_.parts[part], lent)) {
     const Buffer& bytes = payload_.parts[part];
-    // A message's parts belong to whoever receives it: nobody else reads them from here on.
+    // A message's parts belong to whoever receives it: nobody else reads them from here on. Those
+    // that are lent become arrays that cannot be written.
     memory = {std::const_pointer_cast<void>(bytes.owner()), const_cast<std::byte*>(bytes.data()),
               bytes.size()};
   } else {
@@ -239,7 +241,17 @@ nb::object ValueDecoder::read_tensor(const wire::ValueToken& token) {
       std::memcpy(memory.data(), bytes.data(), bytes.size());
     }
   }
-  return export_tensor(std::move(memory), reader_.tensor(), options_.arrays);
+  return export_tensor(std::move(memory), reader_.tensor(), options_.arrays, lent != nullptr);
+}
+
+// Whether an array may own the part itself; otherwise it is copied.
+bool ValueDecoder::may_be_used(const Buffer& bytes, const wire::LentPart* lent) const {
+  if (bytes.owner() == nullptr) return false;
+  if (lent == nullptr || lent->copied) return is_aligned(bytes.data());
+  // Only numpy's arrays can be for reading only. A lent view begins where it likes.
+  const std::size_t item = reader_.tensor().item_size();
+  return array_kind(reader_.tensor(), options_.arrays) == ArrayKind::numpy &&
+         reinterpret_cast<std::uintptr_t>(bytes.data()) % item == 0;
 }
 
 nb::object ValueDecoder::read_pickle(std::string_view bytes) {

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "bind/gil.h"
+#include "bind/reference.h"
 #include "bind/registered_types.h"
 #include "bind/value.h"
 #include "wire/value.h"
@@ -27,9 +28,17 @@ std::span<const std::byte> bytes_of(const nb::bytes& value) {
   return std::as_bytes(std::span(value.c_str(), value.size()));
 }
 
+// Keeps what is lent, for as long as somebody may read it, and then lets it be told.
+struct LentMemory {
+  Reference array;
+  std::shared_ptr<const void> of_message;
+  std::shared_ptr<const void> of_value;
+};
+
 class ValueEncoder {
  public:
-  explicit ValueEncoder(const ValueOptions& options) : options_(options), writer_(options.limits) {}
+  ValueEncoder(const ValueOptions& options, Lender* lender)
+      : options_(options), lender_(lender), writer_(options.limits) {}
 
   void write(PyObject* value);
   void write_call(PyObject* args, PyObject* kwargs) {
@@ -51,7 +60,9 @@ class ValueEncoder {
   void write_set_items(PyObject* value);
   void write_dict(PyObject* value);
   void write_registered(const RegisteredType& type, PyObject* value);
+  void write_lent(const PyLent& lent);
   void write_tensor(ImportedTensor tensor);
+  Buffer lend(const ImportedTensor& tensor, std::size_t size);
   void write_pickle(PyObject* value);
   [[noreturn]] void refuse(PyObject* value) const;
 
@@ -65,10 +76,21 @@ class ValueEncoder {
   };
   [[noreturn]] void too_deep();
 
+  struct Part {
+    ImportedTensor tensor;
+    bool lent = false;
+    Buffer bytes;  // of one that is lent where it lies
+  };
+
   const ValueOptions& options_;
+  Lender* lender_;
   wire::ValueWriter writer_;
-  std::vector<ImportedTensor> tensors_;  // one a part
+  std::vector<Part> parts_;
+  bool lending_ = false;                          // inside of a Lent
+  std::shared_ptr<const void> message_released_;  // kept by whoever may read what is lent
+  std::shared_ptr<const void> value_released_;    // ... in the Lent that is being written
   std::size_t tensor_bytes_ = 0;
+  std::size_t copied_bytes_ = 0;
   std::size_t depth_ = 0;
 };
 
@@ -215,6 +237,7 @@ void ValueEncoder::write_dict(PyObject* value) {
 
 // The cheap questions first; a registered type overrides what its base would mean.
 void ValueEncoder::write_other(PyObject* value) {
+  if (const PyLent* lent = PyLent::of(value)) return write_lent(*lent);
   if (const RegisteredType* type = find_registered(Py_TYPE(value))) {
     return write_registered(*type, value);
   }
@@ -271,14 +294,46 @@ void ValueEncoder::write_tensor(ImportedTensor tensor) {
   }
   const Limits& limits = options_.limits;
   if (size > limits.max_part || size > limits.max_message - tensor_bytes_ ||
-      tensors_.size() == limits.max_parts) {
+      parts_.size() == limits.max_parts) {
     throw Exception(ErrorCode::invalid_argument,
                     "the value's arrays exceed the limit of " + std::to_string(limits.max_parts) +
                         " arrays and " + std::to_string(limits.max_message) + " bytes a message");
   }
   tensor_bytes_ += size;
   writer_.part_tensor(tensor.head());
-  tensors_.push_back(std::move(tensor));
+  Buffer lent = lending_ ? lend(tensor, size) : Buffer{};
+  if (lent.empty()) copied_bytes_ += size;
+  parts_.push_back({std::move(tensor), lending_, std::move(lent)});
+}
+
+void ValueEncoder::write_lent(const PyLent& lent) {
+  if (lender_ == nullptr) {
+    throw nb::type_error("moolink.lend is for calls, replies and streams: nothing else can lend");
+  }
+  const Level level(*this);
+  if (message_released_ == nullptr) {
+    lender_->released = std::make_shared<runtime::Future>(lender_->context);
+    message_released_ = runtime::on_release(lender_->context, lender_->released, {});
+  }
+  const bool outer = std::exchange(lending_, true);
+  const std::shared_ptr<const void> outer_released = value_released_;
+  if (auto own = lent.release(lender_->context)) {
+    using Both = std::pair<std::shared_ptr<const void>, std::shared_ptr<const void>>;
+    value_released_ = std::make_shared<Both>(std::move(own), outer_released);
+  }
+  write(lent.value().ptr());
+  lending_ = outer;
+  value_released_ = outer_released;
+}
+
+// The memory itself; empty: it has gaps and must be copied.
+Buffer ValueEncoder::lend(const ImportedTensor& tensor, std::size_t size) {
+  if (!tensor::is_contiguous(tensor.tensor.shape, tensor.tensor.strides)) return {};
+  auto memory = std::make_shared<LentMemory>();
+  memory->array = Reference(tensor.owner);
+  memory->of_message = message_released_;
+  memory->of_value = value_released_;
+  return {std::move(memory), tensor.tensor.data, size};
 }
 
 void ValueEncoder::write_pickle(PyObject* value) {
@@ -300,36 +355,49 @@ void ValueEncoder::refuse(PyObject* value) const {
 wire::Payload ValueEncoder::finish(Allocator& allocator) {
   wire::Payload payload;
   payload.body = writer_.take();
-  if (tensors_.empty()) return payload;
-  std::vector<MutableBuffer> parts;
-  parts.reserve(tensors_.size());
+  if (parts_.empty()) return payload;
   const auto capture = [&] {
-    for (const ImportedTensor& tensor : tensors_) {
-      parts.push_back(allocator.allocate(tensor.bytes()));
-      copy_elements(tensor, parts.back().data());
+    for (Part& part : parts_) {
+      if (!part.bytes.empty()) continue;
+      const MutableBuffer copy = allocator.allocate(part.tensor.bytes());
+      copy_elements(part.tensor, copy.data());
+      part.bytes = copy;
     }
   };
-  if (tensor_bytes_ >= kLargeCopy) {
+  if (copied_bytes_ >= kLargeCopy) {
     const GilRelease released;
     capture();
   } else {
     capture();
   }
-  payload.parts.assign(parts.begin(), parts.end());
+  payload.parts.reserve(parts_.size());
+  for (Part& part : parts_) {
+    if (part.lent) {
+      const auto place = lender_->context->lending().find(part.bytes.data(), part.bytes.size());
+      wire::LentPart lent{static_cast<std::uint32_t>(payload.parts.size())};
+      if (place) {
+        lent.segment = place->segment;
+        lent.offset = place->offset;
+      }
+      payload.lent.push_back(lent);
+    }
+    payload.parts.push_back(std::move(part.bytes));
+  }
   return payload;
 }
 
 }  // namespace
 
-wire::Payload encode_value(nb::handle value, const ValueOptions& options, Allocator& allocator) {
-  ValueEncoder encoder(options);
+wire::Payload encode_value(nb::handle value, const ValueOptions& options, Allocator& allocator,
+                           Lender* lender) {
+  ValueEncoder encoder(options, lender);
   encoder.write(value.ptr());
   return encoder.finish(allocator);
 }
 
 wire::Payload encode_call(nb::tuple args, nb::dict kwargs, const ValueOptions& options,
-                          Allocator& allocator) {
-  ValueEncoder encoder(options);
+                          Allocator& allocator, Lender* lender) {
+  ValueEncoder encoder(options, lender);
   encoder.write_call(args.ptr(), kwargs.ptr());
   return encoder.finish(allocator);
 }

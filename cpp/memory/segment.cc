@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -17,17 +18,33 @@ namespace moolink::memory {
 namespace {
 
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+constexpr int kSealFutureWrite = 0x0010;  // F_SEAL_FUTURE_WRITE, since Linux 5.1
+constexpr long kTmpfs = 0x01021994;       // TMPFS_MAGIC
 
 [[noreturn]] void throw_system_error(const std::string& what) {
   throw Exception(ErrorCode::error, what + ": " + std::strerror(errno));
 }
 
-std::byte* map_shared(int descriptor, std::size_t size) {
-  void* data = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+std::byte* map_shared(int descriptor, std::size_t size, int protection = PROT_READ | PROT_WRITE) {
+  void* data = ::mmap(nullptr, size, protection, MAP_SHARED, descriptor, 0);
   if (data == MAP_FAILED) {
     throw_system_error("cannot map a shared segment of " + std::to_string(size) + " bytes");
   }
   return static_cast<std::byte*>(data);
+}
+
+void seal(int descriptor, bool to_lend) {
+  // An older kernel does not know the seal; then borrowers keep to reading by themselves.
+  if (to_lend && ::fcntl(descriptor, F_ADD_SEALS, kSeals | kSealFutureWrite) == 0) return;
+  if (::fcntl(descriptor, F_ADD_SEALS, kSeals) != 0) {
+    throw_system_error("cannot seal a shared segment");
+  }
+}
+
+// Pages of other files (huge ones) may be missing when they are touched, which is SIGBUS.
+bool is_in_tmpfs(int descriptor) {
+  struct statfs system{};
+  return ::fstatfs(descriptor, &system) == 0 && system.f_type == kTmpfs;
 }
 
 std::size_t page_size() {
@@ -42,6 +59,14 @@ std::size_t round_to_pages(std::size_t size) {
 }
 
 std::shared_ptr<Segment> Segment::create(std::size_t size, const char* label) {
+  return make(size, label, false);
+}
+
+std::shared_ptr<Segment> Segment::create_to_lend(std::size_t size, const char* label) {
+  return make(size, label, true);
+}
+
+std::shared_ptr<Segment> Segment::make(std::size_t size, const char* label, bool to_lend) {
   constexpr auto kLargest = static_cast<std::size_t>(std::numeric_limits<off_t>::max() / 2);
   if (size == 0 || size > kLargest) {
     throw Exception(ErrorCode::invalid_argument,
@@ -53,17 +78,26 @@ std::shared_ptr<Segment> Segment::create(std::size_t size, const char* label) {
   if (::ftruncate(descriptor.get(), static_cast<off_t>(size)) != 0) {
     throw_system_error("cannot give a shared segment " + std::to_string(size) + " bytes");
   }
-  if (::fcntl(descriptor.get(), F_ADD_SEALS, kSeals) != 0) {
-    throw_system_error("cannot seal a shared segment");
-  }
   std::byte* data = map_shared(descriptor.get(), size);
-  return std::shared_ptr<Segment>(new Segment(std::move(descriptor), data, size));
+  std::shared_ptr<Segment> segment(new Segment(std::move(descriptor), data, size));
+  seal(segment->descriptor(), to_lend);  // this side's own mapping is there, and may write
+  return segment;
 }
 
 std::shared_ptr<Segment> Segment::map(Descriptor descriptor, std::size_t max_size) {
+  return adopt(std::move(descriptor), max_size, PROT_READ | PROT_WRITE);
+}
+
+std::shared_ptr<Segment> Segment::map_read_only(Descriptor descriptor, std::size_t max_size) {
+  return adopt(std::move(descriptor), max_size, PROT_READ);
+}
+
+std::shared_ptr<Segment> Segment::adopt(Descriptor descriptor, std::size_t max_size,
+                                        int protection) {
   const int seals = ::fcntl(descriptor.get(), F_GET_SEALS);
   struct stat status{};
-  if (seals < 0 || (seals & kSeals) != kSeals || ::fstat(descriptor.get(), &status) != 0) {
+  if (seals < 0 || (seals & kSeals) != kSeals || ::fstat(descriptor.get(), &status) != 0 ||
+      !is_in_tmpfs(descriptor.get())) {
     throw Exception(ErrorCode::wire, "a peer passed a descriptor that is not a sealed segment");
   }
   const auto size = static_cast<std::size_t>(status.st_size);
@@ -72,7 +106,7 @@ std::shared_ptr<Segment> Segment::map(Descriptor descriptor, std::size_t max_siz
                                          std::to_string(status.st_size) +
                                          " bytes (allowed: " + std::to_string(max_size) + ")");
   }
-  std::byte* data = map_shared(descriptor.get(), size);
+  std::byte* data = map_shared(descriptor.get(), size, protection);
   return std::shared_ptr<Segment>(new Segment(std::move(descriptor), data, size));
 }
 

@@ -18,9 +18,13 @@ class Segment : public std::enable_shared_from_this<Segment> {
   // /proc/PID/maps. Throws Exception{error} if the system refuses, Exception{invalid_argument} if
   // the size is 0.
   static std::shared_ptr<Segment> create(std::size_t size, const char* label);
+  // The same, and other processes can map it for reading only (where the kernel knows that seal).
+  static std::shared_ptr<Segment> create_to_lend(std::size_t size, const char* label);
   // Maps a segment that another process made. Throws Exception{wire} unless it is a sealed memfd of
   // at least one page and at most `max_size` bytes.
   static std::shared_ptr<Segment> map(Descriptor descriptor, std::size_t max_size);
+  // The same for reading only: writing to it ends this process.
+  static std::shared_ptr<Segment> map_read_only(Descriptor descriptor, std::size_t max_size);
 
   Segment(const Segment&) = delete;
   Segment& operator=(const Segment&) = delete;
@@ -37,6 +41,9 @@ class Segment : public std::enable_shared_from_this<Segment> {
 
  private:
   Segment(Descriptor descriptor, std::byte* data, std::size_t size);
+  static std::shared_ptr<Segment> make(std::size_t size, const char* label, bool to_lend);
+  static std::shared_ptr<Segment> adopt(Descriptor descriptor, std::size_t max_size,
+                                        int protection);
 
   Descriptor descriptor_;
   std::byte* data_;

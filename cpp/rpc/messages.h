@@ -124,6 +124,8 @@ wire::Payload with_head(const Head& head, wire::Payload user) {
   message.parts.reserve(user.parts.size() + 1);
   message.parts.push_back(std::move(user.body));
   for (Buffer& part : user.parts) message.parts.push_back(std::move(part));
+  message.lent = std::move(user.lent);
+  for (wire::LentPart& lent : message.lent) ++lent.part;
   return message;
 }
 
@@ -139,6 +141,11 @@ inline wire::Payload user_payload(wire::Payload message) {
   user.body = std::move(message.parts.front());
   message.parts.erase(message.parts.begin());
   user.parts = std::move(message.parts);
+  user.lent = std::move(message.lent);
+  for (wire::LentPart& lent : user.lent) {
+    if (lent.part == 0) wire::fail("a message whose body is lent");
+    --lent.part;
+  }
   return user;
 }
 

@@ -136,6 +136,29 @@ void Node::grant_filled(Time now, ConnectionId connection, std::uint64_t grant) 
   state_->settle(now);
 }
 
+void Node::segments_passed(Time now, ConnectionId connection, std::uint64_t seq, bool passed) {
+  Connection* found = state_->find_connection(connection);
+  if (found == nullptr || !found->attached) return;
+  found->peer->session.segments_passed(now, connection, seq, passed);
+  state_->touch(*found->peer);
+  state_->settle(now);
+}
+
+void Node::loan_mapped(Time now, ConnectionId connection, std::uint64_t seq, std::uint32_t part,
+                       Buffer bytes, const Error& error) {
+  Connection* found = state_->find_connection(connection);
+  if (found == nullptr || !found->attached) return;
+  found->peer->session.loan_mapped(now, connection, seq, part, std::move(bytes), error);
+  state_->touch(*found->peer);
+  state_->settle(now);
+}
+
+void Node::return_loans(Time now, const Uid& lender, std::uint64_t session,
+                        std::span<const std::uint64_t> loans) {
+  state_->return_loans(now, lender, session, loans);
+  state_->settle(now);
+}
+
 void Node::closed(Time now, ConnectionId connection, const Error& error) {
   state_->closed(now, connection, error);
   state_->settle(now);

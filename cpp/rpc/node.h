@@ -150,11 +150,13 @@ struct Closed {};
 using session::AllocateGrant;
 using session::CloseConnection;
 using session::FillGrant;
+using session::MapLoan;
+using session::PassSegments;
 using session::Write;
 
 using Action = std::variant<Write, RunHandler, Complete, StreamItem, CreditRaised, ServiceMessage,
                             CancelHandler, Dial, Establish, CloseConnection, AllocateGrant,
-                            FillGrant, PeerUp, PeerDown, Log, Closed>;
+                            FillGrant, PassSegments, MapLoan, PeerUp, PeerDown, Log, Closed>;
 
 struct PeerInfo {
   Uid instance;
@@ -171,6 +173,8 @@ struct PeerInfo {
   std::size_t calls_running = 0;  // of the peer, not replied to
   std::vector<std::string> addresses;
   std::uint64_t unacknowledged_bytes = 0;
+  std::size_t loans_given = 0;  // to it, and not returned
+  std::size_t loans_held = 0;   // of its memory
 };
 
 class NodeState;
@@ -236,6 +240,12 @@ class Node {
   void grant_ready(Time now, ConnectionId connection, std::uint64_t seq, std::uint32_t part,
                    const wire::GrantPlace& place, MutableBuffer memory);
   void grant_filled(Time now, ConnectionId connection, std::uint64_t grant);
+  // As of session::Session.
+  void segments_passed(Time now, ConnectionId connection, std::uint64_t seq, bool passed);
+  void loan_mapped(Time now, ConnectionId connection, std::uint64_t seq, std::uint32_t part,
+                   Buffer bytes, const Error& error);
+  void return_loans(Time now, const Uid& lender, std::uint64_t session,
+                    std::span<const std::uint64_t> loans);
   void closed(Time now, ConnectionId connection, const Error& error);
   void writable(Time now, ConnectionId connection);
   // Proof that the process of the instance has ended.

@@ -101,6 +101,10 @@ void NodeState::perform(Time now, Peer& peer, session::Action& action) {
     actions.push_back(*allocate);
   } else if (auto* fill = std::get_if<session::FillGrant>(&action)) {
     actions.push_back(std::move(*fill));
+  } else if (auto* pass = std::get_if<session::PassSegments>(&action)) {
+    actions.push_back(std::move(*pass));
+  } else if (auto* map = std::get_if<session::MapLoan>(&action)) {
+    actions.push_back(*map);
   } else if (auto* attached_to = std::get_if<session::Attached>(&action)) {
     attached(now, peer, attached_to->connection);
   } else if (std::get_if<session::WindowOpened>(&action) != nullptr) {
@@ -193,6 +197,14 @@ void NodeState::end_peer(Peer& peer, Down how, const std::string& why) {
 
 void NodeState::peer_dead(const Uid& instance) {
   if (Peer* peer = find_peer(instance)) end_peer(*peer, Down::dead, "its process has ended");
+}
+
+void NodeState::return_loans(Time now, const Uid& lender, std::uint64_t session,
+                             std::span<const std::uint64_t> loans) {
+  Peer* peer = find_peer(lender);
+  if (peer == nullptr || mutant("loans_are_not_returned")) return;
+  peer->session.return_loans(now, session, loans);
+  touch(*peer);
 }
 
 void NodeState::forget_if_gone(Peer& peer) {
@@ -306,6 +318,8 @@ std::vector<PeerInfo> NodeState::peers(Time now) const {
     info.suspected = peer->session.suspected(now);
     info.addresses = peer->addresses;
     info.unacknowledged_bytes = peer->session.unacknowledged_bytes();
+    info.loans_given = peer->session.loans_given();
+    info.loans_held = peer->session.loans_held();
     info.silent = now - peer->session.last_heard();
     info.calls_waiting = peer->backlog.size();
     info.calls_running = peer->running;

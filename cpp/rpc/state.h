@@ -191,6 +191,8 @@ class NodeState {
   void send_service_to_name(Time now, const std::string& peer, Service service,
                             wire::Payload payload);
   void peer_dead(const Uid& instance);
+  void return_loans(Time now, const Uid& lender, std::uint64_t session,
+                    std::span<const std::uint64_t> loans);
   void touch(Peer& peer);
   void settle(Time now);
   std::vector<PeerInfo> peers(Time now) const;

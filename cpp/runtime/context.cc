@@ -112,6 +112,7 @@ void Context::abandon() noexcept {
   abandoned_ = true;
   engine_.abandon();
   dump_server_.abandon();
+  lending_->abandon();
   for (Forkable* forkable : forkables_) forkable->abandon();
   // Kept for ever: destroying what the parent's threads hold or wait on would hang or end this
   // process.

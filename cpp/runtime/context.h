@@ -7,6 +7,7 @@
 
 #include "base/log.h"
 #include "base/uid.h"
+#include "memory/lending_pool.h"
 #include "memory/pool.h"
 #include "runtime/compute.h"
 #include "runtime/dump_server.h"
@@ -43,6 +44,7 @@ class Context : public std::enable_shared_from_this<Context> {
   Engine& engine() { return engine_; }
   Workers& workers() { return workers_; }
   memory::Pool& pool() { return pool_; }
+  memory::LendingPool& lending() { return *lending_; }
   Compute& compute() { return compute_; }
   const Uid& host_key() const { return host_key_; }
 
@@ -81,6 +83,7 @@ class Context : public std::enable_shared_from_this<Context> {
   ContextOptions options_;
   Engine engine_;
   memory::Pool pool_;
+  const std::shared_ptr<memory::LendingPool> lending_ = std::make_shared<memory::LendingPool>();
   Workers workers_;
   Compute compute_;
   Uid host_key_;

@@ -29,11 +29,17 @@ void ForkRegistry::remove(Context& context) {
 
 void ForkRegistry::before() {
   mutex_.lock();
-  for (Context* context : contexts_) context->engine_.before_fork();
+  for (Context* context : contexts_) {
+    context->engine_.before_fork();
+    context->lending_->before_fork();
+  }
 }
 
 void ForkRegistry::in_parent() {
-  for (Context* context : contexts_) context->engine_.after_fork();
+  for (Context* context : contexts_) {
+    context->lending_->after_fork();
+    context->engine_.after_fork();
+  }
   mutex_.unlock();
 }
 
@@ -41,6 +47,7 @@ void ForkRegistry::in_child() {
   Engine::forget_this_thread();
   for (Context* context : contexts_) {
     context->abandon();
+    context->lending_->after_fork();
     context->engine_.after_fork();
   }
   contexts_.clear();

@@ -73,6 +73,7 @@ std::shared_ptr<RpcPeer> RpcPeer::create(std::shared_ptr<Context> context, RpcOp
   std::shared_ptr<RpcPeer> peer(new RpcPeer(context, std::move(options)));
   context->engine().add(*peer);
   context->add(static_cast<Forkable&>(*peer));
+  peer->returns_ = std::make_shared<LoanReturns>(peer);
   return peer;
 }
 
@@ -81,7 +82,9 @@ RpcPeer::RpcPeer(std::shared_ptr<Context> context, RpcOptions options)
       enabled_(options.transports),
       environment_{context_->engine().loop(), context_->pool(),         *this, options.limits,
                    context_->host_key(),      chosen_interface(options)},
-      node_(node_config(options, *context_), context_->pool(), policy_, entropy64()) {}
+      node_(node_config(options, *context_), context_->pool(), policy_, entropy64()) {
+  environment_.lending = &context_->lending();
+}
 
 RpcPeer::~RpcPeer() = default;
 

@@ -17,6 +17,7 @@
 #include "runtime/descriptor_exchange.h"
 #include "runtime/driven.h"
 #include "runtime/future.h"
+#include "runtime/loans.h"
 #include "runtime/responder.h"
 #include "runtime/service_router.h"
 #include "runtime/stream.h"
@@ -132,6 +133,8 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   // The end of what a machine beside the Node did outside of the loop: writes out what it sent, and
   // has the loop look at the clock again. `deadline` is that machine's own.
   void settle(Time deadline = kNever);
+  // Tells the lenders of loans that have ended here.
+  void return_loans();
 
   // Driven, Forkable
   void tick(Time now) override;
@@ -191,6 +194,8 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   void perform(rpc::CloseConnection& action);
   void perform(rpc::AllocateGrant& action);
   void perform(rpc::FillGrant& action);
+  void perform(rpc::PassSegments& action);
+  void perform(rpc::MapLoan& action);
   void perform(rpc::PeerUp& action);
   void perform(rpc::PeerDown& action);
   void perform(rpc::Log& action);
@@ -244,6 +249,7 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   std::map<rpc::Service, ServiceHandler> services_;
   ServiceRouter router_{*this};
   DescriptorExchange descriptors_;
+  std::shared_ptr<LoanReturns> returns_;
   std::vector<PeerObserver*> observers_;
   RpcStats stats_;
   Time now_{};  // of the event that is being dealt with

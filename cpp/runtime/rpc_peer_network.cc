@@ -1,6 +1,8 @@
 // What transports tell the Node, and what the Node wants done.
 
 #include <algorithm>
+#include <map>
+#include <new>
 #include <utility>
 
 #include "base/scoped.h"
@@ -295,6 +297,44 @@ void RpcPeer::perform(rpc::FillGrant& action) {
     connections_.erase(action.connection);
     node_.closed(io::now(), action.connection, e.error());
   }
+}
+
+void RpcPeer::perform(rpc::PassSegments& action) {
+  transport::Connection* connection = find(action.connection);
+  const bool passed =
+      connection != nullptr &&
+      std::all_of(action.segments.begin(), action.segments.end(),
+                  [&](std::uint64_t segment) { return connection->pass_segment(segment); });
+  node_.segments_passed(io::now(), action.connection, action.seq, passed);
+}
+
+void RpcPeer::perform(rpc::MapLoan& action) {
+  transport::Connection* connection = find(action.connection);
+  if (connection == nullptr) return;  // the Node will hear of it or has
+  Buffer bytes;
+  Error error;
+  try {
+    const Uid lender = node_.instance_of(action.connection);
+    bytes = returns_->borrow(connection->map_loan(action.place),
+                             {lender, action.session, action.place.loan});
+  } catch (const Exception& e) {
+    error = e.error();
+  } catch (const std::bad_alloc&) {
+    error = make_error(ErrorCode::error, "no memory to map a lent part");
+  }
+  node_.loan_mapped(io::now(), action.connection, action.seq, action.part, std::move(bytes), error);
+}
+
+void RpcPeer::return_loans() {
+  if (finished_) return;
+  std::map<std::pair<Uid, std::uint64_t>, std::vector<std::uint64_t>> by_session;
+  for (const LoanReturns::Ended& ended : returns_->take()) {
+    by_session[{ended.lender, ended.session}].push_back(ended.loan);
+  }
+  for (const auto& [session, loans] : by_session) {
+    node_.return_loans(io::now(), session.first, session.second, loans);
+  }
+  operation_done();
 }
 
 void RpcPeer::perform(rpc::PeerUp& action) {

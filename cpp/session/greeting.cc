@@ -132,6 +132,7 @@ void Session::agreed(Time now, Link& link, const wire::Hello& theirs) {
   }
   if (!mutant("no_replay_after_reconnect")) write_unassigned(now);
   if (acks_due_ > 0) write_ack(now);
+  write_returns(now);
 }
 
 }  // namespace moolink::session

@@ -17,12 +17,16 @@ bool in_frame(const wire::PartHead& head) {
       return true;
     case wire::PartWhere::stream:
     case wire::PartWhere::grant:
-      if (head.bytes == 0) wire::fail("an empty part outside its frame");
-      return false;
     case wire::PartWhere::loan:
       break;
   }
-  wire::fail("a part in memory that was not lent");
+  if (head.bytes == 0) wire::fail("an empty part outside its frame");
+  return false;
+}
+
+// Whether the bytes will lie in this side's memory, beside the frame's.
+bool is_sent(const wire::PartHead& head) {
+  return !in_frame(head) && head.where != wire::PartWhere::loan;
 }
 
 }  // namespace
@@ -52,6 +56,7 @@ void Inbox::accept(std::uint64_t seq, std::uint16_t lane, const wire::MessageHea
   inbound.attempt = head.attempt;
   inbound.connection = connection;
   read_parts(head, payload, inbound);
+  borrow(head, seq, inbound);
   if (inbound.missing == 0) {
     complete(seq, std::move(inbound));
     return;
@@ -63,8 +68,8 @@ void Inbox::accept(std::uint64_t seq, std::uint16_t lane, const wire::MessageHea
 
 void Inbox::read_parts(const wire::MessageHead& head, const Buffer& payload, Inbound& inbound) {
   inbound.parts.resize(head.parts.size());
-  std::uint64_t outside = in_frame(head.body) ? 0 : head.body.bytes;
-  for (const wire::PartHead& part : head.parts) outside += in_frame(part) ? 0 : part.bytes;
+  std::uint64_t outside = is_sent(head.body) ? head.body.bytes : 0;
+  for (const wire::PartHead& part : head.parts) outside += is_sent(part) ? part.bytes : 0;
   reserve(outside + payload.size(), inbound);
 
   std::size_t at = 0;
@@ -99,6 +104,11 @@ void Inbox::reserve(std::uint64_t bytes, Inbound& inbound) {
 
 void Inbox::place(const wire::PartHead& head, Inbound& inbound, InboundPart& part) {
   part.received = 0;
+  if (head.where == wire::PartWhere::loan) {
+    part.how = InboundPart::How::lent;
+    part.memory = {};
+    return;
+  }
   if (head.where == wire::PartWhere::grant) {
     part.how = InboundPart::How::to_be_granted;
     part.memory = {};
@@ -115,6 +125,45 @@ void Inbox::place(const wire::PartHead& head, Inbound& inbound, InboundPart& par
     inbound.error.message =
         "no memory for a part of " + std::to_string(head.bytes) + " bytes at the receiver";
   }
+}
+
+// Which parts are the sender's memory, and under which loans: each is noted once, whatever attempts
+// there are, so that it ends once.
+void Inbox::borrow(const wire::MessageHead& head, std::uint64_t seq, Inbound& inbound) {
+  if (head.body.id != 0 || head.body.where == wire::PartWhere::loan) wire::fail("a lent body");
+  inbound.lent = head.lent;
+  std::size_t loans = 0;
+  for (const wire::LentPart& lent : head.lent) {
+    const wire::PartHead& part_head = head.parts[lent.part];
+    InboundPart& part = inbound.parts[lent.part];
+    if (part_head.id == 0) continue;
+    ++loans;
+    if (part.loan == 0) {
+      part.loan = part_head.id;
+      if (!borrowed_.insert(part.loan).second) wire::fail("a loan was given twice");
+    }
+    if (part.loan != part_head.id) wire::fail("a part changed its loan");
+    if (part_head.where == wire::PartWhere::loan && !part.complete) {
+      to_map_.push_back({seq, lent.part, {part.loan, lent.segment, lent.offset, part.size}});
+    }
+  }
+  for (const wire::PartHead& part : head.parts) {
+    if (part.where == wire::PartWhere::loan && part.id == 0) wire::fail("a loan without a number");
+    if (part.id != 0 && loans-- == 0) wire::fail("a loan of a part that is not lent");
+  }
+}
+
+void Inbox::mapped(wire::ConnectionId connection, std::uint64_t seq, std::uint32_t part_number,
+                   Buffer bytes, const Error& error) {
+  Inbound* inbound = find(seq);
+  if (inbound == nullptr || inbound->connection != connection) return;
+  InboundPart* part = inbound->find(part_number);
+  if (part == nullptr || part->complete || part->how != InboundPart::How::lent) return;
+  if (error) {
+    inbound->error = error;
+    part->how = InboundPart::How::stream;  // nothing refers to the loan
+  }
+  part_complete(seq, *inbound, *part, std::move(bytes));
 }
 
 std::span<std::byte> Inbox::chunk_target(wire::ConnectionId connection,
@@ -150,7 +199,7 @@ void Inbox::chunk_received(wire::ConnectionId connection, const wire::ChunkHead&
     wire::fail("a chunk beyond its part");
   }
   part->received += head.bytes;
-  if (part->received == part->size) part_complete(head.seq, *inbound, *part);
+  if (part->received == part->size) part_complete(head.seq, *inbound, *part, part->memory);
 }
 
 bool Inbox::wanted(wire::ConnectionId connection, const wire::Want& want) {
@@ -192,7 +241,8 @@ void Inbox::filled(wire::ConnectionId connection, std::uint64_t grant) {
   grants_.erase(found);
   Inbound* inbound = find(place.seq);
   if (inbound == nullptr) return;
-  part_complete(place.seq, *inbound, *inbound->find(place.part));
+  InboundPart* part = inbound->find(place.part);
+  part_complete(place.seq, *inbound, *part, part->memory);
 }
 
 bool Inbox::has_open_grants(const Inbound& inbound) const {
@@ -214,9 +264,9 @@ void Inbox::abandon_grants(std::uint64_t seq, Inbound& inbound) {
   for (InboundPart& part : inbound.parts) abandon(part);
 }
 
-void Inbox::part_complete(std::uint64_t seq, Inbound& inbound, InboundPart& part) {
+void Inbox::part_complete(std::uint64_t seq, Inbound& inbound, InboundPart& part, Buffer bytes) {
   part.complete = true;
-  part.bytes = part.memory;
+  part.bytes = std::move(bytes);
   part.memory = {};
   if (--inbound.missing != 0) return;
   auto node = inbounds_.extract(seq);
@@ -233,6 +283,11 @@ bool Inbox::turn_has_come(const Inbound& inbound) const {
 void Inbox::complete(std::uint64_t seq, Inbound inbound) {
   complete_.insert(seq);
   ++completed_;
+  for (const InboundPart& part : inbound.parts) {
+    const bool held = part.how == InboundPart::How::lent;
+    const bool ends = held ? mutant("return_what_is_held") : !mutant("keep_unused_loans");
+    if (part.loan != 0 && ends) unused_loans_.push_back(part.loan);
+  }
   if (turn_has_come(inbound)) {
     deliver(seq, std::move(inbound));
     return;
@@ -268,6 +323,9 @@ void Inbox::clear() {
   inbounds_.clear();
   waiting_for_.clear();
   grants_.clear();
+  to_map_.clear();
+  borrowed_.clear();
+  unused_loans_.clear();
   reserved_ = 0;
   ready_.clear();
   completed_ = 0;

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <set>
 #include <span>
 #include <utility>
 #include <vector>
@@ -20,14 +21,15 @@ namespace moolink::session {
 
 // A body or part on its way in.
 struct InboundPart {
-  enum class How : std::uint8_t { in_frame, stream, to_be_granted, asked, granted };
+  enum class How : std::uint8_t { in_frame, stream, to_be_granted, asked, granted, lent };
   How how = How::in_frame;
   bool complete = false;
   std::uint64_t size = 0;
   std::uint64_t received = 0;  // of a streamed part: chunks come in order
   std::uint64_t grant = 0;
-  MutableBuffer memory;  // where chunks or the grant's filler write; empty: discarded
-  Buffer bytes;          // when complete
+  std::uint64_t loan = 0;  // that the sender has given it as, in this attempt or an earlier one
+  MutableBuffer memory;    // where chunks or the grant's filler write; empty: discarded
+  Buffer bytes;            // when complete
 };
 
 struct Inbound {
@@ -42,6 +44,7 @@ struct Inbound {
   Error error;                        // no memory: parts are discarded
   InboundPart body;
   std::vector<InboundPart> parts;
+  std::vector<wire::LentPart> lent;
 
   InboundPart* find(std::uint32_t part) {
     if (part == wire::kBodyPart) return &body;
@@ -76,6 +79,23 @@ class Inbox {
   // Whether the sender may be filling grants of the message.
   bool has_open_grants(const Inbound& inbound) const;
 
+  // A part that lies in the sender's memory.
+  struct ToMap {
+    std::uint64_t seq;
+    std::uint32_t part;
+    wire::LoanPlace place;
+  };
+  // Those that the last message has brought; each is answered by mapped().
+  std::vector<ToMap> take_to_map() { return std::exchange(to_map_, {}); }
+  // The part's memory here, or why there is none.
+  void mapped(wire::ConnectionId connection, std::uint64_t seq, std::uint32_t part, Buffer bytes,
+              const Error& error);
+  // Nothing here refers to the loan any more. False: it was not given, or has ended before.
+  bool end_loan(std::uint64_t loan) { return borrowed_.erase(loan) == 1; }
+  std::size_t borrowed() const { return borrowed_.size(); }
+  // Loans of messages that came as bytes in the end.
+  std::vector<std::uint64_t> take_unused_loans() { return std::exchange(unused_loans_, {}); }
+
   // Complete messages whose turn in their lane has come; the caller delivers and clears them.
   std::vector<Inbound>& ready() { return ready_; }
   // How many messages have become complete since the last call.
@@ -89,8 +109,9 @@ class Inbox {
   void read_parts(const wire::MessageHead& head, const Buffer& payload, Inbound& inbound);
   void reserve(std::uint64_t bytes, Inbound& inbound);
   void place(const wire::PartHead& head, Inbound& inbound, InboundPart& part);
+  void borrow(const wire::MessageHead& head, std::uint64_t seq, Inbound& inbound);
   void abandon_grants(std::uint64_t seq, Inbound& inbound);
-  void part_complete(std::uint64_t seq, Inbound& inbound, InboundPart& part);
+  void part_complete(std::uint64_t seq, Inbound& inbound, InboundPart& part, Buffer bytes);
   bool turn_has_come(const Inbound& inbound) const;
   void complete(std::uint64_t seq, Inbound inbound);
   void deliver(std::uint64_t seq, Inbound inbound);
@@ -105,6 +126,9 @@ class Inbox {
     std::uint32_t part;
   };
   std::map<std::pair<wire::ConnectionId, std::uint64_t>, Place> grants_;  // connection, grant
+  std::vector<ToMap> to_map_;
+  std::set<std::uint64_t> borrowed_;  // loans that this side has been given and not given back
+  std::vector<std::uint64_t> unused_loans_;
   std::uint64_t reserved_ = 0;  // memory that the messages in inbounds_ hold
   std::vector<Inbound> ready_;
   std::uint32_t completed_ = 0;

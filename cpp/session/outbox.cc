@@ -23,6 +23,7 @@ void plan_parts(Outgoing& outgoing) {
     outgoing.large_bytes += bytes.size();
   };
   const wire::Payload& payload = outgoing.message.payload;
+  outgoing.loans.assign(payload.lent.size(), 0);
   place(payload.body, wire::kBodyPart);
   for (std::size_t i = 0; i < payload.parts.size(); ++i) {
     place(payload.parts[i], static_cast<std::uint32_t>(i));
@@ -33,10 +34,13 @@ void plan_parts(Outgoing& outgoing) {
 }  // namespace
 
 LargePart* Outgoing::find_large(std::uint32_t part) {
-  for (LargePart& candidate : large) {
-    if (candidate.part == part) return &candidate;
-  }
-  return nullptr;
+  // They are in the order of the parts, the body before them.
+  const bool has_body = !large.empty() && large.front().part == wire::kBodyPart;
+  if (part == wire::kBodyPart) return has_body ? &large.front() : nullptr;
+  const auto found = std::lower_bound(
+      large.begin() + (has_body ? 1 : 0), large.end(), part,
+      [](const LargePart& one, std::uint32_t number) { return one.part < number; });
+  return found == large.end() || found->part != part ? nullptr : &*found;
 }
 
 Outgoing* Outbox::find(std::uint64_t seq) {
@@ -116,6 +120,7 @@ void Outbox::unassign(wire::ConnectionId connection) {
     if (outgoing.acked || outgoing.connection != connection) continue;
     outgoing.connection = 0;
     ++outgoing.attempt;
+    outgoing.lending = Outgoing::Lending::unasked;
     for (LargePart& part : outgoing.large) part = {part.part, LargePart::State::waiting, 0};
   }
 }

@@ -26,6 +26,9 @@ inline constexpr std::size_t kInlineTotal = std::size_t{64} << 10;
 // window, which counts the unacknowledged ones: small messages pass a large one in transfer.
 inline constexpr std::uint64_t kMaxSpan = 32768;
 
+// A message of the session itself: the loans that its sender gives back. Users' kinds are above it.
+inline constexpr std::uint8_t kReturnKind = 0;
+
 struct OutgoingMessage {
   std::uint16_t lane = 0;  // 0: unordered
   std::uint8_t kind = 0;   // the rpc layer's
@@ -49,6 +52,10 @@ struct Outgoing {
   std::uint64_t inline_bytes = 0;
   std::uint64_t large_bytes = 0;
   std::vector<LargePart> large;
+  // Whether the connection can lend its parts: that is asked once an attempt.
+  enum class Lending : std::uint8_t { unasked, asked, possible, impossible };
+  Lending lending = Lending::unasked;
+  std::vector<std::uint64_t> loans;   // of payload.lent, one each; 0: not given in any attempt yet
   wire::ConnectionId connection = 0;  // that it was written to; 0: to be written
   std::uint32_t attempt = 0;
   bool written = false;  // at least once, to any connection

@@ -64,6 +64,7 @@ void Session::dispatch(Time now, Link& link, const wire::ReceivedFrame& frame) {
     default:
       wire::fail(std::string("an unexpected frame: ") + wire::frame_type_name(frame.header.type));
   }
+  write_returns(now);
 }
 
 void Session::received_message(Time now, Link& link, const wire::ReceivedFrame& frame) {
@@ -81,6 +82,7 @@ void Session::received_message(Time now, Link& link, const wire::ReceivedFrame& 
     if (known != nullptr) close_writers(now, seq, connection);
     inbox_.accept(seq, frame.header.lane, head, frame.payload(), connection,
                   deadline_of(now, head.ttl_us));
+    map_loans(link);
     deliver_ready(now);
   }
 }
@@ -111,10 +113,20 @@ void Session::close_writers(Time now, std::uint64_t seq, ConnectionId except) {
 
 void Session::deliver_ready(Time now) {
   ack_due(now, inbox_.take_completed());
+  give_back(now, inbox_.take_unused_loans());
   for (Inbound& inbound : inbox_.ready()) {
+    if (inbound.kind == kReturnKind) {
+      loans_returned(inbound.body.bytes);
+      continue;
+    }
     wire::Payload payload;
     payload.body = std::move(inbound.body.bytes);
     if (!inbound.error) {
+      payload.lent = std::move(inbound.lent);
+      for (wire::LentPart& lent : payload.lent) {
+        // Where it lies means something to its lender only.
+        lent = {lent.part, 0, 0, inbound.parts[lent.part].how != InboundPart::How::lent};
+      }
       payload.parts.reserve(inbound.parts.size());
       for (InboundPart& part : inbound.parts) payload.parts.push_back(std::move(part.bytes));
     }

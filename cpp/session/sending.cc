@@ -62,6 +62,7 @@ void Session::write_window(Link& link) {
 
 void Session::write_message(Time now, Link& link, std::uint64_t seq) {
   Outgoing& outgoing = *outbox_.find(seq);
+  if (asks_to_lend(link, seq, outgoing)) return;
   const OutgoingMessage& message = outgoing.message;
   wire::MessageHead head;
   head.lane_prev = outgoing.lane_prev;
@@ -78,6 +79,14 @@ void Session::write_message(Time now, Link& link, std::uint64_t seq) {
     wire::PartHead& part = large.part == wire::kBodyPart ? head.body : head.parts[large.part];
     part.where =
         by_grant(link.traits, part.bytes) ? wire::PartWhere::grant : wire::PartWhere::stream;
+  }
+  head.lent = message.payload.lent;
+  for (std::size_t i = 0; i < head.lent.size(); ++i) {
+    wire::PartHead& part = head.parts[head.lent[i].part];
+    if (lend(link, outgoing, i, part)) {
+      part.where = wire::PartWhere::loan;
+      outgoing.find_large(head.lent[i].part)->state = LargePart::State::sent;
+    }
   }
   std::vector<Buffer> payload;
   payload.reserve(1 + head.parts.size());

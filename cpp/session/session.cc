@@ -262,6 +262,9 @@ void Session::lose(Error reason, ConnectionId except) {
     actions_.push_back(CloseConnection{entry.first, reason});
     return true;
   });
+  if (!mutant("loans_outlive_session")) lent_.clear();
+  last_loan_ = 0;
+  returns_due_.clear();
   Lost lost{std::move(reason), {}};
   for (Outgoing& outgoing : outbox_.clear()) {
     lost.messages.push_back({outgoing.message.cookie, outgoing.written ? Ran::maybe : Ran::no});

@@ -94,6 +94,24 @@ struct FillGrant {
   Buffer bytes;
 };
 
+// On paths with loans, before a message that lends parts of these segments is written: lets the
+// peer map them; answered by segments_passed.
+struct PassSegments {
+  ConnectionId connection;
+  std::uint64_t seq;
+  std::vector<std::uint64_t> segments;
+};
+
+// A part lies in the peer's memory: find it; answered by loan_mapped. When nothing refers to it any
+// more, return_loans() is to be called with this session.
+struct MapLoan {
+  ConnectionId connection;
+  std::uint64_t session;
+  std::uint64_t seq;
+  std::uint32_t part;
+  wire::LoanPlace place;
+};
+
 // Nothing that arrives on the connection afterwards is looked at, and nothing may be written any
 // more into memory that chunk_target or a grant gave it.
 struct CloseConnection {
@@ -124,7 +142,7 @@ struct LinkInfo {
 };
 
 using Action = std::variant<Write, Attached, Deliver, Acked, WindowOpened, AllocateGrant, FillGrant,
-                            CloseConnection, Lost>;
+                            PassSegments, MapLoan, CloseConnection, Lost>;
 
 class Session {
  public:
@@ -150,6 +168,12 @@ class Session {
   void grant_ready(Time now, ConnectionId connection, std::uint64_t seq, std::uint32_t part,
                    const wire::GrantPlace& place, MutableBuffer memory);
   void grant_filled(Time now, ConnectionId connection, std::uint64_t grant);
+  // False: the peer cannot be shown all of them now; the message goes as bytes.
+  void segments_passed(Time now, ConnectionId connection, std::uint64_t seq, bool passed);
+  // The memory, or an error: with code wire the peer has lied about the place, which ends the
+  // session; any other is the message's.
+  void loan_mapped(Time now, ConnectionId connection, std::uint64_t seq, std::uint32_t part,
+                   Buffer bytes, const Error& error);
   // The connection has little left to write: more chunks may come. To be called after chunks were
   // written, at once if the transport still has room, else as soon as it has.
   void writable(Time now, ConnectionId connection);
@@ -167,6 +191,8 @@ class Session {
   void tell_when_open() { was_full_ = true; }
   // Takes the message, or returns false: not ready(), or the window is full. Throws as check().
   bool send(Time now, OutgoingMessage message);
+  // Nothing here refers any more to loans of that session of the peer's.
+  void return_loans(Time now, std::uint64_t session, std::span<const std::uint64_t> loans);
   // How many calls may be sent to this side: 0 stops the peer's calls, see accepts().
   void set_receive_window(Time now, std::uint64_t bytes, std::uint64_t messages);
   // Everything that was sent is acknowledged.
@@ -188,6 +214,8 @@ class Session {
   Time last_heard() const { return last_heard_; }
   std::uint64_t id() const { return id_; }
   std::uint64_t unacknowledged_bytes() const { return outbox_.bytes(); }
+  std::size_t loans_given() const { return lent_.size(); }  // and not returned
+  std::size_t loans_held() const { return inbox_.borrowed(); }
 
   // The actions since the last call; the vector's memory is used again.
   void drain(std::vector<Action>& into);
@@ -226,6 +254,15 @@ class Session {
   bool write_part(Link& link, std::uint64_t seq, Outgoing& outgoing);
   void write_unassigned(Time now);
 
+  // lending.cc
+  static bool may_lend(const Link& link, Outgoing& outgoing, std::size_t which);
+  bool asks_to_lend(const Link& link, std::uint64_t seq, Outgoing& outgoing);
+  bool lend(const Link& link, Outgoing& outgoing, std::size_t which, wire::PartHead& part);
+  void map_loans(const Link& link);
+  void give_back(Time now, std::span<const std::uint64_t> loans);
+  void write_returns(Time now);
+  void loans_returned(const Buffer& body);
+
   // session.cc
   void drop_link(Time now, ConnectionId connection);
   void close_link(Time now, ConnectionId connection, Error error);
@@ -250,6 +287,11 @@ class Session {
 
   Outbox outbox_;
   Inbox inbox_;
+
+  // Loans given and not returned, each with what keeps its memory: beyond the acknowledgement.
+  std::map<std::uint64_t, Buffer> lent_;
+  std::uint64_t last_loan_ = 0;             // of this session
+  std::vector<std::uint64_t> returns_due_;  // not told yet
 
   std::uint32_t acks_due_ = 0;
   Time ack_at_ = kNever;

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/limits.h"
 #include "base/uid.h"
+#include "memory/lending_pool.h"
 #include "wire/frame.h"
 #include "wire/path.h"
 
@@ -69,6 +70,15 @@ class Connection {
     throw Exception(ErrorCode::wire, "this path has no grants");
   }
 
+  // Only on paths with traits().loans. Lets the peer map a segment of the lending pool; done once,
+  // more calls cost nothing. False: not now, or the segment is gone.
+  virtual bool pass_segment(std::uint64_t /*segment*/) { return false; }
+  // The peer's bytes, for reading only; they stay mapped when the connection has ended. Throws
+  // Exception{wire} if the peer has passed no such place, another code if the system refuses.
+  virtual Buffer map_loan(const wire::LoanPlace& /*place*/) {
+    throw Exception(ErrorCode::wire, "this path has no loans");
+  }
+
   // Only between processes of one host: passes descriptors (segments, doorbells) to the peer, whose
   // handler is told under the key. They stay the caller's. False: this path cannot, not now, or the
   // connection is closed.
@@ -112,6 +122,8 @@ struct Environment {
   std::string interface{};  // tcp/interface.h; empty: every one
   std::size_t max_strangers = 256;  // connections that are not yet established
   Duration handshake_timeout = seconds(5);
+  // What this process lends; null: nothing. It outlives the transport, its blocks may do so longer.
+  memory::LendingPool* lending = nullptr;
 
   wire::ConnectionId next_connection_id() { return ++last_connection_id; }
   wire::ConnectionId last_connection_id = 0;

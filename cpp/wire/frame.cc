@@ -29,9 +29,9 @@ T get(const std::byte*& at) {
 }  // namespace
 
 const char* frame_type_name(FrameType type) {
-  static constexpr const char* kNames[] = {
-      "?",    "hello", "welcome", "refuse", "message", "chunk", "want",   "grant",
-      "done", "ack",   "loan",    "return", "ping",    "pong",  "window", "close"};
+  static constexpr const char* kNames[] = {"?",     "hello", "welcome", "refuse", "message",
+                                           "chunk", "want",  "grant",   "done",   "ack",
+                                           "ping",  "pong",  "window",  "close"};
   return kNames[type > FrameType::close ? 0 : static_cast<std::size_t>(type)];
 }
 
@@ -125,6 +125,11 @@ MessageHead decode_message_head(const Buffer& control, const Limits& limits) {
     }
     if (!std::has_single_bit(part.align) || part.align > 4096) fail("a part's alignment");
     total += part.bytes;
+  }
+  std::uint64_t next = 0;
+  for (const LentPart& lent : head.lent) {
+    if (lent.part < next || lent.part >= head.parts.size()) fail("a lent part that is none");
+    next = lent.part + std::uint64_t{1};
   }
   return head;
 }

@@ -15,6 +15,7 @@
 #include "base/limits.h"
 #include "base/uid.h"
 #include "wire/archive.h"
+#include "wire/payload.h"
 
 namespace moolink::wire {
 
@@ -33,8 +34,6 @@ enum class FrameType : std::uint8_t {
   grant,
   done,
   ack,
-  loan,
-  return_,
   ping,
   pong,
   window,
@@ -139,7 +138,7 @@ struct PartHead {
   std::uint64_t bytes = 0;
   std::uint32_t align = 64;
   PartWhere where = PartWhere::inline_;
-  std::uint64_t id = 0;  // of the grant or loan
+  std::uint64_t id = 0;  // the loan that it was given as, in whichever attempt; 0: none
 
   template <class Fields>
   void fields(Fields& f) {
@@ -159,10 +158,11 @@ struct MessageHead {
   std::uint32_t attempt = 0;    // of streamed parts: rises when the message moves to another path
   PartHead body;
   std::vector<PartHead> parts;
+  std::vector<LentPart> lent;  // by rising part: their receiver may only read them
 
   template <class Fields>
   void fields(Fields& f) {
-    f(lane_prev, kind, ttl_us, attempt, body, parts);
+    f(lane_prev, kind, ttl_us, attempt, body, parts, lent);
   }
 };
 
@@ -225,24 +225,14 @@ struct Ack {
   }
 };
 
-struct Loan {
-  std::uint64_t segment = 0;
-  std::uint64_t offset = 0;
-  std::uint64_t bytes = 0;
-  std::uint64_t loan = 0;
-
-  template <class Fields>
-  void fields(Fields& f) {
-    f(segment, offset, bytes, loan);
-  }
-};
-
+// Body of a message of the session itself (session::kReturnKind): their memory is the lender's
+// alone again.
 struct Return {
-  std::uint64_t loan = 0;
+  std::vector<std::uint64_t> loans;
 
   template <class Fields>
   void fields(Fields& f) {
-    f(loan);
+    f(loans);
   }
 };
 

@@ -30,6 +30,7 @@ struct PathTraits {
   std::size_t chunk_bytes = std::size_t{1} << 20;  // largest chunk that the path wants in one frame
   int preference = 0;                              // the live path with the highest number is used
   std::size_t grant_bytes = 0;                     // smaller parts go as chunks despite grants
+  bool loans = false;                              // the peer can map this side's lending pool
 };
 
 // Where a grant lies, in the words of the path that made it (GRANT frame).
@@ -43,6 +44,14 @@ struct GrantPlace {
   void fields(Fields& f) {
     f(grant, segment, offset, bytes);
   }
+};
+
+// Where a lent part lies in its lender's memory.
+struct LoanPlace {
+  std::uint64_t loan = 0;  // unique in a session and direction
+  std::uint64_t segment = 0;
+  std::uint64_t offset = 0;
+  std::uint64_t bytes = 0;
 };
 
 }  // namespace moolink::wire

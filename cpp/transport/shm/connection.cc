@@ -15,7 +15,8 @@ constexpr std::size_t kGrantBytes = std::size_t{256} << 10;
 constexpr std::size_t kStrangerFrame = std::size_t{64} << 10;
 // Bytes taken in one poll, so that the lock is not held for long while the peer keeps writing.
 constexpr std::size_t kPollBudget = std::size_t{1} << 20;
-constexpr std::size_t kMaxEarlyNotices = 4;
+constexpr std::size_t kMaxEarlyNotices = 16;
+constexpr std::size_t kMaxEarlyLoans = 8;  // segments lent to a peer that may not be ready for more
 constexpr Duration kLinger = seconds(1);
 // A dying process closes its sockets before its pidfd tells; this long an unexplained end of file
 // waits for the proof.
@@ -33,10 +34,12 @@ ShmConnection::ShmConnection(Environment& environment, Owner& owner, Link link)
       peer_bell_(std::move(link.peer_bell)),
       writer_(std::move(link.outgoing), peer_bell_),
       receiver_(RingReader(std::move(link.incoming), peer_bell_), environment, *this),
-      grants_(std::make_shared<GrantPool>()) {
+      grants_(std::make_shared<GrantPool>()),
+      lent_(environment.lending) {
   traits_.preference = kPreference;
   traits_.grants = true;
   traits_.grant_bytes = kGrantBytes;
+  traits_.loans = true;
   receiver_.set_max_frame(std::min(environment.limits.max_frame, kStrangerFrame));
 }
 
@@ -127,6 +130,7 @@ bool ShmConnection::poll() {
     something |= fill();
     something |= receive();
     if (grants_->changed()) tell_grant_segments();
+    if (lent_.changed()) lent_.tell_retired(socket_.get());
   } catch (const Exception& e) {
     fail(with_peer(e.error()), false);
   } catch (const std::exception& e) {
@@ -137,7 +141,10 @@ bool ShmConnection::poll() {
 
 bool ShmConnection::receive() {
   if (state_ != State::open) return false;
-  return receiver_.receive(kPollBudget);
+  const bool established = established_;
+  const bool something = receiver_.receive(kPollBudget);
+  heard_ |= established && something;
+  return something;
 }
 
 // --- grants
@@ -176,6 +183,19 @@ void ShmConnection::fill_grant(const wire::GrantPlace& place, Buffer bytes) {
   if (!filler_.knows(place.segment)) take_notices();
   filler_.begin(place, std::move(bytes));
   environment_.loop.wake();
+}
+
+// --- loans
+
+bool ShmConnection::pass_segment(std::uint64_t segment) {
+  if (state_ != State::open || failed_) return false;
+  return lent_.pass(socket_.get(), segment, heard_ ? ~std::size_t{0} : kMaxEarlyLoans);
+}
+
+Buffer ShmConnection::map_loan(const wire::LoanPlace& place) {
+  // The segment was passed through the socket before the loan was written into the ring.
+  if (!borrowed_.knows(place.segment) && state_ == State::open && !failed_) take_notices();
+  return borrowed_.at(place);
 }
 
 bool ShmConnection::share(const Uid& key, std::span<const int> descriptors) {
@@ -259,6 +279,10 @@ void ShmConnection::take_notice(io::DescriptorMessage message) {
       return filler_.add_segment(notice.segment, std::move(message.descriptors[0]));
     case NoticeKind::retire:
       return filler_.retire_segment(notice.segment);
+    case NoticeKind::lend:
+      return borrowed_.add(notice.segment, std::move(message.descriptors[0]));
+    case NoticeKind::unlend:
+      return borrowed_.remove(notice.segment);
     case NoticeKind::share:
       return tell_shared(notice.key, std::move(message.descriptors));
     case NoticeKind::greeting:
@@ -340,6 +364,7 @@ void ShmConnection::drop() {
   queue_.clear();
   early_notices_.clear();
   filler_.clear();
+  borrowed_.clear();
   grants_->close();
   untold_.clear();
 }

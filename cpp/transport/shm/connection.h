@@ -16,6 +16,7 @@
 #include "transport/shm/grant_filler.h"
 #include "transport/shm/grant_pool.h"
 #include "transport/shm/handshake.h"
+#include "transport/shm/lending.h"
 #include "transport/shm/notice.h"
 #include "transport/shm/ring.h"
 #include "transport/shm/send_queue.h"
@@ -54,6 +55,8 @@ class ShmConnection final : public Connection,
   void close() override;
   std::optional<Grant> allocate_grant(std::size_t bytes) override;
   void fill_grant(const wire::GrantPlace& place, Buffer bytes) override;
+  bool pass_segment(std::uint64_t segment) override;
+  Buffer map_loan(const wire::LoanPlace& place) override;
   bool share(const Uid& key, std::span<const int> descriptors) override;
 
   bool poll() override;
@@ -100,11 +103,14 @@ class ShmConnection final : public Connection,
   SendQueue queue_;
   std::shared_ptr<GrantPool> grants_;
   GrantFiller filler_;
+  LentSegments lent_;
+  BorrowedSegments borrowed_;
   std::vector<io::DescriptorMessage> early_notices_;  // came before this side was established
   std::deque<GrantPool::Change> untold_;              // grant segments that the peer must learn of
 
   State state_ = State::open;
   bool established_ = false;
+  bool heard_ = false;  // something since then: the peer has established the connection, too
   bool peer_said_bye_ = false;
   bool end_of_file_ = false;
   bool failed_ = false;

@@ -13,11 +13,13 @@ bool has_its_descriptors(NoticeKind kind, std::size_t count) {
     case NoticeKind::greeting:
       return count == 2;
     case NoticeKind::segment:
+    case NoticeKind::lend:
       return count == 1;
     case NoticeKind::share:
       return count > 0;
     case NoticeKind::retire:
     case NoticeKind::bye:
+    case NoticeKind::unlend:
       return count == 0;
   }
   return false;

@@ -17,8 +17,10 @@ enum class NoticeKind : std::uint8_t {
   retire,    // no grant will lie in that segment any more
   share,     // descriptors for the layers above, under a key
   bye,       // the end of file that follows is meant, and no sign of death
+  lend,      // loans will lie in this segment; descriptors: the segment
+  unlend,    // no loan will lie in that segment any more
 };
-constexpr NoticeKind enum_max(NoticeKind) { return NoticeKind::bye; }
+constexpr NoticeKind enum_max(NoticeKind) { return NoticeKind::unlend; }
 
 inline constexpr std::uint32_t kNoticeMagic = 0x6d68736d;  // "mshm" in memory
 inline constexpr std::uint32_t kNoticeVersion = 1;
@@ -27,8 +29,9 @@ struct Notice {
   std::uint32_t magic = kNoticeMagic;
   std::uint32_t version = kNoticeVersion;
   NoticeKind kind = NoticeKind::bye;
-  std::uint64_t segment = 0;  // segment, retire: its number in the connection
-  Uid key;                    // share
+  // segment, retire: its number in the connection; lend, unlend: in its lender's pool
+  std::uint64_t segment = 0;
+  Uid key;  // share
 
   template <class Fields>
   void fields(Fields& f) {

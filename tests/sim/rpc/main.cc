@@ -23,6 +23,7 @@ int main(int argc, char** argv) {
       "credit_goes_back",
       "items_as_they_come",
       "end_overtakes_items",
+      "loans_are_not_returned",
   };
   return moolink::sim::run_program(argc, argv, mutants, [](std::uint64_t seed, bool trace) {
     return moolink::sim::World(seed, trace).run();

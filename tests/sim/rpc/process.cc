@@ -141,16 +141,17 @@ void Process::call(CallRecord& record, Duration timeout) {
   record.from = instance;
   record.order = world_->next_order();
   if (timeout >= Duration(0)) record.deadline = world_->simulation.now() + timeout;
+  wire::Payload arguments = lend(record, record.peer);
   if (record.credit == 0) {
-    record.id = node_.call(world_->simulation.now(), record.peer, record.function, record.arguments,
-                           timeout, record.lane);
+    record.id = node_.call(world_->simulation.now(), record.peer, record.function,
+                           std::move(arguments), timeout, record.lane);
   } else {
     record.timeout = timeout;
     record.deadline = kNever;
     record.last_progress = world_->simulation.now();
     record.items_allowed = record.credit;
     record.id = node_.stream(world_->simulation.now(), record.peer, record.function,
-                             record.arguments, timeout, record.lane, record.credit);
+                             std::move(arguments), timeout, record.lane, record.credit);
   }
   calls_[record.id] = &record;
   note("calls " + record.peer + ", call " + std::to_string(record.number));
@@ -256,6 +257,62 @@ void Process::perform(rpc::FillGrant& action) {
   world_->network.fill_grant(action.connection, action.place, action.bytes);
 }
 
+// The arguments, or the result, which is equal to them.
+wire::Payload Process::lend(const CallRecord& record, const std::string& to) {
+  wire::Payload payload = copy_of(record.arguments);
+  if (!record.lends) return payload;
+  for (std::size_t i = 0; i < payload.parts.size(); ++i) {
+    if (payload.parts[i].empty()) continue;
+    auto [bytes, lent] =
+        world_->lending.lend(payload.parts[i], static_cast<std::uint32_t>(i), [this] {
+          return world_->settings.mild && !world_->settings.imposter && alive_ && !closed_;
+        });
+    payload.parts[i] = std::move(bytes);
+    payload.lent.push_back(lent);
+  }
+  note("lends to " + to);
+  return payload;
+}
+
+// What has come: this process' own memory, or what it refers to for a while.
+void Process::take(const wire::Payload& payload) {
+  Simulation& simulation = world_->simulation;
+  for (std::size_t i = 0; i < payload.parts.size(); ++i) {
+    const Buffer& part = payload.parts[i];
+    const wire::LentPart* lent = payload.find_lent(i);
+    if (lent != nullptr && !lent->copied) {
+      simulation.after(simulation.between(Duration(0), milliseconds(600)), [part] { (void)part; });
+    } else if (part.size() > session::kInlineTotal) {
+      memory_.take(part);
+    }
+  }
+}
+
+void Process::check_loans() const {
+  for (const rpc::PeerInfo& peer : node_.peers(world_->simulation.now())) {
+    require(peer.loans_given == 0, name + " has lent to " + peer.name + " what is not returned");
+    require(peer.loans_held == 0, name + " has not returned what " + peer.name + " has lent");
+  }
+}
+
+void Process::perform(rpc::PassSegments& action) {
+  node_.segments_passed(world_->simulation.now(), action.connection, action.seq,
+                        !world_->simulation.random.chance(1, 10));
+}
+
+void Process::perform(rpc::MapLoan& action) {
+  const Uid lender = node_.instance_of(action.connection);
+  Buffer bytes = world_->lending.borrow(
+      action.place, [this, lender, session = action.session, loan = action.place.loan] {
+        if (!alive_) return;
+        const std::uint64_t loans[] = {loan};
+        node_.return_loans(world_->simulation.now(), lender, session, loans);
+        act();
+      });
+  node_.loan_mapped(world_->simulation.now(), action.connection, action.seq, action.part,
+                    std::move(bytes), {});
+}
+
 void Process::perform(rpc::Dial& action) {
   Simulation& simulation = world_->simulation;
   const std::string address = action.address;
@@ -298,9 +355,7 @@ void Process::perform(rpc::RunHandler& action) {
     last = record.order;
   }
   if (action.key.caller != instance) {
-    for (const Buffer& part : action.arguments.parts) {
-      if (part.size() > session::kInlineTotal) memory_.take(part);
-    }
+    take(action.arguments);
   }
   running_[action.key] = &record;
   if (!record.handler_takes) return;
@@ -386,7 +441,7 @@ void Process::finish_handler(CallRecord& record, const rpc::CallKey& key) {
     error.traceback = "at line 1";
     node_.reply(world_->simulation.now(), key, std::move(error));
   } else {
-    node_.reply(world_->simulation.now(), key, copy_of(record.arguments));
+    node_.reply(world_->simulation.now(), key, lend(record, record.caller));
   }
   act();
 }
@@ -422,6 +477,9 @@ void Process::perform(rpc::Complete& action) {
   require(world_->simulation.now() - milliseconds(1) <= std::max(record.deadline, paused_until),
           which + " completed after its time");
   check_result(record, action.result);
+  if (auto* payload = std::get_if<wire::Payload>(&action.result)) {
+    if (record.peer != name) take(*payload);
+  }
   if (const auto* error = std::get_if<Error>(&action.result)) record.error = *error;
 }
 

@@ -21,6 +21,7 @@ Settings Settings::from(Random& random) {
   settings.tcp.bytes_per_us = static_cast<double>(20 + random.below(500));
   settings.shm.kind = wire::PathKind::shm;
   settings.shm.traits = {true, std::size_t{1} << 16, 1};
+  settings.shm.traits.loans = random.chance(3, 4);
   settings.shm.latency = microseconds(5);
   settings.shm.bytes_per_us = 1000;
   settings.calls = 20 + static_cast<int>(random.below(160));
@@ -114,6 +115,7 @@ CallRecord& World::new_call(int from, int to) {
     const std::size_t size = random.chance(1, 2) ? random.below(500) : random.below(150'000);
     record.arguments.parts.push_back(make_bytes(number * 16 + part, size));
   }
+  record.lends = random.chance(1, 2);
   record.handler_fails = random.chance(1, 10);
   if (random.chance(1, 5)) {
     record.credit = 1 + random.below(6);
@@ -248,6 +250,9 @@ void World::check_calls() const {
       if (!process->alive()) dead.insert(process->instance);
     }
   }
+  for (const auto& incarnations : processes_) {
+    if (incarnations.back()->alive()) incarnations.back()->check_loans();
+  }
   for (const std::uint64_t number : probes_) {
     const CallRecord& record = calls.at(number);
     require(record.done && !record.error,
@@ -279,6 +284,8 @@ void World::check_at_end() {
     require(incarnations.back()->is_closed(), "close() did not come to an end");
     for (const auto& process : incarnations) process->check_at_end();
   }
+  require(!settings.mild || imposter != nullptr || lending.all_back([](auto) { return true; }),
+          "memory was lent and did not come back");
 }
 
 }  // namespace moolink::sim

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "common/lending.h"
 #include "common/message_bytes.h"
 #include "common/network.h"
 #include "common/simulation.h"
@@ -47,6 +48,7 @@ struct CallRecord {
   std::uint64_t order = 0;
   Time deadline = kNever;
   wire::Payload arguments;
+  bool lends = false;                     // its large parts; the reply lends them back
   std::optional<Duration> handler_takes;  // none: it never replies
   bool handler_fails = false;
   // A stream, if its credit is not 0: this many items, then the reply.
@@ -94,6 +96,7 @@ class Process final : public Endpoint {
   bool awake() const;
   bool is_closed() const { return closed_; }
   void check_at_end() const { memory_.check(); }
+  void check_loans() const;
   std::vector<std::string> addresses() const;
   Uid host_key() const;
 
@@ -122,6 +125,8 @@ class Process final : public Endpoint {
   void perform(rpc::CloseConnection& action);
   void perform(rpc::AllocateGrant& action);
   void perform(rpc::FillGrant& action);
+  void perform(rpc::PassSegments& action);
+  void perform(rpc::MapLoan& action);
   void perform(rpc::PeerUp& action);
   void perform(rpc::PeerDown& action);
   void perform(rpc::Log& action);
@@ -129,6 +134,8 @@ class Process final : public Endpoint {
   void finish_handler(CallRecord& record, const rpc::CallKey& key);
   void send_items(CallRecord& record, const rpc::CallKey& key);
   void use_item(CallRecord& record);
+  wire::Payload lend(const CallRecord& record, const std::string& to);
+  void take(const wire::Payload& payload);
   void check_result(const CallRecord& record, const rpc::Reply& result) const;
 
   World* world_;
@@ -161,6 +168,7 @@ class World {
 
   Simulation simulation;
   Network network{simulation};
+  LendingMemory lending{simulation};
   Settings settings;
   std::map<std::uint64_t, CallRecord> calls;
   Process* imposter = nullptr;

@@ -137,11 +137,11 @@ void Process::pump() {
     outgoing.kind = message.kind;
     outgoing.held = message.kind == 1;
     outgoing.deadline = message.deadline;
-    outgoing.payload = message.payload;
     outgoing.cookie = message.number;
     message.from = instance;
     message.to = other_;
     message.session = session_->id();
+    outgoing.payload = lend(message);
     message.order = ++world_->orders;
     if (!session_->send(world_->simulation.now(), std::move(outgoing))) {
       ++coverage["window full"];
@@ -152,6 +152,81 @@ void Process::pump() {
     it = waiting_.erase(it);
   }
   act();
+}
+
+// The payload as it is sent: the parts that are lent lie in memory that must come back.
+wire::Payload Process::lend(Message& message) {
+  wire::Payload payload = message.payload;
+  message.segments.clear();
+  for (const std::uint32_t part : message.lent) {
+    const std::uint64_t session = message.session;
+    auto [bytes, lent] =
+        world_->lending.lend(payload.parts[part], part, [this, session, to = other_] {
+          return !world_->lost_sessions.contains(session) && !world_->dead.contains(to) &&
+                 !world_->dead.contains(instance);
+        });
+    message.segments.push_back(lent.segment);
+    if (message.unmappable.contains(part)) lent.segment = 0;
+    payload.parts[part] = std::move(bytes);
+    payload.lent.push_back(lent);
+  }
+  return payload;
+}
+
+void Process::pass(const session::PassSegments& action) {
+  const bool possible = !world_->simulation.random.chance(1, 10);
+  coverage["segments not passed"] += possible ? 0 : 1;
+  for (const std::uint64_t segment : action.segments) {
+    if (possible) world_->passed.emplace(action.connection, segment);
+  }
+  session_->segments_passed(world_->simulation.now(), action.connection, action.seq, possible);
+}
+
+void Process::map(const session::MapLoan& action) {
+  const ConnectionId lenders = ((action.connection - 1) ^ 1) + 1;  // the other end
+  require(world_->passed.contains({lenders, action.place.segment}),
+          "a loan lies in a segment that its connection was not passed");
+  Buffer bytes;
+  Error error;
+  if (world_->simulation.random.chance(1, 50)) {
+    error = make_error(ErrorCode::error, "no memory");
+    for (auto& [number, message] : world_->messages) {
+      const auto& segments = message.segments;
+      if (std::find(segments.begin(), segments.end(), action.place.segment) != segments.end()) {
+        message.not_mapped = true;
+      }
+    }
+  } else {
+    bytes = world_->lending.borrow(
+        action.place,
+        [this, session = action.session, loan = action.place.loan] { return_loan(session, loan); });
+  }
+  session_->loan_mapped(world_->simulation.now(), action.connection, action.seq, action.part,
+                        std::move(bytes), error);
+}
+
+void Process::return_loan(std::uint64_t session, std::uint64_t loan) {
+  if (!alive_) return;
+  const std::uint64_t loans[] = {loan};
+  session_->return_loans(world_->simulation.now(), session, loans);
+  act();
+}
+
+// What a user refers to for a while. A stopped process does not let go.
+void Process::hold(const Buffer& buffer) {
+  Simulation& simulation = world_->simulation;
+  const Time until =
+      std::max(simulation.now(), paused_until) + simulation.between(Duration(0), milliseconds(600));
+  simulation.at(until, [this, buffer] {
+    if (alive_ && paused_until > world_->simulation.now()) hold(buffer);
+  });
+}
+
+void Process::check_at_end() const {
+  memory_.check();
+  if (!alive_ || !session_ || !session_->ready()) return;
+  require(session_->loans_given() == 0, "loans are left that were not returned");
+  require(session_->loans_held() == 0, "loans are left that nobody holds");
 }
 
 void Process::die(bool host_gone) {
@@ -175,6 +250,7 @@ void Process::act() {
     } else if (auto* delivered = std::get_if<session::Deliver>(&action)) {
       deliver(*delivered);
     } else if (auto* acked = std::get_if<session::Acked>(&action)) {
+      if (acked->cookie == 0) continue;  // the session's own
       Message& message = world_->messages.at(acked->cookie);
       require(message.state == Message::State::sent, "a message was acknowledged twice");
       require(message.lane != 0 || message.delivered ||
@@ -198,6 +274,12 @@ void Process::act() {
       opened = true;
     } else if (auto* fill = std::get_if<session::FillGrant>(&action)) {
       world_->network.fill_grant(fill->connection, fill->place, fill->bytes);
+    } else if (auto* segments = std::get_if<session::PassSegments>(&action)) {
+      pass(*segments);
+      opened = true;
+    } else if (auto* loan = std::get_if<session::MapLoan>(&action)) {
+      map(*loan);
+      opened = true;
     } else {
       opened = true;  // attached, or the window opened
       if (const auto* attached = std::get_if<session::Attached>(&action)) {
@@ -238,6 +320,10 @@ void Process::check_written(const session::Write& write) const {
   if (write.frame.header.type != wire::FrameType::message) return;
   const auto head = wire::decode<wire::MessageHead>(write.frame.control.span());
   if (head.attempt > 0) ++coverage["later attempts"];
+  if (head.kind == session::kReturnKind) return;
+  for (const wire::PartHead& part : head.parts) {
+    if (part.id != 0 && part.where != wire::PartWhere::loan) ++coverage["loans sent as bytes"];
+  }
   if (head.body.where != wire::PartWhere::inline_) return;
   std::uint64_t number = 0;
   std::memcpy(&number, write.frame.payload.front().data(), sizeof number);
@@ -252,7 +338,6 @@ void Process::check_written(const session::Write& write) const {
 }
 
 void Process::deliver(const session::Deliver& delivered) {
-  require(!delivered.error, "a message had no memory");
   require(delivered.payload.body.size() >= 8, "a message without a body was delivered");
   std::uint64_t number = 0;
   std::memcpy(&number, delivered.payload.body.data(), sizeof number);
@@ -267,21 +352,32 @@ void Process::deliver(const session::Deliver& delivered) {
   require(message.lane == delivered.lane && message.kind == delivered.kind,
           name + " has changed its lane or kind");
   require(same_bytes(message.payload.body, delivered.payload.body), name + " has a wrong body");
-  require(message.payload.parts.size() == delivered.payload.parts.size(), name + " misses parts");
-  for (std::size_t i = 0; i < message.payload.parts.size(); ++i) {
-    require(same_bytes(message.payload.parts[i], delivered.payload.parts[i]),
-            name + " has wrong bytes in part " + std::to_string(i));
-  }
   if (delivered.lane != 0) {
     std::uint64_t& last = lane_order_[delivered.lane];
     require(last < message.order, name + " was delivered before its turn in the lane");
     last = message.order;
   }
-  if (message.payload.body.size() > session::kInlineBytes) memory_.take(delivered.payload.body);
-  for (const Buffer& part : delivered.payload.parts) {
-    if (part.size() > session::kInlineTotal) memory_.take(part);
-  }
   note("delivered " + std::to_string(number));
+  require(!delivered.error || message.not_mapped, name + " had no memory");
+  if (delivered.error) return;
+  require(message.payload.parts.size() == delivered.payload.parts.size(), name + " misses parts");
+  for (std::size_t i = 0; i < message.payload.parts.size(); ++i) {
+    require(same_bytes(message.payload.parts[i], delivered.payload.parts[i]),
+            name + " has wrong bytes in part " + std::to_string(i));
+    require(message.lent.contains(static_cast<std::uint32_t>(i)) ==
+                (delivered.payload.find_lent(i) != nullptr),
+            name + " does not tell what is lent");
+  }
+  if (message.payload.body.size() > session::kInlineBytes) memory_.take(delivered.payload.body);
+  for (std::size_t i = 0; i < delivered.payload.parts.size(); ++i) {
+    const Buffer& part = delivered.payload.parts[i];
+    const wire::LentPart* lent = delivered.payload.find_lent(i);
+    if (lent != nullptr && !lent->copied) {
+      hold(part);
+    } else if (part.size() > session::kInlineTotal) {
+      memory_.take(part);
+    }
+  }
 }
 
 void Process::lost(const session::Lost& lost) {
@@ -291,6 +387,7 @@ void Process::lost(const session::Lost& lost) {
   ++coverage["sessions lost"];
   if (session_id_ != 0) world_->lost_sessions.insert(session_id_);
   for (const session::LostMessage& item : lost.messages) {
+    if (item.cookie == 0) continue;
     Message& message = world_->messages.at(item.cookie);
     require(message.state == Message::State::sent, "a message was lost that was not under way");
     message.state = item.written == Ran::no ? Message::State::lost_unwritten : Message::State::lost;

@@ -18,6 +18,7 @@ Settings Settings::from(Random& random) {
     path.traits.grants = i > 0 && random.chance(3, 4);
     path.traits.chunk_bytes = std::size_t{1} << (10 + random.below(7));
     path.traits.preference = static_cast<int>(i);
+    path.traits.loans = i > 0 && random.chance(3, 4);
     path.latency = microseconds(20 + static_cast<int>(random.below(20'000)));
     path.bytes_per_us = static_cast<double>(5 + random.below(500));
     settings.paths.push_back(path);
@@ -77,6 +78,9 @@ void World::plan_messages() {
       for (std::size_t part = 0; part < parts; ++part) {
         const std::size_t size = random.chance(1, 2) ? random.below(1000) : random.below(200'000);
         message.payload.parts.push_back(make_bytes(number * 16 + part, size));
+        if (size == 0 || random.chance(1, 2)) continue;
+        message.lent.insert(static_cast<std::uint32_t>(part));
+        if (random.chance(1, 5)) message.unmappable.insert(static_cast<std::uint32_t>(part));
       }
       simulation.after(simulation.between(Duration(0), settings.active), [this, &message, side] {
         message.deadline = simulation.random.chance(1, 2)
@@ -170,6 +174,12 @@ void World::check_at_end() {
     require(message.state != Message::State::sent || dead.contains(message.from),
             name + " is neither acknowledged nor lost");
     require(!whole || message.delivered, name + " was not delivered though the session lives");
+    const auto of_message = [&message](std::uint64_t segment) {
+      const auto& segments = message.segments;
+      return std::find(segments.begin(), segments.end(), segment) != segments.end();
+    };
+    require(dead.contains(message.from) || lending.all_back(of_message),
+            name + " has lent memory that did not come back");
     require(message.state != Message::State::lost_unwritten || !message.delivered,
             name + " was delivered but is said never to have been written");
     coverage["messages delivered"] += message.delivered ? 1 : 0;

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "common/lending.h"
 #include "common/message_bytes.h"
 #include "common/network.h"
 #include "common/simulation.h"
@@ -42,6 +43,10 @@ struct Message {
   std::uint8_t kind = 0;
   Time deadline = kNever;
   wire::Payload payload;
+  std::set<std::uint32_t> lent;  // parts; those that are in no segment are in `unmappable`
+  std::set<std::uint32_t> unmappable;
+  std::vector<std::uint64_t> segments;  // of the lent ones, as they were last sent
+  bool not_mapped = false;              // the receiver had no memory to map one
   State state = State::unsent;
   std::uint64_t order = 0;  // of sending
   bool delivered = false;
@@ -67,7 +72,7 @@ class Process final : public Endpoint {
   void die(bool host_gone);
   bool alive() const { return alive_; }
   bool has_path(wire::PathKind kind) const;
-  void check_at_end() const { memory_.check(); }
+  void check_at_end() const;
 
   const int side;
   const Uid instance;
@@ -89,6 +94,11 @@ class Process final : public Endpoint {
   void deliver(const session::Deliver& delivered);
   void lost(const session::Lost& lost);
   void check_written(const session::Write& write) const;
+  wire::Payload lend(Message& message);
+  void map(const session::MapLoan& action);
+  void pass(const session::PassSegments& action);
+  void return_loan(std::uint64_t session, std::uint64_t loan);
+  void hold(const Buffer& buffer);
 
   World* world_;
   bool alive_ = true;
@@ -112,6 +122,8 @@ class World {
 
   Simulation simulation;
   Network network{simulation};
+  LendingMemory lending{simulation};
+  std::set<std::pair<ConnectionId, std::uint64_t>> passed;  // connection of the lender, segment
   Settings settings;
   std::map<std::uint64_t, Message> messages;  // by number, which is the first word of the body
   std::set<std::uint64_t> lost_sessions;

@@ -1,0 +1,90 @@
+#include "bind/lending.h"
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bind/context.h"
+#include "bind/gil.h"
+#include "bind/reference.h"
+#include "bind/tensor.h"
+
+namespace moolink::bind {
+namespace {
+
+PyObject* lent_type = nullptr;  // lives as long as the module
+
+void call(const Reference& callback) {
+  const nb::object function = callback.borrow();
+  const nb::object result =
+      nb::steal(survive_exit([&] { return PyObject_CallNoArgs(function.ptr()); }));
+  if (!result.is_valid()) PyErr_WriteUnraisable(function.ptr());
+}
+
+nb::object empty(const tensor::Shape& shape, const std::string& dtype, std::string_view arrays) {
+  const auto type = tensor::dtype_from_name(dtype);
+  if (!type) {
+    throw nb::type_error(("arrays of dtype '" + dtype + "' cannot be sent").c_str());
+  }
+  const ArrayKind kind = parse_array_kind(arrays);
+  if (kind != ArrayKind::numpy && kind != ArrayKind::torch) {
+    throw nb::value_error("arrays must be \"numpy\" or \"torch\": others cannot be written");
+  }
+  const auto bytes = tensor::byte_size(tensor::item_size(*type), shape);
+  if (!bytes) throw nb::value_error(("no array has shape " + tensor::shape_text(shape)).c_str());
+  MutableBuffer memory = default_context()->lending().allocate(static_cast<std::size_t>(*bytes));
+  return export_tensor(std::move(memory), {wire::Framework::numpy, *type, {}, shape}, kind);
+}
+
+PyType_Slot lent_slots[] = {
+    {Py_tp_traverse, reinterpret_cast<void*>(&PyLent::traverse)},
+    {Py_tp_clear, reinterpret_cast<void*>(&PyLent::clear)},
+    {0, nullptr},
+};
+
+}  // namespace
+
+const PyLent* PyLent::of(nb::handle object) {
+  return reinterpret_cast<PyObject*>(Py_TYPE(object.ptr())) == lent_type
+             ? nb::inst_ptr<PyLent>(object)
+             : nullptr;
+}
+
+std::shared_ptr<const void> PyLent::release(std::shared_ptr<runtime::Context> context) const {
+  if (on_release_.is_none()) return nullptr;
+  return runtime::on_release(std::move(context), nullptr,
+                             [callback = Reference(on_release_)] { call(callback); });
+}
+
+int PyLent::traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  if (!nb::inst_ready(self)) return 0;
+  const PyLent* lent = nb::inst_ptr<PyLent>(self);
+  Py_VISIT(lent->value_.ptr());
+  Py_VISIT(lent->on_release_.ptr());
+  return 0;
+}
+
+int PyLent::clear(PyObject* self) {
+  PyLent* lent = nb::inst_ptr<PyLent>(self);
+  lent->value_ = nb::none();
+  lent->on_release_ = nb::none();
+  return 0;
+}
+
+void bind_lending(nb::module_& m) {
+  nb::class_<PyLent> lent(m, "Lent", nb::type_slots(lent_slots),
+                          "A value whose arrays are lent where it is sent; see moolink.lend.");
+  lent.def(nb::init<nb::object, nb::object>(), nb::arg("value").none(),
+           nb::arg("on_release") = nb::none());
+  lent_type = lent.ptr();
+  m.def("empty", &empty, nb::arg("shape"), nb::arg("dtype"), nb::arg("arrays"),
+        "See moolink.empty.");
+}
+
+}  // namespace moolink::bind

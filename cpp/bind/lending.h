@@ -1,0 +1,43 @@
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <memory>
+
+#include "runtime/loans.h"
+
+namespace moolink::bind {
+
+namespace nb = nanobind;
+
+// Python's Lent: a value whose arrays are lent where it is sent.
+class PyLent {
+ public:
+  PyLent(nb::object value, nb::object on_release)
+      : value_(std::move(value)), on_release_(std::move(on_release)) {}
+
+  // Null: the object is none.
+  static const PyLent* of(nb::handle object);
+
+  nb::handle value() const { return value_; }
+  // To be kept by whoever may read what one message lends; null: nobody asked to be told.
+  std::shared_ptr<const void> release(std::shared_ptr<runtime::Context> context) const;
+
+  static int traverse(PyObject* self, visitproc visit, void* arg);
+  static int clear(PyObject* self);
+
+ private:
+  nb::object value_;
+  nb::object on_release_;
+};
+
+// Where the arrays of a message are lent from; without one, a value that lends is refused.
+struct Lender {
+  std::shared_ptr<runtime::Context> context;
+  // Done when nobody reads what the message has lent; null: it lends nothing.
+  std::shared_ptr<runtime::Future> released = nullptr;
+};
+
+void bind_lending(nb::module_& m);
+
+}  // namespace moolink::bind

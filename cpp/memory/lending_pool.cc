@@ -1,0 +1,97 @@
+#include "memory/lending_pool.h"
+
+#include <algorithm>
+#include <bit>
+#include <new>
+#include <utility>
+
+#include "base/error.h"
+
+namespace moolink::memory {
+
+MutableBuffer LendingPool::allocate(std::size_t size) {
+  if (size > kLargestBlock) throw std::bad_alloc();
+  const auto [block, data] = take(std::bit_ceil(std::max(size, kSmallestBlock)));
+  // If the control block cannot be allocated, shared_ptr runs the deleter: the block is not lost.
+  std::shared_ptr<void> owner(static_cast<void*>(data), [pool = shared_from_this(), block = block](
+                                                            void*) { pool->release(block); });
+  return {std::move(owner), data, size};
+}
+
+std::pair<LendingPool::Place, std::byte*> LendingPool::take(std::size_t block_bytes) {
+  const std::lock_guard guard(mutex_);
+  if (abandoned_) throw std::bad_alloc();
+  std::vector<Place>& blocks = free_[block_bytes];
+  if (blocks.empty()) add_segment(block_bytes);
+  const Place block = blocks.back();
+  blocks.pop_back();
+  if (block_bytes >= kSegmentBytes) free_large_bytes_ -= block_bytes;
+  return {block, segments_.at(block.segment).segment->data() + block.offset};
+}
+
+void LendingPool::add_segment(std::size_t block_bytes) {
+  const std::size_t size = std::max(block_bytes, kSegmentBytes);
+  std::shared_ptr<Segment> segment;
+  try {
+    segment = Segment::create_to_lend(size, "moolink-lending");
+  } catch (const Exception&) {
+    throw std::bad_alloc();  // no memory, or no descriptor
+  }
+  const std::uint64_t number = ++last_segment_;
+  std::vector<Place>& blocks = free_[block_bytes];
+  for (std::size_t end = size; end > 0; end -= block_bytes) {
+    blocks.push_back({number, end - block_bytes});
+  }
+  if (block_bytes >= kSegmentBytes) free_large_bytes_ += block_bytes;
+  by_address_.emplace(segment->data(), number);
+  segments_.emplace(number, Entry{std::move(segment), block_bytes});
+}
+
+void LendingPool::release(const Place& block) {
+  const std::lock_guard guard(mutex_);
+  const std::size_t block_bytes = segments_.at(block.segment).block_bytes;
+  free_[block_bytes].push_back(block);
+  if (block_bytes < kSegmentBytes) return;
+  free_large_bytes_ += block_bytes;
+  retire_surplus();
+}
+
+// Only segments of one block: of the others some block is nearly always in use. The largest first,
+// because they are asked for most rarely.
+void LendingPool::retire_surplus() {
+  for (auto size = free_.rbegin(); size != free_.rend() && size->first >= kSegmentBytes; ++size) {
+    std::vector<Place>& blocks = size->second;
+    while (!blocks.empty() && free_large_bytes_ > kMaxFreeBytes) {
+      const auto coldest = segments_.find(blocks.front().segment);
+      blocks.erase(blocks.begin());
+      by_address_.erase(coldest->second.segment->data());
+      segments_.erase(coldest);
+      free_large_bytes_ -= size->first;
+      ++retired_;
+    }
+  }
+}
+
+std::optional<LendingPool::Place> LendingPool::find(const std::byte* data, std::size_t size) const {
+  const std::lock_guard guard(mutex_);
+  auto after = by_address_.upper_bound(data);
+  if (after == by_address_.begin()) return std::nullopt;
+  const auto& [begin, number] = *std::prev(after);
+  const auto offset = static_cast<std::size_t>(data - begin);
+  const std::size_t whole = segments_.at(number).segment->size();
+  if (offset > whole || size > whole - offset) return std::nullopt;
+  return Place{number, offset};
+}
+
+std::shared_ptr<Segment> LendingPool::segment(std::uint64_t number) const {
+  const std::lock_guard guard(mutex_);
+  const auto found = segments_.find(number);
+  return found == segments_.end() ? nullptr : found->second.segment;
+}
+
+void LendingPool::abandon() noexcept {
+  abandoned_ = true;
+  for (auto& [number, entry] : segments_) entry.segment->close_descriptor();
+}
+
+}  // namespace moolink::memory

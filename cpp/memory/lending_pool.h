@@ -1,0 +1,69 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "base/buffer.h"
+#include "memory/segment.h"
+
+namespace moolink::memory {
+
+// Memory of this process that peers of its host may map for reading: what lies in it is lent
+// without a copy. Blocks are 64-byte aligned, may be freed on any thread, and come back warm.
+class LendingPool final : public Allocator, public std::enable_shared_from_this<LendingPool> {
+ public:
+  struct Place {
+    std::uint64_t segment = 0;  // from 1; never used twice
+    std::size_t offset = 0;
+  };
+
+  static constexpr std::size_t kSmallestBlock = std::size_t{4} << 10;
+  static constexpr std::size_t kLargestBlock = std::size_t{1} << 40;
+  static constexpr std::size_t kSegmentBytes = std::size_t{64} << 20;  // shared by small blocks
+  // Free large blocks of more than this altogether are given back to the system.
+  static constexpr std::size_t kMaxFreeBytes = std::size_t{512} << 20;
+
+  MutableBuffer allocate(std::size_t size) override;  // throws std::bad_alloc
+
+  // Where in the pool these bytes lie; empty: not in one of its segments.
+  std::optional<Place> find(const std::byte* data, std::size_t size) const;
+  // Null: retired, or never made.
+  std::shared_ptr<Segment> segment(std::uint64_t number) const;
+  // Rises whenever a segment was retired.
+  std::uint64_t retired() const { return retired_.load(std::memory_order_relaxed); }
+
+  // The prepare and the two other sides of fork(). In the child the pool gives out nothing: its
+  // memory is the parent's.
+  void before_fork() { mutex_.lock(); }
+  void after_fork() { mutex_.unlock(); }
+  void abandon() noexcept;
+
+ private:
+  struct Entry {
+    std::shared_ptr<Segment> segment;
+    std::size_t block_bytes = 0;
+  };
+
+  std::pair<Place, std::byte*> take(std::size_t block_bytes);
+  void add_segment(std::size_t block_bytes);
+  void release(const Place& block);
+  void retire_surplus();
+
+  mutable std::mutex mutex_;
+  std::atomic<std::uint64_t> retired_{0};
+  bool abandoned_ = false;
+  std::uint64_t last_segment_ = 0;
+  std::size_t free_large_bytes_ = 0;
+  std::map<std::uint64_t, Entry> segments_;
+  std::map<const std::byte*, std::uint64_t> by_address_;  // of the beginnings
+  std::map<std::size_t, std::vector<Place>> free_;        // by block size, the warmest last
+};
+
+}  // namespace moolink::memory

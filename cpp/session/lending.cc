@@ -1,0 +1,131 @@
+// Parts that stay where they are: the receiver maps the lender's memory, and gives the loan back
+// when nothing refers to it any more. See docs/design/protocol/session.md, "Loans".
+
+#include <algorithm>
+#include <utility>
+
+#include "base/mutant.h"
+#include "session/session.h"
+
+namespace moolink::session {
+
+namespace {
+
+constexpr std::size_t kReturnsInMessage = 1024;
+
+}  // namespace
+
+// ---- the lender ----
+
+// Small parts ride in the frame: that costs less than giving a loan back.
+bool Session::may_lend(const Link& link, Outgoing& outgoing, std::size_t which) {
+  const wire::LentPart& lent = outgoing.message.payload.lent[which];
+  if (!link.traits.loans || lent.segment == 0) return false;
+  return outgoing.find_large(lent.part) != nullptr;
+}
+
+// True: the message is written once the answer is there.
+bool Session::asks_to_lend(const Link& link, std::uint64_t seq, Outgoing& outgoing) {
+  if (outgoing.lending != Outgoing::Lending::unasked) return false;
+  PassSegments pass{link.connection, seq, {}};
+  const std::vector<wire::LentPart>& lent = outgoing.message.payload.lent;
+  for (std::size_t i = 0; i < lent.size(); ++i) {
+    const bool known = std::find(pass.segments.begin(), pass.segments.end(), lent[i].segment) !=
+                       pass.segments.end();
+    if (!known && may_lend(link, outgoing, i)) pass.segments.push_back(lent[i].segment);
+  }
+  if (pass.segments.empty()) return false;
+  outgoing.lending = Outgoing::Lending::asked;
+  outgoing.connection = link.connection;
+  actions_.push_back(std::move(pass));
+  return true;
+}
+
+void Session::segments_passed(Time now, ConnectionId connection, std::uint64_t seq, bool passed) {
+  Link* link = find(connection);
+  Outgoing* outgoing = outbox_.find(seq);
+  if (link == nullptr || outgoing == nullptr || outgoing->connection != connection ||
+      outgoing->lending != Outgoing::Lending::asked) {
+    return;  // the connection was lost meanwhile
+  }
+  outgoing->lending = passed ? Outgoing::Lending::possible : Outgoing::Lending::impossible;
+  write_message(now, *link, seq);
+}
+
+// Whether the part travels as a loan in this attempt. Its loan, once given, is named in every
+// attempt: the peer may have complete the one in which it was mapped, or one that brings bytes.
+bool Session::lend(const Link& link, Outgoing& outgoing, std::size_t which, wire::PartHead& part) {
+  const bool possible =
+      outgoing.lending == Outgoing::Lending::possible && may_lend(link, outgoing, which);
+  std::uint64_t& loan = outgoing.loans[which];
+  if (possible && (loan == 0 || mutant("new_loan_each_attempt"))) {
+    loan = ++last_loan_;
+    const Buffer& bytes = outgoing.bytes_of(outgoing.message.payload.lent[which].part);
+    lent_.emplace(loan, mutant("loan_ends_with_acknowledgement") ? Buffer{} : bytes);
+  }
+  part.id = loan;
+  return possible;
+}
+
+void Session::loans_returned(const Buffer& body) {
+  for (const std::uint64_t loan : wire::decode<wire::Return>(body).loans) {
+    if (lent_.erase(loan) == 0) wire::fail("a loan was returned that was not given");
+  }
+}
+
+// ---- the borrower ----
+
+void Session::map_loans(const Link& link) {
+  for (const Inbox::ToMap& part : inbox_.take_to_map()) {
+    if (!link.traits.loans) wire::fail("a loan on a path that has none");
+    actions_.push_back(MapLoan{link.connection, id_, part.seq, part.part, part.place});
+  }
+}
+
+void Session::loan_mapped(Time now, ConnectionId connection, std::uint64_t seq, std::uint32_t part,
+                          Buffer bytes, const Error& error) {
+  if (find(connection) == nullptr) return;
+  if (error.code == ErrorCode::wire) {
+    lose(error, 0);
+    return;
+  }
+  try {
+    inbox_.mapped(connection, seq, part, std::move(bytes), error);
+    deliver_ready(now);
+  } catch (const Exception& broken) {
+    lose(broken.error(), 0);
+  }
+}
+
+void Session::return_loans(Time now, std::uint64_t session, std::span<const std::uint64_t> loans) {
+  // Those of a session that is lost are back already.
+  if (session != id_ && !mutant("return_in_another_session")) return;
+  give_back(now, loans);
+}
+
+void Session::give_back(Time now, std::span<const std::uint64_t> loans) {
+  for (const std::uint64_t loan : loans) {
+    if (inbox_.end_loan(loan)) returns_due_.push_back(loan);
+  }
+  write_returns(now);
+}
+
+// As far as the window allows; the rest goes when it opens.
+void Session::write_returns(Time now) {
+  while (!returns_due_.empty() && ready_) {
+    const std::size_t count = std::min(returns_due_.size(), kReturnsInMessage);
+    const auto rest = returns_due_.begin() + static_cast<std::ptrdiff_t>(count);
+    OutgoingMessage message;
+    message.kind = kReturnKind;
+    message.payload.body = wire::encode(wire::Return{{returns_due_.begin(), rest}});
+    if (!outbox_.has_room(message.payload.body.size(), false)) {
+      if (mutant("forget_returns_when_full")) returns_due_.clear();
+      return;
+    }
+    returns_due_.erase(returns_due_.begin(), rest);
+    const std::uint64_t seq = outbox_.push(std::move(message));
+    if (Link* link = best_link(now)) write_message(now, *link, seq);
+  }
+}
+
+}  // namespace moolink::session

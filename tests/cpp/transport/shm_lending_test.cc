@@ -1,0 +1,170 @@
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "check.h"
+#include "conformance.h"
+#include "memory/lending_pool.h"
+#include "transport/shm/lending.h"
+#include "transport/shm/transport.h"
+
+namespace moolink::transport {
+namespace {
+
+using conformance::pattern;
+using conformance::same_bytes;
+using conformance::Subject;
+using conformance::wait_until;
+using memory::LendingPool;
+using shm::BorrowedSegments;
+
+const Subject& subject() {
+  static const Subject shm_subject{
+      "shm",
+      [](Environment& environment) { return std::make_unique<shm::ShmTransport>(environment); },
+      "shm://", "shm://a-host-without-a-name"};
+  return shm_subject;
+}
+
+// A side that lends.
+struct Side : conformance::Side {
+  Side() : conformance::Side(subject()) { environment.lending = pool.get(); }
+
+  // Memory of the pool with a pattern in it.
+  MutableBuffer filled(std::size_t size, std::uint64_t seed) {
+    const MutableBuffer block = pool->allocate(size);
+    std::memcpy(block.data(), pattern(size, seed).data(), size);
+    return block;
+  }
+  wire::LoanPlace place_of(const MutableBuffer& block) {
+    const auto place = pool->find(block.data(), block.size());
+    CHECK(place.has_value());
+    return {1, place->segment, place->offset, block.size()};
+  }
+
+  std::shared_ptr<LendingPool> pool = std::make_shared<LendingPool>();
+};
+
+Descriptor copy_of(const memory::Segment& segment) {
+  return Descriptor(::fcntl(segment.descriptor(), F_DUPFD_CLOEXEC, 0));
+}
+
+TEST("lending: a borrower believes no place outside of what it was lent") {
+  BorrowedSegments borrowed;
+  const auto segment = memory::Segment::create_to_lend(1 << 16, "moolink-test");
+  std::memset(segment->data(), 9, segment->size());
+  borrowed.add(4, copy_of(*segment));
+  const std::uint64_t end = 1 << 16;
+  for (const wire::LoanPlace bad :
+       {wire::LoanPlace{1, 5, 0, 100}, wire::LoanPlace{1, 4, end - 99, 100},
+        wire::LoanPlace{1, 4, end + 1, 0}, wire::LoanPlace{1, 4, ~std::uint64_t{0} - 50, 100},
+        wire::LoanPlace{1, 4, 1, ~std::uint64_t{0}},
+        wire::LoanPlace{1, 4, std::uint64_t{1} << 63, std::uint64_t{1} << 63}}) {
+    CHECK_THROWS(borrowed.at(bad), ErrorCode::wire);
+  }
+  const Buffer bytes = borrowed.at({1, 4, end - 100, 100});
+  CHECK_EQ(bytes.size(), 100u);
+  CHECK_EQ(static_cast<int>(bytes.data()[99]), 9);
+}
+
+TEST("lending: what is lent twice, taken back twice, or cut short is refused") {
+  BorrowedSegments borrowed;
+  const auto segment = memory::Segment::create_to_lend(1 << 16, "moolink-test");
+  borrowed.add(1, copy_of(*segment));
+  CHECK_THROWS(borrowed.add(1, copy_of(*segment)), ErrorCode::wire);
+  CHECK_THROWS(borrowed.add(2, Descriptor()), ErrorCode::wire);
+  CHECK_THROWS(borrowed.remove(2), ErrorCode::wire);
+  Descriptor unsealed(::memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  CHECK_EQ(::ftruncate(unsealed.get(), 1 << 16), 0);
+  CHECK_THROWS(borrowed.add(3, std::move(unsealed)), ErrorCode::wire);
+  const Buffer held = borrowed.at({1, 1, 0, 100});
+  borrowed.remove(1);
+  CHECK_THROWS(borrowed.at({1, 1, 0, 100}), ErrorCode::wire);
+  CHECK_EQ(static_cast<int>(held.data()[0]), 0);  // mapped for as long as somebody reads it
+}
+
+TEST("shm: a lent part is the lender's memory, for reading, beyond the connection's end") {
+  Side lender;
+  Side borrower;
+  if (!conformance::connect(subject(), lender, borrower)) return;
+  CHECK(lender.connection().traits().loans);
+  MutableBuffer small = lender.filled(1000, 1);
+  MutableBuffer large = lender.filled(std::size_t{70} << 20, 2);
+  for (const MutableBuffer& block : {small, large}) {
+    const wire::LoanPlace place = lender.place_of(block);
+    CHECK(lender.connection().pass_segment(place.segment));
+    CHECK(lender.connection().pass_segment(place.segment));  // passed once
+  }
+  // The borrower has not turned its loop: it learns of the segments when it needs them.
+  const Buffer mapped = borrower.connection().map_loan(lender.place_of(small));
+  const Buffer mapped_large = borrower.connection().map_loan(lender.place_of(large));
+  CHECK(mapped.data() != small.data());
+  CHECK(same_bytes(mapped, pattern(1000, 1)));
+  CHECK(same_bytes(mapped_large, large));
+  small.data()[3] = std::byte{77};
+  CHECK(mapped.data()[3] == std::byte{77});
+  lender.connection().close();
+  wait_until(lender, borrower, [&] { return borrower.closures.size() == 1; });
+  CHECK(same_bytes(mapped, small));
+  CHECK_THROWS(borrower.connection().map_loan(lender.place_of(small)), ErrorCode::wire);
+  CHECK(!lender.connection().pass_segment(1));
+}
+
+TEST("shm: a segment that is gone is not passed, and the borrower unmaps it") {
+  Side lender;
+  Side borrower;
+  if (!conformance::connect(subject(), lender, borrower)) return;
+  std::vector<MutableBuffer> blocks;
+  std::vector<wire::LoanPlace> places;
+  for (int i = 0; i < 6; ++i) {
+    blocks.push_back(lender.pool->allocate(std::size_t{100} << 20));
+    places.push_back(lender.place_of(blocks.back()));
+    CHECK(lender.connection().pass_segment(places.back().segment));
+    CHECK(borrower.connection().map_loan(places.back()).size() == places.back().bytes);
+  }
+  blocks.clear();  // 2 of 6 are above what is kept
+  CHECK_EQ(lender.pool->retired(), 2u);
+  lender.turn();
+  borrower.turn();
+  int known = 0;
+  for (const wire::LoanPlace& place : places) {
+    known += lender.pool->segment(place.segment) != nullptr ? 1 : 0;
+    if (lender.pool->segment(place.segment) != nullptr) continue;
+    CHECK(!lender.connection().pass_segment(place.segment));
+    CHECK_THROWS(borrower.connection().map_loan(place), ErrorCode::wire);
+  }
+  CHECK_EQ(known, 4);
+  CHECK(!lender.connection().pass_segment(12345));
+}
+
+TEST("shm: a peer that may not be ready is lent a few segments only") {
+  Side lender;
+  Side borrower;
+  borrower.establish_on_open = false;
+  if (!conformance::connect(subject(), lender, borrower)) return;
+  std::vector<MutableBuffer> blocks;
+  int passed = 0;
+  for (int i = 0; i < 40; ++i) {
+    blocks.push_back(lender.pool->allocate(LendingPool::kSegmentBytes));
+    passed += lender.connection().pass_segment(lender.place_of(blocks.back()).segment) ? 1 : 0;
+  }
+  CHECK(passed > 0 && passed < 16);
+  borrower.turn();
+  CHECK(borrower.closures.empty());
+  borrower.connection().establish();
+  borrower.send(conformance::message_frame(1, 10));
+  wait_until(lender, borrower, [&] { return lender.frames.size() == 1; });
+  for (const MutableBuffer& block : blocks) {
+    CHECK(lender.connection().pass_segment(lender.place_of(block).segment));
+    CHECK(borrower.connection().map_loan(lender.place_of(block)).size() == block.size());
+  }
+}
+
+}  // namespace
+}  // namespace moolink::transport
