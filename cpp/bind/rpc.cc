@@ -256,15 +256,16 @@ nb::object PyRpc::async(const std::string& peer, const std::string& function,
   } else {
     future = peer_->call(peer, function, std::move(payload), timeout, lane);
   }
-  return future_of(std::move(future), peer, function);
+  return future_of(std::move(future), peer, function, std::move(lender.released));
 }
 
 nb::dict PyRpc::async_many(const std::vector<std::string>& peers, const std::string& function,
                            const nb::args& arguments, const nb::kwargs& keywords) {
   park_if_exiting();
   release_dropped();
+  Lender lender{peer_->context()};
   const wire::Payload payload =
-      encode_call(arguments, keywords, *options_, peer_->context()->pool());
+      encode_call(arguments, keywords, *options_, peer_->context()->pool(), &lender);
   const Duration timeout = to_duration(timeout_);
   const std::uint16_t lane = lane_of_this_thread();
   nb::dict futures;
@@ -278,19 +279,20 @@ nb::dict PyRpc::async_many(const std::vector<std::string>& peers, const std::str
           peer == peer_->name() ? wire::private_copy(payload, peer_->context()->pool()) : payload;
       future = peer_->call(peer, function, std::move(own), timeout, lane);
     }
-    futures[peer.c_str()] = future_of(std::move(future), peer, function);
+    futures[peer.c_str()] = future_of(std::move(future), peer, function, lender.released);
   }
   return futures;
 }
 
 nb::object PyRpc::future_of(std::shared_ptr<runtime::Future> future, const std::string& peer,
-                            const std::string& function) const {
+                            const std::string& function,
+                            std::shared_ptr<runtime::Future> released) const {
   auto decode = [options = options_](const wire::Payload& result) {
     return decode_value(result, *options);
   };
   return nb::cast(
       new PyFuture(std::move(future), std::move(decode),
-                   "call of '" + function + "' at peer '" + peer + "'", std::move(lender.released)),
+                   "call of '" + function + "' at peer '" + peer + "'", std::move(released)),
       nb::rv_policy::take_ownership);
 }
 

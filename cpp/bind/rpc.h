@@ -71,7 +71,8 @@ class PyRpc {
                     runtime::CallHandler (*make)(std::weak_ptr<Functions>, const std::string&,
                                                  std::shared_ptr<const ValueOptions>));
   nb::object future_of(std::shared_ptr<runtime::Future> future, const std::string& peer,
-                       const std::string& function) const;
+                       const std::string& function,
+                       std::shared_ptr<runtime::Future> released) const;
   static runtime::CallHandler plain_handler(std::weak_ptr<Functions> functions,
                                             const std::string& name,
                                             std::shared_ptr<const ValueOptions> options);

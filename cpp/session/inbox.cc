@@ -116,7 +116,8 @@ void Inbox::place(const wire::PartHead& head, Inbound& inbound, InboundPart& par
   }
   const bool has_memory = part.how == InboundPart::How::stream && !part.memory.empty();
   part.how = InboundPart::How::stream;
-  if (has_memory || inbound.error) return;
+  // What is delivered with an error still has its body.
+  if (has_memory || (inbound.error && &part != &inbound.body)) return;
   try {
     part.memory = allocator_->allocate(static_cast<std::size_t>(head.bytes));
   } catch (const std::bad_alloc&) {

@@ -17,10 +17,14 @@ constexpr std::size_t kReturnsInMessage = 1024;
 
 // ---- the lender ----
 
-// Small parts ride in the frame: that costs less than giving a loan back.
+// Small parts ride in the frame: that costs less than giving a loan back. A message that was
+// written without loans never gets any: the peer may have it complete, and then looks at no later
+// attempt.
 bool Session::may_lend(const Link& link, Outgoing& outgoing, std::size_t which) {
   const wire::LentPart& lent = outgoing.message.payload.lent[which];
   if (!link.traits.loans || lent.segment == 0) return false;
+  const bool too_late = outgoing.written && outgoing.loans[which] == 0;
+  if (too_late && !mutant("lend_in_a_later_attempt")) return false;
   return outgoing.find_large(lent.part) != nullptr;
 }
 
@@ -99,7 +103,7 @@ void Session::loan_mapped(Time now, ConnectionId connection, std::uint64_t seq, 
 
 void Session::return_loans(Time now, std::uint64_t session, std::span<const std::uint64_t> loans) {
   // Those of a session that is lost are back already.
-  if (session != id_ && !mutant("return_in_another_session")) return;
+  if (session != id_) return;
   give_back(now, loans);
 }
 

@@ -14,6 +14,7 @@ REACHED = {
     "calls succeeded",
     "calls timed out",
     "connections dropped silently",
+    "loans mapped",
     "peers down",
     "service messages",
 }

@@ -11,8 +11,11 @@ pytestmark = pytest.mark.timeout(120)
 REACHED = {
     "grants asked",
     "later attempts",
+    "loans mapped",
+    "loans sent as bytes",
     "messages delivered",
     "messages lost",
+    "segments not passed",
     "sessions lost",
     "window full",
 }

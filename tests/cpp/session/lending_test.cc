@@ -244,8 +244,9 @@ TEST("what no honest borrower says ends the session") {
   };
   breaks("a return of nothing that was given", {returns({1})});
   wire::Frame garbage = returns({});
-  garbage.payload = {bytes_of(garbage.payload.at(0).size())};
-  garbage.payload[0] = wire::encode(std::string(garbage.payload[0].size() - 1, '\xff'));
+  const MutableBuffer five_of_none = HeapAllocator().allocate(garbage.payload.at(0).size());
+  five_of_none.data()[0] = std::byte{5};
+  garbage.payload = {five_of_none};
   breaks("a return that is none", {garbage});
 }
 

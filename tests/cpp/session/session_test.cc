@@ -173,6 +173,7 @@ TEST("a message without memory is delivered as an error") {
   pair.a.session.attach(pair.now, 1, wire::PathKind::tcp, {}, false, pair.a.hello);
   poor.session.attach(pair.now, 1, wire::PathKind::tcp, {}, true, poor.hello);
   OutgoingMessage message;
+  message.kind = 1;
   message.payload.body = bytes_of(10);
   message.payload.parts = {bytes_of(100'000)};
   for (int i = 0; i < 4; ++i) {

@@ -81,6 +81,8 @@ class Network {
         tell_when_awake(connection, side, [id](Endpoint& owner) { owner.writable(id); });
       });
     }
+    // Under way are copies: a sender's memory is not held by what the network has lost.
+    for (Buffer& piece : frame.payload) piece = copy_of(piece);
     const Duration jitter = simulation_->between(Duration(0), path.latency);
     push(connection, 1 - side, end.departure + path.latency + jitter, std::move(frame));
   }
@@ -321,6 +323,12 @@ class Network {
       return;
     }
     tell(*end.owner);
+  }
+
+  static Buffer copy_of(const Buffer& bytes) {
+    const MutableBuffer copy = HeapAllocator().allocate(bytes.size());
+    if (!bytes.empty()) std::memcpy(copy.data(), bytes.data(), bytes.size());
+    return copy;
   }
 
   // What a transport makes of the bytes: the header passes through its real encoding.
