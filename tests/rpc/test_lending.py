@@ -201,6 +201,21 @@ def test_released_memory_is_used_again(neighbours: Pair) -> None:
     assert len(addresses) <= 3
 
 
+def test_a_call_to_many_peers_is_released_by_the_last(neighbours: Pair) -> None:
+    client, server = neighbours
+    kept: list[Any] = []
+    server.define("keep", kept.append)
+    client.define("keep", lambda x: None)
+    array = filled()
+    futures = client.async_many(["server", "client"], "keep", moolink.lend(array))
+    for future in futures.values():
+        future.result()
+    np.testing.assert_array_equal(kept[0], array)
+    assert not any(future.released.done() for future in futures.values())
+    kept.clear()
+    assert all(future.released.wait(20) for future in futures.values())
+
+
 def test_a_lender_that_calls_itself(neighbours: Pair) -> None:
     client, _ = neighbours
     kept: list[Any] = []
