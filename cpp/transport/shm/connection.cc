@@ -15,8 +15,8 @@ constexpr std::size_t kGrantBytes = std::size_t{256} << 10;
 constexpr std::size_t kStrangerFrame = std::size_t{64} << 10;
 // Bytes taken in one poll, so that the lock is not held for long while the peer keeps writing.
 constexpr std::size_t kPollBudget = std::size_t{1} << 20;
-constexpr std::size_t kMaxEarlyNotices = 16;
-constexpr std::size_t kMaxEarlyLoans = 8;  // segments lent to a peer that may not be ready for more
+constexpr std::size_t kMaxEarlyNotices = 4;
+constexpr std::size_t kMaxEarlyLoans = 2;  // segments lent to a peer that may not be ready for more
 constexpr Duration kLinger = seconds(1);
 // A dying process closes its sockets before its pidfd tells; this long an unexplained end of file
 // waits for the proof.

@@ -120,6 +120,8 @@ TEST("shm: a segment that is gone is not passed, and the borrower unmaps it") {
   Side lender;
   Side borrower;
   if (!conformance::connect(subject(), lender, borrower)) return;
+  borrower.send(conformance::message_frame(1, 10));  // it is ready for any number of segments
+  wait_until(lender, borrower, [&] { return lender.frames.size() == 1; });
   std::vector<MutableBuffer> blocks;
   std::vector<wire::LoanPlace> places;
   for (int i = 0; i < 6; ++i) {
@@ -154,7 +156,7 @@ TEST("shm: a peer that may not be ready is lent a few segments only") {
     blocks.push_back(lender.pool->allocate(LendingPool::kSegmentBytes));
     passed += lender.connection().pass_segment(lender.place_of(blocks.back()).segment) ? 1 : 0;
   }
-  CHECK(passed > 0 && passed < 16);
+  CHECK(passed > 0 && passed < 4);  // a stranger may pass as many as that
   borrower.turn();
   CHECK(borrower.closures.empty());
   borrower.connection().establish();

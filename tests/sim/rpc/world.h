@@ -136,6 +136,7 @@ class Process final : public Endpoint {
   void use_item(CallRecord& record);
   wire::Payload lend(const CallRecord& record, const std::string& to);
   void take(const wire::Payload& payload);
+  bool may_be_overwritten(const CallRecord& record) const;
   void check_result(const CallRecord& record, const rpc::Reply& result) const;
 
   World* world_;
