@@ -7,6 +7,7 @@ Every process that uses moolink has an abstract Unix socket for each of its cont
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import pathlib
 import re
@@ -62,7 +63,7 @@ def dump(pid: int) -> str:
         raise DumpError(_why_not_there(pid))
     try:
         return "".join(_ask(pid, name) for name in names)
-    except (ConnectionError, TimeoutError) as error:
+    except (ConnectionError, TimeoutError, BlockingIOError) as error:
         raise DumpError(_why_silent(pid, error)) from error
 
 
@@ -70,8 +71,11 @@ def _ask(pid: int, name: str) -> str:
     deadline = time.monotonic() + _PATIENCE
     pieces = []
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(_PATIENCE)
+        # The kernel's limit: with Python's, a socket that others queue for would fail at once.
+        limit = struct.pack("ll", math.ceil(_PATIENCE), 0)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         connection.connect(f"\0{name}")
+        connection.settimeout(_PATIENCE)
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         _, uid, _ = struct.unpack("3i", credentials)
         if uid != os.geteuid():
