@@ -160,7 +160,7 @@ void AccumulatorPeer::describe(Time now, Describe how, std::string& text) const 
   if (waiting.empty()) return;
   text += who + " waits for:";
   for (const std::string& name : waiting) text += " '" + name + "'";
-  text += "\n";
+  text += '\n';
 }
 
 bool AccumulatorPeer::wait(Time deadline, const Engine::Interrupt& interrupt) {

@@ -68,7 +68,7 @@ void RpcPeer::describe_calls(Time now, std::size_t most, const std::string& inde
     text += indent + "call " + std::to_string(call.id) + " of '" + call.function + "' at '" +
             call.peer + "' waits for " + in_seconds(call.age) + ": " + call.state;
     if (call.deadline != kNever) text += ", " + in_seconds(call.deadline - now) + " left";
-    text += "\n";
+    text += '\n';
   }
   say_rest(text, indent, calls.size(), most);
 }
