@@ -145,11 +145,14 @@ bool Engine::turn(Lock& lock, Time until) {
   const bool undisturbed = loop_.turn(lock, polling_until_);
   polling_until_ = kNever;
   const Time current = io::now();
+  bool ticked = false;
   // By index: a tick may add or remove what is driven.
   for (std::size_t i = 0; i < driven_.size(); ++i) {
-    if (driven_[i]->next_deadline() <= current) driven_[i]->tick(current);
+    if (driven_[i]->next_deadline() > current) continue;
+    driven_[i]->tick(current);
+    ticked = true;
   }
-  if (!loop_.only_woken() || current >= leave_at_) flush();
+  if (ticked || !loop_.only_woken() || current >= leave_at_) flush();
   return undisturbed;
 }
 

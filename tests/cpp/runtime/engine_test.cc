@@ -3,6 +3,7 @@
 #include <atomic>
 #include <stdexcept>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "check.h"
@@ -106,6 +107,30 @@ TEST("a burst leaves together, when there is enough of it, when a thread waits, 
   while (counted.flushes == before) std::this_thread::yield();
   lock.lock();
   running.engine.remove(counted);
+}
+
+TEST("what a machine writes when its time has come leaves in the same turn") {
+  struct Pinging : Driven {
+    Time next = io::now() + milliseconds(20);
+    bool written = false;
+    std::atomic<int> left{0};
+    void tick(Time now) override {
+      written = true;
+      next = now + milliseconds(20);
+    }
+    Time next_deadline() const override { return next; }
+    void flush() override {
+      if (std::exchange(written, false)) ++left;
+    }
+  } pinging;
+  Running running;
+  Engine::Lock lock = running.engine.lock();
+  running.engine.add(pinging);
+  lock.unlock();
+  std::this_thread::sleep_for(milliseconds(200));  // nothing else happens
+  CHECK(pinging.left > 2);
+  lock.lock();
+  running.engine.remove(pinging);
 }
 
 TEST("a wait ends at its deadline, polling or not") {
