@@ -18,6 +18,9 @@ namespace nb = nanobind;
 class PyCompletions {
  public:
   PyCompletions();
+  ~PyCompletions() { completions_->close(); }
+  PyCompletions(const PyCompletions&) = delete;
+  PyCompletions& operator=(const PyCompletions&) = delete;
 
   int fileno() const { return completions_->descriptor(); }
   void watch(runtime::Awaitable& awaitable, nb::object token);

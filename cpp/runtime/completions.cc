@@ -14,13 +14,15 @@ Completions::Completions(std::shared_ptr<Context> context)
   context_->add(*this);
 }
 
-Completions::~Completions() {
+void Completions::close() {
   if (context_->abandoned()) return;
   const Engine::Lock lock = context_->engine().lock();
   context_->remove(*this);
+  closed_ = true;
 }
 
 void Completions::add(std::uint64_t token) {
+  if (closed_) return;
   tokens_.push_back(token);
   if (tokens_.size() == 1) doorbell_.ring();
 }

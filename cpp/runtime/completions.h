@@ -14,7 +14,10 @@ namespace moolink::runtime {
 class Completions final : public Forkable {
  public:
   static std::shared_ptr<Completions> create(std::shared_ptr<Context> context);
-  ~Completions() override;
+  ~Completions() override = default;
+  // The event loop is gone; to be called before the last reference but those of operations is
+  // dropped. These drop theirs when they complete, with the engine's lock held.
+  void close();
 
   // Readable while tokens wait.
   int descriptor() const { return doorbell_.descriptor(); }
@@ -32,6 +35,7 @@ class Completions final : public Forkable {
   std::shared_ptr<Context> context_;
   io::Doorbell doorbell_;
   std::vector<std::uint64_t> tokens_;
+  bool closed_ = false;
 };
 
 }  // namespace moolink::runtime

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 
 import numpy as np
@@ -123,6 +124,25 @@ def test_awaited_by_many_tasks_on_two_loops(pair: Pair) -> None:
     thread.join()
     assert other == [[True] * 3]
     assert asyncio.run(wait()) is True  # done already
+
+
+def test_an_event_loop_that_ends_before_what_it_waited_for(pair: Pair) -> None:
+    client, server = pair
+    release = threading.Event()
+    server.define("wait", lambda: release.wait(20))
+    future = client.async_("server", "wait")
+
+    async def give_up() -> None:
+        async def wait() -> object:
+            return await future
+
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(wait(), 0.01)
+
+    asyncio.run(give_up())
+    gc.collect()  # The loop is gone, and what it watched with.
+    release.set()
+    assert future.result(timeout=10) is True
 
 
 def test_await_raises(pair: Pair) -> None:
