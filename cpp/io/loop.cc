@@ -1,11 +1,13 @@
 #include "io/loop.h"
 
 #include <sys/eventfd.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <ctime>
 #include <string>
 
 #include "base/error.h"
@@ -15,6 +17,8 @@ namespace {
 
 constexpr std::uint64_t kWakeId = 0;  // watches are numbered from 1
 constexpr int kMaxEvents = 64;        // of one turn, so that timers are never far
+constexpr int kMillisecond = 1000;    // µs
+constexpr std::int64_t kLongestWait = 2'000'000'000;
 
 [[noreturn]] void fail(const char* what) {
   throw Exception(ErrorCode::error, std::string(what) + ": " + std::strerror(errno));
@@ -95,16 +99,27 @@ bool Loop::poll_pollables() {
   return something;
 }
 
-// What is to be waited for, in ms.
+// What is to be waited for, in µs.
 int Loop::prepare(Time until) {
   // Order matters: whoever posts or wakes after this store writes to the wake descriptor.
   sleeping_.store(true);
   bool idle = !woken_.exchange(false);
   for (std::size_t i = 0; i < pollables_.size(); ++i) idle &= pollables_[i]->prepare_sleep();
-  return idle ? timeout_ms(until) : 0;
+  return idle ? timeout_us(until) : 0;
 }
 
-int Loop::wait(int timeout) { return epoll_wait(epoll_fd_, ready_.data(), kMaxEvents, timeout); }
+int Loop::wait(int timeout) {
+#ifdef SYS_epoll_pwait2
+  if (timeout > 0 && timeout < kMillisecond) {  // epoll_wait() would make a whole one of it
+    const timespec left{0, timeout * 1000L};
+    const long count =
+        syscall(SYS_epoll_pwait2, epoll_fd_, ready_.data(), kMaxEvents, &left, nullptr, 0);
+    if (count >= 0 || errno == EINTR) return static_cast<int>(count);
+  }
+#endif
+  const int ms = timeout < 0 ? -1 : (timeout + kMillisecond - 1) / kMillisecond;
+  return epoll_wait(epoll_fd_, ready_.data(), kMaxEvents, ms);
+}
 
 bool Loop::finish(int count) {
   awake_since_ = now();
@@ -119,13 +134,13 @@ bool Loop::finish(int count) {
   return count >= 0;
 }
 
-int Loop::timeout_ms(Time until) {
+int Loop::timeout_us(Time until) {
   const Time deadline = std::min(until, next_timer());
   if (deadline == kNever) return -1;
   const Duration left = deadline - now();
   if (left <= Duration::zero()) return 0;
-  const auto ms = std::chrono::ceil<milliseconds>(left).count();
-  return static_cast<int>(std::min<std::int64_t>(ms, 3'600'000));
+  const auto us = std::chrono::ceil<microseconds>(left).count();
+  return static_cast<int>(std::min<std::int64_t>(us, kLongestWait));
 }
 
 bool Loop::dispatch(int count) {

@@ -65,7 +65,7 @@ class Loop {
   }
   // When the last turn() had waited.
   Time awake_since() const { return awake_since_; }
-  // Nothing happened in the last turn(): wake() ended it.
+  // Nothing happened in the last turn(): wake() ended it, a signal, or the time was up.
   bool only_woken() const { return only_woken_; }
   // When the next timer is due.
   Time next_timer() const { return timers_.empty() ? kNever : timers_.begin()->first.first; }
@@ -92,7 +92,7 @@ class Loop {
   int prepare(Time until);
   int wait(int timeout);
   bool finish(int count);
-  int timeout_ms(Time until);
+  int timeout_us(Time until);
   bool take_posted();
   bool dispatch(int count);
   bool run_timers();
