@@ -196,13 +196,18 @@ void RpcPeer::perform(rpc::RunHandler& action) {
                       Ran::no});
     return;
   }
+  // Its first use was cancelled and has not returned; what it still says must not answer this one.
+  if (running_.contains(action.key)) {
+    return node_.reply(io::now(), action.key,
+                       make_error(ErrorCode::wire, "the number of a call was used twice"));
+  }
   ++stats_.calls_received;
   ++stats_.calls_running;
   ++found->second->running;
   auto responder = std::make_shared<Responder>(shared_from_this(), action.key,
                                                std::move(action.function), action.credit);
   record(FlightKind::handler, action.caller, action.key.id, responder->function());
-  running_.insert_or_assign(action.key, Handling{responder, action.caller, now_});
+  running_.emplace(action.key, Handling{responder, action.caller, now_});
   Incoming incoming{std::move(responder), std::move(action.caller), std::move(action.arguments),
                     action.deadline};
   context_->workers().submit(
