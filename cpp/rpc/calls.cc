@@ -31,6 +31,10 @@ Ran may_have_run(const Call& call) {
 CallId NodeState::call(Time now, const std::string& peer_name, const std::string& function,
                        wire::Payload arguments, Duration timeout, std::uint16_t lane,
                        std::uint64_t credit) {
+  if (credit > kMostCredit) {
+    throw Exception(ErrorCode::invalid_argument,
+                    "a stream of more than " + std::to_string(kMostCredit) + " items at once");
+  }
   const CallId id = ++last_call_;
   Call& call = calls_[id];
   call.peer = peer_name;
@@ -296,6 +300,7 @@ void NodeState::delivered_call(Time now, Peer& peer, session::Deliver& delivered
     return fail(ErrorCode::no_such_function,
                 "peer '" + config.name + "' has no function '" + head.function + "'");
   }
+  if (head.credit > kMostCredit) wire::fail("a stream of too many items at once");
   const CallKey key{peer.instance, head.id};
   wire::Payload arguments = user_payload(std::move(delivered.payload));
   const std::size_t bytes = arguments.bytes();

@@ -23,6 +23,10 @@ namespace moolink::rpc {
 // Lanes from here on belong to services, one each; users' lanes are folded below.
 inline constexpr std::uint16_t kServiceLanes = 0xff00;
 
+// Items that a caller may allow at once. Who allows more, and takes nothing, would have this side
+// keep them: items are not held back by anything but credit.
+inline constexpr std::uint64_t kMostCredit = 1024;
+
 // Addresses dialled in vain, by address.
 using Tried = std::map<std::string, TriedAddress, std::less<>>;
 

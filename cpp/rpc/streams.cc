@@ -133,6 +133,9 @@ void NodeState::take_credit(const CallKey& key, std::uint64_t allowed) {
   const auto found = running_.find(key);
   if (found == running_.end()) return;  // it has replied
   if (!found->second.stream) wire::fail("credit for a call that is no stream");
+  if (allowed > found->second.stream->sent + kMostCredit) {
+    wire::fail("a stream of too many items at once");
+  }
   // Credits may overtake each other.
   if (allowed <= found->second.stream->allowed && !mutant("credit_goes_back")) return;
   found->second.stream->allowed = allowed;

@@ -161,6 +161,70 @@ TEST("what is to be done on cancel is done once, or forgotten with the reply") {
   CHECK_EQ(wrong.load(), 0);
 }
 
+// Sends the numbers below `count`, as far as the caller takes them, and then a reply.
+struct Counting : std::enable_shared_from_this<Counting> {
+  std::shared_ptr<Responder> responder;
+  std::uint64_t count = 0;
+  std::uint64_t next = 0;
+
+  void run() {
+    while (!responder->cancelled() && next < count) {
+      if (!responder->has_room()) {
+        responder->when_room([self = shared_from_this()] { self->run(); });
+        return;
+      }
+      responder->send_item(payload_of(next++));
+    }
+    responder->send(payload_of(count));
+  }
+};
+
+TEST("threads take streams, to the end or not, from a peer and from their own") {
+  for (const auto& transports : all_transports()) {
+    Pair pair(transports);
+    std::atomic<int> alive{0};
+    const auto count = [&](const Incoming& call) {
+      ++alive;
+      const std::shared_ptr<Counting> counting(new Counting, [&](Counting* ended) {
+        delete ended;
+        --alive;
+      });
+      counting->responder = call.responder;
+      counting->count = number_in(call.arguments);
+      counting->run();
+    };
+    pair.server->define("count", count);
+    pair.client->define("count", count);
+    std::atomic<int> wrong{0};
+    std::vector<std::thread> threads;
+    for (int thread = 0; thread < 4; ++thread) {
+      threads.emplace_back([&, thread] {
+        for (std::uint64_t round = 0; round < 60; ++round) {
+          const auto stream =
+              pair.client->stream(round % 2 == 0 ? "server" : "client", "count", payload_of(round),
+                                  kCallTimeout, static_cast<std::uint16_t>(1 + thread), 4);
+          const std::uint64_t leave_at = round % 3 == 0 ? round / 2 : round;
+          std::uint64_t taken = 0;
+          while (taken < leave_at) {
+            if (const auto item = stream->take()) {
+              wrong += number_in(*item) != taken++;
+            } else if (stream->ended() || !stream->wait(io::now() + kCallTimeout, {})) {
+              ++wrong;
+              break;
+            }
+          }
+          if (leave_at < round) stream->cancel();
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    CHECK_EQ(wrong.load(), 0);
+    const Time limit = io::now() + kCallTimeout;
+    while (alive > 0 && io::now() < limit) std::this_thread::yield();
+    CHECK_EQ(alive.load(), 0);  // nothing is parked for ever
+  }
+}
+
 TEST("callbacks run once, before or after the end") {
   Pair pair({wire::PathKind::tcp});
   std::latch ran(2);
