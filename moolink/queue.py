@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import os
 import threading
+import weakref
 from collections.abc import Generator
 from typing import Any
 
@@ -37,6 +39,7 @@ class Queue:
         self._items: collections.deque[Any] = collections.deque()
         self._waiters: collections.deque[_Waiter] = collections.deque()
         self._closed = False
+        self._why_closed = "the queue is closed"
 
     def enqueue(self, item: Any) -> None:
         """Adds an item; does not block.
@@ -106,11 +109,23 @@ class Queue:
             for waiter in waiters:
                 waiter.wake()
 
+    def end_in_children(self) -> None:
+        """Closes it in forked children: the peer whose calls come here is not there."""
+        _of_peers.add(self)
+
+    def _abandon(self) -> None:
+        """In a forked child, where no call comes: another thread may have held the lock."""
+        self._lock = threading.RLock()
+        self._closed = True
+        self._why_closed = "this process was forked: the peer whose calls came here is the parent's"
+        self._items.clear()
+        self._waiters.clear()
+
     # What kinds of queues differ in; the caller of the first three holds the lock.
 
     def _require_room(self) -> None:
         if self._closed:
-            raise Closed("the queue is closed")
+            raise Closed(self._why_closed)
         if self._max_size is not None and len(self._items) >= self._max_size:
             raise QueueFull(f"max_size={self._max_size} items wait already")
 
@@ -135,7 +150,7 @@ class Queue:
             if self._ready():
                 return self._take()
             if self._closed:
-                raise Closed("the queue is closed")
+                raise Closed(self._why_closed)
             if kind is None:
                 return NOTHING
             waiter = kind()
@@ -184,6 +199,17 @@ class Queue:
             item = self._finish(item)
             if item is not NOTHING:
                 return item
+
+
+_of_peers: weakref.WeakSet[Queue] = weakref.WeakSet()
+
+
+def _abandon_all() -> None:
+    for queue in list(_of_peers):
+        queue._abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_all)
 
 
 class _Waiter:

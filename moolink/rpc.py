@@ -245,6 +245,8 @@ class _Closing:
     ) -> None:
         self._queue = queue
         self._tasks = tasks
+        if queue is not None:
+            queue.end_in_children()
         self.guard: weakref.finalize[..., Any] | None = None  # closes the queue with the peer
 
     def finish(self, timeout: float | None) -> None:

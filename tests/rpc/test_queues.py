@@ -403,3 +403,32 @@ def test_queues_leave_nothing_behind() -> None:
     gc.collect()
     assert [r() for r in references] == [None, None]
     assert threading.active_count() == threads
+
+
+def test_a_forked_child_gets_an_error(start: Start) -> None:
+    process = start(
+        """
+        import asyncio, os
+        import moolink
+
+        with moolink.Rpc("server") as server:
+            queue = server.define_queue("f")
+            queue._lock.acquire()  # as if another thread did
+            child = os.fork()
+            if child == 0:
+                async def take():
+                    await queue
+
+                for ask in (queue.get, lambda: asyncio.run(take())):
+                    try:
+                        ask()
+                    except moolink.Closed as error:
+                        print("forked" in str(error), flush=True)
+                queue.close()
+                os._exit(0)
+            os.waitpid(child, 0)
+            queue._lock.release()
+            print(queue.empty())
+        """
+    )
+    assert process.communicate(timeout=20)[0] == "True\nTrue\nTrue\n"
