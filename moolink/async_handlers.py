@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from moolink import deadlines
 from moolink.batch_replies import Return
-from moolink.errors import CancelledError
+from moolink.errors import CancelledError, Error
 
 if TYPE_CHECKING:
     from moolink._core import RpcStreamReturn
@@ -129,13 +129,14 @@ class AsyncHandler:
                     reply()
         except asyncio.CancelledError:
             if not reply.cancelled():
-                reply.error(CancelledError(f"the task of {self._name!r} was cancelled"))
+                _fail(reply, CancelledError(f"the task of {self._name!r} was cancelled"))
             raise
         except KeyboardInterrupt as interrupt:
-            reply.error(interrupt)
+            _fail(reply, interrupt)
             raise  # It is the loop's.
-        except BaseException as raised:  # noqa: BLE001 - whatever it is, it is the caller's
-            reply.error(raised)
+        except BaseException as raised:
+            if not _fail(reply, raised):
+                raise  # Nobody else hears of it: the loop reports it.
 
     async def _send_items(self, reply: RpcStreamReturn, items: AsyncGenerator[Any, None]) -> None:
         async with contextlib.aclosing(items):
@@ -154,6 +155,15 @@ class AsyncHandler:
         with self._changed:
             self._running -= 1
             self._changed.notify_all()
+
+
+def _fail(reply: Return, wrong: BaseException) -> bool:
+    """Tells the caller what went wrong; False: it has its reply already."""
+    try:
+        reply.error(wrong)
+    except Error:
+        return False
+    return True
 
 
 def _cancel(loop: asyncio.AbstractEventLoop, task: asyncio.Task[None]) -> None:

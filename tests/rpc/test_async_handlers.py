@@ -164,6 +164,31 @@ def test_deferred_ones_answer_themselves(pair: Pair) -> None:
         client.sync("server", "later", 0)
 
 
+def test_what_goes_wrong_after_the_reply_is_the_loops(pair: Pair) -> None:
+    client, server = pair
+    reported: list[object] = []
+
+    async def wrong(deferred: moolink.RpcDeferredReturn) -> None:
+        deferred(1)
+        raise ValueError("after the reply")
+
+    async def goes_on(deferred: moolink.RpcDeferredReturn) -> None:
+        deferred(2)
+        await asyncio.sleep(1000)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: reported.append(context.get("exception")))
+        server.define_deferred("wrong", wrong)
+        server.define_deferred("goes_on", goes_on)
+        assert await client.async_("server", "wrong") == 1
+        assert await client.async_("server", "goes_on") == 2
+
+    asyncio.run(main())
+    gc.collect()
+    assert [str(error) for error in reported] == ["after the reply"]
+
+
 # --- cancellation
 
 
