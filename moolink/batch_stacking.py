@@ -45,6 +45,9 @@ class BatchOptions:
     bucket_sizes: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
+        for size in (self.batch_size, *(self.bucket_sizes or ())):
+            if size is not None and (isinstance(size, bool) or not hasattr(size, "__index__")):
+                raise ValueError(f"a number of calls or rows is an int, got {size!r}")
         if self.batch_size is not None and self.batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
         if self.mode not in ("stack", "cat"):
@@ -69,10 +72,10 @@ class BatchOptions:
             )
 
     def _check_static(self) -> None:
-        if self.batch_size is None:
-            raise ValueError("batch_size is needed: without it calls are not batched")
         if self.mode == "cat" or self.bucket_sizes is not None:
             raise ValueError("mode='cat' and bucket_sizes need dynamic_batching=True")
+        if self.batch_size is None:
+            raise ValueError("batch_size is needed: without it calls are not batched")
         if self.max_latency is not None and not self.max_latency >= 0:
             raise ValueError(f"max_latency must not be negative, got {self.max_latency}")
         if self.pad and self.max_latency is None:

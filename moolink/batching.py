@@ -33,6 +33,11 @@ class BatchQueue(Queue):
         on_due: Callable[[], object] | None = None,
     ) -> None:
         super().__init__(max_size)
+        never_due = not options.dynamic and options.max_latency is None
+        if never_due and max_size is not None and max_size < (options.batch_size or 1):
+            raise ValueError(
+                f"{max_size=} leaves no room for a batch of batch_size={options.batch_size} calls"
+            )
         self._options = options
         self._on_due = on_due
         self._stacker = Stacker(options)

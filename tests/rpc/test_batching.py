@@ -254,7 +254,7 @@ def test_undefine_fails_calls_that_wait_for_others(pair: Pair) -> None:
 
 def test_max_size_counts_calls(pair: Pair) -> None:
     client, server = pair
-    queue = server.define_queue("q", batch_size=4, max_size=2)
+    queue = server.define_queue("q", batch_size=4, max_size=2, max_latency=1000)
     futures = calls(client, "q", [0, 1])
     waiting(queue, 2)
     with pytest.raises(moolink.QueueFull):
@@ -604,6 +604,9 @@ def test_a_batch_nobody_waits_for_is_cancelled(pair: Pair) -> None:
         ({"pad": True}, "batch_size"),
         ({"batch_size": 2, "pad": True}, "max_latency"),
         ({"batch_size": 2, "max_latency": -1}, "negative"),
+        ({"batch_size": 2.5}, "an int, got 2.5"),
+        ({"batch_size": True}, "an int, got True"),
+        ({"dynamic_batching": True, "bucket_sizes": (1.5, 3)}, "an int, got 1.5"),
     ],
 )
 def test_options_that_make_no_sense(pair: Pair, options: dict[str, Any], text: str) -> None:
@@ -618,7 +621,9 @@ def test_options_that_make_no_sense(pair: Pair, options: dict[str, Any], text: s
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"mode": "cat"}, "batch"),
+        ({"mode": "cat"}, "dynamic_batching"),
+        ({"bucket_sizes": (1, 2)}, "dynamic_batching"),
+        ({"batch_size": 4, "max_size": 3}, "no room"),
         ({"batch_size": 2, "mode": "cat"}, "dynamic_batching"),
         ({"batch_size": 2, "bucket_sizes": (1, 2)}, "dynamic_batching"),
         ({"dynamic_batching": True, "mode": "pile"}, "stack"),
