@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from moolink._core import RpcDeferredReturn, call_later
+from moolink._core import LentSlot, RpcDeferredReturn, call_later
 from moolink.batch_stacking import BatchOptions, Call, Stacker, rows_of
 from moolink.errors import Closed, Error
 from moolink.queue import NOTHING, Queue
@@ -214,12 +214,14 @@ class BatchHandler:
     def __init__(
         self, options: BatchOptions, serve: Callable[[Call, Callable[[], None]], bool]
     ) -> None:
-        serve_all = weakref.WeakMethod(self.serve_all)
-        self.queue = BatchQueue(options, on_due=lambda: _call(serve_all))
+        serve_due = weakref.WeakMethod(self._serve_due)
+        self.queue = BatchQueue(options, on_due=lambda: _call(serve_due))
         self._serve = serve
         self._one_at_a_time = options.dynamic
         self._lock = threading.RLock()
         self._busy = False
+        self._changed = threading.Condition()
+        self._due: list[int] = []  # the threads that serve batches that were not full in time
 
     def __call__(self, reply: RpcDeferredReturn, /, *args: Any, **kwargs: Any) -> None:
         """Takes a call."""
@@ -235,6 +237,23 @@ class BatchHandler:
             finally:
                 if done:
                     self._free()
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Waits until no batch is served that was not full in time; others the core waits for."""
+        here = threading.get_ident()
+        with LentSlot(), self._changed:
+            self._changed.wait_for(lambda: all(thread == here for thread in self._due), timeout)
+
+    def _serve_due(self) -> None:
+        here = threading.get_ident()
+        with self._changed:
+            self._due.append(here)
+        try:
+            self.serve_all()
+        finally:
+            with self._changed:
+                self._due.remove(here)
+                self._changed.notify_all()
 
     def _next(self) -> Call | None:
         if not self._one_at_a_time:

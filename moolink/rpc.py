@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from moolink.async_handlers import AsyncHandler
     from moolink.batch_layout import Mode
     from moolink.batch_stacking import BatchOptions, Call
+    from moolink.batching import BatchHandler
     from moolink.queue import Queue
 
 _FINISH = 0.5  # seconds that tasks have to end when their peer is closed
@@ -216,7 +217,7 @@ class Rpc(RpcCore):
 
             serve = functools.partial(_defer if deferred else _answer, function)
             handler = BatchHandler(options, serve if tasks is None else tasks.start_batch)
-            self._serve(name, handler, _Closing(handler.queue, tasks))
+            self._serve(name, handler, _Closing(handler.queue, tasks, handler))
         elif tasks is not None:
             self._serve(name, tasks, _Closing(tasks=tasks))
         elif deferred:
@@ -242,15 +243,19 @@ class _Closing:
         self,
         queue: Queue | None = None,
         tasks: AsyncHandler | None = None,
+        batches: BatchHandler | None = None,
     ) -> None:
         self._queue = queue
         self._tasks = tasks
+        self._batches = batches
         if queue is not None:
             queue.end_in_children()
         self.guard: weakref.finalize[..., Any] | None = None  # closes the queue with the peer
 
     def finish(self, timeout: float | None) -> None:
-        """Waits for tasks that run, for at most ``timeout`` seconds."""
+        """Waits for tasks and batches that run, for at most ``timeout`` seconds each."""
+        if self._batches is not None:
+            self._batches.wait(timeout)
         if self._tasks is not None:
             self._tasks.wait(timeout)
 

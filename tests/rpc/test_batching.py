@@ -657,3 +657,34 @@ def test_batches_leave_nothing_behind(pair: Pair) -> None:
     del handler
     gc.collect()
     until(lambda: seen() is None and batches[0]() is None, "the handler and its batch", poll=0.05)
+
+
+def test_undefine_waits_for_a_batch_that_was_due(pair: Pair) -> None:
+    client, server = pair
+    started, release = threading.Event(), threading.Event()
+    ended: list[object] = []
+
+    def serve(x: list[int]) -> list[int]:
+        started.set()
+        release.wait(PATIENCE)
+        ended.append(x)
+        return x
+
+    server.define("f", serve, batch_size=4, max_latency=0.01)
+    future = client.async_("server", "f", 1)
+    assert started.wait(PATIENCE)
+    threading.Timer(0.1, release.set).start()
+    server.undefine("f")
+    assert ended == [[1]]
+    assert future.result() == 1
+
+
+def test_a_batch_that_was_due_can_undefine_its_function(pair: Pair) -> None:
+    client, server = pair
+
+    def serve(x: list[int]) -> list[int]:
+        server.undefine("f")
+        return x
+
+    server.define("f", serve, batch_size=4, max_latency=0.01)
+    assert client.sync("server", "f", 1) == 1
