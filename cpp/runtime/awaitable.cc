@@ -31,7 +31,9 @@ void Awaitable::notify(const std::shared_ptr<Completions>& completions, std::uin
 void Awaitable::set_ready() {
   ready_.store(true, std::memory_order_release);
   for (Waiter* waiter : waiters_) context_->engine().finish(*waiter);
-  for (const auto& [completions, token] : watchers_) completions->add(token);
+  for (const auto& [watcher, token] : watchers_) {
+    if (const std::shared_ptr<Completions> completions = watcher.lock()) completions->add(token);
+  }
   watchers_.clear();
 }
 

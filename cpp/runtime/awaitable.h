@@ -58,7 +58,8 @@ class Awaitable {
   const char* what_ = "an operation";
   std::uint64_t id_ = 0;
   std::vector<Waiter*> waiters_;
-  std::vector<std::pair<std::shared_ptr<Completions>, std::uint64_t>> watchers_;
+  // Weak: one that was given up keeps no descriptor until this is ready.
+  std::vector<std::pair<std::weak_ptr<Completions>, std::uint64_t>> watchers_;
 };
 
 }  // namespace moolink::runtime

@@ -180,3 +180,37 @@ def test_ctrl_c_ends_a_wait(start: Start) -> None:
     out, err = process.communicate(timeout=20)
     assert out == "interrupted\n", err
     assert process.returncode == 0
+
+
+def test_an_event_loop_that_was_closed_while_it_watched_is_left_alone(start: Start) -> None:
+    # In a process of its own: what completes the call would otherwise hang all of moolink.
+    process = start(
+        """
+        import asyncio, gc, os, threading
+        import moolink
+
+        release = threading.Event()
+        with moolink.Rpc("server") as server, moolink.Rpc("client") as client:
+            server.define("wait", lambda: release.wait(20))
+            client.connect(server.listen("127.0.0.1:0")[0])
+            future = client.async_("server", "wait")
+
+            async def look():
+                try:
+                    await asyncio.wait_for(future, 0.05)
+                except asyncio.TimeoutError:
+                    print("not yet")
+
+            asyncio.run(look())
+            gc.collect()
+            open_before = len(os.listdir("/proc/self/fd"))
+            asyncio.run(look())
+            gc.collect()
+            print(len(os.listdir("/proc/self/fd")) - open_before, "descriptors kept")
+            release.set()
+            print(future.result(10), client.sync("server", "wait"))
+        """
+    )
+    assert process.communicate(timeout=20)[0] == (
+        "not yet\nnot yet\n0 descriptors kept\nTrue True\n"
+    )
