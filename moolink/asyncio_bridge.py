@@ -64,8 +64,11 @@ def _ready(awaitable: Future | Stream) -> Generator[Any, None, None]:
         completions = _completions[loop] = Completions()
         loop.add_reader(completions.fileno(), _wake, completions)
     ended: _Ended = loop.create_future()
-    completions.watch(awaitable, weakref.ref(ended))
-    yield from ended
+    number = completions.watch(awaitable, weakref.ref(ended))
+    try:
+        yield from ended
+    finally:
+        completions.forget(awaitable, number)  # The task was cancelled, or this does nothing.
 
 
 def _wake(completions: Completions) -> None:

@@ -10,10 +10,15 @@ namespace moolink::bind {
 
 PyCompletions::PyCompletions() : completions_(runtime::Completions::create(default_context())) {}
 
-void PyCompletions::watch(runtime::Awaitable& awaitable, nb::object token) {
+std::uint64_t PyCompletions::watch(runtime::Awaitable& awaitable, nb::object token) {
   const std::uint64_t number = ++last_;
   tokens_.emplace(number, Reference(std::move(token)));
   awaitable.notify(completions_, number);
+  return number;
+}
+
+void PyCompletions::forget(runtime::Awaitable& awaitable, std::uint64_t number) {
+  if (tokens_.erase(number) != 0) awaitable.forget(completions_, number);
 }
 
 nb::list PyCompletions::take() {
@@ -31,9 +36,13 @@ void bind_completions(nb::module_& m) {
       .def(nb::init<>())
       .def("fileno", &PyCompletions::fileno, "Readable while tokens wait.")
       .def("watch", [](PyCompletions& self, PyFuture& future,
-                       nb::object token) { self.watch(*future.future(), std::move(token)); })
+                       nb::object token) { return self.watch(*future.future(), std::move(token)); })
       .def("watch", [](PyCompletions& self, PyStream& stream,
-                       nb::object token) { self.watch(*stream.stream(), std::move(token)); })
+                       nb::object token) { return self.watch(*stream.stream(), std::move(token)); })
+      .def("forget", [](PyCompletions& self, PyFuture& future,
+                        std::uint64_t number) { self.forget(*future.future(), number); })
+      .def("forget", [](PyCompletions& self, PyStream& stream,
+                        std::uint64_t number) { self.forget(*stream.stream(), number); })
       .def("take", &PyCompletions::take, "The tokens of what has become ready.");
 }
 

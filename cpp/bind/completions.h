@@ -23,7 +23,9 @@ class PyCompletions {
   PyCompletions& operator=(const PyCompletions&) = delete;
 
   int fileno() const { return completions_->descriptor(); }
-  void watch(runtime::Awaitable& awaitable, nb::object token);
+  // The number to forget it by.
+  std::uint64_t watch(runtime::Awaitable& awaitable, nb::object token);
+  void forget(runtime::Awaitable& awaitable, std::uint64_t number);
   nb::list take();
 
  private:

@@ -1,5 +1,7 @@
 #include <nanobind/nanobind.h>
 
+#include <cstdlib>
+
 #include "bind/accumulator.h"
 #include "bind/broker.h"
 #include "bind/completions.h"
@@ -14,6 +16,9 @@
 #include "bind/value.h"
 
 NB_MODULE(_core, m) {
+  // Daemon threads and calls in flight hold objects when the interpreter ends: no fault of the
+  // user's, and nothing to fill the terminal with.
+  nanobind::set_leak_warnings(std::getenv("MOOLINK_LEAK_WARNINGS") != nullptr);
   moolink::bind::bind_errors(m);
   moolink::bind::bind_values(m);
   moolink::bind::bind_context(m);

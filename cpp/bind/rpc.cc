@@ -477,8 +477,8 @@ void bind_class(nb::class_<PyRpc>& rpc) {
       .def("define_deferred", &PyRpc::define_deferred, nb::arg("name"), nb::arg("function"),
            kDeferredDoc)
       .def("undefine", &PyRpc::undefine, nb::arg("name"),
-           "Withdraws a function and waits until no call of it runs. Raises ValueError if it is "
-           "not defined.")
+           "Withdraws a function and waits until no call of it runs; a stream that has begun goes "
+           "on. Raises ValueError if it is not defined.")
       .def("async_", &PyRpc::async, kAsyncDoc)
       .def("async_many", &PyRpc::async_many,
            "async_many(peers, function, *args, **kwargs): like async_ to each of several peers; "
@@ -498,7 +498,7 @@ void bind_class(nb::class_<PyRpc>& rpc) {
       .def("peers", &PyRpc::peers,
            "The other peers that are connected or waited for, a dict each, as "
            "moolink._core.PeerInfo: the paths that are up, latency (round trip in seconds) and "
-           "silence in seconds, bytes not acknowledged, calls that wait and run.")
+           "seconds of silence, bytes not acknowledged, calls that wait and run.")
       .def("explain", &PyRpc::explain, nb::arg("peer"), kExplainDoc)
       .def("flight_recorder", &PyRpc::flight_recorder,
            "The last events of this peer, oldest first, a line each: seconds before now, peer, "

@@ -28,6 +28,14 @@ void Awaitable::notify(const std::shared_ptr<Completions>& completions, std::uin
   }
 }
 
+void Awaitable::forget(const std::shared_ptr<Completions>& completions, std::uint64_t token) {
+  if (context_->abandoned()) return;
+  const Engine::Lock lock = context_->lock();
+  std::erase_if(watchers_, [&](const auto& watcher) {
+    return watcher.second == token && watcher.first.lock() == completions;
+  });
+}
+
 void Awaitable::set_ready() {
   ready_.store(true, std::memory_order_release);
   for (Waiter* waiter : waiters_) context_->engine().finish(*waiter);

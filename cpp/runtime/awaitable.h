@@ -26,6 +26,8 @@ class Awaitable {
   bool wait(Time deadline, const Engine::Interrupt& interrupt);
   // Gives the token to `completions` when this is ready, or at once if it is.
   void notify(const std::shared_ptr<Completions>& completions, std::uint64_t token);
+  // Takes it back: nobody waits any more.
+  void forget(const std::shared_ptr<Completions>& completions, std::uint64_t token);
 
   // Who waited for whom when it timed out; null: it did not, or this is not known.
   const std::shared_ptr<const std::string>& detail() const { return detail_; }

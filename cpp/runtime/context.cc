@@ -96,6 +96,22 @@ std::string Context::who_waits() {
   return text;
 }
 
+std::shared_ptr<const std::string> Context::who_waited(Time now) {
+  constexpr Duration kFresh = milliseconds(500);
+  constexpr std::size_t kMost = std::size_t{8} << 10;
+  if (who_waited_ == nullptr || now - who_waited_at_ > kFresh) {
+    std::string text;
+    engine_.describe(now, Describe::waits, text);
+    if (text.size() > kMost) {
+      text.resize(text.rfind('\n', kMost) + 1);
+      text += "... (all of it: moolink dump)\n";
+    }
+    who_waited_ = std::make_shared<const std::string>(std::move(text));
+    who_waited_at_ = now;
+  }
+  return who_waited_;
+}
+
 void Context::stop() {
   if (std::exchange(stopped_, true)) return;
   ForkRegistry::instance().remove(*this);

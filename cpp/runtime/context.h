@@ -64,6 +64,8 @@ class Context : public std::enable_shared_from_this<Context> {
   std::string dump();
   // Who waits for whom: calls, handlers, threads.
   std::string who_waits();
+  // The same, at most a moment old, so that many calls may time out at once. With the lock held.
+  std::shared_ptr<const std::string> who_waited(Time now);
 
   // Ends the threads. Peers must have been closed.
   void stop();
@@ -90,6 +92,8 @@ class Context : public std::enable_shared_from_this<Context> {
   FlightRecorder recorder_;
   DumpServer dump_server_;
   std::thread reactor_;
+  std::shared_ptr<const std::string> who_waited_;
+  Time who_waited_at_{};
   std::vector<Forkable*> forkables_;
   std::atomic<bool> abandoned_{false};
   bool stopped_ = false;

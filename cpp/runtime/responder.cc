@@ -52,16 +52,17 @@ void Responder::resume() {
 Responder::~Responder() {
   if (sent_ || peer_->closed() || peer_->context()->abandoned()) return;
   // Through the loop, because the last reference may go while the engine's lock is held.
-  Error error{ErrorCode::remote,
-              "the handler of '" + function_ + "' at peer '" + peer_->node_.name() +
-                  "' dropped the call without a reply",
-              peer_->node_.name(),
-              function_,
-              "RuntimeError",
-              {},
-              Ran::yes};
-  peer_->context()->engine().loop().post(
-      [peer = peer_, key = key_, error = std::move(error)] { peer->reply_locked(key, error); });
+  peer_->context()->engine().loop().post([peer = peer_, key = key_, function = function_] {
+    const std::string& name = peer->node_.name();
+    peer->reply_locked(key, Error{ErrorCode::remote,
+                                  "the handler of '" + function + "' at peer '" + name +
+                                      "' dropped the call without a reply",
+                                  name,
+                                  function,
+                                  "RuntimeError",
+                                  {},
+                                  Ran::yes});
+  });
 }
 
 }  // namespace moolink::runtime

@@ -190,9 +190,12 @@ void RpcPeer::set_transports(const std::vector<wire::PathKind>& transports) {
 
 // The first listen or connect: from now on peers of this host can find a way here.
 void RpcPeer::start() {
-  if (std::exchange(started_, true)) return;
+  if (started_) return;
+  std::vector<std::unique_ptr<transport::Transport>> made;
+  for (const wire::PathKind kind : enabled_) made.push_back(make_transport(kind, environment_));
+  transports_ = std::move(made);
+  started_ = true;
   for (const wire::PathKind kind : enabled_) {
-    transports_.push_back(make_transport(kind, environment_));
     if (kind == wire::PathKind::shm) listen_unasked("shm://");
   }
 }
@@ -318,7 +321,8 @@ void RpcPeer::reply_locked(const rpc::CallKey& key, rpc::Reply reply) {
     forget_if_over(handling);
   }
   node_.reply(now, key, std::move(reply));
-  call_done();
+  // A worker flushes when it has nothing more to run; of other threads nothing is known.
+  Workers::on_worker_thread() ? call_done() : operation_done();
 }
 
 void RpcPeer::send_item(const rpc::CallKey& key, wire::Payload item) {

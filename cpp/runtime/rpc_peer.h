@@ -215,7 +215,6 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
                       std::string& text) const;
   void describe_handlers(Time now, std::size_t most, const std::string& indent,
                          std::string& text) const;
-  std::shared_ptr<const std::string> who_waits(Time now);
 
   // rpc_peer.cc
   Time clock() { return now_ = io::now(); }
@@ -253,8 +252,6 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   std::vector<PeerObserver*> observers_;
   RpcStats stats_;
   Time now_{};  // of the event that is being dealt with
-  Time who_waits_at_{};
-  std::shared_ptr<const std::string> who_waits_;
   std::atomic<bool> closing_{false};
   bool started_ = false;    // listens or connects: the transports are there
   bool finished_ = false;   // the Node has closed

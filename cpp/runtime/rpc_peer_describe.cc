@@ -103,19 +103,6 @@ void RpcPeer::describe_handlers(Time now, std::size_t most, const std::string& i
   say_rest(text, indent, lines.size(), most);
 }
 
-// Who waits for whom, for the error of a call that timed out. Many may do so at once: what was said
-// a moment ago is good enough.
-std::shared_ptr<const std::string> RpcPeer::who_waits(Time now) {
-  constexpr Duration kFresh = milliseconds(100);
-  if (who_waits_ == nullptr || now - who_waits_at_ > kFresh) {
-    std::string text;
-    context_->engine().describe(now, Describe::waits, text);
-    who_waits_ = std::make_shared<const std::string>(std::move(text));
-    who_waits_at_ = now;
-  }
-  return who_waits_;
-}
-
 std::vector<std::string> RpcPeer::flight_recorder() {
   const Engine::Lock lock = context_->lock();
   std::vector<std::string> lines;

@@ -222,10 +222,10 @@ void RpcPeer::perform(rpc::Complete& action) {
   record(FlightKind::result, error ? error->peer : "", action.id, error ? error->message : "");
   const bool late = error && error->code == ErrorCode::timeout;
   if (const auto future = futures_.extract(action.id); !future.empty()) {
-    if (late) future.mapped()->set_detail(who_waits(now_));
+    if (late) future.mapped()->set_detail(context_->who_waited(now_));
     future.mapped()->complete(std::move(action.result));
   } else if (const auto stream = streams_.extract(action.id); !stream.empty()) {
-    if (late) stream.mapped()->set_detail(who_waits(now_));
+    if (late) stream.mapped()->set_detail(context_->who_waited(now_));
     stream.mapped()->end(std::move(action.result));
   }
 }

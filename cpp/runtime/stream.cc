@@ -23,7 +23,8 @@ bool Stream::ended() {
 void Stream::cancel() {
   if (context().abandoned()) return;  // in a forked child: the call is the parent's
   const Engine::Lock lock = context().lock();
-  if (!outcome_) control_.cancel();
+  // end() destroys what is called here.
+  if (!outcome_) std::exchange(control_.cancel, nullptr)();
 }
 
 void Stream::add(wire::Payload item) {
