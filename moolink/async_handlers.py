@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import dataclasses
 import functools
 import os
 import selectors
@@ -57,43 +58,42 @@ class AsyncHandler:
         self._replies = replies
         self._loop = handlers_loop()
         self._changed = threading.Condition()
-        self._running = 0
+        self._started: set[_Started] = set()  # not ended
         self._tasks: set[asyncio.Task[None]] = set()  # the loop itself holds them weakly
+        self._loop_over = False
+        self._loop_guard = self._until_loop_ends()
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            self._loop.call_soon_threadsafe(self._watch_loop)
+        else:
+            self._watch_loop()
 
     def __call__(self, reply: Return, /, *args: Any, **kwargs: Any) -> None:
         """Starts a task for a call; from any thread."""
-        self.start(reply, args, kwargs, self._ended)
+        self._start(_Started(reply, None), args, kwargs)
 
     def start_batch(self, batch: Call, done: Callable[[], None]) -> bool:
-        """Starts a task for a batch of calls; ``done`` is called when it ends."""
+        """Starts a task for a batch of calls; ``done`` is called when it ends.
 
-        def ended() -> None:
-            self._ended()
-            done()
+        Returns True if the batch has failed already, because the event loop is closed.
+        """
+        return not self._start(_Started(batch.reply, done), batch.args, batch.kwargs)
 
-        self.start(batch.reply, batch.args, batch.kwargs, ended)
-        return False
-
-    def start(
-        self,
-        reply: Return,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        ended: Callable[[], None],
-    ) -> None:
-        """Starts a task; ``ended`` is called on its loop when it ends."""
+    def _start(self, started: _Started, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         with self._changed:
-            self._running += 1
-        try:
-            self._loop.call_soon_threadsafe(self._begin, reply, args, kwargs, ended)
-        except RuntimeError:
-            reply.error(
-                RuntimeError(
-                    f"the event loop that ran {self._name!r} is closed: define the function where "
-                    "a loop runs for as long as it is served, or where none runs"
-                )
-            )
-            ended()
+            over = self._loop_over
+            if not over:
+                self._started.add(started)
+        if not over:
+            try:
+                self._loop.call_soon_threadsafe(self._begin, started, args, kwargs)
+                return True
+            except RuntimeError:
+                with self._changed:
+                    self._started.discard(started)
+        self._fail_for_want_of_a_loop(started)
+        return False
 
     def wait(self, timeout: float | None = None) -> None:
         """Waits until no call runs; not on the loop itself, nor once the loop has stopped."""
@@ -102,20 +102,43 @@ class AsyncHandler:
                 return
         deadline = deadlines.after(timeout)
         with self._changed:
-            while self._running > 0 and self._loop.is_running() and deadlines.left(deadline) != 0:
+            while self._started and self._loop.is_running() and deadlines.left(deadline) != 0:
                 self._changed.wait(_LOOK_AGAIN)
 
-    def _begin(
-        self,
-        reply: Return,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        ended: Callable[[], None],
-    ) -> None:
-        task = self._loop.create_task(self._run(reply, args, kwargs))
+    def _begin(self, started: _Started, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._loop_over:
+            return
+        task = self._loop.create_task(self._run(started.reply, args, kwargs))
         self._tasks.add(task)
-        task.add_done_callback(functools.partial(self._forget, ended))
-        reply.add_cancel_callback(functools.partial(_cancel, self._loop, task))
+        task.add_done_callback(functools.partial(self._forget, started))
+        started.reply.add_cancel_callback(functools.partial(_cancel, self._loop, task))
+
+    def _watch_loop(self) -> None:
+        # asyncio closes the generators of a loop that ends: the only notice there is.
+        with contextlib.suppress(StopIteration):
+            self._loop_guard.__anext__().__await__().__next__()
+
+    async def _until_loop_ends(self) -> AsyncGenerator[None, None]:
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._loop_over = True
+                left = list(self._started)
+            for task in self._tasks:
+                task.cancel()
+            for started in left:
+                self._fail_for_want_of_a_loop(started)
+                self._end(started)
+
+    def _fail_for_want_of_a_loop(self, started: _Started) -> None:
+        _fail(
+            started.reply,
+            RuntimeError(
+                f"the event loop that ran {self._name!r} is closed: define the function where "
+                "a loop runs for as long as it is served, or where none runs"
+            ),
+        )
 
     async def _run(self, reply: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:
@@ -128,9 +151,7 @@ class AsyncHandler:
                     await self._send_items(reply, self._function(*args, **kwargs))
                     reply()
         except asyncio.CancelledError:
-            if not reply.cancelled():
-                _fail(reply, CancelledError(f"the task of {self._name!r} was cancelled"))
-            raise
+            raise  # The task's end tells the caller: it may come before the first step.
         except KeyboardInterrupt as interrupt:
             _fail(reply, interrupt)
             raise  # It is the loop's.
@@ -147,14 +168,28 @@ class AsyncHandler:
                 reply.when_room(functools.partial(_set, self._loop, room))
                 await room.wait()
 
-    def _forget(self, ended: Callable[[], None], task: asyncio.Task[None]) -> None:
+    def _forget(self, started: _Started, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        ended()
+        if task.cancelled() and not started.reply.cancelled():
+            _fail(started.reply, CancelledError(f"the task of {self._name!r} was cancelled"))
+        self._end(started)
 
-    def _ended(self) -> None:
+    def _end(self, started: _Started) -> None:
         with self._changed:
-            self._running -= 1
+            if started not in self._started:
+                return
+            self._started.remove(started)
             self._changed.notify_all()
+        if started.done is not None:
+            started.done()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Started:
+    """A call, or a batch of calls, that is to become a task."""
+
+    reply: Return
+    done: Callable[[], None] | None  # called when it has ended
 
 
 def _fail(reply: Return, wrong: BaseException) -> bool:

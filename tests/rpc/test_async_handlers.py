@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import gc
 import threading
@@ -451,3 +452,63 @@ def test_a_forked_child_has_a_loop_of_its_own(start: Start) -> None:
     )
     out, err = child.communicate(timeout=PATIENCE)
     assert out == "child True\nparent True\n", err
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_calls_fail_when_the_loop_that_runs_them_ends(dynamic: bool) -> None:
+    with moolink.Rpc("server") as server:
+        futures = []
+
+        async def main() -> None:
+            started = asyncio.Event()
+
+            async def wait(x: object) -> object:
+                started.set()
+                await asyncio.sleep(1000)
+                return x
+
+            server.define("wait", wait, dynamic_batching=dynamic)
+            futures.append(server.async_("server", "wait", 1))
+            await started.wait()
+            # In a dynamic batch, these wait for the end of the one before.
+            futures.extend(server.async_("server", "wait", i) for i in range(3))
+            arrived = server.async_("server", "wait", 4)
+            futures.append(arrived)
+            await asyncio.sleep(0)
+
+        asyncio.run(main())
+        for future in futures:
+            with pytest.raises(moolink.RemoteError, match=r"was cancelled|event loop .* is closed"):
+                future.result(20)
+        with pytest.raises(moolink.RemoteError, match=r"event loop .* is closed"):
+            server.async_("server", "wait", 5).result(20)
+
+
+def test_a_call_that_comes_while_the_loop_ends_fails() -> None:
+    with moolink.Rpc("server") as server:
+        ending = threading.Event()
+        called = threading.Event()
+
+        def block() -> None:
+            ending.set()
+            called.wait(20)
+
+        async def main() -> None:
+            async def echo(x: object) -> object:
+                return x
+
+            server.define("echo", echo)
+            assert await server.async_("server", "echo", 1) == 1
+            # asyncio.run waits for its executor last, when the loop still takes callbacks.
+            asyncio.get_running_loop().run_in_executor(None, block)
+
+        runner = threading.Thread(target=asyncio.run, args=(main(),))
+        runner.start()
+        assert ending.wait(20)
+        future = server.async_("server", "echo", 2)
+        with contextlib.suppress(moolink.RemoteError):
+            future.result(20)  # it was in time, or it failed; it does not hang
+        called.set()
+        runner.join(20)
+        with pytest.raises(moolink.RemoteError, match=r"event loop .* is closed"):
+            server.async_("server", "echo", 3).result(20)
