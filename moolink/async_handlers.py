@@ -10,6 +10,7 @@ import functools
 import os
 import selectors
 import threading
+import weakref
 from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -61,13 +62,14 @@ class AsyncHandler:
         self._started: set[_Started] = set()  # not ended
         self._tasks: set[asyncio.Task[None]] = set()  # the loop itself holds them weakly
         self._loop_over = False
-        self._loop_guard = self._until_loop_ends()
+        # Closed by asyncio when the loop ends: the only notice there is.
+        self._loop_guard = _until_loop_ends(weakref.WeakMethod(self._fail_all))
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            self._loop.call_soon_threadsafe(self._watch_loop)
+            self._loop.call_soon_threadsafe(_begin_guard, self._loop_guard)
         else:
-            self._watch_loop()
+            _begin_guard(self._loop_guard)
 
     def __call__(self, reply: Return, /, *args: Any, **kwargs: Any) -> None:
         """Starts a task for a call; from any thread."""
@@ -113,23 +115,16 @@ class AsyncHandler:
         task.add_done_callback(functools.partial(self._forget, started))
         started.reply.add_cancel_callback(functools.partial(_cancel, self._loop, task))
 
-    def _watch_loop(self) -> None:
-        # asyncio closes the generators of a loop that ends: the only notice there is.
-        with contextlib.suppress(StopIteration):
-            self._loop_guard.__anext__().__await__().__next__()
-
-    async def _until_loop_ends(self) -> AsyncGenerator[None, None]:
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._loop_over = True
-                left = list(self._started)
-            for task in self._tasks:
-                task.cancel()
-            for started in left:
-                self._fail_for_want_of_a_loop(started)
-                self._end(started)
+    def _fail_all(self) -> None:
+        """The event loop ends; on its thread."""
+        with self._changed:
+            self._loop_over = True
+            left = list(self._started)
+        for task in self._tasks:
+            task.cancel()
+        for started in left:
+            self._fail_for_want_of_a_loop(started)
+            self._end(started)
 
     def _fail_for_want_of_a_loop(self, started: _Started) -> None:
         _fail(
@@ -190,6 +185,22 @@ class _Started:
 
     reply: Return
     done: Callable[[], None] | None  # called when it has ended
+
+
+async def _until_loop_ends(
+    end: weakref.WeakMethod[Callable[[], None]],
+) -> AsyncGenerator[None, None]:
+    try:
+        yield
+    finally:
+        if (fail_all := end()) is not None:
+            fail_all()
+
+
+def _begin_guard(guard: AsyncGenerator[None, None]) -> None:
+    """Takes the first step, with which the running event loop comes to know it."""
+    with contextlib.suppress(StopIteration):
+        guard.__anext__().__await__().__next__()
 
 
 def _fail(reply: Return, wrong: BaseException) -> bool:
