@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import collections
 import os
@@ -212,12 +213,12 @@ def _abandon_all() -> None:
 os.register_at_fork(after_in_child=_abandon_all)
 
 
-class _Waiter:
+class _Waiter(abc.ABC):
     """Somebody who waits; woken once at most, with the queue's lock held."""
 
+    @abc.abstractmethod
     def wake(self) -> bool:
         """Returns False if nobody waits there any more."""
-        raise NotImplementedError
 
 
 class _WaitingThread(_Waiter):

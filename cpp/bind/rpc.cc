@@ -240,34 +240,32 @@ void PyRpc::undefine(const std::string& name) {
 
 // --- calls
 
-nb::object PyRpc::async(const std::string& peer, const std::string& function,
-                        const nb::args& arguments, const nb::kwargs& keywords) {
+PyRpc::Outgoing PyRpc::outgoing(const nb::args& arguments, const nb::kwargs& keywords) const {
   park_if_exiting();
   release_dropped();
   Lender lender{peer_->context()};
   wire::Payload payload =
       encode_call(arguments, keywords, *options_, peer_->context()->pool(), &lender);
-  const Duration timeout = to_duration(timeout_);
-  const std::uint16_t lane = lane_of_this_thread();
+  return {std::move(payload), std::move(lender.released), to_duration(timeout_),
+          lane_of_this_thread()};
+}
+
+nb::object PyRpc::async(const std::string& peer, const std::string& function,
+                        const nb::args& arguments, const nb::kwargs& keywords) {
+  Outgoing call = outgoing(arguments, keywords);
   std::shared_ptr<runtime::Future> future;
-  if (payload.bytes() > kSendUnlocked) {
+  if (call.payload.bytes() > kSendUnlocked) {
     const GilRelease unlocked;
-    future = peer_->call(peer, function, std::move(payload), timeout, lane);
+    future = peer_->call(peer, function, std::move(call.payload), call.timeout, call.lane);
   } else {
-    future = peer_->call(peer, function, std::move(payload), timeout, lane);
+    future = peer_->call(peer, function, std::move(call.payload), call.timeout, call.lane);
   }
-  return future_of(std::move(future), peer, function, std::move(lender.released));
+  return future_of(std::move(future), peer, function, std::move(call.released));
 }
 
 nb::dict PyRpc::async_many(const std::vector<std::string>& peers, const std::string& function,
                            const nb::args& arguments, const nb::kwargs& keywords) {
-  park_if_exiting();
-  release_dropped();
-  Lender lender{peer_->context()};
-  const wire::Payload payload =
-      encode_call(arguments, keywords, *options_, peer_->context()->pool(), &lender);
-  const Duration timeout = to_duration(timeout_);
-  const std::uint16_t lane = lane_of_this_thread();
+  const Outgoing call = outgoing(arguments, keywords);
   nb::dict futures;
   for (const std::string& peer : peers) {
     if (futures.contains(peer.c_str())) continue;
@@ -275,11 +273,12 @@ nb::dict PyRpc::async_many(const std::vector<std::string>& peers, const std::str
     {
       const GilRelease unlocked;
       // A call of itself decodes the very bytes that are sent to the others.
-      wire::Payload own =
-          peer == peer_->name() ? wire::private_copy(payload, peer_->context()->pool()) : payload;
-      future = peer_->call(peer, function, std::move(own), timeout, lane);
+      wire::Payload own = peer == peer_->name()
+                              ? wire::private_copy(call.payload, peer_->context()->pool())
+                              : call.payload;
+      future = peer_->call(peer, function, std::move(own), call.timeout, call.lane);
     }
-    futures[peer.c_str()] = future_of(std::move(future), peer, function, lender.released);
+    futures[peer.c_str()] = future_of(std::move(future), peer, function, call.released);
   }
   return futures;
 }
@@ -298,17 +297,12 @@ nb::object PyRpc::future_of(std::shared_ptr<runtime::Future> future, const std::
 
 nb::object PyRpc::stream(const std::string& peer, const std::string& function,
                          const nb::args& arguments, const nb::kwargs& keywords) {
-  park_if_exiting();
-  release_dropped();
-  Lender lender{peer_->context()};
-  wire::Payload payload =
-      encode_call(arguments, keywords, *options_, peer_->context()->pool(), &lender);
-  const Duration timeout = to_duration(timeout_);
-  const std::uint16_t lane = lane_of_this_thread();
+  Outgoing call = outgoing(arguments, keywords);
   std::shared_ptr<runtime::Stream> stream;
   {
     const GilRelease unlocked;
-    stream = peer_->stream(peer, function, std::move(payload), timeout, lane, kStreamCredit);
+    stream = peer_->stream(peer, function, std::move(call.payload), call.timeout, call.lane,
+                           kStreamCredit);
   }
   return nb::cast(new PyStream(std::move(stream), options_), nb::rv_policy::take_ownership);
 }

@@ -63,6 +63,14 @@ class PyRpc {
   static int clear(PyObject* self);
 
  private:
+  // What every kind of call needs.
+  struct Outgoing {
+    wire::Payload payload;
+    std::shared_ptr<runtime::Future> released;  // of what it lends; null: nothing
+    Duration timeout;
+    std::uint16_t lane;
+  };
+  Outgoing outgoing(const nb::args& arguments, const nb::kwargs& keywords) const;
   // Guarded by the GIL. Handlers hold it weakly, so that a peer that its own handlers refer to can
   // be collected.
   using Functions = std::map<std::string, Reference>;

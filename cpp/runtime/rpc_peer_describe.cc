@@ -88,7 +88,7 @@ void RpcPeer::describe_handlers(Time now, std::size_t most, const std::string& i
     } else if (handling.returned) {
       line += ": returned, its reply is deferred";
     } else if (run.thread == 0) {
-      line += ": waits for a worker" + std::string(" or the interpreter");
+      line += ": waits for a worker or the interpreter";
     } else {
       line += ": runs since " + in_seconds(now - run.began) + " on thread " +
               std::to_string(run.thread);

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "data-plane.md"
+from tests.docs.examples import examples_of, run_example
+
 EXAMPLES = dict(
     zip(
         ("env_pool", "batcher"),
-        re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL),
+        examples_of("docs/data-plane.md"),
         strict=True,
     )
 )
@@ -25,12 +23,5 @@ PRINTED = {
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_example_runs(name: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", EXAMPLES[name]],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_example(EXAMPLES[name])
     assert re.fullmatch(PRINTED[name], done.stdout)

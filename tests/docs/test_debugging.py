@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
-from pathlib import Path
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "debugging.md"
+from tests.docs.examples import examples_of, run_example
 
 
 def test_example_runs() -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    (code,) = examples_of("docs/debugging.md")
+    done = run_example(code)
     assert re.search(r"^(shm|tcp) .* connected over ", done.stdout)
     assert "in use" in done.stdout

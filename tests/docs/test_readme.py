@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+from tests.docs.examples import ROOT, examples_of, run_example
+
 # The training loop is an excerpt of a learner: its names are the reader's.
-COMPLETE = [code for code in re.findall(r"```python\n(.*?)```", README, re.S) if "import" in code]
+COMPLETE = [code for code in examples_of("README.md") if "import" in code]
 
 
 @pytest.mark.parametrize("code", COMPLETE, ids=range(len(COMPLETE)))
 def test_example_runs(code: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout
+    assert run_example(code).stdout
 
 
 def test_there_are_examples() -> None:

@@ -11,6 +11,7 @@
 
 #include "check.h"
 #include "conformance.h"
+#include "shm_subject.h"
 #include "transport/shm/grant_filler.h"
 #include "transport/shm/grant_pool.h"
 #include "transport/shm/transport.h"
@@ -21,18 +22,9 @@ namespace {
 using conformance::pattern;
 using conformance::same_bytes;
 using conformance::Side;
-using conformance::Subject;
 using conformance::wait_until;
 using shm::GrantFiller;
 using shm::GrantPool;
-
-const Subject& subject() {
-  static const Subject shm_subject{
-      "shm",
-      [](Environment& environment) { return std::make_unique<shm::ShmTransport>(environment); },
-      "shm://", "shm://a-host-without-a-name"};
-  return shm_subject;
-}
 
 Descriptor copy_of(const memory::Segment& segment) {
   return Descriptor(::fcntl(segment.descriptor(), F_DUPFD_CLOEXEC, 0));
@@ -151,9 +143,9 @@ TEST("grants: a part is copied in slices, and a job survives the end of its segm
 }
 
 TEST("shm: parts go into grants, whose memory is the receiver's own") {
-  Side sender(subject());
-  Side receiver(subject());
-  if (!conformance::connect(subject(), sender, receiver)) return;
+  Side sender(shm_subject());
+  Side receiver(shm_subject());
+  if (!conformance::connect(shm_subject(), sender, receiver)) return;
   CHECK(sender.connection().traits().grants);
   std::vector<Grant> grants;
   const std::size_t sizes[] = {1, 70000, 300000, 5 << 20, 300000, 0};
@@ -179,16 +171,16 @@ TEST("shm: parts go into grants, whose memory is the receiver's own") {
 }
 
 TEST("shm: a grant in a segment that was never passed is a wire error") {
-  Side sender(subject());
-  Side receiver(subject());
-  if (!conformance::connect(subject(), sender, receiver)) return;
+  Side sender(shm_subject());
+  Side receiver(shm_subject());
+  if (!conformance::connect(shm_subject(), sender, receiver)) return;
   CHECK_THROWS(sender.connection().fill_grant({1, 1, 0, 10}, pattern(10, 1)), ErrorCode::wire);
 }
 
 TEST("shm: a connection that ended gives and fills no grants") {
-  Side sender(subject());
-  Side receiver(subject());
-  if (!conformance::connect(subject(), sender, receiver)) return;
+  Side sender(shm_subject());
+  Side receiver(shm_subject());
+  if (!conformance::connect(shm_subject(), sender, receiver)) return;
   auto grant = receiver.connection().allocate_grant(8 << 20);
   CHECK(grant.has_value());
   sender.connection().fill_grant(grant->place, pattern(8 << 20, 1));
@@ -199,9 +191,9 @@ TEST("shm: a connection that ended gives and fills no grants") {
 }
 
 TEST("shm: released grant memory is retired at the sender too") {
-  Side sender(subject());
-  Side receiver(subject());
-  if (!conformance::connect(subject(), sender, receiver)) return;
+  Side sender(shm_subject());
+  Side receiver(shm_subject());
+  if (!conformance::connect(shm_subject(), sender, receiver)) return;
   std::vector<Grant> grants;
   for (int i = 0; i < 6; ++i) {
     auto grant = receiver.connection().allocate_grant(std::size_t{60} << 20);

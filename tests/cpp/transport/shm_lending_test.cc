@@ -11,6 +11,7 @@
 #include "check.h"
 #include "conformance.h"
 #include "memory/lending_pool.h"
+#include "shm_subject.h"
 #include "transport/shm/lending.h"
 #include "transport/shm/transport.h"
 
@@ -19,22 +20,13 @@ namespace {
 
 using conformance::pattern;
 using conformance::same_bytes;
-using conformance::Subject;
 using conformance::wait_until;
 using memory::LendingPool;
 using shm::BorrowedSegments;
 
-const Subject& subject() {
-  static const Subject shm_subject{
-      "shm",
-      [](Environment& environment) { return std::make_unique<shm::ShmTransport>(environment); },
-      "shm://", "shm://a-host-without-a-name"};
-  return shm_subject;
-}
-
 // A side that lends.
 struct Side : conformance::Side {
-  Side() : conformance::Side(subject()) { environment.lending = pool.get(); }
+  Side() : conformance::Side(shm_subject()) { environment.lending = pool.get(); }
 
   // Memory of the pool with a pattern in it.
   MutableBuffer filled(std::size_t size, std::uint64_t seed) {
@@ -92,7 +84,7 @@ TEST("lending: what is lent twice, taken back twice, or cut short is refused") {
 TEST("shm: a lent part is the lender's memory, for reading, beyond the connection's end") {
   Side lender;
   Side borrower;
-  if (!conformance::connect(subject(), lender, borrower)) return;
+  if (!conformance::connect(shm_subject(), lender, borrower)) return;
   CHECK(lender.connection().traits().loans);
   MutableBuffer small = lender.filled(1000, 1);
   MutableBuffer large = lender.filled(std::size_t{70} << 20, 2);
@@ -119,7 +111,7 @@ TEST("shm: a lent part is the lender's memory, for reading, beyond the connectio
 TEST("shm: a segment that is gone is not passed, and the borrower unmaps it") {
   Side lender;
   Side borrower;
-  if (!conformance::connect(subject(), lender, borrower)) return;
+  if (!conformance::connect(shm_subject(), lender, borrower)) return;
   borrower.send(conformance::message_frame(1, 10));  // it is ready for any number of segments
   wait_until(lender, borrower, [&] { return lender.frames.size() == 1; });
   std::vector<MutableBuffer> blocks;
@@ -149,7 +141,7 @@ TEST("shm: a peer that may not be ready is lent a few segments only") {
   Side lender;
   Side borrower;
   borrower.establish_on_open = false;
-  if (!conformance::connect(subject(), lender, borrower)) return;
+  if (!conformance::connect(shm_subject(), lender, borrower)) return;
   std::vector<MutableBuffer> blocks;
   int passed = 0;
   for (int i = 0; i < 40; ++i) {

@@ -18,6 +18,7 @@
 
 #include "check.h"
 #include "conformance.h"
+#include "shm_subject.h"
 #include "transport/shm/address.h"
 
 namespace moolink::transport {
@@ -25,26 +26,17 @@ namespace {
 
 using conformance::message_frame;
 using conformance::Side;
-using conformance::Subject;
 using conformance::wait_until;
 
-const Subject& subject() {
-  static const Subject shm_subject{
-      "shm",
-      [](Environment& environment) { return std::make_unique<shm::ShmTransport>(environment); },
-      "shm://", "shm://a-host-without-a-name"};
-  return shm_subject;
-}
-
 const bool kAdded = [] {
-  conformance::add_tests(subject());
+  conformance::add_tests(shm_subject());
   return true;
 }();
 
 // A side that remembers whether it was told of a death.
 class Witness : public Side {
  public:
-  Witness() : Side(subject()) {}
+  Witness() : Side(shm_subject()) {}
   void closed(Connection& connection, const Error& error, bool dead) override {
     Side::closed(connection, error, dead);
     peer_dead = dead;
@@ -94,7 +86,7 @@ class RawClient {
 };
 
 bool wait_for(Side& side, const std::function<bool()>& condition) {
-  Side idle(subject());
+  Side idle(shm_subject());
   return wait_until(side, idle, condition);
 }
 
@@ -131,7 +123,7 @@ TEST("shm: what a dead process wrote is received, then its death is told") {
   const std::string address = parent.listen();
   const pid_t child = ::fork();
   if (child == 0) {
-    Side side(subject());
+    Side side(shm_subject());
     side.transport->dial(address);
     while (side.connections.empty()) side.turn();
     for (std::uint64_t i = 1; i <= 3; ++i) side.send(message_frame(i, 1000));
@@ -152,7 +144,7 @@ TEST("shm: a death is told though a child of the dead holds its socket") {
   const pid_t child = ::fork();
   if (child == 0) {
     ::close(hold[1]);
-    Side side(subject());
+    Side side(shm_subject());
     side.transport->dial(address);
     while (side.connections.empty()) side.turn();
     if (::fork() == 0) {
@@ -182,7 +174,7 @@ TEST("shm: an end of file of a living process closes the connection and is no de
 TEST("shm: a forked child that abandons its transport does not disturb the parent") {
   Witness a;
   Witness b;
-  if (!conformance::connect(subject(), a, b)) return;
+  if (!conformance::connect(shm_subject(), a, b)) return;
   const pid_t child = ::fork();
   if (child == 0) {
     a.transport->abandon();
@@ -298,7 +290,7 @@ TEST("shm: a hostile position of the reader closes the connection with a wire er
 TEST("shm: descriptors are shared under a key") {
   Witness a;
   Witness b;
-  if (!conformance::connect(subject(), a, b)) return;
+  if (!conformance::connect(shm_subject(), a, b)) return;
   const auto segment = memory::Segment::create(1 << 16, "moolink-test");
   const io::Doorbell bell = io::Doorbell::create();
   const std::array<int, 2> passed{segment->descriptor(), bell.descriptor()};
@@ -333,7 +325,7 @@ TEST("shm: descriptors that overtake the greeting are told after it") {
   Witness a;
   Witness b;
   b.establish_on_open = false;
-  if (!conformance::connect(subject(), a, b)) return;
+  if (!conformance::connect(shm_subject(), a, b)) return;
   const io::Doorbell bell = io::Doorbell::create();
   const std::array<int, 1> passed{bell.descriptor()};
   CHECK(a.connection().share(Uid{1, 2}, passed));
@@ -359,7 +351,7 @@ TEST("shm: a notice out of place closes the connection with a wire error") {
 TEST("shm: two threads that sleep between messages lose no wake-up") {
   Witness a;
   Witness b;
-  if (!conformance::connect(subject(), a, b)) return;
+  if (!conformance::connect(shm_subject(), a, b)) return;
   static constexpr std::uint64_t kTrips = 3000;
   const auto run = [](Side& side, bool begins) {
     const Time deadline = io::now() + seconds(60);
