@@ -44,6 +44,12 @@ PyType_Slot future_slots[] = {
 
 }  // namespace
 
+std::string Subject::text() const {
+  std::string text = std::string(what) + " '" + name + "'";
+  if (!peer.empty()) text += " at peer '" + peer + "'";
+  return text;
+}
+
 bool PyFuture::wait(std::optional<double> timeout) {
   park_if_exiting();
   if (future_->done()) return true;
@@ -57,9 +63,9 @@ nb::object PyFuture::result(std::optional<double> timeout) {
   if (!wait(timeout)) {
     char seconds[32];
     std::snprintf(seconds, sizeof seconds, "%g", *timeout);
-    const nb::object exception = to_exception(make_error(
-        ErrorCode::timeout,
-        "the " + what_ + " was not done within " + seconds + " s of waiting for it; it goes on"));
+    const nb::object exception = to_exception(
+        make_error(ErrorCode::timeout, "the " + subject_.text() + " was not done within " +
+                                           seconds + " s of waiting for it; it goes on"));
     exception.attr("detail") = text(future_->who_waits());
     raise(exception);
   }
@@ -95,7 +101,7 @@ void PyFuture::decode_once() {
     return;
   }
   try {
-    value_ = decode_(std::get<wire::Payload>(future_->outcome()));
+    value_ = (*decode_)(std::get<wire::Payload>(future_->outcome()));
   } catch (const Exception& e) {
     exception_ = to_exception(e.error());
   } catch (nb::python_error& e) {
@@ -118,10 +124,11 @@ nb::object PyFuture::released() {
     const runtime::Engine::Lock lock = context->lock();
     released_->complete(wire::Payload{});
   }
-  return nb::cast(new PyFuture(
-                      released_, [](const wire::Payload&) { return nb::none(); },
-                      "release of what the " + what_ + " has lent"),
-                  nb::rv_policy::take_ownership);
+  return nb::cast(
+      new PyFuture(
+          released_, [](const wire::Payload&) { return nb::none(); },
+          Subject{"release of what was lent to the call of", subject_.name, subject_.peer}),
+      nb::rv_policy::take_ownership);
 }
 
 int PyFuture::traverse(PyObject* self, visitproc visit, void* arg) {

@@ -16,19 +16,31 @@ namespace moolink::bind {
 
 namespace nb = nanobind;
 
+// What a future is of, for errors: "call of 'f' at peer 'x'". Put together only when it is asked for.
+struct Subject {
+  const char* what = "";
+  std::string name;
+  std::string peer;  // empty: of no single peer
+
+  std::string text() const;
+};
+
 // Python's Future: of a call, or of any operation of the runtime.
 class PyFuture {
  public:
   using Decode = std::function<nb::object(const wire::Payload&)>;
 
-  // `what` names the operation in errors: "call of 'f' at peer 'x'".
+  // `decode` may be shared by all futures of one kind.
   // `released`: done when nobody reads what the operation has lent; null: it lends nothing.
-  PyFuture(std::shared_ptr<runtime::Future> future, Decode decode, std::string what,
-           std::shared_ptr<runtime::Future> released = nullptr)
+  PyFuture(std::shared_ptr<runtime::Future> future, std::shared_ptr<const Decode> decode,
+           Subject subject, std::shared_ptr<runtime::Future> released = nullptr)
       : future_(std::move(future)),
         decode_(std::move(decode)),
-        what_(std::move(what)),
+        subject_(std::move(subject)),
         released_(std::move(released)) {}
+  PyFuture(std::shared_ptr<runtime::Future> future, Decode decode, Subject subject)
+      : PyFuture(std::move(future), std::make_shared<const Decode>(std::move(decode)),
+                 std::move(subject)) {}
 
   nb::object result(std::optional<double> timeout);
   bool wait(std::optional<double> timeout);
@@ -49,8 +61,8 @@ class PyFuture {
   void decode_once();
 
   std::shared_ptr<runtime::Future> future_;
-  Decode decode_;
-  std::string what_;
+  std::shared_ptr<const Decode> decode_;
+  Subject subject_;
   std::shared_ptr<runtime::Future> released_;
   std::mutex decoding_;  // taken without the GIL, which decoding may give up
   bool decoded_ = false;

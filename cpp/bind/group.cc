@@ -106,8 +106,9 @@ nb::object PyGroup::all_reduce(const std::string& name, const std::string& op,
                           const_cast<std::byte*>(result.data()), result.size()},
                          head, ArrayKind::numpy);
   };
-  return nb::cast(new PyFuture(std::move(future), std::move(decode), "all_reduce '" + name + "'"),
-                  nb::rv_policy::take_ownership);
+  return nb::cast(
+      new PyFuture(std::move(future), std::move(decode), Subject{"all_reduce", name, {}}),
+      nb::rv_policy::take_ownership);
 }
 
 nb::object PyGroup::all_reduce_value(const std::string& name, nb::handle value, nb::callable op,
@@ -126,8 +127,9 @@ nb::object PyGroup::all_reduce_value(const std::string& name, nb::handle value, 
   auto decode = [options = options_, &pool](const wire::Payload& result) {
     return decode_value(wire::private_copy(result, pool), options);
   };
-  return nb::cast(new PyFuture(std::move(future), std::move(decode), "all_reduce '" + name + "'"),
-                  nb::rv_policy::take_ownership);
+  return nb::cast(
+      new PyFuture(std::move(future), std::move(decode), Subject{"all_reduce", name, {}}),
+      nb::rv_policy::take_ownership);
 }
 
 void bind_group(nb::module_& m) {

@@ -131,6 +131,8 @@ PyRpc::PyRpc(std::optional<std::string> name, std::string_view arrays, bool allo
   values.arrays = parse_array_kind(arrays);
   values.allow_pickle = allow_pickle;
   options_ = std::make_shared<const ValueOptions>(values);
+  decode_result_ = std::make_shared<const PyFuture::Decode>(
+      [options = options_](const wire::Payload& result) { return decode_value(result, *options); });
   runtime::RpcOptions options;
   options.name = name.value_or("");
   if (transports) options.transports = parse_transports(*transports);
@@ -286,13 +288,9 @@ nb::dict PyRpc::async_many(const std::vector<std::string>& peers, const std::str
 nb::object PyRpc::future_of(std::shared_ptr<runtime::Future> future, const std::string& peer,
                             const std::string& function,
                             std::shared_ptr<runtime::Future> released) const {
-  auto decode = [options = options_](const wire::Payload& result) {
-    return decode_value(result, *options);
-  };
-  return nb::cast(
-      new PyFuture(std::move(future), std::move(decode),
-                   "call of '" + function + "' at peer '" + peer + "'", std::move(released)),
-      nb::rv_policy::take_ownership);
+  return nb::cast(new PyFuture(std::move(future), decode_result_,
+                               Subject{"call of", function, peer}, std::move(released)),
+                  nb::rv_policy::take_ownership);
 }
 
 nb::object PyRpc::stream(const std::string& peer, const std::string& function,

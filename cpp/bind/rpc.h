@@ -92,6 +92,7 @@ class PyRpc {
                                                std::shared_ptr<const ValueOptions> options);
 
   std::shared_ptr<const ValueOptions> options_;
+  std::shared_ptr<const PyFuture::Decode> decode_result_;  // of all its futures
   std::shared_ptr<runtime::RpcPeer> peer_;
   std::shared_ptr<Functions> functions_;
   double timeout_;

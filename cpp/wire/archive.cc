@@ -1,5 +1,7 @@
 #include "wire/archive.h"
 
+#include <algorithm>
+
 namespace moolink::wire {
 
 void fail(const std::string& what) {
@@ -7,11 +9,26 @@ void fail(const std::string& what) {
 }
 
 Buffer Writer::take() {
-  auto owner = std::make_shared<const std::vector<std::byte>>(std::move(bytes_));
-  bytes_.clear();
-  const std::byte* data = owner->data();
-  const std::size_t size = owner->size();
-  return {std::move(owner), data, size};
+  const std::size_t size = std::exchange(size_, 0);
+  if (large_ == nullptr) {
+    auto owner = std::make_shared_for_overwrite<std::byte[]>(size);
+    const std::byte* data = owner.get();
+    std::memcpy(owner.get(), small_, size);
+    return {std::move(owner), data, size};
+  }
+  bytes_ = small_;
+  capacity_ = kSmall;
+  const std::byte* data = large_.get();
+  return {std::exchange(large_, nullptr), data, size};
+}
+
+void Writer::grow(std::size_t size) {
+  const std::size_t capacity = std::max(2 * capacity_, size_ + size);
+  auto larger = std::make_shared_for_overwrite<std::byte[]>(capacity);
+  std::memcpy(larger.get(), bytes_, size_);
+  large_ = std::move(larger);
+  bytes_ = large_.get();
+  capacity_ = capacity;
 }
 
 Buffer Reader::bytes() {

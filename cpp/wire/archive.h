@@ -65,7 +65,9 @@ constexpr std::underlying_type_t<E> enum_limit() {
 
 class Writer {
  public:
-  Writer() { bytes_.reserve(128); }
+  Writer() = default;
+  Writer(const Writer&) = delete;
+  Writer& operator=(const Writer&) = delete;
 
   template <class... T>
   void operator()(const T&... values) {
@@ -85,19 +87,17 @@ class Writer {
   void zigzag(std::int64_t value) {
     varint((static_cast<std::uint64_t>(value) << 1) ^ static_cast<std::uint64_t>(value >> 63));
   }
-  void byte(std::uint8_t value) { bytes_.push_back(static_cast<std::byte>(value)); }
+  void byte(std::uint8_t value) { *room(1) = static_cast<std::byte>(value); }
   void raw(const void* data, std::size_t size) {
     if (size == 0) return;  // data may be null then
-    const auto* bytes = static_cast<const std::byte*>(data);
-    bytes_.insert(bytes_.end(), bytes, bytes + size);
+    std::memcpy(room(size), data, size);
   }
   void sized(const void* data, std::size_t size) {
     varint(size);
     raw(data, size);
   }
 
-  std::size_t size() const { return bytes_.size(); }
-  const std::vector<std::byte>& bytes() const { return bytes_; }
+  std::size_t size() const { return size_; }
   // The bytes written so far as a buffer of their own; the writer is empty afterwards.
   Buffer take();
 
@@ -170,7 +170,23 @@ class Writer {
     std::visit([this](const auto& alternative) { write(alternative); }, value);
   }
 
-  std::vector<std::byte> bytes_;
+  // Where the next `size` bytes go; they count as written.
+  std::byte* room(std::size_t size) {
+    if (size > capacity_ - size_) grow(size);
+    std::byte* at = bytes_ + size_;
+    size_ += size;
+    return at;
+  }
+  void grow(std::size_t size);
+
+  // Most structs are small: they are written on the stack and copied once, into a buffer of their
+  // own size.
+  static constexpr std::size_t kSmall = 192;
+  std::byte small_[kSmall];  // NOLINT(cppcoreguidelines-pro-type-member-init): written before read
+  std::shared_ptr<std::byte[]> large_;
+  std::byte* bytes_ = small_;
+  std::size_t size_ = 0;
+  std::size_t capacity_ = kSmall;
 };
 
 class Reader {
