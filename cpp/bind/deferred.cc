@@ -78,7 +78,7 @@ Error unsendable(const runtime::Responder& responder, const std::string& what,
 void send_value(runtime::Responder& responder, nb::handle value, const ValueOptions& options) {
   rpc::Reply reply;
   try {
-    Lender lender{default_context()};
+    Lender lender{default_context(), nullptr, responder.place()};
     reply = encode_value(value, options, lender.context->pool(), &lender);
   } catch (nb::python_error& e) {
     reply = to_remote_error(e, responder.function());

@@ -242,10 +242,12 @@ void PyRpc::undefine(const std::string& name) {
 
 // --- calls
 
-PyRpc::Outgoing PyRpc::outgoing(const nb::args& arguments, const nb::kwargs& keywords) const {
+PyRpc::Outgoing PyRpc::outgoing(const std::string* peer, const nb::args& arguments,
+                                const nb::kwargs& keywords) const {
   park_if_exiting();
   release_dropped();
   Lender lender{peer_->context()};
+  if (peer != nullptr) lender.place = [&](std::size_t bytes) { return peer_->place(*peer, bytes); };
   wire::Payload payload =
       encode_call(arguments, keywords, *options_, peer_->context()->pool(), &lender);
   return {std::move(payload), std::move(lender.released), to_duration(timeout_),
@@ -254,7 +256,7 @@ PyRpc::Outgoing PyRpc::outgoing(const nb::args& arguments, const nb::kwargs& key
 
 nb::object PyRpc::async(const std::string& peer, const std::string& function,
                         const nb::args& arguments, const nb::kwargs& keywords) {
-  Outgoing call = outgoing(arguments, keywords);
+  Outgoing call = outgoing(&peer, arguments, keywords);
   std::shared_ptr<runtime::Future> future;
   if (call.payload.bytes() > kSendUnlocked) {
     const GilRelease unlocked;
@@ -267,7 +269,7 @@ nb::object PyRpc::async(const std::string& peer, const std::string& function,
 
 nb::dict PyRpc::async_many(const std::vector<std::string>& peers, const std::string& function,
                            const nb::args& arguments, const nb::kwargs& keywords) {
-  const Outgoing call = outgoing(arguments, keywords);
+  const Outgoing call = outgoing(nullptr, arguments, keywords);
   nb::dict futures;
   for (const std::string& peer : peers) {
     if (futures.contains(peer.c_str())) continue;
@@ -295,7 +297,7 @@ nb::object PyRpc::future_of(std::shared_ptr<runtime::Future> future, const std::
 
 nb::object PyRpc::stream(const std::string& peer, const std::string& function,
                          const nb::args& arguments, const nb::kwargs& keywords) {
-  Outgoing call = outgoing(arguments, keywords);
+  Outgoing call = outgoing(&peer, arguments, keywords);
   std::shared_ptr<runtime::Stream> stream;
   {
     const GilRelease unlocked;

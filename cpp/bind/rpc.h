@@ -70,7 +70,9 @@ class PyRpc {
     Duration timeout;
     std::uint16_t lane;
   };
-  Outgoing outgoing(const nb::args& arguments, const nb::kwargs& keywords) const;
+  // peer: the only one that it is for.
+  Outgoing outgoing(const std::string* peer, const nb::args& arguments,
+                    const nb::kwargs& keywords) const;
   // Guarded by the GIL. Handlers hold it weakly, so that a peer that its own handlers refer to can
   // be collected.
   using Functions = std::map<std::string, Reference>;

@@ -46,7 +46,7 @@ class Yielder : public std::enable_shared_from_this<Yielder> {
       return false;
     }
     try {
-      Lender lender{default_context()};
+      Lender lender{default_context(), nullptr, responder_->place()};
       responder_->send_item(encode_value(item, *options_, lender.context->pool(), &lender));
       return true;
     } catch (nb::python_error& e) {

@@ -48,6 +48,8 @@ ImportedTensor import_numbers(nb::handle value);
 
 // Copies the elements in row-major order; needs no GIL.
 void copy_elements(const ImportedTensor& from, std::byte* to);
+// The same for memory that another process will read.
+void copy_elements_past_cache(const ImportedTensor& from, const MutableBuffer& to);
 
 // What a received tensor of this kind becomes: "same" is decided.
 ArrayKind array_kind(const wire::TensorHead& head, ArrayKind asked);

@@ -9,6 +9,8 @@
 #include <unordered_map>
 #include <utility>
 
+#include "base/streaming_copy.h"
+
 namespace moolink::bind {
 namespace {
 
@@ -395,6 +397,12 @@ ImportedTensor import_numbers(nb::handle value) {
 void copy_elements(const ImportedTensor& from, std::byte* to) {
   const tensor::TensorRef& tensor = from.tensor;
   tensor::gather(tensor.data, from.item_size(), tensor.shape, tensor.strides, to);
+}
+
+void copy_elements_past_cache(const ImportedTensor& from, const MutableBuffer& to) {
+  const tensor::TensorRef& tensor = from.tensor;
+  if (!tensor::is_contiguous(tensor.shape, tensor.strides)) return copy_elements(from, to.data());
+  streaming_copy(to.span(), {tensor.data, to.size()}, to.size());
 }
 
 std::optional<wire::TensorHead> import_scalar(nb::handle value, std::string& bytes) {

@@ -19,6 +19,8 @@ namespace {
 
 // Copies from here on run without the GIL; shorter ones cost less than releasing it.
 constexpr std::size_t kLargeCopy = 64 << 10;
+// Smaller parts are not worth asking for the receiver's memory.
+constexpr std::size_t kSmallestPlaced = 64 << 10;
 
 std::span<const std::byte> bytes_of(const char* data, Py_ssize_t size) {
   return std::as_bytes(std::span(data, static_cast<std::size_t>(size)));
@@ -79,8 +81,10 @@ class ValueEncoder {
   struct Part {
     ImportedTensor tensor;
     bool lent = false;
-    Buffer bytes;  // of one that is lent where it lies
+    Buffer bytes;                                             // of one that is lent where it lies
+    std::shared_ptr<wire::StandingGrant> standing = nullptr;  // that the bytes were captured into
   };
+  void capture(Part& part, Allocator& allocator);
 
   const ValueOptions& options_;
   Lender* lender_;
@@ -352,23 +356,37 @@ void ValueEncoder::refuse(PyObject* value) const {
   throw nb::type_error(message.c_str());
 }
 
+// Straight into the receiver's memory if it has given some, which saves a copy.
+void ValueEncoder::capture(Part& part, Allocator& allocator) {
+  const std::size_t size = part.tensor.bytes();
+  const bool may_place = !part.lent && size >= kSmallestPlaced && lender_ != nullptr;
+  if (may_place && lender_->place) {
+    if (auto placed = lender_->place(size)) {
+      copy_elements_past_cache(part.tensor, placed->memory);
+      part.standing = std::move(placed->standing);
+      part.bytes = placed->memory;
+      return;
+    }
+  }
+  const MutableBuffer copy = allocator.allocate(size);
+  copy_elements(part.tensor, copy.data());
+  part.bytes = copy;
+}
+
 wire::Payload ValueEncoder::finish(Allocator& allocator) {
   wire::Payload payload;
   payload.body = writer_.take();
   if (parts_.empty()) return payload;
-  const auto capture = [&] {
+  const auto capture_all = [&] {
     for (Part& part : parts_) {
-      if (!part.bytes.empty()) continue;
-      const MutableBuffer copy = allocator.allocate(part.tensor.bytes());
-      copy_elements(part.tensor, copy.data());
-      part.bytes = copy;
+      if (part.bytes.empty()) capture(part, allocator);
     }
   };
   if (copied_bytes_ >= kLargeCopy) {
     const GilRelease released;
-    capture();
+    capture_all();
   } else {
-    capture();
+    capture_all();
   }
   payload.parts.reserve(parts_.size());
   for (Part& part : parts_) {
@@ -380,6 +398,9 @@ wire::Payload ValueEncoder::finish(Allocator& allocator) {
         lent.offset = place->offset;
       }
       payload.lent.push_back(lent);
+    } else if (part.standing != nullptr) {
+      const auto number = static_cast<std::uint32_t>(payload.parts.size());
+      payload.placed.push_back({number, std::move(part.standing)});
     }
     payload.parts.push_back(std::move(part.bytes));
   }

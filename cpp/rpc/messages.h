@@ -126,6 +126,8 @@ wire::Payload with_head(const Head& head, wire::Payload user) {
   for (Buffer& part : user.parts) message.parts.push_back(std::move(part));
   message.lent = std::move(user.lent);
   for (wire::LentPart& lent : message.lent) ++lent.part;
+  message.placed = std::move(user.placed);
+  for (wire::PlacedPart& placed : message.placed) ++placed.part;
   return message;
 }
 

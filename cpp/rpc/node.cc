@@ -136,6 +136,27 @@ void Node::grant_filled(Time now, ConnectionId connection, std::uint64_t grant) 
   state_->settle(now);
 }
 
+std::optional<session::Session::StandingPlace> Node::take_standing(Time now,
+                                                                   const std::string& peer,
+                                                                   std::uint64_t bytes) {
+  Peer* found = state_->find_peer(peer);
+  return found == nullptr ? std::nullopt : found->session.take_standing(now, bytes);
+}
+
+std::optional<session::Session::StandingPlace> Node::take_standing(Time now, const Uid& peer,
+                                                                   std::uint64_t bytes) {
+  Peer* found = state_->find_peer(peer);
+  return found == nullptr ? std::nullopt : found->session.take_standing(now, bytes);
+}
+
+void Node::release_standing(Time now, ConnectionId connection, std::uint64_t grant) {
+  Connection* found = state_->find_connection(connection);
+  if (found == nullptr || !found->attached) return;
+  found->peer->session.release_standing(connection, grant);
+  state_->touch(*found->peer);
+  state_->settle(now);
+}
+
 void Node::segments_passed(Time now, ConnectionId connection, std::uint64_t seq, bool passed) {
   Connection* found = state_->find_connection(connection);
   if (found == nullptr || !found->attached) return;

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <variant>
@@ -246,6 +247,12 @@ class Node {
                    Buffer bytes, const Error& error);
   void return_loans(Time now, const Uid& lender, std::uint64_t session,
                     std::span<const std::uint64_t> loans);
+  // For a message to a peer of that name, or to that instance. As of session::Session.
+  std::optional<session::Session::StandingPlace> take_standing(Time now, const std::string& peer,
+                                                               std::uint64_t bytes);
+  std::optional<session::Session::StandingPlace> take_standing(Time now, const Uid& peer,
+                                                               std::uint64_t bytes);
+  void release_standing(Time now, ConnectionId connection, std::uint64_t grant);
   void closed(Time now, ConnectionId connection, const Error& error);
   void writable(Time now, ConnectionId connection);
   // Proof that the process of the instance has ended.

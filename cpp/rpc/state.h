@@ -185,6 +185,8 @@ class NodeState {
   void received(Time now, ConnectionId connection, const wire::ReceivedFrame& frame);
   void closed(Time now, ConnectionId connection, const Error& error);
   Connection* find_connection(ConnectionId id);
+  Peer* find_peer(const Uid& instance) const;
+  Peer* find_peer(const std::string& name) const;
 
   // directory.cc
   void connect(Time now, const std::string& address);
@@ -263,8 +265,6 @@ class NodeState {
 
   // peers.cc
   Peer& ensure_peer(const Uid& instance);
-  Peer* find_peer(const Uid& instance) const;
-  Peer* find_peer(const std::string& name) const;
   void settle_peer(Time now, Peer& peer);
   void perform(Time now, Peer& peer, session::Action& action);
   void attached(Time now, Peer& peer, ConnectionId connection);

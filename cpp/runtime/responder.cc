@@ -6,6 +6,10 @@
 
 namespace moolink::runtime {
 
+PlaceMemory Responder::place() const {
+  return [this](std::size_t bytes) { return peer_->place(key_.caller, bytes); };
+}
+
 bool Responder::send(rpc::Reply reply) {
   if (sent_.exchange(true)) return false;
   std::vector<Task> forgotten;  // destroyed without the lock

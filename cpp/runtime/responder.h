@@ -9,6 +9,7 @@
 
 #include "base/time.h"
 #include "rpc/node.h"
+#include "runtime/standing.h"
 #include "runtime/workers.h"
 #include "wire/payload.h"
 
@@ -33,6 +34,8 @@ class Responder {
   Responder(const Responder&) = delete;
   Responder& operator=(const Responder&) = delete;
 
+  // Memory of the caller for a part of the reply or of an item.
+  PlaceMemory place() const;
   // False if there was a reply already.
   bool send(rpc::Reply reply);
   bool sent() const { return sent_; }

@@ -20,6 +20,7 @@
 #include "runtime/loans.h"
 #include "runtime/responder.h"
 #include "runtime/service_router.h"
+#include "runtime/standing.h"
 #include "runtime/stream.h"
 #include "transport/transport.h"
 
@@ -96,6 +97,9 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   std::shared_ptr<Stream> stream(const std::string& peer, const std::string& function,
                                  wire::Payload arguments, Duration timeout, std::uint16_t lane,
                                  std::uint64_t credit);
+  // Memory of the peer that is to receive a message, if it has given some. Released when unused.
+  std::optional<PlacedMemory> place(const std::string& peer, std::size_t bytes);
+  std::optional<PlacedMemory> place(const Uid& peer, std::size_t bytes);
   // Throws Exception{invalid_argument} if the name is taken.
   void define(const std::string& function, CallHandler handler);
   // Waits until no call of it runs, unless called by the handler itself; false: not defined.
@@ -135,6 +139,8 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   void settle(Time deadline = kNever);
   // Tells the lenders of loans that have ended here.
   void return_loans();
+  // A standing grant that is not needed.
+  void release(wire::ConnectionId connection, std::uint64_t grant);
 
   // Driven, Forkable
   void tick(Time now) override;
@@ -194,6 +200,9 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   void perform(rpc::CloseConnection& action);
   void perform(rpc::AllocateGrant& action);
   void perform(rpc::FillGrant& action);
+  void refuse_path(wire::ConnectionId id, const Error& error);
+  std::optional<PlacedMemory> hold(const std::optional<session::Session::StandingPlace>& standing,
+                                   std::size_t bytes);
   void perform(rpc::PassSegments& action);
   void perform(rpc::MapLoan& action);
   void perform(rpc::PeerUp& action);

@@ -298,10 +298,49 @@ void RpcPeer::perform(rpc::FillGrant& action) {
   try {
     connection->fill_grant(action.place, std::move(action.bytes));
   } catch (const Exception& e) {
-    connection->close();
-    connections_.erase(action.connection);
-    node_.closed(io::now(), action.connection, e.error());
+    refuse_path(action.connection, e.error());
   }
+}
+
+// The peer has said something of its memory that cannot be.
+void RpcPeer::refuse_path(wire::ConnectionId id, const Error& error) {
+  const auto node = connections_.extract(id);
+  if (!node.empty()) node.mapped()->close();
+  node_.closed(io::now(), id, error);
+}
+
+std::optional<PlacedMemory> RpcPeer::place(const std::string& peer, std::size_t bytes) {
+  const Engine::Lock lock = context_->lock();
+  return hold(node_.take_standing(io::now(), peer, bytes), bytes);
+}
+
+std::optional<PlacedMemory> RpcPeer::place(const Uid& peer, std::size_t bytes) {
+  const Engine::Lock lock = context_->lock();
+  return hold(node_.take_standing(io::now(), peer, bytes), bytes);
+}
+
+std::optional<PlacedMemory> RpcPeer::hold(
+    const std::optional<session::Session::StandingPlace>& standing, std::size_t bytes) {
+  if (!standing) return std::nullopt;
+  transport::Connection* connection = find(standing->connection);
+  if (connection == nullptr) return std::nullopt;
+  try {
+    const MutableBuffer memory = connection->grant_memory(standing->place);
+    if (memory.empty()) return std::nullopt;  // the connection is at its end
+    stats_.paths[static_cast<std::size_t>(connection->path())].bytes_written += bytes;
+    return hold_grant(weak_from_this(), standing->connection, standing->place.grant,
+                      memory.slice(0, bytes));
+  } catch (const Exception& e) {
+    refuse_path(standing->connection, e.error());
+    operation_done();
+    return std::nullopt;
+  }
+}
+
+void RpcPeer::release(wire::ConnectionId connection, std::uint64_t grant) {
+  if (finished_) return;
+  node_.release_standing(io::now(), connection, grant);
+  operation_done();
 }
 
 void RpcPeer::perform(rpc::PassSegments& action) {

@@ -18,6 +18,7 @@ bool in_frame(const wire::PartHead& head) {
     case wire::PartWhere::stream:
     case wire::PartWhere::grant:
     case wire::PartWhere::loan:
+    case wire::PartWhere::placed:
       break;
   }
   if (head.bytes == 0) wire::fail("an empty part outside its frame");
@@ -78,7 +79,11 @@ void Inbox::read_parts(const wire::MessageHead& head, const Buffer& payload, Inb
     if (part.size != 0 && part.size != part_head.bytes) wire::fail("a part changed its size");
     part.size = part_head.bytes;
     if (!in_frame(part_head)) {
-      if (!part.complete) place(part_head, inbound, part);
+      if (part_head.where == wire::PartWhere::placed) {
+        take_standing(part_head, inbound, part);
+      } else if (!part.complete) {
+        place(part_head, inbound, part);
+      }
       inbound.missing += part.complete ? 0 : 1;
       return;
     }
@@ -128,15 +133,32 @@ void Inbox::place(const wire::PartHead& head, Inbound& inbound, InboundPart& par
   }
 }
 
+void Inbox::take_standing(const wire::PartHead& head, const Inbound& inbound, InboundPart& part) {
+  auto node = standing_.extract({inbound.connection, head.id});
+  if (node.empty()) wire::fail("a part was placed in a grant that does not stand");
+  const MutableBuffer& memory = node.mapped();
+  if (head.bytes > memory.size()) wire::fail("a part larger than the grant that it was placed in");
+  if (part.complete) return;
+  part.how = InboundPart::How::placed;
+  part.complete = true;
+  part.memory = {};
+  part.bytes = memory.slice(0, static_cast<std::size_t>(head.bytes));
+  placed_.push_back(head.bytes);
+}
+
 // Which parts are the sender's memory, and under which loans: each is noted once, whatever attempts
 // there are, so that it ends once.
 void Inbox::borrow(const wire::MessageHead& head, std::uint64_t seq, Inbound& inbound) {
-  if (head.body.id != 0 || head.body.where == wire::PartWhere::loan) wire::fail("a lent body");
+  const bool placed_body = head.body.where == wire::PartWhere::placed;
+  if ((head.body.id != 0 && !placed_body) || head.body.where == wire::PartWhere::loan) {
+    wire::fail("a lent body");
+  }
   inbound.lent = head.lent;
   std::size_t loans = 0;
   for (const wire::LentPart& lent : head.lent) {
     const wire::PartHead& part_head = head.parts[lent.part];
     InboundPart& part = inbound.parts[lent.part];
+    if (part_head.where == wire::PartWhere::placed) wire::fail("a lent part in a grant");
     if (part_head.id == 0) continue;
     ++loans;
     if (part.loan == 0) {
@@ -150,7 +172,8 @@ void Inbox::borrow(const wire::MessageHead& head, std::uint64_t seq, Inbound& in
   }
   for (const wire::PartHead& part : head.parts) {
     if (part.where == wire::PartWhere::loan && part.id == 0) wire::fail("a loan without a number");
-    if (part.id != 0 && loans-- == 0) wire::fail("a loan of a part that is not lent");
+    const bool loan = part.id != 0 && part.where != wire::PartWhere::placed;
+    if (loan && loans-- == 0) wire::fail("a loan of a part that is not lent");
   }
 }
 
@@ -235,15 +258,34 @@ bool Inbox::granted(wire::ConnectionId connection, std::uint64_t seq, std::uint3
   return true;
 }
 
-void Inbox::filled(wire::ConnectionId connection, std::uint64_t grant) {
+std::uint64_t Inbox::filled(wire::ConnectionId connection, std::uint64_t grant) {
   const auto found = grants_.find({connection, grant});
-  if (found == grants_.end()) wire::fail("DONE for a grant that was not given");
+  if (found == grants_.end()) {
+    if (standing_.erase({connection, grant}) == 1) return 0;
+    wire::fail("DONE for a grant that was not given");
+  }
   const Place place = found->second;
   grants_.erase(found);
   Inbound* inbound = find(place.seq);
-  if (inbound == nullptr) return;
+  if (inbound == nullptr) return 0;
   InboundPart* part = inbound->find(place.part);
+  const std::uint64_t size = part->size;
   part_complete(place.seq, *inbound, *part, part->memory);
+  return size;
+}
+
+void Inbox::stand(wire::ConnectionId connection, std::uint64_t grant, MutableBuffer memory) {
+  standing_.emplace(std::pair(connection, grant), std::move(memory));
+}
+
+Inbox::Standing Inbox::standing(wire::ConnectionId connection) const {
+  Standing standing;
+  for (auto at = standing_.lower_bound({connection, 0});
+       at != standing_.end() && at->first.first == connection; ++at) {
+    ++standing.grants;
+    standing.bytes += at->second.size();
+  }
+  return standing;
 }
 
 bool Inbox::has_open_grants(const Inbound& inbound) const {
@@ -314,6 +356,8 @@ void Inbox::deliver(std::uint64_t seq, Inbound inbound) {
 }
 
 void Inbox::disconnected(wire::ConnectionId connection) {
+  std::erase_if(standing_,
+                [connection](const auto& entry) { return entry.first.first == connection; });
   for (auto& [seq, inbound] : inbounds_) {
     if (inbound.connection == connection && inbound.missing != 0) abandon_grants(seq, inbound);
   }
@@ -324,6 +368,8 @@ void Inbox::clear() {
   inbounds_.clear();
   waiting_for_.clear();
   grants_.clear();
+  standing_.clear();
+  placed_.clear();
   to_map_.clear();
   borrowed_.clear();
   unused_loans_.clear();

@@ -21,7 +21,7 @@ namespace moolink::session {
 
 // A body or part on its way in.
 struct InboundPart {
-  enum class How : std::uint8_t { in_frame, stream, to_be_granted, asked, granted, lent };
+  enum class How : std::uint8_t { in_frame, stream, to_be_granted, asked, granted, lent, placed };
   How how = How::in_frame;
   bool complete = false;
   std::uint64_t size = 0;
@@ -75,9 +75,22 @@ class Inbox {
   // False: nobody waits for it any more, and the memory is released.
   bool granted(wire::ConnectionId connection, std::uint64_t seq, std::uint32_t part,
                std::uint64_t grant, MutableBuffer memory);
-  void filled(wire::ConnectionId connection, std::uint64_t grant);
+  // Nothing more is written into it. Returns the size of the part; 0: it was a standing grant that
+  // the sender does not need.
+  std::uint64_t filled(wire::ConnectionId connection, std::uint64_t grant);
   // Whether the sender may be filling grants of the message.
   bool has_open_grants(const Inbound& inbound) const;
+
+  // Memory that the sender may fill before it sends, and then place in a message.
+  void stand(wire::ConnectionId connection, std::uint64_t grant, MutableBuffer memory);
+  std::size_t standing() const { return standing_.size(); }
+  struct Standing {
+    std::size_t grants = 0;
+    std::size_t bytes = 0;
+  };
+  Standing standing(wire::ConnectionId connection) const;
+  // Sizes of the parts that the last message had placed.
+  std::vector<std::uint64_t> take_placed() { return std::exchange(placed_, {}); }
 
   // A part that lies in the sender's memory.
   struct ToMap {
@@ -108,6 +121,7 @@ class Inbox {
  private:
   void read_parts(const wire::MessageHead& head, const Buffer& payload, Inbound& inbound);
   void reserve(std::uint64_t bytes, Inbound& inbound);
+  void take_standing(const wire::PartHead& head, const Inbound& inbound, InboundPart& part);
   void place(const wire::PartHead& head, Inbound& inbound, InboundPart& part);
   void borrow(const wire::MessageHead& head, std::uint64_t seq, Inbound& inbound);
   void abandon_grants(std::uint64_t seq, Inbound& inbound);
@@ -126,6 +140,8 @@ class Inbox {
     std::uint32_t part;
   };
   std::map<std::pair<wire::ConnectionId, std::uint64_t>, Place> grants_;  // connection, grant
+  std::map<std::pair<wire::ConnectionId, std::uint64_t>, MutableBuffer> standing_;
+  std::vector<std::uint64_t> placed_;
   std::vector<ToMap> to_map_;
   std::set<std::uint64_t> borrowed_;  // loans that this side has been given and not given back
   std::vector<std::uint64_t> unused_loans_;

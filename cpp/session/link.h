@@ -6,6 +6,7 @@
 #include <deque>
 #include <map>
 #include <utility>
+#include <vector>
 
 #include "base/time.h"
 #include "wire/frame.h"
@@ -45,6 +46,13 @@ struct Link {
   std::uint32_t chunks_queued = 0;  // since the transport last said writable
   std::uint32_t grants_asked = 0;
   std::map<std::uint64_t, std::pair<std::uint64_t, std::uint32_t>> filling;  // grant -> seq, part
+
+  // The peer's memory that waits for parts of this side, in the order in which it was given.
+  struct Standing {
+    wire::GrantPlace place;
+    Time since{};
+  };
+  std::vector<Standing> standing;
 
   // Receiving: the part that a chunk on its way is being written into.
   std::uint64_t receiving_seq = 0;

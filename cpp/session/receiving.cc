@@ -41,7 +41,8 @@ void Session::dispatch(Time now, Link& link, const wire::ReceivedFrame& frame) {
       received_grant(now, link, wire::decode_control<wire::Grant>(frame));
       break;
     case wire::FrameType::done:
-      inbox_.filled(link.connection, wire::decode_control<wire::Done>(frame).grant);
+      offer_standing(link,
+                     inbox_.filled(link.connection, wire::decode_control<wire::Done>(frame).grant));
       deliver_ready(now);
       break;
     case wire::FrameType::ack: {
@@ -83,6 +84,7 @@ void Session::received_message(Time now, Link& link, const wire::ReceivedFrame& 
     inbox_.accept(seq, frame.header.lane, head, frame.payload(), connection,
                   deadline_of(now, head.ttl_us));
     map_loans(link);
+    offer_standing_again(link);
     deliver_ready(now);
   }
 }
@@ -145,7 +147,8 @@ void Session::received_pong(Time now, Link& link, std::uint64_t number) {
   link.last_round_trip = sample;
 }
 
-void Session::received_grant(Time, Link& link, const wire::Grant& grant) {
+void Session::received_grant(Time now, Link& link, const wire::Grant& grant) {
+  if (grant.seq == 0) return received_standing(now, link, grant);
   Outgoing* outgoing = outbox_.find(grant.seq);
   LargePart* part = outgoing == nullptr || outgoing->connection != link.connection
                         ? nullptr

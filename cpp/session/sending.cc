@@ -88,6 +88,7 @@ void Session::write_message(Time now, Link& link, std::uint64_t seq) {
       outgoing.find_large(head.lent[i].part)->state = LargePart::State::sent;
     }
   }
+  place_parts(link, outgoing, head);
   std::vector<Buffer> payload;
   payload.reserve(1 + head.parts.size());
   const auto add = [&](const wire::PartHead& part, const Buffer& bytes) {

@@ -62,10 +62,11 @@ void Session::chunk_received(Time now, ConnectionId connection, const wire::Chun
   }
 }
 
-void Session::grant_ready(Time, ConnectionId connection, std::uint64_t seq, std::uint32_t part,
+void Session::grant_ready(Time now, ConnectionId connection, std::uint64_t seq, std::uint32_t part,
                           const wire::GrantPlace& place, MutableBuffer memory) {
   Link* link = find(connection);
   if (link == nullptr || !link->attached) return;
+  if (seq == 0) return standing_ready(now, *link, place, std::move(memory));
   const bool refused = memory.empty();
   if (!inbox_.granted(connection, seq, part, place.grant, std::move(memory))) return;
   wire::Grant grant;
@@ -132,6 +133,7 @@ void Session::tick(Time now) {
     forgiving_until_ = now + config_.timing.forgive_for;
   }
   if (now >= ack_at_) write_ack(now);
+  return_idle_standing(now);
   watch_links(now);
 }
 
@@ -173,7 +175,7 @@ void Session::watch_links(Time now) {
 }
 
 Time Session::next_deadline() const {
-  Time next = ack_at_;
+  Time next = std::min(ack_at_, standing_deadline());
   for (const auto& [connection, link] : links_) next = std::min(next, link.ping_at);
   if (may_fall_silent()) {
     next = std::min(next, std::max(last_heard_ + config_.timing.evict_after, forgiving_until_));

@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <span>
 #include <utility>
 #include <variant>
@@ -41,6 +42,7 @@ struct Timing {
   Duration forgive_for = seconds(1);        //   and it accuses nobody for so long
   Duration ack_after = milliseconds(25);    // acknowledge without other traffic to ride on
   std::uint32_t ack_every = 16;             // ... or after so many messages
+  Duration standing_for = seconds(5);       // a standing grant not used for so long is given back
 };
 
 struct Config {
@@ -79,7 +81,7 @@ struct Acked {
 // The peer takes calls again after a WINDOW of zero, or the send window has room again.
 struct WindowOpened {};
 
-// On paths with grants: answered by grant_ready.
+// On paths with grants: answered by grant_ready. seq 0: a standing grant.
 struct AllocateGrant {
   ConnectionId connection;
   std::uint64_t seq;
@@ -178,6 +180,17 @@ class Session {
   // written, at once if the transport still has room, else as soon as it has.
   void writable(Time now, ConnectionId connection);
 
+  // ---- standing grants ----
+
+  // A place in the peer's memory for a part of this size, if it has given one: the caller fills it,
+  // and the part is placed in a message, or the grant released.
+  struct StandingPlace {
+    ConnectionId connection = 0;
+    wire::GrantPlace place;
+  };
+  std::optional<StandingPlace> take_standing(Time now, std::uint64_t bytes);
+  void release_standing(ConnectionId connection, std::uint64_t grant);
+
   // ---- messages ----
 
   // True once both sides have agreed about a session, until it is lost.
@@ -216,6 +229,7 @@ class Session {
   std::uint64_t unacknowledged_bytes() const { return outbox_.bytes(); }
   std::size_t loans_given() const { return lent_.size(); }  // and not returned
   std::size_t loans_held() const { return inbox_.borrowed(); }
+  std::size_t standing_given() const { return inbox_.standing(); }  // to the peer, and not used
 
   // The actions since the last call; the vector's memory is used again.
   void drain(std::vector<Action>& into);
@@ -262,6 +276,15 @@ class Session {
   void give_back(Time now, std::span<const std::uint64_t> loans);
   void write_returns(Time now);
   void loans_returned(const Buffer& body);
+
+  // standing.cc
+  void offer_standing(const Link& link, std::uint64_t bytes);
+  void offer_standing_again(const Link& link);
+  void standing_ready(Time now, Link& link, const wire::GrantPlace& place, MutableBuffer memory);
+  void received_standing(Time now, Link& link, const wire::Grant& grant);
+  void place_parts(const Link& link, Outgoing& outgoing, wire::MessageHead& head);
+  void return_idle_standing(Time now);
+  Time standing_deadline() const;
 
   // session.cc
   void drop_link(Time now, ConnectionId connection);

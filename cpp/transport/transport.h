@@ -70,6 +70,12 @@ class Connection {
     throw Exception(ErrorCode::wire, "this path has no grants");
   }
 
+  // The peer's memory of a grant, for this process to write; it stays mapped when the connection
+  // has ended. Throws as fill_grant().
+  virtual MutableBuffer grant_memory(const wire::GrantPlace& /*place*/) {
+    throw Exception(ErrorCode::wire, "this path has no grants");
+  }
+
   // Only on paths with traits().loans. Lets the peer map a segment of the lending pool; done once,
   // more calls cost nothing. False: not now, or the segment is gone.
   virtual bool pass_segment(std::uint64_t /*segment*/) { return false; }

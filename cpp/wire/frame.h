@@ -129,16 +129,17 @@ struct Refuse {
   }
 };
 
-// Where the bytes of a body or part are: in this frame's payload, already in a grant of the
-// receiver, in chunks to come, or in the sender's memory that is lent.
-enum class PartWhere : std::uint8_t { inline_, grant, stream, loan };
-constexpr PartWhere enum_max(PartWhere) { return PartWhere::loan; }
+// Where the bytes of a body or part are: in this frame's payload, in a grant that is to be asked
+// for, in chunks to come, in the sender's memory that is lent, or already in a standing grant.
+enum class PartWhere : std::uint8_t { inline_, grant, stream, loan, placed };
+constexpr PartWhere enum_max(PartWhere) { return PartWhere::placed; }
 
 struct PartHead {
   std::uint64_t bytes = 0;
   std::uint32_t align = 64;
   PartWhere where = PartWhere::inline_;
-  std::uint64_t id = 0;  // the loan that it was given as, in whichever attempt; 0: none
+  // The loan that it was given as, in whichever attempt; placed: the grant; 0: none.
+  std::uint64_t id = 0;
 
   template <class Fields>
   void fields(Fields& f) {
@@ -193,7 +194,7 @@ struct Want {
 
 struct Grant {
   std::uint64_t grant = 0;
-  std::uint64_t seq = 0;  // 0: a standing grant
+  std::uint64_t seq = 0;  // 0: a standing grant, for any part of any message
   std::uint32_t part = 0;
   std::uint64_t bytes = 0;
   std::uint64_t segment = 0;  // shm: the segment's number; verbs: rkey

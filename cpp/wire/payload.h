@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "base/buffer.h"
+#include "wire/path.h"
 
 namespace moolink::wire {
 
@@ -23,12 +25,28 @@ struct LentPart {
   }
 };
 
+// A grant that the receiver has given before it was asked for one, and that the sender has filled.
+struct StandingGrant {
+  ConnectionId connection = 0;
+  std::uint64_t grant = 0;  // its number in the connection
+  bool named = false;       // a message that names it was written: it is the receiver's memory now
+};
+
+// A part whose bytes lie in the memory of the peer that the message is for: over the connection of
+// the grant only its number travels, over any other the bytes do.
+struct PlacedPart {
+  std::uint32_t part = 0;
+  std::shared_ptr<StandingGrant> standing;
+};
+
 // What a message carries: an encoded value or struct, and the bytes of the tensors it refers to by
 // index. Parts are kept apart so that each can be received straight into its final memory.
 struct Payload {
   Buffer body;
   std::vector<Buffer> parts;
-  std::vector<LentPart> lent = {};  // by rising part; not among fields(): an encoding copies
+  // Both by rising part, and not among fields(): an encoding copies.
+  std::vector<LentPart> lent = {};
+  std::vector<PlacedPart> placed = {};
 
   std::size_t bytes() const {
     std::size_t total = body.size();

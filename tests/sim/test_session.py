@@ -15,8 +15,10 @@ REACHED = {
     "loans sent as bytes",
     "messages delivered",
     "messages lost",
+    "parts placed",
     "segments not passed",
     "sessions lost",
+    "standing grants released unused",
     "window full",
 }
 

@@ -179,10 +179,20 @@ bool ShmConnection::tell_grant_segments() {
 
 void ShmConnection::fill_grant(const wire::GrantPlace& place, Buffer bytes) {
   if (state_ != State::open || failed_) return;
-  // The segment was passed through the socket before the grant was written into the ring.
-  if (!filler_.knows(place.segment)) take_notices();
+  learn_segment(place);
   filler_.begin(place, std::move(bytes));
   environment_.loop.wake();
+}
+
+MutableBuffer ShmConnection::grant_memory(const wire::GrantPlace& place) {
+  if (state_ != State::open || failed_) return {};
+  learn_segment(place);
+  return filler_.memory(place);
+}
+
+// The segment was passed through the socket before the grant was written into the ring.
+void ShmConnection::learn_segment(const wire::GrantPlace& place) {
+  if (!filler_.knows(place.segment)) take_notices();
 }
 
 // --- loans

@@ -55,6 +55,7 @@ class ShmConnection final : public Connection,
   void close() override;
   std::optional<Grant> allocate_grant(std::size_t bytes) override;
   void fill_grant(const wire::GrantPlace& place, Buffer bytes) override;
+  MutableBuffer grant_memory(const wire::GrantPlace& place) override;
   bool pass_segment(std::uint64_t segment) override;
   Buffer map_loan(const wire::LoanPlace& place) override;
   bool share(const Uid& key, std::span<const int> descriptors) override;
@@ -73,6 +74,7 @@ class ShmConnection final : public Connection,
   bool receive();
   bool fill();
   bool tell_grant_segments();
+  void learn_segment(const wire::GrantPlace& place);
   bool take_notices();
   void take_notice(io::DescriptorMessage message);
   void tell_shared(const Uid& key, std::vector<Descriptor> descriptors);

@@ -1,11 +1,11 @@
 #include "transport/shm/grant_filler.h"
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 #include <utility>
 
 #include "base/error.h"
+#include "base/streaming_copy.h"
 #include "transport/shm/grant_pool.h"
 
 namespace moolink::transport::shm {
@@ -27,30 +27,36 @@ void GrantFiller::retire_segment(std::uint64_t number) {
   }
 }
 
-void GrantFiller::begin(const wire::GrantPlace& place, Buffer bytes) {
+MutableBuffer GrantFiller::memory(const wire::GrantPlace& place) const {
   const auto found = segments_.find(place.segment);
   if (found == segments_.end()) {
     throw Exception(ErrorCode::wire, "a grant lies in segment " + std::to_string(place.segment) +
                                          ", which the peer never passed");
   }
-  const std::size_t size = found->second->size();
-  if (place.offset > size || bytes.size() > size - place.offset || bytes.size() > place.bytes) {
+  const std::shared_ptr<memory::Segment>& segment = found->second;
+  if (place.offset > segment->size() || place.bytes > segment->size() - place.offset) {
     throw Exception(ErrorCode::wire, "a grant of " + std::to_string(place.bytes) + " bytes at " +
                                          std::to_string(place.offset) +
-                                         " does not hold a part of " +
-                                         std::to_string(bytes.size()) + " bytes");
+                                         " is not within its segment");
   }
-  jobs_.push_back({found->second, place, std::move(bytes)});
+  return {segment, segment->data() + place.offset, static_cast<std::size_t>(place.bytes)};
+}
+
+void GrantFiller::begin(const wire::GrantPlace& place, Buffer bytes) {
+  MutableBuffer target = memory(place);
+  if (bytes.size() > target.size()) {
+    throw Exception(ErrorCode::wire, "a grant of " + std::to_string(place.bytes) +
+                                         " bytes for a part of " + std::to_string(bytes.size()));
+  }
+  jobs_.push_back({std::move(target), place, std::move(bytes)});
 }
 
 std::optional<wire::GrantPlace> GrantFiller::step() {
   if (jobs_.empty()) return std::nullopt;
   Job& job = jobs_.front();
   const std::size_t size = std::min(kSliceBytes, job.bytes.size() - job.done);
-  if (size > 0) {
-    std::memcpy(job.segment->data() + job.place.offset + job.done, job.bytes.data() + job.done,
-                size);
-  }
+  streaming_copy(job.target.span().subspan(job.done, size),
+                 job.bytes.span().subspan(job.done, size), job.bytes.size());
   job.done += size;
   if (job.done < job.bytes.size()) return std::nullopt;
   const wire::GrantPlace full = job.place;

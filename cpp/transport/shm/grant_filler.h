@@ -23,7 +23,9 @@ class GrantFiller {
   void retire_segment(std::uint64_t number);
   bool knows(std::uint64_t number) const { return segments_.contains(number); }
 
-  // Throws Exception{wire} if the place is not within a segment of the peer or too small.
+  // Throws Exception{wire} if the place is not within a segment of the peer.
+  MutableBuffer memory(const wire::GrantPlace& place) const;
+  // The same, or if the place is too small.
   void begin(const wire::GrantPlace& place, Buffer bytes);
   bool idle() const { return jobs_.empty(); }
   // Copies the next slice; the place that is full now, if one is.
@@ -33,7 +35,7 @@ class GrantFiller {
 
  private:
   struct Job {
-    std::shared_ptr<memory::Segment> segment;
+    MutableBuffer target;
     wire::GrantPlace place;
     Buffer bytes;
     std::size_t done = 0;

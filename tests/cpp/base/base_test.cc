@@ -1,8 +1,13 @@
 #include "base/buffer.h"
 #include "base/random.h"
+#include "base/streaming_copy.h"
 #include "base/uid.h"
 #include "base/utf8.h"
 #include "check.h"
+
+#include <algorithm>
+#include <span>
+#include <vector>
 
 namespace moolink {
 
@@ -27,6 +32,26 @@ TEST("heap allocator: blocks are 64-byte aligned, sized as asked") {
     const MutableBuffer block = heap.allocate(size);
     CHECK_EQ(block.size(), size);
     CHECK_EQ(reinterpret_cast<std::uintptr_t>(block.data()) % 64, 0UL);
+  }
+}
+
+TEST("streaming copy: the same bytes past the cache as through it, at any alignment and size") {
+  std::vector<std::byte> from(3 * 4096 + 100);
+  Random random(11);
+  for (std::byte& byte : from) byte = static_cast<std::byte>(random.next());
+  for (const std::size_t whole : {std::size_t{0}, std::size_t{1} << 40}) {
+    for (const std::size_t offset : {0UL, 1UL, 63UL, 64UL}) {
+      for (const std::size_t size : {0UL, 1UL, 4095UL, 4096UL, 4097UL, 3 * 4096UL}) {
+        std::vector<std::byte> to(from.size(), std::byte{0xa5});
+        streaming_copy(std::span(to).subspan(offset, size), std::span(from).subspan(7, size),
+                       whole);
+        CHECK(std::equal(to.begin() + static_cast<std::ptrdiff_t>(offset),
+                         to.begin() + static_cast<std::ptrdiff_t>(offset + size),
+                         from.begin() + 7));
+        CHECK(offset == 0 || to[offset - 1] == std::byte{0xa5});
+        CHECK(to[offset + size] == std::byte{0xa5});
+      }
+    }
   }
 }
 

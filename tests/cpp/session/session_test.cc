@@ -161,6 +161,61 @@ TEST("what breaks the protocol ends the session, not the process") {
   breaks(before_itself);
 }
 
+TEST("a standing grant is one part, once, on its connection") {
+  const wire::PathTraits shm{true, 1 << 20, 20, 256 << 10, false};
+  const MutableBuffer memory = HeapAllocator().allocate(1 << 20);
+  // `b` has given `a` grant 7, and hears of a part of `bytes` in grant `number`.
+  const auto name = [&](Pair& pair, std::uint64_t number, std::uint64_t bytes, std::uint64_t seq) {
+    wire::MessageHead head;
+    head.kind = 1;
+    head.body = {10, 64, wire::PartWhere::inline_, 0};
+    head.parts = {{bytes, 64, wire::PartWhere::placed, number}};
+    wire::Frame frame = wire::make_frame(wire::FrameType::message, head, {bytes_of(10)});
+    frame.header.seq = seq;
+    pair.b.session.received(pair.now, 1, as_received(frame));
+    pair.b.collect();
+  };
+  const auto joined = [&](Pair& pair) {
+    pair.a.session.attach(pair.now, 1, wire::PathKind::shm, shm, false, pair.a.hello);
+    pair.b.session.attach(pair.now, 1, wire::PathKind::shm, shm, true, pair.b.hello);
+    pair.exchange();
+    pair.b.session.grant_ready(pair.now, 1, 0, 0, {7, 1, 0, 1 << 20}, memory);
+    CHECK_EQ(pair.b.session.standing_given(), 1u);
+    pair.exchange();
+  };
+  Pair good;
+  joined(good);
+  CHECK(!good.a.session.take_standing(good.now, (1 << 20) + 1));
+  CHECK(!good.a.session.take_standing(good.now, (1 << 18) - 1));  // too roomy
+  const auto taken = good.a.session.take_standing(good.now, 1 << 18);
+  CHECK(taken && taken->connection == 1 && taken->place.grant == 7);
+  CHECK(!good.a.session.take_standing(good.now, 1 << 18));
+  name(good, 7, 1 << 18, 1);
+  CHECK_EQ(good.b.delivered.size(), 1u);
+  CHECK(!good.b.delivered.empty() && good.b.delivered[0].payload.parts[0].data() == memory.data() &&
+        good.b.delivered[0].payload.parts[0].size() == std::size_t{1} << 18);
+  name(good, 7, 1 << 18, 2);
+  CHECK_EQ(good.b.lost.size(), 1u);
+
+  Pair large;
+  joined(large);
+  name(large, 7, (1 << 20) + 1, 1);
+  CHECK_EQ(large.b.lost.size(), 1u);
+  Pair unknown;
+  joined(unknown);
+  name(unknown, 8, 1 << 18, 1);
+  CHECK_EQ(unknown.b.lost.size(), 1u);
+
+  Pair unused;
+  joined(unused);
+  unused.now += seconds(5);
+  unused.a.session.tick(unused.now);
+  unused.exchange();
+  CHECK_EQ(unused.b.session.standing_given(), 0u);
+  CHECK(!unused.a.session.take_standing(unused.now, 1 << 20));
+  CHECK(unused.b.lost.empty());
+}
+
 class NoMemory final : public Allocator {
  public:
   MutableBuffer allocate(std::size_t) override { throw std::bad_alloc(); }

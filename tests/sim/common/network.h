@@ -187,6 +187,14 @@ class Network {
     return {{grant, 0, 0, bytes}, memory};
   }
 
+  // The same memory, as the other end has it mapped.
+  MutableBuffer grant_memory(ConnectionId id, const wire::GrantPlace& place) const {
+    const auto& grants = ends_.at(id).first->grants;
+    const auto memory = grants.find(place.grant);
+    require(memory != grants.end(), "a grant stands that was never given");
+    return memory->second;
+  }
+
   // The copier: two steps, as long as this end is open (closing it joins the copier).
   void fill_grant(ConnectionId id, const wire::GrantPlace& place, const Buffer& bytes) {
     const auto [connection, side] = ends_.at(id);

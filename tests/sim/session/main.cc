@@ -22,9 +22,11 @@ int main(int argc, char** argv) {
       "new_loan_each_attempt",
       "return_what_is_held",
       "keep_unused_loans",
-
       "forget_returns_when_full",
       "lend_in_a_later_attempt",
+      "standing_grant_taken_twice",
+      "keep_unused_standing",
+      "placed_in_every_attempt",
   };
   return moolink::sim::run_program(argc, argv, mutants, [](std::uint64_t seed, bool trace) {
     return moolink::sim::World(seed, trace).run();

@@ -142,6 +142,7 @@ void Process::pump() {
     message.to = other_;
     message.session = session_->id();
     outgoing.payload = lend(message);
+    place(message, outgoing.payload);
     message.order = ++world_->orders;
     if (!session_->send(world_->simulation.now(), std::move(outgoing))) {
       ++coverage["window full"];
@@ -171,6 +172,32 @@ wire::Payload Process::lend(Message& message) {
     payload.lent.push_back(lent);
   }
   return payload;
+}
+
+// Some parts are captured into memory that the other side has given; and once in a while for a
+// message that is never sent.
+void Process::place(const Message& message, wire::Payload& payload) {
+  for (std::uint32_t part = 0; part < payload.parts.size(); ++part) {
+    const std::size_t size = payload.parts[part].size();
+    if (message.lent.contains(part) || world_->simulation.random.chance(1, 4)) continue;
+    const auto taken = session_->take_standing(world_->simulation.now(), size);
+    if (!taken) continue;
+    const ConnectionId connection = taken->connection;
+    const std::uint64_t grant = taken->place.grant;
+    // Through the loop, as the runtime does: the last reference may go inside of the session.
+    auto held = std::make_shared<HeldGrant>(connection, grant, [this, connection, grant] {
+      ++coverage["standing grants released unused"];
+      world_->simulation.after(Duration(0), [this, connection, grant] {
+        if (!alive_) return;
+        session_->release_standing(connection, grant);
+        act();
+      });
+    });
+    if (world_->simulation.random.chance(1, 8)) continue;
+    ++coverage["parts placed"];
+    sim::place(payload, part, world_->network.grant_memory(connection, taken->place),
+               std::move(held));
+  }
 }
 
 void Process::pass(const session::PassSegments& action) {
@@ -228,6 +255,7 @@ void Process::check_at_end() const {
   if (!alive_ || !session_ || !session_->ready()) return;
   require(session_->loans_given() == 0, "loans are left that were not returned");
   require(session_->loans_held() == 0, "loans are left that nobody holds");
+  require(session_->standing_given() == 0, "grants stand that are not used");
 }
 
 void Process::die(bool host_gone) {

@@ -14,6 +14,7 @@
 #include "common/message_bytes.h"
 #include "common/network.h"
 #include "common/simulation.h"
+#include "common/standing.h"
 #include "session/session.h"
 
 namespace moolink::sim {
@@ -95,6 +96,7 @@ class Process final : public Endpoint {
   void lost(const session::Lost& lost);
   void check_written(const session::Write& write) const;
   wire::Payload lend(Message& message);
+  void place(const Message& message, wire::Payload& payload);
   void map(const session::MapLoan& action);
   void pass(const session::PassSegments& action);
   void return_loan(std::uint64_t session, std::uint64_t loan);

@@ -1,0 +1,39 @@
+#include "runtime/standing.h"
+
+#include <utility>
+
+#include "runtime/rpc_peer.h"
+
+namespace moolink::runtime {
+namespace {
+
+struct HeldGrant : wire::StandingGrant {
+  HeldGrant() = default;
+  HeldGrant(const HeldGrant&) = delete;
+  HeldGrant& operator=(const HeldGrant&) = delete;
+  // On any thread, and in a forked child, which has no part in its parent's grants.
+  ~HeldGrant() {
+    if (named) return;
+    const auto peer = owner.lock();
+    if (peer == nullptr || peer->context()->abandoned() || peer->closed()) return;
+    peer->context()->engine().loop().post(
+        [peer, connection = connection, grant = grant] { peer->release(connection, grant); });
+  }
+
+  std::weak_ptr<RpcPeer> owner;
+  std::shared_ptr<void> memory;  // keeps it mapped
+};
+
+}  // namespace
+
+PlacedMemory hold_grant(std::weak_ptr<RpcPeer> peer, wire::ConnectionId connection,
+                        std::uint64_t grant, const MutableBuffer& memory) {
+  auto held = std::make_shared<HeldGrant>();
+  held->connection = connection;
+  held->grant = grant;
+  held->owner = std::move(peer);
+  held->memory = memory.owner();
+  return {{held, memory.data(), memory.size()}, held};
+}
+
+}  // namespace moolink::runtime
