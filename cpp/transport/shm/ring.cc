@@ -60,13 +60,24 @@ std::size_t RingWriter::room() {
   return capacity_ - (tail_ - head_);
 }
 
+// With nothing in the ring there is nothing that the reader could look for at its old place. It
+// reads `base` after the tail that was published with it.
+void RingWriter::rewind() {
+  if (tail_ - base_ < kRingRewindBytes || tail_ != published_) return;
+  room();
+  if (head_ != tail_) return;
+  base_ = tail_;
+  words_->base.store(base_, std::memory_order_relaxed);
+}
+
 std::size_t RingWriter::write(std::span<const std::byte> bytes) {
+  rewind();
   std::size_t done = 0;
   while (done < bytes.size()) {
     std::size_t piece = std::min(bytes.size() - done, kRingPieceBytes);
     if (capacity_ - (tail_ - head_) < piece) piece = std::min(piece, room());
     if (piece == 0) break;
-    const std::size_t offset = tail_ & (capacity_ - 1);
+    const std::size_t offset = (tail_ - base_) & (capacity_ - 1);
     const std::size_t first = std::min<std::size_t>(piece, capacity_ - offset);
     std::memcpy(data_ + offset, bytes.data() + done, first);
     std::memcpy(data_, bytes.data() + done + first, piece - first);
@@ -108,6 +119,7 @@ std::size_t RingReader::available() {
   const std::uint64_t tail = words_->tail.load(std::memory_order_acquire);
   // Unsigned: a tail that went back, or further than the room given, is a huge number here.
   if (tail - tail_ > released_ + capacity_ - tail_) throw_bad_position("tail", tail);
+  if (tail != tail_) base_ = words_->base.load(std::memory_order_relaxed);
   tail_ = tail;
   return tail_ - head_;
 }
@@ -118,7 +130,7 @@ std::size_t RingReader::read(std::span<std::byte> into) {
     std::size_t piece = std::min(into.size() - done, kRingPieceBytes);
     if (tail_ - head_ < piece) piece = std::min(piece, available());
     if (piece == 0) break;
-    const std::size_t offset = head_ & (capacity_ - 1);
+    const std::size_t offset = (head_ - base_) & (capacity_ - 1);
     const std::size_t first = std::min<std::size_t>(piece, capacity_ - offset);
     std::memcpy(into.data() + done, data_ + offset, first);
     std::memcpy(into.data() + done + first, data_, piece - first);

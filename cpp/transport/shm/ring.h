@@ -24,6 +24,7 @@ namespace moolink::transport::shm {
 // sees the other's store and no wake-up is lost. While both are awake no system call is made.
 struct RingWords {
   alignas(64) std::atomic<std::uint64_t> tail;     // bytes written; the writer's
+  std::atomic<std::uint64_t> base;                 // position at the ring's first byte; the same's
   alignas(64) std::atomic<std::uint64_t> head;     // bytes read; the reader's
   alignas(64) std::atomic<std::uint64_t> asleep;   // 1: the reader wants a ring when tail moves
   alignas(64) std::atomic<std::uint64_t> wake_at;  // not 0: the writer wants one when head is there
@@ -33,6 +34,9 @@ static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 inline constexpr std::size_t kDefaultRingBytes = std::size_t{1} << 20;
 inline constexpr std::size_t kSmallestRingBytes = std::size_t{4} << 10;
 inline constexpr std::size_t kLargestRingBytes = std::size_t{64} << 20;
+// A writer that has come so far goes back to the ring's first byte when the ring is empty: the
+// pages of a quiet connection are few, and stay in the cache.
+inline constexpr std::size_t kRingRewindBytes = std::size_t{16} << 10;
 // Copies are published in pieces, so that the other end copies at the same time.
 inline constexpr std::size_t kRingPieceBytes = std::size_t{64} << 10;
 
@@ -55,6 +59,7 @@ class RingWriter {
 
  private:
   std::size_t room();
+  void rewind();
 
   std::shared_ptr<memory::Segment> segment_;
   RingWords* words_;
@@ -63,6 +68,7 @@ class RingWriter {
   std::uint64_t tail_ = 0;       // written
   std::uint64_t published_ = 0;  // written and visible to the reader
   std::uint64_t head_ = 0;       // the reader's position when last looked at
+  std::uint64_t base_ = 0;       // position at the first byte
   const io::Doorbell& reader_;
 };
 
@@ -95,6 +101,7 @@ class RingReader {
   std::uint64_t head_ = 0;      // read
   std::uint64_t released_ = 0;  // read, and the room given back
   std::uint64_t tail_ = 0;      // the writer's position when last looked at
+  std::uint64_t base_ = 0;      // of the bytes up to tail_
   const io::Doorbell& writer_;
 };
 

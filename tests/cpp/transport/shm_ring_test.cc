@@ -82,6 +82,32 @@ TEST("ring: what is not published is not seen, what is not released is not overw
   CHECK_EQ(ring.writer.write(bytes), 100u);
 }
 
+TEST("ring: one message at a time uses the first pages only") {
+  Ring ring(kDefaultRingBytes);
+  const auto bytes = pattern(1000, 9);
+  std::vector<std::byte> got(bytes.size());
+  for (int i = 0; i < 3000; ++i) {
+    ring.writer.write(bytes);
+    ring.writer.publish();
+    CHECK_EQ(ring.reader.read(got), bytes.size());
+    ring.reader.release();
+    CHECK(got == bytes);
+  }
+  const std::byte* data = ring.segment->data() + 4096;
+  const auto used = [](std::byte byte) { return byte != std::byte{0}; };
+  CHECK(std::none_of(data + kRingRewindBytes + bytes.size(), data + kDefaultRingBytes, used));
+}
+
+TEST("ring: a base that lies leads to no byte outside of the ring") {
+  Ring ring(4096);
+  const auto bytes = pattern(3000, 10);
+  ring.writer.write(bytes);
+  ring.words().base.store(~std::uint64_t{0} - 5);
+  ring.writer.publish();
+  std::vector<std::byte> got(bytes.size());
+  CHECK_EQ(ring.reader.read(got), bytes.size());
+}
+
 TEST("ring: skip drops bytes") {
   Ring ring(4096);
   const auto bytes = pattern(1000, 4);
