@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 namespace moolink::collective {
@@ -22,7 +23,84 @@ struct Range {
 // cache line, so that no two ranges share one. The first range is the only one that may be empty
 // and still take part: its owner sees every contributor, and so any disagreement, in every plan.
 std::vector<Range> slices(std::uint64_t count, std::size_t item_size, std::size_t owners);
+// The same without the exception for small tensors.
+std::vector<Range> even_slices(std::uint64_t count, std::size_t item_size, std::size_t owners);
 
 inline constexpr std::size_t kSmallBytes = 4096;
+
+// --- collectives. Their numbers travel.
+
+enum class Kind : std::uint8_t {
+  all_reduce,
+  reduce_scatter,
+  all_gather,
+  broadcast,
+  gather,
+  scatter
+};
+constexpr Kind enum_max(Kind) { return Kind::scatter; }
+std::string kind_name(Kind kind);
+constexpr bool has_root(Kind kind) {
+  return kind == Kind::broadcast || kind == Kind::gather || kind == Kind::scatter;
+}
+constexpr bool reduces(Kind kind) {
+  return kind == Kind::all_reduce || kind == Kind::reduce_scatter;
+}
+
+// What one collective moves between `ranks` members. A block has `count` elements:
+//                  input                    output
+//   all_reduce     a block                  the block reduced over all ranks
+//   reduce_scatter a block for each rank    this rank's block, reduced over all ranks
+//   all_gather     a block                  the blocks of all ranks in their order
+//   broadcast      the root's block         the root's block
+//   gather         a block                  at the root: the blocks of all ranks in their order
+//   scatter        the root's: a block for each rank     this rank's block
+struct Passage {
+  Kind kind = Kind::all_reduce;
+  std::uint32_t root = 0;
+  std::uint32_t ranks = 1;
+  std::uint64_t item_size = 1;
+  std::uint64_t count = 0;
+
+  bool operator==(const Passage&) const = default;
+};
+
+std::uint64_t input_bytes(const Passage& passage, std::uint32_t rank);
+std::uint64_t output_bytes(const Passage& passage, std::uint32_t rank);
+
+// --- over messages: what one rank's input sends to another, and where that ends up. All in bytes;
+// an empty range: nothing passes between the two. For kinds that reduce, the place is in what the
+// receiver reduces, of which all pieces are equally long.
+Range sent_bytes(const Passage& passage, std::uint32_t from, std::uint32_t to);
+Range placed_bytes(const Passage& passage, std::uint32_t from, std::uint32_t to);
+bool passes(const Passage& passage, std::uint32_t from, std::uint32_t to);
+
+// --- through windows in shared memory, one a rank, chunk by chunk.
+
+// Bytes that are copied between a rank's own memory and the window of `rank`.
+struct Move {
+  std::uint32_t rank = 0;
+  std::uint64_t window = 0;
+  std::uint64_t user = 0;
+  std::uint64_t bytes = 0;
+
+  bool operator==(const Move&) const = default;
+};
+
+// What one rank does with one chunk, in this order.
+struct ChunkPlan {
+  std::vector<Move> puts;    // from the input into the own window
+  Move reduced;              // the own slice: the same place of every window, `user` in the input
+  std::uint64_t placed = 0;  // where it is put in the output
+  bool passed_on = false;    // it is put into the own window too, for the others
+  std::vector<Move> takes;   // from the windows into the output, once these ranks are ready
+  std::vector<Move> own;     // the same within one's own memory: `window` is the place in the input
+};
+
+// At least one, so that a collective of nothing is passed through too. Chunks are shorter than a
+// window allows if there would be few, so that ranks work on different ones at a time.
+std::uint64_t chunks_of(const Passage& passage, std::uint64_t window_bytes);
+ChunkPlan chunk_plan(const Passage& passage, std::uint64_t window_bytes, std::uint32_t rank,
+                     std::uint64_t chunk);
 
 }  // namespace moolink::collective

@@ -1,0 +1,391 @@
+#include "collective/shared_pipeline.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "base/error.h"
+#include "base/mutant.h"
+
+namespace moolink::collective {
+namespace {
+
+constexpr std::uint64_t kMagic = 0x65706970'6b6c6f6d;
+constexpr std::uint64_t kLine = 64;
+constexpr std::uint64_t kPage = 4096;
+constexpr std::uint64_t kMaxWindowBytes = std::uint64_t{1} << 30;
+
+struct Header {
+  std::uint64_t magic;
+  std::uint64_t epoch;
+  std::uint32_t ranks;
+  std::uint32_t depth;
+  std::uint64_t window_bytes;
+};
+static_assert(sizeof(Header) <= kLine);
+
+std::uint64_t round_up(std::uint64_t bytes, std::uint64_t unit) {
+  return (bytes + unit - 1) / unit * unit;
+}
+
+std::uint64_t words_at(std::uint32_t rank) { return kLine * (1 + std::uint64_t{rank}); }
+
+// Of the operations that some rank may still look at: see given_up_word().
+std::uint64_t given_up_stride(const PipelineLayout& layout) {
+  return round_up(sizeof(std::uint64_t) * (layout.depth + 1), kLine);
+}
+
+std::uint64_t windows_at(const PipelineLayout& layout) {
+  return round_up(words_at(layout.ranks) + given_up_stride(layout) * layout.ranks, kPage);
+}
+
+[[noreturn]] void refuse(const std::string& why) {
+  throw Exception(ErrorCode::invalid_argument, "shared pipeline: " + why);
+}
+
+}  // namespace
+
+// Written by its rank only.
+struct alignas(kLine) SharedPipeline::Words {
+  // The last chunk of which: my parts are in my window · my slice is reduced · I have taken all
+  // that I need from the others' windows.
+  std::array<std::atomic<std::uint64_t>, 3> done;
+  // For which chunk I wait, of each word of all ranks; 0: not for this word.
+  std::array<std::atomic<std::uint64_t>, 3> wanted;
+  std::atomic<std::uint64_t> left;    // 1: I am in a newer epoch
+  std::atomic<std::uint64_t> asleep;  // 1: ring my doorbell when all have what I want
+};
+
+std::uint64_t SharedPipeline::segment_bytes(const PipelineLayout& layout) {
+  static_assert(sizeof(Words) == kLine);
+  const bool fits = layout.ranks != 0 && layout.ranks <= kMaxPipelineRanks && layout.depth != 0 &&
+                    layout.depth <= kMaxPipelineDepth && layout.window_bytes % kLine == 0 &&
+                    layout.window_bytes <= kMaxWindowBytes &&
+                    layout.window_bytes >= kLine * layout.ranks;  // a line for each rank's block
+  if (!fits) {
+    refuse("no segment for " + std::to_string(layout.ranks) + " ranks with " +
+           std::to_string(layout.depth) + " windows of " + std::to_string(layout.window_bytes) +
+           " bytes");
+  }
+  return windows_at(layout) + layout.window_bytes * layout.depth * layout.ranks;
+}
+
+void SharedPipeline::initialise(std::span<std::byte> segment, const PipelineLayout& layout) {
+  if (segment.size() < segment_bytes(layout)) refuse("the segment is too small");
+  const Header header{kMagic, layout.epoch, layout.ranks, layout.depth, layout.window_bytes};
+  std::memcpy(segment.data(), &header, sizeof header);
+}
+
+SharedPipeline::SharedPipeline(std::shared_ptr<void> owner, std::span<std::byte> segment,
+                               const PipelineLayout& layout, std::uint32_t rank)
+    : owner_(std::move(owner)), segment_(segment.data()), layout_(layout), rank_(rank) {
+  if (rank >= layout.ranks) refuse("rank " + std::to_string(rank) + " is not in the layout");
+  Header header{};
+  if (segment.size() >= segment_bytes(layout)) {
+    std::memcpy(&header, segment.data(), sizeof header);
+  }
+  const PipelineLayout theirs{header.epoch, header.ranks, header.depth, header.window_bytes};
+  if (header.magic != kMagic || theirs != layout) {
+    throw Exception(ErrorCode::wire, "the segment that was passed for the collectives of epoch " +
+                                         std::to_string(layout.epoch) +
+                                         " has another layout (epoch " +
+                                         std::to_string(theirs.epoch) + ", " +
+                                         std::to_string(theirs.ranks) + " ranks)");
+  }
+}
+
+SharedPipeline::Words& SharedPipeline::words(std::uint32_t rank) const {
+  return *reinterpret_cast<Words*>(segment_ + words_at(rank));
+}
+
+// Holds s if this rank has given operation s up. There are depth + 1 of them: a rank begins
+// operation s + depth + 1, at least as many chunks later, when all have taken all chunks of s, and
+// each looks at these words before it says so.
+std::atomic<std::uint64_t>& SharedPipeline::given_up_word(std::uint32_t rank,
+                                                          std::uint64_t s) const {
+  const std::uint64_t slot = s % (layout_.depth + 1);
+  return *reinterpret_cast<std::atomic<std::uint64_t>*>(segment_ + words_at(layout_.ranks) +
+                                                        given_up_stride(layout_) * rank + 8 * slot);
+}
+
+std::byte* SharedPipeline::window(std::uint32_t rank, std::uint64_t chunk) const {
+  const std::uint64_t index = std::uint64_t{rank} * layout_.depth + chunk % layout_.depth;
+  return segment_ + windows_at(layout_) + layout_.window_bytes * index;
+}
+
+// --- the user's side
+
+void SharedPipeline::start(PipelineOperation operation) {
+  check(operation);
+  started_ = operation.s;
+  Running running;
+  running.first = last_chunk_ + 1;
+  running.chunks = chunks_of(operation.passage, layout_.window_bytes);
+  last_chunk_ += running.chunks;
+  running.operation = std::move(operation);
+  running_.push_back(std::move(running));
+}
+
+void SharedPipeline::check(const PipelineOperation& operation) const {
+  const Passage& passage = operation.passage;
+  if (operation.s != started_ + 1) {
+    refuse("operation " + std::to_string(operation.s) + " started after " +
+           std::to_string(started_));
+  }
+  if (passage.ranks != layout_.ranks || passage.root >= layout_.ranks ||
+      passage.item_size != tensor::item_size(operation.dtype)) {
+    refuse("an operation of " + std::to_string(passage.ranks) + " ranks with root " +
+           std::to_string(passage.root) + " among " + std::to_string(layout_.ranks));
+  }
+  if (reduces(passage.kind) && !is_supported(operation.dtype, operation.op)) {
+    refuse("no " + op_name(operation.op) + " of " +
+           std::string(tensor::dtype_name(operation.dtype)));
+  }
+  if (operation.dry) return;
+  if (operation.input.size() != input_bytes(passage, rank_) ||
+      operation.output.size() != output_bytes(passage, rank_)) {
+    refuse("an input of " + std::to_string(operation.input.size()) + " bytes and an output of " +
+           std::to_string(operation.output.size()) + " do not fit the operation");
+  }
+}
+
+void SharedPipeline::abandon(std::uint64_t s) {
+  for (Running& running : running_) {
+    PipelineOperation& operation = running.operation;
+    if (operation.s != s || std::exchange(operation.dry, true)) continue;
+    operation.input = {};
+    operation.output = {};
+    // Before that its word may still tell of an earlier operation: post() will store it.
+    if (cursors_[kPut].next > running.first && !mutant("abandon_in_silence")) {
+      given_up_word(rank_, s).store(s, std::memory_order_seq_cst);
+    }
+  }
+}
+
+std::vector<SharedPipeline::Ended> SharedPipeline::take_ended() {
+  return std::exchange(ended_, {});
+}
+
+void SharedPipeline::give_up() { words(rank_).left.store(1, std::memory_order_seq_cst); }
+
+bool SharedPipeline::given_up() const {
+  if (mutant("tell_of_what_was_given_up")) return false;
+  for (std::uint32_t rank = 0; rank < layout_.ranks; ++rank) {
+    if (words(rank).left.load(std::memory_order_seq_cst) != 0) return true;
+  }
+  return false;
+}
+
+std::vector<std::uint32_t> SharedPipeline::waiting_for() const {
+  if (running_.empty()) return {};
+  const std::uint64_t chunk = cursors_[kTake].next;
+  std::vector<std::uint32_t> late;
+  for (const Stage word : {kPut, kReduce}) {
+    for (std::uint32_t rank = 0; rank < layout_.ranks; ++rank) {
+      if (rank != rank_ && words(rank).done[word].load() < chunk) late.push_back(rank);
+    }
+    if (!late.empty()) return late;
+  }
+  return late;
+}
+
+// --- steps
+
+bool SharedPipeline::step() {
+  if (must_look_) {
+    look_for_sleepers();
+    return true;
+  }
+  // What frees windows first: chunks are taken while they are in the cache.
+  for (const Stage stage : {kTake, kReduce, kPut}) {
+    if (!is_ready(stage)) continue;
+    advance(stage);
+    return true;
+  }
+  return false;
+}
+
+SharedPipeline::Running* SharedPipeline::running_at(std::uint64_t chunk) {
+  for (Running& running : running_) {
+    if (chunk < running.first + running.chunks) return &running;
+  }
+  return nullptr;
+}
+
+std::uint64_t SharedPipeline::least(Stage word) const {
+  std::uint64_t least = ~std::uint64_t{0};
+  for (std::uint32_t rank = 0; rank < layout_.ranks; ++rank) {
+    least = std::min(least, words(rank).done[word].load(std::memory_order_seq_cst));
+  }
+  return least;
+}
+
+// The word of all ranks on which a stage waits, and what it must be; 0: on nobody's.
+SharedPipeline::Need SharedPipeline::need(Stage stage) {
+  const std::uint64_t chunk = cursors_[stage].next;
+  switch (stage) {
+    case kPut:
+      if (mutant("put_into_unread_windows") || chunk <= layout_.depth) break;
+      return {kTake, chunk - layout_.depth};
+    case kReduce:
+      if (mutant("reduce_without_parts")) break;
+      // Where nothing is reduced, the window is ready as soon as it is filled.
+      if (reduces(running_at(chunk)->operation.passage.kind)) return {kPut, chunk};
+      break;
+    case kTake:
+      if (mutant("take_too_early")) break;
+      return {kReduce, chunk};
+  }
+  return {stage, 0};
+}
+
+bool SharedPipeline::is_ready(Stage stage) {
+  const std::uint64_t chunk = cursors_[stage].next;
+  if (chunk > last_chunk_) return false;
+  if (stage != kPut && cursors_[stage - 1].next <= chunk) return false;
+  const Need what = need(stage);
+  return what.chunk == 0 || least(what.word) >= what.chunk;
+}
+
+void SharedPipeline::advance(Stage stage) {
+  Cursor& cursor = cursors_[stage];
+  Running& running = *running_at(cursor.next);
+  if (cursor.planned != cursor.next) {
+    cursor.plan = chunk_plan(running.operation.passage, layout_.window_bytes, rank_,
+                             cursor.next - running.first);
+    cursor.planned = cursor.next;
+    if (mutant("publish_before_copying")) words(rank_).done[stage].store(cursor.next);
+  }
+  const bool worked = !running.operation.dry && (stage == kPut      ? put_part(running, cursor)
+                                                 : stage == kReduce ? reduce_part(running, cursor)
+                                                                    : take_part(running, cursor));
+  if (worked) {
+    ++cursor.part;
+  } else {
+    post(stage, running);
+  }
+}
+
+bool SharedPipeline::put_part(const Running& running, const Cursor& cursor) {
+  if (cursor.part == cursor.plan.puts.size()) return false;
+  const Move& move = cursor.plan.puts[cursor.part];
+  std::memcpy(window(rank_, cursor.next) + move.window, running.operation.input.data() + move.user,
+              move.bytes);
+  return true;
+}
+
+bool SharedPipeline::reduce_part(const Running& running, const Cursor& cursor) {
+  const Move& slice = cursor.plan.reduced;
+  if (cursor.part != 0 || slice.bytes == 0) return false;
+  const PipelineOperation& operation = running.operation;
+  SumTask task{operation.dtype, operation.op, operation.divisor, {}, {}};
+  task.inputs.reserve(layout_.ranks);
+  for (std::uint32_t rank = 0; rank < layout_.ranks; ++rank) {
+    const std::byte* part = rank == rank_ ? operation.input.data() + slice.user
+                                          : window(rank, cursor.next) + slice.window;
+    task.inputs.emplace_back(std::shared_ptr<const void>(), part, slice.bytes);
+  }
+  if (mutant("reduce_in_another_order") && rank_ % 2 == 1) {
+    std::reverse(task.inputs.begin(), task.inputs.end());
+  }
+  task.output = operation.output.slice(cursor.plan.placed, slice.bytes);
+  run(task);
+  if (cursor.plan.passed_on && layout_.ranks > 1) {
+    std::memcpy(window(rank_, cursor.next) + slice.window, task.output.data(), slice.bytes);
+  }
+  return true;
+}
+
+bool SharedPipeline::take_part(const Running& running, const Cursor& cursor) {
+  const ChunkPlan& plan = cursor.plan;
+  const PipelineOperation& operation = running.operation;
+  if (cursor.part < plan.takes.size()) {
+    const Move& move = plan.takes[cursor.part];
+    std::memcpy(operation.output.data() + move.user, window(move.rank, cursor.next) + move.window,
+                move.bytes);
+    return true;
+  }
+  if (cursor.part == plan.takes.size() + plan.own.size()) return false;
+  const Move& move = plan.own[cursor.part - plan.takes.size()];
+  const std::byte* from = operation.input.data() + move.window;
+  std::byte* to = operation.output.data() + move.user;
+  if (from != to) std::memcpy(to, from, move.bytes);
+  return true;
+}
+
+// What was done becomes visible to the others.
+void SharedPipeline::post(Stage stage, Running& running) {
+  const PipelineOperation& operation = running.operation;
+  Cursor& cursor = cursors_[stage];
+  if (stage == kPut && operation.dry && !mutant("abandon_in_silence")) {
+    given_up_word(rank_, operation.s).store(operation.s, std::memory_order_seq_cst);
+  }
+  const bool last = stage == kTake && cursor.next == running.first + running.chunks - 1;
+  if (last) ended_.push_back({operation.s, operation.dry || was_given_up(operation.s)});
+  words(rank_).done[stage].store(cursor.next, std::memory_order_seq_cst);
+  if (!mutant("never_ring")) must_look_ = true;
+  ++cursor.next;
+  cursor.part = 0;
+  if (last) running_.pop_front();
+}
+
+bool SharedPipeline::was_given_up(std::uint64_t s) const {
+  if (mutant("end_what_was_abandoned")) return false;
+  for (std::uint32_t rank = 0; rank < layout_.ranks; ++rank) {
+    if (given_up_word(rank, s).load(std::memory_order_seq_cst) == s) return true;
+  }
+  return false;
+}
+
+// --- sleeping
+
+// Every store is followed by a look for sleepers, and every announcement of sleep by a look at the
+// stores; all are seq_cst, so that of the sleeper and the last one for whom it waits at least one
+// sees the other.
+void SharedPipeline::look_for_sleepers() {
+  must_look_ = false;
+  const std::array<std::uint64_t, 3> all{least(kPut), least(kReduce), least(kTake)};
+  for (std::uint32_t rank = 0; rank < layout_.ranks; ++rank) {
+    const Words& line = words(rank);
+    if (rank == rank_ || line.asleep.load(std::memory_order_seq_cst) == 0) continue;
+    for (std::size_t word = 0; word < all.size(); ++word) {
+      const std::uint64_t wanted = line.wanted[word].load(std::memory_order_relaxed);
+      const std::uint64_t have = mutant("ring_too_late") ? all[word] - 1 : all[word];
+      if (wanted == 0 || have < wanted) continue;
+      wakeups_.push_back(rank);
+      break;
+    }
+  }
+}
+
+std::vector<std::uint32_t> SharedPipeline::take_wakeups() { return std::exchange(wakeups_, {}); }
+
+bool SharedPipeline::announce_sleep() {
+  if (running_.empty()) return false;
+  std::array<std::uint64_t, 3> wanted{};
+  for (const Stage stage : {kPut, kReduce, kTake}) {
+    const std::uint64_t chunk = cursors_[stage].next;
+    // A stage that waits for the one before it is woken with that one.
+    if (chunk > last_chunk_ || (stage != kPut && cursors_[stage - 1].next <= chunk)) continue;
+    const Need what = need(stage);
+    wanted[what.word] = what.chunk;
+  }
+  Words& mine = words(rank_);
+  for (std::size_t word = 0; word < wanted.size(); ++word) {
+    mine.wanted[word].store(wanted[word], std::memory_order_relaxed);
+  }
+  mine.asleep.store(1, std::memory_order_seq_cst);
+  return true;
+}
+
+bool SharedPipeline::may_sleep() {
+  if (mutant("sleep_without_a_look")) return true;
+  return !must_look_ && !is_ready(kTake) && !is_ready(kReduce) && !is_ready(kPut);
+}
+
+void SharedPipeline::awake() { words(rank_).asleep.store(0, std::memory_order_relaxed); }
+
+}  // namespace moolink::collective

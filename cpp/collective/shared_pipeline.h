@@ -1,0 +1,149 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "base/buffer.h"
+#include "collective/kernels.h"
+#include "collective/plan.h"
+#include "tensor/dtype.h"
+
+namespace moolink::collective {
+
+// Collectives of any size among the ranks of one host, in chunks that pass through small windows of
+// a shared segment, so that what is passed stays in the cache. Inputs and outputs are the callers'
+// own memory. docs/design/protocol/shared_memory.md has the words, stages and invariants.
+
+// The same on every rank of a segment.
+struct PipelineLayout {
+  std::uint64_t epoch = 0;
+  std::uint32_t ranks = 0;
+  std::uint32_t depth = 0;         // windows of each rank: chunks under way, at most
+  std::uint64_t window_bytes = 0;  // a multiple of the cache line
+
+  bool operator==(const PipelineLayout&) const = default;
+};
+
+inline constexpr std::uint32_t kMaxPipelineRanks = 1024;
+inline constexpr std::uint32_t kMaxPipelineDepth = 64;
+
+// Operation s, started in this order by every rank; all but the memory is the same on every rank.
+struct PipelineOperation {
+  std::uint64_t s = 0;
+  Passage passage;
+  tensor::DType dtype = tensor::DType::uint8;
+  ReduceOp op = ReduceOp::sum;
+  double divisor = 1;
+  Buffer input;          // input_bytes() of the passage
+  MutableBuffer output;  // output_bytes(); may be the input's memory for all_reduce and broadcast
+  bool dry = false;      // given up before it began: without memory
+};
+
+class SharedPipeline {
+ public:
+  struct Ended {
+    std::uint64_t s = 0;
+    bool dry = false;  // some rank had given it up: the output means nothing
+  };
+
+  // Bytes of a segment; throws Exception{invalid_argument} if the layout is beyond the limits.
+  static std::uint64_t segment_bytes(const PipelineLayout& layout);
+  // Writes the header of a new segment, which is all zero.
+  static void initialise(std::span<std::byte> segment, const PipelineLayout& layout);
+
+  // `owner` keeps the segment mapped. Throws Exception{wire} if the segment has another layout.
+  SharedPipeline(std::shared_ptr<void> owner, std::span<std::byte> segment,
+                 const PipelineLayout& layout, std::uint32_t rank);
+
+  // Throws Exception{invalid_argument} for what cannot be run. The memory is referred to until
+  // Ended.
+  void start(PipelineOperation operation);
+  // This rank gives an operation up: its memory is neither read nor written from now on, and its
+  // outcome means nothing at ranks that had not all data yet. It still passes through.
+  void abandon(std::uint64_t s);
+
+  // One action: a store, a look for sleepers, or copying or reducing one piece. False: nothing can
+  // be done until another rank stores something.
+  bool step();
+  // Operations that have ended here, in their order.
+  std::vector<Ended> take_ended();
+
+  // This rank is in a newer epoch: what ends after this is of no history.
+  void give_up();
+  bool given_up() const;
+
+  // Ranks that wait for what was stored here: ring their doorbells. Empties the list.
+  std::vector<std::uint32_t> take_wakeups();
+  // Sleeping: announce, look once more, and only if there is nothing to do sleep until the
+  // doorbell rings. announce_sleep() returns whether this rank waits for any other at all.
+  bool announce_sleep();
+  bool may_sleep();
+  void awake();
+
+  bool idle() const { return running_.empty(); }
+  // Something was stored, and step() has not looked yet for whom to wake.
+  bool must_look() const { return must_look_; }
+  // Ranks for which the operation under way waits.
+  std::vector<std::uint32_t> waiting_for() const;
+  const PipelineLayout& layout() const { return layout_; }
+  std::uint32_t rank() const { return rank_; }
+
+ private:
+  struct Words;
+  enum Stage : std::size_t { kPut, kReduce, kTake };  // also the order of the words
+
+  struct Running {
+    PipelineOperation operation;
+    std::uint64_t first = 0;  // the number of its first chunk
+    std::uint64_t chunks = 0;
+  };
+  // How far one stage has come.
+  struct Cursor {
+    std::uint64_t next = 1;  // chunk
+    std::size_t part = 0;    // of it that was done
+    ChunkPlan plan;
+    std::uint64_t planned = 0;  // the chunk that `plan` is of
+  };
+
+  // What a stage waits for: that a word of all ranks has come to a chunk. 0: nothing.
+  struct Need {
+    Stage word = kPut;
+    std::uint64_t chunk = 0;
+  };
+
+  Words& words(std::uint32_t rank) const;
+  std::atomic<std::uint64_t>& given_up_word(std::uint32_t rank, std::uint64_t s) const;
+  std::byte* window(std::uint32_t rank, std::uint64_t chunk) const;
+  Running* running_at(std::uint64_t chunk);
+  std::uint64_t least(Stage word) const;
+  Need need(Stage stage);
+  bool is_ready(Stage stage);
+  void advance(Stage stage);
+  bool put_part(const Running& running, const Cursor& cursor);
+  bool reduce_part(const Running& running, const Cursor& cursor);
+  bool take_part(const Running& running, const Cursor& cursor);
+  void post(Stage stage, Running& running);
+  bool was_given_up(std::uint64_t s) const;
+  void check(const PipelineOperation& operation) const;
+  void look_for_sleepers();
+
+  std::shared_ptr<void> owner_;
+  std::byte* segment_;
+  const PipelineLayout layout_;
+  const std::uint32_t rank_;
+  std::uint64_t started_ = 0;     // operations
+  std::uint64_t last_chunk_ = 0;  // of the last operation started
+  Cursor cursors_[3];
+  bool must_look_ = false;  // something was stored since the last look for sleepers
+  std::deque<Running> running_;
+  std::vector<Ended> ended_;
+  std::vector<std::uint32_t> wakeups_;
+};
+
+}  // namespace moolink::collective

@@ -1,0 +1,204 @@
+#include "collective/shared_pipeline.h"
+
+#include <poll.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "base/random.h"
+#include "check.h"
+#include "io/doorbell.h"
+#include "memory/segment.h"
+
+namespace moolink::collective {
+namespace {
+
+PipelineLayout layout_of(std::uint32_t ranks, std::uint64_t window_bytes = 4096) {
+  return {7, ranks, 3, window_bytes};
+}
+
+struct Ranks {
+  explicit Ranks(const PipelineLayout& layout)
+      : segment(memory::Segment::create(SharedPipeline::segment_bytes(layout), "test")) {
+    SharedPipeline::initialise(segment->bytes(), layout);
+    for (std::uint32_t rank = 0; rank < layout.ranks; ++rank) {
+      pipelines.push_back(
+          std::make_unique<SharedPipeline>(segment, segment->bytes(), layout, rank));
+      bells.push_back(io::Doorbell::create());
+    }
+  }
+  SharedPipeline& operator[](std::size_t rank) { return *pipelines[rank]; }
+
+  std::shared_ptr<memory::Segment> segment;
+  std::vector<std::unique_ptr<SharedPipeline>> pipelines;
+  std::vector<io::Doorbell> bells;
+};
+
+MutableBuffer floats(std::uint64_t count, float value) {
+  MutableBuffer buffer = HeapAllocator().allocate(4 * count);
+  auto* elements = reinterpret_cast<float*>(buffer.data());
+  for (std::uint64_t i = 0; i < count; ++i) elements[i] = value + static_cast<float>(i % 5);
+  return buffer;
+}
+
+bool is_filled(const Buffer& buffer, float scale, float value) {
+  const auto* elements = reinterpret_cast<const float*>(buffer.data());
+  for (std::uint64_t i = 0; i < buffer.size() / 4; ++i) {
+    if (elements[i] != value + scale * static_cast<float>(i % 5)) return false;
+  }
+  return true;
+}
+
+PipelineOperation sum(std::uint64_t s, std::uint32_t ranks, std::uint64_t count, float value) {
+  PipelineOperation operation;
+  operation.s = s;
+  operation.passage = {Kind::all_reduce, 0, ranks, 4, count};
+  operation.dtype = tensor::DType::float32;
+  operation.input = floats(count, value);
+  operation.output = HeapAllocator().allocate(4 * count);
+  return operation;
+}
+
+void wait_for(const io::Doorbell& bell) {
+  pollfd entry{bell.descriptor(), POLLIN, 0};
+  CHECK_EQ(::poll(&entry, 1, 20000), 1);
+  std::uint64_t count = 0;
+  CHECK_EQ(::read(bell.descriptor(), &count, sizeof count), static_cast<ssize_t>(sizeof count));
+}
+
+// Until operation `last` has ended; sleeps whenever there is nothing to do. Returns what ended.
+std::vector<SharedPipeline::Ended> run_until(Ranks& ranks, std::uint32_t rank, std::uint64_t last) {
+  SharedPipeline& pipeline = ranks[rank];
+  std::vector<SharedPipeline::Ended> all;
+  const auto ring = [&] {
+    for (const std::uint32_t sleeper : pipeline.take_wakeups()) ranks.bells[sleeper].ring();
+  };
+  while (all.empty() || all.back().s < last) {
+    while (pipeline.step()) ring();
+    for (const auto& ended : pipeline.take_ended()) all.push_back(ended);
+    if (!all.empty() && all.back().s >= last) break;
+    if (pipeline.announce_sleep() && pipeline.may_sleep()) wait_for(ranks.bells[rank]);
+    pipeline.awake();
+  }
+  while (pipeline.step()) ring();
+  return all;
+}
+
+TEST("shared pipeline: threads that sleep whenever they must, several operations under way") {
+  constexpr std::uint32_t kRanks = 3;
+  constexpr std::uint64_t kOperations = 60;
+  Ranks ranks(layout_of(kRanks));
+  std::vector<std::thread> threads;
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+    threads.emplace_back([&ranks, rank] {
+      for (std::uint64_t s = 1; s <= kOperations; s += 3) {
+        std::vector<PipelineOperation> started;
+        for (std::uint64_t i = s; i < s + 3; ++i) {
+          started.push_back(sum(i, kRanks, 200 * i, static_cast<float>(i + rank)));
+          ranks[rank].start(started.back());
+        }
+        for (const auto& ended : run_until(ranks, rank, s + 2)) CHECK(!ended.dry);
+        for (const PipelineOperation& operation : started) {
+          CHECK(is_filled(operation.output, 3, static_cast<float>(3 * operation.s + 3)));
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST("shared pipeline: an operation that one rank gives up passes through, the next is right") {
+  constexpr std::uint32_t kRanks = 3;
+  Ranks ranks(layout_of(kRanks));
+  std::vector<std::thread> threads;
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+    threads.emplace_back([&ranks, rank] {
+      ranks[rank].start(sum(1, kRanks, 5000, 1));
+      if (rank == 1) ranks[1].abandon(1);
+      const PipelineOperation next = sum(2, kRanks, 5000, 1);
+      ranks[rank].start(next);
+      const auto ended = run_until(ranks, rank, 2);
+      CHECK_EQ(ended.size(), std::size_t{2});
+      CHECK(ended[0].dry && !ended[1].dry);
+      CHECK(is_filled(next.output, 3, 3));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST("shared pipeline: in place, with a divisor, in half precision") {
+  Ranks ranks(layout_of(2));
+  std::vector<PipelineOperation> operations;
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    PipelineOperation operation = sum(1, 2, 3000, static_cast<float>(rank));
+    operation.output = floats(3000, static_cast<float>(rank));
+    operation.input = operation.output;
+    operation.divisor = 2;
+    operations.push_back(operation);
+    PipelineOperation half;
+    half.s = 2;
+    half.passage = {Kind::reduce_scatter, 0, 2, 2, 1000};
+    half.dtype = tensor::DType::bfloat16;
+    half.input = HeapAllocator().allocate(4000);
+    auto* elements = reinterpret_cast<std::uint16_t*>(const_cast<std::byte*>(half.input.data()));
+    for (std::size_t i = 0; i < 2000; ++i) {
+      elements[i] = float_to_bfloat16(rank == 0 ? 256.0F : 1.0F);  // 257 is 256 or 258 in it
+    }
+    half.output = HeapAllocator().allocate(2000);
+    operations.push_back(half);
+    ranks[rank].start(operation);
+    ranks[rank].start(half);
+  }
+  for (bool worked = true; worked;) {
+    worked = false;
+    for (std::uint32_t rank = 0; rank < 2; ++rank) worked |= ranks[rank].step();
+  }
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    CHECK_EQ(ranks[rank].take_ended().size(), std::size_t{2});
+    CHECK(is_filled(operations[2 * rank].output, 1, 0.5F));
+    const auto* half =
+        reinterpret_cast<const std::uint16_t*>(operations[2 * rank + 1].output.data());
+    CHECK_EQ(half[999], float_to_bfloat16(257.0F));
+  }
+}
+
+TEST("shared pipeline: wrong use and foreign segments are refused") {
+  Ranks ranks(layout_of(2));
+  CHECK_THROWS(ranks[0].start(sum(2, 2, 10, 1)), ErrorCode::invalid_argument);
+  CHECK_THROWS(ranks[0].start(sum(1, 3, 10, 1)), ErrorCode::invalid_argument);
+  PipelineOperation small = sum(1, 2, 10, 1);
+  small.output = floats(9, 0);
+  CHECK_THROWS(ranks[0].start(small), ErrorCode::invalid_argument);
+  PipelineLayout other = layout_of(2);
+  other.epoch = 8;
+  CHECK_THROWS(SharedPipeline(ranks.segment, ranks.segment->bytes(), other, 0), ErrorCode::wire);
+  CHECK_THROWS(SharedPipeline::segment_bytes(layout_of(100, 64)), ErrorCode::invalid_argument);
+}
+
+TEST("shared pipeline: whatever a rank writes, the others stay within memory") {
+  for (std::uint64_t seed = 1; seed <= 300; ++seed) {
+    Random random(seed);
+    Ranks ranks(layout_of(2, 1024));
+    for (std::uint64_t s = 1; s <= 4; ++s) {
+      ranks[0].start(sum(s, 2, random.below(3000), 1));
+      for (int i = 0; i < 30; ++i) {
+        // Rank 1 is hostile: its line and its window hold anything.
+        for (std::size_t word = 0; word < 8; ++word) {
+          const std::uint64_t noise = random.chance(1, 2) ? random.next() : random.below(30);
+          std::memcpy(ranks.segment->data() + 128 + 8 * word, &noise, 8);
+        }
+        ranks[0].step();
+        for (const std::uint32_t sleeper : ranks[0].take_wakeups()) CHECK_EQ(sleeper, 1u);
+      }
+      ranks[0].waiting_for();
+      ranks[0].announce_sleep();
+      ranks[0].may_sleep();
+    }
+  }
+}
+
+}  // namespace
+}  // namespace moolink::collective

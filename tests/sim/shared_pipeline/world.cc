@@ -1,0 +1,309 @@
+#include "shared_pipeline/world.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/buffer.h"
+#include "common/program.h"
+
+namespace moolink::sim {
+
+using collective::Kind;
+using collective::Passage;
+using collective::PipelineOperation;
+using collective::SharedPipeline;
+
+namespace {
+
+constexpr std::uint64_t kMaxElements = 700;
+
+MutableBuffer buffer_of(const std::vector<float>& values) {
+  MutableBuffer buffer = HeapAllocator().allocate(4 * values.size());
+  if (!values.empty()) std::memcpy(buffer.data(), values.data(), buffer.size());
+  return buffer;
+}
+
+bool is_large(const Passage& passage, std::uint64_t window_bytes) {
+  return collective::chunks_of(passage, window_bytes) > 1;
+}
+
+}  // namespace
+
+SharedPipelineWorld::SharedPipelineWorld(std::uint64_t seed, bool print)
+    : seed_(seed), random_(seed), trace_(print) {
+  layout_.epoch = 1 + random_.below(5);
+  layout_.ranks = static_cast<std::uint32_t>(1 + random_.below(5));
+  layout_.depth = static_cast<std::uint32_t>(1 + random_.below(3));
+  layout_.window_bytes = 64 * (layout_.ranks + random_.below(8));  // several chunks
+  deaths_ = random_.chance(1, 3);
+  gives_up_ = random_.chance(1, 3);
+  const std::uint64_t bytes = SharedPipeline::segment_bytes(layout_);
+  const MutableBuffer segment = HeapAllocator().allocate(bytes);
+  std::memset(segment.data(), 0, bytes);
+  memory_ = segment.owner();
+  SharedPipeline::initialise(segment.span(), layout_);
+  ranks_.resize(layout_.ranks);
+  for (std::uint32_t i = 0; i < layout_.ranks; ++i) {
+    ranks_[i].pipeline = std::make_unique<SharedPipeline>(memory_, segment.span(), layout_, i);
+  }
+  make_operations();
+}
+
+void SharedPipelineWorld::make_operations() {
+  const std::uint64_t count = 3 + random_.below(8);
+  for (std::uint64_t s = 1; s <= count; ++s) {
+    PipelineOperation operation;
+    operation.s = s;
+    operation.dtype = tensor::DType::float32;
+    // Mostly the one whose ranks depend on one another in every stage.
+    const auto kind = random_.chance(1, 2) ? Kind::all_reduce : static_cast<Kind>(random_.below(6));
+    operation.passage = {kind, static_cast<std::uint32_t>(random_.below(layout_.ranks)),
+                         layout_.ranks, 4,
+                         random_.chance(1, 4) ? random_.below(20) : random_.below(kMaxElements)};
+    operation.divisor = random_.chance(1, 2) ? 1 : 3;
+    operations_.push_back({operation});
+  }
+}
+
+void SharedPipelineWorld::run() {
+  const std::uint64_t limit = 400000;
+  while (!finished()) {
+    require(++ticks_ < limit, "the run does not come to an end");
+    require(!stuck(), "all ranks sleep, and none will be rung");
+    act(static_cast<std::uint32_t>(random_.below(layout_.ranks)));
+  }
+  wake_the_stopped();
+}
+
+void SharedPipelineWorld::act(std::uint32_t index) {
+  Rank& rank = ranks_[index];
+  if (rank.dead) return;
+  if (deaths_ && random_.chance(1, 400)) return kill(index);
+  if (rank.sleep == Sleep::asleep) {
+    // A message wakes it too, the news of an operation.
+    const bool message = rank.started < operations_.size() && random_.chance(1, 10);
+    if (!rank.rung && !message) return;
+    rank.sleep = Sleep::awake;
+    rank.rung = false;
+    rank.pipeline->awake();
+    ++coverage["woken"];
+    if (message) start_next(index);
+    return;
+  }
+  if (rank.sleep == Sleep::announced) {
+    rank.sleep = rank.pipeline->may_sleep() ? Sleep::asleep : Sleep::awake;
+    if (rank.sleep == Sleep::awake) rank.pipeline->awake();
+    ++coverage[rank.sleep == Sleep::asleep ? "asleep" : "sleep given up"];
+    return;
+  }
+  if (gives_up_ && random_.chance(1, 150)) return abandon_one(index);
+  switch (random_.below(5)) {
+    case 0:
+      start_next(index);
+      break;
+    case 1:
+      if (!ring_next(rank) && fall_asleep(index)) break;
+      [[fallthrough]];
+    default:
+      if (!ring_next(rank)) step(index);
+  }
+}
+
+bool SharedPipelineWorld::start_next(std::uint32_t index) {
+  Rank& rank = ranks_[index];
+  if (rank.started == operations_.size()) return false;
+  PipelineOperation operation = operations_[rank.started].specification;
+  const std::uint64_t s = operation.s;
+  const Passage& passage = operation.passage;
+  operation.input = buffer_of(input(index, operation));
+  const bool in_place = passage.kind == Kind::all_reduce && random_.chance(1, 3);
+  MutableBuffer output = in_place
+                             ? buffer_of(input(index, operation))
+                             : HeapAllocator().allocate(collective::output_bytes(passage, index));
+  if (in_place) operation.input = output;
+  if (gives_up_ && random_.chance(1, 20)) {  // cancelled before it heard that it goes
+    operation.dry = true;
+    operation.input = {};
+    operations_[s - 1].abandoned = true;
+    rank.given_up.push_back(s);
+  }
+  operation.output = operation.dry ? MutableBuffer() : output;
+  rank.outputs.push_back(output);
+  rank.pipeline->start(std::move(operation));
+  rank.started = s;
+  if (s > rank.ended + 1) ++coverage["started early"];
+  if (is_large(passage, layout_.window_bytes)) ++coverage["of several chunks"];
+  ++coverage[collective::kind_name(passage.kind)];
+  note(index, "start", s);
+  return true;
+}
+
+void SharedPipelineWorld::step(std::uint32_t index) {
+  Rank& rank = ranks_[index];
+  const bool worked = rank.pipeline->step();
+  for (const std::uint32_t sleeper : rank.pipeline->take_wakeups()) rank.to_ring.push_back(sleeper);
+  note(index, worked ? "step" : "wait", rank.ended);
+  take_ended(index, false);
+}
+
+void SharedPipelineWorld::take_ended(std::uint32_t index, bool woken) {
+  Rank& rank = ranks_[index];
+  for (const SharedPipeline::Ended& ended : rank.pipeline->take_ended()) {
+    require(ended.s == rank.ended + 1, "operations end out of order");
+    rank.ended = ended.s;
+    note(index, ended.dry ? "ends dry" : "ends", ended.s);
+    const bool own =
+        std::find(rank.given_up.begin(), rank.given_up.end(), ended.s) != rank.given_up.end();
+    require(!own || ended.dry, "an operation that was given up here has a result here");
+    require(!ended.dry || operations_[ended.s - 1].abandoned, "an end without a result");
+    if (ended.dry) {
+      ++coverage["abandoned"];
+      continue;
+    }
+    if (woken) {
+      ++coverage["ended by one that woke"];
+      require(rank.pipeline->given_up(),
+              "a rank that was stopped tells of an operation that the others have given up");
+    }
+    check_result(index, ended.s);
+  }
+}
+
+// The memory is the user's again at once: what the pipeline still reads of it would be rubbish.
+void SharedPipelineWorld::abandon_one(std::uint32_t index) {
+  Rank& rank = ranks_[index];
+  if (rank.started == rank.ended) return;
+  const std::uint64_t s = rank.ended + 1 + random_.below(rank.started - rank.ended);
+  rank.pipeline->abandon(s);
+  const MutableBuffer& output = rank.outputs[s - 1];
+  if (!output.empty()) std::memset(output.data(), 0xff, output.size());
+  rank.given_up.push_back(s);
+  operations_[s - 1].abandoned = true;
+  const auto has_it = [s](const Rank& other) { return other.ended >= s; };
+  if (std::any_of(ranks_.begin(), ranks_.end(), has_it))
+    ++coverage["abandoned, yet whole elsewhere"];
+  note(index, "abandons", s);
+}
+
+// Ringing is an action of its own: a rank may die before it.
+bool SharedPipelineWorld::ring_next(Rank& rank) {
+  if (rank.to_ring.empty()) return false;
+  ranks_[rank.to_ring.back()].rung = true;
+  rank.to_ring.pop_back();
+  return true;
+}
+
+bool SharedPipelineWorld::fall_asleep(std::uint32_t index) {
+  Rank& rank = ranks_[index];
+  const bool waits = rank.pipeline->announce_sleep();
+  rank.sleep = waits ? Sleep::announced : Sleep::awake;
+  note(index, "sleeps", waits ? 1 : 0);
+  return waits;
+}
+
+void SharedPipelineWorld::kill(std::uint32_t index) {
+  Rank& dead = ranks_[index];
+  dead.dead = true;
+  dead.stopped = random_.chance(1, 2);
+  proof_of_death_ = std::min(proof_of_death_, ticks_ + random_.below(300));
+  ++coverage[dead.ended < dead.started ? "died in an operation" : "died idle"];
+  note(index, "dies", dead.ended);
+}
+
+float SharedPipelineWorld::value(std::uint32_t rank, std::uint64_t s, std::uint64_t i) const {
+  // Of very different sizes, so that another order of summation gives other bits.
+  Random random(seed_ ^ (s << 40) ^ (std::uint64_t{rank} << 32) ^ i);
+  const auto mantissa = static_cast<float>(static_cast<std::int64_t>(random.below(2000)) - 1000);
+  return mantissa * (random.chance(1, 2) ? 1e-4F : 1e3F);
+}
+
+std::vector<float> SharedPipelineWorld::input(std::uint32_t rank,
+                                              const PipelineOperation& of) const {
+  std::vector<float> values(collective::input_bytes(of.passage, rank) / 4);
+  for (std::uint64_t i = 0; i < values.size(); ++i) values[i] = value(rank, of.s, i);
+  return values;
+}
+
+std::vector<float> SharedPipelineWorld::expected(std::uint32_t rank, std::uint64_t s) const {
+  const PipelineOperation& operation = operations_[s - 1].specification;
+  const Passage& passage = operation.passage;
+  const std::uint64_t count = passage.count;
+  std::vector<float> result;
+  const bool mine_only = passage.kind == Kind::reduce_scatter || passage.kind == Kind::scatter;
+  const std::uint64_t skip = mine_only ? rank * count : 0;
+  if (collective::reduces(passage.kind)) {
+    for (std::uint64_t i = 0; i < count; ++i) {
+      float sum = value(0, s, skip + i);
+      for (std::uint32_t from = 1; from < layout_.ranks; ++from) sum += value(from, s, skip + i);
+      if (operation.divisor != 1) sum /= static_cast<float>(operation.divisor);
+      result.push_back(sum);
+    }
+    return result;
+  }
+  if (passage.kind == Kind::gather && rank != passage.root) return result;
+  const bool all = passage.kind == Kind::gather || passage.kind == Kind::all_gather;
+  for (std::uint32_t from = 0; from < layout_.ranks; ++from) {
+    if (!all && from != passage.root) continue;
+    for (std::uint64_t i = 0; i < count; ++i) result.push_back(value(from, s, skip + i));
+  }
+  return result;
+}
+
+void SharedPipelineWorld::check_result(std::uint32_t index, std::uint64_t s) {
+  const std::vector<float> wanted = expected(index, s);
+  const MutableBuffer& output = ranks_[index].outputs[s - 1];
+  require(output.size() == 4 * wanted.size(), "an output of another size");
+  const bool equal =
+      wanted.empty() || std::memcmp(output.data(), wanted.data(), output.size()) == 0;
+  require(equal, "rank " + std::to_string(index) + " has a wrong result of operation " +
+                     std::to_string(s));
+  ++coverage["results"];
+}
+
+bool SharedPipelineWorld::finished() const {
+  const auto rank_finished = [&](const Rank& rank) {
+    return rank.dead || rank.ended == operations_.size();
+  };
+  if (std::all_of(ranks_.begin(), ranks_.end(), rank_finished)) return true;
+  return ticks_ >= proof_of_death_;  // the survivors stop where they are
+}
+
+bool SharedPipelineWorld::stuck() const {
+  for (const Rank& rank : ranks_) {
+    if (rank.dead) return false;  // the proof of it wakes the sleepers
+    const bool over = rank.ended == operations_.size() && rank.to_ring.empty() &&
+                      rank.sleep == Sleep::awake && !rank.pipeline->must_look();
+    if (over) continue;
+    if (rank.sleep != Sleep::asleep || rank.rung) return false;
+    if (rank.started < operations_.size()) return false;
+  }
+  return true;
+}
+
+// They find what the others left, may end an operation on it, and must tell nobody.
+void SharedPipelineWorld::wake_the_stopped() {
+  for (Rank& rank : ranks_) {
+    if (!rank.dead) rank.pipeline->give_up();
+  }
+  for (std::uint32_t i = 0; i < layout_.ranks; ++i) {
+    Rank& rank = ranks_[i];
+    if (!rank.stopped) continue;
+    while (rank.pipeline->step()) ++ticks_;
+    const bool survivors =
+        std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& other) { return !other.dead; });
+    if (survivors) take_ended(i, true);
+  }
+}
+
+void SharedPipelineWorld::note(std::uint32_t index, const std::string& what, std::uint64_t number) {
+  trace_.add(what);
+  trace_.add(index);
+  trace_.add(number);
+  if (trace_.printing()) {
+    trace_.print(Time(microseconds(ticks_)),
+                 "rank " + std::to_string(index) + " " + what + " " + std::to_string(number));
+  }
+}
+
+}  // namespace moolink::sim

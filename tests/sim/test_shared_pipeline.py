@@ -1,0 +1,47 @@
+"""Collectives through shared memory under any interleaving of their stores, with deaths at any."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.timeout(120)
+
+REACHED = {
+    "abandoned",
+    "abandoned, yet whole elsewhere",
+    "all_gather",
+    "all_reduce",
+    "asleep",
+    "broadcast",
+    "died in an operation",
+    "ended by one that woke",
+    "gather",
+    "of several chunks",
+    "reduce_scatter",
+    "results",
+    "scatter",
+    "sleep given up",
+    "started early",
+    "woken",
+}
+
+
+def test_invariants_hold(simulation: Any) -> None:
+    result = simulation("shared_pipeline").run("0..999")
+    assert result["failures"] == 0, result["stderr"]
+    assert {what for what, times in result["coverage"].items() if times > 0} >= REACHED
+
+
+def test_same_seed_same_trace(simulation: Any) -> None:
+    shared_pipeline = simulation("shared_pipeline")
+    first = shared_pipeline.run("0..50")["trace_hash"]
+    assert first == shared_pipeline.run("0..50")["trace_hash"]
+    assert first != shared_pipeline.run("1..51")["trace_hash"]
+
+
+def test_every_mutant_is_caught(simulation: Any) -> None:
+    shared_pipeline = simulation("shared_pipeline")
+    assert len(shared_pipeline.mutants()) >= 10
+    assert shared_pipeline.survivors() == []
