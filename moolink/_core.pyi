@@ -250,9 +250,22 @@ class GroupCore:
     def set_timeout(self, seconds: float) -> None: ...
     def set_sort_order(self, order: int) -> None: ...
     def set_broker_name(self, name: str) -> None: ...
-    def all_reduce(
-        self, name: str, op: str, dtype: str, layout: str, array: npt.NDArray[Any], retry: bool
+    def collective(
+        self,
+        name: str,
+        kind: str,
+        root: int,
+        op: str,
+        dtype: str,
+        layout: str,
+        count: int,
+        array: npt.NDArray[Any],
+        output: npt.NDArray[Any] | None,
+        retry: bool,
     ) -> Future: ...
+    @staticmethod
+    def check_reduction(op: str, dtype: str) -> None: ...
+    def memory(self, bytes: int) -> npt.NDArray[np.uint8]: ...
     def all_reduce_value(
         self, name: str, value: Any, op: Callable[[Any, Any], Any], retry: bool
     ) -> Future: ...

@@ -2,71 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
 
-from moolink import deadlines
-from moolink._core import Future, GroupCore
+from moolink._core import GroupCore
+from moolink.collectives import AllReduce, Collective, Kind
 from moolink.rpc import Rpc
-from moolink.trees import flatten, layout, unflatten
 
-Op = Literal["sum", "mean", "min", "max"] | Callable[[Any, Any], Any]
+__all__ = ["AllReduce", "Group"]
 
-
-class AllReduce:
-    """The future of an :meth:`Group.all_reduce`: result as often as wanted, awaited by many."""
-
-    def __init__(self, futures: list[Future], finish: Callable[[list[Any]], Any]) -> None:
-        self._futures = futures
-        self._finish = finish
-
-    def result(self, timeout: float | None = None) -> Any:
-        """Returns the result, waiting for it.
-
-        Args:
-            timeout: seconds to wait; ``None`` waits until the operation itself ends.
-
-        Raises:
-            moolink.GroupChanged: the members changed before all had started the operation.
-            moolink.TimeoutError: not ended within ``timeout``.
-            moolink.RemoteError: the Python operation raised at the peer of rank 0.
-            moolink.Error: the members' data differ in structure, shapes or dtypes.
-        """
-        deadline = deadlines.after(timeout)
-        try:
-            return self._finish(
-                [future.result(deadlines.left(deadline)) for future in self._futures]
-            )
-        except Exception:
-            if self.exception() is not None:  # a part has failed: the others come to nothing
-                self.cancel()
-            raise
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Waits for the end of the operation, good or bad; returns whether it came in time."""
-        deadline = deadlines.after(timeout)
-        return all(future.wait(deadlines.left(deadline)) for future in self._futures)
-
-    def done(self) -> bool:
-        """Whether the operation has ended."""
-        return all(future.done() for future in self._futures)
-
-    def exception(self) -> BaseException | None:
-        """Returns what went wrong, or ``None``."""
-        return next((e for f in self._futures if (e := f.exception()) is not None), None)
-
-    def cancel(self) -> None:
-        """Gives the operation up, here and at the other members."""
-        for future in self._futures:
-            future.cancel()
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        parts = []
-        for future in self._futures:
-            parts.append((yield from future.__await__()))
-        return self._finish(parts)
+Reduction = Literal["sum", "mean", "min", "max", "prod", "and", "or", "xor"]
+Op = Reduction | Callable[[Any, Any], Any]
 
 
 class Group:
@@ -147,54 +95,194 @@ class Group:
         data: Any,
         *,
         op: Op | None = None,
+        inplace: bool = False,
+        out: Any = None,
         on_change: Literal["raise", "retry"] = "raise",
         num_trees: int | None = None,
     ) -> AllReduce:
         """Combines ``data`` of all members; every member gets the same bits.
 
-        All members start operations of the same names; several may be in flight. The inputs are
-        copied before this returns and never written.
+        All members start operations of the same names; several may be in flight. ``data`` must not
+        be written before the operation has ended (arrays below 64 KB are copied at the call), and
+        is not written by it unless ``inplace``.
 
         Args:
             name: tells operations apart; the n-th start of a name meets the others' n-th start.
             data: without a callable ``op``: an array, a tensor, a number, or a tree (dict, list,
                 tuple) of them, of the same structure, shapes and dtypes at all members. With one:
                 any value that the typed codec knows.
-            op: ``"sum"`` (default), ``"mean"``, ``"min"``, ``"max"``, or a callable
+            op: ``"sum"`` (default), ``"mean"``, ``"min"``, ``"max"``, ``"prod"``, ``"and"``,
+                ``"or"``, ``"xor"`` (bitwise, of integers and booleans), or a callable
                 ``op(a, b) -> c``, run on rank 0 in rank order, whose result is sent to all.
-            on_change: what to do when the members change before all have started: ``"raise"``
+            inplace: the result is written into the arrays of ``data``, and is ``data``.
+            out: the result is written into this tree of arrays, and is ``out``. What is there
+                after an error is undefined, with ``inplace`` too.
+            on_change: what to do when the members change before all have the result: ``"raise"``
                 :class:`moolink.GroupChanged`, or ``"retry"`` among the new members.
             num_trees: accepted for moolib's sake, without effect.
 
+        Returns:
+            A future; its result has the structure, shapes, dtypes and array types of ``data``.
+
         Raises:
             moolink.Closed: this peer is not in an active view of the group.
-            ValueError: ``op`` is unknown or ``data`` holds something that cannot be reduced.
+            ValueError: ``op`` is unknown or not defined for a dtype, or the result cannot be
+                written into ``out``. Nothing was sent then.
+            TypeError: ``data`` holds something that cannot be reduced.
         """
         retry = on_change == "retry"
         if callable(op):
+            if inplace or out is not None:
+                raise ValueError("inplace and out are not for a callable op")
             return AllReduce([self.core.all_reduce_value(name, data, op, retry)], _only)
-        kind = op or "sum"
-        leaves, structure = flatten(data)
-        by_dtype: dict[str, list[int]] = {}
-        arrays = [leaf.array for leaf in leaves]
-        for index, leaf in enumerate(leaves):
-            by_dtype.setdefault(leaf.dtype, []).append(index)
-        what = layout(leaves)  # compared between the members, with every part
-        futures = []
-        for number, (dtype, indices) in enumerate(by_dtype.items()):
-            flat = np.concatenate([arrays[i].reshape(-1) for i in indices])
-            part = name if number == 0 else f"{name}, part {number + 1}"
-            futures.append(self.core.all_reduce(part, kind, dtype, what, flat, retry))
+        return self._collective("all_reduce", name, data, op or "sum", None, inplace, out, retry)
 
-        def finish(results: list[Any]) -> Any:
-            reduced: list[Any] = [None] * len(leaves)
-            for indices, result in zip(by_dtype.values(), results, strict=True):
-                ends = np.cumsum([arrays[i].size for i in indices])
-                for i, piece in zip(indices, np.split(result, ends[:-1]), strict=True):
-                    reduced[i] = leaves[i].restore(piece.reshape(arrays[i].shape))
-            return unflatten(structure, reduced)
+    def reduce_scatter(
+        self, name: str, data: Any, *, op: Reduction | None = None, out: Any = None
+    ) -> AllReduce:
+        """Combines ``data`` of all members as :meth:`all_reduce` does; each gets a part of it.
 
-        return AllReduce(futures, finish)
+        Args:
+            data: arrays of shape ``(n * k, ...)`` with n members; see :meth:`all_reduce`.
+
+        Returns:
+            A future of rows ``rank * k`` to ``(rank + 1) * k``: arrays of shape ``(k, ...)``.
+
+        Raises:
+            ValueError: the first dimension does not divide by the number of members.
+            moolink.GroupChanged: the members are others than at the last :meth:`update`.
+        """
+        return self._collective("reduce_scatter", name, data, op or "sum", None, False, out)
+
+    def all_gather(self, name: str, data: Any, *, out: Any = None) -> AllReduce:
+        """Gives every member the ``data`` of all.
+
+        Args:
+            data: arrays, tensors, numbers or a tree of them, of the same shapes and dtypes at all
+                members; see :meth:`all_reduce`.
+
+        Returns:
+            A future of arrays of shape ``(n, *shape)``, in the order of ranks; a number becomes a
+            numpy array of shape ``(n,)``.
+
+        Raises:
+            moolink.GroupChanged: the members are others than at the last :meth:`update`.
+        """
+        return self._collective("all_gather", name, data, "sum", None, False, out)
+
+    def broadcast(
+        self,
+        name: str,
+        data: Any,
+        *,
+        root: int | str = 0,
+        inplace: bool = False,
+        out: Any = None,
+    ) -> AllReduce:
+        """Gives every member the ``data`` of one.
+
+        Args:
+            data: at the root what is sent; elsewhere arrays of the same shapes and dtypes, whose
+                contents do not matter.
+            root: a rank, or a member's name.
+            inplace: the result is written into the arrays of ``data``.
+
+        Raises:
+            ValueError: there is no such root.
+            moolink.GroupChanged: the members are others than at the last :meth:`update`.
+        """
+        return self._collective("broadcast", name, data, "sum", root, inplace, out)
+
+    def gather(self, name: str, data: Any, *, root: int | str = 0, out: Any = None) -> AllReduce:
+        """Gives one member the ``data`` of all.
+
+        Args:
+            data: as for :meth:`all_gather`.
+            root: a rank, or a member's name.
+            out: the root's; elsewhere it is ignored.
+
+        Returns:
+            A future: at the root of arrays of shape ``(n, *shape)``, elsewhere of ``None``.
+
+        Raises:
+            ValueError: there is no such root.
+            moolink.GroupChanged: the members are others than at the last :meth:`update`.
+        """
+        return self._collective("gather", name, data, "sum", root, False, out)
+
+    def scatter(self, name: str, data: Any, *, root: int | str = 0, out: Any = None) -> AllReduce:
+        """Gives every member its entry of one member's ``data``.
+
+        Args:
+            data: at the root arrays of shape ``(n, *shape)``, an entry for each rank; elsewhere
+                arrays of shape ``shape`` and the same dtype, whose contents do not matter.
+            root: a rank, or a member's name.
+
+        Returns:
+            A future of arrays of shape ``shape``.
+
+        Raises:
+            ValueError: there is no such root, or its data has another number of entries.
+            moolink.GroupChanged: the members are others than at the last :meth:`update`.
+        """
+        return self._collective("scatter", name, data, "sum", root, False, out)
+
+    def barrier(self, name: str, *, on_change: Literal["raise", "retry"] = "raise") -> AllReduce:
+        """Ends when all members have started it; the result is ``None``.
+
+        Args:
+            on_change: as for :meth:`all_reduce`.
+        """
+        future = self.core.collective(
+            name,
+            "all_reduce",
+            0,
+            "sum",
+            "uint8",
+            "a barrier",
+            0,
+            np.empty(0, np.uint8),
+            None,
+            on_change == "retry",
+        )
+        return AllReduce([future], _nothing)
+
+    def _collective(
+        self,
+        kind: Kind,
+        name: str,
+        data: Any,
+        op: str,
+        root: int | str | None,
+        inplace: bool,
+        out: Any,
+        retry: bool = False,
+    ) -> AllReduce:
+        if inplace and out is not None:
+            raise ValueError(f"{kind} '{name}': inplace and out exclude one another")
+        members = self.core.members()
+        return Collective(
+            self.core,
+            kind,
+            name,
+            len(members),
+            self.core.rank() or 0,
+            op,
+            self._root(kind, name, root, members),
+            data if inplace else out,
+            retry,
+        ).begin(data)
+
+    def _root(self, kind: str, name: str, root: int | str | None, members: list[str]) -> int:
+        if root is None or not members:  # without members nothing can be started
+            return 0
+        rank = members.index(root) if root in members else root
+        if not isinstance(rank, int) or not 0 <= rank < len(members):
+            raise ValueError(
+                f"{kind} '{name}': root {root!r} is no rank below {len(members)} and none of "
+                f"{', '.join(members)}"
+            )
+        return rank
 
     def close(self) -> None:
         """Leaves the group; the others go on at once."""
@@ -209,3 +297,7 @@ class Group:
 
 def _only(results: list[Any]) -> Any:
     return results[0]
+
+
+def _nothing(results: list[Any]) -> None:
+    return None

@@ -15,23 +15,33 @@ import numpy.typing as npt
 class Leaf:
     """One array of a tree, seen as numpy, and how to make its like again.
 
-    numpy knows no bfloat16: such a tensor is seen as uint16, and ``dtype`` says what the bits mean.
+    numpy itself knows no bfloat16 and no 8-bit floats: such arrays are seen as unsigned integers,
+    and ``dtype`` says what the bits mean.
     """
 
     array: npt.NDArray[Any]
     dtype: str
-    kind: Literal["numpy", "torch", "number"]
+    kind: Literal["numpy", "torch", "jax", "number"]
     path: str
+    original: Any = None  # the dtype of a numpy or JAX array that is seen as another
 
     def restore(self, array: npt.NDArray[Any]) -> Any:
-        """Returns ``array`` as what this leaf was."""
+        """Returns ``array`` as what this leaf was; a number as an array if it has dimensions."""
+        if self.original is not None:
+            array = array.view(self.original)
         if self.kind == "numpy":
             return array
         if self.kind == "number":
-            return array.item()
+            return array.item() if array.ndim == 0 else array
+        if self.kind == "jax":
+            return sys.modules["jax"].numpy.asarray(array)
         torch = sys.modules["torch"]
         tensor = torch.from_numpy(np.ascontiguousarray(array))
-        return tensor if self.dtype != "bfloat16" else tensor.view(torch.bfloat16)
+        return tensor if array.dtype.name == self.dtype else tensor.view(getattr(torch, self.dtype))
+
+    def writable(self) -> bool:
+        """Whether what is written into ``array`` is seen in what this leaf was made of."""
+        return self.kind in ("numpy", "torch") and self.array.flags.writeable
 
 
 LAYOUT_LENGTH = 400  # characters of a layout in words
@@ -40,8 +50,11 @@ LAYOUT_LENGTH = 400  # characters of a layout in words
 Structure = tuple[Any, list["Structure"]] | None
 
 
-def flatten(tree: Any) -> tuple[list[Leaf], Structure]:
+def flatten(tree: Any, name: str = "data") -> tuple[list[Leaf], Structure]:
     """Returns the leaves of a tree of dicts, lists and tuples in order, and its structure.
+
+    Args:
+        name: what paths to leaves begin with.
 
     Raises:
         TypeError: a leaf is no array, tensor or number; the message gives its path.
@@ -59,13 +72,19 @@ def flatten(tree: Any) -> tuple[list[Leaf], Structure]:
         leaves.append(_leaf(node, path))
         return None
 
-    return leaves, walk(tree, "data")
+    return leaves, walk(tree, name)
 
 
-def layout(leaves: list[Leaf]) -> str:
+def layout(leaves: list[Leaf], shapes: list[tuple[int, ...]]) -> str:
     """What the leaves are and where in the tree, in words; of bounded length, yet different for
-    trees that differ in a path, a shape or a dtype."""
-    text = ", ".join(f"{leaf.path}: {leaf.dtype} {leaf.array.shape}" for leaf in leaves)
+    trees that differ in a path, a shape or a dtype.
+
+    Args:
+        shapes: of the leaves, or of what each member has of them.
+    """
+    text = ", ".join(
+        f"{leaf.path}: {leaf.dtype} {shape}" for leaf, shape in zip(leaves, shapes, strict=True)
+    )
     if len(text) <= LAYOUT_LENGTH:
         return text
     digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
@@ -102,20 +121,53 @@ def _rebuild_sequence(kind: type) -> Any:
 
 
 def _leaf(value: Any, path: str) -> Leaf:
+    if isinstance(value, np.ndarray):
+        return _numpy_leaf(value, "numpy", path)
     if isinstance(value, (bool, int, float)):
         array = np.asarray(value)
         return Leaf(array, array.dtype.name, "number", path)
-    if isinstance(value, (np.ndarray, np.generic)):
+    if isinstance(value, np.generic):
         array = np.asarray(value)
-        return Leaf(array, array.dtype.name, "numpy", path)
+        array.flags.writeable = False  # a scalar stays what it is
+        return _numpy_leaf(array, "numpy", path)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
-        tensor = value.detach().cpu()
-        name = str(tensor.dtype).removeprefix("torch.")
-        if tensor.dtype == torch.bfloat16:
-            tensor = tensor.view(torch.uint16)
-        return Leaf(tensor.numpy(), name, "torch", path)
+        return _torch_leaf(torch, value, path)
+    jax = sys.modules.get("jax")
+    if jax is not None and isinstance(value, jax.Array):
+        return _numpy_leaf(np.asarray(value), "jax", path)
+    if hasattr(value, "__dlpack__"):
+        return _numpy_leaf(np.from_dlpack(value), "numpy", path)
     raise TypeError(
         f"{path} is a {type(value).__qualname__}: only arrays, tensors and numbers can be reduced "
         "without a callable op"
     )
+
+
+def _numpy_leaf(array: npt.NDArray[Any], kind: Literal["numpy", "jax"], path: str) -> Leaf:
+    dtype = array.dtype
+    if dtype.kind == "V" and dtype.names is None:  # of ml_dtypes
+        return Leaf(array.view(f"u{dtype.itemsize}"), dtype.name, kind, path, dtype)
+    if dtype.kind not in "biufc":
+        raise TypeError(f"{path} is an array of {dtype}: only numbers can be reduced")
+    if not dtype.isnative:
+        array = array.astype(dtype.newbyteorder("="))
+        array.flags.writeable = False  # not the user's
+    return Leaf(array, dtype.name, kind, path)
+
+
+def _torch_leaf(torch: Any, value: Any, path: str) -> Leaf:
+    tensor = value.detach()
+    name = str(tensor.dtype).removeprefix("torch.")
+    if tensor.dtype == torch.bool:
+        name = "bool"
+    if not tensor.is_cpu:
+        tensor = tensor.cpu()
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    if name == "bfloat16" or name.startswith("float8"):
+        tensor = tensor.view(torch.uint16 if tensor.element_size() == 2 else torch.uint8)
+    array = tensor.numpy()
+    if tensor.data_ptr() != value.data_ptr():  # what is written there is not seen in the tensor
+        array.flags.writeable = False
+    return Leaf(array, name, "torch", path)

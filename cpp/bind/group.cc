@@ -4,6 +4,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "bind/context.h"
@@ -16,17 +17,39 @@ namespace moolink::bind {
 namespace {
 
 collective::ReduceOp parse_op(const std::string& name) {
-  for (const auto op : {collective::ReduceOp::sum, collective::ReduceOp::mean,
-                        collective::ReduceOp::min, collective::ReduceOp::max}) {
-    if (collective::op_name(op) == name) return op;
+  for (int op = 0; op <= static_cast<int>(enum_max(collective::ReduceOp{})); ++op) {
+    const auto candidate = static_cast<collective::ReduceOp>(op);
+    if (collective::op_name(candidate) == name) return candidate;
   }
-  throw Exception(ErrorCode::invalid_argument,
-                  "op '" + name + "' is not one of sum, mean, min, max, nor a callable");
+  throw Exception(
+      ErrorCode::invalid_argument,
+      "op '" + name + "' is not one of sum, mean, min, max, prod, and, or, xor, nor a callable");
+}
+
+collective::Kind parse_kind(const std::string& name) {
+  for (int kind = 0; kind <= static_cast<int>(enum_max(collective::Kind{})); ++kind) {
+    const auto candidate = static_cast<collective::Kind>(kind);
+    if (collective::kind_name(candidate) == name) return candidate;
+  }
+  throw Exception(ErrorCode::invalid_argument, "there is no collective '" + name + "'");
 }
 
 tensor::DType parse_dtype(const std::string& name) {
   if (const auto dtype = tensor::dtype_from_name(name)) return *dtype;
   throw Exception(ErrorCode::invalid_argument, "elements of type " + name + " cannot be reduced");
+}
+
+// Smaller inputs are copied at the call.
+constexpr std::size_t kLentBytes = collective::kSharedBytes;
+
+Buffer copy(const ImportedTensor& input, Allocator& pool) {
+  const MutableBuffer bytes = pool.allocate(input.bytes());
+  copy_elements(input, bytes.data());
+  return bytes;
+}
+
+Buffer lend(const ImportedTensor& input) {
+  return {std::make_shared<Reference>(input.owner), input.tensor.data, input.bytes()};
 }
 
 // Combines the members' values with the user's operation, from rank 0 upwards.
@@ -79,36 +102,64 @@ std::optional<std::size_t> PyGroup::rank() const {
 
 void PyGroup::set_timeout(double seconds) { group_->set_timeout(to_duration(seconds)); }
 
-nb::object PyGroup::all_reduce(const std::string& name, const std::string& op,
-                               const std::string& dtype, const std::string& layout,
-                               nb::handle array, bool retry) {
-  const ImportedTensor input = import_numbers(array);
+nb::object PyGroup::collective(const std::string& name, const std::string& kind, std::uint32_t root,
+                               const std::string& op, const std::string& dtype,
+                               const std::string& layout, std::int64_t count, nb::handle array,
+                               nb::handle output, bool retry) {
   collective::OpSpec spec;
-  spec.dtype = parse_dtype(dtype);
+  spec.kind = parse_kind(kind);
+  spec.root = root;
   spec.op = parse_op(op);
-  spec.shape = input.tensor.shape;
+  spec.dtype = parse_dtype(dtype);
+  spec.shape = {count};
   spec.layout = layout;
   Allocator& pool = group_->rpc()->context()->pool();
-  const MutableBuffer bytes = pool.allocate(input.bytes());
-  copy_elements(input, bytes.data());
+  const ImportedTensor given = import_numbers(array);
+  const bool lent = given.bytes() >= kLentBytes &&
+                    tensor::is_contiguous(given.tensor.shape, given.tensor.strides);
+  const Buffer input = lent ? lend(given) : copy(given, pool);
+  wire::TensorHead head = given.head();
+  head.framework = wire::Framework::numpy;
+  const std::size_t members = group_->view().participants();
+  MutableBuffer result;
+  if (output.is_none()) {
+    // Refused below if there is no view.
+    const auto passage = spec.passage(std::max<std::size_t>(1, members));
+    const auto bytes =
+        collective::output_bytes(passage, static_cast<std::uint32_t>(rank().value_or(0)));
+    result = pool.allocate(bytes);
+    head.shape = {static_cast<std::int64_t>(bytes / passage.item_size)};
+  } else {
+    const ImportedTensor place = import_numbers(output);
+    if (place.tensor.read_only ||
+        !tensor::is_contiguous(place.tensor.shape, place.tensor.strides)) {
+      throw Exception(ErrorCode::invalid_argument, "the output must be writable and contiguous");
+    }
+    result = {std::make_shared<Reference>(place.owner), place.tensor.data, place.bytes()};
+  }
   std::shared_ptr<runtime::Future> future;
   {
     const GilRelease unlocked;
-    future = group_->all_reduce(name, std::move(spec), bytes, retry);
+    future = group_->collective(name, std::move(spec), input, result, lent, retry);
   }
-  wire::TensorHead head = input.head();
-  head.framework = wire::Framework::numpy;
-  // The result's memory may still be on its way to other members: the user gets their own.
-  auto decode = [head, &pool](const wire::Payload& payload) {
-    const wire::Payload own = wire::private_copy(payload, pool);
-    const Buffer& result = own.parts.front();
-    return export_tensor({std::const_pointer_cast<void>(result.owner()),
-                          const_cast<std::byte*>(result.data()), result.size()},
-                         head, ArrayKind::numpy);
+  // Nobody else has the memory: what others are sent is elsewhere.
+  auto decode = [head, result, to_user = output.is_none()](const wire::Payload&) {
+    return to_user ? export_tensor(result, head, ArrayKind::numpy) : nb::none();
   };
-  return nb::cast(
-      new PyFuture(std::move(future), std::move(decode), Subject{"all_reduce", name, {}}),
-      nb::rv_policy::take_ownership);
+  return nb::cast(new PyFuture(std::move(future), std::move(decode), kind + " '" + name + "'"),
+                  nb::rv_policy::take_ownership);
+}
+
+void PyGroup::check_reduction(const std::string& op, const std::string& dtype) {
+  if (collective::is_supported(parse_dtype(dtype), parse_op(op))) return;
+  throw Exception(ErrorCode::invalid_argument, op + " of " + dtype + " is not defined");
+}
+
+nb::object PyGroup::memory(std::size_t bytes) {
+  return export_tensor(
+      group_->rpc()->context()->pool().allocate(bytes),
+      {wire::Framework::numpy, tensor::DType::uint8, {}, {static_cast<std::int64_t>(bytes)}},
+      ArrayKind::numpy);
 }
 
 nb::object PyGroup::all_reduce_value(const std::string& name, nb::handle value, nb::callable op,
@@ -144,8 +195,11 @@ void bind_group(nb::module_& m) {
       .def("set_timeout", &PyGroup::set_timeout, nb::arg("seconds"))
       .def("set_sort_order", &PyGroup::set_sort_order, nb::arg("order"))
       .def("set_broker_name", &PyGroup::set_broker_name, nb::arg("name"))
-      .def("all_reduce", &PyGroup::all_reduce, nb::arg("name"), nb::arg("op"), nb::arg("dtype"),
-           nb::arg("layout"), nb::arg("array"), nb::arg("retry"))
+      .def("collective", &PyGroup::collective, nb::arg("name"), nb::arg("kind"), nb::arg("root"),
+           nb::arg("op"), nb::arg("dtype"), nb::arg("layout"), nb::arg("count"), nb::arg("array"),
+           nb::arg("output").none(), nb::arg("retry"))
+      .def_static("check_reduction", &PyGroup::check_reduction, nb::arg("op"), nb::arg("dtype"))
+      .def("memory", &PyGroup::memory, nb::arg("bytes"))
       .def("all_reduce_value", &PyGroup::all_reduce_value, nb::arg("name"), nb::arg("value"),
            nb::arg("op"), nb::arg("retry"))
       .def("close", &PyGroup::close);

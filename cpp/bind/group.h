@@ -30,8 +30,16 @@ class PyGroup {
   void set_timeout(double seconds);
   void set_sort_order(std::int64_t order) { group_->set_sort_order(order); }
   void set_broker_name(const std::string& name) { group_->set_broker_name(name); }
-  nb::object all_reduce(const std::string& name, const std::string& op, const std::string& dtype,
-                        const std::string& layout, nb::handle array, bool retry);
+  // `array`: this member's input, whatever its shape; `count`: elements of a block (plan.h);
+  // `output`: where the result goes, or None: a new flat array, which the future returns. With
+  // `output` the future returns None. A large input is referred to until the future is done.
+  nb::object collective(const std::string& name, const std::string& kind, std::uint32_t root,
+                        const std::string& op, const std::string& dtype, const std::string& layout,
+                        std::int64_t count, nb::handle array, nb::handle output, bool retry);
+  // Throws Exception{invalid_argument} unless the elements can be reduced so.
+  static void check_reduction(const std::string& op, const std::string& dtype);
+  // A new array of bytes in memory that is used again.
+  nb::object memory(std::size_t bytes);
   nb::object all_reduce_value(const std::string& name, nb::handle value, nb::callable op,
                               bool retry);
   void close();

@@ -18,6 +18,8 @@ void check_ranks(const std::string& name, const std::vector<std::uint32_t>& rank
   }
 }
 
+constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 48;  // of one member's memory
+
 std::size_t bytes_of(const std::vector<Buffer>& parts) {
   std::size_t bytes = 0;
   for (const Buffer& part : parts) bytes += part.size();
@@ -45,6 +47,11 @@ Operation* Engine::find(const OpKey& key) {
 void Engine::set_members(Members members, const Error& reason) {
   auto unfinished = std::exchange(operations_, {});
   by_key_.clear();
+  shared_ready_ = false;
+  last_shared_ = last_passed_ = 0;
+  passes_.clear();
+  in_shared_memory_.clear();
+  unsettled_.clear();
   next_number_.clear();
   members_ = std::move(members);
   rank_.reset();
@@ -57,7 +64,9 @@ void Engine::set_members(Members members, const Error& reason) {
     return outdated;
   });
   for (auto& [id, operation] : unfinished) {
-    if (operation.retry()) {
+    if (operation.ending()) {
+      ending_.emplace(id, std::move(operation));
+    } else if (operation.retry()) {
       waiting_.emplace(id, operation.take_request());
     } else {
       actions_.push_back(Done{id, operation.key().name, reason, {}, {}});
@@ -69,7 +78,7 @@ void Engine::set_members(Members members, const Error& reason) {
 
 OpId Engine::start(std::string name, OpSpec spec, std::vector<Buffer> inputs, Options options) {
   if (!rank_) throw Exception(ErrorCode::closed, "operation '" + name + "': not in a group yet");
-  if (!is_supported(spec.dtype, spec.op)) {
+  if (reduces(spec.kind) && !is_supported(spec.dtype, spec.op)) {
     refuse(name, op_name(spec.op) + " of " + std::string(tensor::dtype_name(spec.dtype)) +
                      " is not defined");
   }
@@ -81,21 +90,34 @@ OpId Engine::start(std::string name, OpSpec spec, std::vector<Buffer> inputs, Op
   if (contributes == inputs.empty()) {
     refuse(name, contributes ? "an input is missing" : "this rank must not pass an input");
   }
+  if (spec.root >= members_.instances.size()) {
+    refuse(name, "there is no rank " + std::to_string(spec.root) + " to be the root");
+  }
+  if (spec.byte_size() > kMostBytes / members_.instances.size()) refuse(name, "it is too large");
+  const Passage passage = spec.passage(members_.instances.size());
+  const auto check_size = [&](const char* what, std::uint64_t bytes, std::uint64_t wanted) {
+    if (bytes == wanted) return;
+    refuse(name, std::string(what) + " has " + std::to_string(bytes) + " bytes, " + spec.text() +
+                     " needs " + std::to_string(wanted));
+  };
   for (const Buffer& input : inputs) {
-    if (input.size() != spec.byte_size()) {
-      refuse(name, "an input has " + std::to_string(input.size()) + " bytes, " + spec.text() +
-                       " has " + std::to_string(spec.byte_size()));
-    }
+    check_size("an input", input.size(), input_bytes(passage, *rank_));
+  }
+  if (options.output) {
+    check_size("the output", options.output->size(), output_bytes(passage, *rank_));
   }
   const OpId id = next_op_++;
-  begin(id, {std::move(name), std::move(spec), std::move(inputs), options.retry, options.number});
+  const bool placed = options.output.has_value();
+  begin(id, {std::move(name), std::move(spec), std::move(inputs), options.retry, options.number,
+             placed ? *options.output : MutableBuffer(), placed, options.lent});
   return id;
 }
 
 OpId Engine::start_value(std::string name, wire::Payload value, Options options) {
   if (!rank_) throw Exception(ErrorCode::closed, "operation '" + name + "': not in a group yet");
   const OpId id = next_op_++;
-  begin(id, {std::move(name), std::move(value), {}, options.retry, options.number});
+  begin(id,
+        {std::move(name), std::move(value), {}, options.retry, options.number, {}, false, false});
   return id;
 }
 
@@ -111,7 +133,8 @@ void Engine::begin(OpId id, Operation::Request request) {
     spec->divisor = static_cast<double>(givers.empty() ? members_.names.size() : givers.size());
   }
   auto [at, added] = operations_.try_emplace(
-      id, id, key, std::move(request), Operation::Place{*rank_, members_.names}, *config_.memory);
+      id, id, key, std::move(request), Operation::Place{*rank_, members_.names, members_.one_host},
+      *config_.memory);
   by_key_.emplace(key, id);
   at->second.begin();
   carry_out(id);
@@ -127,12 +150,94 @@ void Engine::carry_out(OpId id) {
   }
   for (auto& task : effects.tasks) actions_.push_back(Sum{id, task.slice, std::move(task.task)});
   if (effects.combine) actions_.push_back(Combine{id, std::move(*effects.combine)});
-  if (!effects.finished) return;
+  if (effects.pass) pass(*effects.pass, *operation.spec(), &operation);
+  if (effects.abandon) {
+    in_shared_memory_.erase(*effects.abandon);
+    const auto waiting = passes_.find(*effects.abandon);
+    if (waiting == passes_.end()) {
+      actions_.push_back(Abandon{*effects.abandon});
+    } else {
+      waiting->second.operation.input = {};
+      waiting->second.operation.output = {};
+      waiting->second.operation.dry = true;
+    }
+  }
+  if (effects.ready_to_go) {
+    operation.go(shared_ready_ ? ++last_shared_ : 0);
+    return carry_out(id);
+  }
+  if (effects.finished) finish(id, operation, effects.unsettled);
+}
+
+void Engine::finish(OpId id, Operation& operation, bool unsettled) {
+  if (unsettled) unsettled_.emplace(operation.key(), *operation.spec());
   actions_.push_back(Done{id, operation.key().name, operation.error(),
                           operation.error() ? Buffer() : Buffer(operation.tensor()),
                           operation.error() ? wire::Payload() : operation.value()});
   by_key_.erase(operation.key());
   operations_.erase(id);
+}
+
+// --- through shared memory
+
+void Engine::use_shared_memory(std::uint64_t epoch) {
+  if (epoch == members_.epoch) shared_ready_ = true;
+}
+
+// Words of rank 0 may overtake one another; the pipeline is given operations in order. One that has
+// ended here passes through without memory.
+void Engine::pass(std::uint64_t s, const OpSpec& spec, const Operation* operation) {
+  if (s <= last_passed_ || passes_.contains(s)) return;
+  PipelineOperation next;
+  next.s = s;
+  next.passage = spec.passage(members_.instances.size());
+  next.dtype = spec.dtype;
+  next.op = spec.op;
+  next.divisor = spec.divisor;
+  next.dry = operation == nullptr || operation->error();
+  if (!next.dry) {
+    if (!operation->request().inputs.empty()) next.input = operation->request().inputs.front();
+    next.output = operation->request().output;
+    in_shared_memory_[s] = operation->id();
+  }
+  passes_.emplace(s, Pass{std::move(next)});
+  for (auto at = passes_.begin(); at != passes_.end() && at->first == last_passed_ + 1;) {
+    ++last_passed_;
+    actions_.push_back(std::move(at->second));
+    at = passes_.erase(at);
+  }
+}
+
+void Engine::passed(std::uint64_t s) {
+  const auto found = in_shared_memory_.find(s);
+  if (found == in_shared_memory_.end()) return;
+  const OpId id = found->second;
+  in_shared_memory_.erase(found);
+  operations_.at(id).passed();
+  carry_out(id);
+}
+
+void Engine::failed(std::uint64_t s, Error error) {
+  const auto found = in_shared_memory_.find(s);
+  if (found != in_shared_memory_.end()) cancel(found->second, std::move(error));
+}
+
+bool Engine::in_shared_memory(OpId op) const {
+  return std::any_of(in_shared_memory_.begin(), in_shared_memory_.end(),
+                     [op](const auto& entry) { return entry.second == op; });
+}
+
+// Rank 0's word on an operation that has ended here without it.
+bool Engine::settle(const Uid& from, const Frame& frame) {
+  const auto found = unsettled_.find(frame.key);
+  if (found == unsettled_.end() || from != members_.instances[0]) return false;
+  const auto* go = std::get_if<Go>(&frame.content);
+  const auto* failure = std::get_if<Failure>(&frame.content);
+  if (go == nullptr && failure == nullptr) return false;
+  const std::uint64_t s = go != nullptr ? go->shared : failure->shared;
+  if (s != 0) pass(s, found->second, nullptr);
+  unsettled_.erase(found);
+  return true;
 }
 
 void Engine::send(std::uint32_t rank, const OpKey& key, Operation::Outgoing outgoing) {
@@ -146,6 +251,7 @@ void Engine::received(const Uid& from, const wire::Payload& payload) {
   auto frame = wire::decode<Frame>(payload.body);
   if (frame.scope != config_.scope || frame.epoch < members_.epoch) return;
   Operation* operation = frame.epoch == members_.epoch ? find(frame.key) : nullptr;
+  if (operation == nullptr && frame.epoch == members_.epoch && settle(from, frame)) return;
   if (operation == nullptr) return keep_early(from, std::move(frame), payload.parts);
   apply(*operation, from, frame, payload.parts);
 }
@@ -193,11 +299,19 @@ void Engine::replay_early(const OpKey& key) {
     early_bytes_ -= bytes_of(early.parts);
     if (Operation* operation = find(key)) {
       apply(*operation, early.instance, early.frame, early.parts);
+    } else {
+      settle(early.instance, early.frame);
     }
   }
 }
 
 void Engine::summed(OpId op, std::uint32_t slice) {
+  if (const auto old = ending_.find(op); old != ending_.end()) {
+    const Operation& operation = old->second;
+    actions_.push_back(Done{op, operation.key().name, {}, Buffer(operation.tensor()), {}});
+    ending_.erase(old);
+    return;
+  }
   const auto found = operations_.find(op);
   if (found == operations_.end()) return;
   found->second.summed(slice);

@@ -16,6 +16,7 @@
 #include "collective/kernels.h"
 #include "collective/messages.h"
 #include "collective/operation.h"
+#include "collective/shared_pipeline.h"
 #include "wire/payload.h"
 
 namespace moolink::collective {
@@ -29,6 +30,9 @@ namespace moolink::collective {
 //   Send     give the payload to the service `collective` of that peer
 //   Sum      run(task) on any thread, then summed(op, slice); arithmetic never runs in the machine
 //   Combine  call the user's Python operation on the payloads (rank 0 only), then combined(...)
+//   Pass     start the operation in the shared pipeline of this epoch (they come in order), then
+//            passed(s) when it has ended there, unless it ended dry
+//   Abandon  give it up there
 //   Done     complete the operation's future
 // Payloads of one service and several engines (a group's operations, its accumulator's rounds) are
 // told apart by scope_of().
@@ -46,12 +50,18 @@ class Engine {
     std::uint64_t epoch = 0;
     std::vector<Uid> instances;
     std::vector<std::string> names;
+    bool one_host = false;
   };
 
   struct Options {
     bool retry = false;  // on a change of epoch start again in the new one instead of failing
     // Names the operation by the caller's own number instead of by counting starts of the name.
     std::optional<std::uint64_t> number;
+    // Where the result is put, of the result's size; else in new memory. It is written until Done
+    // only. Large allreduces pass through shared memory only if it is given.
+    std::optional<MutableBuffer> output = {};
+    // Inputs are the user's memory, which is not referred to after Done.
+    bool lent = false;
   };
 
   struct Send {
@@ -68,6 +78,12 @@ class Engine {
     OpId op = 0;
     std::vector<wire::Payload> payloads;  // in rank order
   };
+  struct Pass {
+    PipelineOperation operation;
+  };
+  struct Abandon {
+    std::uint64_t s = 0;
+  };
   struct Done {
     OpId op = 0;
     std::string name;
@@ -75,7 +91,7 @@ class Engine {
     Buffer tensor;        // result of start()
     wire::Payload value;  // result of start_value()
   };
-  using Action = std::variant<Send, Sum, Combine, Done>;
+  using Action = std::variant<Send, Sum, Combine, Pass, Abandon, Done>;
 
   explicit Engine(Config config);
 
@@ -83,10 +99,13 @@ class Engine {
   // Options::retry, start again with the same name and input, in their first order.
   void set_members(Members members, const Error& reason);
 
-  // Allreduce of `spec.count()` elements. Every member named in spec.contributors (empty: everyone)
-  // passes one or more equally long inputs, others pass none. Inputs are read until Done and never
-  // written. Throws Exception{invalid_argument} for a wrong input, Exception{closed} without an
-  // epoch.
+  // All members of this epoch have attached to its pipeline: rank 0 passes through it what it can.
+  void use_shared_memory(std::uint64_t epoch);
+
+  // A collective of blocks of `spec.count()` elements. Every member named in spec.contributors
+  // (empty: everyone) passes one or more equally long inputs, others pass none. Inputs are read
+  // until Done and never written. Throws Exception{invalid_argument} for a wrong input,
+  // Exception{closed} without an epoch.
   OpId start(std::string name, OpSpec spec, std::vector<Buffer> inputs, Options options);
   // Any value, combined by a Python operation on rank 0, whose result everyone gets.
   OpId start_value(std::string name, wire::Payload value, Options options);
@@ -94,6 +113,10 @@ class Engine {
   void received(const Uid& from, const wire::Payload& payload);
   void summed(OpId op, std::uint32_t slice);
   void combined(OpId op, std::variant<wire::Payload, Error> result);
+  // Operation s of the pipeline has ended with its result in place.
+  void passed(std::uint64_t s);
+  // It could not be passed here: fails at all.
+  void failed(std::uint64_t s, Error error);
   // Fails the operation here and at the others (a time-out, a cancelled future).
   void cancel(OpId op, Error error);
 
@@ -104,6 +127,8 @@ class Engine {
   std::size_t pending() const { return operations_.size(); }
   // Names of the members whose data an operation still lacks here, for errors and stats.
   std::vector<std::string> waiting_for(OpId op) const;
+
+  bool in_shared_memory(OpId op) const;
 
   // The scope of a payload of this service; throws Exception{wire}.
   static std::string scope_of(const wire::Payload& payload);
@@ -117,6 +142,9 @@ class Engine {
 
   void begin(OpId id, Operation::Request request);
   void carry_out(OpId id);
+  void finish(OpId id, Operation& operation, bool unsettled);
+  void pass(std::uint64_t s, const OpSpec& spec, const Operation* operation);
+  bool settle(const Uid& from, const Frame& frame);
   void send(std::uint32_t rank, const OpKey& key, Operation::Outgoing outgoing);
   void apply(Operation& operation, const Uid& from, const Frame& frame,
              const std::vector<Buffer>& parts);
@@ -132,6 +160,14 @@ class Engine {
   std::map<OpKey, OpId> by_key_;
   std::map<std::string, std::uint64_t> next_number_;  // of each name, in this epoch
   std::map<OpId, Operation::Request> waiting_;        // to be retried once there is an epoch
+  // Of an earlier epoch, complete, whose results are being put in their places.
+  std::map<OpId, Operation> ending_;
+  bool shared_ready_ = false;
+  std::uint64_t last_shared_ = 0;         // that rank 0 has given
+  std::uint64_t last_passed_ = 0;         // to the runtime
+  std::map<std::uint64_t, Pass> passes_;  // that wait for earlier ones
+  std::map<std::uint64_t, OpId> in_shared_memory_;
+  std::map<OpKey, OpSpec> unsettled_;  // ended here, but rank 0 may yet say Go
   std::deque<Early> early_;
   std::size_t early_bytes_ = 0;
   std::vector<Action> actions_;

@@ -25,9 +25,15 @@ std::uint64_t OpSpec::byte_size() const {
   return *bytes;
 }
 
+Passage OpSpec::passage(std::size_t members) const {
+  return {kind, root, static_cast<std::uint32_t>(members), tensor::item_size(dtype), count()};
+}
+
 std::string OpSpec::text() const {
-  std::string text = op_name(op) + " of " + std::string(tensor::dtype_name(dtype)) + " " +
-                     tensor::shape_text(shape);
+  std::string text = kind == Kind::all_reduce ? op_name(op) : kind_name(kind);
+  if (kind == Kind::reduce_scatter) text += " (" + op_name(op) + ")";
+  if (has_root(kind)) text += " with root " + std::to_string(root);
+  text += " of " + std::string(tensor::dtype_name(dtype)) + " " + tensor::shape_text(shape);
   if (!layout.empty()) text += " of " + layout;
   if (divisor != 1) text += " divided by " + std::to_string(divisor);
   const auto ranks = [&text](const char* what, const std::vector<std::uint32_t>& list) {

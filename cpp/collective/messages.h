@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "collective/kernels.h"
+#include "collective/plan.h"
 #include "tensor/dtype.h"
 #include "tensor/layout.h"
 #include "wire/archive.h"
@@ -18,11 +19,13 @@ inline constexpr std::uint8_t kCollectiveService = 3;
 // What all members must agree on before any element is reduced. Ranks are indices into the
 // engine's members; an empty list means everyone.
 struct OpSpec {
+  Kind kind = Kind::all_reduce;
+  std::uint32_t root = 0;  // of the kinds that have one
   tensor::DType dtype = tensor::DType::float32;
   ReduceOp op = ReduceOp::sum;
-  double divisor = 1;  // of the reduced elements; mean sets it to the number of contributors
-  tensor::Shape shape;
-  std::string layout;  // what the elements are parts of, in words; equal at all members
+  double divisor = 1;   // of the reduced elements; mean sets it to the number of contributors
+  tensor::Shape shape;  // of a block: see Passage
+  std::string layout;   // what the elements are parts of, in words; equal at all members
   std::vector<std::uint32_t> contributors;  // who has an input
   std::vector<std::uint32_t> reducers;      // who owns slices; everyone gets the result
 
@@ -30,11 +33,12 @@ struct OpSpec {
 
   std::uint64_t count() const;      // elements; throws Exception{invalid_argument}
   std::uint64_t byte_size() const;  // the same
-  std::string text() const;         // "sum of float32 (3, 4)"
+  Passage passage(std::size_t members) const;
+  std::string text() const;  // "sum of float32 (3, 4)"
 
   template <class Fields>
   void fields(Fields& f) {
-    f(dtype, op, divisor, shape, layout, contributors, reducers);
+    f(kind, root, dtype, op, divisor, shape, layout, contributors, reducers);
   }
 };
 
@@ -82,10 +86,31 @@ struct Combined {
 // The operation cannot succeed anywhere.
 struct Failure {
   Error error;
+  std::uint64_t shared = 0;  // rank 0's: as in Go, if it had said so; else it never will
 
   template <class Fields>
   void fields(Fields& f) {
-    f(error);
+    f(error, shared);
+  }
+};
+
+// To rank 0: the sender has started it.
+struct Started {
+  OpSpec spec;
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(spec);
+  }
+};
+
+// From rank 0: all have started the same.
+struct Go {
+  std::uint64_t shared = 0;  // its number among those that pass through shared memory; 0: messages
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(shared);
   }
 };
 
@@ -94,7 +119,7 @@ struct Frame {
   std::string scope;
   std::uint64_t epoch = 0;
   OpKey key;
-  std::variant<Piece, Reduced, Value, Combined, Failure> content;
+  std::variant<Piece, Reduced, Value, Combined, Failure, Started, Go> content;
 
   template <class Fields>
   void fields(Fields& f) {

@@ -41,15 +41,26 @@ Error failure(ErrorCode code, std::string message, const std::string& peer,
 }  // namespace
 
 Operation::Operation(OpId id, OpKey key, Request request, Place place, Allocator& memory)
-    : id_(id), key_(std::move(key)), request_(std::move(request)), place_(std::move(place)) {
+    : id_(id),
+      key_(std::move(key)),
+      request_(std::move(request)),
+      place_(std::move(place)),
+      memory_(memory) {
   if (spec() == nullptr) return;
   item_size_ = tensor::item_size(spec()->dtype);
+  passage_ = spec()->passage(place_.names.size());
   contributors_ = or_everyone(spec()->contributors, place_.names.size());
   reducers_ = or_everyone(spec()->reducers, place_.names.size());
-  slices_ = slices(spec()->count(), item_size_, reducers_.size());
-  have_.assign(slices_.size(), 0);
-  result_ = memory.allocate(spec()->byte_size());
-  if (request_.inputs.size() > 1) sum_of_inputs_ = memory.allocate(spec()->byte_size());
+  if (is_all_reduce()) slices_ = slices(spec()->count(), item_size_, reducers_.size());
+  asks_ = must_ask();
+}
+
+// The same at all members: it depends on the members and the spec, which they compare.
+bool Operation::must_ask() const {
+  if (!is_all_reduce()) return true;
+  const bool everyone = spec()->contributors.empty() && spec()->reducers.empty();
+  return place_.one_host && place_.names.size() > 1 && everyone && request_.placed &&
+         spec()->byte_size() >= kSharedBytes;
 }
 
 void Operation::begin() {
@@ -62,16 +73,102 @@ void Operation::begin() {
     }
     return;
   }
-  if (request_.inputs.size() > 1) {
+  if (!asks_) {
+    use_messages();
+  } else if (place_.rank == 0) {
+    started(0, *spec());
+  } else {
+    effects_.outgoing.push_back({0, Started{*spec()}, {}});
+  }
+}
+
+void Operation::started(std::uint32_t from, const OpSpec& theirs) {
+  if (place_.rank != 0 || !asks_) {
+    return refuse(from, "only one of them asks rank 0 to begin it");
+  }
+  if (theirs != *spec()) return refuse(from, difference(from, theirs));
+  started_.insert(from);
+  if (!went_ && started_.size() == place_.names.size()) effects_.ready_to_go = true;
+}
+
+void Operation::go(std::uint64_t shared) {
+  if (went_ || !asks_ || error_) return;
+  went_ = true;
+  shared_ = shared;
+  if (place_.rank == 0) to_others(Go{shared}, {});
+  if (shared == 0) {
+    use_messages();
+  } else {
+    effects_.pass = shared;
+  }
+}
+
+void Operation::passed() {
+  if (!error_) effects_.finished = true;
+}
+
+void Operation::use_messages() {
+  uses_messages_ = true;
+  if (is_all_reduce()) {
+    have_.assign(slices_.size(), 0);
+  } else if (reduces(passage_.kind)) {
+    have_.assign(1, 0);
+  } else {
+    for (std::uint32_t from = 0; from < passage_.ranks; ++from) {
+      have_.push_back(passes(passage_, from, place_.rank) ? 0 : 2);
+    }
+  }
+  result_ = memory_.allocate(output_bytes(passage_, place_.rank));
+  const std::vector<Buffer>& inputs = request_.inputs;
+  if (inputs.size() > 1 || (request_.lent && !inputs.empty())) {
+    sum_of_inputs_ = memory_.allocate(inputs.front().size());
     effects_.tasks.push_back(
-        {kOwnInputs, {spec()->dtype, ReduceOp::sum, 1, request_.inputs, sum_of_inputs_}});
+        {kOwnInputs, {spec()->dtype, ReduceOp::sum, 1, inputs, sum_of_inputs_}});
     return;
   }
-  if (!request_.inputs.empty()) input_ = request_.inputs.front();
+  if (!inputs.empty()) input_ = inputs.front();
   send_pieces();
 }
 
 void Operation::send_pieces() {
+  if (is_all_reduce()) return send_all_reduce_pieces();
+  for (std::uint32_t to = 0; to < passage_.ranks; ++to) {
+    if (!passes(passage_, place_.rank, to)) continue;
+    const Range range = sent_bytes(passage_, place_.rank, to);
+    const Buffer bytes = input_.slice(range.begin, range.count());
+    if (to == place_.rank) {
+      pieces_[to] = bytes;
+    } else {
+      effects_.outgoing.push_back({to, Piece{*spec()}, {bytes}});
+    }
+  }
+  sent_ = true;
+  std::vector<std::uint32_t> here;  // others' may have come before this member could begin
+  for (const auto& [from, bytes] : pieces_) here.push_back(from);
+  for (const std::uint32_t from : here) place_piece(from);
+  finish_when_complete();
+}
+
+// A piece of any collective but an allreduce goes straight to its place, or is reduced there.
+void Operation::place_piece(std::uint32_t from) {
+  if (reduces(passage_.kind)) {
+    if (reducing_ || pieces_.size() != passage_.ranks) return;
+    reducing_ = true;
+    SumTask task{spec()->dtype, spec()->op, spec()->divisor, {}, result_};
+    for (auto& [rank, bytes] : pieces_) task.inputs.push_back(bytes);
+    have_[0] = 1;
+    effects_.tasks.push_back({0, std::move(task)});
+    return;
+  }
+  if (have_[from] != 0) return;
+  have_[from] = 1;
+  const Range place = placed_bytes(passage_, from, place_.rank);
+  SumTask copy{spec()->dtype, spec()->op, 1, {pieces_.at(from)}, {}};
+  copy.output = result_.slice(place.begin, place.count());
+  effects_.tasks.push_back({from, std::move(copy)});
+}
+
+void Operation::send_all_reduce_pieces() {
   const bool contributes =
       std::find(contributors_.begin(), contributors_.end(), place_.rank) != contributors_.end();
   for (std::size_t j = 0; j < reducers_.size(); ++j) {
@@ -90,7 +187,7 @@ void Operation::send_pieces() {
 void Operation::received(std::uint32_t from, const decltype(Frame::content)& content,
                          const std::vector<Buffer>& parts) {
   if (effects_.finished || error_) return;
-  if (const auto* failed = std::get_if<Failure>(&content)) return fail(failed->error, true);
+  if (const auto* failed = std::get_if<Failure>(&content)) return failed_elsewhere(from, *failed);
   const bool for_values =
       std::holds_alternative<Value>(content) || std::holds_alternative<Combined>(content);
   if (for_values != (spec() == nullptr)) {
@@ -98,6 +195,10 @@ void Operation::received(std::uint32_t from, const decltype(Frame::content)& con
   }
   if (const auto* theirs = std::get_if<Piece>(&content)) {
     piece(from, theirs->spec, parts);
+  } else if (const auto* start = std::get_if<Started>(&content)) {
+    started(from, start->spec);
+  } else if (const auto* word = std::get_if<Go>(&content)) {
+    if (from == 0) go(word->shared);
   } else if (std::holds_alternative<Reduced>(content)) {
     reduced(from, parts);
   } else if (std::holds_alternative<Value>(content)) {
@@ -117,10 +218,21 @@ Buffer Operation::bytes_of(const Buffer& whole, const Range& range) const {
   return whole.slice(range.begin * item_size_, range.count() * item_size_);
 }
 
+std::string Operation::difference(std::uint32_t from, const OpSpec& theirs) const {
+  return name_of(from) + " has " + theirs.text() + ", " + name_of(place_.rank) + " has " +
+         spec()->text();
+}
+
 void Operation::piece(std::uint32_t from, const OpSpec& theirs, const std::vector<Buffer>& parts) {
-  if (theirs != *spec()) {
-    return refuse(from, name_of(from) + " has " + theirs.text() + ", " + name_of(place_.rank) +
-                            " has " + spec()->text());
+  if (theirs != *spec()) return refuse(from, difference(from, theirs));
+  if (!is_all_reduce()) {
+    if (!passes(passage_, from, place_.rank) || parts.size() != 1 ||
+        parts[0].size() != placed_bytes(passage_, from, place_.rank).count()) {
+      return refuse(from, name_of(from) + " sent elements that have no place here");
+    }
+    pieces_.emplace(from, parts[0]);
+    if (sent_) place_piece(from);
+    return;
   }
   const std::size_t mine = owner_index(place_.rank);
   const bool expected = std::binary_search(contributors_.begin(), contributors_.end(), from);
@@ -135,7 +247,7 @@ void Operation::piece(std::uint32_t from, const OpSpec& theirs, const std::vecto
 
 void Operation::reduce_when_complete() {
   const std::size_t mine = owner_index(place_.rank);
-  if (reducing_ || mine == reducers_.size() || !takes_part(mine)) return;
+  if (!uses_messages_ || reducing_ || mine == reducers_.size() || !takes_part(mine)) return;
   // One's own inputs are not added up yet when the last piece of the others comes first.
   if (pieces_.size() != contributors_.size()) return;
   reducing_ = true;
@@ -153,6 +265,7 @@ void Operation::reduced(std::uint32_t from, const std::vector<Buffer>& parts) {
       parts[0].size() != slices_[theirs].count() * item_size_) {
     return refuse(from, name_of(from) + " sent a result of another size");
   }
+  if (!uses_messages_) return refuse(from, name_of(from) + " sent a result before it could");
   if (have_[theirs] != 0) return;
   have_[theirs] = 1;
   const Range& range = slices_[theirs];
@@ -163,12 +276,16 @@ void Operation::reduced(std::uint32_t from, const std::vector<Buffer>& parts) {
 
 void Operation::summed(std::uint32_t slice) {
   if (effects_.finished || error_) return;
+  if (slice == kResult) {
+    effects_.finished = true;
+    return;
+  }
   if (slice == kOwnInputs) {
     input_ = sum_of_inputs_;
     return send_pieces();
   }
   have_[slice] = 2;
-  if (reducers_[slice] == place_.rank) {
+  if (is_all_reduce() && reducers_[slice] == place_.rank) {
     pieces_.clear();
     to_others(Reduced{}, {bytes_of(Buffer(result_), slices_[slice])});
   }
@@ -179,7 +296,15 @@ void Operation::finish_when_complete() {
   const bool complete =
       std::all_of(have_.begin(), have_.end(), [](auto have) { return have == 2; });
   // A single member has one slice; without reducers nothing could ever be here.
-  if (complete && !effects_.finished) effects_.finished = true;
+  if (!complete || effects_.finished || ending_) return;
+  if (!has_output() || result_.empty()) {
+    effects_.finished = true;
+    return;
+  }
+  // Others may still be sent the result that is here.
+  ending_ = true;
+  effects_.tasks.push_back(
+      {kResult, {spec()->dtype, spec()->op, 1, {Buffer(result_)}, request_.output}});
 }
 
 void Operation::value_arrived(std::uint32_t from, const std::vector<Buffer>& parts) {
@@ -207,12 +332,25 @@ void Operation::refuse(std::uint32_t from, const std::string& what) {
                name_of(from), key_.name));
 }
 
+void Operation::failed_elsewhere(std::uint32_t from, const Failure& failure) {
+  if (asks_ && from == 0) {  // it says, too, whether it had said Go before
+    if (!went_ && failure.shared != 0) effects_.pass = shared_ = failure.shared;
+    went_ = true;
+  }
+  fail(failure.error, true);
+}
+
 void Operation::fail(Error error, bool local) {
-  if (effects_.finished || error_) return;
+  if (effects_.finished || error_ || ending_) return;
   error_ = std::move(error);
-  if (!local) to_others(Failure{error_}, {});
+  // All must know that rank 0 will not say Go any more.
+  const bool last_word = asks_ && !went_ && place_.rank == 0;
+  if (!local || last_word) to_others(Failure{error_, place_.rank == 0 ? shared_ : 0}, {});
   effects_.tasks.clear();
   effects_.combine.reset();
+  effects_.ready_to_go = false;
+  if (shared_ != 0 && !effects_.pass) effects_.abandon = shared_;
+  effects_.unsettled = asks_ && !went_ && place_.rank != 0;
   effects_.finished = true;
 }
 
@@ -229,6 +367,22 @@ std::vector<std::string> Operation::waiting_for() const {
     if (place_.rank != 0) return {name_of(0)};
     for (std::uint32_t rank = 0; rank < place_.names.size(); ++rank) {
       if (!values_.contains(rank)) names.push_back(name_of(rank));
+    }
+    return names;
+  }
+  if (asks_ && !went_) {
+    if (place_.rank != 0) return {name_of(0)};
+    for (std::uint32_t rank = 0; rank < place_.names.size(); ++rank) {
+      if (!started_.contains(rank)) names.push_back(name_of(rank));
+    }
+    return names;
+  }
+  if (!uses_messages_) return {};
+  if (!is_all_reduce()) {
+    for (std::uint32_t rank = 0; rank < place_.names.size(); ++rank) {
+      if (passes(passage_, rank, place_.rank) && !pieces_.contains(rank)) {
+        names.push_back(name_of(rank));
+      }
     }
     return names;
   }

@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <variant>
@@ -20,16 +21,25 @@ namespace moolink::collective {
 
 using OpId = std::uint64_t;
 
-// The "slice" of the task that adds up this member's own inputs before anything is sent.
+// The "slice" of the task that adds up this member's own inputs before anything is sent, or copies
+// an input that is the user's, who gets it back before others have read all messages.
 inline constexpr std::uint32_t kOwnInputs = 0xffffffff;
+// Of the task that puts the result where the user wants it.
+inline constexpr std::uint32_t kResult = 0xfffffffe;
 
-// One member's part of one allreduce:
+// All-reduces of at least this many bytes among members of one host wait for a word of rank 0,
+// which costs two messages, and then pass through shared memory.
+inline constexpr std::uint64_t kSharedBytes = std::uint64_t{64} << 10;
+
+// One member's part of one collective. A small allreduce, and one across hosts, goes over messages:
 //   contributors send slice j of their input to reducer j   (Piece)
 //   reducer j, with the pieces of all contributors, reduces them in rank order and sends its slice
 //   to everyone                                             (Reduced)
 //   done when every slice is here.
 // Each element is computed by one member only, so all members end with the same bits. A value with
 // a Python operation goes to rank 0 and its result to everyone instead.
+// Every other collective begins with Started to rank 0, which says Go when all have started the
+// same: through shared memory, or over messages (Piece, straight to its place).
 class Operation {
  public:
   // What was asked for, from which the operation can be started again in another epoch.
@@ -39,11 +49,15 @@ class Operation {
     std::vector<Buffer> inputs;  // of a tensor operation
     bool retry = false;
     std::optional<std::uint64_t> number;
+    MutableBuffer output;  // where the result goes; empty: to new memory
+    bool placed = false;   // `output` is given (it may have no bytes)
+    bool lent = false;     // inputs are the user's memory
   };
   // Where it runs.
   struct Place {
     std::uint32_t rank = 0;
     std::vector<std::string> names;  // of all members, in rank order
+    bool one_host = false;
   };
   struct Outgoing {
     std::uint32_t to = 0;
@@ -59,12 +73,21 @@ class Operation {
     std::vector<Outgoing> outgoing;
     std::vector<Task> tasks;
     std::optional<std::vector<wire::Payload>> combine;
+    std::optional<std::uint64_t> pass;     // through shared memory, as this number
+    std::optional<std::uint64_t> abandon;  // the same
+    bool ready_to_go = false;              // rank 0's: all have started; go() is awaited
+    // Rank 0 may still say Go, or has to hear that it must not.
+    bool unsettled = false;
     bool finished = false;
   };
 
   Operation(OpId id, OpKey key, Request request, Place place, Allocator& memory);
 
   void begin();
+  // Rank 0's decision: a number in shared memory, or 0 for messages.
+  void go(std::uint64_t shared);
+  // It has passed through shared memory.
+  void passed();
   void received(std::uint32_t from, const decltype(Frame::content)& content,
                 const std::vector<Buffer>& parts);
   void summed(std::uint32_t slice);
@@ -79,31 +102,44 @@ class Operation {
   const OpKey& key() const { return key_; }
   bool retry() const { return request_.retry; }
   const Error& error() const { return error_; }
-  const MutableBuffer& tensor() const { return result_; }
+  const MutableBuffer& tensor() const { return has_output() ? request_.output : result_; }
   const wire::Payload& value() const { return value_; }
   std::vector<std::string> waiting_for() const;
+  const OpSpec* spec() const { return std::get_if<OpSpec>(&request_.what); }
+  const Request& request() const { return request_; }
+  // The result is complete and being put in its place: nothing can go wrong any more.
+  bool ending() const { return ending_; }
 
  private:
-  const OpSpec* spec() const { return std::get_if<OpSpec>(&request_.what); }
+  bool has_output() const { return spec() != nullptr && request_.placed; }
+  bool is_all_reduce() const { return spec()->kind == Kind::all_reduce; }
   // The first slice takes part even when it is empty: plan.h.
   bool takes_part(std::size_t slice) const { return slice == 0 || !slices_[slice].empty(); }
   const std::string& name_of(std::uint32_t rank) const { return place_.names[rank]; }
   std::size_t owner_index(std::uint32_t rank) const;  // among the reducers, or their number
   Buffer bytes_of(const Buffer& whole, const Range& range) const;
 
+  bool must_ask() const;
+  void started(std::uint32_t from, const OpSpec& theirs);
+  void use_messages();
   void send_pieces();
+  void send_all_reduce_pieces();
+  void place_piece(std::uint32_t from);
   void piece(std::uint32_t from, const OpSpec& theirs, const std::vector<Buffer>& parts);
   void reduced(std::uint32_t from, const std::vector<Buffer>& parts);
   void value_arrived(std::uint32_t from, const std::vector<Buffer>& parts);
   void reduce_when_complete();
   void finish_when_complete();
   void refuse(std::uint32_t from, const std::string& what);
+  std::string difference(std::uint32_t from, const OpSpec& theirs) const;
+  void failed_elsewhere(std::uint32_t from, const Failure& failure);
   void to_others(const decltype(Frame::content)& content, const std::vector<Buffer>& parts);
 
   OpId id_;
   OpKey key_;
   Request request_;
   Place place_;
+  Allocator& memory_;
   std::size_t item_size_ = 1;
   std::vector<std::uint32_t> contributors_;
   std::vector<std::uint32_t> reducers_;
@@ -112,6 +148,14 @@ class Operation {
   MutableBuffer sum_of_inputs_;
   MutableBuffer result_;
   std::map<std::uint32_t, Buffer> pieces_;  // of my slice, by contributor
+  Passage passage_;
+  bool asks_ = false;                // rank 0 for its word
+  bool went_ = false;                // it was given
+  std::uint64_t shared_ = 0;         // ... for shared memory, as this number
+  std::set<std::uint32_t> started_;  // rank 0's
+  bool uses_messages_ = false;
+  bool sent_ = false;  // the own pieces, of another collective than an allreduce
+  bool ending_ = false;
   bool reducing_ = false;
   std::vector<std::uint8_t> have_;  // of each slice: 0 nothing, 1 being put in place, 2 there
   std::map<std::uint32_t, wire::Payload> values_;

@@ -46,7 +46,20 @@ GroupPeer::GroupPeer(std::shared_ptr<RpcPeer> rpc, std::string name)
   runner_ = OperationRunner::create(
       rpc_, "group:" + name_,
       {[this](collective::Engine::Combine asked) { combine(std::move(asked)); },
-       [this](collective::Engine::Done ended) { done(std::move(ended)); }});
+       [this](collective::Engine::Done ended) { done(std::move(ended)); },
+       [this](collective::Engine::Pass pass) { shared_->start(std::move(pass.operation)); },
+       [this](collective::Engine::Abandon abandon) { shared_->abandon(abandon.s); }});
+  shared_ = SharedCollectives::create(
+      rpc_, "segment:" + name_,
+      {[this](std::uint64_t epoch) { runner_->engine().use_shared_memory(epoch); },
+       [this](std::uint64_t s) {
+         runner_->engine().passed(s);
+         runner_->carry_out();
+       },
+       [this](std::uint64_t s, const Error& error) {
+         runner_->engine().failed(s, error);
+         runner_->carry_out();
+       }});
   rpc_->add(static_cast<PeerObserver&>(*this));
   rpc_->context()->engine().add(*this);
   for (const rpc::PeerInfo& peer : rpc_->peers_locked()) {
@@ -70,6 +83,7 @@ void GroupPeer::shut() {
   carry_out(now);
   rpc_->flush();
   runner_->close();
+  shared_->close();
   rpc_->router().remove(rpc::Service::group, name_);
   rpc_->remove(static_cast<PeerObserver&>(*this));
   rpc_->context()->engine().remove(*this);
@@ -213,6 +227,7 @@ void GroupPeer::ask_demotion(Time now, const Uid& instance) {
 
 void GroupPeer::tick(Time now) {
   member_.tick(now);
+  shared_->tick(now);
   carry_out(now);
   std::vector<collective::OpId> late;
   for (const auto& [op, running] : running_) {
@@ -220,7 +235,7 @@ void GroupPeer::tick(Time now) {
   }
   for (const collective::OpId op : late) {
     std::string waiting;
-    for (const std::string& name : runner_->engine().waiting_for(op)) waiting += " " + name;
+    for (const std::string& name : waiting_for(op)) waiting += " " + name;
     runner_->engine().cancel(
         op, {ErrorCode::timeout,
              "operation '" + running_.at(op).operation + "' of group '" + name_ +
@@ -235,9 +250,14 @@ void GroupPeer::tick(Time now) {
 }
 
 Time GroupPeer::next_deadline() const {
-  Time deadline = member_.next_deadline();
+  Time deadline = std::min(member_.next_deadline(), shared_->next_deadline());
   for (const auto& [op, running] : running_) deadline = std::min(deadline, running.deadline);
   return deadline;
+}
+
+std::vector<std::string> GroupPeer::waiting_for(collective::OpId op) const {
+  if (runner_->engine().in_shared_memory(op)) return shared_->waiting_for();
+  return runner_->engine().waiting_for(op);
 }
 
 void GroupPeer::describe(Time now, Describe how, std::string& text) const {
@@ -255,7 +275,7 @@ void GroupPeer::describe(Time now, Describe how, std::string& text) const {
   }
   for (const auto& [op, running] : running_) {
     text += who + ", operation '" + running.operation + "' waits for:";
-    const std::vector<std::string> names = runner_->engine().waiting_for(op);
+    const std::vector<std::string> names = waiting_for(op);
     for (const std::string& name : names) text += " '" + name + "'";
     text += (names.empty() ? " nobody, " : ", ") + in_seconds(running.deadline - now) + " left\n";
   }
@@ -293,25 +313,37 @@ void GroupPeer::settle(Time now) {
 
 // The members among whom operations run are those of `view`.
 void GroupPeer::enter(const group::View& view) {
+  shared_->leave();  // nothing is read or written for what fails below
   collective::Engine::Members members;
   members.epoch = view.epoch;
+  members.one_host = view.participants() > 0 && view.members[0].host_key;
   for (std::size_t rank = 0; rank < view.participants(); ++rank) {
     members.instances.push_back(view.members[rank].instance);
     members.names.push_back(view.members[rank].name);
+    members.one_host &= view.members[rank].host_key == view.members[0].host_key;
   }
+  const SharedCollectives::Members same{members.epoch, members.instances, members.names,
+                                        members.one_host};
   runner_->engine().set_members(std::move(members),
                                 group::group_changed(name_, "an operation", entered_, view));
   entered_ = view;
   runner_->carry_out();
+  shared_->enter(io::now(), same);
 }
 
 // --- operations
 
-std::shared_ptr<Future> GroupPeer::all_reduce(const std::string& operation, collective::OpSpec spec,
-                                              Buffer input, bool retry) {
+std::shared_ptr<Future> GroupPeer::collective(const std::string& operation, collective::OpSpec spec,
+                                              Buffer input, MutableBuffer output, bool lent,
+                                              bool retry) {
   const Engine::Lock lock = lock_open();
-  const collective::OpId op =
-      runner_->engine().start(operation, std::move(spec), {std::move(input)}, {retry, {}});
+  // How much memory it takes depends on the members that the user has seen, and who is the root.
+  if (spec.kind != collective::Kind::all_reduce && seen_.epoch != entered_.epoch &&
+      !entered_.empty()) {
+    throw Exception(group::group_changed(name_, "a " + kind_name(spec.kind), seen_, entered_));
+  }
+  const collective::OpId op = runner_->engine().start(
+      operation, std::move(spec), {std::move(input)}, {retry, {}, std::move(output), lent});
   return begin(op, operation, {});
 }
 
@@ -320,7 +352,7 @@ std::shared_ptr<Future> GroupPeer::all_reduce_value(const std::string& operation
                                                     bool retry) {
   const Engine::Lock lock = lock_open();
   const collective::OpId op =
-      runner_->engine().start_value(operation, std::move(value), {retry, {}});
+      runner_->engine().start_value(operation, std::move(value), {retry, {}, {}, false});
   return begin(op, operation, std::move(combine));
 }
 

@@ -13,6 +13,7 @@
 #include "runtime/operation_runner.h"
 #include "runtime/rpc_peer.h"
 #include "runtime/service_router.h"
+#include "runtime/shared_collectives.h"
 
 namespace moolink::runtime {
 
@@ -45,9 +46,12 @@ class GroupPeer final : public Driven, private PeerObserver {
   void set_timeout(Duration evict_after);
   void set_sort_order(std::int64_t sort);
   void set_broker_name(const std::string& name);
-  // Throws Exception{closed} while this peer is in no view.
-  std::shared_ptr<Future> all_reduce(const std::string& operation, collective::OpSpec spec,
-                                     Buffer input, bool retry);
+  // `output` is where this member's result goes, and is what the future holds; with `lent` the
+  // input is referred to until the future is done, else it is this operation's own.
+  // Throws Exception{closed} while this peer is in no view, Exception{invalid_argument} for sizes
+  // that do not fit.
+  std::shared_ptr<Future> collective(const std::string& operation, collective::OpSpec spec,
+                                     Buffer input, MutableBuffer output, bool lent, bool retry);
   std::shared_ptr<Future> all_reduce_value(const std::string& operation, wire::Payload value,
                                            Combine combine, bool retry);
   void close();
@@ -95,6 +99,7 @@ class GroupPeer final : public Driven, private PeerObserver {
   void tell_has_state(Time now);
   void enter(const group::View& view);
   std::shared_ptr<Future> begin(collective::OpId op, const std::string& operation, Combine combine);
+  std::vector<std::string> waiting_for(collective::OpId op) const;
   void done(collective::Engine::Done done);
   void combine(collective::Engine::Combine combine);
   Engine::Lock lock_open();
@@ -105,6 +110,7 @@ class GroupPeer final : public Driven, private PeerObserver {
   Uid broker_;  // empty: not connected
   group::Member member_;
   std::shared_ptr<OperationRunner> runner_;
+  std::shared_ptr<SharedCollectives> shared_;
   group::View seen_;     // by the user
   group::View entered_;  // whose members operations are among
   std::map<collective::OpId, Running> running_;

@@ -60,6 +60,10 @@ void OperationRunner::carry_out() {
         sum(std::move(*task));
       } else if (auto* combine = std::get_if<collective::Engine::Combine>(&action)) {
         events_.combine(std::move(*combine));
+      } else if (auto* pass = std::get_if<collective::Engine::Pass>(&action)) {
+        events_.pass(std::move(*pass));
+      } else if (auto* abandon = std::get_if<collective::Engine::Abandon>(&action)) {
+        events_.abandon(*abandon);
       } else if (auto* done = std::get_if<collective::Engine::Done>(&action)) {
         events_.done(std::move(*done));
       }

@@ -16,6 +16,9 @@ class OperationRunner final : public std::enable_shared_from_this<OperationRunne
   struct Events {
     std::function<void(collective::Engine::Combine)> combine;  // may be empty
     std::function<void(collective::Engine::Done)> done;
+    // May be empty if no output is ever given.
+    std::function<void(collective::Engine::Pass)> pass = {};
+    std::function<void(collective::Engine::Abandon)> abandon = {};
   };
 
   // The scope tells this engine's messages from those of others on the same peer.

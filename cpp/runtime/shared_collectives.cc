@@ -1,0 +1,129 @@
+#include "runtime/shared_collectives.h"
+
+#include <utility>
+
+namespace moolink::runtime {
+namespace {
+
+constexpr std::uint32_t kDepth = 4;
+constexpr std::uint64_t kWindowBytes = std::uint64_t{256} << 10;
+// Others may have the engine's lock after that; what is under way goes on in the next turn.
+constexpr Duration kStint = microseconds(200);
+
+collective::PipelineLayout layout_of(const HostSegment::Members& members) {
+  return {members.epoch, static_cast<std::uint32_t>(members.instances.size()), kDepth,
+          kWindowBytes};
+}
+
+}  // namespace
+
+std::shared_ptr<SharedCollectives> SharedCollectives::create(std::shared_ptr<RpcPeer> rpc,
+                                                             std::string scope, Events events) {
+  std::shared_ptr<SharedCollectives> made(new SharedCollectives(std::move(rpc), std::move(events)));
+  HostSegment::Use use;
+  use.what = "collectives";
+  use.bytes = [](const HostSegment::Members& members) {
+    return collective::SharedPipeline::segment_bytes(layout_of(members));
+  };
+  use.initialise = [](std::span<std::byte> memory, const HostSegment::Members& members) {
+    collective::SharedPipeline::initialise(memory, layout_of(members));
+  };
+  const std::weak_ptr weak(made);
+  use.attached = [weak] {
+    if (const auto self = weak.lock()) self->attach();
+  };
+  use.all_attached = [weak] {
+    if (const auto self = weak.lock()) self->events_.ready(self->segment_->members().epoch);
+  };
+  made->segment_ = HostSegment::create(made->rpc_, std::move(scope), std::move(use));
+  made->rpc_->context()->engine().loop().add(*made);
+  return made;
+}
+
+void SharedCollectives::attach() {
+  pipeline_ = std::make_unique<collective::SharedPipeline>(
+      segment_->segment(), segment_->segment()->bytes(), layout_of(segment_->members()),
+      segment_->rank());
+}
+
+void SharedCollectives::leave() {
+  if (pipeline_) pipeline_->give_up();
+  pipeline_.reset();
+  segment_->leave();
+}
+
+void SharedCollectives::close() {
+  if (std::exchange(closed_, true)) return;
+  pipeline_.reset();
+  segment_->close();
+  rpc_->context()->engine().loop().remove(*this);
+}
+
+void SharedCollectives::start(collective::PipelineOperation operation) {
+  const std::uint64_t s = operation.s;
+  try {
+    if (!pipeline_) throw Exception(ErrorCode::error, "this member has no shared memory for it");
+    pipeline_->start(std::move(operation));
+    rpc_->context()->engine().loop().wake();
+  } catch (const Exception& e) {
+    events_.failed(s, e.error());
+  }
+}
+
+void SharedCollectives::abandon(std::uint64_t s) {
+  if (!pipeline_) return;
+  pipeline_->abandon(s);
+  rpc_->context()->engine().loop().wake();
+}
+
+std::vector<std::string> SharedCollectives::waiting_for() const {
+  std::vector<std::string> names;
+  if (!pipeline_) return names;
+  for (const std::uint32_t rank : pipeline_->waiting_for()) {
+    names.push_back(segment_->members().names[rank]);
+  }
+  return names;
+}
+
+bool SharedCollectives::poll() {
+  if (!pipeline_ || (pipeline_->idle() && !pipeline_->must_look())) return false;
+  const auto keep = shared_from_this();
+  if (!advance()) return false;
+  take_ended();
+  return true;
+}
+
+// As much as can be done now, for a while. Whoever sleeps for what was stored is rung at once.
+bool SharedCollectives::advance() {
+  bool worked = false;
+  const Time until = io::now() + kStint;
+  while (pipeline_->step()) {
+    worked = true;
+    for (const std::uint32_t rank : pipeline_->take_wakeups()) segment_->ring(rank);
+    if (!pipeline_->must_look() && io::now() >= until) break;
+  }
+  return worked;
+}
+
+void SharedCollectives::take_ended() {
+  const std::vector<collective::SharedPipeline::Ended> all = pipeline_->take_ended();
+  if (all.empty()) return;
+  if (pipeline_->given_up()) return leave();  // the news of the next epoch is on its way
+  for (const collective::SharedPipeline::Ended& ended : all) {
+    if (!ended.dry) events_.ended(ended.s);
+  }
+}
+
+bool SharedCollectives::prepare_sleep() {
+  if (!pipeline_) return true;
+  const bool waits = pipeline_->announce_sleep();
+  if (pipeline_->may_sleep()) return true;
+  if (waits) pipeline_->awake();
+  return false;
+}
+
+void SharedCollectives::awake() {
+  if (pipeline_) pipeline_->awake();
+}
+
+}  // namespace moolink::runtime
