@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -60,19 +61,21 @@ def flatten(tree: Any, name: str = "data") -> tuple[list[Leaf], Structure]:
         TypeError: a leaf is no array, tensor or number; the message gives its path.
     """
     leaves: list[Leaf] = []
+    return leaves, _walk(tree, name, leaves)
 
-    def walk(node: Any, path: str) -> Structure:
-        if isinstance(node, dict):
-            # By sorted keys, so that the order of insertion may differ between members.
-            keys = sorted(node, key=str)
-            return (_rebuild_dict(node, keys), [walk(node[k], f"{path}[{k!r}]") for k in keys])
-        if isinstance(node, (list, tuple)):
-            children = [walk(child, f"{path}[{i}]") for i, child in enumerate(node)]
-            return (_rebuild_sequence(type(node)), children)
-        leaves.append(_leaf(node, path))
-        return None
 
-    return leaves, walk(tree, name)
+# Not a closure: one that calls itself is a cycle, which would keep the arrays until a collection.
+def _walk(node: Any, path: str, leaves: list[Leaf]) -> Structure:
+    if isinstance(node, dict):
+        # By sorted keys, so that the order of insertion may differ between members.
+        keys = sorted(node, key=str)
+        children = [_walk(node[k], f"{path}[{k!r}]", leaves) for k in keys]
+        return (_rebuild_dict(node, keys), children)
+    if isinstance(node, (list, tuple)):
+        children = [_walk(child, f"{path}[{i}]", leaves) for i, child in enumerate(node)]
+        return (_rebuild_sequence(type(node)), children)
+    leaves.append(_leaf(node, path))
+    return None
 
 
 def layout(leaves: list[Leaf], shapes: list[tuple[int, ...]]) -> str:
@@ -93,19 +96,18 @@ def layout(leaves: list[Leaf], shapes: list[tuple[int, ...]]) -> str:
 
 def unflatten(structure: Structure, leaves: list[Any]) -> Any:
     """Builds the tree again from its structure and new leaves in order."""
-    remaining = iter(leaves)
+    return _build(structure, iter(leaves))
 
-    def build(node: Structure) -> Any:
-        if node is None:
-            return next(remaining)
-        rebuild, children = node
-        return rebuild([build(child) for child in children])
 
-    return build(structure)
+def _build(node: Structure, remaining: Iterator[Any]) -> Any:
+    if node is None:
+        return next(remaining)
+    rebuild, children = node
+    return rebuild([_build(child, remaining) for child in children])
 
 
 def _rebuild_dict(original: dict[Any, Any], keys: list[Any]) -> Any:
-    order = list(original)
+    order = list(original)  # and not the dict itself, which holds the arrays
 
     def rebuild(children: list[Any]) -> Any:
         values = dict(zip(keys, children, strict=True))

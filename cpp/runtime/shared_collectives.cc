@@ -49,6 +49,7 @@ void SharedCollectives::attach() {
 void SharedCollectives::leave() {
   if (pipeline_) pipeline_->give_up();
   pipeline_.reset();
+  outdated_ = false;
   segment_->leave();
 }
 
@@ -61,6 +62,7 @@ void SharedCollectives::close() {
 
 void SharedCollectives::start(collective::PipelineOperation operation) {
   const std::uint64_t s = operation.s;
+  if (outdated_) return;
   try {
     if (!pipeline_) throw Exception(ErrorCode::error, "this member has no shared memory for it");
     pipeline_->start(std::move(operation));
@@ -108,7 +110,11 @@ bool SharedCollectives::advance() {
 void SharedCollectives::take_ended() {
   const std::vector<collective::SharedPipeline::Ended> all = pipeline_->take_ended();
   if (all.empty()) return;
-  if (pipeline_->given_up()) return leave();  // the news of the next epoch is on its way
+  if (pipeline_->given_up()) {
+    leave();
+    outdated_ = true;
+    return;
+  }
   for (const collective::SharedPipeline::Ended& ended : all) {
     if (!ended.dry) events_.ended(ended.s);
   }

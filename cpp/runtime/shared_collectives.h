@@ -57,6 +57,8 @@ class SharedCollectives final : public io::Pollable,
   Events events_;
   std::shared_ptr<HostSegment> segment_;
   std::unique_ptr<collective::SharedPipeline> pipeline_;
+  // The others are in a newer epoch. The news of it is on its way, and fails what is under way.
+  bool outdated_ = false;
   bool closed_ = false;
 };
 

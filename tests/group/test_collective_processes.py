@@ -1,0 +1,67 @@
+"""Collectives of processes, of which one is killed and one is stopped and goes on."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.waiting import until
+
+pytestmark = pytest.mark.timeout(120)
+MEMBER = Path(__file__).with_name("collective_member.py")
+
+
+class Member:
+    """A process of collective_member.py."""
+
+    def __init__(self, name: str, broker: str, folder: Path) -> None:
+        self.path = folder / name
+        self.path.touch()
+        self.process = subprocess.Popen([sys.executable, MEMBER, name, broker, self.path])
+
+    def results(self) -> list[list[float]]:
+        whole = self.path.read_text().rpartition("\n")[0]
+        return [[float(word) for word in line.split()] for line in whole.splitlines()]
+
+    def has_reduced_among(self, members: int, since: int) -> bool:
+        """Whether its last results, at least five of them, are those of so many members."""
+        recent = self.results()[since:][-5:]
+        return len(recent) == 5 and all(values == [members] * 3 for values in recent)
+
+
+@pytest.fixture
+def members(broker_address: str, tmp_path: Path) -> Iterator[list[Member]]:
+    started = [Member(name, broker_address, tmp_path) for name in ("a", "b", "c")]
+    yield started
+    for member in started:
+        member.process.kill()
+        member.process.wait()
+
+
+def test_a_killed_and_a_stopped_member_spoil_no_result(members: list[Member]) -> None:
+    def all_reduce_among(count: int, which: list[Member]) -> None:
+        since = {member: len(member.results()) for member in which}
+
+        def reached() -> bool:
+            assert all(member.process.poll() is None for member in which)
+            return all(member.has_reduced_among(count, since[member]) for member in which)
+
+        until(reached, f"{count} members to reduce together")
+
+    first, second, third = members
+    all_reduce_among(3, members)
+    third.process.kill()
+    all_reduce_among(2, [first, second])
+    second.process.send_signal(signal.SIGSTOP)
+    all_reduce_among(1, [first])
+    second.process.send_signal(signal.SIGCONT)
+    all_reduce_among(2, [first, second])
+    for member in members:
+        for _, smallest, largest in member.results():
+            assert smallest == largest, "a result is of one operation"
+            assert smallest in (1, 2, 3)
