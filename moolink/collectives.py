@@ -55,6 +55,8 @@ class AllReduce:
         """
         if self._finished:
             return self._value
+        if len(self._futures) == 1:
+            return self._take([self._futures[0].result(timeout)])
         deadline = deadlines.after(timeout)
         try:
             results = [future.result(deadlines.left(deadline)) for future in self._futures]

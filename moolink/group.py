@@ -135,6 +135,10 @@ class Group:
             if inplace or out is not None:
                 raise ValueError("inplace and out are not for a callable op")
             return AllReduce([self.core.all_reduce_value(name, data, op, retry)], _only)
+        if not inplace and out is None:
+            future = self.core.all_reduce(name, op or "sum", data, retry)
+            if future is not None:
+                return AllReduce([future], _only)
         return self._collective("all_reduce", name, data, op or "sum", None, inplace, out, retry)
 
     def reduce_scatter(

@@ -113,41 +113,74 @@ nb::object PyGroup::collective(const std::string& name, const std::string& kind,
   spec.dtype = parse_dtype(dtype);
   spec.shape = {count};
   spec.layout = layout;
-  Allocator& pool = group_->rpc()->context()->pool();
   const ImportedTensor given = import_numbers(array);
-  const bool lent = given.bytes() >= kLentBytes &&
-                    tensor::is_contiguous(given.tensor.shape, given.tensor.strides);
-  const Buffer input = lent ? lend(given) : copy(given, pool);
   wire::TensorHead head = given.head();
   head.framework = wire::Framework::numpy;
-  const std::size_t members = group_->view().participants();
-  MutableBuffer result;
   if (output.is_none()) {
-    // Refused below if there is no view.
+    const std::size_t members = group_->view().participants();  // none: refused when it is started
     const auto passage = spec.passage(std::max<std::size_t>(1, members));
-    const auto bytes =
+    const std::uint64_t bytes =
         collective::output_bytes(passage, static_cast<std::uint32_t>(rank().value_or(0)));
-    result = pool.allocate(bytes);
     head.shape = {static_cast<std::int64_t>(bytes / passage.item_size)};
-  } else {
-    const ImportedTensor place = import_numbers(output);
-    if (place.tensor.read_only ||
-        !tensor::is_contiguous(place.tensor.shape, place.tensor.strides)) {
-      throw Exception(ErrorCode::invalid_argument, "the output must be writable and contiguous");
-    }
-    result = {std::make_shared<Reference>(place.owner), place.tensor.data, place.bytes()};
+    const MutableBuffer result = group_->rpc()->context()->pool().allocate(bytes);
+    auto decode = [head, result](const wire::Payload&) {
+      return export_tensor(result, head, ArrayKind::numpy);  // nobody else has the memory
+    };
+    return start(name, std::move(spec), given, result, std::move(decode), retry);
   }
+  const ImportedTensor place = import_numbers(output);
+  if (place.tensor.read_only || !tensor::is_contiguous(place.tensor.shape, place.tensor.strides)) {
+    throw Exception(ErrorCode::invalid_argument, "the output must be writable and contiguous");
+  }
+  const MutableBuffer result(std::make_shared<Reference>(place.owner), place.tensor.data,
+                             place.bytes());
+  auto decode = [](const wire::Payload&) { return nb::none(); };
+  return start(name, std::move(spec), given, result, decode, retry);
+}
+
+nb::object PyGroup::start(const std::string& name, collective::OpSpec spec,
+                          const ImportedTensor& given, MutableBuffer output,
+                          PyFuture::Decode decode, bool retry) {
+  const bool lent = given.bytes() >= kLentBytes &&
+                    tensor::is_contiguous(given.tensor.shape, given.tensor.strides);
+  Buffer input = lent ? lend(given) : copy(given, group_->rpc()->context()->pool());
+  std::string what = kind_name(spec.kind) + " '" + name + "'";
   std::shared_ptr<runtime::Future> future;
   {
     const GilRelease unlocked;
-    future = group_->collective(name, std::move(spec), input, result, lent, retry);
+    future =
+        group_->collective(name, std::move(spec), std::move(input), std::move(output), lent, retry);
   }
-  // Nobody else has the memory: what others are sent is elsewhere.
-  auto decode = [head, result, to_user = output.is_none()](const wire::Payload&) {
-    return to_user ? export_tensor(result, head, ArrayKind::numpy) : nb::none();
-  };
-  return nb::cast(new PyFuture(std::move(future), std::move(decode), kind + " '" + name + "'"),
+  return nb::cast(new PyFuture(std::move(future), std::move(decode), std::move(what)),
                   nb::rv_policy::take_ownership);
+}
+
+nb::object PyGroup::all_reduce(const std::string& name, const std::string& op, nb::handle array,
+                               bool retry) {
+  std::optional<ImportedTensor> given;
+  try {
+    given = import_tensor(array);
+  } catch (nb::python_error&) {
+    return nb::none();
+  } catch (nb::builtin_exception&) {
+    return nb::none();
+  }
+  const bool plain =
+      given && given->numpy_type.empty() &&
+      (given->framework == wire::Framework::numpy || given->framework == wire::Framework::torch);
+  if (!plain) return nb::none();
+  collective::OpSpec spec;
+  spec.op = parse_op(op);
+  spec.dtype = given->tensor.dtype;
+  spec.shape = {static_cast<std::int64_t>(given->bytes() / given->item_size())};
+  // As moolink.trees.layout() says it: others may have taken the other way.
+  spec.layout = "data: " + std::string(tensor::dtype_name(spec.dtype)) + " " +
+                tensor::shape_text(given->tensor.shape);
+  const MutableBuffer result = group_->rpc()->context()->pool().allocate(given->bytes());
+  auto decode = [head = given->head(), result](const wire::Payload&) {
+    return export_tensor(result, head, array_kind(head, ArrayKind::same));
+  };
+  return start(name, std::move(spec), *given, result, std::move(decode), retry);
 }
 
 void PyGroup::check_reduction(const std::string& op, const std::string& dtype) {
@@ -198,6 +231,8 @@ void bind_group(nb::module_& m) {
       .def("collective", &PyGroup::collective, nb::arg("name"), nb::arg("kind"), nb::arg("root"),
            nb::arg("op"), nb::arg("dtype"), nb::arg("layout"), nb::arg("count"), nb::arg("array"),
            nb::arg("output").none(), nb::arg("retry"))
+      .def("all_reduce", &PyGroup::all_reduce, nb::arg("name"), nb::arg("op"), nb::arg("array"),
+           nb::arg("retry"))
       .def_static("check_reduction", &PyGroup::check_reduction, nb::arg("op"), nb::arg("dtype"))
       .def("memory", &PyGroup::memory, nb::arg("bytes"))
       .def("all_reduce_value", &PyGroup::all_reduce_value, nb::arg("name"), nb::arg("value"),

@@ -8,7 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "bind/future.h"
 #include "bind/rpc.h"
+#include "bind/tensor.h"
 #include "runtime/group_peer.h"
 
 namespace moolink::bind {
@@ -36,6 +38,9 @@ class PyGroup {
   nb::object collective(const std::string& name, const std::string& kind, std::uint32_t root,
                         const std::string& op, const std::string& dtype, const std::string& layout,
                         std::int64_t count, nb::handle array, nb::handle output, bool retry);
+  // The same for one array of numpy or torch, whose like the future returns; None: it is not that.
+  nb::object all_reduce(const std::string& name, const std::string& op, nb::handle array,
+                        bool retry);
   // Throws Exception{invalid_argument} unless the elements can be reduced so.
   static void check_reduction(const std::string& op, const std::string& dtype);
   // A new array of bytes in memory that is used again.
@@ -48,6 +53,9 @@ class PyGroup {
   const ValueOptions& options() const { return options_; }
 
  private:
+  nb::object start(const std::string& name, collective::OpSpec spec, const ImportedTensor& given,
+                   MutableBuffer output, PyFuture::Decode decode, bool retry);
+
   ValueOptions options_;
   std::shared_ptr<runtime::GroupPeer> group_;
 };

@@ -6,6 +6,7 @@ namespace moolink::runtime {
 namespace {
 
 constexpr std::uint32_t kDepth = 4;
+// Of 128 KB to 512 KB, and 4 to 16 windows, these were the quickest, or equal, from 1 to 64 MB.
 constexpr std::uint64_t kWindowBytes = std::uint64_t{256} << 10;
 // Others may have the engine's lock after that; what is under way goes on in the next turn.
 constexpr Duration kStint = microseconds(200);
