@@ -51,16 +51,25 @@ Operation::Operation(OpId id, OpKey key, Request request, Place place, Allocator
   passage_ = spec()->passage(place_.names.size());
   contributors_ = or_everyone(spec()->contributors, place_.names.size());
   reducers_ = or_everyone(spec()->reducers, place_.names.size());
-  if (is_all_reduce()) slices_ = slices(spec()->count(), item_size_, reducers_.size());
+  mirrored_ = must_mirror();
+  if (is_sliced()) slices_ = slices(spec()->count(), item_size_, reducers_.size());
   asks_ = must_ask();
 }
 
 // The same at all members: it depends on the members and the spec, which they compare.
 bool Operation::must_ask() const {
-  if (!is_all_reduce()) return true;
+  if (spec()->kind != Kind::all_reduce) return true;
   const bool everyone = spec()->contributors.empty() && spec()->reducers.empty();
   return place_.one_host && place_.names.size() > 1 && everyone && request_.placed &&
          spec()->byte_size() >= kSharedBytes;
+}
+
+// Likewise.
+bool Operation::must_mirror() const {
+  const bool everyone = spec()->contributors.empty() && spec()->reducers.empty();
+  return spec()->kind == Kind::all_reduce && place_.one_host &&
+         place_.names.size() == kMirroredMembers && everyone && request_.placed &&
+         spec()->byte_size() <= kSmallBytes;
 }
 
 void Operation::begin() {
@@ -109,7 +118,7 @@ void Operation::passed() {
 
 void Operation::use_messages() {
   uses_messages_ = true;
-  if (is_all_reduce()) {
+  if (is_sliced()) {
     have_.assign(slices_.size(), 0);
   } else if (reduces(passage_.kind)) {
     have_.assign(1, 0);
@@ -118,7 +127,8 @@ void Operation::use_messages() {
       have_.push_back(passes(passage_, from, place_.rank) ? 0 : 2);
     }
   }
-  result_ = memory_.allocate(output_bytes(passage_, place_.rank));
+  // What is mirrored is sent to nobody, and reduced at once.
+  result_ = mirrored_ ? request_.output : memory_.allocate(output_bytes(passage_, place_.rank));
   const std::vector<Buffer>& inputs = request_.inputs;
   if (inputs.size() > 1 || (request_.lent && !inputs.empty())) {
     sum_of_inputs_ = memory_.allocate(inputs.front().size());
@@ -131,11 +141,11 @@ void Operation::use_messages() {
 }
 
 void Operation::send_pieces() {
-  if (is_all_reduce()) return send_all_reduce_pieces();
+  if (is_sliced()) return send_all_reduce_pieces();
   for (std::uint32_t to = 0; to < passage_.ranks; ++to) {
     if (!passes(passage_, place_.rank, to)) continue;
     const Range range = sent_bytes(passage_, place_.rank, to);
-    const Buffer bytes = input_.slice(range.begin, range.count());
+    const Buffer bytes = mirrored_ ? input_ : input_.slice(range.begin, range.count());
     if (to == place_.rank) {
       pieces_[to] = bytes;
     } else {
@@ -225,9 +235,10 @@ std::string Operation::difference(std::uint32_t from, const OpSpec& theirs) cons
 
 void Operation::piece(std::uint32_t from, const OpSpec& theirs, const std::vector<Buffer>& parts) {
   if (theirs != *spec()) return refuse(from, difference(from, theirs));
-  if (!is_all_reduce()) {
+  if (!is_sliced()) {
     if (!passes(passage_, from, place_.rank) || parts.size() != 1 ||
-        parts[0].size() != placed_bytes(passage_, from, place_.rank).count()) {
+        parts[0].size() !=
+            (mirrored_ ? spec()->byte_size() : placed_bytes(passage_, from, place_.rank).count())) {
       return refuse(from, name_of(from) + " sent elements that have no place here");
     }
     pieces_.emplace(from, parts[0]);
@@ -285,7 +296,7 @@ void Operation::summed(std::uint32_t slice) {
     return send_pieces();
   }
   have_[slice] = 2;
-  if (is_all_reduce() && reducers_[slice] == place_.rank) {
+  if (is_sliced() && reducers_[slice] == place_.rank) {
     pieces_.clear();
     to_others(Reduced{}, {bytes_of(Buffer(result_), slices_[slice])});
   }
@@ -297,7 +308,7 @@ void Operation::finish_when_complete() {
       std::all_of(have_.begin(), have_.end(), [](auto have) { return have == 2; });
   // A single member has one slice; without reducers nothing could ever be here.
   if (!complete || effects_.finished || ending_) return;
-  if (!has_output() || result_.empty()) {
+  if (!has_output() || mirrored_ || result_.empty()) {
     effects_.finished = true;
     return;
   }
@@ -378,7 +389,7 @@ std::vector<std::string> Operation::waiting_for() const {
     return names;
   }
   if (!uses_messages_) return {};
-  if (!is_all_reduce()) {
+  if (!is_sliced()) {
     for (std::uint32_t rank = 0; rank < place_.names.size(); ++rank) {
       if (passes(passage_, rank, place_.rank) && !pieces_.contains(rank)) {
         names.push_back(name_of(rank));

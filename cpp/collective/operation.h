@@ -31,6 +31,11 @@ inline constexpr std::uint32_t kResult = 0xfffffffe;
 // which costs two messages, and then pass through shared memory.
 inline constexpr std::uint64_t kSharedBytes = std::uint64_t{64} << 10;
 
+// Of so many members of one host each sends the whole of a small allreduce to each and reduces it
+// itself: one message instead of two until the last one has it. The bits are the same because they
+// compute the same on the same processor.
+inline constexpr std::size_t kMirroredMembers = 2;
+
 // One member's part of one collective. A small allreduce, and one across hosts, goes over messages:
 //   contributors send slice j of their input to reducer j   (Piece)
 //   reducer j, with the pieces of all contributors, reduces them in rank order and sends its slice
@@ -112,7 +117,8 @@ class Operation {
 
  private:
   bool has_output() const { return spec() != nullptr && request_.placed; }
-  bool is_all_reduce() const { return spec()->kind == Kind::all_reduce; }
+  // Each member reduces its slice for all.
+  bool is_sliced() const { return spec()->kind == Kind::all_reduce && !mirrored_; }
   // The first slice takes part even when it is empty: plan.h.
   bool takes_part(std::size_t slice) const { return slice == 0 || !slices_[slice].empty(); }
   const std::string& name_of(std::uint32_t rank) const { return place_.names[rank]; }
@@ -120,6 +126,7 @@ class Operation {
   Buffer bytes_of(const Buffer& whole, const Range& range) const;
 
   bool must_ask() const;
+  bool must_mirror() const;
   void started(std::uint32_t from, const OpSpec& theirs);
   void use_messages();
   void send_pieces();
@@ -153,6 +160,7 @@ class Operation {
   bool went_ = false;                // it was given
   std::uint64_t shared_ = 0;         // ... for shared memory, as this number
   std::set<std::uint32_t> started_;  // rank 0's
+  bool mirrored_ = false;
   bool uses_messages_ = false;
   bool sent_ = false;  // the own pieces, of another collective than an allreduce
   bool ending_ = false;
