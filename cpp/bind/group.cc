@@ -144,14 +144,14 @@ nb::object PyGroup::start(const std::string& name, collective::OpSpec spec,
   const bool lent = given.bytes() >= kLentBytes &&
                     tensor::is_contiguous(given.tensor.shape, given.tensor.strides);
   Buffer input = lent ? lend(given) : copy(given, group_->rpc()->context()->pool());
-  std::string what = kind_name(spec.kind) + " '" + name + "'";
+  Subject subject{kind_text(spec.kind), name, {}};
   std::shared_ptr<runtime::Future> future;
   {
     const GilRelease unlocked;
     future =
         group_->collective(name, std::move(spec), std::move(input), std::move(output), lent, retry);
   }
-  return nb::cast(new PyFuture(std::move(future), std::move(decode), std::move(what)),
+  return nb::cast(new PyFuture(std::move(future), std::move(decode), std::move(subject)),
                   nb::rv_policy::take_ownership);
 }
 

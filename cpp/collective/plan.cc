@@ -61,7 +61,7 @@ std::vector<Range> slices(std::uint64_t count, std::size_t item_size, std::size_
   return even_slices(count, item_size, owners);
 }
 
-std::string kind_name(Kind kind) {
+const char* kind_text(Kind kind) {
   switch (kind) {
     case Kind::all_reduce:
       return "all_reduce";
@@ -78,6 +78,8 @@ std::string kind_name(Kind kind) {
   }
   return "?";
 }
+
+std::string kind_name(Kind kind) { return kind_text(kind); }
 
 std::uint64_t input_bytes(const Passage& passage, std::uint32_t rank) {
   const std::uint64_t block = passage.count * passage.item_size;

@@ -39,6 +39,7 @@ enum class Kind : std::uint8_t {
   scatter
 };
 constexpr Kind enum_max(Kind) { return Kind::scatter; }
+const char* kind_text(Kind kind);
 std::string kind_name(Kind kind);
 constexpr bool has_root(Kind kind) {
   return kind == Kind::broadcast || kind == Kind::gather || kind == Kind::scatter;

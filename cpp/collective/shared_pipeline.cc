@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/mutant.h"
+#include "base/streaming_copy.h"
 
 namespace moolink::collective {
 namespace {
@@ -291,12 +292,24 @@ bool SharedPipeline::reduce_part(const Running& running, const Cursor& cursor) {
   if (mutant("reduce_in_another_order") && rank_ % 2 == 1) {
     std::reverse(task.inputs.begin(), task.inputs.end());
   }
-  task.output = operation.output.slice(cursor.plan.placed, slice.bytes);
-  run(task);
-  if (cursor.plan.passed_on && layout_.ranks > 1) {
-    std::memcpy(window(rank_, cursor.next) + slice.window, task.output.data(), slice.bytes);
+  const MutableBuffer output = operation.output.slice(cursor.plan.placed, slice.bytes);
+  if (!cursor.plan.passed_on) {
+    task.output = output;
+    run(task);
+    return true;
   }
+  // Into the window first, which stays in the cache.
+  std::byte* own = window(rank_, cursor.next) + slice.window;
+  task.output = MutableBuffer({}, own, slice.bytes);
+  run(task);
+  to_user(operation, output.data(), own, slice.bytes);
   return true;
+}
+
+void SharedPipeline::to_user(const PipelineOperation& operation, std::byte* to,
+                             const std::byte* from, std::uint64_t bytes) {
+  const std::uint64_t whole = operation.input.size() + operation.output.size();
+  streaming_copy({to, bytes}, {from, bytes}, whole);
 }
 
 bool SharedPipeline::take_part(const Running& running, const Cursor& cursor) {
@@ -304,15 +317,15 @@ bool SharedPipeline::take_part(const Running& running, const Cursor& cursor) {
   const PipelineOperation& operation = running.operation;
   if (cursor.part < plan.takes.size()) {
     const Move& move = plan.takes[cursor.part];
-    std::memcpy(operation.output.data() + move.user, window(move.rank, cursor.next) + move.window,
-                move.bytes);
+    to_user(operation, operation.output.data() + move.user,
+            window(move.rank, cursor.next) + move.window, move.bytes);
     return true;
   }
   if (cursor.part == plan.takes.size() + plan.own.size()) return false;
   const Move& move = plan.own[cursor.part - plan.takes.size()];
   const std::byte* from = operation.input.data() + move.window;
   std::byte* to = operation.output.data() + move.user;
-  if (from != to) std::memcpy(to, from, move.bytes);
+  if (from != to) to_user(operation, to, from, move.bytes);
   return true;
 }
 

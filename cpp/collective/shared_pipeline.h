@@ -127,6 +127,8 @@ class SharedPipeline {
   void advance(Stage stage);
   bool put_part(const Running& running, const Cursor& cursor);
   bool reduce_part(const Running& running, const Cursor& cursor);
+  static void to_user(const PipelineOperation& operation, std::byte* to, const std::byte* from,
+                      std::uint64_t bytes);
   bool take_part(const Running& running, const Cursor& cursor);
   void post(Stage stage, Running& running);
   bool was_given_up(std::uint64_t s) const;
