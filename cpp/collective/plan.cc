@@ -150,87 +150,116 @@ std::uint64_t chunks_of(const Passage& passage, std::uint64_t window_bytes) {
   return std::max<std::uint64_t>(1, (passage.count + each - 1) / each);
 }
 
+namespace {
+
+// The elements of each block that pass in one chunk, in bytes.
+struct Part {
+  std::uint64_t at = 0;  // in the block
+  std::uint64_t bytes = 0;
+  std::uint64_t block = 0;   // a whole one
+  std::uint64_t stride = 0;  // of blocks in a window
+};
+
+// Everybody begins with another rank, so that not all read one window.
+std::vector<std::uint32_t> others_of(std::uint32_t rank, std::uint32_t ranks) {
+  std::vector<std::uint32_t> others;
+  for (std::uint32_t i = 1; i < ranks; ++i) others.push_back((rank + i) % ranks);
+  return others;
+}
+
+ChunkPlan plan_all_reduce(const Passage& passage, const Part& part, std::uint32_t rank) {
+  const std::uint64_t item = passage.item_size;
+  const std::vector<Range> parts = even_slices(part.bytes / item, item, passage.ranks);
+  const auto move_of = [&](std::uint32_t j) {
+    const std::uint64_t begin = parts[j].begin * item;
+    return Move{j, begin, part.at + begin, parts[j].count() * item};
+  };
+  ChunkPlan plan;
+  for (const std::uint32_t j : others_of(rank, passage.ranks)) {
+    const Move move = move_of(j);
+    if (move.bytes == 0) continue;
+    plan.puts.push_back(move);
+    plan.takes.push_back(move);
+  }
+  plan.reduced = move_of(rank);
+  plan.placed = plan.reduced.user;
+  plan.passed_on = true;
+  return plan;
+}
+
+ChunkPlan plan_reduce_scatter(const Passage& passage, const Part& part, std::uint32_t rank) {
+  const auto move_of = [&](std::uint32_t j) {
+    return Move{j, j * part.stride, j * part.block + part.at, part.bytes};
+  };
+  ChunkPlan plan;
+  for (const std::uint32_t j : others_of(rank, passage.ranks)) plan.puts.push_back(move_of(j));
+  plan.reduced = move_of(rank);
+  plan.placed = part.at;
+  return plan;
+}
+
+// All ranks' blocks, to everybody or to the root.
+ChunkPlan plan_gather(const Passage& passage, const Part& part, std::uint32_t rank) {
+  const bool takes = passage.kind == Kind::all_gather || rank == passage.root;
+  const bool puts = passage.kind == Kind::all_gather || !takes;
+  ChunkPlan plan;
+  if (puts && passage.ranks > 1) plan.puts.push_back({rank, 0, part.at, part.bytes});
+  if (!takes) return plan;
+  for (const std::uint32_t j : others_of(rank, passage.ranks)) {
+    plan.takes.push_back({j, 0, j * part.block + part.at, part.bytes});
+  }
+  plan.own.push_back({rank, part.at, rank * part.block + part.at, part.bytes});
+  return plan;
+}
+
+ChunkPlan plan_broadcast(const Passage& passage, const Part& part, std::uint32_t rank) {
+  ChunkPlan plan;
+  if (rank != passage.root) {
+    plan.takes.push_back({passage.root, 0, part.at, part.bytes});
+    return plan;
+  }
+  if (passage.ranks > 1) plan.puts.push_back({rank, 0, part.at, part.bytes});
+  plan.own.push_back({rank, part.at, part.at, part.bytes});
+  return plan;
+}
+
+ChunkPlan plan_scatter(const Passage& passage, const Part& part, std::uint32_t rank) {
+  ChunkPlan plan;
+  if (rank != passage.root) {
+    plan.takes.push_back({passage.root, rank * part.stride, part.at, part.bytes});
+    return plan;
+  }
+  for (const std::uint32_t j : others_of(rank, passage.ranks)) {
+    plan.puts.push_back({j, j * part.stride, j * part.block + part.at, part.bytes});
+  }
+  plan.own.push_back({rank, rank * part.block + part.at, part.at, part.bytes});
+  return plan;
+}
+
+}  // namespace
+
 ChunkPlan chunk_plan(const Passage& passage, std::uint64_t window_bytes, std::uint32_t rank,
                      std::uint64_t chunk) {
   const std::uint64_t item = passage.item_size;
   const std::uint64_t each = chunk_elements(passage, window_bytes);
   const std::uint64_t begin = std::min(passage.count, chunk * each);
   const std::uint64_t count = std::min(passage.count, begin + each) - begin;
-  const std::uint64_t at = begin * item;
-  const std::uint64_t bytes = count * item;
-  const std::uint64_t block = passage.count * item;
-  const std::uint64_t stride = each * item;  // of blocks in a window
-  ChunkPlan plan;
-  if (passage.kind == Kind::all_reduce) {
-    const std::vector<Range> parts = even_slices(count, item, passage.ranks);
-    for (std::uint32_t i = 1; i <= passage.ranks; ++i) {
-      const std::uint32_t j = (rank + i) % passage.ranks;  // everybody begins with another one
-      const Move move{j, parts[j].begin * item, at + parts[j].begin * item,
-                      parts[j].count() * item};
-      if (j == rank) {
-        plan.reduced = move;
-      } else if (move.bytes != 0) {
-        plan.puts.push_back(move);
-        plan.takes.push_back(move);
-      }
-    }
-    plan.placed = plan.reduced.user;
-    plan.passed_on = true;
-    return plan;
+  if (count == 0) return {};
+  const Part part{begin * item, count * item, passage.count * item, each * item};
+  switch (passage.kind) {
+    case Kind::all_reduce:
+      return plan_all_reduce(passage, part, rank);
+    case Kind::reduce_scatter:
+      return plan_reduce_scatter(passage, part, rank);
+    case Kind::all_gather:
+    case Kind::gather:
+      return plan_gather(passage, part, rank);
+    case Kind::broadcast:
+      return plan_broadcast(passage, part, rank);
+    case Kind::scatter:
+      return plan_scatter(passage, part, rank);
   }
-  if (bytes == 0) return plan;
-  const bool root = rank == passage.root;
-  for (std::uint32_t i = 1; i <= passage.ranks; ++i) {
-    const std::uint32_t j = (rank + i) % passage.ranks;
-    switch (passage.kind) {
-      case Kind::all_reduce:
-        break;
-      case Kind::reduce_scatter: {
-        const Move move{j, j * stride, j * block + at, bytes};
-        if (j == rank) {
-          plan.reduced = move;
-          plan.placed = at;
-        } else {
-          plan.puts.push_back(move);
-        }
-        break;
-      }
-      case Kind::all_gather:
-      case Kind::gather:
-        if (passage.kind == Kind::gather && !root) break;
-        if (j == rank) {
-          plan.own.push_back({j, at, j * block + at, bytes});
-        } else {
-          plan.takes.push_back({j, 0, j * block + at, bytes});
-        }
-        break;
-      case Kind::scatter:
-        if (!root) break;
-        if (j == rank) {
-          plan.own.push_back({j, j * block + at, at, bytes});
-        } else {
-          plan.puts.push_back({j, j * stride, j * block + at, bytes});
-        }
-        break;
-      case Kind::broadcast:
-        break;
-    }
-  }
-  const bool puts_block = passage.kind == Kind::all_gather ||
-                          (passage.kind == Kind::gather && !root) ||
-                          (passage.kind == Kind::broadcast && root);
-  if (puts_block && passage.ranks > 1) plan.puts.push_back({rank, 0, at, bytes});
-  if (passage.kind == Kind::broadcast) {
-    if (root) {
-      plan.own.push_back({rank, at, at, bytes});
-    } else {
-      plan.takes.push_back({passage.root, 0, at, bytes});
-    }
-  }
-  if (passage.kind == Kind::scatter && !root) {
-    plan.takes.push_back({passage.root, rank * stride, at, bytes});
-  }
-  return plan;
+  return {};
 }
 
 }  // namespace moolink::collective
