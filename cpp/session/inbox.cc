@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/mutant.h"
+#include "session/link.h"
 #include "session/outbox.h"
 
 namespace moolink::session {
@@ -137,7 +138,9 @@ void Inbox::take_standing(const wire::PartHead& head, const Inbound& inbound, In
   auto node = standing_.extract({inbound.connection, head.id});
   if (node.empty()) wire::fail("a part was placed in a grant that does not stand");
   const MutableBuffer& memory = node.mapped();
-  if (head.bytes > memory.size()) wire::fail("a part larger than the grant that it was placed in");
+  if (head.bytes > memory.size() || head.bytes < memory.size() / kRoomiestGrant) {
+    wire::fail("a part that does not fit the grant that it was placed in");
+  }
   if (part.complete) return;
   part.how = InboundPart::How::placed;
   part.complete = true;

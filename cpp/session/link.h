@@ -16,6 +16,9 @@ namespace moolink::session {
 
 using wire::ConnectionId;
 
+// A part may be placed in a standing grant of at most so many times its size.
+inline constexpr std::uint64_t kRoomiestGrant = 4;
+
 // What a session knows of one of its connections.
 struct Link {
   ConnectionId connection = 0;

@@ -18,8 +18,6 @@ constexpr std::size_t kStandingGrants = 8;
 constexpr std::size_t kStandingBytes = std::size_t{256} << 20;
 // What this side keeps of an honest peer's.
 constexpr std::size_t kMostStanding = 64;
-// A part may lie in a grant so many times its size.
-constexpr std::uint64_t kRoomiest = 4;
 
 }  // namespace
 
@@ -27,7 +25,7 @@ constexpr std::uint64_t kRoomiest = 4;
 
 // After a part of `bytes` has come in a grant, there will be more of its kind.
 void Session::offer_standing(const Link& link, std::uint64_t bytes) {
-  if (bytes == 0) return;
+  if (bytes < kInlineBytes) return;
   const std::uint64_t size = std::bit_ceil(bytes);
   const Inbox::Standing standing = inbox_.standing(link.connection);
   if (standing.grants >= kStandingGrants || size > kStandingBytes - standing.bytes) return;
@@ -63,7 +61,7 @@ std::optional<Session::StandingPlace> Session::take_standing(Time now, std::uint
   if (link == nullptr || bytes == 0) return std::nullopt;
   auto best = link->standing.end();
   for (auto at = link->standing.begin(); at != link->standing.end(); ++at) {
-    if (at->place.bytes < bytes || at->place.bytes / kRoomiest > bytes) continue;
+    if (at->place.bytes < bytes || at->place.bytes / kRoomiestGrant > bytes) continue;
     if (best == link->standing.end() || at->place.bytes <= best->place.bytes) best = at;
   }
   if (best == link->standing.end()) return std::nullopt;

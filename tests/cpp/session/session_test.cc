@@ -201,6 +201,10 @@ TEST("a standing grant is one part, once, on its connection") {
   joined(large);
   name(large, 7, (1 << 20) + 1, 1);
   CHECK_EQ(large.b.lost.size(), 1u);
+  Pair small;
+  joined(small);
+  name(small, 7, (1 << 18) - 1, 1);
+  CHECK_EQ(small.b.lost.size(), 1u);
   Pair unknown;
   joined(unknown);
   name(unknown, 8, 1 << 18, 1);
