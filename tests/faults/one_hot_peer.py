@@ -1,4 +1,4 @@
-"""A peer whose k-th contribution is the one-hot vector of (slot, k), and whose model is their sum.
+"""A peer whose k-th contribution is a one-hot vector of its own, and whose model is their sum.
 
 So the model says which contributions were delivered and how often: every entry must be 0 or 1, and
 all peers must hold the same vector at the same version. Storm (storm.py) forks such peers from a
@@ -15,14 +15,14 @@ import torch
 
 import moolink
 
-CONTRIBUTIONS = 4096  # the most that one peer can make
-SLOTS = 256
+ENTRIES = 1 << 20  # of the model: contributions of all peers together
 THINKING = 0.05  # seconds between contributions, as a backward pass would take
 
 
 def main(
     broker: str,
     slot: int,
+    entries: range,
     crash_at: str | None,
     events: Connection[object, object],
     stay: Connection[object, object],
@@ -31,7 +31,8 @@ def main(
 
     Args:
         broker: address of the broker.
-        slot: number of this peer, 0 to SLOTS - 1.
+        slot: number of this peer.
+        entries: of the model that are this peer's: one for each contribution that it may make.
         crash_at: crash point at which the process dies, as in MOOLINK_CRASH_AT.
         events: takes one dictionary an event.
         stay: its other end is open while the peer is to take part.
@@ -43,7 +44,7 @@ def main(
     if crash_at:
         os.environ["MOOLINK_CRASH_AT"] = crash_at
     torch.set_num_threads(1)
-    model = torch.zeros(SLOTS * CONTRIBUTIONS // 64, 64, requires_grad=True)
+    model = torch.zeros(ENTRIES // 64, 64, requires_grad=True)
     flat = model.detach().view(-1)
     rpc = moolink.Rpc(f"peer-{slot}")
     rpc.connect(broker)
@@ -78,15 +79,11 @@ def main(
                 worst=float(flat.max()),
             )
             accumulator.zero_gradients()
-        elif (
-            accumulator.wants_gradients()
-            and k < CONTRIBUTIONS - 1
-            and time.monotonic() >= next_offer
-        ):
+        elif accumulator.wants_gradients() and k < len(entries) and time.monotonic() >= next_offer:
             next_offer = time.monotonic() + THINKING
-            k += 1
             model.grad = torch.zeros_like(model)
-            model.grad.view(-1)[slot * CONTRIBUTIONS + k] = 1.0
+            model.grad.view(-1)[entries[k]] = 1.0
+            k += 1
             say("offer", k=k)
             accumulator.reduce_gradients(1, counters={"contributions": 1})
         else:

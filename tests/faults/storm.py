@@ -5,7 +5,9 @@ contributions were delivered, and how often. After any number of kills: no entry
 peer's model the same at the same version, every contribution of a survivor delivered once, and the
 named losses only of the dead.
 
-    python -m tests.faults.storm --kills 200
+    python -m tests.faults.storm --kills 200               peers, at random and at crash points
+    python -m tests.faults.storm --broker-restarts 50      SIGKILL of the broker
+    python -m tests.faults.storm --churn 600               joins and leaves every second
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ import queue
 import random
 import signal
 import statistics
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -27,7 +31,7 @@ from typing import Any
 
 import moolink
 from tests.faults import one_hot_peer
-from tests.faults.one_hot_peer import CONTRIBUTIONS, SLOTS
+from tests.faults.one_hot_peer import ENTRIES
 
 # Peers are forked from a process that has imported torch: a second of CPU saved at each.
 _processes = multiprocessing.get_context("forkserver")
@@ -38,6 +42,7 @@ JOINER_POINTS = ["announce.sent", "join", "flush.sent", "ready.sent", "offer.sen
                  "slice.sent", "have.sent"]  # fmt: skip
 LEADER_POINTS = ["resume.sent", "go.sent", "cut.sent", "snapshot.sent"]
 PATIENCE = 30.0  # seconds until a step that should take one is called a hang
+CONTRIBUTIONS = 1000  # that a peer can make, unless it is to live longer
 
 
 @dataclass
@@ -45,6 +50,7 @@ class Peer:
     """One peer process and what it has said."""
 
     slot: int
+    entries: range  # of the model, one for each contribution
     process: ForkServerProcess
     stay: Connection[object, object]  # closed: the peer is to leave
     offered: int = 0
@@ -54,6 +60,7 @@ class Peer:
     contributed_at: float | None = None  # the first round with a contribution of its own
     version: int = 0  # of its last round
     last_round_at: float = 0.0
+    longest_pause: float = 0.0  # between two rounds, since it was last looked at
     reader: threading.Thread | None = None
     rounds: int = 0
     states: int = 0  # snapshots received
@@ -69,7 +76,7 @@ class Peer:
 class Storm:
     """A broker, some peers, and the books of what they delivered."""
 
-    def __init__(self, peers: int, seed: int) -> None:
+    def __init__(self, peers: int, seed: int, contributions: int = CONTRIBUTIONS) -> None:
         self.random = random.Random(seed)
         self.broker = moolink.Broker(first=True)
         self.address = self.broker.listen("127.0.0.1:0")[0]
@@ -78,24 +85,28 @@ class Storm:
         self.dead: list[Peer] = []
         self.rounds: dict[int, frozenset[int]] = {}
         self.gaps: list[float] = []
+        self.left: list[Peer] = []
+        self.entries = 0  # of the model, given to peers
         for _ in range(peers):
-            self.start()
+            self.start(contributions=contributions)
 
-    def start(self, crash_at: str | None = None) -> Peer:
+    def start(self, crash_at: str | None = None, contributions: int = CONTRIBUTIONS) -> Peer:
         """Starts a peer, to die by itself at a crash point if one is named."""
-        slot = len(self.alive) + len(self.dead)
-        if slot >= SLOTS:
-            raise RuntimeError(f"the model has room for {SLOTS} peers")
+        slot = len(self.alive) + len(self.dead) + len(self.left)
+        entries = range(self.entries, self.entries + contributions)
+        if entries.stop > ENTRIES:
+            raise RuntimeError(f"the model has room for {ENTRIES} contributions")
+        self.entries = entries.stop
         events, events_there = _processes.Pipe(duplex=False)
         stay_there, stay = _processes.Pipe(duplex=False)
         process = _processes.Process(
             target=one_hot_peer.main,
-            args=(self.address, slot, crash_at, events_there, stay_there),
+            args=(self.address, slot, entries, crash_at, events_there, stay_there),
         )
         process.start()
         events_there.close()  # so that the end of the process is the end of its events
         stay_there.close()
-        peer = Peer(slot, process, stay)
+        peer = Peer(slot, entries, process, stay)
         self.alive.append(peer)
         peer.reader = threading.Thread(target=self._read, args=(peer, events), daemon=True)
         peer.reader.start()
@@ -138,6 +149,8 @@ class Storm:
                     peer.errors.append(f"exit status {peer.process.exitcode}")
 
     def _note_round(self, peer: Peer, event: dict[str, Any]) -> None:
+        if peer.rounds > 0:
+            peer.longest_pause = max(peer.longest_pause, event["at"] - peer.last_round_at)
         peer.last_round_at, peer.rounds = event["at"], peer.rounds + 1
         peer.version = event["version"]
         if peer.contributed_at is None and f"peer-{peer.slot}" in event["contributors"]:
@@ -163,6 +176,16 @@ class Storm:
         victim.process.join()
         self._bury(victim)
         self.progress(killed_at)
+
+    def leave(self, peer: Peer) -> None:
+        """Has a peer leave in order; its books are kept as those of the living."""
+        peer.stay.close()
+        self.until(lambda: peer.process.exitcode is not None, "a peer to leave")
+        assert peer.process.exitcode == 0, f"peer {peer.slot}: {peer.process.exitcode}"
+        assert peer.reader is not None
+        peer.reader.join(PATIENCE)
+        self.alive.remove(peer)
+        self.left.append(peer)
 
     def crash_joiner(self, point: str) -> None:
         """Starts a peer that dies when it passes the point, and waits as in kill()."""
@@ -245,22 +268,22 @@ class Storm:
                 count[index] = count.get(index, 0) + 1
         assert all(times == 1 for times in count.values()), "a contribution is in two rounds"
         assert sorted(self.rounds) == list(range(min(self.rounds), max(self.rounds) + 1))
-        dead_names = {f"peer-{peer.slot}" for peer in self.dead} | evicted
+        # Who leaves takes along what is in no round yet.
+        dead_names = {f"peer-{peer.slot}" for peer in [*self.dead, *self.left]} | evicted
         missing: list[tuple[int, int]] = []
-        for peer in self.alive:
+        for peer in [*self.alive, *self.left]:
             assert not peer.errors, f"peer {peer.slot}: {peer.errors}"
             assert {name for name, _ in peer.lost} <= dead_names, f"lost: {peer.lost}"
             if f"peer-{peer.slot}" in evicted:
                 continue
             # The last few may be under way when the group ends; none before them may be missing.
-            made = [peer.slot * CONTRIBUTIONS + k for k in range(1, peer.offered + 1)]
-            present = [index in count for index in made]
+            present = [index in count for index in peer.entries[: peer.offered]]
             last = max((i for i, there in enumerate(present) if there), default=-1)
             missing += [(peer.slot, i + 1) for i in range(last) if not present[i]]
         assert not missing, f"contributions of survivors that no round holds: {missing}"
         joins = [
             peer.contributed_at - peer.started_at
-            for peer in [*self.alive, *self.dead]
+            for peer in [*self.alive, *self.dead, *self.left]
             if peer.contributed_at is not None
         ]
         return {
@@ -282,33 +305,149 @@ class Storm:
         self.broker.close()
 
 
-def run(kills: int, peers: int, seed: int) -> dict[str, Any]:
-    """Runs a storm and returns its figures; raises AssertionError when the books do not balance."""
+def kills(number: int, peers: int, seed: int) -> dict[str, Any]:
+    """Kills peers: every other time a random one, else at each crash point in turn."""
     storm = Storm(peers, seed)
+    points = JOINER_POINTS * 3 + LEADER_POINTS
     try:
         storm.settle()
-        for number in range(kills):
-            if number % 2:
-                storm.crash_joiner(JOINER_POINTS[number // 2 % len(JOINER_POINTS)])
-            else:
+        for kill in range(number):
+            if kill % 2 == 0:
                 storm.kill()
                 storm.start()
                 storm.settle()
+            elif (point := points[kill // 2 % len(points)]) in LEADER_POINTS:
+                storm.crash_leader(point)
+            else:
+                storm.crash_joiner(point)
         return storm.finish()
     except BaseException:
         storm.abort()
         raise
 
 
+class BrokerProcess:
+    """A broker in a process of its own, to be killed and started again at one address."""
+
+    def __init__(self, address: str) -> None:
+        self._command = [sys.executable, "-m", "moolink.broker", address.removeprefix("tcp://")]
+        self.start()
+
+    def start(self) -> None:
+        """Starts it and waits until it listens."""
+        self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        assert "listens" in self._process.stdout.readline()
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+def broker_restarts(number: int, peers: int, seed: int) -> dict[str, Any]:
+    """Kills the broker again and again: no round is lost, and none waits for it."""
+    storm = Storm(peers, seed, contributions=ENTRIES // peers)
+    pauses: list[float] = []
+    broker: BrokerProcess | None = None
+    try:
+        storm.settle()
+        storm.broker.close()
+        broker = BrokerProcess(storm.address)
+        storm.listen_for(3.0)  # the new one has heard all
+        for _ in range(number):
+            for peer in storm.alive:
+                peer.longest_pause = 0.0
+            broker.kill()
+            storm.listen_for(storm.random.uniform(0.0, 1.0))
+            broker.start()
+            storm.listen_for(2.0)
+            storm.progress(time.monotonic())
+            pauses.append(max(peer.longest_pause for peer in storm.alive))
+        figures = storm.finish()
+    except BaseException:
+        storm.abort()
+        raise
+    finally:
+        if broker is not None:
+            broker.kill()
+    return {
+        "restarts": number,
+        "rounds": figures["rounds"],
+        "contributions": figures["contributions"],
+        "pause_ms_median": 1e3 * statistics.median(pauses),
+        "pause_ms_worst": 1e3 * max(pauses),
+    }
+
+
+def churn(seconds: float, peers: int, seed: int, calm_seconds: float = 20.0) -> dict[str, Any]:
+    """A peer joins and another leaves every second; how fast the others go on meanwhile."""
+    storm = Storm(peers, seed, contributions=ENTRIES // (2 * peers))
+    stable = list(storm.alive)
+
+    def rate(during: Callable[[], None]) -> float:
+        """Contributions a second of the slowest of those that stay."""
+        before = [peer.offered for peer in stable]
+        start = time.monotonic()
+        during()
+        elapsed = time.monotonic() - start
+        return min(p.offered - n for p, n in zip(stable, before, strict=True)) / elapsed
+
+    def join_and_leave() -> None:
+        guests: list[Peer] = []
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            second = time.monotonic() + 1.0
+            guests.append(storm.start(contributions=200))
+            if len(guests) > 2:
+                storm.leave(guests.pop(0))
+            storm.listen_for(second - time.monotonic())
+        for guest in guests:
+            storm.leave(guest)
+
+    try:
+        storm.settle()
+        calm = rate(lambda: storm.listen_for(calm_seconds))
+        stormy = rate(join_and_leave)
+        storm.settle()
+        figures = storm.finish()
+    except BaseException:
+        storm.abort()
+        raise
+    return {
+        "joins": len(storm.left),
+        "rounds": figures["rounds"],
+        "contributions": figures["contributions"],
+        "calm_per_s": calm,
+        "churn_per_s": stormy,
+        "ratio": stormy / calm,
+        "join_ms_median": figures["join_ms_median"],
+        "join_ms_worst": figures["join_ms_worst"],
+    }
+
+
 def main() -> None:
     """Prints the figures of one storm."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=20)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--kills", type=int, default=20)
+    what.add_argument("--broker-restarts", type=int, metavar="N")
+    what.add_argument("--churn", type=float, metavar="SECONDS")
     parser.add_argument("--peers", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    for name, value in run(args.kills, args.peers, args.seed).items():
-        print(f"{name:16} {value:.1f}" if isinstance(value, float) else f"{name:16} {value}")
+    if args.broker_restarts:
+        figures = broker_restarts(args.broker_restarts, args.peers, args.seed)
+    elif args.churn:
+        figures = churn(args.churn, args.peers, args.seed)
+    else:
+        figures = kills(args.kills, args.peers, args.seed)
+    for name, value in figures.items():
+        print(f"{name:16} {value:.2f}" if isinstance(value, float) else f"{name:16} {value}")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.storm import JOINER_POINTS, LEADER_POINTS, Storm
+from tests.faults.storm import JOINER_POINTS, LEADER_POINTS, Storm, broker_restarts, churn
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -103,3 +103,13 @@ def test_training_goes_on_without_the_broker_and_joins_wait_for_its_return(storm
     finally:
         broker.terminate()
         assert broker.wait(timeout=20) == 0
+
+
+@pytest.mark.timeout(90)
+def test_kills_of_the_broker_lose_no_round() -> None:
+    assert broker_restarts(2, peers=2, seed=1)["restarts"] == 2  # the books balance
+
+
+@pytest.mark.timeout(90)
+def test_peers_that_come_and_go_lose_no_contribution_of_the_others() -> None:
+    assert churn(4.0, peers=2, seed=1, calm_seconds=1.0)["joins"] > 0  # the books balance
