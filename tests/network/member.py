@@ -1,0 +1,88 @@
+"""A member of a group that does what it is told: ``python -m tests.network.member broker name``.
+
+Takes one JSON object a line on standard input, answers each with one on standard output.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+import moolink
+from tests.waiting import until
+
+
+def elements(name: str, count: int, dtype: str) -> np.ndarray:
+    """What the peer of this name contributes: ``count`` elements, the same in every process."""
+    seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
+    generator = np.random.default_rng(seed)
+    if np.issubdtype(np.dtype(dtype), np.floating):
+        return generator.standard_normal(count).astype(dtype)
+    return generator.integers(1, 100, count).astype(dtype)
+
+
+class Member:
+    """One peer in one group."""
+
+    def __init__(self, broker: str, name: str) -> None:
+        self.rpc = moolink.Rpc(name)
+        self.rpc.define("echo", lambda x: x)
+        self.rpc.connect(broker)
+        self.name = name
+        self.group = moolink.Group(self.rpc, "group")
+
+    def formed(self, members: list[str]) -> list[str]:
+        """Waits until these, in any order, are the members; returns them by rank."""
+
+        def there() -> bool:
+            self.group.update()
+            return sorted(self.group.members()) == sorted(members)
+
+        until(there, f"members {members}; there are {self.group.members()}")
+        return self.group.members()
+
+    def echo(self, peer: str, value: Any) -> Any:
+        """Calls another member."""
+        return self.rpc.sync(peer, "echo", value)
+
+    def path(self, peer: str) -> str:
+        """The kind of path in use to another member."""
+        path = self.rpc.explain(peer)["path"]
+        return path if isinstance(path, str) else path["kind"]
+
+    def reduce(
+        self,
+        name: str,
+        count: int,
+        dtype: str = "float32",
+        times: int = 1,
+        **options: Any,
+    ) -> dict[str, Any]:
+        """Reduces; returns the digest of the result's bits and the seconds of each time."""
+        data = elements(self.name, count, dtype)
+        seconds = []
+        result = data
+        for _ in range(times):
+            begin = time.monotonic()
+            result = self.group.all_reduce(name, data, on_change="retry", **options).result(60)
+            seconds.append(time.monotonic() - begin)
+        digest = hashlib.sha256(result.tobytes()).hexdigest()
+        return {"digest": digest, "head": result[:8].tolist(), "seconds": seconds}
+
+
+def main() -> None:
+    """Serves until the end of the input."""
+    member = Member(sys.argv[1], sys.argv[2])
+    for line in sys.stdin:
+        asked = json.loads(line)
+        answer = getattr(member, asked.pop("do"))(**asked)
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()
