@@ -240,6 +240,73 @@ void reduce_boolean(SumTask task) {
   reduce_uint8(task);
 }
 
+template <class Bits>
+MOOLINK_INLINE void replace_nans(MutableBuffer output, Bits magnitude, Bits infinity, Bits nan) {
+  auto* values = reinterpret_cast<Bits*>(output.data());
+  const std::size_t count = output.size() / sizeof(Bits);
+  for (std::size_t i = 0; i < count; ++i) {
+    values[i] = static_cast<Bits>(values[i] & magnitude) > infinity ? nan : values[i];
+  }
+}
+
+void canonicalise(DType dtype, const MutableBuffer& output) {
+  if (dtype == DType::float16) {
+    replace_nans<std::uint16_t>(output, 0x7fff, 0x7c00, 0x7e00);
+  } else if (dtype == DType::bfloat16) {
+    replace_nans<std::uint16_t>(output, 0x7fff, 0x7f80, 0x7fc0);
+  } else if (dtype == DType::float32 || dtype == DType::complex64) {
+    replace_nans<std::uint32_t>(output, 0x7fffffff, 0x7f800000, 0x7fc00000);
+  } else if (dtype == DType::float64 || dtype == DType::complex128) {
+    replace_nans<std::uint64_t>(output, 0x7fffffffffffffff, 0x7ff0000000000000, 0x7ff8000000000000);
+  }
+}
+
+void compute(const SumTask& task) {
+  const bool converts = is_half(task.dtype) && task.partial_inputs != task.partial_output;
+  if (task.inputs.size() == 1 && task.divisor == 1 && !converts) {
+    std::memcpy(task.output.data(), task.inputs[0].data(), task.output.size());
+    return;
+  }
+  const FloatMode mode;
+  switch (task.dtype) {
+    case DType::boolean:
+      return reduce_boolean(task);
+    case DType::int8:
+      return reduce_int8(task);
+    case DType::int16:
+      return reduce_int16(task);
+    case DType::int32:
+      return reduce_int32(task);
+    case DType::int64:
+      return reduce_int64(task);
+    case DType::uint8:
+      return reduce_uint8(task);
+    case DType::uint16:
+      return reduce_uint16(task);
+    case DType::uint32:
+      return reduce_uint32(task);
+    case DType::uint64:
+      return reduce_uint64(task);
+    case DType::float16:
+    case DType::bfloat16:
+      return reduce_half(task);
+    case DType::float32:
+      return reduce_float32(task);
+    case DType::float64:
+      return reduce_float64(task);
+    case DType::complex64:
+      return reduce_complex64(task);
+    case DType::complex128:
+      return reduce_complex128(task);
+    case DType::float8_e4m3fn:
+    case DType::float8_e4m3fnuz:
+    case DType::float8_e5m2:
+    case DType::float8_e5m2fnuz:
+    case DType::float8_e8m0fnu:
+      return;  // refused when the operation was started
+  }
+}
+
 }  // namespace
 
 DType partial_dtype(DType dtype) { return is_half(dtype) ? DType::float32 : dtype; }
@@ -290,49 +357,9 @@ bool is_supported(DType dtype, ReduceOp op) {
 
 void run(const SumTask& task) {
   if (task.output.empty()) return;
-  const bool converts = is_half(task.dtype) && task.partial_inputs != task.partial_output;
-  if (task.inputs.size() == 1 && task.divisor == 1 && !converts) {
-    std::memcpy(task.output.data(), task.inputs[0].data(), task.output.size());
-    return;
-  }
-  const FloatMode mode;
-  switch (task.dtype) {
-    case DType::boolean:
-      return reduce_boolean(task);
-    case DType::int8:
-      return reduce_int8(task);
-    case DType::int16:
-      return reduce_int16(task);
-    case DType::int32:
-      return reduce_int32(task);
-    case DType::int64:
-      return reduce_int64(task);
-    case DType::uint8:
-      return reduce_uint8(task);
-    case DType::uint16:
-      return reduce_uint16(task);
-    case DType::uint32:
-      return reduce_uint32(task);
-    case DType::uint64:
-      return reduce_uint64(task);
-    case DType::float16:
-    case DType::bfloat16:
-      return reduce_half(task);
-    case DType::float32:
-      return reduce_float32(task);
-    case DType::float64:
-      return reduce_float64(task);
-    case DType::complex64:
-      return reduce_complex64(task);
-    case DType::complex128:
-      return reduce_complex128(task);
-    case DType::float8_e4m3fn:
-    case DType::float8_e4m3fnuz:
-    case DType::float8_e5m2:
-    case DType::float8_e5m2fnuz:
-    case DType::float8_e8m0fnu:
-      return;  // refused when the operation was started
-  }
+  compute(task);
+  if (!task.canonical_nan) return;
+  canonicalise(task.partial_output ? partial_dtype(task.dtype) : task.dtype, task.output);
 }
 
 float half_to_float(std::uint16_t half) {

@@ -35,6 +35,9 @@ struct SumTask {
   // Whether these are partial sums, of partial_dtype(dtype), instead of stored elements.
   bool partial_inputs = false;
   bool partial_output = false;
+  // Whether every NaN in the output is to be the same one. Which of two NaN a sum returns is up to
+  // the instructions, so it matters where several members compute the same elements.
+  bool canonical_nan = false;
 };
 
 // Runs on any thread. Denormals and rounding are those of IEEE 754 whatever the caller's thread has

@@ -6,7 +6,7 @@
 namespace moolink::collective {
 namespace {
 
-using Kind = Step::Kind;
+using StepKind = Step::Kind;
 
 // Host `host`'s steps for a segment of block `block`. The partial sum starts at the host after the
 // block's owner, goes around to the owner, and the result once more around from there.
@@ -16,16 +16,16 @@ std::vector<Step> ring_steps(std::uint32_t hosts, std::uint32_t host, std::uint3
   const std::uint32_t hop = (host + hosts - block - 1) % hosts;  // of the sum, when it is here
   const bool owner = host == block;
   std::vector<Step> steps;
-  if (hop > 0) steps.push_back({Kind::reduce, previous, hop - 1, true});
-  if (owner) steps.push_back({Kind::finish, 0, 0, false});
+  if (hop > 0) steps.push_back({StepKind::reduce, previous, hop - 1, true});
+  if (owner) steps.push_back({StepKind::finish, 0, 0, false});
   if (!owner) {
-    steps.push_back({Kind::send, next, hop, false});
+    steps.push_back({StepKind::send, next, hop, false});
     const std::uint32_t result_hop = (host + hosts - block) % hosts;  // at least 1
-    steps.push_back({Kind::store, previous, hosts - 2 + result_hop, false});
+    steps.push_back({StepKind::store, previous, hosts - 2 + result_hop, false});
   }
   if (next != block) {
     const std::uint32_t result_hop = (host + hosts - block) % hosts;
-    steps.push_back({Kind::send, next, hosts - 1 + result_hop, false});
+    steps.push_back({StepKind::send, next, hosts - 1 + result_hop, false});
   }
   return steps;
 }
@@ -83,22 +83,22 @@ Schedule doubling(std::uint64_t count, std::uint32_t hosts, std::uint32_t host) 
   Chain chain{0, {0, count}, {}};
   Schedule schedule{hosts > 1, {}};
   if (host < 2 * folded && host % 2 == 1) {
-    chain.steps.push_back({Kind::send, host - 1, 0, false});
-    chain.steps.push_back({Kind::store, host - 1, last_round, false});
+    chain.steps.push_back({StepKind::send, host - 1, 0, false});
+    chain.steps.push_back({StepKind::store, host - 1, last_round, false});
     schedule.chains.push_back(std::move(chain));
     return schedule;
   }
   const bool has_folded = host < 2 * folded;
   const std::uint32_t place = has_folded ? host / 2 : host - folded;
-  if (has_folded) chain.steps.push_back({Kind::reduce, host + 1, 0, false});
+  if (has_folded) chain.steps.push_back({StepKind::reduce, host + 1, 0, false});
   std::uint32_t round = 1;
   for (std::uint32_t distance = 1; distance < core; distance *= 2, ++round) {
     const std::uint32_t other = place ^ distance;
-    chain.steps.push_back({Kind::send, host_of(other), round, false});
-    chain.steps.push_back({Kind::reduce, host_of(other), round, other < place});
+    chain.steps.push_back({StepKind::send, host_of(other), round, false});
+    chain.steps.push_back({StepKind::reduce, host_of(other), round, other < place});
   }
-  chain.steps.push_back({Kind::finish, 0, 0, false});
-  if (has_folded) chain.steps.push_back({Kind::send, host + 1, last_round, false});
+  chain.steps.push_back({StepKind::finish, 0, 0, false});
+  if (has_folded) chain.steps.push_back({StepKind::send, host + 1, last_round, false});
   schedule.chains.push_back(std::move(chain));
   return schedule;
 }
