@@ -49,6 +49,7 @@ class HierarchicalReduce {
     std::vector<Exchange::Task> tasks;
   };
 
+  // `input` is sent until the result has come, and never written; `result` may still be sent then.
   // `residual` is a leader's: see Exchange.
   HierarchicalReduce(const OpSpec& spec, const Place& place, Buffer input, MutableBuffer result,
                      MutableBuffer residual, Allocator& memory);

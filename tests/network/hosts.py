@@ -118,6 +118,10 @@ class Hosts:
         """Takes the host's link up again."""
         self._router.run("ip", "link", "set", f"port{number}", "up")
 
+    def command(self, number: int, arguments: Sequence[str]) -> list[str]:
+        """Returns the command that runs ``arguments`` on a host."""
+        return self._hosts[number].command(arguments)
+
     def start(self, number: int, module: str, *arguments: str, **options: Any) -> Any:
         """Starts ``python -m module`` on a host; it is killed by :meth:`close`.
 
@@ -127,7 +131,7 @@ class Hosts:
         """
         environment: Mapping[str, str] = {**os.environ, **options.pop("env", {})}
         process = subprocess.Popen(
-            self._hosts[number].command([sys.executable, "-m", module, *arguments]),
+            self.command(number, [sys.executable, "-m", module, *arguments]),
             cwd=ROOT,
             env=environment,
             text=True,
