@@ -24,7 +24,7 @@ Exchange::Exchange(const Plan& plan, MutableBuffer result, MutableBuffer residua
       memory_(memory),
       item_size_(tensor::item_size(plan.dtype)),
       partial_size_(tensor::item_size(partial_dtype(plan.dtype))) {
-  schedule_ = schedule(plan_.count, partial_size_, plan_.hosts, plan_.host);
+  schedule_ = schedule(plan_.count, partial_size_, plan_.hosts, plan_.host, plan_.segment_bytes);
   // Several hosts encode the same elements then, and each would round them in its own way.
   if (schedule_.computed_by_many) plan_.compression = Compression::none;
   position_.resize(schedule_.chains.size());
@@ -92,7 +92,36 @@ bool Exchange::do_step(std::uint32_t id, const Chain& chain, State& state) {
   return true;
 }
 
+// A message that waits behind others for the same link is of no use to its receiver. With a few
+// chains for every hop that theirs take, links are busy and each chain arrives early.
+bool Exchange::may_start(std::uint32_t id) {
+  if (schedule_.computed_by_many) return true;
+  if (on_their_way_ == std::size_t{4} * (plan_.hosts - 1)) {
+    held_back_.push_back(id);
+    return false;
+  }
+  ++on_their_way_;
+  return true;
+}
+
+// The result of a chain that started here has come: another one may start.
+void Exchange::came_around() {
+  --on_their_way_;
+  if (held_back_.empty() || mutant("hold_back_for_ever")) return;
+  const std::uint32_t next = held_back_.front();
+  held_back_.pop_front();
+  states_[next].held_back = false;
+  advance(next);
+}
+
 bool Exchange::send(std::uint32_t id, const Chain& chain, State& state, const Step& step) {
+  if (state.step == 0 && !state.started) {
+    if (state.held_back || !may_start(id)) {
+      state.held_back = true;
+      return false;
+    }
+    state.started = true;
+  }
   if (plan_.compression != Compression::none && !state.encoded) {
     Work work;
     Pending pending{id, true, false, {}, true};
@@ -200,6 +229,7 @@ void Exchange::store(std::uint32_t id, const Chain& chain, State& state, const S
     work = SumTask{plan_.dtype, plan_.op, 1, {state.value}, result_of(chain)};
   }
   add_task(id, state, std::move(work), {id, false, true, {}, false});
+  if (state.started && !schedule_.computed_by_many) came_around();
 }
 
 void Exchange::add_task(std::uint32_t id, State& state, Work work, Pending pending) {

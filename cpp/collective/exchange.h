@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <set>
 #include <utility>
@@ -30,6 +31,7 @@ class Exchange {
     ReduceOp op = ReduceOp::sum;
     double divisor = 1;
     Compression compression = Compression::none;  // of float32 only; not of small payloads
+    std::size_t segment_bytes = kSegmentBytes;
   };
   // Elements of one chain for another host: the only part of a message.
   struct Outgoing {
@@ -77,6 +79,8 @@ class Exchange {
     bool encoded = false;  // as it travels
     bool busy = false;     // a task makes the next value
     bool stored = false;
+    bool started = false;    // its sum, here
+    bool held_back = false;  // the same, but not yet
     std::uint32_t tasks = 0;
     std::map<std::uint32_t, Buffer> arrived;  // by round
   };
@@ -102,6 +106,8 @@ class Exchange {
   Buffer encode(const Chain& chain, const Buffer& value, Work& work) const;
   std::size_t travelling_size(const Chain& chain, bool partial) const;
   void note_in_place(std::uint32_t id, State& state);
+  bool may_start(std::uint32_t id);
+  void came_around();
 
   Plan plan_;
   Schedule schedule_;
@@ -115,6 +121,9 @@ class Exchange {
   std::uint32_t next_task_ = 0;
   std::map<std::uint32_t, Pending> pending_;
   std::size_t in_place_ = 0;
+  // Of the chains whose sums start here: those that are on their way, and those that wait.
+  std::size_t on_their_way_ = 0;
+  std::deque<std::uint32_t> held_back_;
   Effects effects_;
 };
 

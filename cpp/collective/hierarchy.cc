@@ -38,11 +38,19 @@ HierarchicalReduce::HierarchicalReduce(const OpSpec& spec, const Place& place, B
       memory_(memory),
       item_size_(tensor::item_size(spec.dtype)) {
   const std::uint64_t count = spec.count();
-  chains_ =
-      schedule(count, tensor::item_size(partial_dtype(spec.dtype)), hosts_.count(), host_).chains;
+  chains_ = schedule(count, tensor::item_size(partial_dtype(spec.dtype)), hosts_.count(), host_,
+                     place.segment_bytes)
+                .chains;
   if (hosts_.leader(host_) == rank_) {
-    const Exchange::Plan plan{hosts_.count(), host_,        count,           spec.dtype,
-                              spec.op,        spec.divisor, spec.compression};
+    Exchange::Plan plan;
+    plan.hosts = hosts_.count();
+    plan.host = host_;
+    plan.count = count;
+    plan.dtype = spec.dtype;
+    plan.op = spec.op;
+    plan.divisor = spec.divisor;
+    plan.compression = spec.compression;
+    plan.segment_bytes = place.segment_bytes;
     exchange_.emplace(plan, result_, std::move(residual), memory);
     return;
   }

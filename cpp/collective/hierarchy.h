@@ -37,7 +37,8 @@ class HierarchicalReduce {
  public:
   struct Place {
     std::uint32_t rank = 0;
-    const Hosts* hosts = nullptr;  // must outlive this
+    const Hosts* hosts = nullptr;               // must outlive this
+    std::size_t segment_bytes = kSegmentBytes;  // the same at all members
   };
   struct Outgoing {
     std::uint32_t to = 0;  // rank

@@ -54,7 +54,7 @@ inline constexpr std::size_t kSegmentBytes = std::size_t{1} << 20;
 // What host `host` of `hosts` does to reduce `count` elements; ring() or doubling() by the size.
 // With one host: every chain is one finish.
 Schedule schedule(std::uint64_t count, std::size_t item_size, std::uint32_t hosts,
-                  std::uint32_t host);
+                  std::uint32_t host, std::size_t segment_bytes = kSegmentBytes);
 
 // Reduce-scatter and all-gather around a ring, each block in segments that follow one another: a
 // host sends 2 (hosts - 1) / hosts of the bytes, the least that is possible. Every element's sum is

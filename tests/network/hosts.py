@@ -7,6 +7,7 @@ dies. Interfaces are named inside of the namespaces only.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -117,6 +118,13 @@ class Hosts:
     def mend(self, number: int) -> None:
         """Takes the host's link up again."""
         self._router.run("ip", "link", "set", f"port{number}", "up")
+
+    def bytes_received(self, number: int) -> int:
+        """How many bytes have come over the host's link, headers included."""
+        shown = json.loads(
+            self._hosts[number].run("ip", "-json", "-stats", "link", "show", "uplink")
+        )
+        return int(shown[0]["stats64"]["rx"]["bytes"])
 
     def command(self, number: int, arguments: Sequence[str]) -> list[str]:
         """Returns the command that runs ``arguments`` on a host."""

@@ -57,17 +57,26 @@ class Member:
         return path if isinstance(path, str) else path["kind"]
 
     def reduce(
-        self, name: str, count: int, dtype: str = "float32", **options: Any
+        self,
+        name: str,
+        count: int,
+        dtype: str = "float32",
+        in_common: bool = True,
+        **options: Any,
     ) -> dict[str, Any]:
         """Reduces this peer's :func:`elements` with those of the others.
 
+        Args:
+            in_common: wait for the others before.
+
         Returns:
-            The result's digest and first elements, and the seconds that it took from a start in
-            common, of the clock and of this process on the processors.
+            The result's digest and first elements, and the seconds that it took: of the clock,
+            and of this process on the processors.
         """
         if self._data is None or (self._data.size, self._data.dtype) != (count, np.dtype(dtype)):
             self._data = elements(self.name, count, dtype)
-        self.group.all_reduce("start", 0, on_change="retry").result(60)
+        if in_common:
+            self.group.all_reduce("start", 0, on_change="retry").result(60)
         begin, used = time.monotonic(), time.process_time()
         result = self.group.all_reduce(name, self._data, on_change="retry", **options).result(60)
         seconds, cpu_seconds = time.monotonic() - begin, time.process_time() - used

@@ -13,6 +13,7 @@ import pytest
 from tests.network.hosts import Hosts
 from tests.network.member import elements
 from tests.network.members import all_do, members_on
+from tests.waiting import until
 
 MakeHosts = Callable[..., Hosts]
 TWO_AND_TWO = {"a": 0, "b": 0, "c": 1, "d": 1}
@@ -29,13 +30,48 @@ def test_peers_of_one_host_share_memory_and_those_of_two_do_not(make_hosts: Make
 @pytest.mark.parametrize("count", [5, 300_001])
 def test_all_reduce_gives_the_same_bits_on_two_hosts(make_hosts: MakeHosts, count: int) -> None:
     members = members_on(make_hosts(2), TWO_AND_TWO)
-    expected = sum(elements(name, 8, "float32") for name in TWO_AND_TWO)
     for dtype in ("float32", "int32"):
         answers = all_do(members, "reduce", name="sum", count=count, dtype=dtype)
         assert len({answer["digest"] for answer in answers}) == 1
     answers = all_do(members, "reduce", name="head", count=5)
     expected = sum(elements(name, 5, "float32").astype(np.float64) for name in TWO_AND_TWO)
     np.testing.assert_allclose(answers[0]["head"], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("compress", "error"), [("bf16", 2**-6), ("int8", 2**-3)])
+def test_what_is_compressed_between_hosts_has_the_same_bits_and_a_bounded_error(
+    make_hosts: MakeHosts, compress: str, error: float
+) -> None:
+    members = members_on(make_hosts(2), TWO_AND_TWO)
+    answers = all_do(members, "reduce", name="x", count=100_001, compress=compress)
+    assert len({answer["digest"] for answer in answers}) == 1
+    expected = sum(elements(name, 100_001, "float32")[:8] for name in TWO_AND_TWO)
+    head = np.array(answers[0]["head"])
+    assert not np.array_equal(head, expected), "it was compressed"
+    np.testing.assert_allclose(head, expected, atol=error)
+
+
+def test_an_operation_whose_hosts_are_parted_is_tried_again_by_those_who_are_left(
+    make_hosts: MakeHosts,
+) -> None:
+    hosts = make_hosts(2, rate="50mbit")
+    members = members_on(hosts, TWO_AND_TWO)
+    near, far = members[:2], members[2:]
+    count = 4_000_000
+    for member in members:
+        member.begin("reduce", name="x", count=count)
+    until(lambda: hosts.bytes_received(1) > 1 << 20, "the first elements")
+    hosts.cut(1)
+    answers = [member.end() for member in near]
+    assert answers[0]["digest"] == answers[1]["digest"]
+    expected = elements("a", count, "float32")[:8] + elements("b", count, "float32")[:8]
+    np.testing.assert_allclose(answers[0]["head"], expected, rtol=1e-6)
+    hosts.mend(1)
+    all_do(near, "formed", members=list(TWO_AND_TWO))
+    for member in near:
+        member.begin("reduce", name="x", count=count, in_common=False)
+    answers = [member.end() for member in (*near, *far)]
+    assert len({answer["digest"] for answer in answers}) == 1
 
 
 def test_a_host_whose_link_is_cut_is_evicted_and_comes_back(make_hosts: MakeHosts) -> None:

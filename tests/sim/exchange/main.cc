@@ -9,6 +9,7 @@ int main(int argc, char** argv) {
       "encode_again",               // compresses anew what is passed on
       "finish_without_division",    // a mean without its divisor
       "forget_residual",            // compresses without what was lost before
+      "hold_back_for_ever",         // starts no chain when another has come around
       "keep_uncompressed",          // the owner's result is not what the others get
       "reduce_without_own",         // passes on what came instead of the sum
       "residual_of_another_chain",  // all chains share the first one's

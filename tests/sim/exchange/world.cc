@@ -75,8 +75,8 @@ void ExchangeWorld::draw() {
   } while (!collective::is_supported(spec_.dtype, spec_.op));
   spec_.divisor = spec_.op == ReduceOp::mean ? ranks : 1;
   const std::uint64_t counts[] = {0, 1, 100, 5000, 20000, 40000, 100003};
-  std::uint64_t count = counts[random.below(std::size(counts))];
-  if (random.chance(1, 40)) count = 700'000;  // several segments in a block of the ring
+  const std::uint64_t count = counts[random.below(std::size(counts))];
+  segment_bytes_ = std::size_t{1} << (random.chance(1, 2) ? 20 : 12 + random.below(6));
   spec_.shape = {static_cast<std::int64_t>(count)};
   const bool averages = spec_.op == ReduceOp::sum || spec_.op == ReduceOp::mean;
   if (spec_.dtype == DType::float32 && averages && random.chance(3, 4)) {
@@ -111,7 +111,7 @@ void ExchangeWorld::run() {
     std::memset(member.residual.data(), 0, member.residual.size());
   }
   totals_.assign(spec_.count(), 0);
-  const std::size_t times = compresses && spec_.count() < 200'000 ? 6 : 1;
+  const std::size_t times = compresses ? 6 : 1;
   for (std::size_t time = 0; time < times; ++time) {
     reduce_once();
     check_same_bits();
@@ -124,6 +124,7 @@ void ExchangeWorld::run() {
   if (hosts_.count() == 3 || hosts_.count() > 4) ++coverage["no power of two"];
   const bool small = spec_.byte_size() <= collective::kSmallExchange / 2;
   ++coverage[small ? "small" : "large"];
+  if (!small && segment_bytes_ < (1 << 14)) ++coverage["many segments"];
   if (compresses && !small && hosts_.count() > 1) ++coverage["compressed"];
 }
 
@@ -133,8 +134,8 @@ void ExchangeWorld::reduce_once() {
     member.result = heap_.allocate(spec_.byte_size());
     member.began = false;
     member.machine = std::make_unique<collective::HierarchicalReduce>(
-        spec_, collective::HierarchicalReduce::Place{rank, &hosts_}, inputs_[rank], member.result,
-        member.residual, heap_);
+        spec_, collective::HierarchicalReduce::Place{rank, &hosts_, segment_bytes_}, inputs_[rank],
+        member.result, member.residual, heap_);
   }
   std::size_t limit = 1'000'000;
   while (go_on()) require(--limit > 0, "the reduction does not come to an end");

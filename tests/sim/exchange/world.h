@@ -49,6 +49,7 @@ class ExchangeWorld {
   HeapAllocator heap_;
   collective::OpSpec spec_;
   collective::Hosts hosts_;
+  std::size_t segment_bytes_ = collective::kSegmentBytes;
   bool whole_numbers_ = true;  // sums are exact in any order
   std::vector<Buffer> inputs_;
   std::vector<Member> members_;
