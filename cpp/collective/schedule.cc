@@ -30,9 +30,17 @@ std::vector<Step> ring_steps(std::uint32_t hosts, std::uint32_t host, std::uint3
   return steps;
 }
 
-// Ranges of about `bytes`, beginning at multiples of a cache line from the block's begin.
+// Some for each block, so that its bytes are reduced while others travel; but none so small that
+// its messages cost more than that gains.
+constexpr std::uint64_t kSegmentsOfBlock = 8;
+constexpr std::uint64_t kLeastSegmentBytes = 128 << 10;
+
+// Ranges of at most about `bytes`, beginning at multiples of a cache line from the block's begin.
 std::vector<Range> segments(const Range& block, std::size_t item_size, std::size_t bytes) {
-  const std::uint64_t each = std::max<std::uint64_t>(64, bytes / item_size / 64 * 64);
+  const std::uint64_t wanted =
+      std::max(kLeastSegmentBytes, block.count() * item_size / kSegmentsOfBlock);
+  const std::uint64_t each =
+      std::max<std::uint64_t>(64, std::min<std::uint64_t>(bytes, wanted) / item_size / 64 * 64);
   std::vector<Range> ranges;
   for (std::uint64_t at = block.begin; at < block.end; at += each) {
     ranges.push_back({at, std::min(block.end, at + each)});

@@ -225,7 +225,8 @@ TEST("the size chooses, and nothing to reduce is a schedule, too") {
   CHECK_EQ(schedule(kSmallExchange / 4, 4, 3, 0).chains.size(), std::size_t{1});
   CHECK(schedule(kSmallExchange / 4 + 1, 4, 3, 0).chains.size() > 1);
   CHECK_EQ(schedule(0, 4, 3, 1).chains.size(), std::size_t{1});
-  CHECK(schedule(1 << 24, 4, 2, 0).chains.size() == 64);
+  CHECK_EQ(schedule(1 << 24, 4, 2, 0).chains.size(), std::size_t{64});  // of 1 MiB each
+  CHECK_EQ(schedule(1 << 18, 4, 2, 0).chains.size(), std::size_t{8});   // of 128 KiB each
 }
 
 }  // namespace
