@@ -17,9 +17,9 @@ MOOLINK_INLINE void encode_bf16_block(const float* __restrict input, float* __re
                                       std::uint16_t* __restrict output, std::size_t size) {
   for (std::size_t i = 0; i < size; ++i) {
     const float value = input[i] + residual[i];
-    const std::uint16_t code = narrow_bfloat16(value);
+    const std::uint32_t code = narrow_bfloat16(value);
     const float lost = value - widen_bfloat16(code);
-    output[i] = code;
+    output[i] = static_cast<std::uint16_t>(code);
     residual[i] = is_finite(lost) ? lost : 0.0f;
   }
 }

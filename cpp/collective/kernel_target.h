@@ -51,15 +51,15 @@ MOOLINK_INLINE std::uint32_t to_bits(float value) {
 }
 MOOLINK_INLINE float from_bits(std::uint32_t bits) { return __builtin_bit_cast(float, bits); }
 
-MOOLINK_INLINE float widen_bfloat16(std::uint16_t half) {
-  return from_bits(static_cast<std::uint32_t>(half) << 16);
-}
+// A bfloat16's bits are in the lower half of an integer of 32 bits: all lanes of a vector are as
+// wide.
+MOOLINK_INLINE float widen_bfloat16(std::uint32_t half) { return from_bits(half << 16); }
 
-MOOLINK_INLINE std::uint16_t narrow_bfloat16(float value) {
+MOOLINK_INLINE std::uint32_t narrow_bfloat16(float value) {
   const std::uint32_t bits = to_bits(value);
-  const std::uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-  const std::uint32_t quiet_nan = (bits >> 16) | 0x40u;
-  return static_cast<std::uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? quiet_nan : rounded);
+  const std::uint32_t rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+  const std::uint32_t quiet_nan = bits | 0x400000u;
+  return (value != value ? quiet_nan : rounded) >> 16;  // NOLINT(misc-redundant-expression)
 }
 
 }  // namespace moolink::collective

@@ -14,16 +14,16 @@ using tensor::DType;
 
 bool is_half(DType dtype) { return dtype == DType::float16 || dtype == DType::bfloat16; }
 
-MOOLINK_INLINE float widen_half(std::uint16_t half) {
+MOOLINK_INLINE float widen_half(std::uint32_t half) {
   const std::uint32_t magnitude = half & 0x7fffu;
   // Shifted into place the exponent is 112 too small; the product is exact, subnormals included.
   const float scaled = from_bits(magnitude << 13) * 0x1p112f;
   const std::uint32_t special = magnitude >= 0x7c00u ? 0x7f800000u : 0u;
-  const std::uint32_t sign = static_cast<std::uint32_t>(half & 0x8000u) << 16;
+  const std::uint32_t sign = (half & 0x8000u) << 16;
   return from_bits(to_bits(scaled) | special | sign);
 }
 
-MOOLINK_INLINE std::uint16_t narrow_half(float value) {
+MOOLINK_INLINE std::uint32_t narrow_half(float value) {
   const auto bits = to_bits(value);
   const std::uint32_t magnitude = bits & 0x7fffffffu;
   // Below 2^-14 the result is subnormal: adding 0.5 leaves its multiples of 2^-24 in the mantissa.
@@ -33,7 +33,7 @@ MOOLINK_INLINE std::uint16_t narrow_half(float value) {
       magnitude > 0x7f800000u ? 0x7e00u | ((magnitude >> 13) & 0x3ffu) : 0x7c00u;
   std::uint32_t result = magnitude < 0x38800000u ? tiny : normal;
   result = magnitude >= 0x47800000u ? special : result;
-  return static_cast<std::uint16_t>(result | ((bits >> 16) & 0x8000u));
+  return result | ((bits >> 16) & 0x8000u);
 }
 
 // How a stored element becomes what is computed with, and back.
@@ -47,14 +47,14 @@ struct Plain {
 struct Half {
   using Stored = std::uint16_t;
   using Value = float;
-  static MOOLINK_INLINE Value load(Stored stored) { return widen_half(stored); }
-  static MOOLINK_INLINE Stored store(Value value) { return narrow_half(value); }
+  static MOOLINK_INLINE Value load(std::uint32_t stored) { return widen_half(stored); }
+  static MOOLINK_INLINE std::uint32_t store(Value value) { return narrow_half(value); }
 };
 struct Bfloat16 {
   using Stored = std::uint16_t;
   using Value = float;
-  static MOOLINK_INLINE Value load(Stored stored) { return widen_bfloat16(stored); }
-  static MOOLINK_INLINE Stored store(Value value) { return narrow_bfloat16(value); }
+  static MOOLINK_INLINE Value load(std::uint32_t stored) { return widen_bfloat16(stored); }
+  static MOOLINK_INLINE std::uint32_t store(Value value) { return narrow_bfloat16(value); }
 };
 
 template <class T>
@@ -127,22 +127,15 @@ MOOLINK_INLINE T divide(T value, T divisor) {
 
 // The inputs of one block, as values. No loop writes what another one reads in the same pass.
 template <class Load, ReduceOp op>
-MOOLINK_INLINE void gather(const SumTask& task, std::size_t inputs, std::size_t begin,
-                           std::size_t size, typename Load::Value* __restrict values) {
+MOOLINK_INLINE void gather(const SumTask& task, std::size_t begin, std::size_t size,
+                           typename Load::Value* __restrict values) {
   using Stored = typename Load::Stored;
   const auto at = [&](std::size_t n) {
     return reinterpret_cast<const Stored*>(task.inputs[n].data()) + begin;
   };
   const Stored* __restrict first = at(0);
-  if (inputs == 1) {
-    for (std::size_t i = 0; i < size; ++i) values[i] = Load::load(first[i]);
-    return;
-  }
-  const Stored* __restrict second = at(1);
-  for (std::size_t i = 0; i < size; ++i) {
-    values[i] = combine<op>(Load::load(first[i]), Load::load(second[i]));
-  }
-  for (std::size_t n = 2; n < inputs; ++n) {
+  for (std::size_t i = 0; i < size; ++i) values[i] = Load::load(first[i]);
+  for (std::size_t n = 1; n < task.inputs.size(); ++n) {
     const Stored* __restrict next = at(n);
     for (std::size_t i = 0; i < size; ++i) {
       values[i] = combine<op>(values[i], Load::load(next[i]));
@@ -151,23 +144,106 @@ MOOLINK_INLINE void gather(const SumTask& task, std::size_t inputs, std::size_t 
 }
 
 // A block is summed over all inputs while it is in the first-level cache: one pass over memory.
+// Elements [begin, end).
 template <class Load, class Store, ReduceOp op>
-MOOLINK_INLINE void reduce(const SumTask& task) {
+MOOLINK_INLINE void reduce_range(const SumTask& task, std::size_t begin, std::size_t end) {
+  using Stored = typename Store::Stored;
   using Value = typename Load::Value;
   constexpr std::size_t kBlock = 1024;
   alignas(64) Value values[kBlock];
-  const std::size_t count = task.output.size() / sizeof(typename Store::Stored);
-  auto* out = reinterpret_cast<typename Store::Stored*>(task.output.data());
   const Value divisor = from_double<Value>(task.divisor);
-  for (std::size_t begin = 0; begin < count; begin += kBlock) {
-    const std::size_t size = count - begin < kBlock ? count - begin : kBlock;
-    gather<Load, op>(task, task.inputs.size(), begin, size, values);
-    typename Store::Stored* __restrict block = out + begin;
+  for (; begin < end; begin += kBlock) {
+    const std::size_t size = end - begin < kBlock ? end - begin : kBlock;
+    gather<Load, op>(task, begin, size, values);
+    Stored* __restrict out = reinterpret_cast<Stored*>(task.output.data()) + begin;
     if (task.divisor != 1) {
-      for (std::size_t i = 0; i < size; ++i) block[i] = Store::store(divide(values[i], divisor));
+      for (std::size_t i = 0; i < size; ++i) {
+        out[i] = static_cast<Stored>(Store::store(divide(values[i], divisor)));
+      }
     } else {
-      for (std::size_t i = 0; i < size; ++i) block[i] = Store::store(values[i]);
+      for (std::size_t i = 0; i < size; ++i) out[i] = static_cast<Stored>(Store::store(values[i]));
     }
+  }
+}
+
+template <class Load, class Store, ReduceOp op>
+MOOLINK_INLINE void reduce(const SumTask& task) {
+  using Stored = typename Store::Stored;
+  const std::size_t count = task.output.size() / sizeof(Stored);
+  if (task.inputs.size() != 2 || task.divisor != 1) {
+    return reduce_range<Load, Store, op>(task, 0, count);
+  }
+  using Given = typename Load::Stored;
+  const auto* __restrict a = reinterpret_cast<const Given*>(task.inputs[0].data());
+  const auto* __restrict b = reinterpret_cast<const Given*>(task.inputs[1].data());
+  auto* __restrict out = reinterpret_cast<Stored*>(task.output.data());
+  for (std::size_t i = 0; i < count; ++i) {
+    out[i] = static_cast<Stored>(Store::store(combine<op>(Load::load(a[i]), Load::load(b[i]))));
+  }
+}
+
+// Two halves that lie beside one another, in one lane: nothing moves between lanes.
+using Pair [[gnu::may_alias, gnu::aligned(2)]] = std::uint32_t;
+
+template <class Element>
+MOOLINK_INLINE std::uint32_t store_pair(float low, float high) {
+  return Element::store(low) | (Element::store(high) << 16);
+}
+
+template <class Element, ReduceOp op>
+MOOLINK_INLINE void reduce_pairs(const SumTask& task) {
+  constexpr std::size_t kBlock = 1024;
+  alignas(64) float low[kBlock];
+  alignas(64) float high[kBlock];
+  alignas(64) std::uint32_t packed[kBlock];
+  const auto divisor = static_cast<float>(task.divisor);
+  const std::size_t count = task.output.size() / sizeof(std::uint16_t);
+  const auto at = [&](std::size_t n, std::size_t begin) {
+    return reinterpret_cast<const Pair*>(task.inputs[n].data()) + begin;
+  };
+  for (std::size_t begin = 0; begin < count / 2; begin += kBlock) {
+    const std::size_t size = count / 2 - begin < kBlock ? count / 2 - begin : kBlock;
+    Pair* __restrict out = reinterpret_cast<Pair*>(task.output.data()) + begin;
+    const Pair* __restrict first = at(0, begin);
+    if (task.inputs.size() == 2 && task.divisor == 1) {
+      const Pair* __restrict second = at(1, begin);
+      for (std::size_t i = 0; i < size; ++i) {
+        out[i] = store_pair<Element>(
+            combine<op>(Element::load(first[i] & 0xffffu), Element::load(second[i] & 0xffffu)),
+            combine<op>(Element::load(first[i] >> 16), Element::load(second[i] >> 16)));
+      }
+      continue;
+    }
+    for (std::size_t i = 0; i < size; ++i) {
+      low[i] = Element::load(first[i] & 0xffffu);
+      high[i] = Element::load(first[i] >> 16);
+    }
+    for (std::size_t n = 1; n < task.inputs.size(); ++n) {
+      const Pair* __restrict next = at(n, begin);
+      for (std::size_t i = 0; i < size; ++i) {
+        low[i] = combine<op>(low[i], Element::load(next[i] & 0xffffu));
+        high[i] = combine<op>(high[i], Element::load(next[i] >> 16));
+      }
+    }
+    if (task.divisor != 1) {
+      for (std::size_t i = 0; i < size; ++i) {
+        low[i] = divide(low[i], divisor);
+        high[i] = divide(high[i], divisor);
+      }
+    }
+    for (std::size_t i = 0; i < size; ++i) packed[i] = store_pair<Element>(low[i], high[i]);
+    std::memcpy(out, packed, size * sizeof(std::uint32_t));
+  }
+  reduce_range<Element, Element, op>(task, count / 2 * 2, count);
+}
+
+template <class Load, class Store, ReduceOp op>
+MOOLINK_INLINE void reduce_one_op(const SumTask& task) {
+  if constexpr (std::is_same_v<Load, Store> &&
+                !std::is_same_v<Load, Plain<typename Load::Stored>>) {
+    reduce_pairs<Load, op>(task);
+  } else {
+    reduce<Load, Store, op>(task);
   }
 }
 
@@ -176,19 +252,22 @@ MOOLINK_INLINE void reduce_by_op(const SumTask& task) {
   switch (task.op) {
     case ReduceOp::sum:
     case ReduceOp::mean:
-      return reduce<Load, Store, ReduceOp::sum>(task);
+      return reduce_one_op<Load, Store, ReduceOp::sum>(task);
     case ReduceOp::min:
-      return reduce<Load, Store, ReduceOp::min>(task);
+      return reduce_one_op<Load, Store, ReduceOp::min>(task);
     case ReduceOp::max:
-      return reduce<Load, Store, ReduceOp::max>(task);
+      return reduce_one_op<Load, Store, ReduceOp::max>(task);
     case ReduceOp::prod:
-      return reduce<Load, Store, ReduceOp::prod>(task);
+      return reduce_one_op<Load, Store, ReduceOp::prod>(task);
     case ReduceOp::bit_and:
-      return reduce<Load, Store, ReduceOp::bit_and>(task);
     case ReduceOp::bit_or:
-      return reduce<Load, Store, ReduceOp::bit_or>(task);
     case ReduceOp::bit_xor:
-      return reduce<Load, Store, ReduceOp::bit_xor>(task);
+      break;
+  }
+  if constexpr (std::is_integral_v<typename Load::Value>) {
+    if (task.op == ReduceOp::bit_and) return reduce<Load, Store, ReduceOp::bit_and>(task);
+    if (task.op == ReduceOp::bit_or) return reduce<Load, Store, ReduceOp::bit_or>(task);
+    reduce<Load, Store, ReduceOp::bit_xor>(task);
   }
 }
 
@@ -368,9 +447,11 @@ float half_to_float(std::uint16_t half) {
 }
 std::uint16_t float_to_half(float value) {
   const FloatMode mode;
-  return narrow_half(value);
+  return static_cast<std::uint16_t>(narrow_half(value));
 }
 float bfloat16_to_float(std::uint16_t half) { return widen_bfloat16(half); }
-std::uint16_t float_to_bfloat16(float value) { return narrow_bfloat16(value); }
+std::uint16_t float_to_bfloat16(float value) {
+  return static_cast<std::uint16_t>(narrow_bfloat16(value));
+}
 
 }  // namespace moolink::collective

@@ -252,6 +252,47 @@ TEST("every operation on every type of numbers, any number of inputs") {
   check_all_ops<double>(DType::float64);
 }
 
+TEST("halves: any number of inputs and elements, at any address, as one by one") {
+  Random random(11);
+  for (const DType dtype : {DType::float16, DType::bfloat16}) {
+    const auto widen = dtype == DType::float16 ? half_to_float : bfloat16_to_float;
+    const auto narrow = dtype == DType::float16 ? float_to_half : float_to_bfloat16;
+    for (const std::size_t members : {1u, 2u, 3u, 5u}) {
+      for (const std::size_t count : {1u, 2u, 7u, 2047u, 5001u}) {
+        std::vector<std::vector<std::uint16_t>> inputs(members,
+                                                       std::vector<std::uint16_t>(count + 1));
+        for (auto& input : inputs) {
+          for (auto& half : input) half = static_cast<std::uint16_t>(random.next());
+        }
+        for (const ReduceOp op : {ReduceOp::sum, ReduceOp::mean, ReduceOp::min, ReduceOp::prod}) {
+          const double divisor = op == ReduceOp::mean ? 3 : 1;
+          HeapAllocator heap;
+          SumTask task{dtype, op, divisor, {}, heap.allocate(2 * count + 2).slice(2, 2 * count)};
+          for (const auto& input : inputs) {
+            task.inputs.push_back(buffer(input).slice(2, 2 * count));
+          }
+          run(task);
+          for (std::size_t i = 0; i < count; ++i) {
+            float expected = widen(inputs[0][i + 1]);
+            for (std::size_t n = 1; n < members; ++n) {
+              const float next = widen(inputs[n][i + 1]);
+              if (op == ReduceOp::min) {
+                expected = next < expected || std::isnan(next) ? next : expected;
+              } else {
+                expected = plain(op, expected, next);
+              }
+            }
+            std::uint16_t half = 0;
+            std::memcpy(&half, task.output.data() + 2 * i, 2);
+            const std::uint16_t wanted = narrow(expected / static_cast<float>(divisor));
+            CHECK(half == wanted || (std::isnan(widen(half)) && std::isnan(widen(wanted))));
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST("partial sums of halves are float32, and rounding them once is the sum in one step") {
   Random random(10);
   for (const DType dtype : {DType::float16, DType::bfloat16}) {
