@@ -212,7 +212,8 @@ TEST("recursive doubling takes log2 rounds, and two more for those beyond a powe
     while (2u << core <= hosts) ++core;
     for (std::uint32_t host = 0; host < hosts; ++host) {
       std::uint32_t received = 0;
-      for (const Step& step : doubling(8, hosts, host).chains[0].steps) {
+      const Schedule schedule = doubling(8, hosts, host);
+      for (const Step& step : schedule.chains[0].steps) {
         received += step.kind == Step::Kind::reduce || step.kind == Step::Kind::store ? 1 : 0;
       }
       CHECK(received <= core + 1);
