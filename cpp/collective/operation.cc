@@ -128,8 +128,10 @@ void Operation::use_messages() {
     }
   }
   const std::vector<Buffer>& inputs = request_.inputs;
-  // With several hosts nobody needs a member's input any more when the result has come.
-  const bool copies_input = request_.lent && !inputs.empty() && !is_hierarchical();
+  // In a ring of hosts nobody needs a member's input any more when the result has come.
+  const bool in_ring = is_hierarchical() &&
+                       !is_small(spec()->count(), tensor::item_size(partial_dtype(spec()->dtype)));
+  const bool copies_input = request_.lent && !inputs.empty() && !in_ring;
   // What is mirrored is sent to nobody, and reduced at once.
   result_ = mirrored_ ? request_.output : memory_.allocate(output_bytes(passage_, place_.rank));
   if (inputs.size() > 1 || copies_input) {

@@ -50,10 +50,14 @@ std::vector<Range> segments(const Range& block, std::size_t item_size, std::size
 
 }  // namespace
 
+bool is_small(std::uint64_t count, std::size_t item_size) {
+  return count * item_size <= kSmallExchange;
+}
+
 Schedule schedule(std::uint64_t count, std::size_t item_size, std::uint32_t hosts,
                   std::uint32_t host, std::size_t segment_bytes) {
-  return count * item_size <= kSmallExchange ? doubling(count, hosts, host)
-                                             : ring(count, item_size, hosts, host, segment_bytes);
+  return is_small(count, item_size) ? doubling(count, hosts, host)
+                                    : ring(count, item_size, hosts, host, segment_bytes);
 }
 
 Schedule ring(std::uint64_t count, std::size_t item_size, std::uint32_t hosts, std::uint32_t host,

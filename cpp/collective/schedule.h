@@ -51,6 +51,10 @@ inline constexpr std::size_t kSmallExchange = std::size_t{64} << 10;
 // overlap, large enough that a message's cost is nothing beside its bytes.
 inline constexpr std::size_t kSegmentBytes = std::size_t{1} << 20;
 
+// Whether schedule() chooses doubling(). In a ring a host that has the result knows that whatever
+// it has sent of its own elements has arrived.
+bool is_small(std::uint64_t count, std::size_t item_size);
+
 // What host `host` of `hosts` does to reduce `count` elements; ring() or doubling() by the size.
 // With one host: every chain is one finish.
 Schedule schedule(std::uint64_t count, std::size_t item_size, std::uint32_t hosts,

@@ -613,6 +613,36 @@ TEST("what waits for a member of another host says so, and a cancelled one ends 
   CHECK(members.done(0, first) != nullptr && members.done(0, first)->error);
 }
 
+TEST("an input of the user is the user's again when the member is done, also between hosts") {
+  for (const std::uint32_t count : {16'384u, 50'000u}) {  // by doubling, by a ring
+    for (std::uint64_t seed = 0; seed < 20; ++seed) {
+      Members members(2, seed, {0, 1});
+      Engine::Options lent;
+      lent.lent = true;
+      std::vector<MutableBuffer> inputs;
+      std::vector<OpId> ids;
+      for (std::size_t i = 0; i < 2; ++i) {
+        inputs.push_back(HeapAllocator().allocate(count * sizeof(float)));
+        std::memset(inputs[i].data(), 0, inputs[i].size());
+        ids.push_back(members.start(i, "x", floats(count), {inputs[i]}, lent));
+      }
+      for (int step = 0; step < 1000; ++step) {
+        members.settle(1);
+        for (std::size_t i = 0; i < 2; ++i) {
+          if (members.done(i, ids[i]) == nullptr) continue;
+          std::memset(inputs[i].data(), 0x7f, inputs[i].size());
+        }
+      }
+      for (std::size_t i = 0; i < 2; ++i) {
+        CHECK(members.done(i, ids[i]) != nullptr);
+        for (const float value : values_of<float>(members.done(i, ids[i])->tensor)) {
+          CHECK_EQ(value, 0.0f);
+        }
+      }
+    }
+  }
+}
+
 TEST("compression keeps what it loses for the next operation of the name, in one epoch") {
   Members members(2, 5, {0, 1});
   const std::vector<float> input(40'000, 1.003f);  // no bfloat16
