@@ -262,6 +262,7 @@ class GroupCore:
         array: npt.NDArray[Any],
         output: npt.NDArray[Any] | None,
         retry: bool,
+        compress: str = "none",
     ) -> Future: ...
     def all_reduce(self, name: str, op: str, array: Any, retry: bool) -> Future | None: ...
     @staticmethod

@@ -112,6 +112,7 @@ class Collective:
     root: int = 0
     out: Any = None
     retry: bool = False
+    compress: str | None = None
 
     def begin(self, data: Any) -> AllReduce:
         """Checks everything, then starts one operation for the leaves of each dtype."""
@@ -207,7 +208,17 @@ class Collective:
         count = sum(_size(blocks[i]) for i in indices)
         flat = self._flat([leaves[i].array for i in indices])
         future = self.core.collective(
-            name, self.kind, self.root, self.op, dtype, what, count, flat, place, self.retry
+            name,
+            self.kind,
+            self.root,
+            self.op,
+            dtype,
+            what,
+            count,
+            flat,
+            place,
+            self.retry,
+            self.compress if self.compress is not None and dtype == "float32" else "none",
         )
         return future, place
 

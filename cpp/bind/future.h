@@ -16,7 +16,8 @@ namespace moolink::bind {
 
 namespace nb = nanobind;
 
-// What a future is of, for errors: "call of 'f' at peer 'x'". Put together only when it is asked for.
+// What a future is of, for errors: "call of 'f' at peer 'x'". Put together only when it is asked
+// for.
 struct Subject {
   const char* what = "";
   std::string name;

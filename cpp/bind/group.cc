@@ -42,6 +42,12 @@ tensor::DType parse_dtype(const std::string& name) {
 // Smaller inputs are copied at the call.
 constexpr std::size_t kLentBytes = collective::kSharedBytes;
 
+collective::Compression parse_compression(const std::string& name) {
+  if (const auto compression = collective::compression_from_name(name)) return *compression;
+  throw Exception(ErrorCode::invalid_argument,
+                  "compress '" + name + "' is not one of bf16, int8, none");
+}
+
 Buffer copy(const ImportedTensor& input, Allocator& pool) {
   const MutableBuffer bytes = pool.allocate(input.bytes());
   copy_elements(input, bytes.data());
@@ -105,7 +111,7 @@ void PyGroup::set_timeout(double seconds) { group_->set_timeout(to_duration(seco
 nb::object PyGroup::collective(const std::string& name, const std::string& kind, std::uint32_t root,
                                const std::string& op, const std::string& dtype,
                                const std::string& layout, std::int64_t count, nb::handle array,
-                               nb::handle output, bool retry) {
+                               nb::handle output, bool retry, const std::string& compress) {
   collective::OpSpec spec;
   spec.kind = parse_kind(kind);
   spec.root = root;
@@ -113,6 +119,7 @@ nb::object PyGroup::collective(const std::string& name, const std::string& kind,
   spec.dtype = parse_dtype(dtype);
   spec.shape = {count};
   spec.layout = layout;
+  spec.compression = parse_compression(compress);
   const ImportedTensor given = import_numbers(array);
   wire::TensorHead head = given.head();
   head.framework = wire::Framework::numpy;
@@ -230,7 +237,7 @@ void bind_group(nb::module_& m) {
       .def("set_broker_name", &PyGroup::set_broker_name, nb::arg("name"))
       .def("collective", &PyGroup::collective, nb::arg("name"), nb::arg("kind"), nb::arg("root"),
            nb::arg("op"), nb::arg("dtype"), nb::arg("layout"), nb::arg("count"), nb::arg("array"),
-           nb::arg("output").none(), nb::arg("retry"))
+           nb::arg("output").none(), nb::arg("retry"), nb::arg("compress") = "none")
       .def("all_reduce", &PyGroup::all_reduce, nb::arg("name"), nb::arg("op"), nb::arg("array"),
            nb::arg("retry"))
       .def_static("check_reduction", &PyGroup::check_reduction, nb::arg("op"), nb::arg("dtype"))

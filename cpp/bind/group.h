@@ -37,7 +37,8 @@ class PyGroup {
   // `output` the future returns None. A large input is referred to until the future is done.
   nb::object collective(const std::string& name, const std::string& kind, std::uint32_t root,
                         const std::string& op, const std::string& dtype, const std::string& layout,
-                        std::int64_t count, nb::handle array, nb::handle output, bool retry);
+                        std::int64_t count, nb::handle array, nb::handle output, bool retry,
+                        const std::string& compress);
   // The same for one array of numpy or torch, whose like the future returns; None: it is not that.
   nb::object all_reduce(const std::string& name, const std::string& op, nb::handle array,
                         bool retry);

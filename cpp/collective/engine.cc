@@ -19,6 +19,7 @@ void check_ranks(const std::string& name, const std::vector<std::uint32_t>& rank
 }
 
 constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 48;  // of one member's memory
+constexpr std::size_t kMostResiduals = 64;                    // names that compress
 
 std::size_t bytes_of(const std::vector<Buffer>& parts) {
   std::size_t bytes = 0;
@@ -55,6 +56,11 @@ void Engine::set_members(Members members, const Error& reason) {
   next_number_.clear();
   members_ = std::move(members);
   rank_.reset();
+  residuals_.clear();
+  hosts_.reset();
+  if (!members_.host_keys.empty()) {
+    hosts_ = std::make_shared<const Hosts>(hosts_of(members_.host_keys));
+  }
   for (std::uint32_t i = 0; i < members_.instances.size(); ++i) {
     if (members_.instances[i] == config_.self) rank_ = i;
   }
@@ -81,6 +87,10 @@ OpId Engine::start(std::string name, OpSpec spec, std::vector<Buffer> inputs, Op
   if (reduces(spec.kind) && !is_supported(spec.dtype, spec.op)) {
     refuse(name, op_name(spec.op) + " of " + std::string(tensor::dtype_name(spec.dtype)) +
                      " is not defined");
+  }
+  const bool adds = spec.op == ReduceOp::sum || spec.op == ReduceOp::mean;
+  if (spec.compression != Compression::none && (spec.dtype != tensor::DType::float32 || !adds)) {
+    refuse(name, "compression is for sums and means of float32");
   }
   check_ranks(name, spec.contributors, members_.instances.size());
   check_ranks(name, spec.reducers, members_.instances.size());
@@ -132,13 +142,42 @@ void Engine::begin(OpId id, Operation::Request request) {
     const auto& givers = spec->contributors;
     spec->divisor = static_cast<double>(givers.empty() ? members_.names.size() : givers.size());
   }
-  auto [at, added] = operations_.try_emplace(
-      id, id, key, std::move(request), Operation::Place{*rank_, members_.names, members_.one_host},
-      *config_.memory);
+  Operation::Place place{*rank_, members_.names, members_.one_host, hosts_, {}};
+  if (const auto* spec = std::get_if<OpSpec>(&request.what)) {
+    place.residual = take_residual(key.name, *spec);
+  }
+  auto [at, added] =
+      operations_.try_emplace(id, id, key, std::move(request), std::move(place), *config_.memory);
   by_key_.emplace(key, id);
   at->second.begin();
   carry_out(id);
   replay_early(key);
+}
+
+// Operations of one name that are under way at the same time: the first one has it.
+MutableBuffer Engine::take_residual(const std::string& name, const OpSpec& spec) {
+  if (spec.compression == Compression::none || spec.kind != Kind::all_reduce || !hosts_ ||
+      hosts_->count() < 2 || hosts_->leader(hosts_->of[*rank_]) != *rank_) {
+    return {};
+  }
+  const auto found = std::find_if(residuals_.begin(), residuals_.end(),
+                                  [&](const auto& entry) { return entry.first == name; });
+  MutableBuffer residual;
+  if (found != residuals_.end()) {
+    residual = std::move(found->second);
+    residuals_.erase(found);
+  }
+  if (residual.size() != spec.byte_size()) {
+    residual = config_.memory->allocate(spec.byte_size());
+    std::fill_n(residual.data(), residual.size(), std::byte{0});
+  }
+  return residual;
+}
+
+void Engine::keep_residual(const Operation& operation) {
+  if (operation.residual().empty() || operation.error()) return;
+  residuals_.emplace_back(operation.key().name, operation.residual());
+  if (residuals_.size() > kMostResiduals) residuals_.pop_front();
 }
 
 void Engine::carry_out(OpId id) {
@@ -170,6 +209,7 @@ void Engine::carry_out(OpId id) {
 }
 
 void Engine::finish(OpId id, Operation& operation, bool unsettled) {
+  keep_residual(operation);
   if (unsettled) unsettled_.emplace(operation.key(), *operation.spec());
   actions_.push_back(Done{id, operation.key().name, operation.error(),
                           operation.error() ? Buffer() : Buffer(operation.tensor()),

@@ -51,6 +51,7 @@ class Engine {
     std::vector<Uid> instances;
     std::vector<std::string> names;
     bool one_host = false;
+    std::vector<Uid> host_keys = {};  // equal for members of one host; empty: all are on one
   };
 
   struct Options {
@@ -72,7 +73,7 @@ class Engine {
   struct Sum {
     OpId op = 0;
     std::uint32_t slice = 0;
-    SumTask task;
+    Work task;
   };
   struct Combine {
     OpId op = 0;
@@ -141,6 +142,8 @@ class Engine {
   };
 
   void begin(OpId id, Operation::Request request);
+  MutableBuffer take_residual(const std::string& name, const OpSpec& spec);
+  void keep_residual(const Operation& operation);
   void carry_out(OpId id);
   void finish(OpId id, Operation& operation, bool unsettled);
   void pass(std::uint64_t s, const OpSpec& spec, const Operation* operation);
@@ -155,6 +158,9 @@ class Engine {
   Config config_;
   Members members_;
   std::optional<std::uint32_t> rank_;
+  std::shared_ptr<const Hosts> hosts_;
+  // What compression has left in this epoch, by the operations' names; the last used one is last.
+  std::deque<std::pair<std::string, MutableBuffer>> residuals_;
   OpId next_op_ = 1;
   std::map<OpId, Operation> operations_;  // in order of their start
   std::map<OpKey, OpId> by_key_;

@@ -1,81 +1,39 @@
 #include "collective/kernels.h"
 
 #include <algorithm>
-#include <bit>
 #include <complex>
 #include <cstring>
 #include <type_traits>
 
-#if defined(__x86_64__)
-#include <xmmintrin.h>
-#endif
-
-// One copy of each kernel for every instruction set, chosen when the library is loaded. Sanitizers
-// and clang before 14 cannot have the resolvers that this needs.
-#if defined(__x86_64__) && defined(__gnu_linux__) && !defined(__SANITIZE_ADDRESS__) && \
-    !defined(__SANITIZE_THREAD__) && !defined(__clang__)
-#define MOOLINK_CLONES __attribute__((target_clones("default", "avx2", "avx512f")))
-#else
-#define MOOLINK_CLONES
-#endif
-#define MOOLINK_INLINE inline __attribute__((always_inline))
+#include "collective/kernel_target.h"
 
 namespace moolink::collective {
 namespace {
 
 using tensor::DType;
 
-// IEEE 754 arithmetic for the time of one reduction: nothing flushed to zero, round to nearest.
-class FloatMode {
- public:
-#if defined(__x86_64__)
-  FloatMode() : saved_(_mm_getcsr()) { _mm_setcsr(kDefault); }
-  ~FloatMode() { _mm_setcsr(saved_); }
-#else
-  FloatMode() = default;
-#endif
-  FloatMode(const FloatMode&) = delete;
-  FloatMode& operator=(const FloatMode&) = delete;
+bool is_half(DType dtype) { return dtype == DType::float16 || dtype == DType::bfloat16; }
 
- private:
-#if defined(__x86_64__)
-  static constexpr unsigned kDefault = 0x1f80;  // all exceptions masked, FTZ and DAZ off
-  unsigned saved_;
-#endif
-};
-
-MOOLINK_INLINE float widen_half(std::uint16_t half) {
+MOOLINK_INLINE float widen_half(std::uint32_t half) {
   const std::uint32_t magnitude = half & 0x7fffu;
   // Shifted into place the exponent is 112 too small; the product is exact, subnormals included.
-  const float scaled = std::bit_cast<float>(magnitude << 13) * 0x1p112f;
+  const float scaled = from_bits(magnitude << 13) * 0x1p112f;
   const std::uint32_t special = magnitude >= 0x7c00u ? 0x7f800000u : 0u;
-  const std::uint32_t sign = static_cast<std::uint32_t>(half & 0x8000u) << 16;
-  return std::bit_cast<float>(std::bit_cast<std::uint32_t>(scaled) | special | sign);
+  const std::uint32_t sign = (half & 0x8000u) << 16;
+  return from_bits(to_bits(scaled) | special | sign);
 }
 
-MOOLINK_INLINE std::uint16_t narrow_half(float value) {
-  const auto bits = std::bit_cast<std::uint32_t>(value);
+MOOLINK_INLINE std::uint32_t narrow_half(float value) {
+  const auto bits = to_bits(value);
   const std::uint32_t magnitude = bits & 0x7fffffffu;
   // Below 2^-14 the result is subnormal: adding 0.5 leaves its multiples of 2^-24 in the mantissa.
-  const std::uint32_t tiny =
-      std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u;
+  const std::uint32_t tiny = to_bits(from_bits(magnitude) + 0.5f) - 0x3f000000u;
   const std::uint32_t normal = (magnitude + 0xfffu + ((magnitude >> 13) & 1u) - 0x38000000u) >> 13;
   const std::uint32_t special =
       magnitude > 0x7f800000u ? 0x7e00u | ((magnitude >> 13) & 0x3ffu) : 0x7c00u;
   std::uint32_t result = magnitude < 0x38800000u ? tiny : normal;
   result = magnitude >= 0x47800000u ? special : result;
-  return static_cast<std::uint16_t>(result | ((bits >> 16) & 0x8000u));
-}
-
-MOOLINK_INLINE float widen_bfloat16(std::uint16_t half) {
-  return std::bit_cast<float>(static_cast<std::uint32_t>(half) << 16);
-}
-
-MOOLINK_INLINE std::uint16_t narrow_bfloat16(float value) {
-  const auto bits = std::bit_cast<std::uint32_t>(value);
-  const std::uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-  const std::uint32_t quiet_nan = (bits >> 16) | 0x40u;
-  return static_cast<std::uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? quiet_nan : rounded);
+  return result | ((bits >> 16) & 0x8000u);
 }
 
 // How a stored element becomes what is computed with, and back.
@@ -89,14 +47,14 @@ struct Plain {
 struct Half {
   using Stored = std::uint16_t;
   using Value = float;
-  static MOOLINK_INLINE Value load(Stored stored) { return widen_half(stored); }
-  static MOOLINK_INLINE Stored store(Value value) { return narrow_half(value); }
+  static MOOLINK_INLINE Value load(std::uint32_t stored) { return widen_half(stored); }
+  static MOOLINK_INLINE std::uint32_t store(Value value) { return narrow_half(value); }
 };
 struct Bfloat16 {
   using Stored = std::uint16_t;
   using Value = float;
-  static MOOLINK_INLINE Value load(Stored stored) { return widen_bfloat16(stored); }
-  static MOOLINK_INLINE Stored store(Value value) { return narrow_bfloat16(value); }
+  static MOOLINK_INLINE Value load(std::uint32_t stored) { return widen_bfloat16(stored); }
+  static MOOLINK_INLINE std::uint32_t store(Value value) { return narrow_bfloat16(value); }
 };
 
 template <class T>
@@ -148,82 +106,210 @@ MOOLINK_INLINE T combine(T a, T b) {
 }
 
 template <class T>
-MOOLINK_INLINE T divide(T value, double divisor) {
+MOOLINK_INLINE T from_double(double value) {
+  if constexpr (IsComplex<T>::value) {
+    return T(static_cast<typename T::value_type>(value), 0);
+  } else {
+    return static_cast<T>(value);
+  }
+}
+
+template <class T>
+MOOLINK_INLINE T divide(T value, T divisor) {
   if constexpr (std::is_integral_v<T>) {
     return value;
   } else if constexpr (IsComplex<T>::value) {
-    using Part = typename T::value_type;
-    const Part by = static_cast<Part>(divisor);
-    return T(value.real() / by, value.imag() / by);
+    return T(value.real() / divisor.real(), value.imag() / divisor.real());
   } else {
-    return value / static_cast<T>(divisor);
+    return value / divisor;
   }
 }
 
-// A block is summed over all inputs while it is in the first-level cache.
-template <class Element, ReduceOp op>
-MOOLINK_INLINE void reduce(const SumTask& task) {
-  using Stored = typename Element::Stored;
-  using Value = typename Element::Value;
+// The inputs of one block, as values. No loop writes what another one reads in the same pass.
+template <class Load, ReduceOp op>
+MOOLINK_INLINE void gather(const SumTask& task, std::size_t begin, std::size_t size,
+                           typename Load::Value* __restrict values) {
+  using Stored = typename Load::Stored;
+  const auto at = [&](std::size_t n) {
+    return reinterpret_cast<const Stored*>(task.inputs[n].data()) + begin;
+  };
+  const Stored* __restrict first = at(0);
+  for (std::size_t i = 0; i < size; ++i) values[i] = Load::load(first[i]);
+  for (std::size_t n = 1; n < task.inputs.size(); ++n) {
+    const Stored* __restrict next = at(n);
+    for (std::size_t i = 0; i < size; ++i) {
+      values[i] = combine<op>(values[i], Load::load(next[i]));
+    }
+  }
+}
+
+// A block is summed over all inputs while it is in the first-level cache: one pass over memory.
+// Elements [begin, end).
+template <class Load, class Store, ReduceOp op>
+MOOLINK_INLINE void reduce_range(const SumTask& task, std::size_t begin, std::size_t end) {
+  using Stored = typename Store::Stored;
+  using Value = typename Load::Value;
   constexpr std::size_t kBlock = 1024;
-  Value values[kBlock];
-  const std::size_t count = task.output.size() / sizeof(Stored);
-  auto* out = reinterpret_cast<Stored*>(task.output.data());
-  for (std::size_t begin = 0; begin < count; begin += kBlock) {
-    const std::size_t size = std::min(kBlock, count - begin);
-    const auto* first = reinterpret_cast<const Stored*>(task.inputs[0].data()) + begin;
-    for (std::size_t i = 0; i < size; ++i) values[i] = Element::load(first[i]);
-    for (std::size_t n = 1; n < task.inputs.size(); ++n) {
-      const auto* next = reinterpret_cast<const Stored*>(task.inputs[n].data()) + begin;
+  alignas(64) Value values[kBlock];
+  const Value divisor = from_double<Value>(task.divisor);
+  for (; begin < end; begin += kBlock) {
+    const std::size_t size = end - begin < kBlock ? end - begin : kBlock;
+    gather<Load, op>(task, begin, size, values);
+    Stored* __restrict out = reinterpret_cast<Stored*>(task.output.data()) + begin;
+    if (task.divisor != 1) {
       for (std::size_t i = 0; i < size; ++i) {
-        values[i] = combine<op>(values[i], Element::load(next[i]));
+        out[i] = static_cast<Stored>(Store::store(divide(values[i], divisor)));
+      }
+    } else {
+      for (std::size_t i = 0; i < size; ++i) out[i] = static_cast<Stored>(Store::store(values[i]));
+    }
+  }
+}
+
+template <class Load, class Store, ReduceOp op>
+MOOLINK_INLINE void reduce(const SumTask& task) {
+  using Stored = typename Store::Stored;
+  const std::size_t count = task.output.size() / sizeof(Stored);
+  if (task.inputs.size() != 2 || task.divisor != 1) {
+    return reduce_range<Load, Store, op>(task, 0, count);
+  }
+  using Given = typename Load::Stored;
+  const auto* __restrict a = reinterpret_cast<const Given*>(task.inputs[0].data());
+  const auto* __restrict b = reinterpret_cast<const Given*>(task.inputs[1].data());
+  auto* __restrict out = reinterpret_cast<Stored*>(task.output.data());
+  for (std::size_t i = 0; i < count; ++i) {
+    out[i] = static_cast<Stored>(Store::store(combine<op>(Load::load(a[i]), Load::load(b[i]))));
+  }
+}
+
+// Two halves that lie beside one another, in one lane: nothing moves between lanes.
+using Pair [[gnu::may_alias, gnu::aligned(2)]] = std::uint32_t;
+
+template <class Element>
+MOOLINK_INLINE std::uint32_t store_pair(float low, float high) {
+  return Element::store(low) | (Element::store(high) << 16);
+}
+
+template <class Element, ReduceOp op>
+MOOLINK_INLINE void reduce_pairs(const SumTask& task) {
+  constexpr std::size_t kBlock = 1024;
+  alignas(64) float low[kBlock];
+  alignas(64) float high[kBlock];
+  alignas(64) std::uint32_t packed[kBlock];
+  const auto divisor = static_cast<float>(task.divisor);
+  const std::size_t count = task.output.size() / sizeof(std::uint16_t);
+  const auto at = [&](std::size_t n, std::size_t begin) {
+    return reinterpret_cast<const Pair*>(task.inputs[n].data()) + begin;
+  };
+  for (std::size_t begin = 0; begin < count / 2; begin += kBlock) {
+    const std::size_t size = count / 2 - begin < kBlock ? count / 2 - begin : kBlock;
+    Pair* __restrict out = reinterpret_cast<Pair*>(task.output.data()) + begin;
+    const Pair* __restrict first = at(0, begin);
+    if (task.inputs.size() == 2 && task.divisor == 1) {
+      const Pair* __restrict second = at(1, begin);
+      for (std::size_t i = 0; i < size; ++i) {
+        out[i] = store_pair<Element>(
+            combine<op>(Element::load(first[i] & 0xffffu), Element::load(second[i] & 0xffffu)),
+            combine<op>(Element::load(first[i] >> 16), Element::load(second[i] >> 16)));
+      }
+      continue;
+    }
+    for (std::size_t i = 0; i < size; ++i) {
+      low[i] = Element::load(first[i] & 0xffffu);
+      high[i] = Element::load(first[i] >> 16);
+    }
+    for (std::size_t n = 1; n < task.inputs.size(); ++n) {
+      const Pair* __restrict next = at(n, begin);
+      for (std::size_t i = 0; i < size; ++i) {
+        low[i] = combine<op>(low[i], Element::load(next[i] & 0xffffu));
+        high[i] = combine<op>(high[i], Element::load(next[i] >> 16));
       }
     }
     if (task.divisor != 1) {
-      for (std::size_t i = 0; i < size; ++i) values[i] = divide(values[i], task.divisor);
+      for (std::size_t i = 0; i < size; ++i) {
+        low[i] = divide(low[i], divisor);
+        high[i] = divide(high[i], divisor);
+      }
     }
-    for (std::size_t i = 0; i < size; ++i) out[begin + i] = Element::store(values[i]);
+    for (std::size_t i = 0; i < size; ++i) packed[i] = store_pair<Element>(low[i], high[i]);
+    std::memcpy(out, packed, size * sizeof(std::uint32_t));
+  }
+  reduce_range<Element, Element, op>(task, count / 2 * 2, count);
+}
+
+template <class Load, class Store, ReduceOp op>
+MOOLINK_INLINE void reduce_one_op(const SumTask& task) {
+  if constexpr (std::is_same_v<Load, Store> &&
+                !std::is_same_v<Load, Plain<typename Load::Stored>>) {
+    reduce_pairs<Load, op>(task);
+  } else {
+    reduce<Load, Store, op>(task);
   }
 }
 
-template <class Element>
+template <class Load, class Store>
 MOOLINK_INLINE void reduce_by_op(const SumTask& task) {
   switch (task.op) {
     case ReduceOp::sum:
     case ReduceOp::mean:
-      return reduce<Element, ReduceOp::sum>(task);
+      return reduce_one_op<Load, Store, ReduceOp::sum>(task);
     case ReduceOp::min:
-      return reduce<Element, ReduceOp::min>(task);
+      return reduce_one_op<Load, Store, ReduceOp::min>(task);
     case ReduceOp::max:
-      return reduce<Element, ReduceOp::max>(task);
+      return reduce_one_op<Load, Store, ReduceOp::max>(task);
     case ReduceOp::prod:
-      return reduce<Element, ReduceOp::prod>(task);
+      return reduce_one_op<Load, Store, ReduceOp::prod>(task);
     case ReduceOp::bit_and:
-      return reduce<Element, ReduceOp::bit_and>(task);
     case ReduceOp::bit_or:
-      return reduce<Element, ReduceOp::bit_or>(task);
     case ReduceOp::bit_xor:
-      return reduce<Element, ReduceOp::bit_xor>(task);
+      break;
+  }
+  if constexpr (std::is_integral_v<typename Load::Value>) {
+    if (task.op == ReduceOp::bit_and) return reduce<Load, Store, ReduceOp::bit_and>(task);
+    if (task.op == ReduceOp::bit_or) return reduce<Load, Store, ReduceOp::bit_or>(task);
+    reduce<Load, Store, ReduceOp::bit_xor>(task);
   }
 }
 
-MOOLINK_CLONES void reduce_int8(const SumTask& task) { reduce_by_op<Plain<std::int8_t>>(task); }
-MOOLINK_CLONES void reduce_int16(const SumTask& task) { reduce_by_op<Plain<std::int16_t>>(task); }
-MOOLINK_CLONES void reduce_int32(const SumTask& task) { reduce_by_op<Plain<std::int32_t>>(task); }
-MOOLINK_CLONES void reduce_int64(const SumTask& task) { reduce_by_op<Plain<std::int64_t>>(task); }
-MOOLINK_CLONES void reduce_uint8(const SumTask& task) { reduce_by_op<Plain<std::uint8_t>>(task); }
-MOOLINK_CLONES void reduce_uint16(const SumTask& task) { reduce_by_op<Plain<std::uint16_t>>(task); }
-MOOLINK_CLONES void reduce_uint32(const SumTask& task) { reduce_by_op<Plain<std::uint32_t>>(task); }
-MOOLINK_CLONES void reduce_uint64(const SumTask& task) { reduce_by_op<Plain<std::uint64_t>>(task); }
-MOOLINK_CLONES void reduce_float16(const SumTask& task) { reduce_by_op<Half>(task); }
-MOOLINK_CLONES void reduce_bfloat16(const SumTask& task) { reduce_by_op<Bfloat16>(task); }
-MOOLINK_CLONES void reduce_float32(const SumTask& task) { reduce_by_op<Plain<float>>(task); }
-MOOLINK_CLONES void reduce_float64(const SumTask& task) { reduce_by_op<Plain<double>>(task); }
+template <class T>
+MOOLINK_INLINE void reduce_plain(const SumTask& task) {
+  reduce_by_op<Plain<T>, Plain<T>>(task);
+}
+
+MOOLINK_CLONES void reduce_int8(const SumTask& task) { reduce_plain<std::int8_t>(task); }
+MOOLINK_CLONES void reduce_int16(const SumTask& task) { reduce_plain<std::int16_t>(task); }
+MOOLINK_CLONES void reduce_int32(const SumTask& task) { reduce_plain<std::int32_t>(task); }
+MOOLINK_CLONES void reduce_int64(const SumTask& task) { reduce_plain<std::int64_t>(task); }
+MOOLINK_CLONES void reduce_uint8(const SumTask& task) { reduce_plain<std::uint8_t>(task); }
+MOOLINK_CLONES void reduce_uint16(const SumTask& task) { reduce_plain<std::uint16_t>(task); }
+MOOLINK_CLONES void reduce_uint32(const SumTask& task) { reduce_plain<std::uint32_t>(task); }
+MOOLINK_CLONES void reduce_uint64(const SumTask& task) { reduce_plain<std::uint64_t>(task); }
+MOOLINK_CLONES void reduce_float16(const SumTask& task) { reduce_by_op<Half, Half>(task); }
+MOOLINK_CLONES void widen_float16(const SumTask& task) { reduce_by_op<Half, Plain<float>>(task); }
+MOOLINK_CLONES void round_float16(const SumTask& task) { reduce_by_op<Plain<float>, Half>(task); }
+MOOLINK_CLONES void reduce_bfloat16(const SumTask& task) { reduce_by_op<Bfloat16, Bfloat16>(task); }
+MOOLINK_CLONES void widen_bfloat16s(const SumTask& task) {
+  reduce_by_op<Bfloat16, Plain<float>>(task);
+}
+MOOLINK_CLONES void round_bfloat16s(const SumTask& task) {
+  reduce_by_op<Plain<float>, Bfloat16>(task);
+}
+MOOLINK_CLONES void reduce_float32(const SumTask& task) { reduce_plain<float>(task); }
+MOOLINK_CLONES void reduce_float64(const SumTask& task) { reduce_plain<double>(task); }
 MOOLINK_CLONES void reduce_complex64(const SumTask& task) {
-  reduce_by_op<Plain<std::complex<float>>>(task);
+  reduce_plain<std::complex<float>>(task);
 }
 MOOLINK_CLONES void reduce_complex128(const SumTask& task) {
-  reduce_by_op<Plain<std::complex<double>>>(task);
+  reduce_plain<std::complex<double>>(task);
+}
+
+// Stored halves in or out, or partial sums, which are float32.
+void reduce_half(const SumTask& task) {
+  const bool is_float16 = task.dtype == DType::float16;
+  if (task.partial_inputs && task.partial_output) return reduce_float32(task);
+  if (task.partial_inputs) return is_float16 ? round_float16(task) : round_bfloat16s(task);
+  if (task.partial_output) return is_float16 ? widen_float16(task) : widen_bfloat16s(task);
+  return is_float16 ? reduce_float16(task) : reduce_bfloat16(task);
 }
 
 // Booleans are bytes of value 0 or 1: "any" is their maximum, "all" their minimum.
@@ -233,55 +319,30 @@ void reduce_boolean(SumTask task) {
   reduce_uint8(task);
 }
 
-}  // namespace
-
-std::string op_name(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::sum:
-      return "sum";
-    case ReduceOp::mean:
-      return "mean";
-    case ReduceOp::min:
-      return "min";
-    case ReduceOp::max:
-      return "max";
-    case ReduceOp::prod:
-      return "prod";
-    case ReduceOp::bit_and:
-      return "and";
-    case ReduceOp::bit_or:
-      return "or";
-    case ReduceOp::bit_xor:
-      return "xor";
+template <class Bits>
+MOOLINK_INLINE void replace_nans(MutableBuffer output, Bits magnitude, Bits infinity, Bits nan) {
+  auto* values = reinterpret_cast<Bits*>(output.data());
+  const std::size_t count = output.size() / sizeof(Bits);
+  for (std::size_t i = 0; i < count; ++i) {
+    values[i] = static_cast<Bits>(values[i] & magnitude) > infinity ? nan : values[i];
   }
-  return "?";
 }
 
-bool is_supported(DType dtype, ReduceOp op) {
-  const bool half = dtype == DType::float16 || dtype == DType::bfloat16;
-  const bool real = half || dtype == DType::float32 || dtype == DType::float64;
-  if (tensor::is_floating(dtype) && !real) return false;
-  const bool integer = !real && !tensor::is_complex(dtype);
-  switch (op) {
-    case ReduceOp::sum:
-    case ReduceOp::prod:
-      return true;
-    case ReduceOp::mean:
-      return !integer;
-    case ReduceOp::min:
-    case ReduceOp::max:
-      return !tensor::is_complex(dtype);
-    case ReduceOp::bit_and:
-    case ReduceOp::bit_or:
-    case ReduceOp::bit_xor:
-      return integer;
+void canonicalise(DType dtype, const MutableBuffer& output) {
+  if (dtype == DType::float16) {
+    replace_nans<std::uint16_t>(output, 0x7fff, 0x7c00, 0x7e00);
+  } else if (dtype == DType::bfloat16) {
+    replace_nans<std::uint16_t>(output, 0x7fff, 0x7f80, 0x7fc0);
+  } else if (dtype == DType::float32 || dtype == DType::complex64) {
+    replace_nans<std::uint32_t>(output, 0x7fffffff, 0x7f800000, 0x7fc00000);
+  } else if (dtype == DType::float64 || dtype == DType::complex128) {
+    replace_nans<std::uint64_t>(output, 0x7fffffffffffffff, 0x7ff0000000000000, 0x7ff8000000000000);
   }
-  return false;
 }
 
-void run(const SumTask& task) {
-  if (task.output.empty()) return;
-  if (task.inputs.size() == 1 && task.divisor == 1) {
+void compute(const SumTask& task) {
+  const bool converts = is_half(task.dtype) && task.partial_inputs != task.partial_output;
+  if (task.inputs.size() == 1 && task.divisor == 1 && !converts) {
     std::memcpy(task.output.data(), task.inputs[0].data(), task.output.size());
     return;
   }
@@ -306,7 +367,8 @@ void run(const SumTask& task) {
     case DType::uint64:
       return reduce_uint64(task);
     case DType::float16:
-      return reduce_float16(task);
+    case DType::bfloat16:
+      return reduce_half(task);
     case DType::float32:
       return reduce_float32(task);
     case DType::float64:
@@ -315,8 +377,6 @@ void run(const SumTask& task) {
       return reduce_complex64(task);
     case DType::complex128:
       return reduce_complex128(task);
-    case DType::bfloat16:
-      return reduce_bfloat16(task);
     case DType::float8_e4m3fn:
     case DType::float8_e4m3fnuz:
     case DType::float8_e5m2:
@@ -326,15 +386,72 @@ void run(const SumTask& task) {
   }
 }
 
+}  // namespace
+
+DType partial_dtype(DType dtype) { return is_half(dtype) ? DType::float32 : dtype; }
+
+std::string op_name(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::sum:
+      return "sum";
+    case ReduceOp::mean:
+      return "mean";
+    case ReduceOp::min:
+      return "min";
+    case ReduceOp::max:
+      return "max";
+    case ReduceOp::prod:
+      return "prod";
+    case ReduceOp::bit_and:
+      return "and";
+    case ReduceOp::bit_or:
+      return "or";
+    case ReduceOp::bit_xor:
+      return "xor";
+  }
+  return "?";
+}
+
+bool is_supported(DType dtype, ReduceOp op) {
+  const bool half = is_half(dtype);
+  const bool real = half || dtype == DType::float32 || dtype == DType::float64;
+  if (tensor::is_floating(dtype) && !real) return false;
+  const bool integer = !real && !tensor::is_complex(dtype);
+  switch (op) {
+    case ReduceOp::sum:
+    case ReduceOp::prod:
+      return true;
+    case ReduceOp::mean:
+      return !integer;
+    case ReduceOp::min:
+    case ReduceOp::max:
+      return !tensor::is_complex(dtype);
+    case ReduceOp::bit_and:
+    case ReduceOp::bit_or:
+    case ReduceOp::bit_xor:
+      return integer;
+  }
+  return false;
+}
+
+void run(const SumTask& task) {
+  if (task.output.empty()) return;
+  compute(task);
+  if (!task.canonical_nan) return;
+  canonicalise(task.partial_output ? partial_dtype(task.dtype) : task.dtype, task.output);
+}
+
 float half_to_float(std::uint16_t half) {
   const FloatMode mode;
   return widen_half(half);
 }
 std::uint16_t float_to_half(float value) {
   const FloatMode mode;
-  return narrow_half(value);
+  return static_cast<std::uint16_t>(narrow_half(value));
 }
 float bfloat16_to_float(std::uint16_t half) { return widen_bfloat16(half); }
-std::uint16_t float_to_bfloat16(float value) { return narrow_bfloat16(value); }
+std::uint16_t float_to_bfloat16(float value) {
+  return static_cast<std::uint16_t>(narrow_bfloat16(value));
+}
 
 }  // namespace moolink::collective

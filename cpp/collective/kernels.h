@@ -19,6 +19,10 @@ std::string op_name(ReduceOp op);
 // bit operations need integers; 8-bit floating point is moved but not reduced.
 bool is_supported(tensor::DType dtype, ReduceOp op);
 
+// The type of sums that are not complete yet, also between hosts: float16 and bfloat16 accumulate
+// in float32 and are rounded once, at the end; others are what they are.
+tensor::DType partial_dtype(tensor::DType dtype);
+
 // output[i] = (inputs[0][i] op inputs[1][i] op ...) / divisor, in exactly that order, so that the
 // bits depend on nothing but the inputs. float16 and bfloat16 accumulate in float32 and are rounded
 // once. Integers wrap around and take no divisor; min and max propagate NaN.
@@ -26,8 +30,14 @@ struct SumTask {
   tensor::DType dtype = tensor::DType::float32;
   ReduceOp op = ReduceOp::sum;
   double divisor = 1;
-  std::vector<Buffer> inputs;  // each of output's size, and at least one
+  std::vector<Buffer> inputs;  // each of as many elements as output, and at least one
   MutableBuffer output;        // may be no input's memory
+  // Whether these are partial sums, of partial_dtype(dtype), instead of stored elements.
+  bool partial_inputs = false;
+  bool partial_output = false;
+  // Whether every NaN in the output is to be the same one. Which of two NaN a sum returns is up to
+  // the instructions, so it matters where several members compute the same elements.
+  bool canonical_nan = false;
 };
 
 // Runs on any thread. Denormals and rounding are those of IEEE 754 whatever the caller's thread has

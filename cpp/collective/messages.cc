@@ -36,6 +36,9 @@ std::string OpSpec::text() const {
   text += " of " + std::string(tensor::dtype_name(dtype)) + " " + tensor::shape_text(shape);
   if (!layout.empty()) text += " of " + layout;
   if (divisor != 1) text += " divided by " + std::to_string(divisor);
+  if (compression != Compression::none) {
+    text += std::string(" sent as ") + compression_name(compression);
+  }
   const auto ranks = [&text](const char* what, const std::vector<std::uint32_t>& list) {
     if (list.empty()) return;
     text += what;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "collective/compression.h"
 #include "collective/kernels.h"
 #include "collective/plan.h"
 #include "tensor/dtype.h"
@@ -26,8 +27,9 @@ struct OpSpec {
   double divisor = 1;   // of the reduced elements; mean sets it to the number of contributors
   tensor::Shape shape;  // of a block: see Passage
   std::string layout;   // what the elements are parts of, in words; equal at all members
-  std::vector<std::uint32_t> contributors;  // who has an input
-  std::vector<std::uint32_t> reducers;      // who owns slices; everyone gets the result
+  std::vector<std::uint32_t> contributors;      // who has an input
+  std::vector<std::uint32_t> reducers;          // who owns slices; everyone gets the result
+  Compression compression = Compression::none;  // between hosts
 
   bool operator==(const OpSpec&) const = default;
 
@@ -38,7 +40,7 @@ struct OpSpec {
 
   template <class Fields>
   void fields(Fields& f) {
-    f(kind, root, dtype, op, divisor, shape, layout, contributors, reducers);
+    f(kind, root, dtype, op, divisor, shape, layout, contributors, reducers, compression);
   }
 };
 
@@ -114,12 +116,28 @@ struct Go {
   }
 };
 
+// Elements of one chain of an allreduce between hosts (schedule.h), the payload's only part: from
+// host to host in the schedule's round, within a host in one of the two below.
+struct Portion {
+  static constexpr std::uint32_t kToLeader = 0xffffffff;    // a member's input
+  static constexpr std::uint32_t kFromLeader = 0xfffffffe;  // the result
+
+  OpSpec spec;
+  std::uint32_t chain = 0;
+  std::uint32_t round = 0;
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(spec, chain, round);
+  }
+};
+
 // The body of every payload of service `collective`.
 struct Frame {
   std::string scope;
   std::uint64_t epoch = 0;
   OpKey key;
-  std::variant<Piece, Reduced, Value, Combined, Failure, Started, Go> content;
+  std::variant<Piece, Reduced, Value, Combined, Failure, Started, Go, Portion> content;
 
   template <class Fields>
   void fields(Fields& f) {

@@ -127,20 +127,66 @@ void Operation::use_messages() {
       have_.push_back(passes(passage_, from, place_.rank) ? 0 : 2);
     }
   }
+  const std::vector<Buffer>& inputs = request_.inputs;
+  // In a ring of hosts nobody needs a member's input any more when the result has come.
+  const bool in_ring = is_hierarchical() &&
+                       !is_small(spec()->count(), tensor::item_size(partial_dtype(spec()->dtype)));
+  const bool copies_input = request_.lent && !inputs.empty() && !in_ring;
   // What is mirrored is sent to nobody, and reduced at once.
   result_ = mirrored_ ? request_.output : memory_.allocate(output_bytes(passage_, place_.rank));
-  const std::vector<Buffer>& inputs = request_.inputs;
-  if (inputs.size() > 1 || (request_.lent && !inputs.empty())) {
+  if (inputs.size() > 1 || copies_input) {
     sum_of_inputs_ = memory_.allocate(inputs.front().size());
     effects_.tasks.push_back(
-        {kOwnInputs, {spec()->dtype, ReduceOp::sum, 1, inputs, sum_of_inputs_}});
+        {kOwnInputs, SumTask{spec()->dtype, ReduceOp::sum, 1, inputs, sum_of_inputs_}});
     return;
   }
   if (!inputs.empty()) input_ = inputs.front();
   send_pieces();
 }
 
+bool Operation::is_hierarchical() const {
+  return spec() != nullptr && spec()->kind == Kind::all_reduce && place_.hosts != nullptr &&
+         place_.hosts->count() > 1 && spec()->contributors.empty() && spec()->reducers.empty();
+}
+
+void Operation::begin_hierarchy() {
+  have_.clear();  // the hierarchy knows
+  hierarchy_.emplace(*spec(), HierarchicalReduce::Place{place_.rank, place_.hosts.get()}, input_,
+                     result_, place_.residual, memory_);
+  hierarchy_->begin();
+  take_hierarchy_effects();
+  for (auto& [from, early] : std::exchange(early_portions_, {})) {
+    if (!error_) portion(from, early.first, early.second);
+  }
+}
+
+// Others may begin while this member still adds up its own inputs.
+void Operation::portion(std::uint32_t from, const Portion& portion,
+                        const std::vector<Buffer>& parts) {
+  if (portion.spec != *spec()) return refuse(from, difference(from, portion.spec));
+  if (!hierarchy_ && is_hierarchical()) {
+    early_portions_.push_back({from, {portion, parts}});
+    return;
+  }
+  if (!hierarchy_ || !hierarchy_->received(from, portion, parts)) {
+    return refuse(
+        from, name_of(from) + " sent elements that " + name_of(place_.rank) + " does not expect");
+  }
+  take_hierarchy_effects();
+}
+
+void Operation::take_hierarchy_effects() {
+  HierarchicalReduce::Effects effects = hierarchy_->take_effects();
+  for (auto& outgoing : effects.outgoing) {
+    effects_.outgoing.push_back(
+        {outgoing.to, std::move(outgoing.portion), std::move(outgoing.parts)});
+  }
+  for (auto& task : effects.tasks) effects_.tasks.push_back({task.id, std::move(task.work)});
+  if (hierarchy_->complete()) finish_when_complete();
+}
+
 void Operation::send_pieces() {
+  if (is_hierarchical()) return begin_hierarchy();
   if (is_sliced()) return send_all_reduce_pieces();
   for (std::uint32_t to = 0; to < passage_.ranks; ++to) {
     if (!passes(passage_, place_.rank, to)) continue;
@@ -209,6 +255,8 @@ void Operation::received(std::uint32_t from, const decltype(Frame::content)& con
     started(from, start->spec);
   } else if (const auto* word = std::get_if<Go>(&content)) {
     if (from == 0) go(word->shared);
+  } else if (const auto* elements = std::get_if<Portion>(&content)) {
+    portion(from, *elements, parts);
   } else if (std::holds_alternative<Reduced>(content)) {
     reduced(from, parts);
   } else if (std::holds_alternative<Value>(content)) {
@@ -295,6 +343,10 @@ void Operation::summed(std::uint32_t slice) {
     input_ = sum_of_inputs_;
     return send_pieces();
   }
+  if (hierarchy_) {
+    hierarchy_->done(slice);
+    return take_hierarchy_effects();
+  }
   have_[slice] = 2;
   if (is_sliced() && reducers_[slice] == place_.rank) {
     pieces_.clear();
@@ -315,7 +367,7 @@ void Operation::finish_when_complete() {
   // Others may still be sent the result that is here.
   ending_ = true;
   effects_.tasks.push_back(
-      {kResult, {spec()->dtype, spec()->op, 1, {Buffer(result_)}, request_.output}});
+      {kResult, SumTask{spec()->dtype, spec()->op, 1, {Buffer(result_)}, request_.output}});
 }
 
 void Operation::value_arrived(std::uint32_t from, const std::vector<Buffer>& parts) {
@@ -395,6 +447,10 @@ std::vector<std::string> Operation::waiting_for() const {
         names.push_back(name_of(rank));
       }
     }
+    return names;
+  }
+  if (hierarchy_) {
+    for (const std::uint32_t rank : hierarchy_->waiting_for()) names.push_back(name_of(rank));
     return names;
   }
   for (std::size_t j = 0; j < reducers_.size(); ++j) {

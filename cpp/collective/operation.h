@@ -12,9 +12,11 @@
 
 #include "base/buffer.h"
 #include "base/error.h"
+#include "collective/hierarchy.h"
 #include "collective/kernels.h"
 #include "collective/messages.h"
 #include "collective/plan.h"
+#include "collective/work.h"
 #include "wire/payload.h"
 
 namespace moolink::collective {
@@ -41,7 +43,8 @@ inline constexpr std::size_t kMirroredMembers = 2;
 //   reducer j, with the pieces of all contributors, reduces them in rank order and sends its slice
 //   to everyone                                             (Reduced)
 //   done when every slice is here.
-// Each element is computed by one member only, so all members end with the same bits. A value with
+// Each element is computed by one member only, so all members end with the same bits. With members
+// on several hosts, and everyone in both roles, hosts reduce first: hierarchy.h. A value with
 // a Python operation goes to rank 0 and its result to everyone instead.
 // Every other collective begins with Started to rank 0, which says Go when all have started the
 // same: through shared memory, or over messages (Piece, straight to its place).
@@ -63,6 +66,8 @@ class Operation {
     std::uint32_t rank = 0;
     std::vector<std::string> names;  // of all members, in rank order
     bool one_host = false;
+    std::shared_ptr<const Hosts> hosts = {};  // of the ranks; null: one host
+    MutableBuffer residual = {};              // of compression at a host's leader, or empty
   };
   struct Outgoing {
     std::uint32_t to = 0;
@@ -71,7 +76,7 @@ class Operation {
   };
   struct Task {
     std::uint32_t slice = 0;
-    SumTask task;
+    Work task;
   };
   // What is to be done after an event; taken by the engine.
   struct Effects {
@@ -108,6 +113,7 @@ class Operation {
   bool retry() const { return request_.retry; }
   const Error& error() const { return error_; }
   const MutableBuffer& tensor() const { return has_output() ? request_.output : result_; }
+  const MutableBuffer& residual() const { return place_.residual; }
   const wire::Payload& value() const { return value_; }
   std::vector<std::string> waiting_for() const;
   const OpSpec* spec() const { return std::get_if<OpSpec>(&request_.what); }
@@ -132,6 +138,10 @@ class Operation {
   void send_pieces();
   void send_all_reduce_pieces();
   void place_piece(std::uint32_t from);
+  bool is_hierarchical() const;
+  void begin_hierarchy();
+  void portion(std::uint32_t from, const Portion& portion, const std::vector<Buffer>& parts);
+  void take_hierarchy_effects();
   void piece(std::uint32_t from, const OpSpec& theirs, const std::vector<Buffer>& parts);
   void reduced(std::uint32_t from, const std::vector<Buffer>& parts);
   void value_arrived(std::uint32_t from, const std::vector<Buffer>& parts);
@@ -154,7 +164,9 @@ class Operation {
   Buffer input_;               // this member's, its own inputs added up
   MutableBuffer sum_of_inputs_;
   MutableBuffer result_;
-  std::map<std::uint32_t, Buffer> pieces_;  // of my slice, by contributor
+  std::map<std::uint32_t, Buffer> pieces_;       // of my slice, by contributor
+  std::optional<HierarchicalReduce> hierarchy_;  // over several hosts
+  std::vector<std::pair<std::uint32_t, std::pair<Portion, std::vector<Buffer>>>> early_portions_;
   Passage passage_;
   bool asks_ = false;                // rank 0 for its word
   bool went_ = false;                // it was given

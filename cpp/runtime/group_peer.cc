@@ -321,6 +321,7 @@ void GroupPeer::enter(const group::View& view) {
     members.instances.push_back(view.members[rank].instance);
     members.names.push_back(view.members[rank].name);
     members.one_host &= view.members[rank].host_key == view.members[0].host_key;
+    members.host_keys.push_back(view.members[rank].host_key);
   }
   const SharedCollectives::Members same{members.epoch, members.instances, members.names,
                                         members.one_host};

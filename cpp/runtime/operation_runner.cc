@@ -72,7 +72,7 @@ void OperationRunner::carry_out() {
 }
 
 void OperationRunner::sum(collective::Engine::Sum sum) {
-  if (sum.task.output.size() <= kInlineBytes) {
+  if (sum.task.bytes() <= kInlineBytes) {
     collective::run(sum.task);
     engine_.summed(sum.op, sum.slice);
     return;

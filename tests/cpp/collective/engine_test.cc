@@ -189,4 +189,131 @@ TEST("wrong use is refused where it happens") {
   CHECK_THROWS(alone.start("x", floats(1), {one}, {}), ErrorCode::closed);
 }
 
+// --- several hosts
+
+OpSpec compressed(std::int64_t count, Compression compression) {
+  OpSpec spec = floats(count);
+  spec.compression = compression;
+  return spec;
+}
+
+TEST("members of several hosts get the same bits, small and large, early or late") {
+  for (const std::uint32_t count : {0u, 7u, 100'003u}) {
+    Members members(5, count, {0, 1, 0, 2, 1});
+    std::vector<OpId> ids;
+    for (std::size_t i = 0; i < 5; ++i) {
+      std::vector<float> input(count);
+      for (std::size_t k = 0; k < count; ++k) input[k] = static_cast<float>(k % 7 + i) / 3;
+      ids.push_back(members.start(i, "x", floats(count), {buffer(input)}));
+      members.settle();
+    }
+    const Engine::Done* first = members.done(0, ids[0]);
+    CHECK(first != nullptr && !first->error);
+    for (std::size_t i = 1; i < 5; ++i) {
+      const Engine::Done* done = members.done(i, ids[i]);
+      CHECK(done != nullptr && !done->error);
+      CHECK(values_of<float>(done->tensor) == values_of<float>(first->tensor));
+    }
+    const std::vector<float> result = values_of<float>(first->tensor);
+    for (std::size_t k = 0; k < result.size(); ++k) {
+      const float expected = static_cast<float>(5 * (k % 7) + 10) / 3;
+      CHECK(result[k] - expected < 1e-4f && expected - result[k] < 1e-4f);
+    }
+  }
+}
+
+TEST("members of several hosts who disagree are told so, wherever they are") {
+  Members members(4, 3, {0, 0, 1, 1});
+  std::vector<OpId> ids;
+  for (std::size_t i = 0; i < 4; ++i) {
+    const std::uint32_t count = i == 3 ? 40'000 : 40'001;
+    ids.push_back(members.start(i, "x", floats(count), {buffer(std::vector<float>(count, 1.0f))}));
+  }
+  members.settle();
+  for (std::size_t i = 0; i < 4; ++i) {
+    const Engine::Done* done = members.done(i, ids[i]);
+    CHECK(done != nullptr && done->error.message.find("40000") != std::string::npos);
+  }
+}
+
+TEST("what waits for a member of another host says so, and a cancelled one ends everywhere") {
+  Members members(3, 4, {0, 0, 1});
+  const std::vector<float> ones(1000, 1.0f);
+  const OpId first = members.start(0, "x", floats(1000), {buffer(ones)});
+  const OpId second = members.start(1, "x", floats(1000), {buffer(ones)});
+  members.settle();
+  CHECK(members.engine(0).waiting_for(first) == std::vector<std::string>{"peer-2"});
+  CHECK(members.engine(1).waiting_for(second) == std::vector<std::string>{"peer-0"});
+  Error enough;
+  enough.code = ErrorCode::cancelled;
+  members.cancel(1, second, enough);
+  members.settle();
+  CHECK(members.done(0, first) != nullptr && members.done(0, first)->error);
+}
+
+TEST("an input of the user is the user's again when the member is done, also between hosts") {
+  for (const std::uint32_t count : {16'384u, 50'000u}) {  // by doubling, by a ring
+    for (std::uint64_t seed = 0; seed < 20; ++seed) {
+      Members members(2, seed, {0, 1});
+      Engine::Options lent;
+      lent.lent = true;
+      std::vector<MutableBuffer> inputs;
+      std::vector<OpId> ids;
+      for (std::size_t i = 0; i < 2; ++i) {
+        inputs.push_back(HeapAllocator().allocate(count * sizeof(float)));
+        std::memset(inputs[i].data(), 0, inputs[i].size());
+        ids.push_back(members.start(i, "x", floats(count), {inputs[i]}, lent));
+      }
+      for (int step = 0; step < 1000; ++step) {
+        members.settle(1);
+        for (std::size_t i = 0; i < 2; ++i) {
+          if (members.done(i, ids[i]) == nullptr) continue;
+          std::memset(inputs[i].data(), 0x7f, inputs[i].size());
+        }
+      }
+      for (std::size_t i = 0; i < 2; ++i) {
+        CHECK(members.done(i, ids[i]) != nullptr);
+        for (const float value : values_of<float>(members.done(i, ids[i])->tensor)) {
+          CHECK_EQ(value, 0.0f);
+        }
+      }
+    }
+  }
+}
+
+TEST("compression keeps what it loses for the next operation of the name, in one epoch") {
+  Members members(2, 5, {0, 1});
+  const std::vector<float> input(40'000, 1.003f);  // no bfloat16
+  std::vector<double> sums;
+  for (const std::uint64_t epoch : {2u, 3u}) {
+    members.enter(epoch);
+    double sum = 0;
+    for (int time = 0; time < 64; ++time) {
+      std::vector<OpId> ids;
+      for (std::size_t i = 0; i < 2; ++i) {
+        ids.push_back(
+            members.start(i, "x", compressed(40'000, Compression::bf16), {buffer(input)}));
+      }
+      members.settle();
+      const auto a = values_of<float>(members.done(0, ids[0])->tensor);
+      CHECK(a == values_of<float>(members.done(1, ids[1])->tensor));
+      sum += static_cast<double>(a[39'999]);
+    }
+    sums.push_back(sum / 64);
+  }
+  for (const double mean : sums) CHECK(mean > 2.0055 && mean < 2.0065);
+  CHECK_EQ(sums[0], sums[1]);  // begun anew with the epoch
+}
+
+TEST("compression is refused where it has no meaning") {
+  Members members(2, 6, {0, 1});
+  OpSpec spec = compressed(10, Compression::int8);
+  spec.op = ReduceOp::max;
+  const Buffer input = buffer(std::vector<float>(10, 1.0f));
+  CHECK_THROWS(members.start(0, "x", spec, {input}), ErrorCode::invalid_argument);
+  spec.op = ReduceOp::sum;
+  spec.dtype = tensor::DType::int32;
+  CHECK_THROWS(members.start(0, "x", spec, {input}), ErrorCode::invalid_argument);
+}
+
 }  // namespace

@@ -1,10 +1,12 @@
 #include "collective/kernels.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <complex>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 #include <vector>
 
 #if defined(__x86_64__)
@@ -185,6 +187,152 @@ TEST("what has no meaning is refused") {
   CHECK(!is_supported(DType::float32, ReduceOp::bit_or));
   CHECK(!is_supported(DType::float8_e4m3fn, ReduceOp::sum));
   CHECK(is_supported(DType::boolean, ReduceOp::sum));
+}
+
+// The kernels' arithmetic once more, element by element, in the plainest way.
+template <class T>
+T plain(ReduceOp op, T a, T b) {
+  switch (op) {
+    case ReduceOp::sum:
+    case ReduceOp::mean:
+      return static_cast<T>(a + b);
+    case ReduceOp::prod:
+      return static_cast<T>(a * b);
+    case ReduceOp::min:
+      return std::min(a, b);
+    case ReduceOp::max:
+      return std::max(a, b);
+    default:
+      break;
+  }
+  if constexpr (std::is_integral_v<T>) {
+    if (op == ReduceOp::bit_and) return static_cast<T>(a & b);
+    if (op == ReduceOp::bit_or) return static_cast<T>(a | b);
+    return static_cast<T>(a ^ b);
+  }
+  return a;
+}
+
+constexpr ReduceOp kAllOps[] = {ReduceOp::sum,    ReduceOp::mean,   ReduceOp::min,
+                                ReduceOp::max,    ReduceOp::prod,   ReduceOp::bit_and,
+                                ReduceOp::bit_or, ReduceOp::bit_xor};
+
+template <class T>
+void check_all_ops(DType dtype) {
+  Random random(9);
+  for (const std::size_t members : {1u, 2u, 3u, 5u}) {
+    std::vector<std::vector<T>> inputs(members, std::vector<T>(1500));
+    for (auto& input : inputs) {
+      for (T& value : input) value = static_cast<T>(random.below(11));
+    }
+    for (const ReduceOp op : kAllOps) {
+      if (!is_supported(dtype, op)) continue;
+      const double divisor = op == ReduceOp::mean ? static_cast<double>(members) : 1.0;
+      const auto result = reduced<T>(dtype, op, inputs, divisor);
+      for (std::size_t i = 0; i < result.size(); ++i) {
+        T expected = inputs[0][i];
+        for (std::size_t n = 1; n < members; ++n) expected = plain(op, expected, inputs[n][i]);
+        if (op == ReduceOp::mean) expected = static_cast<T>(expected / static_cast<T>(divisor));
+        CHECK_EQ(result[i], expected);
+      }
+    }
+  }
+}
+
+TEST("every operation on every type of numbers, any number of inputs") {
+  check_all_ops<std::int8_t>(DType::int8);
+  check_all_ops<std::int16_t>(DType::int16);
+  check_all_ops<std::int32_t>(DType::int32);
+  check_all_ops<std::int64_t>(DType::int64);
+  check_all_ops<std::uint8_t>(DType::uint8);
+  check_all_ops<std::uint16_t>(DType::uint16);
+  check_all_ops<std::uint32_t>(DType::uint32);
+  check_all_ops<std::uint64_t>(DType::uint64);
+  check_all_ops<float>(DType::float32);
+  check_all_ops<double>(DType::float64);
+}
+
+TEST("halves: any number of inputs and elements, at any address, as one by one") {
+  Random random(11);
+  for (const DType dtype : {DType::float16, DType::bfloat16}) {
+    const auto widen = dtype == DType::float16 ? half_to_float : bfloat16_to_float;
+    const auto narrow = dtype == DType::float16 ? float_to_half : float_to_bfloat16;
+    for (const std::size_t members : {1u, 2u, 3u, 5u}) {
+      for (const std::size_t count : {1u, 2u, 7u, 2047u, 5001u}) {
+        std::vector<std::vector<std::uint16_t>> inputs(members,
+                                                       std::vector<std::uint16_t>(count + 1));
+        for (auto& input : inputs) {
+          for (auto& half : input) half = static_cast<std::uint16_t>(random.next());
+        }
+        for (const ReduceOp op : {ReduceOp::sum, ReduceOp::mean, ReduceOp::min, ReduceOp::prod}) {
+          const double divisor = op == ReduceOp::mean ? 3 : 1;
+          HeapAllocator heap;
+          SumTask task{dtype, op, divisor, {}, heap.allocate(2 * count + 2).slice(2, 2 * count)};
+          for (const auto& input : inputs) {
+            task.inputs.push_back(buffer(input).slice(2, 2 * count));
+          }
+          run(task);
+          for (std::size_t i = 0; i < count; ++i) {
+            float expected = widen(inputs[0][i + 1]);
+            for (std::size_t n = 1; n < members; ++n) {
+              const float next = widen(inputs[n][i + 1]);
+              if (op == ReduceOp::min) {
+                expected = next < expected || std::isnan(next) ? next : expected;
+              } else {
+                expected = plain(op, expected, next);
+              }
+            }
+            std::uint16_t half = 0;
+            std::memcpy(&half, task.output.data() + 2 * i, 2);
+            const std::uint16_t wanted = narrow(expected / static_cast<float>(divisor));
+            CHECK(half == wanted || (std::isnan(widen(half)) && std::isnan(widen(wanted))));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST("partial sums of halves are float32, and rounding them once is the sum in one step") {
+  Random random(10);
+  for (const DType dtype : {DType::float16, DType::bfloat16}) {
+    CHECK(partial_dtype(dtype) == DType::float32);
+    std::vector<Buffer> inputs;
+    for (int n = 0; n < 4; ++n) {
+      std::vector<std::uint16_t> halves(3000);
+      for (auto& half : halves) {
+        const float value = static_cast<float>(random.below(4096)) - 2048.0f;
+        half = dtype == DType::float16 ? float_to_half(value) : float_to_bfloat16(value / 3);
+      }
+      inputs.push_back(buffer(halves));
+    }
+    for (const ReduceOp op : {ReduceOp::sum, ReduceOp::max, ReduceOp::mean}) {
+      const double divisor = op == ReduceOp::mean ? 4 : 1;
+      HeapAllocator heap;
+      SumTask whole{dtype, op, divisor, inputs, heap.allocate(6000)};
+      run(whole);
+      SumTask left{dtype, op, 1, {inputs[0], inputs[1]}, heap.allocate(12000)};
+      left.partial_output = true;
+      run(left);
+      SumTask right{dtype, op, 1, {left.output}, heap.allocate(12000)};
+      right.partial_inputs = right.partial_output = true;
+      run(right);
+      for (int n = 2; n < 4; ++n) {
+        SumTask widen{dtype, op, 1, {inputs[n]}, heap.allocate(12000)};
+        widen.partial_output = true;
+        run(widen);
+        SumTask add{dtype, op, 1, {right.output, widen.output}, heap.allocate(12000)};
+        add.partial_inputs = add.partial_output = true;
+        run(add);
+        right.output = add.output;
+      }
+      SumTask last{dtype, op, divisor, {right.output}, heap.allocate(6000)};
+      last.partial_inputs = true;
+      run(last);
+      CHECK(std::memcmp(last.output.data(), whole.output.data(), 6000) == 0);
+    }
+  }
+  CHECK(partial_dtype(DType::float64) == DType::float64);
 }
 
 }  // namespace

@@ -37,7 +37,11 @@ std::vector<T> values_of(const Buffer& bytes) {
 // Some engines, and messages between them that arrive in order for each pair and else at random.
 class Members {
  public:
-  explicit Members(std::size_t count, std::uint64_t seed = 1) : random_(seed) {
+  // `hosts`: each one's, by number; empty: all are on one.
+  explicit Members(std::size_t count, std::uint64_t seed = 1,
+                   const std::vector<std::uint64_t>& hosts = {})
+      : random_(seed) {
+    for (const std::uint64_t host : hosts) members_.host_keys.push_back({2, host});
     for (std::size_t i = 0; i < count; ++i) {
       members_.instances.push_back({1, i + 1});
       members_.names.push_back("peer-" + std::to_string(i));

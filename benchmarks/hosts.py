@@ -1,0 +1,131 @@
+"""Allreduce over several hosts, beside what the links can carry: namespaces of one machine.
+
+    python -m benchmarks.hosts --hosts 2 --members 2 --rate 1000 --megabytes 64
+
+Each host is a namespace with a link of so many Mbit/s in each direction (tests/network/hosts.py;
+needs root). The link's time is that of the bytes which every host must send at least, 2 (n - 1) / n
+of the payload, at the link's rate, without headers. The bare sockets send as much in both
+directions at once; their trials alternate with moolink's. An operation's time is its slowest
+member's, from a common start, with ordinary numpy arrays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+
+from tests.network.hosts import Hosts, why_not
+from tests.network.members import all_do, members_on
+
+# argv: 0 to listen or the other's address, bytes. Prints the seconds until all has gone both ways.
+BARE = """
+import socket, sys, threading, time
+peer, size = sys.argv[1], int(sys.argv[2])
+if peer == "0":
+    listener = socket.create_server(("0.0.0.0", 7000))
+    print("listening", flush=True)
+    connection, _ = listener.accept()
+else:
+    connection = socket.create_connection((peer, 7000))
+buffer = bytearray(1 << 20)
+connection.sendall(b"x"), connection.recv(1)
+begin = time.monotonic()
+sender = threading.Thread(target=connection.sendall, args=(bytes(size),))
+sender.start()
+left = size
+while left > 0:
+    left -= connection.recv_into(buffer, min(left, len(buffer)))
+sender.join()
+connection.sendall(b"x"), connection.recv(1)
+print(time.monotonic() - begin)
+"""
+
+
+TEXT = (
+    "{hosts} hosts x {members}, {megabytes:g} MB, {compress}: link {link_ms:.1f} ms, sockets "
+    "{sockets_ms:.1f} ms, moolink {moolink_ms:.1f} ms (best {moolink_best_ms:.1f}), "
+    "{of_the_link:.2f} x the link's, CPU {cpu_ms:.0f} ms"
+)
+
+
+def bare(hosts: Hosts, size: int) -> float:
+    """Seconds in which bare sockets bring so many bytes from host 0 to 1 and back at once."""
+    command = ["python3", "-c", BARE]
+    pipes = {"stdout": subprocess.PIPE, "text": True}
+    listener = subprocess.Popen(hosts.command(1, [*command, "0", str(size)]), **pipes)
+    assert listener.stdout is not None
+    listener.stdout.readline()
+    dialler = subprocess.run(
+        hosts.command(0, [*command, hosts.address(1), str(size)]), check=True, **pipes
+    )
+    return max(float(dialler.stdout), float(listener.communicate()[0]))
+
+
+def main() -> None:
+    """Sets the hosts up, measures and prints a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--hosts", type=int, default=2)
+    parser.add_argument("--members", type=int, default=2, help="of each host")
+    parser.add_argument("--rate", type=float, default=1000, help="of each link, Mbit/s")
+    parser.add_argument("--megabytes", type=float, nargs="+", default=[0.004, 1, 16, 64])
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--compress", nargs="*", default=["none"], help="none, bf16, int8")
+    parser.add_argument("--trials", type=int, default=7)
+    parser.add_argument("--json", action="store_true", help="print one JSON object a row")
+    args = parser.parse_args()
+    if reason := why_not():
+        raise SystemExit(reason)
+    places = {f"{h}-{m}": h for m in range(args.members) for h in range(args.hosts)}
+    with Hosts(args.hosts, f"{args.rate:g}mbit") as hosts:
+        members = members_on(hosts, places)
+        for megabytes in args.megabytes:
+            count = int(megabytes * (1 << 20)) // 4
+            least = int(2 * (args.hosts - 1) / args.hosts * count * 4)
+            link = least * 8 / (args.rate * 1e6)
+            sockets: list[float] = []
+            rows: dict[str, list[dict[str, float]]] = {how: [] for how in args.compress}
+            for trial in range(args.trials + 1):
+                sockets.append(bare(hosts, least))
+                for how in args.compress:
+                    options = {} if how == "none" else {"compress": how}
+                    answers = all_do(
+                        members,
+                        "reduce",
+                        name=f"{megabytes} {how}",
+                        count=count,
+                        dtype=args.dtype,
+                        **options,
+                    )
+                    assert len({answer["digest"] for answer in answers}) == 1
+                    if trial == 0:
+                        continue  # warms pages up
+                    rows[how].append(
+                        {
+                            "wall": max(answer["seconds"] for answer in answers),
+                            "cpu": sum(answer["cpu_seconds"] for answer in answers),
+                        }
+                    )
+            for how, trials in rows.items():
+                wall = statistics.median(row["wall"] for row in trials)
+                row = {
+                    "hosts": args.hosts,
+                    "members": args.members,
+                    "megabytes": megabytes,
+                    "compress": how,
+                    "link_ms": 1e3 * link,
+                    "sockets_ms": 1e3 * statistics.median(sockets[1:]),
+                    "moolink_ms": 1e3 * wall,
+                    "moolink_best_ms": 1e3 * min(row["wall"] for row in trials),
+                    "cpu_ms": 1e3 * statistics.median(row["cpu"] for row in trials),
+                    "of_the_link": wall / link,
+                }
+                if args.json:
+                    print(json.dumps(row), flush=True)
+                    continue
+                print(TEXT.format(**row), flush=True)
+
+
+if __name__ == "__main__":
+    main()

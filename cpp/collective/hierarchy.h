@@ -1,0 +1,94 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "base/buffer.h"
+#include "base/uid.h"
+#include "collective/exchange.h"
+#include "collective/messages.h"
+#include "collective/work.h"
+
+namespace moolink::collective {
+
+// Which ranks share a host. Hosts are numbered in the order of their lowest ranks, which are their
+// leaders.
+struct Hosts {
+  std::vector<std::uint32_t> of;                  // the host of each rank
+  std::vector<std::vector<std::uint32_t>> ranks;  // of each host, rising
+
+  std::uint32_t count() const { return static_cast<std::uint32_t>(ranks.size()); }
+  std::uint32_t leader(std::uint32_t host) const { return ranks[host].front(); }
+};
+// By the host key of each rank; who has none is alone.
+Hosts hosts_of(const std::vector<Uid>& keys);
+
+// One member's part of an allreduce over several hosts, in which everyone contributes:
+//   members send their inputs, chain by chain, to their host's leader          (Portion)
+//   leaders sum them in rank order, and exchange the sums with one another     (Exchange, Portion)
+//   leaders pass each chain on to their members when it is in place            (Portion)
+// Chains follow one another: all three go on at the same time. How a host's members reduce among
+// themselves is this class's affair alone; Exchange knows hosts only.
+class HierarchicalReduce {
+ public:
+  struct Place {
+    std::uint32_t rank = 0;
+    const Hosts* hosts = nullptr;               // must outlive this
+    std::size_t segment_bytes = kSegmentBytes;  // the same at all members
+  };
+  struct Outgoing {
+    std::uint32_t to = 0;  // rank
+    Portion portion;
+    std::vector<Buffer> parts;
+  };
+  struct Effects {
+    std::vector<Outgoing> outgoing;
+    std::vector<Exchange::Task> tasks;
+  };
+
+  // `input` is sent until the result has come, and never written; `result` may still be sent then.
+  // `residual` is a leader's: see Exchange.
+  HierarchicalReduce(const OpSpec& spec, const Place& place, Buffer input, MutableBuffer result,
+                     MutableBuffer residual, Allocator& memory);
+
+  void begin();
+  // Returns false for what is not expected from this rank. The specs have been compared.
+  bool received(std::uint32_t from, const Portion& portion, const std::vector<Buffer>& parts);
+  void done(std::uint32_t task);
+
+  Effects take_effects() { return std::exchange(effects_, {}); }
+  bool complete() const;
+  std::set<std::uint32_t> waiting_for() const;  // ranks
+
+ private:
+  bool leads() const { return exchange_.has_value(); }
+  const std::vector<std::uint32_t>& neighbours() const { return hosts_.ranks[host_]; }
+  Buffer input_of(const Chain& chain) const;
+  MutableBuffer result_of(const Chain& chain) const;
+  void local_input(std::uint32_t from, std::uint32_t chain, Buffer elements);
+  void take_exchange_effects();
+  void send(std::uint32_t to, std::uint32_t chain, std::uint32_t round, Buffer elements);
+
+  const OpSpec& spec_;
+  const Hosts& hosts_;
+  const std::uint32_t rank_;
+  const std::uint32_t host_;
+  Buffer input_;
+  MutableBuffer result_;
+  Allocator& memory_;
+  std::size_t item_size_;
+  std::vector<Chain> chains_;  // a member's, by id: the ranges only
+  std::optional<Exchange> exchange_;
+  std::map<std::uint32_t, std::map<std::uint32_t, Buffer>> inputs_;  // by chain and rank
+  std::map<std::uint32_t, std::pair<std::uint32_t, Buffer>> sums_;   // tasks: chain, partial
+  std::set<std::uint32_t> lacking_;                // a member's: chains without a result
+  std::map<std::uint32_t, std::uint32_t> copies_;  // a member's tasks: chain
+  std::uint32_t next_task_ = 0;
+  Effects effects_;
+};
+
+}  // namespace moolink::collective

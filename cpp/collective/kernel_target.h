@@ -1,0 +1,65 @@
+#pragma once
+
+// What the files with arithmetic on whole tensors have in common; include it last, and in no
+// header. One copy of each kernel is made for every instruction set, and chosen when the library is
+// loaded. Sanitizers and clang before 14 cannot have the resolvers that this needs.
+
+#include <bit>
+#include <cstdint>
+
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
+#if defined(__x86_64__) && defined(__gnu_linux__) && !defined(__SANITIZE_ADDRESS__) && \
+    !defined(__SANITIZE_THREAD__) && !defined(__clang__)
+#define MOOLINK_CLONES __attribute__((target_clones("default", "avx2", "avx512f")))
+#else
+#define MOOLINK_CLONES
+#endif
+#define MOOLINK_INLINE inline __attribute__((always_inline))
+
+#if defined(__GNUC__) && !defined(__clang__)
+// Loops become vectors in every build; nobody asks for the floating-point exceptions' flags, for
+// whose sake selects would stay branches. Values are the same with and without.
+#pragma GCC optimize("O3,no-trapping-math,no-loop-unroll-and-jam,no-loop-interchange")
+#endif
+
+namespace moolink::collective {
+
+// IEEE 754 arithmetic for the time of one reduction: nothing flushed to zero, round to nearest.
+class FloatMode {
+ public:
+#if defined(__x86_64__)
+  FloatMode() : saved_(_mm_getcsr()) { _mm_setcsr(kDefault); }
+  ~FloatMode() { _mm_setcsr(saved_); }
+#else
+  FloatMode() = default;
+#endif
+  FloatMode(const FloatMode&) = delete;
+  FloatMode& operator=(const FloatMode&) = delete;
+
+ private:
+#if defined(__x86_64__)
+  static constexpr unsigned kDefault = 0x1f80;  // all exceptions masked, FTZ and DAZ off
+  unsigned saved_;
+#endif
+};
+
+MOOLINK_INLINE std::uint32_t to_bits(float value) {
+  return __builtin_bit_cast(std::uint32_t, value);
+}
+MOOLINK_INLINE float from_bits(std::uint32_t bits) { return __builtin_bit_cast(float, bits); }
+
+// A bfloat16's bits are in the lower half of an integer of 32 bits: all lanes of a vector are as
+// wide.
+MOOLINK_INLINE float widen_bfloat16(std::uint32_t half) { return from_bits(half << 16); }
+
+MOOLINK_INLINE std::uint32_t narrow_bfloat16(float value) {
+  const std::uint32_t bits = to_bits(value);
+  const std::uint32_t rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+  const std::uint32_t quiet_nan = bits | 0x400000u;
+  return (value != value ? quiet_nan : rounded) >> 16;  // NOLINT(misc-redundant-expression)
+}
+
+}  // namespace moolink::collective

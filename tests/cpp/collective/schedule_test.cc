@@ -1,0 +1,233 @@
+#include "collective/schedule.h"
+
+#include <map>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "base/random.h"
+#include "check.h"
+
+namespace {
+
+using moolink::Random;
+using moolink::collective::Chain;
+using moolink::collective::doubling;
+using moolink::collective::kSmallExchange;
+using moolink::collective::ring;
+using moolink::collective::Schedule;
+using moolink::collective::Step;
+
+// Runs the schedules of all hosts with expressions instead of numbers: "(0+1)" is the sum of hosts
+// 0 and 1 in this order. Which host goes on, and in which chain, is drawn at random.
+class Executor {
+ public:
+  Executor(std::vector<Schedule> schedules, std::uint64_t seed)
+      : schedules_(std::move(schedules)), random_(seed), sent_(schedules_.size(), 0) {
+    for (std::uint32_t host = 0; host < schedules_.size(); ++host) {
+      for (const Chain& chain : schedules_[host].chains) {
+        places_.push_back({host, &chain, 0, std::to_string(host), {}});
+      }
+    }
+  }
+
+  // Whether all steps could be done.
+  bool run() {
+    while (true) {
+      std::vector<Place*> ready;
+      bool unfinished = false;
+      for (Place& place : places_) {
+        if (place.step == place.chain->steps.size()) continue;
+        unfinished = true;
+        const Step& step = place.chain->steps[place.step];
+        const bool receives = step.kind == Step::Kind::reduce || step.kind == Step::Kind::store;
+        if (!receives || messages_.contains(key(step.peer, place.host, place.chain->id, step))) {
+          ready.push_back(&place);
+        }
+      }
+      if (ready.empty()) return !unfinished && messages_.empty();
+      go_on(*ready[random_.below(ready.size())]);
+    }
+  }
+
+  // The expression of the chain's elements at the host.
+  std::optional<std::string> result(std::uint32_t host, std::uint32_t chain) const {
+    for (const Place& place : places_) {
+      if (place.host == host && place.chain->id == chain) return place.result;
+    }
+    return {};
+  }
+  std::uint64_t sent(std::uint32_t host) const { return sent_[host]; }
+
+ private:
+  using Key = std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t>;
+  struct Place {
+    std::uint32_t host;
+    const Chain* chain;
+    std::size_t step;
+    std::string value;
+    std::optional<std::string> result;
+  };
+
+  static Key key(std::uint32_t from, std::uint32_t to, std::uint32_t chain, const Step& step) {
+    return {from, to, chain, step.round};
+  }
+
+  void go_on(Place& place) {
+    const Step& step = place.chain->steps[place.step++];
+    if (step.kind == Step::Kind::send) {
+      const Key name = key(place.host, step.peer, place.chain->id, step);
+      CHECK(!messages_.contains(name) && step.peer != place.host);
+      messages_[name] = place.value;
+      sent_[place.host] += place.chain->range.count();
+      return;
+    }
+    if (step.kind == Step::Kind::finish) {
+      place.result = place.value;
+      return;
+    }
+    const Key name = key(step.peer, place.host, place.chain->id, step);
+    const std::string theirs = messages_.at(name);
+    messages_.erase(name);
+    if (step.kind == Step::Kind::store) {
+      place.result = place.value = theirs;
+    } else {
+      place.value = step.theirs_first ? "(" + theirs + "+" + place.value + ")"
+                                      : "(" + place.value + "+" + theirs + ")";
+    }
+  }
+
+  std::vector<Schedule> schedules_;
+  Random random_;
+  std::vector<std::uint64_t> sent_;
+  std::vector<Place> places_;
+  std::map<Key, std::string> messages_;
+};
+
+// Every host once.
+bool is_whole(const std::string& expression, std::uint32_t hosts) {
+  std::map<std::string, int> seen;
+  std::string number;
+  for (const char c : expression + ")") {
+    if (c >= '0' && c <= '9') {
+      number += c;
+    } else if (!number.empty()) {
+      ++seen[number];
+      number.clear();
+    }
+  }
+  bool once = seen.size() == hosts;
+  for (const auto& [host, times] : seen) once = once && times == 1;
+  return once;
+}
+
+template <class Make>
+void check_schedules(std::uint32_t hosts, std::uint64_t count, Make make) {
+  std::vector<Schedule> schedules;
+  for (std::uint32_t host = 0; host < hosts; ++host) schedules.push_back(make(host));
+  const std::vector<Schedule> given = schedules;
+  for (std::uint64_t seed = 0; seed < 5; ++seed) {
+    Executor executor(schedules, seed);
+    CHECK(executor.run());
+    std::uint64_t covered = 0;
+    for (const Chain& chain : given[0].chains) {
+      covered += chain.range.count();
+      const auto first = executor.result(0, chain.id);
+      CHECK(first && is_whole(*first, hosts));
+      for (std::uint32_t host = 1; host < hosts; ++host) {
+        CHECK(executor.result(host, chain.id) == first);
+      }
+    }
+    CHECK_EQ(covered, count);
+  }
+  std::map<std::uint32_t, moolink::collective::Range> ranges;
+  for (const Chain& chain : given[0].chains) ranges[chain.id] = chain.range;
+  std::uint64_t at = 0;
+  std::map<std::uint64_t, std::uint64_t> in_order;
+  for (const auto& [id, range] : ranges) in_order[range.begin] = range.end;
+  for (const auto& [begin, end] : in_order) {
+    CHECK_EQ(begin, at);
+    at = end;
+  }
+  CHECK_EQ(at, count);
+  for (const Schedule& schedule : given) {
+    CHECK_EQ(schedule.chains.size(), ranges.size());
+    for (const Chain& chain : schedule.chains) CHECK(ranges.at(chain.id) == chain.range);
+  }
+}
+
+TEST("a ring reduces every element once at one host, in any order of delivery") {
+  for (std::uint32_t hosts = 1; hosts <= 9; ++hosts) {
+    for (const std::uint64_t count : {20000u, 100003u}) {
+      check_schedules(hosts, count, [&](std::uint32_t host) {
+        return ring(count, 4, hosts, host, std::size_t{16} << 10);
+      });
+      for (std::uint32_t host = 0; host < hosts; ++host) {
+        CHECK(!ring(count, 4, hosts, host).computed_by_many);
+      }
+    }
+  }
+}
+
+TEST("a ring's element is finished by one host only") {
+  for (std::uint32_t hosts = 2; hosts <= 9; ++hosts) {
+    std::map<std::uint32_t, int> finished;
+    for (std::uint32_t host = 0; host < hosts; ++host) {
+      for (const Chain& chain : ring(100003, 4, hosts, host).chains) {
+        for (const Step& step : chain.steps) {
+          finished[chain.id] += step.kind == Step::Kind::finish ? 1 : 0;
+        }
+      }
+    }
+    for (const auto& [chain, times] : finished) CHECK_EQ(times, 1);
+  }
+}
+
+TEST("a ring sends 2 (hosts - 1) / hosts of the bytes from every host") {
+  for (std::uint32_t hosts = 2; hosts <= 9; ++hosts) {
+    const std::uint64_t count = 1 << 20;
+    std::vector<Schedule> schedules;
+    for (std::uint32_t host = 0; host < hosts; ++host) {
+      schedules.push_back(ring(count, 4, hosts, host));
+    }
+    Executor executor(std::move(schedules), 1);
+    CHECK(executor.run());
+    const std::uint64_t least = 2 * (hosts - 1) * count / hosts;
+    for (std::uint32_t host = 0; host < hosts; ++host) {
+      CHECK(executor.sent(host) <= least + 2 * hosts * 16);  // blocks begin at cache lines
+    }
+  }
+}
+
+TEST("recursive doubling evaluates one expression at all hosts, beyond powers of two, too") {
+  for (std::uint32_t hosts = 1; hosts <= 17; ++hosts) {
+    check_schedules(hosts, 1000, [&](std::uint32_t host) { return doubling(1000, hosts, host); });
+  }
+}
+
+TEST("recursive doubling takes log2 rounds, and two more for those beyond a power of two") {
+  for (std::uint32_t hosts = 1; hosts <= 17; ++hosts) {
+    std::uint32_t core = 0;
+    while (2u << core <= hosts) ++core;
+    for (std::uint32_t host = 0; host < hosts; ++host) {
+      std::uint32_t received = 0;
+      const Schedule schedule = doubling(8, hosts, host);
+      for (const Step& step : schedule.chains[0].steps) {
+        received += step.kind == Step::Kind::reduce || step.kind == Step::Kind::store ? 1 : 0;
+      }
+      CHECK(received <= core + 1);
+    }
+  }
+}
+
+TEST("the size chooses, and nothing to reduce is a schedule, too") {
+  using moolink::collective::schedule;
+  CHECK_EQ(schedule(kSmallExchange / 4, 4, 3, 0).chains.size(), std::size_t{1});
+  CHECK(schedule(kSmallExchange / 4 + 1, 4, 3, 0).chains.size() > 1);
+  CHECK_EQ(schedule(0, 4, 3, 1).chains.size(), std::size_t{1});
+  CHECK_EQ(schedule(1 << 24, 4, 2, 0).chains.size(), std::size_t{64});  // of 1 MiB each
+  CHECK_EQ(schedule(1 << 18, 4, 2, 0).chains.size(), std::size_t{8});   // of 128 KiB each
+}
+
+}  // namespace

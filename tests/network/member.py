@@ -1,0 +1,101 @@
+"""A member of a group that does what it is told: ``python -m tests.network.member broker name``.
+
+Takes one JSON object a line on standard input, answers each with one on standard output.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+import moolink
+from tests.waiting import until
+
+
+def elements(name: str, count: int, dtype: str) -> np.ndarray:
+    """What the peer of this name contributes: ``count`` elements, the same in every process."""
+    seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
+    generator = np.random.default_rng(seed)
+    if np.issubdtype(np.dtype(dtype), np.floating):
+        return generator.standard_normal(count).astype(dtype)
+    return generator.integers(1, 100, count).astype(dtype)
+
+
+class Member:
+    """One peer in one group."""
+
+    def __init__(self, broker: str, name: str) -> None:
+        self.rpc = moolink.Rpc(name)
+        self.rpc.define("echo", lambda x: x)
+        self.rpc.connect(broker)
+        self.name = name
+        self.group = moolink.Group(self.rpc, "group")
+        self._data: np.ndarray | None = None
+
+    def formed(self, members: list[str]) -> list[str]:
+        """Waits until these, in any order, are the members; returns them by rank."""
+
+        def there() -> bool:
+            self.group.update()
+            return sorted(self.group.members()) == sorted(members)
+
+        until(there, f"members {members}; there are {self.group.members()}")
+        return self.group.members()
+
+    def echo(self, peer: str, value: Any) -> Any:
+        """Calls another member."""
+        return self.rpc.sync(peer, "echo", value)
+
+    def path(self, peer: str) -> str:
+        """The kind of path in use to another member."""
+        path = self.rpc.explain(peer)["path"]
+        return path if isinstance(path, str) else path["kind"]
+
+    def reduce(
+        self,
+        name: str,
+        count: int,
+        dtype: str = "float32",
+        in_common: bool = True,
+        **options: Any,
+    ) -> dict[str, Any]:
+        """Reduces this peer's :func:`elements` with those of the others.
+
+        Args:
+            in_common: wait for the others before.
+
+        Returns:
+            The result's digest and first elements, and the seconds that it took: of the clock,
+            and of this process on the processors.
+        """
+        if self._data is None or (self._data.size, self._data.dtype) != (count, np.dtype(dtype)):
+            self._data = elements(self.name, count, dtype)
+        if in_common:
+            self.group.all_reduce("start", 0, on_change="retry").result(60)
+        begin, used = time.monotonic(), time.process_time()
+        result = self.group.all_reduce(name, self._data, on_change="retry", **options).result(60)
+        seconds, cpu_seconds = time.monotonic() - begin, time.process_time() - used
+        return {
+            "digest": hashlib.sha256(result.tobytes()).hexdigest(),
+            "head": result[:8].tolist(),
+            "seconds": seconds,
+            "cpu_seconds": cpu_seconds,
+        }
+
+
+def main() -> None:
+    """Serves until the end of the input."""
+    member = Member(sys.argv[1], sys.argv[2])
+    for line in sys.stdin:
+        asked = json.loads(line)
+        answer = getattr(member, asked.pop("do"))(**asked)
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

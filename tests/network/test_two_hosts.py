@@ -1,0 +1,104 @@
+"""Groups over two hosts: network namespaces that are joined by a router, see hosts.py."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.network.hosts import Hosts
+from tests.network.member import elements
+from tests.network.members import all_do, members_on
+from tests.waiting import until
+
+MakeHosts = Callable[..., Hosts]
+TWO_AND_TWO = {"a": 0, "b": 0, "c": 1, "d": 1}
+
+
+def test_peers_of_one_host_share_memory_and_those_of_two_do_not(make_hosts: MakeHosts) -> None:
+    a, _, _, _ = members_on(make_hosts(2), TWO_AND_TWO)
+    for peer in ("b", "c"):
+        assert a.ask("echo", peer=peer, value=[1, "x"]) == [1, "x"]
+    assert a.ask("path", peer="b") == "shm"
+    assert a.ask("path", peer="c") == "tcp"
+
+
+@pytest.mark.parametrize("count", [5, 300_001])
+def test_all_reduce_gives_the_same_bits_on_two_hosts(make_hosts: MakeHosts, count: int) -> None:
+    members = members_on(make_hosts(2), TWO_AND_TWO)
+    for dtype in ("float32", "int32"):
+        answers = all_do(members, "reduce", name="sum", count=count, dtype=dtype)
+        assert len({answer["digest"] for answer in answers}) == 1
+    answers = all_do(members, "reduce", name="head", count=5)
+    expected = sum(elements(name, 5, "float32").astype(np.float64) for name in TWO_AND_TWO)
+    np.testing.assert_allclose(answers[0]["head"], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("compress", "error"), [("bf16", 2**-6), ("int8", 2**-3)])
+def test_what_is_compressed_between_hosts_has_the_same_bits_and_a_bounded_error(
+    make_hosts: MakeHosts, compress: str, error: float
+) -> None:
+    members = members_on(make_hosts(2), TWO_AND_TWO)
+    answers = all_do(members, "reduce", name="x", count=100_001, compress=compress)
+    assert len({answer["digest"] for answer in answers}) == 1
+    expected = sum(elements(name, 100_001, "float32")[:8] for name in TWO_AND_TWO)
+    head = np.array(answers[0]["head"])
+    assert not np.array_equal(head, expected), "it was compressed"
+    np.testing.assert_allclose(head, expected, atol=error)
+
+
+def test_an_operation_whose_hosts_are_parted_is_tried_again_by_those_who_are_left(
+    make_hosts: MakeHosts,
+) -> None:
+    hosts = make_hosts(2, rate="50mbit")
+    members = members_on(hosts, TWO_AND_TWO)
+    near, far = members[:2], members[2:]
+    count = 4_000_000
+    for member in members:
+        member.begin("reduce", name="x", count=count)
+    until(lambda: hosts.bytes_received(1) > 1 << 20, "the first elements")
+    hosts.cut(1)
+    answers = [member.end() for member in near]
+    assert answers[0]["digest"] == answers[1]["digest"]
+    expected = elements("a", count, "float32")[:8] + elements("b", count, "float32")[:8]
+    np.testing.assert_allclose(answers[0]["head"], expected, rtol=1e-6)
+    hosts.mend(1)
+    all_do(near, "formed", members=list(TWO_AND_TWO))
+    for member in near:
+        member.begin("reduce", name="x", count=count, in_common=False)
+    answers = [member.end() for member in (*near, *far)]
+    assert len({answer["digest"] for answer in answers}) == 1
+
+
+def test_a_host_whose_link_is_cut_is_evicted_and_comes_back(make_hosts: MakeHosts) -> None:
+    hosts = make_hosts(2)
+    members = members_on(hosts, TWO_AND_TWO)
+    near = members[:2]
+    hosts.cut(1)
+    all_do(near, "formed", members=["a", "b"])
+    answers = all_do(near, "reduce", name="without them", count=1000)
+    assert answers[0]["digest"] == answers[1]["digest"]
+    hosts.mend(1)
+    all_do(members, "formed", members=list(TWO_AND_TWO))
+    answers = all_do(members, "reduce", name="together again", count=100_000)
+    assert len({answer["digest"] for answer in answers}) == 1
+
+
+def test_three_hosts(make_hosts: MakeHosts) -> None:
+    members = members_on(make_hosts(3), {"a": 0, "b": 1, "c": 2, "d": 2})
+    answers = all_do(members, "reduce", name="sum", count=100_000)
+    assert len({answer["digest"] for answer in answers}) == 1
+
+
+def test_nothing_is_left_behind(make_hosts: MakeHosts) -> None:
+    hosts = make_hosts(2)
+    pids = [namespace.pid for namespace in hosts._namespaces]
+    process = hosts.start(1, "http.server", "80", stderr=subprocess.DEVNULL)
+    hosts.close()
+    assert process.poll() is not None
+    assert not any(Path(f"/proc/{pid}/ns/net").exists() for pid in pids)
+    assert os.listdir("/sys/class/net"), "this machine's own interfaces are as they were"

@@ -1,0 +1,268 @@
+#include "exchange/world.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <string>
+
+#include "common/program.h"
+
+namespace moolink::sim {
+namespace {
+
+using collective::Compression;
+using collective::ReduceOp;
+using tensor::DType;
+
+double element_of(DType dtype, const std::byte* data, std::uint64_t index) {
+  const auto read = [&]<class T>(T value) {
+    std::memcpy(&value, data + index * sizeof(T), sizeof(T));
+    return value;
+  };
+  switch (dtype) {
+    case DType::float32:
+      return static_cast<double>(read(float{}));
+    case DType::float64:
+      return read(double{});
+    case DType::int32:
+      return read(std::int32_t{});
+    case DType::uint8:
+      return read(std::uint8_t{});
+    case DType::float16:
+      return static_cast<double>(collective::half_to_float(read(std::uint16_t{})));
+    default:
+      return static_cast<double>(collective::bfloat16_to_float(read(std::uint16_t{})));
+  }
+}
+
+void write_element(DType dtype, std::byte* data, std::uint64_t index, double number) {
+  const auto write = [&]<class T>(T value) {
+    std::memcpy(data + index * sizeof(T), &value, sizeof(T));
+  };
+  switch (dtype) {
+    case DType::float32:
+      return write(static_cast<float>(number));
+    case DType::float64:
+      return write(number);
+    case DType::int32:
+      return write(static_cast<std::int32_t>(number));
+    case DType::uint8:
+      return write(static_cast<std::uint8_t>(number));
+    case DType::float16:
+      return write(collective::float_to_half(static_cast<float>(number)));
+    default:
+      return write(collective::float_to_bfloat16(static_cast<float>(number)));
+  }
+}
+
+}  // namespace
+
+void ExchangeWorld::draw() {
+  Random& random = simulation_.random;
+  const auto ranks = static_cast<std::uint32_t>(2 + random.below(10));
+  const std::uint64_t hosts = 1 + random.below(std::min(9u, ranks));
+  std::vector<Uid> keys;
+  for (std::uint32_t rank = 0; rank < ranks; ++rank) keys.push_back({1, random.below(hosts)});
+  hosts_ = collective::hosts_of(keys);
+  const DType dtypes[] = {DType::float32, DType::float32,  DType::float32,
+                          DType::float32, DType::float64,  DType::int32,
+                          DType::uint8,   DType::bfloat16, DType::float16};
+  spec_.dtype = dtypes[random.below(std::size(dtypes))];
+  const ReduceOp ops[] = {ReduceOp::sum,     ReduceOp::mean,   ReduceOp::min,    ReduceOp::max,
+                          ReduceOp::bit_and, ReduceOp::bit_or, ReduceOp::bit_xor};
+  do {
+    spec_.op = ops[random.below(std::size(ops))];
+  } while (!collective::is_supported(spec_.dtype, spec_.op));
+  spec_.divisor = spec_.op == ReduceOp::mean ? ranks : 1;
+  const std::uint64_t counts[] = {0, 1, 100, 5000, 20000, 40000, 100003};
+  const std::uint64_t count = counts[random.below(std::size(counts))];
+  segment_bytes_ = std::size_t{1} << (random.chance(1, 2) ? 20 : 12 + random.below(6));
+  spec_.shape = {static_cast<std::int64_t>(count)};
+  const bool averages = spec_.op == ReduceOp::sum || spec_.op == ReduceOp::mean;
+  if (spec_.dtype == DType::float32 && averages && random.chance(3, 4)) {
+    spec_.compression = random.chance(1, 2) ? Compression::bf16 : Compression::int8;
+  }
+  whole_numbers_ = spec_.compression == Compression::none && random.chance(1, 2);
+}
+
+void ExchangeWorld::draw_inputs() {
+  const std::uint64_t count = spec_.count();
+  for (std::size_t rank = 0; rank < hosts_.of.size(); ++rank) {
+    const MutableBuffer input = heap_.allocate(spec_.byte_size());
+    Random random(simulation_.random.next());
+    for (std::uint64_t i = 0; i < count; ++i) {
+      const double whole = static_cast<double>(random.below(16));
+      const double any = static_cast<double>(random.below(1u << 24)) / (1 << 20) - 4;
+      const bool integer = spec_.dtype == DType::int32 || spec_.dtype == DType::uint8;
+      write_element(spec_.dtype, input.data(), i, whole_numbers_ || integer ? whole : any);
+    }
+    inputs_.push_back(input);
+  }
+}
+
+void ExchangeWorld::run() {
+  draw();
+  draw_inputs();
+  members_.resize(hosts_.of.size());
+  const bool compresses = spec_.compression != Compression::none;
+  for (Member& member : members_) {
+    if (!compresses || spec_.count() == 0) continue;
+    member.residual = heap_.allocate(spec_.byte_size());
+    std::memset(member.residual.data(), 0, member.residual.size());
+  }
+  totals_.assign(spec_.count(), 0);
+  const std::size_t times = compresses ? 6 : 1;
+  for (std::size_t time = 0; time < times; ++time) {
+    reduce_once();
+    check_same_bits();
+    for (std::uint64_t i = 0; i < totals_.size(); ++i) {
+      totals_[i] += element_of(spec_.dtype, members_[0].result.data(), i);
+    }
+  }
+  check_values(times);
+  ++coverage[hosts_.count() == 1 ? "one host" : "several hosts"];
+  if (hosts_.count() == 3 || hosts_.count() > 4) ++coverage["no power of two"];
+  const bool small = spec_.byte_size() <= collective::kSmallExchange / 2;
+  ++coverage[small ? "small" : "large"];
+  if (!small && segment_bytes_ < (1 << 14)) ++coverage["many segments"];
+  if (compresses && !small && hosts_.count() > 1) ++coverage["compressed"];
+}
+
+void ExchangeWorld::reduce_once() {
+  for (std::uint32_t rank = 0; rank < members_.size(); ++rank) {
+    Member& member = members_[rank];
+    member.result = heap_.allocate(spec_.byte_size());
+    member.began = false;
+    member.machine = std::make_unique<collective::HierarchicalReduce>(
+        spec_, collective::HierarchicalReduce::Place{rank, &hosts_, segment_bytes_}, inputs_[rank],
+        member.result, member.residual, heap_);
+  }
+  std::size_t limit = 1'000'000;
+  while (go_on()) require(--limit > 0, "the reduction does not come to an end");
+  for (std::uint32_t rank = 0; rank < members_.size(); ++rank) {
+    require(members_[rank].machine->complete(),
+            "rank " + std::to_string(rank) + " waits although nothing is under way");
+  }
+}
+
+// One thing that can be done, drawn at random; false when there is none.
+bool ExchangeWorld::go_on() {
+  std::vector<std::pair<int, std::size_t>> choices;
+  for (std::size_t rank = 0; rank < members_.size(); ++rank) {
+    if (!members_[rank].began) choices.emplace_back(0, rank);
+    if (!members_[rank].tasks.empty()) choices.emplace_back(1, rank);
+  }
+  for (std::size_t i = 0; i < under_way_.size(); ++i) {
+    if (members_[under_way_[i].to].began) choices.emplace_back(2, i);
+  }
+  if (choices.empty()) return false;
+  const auto [what, index] = choices[simulation_.random.below(choices.size())];
+  simulation_.trace.add(static_cast<std::uint64_t>(what) * 1000 + index);
+  if (what == 2) {
+    deliver(index);
+    return true;
+  }
+  const auto rank = static_cast<std::uint32_t>(index);
+  Member& member = members_[rank];
+  if (what == 0) {
+    member.began = true;
+    member.machine->begin();
+  } else {
+    const std::size_t chosen = simulation_.random.below(member.tasks.size());
+    const collective::Exchange::Task task = std::move(member.tasks[chosen]);
+    member.tasks.erase(member.tasks.begin() + static_cast<std::ptrdiff_t>(chosen));
+    collective::run(task.work);
+    member.machine->done(task.id);
+  }
+  take_effects(rank);
+  return true;
+}
+
+void ExchangeWorld::deliver(std::size_t index) {
+  const Message message = std::move(under_way_[index]);
+  under_way_.erase(under_way_.begin() + static_cast<std::ptrdiff_t>(index));
+  const bool expected =
+      members_[message.to].machine->received(message.from, message.portion, message.parts);
+  require(expected, "rank " + std::to_string(message.to) + " did not expect what rank " +
+                        std::to_string(message.from) + " sent");
+  take_effects(message.to);
+}
+
+void ExchangeWorld::take_effects(std::uint32_t rank) {
+  auto effects = members_[rank].machine->take_effects();
+  for (auto& outgoing : effects.outgoing) {
+    require(outgoing.to != rank, "a rank sends to itself");
+    under_way_.push_back(
+        {rank, outgoing.to, std::move(outgoing.portion), std::move(outgoing.parts)});
+  }
+  for (auto& task : effects.tasks) members_[rank].tasks.push_back(std::move(task));
+}
+
+void ExchangeWorld::check_same_bits() {
+  for (std::size_t rank = 1; rank < members_.size(); ++rank) {
+    require(
+        spec_.byte_size() == 0 || std::memcmp(members_[0].result.data(),
+                                              members_[rank].result.data(), spec_.byte_size()) == 0,
+        "ranks 0 and " + std::to_string(rank) + " have different bits");
+  }
+}
+
+double ExchangeWorld::exact(std::uint64_t element) const {
+  double value = element_of(spec_.dtype, inputs_[0].data(), element);
+  for (std::size_t rank = 1; rank < inputs_.size(); ++rank) {
+    const double next = element_of(spec_.dtype, inputs_[rank].data(), element);
+    const auto a = static_cast<std::int64_t>(value);
+    const auto b = static_cast<std::int64_t>(next);
+    switch (spec_.op) {
+      case ReduceOp::sum:
+      case ReduceOp::mean:
+      case ReduceOp::prod:
+        value += next;
+        break;
+      case ReduceOp::min:
+        value = std::min(value, next);
+        break;
+      case ReduceOp::max:
+        value = std::max(value, next);
+        break;
+      case ReduceOp::bit_and:
+        value = static_cast<double>(a & b);
+        break;
+      case ReduceOp::bit_or:
+        value = static_cast<double>(a | b);
+        break;
+      case ReduceOp::bit_xor:
+        value = static_cast<double>(a ^ b);
+        break;
+    }
+  }
+  return value / spec_.divisor;
+}
+
+// The mean of the results of several times: what compression loses is made good later.
+void ExchangeWorld::check_values(std::size_t times) {
+  const auto ranks = static_cast<double>(hosts_.of.size());
+  const double greatest = whole_numbers_ ? 15 : 12;
+  double allowed = 0;
+  if (spec_.dtype == DType::float32) allowed = ranks * greatest * 0x1p-20;
+  if (spec_.dtype == DType::float64) allowed = ranks * greatest * 0x1p-48;
+  if (spec_.dtype == DType::float16) allowed = ranks * greatest * 0x1p-10;
+  if (spec_.dtype == DType::bfloat16) allowed = ranks * greatest * 0x1p-7;
+  if (whole_numbers_ && spec_.dtype == DType::float32 && spec_.op != ReduceOp::mean) allowed = 0;
+  if (spec_.compression != Compression::none) {
+    const double coarse = spec_.compression == Compression::bf16 ? 0x1p-8 : 1.0 / 250;
+    const auto hops = static_cast<double>(hosts_.count());
+    // Every hop keeps at most half a step back, which is there once, not once a time.
+    allowed = ranks * greatest * hops * coarse / static_cast<double>(times) /
+                  (spec_.op == ReduceOp::mean ? ranks : 1) +
+              allowed;
+  }
+  for (std::uint64_t i = 0; i < spec_.count(); ++i) {
+    const double mean = totals_[i] / static_cast<double>(times);
+    require(std::fabs(mean - exact(i)) <= allowed, spec_.text() + ", element " + std::to_string(i) +
+                                                       ": " + std::to_string(mean) +
+                                                       " instead of " + std::to_string(exact(i)));
+  }
+}
+
+}  // namespace moolink::sim
