@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import weakref
@@ -10,7 +9,7 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from moolink import deadlines
+from moolink import deadlines, logs
 from moolink._core import RpcCore, RpcDeferredReturn
 from moolink.errors import Error, QueueFull
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from moolink.async_handlers import AsyncHandler
     from moolink.batch_layout import Mode
     from moolink.batch_stacking import BatchOptions, Call
-    from moolink.batching import BatchHandler
+    from moolink.batching import BatchHandler, CallQueue
     from moolink.queue import Queue
 
 _FINISH = 0.5  # seconds that tasks have to end when their peer is closed
@@ -47,8 +46,8 @@ class Rpc(RpcCore):
         """Lets peers call `function` by `name`.
 
         It runs on a worker thread with the caller's arguments; what it returns is the reply. What
-        it raises is raised at the caller as moolink.RemoteError, with type, text and traceback. It
-        may make blocking calls itself.
+        it raises, or an exception that it returns, is raised at the caller as moolink.RemoteError,
+        with type, text and traceback. It may make blocking calls itself.
 
         A coroutine function runs as a task of the event loop that runs now, else of one on a thread
         of moolink's. The task is cancelled once its caller does not wait any more.
@@ -77,10 +76,12 @@ class Rpc(RpcCore):
                 first one, which may differ from call to call, values repeated for each row.
             bucket_sizes: rising sizes, of which a dynamic batch gets the next one, filled up with
                 zeros (values with None), so that what is compiled for a shape is compiled a few
-                times only. The largest is the default of batch_size.
+                times only. The largest is the default of batch_size; a call with more rows fails.
 
         Raises:
-            ValueError: the name is defined already, or the options contradict one another.
+            TypeError: `function` is not callable.
+            ValueError: the name is defined already, the options contradict one another, or no
+                batch can be made on `device`.
         """
         options = _batch_options(
             batch_size, device, dynamic_batching, mode, max_latency, pad, bucket_sizes
@@ -126,7 +127,8 @@ class Rpc(RpcCore):
 
         An item is a triple: the return callback, the arguments as a tuple, and the keyword
         arguments as a dict. Reply with `callback(value)` or `callback.error(exception)`, from any
-        thread. Calls whose callers have stopped waiting are left out.
+        thread. Calls whose callers have stopped waiting are left out. What the program itself puts
+        there (`enqueue`) comes out as it is; a queue of batches takes calls only.
 
         With `batch_size` or `dynamic_batching` an item is a batch of calls, as in define, and its
         callback a BatchReturn. A dynamic batch has the calls that wait when it is taken.
@@ -137,14 +139,15 @@ class Rpc(RpcCore):
             others: as in define.
 
         Raises:
-            ValueError: the name is defined already, or the options contradict one another.
+            ValueError: the name is defined already, the options contradict one another, or no
+                batch can be made on `device`.
         """
         from moolink.batching import BatchQueue, CallQueue
 
         options = _batch_options(
             batch_size, device, dynamic_batching, mode, max_latency, pad, bucket_sizes
         )
-        queue = CallQueue(max_size) if options is None else BatchQueue(options, max_size)
+        queue: CallQueue = BatchQueue(options, max_size) if options else CallQueue(max_size)
         served = _Closing(queue)
         self._serve(name, functools.partial(_enqueue, name, queue), served)
         # Nobody will ever put a call there once the peer is gone.
@@ -206,6 +209,8 @@ class Rpc(RpcCore):
         deferred: bool,
         options: BatchOptions | None,
     ) -> None:
+        if not callable(function):
+            raise TypeError(f"the handler of {name!r} is not callable: {function!r}")
         tasks = _tasks_of(name, function, deferred)
         yields = inspect.isasyncgenfunction(_unwrapped(function))
         if yields and (deferred or options is not None):
@@ -215,7 +220,8 @@ class Rpc(RpcCore):
         elif options is not None:
             from moolink.batching import BatchHandler
 
-            serve = functools.partial(_defer if deferred else _answer, function)
+            answer = functools.partial(_answer, function)
+            serve = functools.partial(_defer, name, function) if deferred else answer
             handler = BatchHandler(options, serve if tasks is None else tasks.start_batch)
             self._serve(name, handler, _Closing(handler.queue, tasks, handler))
         elif tasks is not None:
@@ -293,10 +299,10 @@ def _close(queue: weakref.ref[Queue]) -> None:
 
 
 def _enqueue(
-    name: str, queue: Queue, reply: RpcDeferredReturn, /, *args: Any, **kwargs: Any
+    name: str, queue: CallQueue, reply: RpcDeferredReturn, /, *args: Any, **kwargs: Any
 ) -> None:
     try:
-        queue.enqueue((reply, args, kwargs))
+        queue.put_call(reply, args, kwargs)
     except QueueFull as full:
         reply.refuse(f"the queue of {name!r} is full: {full}; call again later")
 
@@ -311,12 +317,14 @@ def _answer(function: Callable[..., Any], batch: Call, done: Callable[[], None])
     return True
 
 
-def _defer(function: Callable[..., Any], batch: Call, done: Callable[[], None]) -> bool:
+def _defer(name: str, function: Callable[..., Any], batch: Call, done: Callable[[], None]) -> bool:
     try:
         function(batch.reply, *batch.args, **batch.kwargs)
     except BaseException as raised:  # noqa: BLE001 - whatever it is, it is the callers'
-        with contextlib.suppress(Error):  # It has replied already.
+        try:
             batch.reply.error(raised)
+        except Error:
+            logs.raised_after_reply(name, raised)
     return True
 
 

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/error.h"
 #include "bind/value.h"
@@ -33,14 +34,21 @@ class PyDeferred {
   void reply(nb::object value);
   void error(nb::handle exception);
   void refuse(const std::string& reason);
+  void reject(const std::string& reason);
   void add_cancel_callback(nb::callable callback);
   bool cancelled() const { return responder_->cancelled(); }
 
+  static int traverse(PyObject* self, visitproc visit, void* arg);
+  static int clear(PyObject* self);
+
  protected:
+  using Callbacks = std::vector<nb::object>;
+
   void require_unsent() const;
 
   std::shared_ptr<runtime::Responder> responder_;
   std::shared_ptr<const ValueOptions> options_;
+  std::shared_ptr<Callbacks> cancel_callbacks_;  // null: none, or there was a reply
 };
 
 // ... of a define_streamed handler: items before the reply.
