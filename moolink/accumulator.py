@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import math
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 Role = Literal["member", "observer"]
 Divergence = Literal["raise", "warn", "resync"]
 Nonfinite = Literal["keep", "skip", "raise"]
+
+LARGEST_BATCH = 2**40  # sums of many fit 64 bits
 
 
 class AccumulatorBase(abc.ABC):
@@ -278,11 +281,12 @@ class AccumulatorBase(abc.ABC):
 
         Raises:
             RuntimeError: ``wants_gradients()`` is false.
-            ValueError: ``batch_size`` is less than 1.
+            ValueError: ``batch_size`` is less than 1 or more than 2**40, or a counter needs more
+                than 64 bits.
+            TypeError: ``batch_size`` or a counter is no integer, or its name no string.
             FloatingPointError: an element is not finite and ``on_nonfinite`` is ``"raise"``.
         """
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, not {batch_size}")
+        batch_size, sums = _checked_batch_size(batch_size), _checked_counters(counters)
         self._require_wanted("reduce_gradients")
         clear = self._on_nonfinite != "raise"
         finite = self._gather(batch_size, clear)
@@ -294,7 +298,7 @@ class AccumulatorBase(abc.ABC):
             logger.warning("the gradients are not finite: this contribution is skipped")
             self._skipped_contributions += 1
             batch_size = 0
-        self._core.offer(batch_size, dict(counters or {}))
+        self._core.offer(batch_size, sums)
 
     def skip_gradients(self, counters: Mapping[str, int] | None = None) -> None:
         """Contributes nothing but counters. Never needed: a silent peer holds nobody up.
@@ -302,8 +306,9 @@ class AccumulatorBase(abc.ABC):
         Raises:
             RuntimeError: ``wants_gradients()`` is false.
         """
+        sums = _checked_counters(counters)
         self._require_wanted("skip_gradients")
-        self._core.offer(0, dict(counters or {}))
+        self._core.offer(0, sums)
 
     def zero_gradients(self) -> None:
         """Ends the use of a result: zeroes the gradients and makes room for the next round."""
@@ -401,7 +406,10 @@ class AccumulatorBase(abc.ABC):
         return training_steps(self, self._group, apply, state, load_state, until, totals)
 
     def close(self) -> None:
-        """Leaves the group (at once for the others) and releases its memory."""
+        """Takes part no more and releases its memory. Leaves the group, at once for the others,
+        if the accumulator made it; else close the group as well, for the others wait for this peer
+        as long as it is a member.
+        """
         self._core.close()
         if self._own_rpc is not None:
             self._group.close()
@@ -428,6 +436,29 @@ class AccumulatorBase(abc.ABC):
 def _require_one_of(what: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
         raise ValueError(f"{what} must be one of {', '.join(map(repr, known))}, not {value!r}")
+
+
+def _checked_batch_size(batch_size: int) -> int:
+    size = operator.index(batch_size)
+    if not 1 <= size <= LARGEST_BATCH:
+        raise ValueError(f"batch_size must be at least 1 and at most 2**40, not {size}")
+    return size
+
+
+def _checked_counters(counters: Mapping[str, int] | None) -> dict[str, int]:
+    checked = {}
+    for name, value in (counters or {}).items():
+        if not isinstance(name, str):
+            raise TypeError(f"a counter's name must be a string, not {name!r}")
+        try:
+            checked[name] = operator.index(value)
+        except TypeError:
+            raise TypeError(
+                f"counter {name!r} must be an integer, for it is summed exactly, not {value!r}"
+            ) from None
+        if not -(2**63) <= checked[name] < 2**63:
+            raise ValueError(f"counter {name!r} needs more than 64 bits: {value}")
+    return checked
 
 
 def _add(totals: dict[str, int], counters: Mapping[str, int]) -> None:

@@ -30,8 +30,9 @@ class Accumulator(AccumulatorBase):
         options: ``role``, ``checksum_every``, ``on_divergence``, ``max_grad_norm`` and
             ``on_nonfinite`` of the base class.
 
-    While :meth:`has_gradients` is true, ``.grad`` of each parameter is the round's mean; afterwards
-    it is the tensor that it was before, zeroed.
+    While :meth:`has_gradients` is true, ``.grad`` of each parameter is the round's mean, where
+    parameters lie in host memory without gaps without another copy; afterwards it is the tensor
+    that it was before, zeroed.
 
     Raises:
         TypeError: a parameter or buffer is not a tensor, or not a dense one.
@@ -152,7 +153,7 @@ class Accumulator(AccumulatorBase):
                 if _is_plain(parameter, section.dtype):
                     parameter.grad = mean
                 else:
-                    parameter.grad = torch.empty_like(parameter).copy_(mean)
+                    parameter.grad = gradient.copy_(mean)
 
     def _clear(self) -> None:
         if self._set_aside is not None:

@@ -253,6 +253,15 @@ def test_misuse(make: Make) -> None:
     connect([peer])
     with pytest.raises(ValueError, match="at least 1"):
         peer.reduce_gradients(0)
+    with pytest.raises(ValueError, match=r"at most 2\*\*40"):
+        peer.reduce_gradients(2**41)
+    with pytest.raises(TypeError, match="integer"):
+        peer.reduce_gradients(1.5)
+    with pytest.raises(TypeError, match="counter 'loss' must be an integer"):
+        peer.reduce_gradients(1, counters={"loss": 0.5})
+    with pytest.raises(ValueError, match="64 bits"):
+        peer.skip_gradients(counters={"steps": 2**63})
+    assert peer.wants_gradients()
     with pytest.raises(RuntimeError, match="wants_state"):
         peer.set_state({})
     with pytest.raises(RuntimeError, match="has_new_state"):

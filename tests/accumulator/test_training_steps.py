@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 import threading
+from types import FrameType
 from typing import Any
 
 import pytest
 import torch
 
+import moolink
 from tests.accumulator.loops import Make
 from tests.waiting import PATIENCE
 
@@ -154,3 +157,24 @@ def test_totals_of_a_checkpoint_go_on(make: Make) -> None:
         step.reduce(1, {"n": 1})
     assert versions == [7, 8]
     assert asked == [{"n": 11}, {"n": 12}]
+
+
+def test_ctrl_c_ends_the_wait_for_others() -> None:
+    with (
+        moolink.Rpc("alone") as rpc,  # without a broker: there is nothing to do but to wait
+        moolink.Group(rpc, "group") as group,
+        moolink.Accumulator("model", [torch.zeros(2, requires_grad=True)], group=group) as peer,
+    ):
+
+        def interrupt(_: int, __: FrameType | None) -> None:
+            raise KeyboardInterrupt
+
+        before = signal.signal(signal.SIGALRM, interrupt)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            with pytest.raises(KeyboardInterrupt):
+                next(peer.training_steps(lambda: None))
+        finally:
+            signal.signal(signal.SIGALRM, before)
+        peer.update()  # it can be gone on with
+        assert not peer.connected()
