@@ -93,7 +93,7 @@ void Machine::on(Time, const Uid& from, const Offer& offer, const std::vector<Bu
   if (leader_) leader_->offer(from, offer);
 }
 
-void Machine::on(Time, const Uid& from, const Cut& cut, const std::vector<Buffer>&) {
+void Machine::on(Time now, const Uid& from, const Cut& cut, const std::vector<Buffer>&) {
   const RoundRecord& record = cut.record;
   const bool in_order = record.round == known_round_ + 1 || mutant("accept_old_epoch_cut");
   if (from != leader_id_ || !in_order || !refused_.empty()) return;
@@ -112,14 +112,15 @@ void Machine::on(Time, const Uid& from, const Cut& cut, const std::vector<Buffer
   }
   actions_.push_back(std::move(reduce));
   crash_point("reduce.sent");
-  wake();
+  // The user who waits for the result is left alone until it is here.
+  if (wants_gradients(now)) wake();
 }
 
 void Machine::reduced(Time now, std::uint64_t epoch, std::uint64_t round, Buffer result,
                       bool exclusive) {
   if (phase_ != Phase::active || epoch != epoch_) return;
   ledger_.store(round, std::move(result), exclusive);
-  wake();
+  if (next_result()) wake();  // else STABLE will
   settle(now);
 }
 
