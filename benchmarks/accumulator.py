@@ -5,6 +5,13 @@ mean in ``.grad``. gloo's share is what a user writes by hand: flatten, all_redu
 back.
 
     python benchmarks/accumulator.py --peers 2 --parameters 1700000
+
+"busy" is the CPU time of the user's thread outside of ``wait``: gathering, taking over the result.
+
+    python benchmarks/accumulator.py --overlap 20
+
+waits for 20 ms before each contribution, as a host does for its accelerator, with one round under
+way at a time and with two: then a round is reduced while the next gradient is computed.
 """
 
 from __future__ import annotations
@@ -65,7 +72,10 @@ def peer(args: argparse.Namespace) -> None:
         accumulator = moolink.Accumulator("model", mine, group=group, checksum_every=0)
         accumulator.set_virtual_batch_size(args.peers)
 
+        waited = 0.0  # CPU time of this thread within wait(), where it may carry messages
+
         def until(ready) -> None:
+            nonlocal waited
             group.update()
             accumulator.update()
             while not ready():
@@ -73,7 +83,9 @@ def peer(args: argparse.Namespace) -> None:
                     accumulator.set_state(None)
                 if accumulator.has_new_state():
                     accumulator.state()
+                before = time.thread_time()
                 accumulator.wait(1.0)
+                waited += time.thread_time() - before
                 group.update()
                 accumulator.update()
 
@@ -81,12 +93,20 @@ def peer(args: argparse.Namespace) -> None:
         # The leader goes on serving newcomers until all have its state.
         ready = group.all_reduce("ready", 1, on_change="retry")
         until(ready.done)
+        if args.overlap:
+            figures = {n: overlap(accumulator, until, args, n) for n in (1, 2)}
+            if args.peer == 0:
+                print(json.dumps(figures))
+            accumulator.close()
+            return
         times: dict[str, list[float]] = {"moolink": [], "gloo": []}
         cpu: dict[str, list[float]] = {"moolink": [], "gloo": []}
+        busy: list[float] = []
         for trial in range(args.trials + 5):
             for system in ("moolink", "gloo"):
                 torch.distributed.barrier()
                 wall, used = time.perf_counter(), time.process_time()
+                mine_used, waited = time.thread_time(), 0.0
                 if system == "moolink":
                     until(accumulator.wants_gradients)
                     accumulator.reduce_gradients(1)
@@ -96,6 +116,8 @@ def peer(args: argparse.Namespace) -> None:
                 if trial >= 5:  # the first ones warm pages up
                     times[system].append(1e3 * (time.perf_counter() - wall))
                     cpu[system].append(1e3 * (time.process_time() - used))
+                    if system == "moolink":
+                        busy.append(1e3 * (time.thread_time() - mine_used - waited))
                 if system == "moolink":
                     assert accumulator.get_gradient_stats()["num_gradients"] == args.peers
                     accumulator.zero_gradients()
@@ -103,8 +125,27 @@ def peer(args: argparse.Namespace) -> None:
                         leaf.grad.fill_(1.0)
         torch.distributed.barrier()
         if args.peer == 0:
-            print(json.dumps({"wall_ms": times, "cpu_ms": cpu}))
+            print(json.dumps({"wall_ms": times, "cpu_ms": cpu, "busy_ms": busy}))
         accumulator.close()
+
+
+def overlap(accumulator, until, args: argparse.Namespace, parallel: int) -> float:
+    """Returns ms a round when each contribution takes ``args.overlap`` ms to compute."""
+    accumulator.set_parallel_gradients(parallel)
+    accumulator.set_virtual_batch_size(args.peers)
+    rounds = 0
+    start = None
+    while rounds < args.trials:
+        until(lambda: accumulator.has_gradients() or accumulator.wants_gradients())
+        if accumulator.has_gradients():
+            accumulator.zero_gradients()
+            rounds += 1
+            if rounds == args.trials // 5:
+                start = time.perf_counter()
+            continue
+        time.sleep(1e-3 * args.overlap)
+        accumulator.reduce_gradients(1)
+    return 1e3 * (time.perf_counter() - start) / (args.trials - args.trials // 5)
 
 
 def free_port() -> int:
@@ -120,6 +161,7 @@ def main() -> None:
     parser.add_argument("--peers", type=int, default=2)
     parser.add_argument("--parameters", type=int, default=0, help="elements; 0: the Nature network")
     parser.add_argument("--trials", type=int, default=100)
+    parser.add_argument("--overlap", type=float, default=0, help="ms of computing a contribution")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--peer", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--broker", help=argparse.SUPPRESS)
@@ -135,6 +177,7 @@ def main() -> None:
         address = broker.listen("127.0.0.1:0")[0]
         command = [sys.executable, __file__, f"--peers={args.peers}", f"--broker={address}",
                    f"--parameters={args.parameters}", f"--trials={args.trials}",
+                   f"--overlap={args.overlap}",
                    f"--gloo-port={free_port()}"]  # fmt: skip
         children = [
             subprocess.Popen(
@@ -151,6 +194,13 @@ def main() -> None:
         sys.exit(f"a peer failed: exit codes {codes}")
     figures = json.loads(output)
     count = sum(leaf.numel() for leaf in parameters(args.parameters))
+    if args.overlap:
+        for parallel, milliseconds in figures.items():
+            print(
+                f"{args.overlap:g} ms a contribution, {parallel} round(s) under way: "
+                f"{milliseconds:.2f} ms a round"
+            )
+        return
     print(
         f"{args.peers} peers, {count:,} float32 parameters, {args.trials} rounds each, interleaved"
     )
@@ -164,6 +214,9 @@ def main() -> None:
     medians = {system: statistics.median(values) for system, values in figures["wall_ms"].items()}
     print(
         f"moolink / gloo: {medians['moolink'] / medians['gloo']:.2f} (medians; below 1 is faster)"
+    )
+    print(
+        f"the user's thread, busy: {statistics.median(figures['busy_ms']):.2f} ms a round (median)"
     )
     if args.json:
         args.json.write_text(json.dumps({"peers": args.peers, "parameters": count, **figures}))

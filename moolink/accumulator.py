@@ -7,8 +7,10 @@ the adapters (:mod:`moolink.torch`), which gather gradients into a flat bucket a
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+import math
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +19,17 @@ from moolink._core import AccumulatorCore
 from moolink.group import Group
 from moolink.logs import logger
 from moolink.rpc import Rpc
+from moolink.training_steps import TrainingStep, training_steps
 
 if TYPE_CHECKING:
     import moolink.torch
     from moolink._core import GradientStats
 
-Divergence = Literal["raise", "warn"]
+Role = Literal["member", "observer"]
+Divergence = Literal["raise", "warn", "resync"]
+Nonfinite = Literal["keep", "skip", "raise"]
+
+LARGEST_BATCH = 2**40  # sums of many fit 64 bits
 
 
 class AccumulatorBase(abc.ABC):
@@ -46,6 +53,26 @@ class AccumulatorBase(abc.ABC):
 
     Between two calls of :meth:`update` nothing changes under the user's feet: members, gradients,
     parameters and versions change there only. All methods belong to one thread at a time.
+    :meth:`training_steps` is this loop as an iterator.
+
+    Args:
+        role: ``"member"``, or ``"observer"``: receives the model and all rounds, contributes
+            nothing and holds nobody up.
+        checksum_every: rounds between two comparisons of the members' parameters; 0: never.
+        on_divergence: when a member's parameters differ from the leader's, :meth:`update` raises
+            at every peer (``"raise"``), logs it (``"warn"``), or logs it and has the member that
+            differs take the leader's state anew (``"resync"``).
+        max_grad_norm: a round's gradient is scaled down to this norm (L2, over all parameters)
+            before it is shown, at every member by the same factor. None: never.
+        on_nonfinite: what NaN and infinity do. ``"keep"``: they travel like any values.
+            ``"skip"``: a contribution that has one becomes a skip, and a round whose mean has one
+            is applied by nobody; its counters come with the next round. ``"raise"``:
+            ``FloatingPointError`` from :meth:`reduce_gradients`, with nothing contributed and the
+            gradients as they were, and from :meth:`update`, at every member, with the round in
+            the gradients.
+
+    ``max_grad_norm`` and ``on_nonfinite`` are part of the model's layout: a peer with other
+    ones is refused, for its parameters would drift away.
     """
 
     def __init__(
@@ -55,10 +82,23 @@ class AccumulatorBase(abc.ABC):
         layout: str,
         group: Group | None,
         *,
-        role: Literal["member", "observer"] = "member",
+        role: Role = "member",
         checksum_every: int = 100,
         on_divergence: Divergence = "raise",
+        max_grad_norm: float | None = None,
+        on_nonfinite: Nonfinite = "keep",
     ) -> None:
+        _require_one_of("role", role, get_args(Role))
+        _require_one_of("on_divergence", on_divergence, get_args(Divergence))
+        _require_one_of("on_nonfinite", on_nonfinite, get_args(Nonfinite))
+        if checksum_every < 0:
+            raise ValueError(f"checksum_every must be at least 0, not {checksum_every}")
+        if max_grad_norm is not None and not 0 < max_grad_norm < math.inf:
+            raise ValueError(f"max_grad_norm must be positive and finite, not {max_grad_norm}")
+        if max_grad_norm is not None:
+            layout += f" max_grad_norm={float(max_grad_norm)!r}"
+        if on_nonfinite != "keep":
+            layout += f" on_nonfinite={on_nonfinite}"
         self._own_rpc: Rpc | None = None
         if group is None:
             self._own_rpc = Rpc()
@@ -66,7 +106,15 @@ class AccumulatorBase(abc.ABC):
         self._group = group
         self._core = AccumulatorCore(group.core, name, sections, layout, role == "observer")
         self._checksum_every = checksum_every
-        self._on_divergence = on_divergence
+        self._on_divergence: Divergence = on_divergence
+        self._max_grad_norm = max_grad_norm
+        self._on_nonfinite: Nonfinite = on_nonfinite
+        self._is_observer = role == "observer"
+        self._grad_norm: float | None = None  # of the round shown last, before it was scaled
+        self._skipped_rounds = 0
+        self._skipped_contributions = 0
+        self._carried: dict[str, int] = {}  # counters of rounds skipped since the one shown last
+        self._extra: dict[str, int] = {}  # those that the round shown last brought along
         self._has_gradients = False
         self._has_new_state = False
         self._state: Any = None
@@ -74,16 +122,17 @@ class AccumulatorBase(abc.ABC):
     # What an adapter knows.
 
     @abc.abstractmethod
-    def _gather(self, bucket: npt.NDArray[np.uint8], batch_size: int) -> None:
-        """Writes gradient x batch_size into the bucket and zeroes the gradients."""
+    def _gather(self, batch_size: int, clear: bool) -> bool:
+        """Writes gradient x batch_size into the bucket, by ``self._core.gather`` for each section,
+        and zeroes the gradients if ``clear``. Returns whether all elements are finite."""
 
     @abc.abstractmethod
-    def _scatter(self, result: npt.NDArray[np.uint8]) -> None:
-        """Copies the round's mean gradient to where the user finds it."""
+    def _show(self, result: npt.NDArray[np.uint8]) -> None:
+        """Puts the round's mean gradient where the user finds it. The memory is the user's."""
 
     @abc.abstractmethod
     def _clear(self) -> None:
-        """Zeroes the gradients."""
+        """Ends the use of a result that was shown, and zeroes the gradients."""
 
     @abc.abstractmethod
     def _capture_model(self) -> Any:
@@ -117,8 +166,9 @@ class AccumulatorBase(abc.ABC):
         Raises:
             moolink.Error: the group refused this peer (for example, its parameters have another
                 layout), or the model's checksums differ and ``on_divergence`` is ``"raise"``.
+            FloatingPointError: a round's mean is not finite and ``on_nonfinite`` is ``"raise"``.
         """
-        self._core.update(self._on_divergence == "raise")
+        self._core.update(self._on_divergence)
         if self._core.state_overdue():
             logger.warning(
                 "wants_state() has been true for 5 s: newcomers get parameters and buffers only"
@@ -131,11 +181,39 @@ class AccumulatorBase(abc.ABC):
             self._core.state_installed(number)
             self._state, self._has_new_state = state, True
             self._has_gradients = False
-        if not self._has_gradients:
-            result = self._core.next_result()
-            if result is not None:
-                self._scatter(result)
-                self._has_gradients = True
+        while not self._has_gradients and (result := self._core.take_result()) is not None:
+            self._take_round(result)
+
+    def _take_round(self, result: npt.NDArray[np.uint8]) -> None:
+        norm = None
+        if self._max_grad_norm is not None or self._on_nonfinite != "keep":
+            norm = self._core.norm(result)
+            if self._on_nonfinite == "skip" and not math.isfinite(norm):
+                return self._skip_round()
+            if self._max_grad_norm is not None and self._max_grad_norm < norm < math.inf:
+                self._core.scale(result, self._max_grad_norm / norm)
+        self._grad_norm = norm
+        self._extra, self._carried = self._carried, {}
+        self._show(result)
+        self._has_gradients = True
+        if norm is not None and self._on_nonfinite == "raise" and not math.isfinite(norm):
+            raise FloatingPointError(
+                f"the mean gradient of round {self._core.model_version()}, of "
+                f"{self._core.stats()['contributors']}, is not finite: its norm is {norm}"
+            )
+
+    def _skip_round(self) -> None:
+        """Applies nothing of this round. Every member sees the same bits and does the same."""
+        stats = self._core.stats()
+        logger.warning(
+            "round %d, of %s, is not finite and is skipped",
+            self._core.model_version(),
+            stats["contributors"],
+        )
+        self._skipped_rounds += 1
+        _add(self._carried, stats["counters"])
+        self._release_round()
+        self._core.update(self._on_divergence)
 
     def wait(self, timeout: float) -> bool:
         """Blocks, without the GIL, until :meth:`update` may have something new.
@@ -203,14 +281,24 @@ class AccumulatorBase(abc.ABC):
 
         Raises:
             RuntimeError: ``wants_gradients()`` is false.
-            ValueError: ``batch_size`` is less than 1.
+            ValueError: ``batch_size`` is less than 1 or more than 2**40, or a counter needs more
+                than 64 bits.
+            TypeError: ``batch_size`` or a counter is no integer, or its name no string.
+            FloatingPointError: an element is not finite and ``on_nonfinite`` is ``"raise"``.
         """
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, not {batch_size}")
+        batch_size, sums = _checked_batch_size(batch_size), _checked_counters(counters)
         self._require_wanted("reduce_gradients")
-        bucket = self._core.bucket()
-        self._gather(bucket, batch_size)
-        self._core.offer(batch_size, dict(counters or {}))
+        clear = self._on_nonfinite != "raise"
+        finite = self._gather(batch_size, clear)
+        if not finite and self._on_nonfinite == "raise":
+            raise FloatingPointError("the gradients are not finite: nothing was contributed")
+        if not clear:
+            self._clear()
+        if not finite and self._on_nonfinite == "skip":
+            logger.warning("the gradients are not finite: this contribution is skipped")
+            self._skipped_contributions += 1
+            batch_size = 0
+        self._core.offer(batch_size, sums)
 
     def skip_gradients(self, counters: Mapping[str, int] | None = None) -> None:
         """Contributes nothing but counters. Never needed: a silent peer holds nobody up.
@@ -218,15 +306,18 @@ class AccumulatorBase(abc.ABC):
         Raises:
             RuntimeError: ``wants_gradients()`` is false.
         """
+        sums = _checked_counters(counters)
         self._require_wanted("skip_gradients")
-        self._core.offer(0, dict(counters or {}))
+        self._core.offer(0, sums)
 
     def zero_gradients(self) -> None:
         """Ends the use of a result: zeroes the gradients and makes room for the next round."""
         self._clear()
-        if not self._has_gradients:
-            return
-        self._has_gradients = False
+        if self._has_gradients:
+            self._has_gradients = False
+            self._release_round()
+
+    def _release_round(self) -> None:
         version = self._core.model_version()
         if self._checksum_every and version % self._checksum_every == 0:
             self._core.checksum(version, self._checksum())
@@ -263,19 +354,62 @@ class AccumulatorBase(abc.ABC):
         """Whether this peer cuts the rounds."""
         return self._core.is_leader()
 
+    def is_observer(self) -> bool:
+        """Whether this peer follows and never contributes."""
+        return self._is_observer
+
     def get_gradient_stats(self) -> GradientStats:
         """Returns what the round that was delivered last was made of.
 
         ``batch_size`` is the virtual batch (the sum over the contributions), ``num_gradients`` and
-        ``num_skipped`` count contributions, ``contributors`` names their peers, ``counters`` holds
-        the exact sums of what was given to ``reduce_gradients``, ``waiting_for`` names the peers
-        that hold up the group now, and ``lost`` the contributions ``(peer, k)`` of dead peers that
-        turned out, since the round before, to be in no round.
+        ``num_skipped`` count contributions, ``contributors`` names their peers, ``staleness`` says
+        for each contribution with gradients how many updates older than the newest parameters
+        those were that it was computed with, ``counters`` holds the exact sums of what was given
+        to ``reduce_gradients``, ``waiting_for`` names the peers that hold up the group now, and
+        ``lost`` the contributions ``(peer, k)`` of dead peers that turned out, since the round
+        before, to be in no round. ``grad_norm`` is the norm before ``max_grad_norm`` was applied
+        (None unless that or ``on_nonfinite`` asks for it); ``skipped_rounds`` and
+        ``skipped_contributions`` count what ``on_nonfinite="skip"`` has left out at this peer.
         """
-        return self._core.stats()
+        stats = self._core.stats()
+        _add(stats["counters"], self._extra)
+        stats["grad_norm"] = self._grad_norm
+        stats["skipped_rounds"] = self._skipped_rounds
+        stats["skipped_contributions"] = self._skipped_contributions
+        return stats
+
+    def training_steps(
+        self,
+        apply: Callable[[], None],
+        *,
+        state: Callable[[], Any] | None = None,
+        load_state: Callable[[Any], None] | None = None,
+        until: Callable[[dict[str, int]], bool] | None = None,
+        totals: Mapping[str, int] | None = None,
+    ) -> Iterator[TrainingStep]:
+        """Iterates over the turns of a training loop in which gradients are wanted.
+
+        Between two turns it does all the rest: applies rounds, gives newcomers the state, takes
+        the state where this peer is the newcomer, and waits without the GIL (Ctrl-C ends it).
+        An adapter makes something shorter of it, such as ``steps(optimizer)`` for torch.
+
+        Args:
+            apply: changes the parameters by the round in the gradients, as at every member.
+            state: returns what newcomers need beside the model: a tree as for :meth:`set_state`.
+            load_state: takes such a state.
+            until: called with the totals of all counters after each round, with equal ones at
+                every member: true ends the iteration there, at the same round everywhere.
+            totals: those of a checkpoint, with which the counters go on.
+
+        An observer gets a turn after each round and each state; it cannot contribute.
+        """
+        return training_steps(self, self._group, apply, state, load_state, until, totals)
 
     def close(self) -> None:
-        """Leaves the group (at once for the others) and releases its memory."""
+        """Takes part no more and releases its memory. Leaves the group, at once for the others,
+        if the accumulator made it; else close the group as well, for the others wait for this peer
+        as long as it is a member.
+        """
         self._core.close()
         if self._own_rpc is not None:
             self._group.close()
@@ -297,6 +431,39 @@ class AccumulatorBase(abc.ABC):
         else:
             why = self._core.why_not_wanted()
         raise RuntimeError(f"{method} was called while wants_gradients() is false: {why}")
+
+
+def _require_one_of(what: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ValueError(f"{what} must be one of {', '.join(map(repr, known))}, not {value!r}")
+
+
+def _checked_batch_size(batch_size: int) -> int:
+    size = operator.index(batch_size)
+    if not 1 <= size <= LARGEST_BATCH:
+        raise ValueError(f"batch_size must be at least 1 and at most 2**40, not {size}")
+    return size
+
+
+def _checked_counters(counters: Mapping[str, int] | None) -> dict[str, int]:
+    checked = {}
+    for name, value in (counters or {}).items():
+        if not isinstance(name, str):
+            raise TypeError(f"a counter's name must be a string, not {name!r}")
+        try:
+            checked[name] = operator.index(value)
+        except TypeError:
+            raise TypeError(
+                f"counter {name!r} must be an integer, for it is summed exactly, not {value!r}"
+            ) from None
+        if not -(2**63) <= checked[name] < 2**63:
+            raise ValueError(f"counter {name!r} needs more than 64 bits: {value}")
+    return checked
+
+
+def _add(totals: dict[str, int], counters: Mapping[str, int]) -> None:
+    for name, value in counters.items():
+        totals[name] = totals.get(name, 0) + value
 
 
 def Accumulator(

@@ -28,7 +28,8 @@ void Leader::offer(const Uid& from, const Offer& offer) {
   if (offer.k <= member->second.last_k || offer.batch < 0 || offer.batch > kLargestBatch) return;
   member->second.last_k = offer.k;
   queued_batch_ += offer.batch;
-  queue_.push_back({{from, member->second.peer.name, offer.k, offer.batch}, offer.counters});
+  queue_.push_back(
+      {{from, member->second.peer.name, offer.k, offer.batch, offer.version}, offer.counters});
 }
 
 void Leader::have(const Uid& from, const Have& have) {
@@ -149,9 +150,8 @@ bool Leader::snapshot_complete(const Uid& from, const SnapshotId& id) {
   return true;
 }
 
-std::vector<std::string> Leader::checksum(const Uid& from, const Uid& self,
-                                          const Checksum& checksum) {
-  std::vector<std::string> differing;
+std::vector<Uid> Leader::checksum(const Uid& from, const Uid& self, const Checksum& checksum) {
+  std::vector<Uid> differing;
   if (!members_.contains(from)) return differing;
   auto& known = checksums_[checksum.round];
   known[from] = checksum.value;
@@ -161,7 +161,7 @@ std::vector<std::string> Leader::checksum(const Uid& from, const Uid& self,
   for (const auto& [instance, value] : known) {
     // Only what this report brought to light, so that each difference is told once.
     if (value != own->second && (instance == from || from == self)) {
-      differing.push_back(members_.at(instance).peer.name);
+      differing.push_back(instance);
     }
   }
   return differing;

@@ -65,8 +65,8 @@ class Leader {
   // True when nobody awaits the snapshot any more.
   bool snapshot_complete(const Uid& from, const SnapshotId& id);
 
-  // Names of those whose parameters after the round differ from `self`'s, as far as they are known.
-  std::vector<std::string> checksum(const Uid& from, const Uid& self, const Checksum& checksum);
+  // Those whose parameters after the round differ from `self`'s, as far as they are known.
+  std::vector<Uid> checksum(const Uid& from, const Uid& self, const Checksum& checksum);
 
  private:
   struct Member {

@@ -7,8 +7,9 @@
 
 namespace moolink::accumulate {
 
-std::uint64_t Ledger::add(Buffer bucket, std::int64_t batch, Counters counters) {
-  own_.emplace(next_k_, Own{batch, std::move(counters), std::move(bucket), 0, false});
+std::uint64_t Ledger::add(Buffer bucket, std::int64_t batch, Counters counters,
+                          std::uint64_t version) {
+  own_.emplace(next_k_, Own{batch, std::move(counters), std::move(bucket), 0, false, version});
   return next_k_++;
 }
 
@@ -52,7 +53,7 @@ void Ledger::stop_keeping() {
 
 void Ledger::add_record(const RoundRecord& record) {
   if (record.round <= stable_ && record.round <= have_) return;
-  known_.try_emplace(record.round, Known{record, {}, false, false});
+  known_.try_emplace(record.round, Known{record, {}, false, false, false});
   for (const Contribution& contribution : record.contributions) {
     if (contribution.instance != self_) continue;
     const auto own = own_.find(contribution.k);
@@ -74,7 +75,7 @@ std::vector<Buffer> Ledger::inputs(const RoundRecord& record) const {
   return inputs;
 }
 
-void Ledger::store(std::uint64_t round, Buffer result) {
+void Ledger::store(std::uint64_t round, Buffer result, bool exclusive) {
   const auto at = known_.find(round);
   if (at == known_.end() || at->second.have) return;
   at->second.have = true;
@@ -82,12 +83,28 @@ void Ledger::store(std::uint64_t round, Buffer result) {
     waiting_bytes_ += result.size();
     at->second.result = std::move(result);
     at->second.kept = true;
+    at->second.exclusive = exclusive;
   }
   for (auto next = known_.find(have_ + 1); next != known_.end() && next->second.have;
        next = known_.find(have_ + 1)) {
     ++have_;
   }
   trim();
+}
+
+Buffer Ledger::take(std::uint64_t round) {
+  const auto at = known_.find(round);
+  if (at == known_.end() || !at->second.kept || !at->second.exclusive) return {};
+  waiting_bytes_ -= at->second.result.size();
+  at->second.kept = false;
+  return std::exchange(at->second.result, {});
+}
+
+Buffer Ledger::hand_on(std::uint64_t round) {
+  const auto at = known_.find(round);
+  if (at == known_.end() || !at->second.kept) return {};
+  if (!mutant("give_away_what_was_handed_on")) at->second.exclusive = false;
+  return at->second.result;
 }
 
 void Ledger::rewind(std::uint64_t round) {

@@ -21,18 +21,21 @@ class Ledger {
     Buffer bucket;            // let go once its round is at every member
     std::uint64_t round = 0;  // 0: in no round
     bool offered_before = false;
+    std::uint64_t version = 0;  // of the parameters that it is of
   };
   struct Known {
     RoundRecord record;
     Buffer result;
-    bool have = false;  // the result was here
-    bool kept = false;  // and still is
+    bool have = false;       // the result was here
+    bool kept = false;       // and still is
+    bool exclusive = false;  // its memory is nobody else's
   };
 
   explicit Ledger(Uid self) : self_(self) {}
 
   // --- contributions ---
-  std::uint64_t add(Buffer bucket, std::int64_t batch, Counters counters);
+  std::uint64_t add(Buffer bucket, std::int64_t batch, Counters counters,
+                    std::uint64_t version = 0);
   const std::map<std::uint64_t, Own>& own() const { return own_; }
   void mark_offered(std::uint64_t k) { own_.at(k).offered_before = true; }
   std::int64_t uncut_batch() const;
@@ -48,7 +51,11 @@ class Ledger {
   bool knows(std::uint64_t round) const { return known_.contains(round); }
   // Buckets of this member in the round, in order of k.
   std::vector<Buffer> inputs(const RoundRecord& record) const;
-  void store(std::uint64_t round, Buffer result);
+  void store(std::uint64_t round, Buffer result, bool exclusive = false);
+  // The user has the result's memory from now on, and may write it: it is handed on no more.
+  Buffer take(std::uint64_t round);
+  // For another peer, if it is still here: then the memory is nobody's alone any more.
+  Buffer hand_on(std::uint64_t round);
   // Rounds after `round` never were: their contributions are in no round again.
   void rewind(std::uint64_t round);
   // Every member has the results up to `round`.

@@ -24,6 +24,16 @@ std::uint32_t Round::skipped() const {
   return static_cast<std::uint32_t>(record.contributions.size()) - gradients();
 }
 
+std::vector<std::uint64_t> Round::staleness() const {
+  std::vector<std::uint64_t> updates;
+  for (const Contribution& contribution : record.contributions) {
+    if (contribution.batch == 0) continue;
+    const std::uint64_t newest = record.round - 1;  // that there was before this round
+    updates.push_back(newest - std::min(newest, contribution.version));
+  }
+  return updates;
+}
+
 std::vector<std::string> Round::contributors() const {
   std::vector<std::string> names;
   for (const Contribution& contribution : record.contributions) {
@@ -231,7 +241,11 @@ std::optional<Round> Machine::next_result() const {
       !mutant("snapshot_of_wrong_version")) {
     return {};
   }
-  return Round{known->record, known->result};
+  // To wait for STABLE takes a message; to give the user another copy takes more on one host.
+  const bool may_take = known->exclusive && (ledger_.stable() >= known->record.round ||
+                                             mutant("give_away_before_stable"));
+  if (known->exclusive && known->kept && !may_take) return {};
+  return Round{known->record, known->result, may_take};
 }
 
 std::uint64_t Machine::model_version() const { return user_version_; }

@@ -29,12 +29,15 @@ namespace moolink::accumulate {
 // A round at this member, ready for the user.
 struct Round {
   RoundRecord record;
-  Buffer result;  // sum of bucket_bytes, already divided by record.total
+  Buffer result;          // sum of bucket_bytes, already divided by record.total; empty once taken
+  bool may_take = false;  // take_result() gives the memory itself away
 
   std::uint64_t number() const { return record.round; }
   std::uint32_t gradients() const;                // contributions with a bucket
   std::uint32_t skipped() const;                  // without
   std::vector<std::string> contributors() const;  // names of those with a bucket, each once
+  // How many updates older than the newest the parameters of each contribution with a bucket were.
+  std::vector<std::uint64_t> staleness() const;
 };
 
 // One peer's accumulator: the rounds of a group of learners, as a machine without I/O that needs no
@@ -111,6 +114,7 @@ class Machine {
   struct Divergence {
     std::uint64_t round = 0;
     std::vector<std::string> names;
+    bool here = false;  // this is one of them
   };
   // Ask the group's broker for a new view, with this member as newcomer: Member::ask_demotion().
   // What becomes of its state is decided in the change of epoch; HasState tells.
@@ -153,7 +157,9 @@ class Machine {
   void view(Time now, const group::View& view);
   void evicted(Time now);  // out of the group until the next view
   void received(Time now, const Uid& from, std::uint8_t service, const wire::Payload& payload);
-  void reduced(Time now, std::uint64_t epoch, std::uint64_t round, Buffer result);
+  // `exclusive`: nobody else has the result's memory, so that the user may get it itself.
+  void reduced(Time now, std::uint64_t epoch, std::uint64_t round, Buffer result,
+               bool exclusive = false);
   // A reduction ended with an error other than group_changed.
   void reduce_failed(Time now, std::uint64_t epoch, std::uint64_t round, const Error& error);
   // All members of the epoch have attached its shared segment: the leader has the rounds that it
@@ -176,6 +182,11 @@ class Machine {
   std::uint64_t offer(Time now, Buffer bucket, std::int64_t batch, Counters counters);
   // The user has applied round r (the one next_result() gave): model_version() == r from now on.
   void delivered(Time now, std::uint64_t r);
+  // The memory of next_result(), which the user may write. Only if it says so: every member has the
+  // result, so that nobody will be given this one.
+  Buffer take_result(std::uint64_t round) { return ledger_.take(round); }
+  // This member's parameters are not the leader's, the user says: it starts over as a newcomer.
+  void resync(Time now);
   void set_state(Time now, wire::Payload state);
   // The user has installed that state of new_state(): model_version() is its version from now on.
   // Nothing happens if it has been given up for another one.

@@ -254,11 +254,12 @@ void Machine::become_stateless(std::uint64_t round) {
   installed_ = keeps_up_ = false;
   drop_fetch();
   new_state_.reset();
+  snapshot_ = {};
 }
 
 void Machine::on(Time, const Uid& from, const FetchResult& fetch, const std::vector<Buffer>&) {
-  const Ledger::Known* known = ledger_.find(fetch.round);
-  if (known != nullptr && known->kept) send(from, FetchedResult{fetch.round}, {known->result});
+  Buffer result = ledger_.hand_on(fetch.round);
+  if (!result.empty()) send(from, FetchedResult{fetch.round}, {std::move(result)});
 }
 
 void Machine::on(Time, const Uid&, const FetchedResult& got, const std::vector<Buffer>& parts) {

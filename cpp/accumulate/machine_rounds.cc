@@ -41,7 +41,7 @@ std::uint64_t Machine::offer(Time now, Buffer bucket, std::int64_t batch, Counte
            std::to_string(config_.bucket_bytes));
   }
   if (config_.role == group::Role::observer) refuse("an observer does not contribute");
-  const std::uint64_t k = ledger_.add(std::move(bucket), batch, std::move(counters));
+  const std::uint64_t k = ledger_.add(std::move(bucket), batch, std::move(counters), user_version_);
   if (standing_ != Standing::complete || !installed_) {
     actions_.push_back(Dropped{ledger_.drop_own()});  // computed with parameters that are no more
     return k;
@@ -59,7 +59,7 @@ void Machine::send_offer(std::uint64_t k) {
     for (auto& [name, value] : counters) value *= 2;
   }
   ledger_.mark_offered(k);
-  send(leader_id_, Offer{k, own.batch, std::move(counters)});
+  send(leader_id_, Offer{k, own.batch, std::move(counters), own.version});
   crash_point("offer.sent");
 }
 
@@ -93,7 +93,7 @@ void Machine::on(Time, const Uid& from, const Offer& offer, const std::vector<Bu
   if (leader_) leader_->offer(from, offer);
 }
 
-void Machine::on(Time, const Uid& from, const Cut& cut, const std::vector<Buffer>&) {
+void Machine::on(Time now, const Uid& from, const Cut& cut, const std::vector<Buffer>&) {
   const RoundRecord& record = cut.record;
   const bool in_order = record.round == known_round_ + 1 || mutant("accept_old_epoch_cut");
   if (from != leader_id_ || !in_order || !refused_.empty()) return;
@@ -112,13 +112,15 @@ void Machine::on(Time, const Uid& from, const Cut& cut, const std::vector<Buffer
   }
   actions_.push_back(std::move(reduce));
   crash_point("reduce.sent");
-  wake();
+  // The user who waits for the result is left alone until it is here.
+  if (wants_gradients(now)) wake();
 }
 
-void Machine::reduced(Time now, std::uint64_t epoch, std::uint64_t round, Buffer result) {
+void Machine::reduced(Time now, std::uint64_t epoch, std::uint64_t round, Buffer result,
+                      bool exclusive) {
   if (phase_ != Phase::active || epoch != epoch_) return;
-  ledger_.store(round, std::move(result));
-  wake();
+  ledger_.store(round, std::move(result), exclusive);
+  if (next_result()) wake();  // else STABLE will
   settle(now);
 }
 
@@ -223,12 +225,18 @@ void Machine::ask_for_view(const Uid& instance, const std::string& reason) {
 
 void Machine::on(Time, const Uid& from, const Checksum& checksum, const std::vector<Buffer>&) {
   if (!leader_) return;
-  auto names = leader_->checksum(from, config_.instance, checksum);
-  if (!names.empty()) broadcast(Diverged{checksum.round, std::move(names)});
+  auto differing = leader_->checksum(from, config_.instance, checksum);
+  if (!differing.empty()) broadcast(Diverged{checksum.round, std::move(differing)});
 }
 
 void Machine::on(Time, const Uid& from, const Diverged& diverged, const std::vector<Buffer>&) {
-  if (from == leader_id_) actions_.push_back(Divergence{diverged.round, diverged.names});
+  if (from != leader_id_) return;
+  // A state that came since then is the leader's: what was before it does not matter any more.
+  const bool mine = std::find(diverged.instances.begin(), diverged.instances.end(),
+                              config_.instance) != diverged.instances.end();
+  const bool here = mine && standing_ == Standing::complete && installed_ &&
+                    diverged.round > snapshot_.version && leader_ == nullptr;
+  actions_.push_back(Divergence{diverged.round, names_of(diverged.instances), here});
 }
 
 }  // namespace moolink::accumulate

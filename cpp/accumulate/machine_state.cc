@@ -125,6 +125,13 @@ void Machine::abandon_snapshot(const std::string& why) {
   actions_.push_back(HasState{false});
 }
 
+// What it has contributed stays in the rounds: a gradient is one whatever it was computed with.
+void Machine::resync(Time now) {
+  if (standing_ != Standing::complete || !installed_ || leader_ != nullptr) return;
+  abandon_snapshot("its parameters differ from the leader's");
+  settle(now);
+}
+
 void Machine::state_installed(Time now, std::uint64_t number) {
   if (!new_state_ || new_state_->number != number) return;
   user_version_ = new_state_->version;

@@ -25,13 +25,14 @@ struct Contribution {
   Uid instance;
   std::string name;
   std::uint64_t k = 0;
-  std::int64_t batch = 0;  // 0: no gradients, statistics only
+  std::int64_t batch = 0;     // 0: no gradients, statistics only
+  std::uint64_t version = 0;  // of the parameters that the gradients are of
 
   bool operator==(const Contribution&) const = default;
 
   template <class Fields>
   void fields(Fields& f) {
-    f(instance, name, k, batch);
+    f(instance, name, k, batch, version);
   }
 };
 
@@ -79,10 +80,11 @@ struct Offer {
   std::uint64_t k = 0;
   std::int64_t batch = 0;
   Counters counters;
+  std::uint64_t version = 0;
 
   template <class Fields>
   void fields(Fields& f) {
-    f(k, batch, counters);
+    f(k, batch, counters, version);
   }
 };
 
@@ -132,11 +134,11 @@ struct Checksum {
 
 struct Diverged {
   std::uint64_t round = 0;
-  std::vector<std::string> names;
+  std::vector<Uid> instances;
 
   template <class Fields>
   void fields(Fields& f) {
-    f(round, names);
+    f(round, instances);
   }
 };
 

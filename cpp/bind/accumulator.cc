@@ -4,6 +4,7 @@
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
@@ -11,6 +12,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -19,6 +21,7 @@
 #include "bind/gil.h"
 #include "bind/group.h"
 #include "runtime/accumulator_peer.h"
+#include "runtime/gradients.h"
 
 namespace moolink::bind {
 namespace {
@@ -65,18 +68,44 @@ class PyAccumulator {
     return peer_->wait(deadline, interrupt);
   }
 
-  nb::object bucket() {
-    const MutableBuffer bucket = peer_->bucket();
-    return view_of(bucket.owner(), reinterpret_cast<std::uint8_t*>(bucket.data()), bucket.size());
+  // Pieces: (address of a gradient without gaps or 0, elements, offset in the bucket).
+  using Pieces = std::vector<std::tuple<std::uintptr_t, std::uint64_t, std::uint64_t>>;
+  bool gather(const std::string& dtype_name, const Pieces& pieces, double factor, bool clear) {
+    const auto dtype = tensor::dtype_from_name(dtype_name);
+    if (!dtype) throw Exception(ErrorCode::invalid_argument, "no element type " + dtype_name);
+    const std::uint64_t item = tensor::item_size(*dtype);
+    std::vector<runtime::Gradient> gradients;
+    for (const auto& [address, count, offset] : pieces) {
+      const std::uint64_t size = peer_->bucket_bytes();
+      if (offset > size || count > (size - offset) / item) {
+        throw Exception(ErrorCode::invalid_argument, "a gradient does not fit into the bucket");
+      }
+      gradients.push_back({reinterpret_cast<std::byte*>(address), count, offset});
+    }
+    const GilRelease unlocked;
+    return runtime::gather(*dtype, gradients, factor, clear, peer_->bucket().data());
   }
 
-  nb::object next_result() {
-    const auto& round = peer_->result();
-    if (!round) return nb::none();
-    // Writable by type only: torch has no read-only tensors and warns about such arrays.
-    return view_of(round->result.owner(),
-                   reinterpret_cast<std::uint8_t*>(const_cast<std::byte*>(round->result.data())),
-                   round->result.size());
+  nb::object take_result() {
+    MutableBuffer result;
+    {
+      const GilRelease unlocked;
+      result = peer_->take_result();
+    }
+    if (result.empty()) return nb::none();
+    return view_of(result.owner(), reinterpret_cast<std::uint8_t*>(result.data()), result.size());
+  }
+
+  double norm(const Bytes& result) {
+    check_size(result);
+    const GilRelease unlocked;
+    return runtime::norm(peer_->layout(), reinterpret_cast<const std::byte*>(result.data()));
+  }
+
+  void scale(const Bytes& result, double factor) {
+    check_size(result);
+    const GilRelease unlocked;
+    runtime::scale(peer_->layout(), factor, reinterpret_cast<std::byte*>(result.data()));
   }
 
   void offer(std::int64_t batch, accumulate::Counters counters) {
@@ -117,6 +146,7 @@ class PyAccumulator {
     result["num_gradients"] = stats.gradients;
     result["num_skipped"] = stats.skipped;
     result["contributors"] = stats.contributors;
+    result["staleness"] = stats.staleness;
     result["counters"] = counters;
     result["waiting_for"] = stats.waiting_for;
     result["lost"] = lost;
@@ -131,11 +161,26 @@ class PyAccumulator {
   runtime::AccumulatorPeer& peer() { return *peer_; }
 
  private:
+  void check_size(const Bytes& result) const {
+    if (result.size() == peer_->bucket_bytes()) return;
+    throw Exception(ErrorCode::invalid_argument,
+                    "a result has " + std::to_string(peer_->bucket_bytes()) + " bytes, not " +
+                        std::to_string(result.size()));
+  }
+
   ValueOptions options_;
   std::unique_ptr<runtime::AccumulatorPeer> peer_;
 };
 
 using Peer = runtime::AccumulatorPeer;
+
+Peer::OnDivergence divergence_from_name(const std::string& name) {
+  if (name == "raise") return Peer::OnDivergence::raise;
+  if (name == "warn") return Peer::OnDivergence::warn;
+  if (name == "resync") return Peer::OnDivergence::resync;
+  throw Exception(ErrorCode::invalid_argument,
+                  "on_divergence is 'raise', 'warn' or 'resync', not '" + name + "'");
+}
 
 // A method of the peer, to be called with the GIL.
 template <class Result, class... Args>
@@ -158,11 +203,12 @@ void bind_accumulator(nb::module_& m) {
           nb::arg("observer"))
       .def(
           "update",
-          [](PyAccumulator& self, bool raise_on_divergence) {
+          [](PyAccumulator& self, const std::string& on_divergence) {
+            const auto how = divergence_from_name(on_divergence);
             const GilRelease unlocked;
-            self.peer().update(raise_on_divergence);
+            self.peer().update(how);
           },
-          nb::arg("raise_on_divergence"))
+          nb::arg("on_divergence"))
       .def("wait", &PyAccumulator::wait, nb::arg("timeout"))
       .def("connected", forward(&Peer::connected))
       .def("wants_state", forward(&Peer::wants_state))
@@ -179,9 +225,12 @@ void bind_accumulator(nb::module_& m) {
           nb::arg("number"))
       .def("wants_gradients", forward(&Peer::wants_gradients))
       .def("why_not_wanted", forward(&Peer::why_not_wanted))
-      .def("bucket", &PyAccumulator::bucket)
+      .def("gather", &PyAccumulator::gather, nb::arg("dtype"), nb::arg("pieces"), nb::arg("factor"),
+           nb::arg("clear"))
       .def("offer", &PyAccumulator::offer, nb::arg("batch_size"), nb::arg("counters"))
-      .def("next_result", &PyAccumulator::next_result)
+      .def("take_result", &PyAccumulator::take_result)
+      .def("norm", &PyAccumulator::norm, nb::arg("result"))
+      .def("scale", &PyAccumulator::scale, nb::arg("result"), nb::arg("factor"))
       .def("release_result",
            [](PyAccumulator& self) {
              const GilRelease unlocked;

@@ -56,6 +56,7 @@ std::uint64_t fingerprint(const SharedOperation& operation) {
   const auto add = [&hash](std::uint64_t word) { hash = (hash ^ word) * 0x100000001b3ULL; };
   add(static_cast<std::uint64_t>(operation.op));
   add(std::bit_cast<std::uint64_t>(operation.divisor));
+  add(operation.whole ? 1 : 0);
   for (const SharedSection& section : operation.sections) {
     add(static_cast<std::uint64_t>(section.dtype));
     add(section.offset);
@@ -171,10 +172,13 @@ std::span<std::byte> SharedReduce::input(std::uint32_t bucket) const {
   return {input_memory(rank_, bucket), layout_.bytes_per_slot};
 }
 
-void SharedReduce::start(SharedOperation operation, const std::vector<std::uint32_t>& buckets) {
-  check(operation, buckets);
+void SharedReduce::start(SharedOperation operation, const std::vector<std::uint32_t>& buckets,
+                         MutableBuffer own) {
+  check(operation, buckets, own);
   started_ = operation.s;
+  if (operation.whole) last_whole_ = operation.s;
   Running running;
+  running.own = std::move(own);
   running.pieces = pieces_of(operation);
   running.reduces = !running.pieces.empty();
   for (const std::uint32_t bucket : buckets) running.buckets |= std::uint64_t{1} << bucket;
@@ -183,7 +187,8 @@ void SharedReduce::start(SharedOperation operation, const std::vector<std::uint3
 }
 
 void SharedReduce::check(const SharedOperation& operation,
-                         const std::vector<std::uint32_t>& buckets) const {
+                         const std::vector<std::uint32_t>& buckets,
+                         const MutableBuffer& own) const {
   if (operation.s != started_ + 1) {
     refuse("operation " + std::to_string(operation.s) + " started after " +
            std::to_string(started_));
@@ -201,9 +206,12 @@ void SharedReduce::check(const SharedOperation& operation,
     }
   }
   if (!is_rising(operation.contributors, layout_.ranks) ||
-      !is_rising(operation.reducers, layout_.ranks) || operation.reducers.empty() ||
-      !is_rising(buckets, layout_.buckets)) {
+      !is_rising(operation.reducers, layout_.ranks) ||
+      operation.reducers.empty() != operation.whole || !is_rising(buckets, layout_.buckets)) {
     refuse("ranks and inputs must be rising and within the layout, reducers not empty");
+  }
+  if (own.size() != (operation.whole ? layout_.bytes_per_slot : 0)) {
+    refuse("the result of a whole operation needs memory of a slot's size, no other does");
   }
   if (contains(operation.contributors, rank_) == buckets.empty()) {
     refuse("a contributor has inputs, and nobody else");
@@ -213,12 +221,13 @@ void SharedReduce::check(const SharedOperation& operation,
 std::vector<SharedReduce::Piece> SharedReduce::pieces_of(const SharedOperation& operation) const {
   std::vector<Piece> pieces;
   const auto& reducers = operation.reducers;
-  if (!contains(reducers, rank_)) return pieces;
+  if (!operation.whole && !contains(reducers, rank_)) return pieces;
   const auto self = static_cast<std::size_t>(
       std::lower_bound(reducers.begin(), reducers.end(), rank_) - reducers.begin());
   for (const SharedSection& section : operation.sections) {
     const std::size_t item = tensor::item_size(section.dtype);
-    const Range slice = slices(section.count, item, reducers.size())[self];
+    const Range slice = operation.whole ? Range{0, section.count}
+                                        : slices(section.count, item, reducers.size())[self];
     const std::uint64_t step = kPieceBytes / item;
     for (std::uint64_t begin = slice.begin; begin < slice.end; begin += step) {
       pieces.push_back({section, {begin, std::min(slice.end, begin + step)}});
@@ -238,6 +247,10 @@ std::uint64_t SharedReduce::completed() const {
   return std::min(least, started_);
 }
 
+std::uint64_t SharedReduce::reduced() const {
+  return std::min(words(rank_).red.load(std::memory_order_acquire), started_);
+}
+
 Buffer SharedReduce::result(std::uint64_t s) const {
   if (s > completed() || s <= released_) {
     refuse("operation " + std::to_string(s) + " has no result here: complete are operations to " +
@@ -247,7 +260,8 @@ Buffer SharedReduce::result(std::uint64_t s) const {
 }
 
 void SharedReduce::release(std::uint64_t s) {
-  if (s > completed()) refuse("operation " + std::to_string(s) + " is not complete");
+  const bool done = s <= completed() || (s <= last_whole_ && s <= reduced());
+  if (!done) refuse("operation " + std::to_string(s) + " is not complete");
   if (s <= released_) return;
   released_ = s;
   words(rank_).out.store(s, std::memory_order_seq_cst);
@@ -338,7 +352,7 @@ bool SharedReduce::can_advance(const Running& running) const {
   if (running.stage == Stage::reducing || !running.reduces) return true;
   for (std::uint32_t rank = 0; rank < layout_.ranks; ++rank) {
     const Words& line = words(rank);
-    const bool holds_slot = operation.s > layout_.depth &&
+    const bool holds_slot = !operation.whole && operation.s > layout_.depth &&
                             line.out.load(std::memory_order_seq_cst) < operation.s - layout_.depth;
     if (holds_slot && !mutant("overwrite_unread_result")) return false;
     const bool waits_for_input = contains(operation.contributors, rank) &&
@@ -396,7 +410,9 @@ void SharedReduce::reduce_next_piece(Running& running) {
   const std::size_t item = tensor::item_size(piece.section.dtype);
   const std::uint64_t offset = piece.section.offset + piece.range.begin * item;
   const std::uint64_t bytes = piece.range.count() * item;
-  const MutableBuffer output(owner_, result_memory(operation.s) + offset, bytes);
+  const MutableBuffer output =
+      operation.whole ? running.own.slice(offset, bytes)
+                      : MutableBuffer(owner_, result_memory(operation.s) + offset, bytes);
   std::vector<Buffer> parts = inputs(running, offset, bytes);
   if (parts.empty()) {
     std::memset(output.data(), 0, bytes);

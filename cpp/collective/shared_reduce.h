@@ -51,6 +51,9 @@ struct SharedOperation {
   std::vector<SharedSection> sections;
   std::vector<std::uint32_t> contributors;  // ranks whose inputs are reduced, rising; none: zeros
   std::vector<std::uint32_t> reducers;      // ranks that reduce a slice each, rising, at least one
+  // Every rank reduces all of it into memory of its own instead: less work and fewer waits for two
+  // ranks, for nobody copies a result out of the segment. There are no reducers then.
+  bool whole = false;
 };
 
 class SharedReduce {
@@ -72,16 +75,21 @@ class SharedReduce {
   // Operations are started in order on every rank, with the same specification; `buckets` are
   // this rank's inputs, rising, written before, empty if it is no contributor. Started too early
   // (operation s - depth is not complete, or not released here), it waits by itself.
+  // `own`, of bytes_per_slot bytes, takes the result of a whole operation.
   // Throws Exception{invalid_argument} for what cannot be run.
-  void start(SharedOperation operation, const std::vector<std::uint32_t>& buckets);
+  void start(SharedOperation operation, const std::vector<std::uint32_t>& buckets,
+             MutableBuffer own = {});
 
   // One action of the operations under way: a store, a look at the others' words, or the
   // reduction of one piece. False: nothing can be done until another rank stores something.
   // Throws Exception{error} that names the rank if another one started something else.
   bool step();
 
-  // Operations 1 .. completed() have their result in the segment, whole and the same for all.
+  // Operations 1 .. completed() have their result in the segment (a whole one: at every rank),
+  // the same for all. Their inputs are read no longer.
   std::uint64_t completed() const;
+  // Operations 1 .. reduced() are done here: the result of a whole one is in this rank's memory.
+  std::uint64_t reduced() const;
   // Of an operation that is complete and was not released here.
   Buffer result(std::uint64_t s) const;
   // The results of operations up to s may be overwritten, as far as this rank is concerned. Like
@@ -122,6 +130,7 @@ class SharedReduce {
     SharedOperation operation;
     std::uint64_t buckets = 0;  // bit map of this rank's inputs
     std::vector<Piece> pieces;  // of this rank's slices, last first
+    MutableBuffer own;          // takes the result of a whole operation
     bool reduces = false;       // this rank has slices
     Stage stage = Stage::early;
   };
@@ -137,7 +146,8 @@ class SharedReduce {
   void check_agreement(const Running& running) const;
   std::vector<Buffer> inputs(const Running& running, std::uint64_t offset,
                              std::uint64_t bytes) const;
-  void check(const SharedOperation& operation, const std::vector<std::uint32_t>& buckets) const;
+  void check(const SharedOperation& operation, const std::vector<std::uint32_t>& buckets,
+             const MutableBuffer& own) const;
   std::vector<Piece> pieces_of(const SharedOperation& operation) const;
   bool can_advance(const Running& running) const;
   void stored();
@@ -149,6 +159,7 @@ class SharedReduce {
   const std::uint32_t rank_;
   std::uint64_t started_ = 0;
   std::uint64_t released_ = 0;
+  std::uint64_t last_whole_ = 0;      // started
   std::uint64_t seen_completed_ = 0;  // when last looked before sleeping
   bool must_look_ = false;            // something was stored since the last look for sleepers
   std::deque<Running> running_;

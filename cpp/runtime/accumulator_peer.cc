@@ -68,7 +68,7 @@ AccumulatorPeer::AccumulatorPeer(std::shared_ptr<GroupPeer> group, Options optio
       SharedRounds::create(rpc_, "segments:" + scope_, shared_sections(layout_), layout_.bytes,
                            {[this](std::uint64_t epoch) { machine_.shared_ready(epoch); },
                             [this](std::uint64_t epoch, std::uint64_t round, Buffer result) {
-                              reduced(epoch, round, std::move(result));
+                              reduced(epoch, round, std::move(result), true);
                             },
                             [this](std::uint64_t epoch, std::uint64_t round, const Error& error) {
                               not_reduced(epoch, round, error);
@@ -108,7 +108,7 @@ Engine::Lock AccumulatorPeer::lock_open() {
 
 // --- what the user sees
 
-void AccumulatorPeer::update(bool raise_on_divergence) {
+void AccumulatorPeer::update(OnDivergence on_divergence) {
   const Engine::Lock lock = lock_open();
   const Time now = io::now();
   news_ = false;
@@ -117,8 +117,13 @@ void AccumulatorPeer::update(bool raise_on_divergence) {
   look(now);
   if (failure_) throw Exception(failure_);
   if (const Error divergence = std::exchange(divergence_, {})) {
-    if (raise_on_divergence) throw Exception(divergence);
+    const bool here = std::exchange(diverged_here_, false);
+    if (on_divergence == OnDivergence::raise) throw Exception(divergence);
     rpc_->context()->log(LogLevel::warning, divergence.message);
+    if (on_divergence != OnDivergence::resync || !here) return;
+    machine_.resync(now);
+    settle(now);
+    look(now);
   }
 }
 
@@ -135,6 +140,7 @@ void AccumulatorPeer::look(Time now) {
     stats_.gradients = seen_.result->gradients();
     stats_.skipped = seen_.result->skipped();
     stats_.contributors = seen_.result->contributors();
+    stats_.staleness = seen_.result->staleness();
   }
   // A result is delivered with the update() that shows it, before the user has applied it.
   seen_.version = seen_.result ? seen_.result->number() : machine_.model_version();
@@ -226,7 +232,11 @@ void AccumulatorPeer::set_parallel_gradients(std::uint32_t rounds) {
 }
 
 MutableBuffer AccumulatorPeer::bucket() {
-  if (bucket_.empty()) bucket_ = rpc_->context()->pool().allocate(layout_.bytes);
+  if (bucket_.empty()) {
+    const Engine::Lock lock = lock_open();
+    bucket_ = shared_->input();
+    if (bucket_.empty()) bucket_ = rpc_->context()->pool().allocate(layout_.bytes);
+  }
   return bucket_;
 }
 
@@ -264,6 +274,24 @@ void AccumulatorPeer::state_installed(std::uint64_t number) {
   machine_.state_installed(now, number);
   settle(now);
   look(now);
+}
+
+MutableBuffer AccumulatorPeer::take_result() {
+  Buffer result;
+  {
+    const Engine::Lock lock = lock_open();
+    if (!seen_.result) return {};
+    result = std::exchange(seen_.result->result, {});
+    if (seen_.result->may_take && !machine_.take_result(seen_.result->number()).empty()) {
+      return {std::const_pointer_cast<void>(result.owner()), const_cast<std::byte*>(result.data()),
+              result.size()};
+    }
+  }
+  if (result.empty()) return {};
+  // Others may still be given this one.
+  const MutableBuffer copy = rpc_->context()->pool().allocate(result.size());
+  std::memcpy(copy.data(), result.data(), result.size());
+  return copy;
 }
 
 void AccumulatorPeer::release_result() {

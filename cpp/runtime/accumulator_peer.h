@@ -31,6 +31,7 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
     std::uint32_t gradients = 0;
     std::uint32_t skipped = 0;
     std::vector<std::string> contributors;
+    std::vector<std::uint64_t> staleness;  // updates, of each contribution with gradients
     std::vector<std::string> waiting_for;
     std::vector<accumulate::Contribution> lost;  // found to be so since the round before
   };
@@ -42,9 +43,11 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
   std::size_t bucket_bytes() const { return layout_.bytes; }
 
   // --- without the lock; all belong to one user thread at a time.
-  // Takes over what has happened. Throws the error that keeps this peer out of the group, and,
-  // once, a divergence of the parameters if asked to.
-  void update(bool raise_on_divergence);
+  // What update() makes of parameters that differ from the leader's: an error, once; a line of the
+  // log; a line, and the peer whose they are starts over as a newcomer.
+  enum class OnDivergence : std::uint8_t { raise, warn, resync };
+  // Takes over what has happened. Throws the error that keeps this peer out of the group.
+  void update(OnDivergence on_divergence);
   // Waits until update() may have something new; false: nothing within the time.
   bool wait(Time deadline, const Engine::Interrupt& interrupt);
 
@@ -54,7 +57,9 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
   bool state_overdue() const;  // wanted for so long that parameters alone must do
   bool has_new_state() const { return seen_.has_new_state; }
   bool wants_gradients() const { return seen_.wants_gradients; }
-  const std::optional<accumulate::Round>& result() const { return seen_.result; }
+  // The result to be applied next, in memory that is the user's; empty if there is none, or if it
+  // was taken before.
+  MutableBuffer take_result();
   std::uint64_t model_version() const { return seen_.version; }
   const std::string& leader() const { return seen_.leader; }
   bool is_leader() const { return seen_.is_leader; }
@@ -66,6 +71,7 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
   void set_parallel_gradients(std::uint32_t rounds);
   // The bucket of the next contribution, to be filled with gradient times batch size.
   MutableBuffer bucket();
+  const BucketLayout& layout() const { return layout_; }
   void offer(std::int64_t batch, accumulate::Counters counters);  // 0: statistics only
   void set_state(wire::Payload state);
   // The state that has arrived, if it is still wanted.
@@ -129,7 +135,7 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
   void perform(Time now, accumulate::Machine::Failed& action);
   void perform(Time now, accumulate::Machine::Wake& action);
   void perform(Time now, accumulate::Machine::Log& action);
-  void reduced(std::uint64_t epoch, std::uint64_t round, Buffer result);
+  void reduced(std::uint64_t epoch, std::uint64_t round, Buffer result, bool exclusive);
   void not_reduced(std::uint64_t epoch, std::uint64_t round, const Error& error);
   void section_done(collective::Engine::Done done);
   void finish(Reduction reduction);
@@ -151,6 +157,7 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
   std::vector<accumulate::Contribution> lost_;  // to be told with the next round
   Error failure_;
   Error divergence_;
+  bool diverged_here_ = false;
   Time state_wanted_at_ = kNever;
   std::vector<Waiter*> waiters_;
   bool news_ = false;

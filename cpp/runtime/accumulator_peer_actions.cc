@@ -45,6 +45,7 @@ void AccumulatorPeer::perform(Time, Machine::Divergence& action) {
                  {},
                  {},
                  Ran::no};
+  diverged_here_ = diverged_here_ || action.here;
   wake();
 }
 
@@ -148,12 +149,13 @@ void AccumulatorPeer::finish(Reduction reduction) {
     }
     result = whole;
   }
-  reduced(reduction.epoch, reduction.round, std::move(result));
+  reduced(reduction.epoch, reduction.round, std::move(result), reduction.sections.size() > 1);
 }
 
-void AccumulatorPeer::reduced(std::uint64_t epoch, std::uint64_t round, Buffer result) {
+void AccumulatorPeer::reduced(std::uint64_t epoch, std::uint64_t round, Buffer result,
+                              bool exclusive) {
   const Time now = io::now();
-  machine_.reduced(now, epoch, round, std::move(result));
+  machine_.reduced(now, epoch, round, std::move(result), exclusive);
   carry_out(now);
 }
 

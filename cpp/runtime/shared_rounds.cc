@@ -81,8 +81,8 @@ void SharedRounds::abandon() noexcept {
 }
 
 collective::SharedLayout SharedRounds::layout() const {
-  return {members_.epoch, static_cast<std::uint32_t>(members_.instances.size()), kDepth, kDepth,
-          bucket_bytes_};
+  return {members_.epoch, static_cast<std::uint32_t>(members_.instances.size()), kDepth,
+          kDepth + kLentInputs, bucket_bytes_};
 }
 
 std::optional<std::uint32_t> SharedRounds::rank_of(const Uid& instance) const {
@@ -113,11 +113,12 @@ void SharedRounds::leave() {
   if (bell_watch_ != 0) rpc_->context()->engine().loop().unwatch(std::exchange(bell_watch_, 0));
   key_ = {};
   reduce_.reset();
+  lent_.reset();
+  used_by_ = {};
   segment_.reset();
   bells_.clear();
   incoming_.clear();
   started_.clear();
-  result_ = {};
   untold_.clear();
   waiting_.clear();
   share_at_ = kNever;
@@ -227,6 +228,8 @@ void SharedRounds::attached(std::uint32_t rank) {
 void SharedRounds::begin() {
   reduce_ =
       std::make_unique<collective::SharedReduce>(segment_, segment_->bytes(), layout(), rank_);
+  lent_ = std::make_shared<Lent>();
+  lent_->segment = segment_;
   segment_->close_descriptor();
   // Nothing to do in the callback: the loop polls after each wait.
   bell_watch_ = rpc_->context()->engine().loop().watch(bells_[rank_].descriptor(),
@@ -247,8 +250,32 @@ void SharedRounds::reduce(Round round) {
                     Ran::no});
     return;
   }
-  incoming_.push_back({std::move(round), 0});
+  Passing passing;
+  passing.round = std::move(round);
+  for (const Buffer& input : passing.round.inputs) {
+    if (!lent_bucket(input)) passing.elsewhere.push_back(input);
+  }
+  incoming_.push_back(std::move(passing));
   rpc_->context()->engine().loop().wake();
+}
+
+MutableBuffer SharedRounds::input() {
+  if (!reduce_) return {};
+  for (std::uint32_t i = 0; i < kLentInputs; ++i) {
+    if (used_by_[i] > reduce_->completed() || lent_->away[i].load()) continue;
+    lent_->away[i].store(true);
+    const std::span<std::byte> memory = reduce_->input(kDepth + i);
+    const auto give_back = [lent = lent_, i](void*) { lent->away[i].store(false); };
+    return {std::shared_ptr<void>(memory.data(), give_back), memory.data(), memory.size()};
+  }
+  return {};
+}
+
+std::optional<std::uint32_t> SharedRounds::lent_bucket(const Buffer& input) const {
+  for (std::uint32_t bucket = kDepth; bucket < kDepth + kLentInputs; ++bucket) {
+    if (reduce_->input(bucket).data() == input.data()) return bucket;
+  }
+  return std::nullopt;
 }
 
 bool SharedRounds::poll() {
@@ -269,65 +296,82 @@ bool SharedRounds::advance() {
   if (may_write_input()) {
     write_input();
   } else if (!reduce_->step()) {
-    if (started_.empty() || reduce_->completed() < started_.front().round.s) return false;
+    if (!has_result()) return false;
     read_result();
   }
   if (reduce_) ring();
   return true;
 }
 
+// A whole result is there as soon as this rank is done, and nobody need copy it.
+bool SharedRounds::has_result() const {
+  if (started_.empty()) return false;
+  return started_.front().round.s <= (is_whole() ? reduce_->reduced() : reduce_->completed());
+}
+
 // The input's place is free once the operation that had it is complete.
 bool SharedRounds::may_write_input() const {
   if (incoming_.empty()) return false;
   const std::uint64_t s = incoming_.front().round.s;
-  return s <= kDepth || reduce_->completed() >= s - kDepth;
+  return incoming_.front().elsewhere.empty() || s <= kDepth || reduce_->completed() >= s - kDepth;
 }
 
-// Several contributions of this member to one round become one input.
+// Several contributions of this member that are not in the segment become one input.
 void SharedRounds::write_input() {
   Passing& passing = incoming_.front();
-  const Round& round = passing.round;
-  const auto bucket = static_cast<std::uint32_t>(round.s % kDepth);
-  if (!round.inputs.empty() && passing.next < pieces_.size()) {
-    const Piece& piece = pieces_[passing.next++];
-    std::byte* target = reduce_->input(bucket).data() + piece.offset;
-    if (round.inputs.size() == 1) {
-      std::memcpy(target, round.inputs[0].data() + piece.offset, piece.bytes);
-      return;
-    }
-    std::vector<Buffer> parts;
-    for (const Buffer& input : round.inputs) {
-      parts.push_back(input.slice(piece.offset, piece.bytes));
-    }
-    collective::run({piece.dtype, collective::ReduceOp::sum, 1, std::move(parts),
-                     MutableBuffer(segment_, target, piece.bytes)});
+  const std::vector<Buffer>& inputs = passing.elsewhere;
+  if (inputs.empty() || passing.next == pieces_.size()) return start();
+  const auto bucket = static_cast<std::uint32_t>(passing.round.s % kDepth);
+  const Piece& piece = pieces_[passing.next++];
+  std::byte* target = reduce_->input(bucket).data() + piece.offset;
+  if (inputs.size() == 1) {
+    std::memcpy(target, inputs[0].data() + piece.offset, piece.bytes);
     return;
   }
-  std::vector<std::uint32_t> buckets;
-  if (!round.inputs.empty()) buckets.push_back(bucket);
-  reduce_->start({round.s, collective::ReduceOp::sum, static_cast<double>(round.total), sections_,
-                  round.contributors, round.reducers},
-                 buckets);
-  crash_point("slice.sent");
-  started_.push_back({std::move(passing.round), 0});
-  started_.back().round.inputs.clear();
+  std::vector<Buffer> parts;
+  for (const Buffer& input : inputs) parts.push_back(input.slice(piece.offset, piece.bytes));
+  collective::run({piece.dtype, collective::ReduceOp::sum, 1, std::move(parts),
+                   MutableBuffer(segment_, target, piece.bytes)});
+}
+
+void SharedRounds::start() {
+  Passing passing = std::move(incoming_.front());
   incoming_.pop_front();
+  const Round& round = passing.round;
+  std::set<std::uint32_t> buckets;
+  for (const Buffer& input : round.inputs) {
+    const auto bucket = lent_bucket(input);
+    buckets.insert(bucket.value_or(static_cast<std::uint32_t>(round.s % kDepth)));
+    if (bucket) used_by_[*bucket - kDepth] = round.s;
+  }
+  const bool whole = is_whole();
+  if (whole) passing.own = rpc_->context()->pool().allocate(bucket_bytes_);
+  reduce_->start({round.s, collective::ReduceOp::sum, static_cast<double>(round.total), sections_,
+                  round.contributors, whole ? std::vector<std::uint32_t>() : round.reducers, whole},
+                 {buckets.begin(), buckets.end()}, passing.own);
+  crash_point("slice.sent");
+  // An input that was lent is not written before the operation is complete: input() sees to it.
+  passing.round.inputs.clear();
+  passing.elsewhere.clear();
+  passing.next = 0;
+  started_.push_back(std::move(passing));
 }
 
 void SharedRounds::read_result() {
   Passing& passing = started_.front();
-  const Buffer shared = reduce_->result(passing.round.s);
-  if (result_.empty()) result_ = rpc_->context()->pool().allocate(bucket_bytes_);
-  if (passing.next < pieces_.size()) {
+  if (passing.own.empty()) passing.own = rpc_->context()->pool().allocate(bucket_bytes_);
+  if (!is_whole() && passing.next < pieces_.size()) {
+    const Buffer shared = reduce_->result(passing.round.s);
     const Piece& piece = pieces_[passing.next++];
-    std::memcpy(result_.data() + piece.offset, shared.data() + piece.offset, piece.bytes);
+    std::memcpy(passing.own.data() + piece.offset, shared.data() + piece.offset, piece.bytes);
     return;
   }
   if (reduce_->given_up()) return leave();  // the news of the next epoch is on its way
   reduce_->release(passing.round.s);
   const std::uint64_t round = passing.round.round;
+  MutableBuffer result = std::move(passing.own);
   started_.pop_front();
-  events_.done(members_.epoch, round, std::exchange(result_, {}));
+  events_.done(members_.epoch, round, std::move(result));
 }
 
 void SharedRounds::ring() {
@@ -348,8 +392,7 @@ void SharedRounds::fail(const Error& error) {
 bool SharedRounds::prepare_sleep() {
   if (!reduce_) return true;
   const bool waits = reduce_->announce_sleep();
-  const bool result = !started_.empty() && reduce_->completed() >= started_.front().round.s;
-  if (!result && !may_write_input() && reduce_->may_sleep()) return true;
+  if (!has_result() && !may_write_input() && reduce_->may_sleep()) return true;
   if (waits) reduce_->awake();
   return false;
 }

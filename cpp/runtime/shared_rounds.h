@@ -1,5 +1,7 @@
 #pragma once
 
+#include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -36,6 +38,7 @@ class SharedRounds final : public io::Pollable,
  public:
   struct Events {
     std::function<void(std::uint64_t epoch)> ready;
+    // Nobody else has the result's memory.
     std::function<void(std::uint64_t epoch, std::uint64_t round, Buffer result)> done;
     std::function<void(std::uint64_t epoch, std::uint64_t round, const Error& error)> failed;
   };
@@ -64,6 +67,9 @@ class SharedRounds final : public io::Pollable,
   // Gives up the segment of the epoch before, for all its ranks.
   void enter(Time now, Members members);
   void reduce(Round round);
+  // Memory of the segment for a contribution, so that it need not be copied there; empty if there
+  // is none. It stays its holder's, whatever becomes of the epoch, until the last reference goes.
+  MutableBuffer input();
   void tick(Time now);
   Time next_deadline() const { return share_at_; }
   void close();
@@ -83,7 +89,15 @@ class SharedRounds final : public io::Pollable,
   // A round on its way in or out.
   struct Passing {
     Round round;
-    std::size_t next = 0;  // piece to be copied
+    std::size_t next = 0;           // piece to be copied
+    std::vector<Buffer> elsewhere;  // inputs that are not in the segment
+    MutableBuffer own = {};         // the result of a whole operation
+  };
+  // The inputs of the segment that input() gives away.
+  static constexpr std::uint32_t kLentInputs = 3;
+  struct Lent {
+    std::shared_ptr<memory::Segment> segment;  // stays mapped while one of them is away
+    std::array<std::atomic<bool>, kLentInputs> away{};
   };
   struct Piece {
     tensor::DType dtype;
@@ -105,8 +119,12 @@ class SharedRounds final : public io::Pollable,
   void attached(std::uint32_t rank);
   void begin();
   bool advance();
+  bool is_whole() const { return members_.instances.size() <= 2; }
+  bool has_result() const;
   bool may_write_input() const;
   void write_input();
+  void start();
+  std::optional<std::uint32_t> lent_bucket(const Buffer& input) const;
   void read_result();
   void ring();
   void fail(const Error& error);
@@ -133,9 +151,10 @@ class SharedRounds final : public io::Pollable,
   std::vector<io::Doorbell> bells_;
   io::Loop::WatchId bell_watch_ = 0;
   std::unique_ptr<collective::SharedReduce> reduce_;
-  std::deque<Passing> incoming_;  // not started yet
-  std::deque<Passing> started_;   // the result not read yet
-  MutableBuffer result_;          // of started_.front(), being read
+  std::shared_ptr<Lent> lent_;
+  std::array<std::uint64_t, kLentInputs> used_by_{};  // the last operation that took each
+  std::deque<Passing> incoming_;                      // not started yet
+  std::deque<Passing> started_;                       // the result not read yet
 };
 
 }  // namespace moolink::runtime

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch._utils import _unflatten_dense_tensors
 
 from moolink.accumulator import AccumulatorBase
 from moolink.group import Group
+from moolink.training_steps import TrainingStep
 
 
 class Accumulator(AccumulatorBase):
@@ -24,11 +27,16 @@ class Accumulator(AccumulatorBase):
         buffers: tensors that newcomers receive beside the parameters.
         group: the group to reduce in. Without one the accumulator makes an ``Rpc`` and a ``Group``
             called ``name``; then call :meth:`connect`.
-        options: ``role``, ``checksum_every`` and ``on_divergence`` of the base class.
+        options: ``role``, ``checksum_every``, ``on_divergence``, ``max_grad_norm`` and
+            ``on_nonfinite`` of the base class.
+
+    While :meth:`has_gradients` is true, ``.grad`` of each parameter is the round's mean, where
+    parameters lie in host memory without gaps without another copy; afterwards it is the tensor
+    that it was before, zeroed.
 
     Raises:
         TypeError: a parameter or buffer is not a tensor, or not a dense one.
-        ValueError: no parameter requires a gradient.
+        ValueError: no parameter requires a gradient, or one is given twice.
     """
 
     def __init__(
@@ -41,44 +49,118 @@ class Accumulator(AccumulatorBase):
     ) -> None:
         self._parameters = _tensors("parameters", parameters)
         self._buffers = _tensors("buffers", buffers)
+        if len({id(p) for p in self._parameters}) < len(self._parameters):
+            raise ValueError("a parameter is given twice")
         # A bucket's sections hold one dtype each, so that a section is one kernel call.
-        self._sections: dict[torch.dtype, list[torch.Tensor]] = {}
+        by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
         for parameter in self._parameters:
             if parameter.requires_grad:
-                self._sections.setdefault(parameter.dtype, []).append(parameter)
-        if not self._sections:
+                by_dtype.setdefault(parameter.dtype, []).append(parameter)
+        if not by_dtype:
             raise ValueError("none of the parameters requires a gradient: nothing to reduce")
+        self._sections = _sections(by_dtype)
+        self._reduced = [p for section in self._sections for p in section.parameters]
+        self._set_aside: list[torch.Tensor] | None = None  # the user's .grad while a round is shown
         super().__init__(
             name,
-            [(_name(dtype), _count(group_)) for dtype, group_ in self._sections.items()],
+            [(_name(s.dtype), sum(s.counts)) for s in self._sections],
             _layout(self._parameters, self._buffers),
             group,
             **options,
         )
 
-    def _gather(self, bucket: npt.NDArray[np.uint8], batch_size: int) -> None:
-        with torch.no_grad():
-            for views, parameters in self._views(bucket):
-                for view, parameter in zip(views, parameters, strict=True):
-                    if parameter.grad is None:
-                        view.zero_()
-                    else:
-                        view.copy_(parameter.grad)
-                torch._foreach_mul_(views, batch_size)
-        self._clear()
+    def steps(
+        self,
+        optimizer: torch.optim.Optimizer,
+        *,
+        scheduler: Any = None,
+        state: Callable[[], Any] | None = None,
+        load_state: Callable[[Any], None] | None = None,
+        until: Callable[[dict[str, int]], bool] | None = None,
+        totals: Mapping[str, int] | None = None,
+    ) -> Iterator[TrainingStep]:
+        """Iterates over the turns of a training loop in which gradients are wanted::
 
-    def _scatter(self, result: npt.NDArray[np.uint8]) -> None:
-        with torch.no_grad():
-            for views, parameters in self._views(result):
-                for parameter in parameters:
-                    if parameter.grad is None:
-                        parameter.grad = torch.empty_like(parameter)
-                torch._foreach_copy_([p.grad for p in parameters if p.grad is not None], views)
+            for step in accumulator.steps(optimizer):
+                loss = compute_loss(model, next(batches))
+                loss.backward()
+                step.reduce(batch_size=32, counters={"samples": 32})
+
+        Between two turns rounds are applied with ``optimizer.step()``, and then
+        ``scheduler.step()``; the states of both travel to newcomers with the model. The rest is
+        as in :meth:`~moolink.accumulator.AccumulatorBase.training_steps`.
+
+        Args:
+            optimizer: of this accumulator's parameters; the same at every member.
+            scheduler: one of ``torch.optim.lr_scheduler``, stepped once a round.
+            state: returns what newcomers need besides.
+            load_state: takes it.
+            until: ends the iteration when true of the counters' totals.
+            totals: those of a checkpoint.
+        """
+
+        def apply() -> None:
+            optimizer.step()
+            if scheduler is not None:
+                scheduler.step()
+
+        def capture() -> Any:
+            schedule = None if scheduler is None else scheduler.state_dict()
+            return optimizer.state_dict(), schedule, None if state is None else state()
+
+        def install(received: Any) -> None:
+            optimizer_state, schedule, users = received
+            optimizer.load_state_dict(optimizer_state)
+            if scheduler is not None:
+                scheduler.load_state_dict(schedule)
+            if load_state is not None:
+                load_state(users)
+
+        return self.training_steps(
+            apply, state=capture, load_state=install, until=until, totals=totals
+        )
+
+    def _gather(self, batch_size: int, clear: bool) -> bool:
+        finite = True
+        elsewhere = []  # gradients that a copy stands for
+        for section in self._sections:
+            copies = []  # alive until they are gathered
+            pieces = []
+            for parameter, count, offset in section.places():
+                gradient = parameter.grad
+                if gradient is not None and not _is_plain(gradient, section.dtype):
+                    elsewhere.append(gradient)
+                    copies.append(_plain_copy(gradient, section.dtype))
+                    gradient = copies[-1]
+                pieces.append((0 if gradient is None else gradient.data_ptr(), count, offset))
+            finite &= self._core.gather(_name(section.dtype), pieces, float(batch_size), clear)
+        if clear and elsewhere:
+            with torch.no_grad():
+                torch._foreach_zero_(elsewhere)
+        return finite
+
+    def _show(self, result: npt.NDArray[np.uint8]) -> None:
+        memory = torch.from_numpy(result)
+        self._set_aside = []
+        for section in self._sections:
+            values = memory[section.begin : section.end].view(section.dtype)
+            means = _unflatten_dense_tensors(values, section.parameters)  # type: ignore[no-untyped-call]
+            for parameter, mean in zip(section.parameters, means, strict=True):
+                gradient = parameter.grad
+                if gradient is None:
+                    gradient = torch.zeros_like(parameter)
+                self._set_aside.append(gradient)
+                if _is_plain(parameter, section.dtype):
+                    parameter.grad = mean
+                else:
+                    parameter.grad = gradient.copy_(mean)
 
     def _clear(self) -> None:
-        gradients = [
-            p.grad for group in self._sections.values() for p in group if p.grad is not None
-        ]
+        if self._set_aside is not None:
+            for parameter, gradient in zip(self._reduced, self._set_aside, strict=True):
+                parameter.grad = gradient
+            self._set_aside = None
+        gradients = [p.grad for p in self._reduced if p.grad is not None]
         if gradients:
             with torch.no_grad():
                 torch._foreach_zero_(gradients)
@@ -104,18 +186,52 @@ class Accumulator(AccumulatorBase):
             digest.update(logical.reshape(-1).view(torch.uint8).numpy().tobytes())
         return int.from_bytes(digest.digest(), "little")
 
-    def _views(
-        self, flat: npt.NDArray[np.uint8]
-    ) -> Iterable[tuple[list[torch.Tensor], list[torch.Tensor]]]:
-        """Yields each section's (slices of the flat bytes shaped as the parameters, parameters)."""
-        offset = 0
-        memory = torch.from_numpy(flat)
-        for dtype, parameters in self._sections.items():
-            size = _count(parameters) * dtype.itemsize
-            section = memory[offset : offset + size].view(dtype)
-            pieces = torch.split(section, [p.numel() for p in parameters])
-            yield [s.view(p.shape) for s, p in zip(pieces, parameters, strict=True)], parameters
-            offset += _aligned(size)
+
+@dataclass
+class _Section:
+    """The parameters of one dtype, and where their gradients lie in the bucket."""
+
+    dtype: torch.dtype
+    parameters: list[torch.Tensor]
+    counts: list[int]
+    begin: int  # bytes
+
+    @property
+    def end(self) -> int:
+        return self.begin + sum(self.counts) * self.dtype.itemsize
+
+    def places(self) -> Iterator[tuple[torch.Tensor, int, int]]:
+        """Yields (parameter, elements, offset in the bucket in bytes)."""
+        offset = self.begin
+        for parameter, count in zip(self.parameters, self.counts, strict=True):
+            yield parameter, count, offset
+            offset += count * self.dtype.itemsize
+
+
+def _sections(by_dtype: dict[torch.dtype, list[torch.Tensor]]) -> list[_Section]:
+    sections: list[_Section] = []
+    begin = 0
+    for dtype, parameters in by_dtype.items():
+        sections.append(_Section(dtype, parameters, [p.numel() for p in parameters], begin))
+        begin = _aligned(sections[-1].end)
+    return sections
+
+
+def _is_plain(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether its elements lie one after another in host memory, as in the bucket."""
+    return (
+        tensor.is_cpu
+        and tensor.dtype is dtype
+        and tensor.layout is torch.strided
+        and tensor.is_contiguous()
+        and not (dtype.is_complex and tensor.is_conj())
+        and not tensor.is_neg()
+    )
+
+
+def _plain_copy(gradient: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    copy = gradient.detach().to("cpu", dtype).resolve_conj().resolve_neg()
+    return copy.clone(memory_format=torch.contiguous_format)
 
 
 def _tensors(what: str, values: Iterable[Any]) -> list[torch.Tensor]:
@@ -130,10 +246,6 @@ def _tensors(what: str, values: Iterable[Any]) -> list[torch.Tensor]:
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _count(tensors: Sequence[torch.Tensor]) -> int:
-    return sum(t.numel() for t in tensors)
 
 
 def _aligned(size: int) -> int:

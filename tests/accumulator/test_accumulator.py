@@ -2,85 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
 import moolink
-from moolink.accumulator import AccumulatorBase
 from tests import descriptors
+from tests.accumulator.loops import Make, connect, failed, parameters, pump, reduce_round
 from tests.waiting import formed, until
-
-Make = Callable[..., AccumulatorBase]
-
-
-@pytest.fixture
-def make(broker_address: str) -> Iterator[Make]:
-    """Returns a function that makes a peer with an accumulator."""
-    with contextlib.ExitStack() as stack:
-
-        def make_(name: str, parameters: list[torch.Tensor], *args: object, **options: object):
-            rpc = stack.enter_context(moolink.Rpc(name))
-            rpc.connect(broker_address)
-            group = stack.enter_context(moolink.Group(rpc, "group"))
-            return stack.enter_context(
-                moolink.Accumulator("model", parameters, *args, group=group, **options)
-            )
-
-        yield make_
-
-
-def parameters(value: float = 0.0) -> list[torch.Tensor]:
-    return [torch.full(shape, value, requires_grad=True) for shape in ((2, 3), (4,))]
-
-
-def pump(accumulators: list, states: list | None = None) -> None:
-    """One turn of the user's loop at every peer, without rounds."""
-    for accumulator in accumulators:
-        accumulator.update()
-        if accumulator.wants_state():
-            accumulator.set_state({"from": accumulator.get_leader()})
-        if accumulator.has_new_state():
-            state = accumulator.state()
-            if states is not None:
-                states.append(state)
-
-
-def failed(accumulators: list, errors: list[str]) -> bool:
-    """Whether a turn of the loop raised at some peer; the text is appended to ``errors``."""
-    for accumulator in accumulators:
-        try:
-            pump([accumulator])
-        except (moolink.Error, ValueError) as error:
-            errors.append(str(error))
-    return bool(errors)
-
-
-def connect(accumulators: list, states: list | None = None) -> None:
-    def ready() -> bool:
-        pump(accumulators, states)
-        return (
-            all(a.connected() and a.wants_gradients() for a in accumulators)
-            and len({a.get_leader() for a in accumulators}) == 1
-        )
-
-    until(ready, "connected accumulators")
-
-
-def reduce_round(accumulators: list, given: list[tuple[list[torch.Tensor], int]]) -> None:
-    """Every peer contributes its gradients; returns when all have the result."""
-    for accumulator, (leaves, batch) in zip(accumulators, given, strict=True):
-        accumulator.reduce_gradients(batch, counters={"steps": 10 * batch})
-        del leaves
-
-    def delivered() -> bool:
-        pump(accumulators)
-        return all(a.has_gradients() for a in accumulators)
-
-    until(delivered, "a round")
 
 
 def test_mean_is_weighted_by_batch_size(make: Make) -> None:
@@ -323,6 +253,15 @@ def test_misuse(make: Make) -> None:
     connect([peer])
     with pytest.raises(ValueError, match="at least 1"):
         peer.reduce_gradients(0)
+    with pytest.raises(ValueError, match=r"at most 2\*\*40"):
+        peer.reduce_gradients(2**41)
+    with pytest.raises(TypeError, match="integer"):
+        peer.reduce_gradients(1.5)
+    with pytest.raises(TypeError, match="counter 'loss' must be an integer"):
+        peer.reduce_gradients(1, counters={"loss": 0.5})
+    with pytest.raises(ValueError, match="64 bits"):
+        peer.skip_gradients(counters={"steps": 2**63})
+    assert peer.wants_gradients()
     with pytest.raises(RuntimeError, match="wants_state"):
         peer.set_state({})
     with pytest.raises(RuntimeError, match="has_new_state"):

@@ -17,6 +17,7 @@ REACHED = {
     "evictions",
     "hard views",
     "losses named",
+    "resyncs",
     "snapshots installed",
     "soft views",
 }

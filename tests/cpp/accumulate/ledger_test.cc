@@ -83,4 +83,20 @@ TEST("ledger: a newcomer keeps exactly what comes after its snapshot") {
   CHECK_EQ(ledger.waiting_bytes(), std::size_t{0});
 }
 
+TEST("ledger: a result is the user's or somebody else's to be given, not both") {
+  Ledger ledger(kSelf);
+  ledger.reset(0, true);
+  for (const std::uint64_t round : {1u, 2u, 3u}) ledger.add_record(record(round, {}));
+  ledger.store(1, HeapAllocator().allocate(8), true);
+  ledger.store(2, HeapAllocator().allocate(8), true);
+  ledger.store(3, HeapAllocator().allocate(8));
+  CHECK_EQ(ledger.take(1).size(), std::size_t{8});
+  CHECK(ledger.hand_on(1).empty());
+  CHECK(ledger.next() != nullptr && ledger.next()->result.empty());  // and still to be applied
+  CHECK_EQ(ledger.hand_on(2).size(), std::size_t{8});
+  CHECK(ledger.take(2).empty());
+  CHECK(ledger.take(3).empty());  // never was this peer's alone
+  CHECK_EQ(ledger.waiting_bytes(), std::size_t{16});
+}
+
 }  // namespace

@@ -103,6 +103,34 @@ TEST("shared reduce: every rank has the sum of the contributors, divided once") 
   }
 }
 
+TEST("shared reduce: of a whole operation every rank has the result in its own memory") {
+  Ranks ranks(layout_of(2, 100000));
+  for (const std::uint64_t s : {1, 2, 3, 4, 5}) {
+    SharedOperation wanted = operation(s, 2, 25000);
+    wanted.whole = true;
+    wanted.reducers.clear();
+    std::array<MutableBuffer, 2> own;
+    for (const std::uint32_t rank : {0U, 1U}) {
+      put(ranks[rank], 0, s, 25000);
+      own[rank] = HeapAllocator().allocate(100000);
+      ranks[rank].start(wanted, {0}, own[rank]);
+    }
+    ranks.settle();
+    for (const std::uint32_t rank : {0U, 1U}) {
+      CHECK_EQ(ranks[rank].reduced(), s);
+      CHECK(is_sum(own[rank], 2, s, 25000));
+      ranks[rank].release(s);
+    }
+    ranks.settle();
+  }
+  SharedOperation wanted = operation(6, 2, 1);
+  wanted.whole = true;
+  CHECK_THROWS(ranks[0].start(wanted, {0}, HeapAllocator().allocate(100000)),
+               ErrorCode::invalid_argument);  // with reducers
+  wanted.reducers.clear();
+  CHECK_THROWS(ranks[0].start(wanted, {0}), ErrorCode::invalid_argument);  // without memory
+}
+
 TEST("shared reduce: several inputs of one rank are summed in the order of its buckets") {
   Ranks ranks(layout_of(2, 8));
   SharedOperation wanted = operation(1, 2, 1);

@@ -140,6 +140,67 @@ TEST("shared rounds: two peers attach, reduce many rounds, and move to another e
   }
 }
 
+TEST("shared rounds: three peers reduce a slice each") {
+  Member a("a", {wire::PathKind::shm, wire::PathKind::tcp});
+  Member b("b", {wire::PathKind::shm, wire::PathKind::tcp});
+  Member c("c", {wire::PathKind::shm, wire::PathKind::tcp});
+  const std::string address = a.rpc->listen("127.0.0.1:0").at(0);
+  const std::vector<Member*> members{&a, &b, &c};
+  b.rpc->connect(address);
+  c.rpc->connect(address);
+  for (Member* member : members) member->enter(members, 3);
+  for (Member* member : members) CHECK(member->wait([&] { return member->ready == 3; }));
+  for (std::uint64_t s = 1; s <= 6; ++s) {
+    float value = 1;
+    for (Member* member : members) {
+      member->reduce({3, s, s, 2, {filled(value)}, {0, 1, 2}, {0, 1, 2}});
+      value += static_cast<float>(s);
+    }
+  }
+  for (Member* member : members) {
+    CHECK(member->wait([&] { return member->results.size() == 6; }));
+    for (std::uint64_t r = 1; r <= 6; ++r) {
+      CHECK(is_line(member->results[r], 1.5F, (3 + 3 * static_cast<float>(r)) / 2));
+    }
+  }
+}
+
+TEST("shared rounds: memory of the segment is given out, reduced where it lies, and comes back") {
+  Member a("a", {wire::PathKind::shm, wire::PathKind::tcp});
+  Member b("b", {wire::PathKind::shm, wire::PathKind::tcp});
+  b.rpc->connect(a.rpc->listen("127.0.0.1:0").at(0));
+  const auto input_of = [](Member& member) {
+    const Engine::Lock lock = member.context->lock();
+    return member.rounds->input();
+  };
+  CHECK(input_of(a).empty());  // no segment yet
+  MutableBuffer outlives;
+  for (const std::uint64_t epoch : {3, 4}) {
+    a.enter({&a, &b}, epoch);
+    b.enter({&a, &b}, epoch);
+    CHECK(a.wait([&] { return a.ready == epoch; }));
+    CHECK(b.wait([&] { return b.ready == epoch; }));
+    MutableBuffer input = input_of(a);
+    CHECK_EQ(input.size(), kBytes);
+    std::memcpy(input.data(), filled(5).data(), kBytes);
+    // Beside it one of the heap, and in the second epoch one of a segment that is given up.
+    std::vector<Buffer> inputs{input, filled(1)};
+    if (epoch == 4) inputs[1] = outlives;
+    a.reduce({epoch, 1, epoch, 2, inputs, {0, 1}, {0, 1}});
+    b.reduce({epoch, 1, epoch, 2, {filled(2)}, {0, 1}, {0, 1}});
+    for (Member* member : {&a, &b}) {
+      CHECK(member->wait([&] { return member->results.contains(epoch); }));
+      CHECK(is_line(member->results[epoch], 1.5F, epoch == 3 ? 4 : 6));
+    }
+    outlives = input;
+    CHECK(is_line(outlives, 1, 5));  // nobody writes it while it is held
+    const MutableBuffer second = input_of(a);
+    const MutableBuffer third = input_of(a);
+    CHECK(!second.empty() && !third.empty());
+    CHECK(input_of(a).empty());
+  }
+}
+
 TEST("shared rounds: a member that enters late finds the offer that came early") {
   Member a("a", {wire::PathKind::shm, wire::PathKind::tcp});
   Member b("b", {wire::PathKind::shm, wire::PathKind::tcp});

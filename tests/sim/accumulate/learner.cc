@@ -1,8 +1,10 @@
 #include "accumulate/learner.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "common/message_bytes.h"
+#include "common/program.h"
 #include "common/simulation.h"
 #include "wire/archive.h"
 
@@ -14,7 +16,8 @@ Learner::Learner(Registry& registry, Uid instance, Habits habits, std::uint64_t 
       habits_(habits),
       node_(registry.root(first_version)) {}
 
-void Learner::update(Time now, accumulate::Machine& machine, Random& random, bool contributing) {
+void Learner::update(Time now, accumulate::Machine& machine, Random& random, bool contributing,
+                     bool calm) {
   machine.user_active(now);
   if (const auto version = machine.wants_state()) {
     require(*version == this->version(), "the state of version " + std::to_string(*version) +
@@ -25,9 +28,14 @@ void Learner::update(Time now, accumulate::Machine& machine, Random& random, boo
     install(*state);
     machine.state_installed(now, state->number);
   } else if (const auto round = machine.next_result()) {
-    node_ = registry_->extend(node_, *round);
-    ++applied_;
-    machine.delivered(now, round->number());
+    apply(now, machine, *round, random);
+  }
+  // Its parameters are not the leader's any more, it says.
+  if (!calm && machine.connected() && !machine.is_leader() && random.chance(1, 2000)) {
+    machine.resync(now);
+    resynced_ = true;
+    contributed_ = 0;  // as far behind as any newcomer
+    ++coverage["resyncs"];
   }
   if (contributing && machine.wants_gradients(now) && random.below(100) < habits_.eager_percent) {
     contribute(now, machine, random);
@@ -35,6 +43,29 @@ void Learner::update(Time now, accumulate::Machine& machine, Random& random, boo
   if (machine.connected() && !machine.wants_state() && !machine.has_new_state()) {
     require(machine.model_version() == version(), "the model version is not the user's");
   }
+}
+
+void Learner::apply(Time now, accumulate::Machine& machine, const accumulate::Round& round,
+                    Random& random) {
+  const std::uint64_t number = round.number();
+  if (round.result.empty()) {
+    require(holding_ == number, "a result without bytes that was not taken");
+    node_ = held_node_;
+  } else if (round.may_take) {
+    held_node_ = registry_->extend(node_, round);
+    holding_ = number;
+    // The user's own from now on: clipped, scaled, stepped with.
+    const Buffer taken = machine.take_result(number);
+    require(taken.size() == round.result.size(), "a result that may be taken cannot be");
+    std::memset(const_cast<std::byte*>(taken.data()), 0x5a, taken.size());
+    if (random.chance(1, 2)) return;  // takes its time
+    node_ = held_node_;
+  } else {
+    node_ = registry_->extend(node_, round);
+  }
+  holding_ = 0;
+  ++applied_;
+  machine.delivered(now, number);
 }
 
 void Learner::contribute(Time now, accumulate::Machine& machine, Random& random) {

@@ -27,8 +27,9 @@ class Learner {
 
   Learner(Registry& registry, Uid instance, Habits habits, std::uint64_t first_version);
 
-  // One turn of the loop; contributes only if `contributing`.
-  void update(Time now, accumulate::Machine& machine, Random& random, bool contributing);
+  // One turn of the loop; contributes only if `contributing`, and keeps to its parameters if
+  // `calm`.
+  void update(Time now, accumulate::Machine& machine, Random& random, bool contributing, bool calm);
   void dropped(const std::vector<std::uint64_t>& k);
 
   std::uint64_t node() const { return node_; }
@@ -40,6 +41,7 @@ class Learner {
   const Habits& habits() const { return habits_; }
   std::uint64_t applied() const { return applied_; }
   std::uint64_t installed() const { return installed_; }
+  bool resynced() const { return resynced_; }
   // Its peer has entered an epoch; its peer knows of a round.
   void entered_epoch() { known_round_ = contributed_ = 0; }
   void knows(std::uint64_t round) { known_round_ = round; }
@@ -48,6 +50,8 @@ class Learner {
  private:
   wire::Payload make_state() const;
   void install(const accumulate::Machine::NewState& state);
+  void apply(Time now, accumulate::Machine& machine, const accumulate::Round& round,
+             Random& random);
   void contribute(Time now, accumulate::Machine& machine, Random& random);
 
   Registry* registry_;
@@ -56,6 +60,9 @@ class Learner {
   std::uint64_t node_;
   std::uint64_t next_k_ = 1;
   std::uint64_t applied_ = 0;
+  std::uint64_t holding_ = 0;    // a result whose memory the user has taken and not applied yet
+  std::uint64_t held_node_ = 0;  // where it leads to
+  bool resynced_ = false;        // it has given up its parameters
   std::uint64_t installed_ = 0;
   std::uint64_t known_round_ = 0;  // the last one cut in this epoch
   std::uint64_t contributed_ = 0;  // contributions in this epoch

@@ -28,6 +28,8 @@ const std::vector<std::string> kMutants = {
     "go_without_ready",
     "keep_evicted_member",
     "contribute_before_delivery",
+    "give_away_before_stable",
+    "give_away_what_was_handed_on",
 };
 
 class Life {

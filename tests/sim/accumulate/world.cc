@@ -1,6 +1,7 @@
 #include "accumulate/world.h"
 
 #include <algorithm>
+#include <cstring>
 #include <tuple>
 #include <utility>
 
@@ -335,7 +336,9 @@ void World::schedule_tick(int index) {
 void World::user_turn(int index) {
   Process& peer = process(index);
   if (simulation_.now() >= peer.user_away_until) {
-    peer.learner->update(simulation_.now(), *peer.machine, simulation_.random, contributing_);
+    peer.learner->update(simulation_.now(), *peer.machine, simulation_.random, contributing_,
+                         calm_);
+    if (peer.learner->resynced()) peer.disturbed = true;
   }
   on(index, simulation_.between(milliseconds(5), milliseconds(30)),
      [=, this] { user_turn(index); });
@@ -435,7 +438,15 @@ void World::perform(Process& process, const Engine::Action& action) {
     const auto [epoch, round] = process.reductions.at(done->op);
     process.reductions.erase(done->op);
     if (!done->error) {
-      process.machine->reduced(simulation_.now(), epoch, round, done->tensor);
+      // In every other epoch as if through a segment: into memory that is this process's alone.
+      const bool exclusive = epoch % 2 == 0;
+      Buffer result = done->tensor;
+      if (exclusive) {
+        const MutableBuffer own = HeapAllocator().allocate(result.size());
+        std::memcpy(own.data(), result.data(), result.size());
+        result = own;
+      }
+      process.machine->reduced(simulation_.now(), epoch, round, result, exclusive);
     } else {
       require(done->error.code == ErrorCode::group_changed, done->error.message);
     }

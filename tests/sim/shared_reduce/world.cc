@@ -55,6 +55,8 @@ void SharedReduceWorld::make_operations() {
       if (random_.chance(3, 4)) specification.reducers.push_back(rank);
     }
     if (specification.reducers.empty()) specification.reducers.push_back(0);
+    specification.whole = random_.chance(1, 3);
+    if (specification.whole) specification.reducers.clear();
     specification.divisor = random_.chance(1, 2) ? 1 : 3;
     operations_.push_back(std::move(operation));
   }
@@ -134,7 +136,13 @@ bool SharedReduceWorld::start_next(std::uint32_t index) {
     }
   }
   operation.buckets[index] = buckets;
-  rank.reduce->start(operation.specification, buckets);
+  if (operation.specification.whole) {
+    const MutableBuffer own = HeapAllocator().allocate(layout_.bytes_per_slot);
+    rank.own[s] = own;
+    rank.reduce->start(operation.specification, buckets, own);
+  } else {
+    rank.reduce->start(operation.specification, buckets);
+  }
   rank.started = s;
   if (s > rank.reduce->completed() + layout_.depth) ++coverage["started early"];
   note(index, "start", s);
@@ -158,7 +166,7 @@ bool SharedReduceWorld::ring_next(Rank& rank) {
 
 bool SharedReduceWorld::fall_asleep(std::uint32_t index) {
   Rank& rank = ranks_[index];
-  if (rank.verified < rank.reduce->completed()) return false;  // the user is told first
+  if (has_next(rank)) return false;  // the user is told first
   const bool waits = rank.reduce->announce_sleep();
   if (!waits && can_start(rank)) return false;
   // Waiting for nobody, only a message or the end of the run concerns it.
@@ -167,9 +175,17 @@ bool SharedReduceWorld::fall_asleep(std::uint32_t index) {
   return waits;
 }
 
+// The result of a whole operation is there as soon as this rank has reduced it.
+bool SharedReduceWorld::has_next(const Rank& rank) const {
+  const std::uint64_t next = rank.verified + 1;
+  if (next > operations_.size()) return false;
+  const bool whole = operations_[next - 1].specification.whole;
+  return next <= (whole ? rank.reduce->reduced() : rank.reduce->completed());
+}
+
 void SharedReduceWorld::look_at_results(std::uint32_t index) {
   Rank& rank = ranks_[index];
-  if (rank.verified == rank.reduce->completed()) return;
+  if (!has_next(rank)) return;
   check_result(index, ++rank.verified);
   note(index, "has", rank.verified);
 }
@@ -179,6 +195,7 @@ void SharedReduceWorld::release_one(std::uint32_t index) {
   if (rank.released == rank.verified) return;
   check_result(index, rank.released + 1);  // unchanged since it was complete
   rank.reduce->release(++rank.released);
+  rank.own.erase(rank.released);
   note(index, "release", rank.released);
 }
 
@@ -220,7 +237,8 @@ std::vector<float> SharedReduceWorld::expected(std::uint64_t s) const {
 
 void SharedReduceWorld::check_result(std::uint32_t index, std::uint64_t s) {
   const std::vector<float> sum = expected(s);
-  const Buffer result = ranks_[index].reduce->result(s);
+  const bool whole = operations_[s - 1].specification.whole;
+  const Buffer result = whole ? Buffer(ranks_[index].own.at(s)) : ranks_[index].reduce->result(s);
   const bool equal = sum.empty() || std::memcmp(result.data(), sum.data(), 4 * sum.size()) == 0;
   require(equal, "rank " + std::to_string(index) + " has a wrong result of operation " +
                      std::to_string(s));
@@ -253,7 +271,10 @@ void SharedReduceWorld::check_the_end() {
     const std::uint64_t completed = rank.reduce->completed();
     require(!common || *common == completed, "survivors differ in what is complete");
     common = completed;
-    require(completed >= rank.released, "released before it was complete");
+    for (std::uint64_t s = completed + 1; s <= rank.released; ++s) {
+      require(operations_[s - 1].specification.whole, "released before it was complete");
+      ++coverage["whole, and not at all"];
+    }
     for (std::uint64_t s = rank.released + 1; s <= completed; ++s) check_result(i, s);
     if (completed > rank.released) ++coverage["results kept at the end"];
     trace_.add(completed);

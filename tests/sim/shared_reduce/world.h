@@ -42,8 +42,9 @@ class SharedReduceWorld {
     std::uint64_t started = 0;
     std::uint64_t verified = 0;
     std::uint64_t released = 0;
-    std::vector<std::uint64_t> bucket_used_by;  // the last operation that took it
-    std::vector<std::uint32_t> to_ring;         // found asleep, not rung yet
+    std::map<std::uint64_t, MutableBuffer> own;  // results of whole operations, not released
+    std::vector<std::uint64_t> bucket_used_by;   // the last operation that took it
+    std::vector<std::uint32_t> to_ring;          // found asleep, not rung yet
   };
 
   void make_operations();
@@ -60,6 +61,7 @@ class SharedReduceWorld {
   void wake_the_stopped(std::uint64_t completed);
   bool finished() const;
   bool can_start(const Rank& rank) const;
+  bool has_next(const Rank& rank) const;
   bool stuck() const;
   std::vector<float> expected(std::uint64_t s) const;
   float value(std::uint32_t rank, std::uint64_t s, std::uint32_t bucket, std::uint64_t i) const;

@@ -1,0 +1,102 @@
+"""A training loop as an iterator, for those who do not want to poll an accumulator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from moolink.logs import logger
+
+if TYPE_CHECKING:
+    from moolink._core import GradientStats
+    from moolink.accumulator import AccumulatorBase
+    from moolink.group import Group
+
+PATIENCE = 1.0  # seconds of one wait for news; the accumulator wakes it up
+MARK = "moolink.training_steps"  # of the states that these loops send
+
+
+class TrainingStep:
+    """One turn: the parameters are those of ``version``, and gradients of them are wanted.
+
+    Attributes:
+        version: the model's version, the number of rounds that led to it.
+        totals: sums of all counters over all rounds of the job; equal at every member.
+        stats: of the round applied last here (``get_gradient_stats()``); None before the first.
+    """
+
+    def __init__(
+        self, accumulator: AccumulatorBase, totals: dict[str, int], stats: GradientStats | None
+    ) -> None:
+        self._accumulator = accumulator
+        self.version = accumulator.model_version()
+        self.totals = totals
+        self.stats = stats
+
+    def reduce(self, batch_size: int, counters: Mapping[str, int] | None = None) -> None:
+        """Contributes the gradients, once a turn; as the accumulator's ``reduce_gradients``."""
+        self._accumulator.reduce_gradients(batch_size, counters)
+
+    def skip(self, counters: Mapping[str, int] | None = None) -> None:
+        """Contributes counters only; as the accumulator's ``skip_gradients``. Never needed."""
+        self._accumulator.skip_gradients(counters)
+
+
+def training_steps(
+    accumulator: AccumulatorBase,
+    group: Group,
+    apply: Callable[[], None],
+    state: Callable[[], Any] | None,
+    load_state: Callable[[Any], None] | None,
+    until: Callable[[dict[str, int]], bool] | None,
+    first_totals: Mapping[str, int] | None,
+) -> Iterator[TrainingStep]:
+    """See :meth:`moolink.accumulator.AccumulatorBase.training_steps`."""
+    totals = dict(first_totals or {})
+    rounds = 0  # that are in the totals, beside those of the beginning
+    stats: GradientStats | None = None
+    while True:
+        group.update()
+        accumulator.update()
+        if accumulator.wants_state():
+            users = None if state is None else state()
+            accumulator.set_state({MARK: rounds, "totals": totals, "state": users})
+        changed = False
+        if accumulator.has_new_state():
+            received = accumulator.state()
+            if _is_whole(received):
+                rounds, totals = received[MARK], dict(received["totals"])
+                if load_state is not None:
+                    load_state(received["state"])
+            changed = True
+        if accumulator.has_gradients():
+            stats = accumulator.get_gradient_stats()
+            apply()
+            accumulator.zero_gradients()
+            totals = dict(totals)  # a step that was given out keeps its own
+            for name, value in stats["counters"].items():
+                totals[name] = totals.get(name, 0) + value
+            rounds += 1
+            changed = True
+        # Before the first round there is nothing that could be asked of the totals.
+        if changed and until is not None and (rounds or totals) and until(totals):
+            return
+        if accumulator.wants_gradients() or (changed and accumulator.is_observer()):
+            yield TrainingStep(accumulator, totals, stats)
+        elif not changed:
+            accumulator.wait(PATIENCE)
+
+
+def _is_whole(received: Any) -> bool:
+    """Whether the leader's loop sent it; without it there are the model's parameters alone."""
+    if received is None:
+        logger.warning(
+            "the leader's loop was busy for so long that parameters came without the rest of the "
+            "state: the optimiser and the totals go on from what they are here"
+        )
+        return False
+    if not isinstance(received, dict) or MARK not in received:
+        raise RuntimeError(
+            "the leader's state is not one of training_steps(): use the same loop at every peer"
+        )
+    return True

@@ -1,0 +1,180 @@
+"""The training loop as an iterator."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+
+import moolink
+from tests.accumulator.loops import Make
+from tests.waiting import PATIENCE
+
+BATCH = 4
+
+
+class Peer:
+    """A learner in a thread of its own, as in a process of its own."""
+
+    def __init__(self, make: Make, name: str, until: int, **options: Any) -> None:
+        torch.manual_seed(len(name))  # models differ before they meet
+        self.model = torch.nn.Linear(3, 1)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.05)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 10, 0.5)
+        self.accumulator = make(name, list(self.model.parameters()), **options)
+        self.accumulator.set_virtual_batch_size(2 * BATCH)
+        self.loaded: list[Any] = []
+        self.until = until
+        self.steps: list[tuple[int, int]] = []
+        self.error: Exception | None = None
+        self.thread = threading.Thread(target=self.run, daemon=True)
+
+    def run(self) -> None:
+        try:
+            self.train()
+        except Exception as error:  # noqa: BLE001 - told by join()
+            self.error = error
+
+    def train(self) -> None:
+        generator = torch.Generator().manual_seed(7)
+        for step in self.accumulator.steps(
+            self.optimizer,
+            scheduler=self.scheduler,
+            state=lambda: "extra",
+            load_state=self.loaded.append,
+            until=lambda totals: totals["samples"] >= self.until,
+        ):
+            self.steps.append((step.version, step.totals.get("samples", 0)))
+            if self.accumulator.is_observer():
+                continue
+            x = torch.randn(BATCH, 3, generator=generator)
+            loss = (self.model(x) - x.sum(1, keepdim=True)).square().mean()
+            loss.backward()
+            step.reduce(BATCH, {"samples": BATCH})
+
+    def join(self) -> None:
+        self.thread.join(PATIENCE)
+        assert not self.thread.is_alive(), self.accumulator.get_gradient_stats()
+        if self.error is not None:
+            raise self.error
+
+
+def test_peers_end_at_one_round_with_one_model(make: Make) -> None:
+    first = Peer(make, "first", until=400)
+    first.accumulator.set_virtual_batch_size(BATCH)  # alone at the beginning
+    second = Peer(make, "second one", until=400)
+    second.accumulator.set_virtual_batch_size(BATCH)
+    for peer in (first, second):
+        peer.thread.start()
+    for peer in (first, second):
+        peer.join()
+    assert first.accumulator.model_version() == second.accumulator.model_version()
+    for a, b in zip(first.model.parameters(), second.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert first.scheduler.state_dict() == second.scheduler.state_dict()
+    moments = [p.optimizer.state_dict()["state"][0]["exp_avg"] for p in (first, second)]
+    assert torch.equal(*moments)
+    assert ["extra"] in (first.loaded, second.loaded)  # whoever was not the leader
+    versions = [version for version, _ in first.steps]
+    assert versions == sorted(versions)
+
+
+def test_an_observer_is_given_every_round(make: Make) -> None:
+    observer = Peer(make, "observer", until=200, role="observer")
+    first = Peer(make, "first", until=200)
+    for peer in (first, observer):
+        peer.accumulator.set_virtual_batch_size(BATCH)
+    observer.thread.start()
+    first.thread.start()
+    first.join()
+    observer.join()
+    versions = [version for version, _ in observer.steps]
+    assert versions == list(range(versions[0], versions[0] + len(versions)))
+    for a, b in zip(first.model.parameters(), observer.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_loops_of_another_kind_are_told_apart(make: Make) -> None:
+    leader = make("leader", [torch.zeros(2, requires_grad=True)])
+    stop = threading.Event()
+
+    def serve() -> None:  # a leader that polls
+        while not stop.is_set():
+            leader.update()
+            if leader.wants_state():
+                leader.set_state("mine")
+            leader.wait(0.02)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        while not leader.connected():
+            stop.wait(0.01)
+        newcomer = make("newcomer", [torch.zeros(2, requires_grad=True)])
+        with pytest.raises(RuntimeError, match="same loop at every peer"):
+            next(newcomer.training_steps(lambda: None))
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_a_step_that_is_left_alone_is_offered_again(make: Make) -> None:
+    weight = torch.zeros(2, requires_grad=True)
+    applied = []
+    peer = make("alone", [weight])
+    steps = peer.training_steps(lambda: applied.append(weight.grad.clone()))
+    assert next(steps).version == 0
+    step = next(steps)
+    assert step.version == 0
+    weight.grad = torch.ones(2)
+    step.reduce(1, {"n": 1})
+    step = next(steps)
+    assert (step.version, step.totals, len(applied)) == (1, {"n": 1}, 1)
+    assert torch.equal(applied[0], torch.ones(2))
+    assert step.stats is not None
+    assert step.stats["contributors"] == ["alone"]
+    with pytest.raises(ValueError, match="at least 1"):
+        step.reduce(0)
+
+
+def test_totals_of_a_checkpoint_go_on(make: Make) -> None:
+    weight = torch.zeros(2, requires_grad=True)
+    peer = make("alone", [weight])
+    peer.set_model_version(7)
+    asked = []
+
+    def until(totals: dict[str, int]) -> bool:
+        asked.append(dict(totals))
+        return totals["n"] >= 12
+
+    versions = []
+    for step in peer.training_steps(lambda: None, until=until, totals={"n": 10}):
+        versions.append(step.version)
+        step.reduce(1, {"n": 1})
+    assert versions == [7, 8]
+    assert asked == [{"n": 11}, {"n": 12}]
+
+
+def test_ctrl_c_ends_the_wait_for_others() -> None:
+    with (
+        moolink.Rpc("alone") as rpc,  # without a broker: there is nothing to do but to wait
+        moolink.Group(rpc, "group") as group,
+        moolink.Accumulator("model", [torch.zeros(2, requires_grad=True)], group=group) as peer,
+    ):
+
+        def interrupt(_: int, __: FrameType | None) -> None:
+            raise KeyboardInterrupt
+
+        before = signal.signal(signal.SIGALRM, interrupt)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            with pytest.raises(KeyboardInterrupt):
+                next(peer.training_steps(lambda: None))
+        finally:
+            signal.signal(signal.SIGALRM, before)
+        peer.update()  # it can be gone on with
+        assert not peer.connected()

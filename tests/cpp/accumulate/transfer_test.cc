@@ -1,0 +1,188 @@
+#include <cstring>
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "accumulate/machine.h"
+#include "check.h"
+
+namespace {
+
+using namespace moolink;
+using namespace moolink::accumulate;
+
+constexpr std::size_t kBucketBytes = 64;
+constexpr std::uint32_t kChunk = 1024;
+constexpr std::size_t kChunks = 40;
+
+// Machines of one group, whose messages arrive in order. Those of the transfers are kept apart, so
+// that a test says when they go on.
+class Peers {
+ public:
+  explicit Peers(std::size_t count) {
+    for (std::size_t i = 0; i < count; ++i) {
+      Machine::Config config;
+      config.group = "g";
+      config.instance = Uid{1, i + 1};
+      config.name = "p" + std::to_string(i);
+      config.bucket_bytes = kBucketBytes;
+      config.chunk_bytes = kChunk;
+      machines_.push_back(std::make_unique<Machine>(config));
+      view_.members.push_back({config.instance, config.name, 0, Uid{9, 9}, group::Role::member, 0});
+    }
+    machines_[0]->set_model_version(7);  // leads, and the others need its state
+    view_.epoch = 1;
+    view_.lineage = Uid{5, 5};
+    for (auto& machine : machines_) machine->view(now_, view_);
+    settle();
+  }
+
+  Machine& operator[](std::size_t index) { return *machines_[index]; }
+  std::size_t size() const { return machines_.size(); }
+  std::size_t chunks_sent(std::size_t index) const {
+    const auto sent = chunks_sent_.find(index);
+    return sent == chunks_sent_.end() ? 0 : sent->second;
+  }
+
+  // All messages but those of transfers.
+  void settle() {
+    bool again = true;
+    while (std::exchange(again, false)) {
+      for (std::size_t i = 0; i < size(); ++i) again = carry_out(i) || again;
+      for (auto mail = std::exchange(mail_, {}); !mail.empty(); mail.pop_front()) {
+        again = true;
+        deliver(mail.front());
+      }
+    }
+  }
+  // One message of a transfer, and what follows from it; false: there is none.
+  bool transfer() {
+    if (transfers_.empty()) return false;
+    const Mail mail = std::move(transfers_.front());
+    transfers_.pop_front();
+    deliver(mail);
+    settle();
+    return true;
+  }
+  void users_come() {
+    now_ += seconds(1);
+    for (auto& machine : machines_) machine->user_active(now_);
+    settle();
+    for (auto& machine : machines_) machine->tick(now_);
+    settle();
+  }
+  void contribute(std::size_t index) {
+    machines_[index]->offer(now_, HeapAllocator().allocate(kBucketBytes), 1, {});
+    settle();
+  }
+  void apply(std::size_t index) {
+    const auto round = machines_[index]->next_result();
+    if (round) machines_[index]->delivered(now_, round->number());
+    settle();
+  }
+  void give_state(const Buffer& bytes) {
+    wire::Payload state;
+    state.body = bytes;
+    machines_[0]->set_state(now_, std::move(state));
+    settle();
+  }
+
+ private:
+  struct Mail {
+    std::size_t from;
+    Machine::Send send;
+  };
+
+  bool carry_out(std::size_t index) {
+    const auto actions = machines_[index]->take_actions();
+    for (const Machine::Action& action : actions) {
+      if (const auto* send = std::get_if<Machine::Send>(&action)) {
+        const bool transfer = send->service == kSnapshotService;
+        if (transfer && send->payload.parts.size() == 1) ++chunks_sent_[index];
+        (transfer ? transfers_ : mail_).push_back({index, *send});
+      } else if (const auto* reduce = std::get_if<Machine::Reduce>(&action)) {
+        machines_[index]->reduced(now_, reduce->epoch, reduce->round,
+                                  HeapAllocator().allocate(kBucketBytes));
+      }
+    }
+    return !actions.empty();
+  }
+  void deliver(const Mail& mail) {
+    for (std::size_t to = 0; to < size(); ++to) {
+      if (view_.members[to].instance != mail.send.instance) continue;
+      machines_[to]->received(now_, view_.members[mail.from].instance, mail.send.service,
+                              mail.send.payload);
+    }
+  }
+
+  Time now_ = Time(seconds(1));
+  group::View view_;
+  std::vector<std::unique_ptr<Machine>> machines_;
+  std::deque<Mail> mail_;
+  std::deque<Mail> transfers_;
+  std::map<std::size_t, std::size_t> chunks_sent_;
+};
+
+Buffer state_bytes() {
+  const MutableBuffer state = HeapAllocator().allocate(kChunks * kChunk);
+  for (std::size_t i = 0; i < state.size(); ++i) {
+    state.data()[i] = static_cast<std::byte>(i * 7 + i / kChunk);
+  }
+  return state;
+}
+
+TEST("transfer: the leader sends a snapshot twice, and newcomers hand it on while it comes") {
+  Peers peers(8);
+  peers.users_come();
+  CHECK(peers[0].wants_state().has_value());
+  const Buffer bytes = state_bytes();
+  peers.give_state(bytes);
+  bool relayed_early = false;
+  while (peers.transfer()) {
+    const bool leader_is_done = peers.chunks_sent(0) == 2 * kChunks;
+    relayed_early = relayed_early || (!leader_is_done && peers.chunks_sent(1) > 0);
+  }
+  CHECK_EQ(peers.chunks_sent(0), 2 * kChunks);  // whatever the number of newcomers
+  CHECK(relayed_early);
+  std::size_t relayed = 0;
+  for (std::size_t i = 1; i < peers.size(); ++i) {
+    CHECK(peers.chunks_sent(i) <= 2 * kChunks);
+    relayed += peers.chunks_sent(i);
+    const auto state = peers[i].new_state();
+    CHECK(state.has_value() && state->version == 7);
+    CHECK(std::memcmp(state->state.body.data(), bytes.data(), bytes.size()) == 0);
+  }
+  CHECK_EQ(relayed, 5 * kChunks);
+}
+
+TEST("transfer: rounds go on while a snapshot is on its way, and the newcomer has them all") {
+  Peers peers(2);
+  peers.users_come();
+  peers.give_state(state_bytes());
+  std::uint64_t version = 7;
+  for (int i = 0; i < 10; ++i) {
+    CHECK(peers.transfer());
+    peers.contribute(0);
+    peers.apply(0);
+    CHECK_EQ(peers[0].model_version(), ++version);
+    CHECK(!peers[1].has_new_state());
+  }
+  while (peers.transfer()) {
+  }
+  const auto state = peers[1].new_state();
+  CHECK(state.has_value() && state->version == 7);
+  peers[1].state_installed(Time(seconds(2)), state->number);
+  peers.settle();
+  for (std::uint64_t round = 8; round <= version; ++round) {
+    CHECK(peers[1].next_result().has_value());
+    CHECK_EQ(peers[1].next_result()->number(), round);
+    peers.apply(1);
+  }
+  CHECK(!peers[1].next_result().has_value());
+}
+
+}  // namespace

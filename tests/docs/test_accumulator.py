@@ -1,0 +1,16 @@
+"""The examples of docs/accumulator.md run as they stand."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.docs.examples import examples_of, run_example
+
+WANTED = ["100\n", "640\n", "[1. 2. 3.]\n"]
+
+
+@pytest.mark.parametrize("number", range(len(WANTED)))
+def test_example_runs(number: int) -> None:
+    examples = examples_of("docs/accumulator.md")
+    assert len(examples) == len(WANTED)
+    assert run_example(examples[number]).stdout == WANTED[number]
