@@ -133,6 +133,7 @@ void Machine::progress(Time now) {
   advance_awake(now);
   enter_pending_when_due(now);
   if (phase_ == Phase::active) {
+    resync_when_active();
     if (leader_) lead(now);
     bound_backlog();
     report_have();

@@ -300,6 +300,7 @@ class Machine {
   // machine_state.cc: state transfer to newcomers
   void promise_snapshot(Time now);
   void request_state();
+  void resync_when_active();
   void bound_backlog();
   void abandon_snapshot(const std::string& why);
   void pump_fetch(Time now);
@@ -378,6 +379,7 @@ class Machine {
   // State transfer.
   bool user_present_ = false;
   bool requested_ = false;
+  bool resync_ = false;  // the user wants another state in place of its own
   SnapshotId snapshot_;  // promised to this peer, or installed by it
   std::optional<SnapshotFetch> fetch_;
   std::map<SnapshotId, HeldSnapshot> held_;

@@ -251,7 +251,7 @@ void Machine::become_stateless(std::uint64_t round) {
   }
   ledger_.reset(round, false);
   standing_ = Standing::stateless;
-  installed_ = keeps_up_ = false;
+  installed_ = keeps_up_ = resync_ = false;
   drop_fetch();
   new_state_.reset();
   snapshot_ = {};

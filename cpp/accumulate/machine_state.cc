@@ -125,11 +125,23 @@ void Machine::abandon_snapshot(const std::string& why) {
   actions_.push_back(HasState{false});
 }
 
-// What it has contributed stays in the rounds: a gradient is one whatever it was computed with.
 void Machine::resync(Time now) {
-  if (standing_ != Standing::complete || !installed_ || leader_ != nullptr) return;
-  abandon_snapshot("its parameters differ from the leader's");
+  if (standing_ != Standing::complete || !installed_) return;
+  resync_ = true;
+  if (mutant("resync_after_flush")) resync_when_active();
   settle(now);
+}
+
+// Not in a change of epoch: what FLUSH said of this member must stay true until it is over, or it
+// may be made the leader of what it has just given up.
+void Machine::resync_when_active() {
+  const bool due = std::exchange(resync_, false) && leader_ == nullptr && installed_;
+  if (!due || standing_ != Standing::complete) return;
+  // They may be in rounds of this epoch, but if nobody is left who has those, not in a later one.
+  Dropped dropped;
+  for (const auto& [k, own] : ledger_.own()) dropped.k.push_back(k);
+  if (!dropped.k.empty()) actions_.push_back(std::move(dropped));
+  abandon_snapshot("its parameters differ from the leader's");
 }
 
 void Machine::state_installed(Time now, std::uint64_t number) {

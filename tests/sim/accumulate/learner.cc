@@ -31,7 +31,8 @@ void Learner::update(Time now, accumulate::Machine& machine, Random& random, boo
     apply(now, machine, *round, random);
   }
   // Its parameters are not the leader's any more, it says.
-  if (!calm && machine.connected() && !machine.is_leader() && random.chance(1, 2000)) {
+  const std::uint64_t seldom = machine.leader() ? 2000 : 100;  // without: in a change of epoch
+  if (!calm && machine.connected() && !machine.is_leader() && random.chance(1, seldom)) {
     machine.resync(now);
     resynced_ = true;
     contributed_ = 0;  // as far behind as any newcomer

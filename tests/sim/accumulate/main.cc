@@ -30,6 +30,7 @@ const std::vector<std::string> kMutants = {
     "contribute_before_delivery",
     "give_away_before_stable",
     "give_away_what_was_handed_on",
+    "resync_after_flush",
 };
 
 class Life {
