@@ -127,7 +127,7 @@ class AsyncHandler:
             self._end(started)
 
     def _fail_for_want_of_a_loop(self, started: _Started) -> None:
-        _fail(
+        _give_up(
             started.reply,
             RuntimeError(
                 f"the event loop that ran {self._name!r} is closed: define the function where "
@@ -166,7 +166,7 @@ class AsyncHandler:
     def _forget(self, started: _Started, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if task.cancelled() and not started.reply.cancelled():
-            _fail(started.reply, CancelledError(f"the task of {self._name!r} was cancelled"))
+            _give_up(started.reply, CancelledError(f"the task of {self._name!r} was cancelled"))
         self._end(started)
 
     def _end(self, started: _Started) -> None:
@@ -212,6 +212,19 @@ def _fail(reply: Return, wrong: BaseException) -> bool:
     return True
 
 
+# The calls that moolink's own loop leaves unanswered as the interpreter exits. They are kept until
+# the peers are closed, a moment later: that is what their callers are to hear of.
+_unanswered: list[Return] = []
+
+
+def _give_up(reply: Return, wrong: BaseException) -> None:
+    """Tells the caller that its task ended too early."""
+    if _background.exiting:
+        _unanswered.append(reply)
+    else:
+        _fail(reply, wrong)
+
+
 def _cancel(loop: asyncio.AbstractEventLoop, task: asyncio.Task[None]) -> None:
     with contextlib.suppress(RuntimeError):  # A loop that was closed runs no task.
         loop.call_soon_threadsafe(task.cancel)
@@ -230,6 +243,7 @@ class _Background:
         self._selector: selectors.BaseSelector | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self.exiting = False
 
     def loop(self) -> asyncio.AbstractEventLoop:
         with self._lock:
@@ -245,6 +259,7 @@ class _Background:
 
     def stop(self) -> None:
         """Cancels what runs; does not wait for long for what does not end."""
+        self.exiting = True
         if self._loop is not None and self._thread is not None:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._loop.stop)

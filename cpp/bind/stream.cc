@@ -46,7 +46,7 @@ class Yielder : public std::enable_shared_from_this<Yielder> {
       return false;
     }
     try {
-      Lender lender{default_context(), nullptr, responder_->place()};
+      Lender lender{responder_->context(), nullptr, responder_->place()};
       responder_->send_item(encode_value(item, *options_, lender.context->pool(), &lender));
       return true;
     } catch (nb::python_error& e) {
@@ -89,9 +89,10 @@ std::optional<nb::object> PyStream::take() {
   return decode_value(*item, *options_);
 }
 
-// Raises how the stream ended.
+// Raises how the stream ended; an error once, as a generator does.
 void PyStream::end(PyObject* stop) {
-  if (const Error* error = std::get_if<Error>(&stream_->outcome())) {
+  const Error* error = std::get_if<Error>(&stream_->outcome());
+  if (error != nullptr && !std::exchange(raised_, true)) {
     const nb::object exception = to_exception(*error, stream_->detail());
     PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.ptr())), exception.ptr());
   } else {
@@ -124,7 +125,8 @@ void bind_stream(nb::module_& m) {
                        "on as they are taken.\n\n"
                        "Iterating raises what a call would: moolink.TimeoutError if no item came "
                        "within the peer's timeout, moolink.RemoteError after the items that were "
-                       "yielded before the handler raised, moolink.PeerLost, ...")
+                       "yielded before the handler raised, moolink.PeerLost, ... It raises it "
+                       "once; after that, iterating ends at once.")
       .def("__iter__", [](nb::handle self) { return nb::borrow(self); })
       .def("__next__", &PyStream::next)
       .def("__aiter__", [](nb::handle self) { return nb::borrow(self); })

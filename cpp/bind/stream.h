@@ -23,7 +23,7 @@ class PyStream {
   PyStream(const PyStream&) = delete;
   PyStream& operator=(const PyStream&) = delete;
 
-  // The next item; raises StopIteration after the last one.
+  // The next item; raises StopIteration after the last one, and after what it raised once.
   nb::object next();
   // The next item and true, or None and false if it has not come yet; raises StopAsyncIteration
   // after the last one.
@@ -38,6 +38,7 @@ class PyStream {
 
   std::shared_ptr<runtime::Stream> stream_;
   std::shared_ptr<const ValueOptions> options_;
+  bool raised_ = false;  // the error that ended it; guarded by the GIL
 };
 
 // Sends what the iterator yields, as fast as the caller takes it, and then replies. Needs the GIL;

@@ -6,6 +6,8 @@
 
 namespace moolink::runtime {
 
+const std::shared_ptr<Context>& Responder::context() const { return peer_->context(); }
+
 PlaceMemory Responder::place() const {
   return [this](std::size_t bytes) { return peer_->place(key_.caller, bytes); };
 }

@@ -15,6 +15,7 @@
 
 namespace moolink::runtime {
 
+class Context;
 class RpcPeer;
 
 // The way back of one call: the first reply is sent, from any thread. Dropped without one, it tells
@@ -34,6 +35,8 @@ class Responder {
   Responder(const Responder&) = delete;
   Responder& operator=(const Responder&) = delete;
 
+  // That of the peer which was called.
+  const std::shared_ptr<Context>& context() const;
   // Memory of the caller for a part of the reply or of an item.
   PlaceMemory place() const;
   // False if there was a reply already.

@@ -97,6 +97,44 @@ def test_an_exception_comes_after_the_items_before_it(pair: Pair) -> None:
     assert "in fails" in caught.value.remote_traceback
 
 
+def test_what_ends_a_stream_is_raised_once(pair: Pair) -> None:
+    client, server = pair
+
+    def fails() -> Iterator[int]:
+        yield 1
+        raise KeyError("the second")
+
+    def forever() -> Iterator[int]:
+        while True:
+            yield 1
+
+    server.define("fails", fails)
+    server.define("forever", forever)
+    stream = client.stream("server", "fails")
+    assert next(stream) == 1
+    with pytest.raises(moolink.RemoteError):
+        next(stream)
+    assert list(stream) == []
+    stream.close()
+    assert list(stream) == []
+
+    closed = client.stream("server", "forever")
+    closed.close()
+    with pytest.raises(moolink.CancelledError):
+        list(closed)
+    assert list(closed) == []
+
+    async def main() -> None:
+        stream: AsyncIterator[int] = client.stream("server", "fails")
+        assert await anext(stream) == 1
+        with pytest.raises(moolink.RemoteError):
+            await anext(stream)
+        with pytest.raises(StopAsyncIteration):
+            await anext(stream)
+
+    asyncio.run(main())
+
+
 def test_an_item_that_cannot_travel_ends_the_stream_and_closes_the_generator(pair: Pair) -> None:
     client, server = pair
     closed = threading.Event()
@@ -213,6 +251,38 @@ def test_loss_of_the_peer_ends_the_stream(start: Start) -> None:
         with pytest.raises(moolink.PeerLost):
             for _ in stream:
                 pass
+
+
+@pytest.mark.parametrize("how", ["pass", "rpc.close()", "del rpc"])
+@pytest.mark.parametrize("define", ["def", "async def"])
+def test_a_server_that_ends_in_the_midst_of_a_stream(start: Start, define: str, how: str) -> None:
+    process = start(f"""
+        import moolink
+        {define} forever():
+            i = 0
+            while True:
+                yield i
+                i += 1
+        rpc = moolink.Rpc("server")
+        rpc.define("forever", forever)
+        print(rpc.listen("127.0.0.1:0")[0], flush=True)
+        input()
+        {how}
+        """)
+    assert process.stdout is not None
+    assert process.stdin is not None
+    with moolink.Rpc("client", timeout=20) as client:
+        client.connect(process.stdout.readline().strip())
+        stream = client.stream("server", "forever")
+        assert next(stream) == 0
+        process.stdin.write("\n")
+        process.stdin.flush()
+        with pytest.raises(moolink.PeerLost):
+            for _ in stream:
+                pass
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert err == ""
 
 
 def test_close_of_either_side_ends_streams() -> None:
