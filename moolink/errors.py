@@ -74,7 +74,7 @@ class NoSuchFunction(Error):
 
 
 class RemoteError(Error):
-    """The handler at the peer raised.
+    """The handler at the peer raised, or the call did not suit it: then ``ran`` is ``"no"``.
 
     Attributes:
         remote_type: qualified name of the exception's type at the peer.

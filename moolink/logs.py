@@ -39,6 +39,11 @@ def set_log_level(level: str | int) -> None:
     logger.setLevel(level)
 
 
+def raised_after_reply(function: str, raised: BaseException) -> None:
+    """Logs what a handler raised that had replied before, of which its caller does not hear."""
+    logger.error("the handler of '%s' raised %r after its reply", function, raised, exc_info=raised)
+
+
 def set_logging(module: _LoggingModule) -> None:
     """Routes the log through a ``logging``-like module (moolib's call)."""
     global logger

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import weakref
@@ -10,7 +9,7 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from moolink import deadlines
+from moolink import deadlines, logs
 from moolink._core import RpcCore, RpcDeferredReturn
 from moolink.errors import Error, QueueFull
 
@@ -47,8 +46,8 @@ class Rpc(RpcCore):
         """Lets peers call `function` by `name`.
 
         It runs on a worker thread with the caller's arguments; what it returns is the reply. What
-        it raises is raised at the caller as moolink.RemoteError, with type, text and traceback. It
-        may make blocking calls itself.
+        it raises, or an exception that it returns, is raised at the caller as moolink.RemoteError,
+        with type, text and traceback. It may make blocking calls itself.
 
         A coroutine function runs as a task of the event loop that runs now, else of one on a thread
         of moolink's. The task is cancelled once its caller does not wait any more.
@@ -215,7 +214,8 @@ class Rpc(RpcCore):
         elif options is not None:
             from moolink.batching import BatchHandler
 
-            serve = functools.partial(_defer if deferred else _answer, function)
+            answer = functools.partial(_answer, function)
+            serve = functools.partial(_defer, name, function) if deferred else answer
             handler = BatchHandler(options, serve if tasks is None else tasks.start_batch)
             self._serve(name, handler, _Closing(handler.queue, tasks, handler))
         elif tasks is not None:
@@ -311,12 +311,14 @@ def _answer(function: Callable[..., Any], batch: Call, done: Callable[[], None])
     return True
 
 
-def _defer(function: Callable[..., Any], batch: Call, done: Callable[[], None]) -> bool:
+def _defer(name: str, function: Callable[..., Any], batch: Call, done: Callable[[], None]) -> bool:
     try:
         function(batch.reply, *batch.args, **batch.kwargs)
     except BaseException as raised:  # noqa: BLE001 - whatever it is, it is the callers'
-        with contextlib.suppress(Error):  # It has replied already.
+        try:
             batch.reply.error(raised)
+        except Error:
+            logs.raised_after_reply(name, raised)
     return True
 
 

@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "bind/context.h"
+#include "bind/errors.h"
 #include "bind/gil.h"
 #include "bind/reference.h"
 
@@ -40,8 +40,7 @@ Error remote_error(nb::handle exception, const std::string& function) {
 }
 
 // On a worker; what it raises has nobody to go to but the interpreter's hook.
-void call_back(const Reference& callback) {
-  const nb::object function = callback.borrow();
+void call_back(const nb::object& function) {
   const nb::object result =
       nb::steal(survive_exit([&] { return PyObject_CallNoArgs(function.ptr()); }));
   if (!result.is_valid()) PyErr_WriteUnraisable(function.ptr());
@@ -64,6 +63,16 @@ Error to_remote_error(nb::python_error& raised, const std::string& function) {
   }
 }
 
+void send_raised(runtime::Responder& responder, nb::python_error& raised) {
+  if (responder.send(to_remote_error(raised, responder.function()))) return;
+  try {
+    nb::module_::import_("moolink.logs")
+        .attr("raised_after_reply")(text(responder.function()), raised.value());
+  } catch (nb::python_error& e) {
+    e.discard_as_unraisable("moolink's log");
+  }
+}
+
 Error unsendable(const runtime::Responder& responder, const std::string& what,
                  const std::string& why) {
   return {ErrorCode::remote,
@@ -76,9 +85,13 @@ Error unsendable(const runtime::Responder& responder, const std::string& what,
 }
 
 void send_value(runtime::Responder& responder, nb::handle value, const ValueOptions& options) {
+  if (PyExceptionInstance_Check(value.ptr())) {
+    responder.send(remote_error(value, responder.function()));
+    return;
+  }
   rpc::Reply reply;
   try {
-    Lender lender{default_context(), nullptr, responder.place()};
+    Lender lender{responder.context(), nullptr, responder.place()};
     reply = encode_value(value, options, lender.context->pool(), &lender);
   } catch (nb::python_error& e) {
     reply = to_remote_error(e, responder.function());
@@ -98,6 +111,7 @@ void PyDeferred::require_unsent() const {
 void PyDeferred::reply(nb::object value) {
   require_unsent();
   send_value(*responder_, value, *options_);
+  cancel_callbacks_.reset();
 }
 
 void PyDeferred::error(nb::handle exception) {
@@ -106,44 +120,97 @@ void PyDeferred::error(nb::handle exception) {
     throw nb::type_error("error() takes an exception instance");
   }
   responder_->send(remote_error(exception, responder_->function()));
+  cancel_callbacks_.reset();
 }
 
 void PyDeferred::refuse(const std::string& reason) {
   require_unsent();
   responder_->send(
       Error{ErrorCode::queue_full, reason, {}, responder_->function(), {}, {}, Ran::no});
+  cancel_callbacks_.reset();
 }
 
+void PyDeferred::reject(const std::string& reason) {
+  require_unsent();
+  const std::string& function = responder_->function();
+  responder_->send(Error{ErrorCode::remote,
+                         "the call of '" + function + "' was refused: " + reason,
+                         {},
+                         function,
+                         "ValueError",
+                         {},
+                         Ran::no});
+  cancel_callbacks_.reset();
+}
+
+// The callbacks are this object's own, and the collector's business: they often refer to it.
 void PyDeferred::add_cancel_callback(nb::callable callback) {
-  responder_->on_cancel([callback = Reference(std::move(callback))] { call_back(callback); });
+  if (responder_->sent()) return;
+  if (!cancel_callbacks_) cancel_callbacks_ = std::make_shared<Callbacks>();
+  cancel_callbacks_->push_back(std::move(callback));
+  responder_->on_cancel(
+      [callbacks = std::weak_ptr(cancel_callbacks_), number = cancel_callbacks_->size() - 1] {
+        nb::object function;
+        if (const auto kept = callbacks.lock()) function = (*kept)[number];
+        if (function.is_valid()) call_back(function);
+      });
+}
+
+int PyDeferred::traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  if (!nb::inst_ready(self)) return 0;
+  const PyDeferred* deferred = nb::inst_ptr<PyDeferred>(self);
+  if (!deferred->cancel_callbacks_) return 0;
+  for (const nb::object& callback : *deferred->cancel_callbacks_) Py_VISIT(callback.ptr());
+  return 0;
+}
+
+int PyDeferred::clear(PyObject* self) {
+  const auto callbacks = std::exchange(nb::inst_ptr<PyDeferred>(self)->cancel_callbacks_, nullptr);
+  return 0;
 }
 
 bool PyStreamReturn::item(nb::object value) {
   require_unsent();
-  responder_->send_item(encode_value(value, *options_, default_context()->pool()));
+  responder_->send_item(encode_value(value, *options_, responder_->context()->pool()));
   return responder_->has_room();
 }
 
 void PyStreamReturn::when_room(nb::callable callback) {
-  responder_->when_room([callback = Reference(std::move(callback))] { call_back(callback); });
+  responder_->when_room(
+      [callback = Reference(std::move(callback))] { call_back(callback.borrow()); });
 }
 
+namespace {
+
+PyType_Slot deferred_slots[] = {
+    {Py_tp_traverse, reinterpret_cast<void*>(&PyDeferred::traverse)},
+    {Py_tp_clear, reinterpret_cast<void*>(&PyDeferred::clear)},
+    {0, nullptr},
+};
+
+}  // namespace
+
 void bind_deferred(nb::module_& m) {
-  nb::class_<PyDeferred>(m, "RpcDeferredReturn",
+  nb::class_<PyDeferred>(m, "RpcDeferredReturn", nb::type_slots(deferred_slots),
                          "The reply of a define_deferred handler: call it once, from any thread.")
       .def("__call__", &PyDeferred::reply, nb::arg("value") = nb::none(),
-           "Sends the result. Raises moolink.Error if there was a reply already.")
+           "Sends the result; an exception instance makes the call fail, as error() does. Raises "
+           "moolink.Error if there was a reply already.")
       .def("error", &PyDeferred::error, nb::arg("exception"),
            "Makes the call fail with RemoteError at the caller.")
       .def("refuse", &PyDeferred::refuse, nb::arg("reason"),
            "Makes the call fail with QueueFull at the caller: it was not begun.")
+      .def("reject", &PyDeferred::reject, nb::arg("reason"),
+           "Makes the call fail with RemoteError (remote_type \"ValueError\", ran \"no\") at the "
+           "caller: what it asks for cannot be done.")
       .def("add_cancel_callback", &PyDeferred::add_cancel_callback, nb::arg("callback"),
            "Calls `callback()` on a worker thread as soon as the caller has stopped waiting: it "
            "cancelled the call, its time limit passed, it was lost, or this peer was closed. Never "
-           "once there was a reply.")
+           "once there was a reply, nor once nothing refers to this object any more.")
       .def("cancelled", &PyDeferred::cancelled,
            "Whether the caller has stopped waiting, so that no reply is needed.");
-  nb::class_<PyStreamReturn, PyDeferred>(m, "RpcStreamReturn",
+  nb::class_<PyStreamReturn, PyDeferred>(m, "RpcStreamReturn", nb::type_slots(deferred_slots),
                                          "The items and then the reply of a streamed call.")
       .def("item", &PyStreamReturn::item, nb::arg("value"),
            "Sends an item; returns whether the caller takes another one now. Raises moolink.Error "

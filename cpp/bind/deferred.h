@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/error.h"
 #include "bind/value.h"
@@ -15,6 +16,9 @@ namespace nb = nanobind;
 
 // The error that a caller gets for the exception that its handler raised; clears it. Needs the GIL.
 Error to_remote_error(nb::python_error& raised, const std::string& function);
+
+// Sends it; if there was a reply already, nobody hears of it but the log. Needs the GIL.
+void send_raised(runtime::Responder& responder, nb::python_error& raised);
 
 // ... for a value of its that has no encoding: too deep, too large.
 Error unsendable(const runtime::Responder& responder, const std::string& what,
@@ -33,14 +37,21 @@ class PyDeferred {
   void reply(nb::object value);
   void error(nb::handle exception);
   void refuse(const std::string& reason);
+  void reject(const std::string& reason);
   void add_cancel_callback(nb::callable callback);
   bool cancelled() const { return responder_->cancelled(); }
 
+  static int traverse(PyObject* self, visitproc visit, void* arg);
+  static int clear(PyObject* self);
+
  protected:
+  using Callbacks = std::vector<nb::object>;
+
   void require_unsent() const;
 
   std::shared_ptr<runtime::Responder> responder_;
   std::shared_ptr<const ValueOptions> options_;
+  std::shared_ptr<Callbacks> cancel_callbacks_;  // null: none, or there was a reply
 };
 
 // ... of a define_streamed handler: items before the reply.

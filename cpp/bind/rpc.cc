@@ -63,7 +63,7 @@ void serve(const runtime::Incoming& call, Run&& run) {
   try {
     run();
   } catch (nb::python_error& e) {
-    call.responder->send(to_remote_error(e, function));
+    send_raised(*call.responder, e);
   } catch (const nb::builtin_exception& e) {
     call.responder->send(
         Error{ErrorCode::remote, e.what(), {}, function, "TypeError", {}, Ran::yes});

@@ -244,42 +244,6 @@ def test_closing_the_server_cancels_the_task(pair: Pair) -> None:
         future.result()
 
 
-def test_cancel_callbacks(pair: Pair) -> None:
-    client, server = pair
-    calls: list[moolink.RpcDeferredReturn] = []
-    told: list[str] = []
-    server.define_deferred("later", lambda deferred: calls.append(deferred))
-    answered, cancelled = client.async_("server", "later"), client.async_("server", "later")
-    until(lambda: len(calls) == 2, "the calls")
-    calls[0].add_cancel_callback(lambda: told.append("answered"))
-    calls[0](1)
-    assert answered.result() == 1
-    calls[0].add_cancel_callback(lambda: told.append("answered"))
-    for i in range(2):
-        calls[1].add_cancel_callback(lambda i=i: told.append(f"before {i}"))
-    cancelled.cancel()
-    until(lambda: len(told) == 2, "the callbacks")
-    calls[1].add_cancel_callback(lambda: told.append("after"))
-    until(lambda: len(told) == 3, "the late callback")
-    assert told == ["before 0", "before 1", "after"]
-
-
-def test_a_cancel_callback_that_raises_harms_nobody(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client, server = pair
-    calls: list[moolink.RpcDeferredReturn] = []
-    unraisable: list[object] = []
-    monkeypatch.setattr("sys.unraisablehook", lambda args: unraisable.append(args.exc_value))
-    server.define_deferred("later", lambda deferred: calls.append(deferred))
-    future = client.async_("server", "later")
-    until(lambda: len(calls) == 1, "the call")
-    calls[0].add_cancel_callback(lambda: 1 / 0)
-    future.cancel()
-    until(lambda: len(unraisable) == 1, "the hook")
-    assert isinstance(unraisable[0], ZeroDivisionError)
-
-
 # --- ends
 
 

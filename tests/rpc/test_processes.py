@@ -223,3 +223,42 @@ def test_importing_moolink_starts_nothing() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=20, check=True
     )
     assert result.stdout == "1\n"
+
+
+def test_a_call_that_runs_when_the_interpreter_exits_is_answered(start: Start) -> None:
+    process = start(
+        """
+        import threading, moolink
+        guard, server = moolink.Rpc("guard"), moolink.Rpc("server")
+        guarded, exiting = threading.Event(), threading.Event()
+        kept = []
+
+        def guard_exit(deferred):
+            kept.append(deferred)
+            deferred.add_cancel_callback(exiting.set)  # this peer is closed before the server
+            guarded.set()
+
+        def f():
+            print("running", flush=True)
+            exiting.wait()
+            return 5
+
+        guard.define_deferred("guard_exit", guard_exit)
+        server.define("f", f)
+        call = guard.async_("guard", "guard_exit")
+        guarded.wait()
+        print(server.listen("127.0.0.1:0")[0], flush=True)
+        input()
+        """
+    )
+    assert process.stdout is not None
+    assert process.stdin is not None
+    with moolink.Rpc("client", timeout=20) as client:
+        client.connect(process.stdout.readline().strip())
+        future = client.async_("server", "f")
+        assert process.stdout.readline() == "running\n"
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert future.result() == 5
+    _, err = process.communicate(timeout=20)
+    assert err == ""
