@@ -18,6 +18,7 @@ class Return(Protocol):
 
     def __call__(self, value: Any = None) -> None: ...
     def error(self, exception: BaseException) -> None: ...
+    def reject(self, reason: str) -> None: ...
     def cancelled(self) -> bool: ...
     def add_cancel_callback(self, callback: Callable[[], object]) -> None: ...
 
@@ -80,6 +81,11 @@ class BatchReturn:
         """Makes all calls of the batch fail."""
         for reply in self._returns:
             reply.error(exception)
+
+    def reject(self, reason: str) -> None:
+        """Makes all calls of the batch fail: what they ask for cannot be done."""
+        for reply in self._returns:
+            reply.reject(reason)
 
     def cancelled(self) -> bool:
         """Whether nobody waits any more for any of the calls."""

@@ -21,6 +21,10 @@ class Call(NamedTuple):
     kwargs: dict[str, Any]
 
 
+class Misfit(ValueError):
+    """A call that cannot be in a batch: the fault is its caller's."""
+
+
 class _Arguments(NamedTuple):
     """What is batched of a call; the names are those in messages about its leaves."""
 
@@ -33,7 +37,7 @@ class BatchOptions:
     """How the calls of a function are batched; what each means is said in :class:`moolink.Rpc`.
 
     Raises:
-        ValueError: the options contradict one another.
+        ValueError: the options contradict one another, or no batch can be made on the device.
     """
 
     batch_size: int | None = None
@@ -56,6 +60,7 @@ class BatchOptions:
             self._check_dynamic()
         else:
             self._check_static()
+        _require_device(self.device)
 
     def _check_dynamic(self) -> None:
         if self.max_latency is not None or self.pad:
@@ -92,6 +97,17 @@ class BatchOptions:
             return self.batch_size
         return next((size for size in self.bucket_sizes or () if size >= rows), rows)
 
+    def require_bucket(self, call: Call) -> None:
+        """Raises Misfit if the call alone brings more rows than the largest bucket has."""
+        if self.mode != "cat" or self.bucket_sizes is None:
+            return
+        largest = self.bucket_sizes[-1]
+        if (rows := rows_of(call)) > largest:
+            raise Misfit(
+                f"it brings {rows} rows, and a batch has at most {largest} "
+                f"(bucket_sizes={self.bucket_sizes}): make several calls of it"
+            )
+
 
 class Stacker:
     """Makes batches of calls; whoever uses it holds ``lock``, but for :meth:`require_fit`."""
@@ -104,7 +120,8 @@ class Stacker:
         self._settled = False
 
     def require_fit(self, call: Call) -> None:
-        """Raises ValueError if the call cannot be in a batch with those that were served so far."""
+        """Raises Misfit if the call cannot be in a batch with those that were served so far."""
+        self._options.require_bucket(call)
         if self._settled:
             self._check(call)
 
@@ -120,7 +137,7 @@ class Stacker:
             if misfit is None:
                 fitting.append(call)
             else:
-                call.reply.error(misfit)
+                call.reply.reject(str(misfit))
         return fitting
 
     def try_stack(self, calls: list[Call]) -> Call | None:
@@ -167,13 +184,13 @@ class Stacker:
             if self._options.mode == "cat":
                 batch_layout.count_rows(self._layout.rows(arguments))
         except ValueError as wrong:
-            raise ValueError(f"the call does not fit into the batch: {wrong}") from None
+            raise Misfit(f"it does not fit into the batch: {wrong}") from None
 
-    def _misfit(self, call: Call) -> ValueError | None:
+    def _misfit(self, call: Call) -> Misfit | None:
         try:
             self._check(call)
-        except ValueError as wrong:
-            return wrong.with_traceback(None)  # the caller's mistake, not this code's
+        except Misfit as wrong:
+            return wrong
         return None
 
     def _follow_most(self, calls: list[Call]) -> list[Call]:
@@ -191,7 +208,7 @@ class Stacker:
                 break
             except ValueError as wrong:
                 for call in group:
-                    call.reply.error(wrong)
+                    call.reply.reject(f"no batch can be made of it: {wrong}")
                 refused.update(id(call) for call in group)
         return [call for call in calls if id(call) not in refused]
 
@@ -210,6 +227,29 @@ class Stacker:
         if self._layout is None or rows > self._capacity:
             self._layout = self._build(like, 1 << (rows - 1).bit_length())
         return self._layout
+
+
+def _require_device(device: str) -> None:
+    """Raises ValueError if no batch can be made there."""
+    if device == "cpu":
+        return
+    try:
+        import torch
+
+        if torch.device(device).type == "cuda":  # without beginning to use it, which forks forbid
+            _require_cuda(torch.device(device).index or 0)
+        else:
+            torch.empty(0, device=device)
+    except (AssertionError, ImportError, RuntimeError) as wrong:
+        raise ValueError(f"no batch can be made on {device=}: {wrong}") from None
+
+
+def _require_cuda(index: int) -> None:
+    import torch
+
+    count = torch.cuda.device_count()
+    if index >= count:
+        raise RuntimeError(f"torch finds {count} such devices")
 
 
 def rows_of(call: Call) -> int:

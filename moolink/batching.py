@@ -11,12 +11,62 @@ from collections.abc import Callable
 from typing import Any
 
 from moolink._core import LentSlot, RpcDeferredReturn, call_later
-from moolink.batch_stacking import BatchOptions, Call, Stacker, rows_of
+from moolink.batch_stacking import BatchOptions, Call, Misfit, Stacker, rows_of
 from moolink.errors import Closed, Error
 from moolink.queue import NOTHING, Queue
 
 
-class BatchQueue(Queue):
+class CallQueue(Queue):
+    """A queue of calls that come out one by one; beside them, items of the program's own."""
+
+    def enqueue(self, item: Any) -> None:
+        """Adds an item, which may be a call that was taken before.
+
+        Raises:
+            QueueFull: ``max_size`` items wait.
+            Closed: the queue is closed.
+        """
+        super().enqueue(_call_of(item) or item)
+
+    def put_call(
+        self, reply: RpcDeferredReturn, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Adds a call; errors are those of :meth:`enqueue`, but that a misfit is answered."""
+        try:
+            self.enqueue(Call(reply, args, kwargs))
+        except Misfit as misfit:
+            reply.reject(str(misfit))
+
+    def _require_room(self) -> None:
+        if self._max_size is not None and len(self._items) >= self._max_size:
+            self._forget_cancelled()
+        super()._require_room()
+
+    def _forget_cancelled(self) -> None:
+        waiting = [item for item in self._items if not _is_cancelled(item)]
+        if len(waiting) < len(self._items):
+            self._items = collections.deque(waiting)
+
+    def _ready(self) -> bool:
+        while self._items and _is_cancelled(self._items[0]):
+            self._items.popleft()
+        return bool(self._items)
+
+
+def _call_of(item: Any) -> Call | None:
+    """The item as a call if it is one: a triple of reply, args and kwargs."""
+    if isinstance(item, Call):
+        return item
+    if type(item) is tuple and len(item) == 3 and isinstance(item[0], RpcDeferredReturn):
+        return Call(*item)
+    return None
+
+
+def _is_cancelled(item: Any) -> bool:
+    return isinstance(item, Call) and item.reply.cancelled()
+
+
+class BatchQueue(CallQueue):
     """A queue of calls that come out in batches.
 
     Args:
@@ -45,8 +95,20 @@ class BatchQueue(Queue):
         self._timer_set = False
 
     def enqueue(self, item: Any) -> None:
-        """Adds a call: a triple of reply, args and kwargs."""
-        call = Call(*item)
+        """Adds a call.
+
+        Raises:
+            TypeError: the item is none.
+            ValueError: it does not fit into a batch.
+            QueueFull: ``max_size`` calls wait.
+            Closed: the queue is closed.
+        """
+        call = _call_of(item)
+        if call is None:
+            raise TypeError(
+                "a queue of batches takes calls only, triples of reply, arguments and keyword "
+                f"arguments; got {item!r}"
+            )
         self._stacker.require_fit(call)
         with self._lock:
             self._require_room()
@@ -75,11 +137,6 @@ class BatchQueue(Queue):
         for _ in range(count):
             _, call = self._items.pop()
             call.reply.error(Closed("the function was withdrawn before the batch was full"))
-
-    def _require_room(self) -> None:
-        if self._max_size is not None and len(self._items) >= self._max_size:
-            self._forget_cancelled()
-        super()._require_room()
 
     def _ready(self) -> bool:
         if self._options.dynamic:
@@ -182,25 +239,6 @@ class BatchQueue(Queue):
             self._on_due()
 
 
-class CallQueue(Queue):
-    """A queue of calls that come out one by one."""
-
-    def enqueue(self, item: Any) -> None:
-        """Adds a call: a triple of reply, args and kwargs."""
-        super().enqueue(Call(*item))
-
-    def _require_room(self) -> None:
-        if self._max_size is not None and len(self._items) >= self._max_size:
-            waiting = [call for call in self._items if not call.reply.cancelled()]
-            self._items = collections.deque(waiting)
-        super()._require_room()
-
-    def _ready(self) -> bool:
-        while self._items and self._items[0].reply.cancelled():
-            self._items.popleft()
-        return bool(self._items)
-
-
 class BatchHandler:
     """Serves batches of calls on the threads that bring the calls; dynamic ones one at a time, so
     that others gather meanwhile.
@@ -225,7 +263,7 @@ class BatchHandler:
 
     def __call__(self, reply: RpcDeferredReturn, /, *args: Any, **kwargs: Any) -> None:
         """Takes a call."""
-        self.queue.enqueue(Call(reply, args, kwargs))
+        self.queue.put_call(reply, args, kwargs)
         self.serve_all()
 
     def serve_all(self) -> None:

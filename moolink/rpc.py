@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from moolink.async_handlers import AsyncHandler
     from moolink.batch_layout import Mode
     from moolink.batch_stacking import BatchOptions, Call
-    from moolink.batching import BatchHandler
+    from moolink.batching import BatchHandler, CallQueue
     from moolink.queue import Queue
 
 _FINISH = 0.5  # seconds that tasks have to end when their peer is closed
@@ -76,10 +76,12 @@ class Rpc(RpcCore):
                 first one, which may differ from call to call, values repeated for each row.
             bucket_sizes: rising sizes, of which a dynamic batch gets the next one, filled up with
                 zeros (values with None), so that what is compiled for a shape is compiled a few
-                times only. The largest is the default of batch_size.
+                times only. The largest is the default of batch_size; a call with more rows fails.
 
         Raises:
-            ValueError: the name is defined already, or the options contradict one another.
+            TypeError: `function` is not callable.
+            ValueError: the name is defined already, the options contradict one another, or no
+                batch can be made on `device`.
         """
         options = _batch_options(
             batch_size, device, dynamic_batching, mode, max_latency, pad, bucket_sizes
@@ -125,7 +127,8 @@ class Rpc(RpcCore):
 
         An item is a triple: the return callback, the arguments as a tuple, and the keyword
         arguments as a dict. Reply with `callback(value)` or `callback.error(exception)`, from any
-        thread. Calls whose callers have stopped waiting are left out.
+        thread. Calls whose callers have stopped waiting are left out. What the program itself puts
+        there (`enqueue`) comes out as it is; a queue of batches takes calls only.
 
         With `batch_size` or `dynamic_batching` an item is a batch of calls, as in define, and its
         callback a BatchReturn. A dynamic batch has the calls that wait when it is taken.
@@ -136,14 +139,15 @@ class Rpc(RpcCore):
             others: as in define.
 
         Raises:
-            ValueError: the name is defined already, or the options contradict one another.
+            ValueError: the name is defined already, the options contradict one another, or no
+                batch can be made on `device`.
         """
         from moolink.batching import BatchQueue, CallQueue
 
         options = _batch_options(
             batch_size, device, dynamic_batching, mode, max_latency, pad, bucket_sizes
         )
-        queue = CallQueue(max_size) if options is None else BatchQueue(options, max_size)
+        queue: CallQueue = BatchQueue(options, max_size) if options else CallQueue(max_size)
         served = _Closing(queue)
         self._serve(name, functools.partial(_enqueue, name, queue), served)
         # Nobody will ever put a call there once the peer is gone.
@@ -205,6 +209,8 @@ class Rpc(RpcCore):
         deferred: bool,
         options: BatchOptions | None,
     ) -> None:
+        if not callable(function):
+            raise TypeError(f"the handler of {name!r} is not callable: {function!r}")
         tasks = _tasks_of(name, function, deferred)
         yields = inspect.isasyncgenfunction(_unwrapped(function))
         if yields and (deferred or options is not None):
@@ -293,10 +299,10 @@ def _close(queue: weakref.ref[Queue]) -> None:
 
 
 def _enqueue(
-    name: str, queue: Queue, reply: RpcDeferredReturn, /, *args: Any, **kwargs: Any
+    name: str, queue: CallQueue, reply: RpcDeferredReturn, /, *args: Any, **kwargs: Any
 ) -> None:
     try:
-        queue.enqueue((reply, args, kwargs))
+        queue.put_call(reply, args, kwargs)
     except QueueFull as full:
         reply.refuse(f"the queue of {name!r} is full: {full}; call again later")
 

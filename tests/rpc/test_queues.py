@@ -432,3 +432,40 @@ def test_a_forked_child_gets_an_error(start: Start) -> None:
         """
     )
     assert process.communicate(timeout=20)[0] == "True\nTrue\nTrue\n"
+
+
+def test_items_of_the_programs_own_beside_calls(pair: Pair) -> None:
+    client, server = pair
+    queue = server.define_queue("f", max_size=4)
+    own: list[object] = [None, (), ("a", 1, {}), (1, 2)]
+    for item in own:
+        queue.enqueue(item)
+    with pytest.raises(moolink.QueueFull):
+        queue.enqueue("one too many")
+    with pytest.raises(moolink.QueueFull):
+        client.sync("server", "f")
+    assert [queue.get(PATIENCE) for _ in own] == own
+    future = client.async_("server", "f", 5)
+    call = queue.get(PATIENCE)
+    queue.enqueue(call)  # for another consumer
+    reply, (x,), kwargs = queue.get(PATIENCE)
+    queue.enqueue((reply, (x,), kwargs))
+    reply, (x,), kwargs = queue.get(PATIENCE)
+    reply(x + 1)
+    assert future.result() == 6
+
+
+def test_a_queue_of_batches_takes_calls_only(pair: Pair) -> None:
+    client, server = pair
+    queue = server.define_queue("f", 2)
+    for item in (None, (1, 2, 3), ("a", (), {})):
+        with pytest.raises(TypeError, match="takes calls only"):
+            queue.enqueue(item)
+    assert queue.empty()
+    single = server.define_queue("g")
+    futures = [client.async_("server", "g", i) for i in range(2)]
+    for _ in futures:
+        queue.enqueue(single.get(PATIENCE))
+    reply, (x,), _ = queue.get(PATIENCE)
+    reply(x)
+    assert [f.result() for f in futures] == [0, 1]
