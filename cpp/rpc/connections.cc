@@ -13,10 +13,27 @@ namespace moolink::rpc {
 
 namespace {
 
-// REFUSE: the dialler has reached itself. Not worth a word to the user.
-constexpr ErrorCode kSelf = ErrorCode::invalid_argument;
-// No answer now: the other side is to dial again.
-constexpr ErrorCode kNotNow = ErrorCode::timeout;
+// Of REFUSE, as in the protocol: the dialler has reached itself.
+constexpr ErrorCode kItself = ErrorCode::invalid_argument;
+
+// What is refused without an answer looks like a lost connection, which is dialled again.
+bool is_answered(Objection::Why why) { return why != Objection::Why::name_may_be; }
+
+ErrorCode code_of(Objection::Why why) {
+  switch (why) {
+    case Objection::Why::version:
+      return ErrorCode::wire;
+    case Objection::Why::itself:
+      return kItself;
+    case Objection::Why::not_authorised:
+      return ErrorCode::auth;
+    case Objection::Why::name_may_be:
+      return ErrorCode::timeout;
+    case Objection::Why::name_taken:
+      break;
+  }
+  return ErrorCode::error;
+}
 
 }  // namespace
 
@@ -104,18 +121,13 @@ void NodeState::greet(Time now, Connection& connection, const wire::ReceivedFram
 }
 
 // What speaks against a connection with a peer that greets so.
-bool NodeState::objection(Time now, const Connection&, const wire::Hello& theirs,
-                          Error& error) const {
+std::optional<Objection> NodeState::objection(Time now, const wire::Hello& theirs) const {
+  using Why = Objection::Why;
   if (theirs.wire_min > wire::kVersion || theirs.wire_max < wire::kVersion) {
-    error =
-        make_error(ErrorCode::wire, "peer '" + config.name + "' speaks version " +
-                                        std::to_string(wire::kVersion) + " of the protocol only");
-    return true;
+    return Objection{Why::version, "peer '" + config.name + "' speaks version " +
+                                       std::to_string(wire::kVersion) + " of the protocol only"};
   }
-  if (theirs.instance == config.instance) {
-    error = make_error(kSelf, "this is the peer itself");
-    return true;
-  }
+  if (theirs.instance == config.instance) return Objection{Why::itself, "this is the peer itself"};
   bool taken = theirs.name == config.name;
   bool doubtful = false;
   if (const auto holder = names_.find(theirs.name);
@@ -130,26 +142,20 @@ bool NodeState::objection(Time now, const Connection&, const wire::Hello& theirs
     }
   }
   if (!taken && doubtful && !mutant("give_name_away_at_once")) {
-    error = make_error(
-        kNotNow, "the name '" + theirs.name + "' is that of a peer that was heard a moment ago");
-    return true;
+    return Objection{Why::name_may_be, "the name '" + theirs.name +
+                                           "' is that of a peer that was heard a moment ago"};
   }
   if (taken && !mutant("accept_duplicate_name")) {
-    error = make_error(ErrorCode::error, "the name '" + theirs.name +
-                                             "' is taken by a peer that answers: give this one "
-                                             "another name");
-    return true;
+    return Objection{Why::name_taken, "the name '" + theirs.name +
+                                          "' is taken by a peer that answers: give this one "
+                                          "another name"};
   }
-  return false;
+  return std::nullopt;
 }
 
 // HELLO at the accepting side.
 void NodeState::greeted(Time now, Connection& connection, wire::Hello theirs) {
-  Error error;
-  if (objection(now, connection, theirs, error)) {
-    refuse(now, connection, error);
-    return;
-  }
+  if (const auto wrong = objection(now, theirs)) return refuse(now, connection, *wrong);
   connection.ours.proof = policy_->proof(theirs, connection.ours, false);
   Peer& peer = ensure_peer(theirs.instance);
   connection.theirs = std::move(theirs);
@@ -168,18 +174,14 @@ void NodeState::welcomed(Time now, Connection& connection, const wire::ReceivedF
   }
   const wire::Hello& dialler = by_dialler ? *connection.theirs : connection.ours;
   const wire::Hello& acceptor = by_dialler ? connection.ours : theirs;
-  Error error;
   std::string reason;
   if (!policy_->accepts(dialler, acceptor, by_dialler, theirs.proof, reason)) {
-    error = make_error(ErrorCode::auth, "peer '" + theirs.name + "' has not proven that it may " +
-                                            "connect to '" + config.name + "': " + reason);
-    refuse(now, connection, error);
-    return;
+    return refuse(now, connection,
+                  {Objection::Why::not_authorised, "peer '" + theirs.name +
+                                                       "' has not proven that it may connect to '" +
+                                                       config.name + "': " + reason});
   }
-  if (objection(now, connection, theirs, error)) {
-    refuse(now, connection, error);
-    return;
-  }
+  if (const auto wrong = objection(now, theirs)) return refuse(now, connection, *wrong);
   adopt(connection, theirs);
   Peer& peer = *connection.peer;
   connection.proven = true;
@@ -212,23 +214,21 @@ void NodeState::adopt(Connection& connection, const wire::Hello& theirs) {
   connection.peer = &peer;
 }
 
-void NodeState::refuse(Time now, Connection& connection, const Error& error) {
-  if (error.code == kNotNow) {
-    drop_connection(now, connection.id, error, true);
-    return;
+void NodeState::refuse(Time now, Connection& connection, const Objection& objection) {
+  const ErrorCode code = code_of(objection.why);
+  if (is_answered(objection.why)) {
+    actions.push_back(Write{connection.id, wire::make_frame(wire::FrameType::refuse,
+                                                            wire::Refuse{code, objection.text})});
+    if (objection.why != Objection::Why::itself) {
+      log(LogLevel::warning, "a connection is refused: " + objection.text);
+    }
   }
-  actions.push_back(
-      Write{connection.id,
-            wire::make_frame(wire::FrameType::refuse, wire::Refuse{error.code, error.message})});
-  if (error.code != kSelf) {
-    log(LogLevel::warning, "a connection is refused: " + error.message);
-  }
-  drop_connection(now, connection.id, error, true);
+  drop_connection(now, connection.id, make_error(code, objection.text), true);
 }
 
 void NodeState::refused(Time now, Connection& connection, const wire::Refuse& refusal) {
   const std::string address = connection.dialled;
-  if (refusal.code == kSelf) {
+  if (refusal.code == kItself) {
     drop_connection(now, connection.id, make_error(ErrorCode::closed, refusal.text), true);
     dialler_.remove(address);
     return;

@@ -94,6 +94,19 @@ struct Connection {
   bool attached = false;  // carries messages
 };
 
+// Why a connection is refused.
+struct Objection {
+  enum class Why : std::uint8_t {
+    version,         // it speaks another one
+    itself,          // the dialler has reached itself: not worth a word to the user
+    name_taken,      // by a peer that answers
+    name_may_be,     // by one that was heard a moment ago: the other side is to dial again
+    not_authorised,  // it has not proven that it may connect
+  };
+  Why why;
+  std::string text;
+};
+
 // The items of a stream at its caller.
 struct ItemsIn {
   std::uint64_t allowed = 0;
@@ -254,10 +267,9 @@ class NodeState {
   void welcomed(Time now, Connection& connection, const wire::ReceivedFrame& frame);
   void refused(Time now, Connection& connection, const wire::Refuse& refusal);
   void refused_late(Connection& connection, const wire::ReceivedFrame& frame);
-  bool objection(Time now, const Connection& connection, const wire::Hello& theirs,
-                 Error& error) const;
+  std::optional<Objection> objection(Time now, const wire::Hello& theirs) const;
   void adopt(Connection& connection, const wire::Hello& theirs);
-  void refuse(Time now, Connection& connection, const Error& error);
+  void refuse(Time now, Connection& connection, const Objection& objection);
   void drop_connection(Time now, ConnectionId id, const Error& error, bool tell_transport);
   void disconnected_from(Time now, Peer& peer);
   void greeting_timed_out(Time now, ConnectionId id);
