@@ -1,6 +1,11 @@
 #include "runtime/engine.h"
 
+#include <pthread.h>
+#include <unistd.h>
+
 #include <atomic>
+#include <cerrno>
+#include <csignal>
 #include <stdexcept>
 #include <thread>
 #include <utility>
@@ -80,10 +85,44 @@ TEST("the holder of the lock lets a waiting thread go first") {
     const std::lock_guard guard(mutex);
     had_it = true;
   });
-  while (!mutex.give_way()) std::this_thread::yield();
-  CHECK(had_it.load());
+  while (!had_it) {
+    if (!mutex.give_way()) std::this_thread::yield();
+  }
   mutex.unlock();
   other.join();
+}
+
+// Where the signal's handler holds a thread that the test wants not to run.
+int held[2];
+std::atomic<bool> is_held{false};
+
+void hold(int) {
+  is_held = true;
+  char byte = 0;
+  while (::read(held[0], &byte, 1) < 0 && errno == EINTR) {
+  }
+}
+
+TEST("a thread that asked for the lock and does not run keeps nobody waiting") {
+  CHECK_EQ(::pipe(held), 0);
+  struct sigaction action{};
+  struct sigaction before{};
+  action.sa_handler = hold;
+  CHECK_EQ(::sigaction(SIGUSR1, &action, &before), 0);
+  EngineMutex mutex;
+  mutex.lock();
+  std::thread other([&] { const std::lock_guard guard(mutex); });
+  while (!mutex.asked_for()) std::this_thread::yield();
+  CHECK_EQ(::pthread_kill(other.native_handle(), SIGUSR1), 0);
+  while (!is_held) std::this_thread::yield();
+  CHECK(mutex.give_way());
+  const char go_on = 0;
+  CHECK_EQ(::write(held[1], &go_on, 1), 1);
+  mutex.unlock();
+  other.join();
+  ::sigaction(SIGUSR1, &before, nullptr);
+  ::close(held[0]);
+  ::close(held[1]);
 }
 
 TEST("a burst leaves together, when there is enough of it, when a thread waits, or by itself") {
