@@ -22,6 +22,7 @@ constexpr std::size_t kChunk = std::size_t{256} << 10;
 constexpr std::size_t kHighWater = std::size_t{512} << 10;
 constexpr std::size_t kLowWater = std::size_t{128} << 10;
 constexpr std::size_t kReceiveBudget = std::size_t{512} << 10;   // of one readiness
+constexpr std::size_t kLeastCharge = std::size_t{4} << 10;       // a system call has its price
 constexpr std::size_t kLargestReceive = std::size_t{256} << 10;  // of one system call
 constexpr int kUnsentInKernel = 256 << 10;
 constexpr int kLocalWindow = 1 << 20;
@@ -194,13 +195,11 @@ void TcpConnection::receive() {
   std::size_t budget = kReceiveBudget;
   try {
     while (state_ != State::closed && budget > 0) {
-      const std::size_t before = in_bulk_ ? bulk_.left : 0;
-      if (!receive_some()) return;
-      const std::size_t bulk_bytes = before - std::min(before, bulk_.left);
+      const std::size_t received = receive_some();
+      if (received == 0) return;
       parse();
       if (drained_) return;  // if there is more by now, the socket is ready again
-      const std::size_t taken = std::max(bulk_bytes, std::size_t{4096});
-      budget -= std::min(budget, taken);
+      budget -= std::min(budget, std::max(received, kLeastCharge));
     }
   } catch (const Exception& e) {
     Error error = e.error();
@@ -217,7 +216,7 @@ void TcpConnection::receive() {
   }
 }
 
-bool TcpConnection::receive_some() {
+std::size_t TcpConnection::receive_some() {
   std::array<iovec, 2> vectors;
   std::size_t used = 0;
   if (ahead_begin_ == ahead_end_) ahead_begin_ = ahead_end_ = 0;
@@ -237,11 +236,11 @@ bool TcpConnection::receive_some() {
   do {
     count = recvmsg(socket_.get(), &message, MSG_DONTWAIT);
   } while (count < 0 && errno == EINTR);
-  if (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return false;
+  if (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return 0;
   if (count <= 0) {
     if (state_ == State::closing) {
       finish_close();
-      return false;
+      return 0;
     }
     const std::string reason = count == 0 ? "closed by the peer" : std::strerror(errno);
     fail({ErrorCode::peer_lost,
@@ -251,19 +250,18 @@ bool TcpConnection::receive_some() {
           {},
           {},
           Ran::no});
-    return false;
+    return 0;
   }
-  auto received = static_cast<std::size_t>(count);
+  const auto received = static_cast<std::size_t>(count);
   drained_ = received < direct + ahead;
-  if (state_ == State::closing) return true;  // read and discarded until the peer closes too
-  if (direct > 0) {
-    const std::size_t placed = std::min(received, direct);
+  if (state_ == State::closing) return received;  // discarded until the peer closes too
+  const std::size_t placed = std::min(received, direct);
+  if (placed > 0) {
     bulk_.target += placed;
     bulk_.left -= placed;
-    received -= placed;
   }
-  ahead_end_ += received;
-  return true;
+  ahead_end_ += received - placed;
+  return received;
 }
 
 void TcpConnection::parse() {

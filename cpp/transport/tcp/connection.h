@@ -70,7 +70,7 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
 
   void ready(std::uint32_t events);
   void receive();
-  bool receive_some();  // false: nothing more now
+  std::size_t receive_some();  // 0: nothing more now
   void parse();
   bool parse_frame(std::size_t available);
   bool begin_chunk(const wire::FrameHeader& header);

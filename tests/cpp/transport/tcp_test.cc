@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <thread>
+#include <vector>
 
 #include "check.h"
 #include "conformance.h"
@@ -38,6 +40,17 @@ Descriptor plain_socket(const std::string& address) {
   Descriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   CHECK_EQ(::connect(socket.get(), target.get(), target.size), 0);
   return socket;
+}
+
+std::vector<std::byte> bytes_of(const wire::Frame& frame) {
+  const auto header = wire::encode_header(frame.header);
+  std::vector<std::byte> bytes(header.begin(), header.end());
+  const auto append = [&](const Buffer& piece) {
+    bytes.insert(bytes.end(), piece.data(), piece.data() + piece.size());
+  };
+  append(frame.control);
+  for (const Buffer& piece : frame.payload) append(piece);
+  return bytes;
 }
 
 TEST("tcp: addresses as people write them") {
@@ -80,13 +93,8 @@ TEST("tcp: frames that come byte by byte") {
   std::vector<std::byte> bytes;
   for (const wire::Frame& frame : {conformance::message_frame(1, 100),
                                    conformance::chunk_frame(9, 0, conformance::pattern(300, 9))}) {
-    const auto header = wire::encode_header(frame.header);
-    bytes.insert(bytes.end(), header.begin(), header.end());
-    const auto append = [&](const Buffer& piece) {
-      bytes.insert(bytes.end(), piece.data(), piece.data() + piece.size());
-    };
-    append(frame.control);
-    for (const Buffer& piece : frame.payload) append(piece);
+    const auto of_frame = bytes_of(frame);
+    bytes.insert(bytes.end(), of_frame.begin(), of_frame.end());
   }
   for (const std::byte& byte : bytes) {
     CHECK_EQ(::send(client.get(), &byte, 1, 0), 1);
@@ -96,6 +104,31 @@ TEST("tcp: frames that come byte by byte") {
   CHECK_EQ(server.frames.size(), 1u);
   CHECK(conformance::same_bytes(server.frames[0].payload(), conformance::pattern(100, 1)));
   CHECK(conformance::same_bytes(server.parts[9], conformance::pattern(300, 9)));
+}
+
+TEST("tcp: one readiness takes a bounded number of small frames") {
+  Side server(subject());
+  Side idle(subject());
+  const auto address = server.transport->listen("127.0.0.1:0").at(0);
+  const Descriptor client = plain_socket(address);
+  wait_until(server, idle, [&] { return server.connections.size() == 1; });
+  const auto frame = bytes_of(conformance::message_frame(1, 100));
+  std::vector<std::byte> many;
+  while (many.size() < std::size_t{1} << 20) many.insert(many.end(), frame.begin(), frame.end());
+  // As much as both kernels hold, and more while they are emptied.
+  std::thread sender([&] {
+    while (::send(client.get(), many.data(), many.size(), MSG_NOSIGNAL) > 0) {
+    }
+  });
+  std::size_t most = 0;
+  for (std::size_t before = 0; before < 8 * many.size() / frame.size();) {
+    server.turn();
+    most = std::max(most, server.frames.size() - before);
+    before = server.frames.size();
+  }
+  ::shutdown(client.get(), SHUT_RDWR);
+  sender.join();
+  CHECK(most * frame.size() <= std::size_t{640} << 10);
 }
 
 TEST("tcp: a port in use is said so, and SO_REUSEPORT is not set") {
