@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "bind/errors.h"
 #include "bind/gil.h"
 #include "bind/reference.h"
 
@@ -59,6 +60,16 @@ Error to_remote_error(nb::python_error& raised, const std::string& function) {
             qualified_name(raised.value()),
             {},
             Ran::yes};
+  }
+}
+
+void send_raised(runtime::Responder& responder, nb::python_error& raised) {
+  if (responder.send(to_remote_error(raised, responder.function()))) return;
+  try {
+    nb::module_::import_("moolink.logs")
+        .attr("raised_after_reply")(text(responder.function()), raised.value());
+  } catch (nb::python_error& e) {
+    e.discard_as_unraisable("moolink's log");
   }
 }
 

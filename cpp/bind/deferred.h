@@ -17,6 +17,9 @@ namespace nb = nanobind;
 // The error that a caller gets for the exception that its handler raised; clears it. Needs the GIL.
 Error to_remote_error(nb::python_error& raised, const std::string& function);
 
+// Sends it; if there was a reply already, nobody hears of it but the log. Needs the GIL.
+void send_raised(runtime::Responder& responder, nb::python_error& raised);
+
 // ... for a value of its that has no encoding: too deep, too large.
 Error unsendable(const runtime::Responder& responder, const std::string& what,
                  const std::string& why);

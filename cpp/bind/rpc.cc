@@ -56,15 +56,6 @@ std::vector<wire::PathKind> parse_transports(const std::vector<std::string>& nam
   return kinds;
 }
 
-// What a handler raised that had replied: nobody else hears of it.
-void log_raised_late(const std::string& function, nb::handle raised) {
-  try {
-    nb::module_::import_("moolink.logs").attr("raised_after_reply")(text(function), raised);
-  } catch (nb::python_error& e) {
-    e.discard_as_unraisable("moolink's log");
-  }
-}
-
 // Runs a handler: an exception of any kind goes to the caller, never further.
 template <class Run>
 void serve(const runtime::Incoming& call, Run&& run) {
@@ -72,7 +63,7 @@ void serve(const runtime::Incoming& call, Run&& run) {
   try {
     run();
   } catch (nb::python_error& e) {
-    if (!call.responder->send(to_remote_error(e, function))) log_raised_late(function, e.value());
+    send_raised(*call.responder, e);
   } catch (const nb::builtin_exception& e) {
     call.responder->send(
         Error{ErrorCode::remote, e.what(), {}, function, "TypeError", {}, Ran::yes});

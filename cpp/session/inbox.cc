@@ -48,7 +48,7 @@ void Inbox::accept(std::uint64_t seq, std::uint16_t lane, const wire::MessageHea
     if (inbound.parts.size() != head.parts.size() || inbound.lane_prev != head.lane_prev) {
       wire::fail("a message differs between its attempts");
     }
-    reserved_ -= inbound.reserved;
+    held(inbound.reserved) -= inbound.reserved;
     abandon_grants(seq, inbound);
   }
   inbound.lane = lane;
@@ -64,7 +64,7 @@ void Inbox::accept(std::uint64_t seq, std::uint16_t lane, const wire::MessageHea
     return;
   }
   if (mutant("ack_before_complete")) complete_.insert(seq);
-  reserved_ += inbound.reserved;
+  held(inbound.reserved) += inbound.reserved;
   inbounds_.emplace(seq, std::move(inbound));
 }
 
@@ -98,14 +98,18 @@ void Inbox::read_parts(const wire::MessageHead& head, const Buffer& payload, Inb
   if (at != payload.size()) wire::fail("a message longer than its parts");
 }
 
-// What a peer can make this side hold is bounded by the window, or is one message. A later attempt
-// of a message takes what the first one was given.
+// What a peer can make this side hold is bounded by its windows, of small messages and of large
+// ones, or is one message. A later attempt of a message takes what the first one was given.
 void Inbox::reserve(std::uint64_t bytes, Inbound& inbound) {
   const bool is_new = inbound.reserved == 0;
-  if (is_new && bytes > kInlineBytes && reserved_ > 2 * limits_.send_window_bytes) {
+  if (is_new && held(bytes) > 2 * limits_.send_window_bytes) {
     wire::fail("more bytes under way than the window allows");
   }
   inbound.reserved = bytes;
+}
+
+std::uint64_t& Inbox::held(std::uint64_t bytes) {
+  return bytes > kInlineBytes ? large_held_ : small_held_;
 }
 
 void Inbox::place(const wire::PartHead& head, Inbound& inbound, InboundPart& part) {
@@ -316,7 +320,7 @@ void Inbox::part_complete(std::uint64_t seq, Inbound& inbound, InboundPart& part
   part.memory = {};
   if (--inbound.missing != 0) return;
   auto node = inbounds_.extract(seq);
-  reserved_ -= node.mapped().reserved;
+  held(node.mapped().reserved) -= node.mapped().reserved;
   complete(seq, std::move(node.mapped()));
 }
 
@@ -341,7 +345,7 @@ void Inbox::complete(std::uint64_t seq, Inbound inbound) {
   if (!waiting_for_.emplace(inbound.lane_prev, seq).second) {
     wire::fail("two messages follow the same one in a lane");
   }
-  reserved_ += inbound.reserved;
+  held(inbound.reserved) += inbound.reserved;
   inbounds_.emplace(seq, std::move(inbound));
 }
 
@@ -353,7 +357,7 @@ void Inbox::deliver(std::uint64_t seq, Inbound inbound) {
     seq = waiting->second;
     waiting_for_.erase(waiting);
     auto node = inbounds_.extract(seq);
-    reserved_ -= node.mapped().reserved;
+    held(node.mapped().reserved) -= node.mapped().reserved;
     ready_.push_back(std::move(node.mapped()));
   }
 }
@@ -376,7 +380,7 @@ void Inbox::clear() {
   to_map_.clear();
   borrowed_.clear();
   unused_loans_.clear();
-  reserved_ = 0;
+  small_held_ = large_held_ = 0;
   ready_.clear();
   completed_ = 0;
 }

@@ -121,6 +121,8 @@ class Inbox {
  private:
   void read_parts(const wire::MessageHead& head, const Buffer& payload, Inbound& inbound);
   void reserve(std::uint64_t bytes, Inbound& inbound);
+  // Of the messages in inbounds_ that are of a size with this one.
+  std::uint64_t& held(std::uint64_t bytes);
   void take_standing(const wire::PartHead& head, const Inbound& inbound, InboundPart& part);
   void place(const wire::PartHead& head, Inbound& inbound, InboundPart& part);
   void borrow(const wire::MessageHead& head, std::uint64_t seq, Inbound& inbound);
@@ -145,7 +147,8 @@ class Inbox {
   std::vector<ToMap> to_map_;
   std::set<std::uint64_t> borrowed_;  // loans that this side has been given and not given back
   std::vector<std::uint64_t> unused_loans_;
-  std::uint64_t reserved_ = 0;  // memory that the messages in inbounds_ hold
+  std::uint64_t small_held_ = 0;  // memory that the messages in inbounds_ hold
+  std::uint64_t large_held_ = 0;
   std::vector<Inbound> ready_;
   std::uint32_t completed_ = 0;
 };

@@ -104,7 +104,12 @@ def test_what_ends_a_stream_is_raised_once(pair: Pair) -> None:
         yield 1
         raise KeyError("the second")
 
+    def forever() -> Iterator[int]:
+        while True:
+            yield 1
+
     server.define("fails", fails)
+    server.define("forever", forever)
     stream = client.stream("server", "fails")
     assert next(stream) == 1
     with pytest.raises(moolink.RemoteError):
@@ -113,7 +118,7 @@ def test_what_ends_a_stream_is_raised_once(pair: Pair) -> None:
     stream.close()
     assert list(stream) == []
 
-    closed = client.stream("server", "fails")
+    closed = client.stream("server", "forever")
     closed.close()
     with pytest.raises(moolink.CancelledError):
         list(closed)

@@ -161,6 +161,31 @@ TEST("what breaks the protocol ends the session, not the process") {
   breaks(before_itself);
 }
 
+TEST("small messages that wait for their lane are bounded by the window") {
+  Limits limits;
+  limits.send_window_bytes = std::size_t{1} << 20;
+  Pair pair(limits);
+  pair.connect();
+  const Buffer body = bytes_of(std::size_t{10} << 10);
+  wire::MessageHead head;
+  head.kind = 1;
+  head.body.bytes = body.size();
+  std::uint64_t seq = 2;  // all wait for the first one, which never comes
+  for (; pair.a.session.ready() && seq < 1000; ++seq) {
+    head.lane_prev = seq - 1;
+    wire::Frame frame = wire::make_frame(wire::FrameType::message, head);
+    frame.header.seq = seq;
+    frame.header.lane = 1;
+    frame.payload = {body};
+    pair.a.session.received(pair.now, 1, as_received(frame));
+    pair.a.collect();
+  }
+  CHECK_EQ(pair.a.lost.size(), 1u);
+  CHECK(!pair.a.lost.empty() && pair.a.lost[0].reason.code == ErrorCode::wire);
+  CHECK(seq * body.size() > limits.send_window_bytes);
+  CHECK(seq * body.size() < 3 * limits.send_window_bytes);
+}
+
 TEST("a standing grant is one part, once, on its connection") {
   const wire::PathTraits shm{true, 1 << 20, 20, 256 << 10, false};
   const MutableBuffer memory = HeapAllocator().allocate(1 << 20);

@@ -55,6 +55,18 @@ struct Message {
 
 class World;
 
+// Gives nothing back: a mutant that writes where it must not any more is to be caught, not to
+// crash.
+class KeptMemory final : public Allocator {
+ public:
+  MutableBuffer allocate(std::size_t size) override {
+    return blocks_.emplace_back(HeapAllocator().allocate(size));
+  }
+
+ private:
+  std::vector<MutableBuffer> blocks_;
+};
+
 // One process: its sessions with the other host's processes, and what the runtime does around them.
 class Process final : public Endpoint {
  public:
@@ -110,7 +122,7 @@ class Process final : public Endpoint {
   std::map<ConnectionId, Greeting> greetings_;
   std::vector<Message*> waiting_;  // refused by the window
   std::vector<session::Action> actions_;
-  HeapAllocator allocator_;
+  KeptMemory allocator_;
   OwnedMemory memory_;
   std::map<std::uint16_t, std::uint64_t> lane_order_;
   Time timer_ = kNever;
