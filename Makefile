@@ -1,6 +1,7 @@
 # make demo   the main job: two peers learn Breakout through a broker, about three minutes
 # make test   all tests: C++ programs, simulators, Python
 # make lint   layer check, ruff, mypy, clang-format, clang-tidy
+# make nightly   10,000 seeds of each simulator, storms of deaths and of comings and goings: hours
 # make sanitize   C++ tests and simulators under ASan+UBSan and under TSan
 # Everything goes into .venv and build/; nothing needs root.
 
@@ -14,7 +15,7 @@ DEV := build/dev
 CMAKE_DEV := $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
              -DMOOLINK_TESTS=ON -DMOOLINK_DEVELOPMENT=ON -DMOOLINK_PYTHON=OFF
 
-.PHONY: all demo test test-cpp test-python lint format sanitize clean
+.PHONY: all demo test test-cpp test-python nightly lint format sanitize clean
 all: build/.installed
 
 $(VENV)/.created:
@@ -48,6 +49,9 @@ test-cpp: $(DEV)/build.ninja
 
 test-python: build/.installed test-cpp
 	MOOLINK_BUILD_DIR=$(DEV) $(RUN) -m pytest tests $(PYTEST)
+
+nightly: build/.installed test-cpp
+	tools/nightly.sh
 
 lint: $(VENV)/.packages $(DEV)/build.ninja
 	$(RUN) tools/check_layers.py

@@ -87,6 +87,8 @@ class SharedPipeline {
   void awake();
 
   bool idle() const { return running_.empty(); }
+  // No rank needs anything more of this one for what was started here.
+  bool taken_by_all() const { return least(kTake) >= last_chunk_; }
   // Something was stored, and step() has not looked yet for whom to wake.
   bool must_look() const { return must_look_; }
   // Ranks for which the operation under way waits.

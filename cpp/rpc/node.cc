@@ -136,6 +136,11 @@ void Node::grant_filled(Time now, ConnectionId connection, std::uint64_t grant) 
   state_->settle(now);
 }
 
+bool Node::flushed(const Uid& instance) const {
+  const Peer* found = state_->find_peer(instance);
+  return found == nullptr || found->flushed();
+}
+
 std::optional<session::Session::StandingPlace> Node::take_standing(Time now,
                                                                    const std::string& peer,
                                                                    std::uint64_t bytes) {
@@ -281,9 +286,7 @@ void NodeState::close(Time now) {
 // Once replies are out, or their time is up.
 void NodeState::finish_close(Time now) {
   if (!closing_ || closed_) return;
-  const auto flushed = [](const auto& entry) {
-    return !entry.second->up || (entry.second->session.flushed() && entry.second->queued.empty());
-  };
+  const auto flushed = [](const auto& entry) { return entry.second->flushed(); };
   if (now < close_at_ && !std::all_of(peers_.begin(), peers_.end(), flushed)) return;
   closed_ = true;
   for (auto& [instance, peer] : peers_) {

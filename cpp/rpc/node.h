@@ -255,6 +255,8 @@ class Node {
   void release_standing(Time now, ConnectionId connection, std::uint64_t grant);
   void closed(Time now, ConnectionId connection, const Error& error);
   void writable(Time now, ConnectionId connection);
+  // Everything that was sent to the instance has come there, or it is not connected.
+  bool flushed(const Uid& instance) const;
   // Proof that the process of the instance has ended.
   void peer_dead(Time now, const Uid& instance);
   // The instance at the other end of a connection; empty while it is not known.

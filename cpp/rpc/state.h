@@ -67,6 +67,9 @@ struct Peer {
   Down how = Down::unreachable;  // what PeerDown will say
   Time timer = kNever;
 
+  // Nothing is on its way to it, as far as there is a way.
+  bool flushed() const { return !up || (session.flushed() && queued.empty()); }
+
   // Refused by the session's window; replies and services first, then calls.
   std::deque<session::OutgoingMessage> queued;
   std::size_t queued_bytes = 0;

@@ -12,6 +12,8 @@
 namespace moolink::runtime {
 namespace {
 
+constexpr Duration kFarewell = seconds(1);
+
 group::MemberConfig member_config(RpcPeer& rpc, const std::string& group) {
   check_name("a group's name", group);
   group::MemberConfig config;
@@ -72,8 +74,27 @@ GroupPeer::~GroupPeer() { close(); }
 
 void GroupPeer::close() {
   if (rpc_->context()->abandoned()) return;
-  const Engine::Lock lock = rpc_->context()->lock();
+  Engine::Lock lock = rpc_->context()->lock();
+  let_others_finish(lock);
   shut();
+}
+
+// Results that this member has may still be on their way to others, and the news that it has left,
+// which comes through the broker, could overtake them: operations would fail there that have ended
+// here.
+void GroupPeer::let_others_finish(Engine::Lock& lock) {
+  const auto on_its_way = [this] {
+    return !shared_->ended_everywhere() ||
+           !std::ranges::all_of(entered_.members, [this](const group::MemberInfo& member) {
+             return rpc_->flushed(member.instance);
+           });
+  };
+  const Time deadline = io::now() + kFarewell;
+  for (Time now = io::now(); !closed_ && now < deadline && on_its_way(); now = io::now()) {
+    Waiter moment;  // no event tells when the last member has taken what lies in the segment
+    moment.what = "close(): results on their way to other members";
+    rpc_->context()->wait(lock, moment, now + milliseconds(1), {});
+  }
 }
 
 void GroupPeer::shut() {

@@ -15,7 +15,7 @@ constexpr Duration kLongestPause = milliseconds(500);
 }  // namespace
 
 struct HostSegment::Message {
-  enum class Kind : std::uint8_t { offer, attached, kMax = attached };
+  enum class Kind : std::uint8_t { offer, attached, ready, kMax = ready };
 
   std::string scope;
   Kind kind = Kind::offer;
@@ -33,7 +33,7 @@ std::shared_ptr<HostSegment> HostSegment::create(std::shared_ptr<RpcPeer> rpc, s
   std::shared_ptr<HostSegment> made(
       new HostSegment(std::move(rpc), std::move(scope), std::move(use)));
   made->rpc_->router().add(
-      rpc::Service::collective, made->scope_,
+      made->use_.service, made->scope_,
       [weak = std::weak_ptr(made)](const Uid& from, const wire::Payload& payload) {
         if (const auto self = weak.lock()) self->received(from, payload);
       });
@@ -48,7 +48,7 @@ void HostSegment::close() {
   if (std::exchange(closed_, true)) return;
   leave();
   rpc_->context()->remove(static_cast<Forkable&>(*this));
-  rpc_->router().remove(rpc::Service::collective, scope_);
+  rpc_->router().remove(use_.service, scope_);
 }
 
 // The segment stays mapped in the child, which never looks at it; its descriptor goes.
@@ -132,7 +132,7 @@ void HostSegment::share_with_all(Time now) {
 }
 
 void HostSegment::send(std::uint32_t rank, const Message& message) {
-  rpc_->router().send(members_.instances[rank], members_.names[rank], rpc::Service::collective,
+  rpc_->router().send(members_.instances[rank], members_.names[rank], use_.service,
                       {wire::encode(message), {}});
 }
 
@@ -146,7 +146,9 @@ void HostSegment::received(const Uid& from, const wire::Payload& payload) {
     return;
   }
   const auto rank = rank_of(from);
-  if (message.epoch == members_.epoch && rank && rank_ == 0) attached(*rank);
+  if (message.epoch != members_.epoch || !rank) return;
+  if (message.kind == Message::Kind::attached && rank_ == 0) attached(*rank);
+  if (message.kind == Message::Kind::ready && *rank == 0 && bell_watch_ != 0) use_.ready();
 }
 
 void HostSegment::take_offer(const Offer& offer) {
@@ -180,7 +182,10 @@ void HostSegment::attach(std::vector<Descriptor> descriptors) {
 void HostSegment::attached(std::uint32_t rank) {
   if (waiting_.erase(rank) == 0 || !waiting_.empty()) return;
   begin();
-  use_.all_attached();
+  for (std::uint32_t other = 1; other < members_.instances.size(); ++other) {
+    send(other, {scope_, Message::Kind::ready, members_.epoch, {}});
+  }
+  use_.ready();
 }
 
 void HostSegment::begin() {

@@ -23,8 +23,8 @@ namespace moolink::runtime {
 // docs/design/protocol/shared_memory.md.
 //
 // Rank 0 makes both, shares them with every other rank and names them in OFFER; each answers
-// ATTACHED; when all have, rank 0 is told, who lets nobody use the segment before. Everything is
-// called, and calls, with the engine's lock held.
+// ATTACHED; when all have, READY goes to all. Nobody uses the segment before. Everything is called,
+// and calls, with the engine's lock held.
 class HostSegment final : public Forkable, public std::enable_shared_from_this<HostSegment> {
  public:
   struct Members {
@@ -34,12 +34,13 @@ class HostSegment final : public Forkable, public std::enable_shared_from_this<H
     bool one_host = false;
   };
   struct Use {
-    std::string what;  // of the segment: a plural, for warnings
+    std::string what;      // of the segment: a plural, for warnings
+    rpc::Service service;  // that carries what is said of it, under the scope
     std::function<std::uint64_t(const Members&)> bytes;
     std::function<void(std::span<std::byte>, const Members&)> initialise;
     // It is mapped here; may throw Exception if it is not what it should be.
     std::function<void()> attached;
-    std::function<void()> all_attached;  // rank 0's
+    std::function<void()> ready;  // everybody has attached
   };
 
   static std::shared_ptr<HostSegment> create(std::shared_ptr<RpcPeer> rpc, std::string scope,

@@ -100,7 +100,7 @@ void RpcPeer::close() {
     context_->wait(lock, idle, io::now() + kFinishHandlers, {});
     idle_ = nullptr;
   }
-  for (PeerObserver* observer : std::vector(observers_)) observer->closing();
+  for (PeerObserver* observer : std::vector(observers_)) observer->closing(lock);
   Waiter closed;
   closed.what = "close(): replies to be sent";
   node_closed_ = &closed;

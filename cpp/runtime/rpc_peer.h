@@ -66,7 +66,8 @@ class PeerObserver {
   virtual void peer_up(const rpc::PeerUp& peer) = 0;
   virtual void peer_down(const rpc::PeerDown& peer) = 0;
   // close() was called: what is pending fails, a farewell may still be sent. May remove itself.
-  virtual void closing() {}
+  // The lock may be given up for a moment.
+  virtual void closing(Engine::Lock& /*lock*/) {}
 };
 
 // One peer: carries the actions of its Node out on transports, futures and workers.
@@ -131,6 +132,7 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   // connection through shared memory now.
   bool share(const Uid& instance, const Uid& key, std::span<const int> descriptors);
   DescriptorExchange& descriptors() { return descriptors_; }
+  bool flushed(const Uid& instance) const { return node_.flushed(instance); }
   const std::string& name_locked() const { return node_.name(); }
   std::vector<rpc::PeerInfo> peers_locked() const;
   ServiceRouter& router() { return router_; }

@@ -23,6 +23,7 @@ std::shared_ptr<SharedCollectives> SharedCollectives::create(std::shared_ptr<Rpc
   std::shared_ptr<SharedCollectives> made(new SharedCollectives(std::move(rpc), std::move(events)));
   HostSegment::Use use;
   use.what = "collectives";
+  use.service = rpc::Service::collective;
   use.bytes = [](const HostSegment::Members& members) {
     return collective::SharedPipeline::segment_bytes(layout_of(members));
   };
@@ -33,8 +34,9 @@ std::shared_ptr<SharedCollectives> SharedCollectives::create(std::shared_ptr<Rpc
   use.attached = [weak] {
     if (const auto self = weak.lock()) self->attach();
   };
-  use.all_attached = [weak] {
-    if (const auto self = weak.lock()) self->events_.ready(self->segment_->members().epoch);
+  use.ready = [weak] {
+    const auto self = weak.lock();
+    if (self && self->segment_->rank() == 0) self->events_.ready(self->segment_->members().epoch);
   };
   made->segment_ = HostSegment::create(made->rpc_, std::move(scope), std::move(use));
   made->rpc_->context()->engine().loop().add(*made);

@@ -39,6 +39,8 @@ class SharedCollectives final : public io::Pollable,
 
   void tick(Time now) { segment_->tick(now); }
   Time next_deadline() const { return segment_->next_deadline(); }
+  // What has ended here has ended at the others too.
+  bool ended_everywhere() const { return !pipeline_ || pipeline_->taken_by_all(); }
   // Names of the members for which the operation under way waits.
   std::vector<std::string> waiting_for() const;
 

@@ -2,57 +2,51 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 #include <utility>
 
 #include "base/crash_point.h"
 #include "collective/kernels.h"
-#include "wire/archive.h"
 
 namespace moolink::runtime {
 namespace {
 
 constexpr std::uint32_t kDepth = 2;
-constexpr std::uint32_t kMaxRanks = 64;  // their doorbells travel in one message
 constexpr std::uint64_t kPieceBytes = std::uint64_t{512} << 10;
-constexpr Duration kFirstPause = milliseconds(5);
-constexpr Duration kLongestPause = milliseconds(500);
 
 }  // namespace
-
-struct SharedRounds::Message {
-  enum class Kind : std::uint8_t { offer, attached, ready, kMax = ready };
-
-  std::string scope;
-  Kind kind = Kind::offer;
-  std::uint64_t epoch = 0;
-  Uid key;  // offer
-
-  template <class Fields>
-  void fields(Fields& f) {
-    f(scope, kind, epoch, key);
-  }
-};
 
 std::shared_ptr<SharedRounds> SharedRounds::create(std::shared_ptr<RpcPeer> rpc, std::string scope,
                                                    std::vector<collective::SharedSection> sections,
                                                    std::size_t bucket_bytes, Events events) {
-  std::shared_ptr<SharedRounds> made(new SharedRounds(
-      std::move(rpc), std::move(scope), std::move(sections), bucket_bytes, std::move(events)));
-  made->rpc_->router().add(
-      rpc::Service::accumulate, made->scope_,
-      [weak = std::weak_ptr(made)](const Uid& from, const wire::Payload& payload) {
-        if (const auto self = weak.lock()) self->received(from, payload);
-      });
+  std::shared_ptr<SharedRounds> made(
+      new SharedRounds(std::move(rpc), std::move(sections), bucket_bytes, std::move(events)));
+  SharedRounds* self = made.get();  // the segment's owner: it outlives its calls
+  HostSegment::Use use;
+  use.what = "rounds";
+  use.service = rpc::Service::accumulate;
+  use.bytes = [self](const Members& members) {
+    return collective::SharedReduce::segment_bytes(self->layout(members));
+  };
+  use.initialise = [self](std::span<std::byte> memory, const Members& members) {
+    collective::SharedReduce::initialise(memory, self->layout(members));
+  };
+  const std::weak_ptr weak(made);
+  use.attached = [weak] {
+    if (const auto rounds = weak.lock()) rounds->attach();
+  };
+  use.ready = [weak] {
+    if (const auto rounds = weak.lock()) rounds->events_.ready(rounds->segment_->members().epoch);
+  };
+  made->segment_ = HostSegment::create(made->rpc_, std::move(scope), std::move(use));
   made->rpc_->context()->engine().loop().add(*made);
-  made->rpc_->context()->add(static_cast<Forkable&>(*made));
   return made;
 }
 
-SharedRounds::SharedRounds(std::shared_ptr<RpcPeer> rpc, std::string scope,
+SharedRounds::SharedRounds(std::shared_ptr<RpcPeer> rpc,
                            std::vector<collective::SharedSection> sections,
                            std::size_t bucket_bytes, Events events)
     : rpc_(std::move(rpc)),
-      scope_(std::move(scope)),
       sections_(std::move(sections)),
       bucket_bytes_(bucket_bytes),
       events_(std::move(events)) {
@@ -69,177 +63,43 @@ SharedRounds::~SharedRounds() = default;
 void SharedRounds::close() {
   if (std::exchange(closed_, true)) return;
   leave();
+  segment_->close();
   rpc_->context()->engine().loop().remove(*this);
-  rpc_->context()->remove(static_cast<Forkable&>(*this));
-  rpc_->router().remove(rpc::Service::accumulate, scope_);
 }
 
-// The segment stays mapped in the child, which never looks at it; its descriptor goes.
-void SharedRounds::abandon() noexcept {
-  bells_.clear();
-  if (segment_ != nullptr) segment_->close_descriptor();
-}
-
-collective::SharedLayout SharedRounds::layout() const {
-  return {members_.epoch, static_cast<std::uint32_t>(members_.instances.size()), kDepth,
+collective::SharedLayout SharedRounds::layout(const Members& members) const {
+  return {members.epoch, static_cast<std::uint32_t>(members.instances.size()), kDepth,
           kDepth + kLentInputs, bucket_bytes_};
 }
-
-std::optional<std::uint32_t> SharedRounds::rank_of(const Uid& instance) const {
-  const auto found = std::find(members_.instances.begin(), members_.instances.end(), instance);
-  if (found == members_.instances.end()) return std::nullopt;
-  return static_cast<std::uint32_t>(found - members_.instances.begin());
-}
-
-// --- from an epoch to a segment that all have
 
 void SharedRounds::enter(Time now, Members members) {
   if (reduce_) reduce_->give_up();
   leave();
-  members_ = std::move(members);
-  const auto self = rank_of(rpc_->instance());
-  const std::size_t ranks = members_.instances.size();
-  if (!members_.one_host || !self || ranks < 2 || ranks > kMaxRanks || bucket_bytes_ == 0) return;
-  rank_ = *self;
-  if (rank_ == 0) {
-    make_segment(now);
-  } else if (early_ && early_->epoch == members_.epoch) {
-    take_offer(*std::exchange(early_, std::nullopt));
-  }
+  if (bucket_bytes_ == 0) members.one_host = false;  // there is nothing to share
+  segment_->enter(now, std::move(members));
 }
 
 void SharedRounds::leave() {
-  if (key_) rpc_->descriptors().forget(key_);
-  if (bell_watch_ != 0) rpc_->context()->engine().loop().unwatch(std::exchange(bell_watch_, 0));
-  key_ = {};
   reduce_.reset();
   lent_.reset();
   used_by_ = {};
-  segment_.reset();
-  bells_.clear();
   incoming_.clear();
   started_.clear();
-  untold_.clear();
-  waiting_.clear();
-  share_at_ = kNever;
-  members_ = {};
+  segment_->leave();
 }
 
-void SharedRounds::make_segment(Time now) {
-  try {
-    segment_ = memory::Segment::create(collective::SharedReduce::segment_bytes(layout()),
-                                       "moolink-rounds");
-    collective::SharedReduce::initialise(segment_->bytes(), layout());
-    for (std::size_t i = 0; i < members_.instances.size(); ++i) {
-      bells_.push_back(io::Doorbell::create());
-    }
-  } catch (const Exception& e) {
-    rpc_->context()->log(LogLevel::warning, "rounds go over messages: " + e.error().message);
-    return;
-  }
-  key_ = Uid::from_entropy();
-  for (std::uint32_t rank = 1; rank < members_.instances.size(); ++rank) {
-    untold_.insert(rank);
-    waiting_.insert(rank);
-  }
-  share_pause_ = kFirstPause;
-  share_with_all(now);
-}
-
-void SharedRounds::tick(Time now) {
-  if (now >= share_at_) share_with_all(now);
-}
-
-// A member with which there is no connection through shared memory is asked again later; OFFER
-// makes the peers connect.
-void SharedRounds::share_with_all(Time now) {
-  std::vector<int> descriptors{segment_->descriptor()};
-  for (const io::Doorbell& bell : bells_) descriptors.push_back(bell.descriptor());
-  std::erase_if(untold_, [&](std::uint32_t rank) {
-    return rpc_->share(members_.instances[rank], key_, descriptors);
-  });
-  for (const std::uint32_t rank : waiting_) {
-    send(rank, {scope_, Message::Kind::offer, members_.epoch, key_});
-  }
-  share_at_ = untold_.empty() ? kNever : now + share_pause_;
-  share_pause_ = std::min(2 * share_pause_, kLongestPause);
-}
-
-void SharedRounds::send(std::uint32_t rank, const Message& message) {
-  rpc_->router().send(members_.instances[rank], members_.names[rank], rpc::Service::accumulate,
-                      {wire::encode(message), {}});
-}
-
-void SharedRounds::received(const Uid& from, const wire::Payload& payload) {
-  const auto message = wire::decode<Message>(payload.body);
-  if (message.kind == Message::Kind::offer) {
-    const Offer offer{from, message.epoch, message.key};
-    if (message.epoch == members_.epoch) return take_offer(offer);
-    const std::uint64_t newest = early_ ? early_->epoch : members_.epoch;
-    if (message.epoch > newest) early_ = offer;
-    return;
-  }
-  const auto rank = rank_of(from);
-  if (message.epoch != members_.epoch || !rank) return;
-  if (message.kind == Message::Kind::attached && rank_ == 0) attached(*rank);
-  if (message.kind == Message::Kind::ready && *rank == 0 && reduce_) {
-    events_.ready(members_.epoch);
-  }
-}
-
-void SharedRounds::take_offer(const Offer& offer) {
-  if (rank_of(offer.from) != 0 || rank_ == 0 || key_) return;
-  key_ = offer.key;
-  rpc_->descriptors().expect(
-      key_, [weak = weak_from_this(), key = key_](std::vector<Descriptor> descriptors) {
-        const auto self = weak.lock();
-        if (self && self->key_ == key) self->attach(std::move(descriptors));
-      });
-}
-
-void SharedRounds::attach(std::vector<Descriptor> descriptors) {
-  try {
-    if (descriptors.size() != 1 + members_.instances.size()) {
-      throw Exception(ErrorCode::wire, "the first rank shared " +
-                                           std::to_string(descriptors.size()) + " descriptors");
-    }
-    const std::uint64_t bytes = collective::SharedReduce::segment_bytes(layout());
-    segment_ = memory::Segment::map(std::move(descriptors[0]), memory::round_to_pages(bytes));
-    for (std::size_t i = 1; i < descriptors.size(); ++i) {
-      bells_.push_back(io::Doorbell::adopt(std::move(descriptors[i])));
-    }
-    begin();
-  } catch (const Exception& e) {
-    rpc_->context()->log(LogLevel::warning, "rounds go over messages: " + e.error().message);
-    return;
-  }
-  send(0, {scope_, Message::Kind::attached, members_.epoch, {}});
-}
-
-void SharedRounds::attached(std::uint32_t rank) {
-  if (waiting_.erase(rank) == 0 || !waiting_.empty()) return;
-  begin();
-  for (std::uint32_t other = 1; other < members_.instances.size(); ++other) {
-    send(other, {scope_, Message::Kind::ready, members_.epoch, {}});
-  }
-  events_.ready(members_.epoch);
-}
-
-void SharedRounds::begin() {
-  reduce_ =
-      std::make_unique<collective::SharedReduce>(segment_, segment_->bytes(), layout(), rank_);
+void SharedRounds::attach() {
+  const std::shared_ptr<memory::Segment>& segment = segment_->segment();
+  reduce_ = std::make_unique<collective::SharedReduce>(
+      segment, segment->bytes(), layout(segment_->members()), segment_->rank());
   lent_ = std::make_shared<Lent>();
-  lent_->segment = segment_;
-  segment_->close_descriptor();
-  // Nothing to do in the callback: the loop polls after each wait.
-  bell_watch_ = rpc_->context()->engine().loop().watch(bells_[rank_].descriptor(),
-                                                       EPOLLIN | EPOLLET, [](std::uint32_t) {});
+  lent_->segment = segment;
 }
 
 // --- rounds
 
 void SharedRounds::reduce(Round round) {
-  if (!reduce_ || round.epoch != members_.epoch) {
+  if (!reduce_ || round.epoch != segment_->members().epoch) {
     events_.failed(round.epoch, round.round,
                    {ErrorCode::error,
                     "the leader reduces it in shared memory, which this member does not have",
@@ -299,7 +159,8 @@ bool SharedRounds::advance() {
     if (!has_result()) return false;
     read_result();
   }
-  if (reduce_) ring();
+  if (!reduce_) return true;
+  for (const std::uint32_t rank : reduce_->take_wakeups()) segment_->ring(rank);
   return true;
 }
 
@@ -331,7 +192,7 @@ void SharedRounds::write_input() {
   std::vector<Buffer> parts;
   for (const Buffer& input : inputs) parts.push_back(input.slice(piece.offset, piece.bytes));
   collective::run({piece.dtype, collective::ReduceOp::sum, 1, std::move(parts),
-                   MutableBuffer(segment_, target, piece.bytes)});
+                   MutableBuffer(segment_->segment(), target, piece.bytes)});
 }
 
 void SharedRounds::start() {
@@ -371,11 +232,7 @@ void SharedRounds::read_result() {
   const std::uint64_t round = passing.round.round;
   MutableBuffer result = std::move(passing.own);
   started_.pop_front();
-  events_.done(members_.epoch, round, std::move(result));
-}
-
-void SharedRounds::ring() {
-  for (const std::uint32_t rank : reduce_->take_wakeups()) bells_[rank].ring();
+  events_.done(segment_->members().epoch, round, std::move(result));
 }
 
 // The members disagree, or this one cannot go on: the rounds of this epoch fail here, and the
@@ -384,7 +241,7 @@ void SharedRounds::fail(const Error& error) {
   std::vector<std::uint64_t> rounds;
   for (const Passing& passing : started_) rounds.push_back(passing.round.round);
   for (const Passing& passing : incoming_) rounds.push_back(passing.round.round);
-  const std::uint64_t epoch = members_.epoch;
+  const std::uint64_t epoch = segment_->members().epoch;
   leave();
   for (const std::uint64_t round : rounds) events_.failed(epoch, round, error);
 }

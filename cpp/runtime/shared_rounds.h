@@ -8,18 +8,16 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
 #include "base/buffer.h"
 #include "base/error.h"
 #include "base/time.h"
-#include "base/uid.h"
 #include "collective/shared_reduce.h"
-#include "io/doorbell.h"
 #include "io/loop.h"
 #include "memory/segment.h"
+#include "runtime/host_segment.h"
 #include "runtime/rpc_peer.h"
 
 namespace moolink::runtime {
@@ -28,25 +26,17 @@ namespace moolink::runtime {
 // on one host and reach one another through shared memory; otherwise it is never ready, and the
 // rounds go over messages. docs/design/protocol/shared_memory.md.
 //
-// The first rank makes the segment and a doorbell for each rank, shares them with every other
-// rank and names them in OFFER; each answers ATTACHED; when all have, READY goes to all. The leader
-// then numbers the reductions in its cuts, so that all members take a round the same way.
+// Once all ranks have attached the segment, the leader numbers the reductions in its cuts, so that
+// all members take a round the same way.
 // Everything is called, and calls, with the engine's lock held.
-class SharedRounds final : public io::Pollable,
-                           public Forkable,
-                           public std::enable_shared_from_this<SharedRounds> {
+class SharedRounds final : public io::Pollable, public std::enable_shared_from_this<SharedRounds> {
  public:
+  using Members = HostSegment::Members;
   struct Events {
     std::function<void(std::uint64_t epoch)> ready;
     // Nobody else has the result's memory.
     std::function<void(std::uint64_t epoch, std::uint64_t round, Buffer result)> done;
     std::function<void(std::uint64_t epoch, std::uint64_t round, const Error& error)> failed;
-  };
-  struct Members {
-    std::uint64_t epoch = 0;  // 0: none
-    std::vector<Uid> instances;
-    std::vector<std::string> names;
-    bool one_host = false;
   };
   // Reduction number `s` of the epoch.
   struct Round {
@@ -70,22 +60,15 @@ class SharedRounds final : public io::Pollable,
   // Memory of the segment for a contribution, so that it need not be copied there; empty if there
   // is none. It stays its holder's, whatever becomes of the epoch, until the last reference goes.
   MutableBuffer input();
-  void tick(Time now);
-  Time next_deadline() const { return share_at_; }
+  void tick(Time now) { segment_->tick(now); }
+  Time next_deadline() const { return segment_->next_deadline(); }
   void close();
 
   bool poll() override;
   bool prepare_sleep() override;
   void awake() override;
-  void abandon() noexcept override;
 
  private:
-  struct Message;
-  struct Offer {
-    Uid from;
-    std::uint64_t epoch = 0;
-    Uid key;
-  };
   // A round on its way in or out.
   struct Passing {
     Round round;
@@ -105,51 +88,29 @@ class SharedRounds final : public io::Pollable,
     std::uint64_t bytes;
   };
 
-  SharedRounds(std::shared_ptr<RpcPeer> rpc, std::string scope,
-               std::vector<collective::SharedSection> sections, std::size_t bucket_bytes,
-               Events events);
-  collective::SharedLayout layout() const;
+  SharedRounds(std::shared_ptr<RpcPeer> rpc, std::vector<collective::SharedSection> sections,
+               std::size_t bucket_bytes, Events events);
+  collective::SharedLayout layout(const Members& members) const;
+  void attach();
   void leave();
-  void make_segment(Time now);
-  void share_with_all(Time now);
-  void send(std::uint32_t rank, const Message& message);
-  void received(const Uid& from, const wire::Payload& payload);
-  void take_offer(const Offer& offer);
-  void attach(std::vector<Descriptor> descriptors);
-  void attached(std::uint32_t rank);
-  void begin();
   bool advance();
-  bool is_whole() const { return members_.instances.size() <= 2; }
+  bool is_whole() const { return segment_->members().instances.size() <= 2; }
   bool has_result() const;
   bool may_write_input() const;
   void write_input();
   void start();
   std::optional<std::uint32_t> lent_bucket(const Buffer& input) const;
   void read_result();
-  void ring();
   void fail(const Error& error);
-  std::optional<std::uint32_t> rank_of(const Uid& instance) const;
 
   std::shared_ptr<RpcPeer> rpc_;
-  const std::string scope_;
   const std::vector<collective::SharedSection> sections_;
   const std::size_t bucket_bytes_;
   std::vector<Piece> pieces_;
   Events events_;
   bool closed_ = false;
 
-  Members members_;
-  std::uint32_t rank_ = 0;
-  Uid key_;                          // of the descriptors of this epoch
-  std::set<std::uint32_t> untold_;   // the maker's: ranks that do not have the segment yet
-  std::set<std::uint32_t> waiting_;  // the maker's: ranks that have not attached
-  Time share_at_ = kNever;           // next attempt
-  Duration share_pause_{};
-  std::optional<Offer> early_;  // of an epoch that this member has not entered yet
-
-  std::shared_ptr<memory::Segment> segment_;
-  std::vector<io::Doorbell> bells_;
-  io::Loop::WatchId bell_watch_ = 0;
+  std::shared_ptr<HostSegment> segment_;
   std::unique_ptr<collective::SharedReduce> reduce_;
   std::shared_ptr<Lent> lent_;
   std::array<std::uint64_t, kLentInputs> used_by_{};  // the last operation that took each

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -65,3 +66,23 @@ def test_a_killed_and_a_stopped_member_spoil_no_result(members: list[Member]) ->
         for _, smallest, largest in member.results():
             assert smallest == largest, "a result is of one operation"
             assert smallest in (1, 2, 3)
+
+
+def test_members_that_end_after_an_operation_fail_nobody(broker_address: str) -> None:
+    program = """
+        import sys, moolink, numpy as np
+        rpc = moolink.Rpc(sys.argv[1])
+        rpc.connect(sys.argv[2])
+        group = moolink.Group(rpc, sys.argv[3])
+        while len(group.members()) < 3:
+            group.update()
+        group.all_reduce("x", np.ones(200_000, np.float32)).result(20)
+        group.barrier("end").result(20)
+        if len(sys.argv) > 4:
+            group.close()
+    """
+    for attempt in range(4):  # every other time they end without a word
+        command = [sys.executable, "-c", textwrap.dedent(program)]
+        arguments = [broker_address, f"group-{attempt}", *(["close"] if attempt % 2 else [])]
+        members = [subprocess.Popen([*command, name, *arguments]) for name in ("a", "b", "c")]
+        assert [member.wait(timeout=60) for member in members] == [0, 0, 0]

@@ -1,0 +1,15 @@
+#!/bin/sh
+# Usage: tools/nightly.sh [SEEDS]
+# What takes too long for every change: SEEDS (10,000) seeds of each simulator that no night before
+# had, storms of deaths, broker kills and comings and goings, and more examples of the properties.
+set -eu
+seeds=${1:-10000}
+first=$(( $(date +%s) / 86400 * seeds ))
+for simulator in session rpc group accumulate shared_reduce shared_pipeline exchange; do
+  echo "simulator $simulator, seeds $first..$((first + seeds - 1))"
+  "build/dev/tests/sim/sim_$simulator" --seeds "$first..$((first + seeds - 1))"
+done
+.venv/bin/python -m tests.faults.storm --kills 400
+.venv/bin/python -m tests.faults.storm --broker-restarts 50
+.venv/bin/python -m tests.faults.storm --churn 600
+MOOLINK_EXAMPLES=100 .venv/bin/python -m pytest -q tests/values
