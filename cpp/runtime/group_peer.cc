@@ -13,6 +13,13 @@ namespace moolink::runtime {
 namespace {
 
 constexpr Duration kFarewell = seconds(1);
+// Operations may take so long to end in the epoch before, when nothing was lost.
+constexpr Duration kLastOperations = milliseconds(100);
+
+bool loses_nothing(group::Cause cause) {
+  return cause == group::Cause::left || cause == group::Cause::joined ||
+         cause == group::Cause::ordered;
+}
 
 group::MemberConfig member_config(RpcPeer& rpc, const std::string& group) {
   check_name("a group's name", group);
@@ -103,6 +110,7 @@ void GroupPeer::shut() {
   member_.leave(now);
   carry_out(now);
   rpc_->flush();
+  next_.reset();
   runner_->close();
   shared_->close();
   rpc_->router().remove(rpc::Service::group, name_);
@@ -219,7 +227,7 @@ void GroupPeer::activate_when_all_have(Time now) {
       attached_, [&](const Attached& attached) { return attached.activated >= newest; });
   if (!all || member_.active_view().epoch == newest) return;
   member_.activate(now, newest);
-  enter(member_.active_view());
+  enter_in_time(now, member_.active_view());
 }
 
 void GroupPeer::set_has_state(Time now, const ViewObserver& observer, bool has_state) {
@@ -250,6 +258,7 @@ void GroupPeer::tick(Time now) {
   member_.tick(now);
   shared_->tick(now);
   carry_out(now);
+  if (next_ && now >= enter_at_) enter(*next_);
   std::vector<collective::OpId> late;
   for (const auto& [op, running] : running_) {
     if (running.deadline <= now) late.push_back(op);
@@ -272,6 +281,7 @@ void GroupPeer::tick(Time now) {
 
 Time GroupPeer::next_deadline() const {
   Time deadline = std::min(member_.next_deadline(), shared_->next_deadline());
+  if (next_) deadline = std::min(deadline, enter_at_);
   for (const auto& [op, running] : running_) deadline = std::min(deadline, running.deadline);
   return deadline;
 }
@@ -312,7 +322,7 @@ void GroupPeer::carry_out(Time now) {
     } else if (auto* view = std::get_if<group::Member::NewView>(&action)) {
       rpc_->context()->recorder().record(now, FlightKind::view, rpc_->name_locked(), "",
                                          view->view.epoch, group::describe(view->view));
-      if (view->active) enter(view->view);
+      if (view->active) enter_in_time(now, view->view);
       for (const Attached& attached : std::vector(attached_)) {
         attached.observer->new_view(now, view->view);
       }
@@ -332,8 +342,18 @@ void GroupPeer::settle(Time now) {
   rpc_->settle(next_deadline());
 }
 
+// Who has left in order has ended what it took part in. Others may still be ending it: they have
+// all that they need from it, and would be failed by the news.
+void GroupPeer::enter_in_time(Time now, const group::View& view) {
+  if (running_.empty() || !loses_nothing(view.cause)) return enter(view);
+  if (!next_) enter_at_ = now + kLastOperations;
+  next_ = view;
+}
+
 // The members among whom operations run are those of `view`.
-void GroupPeer::enter(const group::View& view) {
+void GroupPeer::enter(const group::View& view_of_next) {
+  const group::View view = view_of_next;  // it may be next_
+  next_.reset();
   shared_->leave();  // nothing is read or written for what fails below
   collective::Engine::Members members;
   members.epoch = view.epoch;
@@ -359,6 +379,7 @@ std::shared_ptr<Future> GroupPeer::collective(const std::string& operation, coll
                                               Buffer input, MutableBuffer output, bool lent,
                                               bool retry) {
   const Engine::Lock lock = lock_open();
+  if (next_) enter(*next_);
   // How much memory it takes depends on the members that the user has seen, and who is the root.
   if (spec.kind != collective::Kind::all_reduce && seen_.epoch != entered_.epoch &&
       !entered_.empty()) {
@@ -373,6 +394,7 @@ std::shared_ptr<Future> GroupPeer::all_reduce_value(const std::string& operation
                                                     wire::Payload value, Combine combine,
                                                     bool retry) {
   const Engine::Lock lock = lock_open();
+  if (next_) enter(*next_);
   const collective::OpId op =
       runner_->engine().start_value(operation, std::move(value), {retry, {}, {}, false});
   return begin(op, operation, std::move(combine));
@@ -397,6 +419,10 @@ void GroupPeer::done(collective::Engine::Done ended) {
   if (found == running_.end()) return;
   const std::shared_ptr<Future> future = std::move(found->second.future);
   running_.erase(found);
+  if (next_ && running_.empty()) {  // in the next turn: the engine is in the midst of its actions
+    enter_at_ = io::now();
+    rpc_->context()->engine().rearm(enter_at_);
+  }
   if (ended.error) {
     future->complete(std::move(ended.error));
   } else if (!ended.value.body.empty()) {

@@ -101,6 +101,7 @@ class GroupPeer final : public Driven, private PeerObserver {
   void shut();
   void activate_when_all_have(Time now);
   void tell_has_state(Time now);
+  void enter_in_time(Time now, const group::View& view);
   void enter(const group::View& view);
   std::shared_ptr<Future> begin(collective::OpId op, const std::string& operation, Combine combine);
   std::vector<std::string> waiting_for(collective::OpId op) const;
@@ -115,8 +116,10 @@ class GroupPeer final : public Driven, private PeerObserver {
   group::Member member_;
   std::shared_ptr<OperationRunner> runner_;
   std::shared_ptr<SharedCollectives> shared_;
-  group::View seen_;     // by the user
-  group::View entered_;  // whose members operations are among
+  group::View seen_;                 // by the user
+  group::View entered_;              // whose members operations are among
+  std::optional<group::View> next_;  // in which they are to be from enter_at_ on
+  Time enter_at_{};
   std::map<collective::OpId, Running> running_;
   std::vector<Attached> attached_;
   Duration operation_timeout_ = seconds(120);
