@@ -65,6 +65,8 @@ class Loop {
   }
   // When the last turn() had waited.
   Time awake_since() const { return awake_since_; }
+  // wake() was called since.
+  bool is_woken() const { return woken_.load(std::memory_order_relaxed); }
   // Nothing happened in the last turn(): wake() ended it, a signal, or the time was up.
   bool only_woken() const { return only_woken_; }
   // When the next timer is due.

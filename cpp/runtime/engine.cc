@@ -17,7 +17,16 @@ constexpr std::size_t kMostPutOff = 16;
 constexpr Duration kStandBy = milliseconds(1);  // the reactor is never away for longer
 constexpr Duration kInterruptEvery = milliseconds(50);
 
+// A sleep and a wake-up take as long.
+constexpr Duration kMoment = microseconds(40);
+
 thread_local int thread_number = 0;
+
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
 
 void wait_on(std::condition_variable_any& condition, Engine::Lock& lock, Time until) {
   if (until == kNever) {
@@ -142,7 +151,8 @@ bool Engine::turn(Lock& lock, Time until) {
   gave_way_ = long_turn && !gave_way_ && mutex_.give_way();
   if (gave_way_) return true;
   polling_until_ = std::min(until, next_deadline());
-  const bool undisturbed = loop_.turn(lock, polling_until_);
+  const bool found = look_again(lock);
+  const bool undisturbed = found || loop_.turn(lock, polling_until_);
   polling_until_ = kNever;
   const Time current = io::now();
   bool ticked = false;
@@ -152,8 +162,27 @@ bool Engine::turn(Lock& lock, Time until) {
     driven_[i]->tick(current);
     ticked = true;
   }
-  if (ticked || !loop_.only_woken() || current >= leave_at_) flush();
+  if (ticked || found || !loop_.only_woken() || current >= leave_at_) flush();
   return undisturbed;
+}
+
+// Looks at shared memory for a moment more before it sleeps, if that has been worth it. Who wants
+// the lock is not kept waiting, and what comes by descriptors has its turn too.
+bool Engine::look_again(Lock& lock) {
+  if (!patience_.is_worth_it()) return false;
+  const Time begin = io::now();
+  if (begin - loop_.awake_since() > kLongTurn) {
+    loop_.turn(lock, begin);
+    if (!loop_.only_woken()) return true;
+  }
+  bool something = false;
+  for (Time now = begin; now - begin < kMoment && now < polling_until_; now = io::now()) {
+    if (mutex_.asked_for() || loop_.is_woken()) return false;
+    if ((something = loop_.poll_pollables())) break;
+    pause();
+  }
+  patience_.found(something);
+  return something;
 }
 
 Time Engine::next_deadline() const {

@@ -10,6 +10,7 @@
 #include "io/loop.h"
 #include "runtime/driven.h"
 #include "runtime/engine_mutex.h"
+#include "runtime/patience.h"
 
 namespace moolink::runtime {
 
@@ -85,6 +86,7 @@ class Engine {
   void take_role();
   void release_role();
   bool turn(Lock& lock, Time until);
+  bool look_again(Lock& lock);
   Time next_deadline() const;
   void stand_by(Lock& lock);
 
@@ -98,6 +100,7 @@ class Engine {
   std::size_t put_off_ = 0;
   bool role_taken_ = false;
   bool handed_over_ = false;
+  Patience patience_;
   bool gave_way_ = false;        // since the last turn
   std::uint64_t stints_ = 0;     // times that the role was taken
   Time polling_until_ = kNever;  // while somebody is in a turn
