@@ -12,9 +12,10 @@ copy between processes, two copies through a ring in shared memory, a Unix socke
 loopback, in C.
 
 Each peer has a client process and a server process of its own. In every round each gets its turn
-while the others wait, so that other load on the machine hits all alike; figures are medians over
-the rounds. A peer that is not installed is left out, with the reason: pyzmq and grpcio come with
-moolink[bench], torch with moolink[torch], Ray (which brings much) with moolink[bench-ray].
+while the others are stopped (SIGSTOP: torch.rpc, for one, keeps a core busy while it is idle), so
+that other load on the machine hits all alike; figures are medians over the rounds. A peer that is
+not installed is left out, with the reason: pyzmq and grpcio come with moolink[bench], torch with
+moolink[torch], Ray (which brings much) with moolink[bench-ray].
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import contextlib
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import traceback
@@ -45,8 +47,18 @@ class ClientProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            start_new_session=True,  # so that its server is stopped with it
         )
-        self._answer()
+        try:
+            self._answer()
+        except RuntimeError:
+            self.close()
+            raise
+        self._signal(signal.SIGSTOP)
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
 
     def _answer(self) -> dict[str, float]:
         assert self._process.stdout is not None
@@ -61,14 +73,18 @@ class ClientProcess:
 
     def one_round(self, seconds: float) -> dict[str, float]:
         assert self._process.stdin is not None
+        self._signal(signal.SIGCONT)
         print(seconds, file=self._process.stdin, flush=True)
-        return self._answer()
+        figures = self._answer()
+        self._signal(signal.SIGSTOP)
+        return figures
 
     def close(self) -> None:
+        self._signal(signal.SIGCONT)
         try:
             self._process.communicate(timeout=20)  # closes stdin, which ends it
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            self._signal(signal.SIGKILL)
             self._process.communicate()
 
 

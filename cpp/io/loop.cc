@@ -99,6 +99,11 @@ bool Loop::poll_pollables() {
   return something;
 }
 
+bool Loop::look_at_descriptors() {
+  const int count = epoll_wait(epoll_fd_, ready_.data(), kMaxEvents, 0);
+  return count > 0 && dispatch(count);
+}
+
 // What is to be waited for, in µs.
 int Loop::prepare(Time until) {
   // Order matters: whoever posts or wakes after this store writes to the wake descriptor.

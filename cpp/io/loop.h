@@ -53,6 +53,8 @@ class Loop {
 
   // Takes what the pollables have; true if there was something. Does not block.
   bool poll_pollables();
+  // Takes what has come by descriptors, and does not block either.
+  bool look_at_descriptors();
   // Waits until something happened, `until` passed or wake() was called, and runs what is due.
   // Returns false if a signal ended the wait.
   template <class Lock>

@@ -166,8 +166,8 @@ bool Engine::turn(Lock& lock, Time until) {
   return undisturbed;
 }
 
-// Looks at shared memory for a moment more before it sleeps, if that has been worth it. Who wants
-// the lock is not kept waiting, and what comes by descriptors has its turn too.
+// Looks for a moment more before it sleeps, if that has been worth it. Who wants the lock is not
+// kept waiting, and timers have their turn.
 bool Engine::look_again(Lock& lock) {
   if (!patience_.is_worth_it()) return false;
   const Time begin = io::now();
@@ -176,9 +176,12 @@ bool Engine::look_again(Lock& lock) {
     if (!loop_.only_woken()) return true;
   }
   bool something = false;
+  unsigned looks = 0;
   for (Time now = begin; now - begin < kMoment && now < polling_until_; now = io::now()) {
     if (mutex_.asked_for() || loop_.is_woken()) return false;
-    if ((something = loop_.poll_pollables())) break;
+    // A look at descriptors is a system call: one in four.
+    something = loop_.poll_pollables() || (looks++ % 4 == 0 && loop_.look_at_descriptors());
+    if (something) break;
     pause();
   }
   patience_.found(something);
