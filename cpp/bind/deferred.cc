@@ -172,7 +172,8 @@ int PyDeferred::clear(PyObject* self) {
 
 bool PyStreamReturn::item(nb::object value) {
   require_unsent();
-  responder_->send_item(encode_value(value, *options_, responder_->context()->pool()));
+  Lender lender{responder_->context(), nullptr, responder_->place()};
+  responder_->send_item(encode_value(value, *options_, lender.context->pool(), &lender));
   return responder_->has_room();
 }
 

@@ -344,7 +344,16 @@ void RpcPeer::run(const std::shared_ptr<Function>& function, Incoming incoming) 
   try {
     const Time now = io::now();
     responder->begin(now, Engine::this_thread());
-    if (!responder->cancelled() && now < incoming.deadline) {
+    if (now >= incoming.deadline) {
+      responder->send(Error{ErrorCode::timeout,
+                            "the call of '" + responder->function() +
+                                "' waited for its handler until its time was up; it was not run",
+                            {},
+                            responder->function(),
+                            {},
+                            {},
+                            Ran::no});
+    } else if (!responder->cancelled()) {
       function->handler(std::move(incoming));
     }
   } catch (const std::exception& e) {

@@ -156,10 +156,10 @@ void Inbox::take_standing(const wire::PartHead& head, const Inbound& inbound, In
 // Which parts are the sender's memory, and under which loans: each is noted once, whatever attempts
 // there are, so that it ends once.
 void Inbox::borrow(const wire::MessageHead& head, std::uint64_t seq, Inbound& inbound) {
-  const bool placed_body = head.body.where == wire::PartWhere::placed;
-  if ((head.body.id != 0 && !placed_body) || head.body.where == wire::PartWhere::loan) {
-    wire::fail("a lent body");
-  }
+  const bool elsewhere =
+      head.body.where == wire::PartWhere::loan || head.body.where == wire::PartWhere::placed;
+  // It is read by this side itself: never where its sender may still write.
+  if (head.body.id != 0 || elsewhere) wire::fail("a lent or placed body");
   inbound.lent = head.lent;
   std::size_t loans = 0;
   for (const wire::LentPart& lent : head.lent) {

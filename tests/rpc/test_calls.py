@@ -458,3 +458,15 @@ def test_an_unreachable_address_is_logged_once(
             rpc.sync("nobody", "f")  # several tries to connect fit into its second
     records = [r for r in caplog.records if address in r.getMessage()]
     assert len(records) == 1
+
+
+def test_a_call_whose_time_was_up_before_its_handler_ran_is_timed_out(pair: Pair) -> None:
+    client, server = pair
+    server.define("size", len)
+    array = np.ones(1 << 20, np.uint8)
+    client.sync("server", "size", array)
+    client.set_timeout(0.001)
+    for _ in range(15):
+        for future in [client.async_("server", "size", array) for _ in range(40)]:
+            error = future.wait(20) and future.exception()
+            assert error is None or isinstance(error, moolink.TimeoutError)

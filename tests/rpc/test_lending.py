@@ -7,7 +7,7 @@ import gc
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import numpy as np
@@ -155,16 +155,22 @@ def test_deferred_replies_and_items_of_streams_lend(neighbours: Pair) -> None:
         for array in arrays:
             yield moolink.lend([array], on_release=released.release)
 
+    async def async_items() -> AsyncIterator[moolink.Lent]:
+        for lent in items():
+            yield lent
+
     server.define("items", items)
+    server.define("async_items", async_items)
     server.define_deferred(
         "deferred", lambda reply: reply(moolink.lend(arrays[0], on_release=released.release))
     )
-    for sent, (received,) in zip(arrays, client.stream("server", "items"), strict=True):
-        assert not received.flags.writeable
-        np.testing.assert_array_equal(received, sent)
+    for function in ("items", "async_items"):
+        for sent, (received,) in zip(arrays, client.stream("server", function), strict=True):
+            assert not received.flags.writeable
+            np.testing.assert_array_equal(received, sent)
     del received
     np.testing.assert_array_equal(client.sync("server", "deferred"), arrays[0])
-    for _ in range(21):
+    for _ in range(41):
         assert released.acquire(timeout=20)
 
 

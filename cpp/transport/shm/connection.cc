@@ -18,6 +18,7 @@ constexpr std::size_t kPollBudget = std::size_t{1} << 20;
 constexpr std::size_t kMaxEarlyNotices = 4;
 constexpr std::size_t kMaxEarlyLoans = 2;  // segments lent to a peer that may not be ready for more
 constexpr Duration kLinger = seconds(1);
+constexpr Duration kIdle = seconds(5);  // unused for so long, or twice, memory is given back
 // A dying process closes its sockets before its pidfd tells; this long an unexplained end of file
 // waits for the proof.
 constexpr Duration kProofOfDeath = milliseconds(250);
@@ -154,7 +155,19 @@ std::optional<Grant> ShmConnection::allocate_grant(std::size_t bytes) {
   std::optional<GrantPool::Block> block = grants_->allocate(bytes);
   // The peer must have been told of the segment before it can hear of a grant in it.
   if (!block || !tell_grant_segments()) return std::nullopt;
+  if (!idle_timer_) retire_idle_grants();
   return Grant{block->place, std::move(block->memory)};
+}
+
+// Memory of grants that was not used for a while goes back to the system, here and at the peer.
+void ShmConnection::retire_idle_grants() {
+  const bool again = grants_->retire_idle();
+  if (grants_->changed()) tell_grant_segments();
+  idle_timer_.reset();
+  if (!again) return;
+  idle_timer_ = environment_.loop.at(io::now() + kIdle, [self = shared_from_this()] {
+    if (self->state_ == State::open) self->retire_idle_grants();
+  });
 }
 
 // False: the socket is full, or the connection gone; the rest will be told later, or never.
@@ -367,6 +380,7 @@ void ShmConnection::drop() {
   say_bye();
   environment_.loop.remove(*this);
   cancel_timer();
+  if (idle_timer_) environment_.loop.cancel(*std::exchange(idle_timer_, std::nullopt));
   if (socket_watch_ != 0) environment_.loop.unwatch(std::exchange(socket_watch_, 0));
   if (pidfd_watch_ != 0) environment_.loop.unwatch(std::exchange(pidfd_watch_, 0));
   socket_.reset();

@@ -75,6 +75,7 @@ class ShmConnection final : public Connection,
   bool fill();
   bool tell_grant_segments();
   void learn_segment(const wire::GrantPlace& place);
+  void retire_idle_grants();
   bool take_notices();
   void take_notice(io::DescriptorMessage message);
   void tell_shared(const Uid& key, std::vector<Descriptor> descriptors);
@@ -119,7 +120,8 @@ class ShmConnection final : public Connection,
   bool above_high_water_ = false;
   io::Loop::WatchId socket_watch_ = 0;
   io::Loop::WatchId pidfd_watch_ = 0;
-  std::optional<io::Loop::TimerKey> timer_;  // handshake; proof of death; end of closing
+  std::optional<io::Loop::TimerKey> timer_;       // handshake; proof of death; end of closing
+  std::optional<io::Loop::TimerKey> idle_timer_;  // while there are grants that may fall idle
 };
 
 }  // namespace moolink::transport::shm

@@ -24,6 +24,8 @@ std::optional<GrantPool::Block> GrantPool::allocate(std::size_t bytes) {
   const FreeBlock block = blocks.back();
   blocks.pop_back();
   free_bytes_ -= block_bytes;
+  std::size_t& idle = idle_[block_bytes];
+  idle = std::min(idle, blocks.size());
   Block granted;
   granted.place = {++last_grant_, block.segment, block.offset, bytes};
   auto segment = segments_.at(block.segment).segment;
@@ -64,15 +66,35 @@ void GrantPool::release(const FreeBlock& block) {
 void GrantPool::retire_surplus() {
   for (auto size = free_.rbegin(); size != free_.rend() && size->first >= kSegmentBytes; ++size) {
     std::vector<FreeBlock>& blocks = size->second;
-    while (!blocks.empty() && free_bytes_ > kMaxFreeBytes) {
-      const std::uint64_t number = blocks.front().segment;  // the coldest
-      blocks.erase(blocks.begin());
-      segments_.erase(number);
-      free_bytes_ -= size->first;
-      changes_.push_back({number, nullptr});
-      changed_ = true;
-    }
+    while (!blocks.empty() && free_bytes_ > kMaxFreeBytes) retire_coldest(size->first, blocks);
   }
+}
+
+void GrantPool::retire_coldest(std::size_t block_bytes, std::vector<FreeBlock>& blocks) {
+  const std::uint64_t number = blocks.front().segment;
+  blocks.erase(blocks.begin());
+  segments_.erase(number);
+  free_bytes_ -= block_bytes;
+  changes_.push_back({number, nullptr});
+  changed_ = true;
+  std::size_t& idle = idle_[block_bytes];
+  idle = std::min(idle, blocks.size());
+}
+
+// Segments of one block, as above. The coldest ones have been free all the time.
+bool GrantPool::retire_idle() {
+  const std::lock_guard guard(mutex_);
+  bool more = false;
+  for (auto size = free_.lower_bound(kSegmentBytes); size != free_.end(); ++size) {
+    auto& [block_bytes, blocks] = *size;
+    for (std::size_t idle = idle_[block_bytes]; idle > 0; --idle) {
+      retire_coldest(block_bytes, blocks);
+    }
+    idle_[block_bytes] = blocks.size();
+    more = more || !blocks.empty();
+  }
+  const auto is_large = [](const auto& entry) { return entry.second.block_bytes >= kSegmentBytes; };
+  return more || std::any_of(segments_.begin(), segments_.end(), is_large);
 }
 
 std::vector<GrantPool::Change> GrantPool::take_changes() {

@@ -39,6 +39,9 @@ class GrantPool : public std::enable_shared_from_this<GrantPool> {
 
   // nullopt: too large, or the system has no memory.
   std::optional<Block> allocate(std::size_t bytes);
+  // Gives back to the system what has not been used since the last call. False: nothing is left
+  // that a later call could give back.
+  bool retire_idle();
   bool changed() const { return changed_.load(std::memory_order_relaxed); }
   // What has to be told to the peer, in order; a made segment before any grant in it.
   std::vector<Change> take_changes();
@@ -58,6 +61,7 @@ class GrantPool : public std::enable_shared_from_this<GrantPool> {
   void add_segment(std::size_t block_bytes);
   void release(const FreeBlock& block);
   void retire_surplus();
+  void retire_coldest(std::size_t block_bytes, std::vector<FreeBlock>& blocks);
 
   std::mutex mutex_;  // buffers are released on any thread
   std::atomic<bool> changed_ = false;
@@ -67,6 +71,7 @@ class GrantPool : public std::enable_shared_from_this<GrantPool> {
   std::size_t free_bytes_ = 0;
   std::map<std::uint64_t, SegmentEntry> segments_;
   std::map<std::size_t, std::vector<FreeBlock>> free_;  // by block size, the warmest last
+  std::map<std::size_t, std::size_t> idle_;  // by block size: as many were free all the time
   std::vector<Change> changes_;
 };
 

@@ -73,6 +73,25 @@ TEST("grants: much free memory goes back to the system, and the peer is told") {
   CHECK(!retired.contains(pool->allocate(std::size_t{60} << 20)->place.segment));
 }
 
+TEST("grants: what was not used between two looks goes back to the system") {
+  const auto pool = std::make_shared<GrantPool>();
+  const std::size_t size = GrantPool::kSegmentBytes;
+  {
+    const auto first = pool->allocate(size);
+    const auto second = pool->allocate(size);
+  }
+  CHECK_EQ(pool->take_changes().size(), 2u);
+  CHECK(pool->retire_idle());  // both were in use meanwhile
+  CHECK(pool->take_changes().empty());
+  pool->allocate(size);  // the warm one
+  CHECK(pool->retire_idle());
+  const auto changes = pool->take_changes();
+  CHECK(changes.size() == 1 && changes[0].made == nullptr);
+  CHECK(!pool->retire_idle());
+  CHECK_EQ(pool->take_changes().size(), 1u);
+  CHECK(pool->allocate(size).has_value());
+}
+
 TEST("grants: after the end of the connection a block is never given out again") {
   auto pool = std::make_shared<GrantPool>();
   auto block = pool->allocate(1000);
