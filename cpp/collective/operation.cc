@@ -40,8 +40,9 @@ Error failure(ErrorCode code, std::string message, const std::string& peer,
 
 }  // namespace
 
-Operation::Operation(OpId id, OpKey key, Request request, Place place, Allocator& memory)
+Operation::Operation(OpId id, RunId run, OpKey key, Request request, Place place, Allocator& memory)
     : id_(id),
+      run_(run),
       key_(std::move(key)),
       request_(std::move(request)),
       place_(std::move(place)),
@@ -52,6 +53,8 @@ Operation::Operation(OpId id, OpKey key, Request request, Place place, Allocator
   contributors_ = or_everyone(spec()->contributors, place_.names.size());
   reducers_ = or_everyone(spec()->reducers, place_.names.size());
   mirrored_ = must_mirror();
+  // A retry gives the same memory to the next run, while a task of this one may still write.
+  in_place_ = mirrored_ && !request_.retry;
   if (is_sliced()) slices_ = slices(spec()->count(), item_size_, reducers_.size());
   asks_ = must_ask();
 }
@@ -133,7 +136,7 @@ void Operation::use_messages() {
                        !is_small(spec()->count(), tensor::item_size(partial_dtype(spec()->dtype)));
   const bool copies_input = request_.lent && !inputs.empty() && !in_ring;
   // What is mirrored is sent to nobody, and reduced at once.
-  result_ = mirrored_ ? request_.output : memory_.allocate(output_bytes(passage_, place_.rank));
+  result_ = in_place_ ? request_.output : memory_.allocate(output_bytes(passage_, place_.rank));
   if (inputs.size() > 1 || copies_input) {
     sum_of_inputs_ = memory_.allocate(inputs.front().size());
     effects_.tasks.push_back(
@@ -347,6 +350,7 @@ void Operation::summed(std::uint32_t slice) {
     hierarchy_->done(slice);
     return take_hierarchy_effects();
   }
+  if (slice >= have_.size() || have_[slice] != 1) return;
   have_[slice] = 2;
   if (is_sliced() && reducers_[slice] == place_.rank) {
     pieces_.clear();
@@ -360,7 +364,7 @@ void Operation::finish_when_complete() {
       std::all_of(have_.begin(), have_.end(), [](auto have) { return have == 2; });
   // A single member has one slice; without reducers nothing could ever be here.
   if (!complete || effects_.finished || ending_) return;
-  if (!has_output() || mirrored_ || result_.empty()) {
+  if (!has_output() || in_place_ || result_.empty()) {
     effects_.finished = true;
     return;
   }

@@ -22,6 +22,7 @@
 namespace moolink::collective {
 
 using OpId = std::uint64_t;
+using RunId = std::uint64_t;  // of one beginning of an operation, which a retry repeats
 
 // The "slice" of the task that adds up this member's own inputs before anything is sent, or copies
 // an input that is the user's, who gets it back before others have read all messages.
@@ -91,7 +92,7 @@ class Operation {
     bool finished = false;
   };
 
-  Operation(OpId id, OpKey key, Request request, Place place, Allocator& memory);
+  Operation(OpId id, RunId run, OpKey key, Request request, Place place, Allocator& memory);
 
   void begin();
   // Rank 0's decision: a number in shared memory, or 0 for messages.
@@ -109,6 +110,7 @@ class Operation {
   Request take_request() { return std::move(request_); }
 
   OpId id() const { return id_; }
+  RunId run() const { return run_; }
   const OpKey& key() const { return key_; }
   bool retry() const { return request_.retry; }
   const Error& error() const { return error_; }
@@ -153,6 +155,7 @@ class Operation {
   void to_others(const decltype(Frame::content)& content, const std::vector<Buffer>& parts);
 
   OpId id_;
+  RunId run_;
   OpKey key_;
   Request request_;
   Place place_;
@@ -173,6 +176,7 @@ class Operation {
   std::uint64_t shared_ = 0;         // ... for shared memory, as this number
   std::set<std::uint32_t> started_;  // rank 0's
   bool mirrored_ = false;
+  bool in_place_ = false;  // the result is reduced where it is wanted
   bool uses_messages_ = false;
   bool sent_ = false;  // the own pieces, of another collective than an allreduce
   bool ending_ = false;

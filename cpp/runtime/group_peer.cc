@@ -440,7 +440,7 @@ void GroupPeer::combine(collective::Engine::Combine asked) {
       [runner = runner_, rpc = rpc_, run = found->second.combine, asked = std::move(asked)] {
         auto result = run(asked.payloads);
         const Engine::Lock lock = rpc->context()->lock();
-        runner->engine().combined(asked.op, std::move(result));
+        runner->engine().combined(asked.op, asked.run, std::move(result));
         runner->carry_out();
         rpc->settle();
       });

@@ -154,10 +154,10 @@ class Members {
         }
       } else if (auto* sum = std::get_if<Engine::Sum>(&action)) {
         run(sum->task);
-        engines_[i]->summed(sum->op, sum->slice);
+        engines_[i]->summed(sum->op, sum->run, sum->slice);
         drain(i);
       } else if (auto* combine = std::get_if<Engine::Combine>(&action)) {
-        engines_[i]->combined(combine->op, combine_(std::move(combine->payloads)));
+        engines_[i]->combined(combine->op, combine->run, combine_(std::move(combine->payloads)));
         drain(i);
       } else if (auto* pass = std::get_if<Engine::Pass>(&action)) {
         pipelines_[i]->start(std::move(pass->operation));
