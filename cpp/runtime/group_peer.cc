@@ -375,16 +375,24 @@ void GroupPeer::enter(const group::View& view_of_next) {
 
 // --- operations
 
+// What is retried goes among the newest members, all else among those that the user has seen.
+void GroupPeer::enter_newest(const std::string& operation, bool retry) {
+  if (next_) enter(*next_);
+  if (retry || entered_.empty() || seen_.epoch == entered_.epoch) return;
+  if (seen_.empty()) {
+    throw Exception(ErrorCode::closed, "operation '" + operation + "' of group '" + name_ +
+                                           "': update() has shown no members yet; call it first");
+  }
+  Error error = group::group_changed(name_, "operation '" + operation + "'", seen_, entered_);
+  error.message += " update() shows its members.";
+  throw Exception(std::move(error));
+}
+
 std::shared_ptr<Future> GroupPeer::collective(const std::string& operation, collective::OpSpec spec,
                                               Buffer input, MutableBuffer output, bool lent,
                                               bool retry) {
   const Engine::Lock lock = lock_open();
-  if (next_) enter(*next_);
-  // How much memory it takes depends on the members that the user has seen, and who is the root.
-  if (spec.kind != collective::Kind::all_reduce && seen_.epoch != entered_.epoch &&
-      !entered_.empty()) {
-    throw Exception(group::group_changed(name_, "a " + kind_name(spec.kind), seen_, entered_));
-  }
+  enter_newest(operation, retry);
   const collective::OpId op = runner_->engine().start(
       operation, std::move(spec), {std::move(input)}, {retry, {}, std::move(output), lent});
   return begin(op, operation, {});
@@ -394,7 +402,7 @@ std::shared_ptr<Future> GroupPeer::all_reduce_value(const std::string& operation
                                                     wire::Payload value, Combine combine,
                                                     bool retry) {
   const Engine::Lock lock = lock_open();
-  if (next_) enter(*next_);
+  enter_newest(operation, retry);
   const collective::OpId op =
       runner_->engine().start_value(operation, std::move(value), {retry, {}, {}, false});
   return begin(op, operation, std::move(combine));
