@@ -416,6 +416,13 @@ void Engine::cancel(OpId op, Error error) {
   carry_out(op);
 }
 
+bool Engine::ask_why(OpId op, const Error& error) {
+  const auto found = operations_.find(op);
+  if (found == operations_.end() || !found->second.ask_why(error)) return false;
+  carry_out(op);
+  return true;
+}
+
 std::vector<std::string> Engine::waiting_for(OpId op) const {
   const auto found = operations_.find(op);
   return found == operations_.end() ? std::vector<std::string>() : found->second.waiting_for();

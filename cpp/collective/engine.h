@@ -124,6 +124,9 @@ class Engine {
   void failed(std::uint64_t s, Error error);
   // Fails the operation here and at the others (a time-out, a cancelled future).
   void cancel(OpId op, Error error);
+  // Asks the member that knows whom all wait for to fail it everywhere with `error` and their
+  // names. False: this member knows, or it is not under way.
+  bool ask_why(OpId op, const Error& error);
 
   std::vector<Action> take_actions() { return std::exchange(actions_, {}); }
 

@@ -399,7 +399,33 @@ void Operation::refuse(std::uint32_t from, const std::string& what) {
                name_of(from), key_.name));
 }
 
+// Whom the others' data goes to, if to one member only.
+std::optional<std::uint32_t> Operation::who_knows_why() const {
+  if (spec() == nullptr || (asks_ && !went_)) return 0;
+  if (!uses_messages_ || hierarchy_ || !is_sliced()) return std::nullopt;
+  for (std::size_t j = 1; j < slices_.size(); ++j) {
+    if (takes_part(j)) return std::nullopt;
+  }
+  return reducers_[0];
+}
+
+bool Operation::ask_why(const Error& error) {
+  const auto who = who_knows_why();
+  if (!who || *who == place_.rank || effects_.finished || error_) return false;
+  effects_.outgoing.push_back({*who, Failure{error, 0, true}, {}});
+  return true;
+}
+
 void Operation::failed_elsewhere(std::uint32_t from, const Failure& failure) {
+  if (failure.asks_why) {
+    Error error = failure.error;
+    std::vector<std::string> lacking = waiting_for();
+    std::erase(lacking,
+               name_of(from));  // its data was dropped, if the failure came before the start
+    if (!lacking.empty()) error.message += "; " + name_of(place_.rank) + " waits for:";
+    for (const std::string& name : lacking) error.message += " " + name;
+    return fail(std::move(error));
+  }
   if (asks_ && from == 0) {  // it says, too, whether it had said Go before
     if (!went_ && failure.shared != 0) effects_.pass = shared_ = failure.shared;
     went_ = true;
@@ -412,7 +438,7 @@ void Operation::fail(Error error, bool local) {
   error_ = std::move(error);
   // All must know that rank 0 will not say Go any more.
   const bool last_word = asks_ && !went_ && place_.rank == 0;
-  if (!local || last_word) to_others(Failure{error_, place_.rank == 0 ? shared_ : 0}, {});
+  if (!local || last_word) to_others(Failure{error_, place_.rank == 0 ? shared_ : 0, false}, {});
   effects_.tasks.clear();
   effects_.combine.reset();
   effects_.ready_to_go = false;
@@ -432,6 +458,7 @@ std::vector<std::string> Operation::waiting_for() const {
   std::vector<std::string> names;
   if (spec() == nullptr) {
     if (place_.rank != 0) return {name_of(0)};
+    if (values_.empty()) return {};  // the Python operation runs
     for (std::uint32_t rank = 0; rank < place_.names.size(); ++rank) {
       if (!values_.contains(rank)) names.push_back(name_of(rank));
     }

@@ -103,6 +103,9 @@ class Operation {
                 const std::vector<Buffer>& parts);
   void summed(std::uint32_t slice);
   void combined(std::variant<wire::Payload, Error> result);
+  // Asks the one who knows whom all wait for to fail it at everyone with `error` and their names.
+  // False: nobody knows it better than this member.
+  bool ask_why(const Error& error);
   // Fails here and, unless `local`, at everyone.
   void fail(Error error, bool local = false);
 
@@ -133,6 +136,7 @@ class Operation {
   std::size_t owner_index(std::uint32_t rank) const;  // among the reducers, or their number
   Buffer bytes_of(const Buffer& whole, const Range& range) const;
 
+  std::optional<std::uint32_t> who_knows_why() const;
   bool must_ask() const;
   bool must_mirror() const;
   void started(std::uint32_t from, const OpSpec& theirs);

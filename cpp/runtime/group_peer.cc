@@ -16,6 +16,9 @@ constexpr Duration kFarewell = seconds(1);
 // Operations may take so long to end in the epoch before, when nothing was lost.
 constexpr Duration kLastOperations = milliseconds(100);
 
+// For the answer of who knows why an operation is late.
+constexpr Duration kAnswerWhy = milliseconds(500);
+
 bool loses_nothing(group::Cause cause) {
   return cause == group::Cause::left || cause == group::Cause::joined ||
          cause == group::Cause::ordered;
@@ -263,20 +266,30 @@ void GroupPeer::tick(Time now) {
   for (const auto& [op, running] : running_) {
     if (running.deadline <= now) late.push_back(op);
   }
-  for (const collective::OpId op : late) {
-    std::string waiting;
-    for (const std::string& name : waiting_for(op)) waiting += " " + name;
-    runner_->engine().cancel(
-        op, {ErrorCode::timeout,
-             "operation '" + running_.at(op).operation + "' of group '" + name_ +
-                 "' did not end in time; it waits for:" + (waiting.empty() ? " nobody" : waiting),
-             {},
-             name_,
-             {},
-             {},
-             Ran::maybe});
-  }
+  for (const collective::OpId op : late) end_late(now, op);
   runner_->carry_out();
+}
+
+// A member that waits for rank 0's word, say, does not know whose start rank 0 lacks: rank 0 gets a
+// moment to tell everyone.
+void GroupPeer::end_late(Time now, collective::OpId op) {
+  Running& running = running_.at(op);
+  std::string waiting;
+  for (const std::string& name : waiting_for(op)) waiting += " " + name;
+  const Error error{ErrorCode::timeout,
+                    "operation '" + running.operation + "' of group '" + name_ +
+                        "' did not end in time; " + rpc_->name_locked() +
+                        " waits for:" + (waiting.empty() ? " nobody" : waiting),
+                    {},
+                    name_,
+                    {},
+                    {},
+                    Ran::maybe};
+  if (!std::exchange(running.asked_why, true) && runner_->engine().ask_why(op, error)) {
+    running.deadline = now + kAnswerWhy;
+    return;
+  }
+  runner_->engine().cancel(op, error);
 }
 
 Time GroupPeer::next_deadline() const {

@@ -158,6 +158,24 @@ def test_what_was_cancelled_does_not_fill_the_others_memory(join: Join) -> None:
     assert all((future.result(20) == 2).all() for future in futures)
 
 
+@pytest.mark.parametrize("elements", [1, LARGE])
+def test_a_time_out_names_the_member_that_did_not_start(join: Join, elements: int) -> None:
+    a, b, _ = members(join, 3)
+    a.set_timeout(10.0)
+    b.set_timeout(1.0)  # it waits for rank 0 only, and does not know of c
+    futures = [g.all_reduce("x", np.ones(elements)) for g in (a, b)]
+    for future in futures:
+        with pytest.raises(moolink.TimeoutError, match="p0 waits for: p2"):
+            future.result(9)
+
+
+def test_a_time_out_names_rank_0_if_that_did_not_start(join: Join) -> None:
+    _, b = members(join, 2)
+    b.set_timeout(1.0)
+    with pytest.raises(moolink.TimeoutError, match="p1 waits for: p0"):
+        b.all_reduce("x", np.ones(LARGE)).result(9)
+
+
 def test_all_callbacks_are_told_of_a_change(join: Join) -> None:
     group = join("lone")
     told: list[str] = []

@@ -232,6 +232,42 @@ TEST("cancelling at one member fails the operation at all, also where it starts 
   for (std::size_t i = 0; i < 3; ++i) CHECK(members.done(i, 1)->error.code == ErrorCode::timeout);
 }
 
+TEST("who only waits for another asks there why, and all are told whose start is lacking") {
+  for (const bool placed : {false, true}) {   // over messages, and with rank 0's word
+    for (const bool begun : {true, false}) {  // at rank 0
+      Members members(3);
+      if (placed) members.on_one_host();
+      members.enter(2);
+      const std::int64_t count = placed ? 100000 : 1;
+      const auto start = [&](std::size_t i) {
+        const auto data = buffer(std::vector<float>(static_cast<std::size_t>(count)));
+        Engine::Options options;
+        if (placed) options.output = HeapAllocator().allocate(data.size());
+        return members.start(i, "x", floats(count), {data}, options);
+      };
+      if (begun) start(0);
+      const OpId id = start(1);
+      members.settle();
+      Error error;
+      error.code = ErrorCode::timeout;
+      error.message = "late";
+      CHECK(members.ask_why(1, id, error));
+      members.settle();
+      CHECK_EQ(members.done(1, id) != nullptr, begun);
+      if (!begun) start(0);  // before the other one has given up
+      members.settle();
+      for (const std::size_t i : {0, 1}) {
+        const auto* done = members.done(i, 1);
+        CHECK(done != nullptr && done->error.code == ErrorCode::timeout);
+        if (done == nullptr) continue;
+        CHECK_EQ(done->error.message, std::string("late; peer-0 waits for: peer-2"));
+      }
+      start(2);
+      CHECK(members.done(2, 1) != nullptr);
+    }
+  }
+}
+
 TEST("what failed before it was started here keeps a note, and not its data") {
   // Room for one piece of 40 KB at a time: rank 0 has not started any of them.
   Engine::Members both{1, {{1, 1}, {1, 2}}, {"peer-0", "peer-1"}};

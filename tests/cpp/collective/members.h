@@ -85,6 +85,12 @@ class Members {
     drain(i);
   }
 
+  bool ask_why(std::size_t i, OpId id, const Error& error) {
+    const bool asked = engines_[i]->ask_why(id, error);
+    drain(i);
+    return asked;
+  }
+
   // All of them share a segment of this epoch, as if they were on one host.
   void share_memory() {
     const PipelineLayout layout{members_.epoch, static_cast<std::uint32_t>(engines_.size()), 2,
