@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from moolink import deadlines
 from moolink._core import Future, GroupCore
-from moolink.trees import Leaf, Structure, flatten, layout, unflatten
+from moolink.errors import CancelledError, Error
+from moolink.trees import Leaf, Structure, flatten, layout, overlap, unflatten
 
 Kind = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "gather", "scatter"]
 
@@ -32,6 +33,7 @@ class AllReduce:
         self._finish = finish
         self._lock = threading.Lock()
         self._finished = False
+        self._watched = len(futures) == 1
         self._value: Any = None
 
     def _take(self, results: list[Any]) -> Any:
@@ -58,29 +60,49 @@ class AllReduce:
         if len(self._futures) == 1:
             return self._take([self._futures[0].result(timeout)])
         deadline = deadlines.after(timeout)
+        self._end_with_the_first_that_fails()
         try:
             results = [future.result(deadlines.left(deadline)) for future in self._futures]
-        except Exception:
-            if self.exception() is not None:  # a part has failed: the others come to nothing
-                self.cancel()
-            raise
+        except Error as error:
+            raise (self.exception() or error) from None
         return self._take(results)
+
+    def _end_with_the_first_that_fails(self) -> None:
+        """Cancels all parts when one fails: without it they come to nothing."""
+        with self._lock:
+            if self._watched:
+                return
+            self._watched = True
+        for future in self._futures:
+            if not future.done():
+                future.add_done_callback(self._part_ended)
+            else:
+                self._part_ended(future)
+
+    def _part_ended(self, part: Future) -> None:
+        if part.exception() is not None:
+            self.cancel()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Waits for the end of the operation, good or bad; returns whether it came in time."""
         deadline = deadlines.after(timeout)
+        self._end_with_the_first_that_fails()
         over = all(future.wait(deadlines.left(deadline)) for future in self._futures)
-        if over and self.exception() is None:
+        return over and self.done()
+
+    def done(self) -> bool:
+        """Whether the operation has ended; what it writes into is written then."""
+        over = all(future.done() for future in self._futures)
+        if over and not self._finished and self.exception() is None:
             self.result()  # puts what is in place where it belongs
         return over
 
-    def done(self) -> bool:
-        """Whether the operation has ended."""
-        return all(future.done() for future in self._futures)
-
     def exception(self) -> BaseException | None:
         """Returns what went wrong, or ``None``."""
-        return next((e for f in self._futures if (e := f.exception()) is not None), None)
+        errors = [e for f in self._futures if (e := f.exception()) is not None]
+        # Parts that were cancelled because another one had failed do not say why.
+        causes = [error for error in errors if not isinstance(error, CancelledError)]
+        return next(iter(causes or errors), None)
 
     def cancel(self) -> None:
         """Gives the operation up, here and at the other members that have not ended it."""
@@ -88,9 +110,13 @@ class AllReduce:
             future.cancel()
 
     def __await__(self) -> Generator[Any, Any, Any]:
+        self._end_with_the_first_that_fails()
         parts = []
-        for future in self._futures:
-            parts.append((yield from future.__await__()))
+        try:
+            for future in self._futures:
+                parts.append((yield from future.__await__()))
+        except Error as error:
+            raise (self.exception() or error) from None
         return self._take(parts)
 
 
@@ -121,6 +147,12 @@ class Collective:
         by_dtype: dict[str, list[int]] = {}
         for index, leaf in enumerate(leaves):
             by_dtype.setdefault(leaf.dtype, []).append(index)
+        if self.retry and len(by_dtype) > 1:
+            raise ValueError(
+                f"{self.kind} '{self.name}': data has elements of {', '.join(by_dtype)}, which go "
+                "in one operation each; retries of several could end among different members. "
+                'Use one call for each dtype, or one dtype, or on_change="raise"'
+            )
         if self.kind in ("all_reduce", "reduce_scatter"):
             for dtype in by_dtype:
                 self.core.check_reduction(self.op, dtype)
@@ -187,6 +219,11 @@ class Collective:
                 )
             if not target.writable():
                 raise ValueError(f"{self.kind} '{self.name}': {target.path} cannot be written")
+        if both := overlap(leaves, targets):
+            raise ValueError(
+                f"{self.kind} '{self.name}': {both[0].path} and {both[1].path} overlap in memory; "
+                "the result must be put where its data is (inplace) or where no data is"
+            )
         return targets
 
     def _start(
@@ -259,6 +296,7 @@ class Collective:
         for target, array in zip(targets, arrays, strict=True):
             if array is not None:
                 np.copyto(target.array, array)
+            target.note_written()
         return self.out
 
     def _split(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, Literal
 
 import numpy as np
 
 from moolink._core import GroupCore
 from moolink.collectives import AllReduce, Collective, Kind
+from moolink.errors import Closed
 from moolink.rpc import Rpc
 
 __all__ = ["AllReduce", "Group"]
@@ -37,12 +39,17 @@ class Group:
         """Takes over the newest view; returns whether the membership changed."""
         changed = self.core.update()
         if changed:
-            for callback in self._callbacks:
-                callback(self)
+            with ExitStack() as calls:  # all are called, in their order, even if one raises
+                for callback in reversed(self._callbacks):
+                    calls.callback(callback, self)
         return changed
 
     def on_change(self, callback: Callable[[Group], None]) -> None:
-        """Calls ``callback(group)`` from :meth:`update` whenever the membership has changed."""
+        """Calls ``callback(group)`` from :meth:`update` whenever the membership has changed.
+
+        All callbacks are called, in the order in which they were given; what one raises is raised
+        by :meth:`update` when the others have been called, too.
+        """
         self._callbacks.append(callback)
 
     def members(self) -> list[str]:
@@ -116,42 +123,47 @@ class Group:
                 ``"or"``, ``"xor"`` (bitwise, of integers and booleans), or a callable
                 ``op(a, b) -> c``, run on rank 0 in rank order, whose result is sent to all.
             inplace: the result is written into the arrays of ``data``, and is ``data``.
-            out: the result is written into this tree of arrays, and is ``out``. What is there
+            out: the result is written into this tree of arrays, and is ``out``. An array of it is
+                the one of ``data`` in its place, or overlaps none of ``data``. What is there
                 after an error is undefined, with ``inplace`` too.
-            on_change: what to do when the members change before all have the result: ``"raise"``
-                :class:`moolink.GroupChanged`, or ``"retry"`` among the new members.
+            on_change: what to do when the members change before all have the result, or have
+                changed since :meth:`update`: ``"raise"`` :class:`moolink.GroupChanged`, or
+                ``"retry"`` among the newest members, with ``data`` of one dtype only.
             num_trees: accepted for moolib's sake, without effect.
             compress: how float32 elements travel between hosts; other dtypes, payloads of up to
                 64 KB and what stays on one host travel as they are. ``"bf16"`` halves the bytes,
                 ``"int8"`` (blocks of 256 with a scale each) quarters them. What is lost is added
                 to the next operation of the same name, so that means over many operations
                 converge: give operations that follow one another one name. Not finite elements
-                stay so under ``"bf16"``; under ``"int8"`` their block becomes NaN.
+                stay so under ``"bf16"``, and those beyond 3.39e38 become infinite; under
+                ``"int8"`` their block becomes NaN.
 
         Returns:
             A future; its result has the structure, shapes, dtypes and array types of ``data``.
 
         Raises:
             moolink.Closed: this peer is not in an active view of the group.
+            moolink.GroupChanged: the members are others than at the last :meth:`update`.
             ValueError: ``op`` is unknown or not defined for a dtype, the result cannot be written
                 into ``out``, or ``compress`` is given with another ``op`` than sum and mean.
                 Nothing was sent then.
             TypeError: ``data`` holds something that cannot be reduced.
         """
-        retry = on_change == "retry"
+        retry = _is_retry("all_reduce", name, on_change)
+        if compress not in (None, "bf16", "int8"):
+            raise ValueError(f"all_reduce '{name}': compress {compress!r} is not bf16 or int8")
         if callable(op):
             if inplace or out is not None or compress is not None:
                 raise ValueError("inplace, out and compress are not for a callable op")
             return AllReduce([self.core.all_reduce_value(name, data, op, retry)], _only)
         if compress is not None and op not in (None, "sum", "mean"):
             raise ValueError(f"all_reduce '{name}': compress is for sum and mean, not for {op}")
-        if not inplace and out is None and compress is None:
-            future = self.core.all_reduce(name, op or "sum", data, retry)
+        op = "sum" if op is None else op
+        if not inplace and out is None and compress is None and data is not None:
+            future = self.core.all_reduce(name, op, data, retry)
             if future is not None:
                 return AllReduce([future], _only)
-        return self._collective(
-            "all_reduce", name, data, op or "sum", None, inplace, out, retry, compress
-        )
+        return self._collective("all_reduce", name, data, op, None, inplace, out, retry, compress)
 
     def reduce_scatter(
         self, name: str, data: Any, *, op: Reduction | None = None, out: Any = None
@@ -168,7 +180,8 @@ class Group:
             ValueError: the first dimension does not divide by the number of members.
             moolink.GroupChanged: the members are others than at the last :meth:`update`.
         """
-        return self._collective("reduce_scatter", name, data, op or "sum", None, False, out)
+        op = "sum" if op is None else op
+        return self._collective("reduce_scatter", name, data, op, None, False, out)
 
     def all_gather(self, name: str, data: Any, *, out: Any = None) -> AllReduce:
         """Gives every member the ``data`` of all.
@@ -259,7 +272,7 @@ class Group:
             0,
             np.empty(0, np.uint8),
             None,
-            on_change == "retry",
+            _is_retry("barrier", name, on_change),
         )
         return AllReduce([future], _nothing)
 
@@ -278,6 +291,11 @@ class Group:
         if inplace and out is not None:
             raise ValueError(f"{kind} '{name}': inplace and out exclude one another")
         members = self.core.members()
+        if not members and not retry:
+            raise Closed(
+                f"{kind} '{name}': update() of group '{self._name}' has shown no members yet",
+                function=self._name,
+            )
         return Collective(
             self.core,
             kind,
@@ -311,6 +329,12 @@ class Group:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def _is_retry(kind: str, name: str, on_change: str) -> bool:
+    if on_change not in ("raise", "retry"):
+        raise ValueError(f"{kind} '{name}': on_change {on_change!r} is not raise or retry")
+    return on_change == "retry"
 
 
 def _only(results: list[Any]) -> Any:

@@ -25,6 +25,7 @@ class Leaf:
     kind: Literal["numpy", "torch", "jax", "number"]
     path: str
     original: Any = None  # the dtype of a numpy or JAX array that is seen as another
+    tensor: Any = None  # torch's own
 
     def restore(self, array: npt.NDArray[Any]) -> Any:
         """Returns ``array`` as what this leaf was; a number as an array if it has dimensions."""
@@ -43,6 +44,29 @@ class Leaf:
     def writable(self) -> bool:
         """Whether what is written into ``array`` is seen in what this leaf was made of."""
         return self.kind in ("numpy", "torch") and self.array.flags.writeable
+
+    def note_written(self) -> None:
+        """Tells torch that the tensor was written, which autograd has to know."""
+        if self.tensor is not None and not self.tensor.is_inference():
+            sys.modules["torch"].autograd.graph.increment_version(self.tensor)
+
+    def span(self) -> tuple[int, int]:
+        """Addresses of the first byte and of the one after the last."""
+        begin = self.array.__array_interface__["data"][0]
+        end = begin + self.array.itemsize
+        for size, stride in zip(self.array.shape, self.array.strides, strict=True):
+            begin += min(0, (size - 1) * stride)
+            end += max(0, (size - 1) * stride)
+        return begin, end
+
+    def is_same_memory(self, other: Leaf) -> bool:
+        """Whether the elements of both are the same ones, in the same order."""
+        mine, theirs = self.array, other.array
+        return (self.span(), mine.shape, mine.strides) == (
+            other.span(),
+            theirs.shape,
+            theirs.strides,
+        )
 
 
 LAYOUT_LENGTH = 400  # characters of a layout in words
@@ -92,6 +116,21 @@ def layout(leaves: list[Leaf], shapes: list[tuple[int, ...]]) -> str:
         return text
     digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
     return f"{text[:LAYOUT_LENGTH]}... ({len(leaves)} leaves, hash {digest})"
+
+
+def overlap(inputs: list[Leaf], outputs: list[Leaf]) -> tuple[Leaf, Leaf] | None:
+    """An input and an output that may share memory, except an output in its own input's place."""
+    spans = [(*leaf.span(), False, i) for i, leaf in enumerate(inputs) if leaf.array.size]
+    spans += [(*leaf.span(), True, i) for i, leaf in enumerate(outputs) if leaf.array.size]
+    furthest: dict[bool, tuple[int, int]] = {}  # of inputs and outputs: the end, and whose it is
+    for begin, end, is_output, index in sorted(spans):
+        other_end, other = furthest.get(not is_output, (0, 0))
+        if begin < other_end:
+            given, place = (other, index) if is_output else (index, other)
+            if given != place or not inputs[given].is_same_memory(outputs[place]):
+                return inputs[given], outputs[place]
+        furthest[is_output] = max(furthest.get(is_output, (0, 0)), (end, index))
+    return None
 
 
 def unflatten(structure: Structure, leaves: list[Any]) -> Any:
@@ -172,4 +211,4 @@ def _torch_leaf(torch: Any, value: Any, path: str) -> Leaf:
     array = tensor.numpy()
     if tensor.data_ptr() != value.data_ptr():  # what is written there is not seen in the tensor
         array.flags.writeable = False
-    return Leaf(array, name, "torch", path)
+    return Leaf(array, name, "torch", path, tensor=value)

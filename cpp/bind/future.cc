@@ -8,6 +8,7 @@
 #include "bind/context.h"
 #include "bind/errors.h"
 #include "bind/gil.h"
+#include "bind/reference.h"
 
 namespace moolink::bind {
 namespace {
@@ -55,8 +56,13 @@ bool PyFuture::wait(std::optional<double> timeout) {
   if (future_->done()) return true;
   const Time deadline = deadline_after(timeout);
   const auto interrupt = signal_check();
-  const GilRelease unlocked;
-  return future_->wait(deadline, interrupt);
+  bool over = false;
+  {
+    const GilRelease unlocked;
+    over = future_->wait(deadline, interrupt);
+  }
+  release_dropped();  // such as the operation's inputs
+  return over;
 }
 
 nb::object PyFuture::result(std::optional<double> timeout) {

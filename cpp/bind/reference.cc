@@ -4,11 +4,14 @@
 #include <mutex>
 #include <vector>
 
+#include "bind/gil.h"
+
 namespace moolink::bind {
 namespace {
 
 struct Dropped {
   std::atomic<bool> any{false};
+  std::atomic<bool> asked{false};  // the interpreter, to release them
   std::mutex mutex;
   std::vector<PyObject*> objects;
 };
@@ -19,11 +22,23 @@ Dropped& dropped() {
   return *queue;
 }
 
+int release_pending(void*) {
+  dropped().asked = false;
+  release_dropped();
+  return 0;
+}
+
+// Whoever enters from Python or runs a handler releases what was dropped; a program that does
+// neither is asked by the interpreter's list of pending calls, which needs neither GIL nor lock.
 void drop(PyObject* object) {
   Dropped& queue = dropped();
-  const std::lock_guard guard(queue.mutex);
-  queue.objects.push_back(object);
-  queue.any = true;
+  {
+    const std::lock_guard guard(queue.mutex);
+    queue.objects.push_back(object);
+    queue.any = true;
+  }
+  if (exiting || queue.asked.exchange(true)) return;
+  if (Py_AddPendingCall(release_pending, nullptr) != 0) queue.asked = false;  // it is full
 }
 
 }  // namespace

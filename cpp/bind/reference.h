@@ -11,7 +11,7 @@ namespace moolink::bind {
 namespace nb = nanobind;
 
 // May be copied and dropped on any thread, with or without the GIL and under any lock: the object
-// is released later, by a thread that holds the GIL and no lock.
+// is released soon, by a thread that holds the GIL and no lock.
 class Reference {
  public:
   Reference() = default;

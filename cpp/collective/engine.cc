@@ -1,6 +1,7 @@
 #include "collective/engine.h"
 
 #include <algorithm>
+#include <iterator>
 
 namespace moolink::collective {
 namespace {
@@ -20,6 +21,17 @@ void check_ranks(const std::string& name, const std::vector<std::uint32_t>& rank
 
 constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 48;  // of one member's memory
 constexpr std::size_t kMostResiduals = 64;                    // names that compress
+
+constexpr std::size_t kEarlyOverhead = 512;  // of a frame that waits, in memory
+
+Error too_much_early(const std::string& operation, std::size_t bytes) {
+  Error error;
+  error.code = ErrorCode::queue_full;
+  error.function = operation;
+  error.message = "operation '" + operation + "': a member has not started it and holds " +
+                  std::to_string(bytes) + " bytes for operations that wait for it";
+  return error;
+}
 
 std::size_t bytes_of(const std::vector<Buffer>& parts) {
   std::size_t bytes = 0;
@@ -64,11 +76,7 @@ void Engine::set_members(Members members, const Error& reason) {
   for (std::uint32_t i = 0; i < members_.instances.size(); ++i) {
     if (members_.instances[i] == config_.self) rank_ = i;
   }
-  std::erase_if(early_, [this](const Early& early) {
-    const bool outdated = members_.epoch != 0 && early.frame.epoch < members_.epoch;
-    if (outdated) early_bytes_ -= bytes_of(early.parts);
-    return outdated;
-  });
+  drop_outdated_early();
   for (auto& [id, operation] : unfinished) {
     if (operation.ending()) {
       ending_.emplace(id, std::move(operation));
@@ -146,8 +154,8 @@ void Engine::begin(OpId id, Operation::Request request) {
   if (const auto* spec = std::get_if<OpSpec>(&request.what)) {
     place.residual = take_residual(key.name, *spec);
   }
-  auto [at, added] =
-      operations_.try_emplace(id, id, key, std::move(request), std::move(place), *config_.memory);
+  auto [at, added] = operations_.try_emplace(id, id, next_run_++, key, std::move(request),
+                                             std::move(place), *config_.memory);
   by_key_.emplace(key, id);
   at->second.begin();
   carry_out(id);
@@ -187,8 +195,11 @@ void Engine::carry_out(OpId id) {
     const std::uint32_t to = outgoing.to;
     send(to, operation.key(), std::move(outgoing));
   }
-  for (auto& task : effects.tasks) actions_.push_back(Sum{id, task.slice, std::move(task.task)});
-  if (effects.combine) actions_.push_back(Combine{id, std::move(*effects.combine)});
+  const RunId run = operation.run();
+  for (auto& task : effects.tasks) {
+    actions_.push_back(Sum{id, run, task.slice, std::move(task.task)});
+  }
+  if (effects.combine) actions_.push_back(Combine{id, run, std::move(*effects.combine)});
   if (effects.pass) pass(*effects.pass, *operation.spec(), &operation);
   if (effects.abandon) {
     in_shared_memory_.erase(*effects.abandon);
@@ -292,7 +303,7 @@ void Engine::received(const Uid& from, const wire::Payload& payload) {
   if (frame.scope != config_.scope || frame.epoch < members_.epoch) return;
   Operation* operation = frame.epoch == members_.epoch ? find(frame.key) : nullptr;
   if (operation == nullptr && frame.epoch == members_.epoch && settle(from, frame)) return;
-  if (operation == nullptr) return keep_early(from, std::move(frame), payload.parts);
+  if (operation == nullptr) return keep_early(from, std::move(frame), payload);
   apply(*operation, from, frame, payload.parts);
 }
 
@@ -306,37 +317,65 @@ void Engine::apply(Operation& operation, const Uid& from, const Frame& frame,
   carry_out(id);
 }
 
-void Engine::keep_early(const Uid& from, Frame frame, std::vector<Buffer> parts) {
-  // What ended here is not begun again: a failure may cross with the operation's end.
-  const auto next = next_number_.find(frame.key.name);
-  if (frame.epoch == members_.epoch && next != next_number_.end() &&
-      frame.key.number < next->second) {
-    return;
+bool Engine::is_member(const Uid& instance) const {
+  return std::find(members_.instances.begin(), members_.instances.end(), instance) !=
+         members_.instances.end();
+}
+
+void Engine::keep_early(const Uid& from, Frame frame, const wire::Payload& payload) {
+  if (frame.epoch == members_.epoch) {
+    // What ended here is not begun again: a failure may cross with the operation's end.
+    const auto next = next_number_.find(frame.key.name);
+    const bool ended = next != next_number_.end() && frame.key.number < next->second;
+    if (ended || !is_member(from)) return;
   }
-  const std::size_t bytes = bytes_of(parts);
-  if (early_bytes_ + bytes > config_.early_bytes) {
-    Error error;
-    error.code = ErrorCode::queue_full;
-    error.function = frame.key.name;
-    error.message = "operation '" + frame.key.name + "': a member has not started it and holds " +
-                    std::to_string(early_bytes_) + " bytes for operations that wait for it";
-    frame.content = Failure{error};
-    parts.clear();
-    actions_.push_back(Send{from, {}, {wire::encode(frame), {}}});
+  Early early{from, std::move(frame), payload.parts, 0};
+  early.bytes = payload.body.size() + bytes_of(early.parts) + kEarlyOverhead;
+  bool fails = std::holds_alternative<Failure>(early.frame.content);
+  const bool is_full = early_bytes_ + early.bytes > config_.early_bytes;
+  if (is_full && !fails) {
+    fails = true;
+    early.frame.content = Failure{too_much_early(early.frame.key.name, early_bytes_)};
+    early.parts.clear();
+    early.bytes = kEarlyOverhead;
+    actions_.push_back(Send{from, {}, {wire::encode(early.frame), {}}});
   }
-  early_bytes_ += bytes_of(parts);
-  early_.push_back({from, std::move(frame), std::move(parts)});
+  // Notes of failures have some room of their own, so that what failed does so here as well.
+  if (early_bytes_ + early.bytes > 2 * config_.early_bytes) return;
+  EarlyFrames& kept = early_[{early.frame.epoch, early.frame.key}];
+  if (fails && !std::exchange(kept.failed, true)) drop_early_data(kept);
+  if (kept.failed && !fails && !std::holds_alternative<Go>(early.frame.content)) return;
+  early_bytes_ += early.bytes;
+  kept.frames.push_back(std::move(early));
+}
+
+// Rank 0's word is kept: it says whether this member has to pass something through the pipeline.
+void Engine::drop_early_data(EarlyFrames& early) {
+  std::erase_if(early.frames, [this](const Early& one) {
+    if (std::holds_alternative<Go>(one.frame.content)) return false;
+    early_bytes_ -= one.bytes;
+    return true;
+  });
+}
+
+void Engine::drop_outdated_early() {
+  if (members_.epoch == 0) return;
+  for (auto at = early_.begin(); at != early_.end() && at->first.first <= members_.epoch;) {
+    const bool outdated = at->first.first < members_.epoch;
+    std::erase_if(at->second.frames, [&](const Early& one) {
+      if (!outdated && is_member(one.instance)) return false;
+      early_bytes_ -= one.bytes;
+      return true;
+    });
+    at = at->second.frames.empty() ? early_.erase(at) : std::next(at);
+  }
 }
 
 void Engine::replay_early(const OpKey& key) {
-  for (auto at = early_.begin(); at != early_.end();) {
-    if (at->frame.epoch != members_.epoch || at->frame.key != key) {
-      ++at;
-      continue;
-    }
-    const Early early = std::move(*at);
-    at = early_.erase(at);
-    early_bytes_ -= bytes_of(early.parts);
+  const auto found = early_.extract({members_.epoch, key});
+  if (found.empty()) return;
+  for (const Early& early : found.mapped().frames) {
+    early_bytes_ -= early.bytes;
     if (Operation* operation = find(key)) {
       apply(*operation, early.instance, early.frame, early.parts);
     } else {
@@ -345,22 +384,23 @@ void Engine::replay_early(const OpKey& key) {
   }
 }
 
-void Engine::summed(OpId op, std::uint32_t slice) {
+void Engine::summed(OpId op, RunId run, std::uint32_t slice) {
   if (const auto old = ending_.find(op); old != ending_.end()) {
+    if (old->second.run() != run || slice != kResult) return;
     const Operation& operation = old->second;
     actions_.push_back(Done{op, operation.key().name, {}, Buffer(operation.tensor()), {}});
     ending_.erase(old);
     return;
   }
   const auto found = operations_.find(op);
-  if (found == operations_.end()) return;
+  if (found == operations_.end() || found->second.run() != run) return;
   found->second.summed(slice);
   carry_out(op);
 }
 
-void Engine::combined(OpId op, std::variant<wire::Payload, Error> result) {
+void Engine::combined(OpId op, RunId run, std::variant<wire::Payload, Error> result) {
   const auto found = operations_.find(op);
-  if (found == operations_.end()) return;
+  if (found == operations_.end() || found->second.run() != run) return;
   found->second.combined(std::move(result));
   carry_out(op);
 }
@@ -374,6 +414,13 @@ void Engine::cancel(OpId op, Error error) {
   if (found == operations_.end()) return;
   found->second.fail(std::move(error));
   carry_out(op);
+}
+
+bool Engine::ask_why(OpId op, const Error& error) {
+  const auto found = operations_.find(op);
+  if (found == operations_.end() || !found->second.ask_why(error)) return false;
+  carry_out(op);
+  return true;
 }
 
 std::vector<std::string> Engine::waiting_for(OpId op) const {

@@ -28,7 +28,7 @@ namespace moolink::collective {
 //
 // How a runtime drives it: call an event, then take_actions() and do them in order:
 //   Send     give the payload to the service `collective` of that peer
-//   Sum      run(task) on any thread, then summed(op, slice); arithmetic never runs in the machine
+//   Sum      run(task) on any thread, then summed(op, run, slice); no arithmetic in the machine
 //   Combine  call the user's Python operation on the payloads (rank 0 only), then combined(...)
 //   Pass     start the operation in the shared pipeline of this epoch (they come in order), then
 //            passed(s) when it has ended there, unless it ended dry
@@ -70,13 +70,17 @@ class Engine {
     std::string name;
     wire::Payload payload;
   };
+  // `run`: one beginning of the operation. A retry is another one: what the old one had under way
+  // comes back with its own number, and is of no use any more.
   struct Sum {
     OpId op = 0;
+    RunId run = 0;
     std::uint32_t slice = 0;
     Work task;
   };
   struct Combine {
     OpId op = 0;
+    RunId run = 0;
     std::vector<wire::Payload> payloads;  // in rank order
   };
   struct Pass {
@@ -112,14 +116,17 @@ class Engine {
   OpId start_value(std::string name, wire::Payload value, Options options);
 
   void received(const Uid& from, const wire::Payload& payload);
-  void summed(OpId op, std::uint32_t slice);
-  void combined(OpId op, std::variant<wire::Payload, Error> result);
+  void summed(OpId op, RunId run, std::uint32_t slice);
+  void combined(OpId op, RunId run, std::variant<wire::Payload, Error> result);
   // Operation s of the pipeline has ended with its result in place.
   void passed(std::uint64_t s);
   // It could not be passed here: fails at all.
   void failed(std::uint64_t s, Error error);
   // Fails the operation here and at the others (a time-out, a cancelled future).
   void cancel(OpId op, Error error);
+  // Asks the member that knows whom all wait for to fail it everywhere with `error` and their
+  // names. False: this member knows, or it is not under way.
+  bool ask_why(OpId op, const Error& error);
 
   std::vector<Action> take_actions() { return std::exchange(actions_, {}); }
 
@@ -139,6 +146,12 @@ class Engine {
     Uid instance;
     Frame frame;
     std::vector<Buffer> parts;
+    std::size_t bytes = 0;
+  };
+  // Frames of one operation that was not started here, in the order in which they came.
+  struct EarlyFrames {
+    std::vector<Early> frames;
+    bool failed = false;  // it can only fail: its data is not kept
   };
 
   void begin(OpId id, Operation::Request request);
@@ -151,7 +164,10 @@ class Engine {
   void send(std::uint32_t rank, const OpKey& key, Operation::Outgoing outgoing);
   void apply(Operation& operation, const Uid& from, const Frame& frame,
              const std::vector<Buffer>& parts);
-  void keep_early(const Uid& from, Frame frame, std::vector<Buffer> parts);
+  bool is_member(const Uid& instance) const;
+  void keep_early(const Uid& from, Frame frame, const wire::Payload& payload);
+  void drop_early_data(EarlyFrames& early);
+  void drop_outdated_early();
   void replay_early(const OpKey& key);
   Operation* find(const OpKey& key);
 
@@ -162,6 +178,7 @@ class Engine {
   // What compression has left in this epoch, by the operations' names; the last used one is last.
   std::deque<std::pair<std::string, MutableBuffer>> residuals_;
   OpId next_op_ = 1;
+  RunId next_run_ = 1;
   std::map<OpId, Operation> operations_;  // in order of their start
   std::map<OpKey, OpId> by_key_;
   std::map<std::string, std::uint64_t> next_number_;  // of each name, in this epoch
@@ -174,7 +191,7 @@ class Engine {
   std::map<std::uint64_t, Pass> passes_;  // that wait for earlier ones
   std::map<std::uint64_t, OpId> in_shared_memory_;
   std::map<OpKey, OpSpec> unsettled_;  // ended here, but rank 0 may yet say Go
-  std::deque<Early> early_;
+  std::map<std::pair<std::uint64_t, OpKey>, EarlyFrames> early_;  // by epoch and key
   std::size_t early_bytes_ = 0;
   std::vector<Action> actions_;
 };

@@ -89,10 +89,11 @@ struct Combined {
 struct Failure {
   Error error;
   std::uint64_t shared = 0;  // rank 0's: as in Go, if it had said so; else it never will
+  bool asks_why = false;     // only the receiver can say whose data is lacking, and fails it so
 
   template <class Fields>
   void fields(Fields& f) {
-    f(error, shared);
+    f(error, shared, asks_why);
   }
 };
 

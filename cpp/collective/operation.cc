@@ -40,8 +40,9 @@ Error failure(ErrorCode code, std::string message, const std::string& peer,
 
 }  // namespace
 
-Operation::Operation(OpId id, OpKey key, Request request, Place place, Allocator& memory)
+Operation::Operation(OpId id, RunId run, OpKey key, Request request, Place place, Allocator& memory)
     : id_(id),
+      run_(run),
       key_(std::move(key)),
       request_(std::move(request)),
       place_(std::move(place)),
@@ -52,6 +53,8 @@ Operation::Operation(OpId id, OpKey key, Request request, Place place, Allocator
   contributors_ = or_everyone(spec()->contributors, place_.names.size());
   reducers_ = or_everyone(spec()->reducers, place_.names.size());
   mirrored_ = must_mirror();
+  // A retry gives the same memory to the next run, while a task of this one may still write.
+  in_place_ = mirrored_ && !request_.retry;
   if (is_sliced()) slices_ = slices(spec()->count(), item_size_, reducers_.size());
   asks_ = must_ask();
 }
@@ -133,7 +136,7 @@ void Operation::use_messages() {
                        !is_small(spec()->count(), tensor::item_size(partial_dtype(spec()->dtype)));
   const bool copies_input = request_.lent && !inputs.empty() && !in_ring;
   // What is mirrored is sent to nobody, and reduced at once.
-  result_ = mirrored_ ? request_.output : memory_.allocate(output_bytes(passage_, place_.rank));
+  result_ = in_place_ ? request_.output : memory_.allocate(output_bytes(passage_, place_.rank));
   if (inputs.size() > 1 || copies_input) {
     sum_of_inputs_ = memory_.allocate(inputs.front().size());
     effects_.tasks.push_back(
@@ -347,6 +350,7 @@ void Operation::summed(std::uint32_t slice) {
     hierarchy_->done(slice);
     return take_hierarchy_effects();
   }
+  if (slice >= have_.size() || have_[slice] != 1) return;
   have_[slice] = 2;
   if (is_sliced() && reducers_[slice] == place_.rank) {
     pieces_.clear();
@@ -360,7 +364,7 @@ void Operation::finish_when_complete() {
       std::all_of(have_.begin(), have_.end(), [](auto have) { return have == 2; });
   // A single member has one slice; without reducers nothing could ever be here.
   if (!complete || effects_.finished || ending_) return;
-  if (!has_output() || mirrored_ || result_.empty()) {
+  if (!has_output() || in_place_ || result_.empty()) {
     effects_.finished = true;
     return;
   }
@@ -395,7 +399,33 @@ void Operation::refuse(std::uint32_t from, const std::string& what) {
                name_of(from), key_.name));
 }
 
+// Whom the others' data goes to, if to one member only.
+std::optional<std::uint32_t> Operation::who_knows_why() const {
+  if (spec() == nullptr || (asks_ && !went_)) return 0;
+  if (!uses_messages_ || hierarchy_ || !is_sliced()) return std::nullopt;
+  for (std::size_t j = 1; j < slices_.size(); ++j) {
+    if (takes_part(j)) return std::nullopt;
+  }
+  return reducers_[0];
+}
+
+bool Operation::ask_why(const Error& error) {
+  const auto who = who_knows_why();
+  if (!who || *who == place_.rank || effects_.finished || error_) return false;
+  effects_.outgoing.push_back({*who, Failure{error, 0, true}, {}});
+  return true;
+}
+
 void Operation::failed_elsewhere(std::uint32_t from, const Failure& failure) {
+  if (failure.asks_why) {
+    Error error = failure.error;
+    std::vector<std::string> lacking = waiting_for();
+    std::erase(lacking,
+               name_of(from));  // its data was dropped, if the failure came before the start
+    if (!lacking.empty()) error.message += "; " + name_of(place_.rank) + " waits for:";
+    for (const std::string& name : lacking) error.message += " " + name;
+    return fail(std::move(error));
+  }
   if (asks_ && from == 0) {  // it says, too, whether it had said Go before
     if (!went_ && failure.shared != 0) effects_.pass = shared_ = failure.shared;
     went_ = true;
@@ -408,7 +438,7 @@ void Operation::fail(Error error, bool local) {
   error_ = std::move(error);
   // All must know that rank 0 will not say Go any more.
   const bool last_word = asks_ && !went_ && place_.rank == 0;
-  if (!local || last_word) to_others(Failure{error_, place_.rank == 0 ? shared_ : 0}, {});
+  if (!local || last_word) to_others(Failure{error_, place_.rank == 0 ? shared_ : 0, false}, {});
   effects_.tasks.clear();
   effects_.combine.reset();
   effects_.ready_to_go = false;
@@ -428,6 +458,7 @@ std::vector<std::string> Operation::waiting_for() const {
   std::vector<std::string> names;
   if (spec() == nullptr) {
     if (place_.rank != 0) return {name_of(0)};
+    if (values_.empty()) return {};  // the Python operation runs
     for (std::uint32_t rank = 0; rank < place_.names.size(); ++rank) {
       if (!values_.contains(rank)) names.push_back(name_of(rank));
     }

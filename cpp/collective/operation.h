@@ -22,6 +22,7 @@
 namespace moolink::collective {
 
 using OpId = std::uint64_t;
+using RunId = std::uint64_t;  // of one beginning of an operation, which a retry repeats
 
 // The "slice" of the task that adds up this member's own inputs before anything is sent, or copies
 // an input that is the user's, who gets it back before others have read all messages.
@@ -91,7 +92,7 @@ class Operation {
     bool finished = false;
   };
 
-  Operation(OpId id, OpKey key, Request request, Place place, Allocator& memory);
+  Operation(OpId id, RunId run, OpKey key, Request request, Place place, Allocator& memory);
 
   void begin();
   // Rank 0's decision: a number in shared memory, or 0 for messages.
@@ -102,6 +103,9 @@ class Operation {
                 const std::vector<Buffer>& parts);
   void summed(std::uint32_t slice);
   void combined(std::variant<wire::Payload, Error> result);
+  // Asks the one who knows whom all wait for to fail it at everyone with `error` and their names.
+  // False: nobody knows it better than this member.
+  bool ask_why(const Error& error);
   // Fails here and, unless `local`, at everyone.
   void fail(Error error, bool local = false);
 
@@ -109,6 +113,7 @@ class Operation {
   Request take_request() { return std::move(request_); }
 
   OpId id() const { return id_; }
+  RunId run() const { return run_; }
   const OpKey& key() const { return key_; }
   bool retry() const { return request_.retry; }
   const Error& error() const { return error_; }
@@ -131,6 +136,7 @@ class Operation {
   std::size_t owner_index(std::uint32_t rank) const;  // among the reducers, or their number
   Buffer bytes_of(const Buffer& whole, const Range& range) const;
 
+  std::optional<std::uint32_t> who_knows_why() const;
   bool must_ask() const;
   bool must_mirror() const;
   void started(std::uint32_t from, const OpSpec& theirs);
@@ -153,6 +159,7 @@ class Operation {
   void to_others(const decltype(Frame::content)& content, const std::vector<Buffer>& parts);
 
   OpId id_;
+  RunId run_;
   OpKey key_;
   Request request_;
   Place place_;
@@ -173,6 +180,7 @@ class Operation {
   std::uint64_t shared_ = 0;         // ... for shared memory, as this number
   std::set<std::uint32_t> started_;  // rank 0's
   bool mirrored_ = false;
+  bool in_place_ = false;  // the result is reduced where it is wanted
   bool uses_messages_ = false;
   bool sent_ = false;  // the own pieces, of another collective than an allreduce
   bool ending_ = false;

@@ -16,6 +16,9 @@ constexpr Duration kFarewell = seconds(1);
 // Operations may take so long to end in the epoch before, when nothing was lost.
 constexpr Duration kLastOperations = milliseconds(100);
 
+// For the answer of who knows why an operation is late.
+constexpr Duration kAnswerWhy = milliseconds(500);
+
 bool loses_nothing(group::Cause cause) {
   return cause == group::Cause::left || cause == group::Cause::joined ||
          cause == group::Cause::ordered;
@@ -263,20 +266,30 @@ void GroupPeer::tick(Time now) {
   for (const auto& [op, running] : running_) {
     if (running.deadline <= now) late.push_back(op);
   }
-  for (const collective::OpId op : late) {
-    std::string waiting;
-    for (const std::string& name : waiting_for(op)) waiting += " " + name;
-    runner_->engine().cancel(
-        op, {ErrorCode::timeout,
-             "operation '" + running_.at(op).operation + "' of group '" + name_ +
-                 "' did not end in time; it waits for:" + (waiting.empty() ? " nobody" : waiting),
-             {},
-             name_,
-             {},
-             {},
-             Ran::maybe});
-  }
+  for (const collective::OpId op : late) end_late(now, op);
   runner_->carry_out();
+}
+
+// A member that waits for rank 0's word, say, does not know whose start rank 0 lacks: rank 0 gets a
+// moment to tell everyone.
+void GroupPeer::end_late(Time now, collective::OpId op) {
+  Running& running = running_.at(op);
+  std::string waiting;
+  for (const std::string& name : waiting_for(op)) waiting += " " + name;
+  const Error error{ErrorCode::timeout,
+                    "operation '" + running.operation + "' of group '" + name_ +
+                        "' did not end in time; " + rpc_->name_locked() +
+                        " waits for:" + (waiting.empty() ? " nobody" : waiting),
+                    {},
+                    name_,
+                    {},
+                    {},
+                    Ran::maybe};
+  if (!std::exchange(running.asked_why, true) && runner_->engine().ask_why(op, error)) {
+    running.deadline = now + kAnswerWhy;
+    return;
+  }
+  runner_->engine().cancel(op, error);
 }
 
 Time GroupPeer::next_deadline() const {
@@ -375,16 +388,24 @@ void GroupPeer::enter(const group::View& view_of_next) {
 
 // --- operations
 
+// What is retried goes among the newest members, all else among those that the user has seen.
+void GroupPeer::enter_newest(const std::string& operation, bool retry) {
+  if (next_) enter(*next_);
+  if (retry || entered_.empty() || seen_.epoch == entered_.epoch) return;
+  if (seen_.empty()) {
+    throw Exception(ErrorCode::closed, "operation '" + operation + "' of group '" + name_ +
+                                           "': update() has shown no members yet; call it first");
+  }
+  Error error = group::group_changed(name_, "operation '" + operation + "'", seen_, entered_);
+  error.message += " update() shows its members.";
+  throw Exception(std::move(error));
+}
+
 std::shared_ptr<Future> GroupPeer::collective(const std::string& operation, collective::OpSpec spec,
                                               Buffer input, MutableBuffer output, bool lent,
                                               bool retry) {
   const Engine::Lock lock = lock_open();
-  if (next_) enter(*next_);
-  // How much memory it takes depends on the members that the user has seen, and who is the root.
-  if (spec.kind != collective::Kind::all_reduce && seen_.epoch != entered_.epoch &&
-      !entered_.empty()) {
-    throw Exception(group::group_changed(name_, "a " + kind_name(spec.kind), seen_, entered_));
-  }
+  enter_newest(operation, retry);
   const collective::OpId op = runner_->engine().start(
       operation, std::move(spec), {std::move(input)}, {retry, {}, std::move(output), lent});
   return begin(op, operation, {});
@@ -394,7 +415,7 @@ std::shared_ptr<Future> GroupPeer::all_reduce_value(const std::string& operation
                                                     wire::Payload value, Combine combine,
                                                     bool retry) {
   const Engine::Lock lock = lock_open();
-  if (next_) enter(*next_);
+  enter_newest(operation, retry);
   const collective::OpId op =
       runner_->engine().start_value(operation, std::move(value), {retry, {}, {}, false});
   return begin(op, operation, std::move(combine));
@@ -440,7 +461,7 @@ void GroupPeer::combine(collective::Engine::Combine asked) {
       [runner = runner_, rpc = rpc_, run = found->second.combine, asked = std::move(asked)] {
         auto result = run(asked.payloads);
         const Engine::Lock lock = rpc->context()->lock();
-        runner->engine().combined(asked.op, std::move(result));
+        runner->engine().combined(asked.op, asked.run, std::move(result));
         runner->carry_out();
         rpc->settle();
       });

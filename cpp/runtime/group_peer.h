@@ -87,6 +87,7 @@ class GroupPeer final : public Driven, private PeerObserver {
     std::shared_ptr<Future> future;
     Time deadline = kNever;
     Combine combine;
+    bool asked_why = false;
   };
 
   void peer_up(const rpc::PeerUp& peer) override;
@@ -103,8 +104,10 @@ class GroupPeer final : public Driven, private PeerObserver {
   void tell_has_state(Time now);
   void enter_in_time(Time now, const group::View& view);
   void enter(const group::View& view);
+  void enter_newest(const std::string& operation, bool retry);
   std::shared_ptr<Future> begin(collective::OpId op, const std::string& operation, Combine combine);
   std::vector<std::string> waiting_for(collective::OpId op) const;
+  void end_late(Time now, collective::OpId op);
   void done(collective::Engine::Done done);
   void combine(collective::Engine::Combine combine);
   Engine::Lock lock_open();

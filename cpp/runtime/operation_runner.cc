@@ -74,14 +74,14 @@ void OperationRunner::carry_out() {
 void OperationRunner::sum(collective::Engine::Sum sum) {
   if (sum.task.bytes() <= kInlineBytes) {
     collective::run(sum.task);
-    engine_.summed(sum.op, sum.slice);
+    engine_.summed(sum.op, sum.run, sum.slice);
     return;
   }
   rpc_->context()->compute().submit([self = shared_from_this(), sum = std::move(sum)] {
     collective::run(sum.task);
     const Engine::Lock lock = self->rpc_->context()->lock();
     if (self->closed_) return;
-    self->engine_.summed(sum.op, sum.slice);
+    self->engine_.summed(sum.op, sum.run, sum.slice);
     self->carry_out();
     self->rpc_->settle();
   });

@@ -409,6 +409,7 @@ class Learner:
             # All end at this round. Who left before the others have it could take with it what
             # they still need; who does not come any more is not waited for.
             with contextlib.suppress(moolink.Error):
+                self.group.update()
                 self.group.all_reduce("end of the job", 1).result(timeout=5.0)
             if self.leads:
                 self.write(self.curve.plot, self.config.job.env)

@@ -121,6 +121,65 @@ TEST("a change of epoch fails what is unfinished, or starts it again with the sa
   CHECK(values_of<float>(members.done(2, 1)->tensor) == std::vector<float>{3});
 }
 
+// What one engine wants done of one kind.
+template <class Action>
+std::vector<Action> take(Engine& engine) {
+  std::vector<Action> taken;
+  for (auto& action : engine.take_actions()) {
+    if (auto* wanted = std::get_if<Action>(&action)) taken.push_back(std::move(*wanted));
+  }
+  return taken;
+}
+
+TEST("arithmetic of an earlier run of a retried operation is not taken for the new one's") {
+  Engine engine({"group", Uid{1, 1}, nullptr});
+  const auto members = [](std::uint64_t epoch) {
+    return Engine::Members{epoch, {{1, 1}}, {"peer-0"}};
+  };
+  Engine::Options retry;
+  retry.retry = true;
+  for (const bool lent : {false, true}) {  // lent inputs are copied first, by a task too
+    retry.lent = lent;
+    engine.set_members(members(lent ? 3 : 1), {});
+    engine.start("x", floats(2), {buffer(std::vector<float>{1, 2})}, retry);
+    const auto old = take<Engine::Sum>(engine);
+    CHECK_EQ(old.size(), std::size_t{1});
+    engine.set_members(members(lent ? 4 : 2), {});
+    auto current = take<Engine::Sum>(engine);
+    CHECK_EQ(current.size(), std::size_t{1});
+    for (const Engine::Sum& sum : old) {
+      run(sum.task);  // in its own memory
+      engine.summed(sum.op, sum.run, sum.slice);
+    }
+    CHECK(engine.take_actions().empty());
+    engine.summed(current[0].op, current[0].run, 7);  // no slice of it
+    for (; !current.empty(); current = take<Engine::Sum>(engine)) {
+      for (const Engine::Sum& sum : current) {
+        run(sum.task);
+        engine.summed(sum.op, sum.run, sum.slice);
+      }
+      if (engine.pending() == 0) break;
+    }
+    const auto done = take<Engine::Done>(engine);
+    CHECK_EQ(done.size(), std::size_t{1});
+    CHECK(!done.empty() && values_of<float>(done[0].tensor) == (std::vector<float>{1, 2}));
+  }
+}
+
+TEST("a value combined for an earlier run of a retried operation is not the new one's") {
+  Engine engine({"group", Uid{1, 1}, nullptr});
+  Engine::Options retry;
+  retry.retry = true;
+  engine.set_members({1, {{1, 1}}, {"peer-0"}}, {});
+  engine.start_value("x", {wire::encode(std::string("mine")), {}}, retry);
+  const auto old = take<Engine::Combine>(engine);
+  engine.set_members({2, {{1, 1}, {1, 2}}, {"peer-0", "peer-1"}}, {});
+  CHECK_EQ(old.size(), std::size_t{1});
+  engine.combined(old[0].op, old[0].run, old[0].payloads[0]);
+  CHECK(take<Engine::Done>(engine).empty());
+  CHECK_EQ(engine.pending(), std::size_t{1});
+}
+
 TEST("frames of an old epoch are not applied") {
   Members members(2);
   members.start(0, "x", floats(1), {buffer(std::vector<float>{7})});
@@ -171,6 +230,96 @@ TEST("cancelling at one member fails the operation at all, also where it starts 
   members.start(2, "x", floats(1), {one});
   members.settle();
   for (std::size_t i = 0; i < 3; ++i) CHECK(members.done(i, 1)->error.code == ErrorCode::timeout);
+}
+
+TEST("who only waits for another asks there why, and all are told whose start is lacking") {
+  for (const bool placed : {false, true}) {   // over messages, and with rank 0's word
+    for (const bool begun : {true, false}) {  // at rank 0
+      Members members(3);
+      if (placed) members.on_one_host();
+      members.enter(2);
+      const std::int64_t count = placed ? 100000 : 1;
+      const auto start = [&](std::size_t i) {
+        const auto data = buffer(std::vector<float>(static_cast<std::size_t>(count)));
+        Engine::Options options;
+        if (placed) options.output = HeapAllocator().allocate(data.size());
+        return members.start(i, "x", floats(count), {data}, options);
+      };
+      if (begun) start(0);
+      const OpId id = start(1);
+      members.settle();
+      Error error;
+      error.code = ErrorCode::timeout;
+      error.message = "late";
+      CHECK(members.ask_why(1, id, error));
+      members.settle();
+      CHECK_EQ(members.done(1, id) != nullptr, begun);
+      if (!begun) start(0);  // before the other one has given up
+      members.settle();
+      for (const std::size_t i : {0, 1}) {
+        const auto* done = members.done(i, 1);
+        CHECK(done != nullptr && done->error.code == ErrorCode::timeout);
+        if (done == nullptr) continue;
+        CHECK_EQ(done->error.message, std::string("late; peer-0 waits for: peer-2"));
+      }
+      start(2);
+      CHECK(members.done(2, 1) != nullptr);
+    }
+  }
+}
+
+TEST("what failed before it was started here keeps a note, and not its data") {
+  // Room for one piece of 40 KB at a time: rank 0 has not started any of them.
+  Engine::Members both{1, {{1, 1}, {1, 2}}, {"peer-0", "peer-1"}};
+  Engine here({"group", Uid{1, 1}, nullptr, std::size_t{100} << 10});
+  Engine there({"group", Uid{1, 2}, nullptr});
+  here.set_members(both, {});
+  there.set_members(both, {});
+  const auto data = buffer(std::vector<float>(20000, 1));
+  const auto deliver = [](Engine& from, const Uid& sender, Engine& to) {
+    for (const auto& send : take<Engine::Send>(from)) to.received(sender, send.payload);
+  };
+  Error error;
+  error.code = ErrorCode::cancelled;
+  for (int n = 0; n < 100; ++n) {
+    const OpId id = there.start("never " + std::to_string(n), floats(20000), {data}, {});
+    deliver(there, {1, 2}, here);
+    there.cancel(id, error);
+    deliver(there, {1, 2}, here);
+  }
+  CHECK(take<Engine::Send>(here).empty());  // nothing was refused
+  const OpId late = here.start("never 7", floats(20000), {data}, {});
+  const auto done = take<Engine::Done>(here);
+  CHECK(done.size() == 1 && done[0].op == late && done[0].error.code == ErrorCode::cancelled);
+}
+
+TEST("frames of one that is no member are not kept, whatever their number") {
+  Engine::Members both{1, {{1, 1}, {1, 2}}, {"peer-0", "peer-1"}};
+  Engine here({"group", Uid{1, 1}, nullptr, std::size_t{100} << 10});
+  Engine stranger({"group", Uid{1, 2}, nullptr});
+  stranger.set_members(both, {});
+  both.instances[1] = {1, 3};
+  here.set_members(both, {});
+  for (int n = 0; n < 1000; ++n) {
+    stranger.start("x", floats(1), {buffer(std::vector<float>{1})}, {});
+    for (const auto& send : take<Engine::Send>(stranger)) here.received({1, 2}, send.payload);
+  }
+  CHECK(here.take_actions().empty());
+  here.start("x", floats(1), {buffer(std::vector<float>{1})}, {});
+  CHECK_EQ(here.pending(), std::size_t{1});
+}
+
+TEST("frames without data are counted, too") {
+  Engine::Members both{1, {{1, 1}, {1, 2}}, {"peer-0", "peer-1"}};
+  Engine here({"group", Uid{1, 1}, nullptr, std::size_t{100} << 10});
+  Engine there({"group", Uid{1, 2}, nullptr});
+  here.set_members(both, {});
+  there.set_members(both, {});
+  for (int n = 0; n < 1000; ++n) {
+    there.start("x", floats(0), {Buffer()}, {});
+    for (const auto& send : take<Engine::Send>(there)) here.received({1, 2}, send.payload);
+  }
+  CHECK(!take<Engine::Send>(here).empty());  // refused
 }
 
 TEST("wrong use is refused where it happens") {

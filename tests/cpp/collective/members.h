@@ -85,6 +85,12 @@ class Members {
     drain(i);
   }
 
+  bool ask_why(std::size_t i, OpId id, const Error& error) {
+    const bool asked = engines_[i]->ask_why(id, error);
+    drain(i);
+    return asked;
+  }
+
   // All of them share a segment of this epoch, as if they were on one host.
   void share_memory() {
     const PipelineLayout layout{members_.epoch, static_cast<std::uint32_t>(engines_.size()), 2,
@@ -154,10 +160,10 @@ class Members {
         }
       } else if (auto* sum = std::get_if<Engine::Sum>(&action)) {
         run(sum->task);
-        engines_[i]->summed(sum->op, sum->slice);
+        engines_[i]->summed(sum->op, sum->run, sum->slice);
         drain(i);
       } else if (auto* combine = std::get_if<Engine::Combine>(&action)) {
-        engines_[i]->combined(combine->op, combine_(std::move(combine->payloads)));
+        engines_[i]->combined(combine->op, combine->run, combine_(std::move(combine->payloads)));
         drain(i);
       } else if (auto* pass = std::get_if<Engine::Pass>(&action)) {
         pipelines_[i]->start(std::move(pass->operation));

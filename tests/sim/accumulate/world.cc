@@ -432,7 +432,7 @@ void World::perform(Process& process, const Engine::Action& action) {
     // Arithmetic runs on another thread; whatever happens meanwhile, it comes to its end.
     on(index, simulation_.between(Duration(0), milliseconds(1)), [this, index, sum = *sum] {
       collective::run(sum.task);
-      this->process(index).engine->summed(sum.op, sum.slice);
+      this->process(index).engine->summed(sum.op, sum.run, sum.slice);
     });
   } else if (const auto* done = std::get_if<Engine::Done>(&action)) {
     const auto [epoch, round] = process.reductions.at(done->op);
