@@ -115,11 +115,17 @@ class AccumulatorBase(abc.ABC):
         self._skipped_contributions = 0
         self._carried: dict[str, int] = {}  # counters of rounds skipped since the one shown last
         self._extra: dict[str, int] = {}  # those that the round shown last brought along
+        self._carried_lost: list[tuple[str, int]] = []  # likewise
+        self._extra_lost: list[tuple[str, int]] = []
         self._has_gradients = False
         self._has_new_state = False
         self._state: Any = None
 
     # What an adapter knows.
+
+    def _validate(self) -> None:  # noqa: B027 - who holds plain memory has nothing to check
+        """Raises ``ValueError`` or ``TypeError`` if the parameters or gradients are not those that
+        the accumulator was made for. Called before anything is taken or installed."""
 
     @abc.abstractmethod
     def _gather(self, batch_size: int, clear: bool) -> bool:
@@ -167,17 +173,23 @@ class AccumulatorBase(abc.ABC):
             moolink.Error: the group refused this peer (for example, its parameters have another
                 layout), or the model's checksums differ and ``on_divergence`` is ``"raise"``.
             FloatingPointError: a round's mean is not finite and ``on_nonfinite`` is ``"raise"``.
+            ValueError: a parameter or its gradient has another shape or dtype than when the
+                accumulator was made; the round or the state waits until it is as it was.
+            TypeError: a gradient is not dense; likewise.
         """
         self._core.update(self._on_divergence)
         if self._core.state_overdue():
             logger.warning(
                 "wants_state() has been true for 5 s: newcomers get parameters and buffers only"
             )
-            self._core.set_state((self._capture_model(), None))
+            self._give_state(None)
+        if self._core.has_new_state() or (not self._has_gradients and self._core.has_result()):
+            self._validate()
         if self._core.has_new_state() and (arrived := self._core.new_state()) is not None:
-            number, (model, state) = arrived
+            number, (model, state, carried, lost) = arrived
             self._install_model(model)
             self._clear()  # what they hold belongs to the model before
+            self._carried, self._carried_lost = dict(carried), [(peer, k) for peer, k in lost]
             self._core.state_installed(number)
             self._state, self._has_new_state = state, True
             self._has_gradients = False
@@ -194,6 +206,7 @@ class AccumulatorBase(abc.ABC):
                 self._core.scale(result, self._max_grad_norm / norm)
         self._grad_norm = norm
         self._extra, self._carried = self._carried, {}
+        self._extra_lost, self._carried_lost = self._carried_lost, []
         self._show(result)
         self._has_gradients = True
         if norm is not None and self._on_nonfinite == "raise" and not math.isfinite(norm):
@@ -212,6 +225,7 @@ class AccumulatorBase(abc.ABC):
         )
         self._skipped_rounds += 1
         _add(self._carried, stats["counters"])
+        self._carried_lost += stats["lost"]
         self._release_round()
         self._core.update(self._on_divergence)
 
@@ -244,7 +258,12 @@ class AccumulatorBase(abc.ABC):
             RuntimeError: ``wants_state()`` is false.
             TypeError: the state holds an object that the typed codec does not know.
         """
-        self._core.set_state((self._capture_model(), state))
+        self._give_state(state)
+
+    def _give_state(self, state: Any) -> None:
+        # What skipped rounds have left for the next one is part of the model's history.
+        lost = [list(contribution) for contribution in self._carried_lost]
+        self._core.set_state((self._capture_model(), state, self._carried, lost))
 
     def has_new_state(self) -> bool:
         """Whether a state has arrived; parameters and buffers are already installed."""
@@ -281,13 +300,16 @@ class AccumulatorBase(abc.ABC):
 
         Raises:
             RuntimeError: ``wants_gradients()`` is false.
-            ValueError: ``batch_size`` is less than 1 or more than 2**40, or a counter needs more
-                than 64 bits.
-            TypeError: ``batch_size`` or a counter is no integer, or its name no string.
+            ValueError: ``batch_size`` is less than 1 or more than 2**40, a counter needs more
+                than 64 bits, or a parameter or its gradient has another shape or dtype than when
+                the accumulator was made. Nothing was contributed then.
+            TypeError: ``batch_size`` or a counter is no integer, its name no string, or a gradient
+                is not dense.
             FloatingPointError: an element is not finite and ``on_nonfinite`` is ``"raise"``.
         """
         batch_size, sums = _checked_batch_size(batch_size), _checked_counters(counters)
         self._require_wanted("reduce_gradients")
+        self._validate()
         clear = self._on_nonfinite != "raise"
         finite = self._gather(batch_size, clear)
         if not finite and self._on_nonfinite == "raise":
@@ -373,6 +395,7 @@ class AccumulatorBase(abc.ABC):
         """
         stats = self._core.stats()
         _add(stats["counters"], self._extra)
+        stats["lost"] = self._extra_lost + stats["lost"]
         stats["grad_norm"] = self._grad_norm
         stats["skipped_rounds"] = self._skipped_rounds
         stats["skipped_contributions"] = self._skipped_contributions
@@ -398,10 +421,12 @@ class AccumulatorBase(abc.ABC):
             state: returns what newcomers need beside the model: a tree as for :meth:`set_state`.
             load_state: takes such a state.
             until: called with the totals of all counters after each round, with equal ones at
-                every member: true ends the iteration there, at the same round everywhere.
+                every member (a counter that no round had is 0): true ends the iteration there, at
+                the same round everywhere.
             totals: those of a checkpoint, with which the counters go on.
 
-        An observer gets a turn after each round and each state; it cannot contribute.
+        An observer gets a turn after each round and each state; it cannot contribute. One that
+        falls behind goes on from a later state, and has no turns for the rounds in between.
         """
         return training_steps(self, self._group, apply, state, load_state, until, totals)
 

@@ -12,8 +12,16 @@ if TYPE_CHECKING:
     from moolink.accumulator import AccumulatorBase
     from moolink.group import Group
 
+
 PATIENCE = 1.0  # seconds of one wait for news; the accumulator wakes it up
 MARK = "moolink.training_steps"  # of the states that these loops send
+
+
+class Totals(dict[str, int]):
+    """Sums of counters; one that no round had is 0."""
+
+    def __missing__(self, name: str) -> int:
+        return 0
 
 
 class TrainingStep:
@@ -21,7 +29,8 @@ class TrainingStep:
 
     Attributes:
         version: the model's version, the number of rounds that led to it.
-        totals: sums of all counters over all rounds of the job; equal at every member.
+        totals: sums of all counters over all rounds of the job; equal at every member. A counter
+            that no round had is 0.
         stats: of the round applied last here (``get_gradient_stats()``); None before the first.
     """
 
@@ -34,12 +43,26 @@ class TrainingStep:
         self.stats = stats
 
     def reduce(self, batch_size: int, counters: Mapping[str, int] | None = None) -> None:
-        """Contributes the gradients, once a turn; as the accumulator's ``reduce_gradients``."""
+        """Contributes the gradients, once a turn; as the accumulator's ``reduce_gradients``.
+
+        Raises:
+            RuntimeError: the turn is over, for the parameters are of a later version.
+        """
+        self._require_current("reduce")
         self._accumulator.reduce_gradients(batch_size, counters)
 
     def skip(self, counters: Mapping[str, int] | None = None) -> None:
         """Contributes counters only; as the accumulator's ``skip_gradients``. Never needed."""
+        self._require_current("skip")
         self._accumulator.skip_gradients(counters)
+
+    def _require_current(self, method: str) -> None:
+        version = self._accumulator.model_version()
+        if version != self.version:
+            raise RuntimeError(
+                f"{method} was called for a turn of version {self.version} that is over: the "
+                f"parameters are of version {version}"
+            )
 
 
 def training_steps(
@@ -52,7 +75,7 @@ def training_steps(
     first_totals: Mapping[str, int] | None,
 ) -> Iterator[TrainingStep]:
     """See :meth:`moolink.accumulator.AccumulatorBase.training_steps`."""
-    totals = dict(first_totals or {})
+    totals = Totals(first_totals or {})
     rounds = 0  # that are in the totals, beside those of the beginning
     stats: GradientStats | None = None
     while True:
@@ -60,12 +83,12 @@ def training_steps(
         accumulator.update()
         if accumulator.wants_state():
             users = None if state is None else state()
-            accumulator.set_state({MARK: rounds, "totals": totals, "state": users})
+            accumulator.set_state({MARK: rounds, "totals": dict(totals), "state": users})
         changed = False
         if accumulator.has_new_state():
             received = accumulator.state()
             if _is_whole(received):
-                rounds, totals = received[MARK], dict(received["totals"])
+                rounds, totals = received[MARK], Totals(received["totals"])
                 if load_state is not None:
                     load_state(received["state"])
             changed = True
@@ -73,9 +96,9 @@ def training_steps(
             stats = accumulator.get_gradient_stats()
             apply()
             accumulator.zero_gradients()
-            totals = dict(totals)  # a step that was given out keeps its own
+            totals = Totals(totals)  # a step that was given out keeps its own
             for name, value in stats["counters"].items():
-                totals[name] = totals.get(name, 0) + value
+                totals[name] += value
             rounds += 1
             changed = True
         # Before the first round there is nothing that could be asked of the totals.
@@ -91,8 +114,8 @@ def _is_whole(received: Any) -> bool:
     """Whether the leader's loop sent it; without it there are the model's parameters alone."""
     if received is None:
         logger.warning(
-            "the leader's loop was busy for so long that parameters came without the rest of the "
-            "state: the optimiser and the totals go on from what they are here"
+            "the leader's loop did not call set_state() within 5 s of wants_state(), so parameters "
+            "came without the rest: the optimiser and the totals go on from what they are here"
         )
         return False
     if not isinstance(received, dict) or MARK not in received:

@@ -261,6 +261,7 @@ class Machine {
 
   // machine_epochs.cc: from a view to an active epoch
   void enter(const group::View& view);
+  void send_flush();
   void leave_epoch();
   void enter_pending_when_due(Time now);
   const group::MemberInfo* coordinator() const;
@@ -340,10 +341,12 @@ class Machine {
   std::map<Uid, Flush> flushes_;  // coordinator
   std::optional<Decision> decision_;
   std::set<Uid> ready_;
-  bool went_ = false;  // GO was sent
+  std::map<Uid, Time> late_;  // who FLUSHes since the decision, by awake_
+  bool went_ = false;         // GO was sent
   std::optional<Resume> resume_;
   bool is_ready_ = false;
   Time flush_progress_{};          // by awake_
+  Time flush_again_{};             // likewise
   std::vector<Uid> participants_;  // in rank order of the active epoch
   Uid leader_id_;
   std::string refused_;

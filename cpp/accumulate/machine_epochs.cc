@@ -9,6 +9,15 @@
 #include "base/mutant.h"
 
 namespace moolink::accumulate {
+namespace {
+
+// How often FLUSH is repeated: a peer may be in a view before its accumulator is made, and what was
+// sent to it until then is gone.
+constexpr Duration kFlushAgain = milliseconds(250);
+// Who goes on for so long after the decision has not got it: its accumulator was made since.
+constexpr Duration kLatePatience = seconds(2);
+
+}  // namespace
 
 // --- views -----------------------------------------------------------------------------------
 
@@ -68,13 +77,25 @@ void Machine::enter(const group::View& view) {
   decision_.reset();
   resume_.reset();
   went_ = is_ready_ = false;
+  late_.clear();
   flush_progress_ = awake_;
   if (view.soft) actions_.push_back(Activate{view.epoch});
-  if (const group::MemberInfo* rank_0 = coordinator()) {
-    send(rank_0->instance, facts());
-    crash_point("flush.sent");
-  }
+  send_flush();
   replay_early();
+}
+
+void Machine::send_flush() {
+  const group::MemberInfo* rank_0 = coordinator();
+  if (rank_0 == nullptr) {
+    if (standing_ == Standing::stateless && config_.role == group::Role::observer && states_ > 0) {
+      log(LogLevel::warning,
+          "the members left before this observer got the state anew: it waits for a member");
+    }
+    return;
+  }
+  flush_again_ = awake_ + kFlushAgain;
+  send(rank_0->instance, facts());
+  crash_point("flush.sent");
 }
 
 // Rank 0; observers decide nothing and have the last ranks.
@@ -128,9 +149,16 @@ std::vector<Uid> Machine::missing_in_flush() const {
 
 void Machine::on(Time, const Uid& from, const Flush& flush, const std::vector<Buffer>&) {
   const group::MemberInfo* rank_0 = coordinator();
-  if (rank_0 == nullptr || rank_0->instance != config_.instance || decision_) return;
-  flushes_.insert_or_assign(from, flush);
-  flush_progress_ = awake_;
+  if (rank_0 == nullptr || rank_0->instance != config_.instance) return;
+  if (decision_) {
+    Time& since = late_.try_emplace(from, awake_).first->second;
+    if (awake_ < since + kLatePatience) return;
+    since = awake_;
+    ask_for_view(from, "it came late to epoch " + std::to_string(epoch_));
+    return;
+  }
+  // One that repeats itself is no progress.
+  if (flushes_.insert_or_assign(from, flush).second) flush_progress_ = awake_;
   if (!missing_in_flush().empty()) return;
   decision_ = decide(view_, flushes_);
   broadcast(decision_->resume);
@@ -157,6 +185,11 @@ Time Machine::flush_deadline() const {
 
 // Somebody does not answer, though the broker hears it: another epoch begins from the same facts.
 void Machine::watch_flush() {
+  const group::MemberInfo* rank_0 = coordinator();
+  const bool elsewhere = rank_0 != nullptr && rank_0->instance != config_.instance;
+  if (phase_ == Phase::flushing && elsewhere && awake_ >= flush_again_ && !mutant("flush_once")) {
+    send_flush();
+  }
   if (awake_ < flush_deadline()) return;
   flush_progress_ = awake_;
   for (const Uid& instance : missing_in_flush()) {

@@ -228,6 +228,7 @@ void bind_accumulator(nb::module_& m) {
       .def("gather", &PyAccumulator::gather, nb::arg("dtype"), nb::arg("pieces"), nb::arg("factor"),
            nb::arg("clear"))
       .def("offer", &PyAccumulator::offer, nb::arg("batch_size"), nb::arg("counters"))
+      .def("has_result", forward(&Peer::has_result))
       .def("take_result", &PyAccumulator::take_result)
       .def("norm", &PyAccumulator::norm, nb::arg("result"))
       .def("scale", &PyAccumulator::scale, nb::arg("result"), nb::arg("factor"))

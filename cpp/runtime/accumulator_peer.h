@@ -60,6 +60,7 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
   // The result to be applied next, in memory that is the user's; empty if there is none, or if it
   // was taken before.
   MutableBuffer take_result();
+  bool has_result() const { return seen_.result && !seen_.result->result.empty(); }
   std::uint64_t model_version() const { return seen_.version; }
   const std::string& leader() const { return seen_.leader; }
   bool is_leader() const { return seen_.is_leader; }

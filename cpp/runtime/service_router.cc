@@ -63,8 +63,8 @@ void ServiceRouter::dispatch(rpc::Service service, const Uid& from, const std::s
                              const wire::Payload& payload) {
   try {
     const auto route = routes_.find({service, scope_of(service, payload)});
-    // A message for a group that this process has left, or has not joined yet: its sender repeats
-    // what matters, or learns of the new view.
+    // A message for a group or an accumulator that this process has closed, or not made yet: its
+    // sender repeats what matters (FLUSH), or learns of the new view.
     if (route != routes_.end()) route->second(from, payload);
   } catch (const std::exception& e) {  // of the wire, or no memory
     peer_.context()->log(LogLevel::warning,

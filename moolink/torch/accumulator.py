@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +32,9 @@ class Accumulator(AccumulatorBase):
         options: ``role``, ``checksum_every``, ``on_divergence``, ``max_grad_norm`` and
             ``on_nonfinite`` of the base class.
 
+    Gradients of float16 and bfloat16 are summed, sent and scaled as float32, and rounded once, when
+    they are shown.
+
     While :meth:`has_gradients` is true, ``.grad`` of each parameter is the round's mean, where
     parameters lie in host memory without gaps without another copy; afterwards it is the tensor
     that it was before, zeroed.
@@ -55,7 +60,8 @@ class Accumulator(AccumulatorBase):
         by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
         for parameter in self._parameters:
             if parameter.requires_grad:
-                by_dtype.setdefault(parameter.dtype, []).append(parameter)
+                by_dtype.setdefault(_summed_in(parameter.dtype), []).append(parameter)
+        self._made_with = [(p.shape, p.dtype, p.requires_grad) for p in self._parameters]
         if not by_dtype:
             raise ValueError("none of the parameters requires a gradient: nothing to reduce")
         self._sections = _sections(by_dtype)
@@ -92,12 +98,18 @@ class Accumulator(AccumulatorBase):
 
         Args:
             optimizer: of this accumulator's parameters; the same at every member.
-            scheduler: one of ``torch.optim.lr_scheduler``, stepped once a round.
+            scheduler: one of ``torch.optim.lr_scheduler``, stepped once a round, without
+                arguments.
             state: returns what newcomers need besides.
             load_state: takes it.
             until: ends the iteration when true of the counters' totals.
             totals: those of a checkpoint.
+
+        Raises:
+            TypeError: ``scheduler.step`` needs an argument, as ``ReduceLROnPlateau``'s does.
         """
+        if scheduler is not None:
+            _require_plain_step(scheduler)
 
         def apply() -> None:
             optimizer.step()
@@ -106,19 +118,46 @@ class Accumulator(AccumulatorBase):
 
         def capture() -> Any:
             schedule = None if scheduler is None else scheduler.state_dict()
-            return optimizer.state_dict(), schedule, None if state is None else state()
+            users = None if state is None else state()
+            return _plain_tree(optimizer.state_dict()), _plain_tree(schedule), users
 
         def install(received: Any) -> None:
             optimizer_state, schedule, users = received
             optimizer.load_state_dict(optimizer_state)
             if scheduler is not None:
-                scheduler.load_state_dict(schedule)
+                scheduler.load_state_dict(_tree_like(scheduler.state_dict(), schedule))
             if load_state is not None:
                 load_state(users)
 
         return self.training_steps(
             apply, state=capture, load_state=install, until=until, totals=totals
         )
+
+    def _validate(self) -> None:
+        for index, (parameter, made_with) in enumerate(
+            zip(self._parameters, self._made_with, strict=True)
+        ):
+            shape, dtype, reduced = made_with
+            if parameter.shape != shape or parameter.dtype != dtype:
+                now = _described(parameter.shape, parameter.dtype)
+                raise ValueError(
+                    f"parameters[{index}] is {now} now and "
+                    f"was {_described(shape, dtype)} when the accumulator was made: make another "
+                    "one for another model"
+                )
+            gradient = parameter.grad if reduced else None
+            if gradient is None:
+                continue
+            if gradient.layout != torch.strided:
+                raise TypeError(
+                    f"the gradient of parameters[{index}] is {gradient.layout}: only dense ones "
+                    "can be reduced (sparse=False, or grad.to_dense())"
+                )
+            if gradient.shape != shape:
+                raise ValueError(
+                    f"the gradient of parameters[{index}] is of shape {tuple(gradient.shape)}, "
+                    f"and the parameter of shape {tuple(shape)}"
+                )
 
     def _gather(self, batch_size: int, clear: bool) -> bool:
         finite = True
@@ -134,9 +173,8 @@ class Accumulator(AccumulatorBase):
                     gradient = copies[-1]
                 pieces.append((0 if gradient is None else gradient.data_ptr(), count, offset))
             finite &= self._core.gather(_name(section.dtype), pieces, float(batch_size), clear)
-        if clear and elsewhere:
-            with torch.no_grad():
-                torch._foreach_zero_(elsewhere)
+        if clear:
+            _zero(elsewhere)
         return finite
 
     def _show(self, result: npt.NDArray[np.uint8]) -> None:
@@ -160,10 +198,7 @@ class Accumulator(AccumulatorBase):
             for parameter, gradient in zip(self._reduced, self._set_aside, strict=True):
                 parameter.grad = gradient
             self._set_aside = None
-        gradients = [p.grad for p in self._reduced if p.grad is not None]
-        if gradients:
-            with torch.no_grad():
-                torch._foreach_zero_(gradients)
+        _zero([p.grad for p in self._reduced if p.grad is not None])
 
     def _capture_model(self) -> Any:
         return (
@@ -232,6 +267,59 @@ def _is_plain(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
 def _plain_copy(gradient: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     copy = gradient.detach().to("cpu", dtype).resolve_conj().resolve_neg()
     return copy.clone(memory_format=torch.contiguous_format)
+
+
+def _zero(tensors: list[torch.Tensor]) -> None:
+    views = [t for t in tensors if t.is_conj() or t.is_neg()]  # _foreach_zero_ knows none
+    others = [t for t in tensors if not (t.is_conj() or t.is_neg())]
+    with torch.no_grad():
+        for view in views:
+            view.zero_()
+        if others:
+            torch._foreach_zero_(others)
+
+
+def _summed_in(dtype: torch.dtype) -> torch.dtype:
+    """A half times a batch size need not be finite, and a sum of many is not exact enough."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def _described(shape: torch.Size, dtype: torch.dtype) -> str:
+    return f"{_name(dtype)}{tuple(shape)}"
+
+
+def _require_plain_step(scheduler: Any) -> None:
+    for parameter in inspect.signature(scheduler.step).parameters.values():
+        optional = parameter.default is not parameter.empty
+        if not optional and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise TypeError(
+                f"{type(scheduler).__qualname__}.step needs {parameter.name!r}, which steps() does "
+                "not know: step it in the loop, and hand its state on with state= and load_state="
+            )
+
+
+def _plain_tree(tree: Any) -> Any:
+    """The same of plain dicts, lists and tuples: what the codec knows."""
+    if isinstance(tree, Mapping):
+        return {key: _plain_tree(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(_plain_tree(v) for v in tree) if type(tree) in (list, tuple) else tree
+    return tree
+
+
+def _tree_like(mine: Any, plain: Any) -> Any:
+    """The plain tree with the kinds of mapping that this peer's has (such as ``Counter``)."""
+    if isinstance(mine, dict) and isinstance(plain, dict):
+        values = {k: _tree_like(mine.get(k), v) for k, v in plain.items()}
+        if type(mine) is dict:
+            return values
+        same_kind = copy.copy(mine)
+        same_kind.clear()
+        same_kind.update(values)
+        return same_kind
+    if isinstance(mine, list) and isinstance(plain, list) and len(mine) == len(plain):
+        return [_tree_like(m, p) for m, p in zip(mine, plain, strict=True)]
+    return plain
 
 
 def _tensors(what: str, values: Iterable[Any]) -> list[torch.Tensor]:

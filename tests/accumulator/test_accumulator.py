@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import pytest
@@ -275,3 +276,89 @@ def test_misuse(make: Make) -> None:
     peer.close()
     with pytest.raises(moolink.Closed):
         peer.update()
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_an_accumulator_made_after_its_group_accuses_nobody(
+    broker_address: str, first: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with contextlib.ExitStack() as stack:
+        rpcs = [stack.enter_context(moolink.Rpc(f"peer-{i}")) for i in range(2)]
+        groups = [stack.enter_context(moolink.Group(rpc, "group")) for rpc in rpcs]
+        for rpc in rpcs:
+            rpc.connect(broker_address)
+        formed(groups)
+        made = [
+            stack.enter_context(moolink.Accumulator("model", parameters(), group=groups[first]))
+        ]
+        # Until its FLUSH is on its way, and more.
+        until(lambda: pump(made) or made[0].get_gradient_stats()["waiting_for"], "the other one")
+        made[0].wait(0.3)
+        made.append(
+            stack.enter_context(moolink.Accumulator("model", parameters(), group=groups[1 - first]))
+        )
+        connect(made)
+        assert "becomes a newcomer" not in caplog.text
+
+
+def test_a_parameter_of_another_shape_is_refused_by_name(make: Make) -> None:
+    model = parameters()
+    peer = make("alone", model)
+    connect([peer])
+    before = model[1].data
+    model[0].grad = torch.ones(2, 3)
+    model[1].data = torch.zeros(2)
+    with pytest.raises(ValueError, match=r"parameters\[1\] is float32\(2,\) now and was"):
+        peer.reduce_gradients(1)
+    model[1].data = before
+    assert model[0].grad.all()  # nothing was taken
+    model[1].grad = torch.ones(4)
+    model[1].grad.resize_(2)
+    with pytest.raises(ValueError, match=r"gradient of parameters\[1\] is of shape \(2,\)"):
+        peer.reduce_gradients(1)
+    model[1].grad = None
+    peer.reduce_gradients(1)
+    model[1].data = torch.zeros(2)
+    errors: list[str] = []
+    until(lambda: failed([peer], errors), "the error")
+    assert "parameters[1]" in errors[0]
+    model[1].data = before
+    until(lambda: pump([peer]) or peer.has_gradients(), "the round, which has waited")
+    assert torch.equal(model[0].grad, torch.ones(2, 3))
+
+
+def test_a_sparse_gradient_is_refused_by_name(make: Make) -> None:
+    table = torch.nn.Embedding(5, 2, sparse=True)
+    peer = make("alone", list(table.parameters()))
+    connect([peer])
+    table(torch.tensor([1, 3])).sum().backward()
+    with pytest.raises(TypeError, match=r"gradient of parameters\[0\] is torch.sparse_coo"):
+        peer.reduce_gradients(1)
+    table.weight.grad = table.weight.grad.to_dense()
+    peer.reduce_gradients(1)
+
+
+def test_a_conjugated_gradient_is_gathered(make: Make) -> None:
+    model = [torch.zeros(2, dtype=torch.complex64, requires_grad=True)]
+    peer = make("alone", model)
+    connect([peer])
+    model[0].grad = torch.full((2,), 1 + 2j, dtype=torch.complex64).conj()
+    peer.reduce_gradients(1)
+    until(lambda: pump([peer]) or peer.has_gradients(), "a round")
+    assert torch.equal(model[0].grad, torch.full((2,), 1 - 2j, dtype=torch.complex64))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_halves_are_summed_in_float32(make: Make, dtype: torch.dtype) -> None:
+    models = [[torch.zeros(3, dtype=dtype, requires_grad=True)] for _ in range(2)]
+    peers = [make(f"peer-{i}", m, on_nonfinite="raise") for i, m in enumerate(models)]
+    for peer in peers:
+        peer.set_virtual_batch_size(2000)
+    connect(peers)
+    for (p,) in models:
+        p.grad = torch.full_like(p, 60000.0)  # times 1000 beyond float16
+    wanted = models[0][0].grad.clone()
+    reduce_round(peers, [(m, 1000) for m in models])
+    for (p,) in models:
+        assert p.grad.dtype == dtype
+        assert torch.equal(p.grad, wanted)

@@ -246,3 +246,18 @@ def test_gradients_with_gaps_are_gathered_and_zeroed(make: Make) -> None:
     until(lambda: pump([peer]) or peer.has_gradients(), "a round")
     assert torch.equal(model[0].grad, torch.arange(6.0).view(2, 3).t())
     assert torch.equal(model[1].grad, torch.arange(8.0)[::2])
+
+
+def test_counters_of_a_skipped_round_come_to_newcomers(make: Make) -> None:
+    models = [parameters(), parameters()]
+    peers = [make("first", models[0], on_nonfinite="skip")]
+    connect(peers)
+    fill(models[0], torch.finfo(torch.float32).max)
+    peers[0].reduce_gradients(4, counters={"steps": 100})  # times 4: not finite
+    until(lambda: pump(peers) or peers[0].model_version() == 1, "the skipped round")
+    peers.append(make("second", models[1], on_nonfinite="skip"))
+    connect(peers)
+    fill(models[0], 1.0)
+    peers[0].reduce_gradients(1, counters={"steps": 1})
+    until(lambda: pump(peers) or all(p.has_gradients() for p in peers), "a round")
+    assert [p.get_gradient_stats()["counters"] for p in peers] == [{"steps": 101}] * 2

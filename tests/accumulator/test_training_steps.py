@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections import Counter
 from types import FrameType
 from typing import Any
 
@@ -178,3 +179,46 @@ def test_ctrl_c_ends_the_wait_for_others() -> None:
             signal.signal(signal.SIGALRM, before)
         peer.update()  # it can be gone on with
         assert not peer.connected()
+
+
+def test_a_schedule_with_milestones_travels(make: Make) -> None:
+    peers = [Peer(make, name, until=400) for name in ("first", "second one")]
+    for peer in peers:
+        peer.accumulator.set_virtual_batch_size(BATCH)
+        peer.scheduler = torch.optim.lr_scheduler.MultiStepLR(peer.optimizer, [10, 20])
+    for peer in peers:
+        peer.thread.start()
+    for peer in peers:
+        peer.join()
+    first, second = (peer.scheduler for peer in peers)
+    assert first.state_dict() == second.state_dict()
+    assert type(first.milestones) is type(second.milestones) is Counter
+
+
+def test_a_schedule_that_needs_arguments_is_refused(make: Make) -> None:
+    weight = torch.zeros(2, requires_grad=True)
+    peer = make("alone", [weight])
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    with pytest.raises(TypeError, match=r"ReduceLROnPlateau\.step needs 'metrics'"):
+        peer.steps(optimizer, scheduler=plateau)
+
+
+def test_a_counter_that_no_round_had_is_0(make: Make) -> None:
+    peer = make("alone", [torch.zeros(2, requires_grad=True)])
+    turns = 0
+    for step in peer.training_steps(lambda: None, until=lambda totals: totals["samples"] > 0):
+        step.reduce(1, {"samples": 1} if turns == 1 else None)
+        turns += 1
+    assert turns == 2
+
+
+def test_a_turn_that_is_over_is_refused(make: Make) -> None:
+    peer = make("alone", [torch.zeros(2, requires_grad=True)])
+    steps = peer.training_steps(lambda: None)
+    old = next(steps)
+    old.reduce(1)
+    new = next(steps)
+    with pytest.raises(RuntimeError, match="version 0 that is over"):
+        old.reduce(1)
+    new.reduce(1)

@@ -31,6 +31,7 @@ const std::vector<std::string> kMutants = {
     "give_away_before_stable",
     "give_away_what_was_handed_on",
     "resync_after_flush",
+    "flush_once",
 };
 
 class Life {
@@ -48,6 +49,7 @@ class Life {
     for (std::uint64_t i = 0; i < peers; ++i) {
       simulation_.after(between(0, 1500), [this, i] { add_peer(i == 0); });
     }
+    if (below(4) == 0) simulation_.run_until(simulation_.now() + seconds(8));  // peace at first
     const Time stormy_until = simulation_.now() + between(3000, 9000);
     while (simulation_.now() < stormy_until) {
       simulation_.run_until(simulation_.now() + between(20, 900));

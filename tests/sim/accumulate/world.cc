@@ -136,7 +136,6 @@ void World::start(int index, bool observer, std::uint64_t version) {
   member.self.role = observer ? group::Role::observer : group::Role::member;
   member.stateful = true;
   peer.member = std::make_unique<Member>(member, simulation_.now());
-  peer.member->hold_soft_views(true);
 
   Engine::Config engine;
   engine.scope = kGroup;
@@ -167,14 +166,32 @@ void World::start(int index, bool observer, std::uint64_t version) {
   peer.learner = std::make_unique<Learner>(registry_, peer.instance, habits, version);
   simulation_.note(peer.name + " starts");
   connect_broker(index, simulation_.between(milliseconds(1), milliseconds(100)));
+  // A model is built between the group and its accumulator.
+  peer.made = false;
+  peer.view.reset();
+  const bool late = !calm_ && simulation_.random.chance(1, 4);
+  on(index, late ? simulation_.between(milliseconds(100), milliseconds(2000)) : Duration(0),
+     [=, this] { make_machine(index); });
+  schedule_tick(index);
+}
+
+void World::make_machine(int index) {
+  Process& peer = process(index);
+  peer.made = true;
+  peer.member->hold_soft_views(true);
+  simulation_.note(peer.name + "'s machine is made");
+  if (peer.view) {
+    ++coverage["machines made late"];
+    peer.machine->view(simulation_.now(), *std::exchange(peer.view, {}));
+  }
   on(index, simulation_.between(milliseconds(1), milliseconds(300)),
      [=, this] { user_turn(index); });
-  schedule_tick(index);
 }
 
 void World::crash(int index) {
   Process& dead = process(index);
   if (!dead.alive) return;
+  peace_ = false;
   simulation_.note(dead.name + " dies");
   ++coverage[index == kBroker ? "broker crashes" : "crashes"];
   dead.alive = false;
@@ -190,6 +207,7 @@ void World::crash(int index) {
 void World::leave(int index) {
   Process& peer = process(index);
   if (!peer.alive || simulation_.now() < peer.frozen_until) return;
+  peace_ = false;
   simulation_.note(peer.name + " leaves");
   peer.disturbed = true;
   peer.member->leave(simulation_.now());
@@ -201,6 +219,7 @@ void World::leave(int index) {
 void World::freeze(int index, Duration duration) {
   Process& peer = process(index);
   if (!peer.alive) return;
+  peace_ = false;
   simulation_.note(peer.name + " is stopped");
   peer.disturbed = true;
   peer.frozen_until = std::max(peer.frozen_until, simulation_.now() + duration);
@@ -216,6 +235,7 @@ void World::freeze(int index, Duration duration) {
 void World::cut_off(int index, Duration duration) {
   Process& peer = process(index);
   if (!peer.alive) return;
+  peace_ = false;
   simulation_.note(peer.name + " is cut off");
   peer.disturbed = true;
   peer.lossy = duration > kEvictAfter && simulation_.random.chance(1, 2);
@@ -246,6 +266,7 @@ void World::silence(int index, Duration duration) {
 void World::send_user_away(int index, Duration duration) {
   Process& peer = process(index);
   if (!peer.alive) return;
+  peace_ = false;
   simulation_.note(peer.name + "'s user is away");
   if (duration > seconds(1)) peer.disturbed = true;
   peer.user_away_until = std::max(peer.user_away_until, simulation_.now() + duration);
@@ -317,7 +338,8 @@ void World::schedule_tick(int index) {
   Time due = kNever;
   if (process.broker) due = process.broker->next_deadline();
   if (process.member) {
-    due = std::min(process.member->next_deadline(), process.machine->next_deadline());
+    due = process.member->next_deadline();
+    if (process.made) due = std::min(due, process.machine->next_deadline());
   }
   if (due == kNever || !process.alive) return;
   const Time time = std::max(simulation_.now(), due) + microseconds(500);
@@ -329,7 +351,7 @@ void World::schedule_tick(int index) {
     ticking.tick_at = kNever;
     if (ticking.broker) return ticking.broker->tick(simulation_.now());
     ticking.member->tick(simulation_.now());
-    ticking.machine->tick(simulation_.now());
+    if (ticking.made) ticking.machine->tick(simulation_.now());
   });
 }
 
@@ -410,12 +432,17 @@ void World::perform(Process& process, const Member::Action& action) {
   } else if (const auto* made = std::get_if<Member::NewView>(&action)) {
     simulation_.note(process.name + " gets " + group::describe(made->view));
     ++coverage[made->view.soft ? "soft views" : "hard views"];
-    process.machine->view(simulation_.now(), made->view);
+    if (process.made) {
+      process.machine->view(simulation_.now(), made->view);
+    } else {
+      process.view = made->view;
+    }
   } else if (std::holds_alternative<Member::Evicted>(action)) {
     simulation_.note(process.name + " was evicted");
     ++coverage["evictions"];
     process.disturbed = true;
-    process.machine->evicted(simulation_.now());
+    process.view.reset();
+    if (process.made) process.machine->evicted(simulation_.now());
   }
 }
 
@@ -460,7 +487,8 @@ void World::perform(Process& process, const Machine::Action& action) {
     const Uid from = process.instance;
     deliver(process.index, send->instance, send->service,
             [this, from, service = send->service, payload = send->payload](int to) {
-              this->process(to).machine->received(simulation_.now(), from, service, payload);
+              Process& target = this->process(to);
+              if (target.made) target.machine->received(simulation_.now(), from, service, payload);
             });
   } else if (const auto* enter = std::get_if<Machine::EnterEpoch>(&action)) {
     process.learner->entered_epoch();
@@ -487,6 +515,10 @@ void World::perform(Process& process, const Machine::Action& action) {
     }
   } else if (const auto* demote = std::get_if<Machine::Demote>(&action)) {
     ++coverage["demotions asked for"];
+    const int whom = index_of(demote->instance);
+    const bool observer = whom >= 0 && this->process(whom).learner->habits().observer;
+    require(!peace_ || observer, process.name + " has " + demote->name +
+                                     " demoted though nothing befell anybody: " + demote->reason);
     simulation_.note(process.name + " asks to demote " + demote->name + ": " + demote->reason);
     process.member->ask_demotion(now, demote->instance);
   } else if (const auto* activate = std::get_if<Machine::Activate>(&action)) {

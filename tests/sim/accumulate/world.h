@@ -10,6 +10,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -51,6 +52,8 @@ struct Process {
   std::unique_ptr<group::Member> member;
   std::unique_ptr<collective::Engine> engine;
   std::unique_ptr<accumulate::Machine> machine;
+  bool made = false;                // until then nobody hears its machine, and it hears nobody
+  std::optional<group::View> view;  // of the group's member, until then
   std::unique_ptr<Learner> learner;
   Uid broker_instance;
   std::map<collective::OpId, std::pair<std::uint64_t, std::uint64_t>> reductions;  // epoch, round
@@ -101,6 +104,7 @@ class World {
   bool crashes_now(Process& process);
   void schedule_tick(int index);
   void user_turn(int index);
+  void make_machine(int index);
   void connect_broker(int index, Duration delay);
   void tell_down(int observer, int lost, group::Down how, Duration delay);
   void tell_up(int observer, int found, Duration delay);
@@ -116,6 +120,7 @@ class World {
   Setting setting_;
   bool contributing_ = true;
   bool calm_ = false;
+  bool peace_ = true;  // nothing has befallen anybody yet
   std::vector<std::unique_ptr<Process>> processes_;
   std::map<std::tuple<Uid, Uid, int>, Time> last_arrival_;
   std::map<Key, Namers> lost_;
