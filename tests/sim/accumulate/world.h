@@ -44,6 +44,9 @@ struct Process {
   Time frozen_until = Time::min();
   Time cut_off_until = Time::min();
   bool lossy = false;  // what was sent while it was cut off is lost
+  // It lost its session with a member, and nobody may have told the broker: docs/guarantees.md does
+  // not promise that an observer notices before the members change.
+  bool may_have_missed = false;
   Time user_away_until = Time::min();
   std::deque<std::function<void()>> backlog;  // of a stopped process
   Time tick_at = kNever;
