@@ -364,8 +364,7 @@ void GroupPeer::enter_in_time(Time now, const group::View& view) {
 }
 
 // The members among whom operations run are those of `view`.
-void GroupPeer::enter(const group::View& view_of_next) {
-  const group::View view = view_of_next;  // it may be next_
+void GroupPeer::enter(group::View view) {
   next_.reset();
   shared_->leave();  // nothing is read or written for what fails below
   collective::Engine::Members members;
@@ -381,7 +380,7 @@ void GroupPeer::enter(const group::View& view_of_next) {
                                         members.one_host};
   runner_->engine().set_members(std::move(members),
                                 group::group_changed(name_, "an operation", entered_, view));
-  entered_ = view;
+  entered_ = std::move(view);
   runner_->carry_out();
   shared_->enter(io::now(), same);
 }

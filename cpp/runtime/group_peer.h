@@ -103,7 +103,7 @@ class GroupPeer final : public Driven, private PeerObserver {
   void activate_when_all_have(Time now);
   void tell_has_state(Time now);
   void enter_in_time(Time now, const group::View& view);
-  void enter(const group::View& view);
+  void enter(group::View view);
   void enter_newest(const std::string& operation, bool retry);
   std::shared_ptr<Future> begin(collective::OpId op, const std::string& operation, Combine combine);
   std::vector<std::string> waiting_for(collective::OpId op) const;

@@ -230,9 +230,9 @@ void SharedRounds::read_result() {
   if (reduce_->given_up()) return leave();  // the news of the next epoch is on its way
   reduce_->release(passing.round.s);
   const std::uint64_t round = passing.round.round;
-  MutableBuffer result = std::move(passing.own);
+  const MutableBuffer result = std::move(passing.own);
   started_.pop_front();
-  events_.done(segment_->members().epoch, round, std::move(result));
+  events_.done(segment_->members().epoch, round, result);
 }
 
 // The members disagree, or this one cannot go on: the rounds of this epoch fail here, and the
