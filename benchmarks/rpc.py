@@ -34,6 +34,8 @@ from pathlib import Path
 
 from rpc_peers import PEERS, limits, measure, report
 
+from moolink.processes import tethered
+
 ROOT = Path(__file__).resolve().parents[1]
 PICTURE = ROOT / "docs" / "results" / "rpc.png"
 
@@ -43,7 +45,7 @@ class ClientProcess:
 
     def __init__(self, name: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, __file__, "--client", name],
+            tethered([sys.executable, __file__, "--client", name]),  # it may be stopped when we end
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

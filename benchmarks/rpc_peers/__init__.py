@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from moolink.processes import tethered
+
 SCRIPT = Path(__file__).resolve().parents[1] / "rpc.py"
 
 
@@ -88,8 +90,9 @@ class Server:
 
     def __init__(self, module: str, transport: str, place: str = "") -> None:
         self._folder = tempfile.TemporaryDirectory()
+        where = [module, transport, place or self._folder.name]
         self._process = subprocess.Popen(
-            [sys.executable, str(SCRIPT), "--serve", module, transport, place or self._folder.name],
+            tethered([sys.executable, str(SCRIPT), "--serve", *where]),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
