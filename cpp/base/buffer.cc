@@ -3,11 +3,13 @@
 #include <cstdlib>
 #include <new>
 
+#include "base/round_up.h"
+
 namespace moolink {
 
 MutableBuffer HeapAllocator::allocate(std::size_t size) {
   constexpr std::size_t kAlignment = 64;
-  const std::size_t rounded = (size + kAlignment - 1) / kAlignment * kAlignment;
+  const std::size_t rounded = round_up(size, kAlignment);
   if (rounded < size) throw std::bad_alloc();
   void* data = std::aligned_alloc(kAlignment, rounded == 0 ? kAlignment : rounded);
   if (data == nullptr) throw std::bad_alloc();

@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "collective/float_mode.h"
 #include "collective/kernel_target.h"
 
 namespace moolink::collective {

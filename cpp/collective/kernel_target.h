@@ -7,10 +7,6 @@
 #include <bit>
 #include <cstdint>
 
-#if defined(__x86_64__)
-#include <xmmintrin.h>
-#endif
-
 #if defined(__x86_64__) && defined(__gnu_linux__) && !defined(__SANITIZE_ADDRESS__) && \
     !defined(__SANITIZE_THREAD__) && !defined(__clang__)
 #define MOOLINK_CLONES __attribute__((target_clones("default", "avx2", "avx512f")))
@@ -26,25 +22,6 @@
 #endif
 
 namespace moolink::collective {
-
-// IEEE 754 arithmetic for the time of one reduction: nothing flushed to zero, round to nearest.
-class FloatMode {
- public:
-#if defined(__x86_64__)
-  FloatMode() : saved_(_mm_getcsr()) { _mm_setcsr(kDefault); }
-  ~FloatMode() { _mm_setcsr(saved_); }
-#else
-  FloatMode() = default;
-#endif
-  FloatMode(const FloatMode&) = delete;
-  FloatMode& operator=(const FloatMode&) = delete;
-
- private:
-#if defined(__x86_64__)
-  static constexpr unsigned kDefault = 0x1f80;  // all exceptions masked, FTZ and DAZ off
-  unsigned saved_;
-#endif
-};
 
 MOOLINK_INLINE std::uint32_t to_bits(float value) {
   return __builtin_bit_cast(std::uint32_t, value);

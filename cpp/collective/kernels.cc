@@ -5,6 +5,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "collective/float_mode.h"
 #include "collective/kernel_target.h"
 
 namespace moolink::collective {

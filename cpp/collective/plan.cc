@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/round_up.h"
+
 namespace moolink::collective {
 namespace {
 
@@ -11,10 +13,6 @@ constexpr std::uint64_t kShortestChunk = std::uint64_t{64} << 10;
 
 std::uint64_t line_of(std::uint64_t item_size) {  // elements
   return std::max<std::uint64_t>(1, kLine / item_size);
-}
-
-std::uint64_t round_up(std::uint64_t count, std::uint64_t unit) {
-  return (count + unit - 1) / unit * unit;
 }
 
 std::vector<Range> cut(std::uint64_t count, std::uint64_t each, std::size_t owners) {

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/mutant.h"
+#include "base/round_up.h"
 #include "base/streaming_copy.h"
 
 namespace moolink::collective {
@@ -27,10 +28,6 @@ struct Header {
   std::uint64_t window_bytes;
 };
 static_assert(sizeof(Header) <= kLine);
-
-std::uint64_t round_up(std::uint64_t bytes, std::uint64_t unit) {
-  return (bytes + unit - 1) / unit * unit;
-}
 
 std::uint64_t words_at(std::uint32_t rank) { return kLine * (1 + std::uint64_t{rank}); }
 

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/mutant.h"
+#include "base/round_up.h"
 
 namespace moolink::collective {
 namespace {
@@ -27,10 +28,6 @@ struct Header {
   std::uint64_t bytes_per_slot;
 };
 static_assert(sizeof(Header) <= kLine);
-
-std::uint64_t round_up(std::uint64_t bytes, std::uint64_t unit) {
-  return (bytes + unit - 1) / unit * unit;
-}
 
 std::uint64_t slot_stride(const SharedLayout& layout) {
   return round_up(layout.bytes_per_slot, kPage);

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "base/round_up.h"
+
 namespace moolink::runtime {
 namespace {
 
@@ -11,7 +13,7 @@ constexpr std::size_t kAlignment = 64;
 
 BucketLayout::BucketLayout(std::vector<BucketSection> parts) : sections(std::move(parts)) {
   for (const BucketSection& section : sections) {
-    offsets.push_back((bytes + kAlignment - 1) / kAlignment * kAlignment);
+    offsets.push_back(round_up(bytes, kAlignment));
     bytes = offsets.back() + section.bytes();
   }
 }

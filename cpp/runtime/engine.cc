@@ -147,11 +147,12 @@ void Engine::release_role() {
 
 bool Engine::turn(Lock& lock, Time until) {
   // Once: else the one that polls might never come to it. What it waits for may have happened.
-  const bool long_turn = io::now() - loop_.awake_since() > kLongTurn;
+  const Time begin = io::now();
+  const bool long_turn = begin - loop_.awake_since() > kLongTurn;
   gave_way_ = long_turn && !gave_way_ && mutex_.give_way();
   if (gave_way_) return true;
   polling_until_ = std::min(until, next_deadline());
-  const bool found = look_again(lock);
+  const bool found = look_again(lock, begin, long_turn);
   const bool undisturbed = found || loop_.turn(lock, polling_until_);
   polling_until_ = kNever;
   const Time current = io::now();
@@ -168,10 +169,9 @@ bool Engine::turn(Lock& lock, Time until) {
 
 // Looks for a moment more before it sleeps, if that has been worth it. Who wants the lock is not
 // kept waiting, and timers have their turn.
-bool Engine::look_again(Lock& lock) {
+bool Engine::look_again(Lock& lock, Time begin, bool long_turn) {
   if (!patience_.is_worth_it()) return false;
-  const Time begin = io::now();
-  if (begin - loop_.awake_since() > kLongTurn) {
+  if (long_turn) {
     loop_.turn(lock, begin);
     if (!loop_.only_woken()) return true;
   }

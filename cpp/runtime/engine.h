@@ -86,7 +86,7 @@ class Engine {
   void take_role();
   void release_role();
   bool turn(Lock& lock, Time until);
-  bool look_again(Lock& lock);
+  bool look_again(Lock& lock, Time begin, bool long_turn);
   Time next_deadline() const;
   void stand_by(Lock& lock);
 

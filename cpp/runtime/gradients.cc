@@ -2,33 +2,17 @@
 
 #include <algorithm>
 #include <array>
-#include <cfenv>
 #include <cmath>
 #include <cstring>
 
 #include "base/error.h"
+#include "collective/float_mode.h"
 #include "collective/kernels.h"
 
 namespace moolink::runtime {
 namespace {
 
 using tensor::DType;
-
-// Rounding and denormals as IEEE 754 has them, whatever the caller's thread has set: every member
-// must come to the same bits.
-class DefaultFloats {
- public:
-  DefaultFloats() {
-    std::fegetenv(&saved_);
-    std::fesetenv(FE_DFL_ENV);
-  }
-  ~DefaultFloats() { std::fesetenv(&saved_); }
-  DefaultFloats(const DefaultFloats&) = delete;
-  DefaultFloats& operator=(const DefaultFloats&) = delete;
-
- private:
-  std::fenv_t saved_{};
-};
 
 // How elements of each type are read, computed with and written. `kExponent` is all ones in what is
 // not finite.
@@ -169,7 +153,7 @@ bool gather(DType dtype, const std::vector<Gradient>& gradients, double factor, 
 }
 
 double norm(const BucketLayout& layout, const std::byte* bucket) {
-  const DefaultFloats floats;
+  const collective::FloatMode ieee;
   double sum = 0;
   for (std::size_t i = 0; i < layout.sections.size(); ++i) {
     const BucketSection& section = layout.sections[i];
@@ -181,7 +165,7 @@ double norm(const BucketLayout& layout, const std::byte* bucket) {
 }
 
 void scale(const BucketLayout& layout, double factor, std::byte* bucket) {
-  const DefaultFloats floats;
+  const collective::FloatMode ieee;
   for (std::size_t i = 0; i < layout.sections.size(); ++i) {
     const BucketSection& section = layout.sections[i];
     with_type(section.dtype, [&](auto type, std::size_t parts) {

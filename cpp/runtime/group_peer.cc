@@ -12,10 +12,8 @@
 namespace moolink::runtime {
 namespace {
 
-constexpr Duration kFarewell = seconds(1);
 // Operations may take so long to end in the epoch before, when nothing was lost.
 constexpr Duration kLastOperations = milliseconds(100);
-
 // For the answer of who knows why an operation is late.
 constexpr Duration kAnswerWhy = milliseconds(500);
 
@@ -85,26 +83,18 @@ GroupPeer::~GroupPeer() { close(); }
 void GroupPeer::close() {
   if (rpc_->context()->abandoned()) return;
   Engine::Lock lock = rpc_->context()->lock();
-  let_others_finish(lock);
+  rpc_->wait_until_delivered(lock, [this] { return has_delivered(); });
   shut();
 }
 
 // Results that this member has may still be on their way to others, and the news that it has left,
 // which comes through the broker, could overtake them: operations would fail there that have ended
 // here.
-void GroupPeer::let_others_finish(Engine::Lock& lock) {
-  const auto on_its_way = [this] {
-    return !shared_->ended_everywhere() ||
-           !std::ranges::all_of(entered_.members, [this](const group::MemberInfo& member) {
-             return rpc_->flushed(member.instance);
-           });
+bool GroupPeer::has_delivered() const {
+  const auto flushed = [this](const group::MemberInfo& member) {
+    return rpc_->flushed(member.instance);
   };
-  const Time deadline = io::now() + kFarewell;
-  for (Time now = io::now(); !closed_ && now < deadline && on_its_way(); now = io::now()) {
-    Waiter moment;  // no event tells when the last member has taken what lies in the segment
-    moment.what = "close(): results on their way to other members";
-    rpc_->context()->wait(lock, moment, now + milliseconds(1), {});
-  }
+  return closed_ || (shared_->ended_everywhere() && std::ranges::all_of(entered_.members, flushed));
 }
 
 void GroupPeer::shut() {

@@ -92,13 +92,10 @@ class GroupPeer final : public Driven, private PeerObserver {
 
   void peer_up(const rpc::PeerUp& peer) override;
   void peer_down(const rpc::PeerDown& peer) override;
-  void closing(Engine::Lock& lock) override {
-    let_others_finish(lock);
-    shut();
-  }
+  void closing() override { shut(); }
+  bool has_delivered() const override;
   void carry_out(Time now);
   void settle(Time now);
-  void let_others_finish(Engine::Lock& lock);
   void shut();
   void activate_when_all_have(Time now);
   void tell_has_state(Time now);

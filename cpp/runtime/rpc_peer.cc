@@ -13,6 +13,7 @@ namespace moolink::runtime {
 namespace {
 
 constexpr Duration kFinishHandlers = milliseconds(500);
+constexpr Duration kDeliver = seconds(1);
 constexpr Duration kCloseMargin = milliseconds(500);
 
 thread_local const RpcPeer* handling = nullptr;  // whose handler runs on this thread
@@ -100,7 +101,9 @@ void RpcPeer::close() {
     context_->wait(lock, idle, io::now() + kFinishHandlers, {});
     idle_ = nullptr;
   }
-  for (PeerObserver* observer : std::vector(observers_)) observer->closing(lock);
+  wait_until_delivered(
+      lock, [this] { return std::ranges::all_of(observers_, &PeerObserver::has_delivered); });
+  for (PeerObserver* observer : std::vector(observers_)) observer->closing();
   Waiter closed;
   closed.what = "close(): replies to be sent";
   node_closed_ = &closed;
@@ -126,6 +129,15 @@ void RpcPeer::close() {
   functions_.clear();
   services_.clear();
   observers_.clear();
+}
+
+void RpcPeer::wait_until_delivered(Engine::Lock& lock, const std::function<bool()>& delivered) {
+  const Time deadline = io::now() + kDeliver;
+  for (Time now = io::now(); now < deadline && !delivered(); now = io::now()) {
+    Waiter moment;  // no event tells when the last peer has taken what lies in a shared segment
+    moment.what = "close(): what is on its way to other members";
+    context_->wait(lock, moment, now + milliseconds(1), {});
+  }
 }
 
 void RpcPeer::abandon() noexcept {

@@ -66,8 +66,9 @@ class PeerObserver {
   virtual void peer_up(const rpc::PeerUp& peer) = 0;
   virtual void peer_down(const rpc::PeerDown& peer) = 0;
   // close() was called: what is pending fails, a farewell may still be sent. May remove itself.
-  // The lock may be given up for a moment.
-  virtual void closing(Engine::Lock& /*lock*/) {}
+  virtual void closing() {}
+  // Nothing that others need of it is on its way to them; close() waits for that, not for long.
+  virtual bool has_delivered() const { return true; }
 };
 
 // One peer: carries the actions of its Node out on transports, futures and workers.
@@ -132,6 +133,8 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   // connection through shared memory now.
   bool share(const Uid& instance, const Uid& key, std::span<const int> descriptors);
   DescriptorExchange& descriptors() { return descriptors_; }
+  // For a second at most. The lock is given up meanwhile.
+  void wait_until_delivered(Engine::Lock& lock, const std::function<bool()>& delivered);
   bool flushed(const Uid& instance) const { return node_.flushed(instance); }
   const std::string& name_locked() const { return node_.name(); }
   std::vector<rpc::PeerInfo> peers_locked() const;
