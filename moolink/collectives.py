@@ -156,7 +156,7 @@ class Collective:
         if self.kind in ("all_reduce", "reduce_scatter"):
             for dtype in by_dtype:
                 self.core.check_reduction(self.op, dtype)
-        targets = self._targets(leaves, blocks)
+        targets = self._targets(data, leaves, blocks)
         # What the others must have, too; not what this member alone has, such as a root's input.
         what = layout(leaves, blocks)
         futures, parts = [], []
@@ -202,10 +202,12 @@ class Collective:
     def _gives(self) -> bool:
         return self.kind not in ("broadcast", "scatter") or self._is_root()
 
-    def _targets(self, leaves: list[Leaf], blocks: list[tuple[int, ...]]) -> list[Leaf] | None:
+    def _targets(
+        self, data: Any, leaves: list[Leaf], blocks: list[tuple[int, ...]]
+    ) -> list[Leaf] | None:
         if self.out is None or not self._has_result():
             return None
-        targets, _ = flatten(self.out, "out")
+        targets = leaves if self.out is data else flatten(self.out, "out")[0]
         if len(targets) != len(leaves):
             raise ValueError(
                 f"{self.kind} '{self.name}': out has {len(targets)} leaves, data {len(leaves)}"

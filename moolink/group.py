@@ -12,6 +12,7 @@ from moolink._core import GroupCore
 from moolink.collectives import AllReduce, Collective, Kind
 from moolink.errors import Closed
 from moolink.rpc import Rpc
+from moolink.trees import note_written
 
 __all__ = ["AllReduce", "Group"]
 
@@ -159,10 +160,11 @@ class Group:
         if compress is not None and op not in (None, "sum", "mean"):
             raise ValueError(f"all_reduce '{name}': compress is for sum and mean, not for {op}")
         op = "sum" if op is None else op
-        if not inplace and out is None and compress is None and data is not None:
-            future = self.core.all_reduce(name, op, data, retry)
+        if compress is None and data is not None and not (inplace and out is not None):
+            target = data if inplace else out
+            future = self.core.all_reduce(name, op, data, target, retry)
             if future is not None:
-                return AllReduce([future], _only)
+                return AllReduce([future], _only if target is None else _written)
         return self._collective("all_reduce", name, data, op, None, inplace, out, retry, compress)
 
     def reduce_scatter(
@@ -338,6 +340,11 @@ def _is_retry(kind: str, name: str, on_change: str) -> bool:
 
 
 def _only(results: list[Any]) -> Any:
+    return results[0]
+
+
+def _written(results: list[Any]) -> Any:
+    note_written(results[0])
     return results[0]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import sys
 from collections.abc import Iterator
@@ -47,12 +48,14 @@ class Leaf:
 
     def note_written(self) -> None:
         """Tells torch that the tensor was written, which autograd has to know."""
-        if self.tensor is not None and not self.tensor.is_inference():
-            sys.modules["torch"].autograd.graph.increment_version(self.tensor)
+        if self.tensor is not None:
+            note_written(self.tensor)
 
     def span(self) -> tuple[int, int]:
         """Addresses of the first byte and of the one after the last."""
-        begin = self.array.__array_interface__["data"][0]
+        begin = self.array.ctypes.data
+        if self.array.flags.c_contiguous:
+            return begin, begin + self.array.nbytes
         end = begin + self.array.itemsize
         for size, stride in zip(self.array.shape, self.array.strides, strict=True):
             begin += min(0, (size - 1) * stride)
@@ -67,6 +70,19 @@ class Leaf:
             theirs.shape,
             theirs.strides,
         )
+
+
+def note_written(array: Any) -> None:
+    """Tells torch, if ``array`` is a tensor, that it was written, which autograd has to know."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(array, torch.Tensor) or array.is_inference():
+        return
+    torch.autograd.graph.increment_version(array)
+
+
+@functools.cache
+def _name(dtype: np.dtype[Any]) -> str:
+    return dtype.name  # which numpy builds anew each time
 
 
 LAYOUT_LENGTH = 400  # characters of a layout in words
@@ -166,7 +182,7 @@ def _leaf(value: Any, path: str) -> Leaf:
         return _numpy_leaf(value, "numpy", path)
     if isinstance(value, (bool, int, float)):
         array = np.asarray(value)
-        return Leaf(array, array.dtype.name, "number", path)
+        return Leaf(array, _name(array.dtype), "number", path)
     if isinstance(value, np.generic):
         array = np.asarray(value)
         array.flags.writeable = False  # a scalar stays what it is
@@ -194,7 +210,7 @@ def _numpy_leaf(array: npt.NDArray[Any], kind: Literal["numpy", "jax"], path: st
     if not dtype.isnative:
         array = array.astype(dtype.newbyteorder("="))
         array.flags.writeable = False  # not the user's
-    return Leaf(array, dtype.name, kind, path)
+    return Leaf(array, _name(dtype), kind, path)
 
 
 def _torch_leaf(torch: Any, value: Any, path: str) -> Leaf:

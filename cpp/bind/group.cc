@@ -58,6 +58,36 @@ Buffer lend(const ImportedTensor& input) {
   return {std::make_shared<Reference>(input.owner), input.tensor.data, input.bytes()};
 }
 
+// An array of numpy or torch that needs no conversion; empty: anything else.
+std::optional<ImportedTensor> import_plain(nb::handle array) {
+  std::optional<ImportedTensor> given;
+  try {
+    given = import_tensor(array);
+  } catch (nb::python_error&) {
+    return std::nullopt;
+  } catch (nb::builtin_exception&) {
+    return std::nullopt;
+  }
+  const bool plain =
+      given && given->numpy_type.empty() &&
+      (given->framework == wire::Framework::numpy || given->framework == wire::Framework::torch);
+  return plain ? given : std::nullopt;
+}
+
+// Whether the result of `given` can be put into `place`: its own memory, or other memory.
+bool may_hold_result(const ImportedTensor& place, const ImportedTensor& given) {
+  if (place.tensor.read_only || place.tensor.dtype != given.tensor.dtype ||
+      place.tensor.shape != given.tensor.shape) {
+    return false;
+  }
+  for (const ImportedTensor* tensor : {&place, &given}) {
+    if (!tensor::is_contiguous(tensor->tensor.shape, tensor->tensor.strides)) return false;
+  }
+  const std::byte* to = place.tensor.data;
+  const std::byte* from = given.tensor.data;
+  return to == from || to + place.bytes() <= from || from + given.bytes() <= to;
+}
+
 // Combines the members' values with the user's operation, from rank 0 upwards.
 std::variant<wire::Payload, Error> fold(const std::vector<wire::Payload>& values,
                                         nb::handle operation, const ValueOptions& options,
@@ -162,20 +192,11 @@ nb::object PyGroup::start(const std::string& name, collective::OpSpec spec,
                   nb::rv_policy::take_ownership);
 }
 
+// One array, and one that its result is put into: what most calls are. None: something else.
 nb::object PyGroup::all_reduce(const std::string& name, const std::string& op, nb::handle array,
-                               bool retry) {
-  std::optional<ImportedTensor> given;
-  try {
-    given = import_tensor(array);
-  } catch (nb::python_error&) {
-    return nb::none();
-  } catch (nb::builtin_exception&) {
-    return nb::none();
-  }
-  const bool plain =
-      given && given->numpy_type.empty() &&
-      (given->framework == wire::Framework::numpy || given->framework == wire::Framework::torch);
-  if (!plain) return nb::none();
+                               nb::handle output, bool retry) {
+  const std::optional<ImportedTensor> given = import_plain(array);
+  if (!given) return nb::none();
   collective::OpSpec spec;
   spec.op = parse_op(op);
   spec.dtype = given->tensor.dtype;
@@ -183,9 +204,20 @@ nb::object PyGroup::all_reduce(const std::string& name, const std::string& op, n
   // As moolink.trees.layout() says it: others may have taken the other way.
   spec.layout = "data: " + std::string(tensor::dtype_name(spec.dtype)) + " " +
                 tensor::shape_text(given->tensor.shape);
-  const MutableBuffer result = group_->rpc()->context()->pool().allocate(given->bytes());
-  auto decode = [head = given->head(), result](const wire::Payload&) {
-    return export_tensor(result, head, array_kind(head, ArrayKind::same));
+  if (output.is_none()) {
+    const MutableBuffer result = group_->rpc()->context()->pool().allocate(given->bytes());
+    auto decode = [head = given->head(), result](const wire::Payload&) {
+      return export_tensor(result, head, array_kind(head, ArrayKind::same));
+    };
+    return start(name, std::move(spec), *given, result, std::move(decode), retry);
+  }
+  if (retry) return nb::none();  // that needs the input as it was
+  const std::optional<ImportedTensor> place = import_plain(output);
+  if (!place || !may_hold_result(*place, *given)) return nb::none();
+  const MutableBuffer result(std::make_shared<Reference>(place->owner), place->tensor.data,
+                             place->bytes());
+  auto decode = [kept = Reference(nb::borrow(output))](const wire::Payload&) {
+    return kept.borrow();
   };
   return start(name, std::move(spec), *given, result, std::move(decode), retry);
 }
@@ -239,7 +271,7 @@ void bind_group(nb::module_& m) {
            nb::arg("op"), nb::arg("dtype"), nb::arg("layout"), nb::arg("count"), nb::arg("array"),
            nb::arg("output").none(), nb::arg("retry"), nb::arg("compress") = "none")
       .def("all_reduce", &PyGroup::all_reduce, nb::arg("name"), nb::arg("op"), nb::arg("array"),
-           nb::arg("retry"))
+           nb::arg("output").none(), nb::arg("retry"))
       .def_static("check_reduction", &PyGroup::check_reduction, nb::arg("op"), nb::arg("dtype"))
       .def("memory", &PyGroup::memory, nb::arg("bytes"))
       .def("all_reduce_value", &PyGroup::all_reduce_value, nb::arg("name"), nb::arg("value"),

@@ -39,9 +39,10 @@ class PyGroup {
                         const std::string& op, const std::string& dtype, const std::string& layout,
                         std::int64_t count, nb::handle array, nb::handle output, bool retry,
                         const std::string& compress);
-  // The same for one array of numpy or torch, whose like the future returns; None: it is not that.
+  // The same for one array of numpy or torch; the future returns its like, or `output`, which the
+  // result is put into. None: it is not that simple.
   nb::object all_reduce(const std::string& name, const std::string& op, nb::handle array,
-                        bool retry);
+                        nb::handle output, bool retry);
   // Throws Exception{invalid_argument} unless the elements can be reduced so.
   static void check_reduction(const std::string& op, const std::string& dtype);
   // A new array of bytes in memory that is used again.

@@ -15,6 +15,13 @@
 #endif
 #define MOOLINK_INLINE inline __attribute__((always_inline))
 
+// Before a loop whose output may be one of its inputs, element for element.
+#if defined(__clang__)
+#define MOOLINK_ELEMENTWISE _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define MOOLINK_ELEMENTWISE _Pragma("GCC ivdep")
+#endif
+
 #if defined(__GNUC__) && !defined(__clang__)
 // Loops become vectors in every build; nobody asks for the floating-point exceptions' flags, for
 // whose sake selects would stay branches. Values are the same with and without.

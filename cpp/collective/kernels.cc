@@ -156,7 +156,7 @@ MOOLINK_INLINE void reduce_range(const SumTask& task, std::size_t begin, std::si
   for (; begin < end; begin += kBlock) {
     const std::size_t size = end - begin < kBlock ? end - begin : kBlock;
     gather<Load, op>(task, begin, size, values);
-    Stored* __restrict out = reinterpret_cast<Stored*>(task.output.data()) + begin;
+    Stored* out = reinterpret_cast<Stored*>(task.output.data()) + begin;
     if (task.divisor != 1) {
       for (std::size_t i = 0; i < size; ++i) {
         out[i] = static_cast<Stored>(Store::store(divide(values[i], divisor)));
@@ -175,9 +175,10 @@ MOOLINK_INLINE void reduce(const SumTask& task) {
     return reduce_range<Load, Store, op>(task, 0, count);
   }
   using Given = typename Load::Stored;
-  const auto* __restrict a = reinterpret_cast<const Given*>(task.inputs[0].data());
-  const auto* __restrict b = reinterpret_cast<const Given*>(task.inputs[1].data());
-  auto* __restrict out = reinterpret_cast<Stored*>(task.output.data());
+  const auto* a = reinterpret_cast<const Given*>(task.inputs[0].data());
+  const auto* b = reinterpret_cast<const Given*>(task.inputs[1].data());
+  auto* out = reinterpret_cast<Stored*>(task.output.data());
+  MOOLINK_ELEMENTWISE
   for (std::size_t i = 0; i < count; ++i) {
     out[i] = static_cast<Stored>(Store::store(combine<op>(Load::load(a[i]), Load::load(b[i]))));
   }
@@ -204,10 +205,11 @@ MOOLINK_INLINE void reduce_pairs(const SumTask& task) {
   };
   for (std::size_t begin = 0; begin < count / 2; begin += kBlock) {
     const std::size_t size = count / 2 - begin < kBlock ? count / 2 - begin : kBlock;
-    Pair* __restrict out = reinterpret_cast<Pair*>(task.output.data()) + begin;
-    const Pair* __restrict first = at(0, begin);
+    Pair* out = reinterpret_cast<Pair*>(task.output.data()) + begin;
+    const Pair* first = at(0, begin);
     if (task.inputs.size() == 2 && task.divisor == 1) {
-      const Pair* __restrict second = at(1, begin);
+      const Pair* second = at(1, begin);
+      MOOLINK_ELEMENTWISE
       for (std::size_t i = 0; i < size; ++i) {
         out[i] = store_pair<Element>(
             combine<op>(Element::load(first[i] & 0xffffu), Element::load(second[i] & 0xffffu)),

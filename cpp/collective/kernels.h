@@ -31,7 +31,7 @@ struct SumTask {
   ReduceOp op = ReduceOp::sum;
   double divisor = 1;
   std::vector<Buffer> inputs;  // each of as many elements as output, and at least one
-  MutableBuffer output;        // may be no input's memory
+  MutableBuffer output;        // one input's memory, or no input's
   // Whether these are partial sums, of partial_dtype(dtype), instead of stored elements.
   bool partial_inputs = false;
   bool partial_output = false;

@@ -29,15 +29,17 @@ struct Header {
 };
 static_assert(sizeof(Header) <= kLine);
 
+constexpr std::uint64_t kRemarkBytes = 32;
+
 std::uint64_t words_at(std::uint32_t rank) { return kLine * (1 + std::uint64_t{rank}); }
 
-// Of the operations that some rank may still look at: see given_up_word().
-std::uint64_t given_up_stride(const PipelineLayout& layout) {
-  return round_up(sizeof(std::uint64_t) * (layout.depth + 1), kLine);
+// Of the operations that some rank may still look at: see remark().
+std::uint64_t remarks_stride(const PipelineLayout& layout) {
+  return round_up(kRemarkBytes * (layout.depth + 1), kLine);
 }
 
 std::uint64_t windows_at(const PipelineLayout& layout) {
-  return round_up(words_at(layout.ranks) + given_up_stride(layout) * layout.ranks, kPage);
+  return round_up(words_at(layout.ranks) + remarks_stride(layout) * layout.ranks, kPage);
 }
 
 [[noreturn]] void refuse(const std::string& why) {
@@ -57,8 +59,17 @@ struct alignas(kLine) SharedPipeline::Words {
   std::atomic<std::uint64_t> asleep;  // 1: ring my doorbell when all have what I want
 };
 
+// What a rank says of one operation, before it posts the first chunk of it.
+struct SharedPipeline::Remark {
+  std::atomic<std::uint64_t> given_up;  // s: it has no input and no output here
+  std::atomic<std::uint64_t> segment;   // where its memory is lent; 0: it passes through windows
+  std::atomic<std::uint64_t> offset;
+  std::uint64_t unused;
+};
+
 std::uint64_t SharedPipeline::segment_bytes(const PipelineLayout& layout) {
   static_assert(sizeof(Words) == kLine);
+  static_assert(sizeof(Remark) == kRemarkBytes);
   const bool fits = layout.ranks != 0 && layout.ranks <= kMaxPipelineRanks && layout.depth != 0 &&
                     layout.depth <= kMaxPipelineDepth && layout.window_bytes % kLine == 0 &&
                     layout.window_bytes <= kMaxWindowBytes &&
@@ -78,8 +89,12 @@ void SharedPipeline::initialise(std::span<std::byte> segment, const PipelineLayo
 }
 
 SharedPipeline::SharedPipeline(std::shared_ptr<void> owner, std::span<std::byte> segment,
-                               const PipelineLayout& layout, std::uint32_t rank)
-    : owner_(std::move(owner)), segment_(segment.data()), layout_(layout), rank_(rank) {
+                               const PipelineLayout& layout, std::uint32_t rank, LentMemory lent)
+    : owner_(std::move(owner)),
+      segment_(segment.data()),
+      layout_(layout),
+      rank_(rank),
+      lent_(std::move(lent)) {
   if (rank >= layout.ranks) refuse("rank " + std::to_string(rank) + " is not in the layout");
   Header header{};
   if (segment.size() >= segment_bytes(layout)) {
@@ -99,19 +114,34 @@ SharedPipeline::Words& SharedPipeline::words(std::uint32_t rank) const {
   return *reinterpret_cast<Words*>(segment_ + words_at(rank));
 }
 
-// Holds s if this rank has given operation s up. There are depth + 1 of them: a rank begins
-// operation s + depth + 1, at least as many chunks later, when all have taken all chunks of s, and
-// each looks at these words before it says so.
-std::atomic<std::uint64_t>& SharedPipeline::given_up_word(std::uint32_t rank,
-                                                          std::uint64_t s) const {
+// There are depth + 1 of them: a rank begins operation s + depth + 1, at least as many chunks
+// later, when all have taken all chunks of s, and each looks at these words before it says so.
+SharedPipeline::Remark& SharedPipeline::remark(std::uint32_t rank, std::uint64_t s) const {
   const std::uint64_t slot = s % (layout_.depth + 1);
-  return *reinterpret_cast<std::atomic<std::uint64_t>*>(segment_ + words_at(layout_.ranks) +
-                                                        given_up_stride(layout_) * rank + 8 * slot);
+  return *reinterpret_cast<Remark*>(segment_ + words_at(layout_.ranks) +
+                                    remarks_stride(layout_) * rank + kRemarkBytes * slot);
 }
 
 std::byte* SharedPipeline::window(std::uint32_t rank, std::uint64_t chunk) const {
   const std::uint64_t index = std::uint64_t{rank} * layout_.depth + chunk % layout_.depth;
   return segment_ + windows_at(layout_) + layout_.window_bytes * index;
+}
+
+// Where the rank of a move has what it passes on: in its window, or where it was all the time.
+const std::byte* SharedPipeline::part_of(const Running& running, std::uint64_t chunk,
+                                         const Move& move) const {
+  const PipelineOperation& operation = running.operation;
+  const Remark& said = remark(move.rank, operation.s);
+  const std::uint64_t segment = said.segment.load(std::memory_order_relaxed);
+  if (segment != 0 && lent_ && operation.passage.kind == Kind::all_reduce) {
+    const std::span<const std::byte> memory = lent_(move.rank, segment);
+    const std::uint64_t offset = said.offset.load(std::memory_order_relaxed);
+    const std::uint64_t size = operation.input.size();
+    if (offset <= memory.size() && size <= memory.size() - offset) {
+      return memory.data() + offset + move.user;
+    }
+  }
+  return window(move.rank, chunk) + move.window;
 }
 
 // --- the user's side
@@ -143,6 +173,10 @@ void SharedPipeline::check(const PipelineOperation& operation) const {
            std::string(tensor::dtype_name(operation.dtype)));
   }
   if (operation.dry) return;
+  if (operation.lent.segment != 0 &&
+      (passage.kind != Kind::all_reduce || operation.input.data() != operation.output.data())) {
+    refuse("only the memory of an allreduce in place can be lent");
+  }
   if (operation.input.size() != input_bytes(passage, rank_) ||
       operation.output.size() != output_bytes(passage, rank_)) {
     refuse("an input of " + std::to_string(operation.input.size()) + " bytes and an output of " +
@@ -158,7 +192,7 @@ void SharedPipeline::abandon(std::uint64_t s) {
     operation.output = {};
     // Before that its word may still tell of an earlier operation: post() will store it.
     if (cursors_[kPut].next > running.first && !mutant("abandon_in_silence")) {
-      given_up_word(rank_, s).store(s, std::memory_order_seq_cst);
+      remark(rank_, s).given_up.store(s, std::memory_order_seq_cst);
     }
   }
 }
@@ -180,14 +214,16 @@ bool SharedPipeline::given_up() const {
 std::vector<std::uint32_t> SharedPipeline::waiting_for() const {
   if (running_.empty()) return {};
   const std::uint64_t chunk = cursors_[kTake].next;
-  std::vector<std::uint32_t> late;
-  for (const Stage word : {kPut, kReduce}) {
+  const auto behind = [&](Stage word, std::uint64_t wanted) {
+    std::vector<std::uint32_t> late;
     for (std::uint32_t rank = 0; rank < layout_.ranks; ++rank) {
-      if (rank != rank_ && words(rank).done[word].load() < chunk) late.push_back(rank);
+      if (rank != rank_ && words(rank).done[word].load() < wanted) late.push_back(rank);
     }
-    if (!late.empty()) return late;
-  }
-  return late;
+    return late;
+  };
+  if (running_.front().taken) return behind(kTake, running_.front().last());
+  std::vector<std::uint32_t> late = behind(kPut, chunk);
+  return late.empty() ? behind(kReduce, chunk) : late;
 }
 
 // --- steps
@@ -195,6 +231,10 @@ std::vector<std::uint32_t> SharedPipeline::waiting_for() const {
 bool SharedPipeline::step() {
   if (must_look_) {
     look_for_sleepers();
+    return true;
+  }
+  if (may_end()) {
+    end();
     return true;
   }
   // What frees windows first: chunks are taken while they are in the cache.
@@ -208,7 +248,7 @@ bool SharedPipeline::step() {
 
 SharedPipeline::Running* SharedPipeline::running_at(std::uint64_t chunk) {
   for (Running& running : running_) {
-    if (chunk < running.first + running.chunks) return &running;
+    if (chunk <= running.last()) return &running;
   }
   return nullptr;
 }
@@ -268,7 +308,7 @@ void SharedPipeline::advance(Stage stage) {
 }
 
 bool SharedPipeline::put_part(const Running& running, const Cursor& cursor) {
-  if (cursor.part == cursor.plan.puts.size()) return false;
+  if (running.is_lent() || cursor.part == cursor.plan.puts.size()) return false;
   const Move& move = cursor.plan.puts[cursor.part];
   std::memcpy(window(rank_, cursor.next) + move.window, running.operation.input.data() + move.user,
               move.bytes);
@@ -283,14 +323,15 @@ bool SharedPipeline::reduce_part(const Running& running, const Cursor& cursor) {
   task.inputs.reserve(layout_.ranks);
   for (std::uint32_t rank = 0; rank < layout_.ranks; ++rank) {
     const std::byte* part = rank == rank_ ? operation.input.data() + slice.user
-                                          : window(rank, cursor.next) + slice.window;
+                                          : part_of(running, cursor.next,
+                                                    {rank, slice.window, slice.user, slice.bytes});
     task.inputs.emplace_back(std::shared_ptr<const void>(), part, slice.bytes);
   }
   if (mutant("reduce_in_another_order") && rank_ % 2 == 1) {
     std::reverse(task.inputs.begin(), task.inputs.end());
   }
   const MutableBuffer output = operation.output.slice(cursor.plan.placed, slice.bytes);
-  if (!cursor.plan.passed_on) {
+  if (!cursor.plan.passed_on || running.is_lent()) {
     task.output = output;
     run(task);
     return true;
@@ -314,8 +355,8 @@ bool SharedPipeline::take_part(const Running& running, const Cursor& cursor) {
   const PipelineOperation& operation = running.operation;
   if (cursor.part < plan.takes.size()) {
     const Move& move = plan.takes[cursor.part];
-    to_user(operation, operation.output.data() + move.user,
-            window(move.rank, cursor.next) + move.window, move.bytes);
+    to_user(operation, operation.output.data() + move.user, part_of(running, cursor.next, move),
+            move.bytes);
     return true;
   }
   if (cursor.part == plan.takes.size() + plan.own.size()) return false;
@@ -326,26 +367,53 @@ bool SharedPipeline::take_part(const Running& running, const Cursor& cursor) {
   return true;
 }
 
-// What was done becomes visible to the others.
+// What was done becomes visible to the others. Lent memory is all there at once.
 void SharedPipeline::post(Stage stage, Running& running) {
-  const PipelineOperation& operation = running.operation;
   Cursor& cursor = cursors_[stage];
-  if (stage == kPut && operation.dry && !mutant("abandon_in_silence")) {
-    given_up_word(rank_, operation.s).store(operation.s, std::memory_order_seq_cst);
+  if (stage == kPut) {
+    remark_on(running);
+    if (running.is_lent()) cursor.next = running.last();
   }
-  const bool last = stage == kTake && cursor.next == running.first + running.chunks - 1;
-  if (last) ended_.push_back({operation.s, operation.dry || was_given_up(operation.s)});
+  if (stage == kTake && cursor.next == running.last()) {
+    running.taken = true;
+    running.meaningless = was_given_up(running.operation.s);
+  }
   words(rank_).done[stage].store(cursor.next, std::memory_order_seq_cst);
   if (!mutant("never_ring")) must_look_ = true;
   ++cursor.next;
   cursor.part = 0;
-  if (last) running_.pop_front();
+  if (may_end()) end();
+}
+
+void SharedPipeline::remark_on(const Running& running) {
+  const PipelineOperation& operation = running.operation;
+  Remark& mine = remark(rank_, operation.s);
+  if (cursors_[kPut].next == running.first && !mutant("lend_in_silence")) {
+    mine.offset.store(operation.lent.offset, std::memory_order_relaxed);
+    mine.segment.store(operation.dry ? 0 : operation.lent.segment, std::memory_order_relaxed);
+  }
+  if (operation.dry && !mutant("abandon_in_silence")) {
+    mine.given_up.store(operation.s, std::memory_order_seq_cst);
+  }
+}
+
+// Lent memory is the user's again when nobody reads it any more.
+bool SharedPipeline::may_end() const {
+  if (running_.empty() || !running_.front().taken) return false;
+  const Running& first = running_.front();
+  return !first.is_lent() || mutant("end_while_others_read") || least(kTake) >= first.last();
+}
+
+void SharedPipeline::end() {
+  const Running& first = running_.front();
+  ended_.push_back({first.operation.s, first.operation.dry || first.meaningless});
+  running_.pop_front();
 }
 
 bool SharedPipeline::was_given_up(std::uint64_t s) const {
   if (mutant("end_what_was_abandoned")) return false;
   for (std::uint32_t rank = 0; rank < layout_.ranks; ++rank) {
-    if (given_up_word(rank, s).load(std::memory_order_seq_cst) == s) return true;
+    if (remark(rank, s).given_up.load(std::memory_order_seq_cst) == s) return true;
   }
   return false;
 }
@@ -383,6 +451,11 @@ bool SharedPipeline::announce_sleep() {
     const Need what = need(stage);
     wanted[what.word] = what.chunk;
   }
+  // What comes first wakes.
+  if (running_.front().taken) {
+    std::uint64_t& took = wanted[kTake];
+    took = took == 0 ? running_.front().last() : std::min(took, running_.front().last());
+  }
   Words& mine = words(rank_);
   for (std::size_t word = 0; word < wanted.size(); ++word) {
     mine.wanted[word].store(wanted[word], std::memory_order_relaxed);
@@ -393,7 +466,7 @@ bool SharedPipeline::announce_sleep() {
 
 bool SharedPipeline::may_sleep() {
   if (mutant("sleep_without_a_look")) return true;
-  return !must_look_ && !is_ready(kTake) && !is_ready(kReduce) && !is_ready(kPut);
+  return !must_look_ && !may_end() && !is_ready(kTake) && !is_ready(kReduce) && !is_ready(kPut);
 }
 
 void SharedPipeline::awake() { words(rank_).asleep.store(0, std::memory_order_relaxed); }

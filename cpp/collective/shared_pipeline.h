@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -18,7 +19,8 @@ namespace moolink::collective {
 
 // Collectives of any size among the ranks of one host, in chunks that pass through small windows of
 // a shared segment, so that what is passed stays in the cache. Inputs and outputs are the callers'
-// own memory. docs/design/protocol/shared_memory.md has the words, stages and invariants.
+// own memory; where the others can read it, an allreduce in place passes through no window.
+// docs/design/protocol/shared_memory.md has the words, stages and invariants.
 
 // The same on every rank of a segment.
 struct PipelineLayout {
@@ -33,6 +35,16 @@ struct PipelineLayout {
 inline constexpr std::uint32_t kMaxPipelineRanks = 1024;
 inline constexpr std::uint32_t kMaxPipelineDepth = 64;
 
+// Where an operation's memory lies in what its rank has lent to all others.
+struct LentPlace {
+  std::uint64_t segment = 0;  // 0: nowhere
+  std::uint64_t offset = 0;
+};
+
+// What this rank can read of a segment that another one has lent; empty: nothing.
+using LentMemory =
+    std::function<std::span<const std::byte>(std::uint32_t rank, std::uint64_t segment)>;
+
 // Operation s, started in this order by every rank; all but the memory is the same on every rank.
 struct PipelineOperation {
   std::uint64_t s = 0;
@@ -42,6 +54,7 @@ struct PipelineOperation {
   double divisor = 1;
   Buffer input;          // input_bytes() of the passage
   MutableBuffer output;  // output_bytes(); may be the input's memory for all_reduce and broadcast
+  LentPlace lent;        // all_reduce in place only: the others read this memory where it is
   bool dry = false;      // given up before it began: without memory
 };
 
@@ -59,7 +72,7 @@ class SharedPipeline {
 
   // `owner` keeps the segment mapped. Throws Exception{wire} if the segment has another layout.
   SharedPipeline(std::shared_ptr<void> owner, std::span<std::byte> segment,
-                 const PipelineLayout& layout, std::uint32_t rank);
+                 const PipelineLayout& layout, std::uint32_t rank, LentMemory lent = {});
 
   // Throws Exception{invalid_argument} for what cannot be run. The memory is referred to until
   // Ended.
@@ -98,12 +111,18 @@ class SharedPipeline {
 
  private:
   struct Words;
+  struct Remark;
   enum Stage : std::size_t { kPut, kReduce, kTake };  // also the order of the words
 
   struct Running {
     PipelineOperation operation;
     std::uint64_t first = 0;  // the number of its first chunk
     std::uint64_t chunks = 0;
+    bool taken = false;        // all of it
+    bool meaningless = false;  // some rank had given it up by then
+
+    std::uint64_t last() const { return first + chunks - 1; }
+    bool is_lent() const { return operation.lent.segment != 0 && !operation.dry; }
   };
   // How far one stage has come.
   struct Cursor {
@@ -120,8 +139,9 @@ class SharedPipeline {
   };
 
   Words& words(std::uint32_t rank) const;
-  std::atomic<std::uint64_t>& given_up_word(std::uint32_t rank, std::uint64_t s) const;
+  Remark& remark(std::uint32_t rank, std::uint64_t s) const;
   std::byte* window(std::uint32_t rank, std::uint64_t chunk) const;
+  const std::byte* part_of(const Running& running, std::uint64_t chunk, const Move& move) const;
   Running* running_at(std::uint64_t chunk);
   std::uint64_t least(Stage word) const;
   Need need(Stage stage);
@@ -133,6 +153,9 @@ class SharedPipeline {
                       std::uint64_t bytes);
   bool take_part(const Running& running, const Cursor& cursor);
   void post(Stage stage, Running& running);
+  void remark_on(const Running& running);
+  bool may_end() const;
+  void end();
   bool was_given_up(std::uint64_t s) const;
   void check(const PipelineOperation& operation) const;
   void look_for_sleepers();
@@ -141,6 +164,7 @@ class SharedPipeline {
   std::byte* segment_;
   const PipelineLayout layout_;
   const std::uint32_t rank_;
+  const LentMemory lent_;
   std::uint64_t started_ = 0;     // operations
   std::uint64_t last_chunk_ = 0;  // of the last operation started
   Cursor cursors_[3];

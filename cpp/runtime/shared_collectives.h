@@ -9,6 +9,7 @@
 #include "base/time.h"
 #include "collective/shared_pipeline.h"
 #include "io/loop.h"
+#include "runtime/host_loans.h"
 #include "runtime/host_segment.h"
 #include "runtime/rpc_peer.h"
 
@@ -58,6 +59,7 @@ class SharedCollectives final : public io::Pollable,
   std::shared_ptr<RpcPeer> rpc_;
   Events events_;
   std::shared_ptr<HostSegment> segment_;
+  std::shared_ptr<HostLoans> loans_;
   std::unique_ptr<collective::SharedPipeline> pipeline_;
   // The others are in a newer epoch. The news of it is on its way, and fails what is under way.
   bool outdated_ = false;

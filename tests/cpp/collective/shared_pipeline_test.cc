@@ -26,7 +26,10 @@ struct Ranks {
     SharedPipeline::initialise(segment->bytes(), layout);
     for (std::uint32_t rank = 0; rank < layout.ranks; ++rank) {
       pipelines.push_back(
-          std::make_unique<SharedPipeline>(segment, segment->bytes(), layout, rank));
+          std::make_unique<SharedPipeline>(segment, segment->bytes(), layout, rank,
+                                           [this](std::uint32_t lender, std::uint64_t number) {
+                                             return lent.at(lender).at(number - 1).span();
+                                           }));
       bells.push_back(io::Doorbell::create());
     }
   }
@@ -35,6 +38,7 @@ struct Ranks {
   std::shared_ptr<memory::Segment> segment;
   std::vector<std::unique_ptr<SharedPipeline>> pipelines;
   std::vector<io::Doorbell> bells;
+  std::vector<std::vector<Buffer>> lent;  // segment n of each rank is at n - 1
 };
 
 MutableBuffer floats(std::uint64_t count, float value) {
@@ -108,6 +112,57 @@ TEST("shared pipeline: threads that sleep whenever they must, several operations
     });
   }
   for (std::thread& thread : threads) thread.join();
+}
+
+// Whoever's operation has ended writes to its memory at once.
+TEST("shared pipeline: threads read in place what others lend, while some pass through windows") {
+  constexpr std::uint32_t kRanks = 3;
+  constexpr std::uint64_t kOperations = 40;
+  constexpr std::uint64_t kCount = 20000;
+  Ranks ranks(layout_of(kRanks));
+  std::vector<MutableBuffer> memory;
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+    memory.push_back(HeapAllocator().allocate(4 * kCount));
+    ranks.lent.push_back({memory.back()});
+  }
+  std::vector<std::thread> threads;
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+    threads.emplace_back([&, rank] {
+      for (std::uint64_t s = 1; s <= kOperations; ++s) {
+        PipelineOperation operation = sum(s, kRanks, kCount, static_cast<float>(s + rank));
+        std::memcpy(memory[rank].data(), operation.input.data(), operation.input.size());
+        operation.input = memory[rank];
+        operation.output = memory[rank];
+        if ((s + rank) % 4 != 0) operation.lent = {1, 0};
+        ranks[rank].start(operation);
+        for (const auto& ended : run_until(ranks, rank, s)) CHECK(!ended.dry);
+        CHECK(is_filled(memory[rank], 3, static_cast<float>(3 * s + 3)));
+        std::memset(memory[rank].data(), 0xff, memory[rank].size());
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST("shared pipeline: a place outside of what was lent is not read") {
+  constexpr std::uint64_t kCount = 64;
+  for (const LentPlace place : {LentPlace{1, 1}, LentPlace{1, ~std::uint64_t{0}}}) {
+    Ranks ranks(layout_of(2));
+    std::vector<PipelineOperation> operations;
+    for (std::uint32_t rank = 0; rank < 2; ++rank) {
+      PipelineOperation operation = sum(1, 2, kCount, 1);
+      operation.output = floats(kCount, 1);
+      operation.input = operation.output;
+      if (rank == 1) operation.lent = place;
+      ranks.lent.push_back({operation.output});
+      operations.push_back(operation);
+      ranks[rank].start(operation);
+    }
+    while (ranks[0].step() || ranks[1].step()) ranks[0].take_wakeups();
+    CHECK_EQ(ranks[0].take_ended().size(), std::size_t{1});
+    // Rank 1 gets what it lied about; it put nothing into its window, which is all zero.
+    CHECK(is_filled(operations[0].output.slice(0, 2 * kCount), 1, 1));
+  }
 }
 
 TEST("shared pipeline: an operation that one rank gives up passes through, the next is right") {

@@ -8,6 +8,8 @@ int main(int argc, char** argv) {
   const std::vector<std::string> mutants = {
       "abandon_in_silence",         // passes rubbish on without saying so
       "end_what_was_abandoned",     // does not look whether somebody said so
+      "end_while_others_read",      // lent memory is the user's again too early
+      "lend_in_silence",            // does not say where its memory is
       "never_ring",                 // stores without a look for sleepers
       "publish_before_copying",     // raises a word before what it tells of is there
       "put_into_unread_windows",    // does not wait until the chunk before was taken

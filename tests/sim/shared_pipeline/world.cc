@@ -45,7 +45,9 @@ SharedPipelineWorld::SharedPipelineWorld(std::uint64_t seed, bool print)
   SharedPipeline::initialise(segment.span(), layout_);
   ranks_.resize(layout_.ranks);
   for (std::uint32_t i = 0; i < layout_.ranks; ++i) {
-    ranks_[i].pipeline = std::make_unique<SharedPipeline>(memory_, segment.span(), layout_, i);
+    ranks_[i].pipeline = std::make_unique<SharedPipeline>(
+        memory_, segment.span(), layout_, i,
+        [this](std::uint32_t rank, std::uint64_t number) { return lent(rank, number); });
   }
   make_operations();
 }
@@ -129,6 +131,10 @@ bool SharedPipelineWorld::start_next(std::uint32_t index) {
     rank.given_up.push_back(s);
   }
   operation.output = operation.dry ? MutableBuffer() : output;
+  if (in_place && random_.chance(1, 2)) {
+    operation.lent = {s, 0};
+    ++coverage["lent"];
+  }
   rank.outputs.push_back(output);
   rank.pipeline->start(std::move(operation));
   rank.started = s;
@@ -167,17 +173,30 @@ void SharedPipelineWorld::take_ended(std::uint32_t index, bool woken) {
               "a rank that was stopped tells of an operation that the others have given up");
     }
     check_result(index, ended.s);
+    spoil(index, ended.s);
   }
 }
 
-// The memory is the user's again at once: what the pipeline still reads of it would be rubbish.
+// What a rank lends of operation s: each has a segment of its own.
+std::span<const std::byte> SharedPipelineWorld::lent(std::uint32_t rank,
+                                                     std::uint64_t number) const {
+  const auto& outputs = ranks_[rank].outputs;
+  require(number >= 1 && number <= outputs.size(), "a segment that was never lent");
+  return outputs[number - 1].span();
+}
+
+// The memory is the user's again: whoever still reads it reads rubbish.
+void SharedPipelineWorld::spoil(std::uint32_t index, std::uint64_t s) {
+  const MutableBuffer& output = ranks_[index].outputs[s - 1];
+  if (!output.empty()) std::memset(output.data(), 0xff, output.size());
+}
+
 void SharedPipelineWorld::abandon_one(std::uint32_t index) {
   Rank& rank = ranks_[index];
   if (rank.started == rank.ended) return;
   const std::uint64_t s = rank.ended + 1 + random_.below(rank.started - rank.ended);
   rank.pipeline->abandon(s);
-  const MutableBuffer& output = rank.outputs[s - 1];
-  if (!output.empty()) std::memset(output.data(), 0xff, output.size());
+  spoil(index, s);
   rank.given_up.push_back(s);
   operations_[s - 1].abandoned = true;
   const auto has_it = [s](const Rank& other) { return other.ended >= s; };

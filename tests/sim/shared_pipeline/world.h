@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -51,6 +52,8 @@ class SharedPipelineWorld {
   bool fall_asleep(std::uint32_t index);
   void kill(std::uint32_t index);
   void check_result(std::uint32_t index, std::uint64_t s);
+  std::span<const std::byte> lent(std::uint32_t rank, std::uint64_t number) const;
+  void spoil(std::uint32_t index, std::uint64_t s);
   void wake_the_stopped();
   bool finished() const;
   bool stuck() const;
