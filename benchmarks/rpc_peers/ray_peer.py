@@ -21,13 +21,14 @@ class Actor:
 
 class RayClient:
     def __init__(self) -> None:
+        places = [str(SCRIPT.parent), os.environ.get("PYTHONPATH", "")]
         ray.init(
             num_cpus=1,
             include_dashboard=False,
             log_to_driver=False,
             logging_level=logging.ERROR,
             object_store_memory=2 << 30,
-            runtime_env={"env_vars": {"PYTHONPATH": str(SCRIPT.parent)}},
+            runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(filter(None, places))}},
         )
         self._actor = ray.remote(Actor).remote()
 

@@ -15,6 +15,7 @@
 #include "base/limits.h"
 #include "base/uid.h"
 #include "wire/archive.h"
+#include "wire/lies.h"
 #include "wire/payload.h"
 
 namespace moolink::wire {
@@ -87,7 +88,7 @@ Frame make_frame(FrameType type, Buffer control, std::vector<Buffer> payload = {
 
 template <class Control>
 Frame make_frame(FrameType type, const Control& control, std::vector<Buffer> payload = {}) {
-  return make_frame(type, encode(control), std::move(payload));
+  return make_frame(type, encode(told(control)), std::move(payload));
 }
 
 template <class Control>
