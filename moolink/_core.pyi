@@ -289,6 +289,10 @@ class GradientStats(TypedDict):
     skipped_rounds: NotRequired[int]
     skipped_contributions: NotRequired[int]
 
+class TensorLayouts:
+    def __init__(self, layouts: list[tuple[tuple[int, ...], str]]) -> None: ...
+    def addresses(self, tensors: list[Any]) -> list[int] | None: ...
+
 class AccumulatorCore:
     def __init__(
         self,

@@ -13,6 +13,7 @@
 #include "bind/lending.h"
 #include "bind/rpc.h"
 #include "bind/stream.h"
+#include "bind/tensor_layouts.h"
 #include "bind/value.h"
 
 NB_MODULE(_core, m) {
@@ -30,5 +31,6 @@ NB_MODULE(_core, m) {
   moolink::bind::bind_rpc(m);
   moolink::bind::bind_broker(m);
   moolink::bind::bind_group(m);
+  moolink::bind::bind_tensor_layouts(m);
   moolink::bind::bind_accumulator(m);
 }

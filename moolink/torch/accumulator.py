@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import inspect
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +16,7 @@ import numpy.typing as npt
 import torch
 from torch._utils import _unflatten_dense_tensors
 
+from moolink._core import TensorLayouts
 from moolink.accumulator import AccumulatorBase
 from moolink.group import Group
 from moolink.training_steps import TrainingStep
@@ -66,6 +69,13 @@ class Accumulator(AccumulatorBase):
             raise ValueError("none of the parameters requires a gradient: nothing to reduce")
         self._sections = _sections(by_dtype)
         self._reduced = [p for section in self._sections for p in section.parameters]
+        # What can be taken as it is, looked at in one go.
+        self._usual_parameters = TensorLayouts(
+            [(tuple(p.shape), _name(p.dtype)) for p in self._parameters]
+        )
+        self._usual_gradients = TensorLayouts(
+            [(tuple(p.shape), _name(s.dtype)) for s in self._sections for p in s.parameters]
+        )
         self._set_aside: list[torch.Tensor] | None = None  # the user's .grad while a round is shown
         super().__init__(
             name,
@@ -133,7 +143,14 @@ class Accumulator(AccumulatorBase):
             apply, state=capture, load_state=install, until=until, totals=totals
         )
 
+    def _gradient_addresses(self) -> list[int] | None:
+        """Where the gradients lie, 0 for ``None``; ``None`` unless all can be taken as they are."""
+        return self._usual_gradients.addresses([p.grad for p in self._reduced])
+
     def _validate(self) -> None:
+        usual = self._usual_parameters.addresses(self._parameters)
+        if usual is not None and self._gradient_addresses() is not None:
+            return
         for index, (parameter, made_with) in enumerate(
             zip(self._parameters, self._made_with, strict=True)
         ):
@@ -160,25 +177,35 @@ class Accumulator(AccumulatorBase):
                 )
 
     def _gather(self, batch_size: int, clear: bool) -> bool:
+        usual = self._gradient_addresses()
+        copies: list[torch.Tensor] = []  # alive until they are gathered
+        elsewhere: list[torch.Tensor] = []  # what they are copies of
+        addresses = iter(self._addresses_of_copies(copies, elsewhere) if usual is None else usual)
         finite = True
-        elsewhere = []  # gradients that a copy stands for
         for section in self._sections:
-            copies = []  # alive until they are gathered
-            pieces = []
-            for parameter, count, offset in section.places():
+            pieces = [(next(addresses), count, offset) for count, offset in section.places]
+            finite &= self._core.gather(_name(section.dtype), pieces, float(batch_size), clear)
+        if clear and elsewhere:
+            _zero(elsewhere)
+        return finite
+
+    def _addresses_of_copies(
+        self, copies: list[torch.Tensor], elsewhere: list[torch.Tensor]
+    ) -> list[int]:
+        addresses = []
+        for section in self._sections:
+            for parameter in section.parameters:
                 gradient = parameter.grad
                 if gradient is not None and not _is_plain(gradient, section.dtype):
                     elsewhere.append(gradient)
                     copies.append(_plain_copy(gradient, section.dtype))
                     gradient = copies[-1]
-                pieces.append((0 if gradient is None else gradient.data_ptr(), count, offset))
-            finite &= self._core.gather(_name(section.dtype), pieces, float(batch_size), clear)
-        if clear:
-            _zero(elsewhere)
-        return finite
+                addresses.append(0 if gradient is None else gradient.data_ptr())
+        return addresses
 
     def _show(self, result: npt.NDArray[np.uint8]) -> None:
         memory = torch.from_numpy(result)
+        usual = self._usual_gradients.addresses(self._reduced) is not None
         self._set_aside = []
         for section in self._sections:
             values = memory[section.begin : section.end].view(section.dtype)
@@ -188,7 +215,7 @@ class Accumulator(AccumulatorBase):
                 if gradient is None:
                     gradient = torch.zeros_like(parameter)
                 self._set_aside.append(gradient)
-                if _is_plain(parameter, section.dtype):
+                if usual or _is_plain(parameter, section.dtype):
                     parameter.grad = mean
                 else:
                     parameter.grad = gradient.copy_(mean)
@@ -235,12 +262,14 @@ class _Section:
     def end(self) -> int:
         return self.begin + sum(self.counts) * self.dtype.itemsize
 
-    def places(self) -> Iterator[tuple[torch.Tensor, int, int]]:
-        """Yields (parameter, elements, offset in the bucket in bytes)."""
-        offset = self.begin
-        for parameter, count in zip(self.parameters, self.counts, strict=True):
-            yield parameter, count, offset
-            offset += count * self.dtype.itemsize
+    @functools.cached_property
+    def places(self) -> list[tuple[int, int]]:
+        """(elements, offset in the bucket in bytes) of each gradient."""
+        offsets = itertools.accumulate(self.counts, initial=0)
+        return [
+            (count, self.begin + offset * self.dtype.itemsize)
+            for count, offset in zip(self.counts, offsets, strict=False)
+        ]
 
 
 def _sections(by_dtype: dict[torch.dtype, list[torch.Tensor]]) -> list[_Section]:

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tensor/dtype.h"
+
+namespace moolink::bind {
+
+namespace nb = nanobind;
+
+// What the tensors of a list have to be, each time anew: users resize, move and replace them.
+class TensorLayouts {
+ public:
+  using Layout = std::pair<std::vector<std::int64_t>, std::string>;  // shape, dtype
+
+  explicit TensorLayouts(const std::vector<Layout>& layouts);
+
+  // Where the elements lie, 0 for None; empty unless all are as they have to be, in host memory and
+  // without gaps.
+  std::optional<std::vector<std::uintptr_t>> addresses(const nb::list& tensors) const;
+
+ private:
+  struct Wanted {
+    std::vector<std::int64_t> shape;
+    tensor::DType dtype;
+  };
+  std::vector<Wanted> wanted_;
+};
+
+void bind_tensor_layouts(nb::module_& m);
+
+}  // namespace moolink::bind
