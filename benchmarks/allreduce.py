@@ -13,7 +13,8 @@ all. Figures are medians over all trials of all rounds.
 `moolink` and `gloo` reduce torch tensors: moolink out of place, gloo in place, as it always does.
 `moolink-inplace` reduces in place what moolink.empty() has made. `copy` is no all_reduce but what
 the machine allows: all processes copy that many bytes at the same time. mpi4py is taken if it is
-importable and there is an mpiexec.
+importable and there is an mpiexec: both come with moolink[bench-mpi], which brings Open MPI. (As
+root that wants OMPI_ALLOW_RUN_AS_ROOT=1 and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1.)
 """
 
 from __future__ import annotations
