@@ -86,6 +86,17 @@ class PathStats(TypedDict):
     bytes_written: int
     bytes_received: int
 
+class CopyStats(TypedDict):
+    """Arrays that were copied though others would not have been; see docs/arrays.md."""
+
+    gaps: int
+    byte_order: int
+    lazy_view: int
+    several_parts: int
+    lent: int
+    alignment: int
+    bytes: int  # of all of them
+
 class RpcStats(PathStats):
     """Counters since the beginning, but for those that say "now"."""
 
@@ -101,6 +112,7 @@ class RpcStats(PathStats):
     dials_failed: int
     peers: int  # now: connected, or waited for
     peers_lost: int  # dead, unreachable or closed
+    copies: CopyStats
 
 class PeerInfo(TypedDict):
     """A peer that is connected, or was less than 3 s ago."""
@@ -223,6 +235,8 @@ def register_type(
 ) -> None: ...
 def set_late_registration(late: Callable[[type[Any] | str], bool]) -> None: ...
 def tensor_info(tensor: Any) -> dict[str, Any]: ...
+def as_array(tensor: Any) -> npt.NDArray[Any]: ...
+def xla_all_reduce() -> object: ...
 
 class Broker:
     def __init__(self, rpc: RpcCore | None = None, *, first: bool = False) -> None: ...
@@ -274,6 +288,7 @@ class GroupCore:
     def all_reduce_value(
         self, name: str, value: Any, op: Callable[[Any, Any], Any], retry: bool
     ) -> Future: ...
+    def program_key(self) -> str: ...
     def close(self) -> None: ...
 
 class GradientStats(TypedDict):

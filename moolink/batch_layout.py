@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from moolink import _core
 from moolink.warm_memory import SMALL, WarmMemory
 
 Nest: TypeAlias = Any  # dict, list, tuple or namedtuple of nests; else a leaf
@@ -87,7 +88,7 @@ def build(item: Nest, spec: Spec, path: str = "") -> Node:
     if _is_torch(item):
         return _TorchLeaf(path, item, spec)
     if is_array(item):
-        array = np.asarray(item)
+        array = as_numpy(item)
         if spec.device != "cpu":
             import torch
 
@@ -101,6 +102,13 @@ def is_array(item: object) -> bool:
     if isinstance(item, np.ndarray | np.generic) or _is_torch(item):
         return True
     return hasattr(item, "__dlpack__") or hasattr(item, "__array_interface__")
+
+
+def as_numpy(item: Any) -> npt.NDArray[Any]:
+    """numpy's view of what `is_array`, but of no torch tensor."""
+    if hasattr(item, "__array__") or hasattr(item, "__array_interface__"):
+        return np.asarray(item)
+    return _core.as_array(item)
 
 
 def count_rows(rows: list[tuple[str, int]]) -> int:
@@ -311,21 +319,20 @@ class _NumpyLeaf(_ArrayLeaf):
         if type(item) is not np.ndarray:
             if _is_torch(item) or not is_array(item):
                 raise self._mismatch(f"{self._dtype} (numpy)", item)
-            item = np.asarray(item)
+            item = as_numpy(item)
         if item.dtype != self._dtype or not self._has_shape(item.shape):
             raise self._mismatch(self._dtype, item)
 
     def put_row(self, item: Nest, row: int) -> None:
-        if (
-            type(item) is not np.ndarray
-            or item.dtype is not self._dtype
-            or item.shape != self._row_shape
-        ):
+        if type(item) is not np.ndarray:
+            self.check(item)
+            item = as_numpy(item)
+        if item.dtype is not self._dtype or item.shape != self._row_shape:
             self.check(item)
         self._rows[row] = item
 
     def put_rows(self, item: Nest, start: int, count: int, offset: int) -> None:
-        self._copy_rows(self._batch, np.asarray(item), start, count, offset)
+        self._copy_rows(self._batch, as_numpy(item), start, count, offset)
 
     def pad(self, start: int, stop: int) -> None:
         self._rows[start:stop] = np.zeros((), self._dtype)

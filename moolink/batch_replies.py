@@ -8,9 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-import numpy as np
-
-from moolink.batch_layout import is_array
+from moolink.batch_layout import as_numpy, is_array
 
 
 class Return(Protocol):
@@ -166,4 +164,4 @@ def _on_host(value: Any) -> Any:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         return value.detach().cpu()
-    return np.asarray(value)
+    return as_numpy(value)

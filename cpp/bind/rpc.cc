@@ -130,6 +130,7 @@ PyRpc::PyRpc(std::optional<std::string> name, std::string_view arrays, bool allo
   ValueOptions values;
   values.arrays = parse_array_kind(arrays);
   values.allow_pickle = allow_pickle;
+  values.copies = std::make_shared<CopyCounts>();
   options_ = std::make_shared<const ValueOptions>(values);
   decode_result_ = std::make_shared<const PyFuture::Decode>(
       [options = options_](const wire::Payload& result) { return decode_value(result, *options); });
@@ -309,7 +310,11 @@ nb::object PyRpc::stream(const std::string& peer, const std::string& function,
 
 // --- what is going on
 
-nb::dict PyRpc::stats() const { return describe(peer_->stats()); }
+nb::dict PyRpc::stats() const {
+  nb::dict stats = describe(peer_->stats());
+  stats["copies"] = options_->copies->describe();
+  return stats;
+}
 
 nb::list PyRpc::peers() const { return describe(peer_->peers()); }
 

@@ -5,7 +5,10 @@
 
 #include <nanobind/nanobind.h>
 
+#include <array>
 #include <cstddef>
+#include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -22,6 +25,29 @@ namespace nb = nanobind;
 enum class ArrayKind { same, numpy, torch, jax };
 ArrayKind parse_array_kind(std::string_view text);  // throws ValueError
 
+// Why elements were copied that need not have been, had the array been another one.
+enum class CopyReason : std::uint8_t {
+  none,
+  gaps,           // given: strides that leave gaps, or another order than row-major
+  byte_order,     // given: big-endian
+  lazy_view,      // given: conjugated or negated on reading
+  several_parts,  // given: a jax.Array sharded over several devices
+  lent,           // received: what is lent, as a framework's that knows no read-only arrays
+  alignment,      // received: memory that does not begin at 64 bytes
+};
+inline constexpr std::size_t kCopyReasons = 7;
+
+// Counts such copies; each reason is logged when it is met first. Needs the GIL.
+class CopyCounts {
+ public:
+  void add(CopyReason reason, std::size_t bytes);
+  nb::dict describe() const;
+
+ private:
+  std::array<std::uint64_t, kCopyReasons> counts_{};
+  std::uint64_t bytes_ = 0;
+};
+
 // A framework's tensor by reference. The memory is valid as long as `owner` lives; dropping that
 // takes the GIL.
 struct ImportedTensor {
@@ -30,9 +56,12 @@ struct ImportedTensor {
   // As wire::TensorHead::numpy_type; tensor.dtype means nothing then.
   std::string numpy_type;
   nb::object owner;
+  CopyReason copied = CopyReason::none;  // on the way here
 
   std::size_t item_size() const;
   std::size_t bytes() const;  // of the elements, without gaps
+  // Whether it was copied, or has to be on its way to compact memory.
+  CopyReason copy_reason() const;
   wire::TensorHead head() const;
 };
 
@@ -59,6 +88,10 @@ ArrayKind array_kind(const wire::TensorHead& head, ArrayKind asked);
 // represent it (a bfloat16 array for numpy without ml_dtypes, a float64 one for JAX without x64).
 nb::object export_tensor(MutableBuffer memory, const wire::TensorHead& head, ArrayKind kind,
                          bool read_only = false);
+
+// numpy's view of a tensor of any framework, without a copy; cannot be written where that must not
+// be. Raises as import_tensor() does, and TypeError for what is no tensor.
+nb::object as_array(nb::handle value);
 
 // numpy's scalar of one element.
 nb::object export_scalar(std::span<const std::byte> value, const wire::TensorHead& head);

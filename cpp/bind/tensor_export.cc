@@ -5,11 +5,13 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <utility>
 #include <vector>
 
+#include "bind/reference.h"
 #include "bind/tensor.h"
 #include "wire/archive.h"
 
@@ -40,8 +42,10 @@ struct Export {
   static void free(Managed* managed) { delete static_cast<Export*>(managed->manager_ctx); }
 };
 
+// `flags` and `minor` say more to consumers of the versioned struct.
 template <class Managed>
-Managed* new_export(const ReceivedTensor& received) {
+Managed* new_export(const ReceivedTensor& received, std::uint64_t flags = 0,
+                    std::uint32_t minor = DLPACK_MINOR_VERSION) {
   auto exported = std::make_unique<Export<Managed>>();
   exported->owner = received.memory.owner();
   exported->shape = received.shape;
@@ -58,8 +62,8 @@ Managed* new_export(const ReceivedTensor& received) {
   exported->managed.manager_ctx = exported.get();
   exported->managed.deleter = Export<Managed>::free;
   if constexpr (std::is_same_v<Managed, DLManagedTensorVersioned>) {
-    exported->managed.version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
-    exported->managed.flags = received.read_only ? DLPACK_FLAG_BITMASK_READ_ONLY : 0;
+    exported->managed.version = {DLPACK_MAJOR_VERSION, minor};
+    exported->managed.flags = flags | (received.read_only ? DLPACK_FLAG_BITMASK_READ_ONLY : 0);
   }
   return &exported.release()->managed;
 }
@@ -77,9 +81,9 @@ void destroy_capsule(PyObject* capsule) {
   managed->deleter(managed);
 }
 
-template <class Managed>
-nb::object new_capsule(const ReceivedTensor& received) {
-  Managed* managed = new_export<Managed>(received);
+template <class Managed, class... Versioned>
+nb::object new_capsule(const ReceivedTensor& received, Versioned... versioned) {
+  Managed* managed = new_export<Managed>(received, versioned...);
   PyObject* capsule = PyCapsule_New(managed, capsule_name<Managed>(), destroy_capsule<Managed>);
   if (capsule == nullptr) {
     managed->deleter(managed);
@@ -88,16 +92,50 @@ nb::object new_capsule(const ReceivedTensor& received) {
   return nb::steal(capsule);
 }
 
-// JAX asks without max_version and then takes the unversioned capsule only.
-nb::object dlpack(const ReceivedTensor& received, nb::handle, nb::handle max_version, nb::handle,
-                  nb::handle copy) {
-  if (copy.ptr() == Py_True) throw nb::buffer_error("received memory is handed over, not copied");
-  if (!max_version.is_none() &&
-      nb::cast<int>(max_version[0]) >= static_cast<int>(DLPACK_MAJOR_VERSION)) {
-    return new_capsule<DLManagedTensorVersioned>(received);
+[[noreturn]] void refuse_export(const std::string& what) { throw nb::buffer_error(what.c_str()); }
+
+ReceivedTensor copy_of(const ReceivedTensor& received) {
+  ReceivedTensor copy{HeapAllocator().allocate(received.memory.size()), received.dtype,
+                      received.shape};
+  std::memcpy(copy.memory.data(), received.memory.data(), received.memory.size());
+  return copy;
+}
+
+void check_export(nb::handle stream, nb::handle device) {
+  // -1: the consumer synchronises by itself.
+  if (!stream.is_none() && nb::cast<std::int64_t>(stream) != -1) {
+    refuse_export("this memory is on the CPU, where there are no streams: stream must be None");
   }
-  if (received.read_only) throw nb::buffer_error("lent memory needs DLPack 1.0, for reading only");
-  return new_capsule<DLManagedTensor>(received);
+  if (device.is_none()) return;
+  const auto [type, index] = nb::cast<std::pair<int, int>>(device);
+  if (type != kDLCPU || index != 0) {
+    refuse_export("this memory is on the CPU and is not moved to " +
+                  tensor::Device{type, index}.name() + ": import it on the CPU first");
+  }
+}
+
+// JAX asks without max_version and then takes the unversioned capsule only, which cannot say that
+// memory is for reading only.
+nb::object dlpack(const ReceivedTensor& received, nb::handle stream, nb::handle max_version,
+                  nb::handle device, nb::handle copy) {
+  check_export(stream, device);
+  const bool must_copy = copy.ptr() == Py_True;
+  const ReceivedTensor& given = must_copy ? copy_of(received) : received;
+  std::pair<std::uint32_t, std::uint32_t> newest{0, 0};
+  if (!max_version.is_none()) newest = nb::cast<decltype(newest)>(max_version);
+  if (newest.first >= DLPACK_MAJOR_VERSION) {
+    const std::uint32_t minor = newest.first == DLPACK_MAJOR_VERSION
+                                    ? std::min<std::uint32_t>(newest.second, DLPACK_MINOR_VERSION)
+                                    : DLPACK_MINOR_VERSION;
+    const std::uint64_t flags = must_copy ? DLPACK_FLAG_BITMASK_IS_COPIED : 0;
+    return new_capsule<DLManagedTensorVersioned>(given, flags, minor);
+  }
+  if (given.read_only) {
+    refuse_export(
+        "lent memory is for reading only, which DLPack before 1.0 cannot say: ask with "
+        "max_version=(1, 0) or copy=True");
+  }
+  return new_capsule<DLManagedTensor>(given);
 }
 
 int get_buffer(PyObject* self, Py_buffer* view, int flags) {
@@ -135,7 +173,7 @@ nb::object numpy_dtype(const wire::TensorHead& head) {
     } catch (nb::python_error& e) {
       if (!e.matches(PyExc_ImportError) && !e.matches(PyExc_AttributeError)) throw;
       throw Exception(ErrorCode::wire,
-                      "a received array of " + name +
+                      "an array of " + name +
                           " has no numpy dtype here: install ml_dtypes, or import torch or jax "
                           "before it arrives");
     }
@@ -263,6 +301,60 @@ nb::object export_tensor(MutableBuffer memory, const wire::TensorHead& head, Arr
   return to_numpy(std::move(received), head);
 }
 
+namespace {
+
+// The bytes from the first to behind the last one, relative to where the elements begin.
+std::pair<std::int64_t, std::int64_t> span_of(const ImportedTensor& from) {
+  const auto item = static_cast<std::int64_t>(from.item_size());
+  std::int64_t first = 0;
+  std::int64_t last = 0;
+  for (std::size_t i = 0; i < from.tensor.shape.size(); ++i) {
+    if (from.tensor.shape[i] == 0) return {0, 0};
+    const std::int64_t walk = (from.tensor.shape[i] - 1) * from.tensor.strides[i] * item;
+    (walk < 0 ? first : last) += walk;
+  }
+  return {first, last + item};
+}
+
+nb::object view_of(const ImportedTensor& from) {
+  const auto [begin, end] = span_of(from);
+  const auto size = static_cast<std::size_t>(end - begin);
+  ReceivedTensor memory{{std::make_shared<Reference>(from.owner), from.tensor.data + begin, size},
+                        DType::uint8,
+                        {end - begin},
+                        from.tensor.read_only};
+  const wire::TensorHead head = from.head();
+  tensor::Shape strides = from.tensor.strides;
+  for (std::int64_t& stride : strides) stride *= static_cast<std::int64_t>(from.item_size());
+  const nb::object dtype = numpy_dtype(head);
+  if (size == 0) return numpy_attribute("empty")(shape_tuple(head.shape), dtype);
+  return numpy_attribute("ndarray")(shape_tuple(head.shape), dtype, nb::cast(std::move(memory)),
+                                    -begin, shape_tuple(strides));
+}
+
+}  // namespace
+
+nb::object as_array(nb::handle value) {
+  const nb::object ndarray = numpy_attribute("ndarray");
+  if (value.type().is(ndarray)) return nb::borrow(value);
+  std::optional<ImportedTensor> imported = import_tensor(value);
+  if (!imported) imported = import_numbers(value);
+  if (!imported->owner.type().is(ndarray)) {
+    try {
+      return view_of(*imported);
+    } catch (const Exception& e) {
+      throw nb::type_error(e.what());
+    }
+  }
+  if (!imported->tensor.read_only ||
+      !nb::cast<bool>(imported->owner.attr("flags").attr("writeable"))) {
+    return imported->owner;
+  }
+  nb::object view = imported->owner.attr("view")();
+  view.attr("flags").attr("writeable") = false;
+  return view;
+}
+
 nb::object export_scalar(std::span<const std::byte> value, const wire::TensorHead& head) {
   const nb::object bytes = nb::bytes(reinterpret_cast<const char*>(value.data()), value.size());
   // A string ends with its last character that is not NUL when numpy reads it from memory; as a
@@ -298,6 +390,9 @@ void bind_tensors(nb::module_& m) {
         return info;
       },
       nb::arg("tensor"), "How moolink sees a tensor: its dtype, shape, strides (elements) ...");
+  m.def("as_array", &as_array, nb::arg("tensor"),
+        "numpy's view of a tensor of any framework on the CPU; read-only where it must not be "
+        "written.");
 }
 
 }  // namespace moolink::bind

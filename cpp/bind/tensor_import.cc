@@ -44,7 +44,7 @@ enum class Importer { none, numpy, torch, jax, traced, dlpack, subclass };
 
 struct TypeKind {
   Importer importer = Importer::none;
-  const DLPackExchangeAPI* api = nullptr;  // torch's, from the version on that has it
+  const DLPackExchangeAPI* api = nullptr;  // of frameworks that have it
 };
 
 const DLPackExchangeAPI* exchange_api(nb::handle type) {
@@ -87,7 +87,9 @@ TypeKind classify(nb::handle type) {
   }
   if (is_subclass(type, "jax.core", "Tracer")) return {Importer::traced, nullptr};
   if (is_subclass(type, "jax", "Array")) return {Importer::jax, nullptr};
-  return {nb::hasattr(type, "__dlpack__") ? Importer::dlpack : Importer::none, nullptr};
+  const DLPackExchangeAPI* api = exchange_api(type);
+  const bool exports = api != nullptr || nb::hasattr(type, "__dlpack__");
+  return {exports ? Importer::dlpack : Importer::none, api};
 }
 
 // Types seen so far. Only types that import tensors are kept, with a reference each, so that the
@@ -149,7 +151,10 @@ ImportedTensor import_numpy(nb::object array) {
   if (!type.native) {
     // Not astype: for dates without a unit it takes the array's own type to be meant.
     const nb::object native = dtype.attr("newbyteorder")("=");
-    return import_numpy(array.attr("byteswap")().attr("view")(native));
+    ImportedTensor imported = import_numpy(array.attr("byteswap")().attr("view")(native));
+    imported.copied = CopyReason::byte_order;
+    imported.tensor.read_only = true;  // what is written there is not seen in the array
+    return imported;
   }
   ImportedTensor imported;
   imported.framework = Framework::numpy;
@@ -173,7 +178,12 @@ ImportedTensor import_numpy(nb::object array) {
   // numpy's memory stays while the array lives, whether a view of it is held or not.
   PyBuffer_Release(&view);
   // A field of a structured array steps by what is no multiple of its own size.
-  if (!whole_strides) return import_numpy(array.attr("copy")());
+  if (!whole_strides) {
+    imported = import_numpy(array.attr("copy")());
+    imported.copied = CopyReason::gaps;
+    imported.tensor.read_only = true;
+    return imported;
+  }
   imported.owner = std::move(array);
   return imported;
 }
@@ -227,14 +237,36 @@ ImportedTensor import_capsule(nb::handle value, nb::object capsule) {
   const auto dtype =
       tensor::from_dlpack({tensor->dtype.code, tensor->dtype.bits, tensor->dtype.lanes});
   if (!dtype) {
-    type_error("a " + type_text(value) + " has elements of DLPack code " +
-               std::to_string(tensor->dtype.code) + ", " + std::to_string(tensor->dtype.bits) +
-               " bits and " + std::to_string(tensor->dtype.lanes) +
-               " lanes, which moolink does not move; convert it");
+    type_error("a " + type_text(value) + " of " +
+               tensor::dlpack_name({tensor->dtype.code, tensor->dtype.bits, tensor->dtype.lanes}) +
+               " on " + imported.tensor.device.name() +
+               " cannot be read: only bool, integers and floating point of 8 bits and more and "
+               "complex can; convert it to one of them");
   }
   imported.tensor.dtype = *dtype;
   imported.owner = std::move(capsule);
   return imported;
+}
+
+void destroy_managed(PyObject* capsule) {
+  auto* managed =
+      static_cast<DLManagedTensorVersioned*>(PyCapsule_GetPointer(capsule, "dltensor_versioned"));
+  if (managed->deleter != nullptr) managed->deleter(managed);
+}
+
+// Without a call of Python: through the functions that the framework's type names.
+ImportedTensor import_exchanged(nb::handle value, const DLPackExchangeAPI* api) {
+  DLManagedTensorVersioned* managed = nullptr;
+  if (api->managed_tensor_from_py_object_no_sync(value.ptr(), &managed) != 0) {
+    throw nb::python_error();
+  }
+  if (managed == nullptr) type_error("a " + type_text(value) + " exports no tensor");
+  PyObject* capsule = PyCapsule_New(managed, "dltensor_versioned", destroy_managed);
+  if (capsule == nullptr) {
+    if (managed->deleter != nullptr) managed->deleter(managed);
+    throw nb::python_error();
+  }
+  return import_capsule(value, nb::steal(capsule));
 }
 
 ImportedTensor import_dlpack(nb::handle value) {
@@ -277,13 +309,18 @@ bool call_is_true(nb::handle value, const char* method) {
 
 // Views that are conjugated or negated on reading have other values than their memory; torch's
 // own export lets negated ones pass.
-nb::object resolve_views(nb::object value, DType dtype) {
+bool resolve_views(nb::object& value, DType dtype) {
+  bool resolved = false;
   if (tensor::is_complex(dtype) && call_is_true(value, "is_conj")) {
     value = value.attr("resolve_conj")();
+    resolved = true;
   }
   const bool may_be_negated = tensor::is_complex(dtype) || tensor::is_floating(dtype);
-  if (may_be_negated && call_is_true(value, "is_neg")) value = value.attr("resolve_neg")();
-  return value;
+  if (may_be_negated && call_is_true(value, "is_neg")) {
+    value = value.attr("resolve_neg")();
+    resolved = true;
+  }
+  return resolved;
 }
 
 ImportedTensor import_torch(nb::object value, const DLPackExchangeAPI* api) {
@@ -295,7 +332,7 @@ ImportedTensor import_torch(nb::object value, const DLPackExchangeAPI* api) {
     type_error("tensors of layout " + text_of(layout) +
                " cannot be read; call to_dense(), or send indices and values");
   }
-  value = resolve_views(std::move(value), dtype);
+  const bool resolved = resolve_views(value, dtype);
   ImportedTensor imported;
   if (api != nullptr && api->dltensor_from_py_object_no_sync != nullptr) {
     DLTensor tensor;
@@ -312,11 +349,17 @@ ImportedTensor import_torch(nb::object value, const DLPackExchangeAPI* api) {
   }
   imported.tensor.dtype = dtype;
   imported.framework = Framework::torch;
+  if (resolved) {
+    imported.copied = CopyReason::lazy_view;
+    imported.tensor.read_only = true;
+  }
   return imported;
 }
 
 ImportedTensor import_jax(nb::handle value) {
+  std::size_t devices = 0;
   for (const nb::handle device : nb::iter(value.attr("devices")())) {
+    ++devices;
     const auto platform = nb::cast<std::string>(device.attr("platform"));
     if (platform != "cpu") {
       type_error("a jax.Array on " + platform +
@@ -327,6 +370,7 @@ ImportedTensor import_jax(nb::handle value) {
   imported.framework = Framework::jax;
   // Immutable by type; neither its capsules nor all versions of its views say so.
   imported.tensor.read_only = true;
+  if (devices > 1) imported.copied = CopyReason::several_parts;
   return imported;
 }
 
@@ -353,6 +397,11 @@ std::size_t ImportedTensor::bytes() const {
   return static_cast<std::size_t>(*size);
 }
 
+CopyReason ImportedTensor::copy_reason() const {
+  if (copied != CopyReason::none) return copied;
+  return tensor::is_contiguous(tensor.shape, tensor.strides) ? CopyReason::none : CopyReason::gaps;
+}
+
 wire::TensorHead ImportedTensor::head() const {
   return {framework, tensor.dtype, numpy_type, tensor.shape};
 }
@@ -369,10 +418,11 @@ std::optional<ImportedTensor> import_tensor(nb::handle value) {
     case Importer::jax:
       return import_jax(value);
     case Importer::dlpack:
-      return import_dlpack(value);
+      return kind.api == nullptr ? import_dlpack(value) : import_exchanged(value, kind.api);
     case Importer::traced:
       type_error(
-          "a traced JAX value has no elements yet: call moolink outside of jit, grad and vmap");
+          "a traced JAX value has no elements yet: call moolink outside of jit, grad and vmap, or "
+          "moolink.jax.all_reduce inside of them");
     case Importer::subclass:
       type_error("a " + type_text(value) +
                  " is more than its elements; convert it to a plain array or tensor first "

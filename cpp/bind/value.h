@@ -4,6 +4,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <memory>
 #include <utility>
 
 #include "base/buffer.h"
@@ -18,6 +19,7 @@ struct ValueOptions {
   bool allow_pickle = false;  // both sides must allow it
   ArrayKind arrays = ArrayKind::same;
   Limits limits;
+  std::shared_ptr<CopyCounts> copies;  // may be null
 };
 
 // Captures a value: when this returns, later changes to it are not seen. Tensors' elements are

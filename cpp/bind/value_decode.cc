@@ -234,6 +234,11 @@ nb::object ValueDecoder::read_tensor(const wire::ValueToken& token) {
     const std::span<const std::byte> bytes =
         part == wire::kNoPart ? token.bytes : payload_.parts[part].span();
     memory = HeapAllocator().allocate(bytes.size());
+    // Small ones come in their message's frame, and have to get out of it.
+    if (options_.copies != nullptr && (lent != nullptr || bytes.size() >= kLargeCopy)) {
+      options_.copies->add(lent == nullptr ? CopyReason::alignment : CopyReason::lent,
+                           bytes.size());
+    }
     if (bytes.size() >= kLargeCopy) {
       const GilRelease released;
       std::memcpy(memory.data(), bytes.data(), bytes.size());

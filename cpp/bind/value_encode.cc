@@ -291,6 +291,7 @@ void ValueEncoder::write_registered(const RegisteredType& type, PyObject* value)
 
 void ValueEncoder::write_tensor(ImportedTensor tensor) {
   const std::size_t size = tensor.bytes();
+  if (options_.copies != nullptr) options_.copies->add(tensor.copy_reason(), size);
   if (size <= wire::kInlineTensorBytes) {
     std::byte elements[wire::kInlineTensorBytes];
     copy_elements(tensor, elements);

@@ -13,6 +13,7 @@ enum Code : std::uint8_t {
   kBfloat = 4,
   kComplex = 5,
   kBool = 6,
+  kFloat8E3m4 = 7,
   kFloat8E4m3fn = 10,
   kFloat8E4m3fnuz = 11,
   kFloat8E5m2 = 12,
@@ -71,6 +72,35 @@ std::optional<DType> dtype_from_name(std::string_view name) {
     if (kRows[i].name == name) return static_cast<DType>(i);
   }
   return std::nullopt;
+}
+
+std::string dlpack_name(DLPackType type) {
+  // By code; from the eighth on a name says the width, too.
+  constexpr std::array<std::string_view, 18> kNames = {"int",
+                                                       "uint",
+                                                       "float",
+                                                       "opaque handle",
+                                                       "bfloat",
+                                                       "complex",
+                                                       "bool",
+                                                       "float8_e3m4",
+                                                       "float8_e4m3",
+                                                       "float8_e4m3b11fnuz",
+                                                       "float8_e4m3fn",
+                                                       "float8_e4m3fnuz",
+                                                       "float8_e5m2",
+                                                       "float8_e5m2fnuz",
+                                                       "float8_e8m0fnu",
+                                                       "float6_e2m3fn",
+                                                       "float6_e3m2fn",
+                                                       "float4_e2m1fn"};
+  std::string name = type.code < kNames.size() ? std::string(kNames[type.code])
+                                               : "DLPack code " + std::to_string(type.code) + ", ";
+  const bool says_width = type.code >= kFloat8E3m4 && type.code < kNames.size();
+  if (!says_width && !(type.code == kBool && type.bits == 8)) name += std::to_string(type.bits);
+  if (type.code >= kNames.size()) name += " bits";
+  if (type.lanes != 1) name += " x" + std::to_string(type.lanes);
+  return name;
 }
 
 bool is_floating(DType dtype) {

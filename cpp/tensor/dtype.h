@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <string_view>
 
 namespace moolink::tensor {
@@ -50,6 +51,8 @@ DLPackType to_dlpack(DType dtype);
 // Empty: not an element type that moolink moves (sub-byte types, vectors, quantised types).
 std::optional<DType> from_dlpack(DLPackType type);
 std::optional<DType> dtype_from_name(std::string_view name);
+// What people call a type that may be none of ours: "int4", "float4_e2m1fn", "float32 x4".
+std::string dlpack_name(DLPackType type);
 
 bool is_floating(DType dtype);  // includes bfloat16 and the 8-bit kinds
 bool is_complex(DType dtype);

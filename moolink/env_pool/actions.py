@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from moolink import _core
 from moolink.env_pool.spaces import Leaf, Tree, leaves, parts
 
 Array = npt.NDArray[Any]
@@ -55,7 +56,7 @@ def as_numpy(value: Any) -> Array:
         return array
     if hasattr(value, "__array__") or not hasattr(value, "__dlpack__"):
         return np.asarray(value)
-    return np.from_dlpack(value)
+    return _core.as_array(value)
 
 
 def _require_shape_and_dtype(leaf: Leaf, array: Array, source: Array) -> None:
