@@ -74,7 +74,7 @@ _HOME = {
     "set_logging": "moolink.logs",
     "set_max_threads": "moolink._core",
 }
-_SUBMODULES = {"torch"}
+_SUBMODULES = {"jax", "torch"}
 
 __all__ = [
     "Accumulator",

@@ -266,7 +266,7 @@ class Collective:
         if not self._gives():
             return np.empty(0, arrays[0].dtype)
         if len(arrays) == 1:
-            return np.ascontiguousarray(arrays[0]).reshape(-1)
+            return arrays[0]
         rows = self.members if self.kind in ("reduce_scatter", "scatter") else 1
         parts = [array.reshape(rows, -1) for array in arrays]
         width = sum(part.shape[1] for part in parts)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import hashlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+
+from moolink import _core
 
 
 @dataclass
@@ -125,13 +127,19 @@ def layout(leaves: list[Leaf], shapes: list[tuple[int, ...]]) -> str:
     Args:
         shapes: of the leaves, or of what each member has of them.
     """
-    text = ", ".join(
-        f"{leaf.path}: {leaf.dtype} {shape}" for leaf, shape in zip(leaves, shapes, strict=True)
+    return layout_text(
+        (leaf.path, leaf.dtype, shape) for leaf, shape in zip(leaves, shapes, strict=True)
     )
+
+
+def layout_text(leaves: Iterable[tuple[str, str, tuple[int, ...]]]) -> str:
+    """The same of each leaf's path, dtype and shape."""
+    parts = [f"{path}: {dtype} {shape}" for path, dtype, shape in leaves]
+    text = ", ".join(parts)
     if len(text) <= LAYOUT_LENGTH:
         return text
     digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-    return f"{text[:LAYOUT_LENGTH]}... ({len(leaves)} leaves, hash {digest})"
+    return f"{text[:LAYOUT_LENGTH]}... ({len(parts)} leaves, hash {digest})"
 
 
 def overlap(inputs: list[Leaf], outputs: list[Leaf]) -> tuple[Leaf, Leaf] | None:
@@ -192,9 +200,14 @@ def _leaf(value: Any, path: str) -> Leaf:
         return _torch_leaf(torch, value, path)
     jax = sys.modules.get("jax")
     if jax is not None and isinstance(value, jax.Array):
+        if isinstance(value, jax.core.Tracer):
+            raise TypeError(
+                f"{path} is traced: call this outside of compiled functions, or use "
+                "moolink.jax.all_reduce inside of them"
+            )
         return _numpy_leaf(np.asarray(value), "jax", path)
     if hasattr(value, "__dlpack__"):
-        return _numpy_leaf(np.from_dlpack(value), "numpy", path)
+        return _numpy_leaf(_core.as_array(value), "numpy", path)
     raise TypeError(
         f"{path} is a {type(value).__qualname__}: only arrays, tensors and numbers can be reduced "
         "without a callable op"

@@ -11,6 +11,7 @@
 #include "bind/deferred.h"
 #include "bind/future.h"
 #include "bind/gil.h"
+#include "bind/program_groups.h"
 #include "bind/reference.h"
 
 namespace moolink::bind {
@@ -69,8 +70,7 @@ std::optional<ImportedTensor> import_plain(nb::handle array) {
     return std::nullopt;
   }
   const bool plain =
-      given && given->numpy_type.empty() &&
-      (given->framework == wire::Framework::numpy || given->framework == wire::Framework::torch);
+      given && given->numpy_type.empty() && given->framework != wire::Framework::other;
   return plain ? given : std::nullopt;
 }
 
@@ -119,9 +119,11 @@ std::variant<wire::Payload, Error> fold(const std::vector<wire::Payload>& values
 
 PyGroup::PyGroup(const PyRpc& rpc, const std::string& name) : options_(rpc.options()) {
   group_ = std::make_shared<runtime::GroupPeer>(rpc.peer(), name);
+  program_key_ = add_program_group(group_);
 }
 
 void PyGroup::close() {
+  if (!program_key_.empty()) remove_program_group(std::exchange(program_key_, {}));
   const GilRelease unlocked;
   group_->close();
 }
@@ -180,6 +182,7 @@ nb::object PyGroup::start(const std::string& name, collective::OpSpec spec,
                           PyFuture::Decode decode, bool retry) {
   const bool lent = given.bytes() >= kLentBytes &&
                     tensor::is_contiguous(given.tensor.shape, given.tensor.strides);
+  options_.copies->add(given.copy_reason(), given.bytes());
   Buffer input = lent ? lend(given) : copy(given, group_->rpc()->context()->pool());
   Subject subject{kind_text(spec.kind), name, {}};
   std::shared_ptr<runtime::Future> future;
@@ -276,6 +279,7 @@ void bind_group(nb::module_& m) {
       .def("memory", &PyGroup::memory, nb::arg("bytes"))
       .def("all_reduce_value", &PyGroup::all_reduce_value, nb::arg("name"), nb::arg("value"),
            nb::arg("op"), nb::arg("retry"))
+      .def("program_key", &PyGroup::program_key)
       .def("close", &PyGroup::close);
 }
 

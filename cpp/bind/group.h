@@ -50,6 +50,8 @@ class PyGroup {
   nb::object all_reduce_value(const std::string& name, nb::handle value, nb::callable op,
                               bool retry);
   void close();
+  // By which compiled programs find it.
+  const std::string& program_key() const { return program_key_; }
 
   const std::shared_ptr<runtime::GroupPeer>& group() const { return group_; }
   const ValueOptions& options() const { return options_; }
@@ -60,6 +62,7 @@ class PyGroup {
 
   ValueOptions options_;
   std::shared_ptr<runtime::GroupPeer> group_;
+  std::string program_key_;
 };
 
 void bind_group(nb::module_& m);

@@ -15,6 +15,7 @@
 #include "bind/stream.h"
 #include "bind/tensor_layouts.h"
 #include "bind/value.h"
+#include "bind/xla_all_reduce.h"
 
 NB_MODULE(_core, m) {
   // Daemon threads and calls in flight hold objects when the interpreter ends: no fault of the
@@ -33,4 +34,5 @@ NB_MODULE(_core, m) {
   moolink::bind::bind_group(m);
   moolink::bind::bind_tensor_layouts(m);
   moolink::bind::bind_accumulator(m);
+  moolink::bind::bind_xla(m);
 }

@@ -428,4 +428,19 @@ std::vector<std::string> Engine::waiting_for(OpId op) const {
   return found == operations_.end() ? std::vector<std::string>() : found->second.waiting_for();
 }
 
+std::map<std::string, std::vector<std::string>> Engine::begun_elsewhere() const {
+  std::map<std::string, std::vector<std::string>> operations;
+  for (const auto& [at, kept] : early_) {
+    if (at.first != members_.epoch) continue;
+    std::vector<std::string>& names = operations[at.second.name];
+    for (std::size_t rank = 0; rank < members_.instances.size(); ++rank) {
+      const bool began = std::any_of(
+          kept.frames.begin(), kept.frames.end(),
+          [&](const Early& early) { return early.instance == members_.instances[rank]; });
+      if (began) names.push_back(members_.names[rank]);
+    }
+  }
+  return operations;
+}
+
 }  // namespace moolink::collective

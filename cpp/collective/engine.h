@@ -136,6 +136,10 @@ class Engine {
   // Names of the members whose data an operation still lacks here, for errors and stats.
   std::vector<std::string> waiting_for(OpId op) const;
 
+  // Operations of this epoch that others have begun and this member has not: each with the names of
+  // those of whom this is known here.
+  std::map<std::string, std::vector<std::string>> begun_elsewhere() const;
+
   bool in_shared_memory(OpId op) const;
 
   // The scope of a payload of this service; throws Exception{wire}.

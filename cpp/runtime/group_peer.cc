@@ -269,7 +269,7 @@ void GroupPeer::end_late(Time now, collective::OpId op) {
   const Error error{ErrorCode::timeout,
                     "operation '" + running.operation + "' of group '" + name_ +
                         "' did not end in time; " + rpc_->name_locked() +
-                        " waits for:" + (waiting.empty() ? " nobody" : waiting),
+                        " waits for:" + (waiting.empty() ? " nobody" : waiting) + begun_elsewhere(),
                     {},
                     name_,
                     {},
@@ -280,6 +280,18 @@ void GroupPeer::end_late(Time now, collective::OpId op) {
     return;
   }
   runner_->engine().cancel(op, error);
+}
+
+// Members that begin operations one after another, in different orders, wait for one another.
+std::string GroupPeer::begun_elsewhere() const {
+  std::string text;
+  for (const auto& [operation, names] : runner_->engine().begun_elsewhere()) {
+    text += "; '" + operation + "' was begun by";
+    for (const std::string& name : names) text += " " + name;
+    text += " and not by " + rpc_->name_locked();
+  }
+  if (!text.empty()) text += ": members must begin blocking operations in the same order";
+  return text;
 }
 
 Time GroupPeer::next_deadline() const {
@@ -380,7 +392,17 @@ void GroupPeer::enter(group::View view) {
 // What is retried goes among the newest members, all else among those that the user has seen.
 void GroupPeer::enter_newest(const std::string& operation, bool retry) {
   if (next_) enter(*next_);
-  if (retry || entered_.empty() || seen_.epoch == entered_.epoch) return;
+  if (entered_.empty()) {
+    throw Exception(Error{ErrorCode::closed,
+                          "operation '" + operation + "' of group '" + name_ +
+                              "': this peer is in no view of it yet; update() shows when it is",
+                          {},
+                          name_,
+                          {},
+                          {},
+                          Ran::no});
+  }
+  if (retry || seen_.epoch == entered_.epoch) return;
   if (seen_.empty()) {
     throw Exception(ErrorCode::closed, "operation '" + operation + "' of group '" + name_ +
                                            "': update() has shown no members yet; call it first");
@@ -392,12 +414,32 @@ void GroupPeer::enter_newest(const std::string& operation, bool retry) {
 
 std::shared_ptr<Future> GroupPeer::collective(const std::string& operation, collective::OpSpec spec,
                                               Buffer input, MutableBuffer output, bool lent,
-                                              bool retry) {
+                                              bool retry, std::uint32_t epoch) {
   const Engine::Lock lock = lock_open();
   enter_newest(operation, retry);
+  if (epoch != 0 && !retry && epoch != static_cast<std::uint32_t>(seen_.epoch)) {
+    throw Exception(Error{ErrorCode::group_changed,
+                          "operation '" + operation + "' of group '" + name_ + "' is of epoch " +
+                              std::to_string(epoch) +
+                              ", in which its token was made; update() has shown epoch " +
+                              std::to_string(seen_.epoch) + " since: make a new token",
+                          {},
+                          name_,
+                          {},
+                          {},
+                          Ran::no});
+  }
   const collective::OpId op = runner_->engine().start(
       operation, std::move(spec), {std::move(input)}, {retry, {}, std::move(output), lent});
   return begin(op, operation, {});
+}
+
+bool GroupPeer::on_one_host() {
+  const Engine::Lock lock = lock_open();
+  const std::vector<group::MemberInfo>& members = entered_.members;
+  return std::ranges::all_of(members, [&](const group::MemberInfo& member) {
+    return member.host_key && member.host_key == members.front().host_key;
+  });
 }
 
 std::shared_ptr<Future> GroupPeer::all_reduce_value(const std::string& operation,

@@ -48,10 +48,14 @@ class GroupPeer final : public Driven, private PeerObserver {
   void set_broker_name(const std::string& name);
   // `output` is where this member's result goes, and is what the future holds; with `lent` the
   // input is referred to until the future is done, else it is this operation's own.
-  // Throws Exception{closed} while this peer is in no view, Exception{invalid_argument} for sizes
-  // that do not fit.
+  // `epoch`: the low bits of the one that update() must have shown last, or 0. Throws
+  // Exception{closed} while this peer is in no view, Exception{group_changed} if the view is not
+  // the one that the user knows, Exception{invalid_argument} for sizes that do not fit.
   std::shared_ptr<Future> collective(const std::string& operation, collective::OpSpec spec,
-                                     Buffer input, MutableBuffer output, bool lent, bool retry);
+                                     Buffer input, MutableBuffer output, bool lent, bool retry,
+                                     std::uint32_t epoch = 0);
+  // Whether all members of the newest view are here.
+  bool on_one_host();
   std::shared_ptr<Future> all_reduce_value(const std::string& operation, wire::Payload value,
                                            Combine combine, bool retry);
   void close();
@@ -104,6 +108,7 @@ class GroupPeer final : public Driven, private PeerObserver {
   void enter_newest(const std::string& operation, bool retry);
   std::shared_ptr<Future> begin(collective::OpId op, const std::string& operation, Combine combine);
   std::vector<std::string> waiting_for(collective::OpId op) const;
+  std::string begun_elsewhere() const;
   void end_late(Time now, collective::OpId op);
   void done(collective::Engine::Done done);
   void combine(collective::Engine::Combine combine);

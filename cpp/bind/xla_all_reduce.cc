@@ -1,0 +1,243 @@
+// moolink.jax.all_reduce inside of compiled programs: a typed XLA custom call.
+//
+// Operands: arrays, then the token's epoch (uint32) and its chain (float32), which orders calls of
+// one program and says nothing. Results: the reduced arrays, then the chain. Attributes, all text:
+// group, layout, name, on_change, op.
+
+#include "bind/xla_all_reduce.h"
+
+#include <cstring>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "bind/context.h"
+#include "bind/program_groups.h"
+#include "bind/xla_ffi.h"
+#include "runtime/program_reduce.h"
+
+namespace moolink::bind {
+
+namespace nb = nanobind;
+
+namespace {
+
+using tensor::DType;
+
+[[noreturn]] void refuse(const std::string& what) {
+  throw Exception(ErrorCode::invalid_argument, "all_reduce in a program: " + what);
+}
+
+// Numbers of XLA's PrimitiveType.
+DType dtype_of(int type) {
+  switch (type) {
+    case 1:
+      return DType::boolean;
+    case 2:
+      return DType::int8;
+    case 3:
+      return DType::int16;
+    case 4:
+      return DType::int32;
+    case 5:
+      return DType::int64;
+    case 6:
+      return DType::uint8;
+    case 7:
+      return DType::uint16;
+    case 8:
+      return DType::uint32;
+    case 9:
+      return DType::uint64;
+    case 10:
+      return DType::float16;
+    case 11:
+      return DType::float32;
+    case 12:
+      return DType::float64;
+    case 15:
+      return DType::complex64;
+    case 16:
+      return DType::bfloat16;
+    case 18:
+      return DType::complex128;
+    case 19:
+      return DType::float8_e5m2;
+    case 20:
+      return DType::float8_e4m3fn;
+    case 24:
+      return DType::float8_e5m2fnuz;
+    case 25:
+      return DType::float8_e4m3fnuz;
+    case 33:
+      return DType::float8_e8m0fnu;
+    default:
+      refuse("elements of XLA's type " + std::to_string(type) + " cannot be reduced");
+  }
+}
+
+const xla::Buffer& buffer(const xla::Arguments& arguments, std::int64_t index) {
+  constexpr int kBuffer = 1;
+  if (arguments.types[index] != kBuffer) refuse("an operand is no array");
+  return *static_cast<const xla::Buffer*>(arguments.values[index]);
+}
+
+std::int64_t count(const xla::Buffer& buffer) {
+  std::int64_t elements = 1;
+  for (std::int64_t i = 0; i < buffer.rank; ++i) elements *= buffer.dims[i];
+  return elements;
+}
+
+std::string attribute(const xla::Attributes& attributes, std::string_view name) {
+  for (std::int64_t i = 0; i < attributes.size; ++i) {
+    const xla::ByteSpan& its = *attributes.names[i];
+    if (std::string_view(its.data, its.size) != name) continue;
+    if (attributes.types[i] != xla::AttributeType::string) break;
+    const auto* text = static_cast<const xla::ByteSpan*>(attributes.values[i]);
+    return {text->data, text->size};
+  }
+  refuse("its attribute '" + std::string(name) + "' is missing");
+}
+
+collective::ReduceOp op_of(const std::string& name) {
+  for (int op = 0; op <= static_cast<int>(enum_max(collective::ReduceOp{})); ++op) {
+    const auto candidate = static_cast<collective::ReduceOp>(op);
+    if (collective::op_name(candidate) == name) return candidate;
+  }
+  refuse("there is no op '" + name + "'");
+}
+
+void all_reduce(const xla::CallFrame& frame) {
+  constexpr std::int64_t kToken = 2;  // operands
+  const std::int64_t arrays = frame.arguments.size - kToken;
+  if (arrays < 0 || frame.results.size != arrays + 1) refuse("operands and results do not match");
+  std::vector<runtime::ProgramOperand> operands;
+  for (std::int64_t i = 0; i < arrays; ++i) {
+    const xla::Buffer& from = buffer(frame.arguments, i);
+    const xla::Buffer& to = buffer(frame.results, i);
+    const DType dtype = dtype_of(from.dtype);
+    const std::size_t bytes = static_cast<std::size_t>(count(from)) * tensor::item_size(dtype);
+    operands.push_back(
+        {dtype, static_cast<const std::byte*>(from.data), static_cast<std::byte*>(to.data), bytes});
+  }
+  runtime::ProgramReduction reduction;
+  reduction.name = attribute(frame.attributes, "name");
+  reduction.op = op_of(attribute(frame.attributes, "op"));
+  reduction.layout = attribute(frame.attributes, "layout");
+  reduction.retry = attribute(frame.attributes, "on_change") == "retry";
+  const xla::Buffer& epoch = buffer(frame.arguments, arrays);
+  if (count(epoch) != 0) std::memcpy(&reduction.epoch, epoch.data, sizeof(reduction.epoch));
+  const std::string key = attribute(frame.attributes, "group");
+  const auto group = find_program_group(key);
+  if (group == nullptr) {
+    throw Exception(ErrorCode::closed, "all_reduce '" + reduction.name + "': there is no group '" +
+                                           key + "' in this process, or it was closed");
+  }
+  runtime::reduce_for_program(*group, reduction, operands, signal_check());
+  const xla::Buffer& chain = buffer(frame.results, arrays);
+  std::memset(chain.data, 0, static_cast<std::size_t>(count(chain)) * sizeof(float));
+}
+
+xla::Code code_of(ErrorCode code) {
+  switch (code) {
+    case ErrorCode::timeout:
+      return xla::Code::deadline_exceeded;
+    case ErrorCode::cancelled:
+      return xla::Code::cancelled;
+    case ErrorCode::group_changed:
+      return xla::Code::aborted;
+    case ErrorCode::peer_lost:
+      return xla::Code::unavailable;
+    case ErrorCode::closed:
+      return xla::Code::failed_precondition;
+    case ErrorCode::invalid_argument:
+      return xla::Code::invalid_argument;
+    default:
+      return xla::Code::unknown;
+  }
+}
+
+// By which moolink.jax knows the class to raise.
+const char* class_name(ErrorCode code) {
+  switch (code) {
+    case ErrorCode::timeout:
+      return "TimeoutError";
+    case ErrorCode::cancelled:
+      return "CancelledError";
+    case ErrorCode::peer_lost:
+      return "PeerLost";
+    case ErrorCode::group_changed:
+      return "GroupChanged";
+    case ErrorCode::closed:
+      return "Closed";
+    case ErrorCode::queue_full:
+      return "QueueFull";
+    case ErrorCode::invalid_argument:
+      return "ValueError";
+    default:
+      return "Error";
+  }
+}
+
+xla::Error* make_error(const xla::Api* api, xla::Code code, const std::string& message) {
+  xla::ErrorCreateArgs arguments{sizeof(xla::ErrorCreateArgs), nullptr, message.c_str(), code};
+  return api->error_create(&arguments);
+}
+
+// XLA speaks a version that this code does, and says more than is asked for here if it is newer.
+xla::Error* describe(const xla::CallFrame& frame) {
+  const xla::Version& theirs = frame.api->api_version;
+  if (theirs.major_version != xla::kMajor) {
+    return make_error(frame.api, xla::Code::unimplemented,
+                      "moolink knows XLA's custom calls of version 0, not " +
+                          std::to_string(theirs.major_version) + ": use an older jaxlib");
+  }
+  auto* metadata = reinterpret_cast<xla::MetadataExtension*>(frame.extension_start)->metadata;
+  metadata->api_version = {sizeof(xla::Version), nullptr, xla::kMajor, theirs.minor_version};
+  metadata->traits = 0;
+  return nullptr;
+}
+
+// Ctrl-C in the main thread: the program ends with an error, and Python raises what the signal's
+// handler did as soon as it runs again.
+void interrupt_later(nb::python_error& e) {
+  const nb::gil_scoped_acquire locked;
+  if (e.matches(PyExc_KeyboardInterrupt)) {
+    PyErr_SetInterrupt();
+  } else {
+    e.discard_as_unraisable("moolink.jax.all_reduce");
+  }
+}
+
+// Called by XLA on threads of its own or of the user's, without the GIL.
+xla::Error* handle_all_reduce(xla::CallFrame* frame) {
+  if (frame->extension_start != nullptr &&
+      frame->extension_start->type == xla::ExtensionType::metadata) {
+    return describe(*frame);
+  }
+  if (frame->stage != xla::Stage::execute) return nullptr;
+  try {
+    all_reduce(*frame);
+    return nullptr;
+  } catch (nb::python_error& e) {
+    interrupt_later(e);
+    return make_error(frame->api, xla::Code::cancelled,
+                      "moolink.CancelledError: a signal ended the wait");
+  } catch (const Exception& e) {
+    return make_error(frame->api, code_of(e.error().code),
+                      std::string("moolink.") + class_name(e.error().code) + ": " + e.what());
+  } catch (const std::exception& e) {
+    return make_error(frame->api, xla::Code::internal, std::string("moolink.Error: ") + e.what());
+  }
+}
+
+}  // namespace
+
+void bind_xla(nb::module_& m) {
+  m.def(
+      "xla_all_reduce", [] { return nb::capsule(reinterpret_cast<void*>(&handle_all_reduce)); },
+      "The handler of moolink.jax's custom call, for jax.ffi.register_ffi_target.");
+}
+
+}  // namespace moolink::bind

@@ -1,0 +1,103 @@
+"""Compiled steps of processes, of which one is killed, and Ctrl-C while one waits."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("jax")
+pytestmark = pytest.mark.timeout(120)
+
+MEMBER = Path(__file__).with_name("program_member.py")
+ROOT = MEMBER.parents[2]
+
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts Python with arguments; what is left is killed with the test."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def start_one(*arguments: object) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+        processes.append(process)
+        return process
+
+    yield start_one
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def lines_until(process: subprocess.Popen[str], first: str) -> list[str]:
+    """Reads lines up to one that begins so."""
+    assert process.stdout is not None
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if line.startswith(first):
+            return lines
+    raise AssertionError(process.communicate()[1])
+
+
+def test_a_killed_member_fails_the_step_and_the_next_goes_on(
+    start: Start, broker_address: str
+) -> None:
+    a = start(MEMBER, "a", broker_address, 100_000)
+    b = start(MEMBER, "b", broker_address, 100_000)
+    lines_until(a, "2 ")
+    lines_until(b, "2 ")
+    b.kill()
+    lines_until(a, "1 ")
+    c = start(MEMBER, "c", broker_address, 100_000)
+    lines_until(c, "2 ")
+    lines_until(c, "2 3.000")
+    assert lines_until(a, "2 3.000"), "both have learned the slope"
+
+
+def test_ctrl_c_ends_the_wait(start: Start, broker_address: str) -> None:
+    program = """
+        import sys
+        import jax, jax.numpy as jnp
+        import moolink, moolink.jax as mj
+
+        rpc = moolink.Rpc(sys.argv[1])
+        rpc.connect(sys.argv[2])
+        group = moolink.Group(rpc, "group")
+        while len(group.members()) < 2:
+            group.update()
+        if sys.argv[1] == "b":
+            print("ready", flush=True)
+            sys.stdin.read()
+        program = jax.jit(lambda x: mj.all_reduce(group, "x", x))
+        print("ready", flush=True)
+        try:
+            jax.block_until_ready(program(jnp.ones(3)))
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+        except jax.errors.JaxRuntimeError:
+            try:  # Python's handler runs when Python does again
+                while True:
+                    pass
+            except KeyboardInterrupt:
+                print("interrupted", flush=True)
+    """
+    code = textwrap.dedent(program)
+    a, b = start("-c", code, "a", broker_address), start("-c", code, "b", broker_address)
+    lines_until(b, "ready")
+    lines_until(a, "ready")
+    a.send_signal(signal.SIGINT)
+    lines_until(a, "interrupted")
