@@ -3,10 +3,16 @@
     python benchmarks/jax_arrays.py [--rounds 200]
 
 Sending: one call of 16 MB to another process of this host, whose handler takes what the receiver's
-arrays= says; the time is that of the call until its reply. In jit: two processes all-reduce 1 KB,
-64 KB and 4 MB, in a compiled function and with the group's own all_reduce, in turns; and the
-compiled function's own cost, without the group: one that adds 1. Turns are mixed in each round, so
-that other load hits all alike. Microseconds, medians and tenths from the best.
+arrays= says; the time is that of the call until its reply. The numpy array is of the same memory as
+the jax.Array, and one of numpy's own, which asks the kernel for huge pages.
+
+In jit: two processes all-reduce in a compiled function and with the group's own all_reduce, in
+turns; donated operands are reduced in place, others into memory that XLA gets afresh, as does the
+compiled function that only adds 1. "alone" is the same in a group of one, where nothing is waited
+for: what the call itself costs.
+
+Turns are mixed in each round, so that other load hits all alike. Microseconds: the median, and the
+tenth from the best.
 """
 
 from __future__ import annotations
@@ -58,7 +64,12 @@ def took(function: Callable[[], Any]) -> float:
 
 def measure_sending(rounds: int) -> dict[str, list[float]]:
     """Times of calls with 16 MB, by what is sent and what it is received as."""
-    given = {"numpy": np.ones(LARGE, np.float32), "jax.Array": jnp.ones(LARGE, jnp.float32)}
+    array = jnp.ones(LARGE, jnp.float32)
+    given = {
+        "jax.Array": array,
+        "numpy, same memory": np.asarray(array),
+        "numpy, its own": np.ones(LARGE, np.float32),
+    }
     times: dict[str, list[float]] = {}
     for receiver in ("numpy", "jax"):
         server = start("--serve", receiver)
@@ -66,7 +77,7 @@ def measure_sending(rounds: int) -> dict[str, list[float]]:
         with moolink.Rpc("client") as rpc:
             rpc.connect(server.stdout.readline().strip())
             for i in range(rounds + 5):
-                for kind in sorted(given, reverse=i % 2 == 1):
+                for kind in sorted(given, key=lambda kind: hash((kind, i))):
                     time_ = took(lambda kind=kind: rpc.sync("server", "take", given[kind]))
                     if i >= 5:  # memory is warm then
                         times.setdefault(f"{kind} -> {receiver}", []).append(time_)
@@ -75,32 +86,55 @@ def measure_sending(rounds: int) -> dict[str, list[float]]:
     return times
 
 
-def member(broker: str, name: str, rounds: int) -> dict[str, list[float]]:
-    """Times of all-reduces, by size and kind; both members run the same turns."""
+def turns_of(group: moolink.Group, size: int) -> dict[str, Callable[[], Any]]:
+    """What is measured for arrays of one size."""
+    x, y = jnp.ones(size, jnp.float32), np.ones(size, np.float32)
+    kept = [x + 0]
+    in_jit = jax.jit(lambda x: mj.all_reduce(group, "x", x, op="mean"))
+    donated = jax.jit(
+        lambda x: mj.all_reduce(group, "x", x, op="mean", donate=True), donate_argnums=0
+    )
+    add = jax.jit(lambda x: x + 1)
+
+    def in_place() -> None:
+        kept[0] = donated(kept[0]).block_until_ready()
+
+    return {
+        "in jit": lambda: in_jit(x).block_until_ready(),
+        "in jit, donated": in_place,
+        "group.all_reduce": lambda: group.all_reduce("x", y, op="mean").result(),
+        "jit(x + 1)": lambda: add(x).block_until_ready(),
+    }
+
+
+def joined(rpc: moolink.Rpc, broker: str, name: str, members: int) -> moolink.Group:
+    """A group that has so many members."""
+    rpc.connect(broker)
+    group = moolink.Group(rpc, name)
+    while len(group.members()) < members:
+        group.update()
+    return group
+
+
+def measure_turns(group: moolink.Group, rounds: int, where: str) -> dict[str, list[float]]:
+    """Times by size and kind; all members run the same turns."""
     times: dict[str, list[float]] = {}
-    with moolink.Rpc(name) as rpc:
-        rpc.connect(broker)
-        group = moolink.Group(rpc, "group")
-        while len(group.members()) < 2:
-            group.update()
-        add = jax.jit(lambda x: x + 1)
-        for label, size in SIZES.items():
-            x = jnp.ones(size, jnp.float32)
-            y = np.ones(size, np.float32)
-            in_jit = jax.jit(lambda x: mj.all_reduce(group, "x", x))
-            turns: dict[str, Callable[[], Any]] = {
-                "in jit": lambda x=x, f=in_jit: f(x).block_until_ready(),
-                "group.all_reduce": lambda y=y: group.all_reduce("x", y).result(),
-                "jit(x + 1)": lambda x=x: add(x).block_until_ready(),
-            }
-            for i in range(rounds + 20):
-                for kind, turn in turns.items():
-                    group.barrier("turn").result()
-                    time_ = took(turn)
-                    if i >= 20:
-                        times.setdefault(f"{label}, {kind}", []).append(time_)
-        group.barrier("end").result()
+    for label, size in SIZES.items():
+        turns = turns_of(group, size)
+        for i in range(rounds + 20):
+            for kind, turn in turns.items():
+                group.barrier("turn").result()
+                time_ = took(turn)
+                if i >= 20:
+                    times.setdefault(f"{where}, {label}, {kind}", []).append(time_)
+    group.barrier("end").result()
     return times
+
+
+def member(broker: str, name: str, rounds: int) -> dict[str, list[float]]:
+    """Times of one of two members."""
+    with moolink.Rpc(name) as rpc:
+        return measure_turns(joined(rpc, broker, "two", 2), rounds, "two")
 
 
 def measure_in_jit(rounds: int) -> dict[str, list[float]]:
@@ -110,6 +144,8 @@ def measure_in_jit(rounds: int) -> dict[str, list[float]]:
         other = start("--member", address, "--rounds", str(rounds))
         times = member(address, "here", rounds)
         other.wait(60)
+        with moolink.Rpc("alone") as rpc:
+            times |= measure_turns(joined(rpc, address, "alone", 1), rounds, "alone")
     return times
 
 
@@ -136,15 +172,19 @@ def main() -> None:
         print(json.dumps(table, indent=1))
         return
     for kind, row in table.items():
-        print(f"{kind:<28} median {row['median']:>9.1f}   tenth {row['tenth']:>9.1f}")
+        print(f"{kind:<32} median {row['median']:>9.1f}   tenth {row['tenth']:>9.1f}")
     for receiver in ("numpy", "jax"):
-        ratio = (
-            table[f"jax.Array -> {receiver}"]["median"] / table[f"numpy -> {receiver}"]["median"]
-        )
-        print(f"16 MB to {receiver}: a jax.Array costs {ratio:.2f} of a numpy array")
-    for label in SIZES:
-        added = table[f"{label}, in jit"]["median"] - table[f"{label}, group.all_reduce"]["median"]
-        print(f"{label}: in jit adds {added:.1f} us to the group's all_reduce")
+        for other in ("same memory", "its own"):
+            sent = [table[f"{k} -> {receiver}"] for k in ("jax.Array", f"numpy, {other}")]
+            ratios = [sent[0][which] / sent[1][which] for which in ("median", "tenth")]
+            print(f"16 MB to {receiver}: {ratios[0]:.2f} ({ratios[1]:.2f}) of numpy, {other}")
+    for where in ("two", "alone"):
+        for label in SIZES:
+            plain = table[f"{where}, {label}, group.all_reduce"]
+            for kind in ("in jit", "in jit, donated"):
+                row = table[f"{where}, {label}, {kind}"]
+                added = [row[which] - plain[which] for which in ("median", "tenth")]
+                print(f"{where}, {label}, {kind}: adds {added[0]:.1f} ({added[1]:.1f}) us")
 
 
 if __name__ == "__main__":

@@ -232,6 +232,24 @@ TEST("cancelling at one member fails the operation at all, also where it starts 
   for (std::size_t i = 0; i < 3; ++i) CHECK(members.done(i, 1)->error.code == ErrorCode::timeout);
 }
 
+TEST("what others have begun is known by name; not what was begun here, nor of other epochs") {
+  Members members(3);
+  const std::vector<Buffer> data = {buffer(std::vector<float>(9000))};
+  members.start(1, "y", floats(9000), data);
+  members.start(2, "y", floats(9000), data);
+  members.start(2, "z", floats(9000), data);
+  members.settle();
+  using Begun = std::map<std::string, std::vector<std::string>>;
+  const Begun both = {{"y", {"peer-1", "peer-2"}}, {"z", {"peer-2"}}};
+  CHECK(members.engine(0).begun_elsewhere() == both);
+  CHECK(members.engine(2).begun_elsewhere().empty());
+  members.start(0, "y", floats(9000), data);
+  members.settle();
+  CHECK(members.engine(0).begun_elsewhere() == (Begun{{"z", {"peer-2"}}}));
+  members.enter(2);
+  CHECK(members.engine(0).begun_elsewhere().empty());
+}
+
 TEST("who only waits for another asks there why, and all are told whose start is lacking") {
   for (const bool placed : {false, true}) {   // over messages, and with rank 0's word
     for (const bool begun : {true, false}) {  // at rank 0

@@ -30,6 +30,14 @@ TEST("dtype: what has no whole bytes or several lanes is not a dtype") {
   CHECK(!tensor::dtype_from_name("object"));
 }
 
+TEST("dtype: what is refused has a name") {
+  CHECK_EQ(tensor::dlpack_name({0, 4, 1}), "int4");
+  CHECK_EQ(tensor::dlpack_name({6, 8, 1}), "bool");
+  CHECK_EQ(tensor::dlpack_name({2, 32, 4}), "float32 x4");
+  CHECK_EQ(tensor::dlpack_name({17, 4, 2}), "float4_e2m1fn x2");
+  CHECK_EQ(tensor::dlpack_name({99, 8, 1}), "DLPack code 99, 8 bits");
+}
+
 TEST("dtype: classes") {
   CHECK(tensor::is_floating(DType::bfloat16) && tensor::is_floating(DType::float8_e5m2));
   CHECK(!tensor::is_floating(DType::complex64) && tensor::is_complex(DType::complex64));
