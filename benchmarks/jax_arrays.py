@@ -8,7 +8,8 @@ the jax.Array, and one of numpy's own, which asks the kernel for huge pages.
 
 In jit: two processes all-reduce in a compiled function and with the group's own all_reduce, in
 turns; donated operands are reduced in place, others into memory that XLA gets afresh, as does the
-compiled function that only adds 1. "alone" is the same in a group of one, where nothing is waited
+compiled function that only adds 1. Beside them JAX's own psum among the same two processes, with
+gloo (jax.distributed). "alone" is the same in a group of one, where nothing is waited
 for: what the call itself costs.
 
 Turns are mixed in each round, so that other load hits all alike. Microseconds: the median, and the
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import socket
 import statistics
 import subprocess
 import sys
@@ -104,7 +106,26 @@ def turns_of(group: moolink.Group, size: int) -> dict[str, Callable[[], Any]]:
         "in jit, donated": in_place,
         "group.all_reduce": lambda: group.all_reduce("x", y, op="mean").result(),
         "jit(x + 1)": lambda: add(x).block_until_ready(),
+        **({"psum, gloo": psum_of(size)} if jax.process_count() > 1 else {}),
     }
+
+
+def psum_of(size: int) -> Callable[[], Any]:
+    """JAX's own sum of one array of each process."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("peers",))
+    spec = jax.sharding.PartitionSpec("peers")
+    psum = jax.jit(
+        jax.shard_map(
+            lambda x: jax.lax.psum(x, "peers"),
+            mesh=mesh,
+            in_specs=spec,
+            out_specs=jax.sharding.PartitionSpec(),
+        )
+    )
+    array = jax.make_array_from_process_local_data(
+        jax.sharding.NamedSharding(mesh, spec), np.ones((1, size), np.float32)
+    )
+    return lambda: psum(array).block_until_ready()
 
 
 def joined(rpc: moolink.Rpc, broker: str, name: str, members: int) -> moolink.Group:
@@ -131,21 +152,40 @@ def measure_turns(group: moolink.Group, rounds: int, where: str) -> dict[str, li
     return times
 
 
-def member(broker: str, name: str, rounds: int) -> dict[str, list[float]]:
-    """Times of one of two members."""
-    with moolink.Rpc(name) as rpc:
-        return measure_turns(joined(rpc, broker, "two", 2), rounds, "two")
+def member(broker: str, rank: int, meet: str, rounds: int) -> dict[str, list[float]]:
+    """Times of one of two members, or of one that is alone."""
+    if meet:
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.distributed.initialize(meet, 2, rank)
+    where = "two" if meet else "alone"
+    with moolink.Rpc(f"{where}-{rank}") as rpc:
+        return measure_turns(joined(rpc, broker, where, 2 if meet else 1), rounds, where)
 
 
 def measure_in_jit(rounds: int) -> dict[str, list[float]]:
-    """Times at one of two members."""
-    with moolink.Broker(first=True) as broker:
+    """Times at one of two members, and at one that is alone."""
+    times: dict[str, list[float]] = {}
+    with moolink.Broker(first=True) as broker, socket.socket() as probe:
         address = broker.listen("127.0.0.1:0")[0]
-        other = start("--member", address, "--rounds", str(rounds))
-        times = member(address, "here", rounds)
-        other.wait(60)
-        with moolink.Rpc("alone") as rpc:
-            times |= measure_turns(joined(rpc, address, "alone", 1), rounds, "alone")
+        probe.bind(("127.0.0.1", 0))
+        meet = f"127.0.0.1:{probe.getsockname()[1]}"
+        probe.close()
+        for meeting, members in ((meet, 2), ("", 1)):
+            started = [
+                start(
+                    "--member",
+                    address,
+                    "--rank",
+                    str(rank),
+                    "--meet",
+                    meeting,
+                    "--rounds",
+                    str(rounds),
+                )
+                for rank in range(members)
+            ]
+            printed = [process.communicate(timeout=600)[0] for process in started]
+            times |= json.loads(printed[0].splitlines()[-1])
     return times
 
 
@@ -155,13 +195,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     parser.add_argument("--member", help=argparse.SUPPRESS)
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--meet", default="", help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if options.serve:
         serve(options.serve)
         return
     if options.member:
-        member(options.member, "there", options.rounds)
+        times = member(options.member, options.rank, options.meet, options.rounds)
+        print(json.dumps(times))
         return
     times = measure_sending(max(20, options.rounds // 4)) | measure_in_jit(options.rounds)
     table = {

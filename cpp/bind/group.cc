@@ -59,7 +59,7 @@ Buffer lend(const ImportedTensor& input) {
   return {std::make_shared<Reference>(input.owner), input.tensor.data, input.bytes()};
 }
 
-// An array of numpy or torch that needs no conversion; empty: anything else.
+// An array of numpy, torch or JAX; empty: anything else.
 std::optional<ImportedTensor> import_plain(nb::handle array) {
   std::optional<ImportedTensor> given;
   try {
