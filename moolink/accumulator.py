@@ -6,22 +6,26 @@ the adapters (:mod:`moolink.torch`), which gather gradients into a flat bucket a
 
 from __future__ import annotations
 
-import abc
 import math
-import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from moolink._core import AccumulatorCore
+from moolink.accumulator_adapter import Adapter
+from moolink.accumulator_checks import checked_batch_size, checked_counters, require_one_of
 from moolink.group import Group
 from moolink.logs import logger
+from moolink.parameter_sync import ParameterSync
 from moolink.rpc import Rpc
 from moolink.training_steps import TrainingStep, training_steps
 
 if TYPE_CHECKING:
+    import moolink.jax
     import moolink.torch
     from moolink._core import GradientStats
 
@@ -29,10 +33,10 @@ Role = Literal["member", "observer"]
 Divergence = Literal["raise", "warn", "resync"]
 Nonfinite = Literal["keep", "skip", "raise"]
 
-LARGEST_BATCH = 2**40  # sums of many fit 64 bits
+PATIENCE = 0.02  # seconds of waiting for the leader's parameters between two looks at the group
 
 
-class AccumulatorBase(abc.ABC):
+class AccumulatorBase(Adapter):
     """Elastic data-parallel training: every member applies the same rounds in the same order.
 
     A round is the weighted mean of the shortest run of contributions, in the order of their arrival
@@ -70,10 +74,15 @@ class AccumulatorBase(abc.ABC):
             ``FloatingPointError`` from :meth:`reduce_gradients`, with nothing contributed and the
             gradients as they were, and from :meth:`update`, at every member, with the round in
             the gradients.
+        sync_every: rounds between two versions of the parameters that this peer takes over from
+            the leader, whatever its own optimiser has computed; 0: none. None: 1 while the leader
+            computes in another framework (see :attr:`framework`), else 0.
 
     ``max_grad_norm`` and ``on_nonfinite`` are part of the model's layout: a peer with other
     ones is refused, for its parameters would drift away.
     """
+
+    _kind_of_step: type[TrainingStep] = TrainingStep
 
     def __init__(
         self,
@@ -87,12 +96,15 @@ class AccumulatorBase(abc.ABC):
         on_divergence: Divergence = "raise",
         max_grad_norm: float | None = None,
         on_nonfinite: Nonfinite = "keep",
+        sync_every: int | None = None,
     ) -> None:
-        _require_one_of("role", role, get_args(Role))
-        _require_one_of("on_divergence", on_divergence, get_args(Divergence))
-        _require_one_of("on_nonfinite", on_nonfinite, get_args(Nonfinite))
+        require_one_of("role", role, get_args(Role))
+        require_one_of("on_divergence", on_divergence, get_args(Divergence))
+        require_one_of("on_nonfinite", on_nonfinite, get_args(Nonfinite))
         if checksum_every < 0:
             raise ValueError(f"checksum_every must be at least 0, not {checksum_every}")
+        if sync_every is not None and sync_every < 0:
+            raise ValueError(f"sync_every must be at least 0, not {sync_every}")
         if max_grad_norm is not None and not 0 < max_grad_norm < math.inf:
             raise ValueError(f"max_grad_norm must be positive and finite, not {max_grad_norm}")
         if max_grad_norm is not None:
@@ -105,6 +117,15 @@ class AccumulatorBase(abc.ABC):
             group = Group(self._own_rpc, name)
         self._group = group
         self._core = AccumulatorCore(group.core, name, sections, layout, role == "observer")
+        self._sync = ParameterSync(
+            group,
+            name,
+            self.framework,
+            sync_every,
+            self._capture_parameters,
+            self._install_parameters,
+        )
+        self._unreported: tuple[int, int] | None = None  # a version and its checksum
         self._checksum_every = checksum_every
         self._on_divergence: Divergence = on_divergence
         self._max_grad_norm = max_grad_norm
@@ -120,37 +141,6 @@ class AccumulatorBase(abc.ABC):
         self._has_gradients = False
         self._has_new_state = False
         self._state: Any = None
-
-    # What an adapter knows.
-
-    def _validate(self) -> None:  # noqa: B027 - who holds plain memory has nothing to check
-        """Raises ``ValueError`` or ``TypeError`` if the parameters or gradients are not those that
-        the accumulator was made for. Called before anything is taken or installed."""
-
-    @abc.abstractmethod
-    def _gather(self, batch_size: int, clear: bool) -> bool:
-        """Writes gradient x batch_size into the bucket, by ``self._core.gather`` for each section,
-        and zeroes the gradients if ``clear``. Returns whether all elements are finite."""
-
-    @abc.abstractmethod
-    def _show(self, result: npt.NDArray[np.uint8]) -> None:
-        """Puts the round's mean gradient where the user finds it. The memory is the user's."""
-
-    @abc.abstractmethod
-    def _clear(self) -> None:
-        """Ends the use of a result that was shown, and zeroes the gradients."""
-
-    @abc.abstractmethod
-    def _capture_model(self) -> Any:
-        """Returns parameters and buffers as a tree that can be sent."""
-
-    @abc.abstractmethod
-    def _install_model(self, model: Any) -> None:
-        """Copies received parameters and buffers into the model."""
-
-    @abc.abstractmethod
-    def _checksum(self) -> int:
-        """Returns 64 bits of a hash of the parameters."""
 
     # moolib's methods.
 
@@ -186,17 +176,31 @@ class AccumulatorBase(abc.ABC):
         if self._core.has_new_state() or (not self._has_gradients and self._core.has_result()):
             self._validate()
         if self._core.has_new_state() and (arrived := self._core.new_state()) is not None:
-            number, (model, state, carried, lost) = arrived
+            number, (model, state, carried, lost, version) = arrived
             self._install_model(model)
             self._clear()  # what they hold belongs to the model before
             self._carried, self._carried_lost = dict(carried), [(peer, k) for peer, k in lost]
             self._core.state_installed(number)
+            self._sync.received_state(version)
+            self._unreported = None
             self._state, self._has_new_state = state, True
             self._has_gradients = False
-        while not self._has_gradients and (result := self._core.take_result()) is not None:
+        self._take_parameters()
+        while not self._has_gradients and not self._sync.awaits:
+            result = self._core.take_result()
+            if result is None:
+                return
             self._take_round(result)
 
+    def _take_parameters(self) -> None:
+        """Takes the leader's parameters over, if they have come and are wanted."""
+        leader, leads = self._core.leader(), self._core.is_leader()
+        if self._sync.look(leader, leads, between_rounds=not self._has_gradients):
+            self._note_checksum(self._sync.version)
+        self._report_checksum()
+
     def _take_round(self, result: npt.NDArray[np.uint8]) -> None:
+        self._sync.began(self._core.model_version())
         norm = None
         if self._max_grad_norm is not None or self._on_nonfinite != "keep":
             norm = self._core.norm(result)
@@ -238,7 +242,24 @@ class AccumulatorBase(abc.ABC):
         Returns:
             Whether there is news.
         """
-        return self._core.wait(timeout)
+        if not self._sync.awaits:
+            return self._core.wait(timeout)
+        deadline = time.monotonic() + timeout
+        while (left := deadline - time.monotonic()) > 0:
+            # Who is asked may lead no more, which only the core hears.
+            if self._sync.wait(min(left, PATIENCE)) or self._core.wait(0.0):
+                return True
+        return False
+
+    def awaits_parameters(self) -> bool:
+        """Whether this peer has applied a round and waits for the leader's parameters of it, which
+        take the place of its own (see ``sync_every``); :meth:`update` takes them over."""
+        return self._sync.awaits
+
+    def parameters_are_awaited(self) -> bool:
+        """Whether this peer leads and members have yet to take its newest parameters over: they
+        are lost to them if it leaves now."""
+        return self.is_leader() and self._sync.is_awaited_by(self._group.members())
 
     def connected(self) -> bool:
         """Whether this peer is an active member and its model is the group's."""
@@ -263,7 +284,8 @@ class AccumulatorBase(abc.ABC):
     def _give_state(self, state: Any) -> None:
         # What skipped rounds have left for the next one is part of the model's history.
         lost = [list(contribution) for contribution in self._carried_lost]
-        self._core.set_state((self._capture_model(), state, self._carried, lost))
+        model, version = self._capture_model(), self._sync.version
+        self._core.set_state((model, state, self._carried, lost, version))
 
     def has_new_state(self) -> bool:
         """Whether a state has arrived; parameters and buffers are already installed."""
@@ -284,7 +306,9 @@ class AccumulatorBase(abc.ABC):
 
     def wants_gradients(self) -> bool:
         """Whether ``reduce_gradients`` or ``skip_gradients`` may be called now."""
-        return not self._has_gradients and not self._has_new_state and self._core.wants_gradients()
+        if self._has_gradients or self._has_new_state or self._sync.awaits:
+            return False
+        return self._core.wants_gradients()
 
     def has_gradients(self) -> bool:
         """Whether the gradients now hold a round's result."""
@@ -307,7 +331,7 @@ class AccumulatorBase(abc.ABC):
                 is not dense.
             FloatingPointError: an element is not finite and ``on_nonfinite`` is ``"raise"``.
         """
-        batch_size, sums = _checked_batch_size(batch_size), _checked_counters(counters)
+        batch_size, sums = checked_batch_size(batch_size), checked_counters(counters)
         self._require_wanted("reduce_gradients")
         self._validate()
         clear = self._on_nonfinite != "raise"
@@ -328,7 +352,7 @@ class AccumulatorBase(abc.ABC):
         Raises:
             RuntimeError: ``wants_gradients()`` is false.
         """
-        sums = _checked_counters(counters)
+        sums = checked_counters(counters)
         self._require_wanted("skip_gradients")
         self._core.offer(0, sums)
 
@@ -341,9 +365,23 @@ class AccumulatorBase(abc.ABC):
 
     def _release_round(self) -> None:
         version = self._core.model_version()
-        if self._checksum_every and version % self._checksum_every == 0:
-            self._core.checksum(version, self._checksum())
+        self._sync.applied(version)
+        self._note_checksum(version)
+        self._report_checksum()
         self._core.release_result()
+
+    def _note_checksum(self, version: int) -> None:
+        due = self._checksum_every and version % self._checksum_every == 0
+        if due and self._sync.exact() is not False:
+            self._unreported = (version, self._checksum())
+
+    def _report_checksum(self) -> None:
+        """Reports the checksum of parameters that ought to be the leader's, once that is known."""
+        if self._unreported is None or (exact := self._sync.exact()) is None:
+            return
+        (version, value), self._unreported = self._unreported, None
+        if exact:
+            self._core.checksum(version, value)
 
     def model_version(self) -> int:
         """Number of rounds that were delivered to this peer's model."""
@@ -355,6 +393,7 @@ class AccumulatorBase(abc.ABC):
         The member with the highest version becomes the first leader, and the others get its state.
         """
         self._core.set_model_version(version)
+        self._sync.version = version
 
     def set_virtual_batch_size(self, size: int) -> None:
         """Sets the sum of batch sizes that makes a round; the leader's value counts (default 1)."""
@@ -428,13 +467,15 @@ class AccumulatorBase(abc.ABC):
         An observer gets a turn after each round and each state; it cannot contribute. One that
         falls behind goes on from a later state, and has no turns for the rounds in between.
         """
-        return training_steps(self, self._group, apply, state, load_state, until, totals)
+        kind = self._kind_of_step
+        return training_steps(self, self._group, apply, state, load_state, until, totals, kind)
 
     def close(self) -> None:
         """Takes part no more and releases its memory. Leaves the group, at once for the others,
         if the accumulator made it; else close the group as well, for the others wait for this peer
         as long as it is a member.
         """
+        self._sync.close()
         self._core.close()
         if self._own_rpc is not None:
             self._group.close()
@@ -453,37 +494,11 @@ class AccumulatorBase(abc.ABC):
             why = "a result is in the gradients: step the optimiser and call zero_gradients()"
         elif self._has_new_state:
             why = "a new state has arrived: call state()"
+        elif self._sync.awaits:
+            why = "the leader's parameters are on their way: call update()"
         else:
             why = self._core.why_not_wanted()
         raise RuntimeError(f"{method} was called while wants_gradients() is false: {why}")
-
-
-def _require_one_of(what: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ValueError(f"{what} must be one of {', '.join(map(repr, known))}, not {value!r}")
-
-
-def _checked_batch_size(batch_size: int) -> int:
-    size = operator.index(batch_size)
-    if not 1 <= size <= LARGEST_BATCH:
-        raise ValueError(f"batch_size must be at least 1 and at most 2**40, not {size}")
-    return size
-
-
-def _checked_counters(counters: Mapping[str, int] | None) -> dict[str, int]:
-    checked = {}
-    for name, value in (counters or {}).items():
-        if not isinstance(name, str):
-            raise TypeError(f"a counter's name must be a string, not {name!r}")
-        try:
-            checked[name] = operator.index(value)
-        except TypeError:
-            raise TypeError(
-                f"counter {name!r} must be an integer, for it is summed exactly, not {value!r}"
-            ) from None
-        if not -(2**63) <= checked[name] < 2**63:
-            raise ValueError(f"counter {name!r} needs more than 64 bits: {value}")
-    return checked
 
 
 def _add(totals: dict[str, int], counters: Mapping[str, int]) -> None:
@@ -493,16 +508,22 @@ def _add(totals: dict[str, int], counters: Mapping[str, int]) -> None:
 
 def Accumulator(
     name: str,
-    parameters: Iterable[Any],
-    buffers: Iterable[Any] = (),
+    parameters: Any,
+    buffers: Any = (),
     group: Group | None = None,
     **options: Any,
-) -> moolink.torch.Accumulator:
-    """Returns the accumulator of the framework that ``parameters`` belong to.
+) -> moolink.torch.Accumulator | moolink.jax.Accumulator:
+    """Returns the accumulator of the framework that ``parameters`` belong to: an iterable of torch
+    tensors, or a pytree of JAX arrays.
 
     Raises:
         TypeError: the parameters are of no framework that has an adapter.
     """
+    jax = sys.modules.get("jax")
+    if jax is not None and any(isinstance(x, jax.Array) for x in jax.tree.leaves(parameters)):
+        from moolink.jax import Accumulator as JaxAccumulator
+
+        return JaxAccumulator(name, parameters, buffers, group=group, **options)
     leaves = list(parameters)
     kind = type(leaves[0]) if leaves else object
     if any(base.__module__.partition(".")[0] == "torch" for base in kind.__mro__):
@@ -511,5 +532,5 @@ def Accumulator(
         return TorchAccumulator(name, leaves, buffers, group=group, **options)
     raise TypeError(
         f"no accumulator for parameters of type {kind.__module__}.{kind.__qualname__}: "
-        "give an iterable of torch tensors"
+        "give an iterable of torch tensors, or a pytree of JAX arrays"
     )

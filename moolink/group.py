@@ -33,6 +33,7 @@ class Group:
 
     def __init__(self, rpc: Rpc, name: str) -> None:
         self.core = GroupCore(rpc, name)
+        self._rpc = rpc
         self._name = name
         self._callbacks: list[Callable[[Group], None]] = []
 
@@ -72,6 +73,11 @@ class Group:
     def name(self) -> str:
         """The group's name."""
         return self._name
+
+    @property
+    def rpc(self) -> Rpc:
+        """This process's peer, as it was given."""
+        return self._rpc
 
     def active(self) -> bool:
         """Whether this peer is in a view and operations can be started."""

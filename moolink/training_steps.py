@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from moolink.logs import logger
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 
 PATIENCE = 1.0  # seconds of one wait for news; the accumulator wakes it up
+PARTING = 5.0  # seconds that a leader waits at the end for those who take its parameters over
 MARK = "moolink.training_steps"  # of the states that these loops send
 
 
@@ -65,6 +67,9 @@ class TrainingStep:
             )
 
 
+Step = TypeVar("Step", bound=TrainingStep)
+
+
 def training_steps(
     accumulator: AccumulatorBase,
     group: Group,
@@ -73,14 +78,23 @@ def training_steps(
     load_state: Callable[[Any], None] | None,
     until: Callable[[dict[str, int]], bool] | None,
     first_totals: Mapping[str, int] | None,
-) -> Iterator[TrainingStep]:
+    kind: type[Step],
+) -> Iterator[Step]:
     """See :meth:`moolink.accumulator.AccumulatorBase.training_steps`."""
     totals = Totals(first_totals or {})
+    over: float | None = None  # until when others are waited for
     rounds = 0  # that are in the totals, beside those of the beginning
     stats: GradientStats | None = None
     while True:
         group.update()
         accumulator.update()
+        if over is not None:
+            # All end with the same parameters, unless somebody does not come for them.
+            others = accumulator.parameters_are_awaited() and time.monotonic() < over
+            if not others and not accumulator.awaits_parameters():
+                return
+            accumulator.wait(0.01 if others else PATIENCE)
+            continue
         if accumulator.wants_state():
             users = None if state is None else state()
             accumulator.set_state({MARK: rounds, "totals": dict(totals), "state": users})
@@ -103,9 +117,10 @@ def training_steps(
             changed = True
         # Before the first round there is nothing that could be asked of the totals.
         if changed and until is not None and (rounds or totals) and until(totals):
-            return
+            over = time.monotonic() + PARTING
+            continue
         if accumulator.wants_gradients() or (changed and accumulator.is_observer()):
-            yield TrainingStep(accumulator, totals, stats)
+            yield kind(accumulator, totals, stats)
         elif not changed:
             accumulator.wait(PATIENCE)
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import copy
-import functools
 import hashlib
 import inspect
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +15,7 @@ from torch._utils import _unflatten_dense_tensors
 
 from moolink._core import TensorLayouts
 from moolink.accumulator import AccumulatorBase
+from moolink.buckets import Description, Section, layout, sections
 from moolink.group import Group
 from moolink.training_steps import TrainingStep
 
@@ -33,7 +31,7 @@ class Accumulator(AccumulatorBase):
         group: the group to reduce in. Without one the accumulator makes an ``Rpc`` and a ``Group``
             called ``name``; then call :meth:`connect`.
         options: ``role``, ``checksum_every``, ``on_divergence``, ``max_grad_norm`` and
-            ``on_nonfinite`` of the base class.
+            ``on_nonfinite`` and ``sync_every`` of the base class.
 
     Gradients of float16 and bfloat16 are summed, sent and scaled as float32, and rounded once, when
     they are shown.
@@ -47,6 +45,8 @@ class Accumulator(AccumulatorBase):
         ValueError: no parameter requires a gradient, or one is given twice.
     """
 
+    framework = "torch"
+
     def __init__(
         self,
         name: str,
@@ -59,28 +59,28 @@ class Accumulator(AccumulatorBase):
         self._buffers = _tensors("buffers", buffers)
         if len({id(p) for p in self._parameters}) < len(self._parameters):
             raise ValueError("a parameter is given twice")
-        # A bucket's sections hold one dtype each, so that a section is one kernel call.
-        by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
-        for parameter in self._parameters:
-            if parameter.requires_grad:
-                by_dtype.setdefault(_summed_in(parameter.dtype), []).append(parameter)
         self._made_with = [(p.shape, p.dtype, p.requires_grad) for p in self._parameters]
-        if not by_dtype:
+        described = [_description(p, p.requires_grad) for p in self._parameters]
+        self._sections = sections(described)
+        if not self._sections:
             raise ValueError("none of the parameters requires a gradient: nothing to reduce")
-        self._sections = _sections(by_dtype)
-        self._reduced = [p for section in self._sections for p in section.parameters]
+        self._reduced = [self._parameters[i] for s in self._sections for i in s.indices]
         # What can be taken as it is, looked at in one go.
         self._usual_parameters = TensorLayouts(
             [(tuple(p.shape), _name(p.dtype)) for p in self._parameters]
         )
         self._usual_gradients = TensorLayouts(
-            [(tuple(p.shape), _name(s.dtype)) for s in self._sections for p in s.parameters]
+            [
+                (tuple(self._parameters[i].shape), s.dtype)
+                for s in self._sections
+                for i in s.indices
+            ]
         )
         self._set_aside: list[torch.Tensor] | None = None  # the user's .grad while a round is shown
         super().__init__(
             name,
-            [(_name(s.dtype), sum(s.counts)) for s in self._sections],
-            _layout(self._parameters, self._buffers),
+            [(section.dtype, section.count) for section in self._sections],
+            layout(described, [_description(b, False) for b in self._buffers]),
             group,
             **options,
         )
@@ -132,6 +132,11 @@ class Accumulator(AccumulatorBase):
             return _plain_tree(optimizer.state_dict()), _plain_tree(schedule), users
 
         def install(received: Any) -> None:
+            if not isinstance(received, tuple) or len(received) != 3:
+                raise RuntimeError(
+                    "the leader's state is not one of torch's steps(): members of several "
+                    "frameworks use training_steps(), with a state that all understand"
+                )
             optimizer_state, schedule, users = received
             optimizer.load_state_dict(optimizer_state)
             if scheduler is not None:
@@ -183,8 +188,8 @@ class Accumulator(AccumulatorBase):
         addresses = iter(self._addresses_of_copies(copies, elsewhere) if usual is None else usual)
         finite = True
         for section in self._sections:
-            pieces = [(next(addresses), count, offset) for count, offset in section.places]
-            finite &= self._core.gather(_name(section.dtype), pieces, float(batch_size), clear)
+            pieces = [(next(addresses), count, offset) for _, count, offset in section.places]
+            finite &= self._core.gather(section.dtype, pieces, float(batch_size), clear)
         if clear and elsewhere:
             _zero(elsewhere)
         return finite
@@ -194,11 +199,12 @@ class Accumulator(AccumulatorBase):
     ) -> list[int]:
         addresses = []
         for section in self._sections:
-            for parameter in section.parameters:
-                gradient = parameter.grad
-                if gradient is not None and not _is_plain(gradient, section.dtype):
+            dtype = _dtype(section)
+            for index in section.indices:
+                gradient = self._parameters[index].grad
+                if gradient is not None and not _is_plain(gradient, dtype):
                     elsewhere.append(gradient)
-                    copies.append(_plain_copy(gradient, section.dtype))
+                    copies.append(_plain_copy(gradient, dtype))
                     gradient = copies[-1]
                 addresses.append(0 if gradient is None else gradient.data_ptr())
         return addresses
@@ -208,14 +214,15 @@ class Accumulator(AccumulatorBase):
         usual = self._usual_gradients.addresses(self._reduced) is not None
         self._set_aside = []
         for section in self._sections:
-            values = memory[section.begin : section.end].view(section.dtype)
-            means = _unflatten_dense_tensors(values, section.parameters)  # type: ignore[no-untyped-call]
-            for parameter, mean in zip(section.parameters, means, strict=True):
+            values = memory[section.begin : section.end].view(_dtype(section))
+            parameters = [self._parameters[i] for i in section.indices]
+            means = _unflatten_dense_tensors(values, parameters)  # type: ignore[no-untyped-call]
+            for parameter, mean in zip(parameters, means, strict=True):
                 gradient = parameter.grad
                 if gradient is None:
                     gradient = torch.zeros_like(parameter)
                 self._set_aside.append(gradient)
-                if usual or _is_plain(parameter, section.dtype):
+                if usual or _is_plain(parameter, values.dtype):
                     parameter.grad = mean
                 else:
                     parameter.grad = gradient.copy_(mean)
@@ -235,11 +242,14 @@ class Accumulator(AccumulatorBase):
 
     def _install_model(self, model: Any) -> None:
         parameters, buffers = model
-        with torch.no_grad():
-            for mine, theirs in zip(self._parameters, parameters, strict=True):
-                mine.copy_(_as_torch(theirs))
-            for mine, theirs in zip(self._buffers, buffers, strict=True):
-                mine.copy_(_as_torch(theirs))
+        _copy_all(self._parameters, parameters)
+        _copy_all(self._buffers, buffers)
+
+    def _capture_parameters(self) -> list[Any]:
+        return [p.detach().clone() for p in self._parameters]
+
+    def _install_parameters(self, parameters: list[Any]) -> None:
+        _copy_all(self._parameters, parameters)
 
     def _checksum(self) -> int:
         digest = hashlib.blake2b(digest_size=8)
@@ -247,38 +257,6 @@ class Accumulator(AccumulatorBase):
             logical = parameter.detach().cpu().contiguous()
             digest.update(logical.reshape(-1).view(torch.uint8).numpy().tobytes())
         return int.from_bytes(digest.digest(), "little")
-
-
-@dataclass
-class _Section:
-    """The parameters of one dtype, and where their gradients lie in the bucket."""
-
-    dtype: torch.dtype
-    parameters: list[torch.Tensor]
-    counts: list[int]
-    begin: int  # bytes
-
-    @property
-    def end(self) -> int:
-        return self.begin + sum(self.counts) * self.dtype.itemsize
-
-    @functools.cached_property
-    def places(self) -> list[tuple[int, int]]:
-        """(elements, offset in the bucket in bytes) of each gradient."""
-        offsets = itertools.accumulate(self.counts, initial=0)
-        return [
-            (count, self.begin + offset * self.dtype.itemsize)
-            for count, offset in zip(self.counts, offsets, strict=False)
-        ]
-
-
-def _sections(by_dtype: dict[torch.dtype, list[torch.Tensor]]) -> list[_Section]:
-    sections: list[_Section] = []
-    begin = 0
-    for dtype, parameters in by_dtype.items():
-        sections.append(_Section(dtype, parameters, [p.numel() for p in parameters], begin))
-        begin = _aligned(sections[-1].end)
-    return sections
 
 
 def _is_plain(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
@@ -306,11 +284,6 @@ def _zero(tensors: list[torch.Tensor]) -> None:
             view.zero_()
         if others:
             torch._foreach_zero_(others)
-
-
-def _summed_in(dtype: torch.dtype) -> torch.dtype:
-    """A half times a batch size need not be finite, and a sum of many is not exact enough."""
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 def _described(shape: torch.Size, dtype: torch.dtype) -> str:
@@ -365,25 +338,37 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _aligned(size: int) -> int:
-    """Sections of a bucket start at multiples of 64 bytes."""
-    return -(-size // 64) * 64
+def _dtype(section: Section) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, section.dtype)
+    return dtype
 
 
-def _layout(parameters: Sequence[torch.Tensor], buffers: Sequence[torch.Tensor]) -> str:
-    """A readable line of dtypes and shapes, by which peers find out that their models differ."""
-
-    def describe(tensor: torch.Tensor, reduced: bool) -> str:
-        shape = ",".join(map(str, tensor.shape)) + ("," if tensor.ndim == 1 else "")
-        return f"{_name(tensor.dtype)}({shape})" + ("" if reduced else " fixed")
-
-    return " ".join(
-        [
-            *(describe(p, p.requires_grad) for p in parameters),
-            *(describe(b, False) for b in buffers),
-        ]
-    )
+def _description(tensor: torch.Tensor, reduced: bool) -> Description:
+    return Description(_name(tensor.dtype), tuple(tensor.shape), reduced)
 
 
 def _as_torch(value: Any) -> torch.Tensor:
-    return value if isinstance(value, torch.Tensor) else torch.as_tensor(np.asarray(value))
+    """A received array of any framework."""
+    if isinstance(value, torch.Tensor):
+        return value
+    array = np.asarray(value)
+    if not array.flags.writeable:  # of JAX
+        array = array.copy()
+    if array.dtype.kind == "V":  # of ml_dtypes, which torch does not know
+        bits = torch.from_numpy(array.view(f"u{array.dtype.itemsize}"))
+        return bits.view(getattr(torch, array.dtype.name))
+    return torch.as_tensor(array)
+
+
+def _copy_all(to: Sequence[torch.Tensor], values: Sequence[Any]) -> None:
+    if len(to) != len(values):
+        raise ValueError(f"{len(values)} tensors came for the {len(to)} of this model")
+    with torch.no_grad():
+        for index, (mine, value) in enumerate(zip(to, values, strict=True)):
+            theirs = _as_torch(value)
+            if theirs.shape != mine.shape or theirs.dtype != mine.dtype:
+                raise ValueError(
+                    f"tensor {index} that came is {_described(theirs.shape, theirs.dtype)}, and "
+                    f"this model's {_described(mine.shape, mine.dtype)}"
+                )
+            mine.copy_(theirs)

@@ -1,0 +1,36 @@
+"""Checks of what users give to accumulators."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+
+LARGEST_BATCH = 2**40  # sums of many fit 64 bits
+
+
+def require_one_of(what: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ValueError(f"{what} must be one of {', '.join(map(repr, known))}, not {value!r}")
+
+
+def checked_batch_size(batch_size: int) -> int:
+    size = operator.index(batch_size)
+    if not 1 <= size <= LARGEST_BATCH:
+        raise ValueError(f"batch_size must be at least 1 and at most 2**40, not {size}")
+    return size
+
+
+def checked_counters(counters: Mapping[str, int] | None) -> dict[str, int]:
+    checked = {}
+    for name, value in (counters or {}).items():
+        if not isinstance(name, str):
+            raise TypeError(f"a counter's name must be a string, not {name!r}")
+        try:
+            checked[name] = operator.index(value)
+        except TypeError:
+            raise TypeError(
+                f"counter {name!r} must be an integer, for it is summed exactly, not {value!r}"
+            ) from None
+        if not -(2**63) <= checked[name] < 2**63:
+            raise ValueError(f"counter {name!r} needs more than 64 bits: {value}")
+    return checked
