@@ -121,7 +121,8 @@ class LearnerConfig:
     precision: Literal["float32", "bfloat16"] = "float32"
     """Arithmetic of convolutions and products; the learner's parameters stay float32."""
     torch_threads: int | None = None
-    """Threads of one tensor operation. Default: half of this peer's cores."""
+    """Threads of one tensor operation in torch (JAX has its own). Default: half of this peer's
+    cores."""
 
 
 @dataclass

@@ -1,5 +1,22 @@
-"""moolink for JAX."""
+"""moolink for JAX: the accumulator on pytrees, and collectives, also in compiled functions."""
 
+from moolink.jax.accumulator import Accumulator, TrainingStep
+from moolink.jax.collectives import all_gather, broadcast, gather, reduce_scatter, scatter
 from moolink.jax.programs import Token, all_reduce, token, translate_errors
+from moolink.jax.states import plain_tree, tree_like
 
-__all__ = ["Token", "all_reduce", "token", "translate_errors"]
+__all__ = [
+    "Accumulator",
+    "Token",
+    "TrainingStep",
+    "all_gather",
+    "all_reduce",
+    "broadcast",
+    "gather",
+    "plain_tree",
+    "reduce_scatter",
+    "scatter",
+    "token",
+    "translate_errors",
+    "tree_like",
+]

@@ -1,0 +1,52 @@
+"""Arrays between JAX and the memory of others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from moolink import trees
+
+
+def as_numpy(value: Any) -> npt.NDArray[Any]:
+    """A received array, tensor or number as numpy, without a copy where it is in host memory."""
+    ((leaf,), _) = trees.flatten([value])
+    if leaf.array.dtype.name == leaf.dtype:
+        return leaf.array
+    return leaf.array.view(jnp.dtype(leaf.dtype))  # numpy's own knows no bfloat16
+
+
+def received(value: Any, like: Any, what: str) -> jax.Array:
+    """A JAX array of a received value, placed as ``like`` is; the memory received is not kept.
+
+    Raises:
+        ValueError: its shape or dtype is not that of ``like``; the message begins with ``what``.
+    """
+    if isinstance(value, dict | list | tuple):
+        raise ValueError(f"{what} is a {type(value).__qualname__}, and this model's an array")
+    array = as_numpy(value)
+    if array.shape != like.shape or array.dtype != like.dtype:
+        raise ValueError(f"{what} is {described(array)}, and this model's is {described(like)}")
+    return placed(jnp.array(array), like)
+
+
+def lent(memory: npt.NDArray[Any]) -> jax.Array:
+    """A JAX array over memory that nobody writes any more, kept as long as the array is."""
+    return jax.dlpack.from_dlpack(memory)
+
+
+def placed(array: jax.Array, like: Any) -> jax.Array:
+    """``array`` on the devices of ``like``."""
+    sharding = getattr(like, "sharding", None)
+    if sharding is None or sharding == array.sharding:
+        return array
+    return jax.device_put(array, sharding)
+
+
+def described(array: Any) -> str:
+    """Its dtype and shape in words."""
+    return f"{np.dtype(array.dtype).name}{tuple(array.shape)}"

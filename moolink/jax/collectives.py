@@ -1,0 +1,117 @@
+"""The collectives of a group on pytrees of JAX arrays, outside of compiled functions; `all_reduce`,
+which works inside of them as well, is in `programs`.
+
+They block, without the GIL, and return pytrees of JAX arrays. Members that call the group's own
+methods, with trees of numpy arrays or torch tensors, take part in the same operations, as long as
+the tree is made of dicts, lists and tuples. For futures, and operations that go on while one
+computes, call the group's own methods, which know JAX arrays, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from moolink.collectives import AllReduce
+from moolink.group import Group, Reduction
+
+
+def reduce_scatter(
+    group: Group, name: str, tree: Any, *, op: Reduction = "sum", timeout: float | None = None
+) -> Any:
+    """Combines a pytree of all members, and gives each its rows.
+
+    Args:
+        tree: arrays of shape ``(n * k, ...)``, n being the number of members.
+
+    Returns:
+        A pytree of JAX arrays of shape ``(k, ...)``.
+
+    Raises:
+        As :meth:`moolink.Group.reduce_scatter`.
+    """
+    return _run(tree, lambda data: group.reduce_scatter(name, data, op=op), timeout)
+
+
+def all_gather(group: Group, name: str, tree: Any, *, timeout: float | None = None) -> Any:
+    """Gives every member the pytrees of all.
+
+    Returns:
+        A pytree of JAX arrays of shape ``(n, *shape)``, in the order of ranks.
+
+    Raises:
+        As :meth:`moolink.Group.all_gather`.
+    """
+    return _run(tree, lambda data: group.all_gather(name, data), timeout)
+
+
+def broadcast(
+    group: Group, name: str, tree: Any, *, root: int | str = 0, timeout: float | None = None
+) -> Any:
+    """Gives every member the pytree of one.
+
+    Args:
+        tree: at the root what is sent; elsewhere arrays of the same shapes and dtypes.
+        root: a rank, or a member's name.
+
+    Raises:
+        As :meth:`moolink.Group.broadcast`.
+    """
+    return _run(tree, lambda data: group.broadcast(name, data, root=root), timeout)
+
+
+def gather(
+    group: Group, name: str, tree: Any, *, root: int | str = 0, timeout: float | None = None
+) -> Any:
+    """Gives one member the pytrees of all.
+
+    Returns:
+        At the root as for :func:`all_gather`, elsewhere None.
+
+    Raises:
+        As :meth:`moolink.Group.gather`.
+    """
+    return _run(tree, lambda data: group.gather(name, data, root=root), timeout)
+
+
+def scatter(
+    group: Group, name: str, tree: Any, *, root: int | str = 0, timeout: float | None = None
+) -> Any:
+    """Gives every member its entry of one member's pytree.
+
+    Args:
+        tree: at the root arrays of shape ``(n, *shape)``, elsewhere of shape ``shape``.
+
+    Raises:
+        As :meth:`moolink.Group.scatter`.
+    """
+    return _run(tree, lambda data: group.scatter(name, data, root=root), timeout)
+
+
+def _run(tree: Any, begin: Callable[[Any], AllReduce], timeout: float | None) -> Any:
+    """The result of a group's operation with leaves of JAX; None where there is none."""
+    keyed, structure = jax.tree_util.tree_flatten_with_path(tree)
+    names = [jax.tree_util.keystr(key) for key, _ in keyed]
+    for name, (_, leaf) in zip(names, keyed, strict=True):
+        if isinstance(leaf, jax.core.Tracer):
+            raise TypeError(f"tree{name} is traced: call this outside of compiled functions")
+    plain = _is_plain(tree)
+    # What the group knows of a tree of other nodes are the paths to its leaves.
+    data = tree if plain else dict(zip(names, (leaf for _, leaf in keyed), strict=True))
+    result = begin(data).result(timeout)
+    if result is None:
+        return None
+    leaves = jax.tree.leaves(result) if plain else [result[name] for name in names]
+    return jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in leaves])
+
+
+def _is_plain(tree: Any) -> bool:
+    """Whether the group takes the tree apart as JAX does: None, for one, is a leaf to the group."""
+    if isinstance(tree, dict):
+        return all(map(_is_plain, tree.values()))
+    if isinstance(tree, list | tuple):
+        return all(map(_is_plain, tree))
+    return tree is not None and jax.tree_util.all_leaves([tree])
