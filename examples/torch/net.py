@@ -11,12 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-# (channels, kernel, stride) of each convolution, and the width of the layer after them.
-NETS: dict[str, tuple[tuple[tuple[int, int, int], ...], int]] = {
-    "small": (((16, 6, 3), (32, 3, 2)), 256),
-    "shallow": (((16, 8, 4), (32, 4, 2)), 256),
-    "mlp": ((), 128),
-}
+from examples.common.networks import NETS
 
 
 class Net(nn.Module):

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from examples.common.config import Config, LearnerConfig
-from examples.torch.impala import apply_gradients, learning_rate
+from examples.common.learner import learning_rate
+from examples.torch.impala import apply_gradients
 from examples.torch.optimizers import Adam, RMSProp, make_optimizer
 
 

@@ -1,0 +1,1 @@
+"""Learners written in JAX."""
