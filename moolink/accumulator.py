@@ -256,6 +256,12 @@ class AccumulatorBase(Adapter):
         take the place of its own (see ``sync_every``); :meth:`update` takes them over."""
         return self._sync.awaits
 
+    def in_step(self) -> bool:
+        """Whether the parameters have the bits that the leader's of this version have: at members
+        of its framework, and at others once they have taken its parameters over. A member of
+        another framework that is behind leaves out versions that the leader is past."""
+        return self._sync.exact() is True and not self._sync.awaits
+
     def parameters_are_awaited(self) -> bool:
         """Whether this peer leads and members have yet to take its newest parameters over: they
         are lost to them if it leaves now."""

@@ -1,0 +1,123 @@
+"""Learning curves of the torch and the JAX learner, one over the other.
+
+    python benchmarks/learning_curves.py --env catch --total-steps 300000 --seeds 0 1 2
+
+Runs each learner with each seed (`moolink run`), and draws the mean return over the steps: a line
+for each framework's middle seed, a band from its least to its greatest. Says whether the bands
+overlap at each tenth of the run. Writes docs/results/learning_ENV.png and .csv.
+"""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import tyro
+from numpy.typing import NDArray
+
+ROOT = Path(__file__).resolve().parents[1]
+FRAMEWORKS = ("torch", "jax")
+POINTS = 41  # of a drawn curve
+COLORS = {"torch": "tab:orange", "jax": "tab:blue"}
+
+
+@dataclass
+class Options:
+    env: str = "catch"
+    total_steps: int = 300_000
+    seeds: tuple[int, ...] = (0, 1, 2)
+    peers: int = 2
+    log_interval: float = 0.25
+    """Seconds between two points of a curve, as it is measured."""
+    output: Path = ROOT / "docs" / "results"
+
+
+@dataclass
+class Curve:
+    """Of one run: steps, mean returns of the last 100 games, and the seconds that it took."""
+
+    steps: NDArray[np.float64]
+    returns: NDArray[np.float64]
+    seconds: float
+
+
+def learn(options: Options, framework: str, seed: int) -> Curve:
+    """One job, in a process group of its own."""
+    with tempfile.TemporaryDirectory() as directory:
+        command = [sys.executable, "-m", "moolink", "run", "-n", str(options.peers)]
+        command += ["-m", f"examples.{framework}.impala", "--env", options.env]
+        command += ["--total-steps", str(options.total_steps), "--seed", str(seed)]
+        command += ["--log-interval", str(options.log_interval), "--save-dir", directory]
+        subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+        with Path(directory, "learning_curve.csv").open(newline="") as file:
+            rows = [row for row in csv.DictReader(file) if row["mean_return"]]
+    steps = np.array([float(row["steps"]) for row in rows])
+    returns = np.array([float(row["mean_return"]) for row in rows])
+    return Curve(steps, returns, float(rows[-1]["seconds"]))
+
+
+def bands(curves: list[Curve], at: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Least, middle and greatest return of the seeds at those steps [3, len(at)]."""
+    values = np.sort([np.interp(at, curve.steps, curve.returns) for curve in curves], axis=0)
+    return np.stack([values[0], values[len(values) // 2], values[-1]])
+
+
+def draw(options: Options, curves: dict[str, list[Curve]], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    at = np.linspace(0, options.total_steps, POINTS)
+    for framework, of_seeds in curves.items():
+        least, middle, greatest = bands(of_seeds, at)
+        axes.fill_between(at / 1e6, least, greatest, alpha=0.25, color=COLORS[framework])
+        label = f"{framework}, {np.median([c.seconds for c in of_seeds]):.0f} s"
+        axes.plot(at / 1e6, middle, color=COLORS[framework], label=label)
+    title = f"{options.env}, {options.peers} peers, {len(options.seeds)} seeds each"
+    axes.set(title=title, xlabel="million agent steps", ylabel="mean return of 100 games")
+    axes.legend(loc="lower right")
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def main() -> int:
+    options = tyro.cli(Options, description=__doc__)
+    curves: dict[str, list[Curve]] = {framework: [] for framework in FRAMEWORKS}
+    for seed in options.seeds:  # one framework after the other, so that both see the same load
+        for framework in FRAMEWORKS:
+            curve = learn(options, framework, seed)
+            curves[framework].append(curve)
+            print(
+                f"{framework} seed {seed}: return {curve.returns[-1]:.2f} in {curve.seconds:.0f} s",
+                flush=True,
+            )
+    tenths = options.total_steps * np.arange(1, 11) / 10
+    per_framework = {name: bands(of_seeds, tenths) for name, of_seeds in curves.items()}
+    options.output.mkdir(parents=True, exist_ok=True)
+    apart = 0
+    with (options.output / f"learning_{options.env}.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        columns = [f"{name}_{what}" for name in FRAMEWORKS for what in ("least", "middle", "most")]
+        writer.writerow(["steps", *columns, "overlap"])
+        for i, steps in enumerate(tenths):
+            mine, theirs = (per_framework[name][:, i] for name in FRAMEWORKS)
+            overlap = mine[0] <= theirs[2] and theirs[0] <= mine[2]
+            apart += not overlap
+            figures = [f"{x:.3f}" for x in (*mine, *theirs)]
+            writer.writerow([int(steps), *figures, "yes" if overlap else "no"])
+            print(f"{int(steps):>9,} steps: {' '.join(figures)} {'' if overlap else 'apart'}")
+    draw(options, curves, options.output / f"learning_{options.env}.png")
+    print(f"bands overlap at {10 - apart} of 10 tenths")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
