@@ -378,15 +378,15 @@ class AccumulatorBase(Adapter):
 
     def _note_checksum(self, version: int) -> None:
         due = self._checksum_every and version % self._checksum_every == 0
-        if due and self._sync.exact() is not False:
+        if due and self._sync.comparable() is not False:
             self._unreported = (version, self._checksum())
 
     def _report_checksum(self) -> None:
         """Reports the checksum of parameters that ought to be the leader's, once that is known."""
-        if self._unreported is None or (exact := self._sync.exact()) is None:
+        if self._unreported is None or (comparable := self._sync.comparable()) is None:
             return
         (version, value), self._unreported = self._unreported, None
-        if exact:
+        if comparable:
             self._core.checksum(version, value)
 
     def model_version(self) -> int:

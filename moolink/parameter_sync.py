@@ -98,9 +98,14 @@ class ParameterSync:
     def exact(self) -> bool | None:
         """Whether the parameters ought to have the bits that the leader's of this version have;
         None while the leader's framework is not known."""
-        if not self._exact or self._began_under != self._leader:
-            return False
-        return True if self._leads or self._leader_framework is not None else None
+        if self._exact and not self._leads and self._leader_framework is None:
+            return None
+        return self._exact
+
+    def comparable(self) -> bool | None:
+        """Whether members of whom ``exact`` is true may compare checksums of this version: not if
+        another one led when its round was shown, whose parameters some have taken over."""
+        return self.exact() if self._began_under == self._leader else False
 
     def look(self, leader: str, leads: bool, between_rounds: bool) -> bool:
         """Takes over who leads, and what has come.
@@ -148,12 +153,16 @@ class ParameterSync:
         self._forget_question()
 
     def is_awaited_by(self, members: list[str]) -> bool:
-        """Whether some of them asked lately and have not got this leader's newest version."""
+        """Whether some of them asked lately and have not got this leader's newest version.
+
+        Args:
+            members: none: the group was never asked who they are.
+        """
         with self._lock:
             return any(
                 asked > self.version - IDLE_VERSIONS and sent < self.version
                 for peer, (asked, sent) in self._followers.items()
-                if peer in members
+                if peer in members or not members
             )
 
     def close(self) -> None:
@@ -183,8 +192,8 @@ class ParameterSync:
         # What this member computed itself under a leader of another framework, or has taken over
         # from one that the new one never heard of, need not be what the new one has.
         self._stale = not leads and (self._stale or self._every() > 0)
-        self._exact = not self._stale
-        self._wanted = None
+        self._exact = leads or (self._exact and not self._stale)
+        self._wanted, self._gone = None, -1
         self._forget_question()
         if self._introduction is not None:
             self._introduction.cancel()
