@@ -36,7 +36,8 @@ def received(value: Any, like: Any, what: str) -> jax.Array:
 
 def lent(memory: npt.NDArray[Any]) -> jax.Array:
     """A JAX array over memory that nobody writes any more, kept as long as the array is."""
-    return jax.dlpack.from_dlpack(memory)
+    array: jax.Array = jax.dlpack.from_dlpack(memory)
+    return array
 
 
 def placed(array: jax.Array, like: Any) -> jax.Array:
@@ -44,7 +45,8 @@ def placed(array: jax.Array, like: Any) -> jax.Array:
     sharding = getattr(like, "sharding", None)
     if sharding is None or sharding == array.sharding:
         return array
-    return jax.device_put(array, sharding)
+    moved: jax.Array = jax.device_put(array, sharding)
+    return moved
 
 
 def described(array: Any) -> str:

@@ -216,7 +216,7 @@ _reduce.defvjp(_forward, _backward)
 
 # Not jax.ffi.ffi_call: its side effects cost 35 us a dispatch and exclude custom_vjp. Here only XLA
 # knows of them, so that it neither merges calls nor moves them out of loops.
-_primitive = Primitive("moolink_all_reduce")
+_primitive: Any = Primitive("moolink_all_reduce")
 _primitive.multiple_results = True
 
 
