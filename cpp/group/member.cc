@@ -64,6 +64,7 @@ void Member::peer_down(Time now, const Uid& instance, Down how) {
   notice(now);
   if (left_ || instance == config_.self.instance) return;
   unreachable_[instance] = {how != Down::unreachable, now};
+  if (view_.find(instance) != nullptr) lost_.insert(instance);
   announce_soon(now);
   if (const MemberInfo* member = view_.find(instance); member != nullptr && broker_.empty()) {
     say(LogLevel::warning,
@@ -83,6 +84,17 @@ std::vector<Accusation> Member::accused(Time now) const {
     if (accuses(now, unreachable)) accused.push_back({instance, unreachable.dead});
   }
   return accused;
+}
+
+// A session that is lost takes messages of its epoch with it. Nobody asks for them again: the two
+// go on in another epoch, which begins with what each has.
+std::vector<Uid> Member::gaps() const {
+  std::vector<Uid> gaps;
+  if (mutant("lost_sessions_are_not_told")) return gaps;
+  for (const Uid& instance : lost_) {
+    if (!unreachable_.contains(instance)) gaps.push_back(instance);
+  }
+  return gaps;
 }
 
 // The broker does not let in whom the members accuse; so that this is not for ever when nobody
@@ -108,6 +120,7 @@ void Member::announce(Time now) {
   message.floor = floor_;
   message.evict_after = config_.evict_after;
   message.accused = accused(now);
+  message.gaps = gaps();
   if (send_view_ && !view_.empty()) message.view = view_;
   send_view_ = false;
   actions_.push_back(SendToBroker{wire::encode(Message{config_.group, std::move(message)})});
@@ -153,6 +166,10 @@ void Member::on_view(Time now, const View& view) {
     has_state_ = has_state_ && mutant("zombie_keeps_state");
   }
   view_ = view;
+  // What is sent in the new epoch to who is not reached yet may be lost, too.
+  std::erase_if(lost_, [this](const Uid& instance) {
+    return !unreachable_.contains(instance) || view_.find(instance) == nullptr;
+  });
   refusal_.clear();
   const bool held = view.soft && hold_;
   if (!held) active_ = view;
@@ -165,6 +182,7 @@ void Member::evicted(Time now, std::string_view why) {
   const std::uint64_t epoch = view_.epoch;
   view_ = {};
   active_ = {};
+  lost_.clear();
   has_state_ = has_state_ && mutant("zombie_keeps_state");
   stale_sent_.clear();
   say(LogLevel::warning, "evicted from epoch " + std::to_string(epoch) + " (" + std::string(why) +

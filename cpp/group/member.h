@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -131,6 +132,7 @@ class Member {
   void announce_soon(Time now) { next_announce_ = now; }
   bool accuses(Time now, const Unreachable& unreachable) const;
   std::vector<Accusation> accused(Time now) const;
+  std::vector<Uid> gaps() const;
   void forget_old_accusations(Time now);
   void on_view(Time now, const View& view);
   void evicted(Time now, std::string_view why);
@@ -153,6 +155,7 @@ class Member {
   Time armed_at_;      // accusations of silence count from then on
   bool armed_ = true;  // as of the last announcement
   std::map<Uid, Unreachable> unreachable_;
+  std::set<Uid> lost_;  // of the view, with whom a session was lost in this epoch
   std::map<Uid, Time> stale_sent_;
   std::vector<Action> actions_;
 };

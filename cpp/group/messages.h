@@ -35,11 +35,14 @@ struct Announce {
   std::uint64_t floor = 0;  // the highest epoch ever seen: only higher views are accepted
   Duration evict_after{};   // how long this peer may be silent
   std::vector<Accusation> accused;
+  // Of the last view, who is reached again after the session with it was lost: messages of this
+  // epoch are missing between the two.
+  std::vector<Uid> gaps;
   std::optional<View> view;  // the last view, in the first announcement to a broker and on RESEND
 
   template <class Fields>
   void fields(Fields& f) {
-    f(self, stateful, has_state, lineage, epoch, floor, evict_after, accused, view);
+    f(self, stateful, has_state, lineage, epoch, floor, evict_after, accused, gaps, view);
   }
 };
 

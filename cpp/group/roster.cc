@@ -45,7 +45,7 @@ bool Roster::changed(const Announce& before, const Announce& after) const {
   return before.self != after.self || before.stateful != after.stateful ||
          before.has_state != after.has_state || before.lineage != after.lineage ||
          before.epoch != after.epoch || before.floor != after.floor ||
-         before.accused != after.accused;
+         before.accused != after.accused || before.gaps != after.gaps;
 }
 
 void Roster::left(const Timing& timing, const Uid& from) {
@@ -87,6 +87,7 @@ void Roster::decide(const Timing& timing) {
   for (const auto& [instance, peer] : peers_) {
     if (in_view(instance) && holds_state(peer)) lineage_has_state_ = true;
   }
+  find_gaps();
   find_replaced(timing);
   if (timing.armed) find_silent(timing);
   find_accused(timing);

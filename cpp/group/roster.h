@@ -83,6 +83,7 @@ class Roster {
   bool holds_state(const Peer& peer) const;
   bool may_hold_state(const Peer& peer) const;
   bool last_holder(const Timing& timing, const Uid& instance) const;
+  void find_gaps();
   void find_replaced(const Timing& timing);
   void find_silent(const Timing& timing);
   void find_accused(const Timing& timing);

@@ -36,6 +36,16 @@ bool Roster::last_holder(const Timing& timing, const Uid& instance) const {
   });
 }
 
+// Two members of the view have lost a session, and with it messages of this epoch.
+void Roster::find_gaps() {
+  for (const MemberInfo& member : view_.members) {
+    const Announce& last = peers_.at(member.instance).last;
+    if (last.epoch != view_.epoch || last.lineage != view_.lineage) continue;
+    repair_ = repair_ ||
+              std::ranges::any_of(last.gaps, [this](const Uid& other) { return in_view(other); });
+  }
+}
+
 // A peer that comes under the name of one that does not answer any more is its successor.
 void Roster::find_replaced(const Timing& timing) {
   if (!timing.armed) return;

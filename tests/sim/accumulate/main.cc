@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "accumulate/world.h"
+#include "common/accounts.h"
 #include "common/program.h"
 
 namespace moolink::sim {
@@ -59,8 +60,8 @@ class Life {
     check_progress();
     world_.stop_contributing();
     simulation_.run_until(simulation_.now() + seconds(2));
-    check_histories();
-    check_contributions();
+    check_histories(registry_, accounts());
+    check_contributions(registry_, accounts(), world_.lost());
     return simulation_.trace.hash();
   }
 
@@ -147,20 +148,18 @@ class Life {
     simulation_.run_until(simulation_.now() + seconds(1));
     for (const auto& [peer, applied] : versions) {
       const Process& process = world_.process(peer);
-      if (may_stand_still(process)) continue;
       require(process.learner->applied() >= applied + 3,
               process.name + " makes no progress" + situation());
     }
   }
 
-  static bool may_stand_still(const Process& process) {
-    return process.learner->habits().observer && process.may_have_missed;
-  }
-
-  std::vector<int> in_step() {
-    std::vector<int> live = world_.live();
-    std::erase_if(live, [this](int peer) { return may_stand_still(world_.process(peer)); });
-    return live;
+  std::vector<Account> accounts() {
+    std::vector<Account> accounts;
+    for (const int peer : world_.live()) {
+      const Process& process = world_.process(peer);
+      accounts.push_back({process.name, process.learner.get(), process.disturbed});
+    }
+    return accounts;
   }
 
   // Who waits for whom.
@@ -175,62 +174,6 @@ class Life {
       text += process.member->waiting_for();
     }
     return text;
-  }
-
-  // All parameters are the same, by the same rounds.
-  void check_histories() {
-    const std::vector<int> live = in_step();
-    const Learner& first = *world_.process(live.front()).learner;
-    for (const int peer : live) {
-      const Learner& learner = *world_.process(peer).learner;
-      require(learner.node() == first.node(),
-              world_.process(peer).name + " is at version " + std::to_string(learner.version()) +
-                  " of another history than " + world_.process(live.front()).name + " at " +
-                  std::to_string(first.version()));
-      coverage["rounds applied"] += learner.applied();
-      coverage["snapshots installed"] += learner.installed();
-    }
-  }
-
-  // Each contribution of the living is in one round, or waits for the next, or was dropped by its
-  // owner, who knows it; what was called lost is in none.
-  void check_contributions() {
-    const std::vector<int> live = in_step();
-    const std::uint64_t node = world_.process(live.front()).learner->node();
-    for (const int peer : live) {
-      const Process& process = world_.process(peer);
-      std::int64_t waiting = 0;
-      bool gap = false;
-      for (const std::uint64_t k : registry_.offers_of(process.instance)) {
-        const Key key{process.instance, k};
-        const std::size_t times = registry_.times_in(node, key);
-        const std::string name = process.name + "'s contribution " + std::to_string(k);
-        require(times <= 1, name + " is in two rounds");
-        if (process.learner->dropped().contains(k)) continue;
-        if (times == 1) {
-          require(!gap, name + " was taken before an earlier one");
-          ++coverage["contributions counted"];
-          continue;
-        }
-        if (process.learner->was_overruled(k)) {
-          require(process.disturbed, name + " was undone though nothing befell its owner");
-          continue;
-        }
-        gap = true;
-        waiting += registry_.batch_of(key);
-      }
-      require(waiting < registry_.virtual_batch_size(), process.name + " lost contributions");
-    }
-    for (const int peer : live) {
-      const Process& process = world_.process(peer);
-      for (const auto& [key, namers] : world_.lost()) {
-        // What it said of a history that a snapshot has replaced since is of no account.
-        const auto namer = namers.find(process.instance);
-        if (namer == namers.end() || namer->second != process.learner->installed()) continue;
-        require(registry_.times_in(node, key) == 0,
-                process.name + " called a contribution lost that is in a round");
-      }
-    }
   }
 
   Simulation simulation_;

@@ -308,7 +308,6 @@ void World::tell_down(int observer, int lost, Down how, Duration delay) {
     if (observer == kBroker) {
       process.broker->peer_down(simulation_.now(), instance, how);
     } else if (lost != kBroker) {
-      process.may_have_missed = true;
       process.member->peer_down(simulation_.now(), instance, how);
     } else if (process.broker_instance == instance) {
       process.broker_instance = {};
@@ -493,7 +492,6 @@ void World::perform(Process& process, const Machine::Action& action) {
             });
   } else if (const auto* enter = std::get_if<Machine::EnterEpoch>(&action)) {
     process.learner->entered_epoch();
-    process.may_have_missed = false;
     if (enter->epoch != 0) {
       ++coverage["epochs entered"];
       simulation_.note(process.name + " enters epoch " + std::to_string(enter->epoch));

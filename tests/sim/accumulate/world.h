@@ -15,10 +15,11 @@
 #include <tuple>
 #include <vector>
 
-#include "accumulate/learner.h"
 #include "accumulate/machine.h"
-#include "accumulate/registry.h"
 #include "collective/engine.h"
+#include "common/accounts.h"
+#include "common/learner.h"
+#include "common/registry.h"
 #include "common/simulation.h"
 #include "group/broker.h"
 #include "group/member.h"
@@ -44,9 +45,6 @@ struct Process {
   Time frozen_until = Time::min();
   Time cut_off_until = Time::min();
   bool lossy = false;  // what was sent while it was cut off is lost
-  // It lost its session with a member, and nobody may have told the broker: docs/guarantees.md does
-  // not promise that an observer notices before the members change.
-  bool may_have_missed = false;
   Time user_away_until = Time::min();
   std::deque<std::function<void()>> backlog;  // of a stopped process
   Time tick_at = kNever;
@@ -86,10 +84,7 @@ class World {
   std::vector<int> live() const;
   Process& process(int index) { return *processes_[static_cast<std::size_t>(index)]; }
   int peers() const { return static_cast<int>(processes_.size()) - 1; }
-  // Contributions that were named as lost, and the peers that did, with the number of snapshots
-  // that they had installed by then.
-  using Namers = std::map<Uid, std::uint64_t>;
-  const std::map<Key, Namers>& lost() const { return lost_; }
+  const LostContributions& lost() const { return lost_; }
 
  private:
   int add_process(std::string name);
@@ -126,7 +121,7 @@ class World {
   bool peace_ = true;  // nothing has befallen anybody yet
   std::vector<std::unique_ptr<Process>> processes_;
   std::map<std::tuple<Uid, Uid, int>, Time> last_arrival_;
-  std::map<Key, Namers> lost_;
+  LostContributions lost_;
 };
 
 }  // namespace moolink::sim

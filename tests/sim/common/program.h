@@ -20,7 +20,7 @@
 namespace moolink::sim {
 
 // Runs one seed and returns the hash of its trace; throws Violation.
-using Scenario = std::function<std::uint64_t(std::uint64_t seed, bool trace)>;
+using RunSeed = std::function<std::uint64_t(std::uint64_t seed, bool trace)>;
 
 // How often the runs came to where the invariants bite; a test demands that none stays zero.
 inline std::map<std::string, std::uint64_t> coverage;
@@ -59,7 +59,7 @@ inline bool parse(int argc, char** argv, const std::vector<std::string>& mutants
 }
 
 inline int run_program(int argc, char** argv, const std::vector<std::string>& mutants,
-                       const Scenario& scenario) {
+                       const RunSeed& run_seed) {
   Options options;
   if (!parse(argc, argv, mutants, options)) {
     std::fprintf(stderr, "usage: %s [--seeds A..B] [--mutant NAME] [--trace] [--list-mutants]\n",
@@ -77,7 +77,7 @@ inline int run_program(int argc, char** argv, const std::vector<std::string>& mu
   for (std::uint64_t seed = options.first; seed <= options.last; ++seed) {
     ++seeds;
     try {
-      all.add(scenario(seed, options.trace));
+      all.add(run_seed(seed, options.trace));
     } catch (const std::exception& broken) {
       if (failures++ == 0) {
         first_failure = seed;

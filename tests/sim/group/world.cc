@@ -267,14 +267,15 @@ void World::heal() {
     link.blocked_until = now_;
     link.lossy = false;
     release(ends.first, ends.second);
-    tell_up(ends.first, ends.second, ms(1, 50));
   }
   for (const auto& process : processes_) {
     if (!process->alive || process->frozen_until <= now_) continue;
     process->frozen_until = now_;
     wake(process->index);
-    for (const auto& other : processes_) {
-      if (other != process) tell_up(other->index, process->index, ms(1, 50));
+  }
+  for (int observer = 0; observer <= peers(); ++observer) {
+    for (int found = 0; found <= peers(); ++found) {
+      if (observer != found) tell_up(observer, found, ms(1, 50));
     }
   }
 }
@@ -308,7 +309,11 @@ void World::tell_down(int observer, int lost, Down how, Duration delay) {
     if (observer == kBroker) {
       process.broker->peer_down(now_, instance, how);
     } else if (lost != kBroker) {
+      const View& view = process.member->view();
+      const bool lives = this->process(lost).alive && this->process(lost).instance == instance;
+      if (lives && view.find(instance) != nullptr) process.lost_session_in = view.epoch;
       process.member->peer_down(now_, instance, how);
+      if (lives && how == Down::unreachable) tell_up(observer, lost, ms(50, 900));
     } else if (process.connected == instance) {
       process.connected = {};
       process.member->broker_down(now_);
@@ -546,6 +551,9 @@ std::string World::disagreement() {
     if (peer.member->active_view() != common || peer.member->view() != common) {
       return peer.name + " is in " + describe(peer.member->view()) + ", " +
              process(live.front()).name + " in " + describe(common);
+    }
+    if (common.epoch <= peer.lost_session_in) {
+      return peer.name + " lost a session in " + describe(common) + ", which goes on";
     }
     if (common.find(peer.instance) == nullptr) return describe(common) + " lacks " + peer.name;
     if (options_.stateful && !peer.observer && !peer.member->has_state()) {

@@ -45,6 +45,7 @@ struct Process {
   int evictions = 0;             // of this instance
   Time evicted_at;
   std::uint64_t frames_applied = 0;
+  std::uint64_t lost_session_in = 0;  // epoch: what was sent in it between two members may be gone
 };
 
 class World {

@@ -1,4 +1,4 @@
-#include "accumulate/learner.h"
+#include "common/learner.h"
 
 #include <algorithm>
 #include <cstring>

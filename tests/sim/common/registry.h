@@ -37,6 +37,8 @@ class Registry {
   // it, and has nothing that this history has already (throws Violation). Returns the new node.
   std::uint64_t extend(std::uint64_t node, const accumulate::Round& round);
   std::uint64_t version(std::uint64_t node) const { return nodes_.at(node).version; }
+  // Where two histories part: the version of the last node that leads to both.
+  std::uint64_t parting(std::uint64_t a, std::uint64_t b) const;
   // How often the contribution is in the history that leads to the node.
   std::size_t times_in(std::uint64_t node, const Key& key) const;
 

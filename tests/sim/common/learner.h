@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "accumulate/machine.h"
-#include "accumulate/registry.h"
 #include "base/random.h"
 #include "base/time.h"
+#include "common/registry.h"
 
 namespace moolink::sim {
 

@@ -1,5 +1,6 @@
-#include "accumulate/registry.h"
+#include "common/registry.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "common/simulation.h"
@@ -88,6 +89,11 @@ void Registry::check(std::uint64_t node, const accumulate::Round& round) const {
 bool Registry::leads_to(std::uint64_t ancestor, std::uint64_t node) const {
   while (node > ancestor) node = nodes_.at(node).parent;  // children are numbered after parents
   return node == ancestor;
+}
+
+std::uint64_t Registry::parting(std::uint64_t a, std::uint64_t b) const {
+  while (a != b) (a > b ? a : b) = nodes_.at(std::max(a, b)).parent;
+  return a == 0 ? 0 : nodes_.at(a).version;
 }
 
 std::size_t Registry::times_in(std::uint64_t node, const Key& key) const {
