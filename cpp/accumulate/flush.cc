@@ -16,6 +16,10 @@ using group::Role;
 using group::View;
 using Flushes = std::map<Uid, Flush>;
 
+bool is_founder(const Flush& flush) {
+  return flush.founded != 0 && flush.standing == Standing::complete && !mutant("mix_foundations");
+}
+
 // The history that goes on: the view's, or another one that somebody still holds, because a broker
 // that had not heard yet who holds it may have named a new one.
 Uid lineage_of(const View& view, const Flushes& flushes) {
@@ -23,6 +27,7 @@ Uid lineage_of(const View& view, const Flushes& flushes) {
   for (const MemberInfo& member : view.members) {
     const auto at = flushes.find(member.instance);
     if (at == flushes.end() || at->second.standing != Standing::complete) continue;
+    if (is_founder(at->second)) continue;
     if (at->second.lineage == view.lineage) return view.lineage;
     if (furthest == nullptr || at->second.have > furthest->have) furthest = &at->second;
   }
@@ -34,6 +39,7 @@ class Council {
  public:
   Council(const View& view, const Flushes& flushes) : view_(view), flushes_(flushes) {
     find_survivors();
+    find_founder();
     choose_leader();
   }
 
@@ -46,6 +52,7 @@ class Council {
   };
 
   void find_survivors();
+  void find_founder();
   void choose_leader();
   void settle_rounds();
   Standing standing_of(const Survivor& survivor) const;
@@ -79,6 +86,7 @@ void Council::find_survivors() {
   for (const MemberInfo& member : view_.members) {
     const Flush* flush = flush_of(member.instance);
     if (flush == nullptr || flush->standing == Standing::stateless) continue;
+    if (is_founder(*flush)) continue;
     if (flush->lineage == lineage) active_ = std::max(active_, flush->active);
     if (flush->lineage != lineage && flush->applied_lineage != lineage) continue;
     candidates.push_back({&member, flush});
@@ -91,6 +99,25 @@ void Council::find_survivors() {
       demoted_.insert(candidate.flush->demote.begin(), candidate.flush->demote.end());
     }
   }
+}
+
+// A history that a RESUME began, in an epoch that nobody may have seen active, is its founder's
+// alone. There may be several, from one epoch after the other: it goes on if nobody holds another,
+// and the last one does.
+void Council::find_founder() {
+  const bool held = std::any_of(survivors_.begin(), survivors_.end(), [](const Survivor& survivor) {
+    return survivor.flush->standing == Standing::complete &&
+           survivor.member->role != Role::observer;
+  });
+  if (held) return;
+  std::optional<Survivor> last;
+  for (const MemberInfo& member : view_.members) {
+    const Flush* flush = flush_of(member.instance);
+    if (flush == nullptr || member.role == Role::observer || !is_founder(*flush)) continue;
+    if (flush->applied_lineage != view_.lineage || flush->founded <= active_) continue;
+    if (!last || flush->founded > last->flush->founded) last = Survivor{&member, flush};
+  }
+  if (last) survivors_ = {*last};
 }
 
 // The leader of the last active epoch stays; else who has applied most, then the lowest rank.

@@ -357,6 +357,7 @@ class Machine {
   std::uint64_t applied_ = 0;
   Uid applied_lineage_;
   std::uint64_t active_ = 0;
+  std::uint64_t founded_ = 0;  // as in Flush
   std::uint64_t user_version_ = 0;
   bool installed_ = false;  // the user has installed what standing_ == complete stands for
   bool keeps_up_ = false;

@@ -112,6 +112,7 @@ Flush Machine::facts() const {
   flush.applied = applied_;
   flush.applied_lineage = applied_lineage_;
   flush.active = active_;
+  flush.founded = founded_;
   flush.version = user_version_;
   flush.have = ledger_.have();
   flush.snapshot = snapshot_;
@@ -255,6 +256,7 @@ void Machine::carry_out(Time now, const MemberStanding& mine) {
   if (resume_->fresh) {
     standing_ = Standing::complete;
     installed_ = true;
+    founded_ = epoch_;
     ledger_.reset(resume_->round, true);
     return;
   }
@@ -284,6 +286,7 @@ void Machine::become_stateless(std::uint64_t round) {
   }
   ledger_.reset(round, false);
   standing_ = Standing::stateless;
+  founded_ = 0;
   installed_ = keeps_up_ = resync_ = false;
   drop_fetch();
   new_state_.reset();
@@ -322,6 +325,7 @@ void Machine::on(Time now, const Uid& from, const Go& go, const std::vector<Buff
 void Machine::activate(Time, const Go& go) {
   phase_ = Phase::active;
   active_ = epoch_;
+  founded_ = 0;
   lineage_ = view_.lineage;
   leader_id_ = resume_->leader;
   known_round_ = announced_stable_ = resume_->round;

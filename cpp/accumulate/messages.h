@@ -157,10 +157,12 @@ struct KnownRound {
 // member -> coordinator (rank 0 of the view): what it knows, unchanged until RESUME
 struct Flush {
   Standing standing = Standing::stateless;
-  Uid lineage;                     // of the last epoch that was active
-  std::uint64_t applied = 0;       // last epoch whose RESUME this member carried out
-  Uid applied_lineage;             // of that epoch
-  std::uint64_t active = 0;        // last epoch that it knows to have been active (GO)
+  Uid lineage;                // of the last epoch that was active
+  std::uint64_t applied = 0;  // last epoch whose RESUME this member carried out
+  Uid applied_lineage;        // of that epoch
+  std::uint64_t active = 0;   // last epoch that it knows to have been active (GO)
+  // The epoch whose RESUME began its history, unless it knows a later one to have been active.
+  std::uint64_t founded = 0;
   std::uint64_t version = 0;       // of the parameters its user has
   std::uint64_t have = 0;          // all results up to here, from its version or its snapshot's on
   SnapshotId snapshot;             // awaited, when pending
@@ -178,8 +180,8 @@ struct Flush {
 
   template <class Fields>
   void fields(Fields& f) {
-    f(standing, lineage, applied, applied_lineage, active, version, have, snapshot, holds, rounds,
-      queued, demote, led, stalled, layout, bucket_bytes, layout_text, virtual_batch_size,
+    f(standing, lineage, applied, applied_lineage, active, founded, version, have, snapshot, holds,
+      rounds, queued, demote, led, stalled, layout, bucket_bytes, layout_text, virtual_batch_size,
       parallel_gradients);
   }
 };

@@ -108,6 +108,26 @@ TEST("flush: where nobody has the state the greatest model version begins the hi
   CHECK(resume.members[1].standing == Standing::complete);
 }
 
+TEST("flush: of histories begun in epochs that were never active the last one goes on") {
+  Flush first = complete(3, 3);
+  first.applied = first.founded = 2;
+  first.active = 0;
+  first.lineage = {};
+  Flush last = first;
+  last.applied = 8;
+  last.founded = 7;
+  Resume resume = decide(view_of({1, 2}), {{uid(1), first}, {uid(2), last}}).resume;
+  CHECK(!resume.fresh);
+  CHECK(resume.leader == uid(2));
+  CHECK(resume.members[0].standing == Standing::stateless);
+  CHECK(resume.members[1].standing == Standing::complete);
+
+  const Flush member = complete(5, 5);  // of one that was
+  resume = decide(view_of({1, 2, 3}), {{uid(1), first}, {uid(2), last}, {uid(3), member}}).resume;
+  CHECK(resume.leader == uid(3));
+  CHECK(resume.members[1].standing == Standing::stateless);
+}
+
 TEST("flush: a promised snapshot is awaited on only while somebody holds it") {
   Flush pending = complete(12, 0);
   pending.standing = Standing::pending;
