@@ -5,11 +5,11 @@
 set -eu
 seeds=${1:-10000}
 first=$(( $(date +%s) / 86400 * seeds ))
-for simulator in session rpc group accumulate shared_reduce shared_pipeline exchange; do
+for simulator in session rpc group accumulate stack shared_reduce shared_pipeline exchange; do
   echo "simulator $simulator, seeds $first..$((first + seeds - 1))"
   "build/dev/tests/sim/sim_$simulator" --seeds "$first..$((first + seeds - 1))"
 done
 .venv/bin/python -m tests.faults.storm --kills 400
 .venv/bin/python -m tests.faults.storm --broker-restarts 50
 .venv/bin/python -m tests.faults.storm --churn 600
-MOOLINK_EXAMPLES=100 .venv/bin/python -m pytest -q tests/values
+MOOLINK_EXAMPLES=100 .venv/bin/python -m pytest -q --timeout 7200 tests/values tests/sim/test_stack.py

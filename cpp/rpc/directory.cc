@@ -56,7 +56,7 @@ void NodeState::search_due(Time now, std::uint64_t number) {
   if (entry == searches_.end()) return;
   Search& search = entry->second;
   std::erase_if(search.calls, [this](CallId id) { return !calls_.contains(id); });
-  std::erase_if(search.services, [&](const auto& waiting) { return waiting.until <= now; });
+  drop_overdue(now, search);
   if (search.calls.empty() && search.services.empty()) {
     remember(now, search.name, {now, {}, std::move(search.asked), std::move(search.tried)});
     searches_.erase(entry);
@@ -75,12 +75,28 @@ void NodeState::end_search(Time now, Peer& peer) {
   if (node.empty()) return;
   Search& search = node.mapped();
   for (Search::Waiting& waiting : search.services) {
-    if (waiting.until > now) send_to(now, peer, waiting.service, std::move(waiting.payload));
+    if (!waiting.instance.empty() && waiting.instance != peer.instance) {
+      undelivered(waiting.instance);
+    } else {
+      send_to(now, peer, waiting.service, std::move(waiting.payload));
+    }
   }
   for (const CallId id : search.calls) {
     const auto found = calls_.find(id);
     if (found != calls_.end()) dispatch(now, peer, id, found->second);
   }
+}
+
+void NodeState::drop_overdue(Time now, Search& search) {
+  std::erase_if(search.services, [&](const Search::Waiting& waiting) {
+    if (waiting.until > now) return false;
+    if (!waiting.instance.empty()) undelivered(waiting.instance);
+    return true;
+  });
+}
+
+void NodeState::undelivered(const Uid& instance) {
+  if (!mutant("undelivered_in_silence")) actions.push_back(Undelivered{instance});
 }
 
 void NodeState::directory_message(Time now, Peer& from, const wire::Payload& payload) {

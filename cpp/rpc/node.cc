@@ -78,6 +78,12 @@ bool Node::send_service(Time now, const Uid& instance, Service service, wire::Pa
   return sent;
 }
 
+void Node::send_service_to(Time now, const Uid& instance, const std::string& peer, Service service,
+                           wire::Payload payload) {
+  state_->send_service_to(now, instance, peer, service, std::move(payload));
+  state_->settle(now);
+}
+
 void Node::send_service_to_name(Time now, const std::string& peer, Service service,
                                 wire::Payload payload) {
   state_->send_service_to_name(now, peer, service, std::move(payload));

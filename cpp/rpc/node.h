@@ -65,7 +65,8 @@ struct Config {
   session::Timing timing;
   Duration greeting_timeout = seconds(5);
   Duration redial_first = milliseconds(50);  // doubles up to redial_last
-  Duration redial_last = seconds(2);
+  // Below the time for which a broker that starts gathers announcements (BrokerConfig::gather).
+  Duration redial_last = milliseconds(750);
   Duration dial_stagger = milliseconds(50);  // between the addresses of one peer
   Duration find_first = milliseconds(20);    // asking again for an unknown name, doubles
   Duration find_last = seconds(1);
@@ -140,6 +141,12 @@ struct PeerDown {
   Down how;
 };
 
+// A message to an instance that is not up was dropped: it was not reached for evict_after, or
+// another instance bears its name.
+struct Undelivered {
+  Uid instance;
+};
+
 struct Log {
   LogLevel level;
   std::string text;
@@ -155,9 +162,10 @@ using session::MapLoan;
 using session::PassSegments;
 using session::Write;
 
-using Action = std::variant<Write, RunHandler, Complete, StreamItem, CreditRaised, ServiceMessage,
-                            CancelHandler, Dial, Establish, CloseConnection, AllocateGrant,
-                            FillGrant, PassSegments, MapLoan, PeerUp, PeerDown, Log, Closed>;
+using Action =
+    std::variant<Write, RunHandler, Complete, StreamItem, CreditRaised, ServiceMessage,
+                 CancelHandler, Dial, Establish, CloseConnection, AllocateGrant, FillGrant,
+                 PassSegments, MapLoan, PeerUp, PeerDown, Undelivered, Log, Closed>;
 
 struct PeerInfo {
   Uid instance;
@@ -222,6 +230,10 @@ class Node {
   // Reliable and in order for one (sender, receiver, service) while both live. False: no such peer
   // is up; the message is dropped.
   bool send_service(Time now, const Uid& instance, Service service, wire::Payload payload);
+  // The same; while that instance is not up it is searched by its name, and the message waits for
+  // evict_after at most: then Undelivered tells. Another peer of the name does not get it.
+  void send_service_to(Time now, const Uid& instance, const std::string& peer, Service service,
+                       wire::Payload payload);
   // Finds and dials the peer if need be; kept while the name is unknown for at most evict_after.
   void send_service_to_name(Time now, const std::string& peer, Service service,
                             wire::Payload payload);

@@ -129,6 +129,9 @@ void NodeState::attached(Time now, Peer& peer, ConnectionId id) {
     peer.up = true;
     peer.how = Down::unreachable;
     past_.erase(peer.name);
+    // First what came too late: it was while the peer was not up.
+    const auto own = searches_.find(peer.name);
+    if (own != searches_.end()) drop_overdue(now, own->second);
     actions.push_back(
         PeerUp{peer.instance, peer.name, peer.host_key, peer.host_key == config.host_key});
     end_search(now, peer);
@@ -290,6 +293,20 @@ bool NodeState::send_service(Time now, const Uid& instance, Service service,
   return true;
 }
 
+void NodeState::send_service_to(Time now, const Uid& instance, const std::string& name,
+                                Service service, wire::Payload payload) {
+  if (closing_) return;
+  const Peer* peer = find_peer(instance);
+  if (instance == config.instance || (peer != nullptr && peer->up)) {
+    send_service(now, instance, service, std::move(payload));
+  } else if (mutant("services_by_name")) {
+    send_service_to_name(now, name, service, std::move(payload));
+  } else if (!name.empty() && name != config.name) {
+    search_for(now, name).services.push_back(
+        {now + config.timing.evict_after, service, std::move(payload), instance});
+  }
+}
+
 void NodeState::send_service_to_name(Time now, const std::string& name, Service service,
                                      wire::Payload payload) {
   if (closing_) return;
@@ -302,7 +319,7 @@ void NodeState::send_service_to_name(Time now, const std::string& name, Service 
     return;
   }
   search_for(now, name).services.push_back(
-      {now + config.timing.evict_after, service, std::move(payload)});
+      {now + config.timing.evict_after, service, std::move(payload), {}});
 }
 
 std::vector<PeerInfo> NodeState::peers(Time now) const {

@@ -160,6 +160,7 @@ struct Search {
     Time until;
     Service service;
     wire::Payload payload;
+    Uid instance;  // for this one only; empty: for whoever bears the name
   };
   std::uint64_t number = 0;
   std::string name;
@@ -210,6 +211,8 @@ class NodeState {
 
   // peers.cc
   bool send_service(Time now, const Uid& instance, Service service, wire::Payload payload);
+  void send_service_to(Time now, const Uid& instance, const std::string& peer, Service service,
+                       wire::Payload payload);
   void send_service_to_name(Time now, const std::string& peer, Service service,
                             wire::Payload payload);
   void peer_dead(const Uid& instance);
@@ -300,6 +303,8 @@ class NodeState {
   void ask(Time now, Peer& peer, const std::string& name);
   void search_due(Time now, std::uint64_t number);
   void end_search(Time now, Peer& peer);
+  void drop_overdue(Time now, Search& search);
+  void undelivered(const Uid& instance);
   void directory_message(Time now, Peer& from, const wire::Payload& payload);
   void found(Time now, const Found& found);
   void dial_peer(Time now, const Peer& peer);

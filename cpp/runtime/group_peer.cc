@@ -181,6 +181,13 @@ void GroupPeer::peer_down(const rpc::PeerDown& peer) {
   carry_out(now);
 }
 
+// As if a session with it had been lost.
+void GroupPeer::undelivered(const Uid& instance) {
+  const Time now = io::now();
+  member_.peer_down(now, instance, group::Down::unreachable);
+  carry_out(now);
+}
+
 // --- accumulators
 
 void GroupPeer::check_role(group::Role role) const {

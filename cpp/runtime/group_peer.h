@@ -96,6 +96,7 @@ class GroupPeer final : public Driven, private PeerObserver {
 
   void peer_up(const rpc::PeerUp& peer) override;
   void peer_down(const rpc::PeerDown& peer) override;
+  void undelivered(const Uid& instance) override;
   void closing() override { shut(); }
   bool has_delivered() const override;
   void carry_out(Time now);

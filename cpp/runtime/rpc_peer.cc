@@ -424,6 +424,13 @@ bool RpcPeer::send_service(const Uid& instance, rpc::Service service, wire::Payl
   return sent;
 }
 
+void RpcPeer::send_service_to(const Uid& instance, const std::string& peer, rpc::Service service,
+                              wire::Payload payload) {
+  if (finished_) return;
+  node_.send_service_to(io::now(), instance, peer, service, std::move(payload));
+  carry_out();
+}
+
 void RpcPeer::send_service_to_name(const std::string& peer, rpc::Service service,
                                    wire::Payload payload) {
   if (finished_) return;

@@ -65,6 +65,8 @@ class PeerObserver {
   virtual ~PeerObserver() = default;
   virtual void peer_up(const rpc::PeerUp& peer) = 0;
   virtual void peer_down(const rpc::PeerDown& peer) = 0;
+  // What was sent to the instance by a service while it was not up has been dropped.
+  virtual void undelivered(const Uid& /*instance*/) {}
   // close() was called: what is pending fails, a farewell may still be sent. May remove itself.
   virtual void closing() {}
   // Nothing that others need of it is on its way to them; close() waits for that, not for long.
@@ -126,6 +128,8 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   void register_service(rpc::Service service, ServiceHandler handler);
   // False: no such peer is up, the message is dropped.
   bool send_service(const Uid& instance, rpc::Service service, wire::Payload payload);
+  void send_service_to(const Uid& instance, const std::string& peer, rpc::Service service,
+                       wire::Payload payload);
   void send_service_to_name(const std::string& peer, rpc::Service service, wire::Payload payload);
   void add(PeerObserver& observer) { observers_.push_back(&observer); }
   void remove(PeerObserver& observer) { std::erase(observers_, &observer); }
@@ -212,6 +216,7 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   void perform(rpc::MapLoan& action);
   void perform(rpc::PeerUp& action);
   void perform(rpc::PeerDown& action);
+  void perform(rpc::Undelivered& action);
   void perform(rpc::Log& action);
   void perform(rpc::Closed& action);
   void record(FlightKind kind, std::string_view peer, std::uint64_t id, std::string_view text) {

@@ -386,6 +386,10 @@ void RpcPeer::perform(rpc::PeerUp& action) {
   for (std::size_t i = 0; i < observers_.size(); ++i) observers_[i]->peer_up(action);
 }
 
+void RpcPeer::perform(rpc::Undelivered& action) {
+  for (std::size_t i = 0; i < observers_.size(); ++i) observers_[i]->undelivered(action.instance);
+}
+
 void RpcPeer::perform(rpc::PeerDown& action) {
   constexpr const char* kHow[] = {"dead", "unreachable", "closed"};
   record(FlightKind::peer_down, action.name, 0, kHow[static_cast<std::size_t>(action.how)]);

@@ -54,9 +54,7 @@ void ServiceRouter::remove(rpc::Service service, const std::string& scope) {
 
 void ServiceRouter::send(const Uid& instance, const std::string& name, rpc::Service service,
                          wire::Payload payload) {
-  if (!peer_.send_service(instance, service, payload)) {
-    peer_.send_service_to_name(name, service, std::move(payload));
-  }
+  peer_.send_service_to(instance, name, service, std::move(payload));
 }
 
 void ServiceRouter::dispatch(rpc::Service service, const Uid& from, const std::string& from_name,

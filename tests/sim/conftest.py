@@ -28,6 +28,17 @@ class Simulator:
         assert (done.returncode == 1) == (result["failures"] > 0)
         return {**result, "stderr": done.stderr}
 
+    def live(self, scenario: str, mutant: str = "") -> str:
+        """Runs a scenario (tests/sim/stack/scenario.h); what was violated, "" if nothing was."""
+        arguments = [str(self.program), "--scenario"]
+        if mutant:
+            arguments += ["--mutant", mutant]
+        done = subprocess.run(
+            arguments, input=scenario, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode in (0, 1), done.stderr
+        return done.stderr if done.returncode else ""
+
     def mutants(self) -> list[str]:
         done = subprocess.run(
             [str(self.program), "--list-mutants"],

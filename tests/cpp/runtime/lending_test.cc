@@ -163,6 +163,7 @@ class Rogue final : private transport::Handler {
     node_.segments_passed(io::now(), action.connection, action.seq, true);
   }
   void perform(rpc::PeerUp&) { ++up; }
+  void perform(rpc::Undelivered&) {}
   void perform(rpc::PeerDown&) { ++down; }
   void perform(rpc::Write& action) {
     transport::Connection* connection = find(action.connection);

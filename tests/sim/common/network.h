@@ -128,6 +128,13 @@ class Network {
     connection->stalled_until = std::max(connection->stalled_until, simulation_->now() + duration);
   }
 
+  void cut_between(const Endpoint& a, const Endpoint& b) {
+    for (const ConnectionId victim : between(a, b)) cut(victim);
+  }
+  void stall_between(const Endpoint& a, const Endpoint& b, Duration duration) {
+    for (const ConnectionId victim : between(a, b)) stall(victim, duration);
+  }
+
   void cut_all_of(const Endpoint& endpoint) {
     std::vector<ConnectionId> victims;
     for (const auto& connection : all_) {
@@ -242,6 +249,17 @@ class Network {
     std::map<std::uint64_t, MutableBuffer> grants;
   };
   using ConnectionPtr = std::shared_ptr<Connection>;
+
+  std::vector<ConnectionId> between(const Endpoint& a, const Endpoint& b) const {
+    std::vector<ConnectionId> ids;
+    for (const auto& connection : all_) {
+      const Endpoint* first = connection->ends[0].owner;
+      const Endpoint* second = connection->ends[1].owner;
+      const bool theirs = (first == &a && second == &b) || (first == &b && second == &a);
+      if (theirs && !connection->broken) ids.push_back(connection->ends[0].id);
+    }
+    return ids;
+  }
 
   void push(const ConnectionPtr& connection, int side, Time arrival, wire::Frame frame,
             bool last = false) {

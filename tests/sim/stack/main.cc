@@ -1,0 +1,104 @@
+// sim_stack [--seeds A..B] [--mutant NAME] [--trace] [--list-mutants] [--print SEED] [--scenario]
+//
+// With --scenario one scenario is read from standard input (stack/scenario.h says how it is
+// written); --print writes the one that a seed stands for.
+
+#include <cstdio>
+#include <cstdlib>
+#include <iostream>
+#include <iterator>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "common/program.h"
+#include "stack/scenario.h"
+#include "stack/world.h"
+
+namespace moolink::sim {
+namespace {
+
+// Mistakes of all machines whose effect shows in a whole job, soon or in a life made for it
+// (tests/sim/test_stack.py).
+const std::vector<std::string> kMutants = {
+    // session
+    "ack_before_complete",
+    "ack_one_too_many",
+    "skip_duplicate_removal",
+    "ignore_lane_order",
+    "no_replay_after_reconnect",
+    "no_failover",
+    "done_before_filled",
+    "resume_unknown_session",
+    // rpc
+    "complete_twice",
+    "run_expired_call",
+    "send_again_after_loss",
+    "no_redial",
+    "services_by_name",
+    "undelivered_in_silence",
+    // group
+    "broker_reuses_epoch",
+    "broker_forgets_on_restart_issues_low_epoch",
+    "evict_frozen_early",
+    "member_accepts_lower_epoch",
+    "lost_sessions_are_not_told",
+    // accumulate
+    "offer_twice_after_flush",
+    "drop_reoffer",
+    "deliver_out_of_order",
+    "have_before_result",
+    "leader_ignores_have",
+    "recompute_instead_of_fetch",
+    "cut_overshoots",
+    "newcomer_misses_round",
+    "accept_old_epoch_cut",
+    "reuse_bucket_before_stable",
+    "snapshot_of_wrong_version",
+    "counters_twice",
+    "keep_discarded_rounds",
+    "ignore_result_slots",
+    "go_without_ready",
+    "contribute_before_delivery",
+    "resync_after_flush",
+};
+
+std::uint64_t live(Scenario scenario, bool trace) {
+  return World(std::move(scenario), trace).run();
+}
+
+}  // namespace
+}  // namespace moolink::sim
+
+int main(int argc, char** argv) {
+  using namespace moolink::sim;
+  std::vector<char*> arguments(argv, argv + argc);
+  std::optional<Scenario> given;
+  for (std::size_t i = 1; i < arguments.size(); ++i) {
+    const std::string_view flag = arguments[i];
+    if (flag == "--print" && i + 1 < arguments.size()) {
+      const std::uint64_t seed = std::strtoull(arguments[i + 1], nullptr, 10);
+      std::fputs(Scenario::random(seed).text().c_str(), stdout);
+      return 0;
+    }
+    if (flag != "--scenario") continue;
+    arguments.erase(arguments.begin() + static_cast<std::ptrdiff_t>(i));
+    try {
+      given = Scenario::parse(std::string(std::istreambuf_iterator<char>(std::cin), {}));
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "%s\n", error.what());
+      return 2;
+    }
+    break;
+  }
+  std::string once[] = {"--seeds", "0"};
+  if (given) {
+    for (std::string& word : once) arguments.push_back(word.data());
+  }
+  return run_program(static_cast<int>(arguments.size()), arguments.data(), kMutants,
+                     [&](std::uint64_t seed, bool trace) {
+                       return live(given ? *given : Scenario::random(seed), trace);
+                     });
+}

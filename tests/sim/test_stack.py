@@ -1,0 +1,210 @@
+"""A whole job in one simulated world: every machine of cpp/ in each process, sessions below all.
+
+Hypothesis draws what befalls the job and makes failures smaller: `MOOLINK_EXAMPLES=100` tries a
+hundred times as many lives. A failure's scenario is printed; `sim_stack --scenario --trace` tells
+its story.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.values.strategies import examples
+
+pytestmark = pytest.mark.timeout(300)
+
+REACHED = {
+    "broker crashes",
+    "calls failed",
+    "calls succeeded",
+    "contributions counted",
+    "crashes between frames",
+    "demotions asked for",
+    "drops",
+    "evictions",
+    "hard views",
+    "losses named",
+    "machines made late",
+    "messages undelivered",
+    "peers down",
+    "resyncs",
+    "snapshots installed",
+    "soft views",
+}
+
+# Lives that show a mistake which random ones rarely come across.
+MADE_FOR = {
+    # An observer dies and comes back; one member goes on in the dead one's session.
+    "services_by_name": """
+        seed 1
+        roles MOMM
+        initial 4
+        hosts 2
+        batch 3
+        form 6000
+        at 0 crash 2
+        at 500 start 2
+    """,
+    # An observer joins that one member reaches only when it has given up what it sent.
+    "undelivered_in_silence": """
+        seed 2
+        roles MMMO
+        initial 3
+        hosts 2
+        elements 700
+        batch 3
+        form 6000
+        at 0 split 3 4 5000
+        at 10 start 4
+    """,
+    # An observer and a member lose each other while the broker is away.
+    "lost_sessions_are_not_told": """
+        seed 1
+        roles MMMO
+        initial 4
+        hosts 2
+        elements 700
+        batch 3
+        form 6000
+        at 0 crash 0
+        at 100 split 4 3 4000
+        at 5000 start 0
+    """,
+}
+
+ALONE = ("start", "crash", "vanish", "leave")  # an event of one process
+LASTING = ("stop", "isolate", "slow", "away")  # with a duration
+FRAMES = st.integers(1, 3000)
+DURATIONS = st.one_of(st.integers(20, 1500), st.integers(2800, 5000))  # ms
+
+
+@st.composite
+def events(draw: st.DrawFn, processes: int) -> str:
+    """One event, at a time or instead of a frame, as a line of a scenario."""
+    number = st.integers(0, processes)
+    kind = draw(st.sampled_from((*ALONE, *LASTING, "split", "cut")))
+    words = [kind, draw(number)]
+    if kind in ("split", "cut"):
+        words.append(draw(number))
+    if kind in (*LASTING, "split"):
+        words.append(draw(DURATIONS))
+    if draw(st.booleans()):
+        when = f"frame {draw(number)} {draw(FRAMES)}"
+    else:
+        when = f"at {draw(st.integers(0, 6000))}"
+    return " ".join(map(str, (when, *words)))
+
+
+@st.composite
+def scenarios(draw: st.DrawFn) -> str:
+    """Any life of a job of up to five peers."""
+    roles = "M" + draw(st.text("MO", max_size=4))
+    head = {
+        "seed": draw(st.integers(0, 2**32)),
+        "roles": roles,
+        "initial": draw(st.integers(1, len(roles))),
+        "hosts": draw(st.integers(1, 2)),
+        "batch": draw(st.integers(1, 8)),
+        "parallel": draw(st.integers(1, 3)),
+        "elements": draw(st.sampled_from((16, 700, 4000))),
+        "share_wait": draw(st.sampled_from((0, 50))),
+        "late": int(draw(st.booleans())),
+        "calls": int(draw(st.booleans())),
+        "form": draw(st.sampled_from((0, 5000))),
+    }
+    lines = draw(st.lists(events(len(roles)), max_size=8))
+    return "\n".join([*(f"{name} {value}" for name, value in head.items()), *lines])
+
+
+def formed(members: int, seed: int, pause: int, *lines: str) -> str:
+    """A job in the midst of its rounds, whose members may see no round for `pause` ms at most."""
+    return "\n".join(
+        (
+            f"seed {seed}",
+            f"roles {'M' * members}",
+            f"initial {members}",
+            "batch 3",
+            "form 6000",
+            "settle 2000",
+            f"pause {pause}",
+            *lines,
+        )
+    )
+
+
+def test_invariants_hold(simulation: Any) -> None:
+    result = simulation("stack").run("0..299")
+    assert result["failures"] == 0, result["stderr"]
+    assert {what for what, times in result["coverage"].items() if times > 0} >= REACHED
+
+
+def test_same_seed_same_trace(simulation: Any) -> None:
+    stack = simulation("stack")
+    first = stack.run("0..9")["trace_hash"]
+    assert first == stack.run("0..9")["trace_hash"]
+    assert first != stack.run("1..10")["trace_hash"]
+
+
+def test_every_mutant_is_caught(simulation: Any) -> None:
+    stack = simulation("stack")
+    assert len(stack.mutants()) >= 30
+    for mutant, scenario in MADE_FOR.items():
+        assert stack.live(scenario) == ""
+        assert stack.live(scenario, mutant) != "", mutant
+    others = [mutant for mutant in stack.mutants() if mutant not in MADE_FOR]
+    assert [name for name in others if stack.run("0..299", name)["failures"] == 0] == []
+
+
+@examples(200)
+@given(scenario=scenarios())
+def test_any_life(simulation: Any, scenario: str) -> None:
+    hypothesis.note(scenario)
+    assert simulation("stack").live(scenario) == ""
+
+
+@examples(100)
+@given(
+    members=st.integers(2, 5),
+    seed=st.integers(0, 2**32),
+    victim=st.integers(1, 5),
+    frame=st.integers(1, 400),
+)
+def test_a_death_at_any_frame_stops_nobody_for_a_second(
+    simulation: Any, members: int, seed: int, victim: int, frame: int
+) -> None:
+    victim = 1 + victim % members
+    scenario = formed(members, seed, 1000, f"frame {victim} {frame} crash {victim}")
+    hypothesis.note(scenario)
+    assert simulation("stack").live(scenario) == ""
+
+
+@examples(60)
+@given(
+    members=st.integers(1, 5),
+    seed=st.integers(0, 2**32),
+    frame=st.integers(1, 100),
+    away=st.integers(0, 4000),
+)
+def test_a_broker_that_dies_at_any_frame_costs_no_round(
+    simulation: Any, members: int, seed: int, frame: int, away: int
+) -> None:
+    again = f"at {3000 + away} start 0"
+    scenario = formed(members, seed, 400, f"frame 0 {frame} crash 0", again)
+    hypothesis.note(scenario)
+    assert simulation("stack").live(scenario) == ""
+
+
+def test_a_failure_is_made_smaller(simulation: Any) -> None:
+    stack = simulation("stack")
+    smallest = hypothesis.find(
+        scenarios(),
+        lambda scenario: "lost contributions" in stack.live(scenario, "drop_reoffer"),
+        settings=hypothesis.settings(max_examples=300, derandomize=True, deadline=None),
+    )
+    lines = smallest.splitlines()
+    assert len([line for line in lines if line.startswith(("at", "frame"))]) <= 2, smallest
