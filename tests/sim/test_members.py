@@ -1,0 +1,61 @@
+"""What a group of many members costs, in messages: `sim_members` reports CPU time, too."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.timeout(120)
+
+MEMBERS = 200
+ROUNDS = 5
+
+
+@pytest.fixture(scope="module")
+def report(simulator: Callable[[str], Path]) -> Callable[[int], dict[str, Any]]:
+    """Returns a function from a bucket's elements, of 8 bytes, to what 200 members report."""
+
+    def run(elements: int) -> dict[str, Any]:
+        program = str(simulator("members"))
+        arguments = ["--members", MEMBERS, "--rounds", ROUNDS, "--elements", elements]
+        done = subprocess.run(
+            [program, *map(str, arguments)], capture_output=True, text=True, timeout=100, check=True
+        )
+        result: dict[str, Any] = json.loads(done.stdout)
+        return result
+
+    return run
+
+
+def test_messages_of_a_member_do_not_grow_with_the_group(
+    report: Callable[[int], dict[str, Any]],
+) -> None:
+    costs = report(16)
+    # OFFER, PIECE and HAVE of each; CUT, REDUCED and STABLE to each; announcements now and then,
+    # and a HAVE more of who applies the round after it has reported it.
+    assert costs["round"]["messages"] <= 8
+    assert costs["round"]["broker_sent"] == 0
+    # ANNOUNCE twice and the view; FLUSH, RESUME, READY and GO, and HAVE in the new epoch.
+    assert costs["death"]["messages"] <= 8
+    # The same, with MOVE and the snapshot's messages.
+    assert costs["join"]["messages"] <= 12
+    assert costs["form"]["messages"] <= 24
+    # The broker tells each member of a view once, and is told every 250 ms that it lives.
+    assert costs["death"]["broker_sent"] <= MEMBERS
+    assert costs["join"]["broker_sent"] <= MEMBERS + 1
+    assert costs["idle_second"]["messages"] <= 4
+    assert costs["idle_second"]["broker_sent"] == 0
+
+
+def test_a_large_bucket_takes_every_member_to_every_other(
+    report: Callable[[int], dict[str, Any]],
+) -> None:
+    costs = report(16384)
+    slices = costs["round"]["by_service"]["collective"]
+    assert MEMBERS < slices <= 2 * MEMBERS  # a piece to each owner of a slice, a result to each
+    assert costs["round"]["messages"] - slices <= 8
