@@ -31,7 +31,7 @@ bool is_large(const Passage& passage, std::uint64_t window_bytes) {
 }  // namespace
 
 SharedPipelineWorld::SharedPipelineWorld(std::uint64_t seed, bool print)
-    : seed_(seed), random_(seed), trace_(print) {
+    : SleepersWorld(seed, print) {
   layout_.epoch = 1 + random_.below(5);
   layout_.ranks = static_cast<std::uint32_t>(1 + random_.below(5));
   layout_.depth = static_cast<std::uint32_t>(1 + random_.below(3));
@@ -86,29 +86,21 @@ void SharedPipelineWorld::act(std::uint32_t index) {
     // A message wakes it too, the news of an operation.
     const bool message = rank.started < operations_.size() && random_.chance(1, 10);
     if (!rank.rung && !message) return;
-    rank.sleep = Sleep::awake;
-    rank.rung = false;
-    rank.pipeline->awake();
-    ++coverage["woken"];
+    rank.wake(*rank.pipeline);
     if (message) start_next(index);
     return;
   }
-  if (rank.sleep == Sleep::announced) {
-    rank.sleep = rank.pipeline->may_sleep() ? Sleep::asleep : Sleep::awake;
-    if (rank.sleep == Sleep::awake) rank.pipeline->awake();
-    ++coverage[rank.sleep == Sleep::asleep ? "asleep" : "sleep given up"];
-    return;
-  }
+  if (rank.sleep == Sleep::announced) return rank.look_once_more(*rank.pipeline);
   if (gives_up_ && random_.chance(1, 150)) return abandon_one(index);
   switch (random_.below(5)) {
     case 0:
       start_next(index);
       break;
     case 1:
-      if (!ring_next(rank) && fall_asleep(index)) break;
+      if (!ring_next(ranks_, rank) && fall_asleep(index)) break;
       [[fallthrough]];
     default:
-      if (!ring_next(rank)) step(index);
+      if (!ring_next(ranks_, rank)) step(index);
   }
 }
 
@@ -148,7 +140,7 @@ bool SharedPipelineWorld::start_next(std::uint32_t index) {
 void SharedPipelineWorld::step(std::uint32_t index) {
   Rank& rank = ranks_[index];
   const bool worked = rank.pipeline->step();
-  for (const std::uint32_t sleeper : rank.pipeline->take_wakeups()) rank.to_ring.push_back(sleeper);
+  rank.take_wakeups(*rank.pipeline);
   note(index, worked ? "step" : "wait", rank.ended);
   take_ended(index, false);
 }
@@ -205,14 +197,6 @@ void SharedPipelineWorld::abandon_one(std::uint32_t index) {
   note(index, "abandons", s);
 }
 
-// Ringing is an action of its own: a rank may die before it.
-bool SharedPipelineWorld::ring_next(Rank& rank) {
-  if (rank.to_ring.empty()) return false;
-  ranks_[rank.to_ring.back()].rung = true;
-  rank.to_ring.pop_back();
-  return true;
-}
-
 bool SharedPipelineWorld::fall_asleep(std::uint32_t index) {
   Rank& rank = ranks_[index];
   const bool waits = rank.pipeline->announce_sleep();
@@ -223,9 +207,7 @@ bool SharedPipelineWorld::fall_asleep(std::uint32_t index) {
 
 void SharedPipelineWorld::kill(std::uint32_t index) {
   Rank& dead = ranks_[index];
-  dead.dead = true;
-  dead.stopped = random_.chance(1, 2);
-  proof_of_death_ = std::min(proof_of_death_, ticks_ + random_.below(300));
+  SleepersWorld::kill(dead);
   ++coverage[dead.ended < dead.started ? "died in an operation" : "died idle"];
   note(index, "dies", dead.ended);
 }
@@ -285,7 +267,7 @@ bool SharedPipelineWorld::finished() const {
     return rank.dead || rank.ended == operations_.size();
   };
   if (std::all_of(ranks_.begin(), ranks_.end(), rank_finished)) return true;
-  return ticks_ >= proof_of_death_;  // the survivors stop where they are
+  return proven();  // the survivors stop where they are
 }
 
 bool SharedPipelineWorld::stuck() const {
@@ -312,16 +294,6 @@ void SharedPipelineWorld::wake_the_stopped() {
     const bool survivors =
         std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& other) { return !other.dead; });
     if (survivors) take_ended(i, true);
-  }
-}
-
-void SharedPipelineWorld::note(std::uint32_t index, const std::string& what, std::uint64_t number) {
-  trace_.add(what);
-  trace_.add(index);
-  trace_.add(number);
-  if (trace_.printing()) {
-    trace_.print(Time(microseconds(ticks_)),
-                 "rank " + std::to_string(index) + " " + what + " " + std::to_string(number));
   }
 }
 

@@ -7,39 +7,30 @@
 #include <string>
 #include <vector>
 
-#include "base/random.h"
 #include "collective/shared_pipeline.h"
-#include "common/simulation.h"
+#include "common/sleepers.h"
 
 namespace moolink::sim {
 
 // Ranks that share a segment, interleaved store by store as a seed has it: some die, some are
 // stopped and wake up in a later epoch, some give operations up.
-class SharedPipelineWorld {
+class SharedPipelineWorld : public SleepersWorld {
  public:
   SharedPipelineWorld(std::uint64_t seed, bool print);
   void run();
-  std::uint64_t hash() const { return trace_.hash(); }
 
  private:
-  enum class Sleep { awake, announced, asleep };
-
   struct Operation {
     collective::PipelineOperation specification;
     bool abandoned = false;  // by some rank
   };
 
-  struct Rank {
+  struct Rank : Sleeper {
     std::unique_ptr<collective::SharedPipeline> pipeline;
-    bool dead = false;     // or stopped, and taken for dead
-    bool stopped = false;  // it wakes up when the others are in the next epoch
-    Sleep sleep = Sleep::awake;
-    bool rung = false;
     std::uint64_t started = 0;
     std::uint64_t ended = 0;
     std::vector<MutableBuffer> outputs;   // of each operation
     std::vector<std::uint64_t> given_up;  // by this rank
-    std::vector<std::uint32_t> to_ring;   // found asleep, not rung yet
   };
 
   void make_operations();
@@ -48,7 +39,6 @@ class SharedPipelineWorld {
   void step(std::uint32_t index);
   void take_ended(std::uint32_t index, bool woken);
   void abandon_one(std::uint32_t index);
-  bool ring_next(Rank& rank);
   bool fall_asleep(std::uint32_t index);
   void kill(std::uint32_t index);
   void check_result(std::uint32_t index, std::uint64_t s);
@@ -60,19 +50,13 @@ class SharedPipelineWorld {
   float value(std::uint32_t rank, std::uint64_t s, std::uint64_t i) const;
   std::vector<float> input(std::uint32_t rank, const collective::PipelineOperation& of) const;
   std::vector<float> expected(std::uint32_t rank, std::uint64_t s) const;
-  void note(std::uint32_t index, const std::string& what, std::uint64_t number);
 
-  std::uint64_t seed_;
-  Random random_;
-  Trace trace_;
   collective::PipelineLayout layout_;
   std::shared_ptr<void> memory_;
   std::vector<Operation> operations_;  // operations_[s - 1]
   std::vector<Rank> ranks_;
-  std::uint64_t ticks_ = 0;
   bool deaths_ = false;
   bool gives_up_ = false;
-  std::uint64_t proof_of_death_ = ~std::uint64_t{0};  // the tick at which the survivors have it
 };
 
 }  // namespace moolink::sim

@@ -18,8 +18,7 @@ constexpr std::uint64_t kMaxElements = 1500;  // above kSmallBytes, so that all 
 
 }  // namespace
 
-SharedReduceWorld::SharedReduceWorld(std::uint64_t seed, bool print)
-    : seed_(seed), random_(seed), trace_(print) {
+SharedReduceWorld::SharedReduceWorld(std::uint64_t seed, bool print) : SleepersWorld(seed, print) {
   layout_.epoch = 1 + random_.below(5);
   layout_.ranks = static_cast<std::uint32_t>(1 + random_.below(5));
   layout_.depth = static_cast<std::uint32_t>(1 + random_.below(3));
@@ -80,18 +79,10 @@ void SharedReduceWorld::act(std::uint32_t index) {
     // A message wakes it too, the news of an operation, and a user who is done with a result.
     const bool user = can_start(rank) || rank.released < rank.verified;
     if (!rank.rung && !(user && random_.chance(1, 10))) return;
-    rank.sleep = Sleep::awake;
-    rank.rung = false;
-    rank.reduce->awake();
-    ++coverage["woken"];
+    rank.wake(*rank.reduce);
     return;
   }
-  if (rank.sleep == Sleep::announced) {
-    rank.sleep = rank.reduce->may_sleep() ? Sleep::asleep : Sleep::awake;
-    if (rank.sleep == Sleep::awake) rank.reduce->awake();
-    ++coverage[rank.sleep == Sleep::asleep ? "asleep" : "sleep given up"];
-    return;
-  }
+  if (rank.sleep == Sleep::announced) return rank.look_once_more(*rank.reduce);
   switch (random_.below(5)) {
     case 0:
       start_next(index);
@@ -103,10 +94,10 @@ void SharedReduceWorld::act(std::uint32_t index) {
       release_one(index);
       break;
     case 3:
-      if (!ring_next(rank) && fall_asleep(index)) break;
+      if (!ring_next(ranks_, rank) && fall_asleep(index)) break;
       [[fallthrough]];
     default:
-      if (!ring_next(rank)) step(index);
+      if (!ring_next(ranks_, rank)) step(index);
   }
 }
 
@@ -152,16 +143,8 @@ bool SharedReduceWorld::start_next(std::uint32_t index) {
 void SharedReduceWorld::step(std::uint32_t index) {
   Rank& rank = ranks_[index];
   const bool worked = rank.reduce->step();
-  for (const std::uint32_t sleeper : rank.reduce->take_wakeups()) rank.to_ring.push_back(sleeper);
+  rank.take_wakeups(*rank.reduce);
   note(index, worked ? "step" : "wait", rank.reduce->completed());
-}
-
-// Ringing is an action of its own: a rank may die before it.
-bool SharedReduceWorld::ring_next(Rank& rank) {
-  if (rank.to_ring.empty()) return false;
-  ranks_[rank.to_ring.back()].rung = true;
-  rank.to_ring.pop_back();
-  return true;
 }
 
 bool SharedReduceWorld::fall_asleep(std::uint32_t index) {
@@ -201,9 +184,7 @@ void SharedReduceWorld::release_one(std::uint32_t index) {
 
 void SharedReduceWorld::kill(std::uint32_t index) {
   Rank& dead = ranks_[index];
-  dead.dead = true;
-  dead.stopped = random_.chance(1, 2);
-  proof_of_death_ = std::min(proof_of_death_, ticks_ + random_.below(300));
+  SleepersWorld::kill(dead);
   ++coverage[dead.reduce->completed() < dead.started ? "died in an operation" : "died idle"];
   note(index, "dies", dead.reduce->completed());
 }
@@ -250,7 +231,7 @@ bool SharedReduceWorld::finished() const {
     return rank.dead || rank.released == operations_.size();
   };
   if (std::all_of(ranks_.begin(), ranks_.end(), rank_finished)) return true;
-  return ticks_ >= proof_of_death_;  // the survivors stop where they are
+  return proven();  // the survivors stop where they are
 }
 
 bool SharedReduceWorld::stuck() const {
@@ -295,16 +276,6 @@ void SharedReduceWorld::wake_the_stopped(std::uint64_t completed) {
     if (beyond) ++coverage["ended by one that woke"];
     require(!beyond || rank.reduce->given_up(),
             "a rank that was stopped tells of an operation that the others have given up");
-  }
-}
-
-void SharedReduceWorld::note(std::uint32_t index, const std::string& what, std::uint64_t number) {
-  trace_.add(what);
-  trace_.add(index);
-  trace_.add(number);
-  if (trace_.printing()) {
-    trace_.print(Time(microseconds(ticks_)),
-                 "rank " + std::to_string(index) + " " + what + " " + std::to_string(number));
   }
 }
 

@@ -7,22 +7,18 @@
 #include <string>
 #include <vector>
 
-#include "base/random.h"
 #include "collective/shared_reduce.h"
-#include "common/simulation.h"
+#include "common/sleepers.h"
 
 namespace moolink::sim {
 
 // Ranks that share a segment, interleaved store by store as a seed has it, of which some die.
-class SharedReduceWorld {
+class SharedReduceWorld : public SleepersWorld {
  public:
   SharedReduceWorld(std::uint64_t seed, bool print);
   void run();
-  std::uint64_t hash() const { return trace_.hash(); }
 
  private:
-  enum class Sleep { awake, announced, asleep };
-
   // What every rank is told of an operation (the cut of a round).
   struct Operation {
     collective::SharedOperation specification;
@@ -33,25 +29,19 @@ class SharedReduceWorld {
     }
   };
 
-  struct Rank {
+  struct Rank : Sleeper {
     std::unique_ptr<collective::SharedReduce> reduce;
-    bool dead = false;     // or stopped, and taken for dead
-    bool stopped = false;  // it wakes up when the others are in the next epoch
-    Sleep sleep = Sleep::awake;
-    bool rung = false;
     std::uint64_t started = 0;
     std::uint64_t verified = 0;
     std::uint64_t released = 0;
     std::map<std::uint64_t, MutableBuffer> own;  // results of whole operations, not released
     std::vector<std::uint64_t> bucket_used_by;   // the last operation that took it
-    std::vector<std::uint32_t> to_ring;          // found asleep, not rung yet
   };
 
   void make_operations();
   void act(std::uint32_t index);
   bool start_next(std::uint32_t index);
   void step(std::uint32_t index);
-  bool ring_next(Rank& rank);
   bool fall_asleep(std::uint32_t index);
   void look_at_results(std::uint32_t index);
   void release_one(std::uint32_t index);
@@ -65,18 +55,12 @@ class SharedReduceWorld {
   bool stuck() const;
   std::vector<float> expected(std::uint64_t s) const;
   float value(std::uint32_t rank, std::uint64_t s, std::uint32_t bucket, std::uint64_t i) const;
-  void note(std::uint32_t index, const std::string& what, std::uint64_t number);
 
-  std::uint64_t seed_;
-  Random random_;
-  Trace trace_;
   collective::SharedLayout layout_;
   std::shared_ptr<void> memory_;
   std::vector<Operation> operations_;  // operations_[s - 1]
   std::vector<Rank> ranks_;
-  std::uint64_t ticks_ = 0;
   bool deaths_ = false;
-  std::uint64_t proof_of_death_ = ~std::uint64_t{0};  // the tick at which the survivors have it
 };
 
 }  // namespace moolink::sim
