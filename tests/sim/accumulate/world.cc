@@ -126,7 +126,7 @@ void World::start(int index, bool observer, std::uint64_t version) {
   peer.frozen_until = peer.cut_off_until = peer.user_away_until = Time::min();
   peer.tick_at = kNever;
   peer.crash_after = -1;
-  peer.broker_instance = {};
+  peer.broker_instance = peer.lineage = {};
   peer.reductions.clear();
 
   group::MemberConfig member;
@@ -432,6 +432,9 @@ void World::perform(Process& process, const Member::Action& action) {
   } else if (const auto* made = std::get_if<Member::NewView>(&action)) {
     simulation_.note(process.name + " gets " + group::describe(made->view));
     ++coverage[made->view.soft ? "soft views" : "hard views"];
+    // A young lineage yields to an older one: what was trained in it is lost.
+    const Uid before = std::exchange(process.lineage, made->view.lineage);
+    if (before && before != made->view.lineage) process.disturbed = true;
     if (process.made) {
       process.machine->view(simulation_.now(), made->view);
     } else {

@@ -57,6 +57,7 @@ struct Process {
   std::optional<group::View> view;  // of the group's member, until then
   std::unique_ptr<Learner> learner;
   Uid broker_instance;
+  Uid lineage;  // of the last view
   std::map<collective::OpId, std::pair<std::uint64_t, std::uint64_t>> reductions;  // epoch, round
 };
 

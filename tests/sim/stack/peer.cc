@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 #include <variant>
 
 #include "common/program.h"
@@ -194,6 +195,9 @@ void Process::perform(Member::Action& action) {
 void Process::check_view(const group::View& view) {
   require(view.epoch > last_epoch_, name + " goes back to " + group::describe(view));
   last_epoch_ = view.epoch;
+  // A young lineage yields to an older one: what was trained in it is lost.
+  const Uid before = std::exchange(lineage_, view.lineage);
+  if (before && before != view.lineage) disturbed = true;
   require(view.find(instance) != nullptr, name + " accepts a view without itself");
   world_->check_view(view);
 }

@@ -139,6 +139,7 @@ class Process final : public Endpoint {
   std::unique_ptr<Broker> broker_;
   Uid broker_instance_;  // the member's; empty: not connected
   std::uint64_t last_epoch_ = 0;
+  Uid lineage_;  // of the last view
   std::unique_ptr<Member> member_;
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<Machine> machine_;
