@@ -70,11 +70,7 @@ class Accumulator(AccumulatorBase):
             [(tuple(p.shape), _name(p.dtype)) for p in self._parameters]
         )
         self._usual_gradients = TensorLayouts(
-            [
-                (tuple(self._parameters[i].shape), s.dtype)
-                for s in self._sections
-                for i in s.indices
-            ]
+            [(tuple(self._parameters[i].shape), s.dtype) for s in self._sections for i in s.indices]
         )
         self._set_aside: list[torch.Tensor] | None = None  # the user's .grad while a round is shown
         super().__init__(
