@@ -12,6 +12,9 @@ Arrays = Literal["same", "numpy", "torch", "jax"]
 def create_uid() -> str: ...
 def set_max_threads(count: int) -> None: ...
 def dump() -> str: ...
+def cuda_info() -> CudaInfo: ...
+def copy_to_host(tensors: list[Any], arrays: list[npt.NDArray[Any]]) -> None: ...
+def copy_to_device(array: Any, address: int, device: int) -> None: ...
 def host_addresses(interface: str) -> list[str]: ...
 def call_later(seconds: float, function: Callable[[], object]) -> None: ...
 
@@ -97,6 +100,16 @@ class CopyStats(TypedDict):
     alignment: int
     bytes: int  # of all of them
 
+class CudaInfo(TypedDict):
+    """What this process has copied from and to CUDA devices since it began."""
+
+    used: bool  # whether the CUDA driver was loaded and initialised by moolink
+    bytes_to_host: int
+    bytes_to_device: int
+    copies_to_host: int  # waits for a device, each of one or more tensors
+    copies_to_device: int
+    pinned_bytes: int  # now: of the host's memory, for copies
+
 class RpcStats(PathStats):
     """Counters since the beginning, but for those that say "now"."""
 
@@ -113,6 +126,7 @@ class RpcStats(PathStats):
     peers: int  # now: connected, or waited for
     peers_lost: int  # dead, unreachable or closed
     copies: CopyStats
+    cuda: CudaInfo  # of the process
 
 class PeerInfo(TypedDict):
     """A peer that is connected, or was less than 3 s ago."""
@@ -170,6 +184,7 @@ class RpcCore:
         name: str | None = None,
         *,
         arrays: Arrays = "same",
+        device: str = "cpu",
         allow_pickle: bool = False,
         transports: list[str] | None = None,
         timeout: float = 120.0,
@@ -331,6 +346,7 @@ class AccumulatorCore:
     def gather(
         self, dtype: str, pieces: list[tuple[int, int, int]], factor: float, clear: bool
     ) -> bool: ...
+    def stage(self, gradients: list[Any], offsets: list[int]) -> list[int]: ...
     def offer(self, batch_size: int, counters: dict[str, int]) -> None: ...
     def has_result(self) -> bool: ...
     def take_result(self) -> npt.NDArray[np.uint8] | None: ...

@@ -207,7 +207,8 @@ class Collective:
     ) -> list[Leaf] | None:
         if self.out is None or not self._has_result():
             return None
-        targets = leaves if self.out is data else flatten(self.out, "out")[0]
+        # What lies on a device is copied once.
+        targets = leaves if self.out is data else flatten(self.out, "out", read=False)[0]
         if len(targets) != len(leaves):
             raise ValueError(
                 f"{self.kind} '{self.name}': out has {len(targets)} leaves, data {len(leaves)}"
@@ -296,9 +297,7 @@ class Collective:
             restored = [leaf.restore(array) for leaf, array in zip(leaves, arrays, strict=True)]
             return unflatten(structure, restored)
         for target, array in zip(targets, arrays, strict=True):
-            if array is not None:
-                np.copyto(target.array, array)
-            target.note_written()
+            target.write(array)
         return self.out
 
     def _split(

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moolink import _core
+from moolink.device_arrays import torch_on_device
 
 
 @dataclass
@@ -20,15 +21,17 @@ class Leaf:
     """One array of a tree, seen as numpy, and how to make its like again.
 
     numpy itself knows no bfloat16 and no 8-bit floats: such arrays are seen as unsigned integers,
-    and ``dtype`` says what the bits mean.
+    and ``dtype`` says what the bits mean. Of what lies on a device, ``array`` is a copy.
     """
 
     array: npt.NDArray[Any]
     dtype: str
-    kind: Literal["numpy", "torch", "jax", "number"]
+    kind: Literal["numpy", "torch", "jax", "cupy", "number"]
     path: str
     original: Any = None  # the dtype of a numpy or JAX array that is seen as another
-    tensor: Any = None  # torch's own
+    tensor: Any = None  # torch's or CuPy's own
+    device: Any = None  # the framework's device, or JAX's sharding; None: the host
+    pending: bool = False  # the tensor's elements have not been copied to the array
 
     def restore(self, array: npt.NDArray[Any]) -> Any:
         """Returns ``array`` as what this leaf was; a number as an array if it has dimensions."""
@@ -39,19 +42,53 @@ class Leaf:
         if self.kind == "number":
             return array.item() if array.ndim == 0 else array
         if self.kind == "jax":
-            return sys.modules["jax"].numpy.asarray(array)
+            jax = sys.modules["jax"]
+            if self.device is not None:
+                return jax.device_put(array, self.device)
+            return jax.numpy.asarray(array)
+        if self.kind == "cupy":
+            with self.device:
+                return sys.modules["cupy"].asarray(array)
+        tensor = self._as_torch(array)
+        return tensor if self.device is None else self._on_device(tensor)
+
+    def _on_device(self, tensor: Any) -> Any:
+        return (
+            torch_on_device(tensor, self.device)
+            if self.device.type == "cuda"
+            else tensor.to(self.device)
+        )
+
+    def _as_torch(self, array: npt.NDArray[Any]) -> Any:
         torch = sys.modules["torch"]
         tensor = torch.from_numpy(np.ascontiguousarray(array))
         return tensor if array.dtype.name == self.dtype else tensor.view(getattr(torch, self.dtype))
 
     def writable(self) -> bool:
         """Whether what is written into ``array`` is seen in what this leaf was made of."""
-        return self.kind in ("numpy", "torch") and self.array.flags.writeable
+        return self.on_device() or (self.kind in ("numpy", "torch") and self.array.flags.writeable)
 
-    def note_written(self) -> None:
-        """Tells torch that the tensor was written, which autograd has to know."""
+    def on_device(self) -> bool:
+        """Whether what this leaf was made of lies on a device and can be written there."""
+        return self.tensor is not None and self.device is not None
+
+    def write(self, array: npt.NDArray[Any] | None) -> None:
+        """Puts ``array`` into what this leaf was made of; ``None``: it is there already."""
+        if self.on_device():
+            self._write_to_device(self.array if array is None else array)
+            return
+        if array is not None:
+            np.copyto(self.array, array)
         if self.tensor is not None:
             note_written(self.tensor)
+
+    def _write_to_device(self, array: npt.NDArray[Any]) -> None:
+        if self.kind == "cupy":
+            with self.device:
+                self.tensor[...] = sys.modules["cupy"].asarray(array)
+            return
+        with sys.modules["torch"].no_grad():
+            self.tensor.copy_(self._on_device(self._as_torch(array)))
 
     def span(self) -> tuple[int, int]:
         """Addresses of the first byte and of the one after the last."""
@@ -93,17 +130,30 @@ LAYOUT_LENGTH = 400  # characters of a layout in words
 Structure = tuple[Any, list["Structure"]] | None
 
 
-def flatten(tree: Any, name: str = "data") -> tuple[list[Leaf], Structure]:
+def flatten(tree: Any, name: str = "data", read: bool = True) -> tuple[list[Leaf], Structure]:
     """Returns the leaves of a tree of dicts, lists and tuples in order, and its structure.
 
     Args:
         name: what paths to leaves begin with.
+        read: whether elements are needed; without them, arrays of device tensors are undefined.
 
     Raises:
         TypeError: a leaf is no array, tensor or number; the message gives its path.
     """
     leaves: list[Leaf] = []
-    return leaves, _walk(tree, name, leaves)
+    structure = _walk(tree, name, leaves)
+    if read:
+        _read_devices(leaves)
+    return leaves, structure
+
+
+def _read_devices(leaves: list[Leaf]) -> None:
+    """Copies what lies on devices, waiting for it once."""
+    pending = [leaf for leaf in leaves if leaf.pending]
+    if pending:
+        _core.copy_to_host([leaf.tensor for leaf in pending], [leaf.array for leaf in pending])
+    for leaf in pending:
+        leaf.pending = False
 
 
 # Not a closure: one that calls itself is a cycle, which would keep the arrays until a collection.
@@ -205,7 +255,15 @@ def _leaf(value: Any, path: str) -> Leaf:
                 f"{path} is traced: call this outside of compiled functions, or use "
                 "moolink.jax.all_reduce inside of them"
             )
-        return _numpy_leaf(np.asarray(value), "jax", path)
+        leaf = _numpy_leaf(np.asarray(value), "jax", path)
+        if any(device.platform != "cpu" for device in value.devices()):
+            leaf.device = value.sharding
+        return leaf
+    cupy = sys.modules.get("cupy")
+    if cupy is not None and isinstance(value, cupy.ndarray):
+        leaf = _numpy_leaf(cupy.asnumpy(value), "cupy", path)
+        leaf.tensor, leaf.device = value, value.device
+        return leaf
     if hasattr(value, "__dlpack__"):
         return _numpy_leaf(_core.as_array(value), "numpy", path)
     raise TypeError(
@@ -214,7 +272,7 @@ def _leaf(value: Any, path: str) -> Leaf:
     )
 
 
-def _numpy_leaf(array: npt.NDArray[Any], kind: Literal["numpy", "jax"], path: str) -> Leaf:
+def _numpy_leaf(array: npt.NDArray[Any], kind: Literal["numpy", "jax", "cupy"], path: str) -> Leaf:
     dtype = array.dtype
     if dtype.kind == "V" and dtype.names is None:  # of ml_dtypes
         return Leaf(array.view(f"u{dtype.itemsize}"), dtype.name, kind, path, dtype)
@@ -226,18 +284,29 @@ def _numpy_leaf(array: npt.NDArray[Any], kind: Literal["numpy", "jax"], path: st
     return Leaf(array, _name(dtype), kind, path)
 
 
+def _seen_as(dtype: str, item_size: int) -> str:
+    """The name of numpy's dtype for elements of a dtype of torch's."""
+    if dtype == "bfloat16" or dtype.startswith("float8"):
+        return "uint16" if item_size == 2 else "uint8"
+    return dtype
+
+
 def _torch_leaf(torch: Any, value: Any, path: str) -> Leaf:
     tensor = value.detach()
     name = str(tensor.dtype).removeprefix("torch.")
     if tensor.dtype == torch.bool:
         name = "bool"
+    if tensor.is_cuda:
+        array = np.empty(tuple(tensor.shape), _seen_as(name, tensor.element_size()))
+        return Leaf(array, name, "torch", path, tensor=value, device=value.device, pending=True)
     if not tensor.is_cpu:
         tensor = tensor.cpu()
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
-    if name == "bfloat16" or name.startswith("float8"):
+    if _seen_as(name, tensor.element_size()) != name:
         tensor = tensor.view(torch.uint16 if tensor.element_size() == 2 else torch.uint8)
     array = tensor.numpy()
-    if tensor.data_ptr() != value.data_ptr():  # what is written there is not seen in the tensor
-        array.flags.writeable = False
-    return Leaf(array, name, "torch", path, tensor=value)
+    device = None if value.is_cpu else value.device
+    if device is None and tensor.data_ptr() != value.data_ptr():
+        array.flags.writeable = False  # what is written there is not seen in the tensor
+    return Leaf(array, name, "torch", path, tensor=value, device=device)

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "bind/context.h"
+#include "bind/device.h"
 #include "bind/gil.h"
 #include "bind/group.h"
 #include "runtime/accumulator_peer.h"
@@ -43,6 +44,8 @@ class PyAccumulator {
                 const std::vector<std::pair<std::string, std::uint64_t>>& sections,
                 const std::string& layout, bool observer)
       : options_(group.options()) {
+    // Optimisers say themselves where each part of their state has to be.
+    options_.device = {};
     runtime::AccumulatorPeer::Options options;
     options.name = name;
     options.layout = layout;
@@ -84,6 +87,35 @@ class PyAccumulator {
     }
     const GilRelease unlocked;
     return runtime::gather(*dtype, gradients, factor, clear, peer_->bucket().data());
+  }
+
+  // Copies gradients that lie on devices to their places in the bucket; gather() can take them from
+  // there. Returns their addresses.
+  std::vector<std::uintptr_t> stage(const nb::list& gradients,
+                                    const std::vector<std::uint64_t>& offsets) {
+    MutableBuffer bucket;
+    {
+      const GilRelease unlocked;
+      bucket = peer_->bucket();
+    }
+    std::vector<ImportedTensor> imported;
+    imported.reserve(offsets.size());  // the copies refer to them
+    std::vector<std::uintptr_t> addresses;
+    DeviceCopies copies;
+    for (std::size_t i = 0; i < offsets.size(); ++i) {
+      auto gradient = import_tensor(gradients[i]);
+      if (!gradient || gradient->stream == nullptr || offsets[i] > bucket.size() ||
+          gradient->bytes() > bucket.size() - offsets[i]) {
+        throw Exception(ErrorCode::invalid_argument,
+                        "a gradient is on no device, or does not fit into the bucket");
+      }
+      std::byte* place = bucket.data() + offsets[i];
+      addresses.push_back(reinterpret_cast<std::uintptr_t>(place));
+      copies.add(imported.emplace_back(std::move(*gradient)), place);
+    }
+    const GilRelease unlocked;
+    copies.run();
+    return addresses;
   }
 
   nb::object take_result() {
@@ -227,6 +259,7 @@ void bind_accumulator(nb::module_& m) {
       .def("why_not_wanted", forward(&Peer::why_not_wanted))
       .def("gather", &PyAccumulator::gather, nb::arg("dtype"), nb::arg("pieces"), nb::arg("factor"),
            nb::arg("clear"))
+      .def("stage", &PyAccumulator::stage, nb::arg("gradients"), nb::arg("offsets"))
       .def("offer", &PyAccumulator::offer, nb::arg("batch_size"), nb::arg("counters"))
       .def("has_result", forward(&Peer::has_result))
       .def("take_result", &PyAccumulator::take_result)

@@ -9,6 +9,7 @@
 
 #include "bind/context.h"
 #include "bind/deferred.h"
+#include "bind/device.h"
 #include "bind/future.h"
 #include "bind/gil.h"
 #include "bind/program_groups.h"
@@ -51,7 +52,12 @@ collective::Compression parse_compression(const std::string& name) {
 
 Buffer copy(const ImportedTensor& input, Allocator& pool) {
   const MutableBuffer bytes = pool.allocate(input.bytes());
-  copy_elements(input, bytes.data());
+  if (input.stream != nullptr) {
+    const GilRelease released;
+    copy_elements(input, bytes.data());
+  } else {
+    copy_elements(input, bytes.data());
+  }
   return bytes;
 }
 
@@ -64,6 +70,8 @@ std::optional<ImportedTensor> import_plain(nb::handle array) {
   std::optional<ImportedTensor> given;
   try {
     given = import_tensor(array);
+  } catch (Exception&) {
+    return std::nullopt;
   } catch (nb::python_error&) {
     return std::nullopt;
   } catch (nb::builtin_exception&) {
@@ -74,13 +82,15 @@ std::optional<ImportedTensor> import_plain(nb::handle array) {
   return plain ? given : std::nullopt;
 }
 
-// Whether the result of `given` can be put into `place`: its own memory, or other memory.
+// Whether the result of `given` can be put into `place`: its own memory, or other memory; both the
+// host's.
 bool may_hold_result(const ImportedTensor& place, const ImportedTensor& given) {
   if (place.tensor.read_only || place.tensor.dtype != given.tensor.dtype ||
       place.tensor.shape != given.tensor.shape) {
     return false;
   }
   for (const ImportedTensor* tensor : {&place, &given}) {
+    if (tensor->stream != nullptr) return false;
     if (!tensor::is_contiguous(tensor->tensor.shape, tensor->tensor.strides)) return false;
   }
   const std::byte* to = place.tensor.data;
@@ -180,7 +190,7 @@ nb::object PyGroup::collective(const std::string& name, const std::string& kind,
 nb::object PyGroup::start(const std::string& name, collective::OpSpec spec,
                           const ImportedTensor& given, MutableBuffer output,
                           PyFuture::Decode decode, bool retry) {
-  const bool lent = given.bytes() >= kLentBytes &&
+  const bool lent = given.bytes() >= kLentBytes && given.stream == nullptr &&
                     tensor::is_contiguous(given.tensor.shape, given.tensor.strides);
   options_.copies->add(given.copy_reason(), given.bytes());
   Buffer input = lent ? lend(given) : copy(given, group_->rpc()->context()->pool());
@@ -210,6 +220,9 @@ nb::object PyGroup::all_reduce(const std::string& name, const std::string& op, n
   if (output.is_none()) {
     const MutableBuffer result = group_->rpc()->context()->pool().allocate(given->bytes());
     auto decode = [head = given->head(), result](const wire::Payload&) {
+      if (head.device) {
+        return export_to_device(result.span(), head, ArrayKind::same, *head.device);
+      }
       return export_tensor(result, head, array_kind(head, ArrayKind::same));
     };
     return start(name, std::move(spec), *given, result, std::move(decode), retry);

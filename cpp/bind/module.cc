@@ -7,6 +7,7 @@
 #include "bind/completions.h"
 #include "bind/context.h"
 #include "bind/deferred.h"
+#include "bind/device.h"
 #include "bind/errors.h"
 #include "bind/future.h"
 #include "bind/group.h"
@@ -23,6 +24,7 @@ NB_MODULE(_core, m) {
   nanobind::set_leak_warnings(std::getenv("MOOLINK_LEAK_WARNINGS") != nullptr);
   moolink::bind::bind_errors(m);
   moolink::bind::bind_values(m);
+  moolink::bind::bind_device(m);
   moolink::bind::bind_context(m);
   moolink::bind::bind_lending(m);
   moolink::bind::bind_future(m);

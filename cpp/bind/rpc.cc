@@ -13,6 +13,7 @@
 #include "bind/context.h"
 #include "bind/deferred.h"
 #include "bind/describe.h"
+#include "bind/device.h"
 #include "bind/errors.h"
 #include "bind/gil.h"
 #include "bind/stream.h"
@@ -123,12 +124,13 @@ void reply_with(const std::shared_ptr<runtime::Responder>& responder, nb::object
 
 // --- life
 
-PyRpc::PyRpc(std::optional<std::string> name, std::string_view arrays, bool allow_pickle,
-             std::optional<std::vector<std::string>> transports, double timeout)
+PyRpc::PyRpc(std::optional<std::string> name, std::string_view arrays, std::string_view device,
+             bool allow_pickle, std::optional<std::vector<std::string>> transports, double timeout)
     : functions_(std::make_shared<Functions>()), timeout_(timeout) {
   to_duration(timeout);
   ValueOptions values;
   values.arrays = parse_array_kind(arrays);
+  values.device = parse_device(device);
   values.allow_pickle = allow_pickle;
   values.copies = std::make_shared<CopyCounts>();
   options_ = std::make_shared<const ValueOptions>(values);
@@ -313,6 +315,7 @@ nb::object PyRpc::stream(const std::string& peer, const std::string& function,
 nb::dict PyRpc::stats() const {
   nb::dict stats = describe(peer_->stats());
   stats["copies"] = options_->copies->describe();
+  stats["cuda"] = cuda_info();
   return stats;
 }
 
@@ -377,6 +380,10 @@ Args:
     name: unique among connected peers; default: a random one. See also set_name.
     arrays: what received arrays become: "same" (the sender's framework if it is imported here, else
         numpy), "numpy", "torch" or "jax".
+    device: where received arrays of torch, JAX and CuPy are put: "cpu" (host memory, CuPy's as
+        numpy arrays), "cuda:N", or "same": those that were sent from a CUDA device on the one of
+        the same number, if this process has it. numpy arrays are always in host memory. Arrays are
+        complete when they are handed over, for every stream.
     allow_pickle: lets other objects than values and arrays travel as pickles; both sides must
         allow it, and trust one another: unpickling runs code.
     transports: of "shm" and "tcp"; default: both, the better one is used.
@@ -450,11 +457,11 @@ smoothed, and "last_latency"; None before it is measured). "paths" has every pat
 said; "asked" the peers that were asked for the name; "reason" sums it up in one sentence.)";
 
 void bind_class(nb::class_<PyRpc>& rpc) {
-  rpc.def(nb::init<std::optional<std::string>, std::string_view, bool,
+  rpc.def(nb::init<std::optional<std::string>, std::string_view, std::string_view, bool,
                    std::optional<std::vector<std::string>>, double>(),
           nb::arg("name") = nb::none(), nb::kw_only(), nb::arg("arrays") = "same",
-          nb::arg("allow_pickle") = false, nb::arg("transports") = nb::none(),
-          nb::arg("timeout") = kDefaultTimeout)
+          nb::arg("device") = "cpu", nb::arg("allow_pickle") = false,
+          nb::arg("transports") = nb::none(), nb::arg("timeout") = kDefaultTimeout)
       .def("set_name", &PyRpc::set_name, nb::arg("name"),
            "Names the peer; raises ValueError after the first connection.")
       .def("get_name", &PyRpc::get_name, "The peer's name.")
@@ -491,9 +498,11 @@ void bind_class(nb::class_<PyRpc>& rpc) {
       .def("close", &PyRpc::close,
            "Flushes replies for a moment, says goodbye to the peers and fails pending calls with "
            "moolink.Closed. More calls of it do nothing.")
-      .def("stats", &PyRpc::stats,
-           "Counters since the beginning, as moolink._core.RpcStats: calls, frames and bytes (all "
-           "paths, and by path in \"paths\"), connections, failed dials, peers.")
+      .def(
+          "stats", &PyRpc::stats,
+          "Counters since the beginning, as moolink._core.RpcStats: calls, frames and bytes (all "
+          "paths, and by path in \"paths\"), connections, failed dials, peers; in \"copies\" those "
+          "of arrays that others would have saved, in \"cuda\" those from and to CUDA devices.")
       .def("peers", &PyRpc::peers,
            "The other peers that are connected or waited for, a dict each, as "
            "moolink._core.PeerInfo: the paths that are up, latency (round trip in seconds) and "

@@ -21,8 +21,8 @@ namespace nb = nanobind;
 // Python's RpcCore, on which moolink.Rpc is built.
 class PyRpc {
  public:
-  PyRpc(std::optional<std::string> name, std::string_view arrays, bool allow_pickle,
-        std::optional<std::vector<std::string>> transports, double timeout);
+  PyRpc(std::optional<std::string> name, std::string_view arrays, std::string_view device,
+        bool allow_pickle, std::optional<std::vector<std::string>> transports, double timeout);
   ~PyRpc();
   PyRpc(const PyRpc&) = delete;
   PyRpc& operator=(const PyRpc&) = delete;

@@ -14,6 +14,7 @@
 #include <string>
 
 #include "base/buffer.h"
+#include "device/devices.h"
 #include "tensor/layout.h"
 #include "wire/value.h"
 
@@ -57,6 +58,9 @@ struct ImportedTensor {
   std::string numpy_type;
   nb::object owner;
   CopyReason copied = CopyReason::none;  // on the way here
+  // Set where the memory is CUDA's: what the tensor's producer has queued comes before what is
+  // queued on this stream.
+  std::shared_ptr<device::Stream> stream = nullptr;
 
   std::size_t item_size() const;
   std::size_t bytes() const;  // of the elements, without gaps
@@ -66,16 +70,16 @@ struct ImportedTensor {
 };
 
 // Empty when the value is no tensor. Raises TypeError for tensors that cannot be read here, naming
-// the dtype or device and what to do: sub-byte and structured elements, other devices than the CPU,
-// sparse layouts, traced values, subclasses whose meaning would be lost.
+// the dtype or device and what to do: sub-byte and structured elements, other devices than the CPU
+// and CUDA's, sparse layouts, traced values, subclasses whose meaning would be lost.
 // Big-endian arrays are converted; conjugated and negated views are resolved.
 std::optional<ImportedTensor> import_tensor(nb::handle value);
 
-// The same for values that must be tensors of numbers (gradients, parameters, reductions); takes
-// objects with the buffer protocol too. Raises TypeError otherwise.
+// The same for values that must be tensors of numbers in host memory (gradients, parameters,
+// reductions); takes objects with the buffer protocol too. Raises TypeError otherwise.
 ImportedTensor import_numbers(nb::handle value);
 
-// Copies the elements in row-major order; needs no GIL.
+// Copies the elements in row-major order; needs no GIL. From a device, it waits for it.
 void copy_elements(const ImportedTensor& from, std::byte* to);
 // The same for memory that another process will read.
 void copy_elements_past_cache(const ImportedTensor& from, const MutableBuffer& to);
@@ -90,7 +94,8 @@ nb::object export_tensor(MutableBuffer memory, const wire::TensorHead& head, Arr
                          bool read_only = false);
 
 // numpy's view of a tensor of any framework, without a copy; cannot be written where that must not
-// be. Raises as import_tensor() does, and TypeError for what is no tensor.
+// be. Of what lies on a device it is a copy. Raises as import_tensor() does, and TypeError for what
+// is no tensor.
 nb::object as_array(nb::handle value);
 
 // numpy's scalar of one element.

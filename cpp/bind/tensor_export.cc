@@ -11,8 +11,10 @@
 #include <utility>
 #include <vector>
 
+#include "bind/gil.h"
 #include "bind/reference.h"
 #include "bind/tensor.h"
+#include "bind/tensor_kinds.h"
 #include "wire/archive.h"
 
 namespace moolink::bind {
@@ -150,11 +152,6 @@ PyType_Slot received_tensor_slots[] = {
     {0, nullptr},
 };
 
-nb::object loaded_module(const char* name) {
-  PyObject* module = PyDict_GetItemString(PyImport_GetModuleDict(), name);  // borrowed
-  return module == nullptr ? nb::object() : nb::borrow(module);
-}
-
 nb::object numpy_attribute(const char* name) { return nb::module_::import_("numpy").attr(name); }
 
 // numpy's dtype object; kept once made, as numpy keeps them too.
@@ -272,6 +269,16 @@ ArrayKind kind_of_sender(wire::Framework framework) {
 
 }  // namespace
 
+ArrayKind parse_array_kind(std::string_view text) {
+  if (text == "same") return ArrayKind::same;
+  if (text == "numpy") return ArrayKind::numpy;
+  if (text == "torch") return ArrayKind::torch;
+  if (text == "jax") return ArrayKind::jax;
+  const std::string message =
+      "arrays must be \"same\", \"numpy\", \"torch\" or \"jax\", not \"" + std::string(text) + "\"";
+  throw nb::value_error(message.c_str());
+}
+
 ArrayKind array_kind(const wire::TensorHead& head, ArrayKind asked) {
   if (!head.numpy_type.empty()) return ArrayKind::numpy;
   if (asked != ArrayKind::same) return asked;
@@ -332,6 +339,15 @@ nb::object view_of(const ImportedTensor& from) {
                                     -begin, shape_tuple(strides));
 }
 
+// Empty: it is in host memory.
+MutableBuffer copy_from_device(const ImportedTensor& from) {
+  if (from.stream == nullptr) return {};
+  const MutableBuffer copy = HeapAllocator().allocate(from.bytes());
+  const GilRelease released;
+  copy_elements(from, copy.data());
+  return copy;
+}
+
 }  // namespace
 
 nb::object as_array(nb::handle value) {
@@ -340,8 +356,10 @@ nb::object as_array(nb::handle value) {
   std::optional<ImportedTensor> imported = import_tensor(value);
   if (!imported) imported = import_numbers(value);
   if (!imported->owner.type().is(ndarray)) {
+    const MutableBuffer copy = copy_from_device(*imported);
     try {
-      return view_of(*imported);
+      if (imported->stream == nullptr) return view_of(*imported);
+      return export_tensor(copy, imported->head(), ArrayKind::numpy, true);
     } catch (const Exception& e) {
       throw nb::type_error(e.what());
     }
@@ -391,8 +409,8 @@ void bind_tensors(nb::module_& m) {
       },
       nb::arg("tensor"), "How moolink sees a tensor: its dtype, shape, strides (elements) ...");
   m.def("as_array", &as_array, nb::arg("tensor"),
-        "numpy's view of a tensor of any framework on the CPU; read-only where it must not be "
-        "written.");
+        "numpy's view of a tensor of any framework, or a copy of one on a CUDA device; read-only "
+        "where it must not be written.");
 }
 
 }  // namespace moolink::bind

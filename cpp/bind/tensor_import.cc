@@ -5,24 +5,16 @@
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
-#include <cstring>
 #include <unordered_map>
 #include <utility>
 
-#include "base/streaming_copy.h"
+#include "bind/tensor_kinds.h"
 
 namespace moolink::bind {
 namespace {
 
 using tensor::DType;
 using wire::Framework;
-
-// A module that is imported already; importing one here would surprise.
-nb::object loaded_module(const char* name) {
-  PyObject* modules = PyImport_GetModuleDict();  // borrowed
-  PyObject* module = PyDict_GetItemString(modules, name);
-  return module == nullptr ? nb::object() : nb::borrow(module);
-}
 
 [[noreturn]] void type_error(const std::string& message) { throw nb::type_error(message.c_str()); }
 
@@ -36,74 +28,20 @@ std::string type_text(nb::handle value) {
 
 [[noreturn]] void refuse_device(nb::handle value, const std::string& device) {
   type_error("a " + type_text(value) + " on " + device +
-             " cannot be read: only CPU tensors can; move it to the CPU first");
+             " cannot be read: only tensors of the CPU and of CUDA devices can; move it to the CPU "
+             "first");
 }
 
-// How objects of a type are imported; found once a type.
-enum class Importer { none, numpy, torch, jax, traced, dlpack, subclass };
-
-struct TypeKind {
-  Importer importer = Importer::none;
-  const DLPackExchangeAPI* api = nullptr;  // of frameworks that have it
-};
-
-const DLPackExchangeAPI* exchange_api(nb::handle type) {
-  const nb::object capsule = nb::getattr(type, "__dlpack_c_exchange_api__", nb::none());
-  if (!PyCapsule_CheckExact(capsule.ptr())) return nullptr;
-  const void* pointer = PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api");
-  if (pointer == nullptr) {
-    PyErr_Clear();
-    return nullptr;
+// Null: the memory is the host's.
+std::shared_ptr<device::Stream> stream_for(nb::handle value, const tensor::Device& device) {
+  if (device.is_cpu()) return nullptr;
+  if (!device::is_cuda(device)) refuse_device(value, device.name());
+  try {
+    return device::Devices::process().stream(device.index);
+  } catch (const Exception& e) {
+    throw Exception(e.error().code, "a " + type_text(value) + " on " + device.name() +
+                                        " cannot be read: " + e.error().message);
   }
-  const auto* api = static_cast<const DLPackExchangeAPI*>(pointer);
-  return api->header.version.major == DLPACK_MAJOR_VERSION ? api : nullptr;
-}
-
-bool is_subclass(nb::handle type, const char* module, const char* attribute) {
-  const nb::object owner = loaded_module(module);
-  if (!owner.is_valid()) return false;
-  const nb::object base = nb::getattr(owner, attribute, nb::none());
-  if (base.is_none()) return false;
-  const int result = PyObject_IsSubclass(type.ptr(), base.ptr());
-  if (result < 0) throw nb::python_error();
-  return result == 1;
-}
-
-bool is_type(nb::handle type, const char* module, const char* attribute) {
-  const nb::object owner = loaded_module(module);
-  return owner.is_valid() && nb::getattr(owner, attribute, nb::none()).is(type);
-}
-
-TypeKind classify(nb::handle type) {
-  if (is_subclass(type, "numpy", "ndarray")) {
-    const bool plain = is_type(type, "numpy", "ndarray") || is_type(type, "numpy", "memmap");
-    return {plain ? Importer::numpy : Importer::subclass, nullptr};
-  }
-  if (is_subclass(type, "torch", "Tensor")) {
-    const bool plain = is_type(type, "torch", "Tensor") ||
-                       is_type(type, "torch.nn.parameter", "Parameter") ||
-                       is_type(type, "torch.nn.parameter", "Buffer");
-    return {plain ? Importer::torch : Importer::subclass, exchange_api(type)};
-  }
-  if (is_subclass(type, "jax.core", "Tracer")) return {Importer::traced, nullptr};
-  if (is_subclass(type, "jax", "Array")) return {Importer::jax, nullptr};
-  const DLPackExchangeAPI* api = exchange_api(type);
-  const bool exports = api != nullptr || nb::hasattr(type, "__dlpack__");
-  return {exports ? Importer::dlpack : Importer::none, api};
-}
-
-// Types seen so far. Only types that import tensors are kept, with a reference each, so that the
-// table does not grow with every class of a program and an address never means another type.
-TypeKind kind_of(nb::handle value) {
-  static auto& kinds = *new std::unordered_map<PyObject*, TypeKind>();
-  PyObject* type = reinterpret_cast<PyObject*>(Py_TYPE(value.ptr()));
-  if (const auto known = kinds.find(type); known != kinds.end()) return known->second;
-  const TypeKind kind = classify(type);
-  if (kind.importer != Importer::none) {
-    Py_INCREF(type);
-    kinds.emplace(type, kind);
-  }
-  return kind;
 }
 
 // An element type as numpy has it: a DType, or a description for what only numpy has.
@@ -214,8 +152,10 @@ void take_layout(const DLTensor& from, ImportedTensor& imported) {
 
 // The importer of a capsule that is not renamed: its destructor frees the tensor when the last
 // reference goes, which is what holding it as the owner means.
-ImportedTensor import_capsule(nb::handle value, nb::object capsule) {
+ImportedTensor import_capsule(nb::handle value, nb::object capsule,
+                              std::shared_ptr<device::Stream> stream) {
   ImportedTensor imported;
+  imported.stream = std::move(stream);
   const DLTensor* tensor = nullptr;
   if (PyCapsule_IsValid(capsule.ptr(), "dltensor_versioned")) {
     const auto* managed = static_cast<const DLManagedTensorVersioned*>(
@@ -233,7 +173,9 @@ ImportedTensor import_capsule(nb::handle value, nb::object capsule) {
     type_error("__dlpack__ of a " + type_text(value) + " did not return a DLPack capsule");
   }
   take_layout(*tensor, imported);
-  if (!imported.tensor.device.is_cpu()) refuse_device(value, imported.tensor.device.name());
+  if (imported.tensor.device.is_cpu() != (imported.stream == nullptr)) {
+    refuse_device(value, imported.tensor.device.name());
+  }
   const auto dtype =
       tensor::from_dlpack({tensor->dtype.code, tensor->dtype.bits, tensor->dtype.lanes});
   if (!dtype) {
@@ -254,6 +196,19 @@ void destroy_managed(PyObject* capsule) {
   if (managed->deleter != nullptr) managed->deleter(managed);
 }
 
+// The stream for memory of a framework that queues work on a stream of its own; null: the host's.
+std::shared_ptr<device::Stream> stream_after(nb::handle value, const DLDevice& device,
+                                             const DLPackExchangeAPI* api) {
+  auto stream = stream_for(value, {device.device_type, device.device_id});
+  if (stream == nullptr) return nullptr;
+  void* producer = nullptr;
+  if (api->current_work_stream(device.device_type, device.device_id, &producer) != 0) {
+    throw nb::python_error();
+  }
+  stream->follow(producer);
+  return stream;
+}
+
 // Without a call of Python: through the functions that the framework's type names.
 ImportedTensor import_exchanged(nb::handle value, const DLPackExchangeAPI* api) {
   DLManagedTensorVersioned* managed = nullptr;
@@ -266,22 +221,28 @@ ImportedTensor import_exchanged(nb::handle value, const DLPackExchangeAPI* api) 
     if (managed->deleter != nullptr) managed->deleter(managed);
     throw nb::python_error();
   }
-  return import_capsule(value, nb::steal(capsule));
+  nb::object owner = nb::steal(capsule);
+  return import_capsule(value, std::move(owner),
+                        stream_after(value, managed->dl_tensor.device, api));
 }
 
 ImportedTensor import_dlpack(nb::handle value) {
   const auto [device_type, device_id] =
       nb::cast<std::pair<int, int>>(value.attr("__dlpack_device__")());
-  const tensor::Device device{device_type, device_id};
-  if (!device.is_cpu()) refuse_device(value, device.name());
-  nb::object exporter = value.attr("__dlpack__");
+  std::shared_ptr<device::Stream> stream = stream_for(value, {device_type, device_id});
+  const nb::object exporter = value.attr("__dlpack__");
+  nb::dict arguments;
+  // The producer lets this stream wait for what makes the tensor.
+  if (stream != nullptr) arguments["stream"] = stream->handle();
+  nb::object capsule;
   try {
-    return import_capsule(value, exporter(nb::arg("max_version") = nb::make_tuple(1, 3)));
+    capsule = exporter(nb::arg("max_version") = nb::make_tuple(1, 3), **arguments);
   } catch (nb::python_error& e) {
     // Exporters from before DLPack 1.0 do not know the argument.
     if (!e.matches(PyExc_TypeError)) throw;
+    capsule = exporter(**arguments);
   }
-  return import_capsule(value, exporter());
+  return import_capsule(value, std::move(capsule), std::move(stream));
 }
 
 DType torch_dtype(nb::handle dtype) {
@@ -326,13 +287,21 @@ bool resolve_views(nb::object& value, DType dtype) {
 ImportedTensor import_torch(nb::object value, const DLPackExchangeAPI* api) {
   const DType dtype = torch_dtype(value.attr("dtype"));
   // DLPack has no word for some of torch's devices (meta) and none for its layouts.
-  if (!nb::cast<bool>(value.attr("is_cpu"))) refuse_device(value, text_of(value.attr("device")));
+  const bool on_host = nb::cast<bool>(value.attr("is_cpu"));
+  if (!on_host && !nb::cast<bool>(value.attr("is_cuda"))) {
+    refuse_device(value, text_of(value.attr("device")));
+  }
   const nb::object layout = value.attr("layout");
   if (!layout.is(torch_strided())) {
     type_error("tensors of layout " + text_of(layout) +
                " cannot be read; call to_dense(), or send indices and values");
   }
-  const bool resolved = resolve_views(value, dtype);
+  CopyReason copied = resolve_views(value, dtype) ? CopyReason::lazy_view : CopyReason::none;
+  if (!on_host) {  // gaps are left out where the tensor lies
+    nb::object compact = value.attr("contiguous")();
+    if (copied == CopyReason::none && !compact.is(value)) copied = CopyReason::gaps;
+    value = std::move(compact);
+  }
   ImportedTensor imported;
   if (api != nullptr && api->dltensor_from_py_object_no_sync != nullptr) {
     DLTensor tensor;
@@ -343,68 +312,69 @@ ImportedTensor import_torch(nb::object value, const DLPackExchangeAPI* api) {
                  "): send it outside of torch.func transforms, nested tensors one by one");
     }
     take_layout(tensor, imported);
+    imported.stream = stream_after(value, tensor.device, api);
     imported.owner = std::move(value);
   } else {
     imported = import_dlpack(value.attr("detach")());
   }
   imported.tensor.dtype = dtype;
   imported.framework = Framework::torch;
-  if (resolved) {
-    imported.copied = CopyReason::lazy_view;
-    imported.tensor.read_only = true;
+  if (copied != CopyReason::none) {
+    imported.copied = copied;
+    imported.tensor.read_only = true;  // what is written there is not seen in the tensor
   }
   return imported;
 }
 
-ImportedTensor import_jax(nb::handle value) {
+struct JaxPlace {
   std::size_t devices = 0;
-  for (const nb::handle device : nb::iter(value.attr("devices")())) {
-    ++devices;
+  bool on_cuda = false;
+};
+
+JaxPlace place_of(nb::handle array) {
+  JaxPlace place;
+  for (const nb::handle device : nb::iter(array.attr("devices")())) {
+    ++place.devices;
     const auto platform = nb::cast<std::string>(device.attr("platform"));
-    if (platform != "cpu") {
+    if (platform == "gpu" || platform == "cuda") {
+      place.on_cuda = true;
+    } else if (platform != "cpu") {
       type_error("a jax.Array on " + platform +
-                 " cannot be read: only CPU arrays can; call jax.device_get first");
+                 " cannot be read: only arrays of CPUs and CUDA devices can; call jax.device_get "
+                 "first");
     }
   }
-  ImportedTensor imported = import_numpy(nb::module_::import_("numpy").attr("asarray")(value));
+  if (place.on_cuda && place.devices > 1) {
+    type_error("a jax.Array on " + std::to_string(place.devices) +
+               " devices cannot be read; call jax.device_get first");
+  }
+  return place;
+}
+
+ImportedTensor import_jax(nb::handle value) {
+  const JaxPlace place = place_of(value);
+  ImportedTensor imported =
+      place.on_cuda ? import_dlpack(value)
+                    : import_numpy(nb::module_::import_("numpy").attr("asarray")(value));
   imported.framework = Framework::jax;
   // Immutable by type; neither its capsules nor all versions of its views say so.
   imported.tensor.read_only = true;
-  if (devices > 1) imported.copied = CopyReason::several_parts;
+  if (place.devices > 1) imported.copied = CopyReason::several_parts;
+  return imported;
+}
+
+ImportedTensor import_cupy(nb::object value) {
+  const bool compact = nb::cast<bool>(value.attr("flags").attr("c_contiguous"));
+  if (!compact) {
+    value = nb::module_::import_("moolink.device_arrays").attr("cupy_contiguous")(value);
+  }
+  ImportedTensor imported = import_dlpack(value);
+  imported.framework = Framework::cupy;
+  if (!compact) imported.copied = CopyReason::gaps;
   return imported;
 }
 
 }  // namespace
-
-ArrayKind parse_array_kind(std::string_view text) {
-  if (text == "same") return ArrayKind::same;
-  if (text == "numpy") return ArrayKind::numpy;
-  if (text == "torch") return ArrayKind::torch;
-  if (text == "jax") return ArrayKind::jax;
-  const std::string message =
-      "arrays must be \"same\", \"numpy\", \"torch\" or \"jax\", not \"" + std::string(text) + "\"";
-  throw nb::value_error(message.c_str());
-}
-
-std::size_t ImportedTensor::item_size() const {
-  return numpy_type.empty() ? tensor::item_size(tensor.dtype)
-                            : wire::numpy_item_size(numpy_type).value_or(0);
-}
-
-std::size_t ImportedTensor::bytes() const {
-  const auto size = tensor::byte_size(item_size(), tensor.shape);
-  if (!size) type_error("a tensor of shape " + tensor::shape_text(tensor.shape) + " is too large");
-  return static_cast<std::size_t>(*size);
-}
-
-CopyReason ImportedTensor::copy_reason() const {
-  if (copied != CopyReason::none) return copied;
-  return tensor::is_contiguous(tensor.shape, tensor.strides) ? CopyReason::none : CopyReason::gaps;
-}
-
-wire::TensorHead ImportedTensor::head() const {
-  return {framework, tensor.dtype, numpy_type, tensor.shape};
-}
 
 std::optional<ImportedTensor> import_tensor(nb::handle value) {
   const TypeKind kind = kind_of(value);
@@ -417,6 +387,8 @@ std::optional<ImportedTensor> import_tensor(nb::handle value) {
       return import_torch(nb::borrow(value), kind.api);
     case Importer::jax:
       return import_jax(value);
+    case Importer::cupy:
+      return import_cupy(nb::borrow(value));
     case Importer::dlpack:
       return kind.api == nullptr ? import_dlpack(value) : import_exchanged(value, kind.api);
     case Importer::traced:
@@ -438,21 +410,15 @@ ImportedTensor import_numbers(nb::handle value) {
         nb::steal(PyMemoryView_FromObject(value.ptr()))));
   }
   if (!imported) type_error("expected a tensor or array, not a " + type_text(value));
+  if (imported->stream != nullptr) {
+    type_error("expected a tensor in host memory, not a " + type_text(value) + " of " +
+               std::string(tensor::dtype_name(imported->tensor.dtype)) + " on " +
+               imported->tensor.device.name() + ": move it to the CPU first");
+  }
   if (!imported->numpy_type.empty()) {
     type_error("expected a tensor of numbers, not of numpy's " + imported->numpy_type);
   }
   return std::move(*imported);
-}
-
-void copy_elements(const ImportedTensor& from, std::byte* to) {
-  const tensor::TensorRef& tensor = from.tensor;
-  tensor::gather(tensor.data, from.item_size(), tensor.shape, tensor.strides, to);
-}
-
-void copy_elements_past_cache(const ImportedTensor& from, const MutableBuffer& to) {
-  const tensor::TensorRef& tensor = from.tensor;
-  if (!tensor::is_contiguous(tensor.shape, tensor.strides)) return copy_elements(from, to.data());
-  streaming_copy(to.span(), {tensor.data, to.size()}, to.size());
 }
 
 std::optional<wire::TensorHead> import_scalar(nb::handle value, std::string& bytes) {

@@ -42,6 +42,8 @@ std::optional<std::vector<std::uintptr_t>> TensorLayouts::addresses(const nb::li
       }
       addresses.push_back(reinterpret_cast<std::uintptr_t>(tensor.data));
     }
+  } catch (Exception&) {  // CUDA's
+    return std::nullopt;
   } catch (nb::python_error&) {
     return std::nullopt;  // whoever asks finds out which, and why
   } catch (nb::builtin_exception&) {

@@ -9,6 +9,7 @@
 
 #include "base/buffer.h"
 #include "base/limits.h"
+#include "bind/device.h"
 #include "bind/lending.h"
 #include "bind/tensor.h"
 #include "wire/payload.h"
@@ -18,6 +19,7 @@ namespace moolink::bind {
 struct ValueOptions {
   bool allow_pickle = false;  // both sides must allow it
   ArrayKind arrays = ArrayKind::same;
+  DeviceChoice device;
   Limits limits;
   std::shared_ptr<CopyCounts> copies;  // may be null
 };

@@ -112,6 +112,7 @@ nb::object ValueDecoder::read() {
     case ValueTag::scalar:
       return export_scalar(token.bytes, reader_.tensor());
     case ValueTag::tensor:
+    case ValueTag::device_tensor:
       return read_tensor(token);
     case ValueTag::pickle:
       return read_pickle(token.text());
@@ -223,6 +224,10 @@ bool is_aligned(const std::byte* data) {
 nb::object ValueDecoder::read_tensor(const wire::ValueToken& token) {
   MutableBuffer memory;
   const std::size_t part = token.part;
+  if (const auto device = device_for(reader_.tensor(), options_.arrays, options_.device)) {
+    return export_to_device(part == wire::kNoPart ? token.bytes : payload_.parts[part].span(),
+                            reader_.tensor(), options_.arrays, *device);
+  }
   const wire::LentPart* lent = part == wire::kNoPart ? nullptr : payload_.find_lent(part);
   if (part != wire::kNoPart && may_be_used(payload_.parts[part], lent)) {
     const Buffer& bytes = payload_.parts[part];

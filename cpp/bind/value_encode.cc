@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "bind/device.h"
 #include "bind/gil.h"
 #include "bind/reference.h"
 #include "bind/registered_types.h"
@@ -84,7 +85,8 @@ class ValueEncoder {
     Buffer bytes;                                             // of one that is lent where it lies
     std::shared_ptr<wire::StandingGrant> standing = nullptr;  // that the bytes were captured into
   };
-  void capture(Part& part, Allocator& allocator);
+  void capture(Part& part, Allocator& allocator, DeviceCopies& copies);
+  void capture_parts(Allocator& allocator);
 
   const ValueOptions& options_;
   Lender* lender_;
@@ -95,6 +97,7 @@ class ValueEncoder {
   std::shared_ptr<const void> value_released_;    // ... in the Lent that is being written
   std::size_t tensor_bytes_ = 0;
   std::size_t copied_bytes_ = 0;
+  bool on_device_ = false;  // a part is
   std::size_t depth_ = 0;
 };
 
@@ -294,7 +297,12 @@ void ValueEncoder::write_tensor(ImportedTensor tensor) {
   if (options_.copies != nullptr) options_.copies->add(tensor.copy_reason(), size);
   if (size <= wire::kInlineTensorBytes) {
     std::byte elements[wire::kInlineTensorBytes];
-    copy_elements(tensor, elements);
+    if (tensor.stream != nullptr) {
+      const GilRelease released;
+      copy_elements(tensor, elements);
+    } else {
+      copy_elements(tensor, elements);
+    }
     return writer_.inline_tensor(tensor.head(), {elements, size});
   }
   const Limits& limits = options_.limits;
@@ -308,6 +316,7 @@ void ValueEncoder::write_tensor(ImportedTensor tensor) {
   writer_.part_tensor(tensor.head());
   Buffer lent = lending_ ? lend(tensor, size) : Buffer{};
   if (lent.empty()) copied_bytes_ += size;
+  if (tensor.stream != nullptr) on_device_ = true;
   parts_.push_back({std::move(tensor), lending_, std::move(lent)});
 }
 
@@ -331,8 +340,9 @@ void ValueEncoder::write_lent(const PyLent& lent) {
   value_released_ = outer_released;
 }
 
-// The memory itself; empty: it has gaps and must be copied.
+// The memory itself; empty: it has gaps, or is a device's, and must be copied.
 Buffer ValueEncoder::lend(const ImportedTensor& tensor, std::size_t size) {
+  if (tensor.stream != nullptr) return {};
   if (!tensor::is_contiguous(tensor.tensor.shape, tensor.tensor.strides)) return {};
   auto memory = std::make_shared<LentMemory>();
   memory->array = Reference(tensor.owner);
@@ -358,36 +368,47 @@ void ValueEncoder::refuse(PyObject* value) const {
 }
 
 // Straight into the receiver's memory if it has given some, which saves a copy.
-void ValueEncoder::capture(Part& part, Allocator& allocator) {
+void ValueEncoder::capture(Part& part, Allocator& allocator, DeviceCopies& copies) {
   const std::size_t size = part.tensor.bytes();
   const bool may_place = !part.lent && size >= kSmallestPlaced && lender_ != nullptr;
   if (may_place && lender_->place) {
     if (auto placed = lender_->place(size)) {
-      copy_elements_past_cache(part.tensor, placed->memory);
+      if (part.tensor.stream != nullptr) {
+        copies.add(part.tensor, placed->memory.data());
+      } else {
+        copy_elements_past_cache(part.tensor, placed->memory);
+      }
       part.standing = std::move(placed->standing);
       part.bytes = placed->memory;
       return;
     }
   }
   const MutableBuffer copy = allocator.allocate(size);
-  copy_elements(part.tensor, copy.data());
+  if (part.tensor.stream != nullptr) {
+    copies.add(part.tensor, copy.data());
+  } else {
+    copy_elements(part.tensor, copy.data());
+  }
   part.bytes = copy;
+}
+
+void ValueEncoder::capture_parts(Allocator& allocator) {
+  DeviceCopies copies;
+  for (Part& part : parts_) {
+    if (part.bytes.empty()) capture(part, allocator, copies);
+  }
+  copies.run();
 }
 
 wire::Payload ValueEncoder::finish(Allocator& allocator) {
   wire::Payload payload;
   payload.body = writer_.take();
   if (parts_.empty()) return payload;
-  const auto capture_all = [&] {
-    for (Part& part : parts_) {
-      if (part.bytes.empty()) capture(part, allocator);
-    }
-  };
-  if (copied_bytes_ >= kLargeCopy) {
+  if (copied_bytes_ >= kLargeCopy || on_device_) {
     const GilRelease released;
-    capture_all();
+    capture_parts(allocator);
   } else {
-    capture_all();
+    capture_parts(allocator);
   }
   payload.parts.reserve(parts_.size());
   for (Part& part : parts_) {

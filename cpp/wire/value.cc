@@ -112,8 +112,14 @@ void ValueWriter::scalar(const TensorHead& head, std::span<const std::byte> valu
   writer_.raw(value.data(), value.size());
 }
 
+void ValueWriter::tensor_tag(const TensorHead& head) {
+  if (!head.device) return tag(ValueTag::tensor);
+  tag(ValueTag::device_tensor);
+  writer_.varint(*head.device);
+}
+
 void ValueWriter::inline_tensor(const TensorHead& head, std::span<const std::byte> value) {
-  tag(ValueTag::tensor);
+  tensor_tag(head);
   writer_(head.framework, true);
   element_type(head);
   writer_(head.shape);
@@ -121,7 +127,7 @@ void ValueWriter::inline_tensor(const TensorHead& head, std::span<const std::byt
 }
 
 void ValueWriter::part_tensor(const TensorHead& head) {
-  tag(ValueTag::tensor);
+  tensor_tag(head);
   writer_(head.framework, false);
   element_type(head);
   writer_(head.shape);
@@ -184,6 +190,15 @@ const ValueToken& ValueReader::next() {
     case ValueTag::tensor:
       read_tensor();
       break;
+    case ValueTag::device_tensor: {
+      const std::uint64_t device = reader_.varint();
+      if (device >= kMaxDevices)
+        fail("a tensor on the impossible device " + std::to_string(device));
+      read_tensor();
+      tensor_.device = static_cast<std::uint32_t>(device);
+      token_.tag = ValueTag::tensor;
+      break;
+    }
   }
   close_full();
   return token_;

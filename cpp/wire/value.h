@@ -50,12 +50,15 @@ enum class ValueTag : std::uint8_t {
   scalar,   // numpy's
   tensor,
   pickle,
+  device_tensor,  // a tensor that lay on a CUDA device, after the device's number
 };
-constexpr ValueTag enum_max(ValueTag) { return ValueTag::pickle; }
+constexpr ValueTag enum_max(ValueTag) { return ValueTag::device_tensor; }
 
 // Which framework's object a tensor was.
-enum class Framework : std::uint8_t { numpy, torch, jax, other };
-constexpr Framework enum_max(Framework) { return Framework::other; }
+enum class Framework : std::uint8_t { numpy, torch, jax, other, cupy };
+constexpr Framework enum_max(Framework) { return Framework::cupy; }
+
+inline constexpr std::uint32_t kMaxDevices = 1024;  // of a host, by their numbers
 
 // A registered type as both sides know it. Fields are compared on receipt: two versions of a
 // dataclass do not quietly mix.
@@ -72,6 +75,8 @@ struct TensorHead {
   // "<M8[ns]", "<m8[25us]", "<U12", "|S3" (see numpy_item_size).
   std::string numpy_type;
   tensor::Shape shape;
+  // The CUDA device that the tensor lay on at its sender; its bytes travel as any tensor's.
+  std::optional<std::uint32_t> device = std::nullopt;
 
   std::size_t item_size() const;
 };
@@ -143,6 +148,7 @@ class ValueWriter {
   }
   void typed(ValueTag kind, const TypeHead& type);
   void element_type(const TensorHead& head);
+  void tensor_tag(const TensorHead& head);
   [[noreturn]] void too_large(std::size_t size) const;  // throws ErrorCode::invalid_argument
 
   std::size_t max_body_;
@@ -161,6 +167,7 @@ struct ValueToken {
   std::size_t size = 0;              // of a container; of a record its fields
   std::size_t type = 0;              // record, member, flags, convert: index into types()
   std::size_t part = kNoPart;        // tensor: its part, or none: the elements are in bytes
+  // Never device_tensor: that one is a tensor whose head has a device.
 
   std::string_view text() const {
     return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};

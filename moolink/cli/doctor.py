@@ -191,7 +191,19 @@ def _cuda() -> Finding:
     driver.cuDriverGetVersion(ctypes.byref(version))
     driver.cuDeviceGetCount(ctypes.byref(count))
     major, minor = version.value // 1000, version.value % 1000 // 10
-    return Finding("CUDA", "ok", f"{count.value} devices, driver for CUDA {major}.{minor}")
+    names = ", ".join(_cuda_name(driver, index) for index in range(count.value))
+    text = f"{count.value} devices ({names}), driver for CUDA {major}.{minor}"
+    if not count.value:
+        return Finding("CUDA", "absent", f"{text}: no device is visible")
+    return Finding("CUDA", "ok", f"{text}; tensors there travel through pinned host memory")
+
+
+def _cuda_name(driver: ctypes.CDLL, index: int) -> str:
+    device, name = ctypes.c_int(), ctypes.create_string_buffer(256)
+    if driver.cuDeviceGet(ctypes.byref(device), index):
+        return "?"
+    driver.cuDeviceGetName(name, len(name), device)
+    return name.value.decode(errors="replace")
 
 
 def _verbs() -> Finding:

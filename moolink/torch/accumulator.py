@@ -16,6 +16,7 @@ from torch._utils import _unflatten_dense_tensors
 from moolink._core import TensorLayouts
 from moolink.accumulator import AccumulatorBase
 from moolink.buckets import Description, Section, layout, sections
+from moolink.device_arrays import torch_on_device
 from moolink.group import Group
 from moolink.training_steps import TrainingStep
 
@@ -179,31 +180,51 @@ class Accumulator(AccumulatorBase):
 
     def _gather(self, batch_size: int, clear: bool) -> bool:
         usual = self._gradient_addresses()
-        copies: list[torch.Tensor] = []  # alive until they are gathered
-        elsewhere: list[torch.Tensor] = []  # what they are copies of
-        addresses = iter(self._addresses_of_copies(copies, elsewhere) if usual is None else usual)
+        if usual is None:
+            return self._gather_copies(batch_size, clear)
+        addresses = iter(usual)
         finite = True
         for section in self._sections:
             pieces = [(next(addresses), count, offset) for _, count, offset in section.places]
             finite &= self._core.gather(section.dtype, pieces, float(batch_size), clear)
-        if clear and elsewhere:
-            _zero(elsewhere)
         return finite
 
-    def _addresses_of_copies(
-        self, copies: list[torch.Tensor], elsewhere: list[torch.Tensor]
-    ) -> list[int]:
-        addresses = []
+    def _gather_copies(self, batch_size: int, clear: bool) -> bool:
+        """The same of gradients that need not lie in host memory as they do in the bucket."""
+        elsewhere: list[torch.Tensor] = []  # what copies are gathered of
+        finite = True
         for section in self._sections:
             dtype = _dtype(section)
-            for index in section.indices:
+            copies: list[torch.Tensor] = []  # alive until they are gathered
+            pieces: list[tuple[int, int, int]] = []
+            on_devices: list[tuple[torch.Tensor, int, int]] = []
+            for index, count, offset in section.places:
                 gradient = self._parameters[index].grad
+                if gradient is not None and gradient.is_cuda:
+                    elsewhere.append(gradient)
+                    on_devices.append((gradient.detach().to(dtype), count, offset))
+                    continue
                 if gradient is not None and not _is_plain(gradient, dtype):
                     elsewhere.append(gradient)
                     copies.append(_plain_copy(gradient, dtype))
                     gradient = copies[-1]
-                addresses.append(0 if gradient is None else gradient.data_ptr())
-        return addresses
+                pieces.append((0 if gradient is None else gradient.data_ptr(), count, offset))
+            if on_devices:
+                finite &= self._gather_staged(section.dtype, on_devices, batch_size)
+            finite &= self._core.gather(section.dtype, pieces, float(batch_size), clear)
+        if clear:
+            _zero(elsewhere)
+        return finite
+
+    def _gather_staged(
+        self, dtype: str, gradients: list[tuple[torch.Tensor, int, int]], batch_size: int
+    ) -> bool:
+        """Copies (gradient, elements, offset) to the bucket, waits once, and scales them there."""
+        tensors, counts, offsets = zip(*gradients, strict=True)
+        addresses = self._core.stage(list(tensors), list(offsets))
+        staged = list(zip(addresses, counts, offsets, strict=True))
+        # Not to be cleared: they lie where they are gathered.
+        return self._core.gather(dtype, staged, float(batch_size), False)
 
     def _show(self, result: npt.NDArray[np.uint8]) -> None:
         memory = torch.from_numpy(result)
@@ -212,13 +233,13 @@ class Accumulator(AccumulatorBase):
         for section in self._sections:
             values = memory[section.begin : section.end].view(_dtype(section))
             parameters = [self._parameters[i] for i in section.indices]
-            means = _unflatten_dense_tensors(values, parameters)  # type: ignore[no-untyped-call]
+            means = _unflatten(values, parameters) if usual else _means(values, parameters)
             for parameter, mean in zip(parameters, means, strict=True):
                 gradient = parameter.grad
                 if gradient is None:
                     gradient = torch.zeros_like(parameter)
                 self._set_aside.append(gradient)
-                if usual or _is_plain(parameter, values.dtype):
+                if usual or _is_plain(parameter, values.dtype, mean.device):
                     parameter.grad = mean
                 else:
                     parameter.grad = gradient.copy_(mean)
@@ -255,10 +276,31 @@ class Accumulator(AccumulatorBase):
         return int.from_bytes(digest.digest(), "little")
 
 
-def _is_plain(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Whether its elements lie one after another in host memory, as in the bucket."""
+def _unflatten(values: torch.Tensor, parameters: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """A section's parts that belong to its parameters, as views."""
+    parts: Sequence[torch.Tensor] = _unflatten_dense_tensors(values, parameters)  # type: ignore[no-untyped-call]
+    return parts
+
+
+def _means(values: torch.Tensor, parameters: list[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """The same, each on its parameter's device if that is CUDA's, to which the section is copied as
+    a whole."""
+    by_device: dict[torch.device | None, Sequence[torch.Tensor]] = {}
+    for index, parameter in enumerate(parameters):
+        device = parameter.device if parameter.is_cuda else None
+        if device not in by_device:
+            there = values if device is None else torch_on_device(values, device)
+            by_device[device] = _unflatten(there, parameters)
+        yield by_device[device][index]
+
+
+_HOST = torch.device("cpu")
+
+
+def _is_plain(tensor: torch.Tensor, dtype: torch.dtype, device: torch.device = _HOST) -> bool:
+    """Whether its elements lie one after another on the device, as in the bucket."""
     return (
-        tensor.is_cpu
+        tensor.device == device
         and tensor.dtype is dtype
         and tensor.layout is torch.strided
         and tensor.is_contiguous()

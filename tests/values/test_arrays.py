@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from moolink import _core
-from moolink.errors import WireError
+from moolink.errors import Error, WireError
 
 NUMBERS = ["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"]
 ONLY_NUMPY = ["M8[ns]", "M8[D]", "m8[25us]", "M8", "U3", "S5"]
@@ -193,10 +193,15 @@ def test_anything_with_dlpack_arrives_as_numpy(versioned: bool) -> None:
 
 def test_exporters_on_other_devices_are_refused_by_name() -> None:
     class Elsewhere(Exporter):
-        def __dlpack_device__(self) -> tuple[int, int]:
-            return (2, 1)
+        device = (10, 1)
 
-    with pytest.raises(TypeError, match="cuda:1"):
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return self.device
+
+    with pytest.raises(TypeError, match="rocm:1"):
+        _core.encode(Elsewhere(np.zeros(3), True))
+    Elsewhere.device = (2, 99)
+    with pytest.raises(Error, match="Elsewhere on cuda:99"):
         _core.encode(Elsewhere(np.zeros(3), True))
 
 

@@ -24,7 +24,7 @@ inline Buffer zeros(std::size_t size) {
 // One value with a token of every kind; types must outlive the call.
 inline Payload write_everything(const TypeHead& record, const TypeHead& colour) {
   ValueWriter writer{Limits{}};
-  writer.begin_list(20);
+  writer.begin_list(21);
   writer.none();
   writer.boolean(true);
   writer.boolean(false);
@@ -54,6 +54,7 @@ inline Payload write_everything(const TypeHead& record, const TypeHead& colour) 
   writer.integer(3);
   writer.scalar({Framework::numpy, tensor::DType::float32, "", {}}, bytes_of("abcd"));
   writer.inline_tensor({Framework::torch, tensor::DType::int16, "", {2, 2}}, bytes_of("abcdefgh"));
+  writer.inline_tensor({Framework::cupy, tensor::DType::int8, "", {3}, 2}, bytes_of("xyz"));
   writer.begin_convert(record);
   writer.part_tensor({Framework::numpy, tensor::DType::uint8, "<U3", {5}});
   writer.pickle(bytes_of("pickle"));

@@ -25,7 +25,7 @@ TEST("value: every kind of token comes back in order") {
     CHECK(token.tag == tag);
     return token;
   };
-  CHECK_EQ(expect(ValueTag::list).size, 20U);
+  CHECK_EQ(expect(ValueTag::list).size, 21U);
   expect(ValueTag::none);
   expect(ValueTag::true_);
   expect(ValueTag::false_);
@@ -62,9 +62,14 @@ TEST("value: every kind of token comes back in order") {
   CHECK_EQ(expect(ValueTag::tensor).text(), "abcdefgh");
   CHECK(reader.tensor().framework == wire::Framework::torch);
   CHECK(reader.tensor().shape == (tensor::Shape{2, 2}));
+  CHECK(!reader.tensor().device);
+  CHECK_EQ(expect(ValueTag::tensor).text(), "xyz");
+  CHECK(reader.tensor().framework == wire::Framework::cupy);
+  CHECK(reader.tensor().device == 2U);
   expect(ValueTag::convert);
   CHECK_EQ(expect(ValueTag::tensor).part, 0U);
   CHECK_EQ(reader.tensor().numpy_type, "<U3");
+  CHECK(!reader.tensor().device);
   CHECK_EQ(expect(ValueTag::pickle).text(), "pickle");
   CHECK(reader.done());
   CHECK_THROWS(reader.next(), ErrorCode::wire);

@@ -1,0 +1,222 @@
+#include "bind/device.h"
+
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "base/error.h"
+#include "bind/gil.h"
+
+namespace moolink::bind {
+namespace {
+
+constexpr std::size_t kAlignment = 64;
+// A tensor whose elements are spread wider is not copied with its gaps.
+constexpr std::size_t kWidestSpan = 16;  // times its elements
+constexpr std::size_t kSmallSpan = std::size_t{1} << 20;
+
+// The memory between a tensor's first and last byte.
+struct Span {
+  std::ptrdiff_t begin = 0;  // from its first element
+  std::size_t bytes = 0;
+};
+
+Span span_of(const ImportedTensor& tensor) {
+  const auto item = static_cast<std::ptrdiff_t>(tensor.item_size());
+  std::ptrdiff_t begin = 0;
+  std::ptrdiff_t end = item;
+  for (std::size_t i = 0; i < tensor.tensor.shape.size(); ++i) {
+    if (tensor.tensor.shape[i] == 0) return {};
+    const std::ptrdiff_t reach = (tensor.tensor.shape[i] - 1) * tensor.tensor.strides[i] * item;
+    (reach < 0 ? begin : end) += reach;
+  }
+  return {begin, static_cast<std::size_t>(end - begin)};
+}
+
+nb::object device_arrays() { return nb::module_::import_("moolink.device_arrays"); }
+
+bool is_imported(const char* name) {
+  return PyDict_GetItemString(PyImport_GetModuleDict(), name) != nullptr;
+}
+
+bool becomes_cupy(const wire::TensorHead& head, ArrayKind arrays) {
+  return head.framework == wire::Framework::cupy && arrays == ArrayKind::same &&
+         is_imported("cupy");
+}
+
+// How many devices this process can use; none without a driver.
+std::uint32_t usable_devices() {
+  try {
+    return static_cast<std::uint32_t>(device::Devices::process().count());
+  } catch (const Exception&) {
+    return 0;
+  }
+}
+
+// An aligned host array, for JAX, which copies from there itself.
+nb::object put_by_jax(std::span<const std::byte> elements, wire::TensorHead head,
+                      std::uint32_t device) {
+  const MutableBuffer memory = HeapAllocator().allocate(elements.size());
+  if (!elements.empty()) {
+    const GilRelease released;
+    std::memcpy(memory.data(), elements.data(), elements.size());
+  }
+  return device_arrays().attr("put_by_jax")(export_tensor(memory, head, ArrayKind::numpy), device);
+}
+
+}  // namespace
+
+DeviceChoice parse_device(std::string_view text) {
+  if (text == "cpu") return {};
+  if (text == "same") return {.same = true, .device = {}};
+  constexpr std::string_view kPrefix = "cuda:";
+  std::uint32_t number = 0;
+  bool known = text == "cuda";
+  if (text.starts_with(kPrefix)) {
+    const char* end = text.data() + text.size();
+    const auto [rest, error] = std::from_chars(text.data() + kPrefix.size(), end, number);
+    known = error == std::errc() && rest == end && number < wire::kMaxDevices;
+  }
+  if (known) {
+    device::load_driver();  // to be told early; it is not initialised, which would forbid to fork
+    return {.same = false, .device = number};
+  }
+  const std::string message =
+      "device must be \"cpu\", \"same\" or \"cuda:N\", not \"" + std::string(text) + "\"";
+  throw nb::value_error(message.c_str());
+}
+
+void DeviceCopies::add(const ImportedTensor& from, std::byte* to) {
+  const auto found = std::find_if(streams_.begin(), streams_.end(), [&](const OfStream& known) {
+    return known.stream == from.stream.get();
+  });
+  OfStream& group = found == streams_.end()
+                        ? streams_.emplace_back(from.stream.get(), std::vector<device::Transfer>())
+                        : *found;
+  const tensor::TensorRef& tensor = from.tensor;
+  if (tensor::is_contiguous(tensor.shape, tensor.strides)) {
+    group.transfers.push_back({tensor.data, to, from.bytes()});
+    return;
+  }
+  const Span span = span_of(from);
+  if (span.bytes > std::max(kSmallSpan, kWidestSpan * from.bytes())) {
+    throw Exception(ErrorCode::invalid_argument,
+                    "a tensor of shape " + tensor::shape_text(tensor.shape) + " on " +
+                        tensor.device.name() + " has gaps that are too wide; make it contiguous");
+  }
+  auto memory = std::make_unique<std::byte[]>(span.bytes);
+  group.transfers.push_back({tensor.data + span.begin, memory.get(), span.bytes});
+  gatherings_.push_back({&from, std::move(memory), -span.begin, to});
+}
+
+void DeviceCopies::run() {
+  for (const OfStream& group : streams_) group.stream->copy_to_host(group.transfers);
+  for (const Gathering& one : gatherings_) {
+    const tensor::TensorRef& tensor = one.tensor->tensor;
+    tensor::gather(one.memory.get() + one.first, one.tensor->item_size(), tensor.shape,
+                   tensor.strides, one.to);
+  }
+}
+
+std::optional<std::uint32_t> device_for(const wire::TensorHead& head, ArrayKind arrays,
+                                        const DeviceChoice& choice) {
+  if (!choice.device && !(choice.same && head.device)) return std::nullopt;
+  if (array_kind(head, arrays) == ArrayKind::numpy && !becomes_cupy(head, arrays)) {
+    return std::nullopt;
+  }
+  if (choice.device) return choice.device;
+  return *head.device < usable_devices() ? head.device : std::nullopt;
+}
+
+nb::object export_to_device(std::span<const std::byte> elements, const wire::TensorHead& head,
+                            ArrayKind arrays, std::uint32_t device) {
+  const ArrayKind kind = array_kind(head, arrays);
+  if (kind == ArrayKind::jax) return put_by_jax(elements, head, device);
+  const std::string dtype(tensor::dtype_name(head.dtype));
+  const nb::tuple shape(nb::cast(head.shape));
+  // The array, where its elements are, and the stream whose work may still use that memory.
+  const nb::object made = device_arrays().attr(
+      kind == ArrayKind::torch ? "empty_of_torch" : "empty_of_cupy")(shape, dtype, device);
+  const auto place = nb::cast<std::uintptr_t>(made[1]);
+  const nb::object after = made[2];
+  if (!elements.empty()) {
+    const auto stream = device::Devices::process().stream(static_cast<int>(device));
+    if (!after.is_none()) {
+      stream->follow(reinterpret_cast<void*>(nb::cast<std::uintptr_t>(after)));
+    }
+    const device::Transfer transfer{elements.data(), reinterpret_cast<std::byte*>(place),
+                                    elements.size()};
+    const GilRelease released;
+    stream->copy_to_device({&transfer, 1});
+  }
+  return made[0];
+}
+
+namespace {
+
+// A host array's memory, to be read or written.
+std::span<std::byte> memory_of(nb::handle array, bool to_write) {
+  const ImportedTensor imported = import_numbers(array);
+  const tensor::TensorRef& tensor = imported.tensor;
+  if (!tensor::is_contiguous(tensor.shape, tensor.strides) || (to_write && tensor.read_only)) {
+    throw nb::value_error("an array has gaps, or cannot be written");
+  }
+  return {tensor.data, imported.bytes()};
+}
+
+void copy_to_host(const nb::list& tensors, const nb::list& arrays) {
+  std::vector<ImportedTensor> imported;
+  imported.reserve(nb::len(tensors));  // the copies refer to them
+  DeviceCopies copies;
+  for (std::size_t i = 0; i < nb::len(tensors); ++i) {
+    auto tensor = import_tensor(tensors[i]);
+    const std::span<std::byte> place = memory_of(arrays[i], true);
+    if (!tensor || tensor->stream == nullptr || tensor->bytes() != place.size()) {
+      throw nb::value_error("a tensor is on no device, or of another size than its array");
+    }
+    copies.add(imported.emplace_back(std::move(*tensor)), place.data());
+  }
+  const GilRelease released;
+  copies.run();
+}
+
+void copy_to_device(nb::handle array, std::uintptr_t address, std::uint32_t device) {
+  const std::span<const std::byte> elements = memory_of(array, false);
+  const auto stream = device::Devices::process().stream(static_cast<int>(device));
+  const device::Transfer transfer{elements.data(), reinterpret_cast<std::byte*>(address),
+                                  elements.size()};
+  const GilRelease released;
+  stream->copy_to_device({&transfer, 1});
+}
+
+}  // namespace
+
+nb::dict cuda_info() {
+  const device::Devices* devices = device::Devices::process_if_used();
+  const device::Counters counters = devices == nullptr ? device::Counters{} : devices->counters();
+  nb::dict info;
+  info["used"] = devices != nullptr;
+  info["bytes_to_host"] = counters.bytes_to_host;
+  info["bytes_to_device"] = counters.bytes_to_device;
+  info["copies_to_host"] = counters.copies_to_host;
+  info["copies_to_device"] = counters.copies_to_device;
+  info["pinned_bytes"] = counters.pinned_bytes;
+  return info;
+}
+
+void bind_device(nb::module_& m) {
+  m.def("copy_to_host", &copy_to_host, nb::arg("tensors"), nb::arg("arrays"),
+        "Copies tensors on devices into host arrays of their sizes, in row-major order.");
+  m.def("copy_to_device", &copy_to_device, nb::arg("array"), nb::arg("address"), nb::arg("device"),
+        "Copies a host array into memory of a device that no queued work uses.");
+  m.def("cuda_info", &cuda_info,
+        "What this process has copied from and to CUDA devices, as moolink._core.CudaInfo.");
+}
+
+}  // namespace moolink::bind

@@ -1,0 +1,77 @@
+#include "bind/tensor_kinds.h"
+
+#include <unordered_map>
+
+namespace moolink::bind {
+
+nb::object loaded_module(const char* name) {
+  PyObject* modules = PyImport_GetModuleDict();  // borrowed
+  PyObject* module = PyDict_GetItemString(modules, name);
+  return module == nullptr ? nb::object() : nb::borrow(module);
+}
+
+namespace {
+
+const DLPackExchangeAPI* exchange_api(nb::handle type) {
+  const nb::object capsule = nb::getattr(type, "__dlpack_c_exchange_api__", nb::none());
+  if (!PyCapsule_CheckExact(capsule.ptr())) return nullptr;
+  const void* pointer = PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api");
+  if (pointer == nullptr) {
+    PyErr_Clear();
+    return nullptr;
+  }
+  const auto* api = static_cast<const DLPackExchangeAPI*>(pointer);
+  return api->header.version.major == DLPACK_MAJOR_VERSION ? api : nullptr;
+}
+
+bool is_subclass(nb::handle type, const char* module, const char* attribute) {
+  const nb::object owner = loaded_module(module);
+  if (!owner.is_valid()) return false;
+  const nb::object base = nb::getattr(owner, attribute, nb::none());
+  if (base.is_none()) return false;
+  const int result = PyObject_IsSubclass(type.ptr(), base.ptr());
+  if (result < 0) throw nb::python_error();
+  return result == 1;
+}
+
+bool is_type(nb::handle type, const char* module, const char* attribute) {
+  const nb::object owner = loaded_module(module);
+  return owner.is_valid() && nb::getattr(owner, attribute, nb::none()).is(type);
+}
+
+TypeKind classify(nb::handle type) {
+  if (is_subclass(type, "numpy", "ndarray")) {
+    const bool plain = is_type(type, "numpy", "ndarray") || is_type(type, "numpy", "memmap");
+    return {plain ? Importer::numpy : Importer::subclass, nullptr};
+  }
+  if (is_subclass(type, "torch", "Tensor")) {
+    const bool plain = is_type(type, "torch", "Tensor") ||
+                       is_type(type, "torch.nn.parameter", "Parameter") ||
+                       is_type(type, "torch.nn.parameter", "Buffer");
+    return {plain ? Importer::torch : Importer::subclass, exchange_api(type)};
+  }
+  if (is_subclass(type, "jax.core", "Tracer")) return {Importer::traced, nullptr};
+  if (is_subclass(type, "jax", "Array")) return {Importer::jax, nullptr};
+  if (is_subclass(type, "cupy", "ndarray")) return {Importer::cupy, nullptr};
+  const DLPackExchangeAPI* api = exchange_api(type);
+  const bool exports = api != nullptr || nb::hasattr(type, "__dlpack__");
+  return {exports ? Importer::dlpack : Importer::none, api};
+}
+
+}  // namespace
+
+// Types seen so far. Only types that import tensors are kept, with a reference each, so that the
+// table does not grow with every class of a program and an address never means another type.
+TypeKind kind_of(nb::handle value) {
+  static auto& kinds = *new std::unordered_map<PyObject*, TypeKind>();
+  PyObject* type = reinterpret_cast<PyObject*>(Py_TYPE(value.ptr()));
+  if (const auto known = kinds.find(type); known != kinds.end()) return known->second;
+  const TypeKind kind = classify(type);
+  if (kind.importer != Importer::none) {
+    Py_INCREF(type);
+    kinds.emplace(type, kind);
+  }
+  return kind;
+}
+
+}  // namespace moolink::bind

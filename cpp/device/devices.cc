@@ -1,0 +1,386 @@
+#include "device/devices.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstring>
+#include <deque>
+#include <utility>
+
+#include "base/error.h"
+#include "base/streaming_copy.h"
+#include "base/time.h"
+
+namespace moolink::device {
+namespace {
+
+constexpr std::int32_t kCuda = 2;
+constexpr std::int32_t kCudaHost = 3;
+constexpr std::int32_t kCudaManaged = 13;
+
+constexpr std::size_t kAlignment = 64;
+constexpr std::size_t kSmallestChunk = std::size_t{256} << 10;
+constexpr std::size_t kChunks = 4;    // of a transfer that is as large as that
+constexpr std::size_t kInFlight = 4;  // slots that one copy uses at most
+// Who waits for a device asks it for that long before it sleeps.
+constexpr auto kSpin = std::chrono::microseconds(100);
+
+Address address(const std::byte* memory) { return reinterpret_cast<std::uintptr_t>(memory); }
+
+std::string device_text(int device) { return "cuda:" + std::to_string(device); }
+
+}  // namespace
+
+bool is_cuda(const tensor::Device& device) {
+  return device.type == kCuda || device.type == kCudaHost || device.type == kCudaManaged;
+}
+
+class Devices::Current {
+ public:
+  Current(Devices& devices, int device) : devices_(devices) {
+    devices.check(devices.driver_.context_push(devices.context(device)), device,
+                  "making its context current");
+  }
+  ~Current() {
+    ContextHandle popped = nullptr;
+    devices_.driver_.context_pop(&popped);
+  }
+  Current(const Current&) = delete;
+  Current& operator=(const Current&) = delete;
+
+ private:
+  Devices& devices_;
+};
+
+// One of the device's events, with its context current.
+class Devices::Event {
+ public:
+  Event(Devices& devices, int device) : devices_(devices), device_(device) {
+    {
+      const std::lock_guard lock(devices.mutex_);
+      auto& idle = devices.devices_[static_cast<std::size_t>(device)].idle_events;
+      if (!idle.empty()) {
+        handle_ = idle.back();
+        idle.pop_back();
+        return;
+      }
+    }
+    devices.check(devices.driver_.event_create(&handle_, kEventDisableTiming | kEventBlockingSync),
+                  device, "making an event");
+  }
+  ~Event() {
+    const std::lock_guard lock(devices_.mutex_);
+    devices_.devices_[static_cast<std::size_t>(device_)].idle_events.push_back(handle_);
+  }
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+
+  EventHandle handle() const { return handle_; }
+  void record(StreamHandle stream) {
+    devices_.check(devices_.driver_.event_record(handle_, stream), device_, "recording an event");
+  }
+  void wait() {
+    const Time spin_until = std::chrono::steady_clock::now() + kSpin;
+    do {
+      const Status status = devices_.driver_.event_query(handle_);
+      if (status == kSuccess) return;
+      if (status != kNotReady) devices_.check(status, device_, "the work queued there");
+    } while (std::chrono::steady_clock::now() < spin_until);
+    devices_.check(devices_.driver_.event_synchronize(handle_), device_, "the work queued there");
+  }
+
+ private:
+  Devices& devices_;
+  const int device_;
+  EventHandle handle_ = nullptr;
+};
+
+// Transfers of one direction, in chunks through pinned slots: while the device copies one chunk,
+// the processor copies another. Small transfers share a chunk.
+class Devices::Pipeline {
+ public:
+  enum class Direction { to_host, to_device };
+
+  Pipeline(Devices& devices, int device, StreamHandle stream, Direction direction)
+      : devices_(devices), device_(device), stream_(stream), direction_(direction) {}
+  Pipeline(const Pipeline&) = delete;
+  Pipeline& operator=(const Pipeline&) = delete;
+  ~Pipeline() {
+    if (!chunks_.empty()) {
+      // An error: the device may still be at work on the slots.
+      devices_.driver_.stream_synchronize(stream_);
+    }
+    for (Chunk& chunk : chunks_) devices_.staging_.give_back(chunk.slot);
+  }
+
+  void run(std::span<const Transfer> transfers, std::size_t total) {
+    total_ = total;
+    chunk_bytes_ = std::clamp((total / kChunks + kAlignment - 1) / kAlignment * kAlignment,
+                              std::min(kSmallestChunk, devices_.staging_.slot_bytes()),
+                              devices_.staging_.slot_bytes());
+    for (const Transfer& transfer : transfers) {
+      for (std::size_t done = 0; done < transfer.bytes;) {
+        if (open_ == nullptr && !open()) return copy_directly(transfers);
+        const std::size_t bytes = std::min(transfer.bytes - done, chunk_bytes_ - open_->used);
+        put({transfer.from + done, transfer.to + done, bytes});
+        done += bytes;
+        if (open_->used >= chunk_bytes_) submit();
+      }
+    }
+    if (open_ != nullptr) submit();
+    while (!chunks_.empty()) devices_.staging_.give_back(retire());
+  }
+
+ private:
+  struct Chunk {
+    Chunk(Devices& devices, int device, std::byte* memory) : slot(memory), event(devices, device) {}
+    std::byte* slot;
+    Event event;
+    std::size_t used = 0;
+    std::vector<Transfer> leaving;  // to be copied out of the slot once the device has written it
+  };
+
+  // False: there is no pinned memory.
+  bool open() {
+    std::byte* slot = nullptr;
+    if (chunks_.empty()) {
+      slot = devices_.staging_.take();
+      if (slot == nullptr) return false;
+    } else if (chunks_.size() < kInFlight) {
+      slot = devices_.staging_.try_take();
+    }
+    if (slot == nullptr) slot = retire();
+    try {
+      chunks_.emplace_back(devices_, device_, slot);
+    } catch (...) {
+      devices_.staging_.give_back(slot);
+      throw;
+    }
+    open_ = &chunks_.back();
+    return true;
+  }
+
+  void put(const Transfer& piece) {
+    std::byte* place = open_->slot + open_->used;
+    if (direction_ == Direction::to_host) {
+      enqueue(place, piece.from, piece.bytes);
+      open_->leaving.push_back({place, piece.to, piece.bytes});
+    } else {
+      std::memcpy(place, piece.from, piece.bytes);
+      enqueue(piece.to, place, piece.bytes);
+    }
+    open_->used += (piece.bytes + kAlignment - 1) / kAlignment * kAlignment;
+  }
+
+  void enqueue(std::byte* to, const std::byte* from, std::size_t bytes) {
+    const char* what =
+        direction_ == Direction::to_host ? "copying to the host" : "copying to the device";
+    devices_.check(devices_.driver_.copy(address(to), address(from), bytes, stream_), device_,
+                   what);
+  }
+
+  void submit() {
+    open_->event.record(stream_);
+    open_ = nullptr;
+  }
+
+  // Ends the oldest chunk; returns its slot.
+  std::byte* retire() {
+    Chunk& oldest = chunks_.front();
+    oldest.event.wait();
+    for (const Transfer& piece : oldest.leaving) {
+      streaming_copy({piece.to, piece.bytes}, {piece.from, piece.bytes}, total_);
+    }
+    std::byte* slot = oldest.slot;
+    chunks_.pop_front();
+    return slot;
+  }
+
+  // Through the driver's own buffers.
+  void copy_directly(std::span<const Transfer> transfers) {
+    for (const Transfer& transfer : transfers) {
+      if (transfer.bytes != 0) enqueue(transfer.to, transfer.from, transfer.bytes);
+    }
+    devices_.check(devices_.driver_.stream_synchronize(stream_), device_, "the work queued there");
+  }
+
+  Devices& devices_;
+  const int device_;
+  const StreamHandle stream_;
+  const Direction direction_;
+  std::size_t total_ = 0;
+  std::size_t chunk_bytes_ = 0;
+  std::deque<Chunk> chunks_;  // the oldest first
+  Chunk* open_ = nullptr;     // the last one, while it is filled
+};
+
+// --- Stream
+
+Stream::~Stream() { devices_.release_stream(device_, handle_); }
+
+void Stream::follow(void* producer) {
+  const Devices::Current current(devices_, device_);
+  Devices::Event event(devices_, device_);
+  event.record(static_cast<StreamHandle>(producer));
+  // The event may be used again at once: what waits, waits for what was recorded before.
+  devices_.check(devices_.driver_.stream_wait_event(handle_, event.handle(), 0), device_,
+                 "waiting for the producer's stream");
+}
+
+namespace {
+
+std::size_t total_of(std::span<const Transfer> transfers) {
+  std::size_t total = 0;
+  for (const Transfer& transfer : transfers) total += transfer.bytes;
+  return total;
+}
+
+}  // namespace
+
+void Stream::copy_to_host(std::span<const Transfer> transfers) {
+  const std::size_t total = total_of(transfers);
+  if (total == 0) return;
+  const Devices::Current current(devices_, device_);
+  using Pipeline = Devices::Pipeline;
+  Pipeline(devices_, device_, handle_, Pipeline::Direction::to_host).run(transfers, total);
+  devices_.bytes_to_host_ += total;
+  ++devices_.copies_to_host_;
+}
+
+void Stream::copy_to_device(std::span<const Transfer> transfers) {
+  const std::size_t total = total_of(transfers);
+  if (total == 0) return;
+  const Devices::Current current(devices_, device_);
+  using Pipeline = Devices::Pipeline;
+  Pipeline(devices_, device_, handle_, Pipeline::Direction::to_device).run(transfers, total);
+  devices_.bytes_to_device_ += total;
+  ++devices_.copies_to_device_;
+}
+
+// --- Devices
+
+namespace {
+
+std::byte* allocate_pinned(const Driver& driver, std::size_t bytes) {
+  void* memory = nullptr;
+  if (driver.host_allocate(&memory, bytes, kHostAllocPortable) != kSuccess) return nullptr;
+  return static_cast<std::byte*>(memory);
+}
+
+std::atomic<Devices*> used{nullptr};
+
+}  // namespace
+
+Devices::Devices(const Driver& driver, StagingOptions staging)
+    : driver_(driver),
+      pid_(getpid()),
+      staging_(staging, [&driver](std::size_t bytes) { return allocate_pinned(driver, bytes); }) {
+  Status status = driver.init(0);
+  if (status == kSuccess) status = driver.device_count(&count_);
+  if (status != kSuccess) {
+    throw Exception(ErrorCode::error, "CUDA cannot be used: " + describe(driver, status));
+  }
+  devices_.resize(static_cast<std::size_t>(count_));
+}
+
+Devices& Devices::process() {
+  // Not one object for ever: after an error the next call tries again.
+  static std::mutex& mutex = *new std::mutex();
+  Devices* devices = used;
+  if (devices == nullptr) {
+    const std::lock_guard lock(mutex);
+    if (used == nullptr) used = new Devices(load_driver());
+    devices = used;
+  }
+  if (devices->pid_ != getpid()) {
+    throw Exception(ErrorCode::error,
+                    "CUDA cannot be used in a process that was forked from one that uses it: start "
+                    "processes with the method \"spawn\" or \"forkserver\"");
+  }
+  return *devices;
+}
+
+Devices* Devices::process_if_used() { return used; }
+
+void Devices::check(Status status, int device, const char* what) const {
+  if (status == kSuccess) return;
+  throw Exception(ErrorCode::error, std::string(what) + " failed on " + device_text(device) + ": " +
+                                        describe(driver_, status));
+}
+
+ContextHandle Devices::context(int device) {
+  const std::lock_guard lock(mutex_);
+  if (device < 0 || device >= count_) {
+    throw Exception(ErrorCode::error, "there is no " + device_text(device) + " here: CUDA has " +
+                                          std::to_string(count_) + " devices");
+  }
+  ContextHandle& context = devices_[static_cast<std::size_t>(device)].context;
+  if (context == nullptr) {
+    int number = 0;
+    check(driver_.device_get(&number, device), device, "looking it up");
+    check(driver_.primary_context_retain(&context, number), device, "taking its primary context");
+  }
+  return context;
+}
+
+std::shared_ptr<Stream> Devices::stream(int device) {
+  // What one thread captures for one message shares a stream, and waits for it once.
+  thread_local struct {
+    const Devices* devices = nullptr;
+    std::weak_ptr<Stream> stream;
+  } held;
+  if (held.devices == this) {
+    if (auto stream = held.stream.lock(); stream != nullptr && stream->device() == device) {
+      return stream;
+    }
+  }
+  auto stream = std::make_shared<Stream>(*this, device, take_stream(device));
+  held.devices = this;
+  held.stream = stream;
+  return stream;
+}
+
+StreamHandle Devices::take_stream(int device) {
+  const Current current(*this, device);
+  {
+    const std::lock_guard lock(mutex_);
+    auto& idle = devices_[static_cast<std::size_t>(device)].idle_streams;
+    if (!idle.empty()) {
+      StreamHandle stream = idle.back();
+      idle.pop_back();
+      return stream;
+    }
+  }
+  StreamHandle stream = nullptr;
+  check(driver_.stream_create(&stream, kStreamNonBlocking), device, "making a stream");
+  return stream;
+}
+
+void Devices::release_stream(int device, StreamHandle stream) {
+  const std::lock_guard lock(mutex_);
+  devices_[static_cast<std::size_t>(device)].idle_streams.push_back(stream);
+}
+
+std::string Devices::name(int device) const {
+  int number = 0;
+  std::array<char, 256> text{};
+  check(driver_.device_get(&number, device), device, "looking it up");
+  check(driver_.device_name(text.data(), static_cast<int>(text.size()), number), device,
+        "asking for its name");
+  return text.data();
+}
+
+int Devices::driver_version() const {
+  int version = 0;
+  driver_.driver_version(&version);
+  return version;
+}
+
+Counters Devices::counters() const {
+  return {bytes_to_host_, bytes_to_device_, copies_to_host_, copies_to_device_,
+          staging_.pinned_bytes()};
+}
+
+}  // namespace moolink::device

@@ -1,0 +1,123 @@
+#pragma once
+
+// CUDA devices: copies between their memory and the host's, in the order of the streams on which
+// frameworks work.
+//
+// What a process has of CUDA (the driver's state, a primary context a device) is the process's own,
+// shared with its frameworks; so are these objects. They are never destroyed: the driver may have
+// gone before them when a process ends.
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "device/driver.h"
+#include "device/staging.h"
+#include "tensor/layout.h"
+
+namespace moolink::device {
+
+// Whether the CUDA driver can read the memory: a device's own, managed, or pinned host memory.
+bool is_cuda(const tensor::Device& device);
+
+struct Transfer {
+  const std::byte* from = nullptr;
+  std::byte* to = nullptr;
+  std::size_t bytes = 0;
+};
+
+// Since the process began.
+struct Counters {
+  std::uint64_t bytes_to_host = 0;
+  std::uint64_t bytes_to_device = 0;
+  std::uint64_t copies_to_host = 0;  // waits for a device, of one or more transfers each
+  std::uint64_t copies_to_device = 0;
+  std::uint64_t pinned_bytes = 0;  // now
+};
+
+class Devices;
+
+// A copy stream of a device, its holder's own. Members may be called on any thread; they need no
+// GIL and block without one. They throw Exception{error}, which names the device and CUDA's error.
+class Stream {
+ public:
+  Stream(Devices& devices, int device, StreamHandle handle)
+      : devices_(devices), device_(device), handle_(handle) {}
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+  ~Stream();
+
+  int device() const { return device_; }
+  // As DLPack's exporters take it: they let this stream wait for theirs.
+  std::uintptr_t handle() const { return reinterpret_cast<std::uintptr_t>(handle_); }
+  // What is queued on a stream of the framework now comes before what is queued here from now on.
+  // Null: the legacy default stream.
+  void follow(void* producer);
+
+  // Return once the bytes are there.
+  void copy_to_host(std::span<const Transfer> transfers);
+  void copy_to_device(std::span<const Transfer> transfers);
+
+ private:
+  Devices& devices_;
+  const int device_;
+  const StreamHandle handle_;
+};
+
+class Devices {
+ public:
+  explicit Devices(const Driver& driver, StagingOptions staging = {});
+  Devices(const Devices&) = delete;
+  Devices& operator=(const Devices&) = delete;
+
+  // The machine's, once a device is needed. Throws Exception{error} if there is no driver, no
+  // device, or this process was forked from one that uses them.
+  static Devices& process();
+  // Empty before process() was called with success.
+  static Devices* process_if_used();
+
+  int count() const { return count_; }
+  std::string name(int device) const;
+  int driver_version() const;  // 13000: CUDA 13.0
+  Counters counters() const;
+
+  // The stream that this thread holds on the device, or an idle one.
+  std::shared_ptr<Stream> stream(int device);
+
+ private:
+  friend class Stream;
+
+  struct Device {
+    ContextHandle context = nullptr;
+    std::vector<StreamHandle> idle_streams;
+    std::vector<EventHandle> idle_events;
+  };
+  class Current;  // makes a device's context the thread's
+  class Event;
+  class Pipeline;
+
+  void check(Status status, int device, const char* what) const;
+  ContextHandle context(int device);
+  StreamHandle take_stream(int device);
+  void release_stream(int device, StreamHandle stream);
+
+  const Driver& driver_;
+  const pid_t pid_;
+  int count_ = 0;
+  Staging staging_;
+  std::mutex mutex_;
+  std::vector<Device> devices_;
+  std::atomic<std::uint64_t> bytes_to_host_{0};
+  std::atomic<std::uint64_t> bytes_to_device_{0};
+  std::atomic<std::uint64_t> copies_to_host_{0};
+  std::atomic<std::uint64_t> copies_to_device_{0};
+};
+
+}  // namespace moolink::device

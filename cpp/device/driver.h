@@ -1,0 +1,63 @@
+#pragma once
+
+// The functions of the CUDA driver that moolink calls. They are declared by hand: handles are
+// opaque and the rest are numbers, so that every machine can build moolink, and one that has no
+// driver can run it.
+
+#include <cstddef>
+#include <string>
+
+namespace moolink::device {
+
+using Status = int;  // CUresult
+using ContextHandle = struct CudaContext*;
+using StreamHandle = struct CudaStream*;
+using EventHandle = struct CudaEvent*;
+using Address = unsigned long long;  // CUdeviceptr: of a device's memory or of the host's
+
+inline constexpr Status kSuccess = 0;
+inline constexpr Status kNotReady = 600;
+inline constexpr unsigned kStreamNonBlocking = 1;  // does not wait for the legacy stream
+inline constexpr unsigned kEventBlockingSync = 1;  // who waits sleeps
+inline constexpr unsigned kEventDisableTiming = 2;
+inline constexpr unsigned kHostAllocPortable = 1;  // pinned for every context
+
+// member, exported symbol, arguments. Where the driver has two versions of a function under one
+// name in its header, the symbol is that of the second.
+#define MOOLINK_CUDA_FUNCTIONS(X)                                                            \
+  X(init, cuInit, (unsigned flags))                                                          \
+  X(driver_version, cuDriverGetVersion, (int* version))                                      \
+  X(device_count, cuDeviceGetCount, (int* count))                                            \
+  X(device_get, cuDeviceGet, (int* device, int ordinal))                                     \
+  X(device_name, cuDeviceGetName, (char* name, int size, int device))                        \
+  X(primary_context_retain, cuDevicePrimaryCtxRetain, (ContextHandle * context, int device)) \
+  X(context_push, cuCtxPushCurrent_v2, (ContextHandle context))                              \
+  X(context_pop, cuCtxPopCurrent_v2, (ContextHandle * context))                              \
+  X(stream_create, cuStreamCreate, (StreamHandle * stream, unsigned flags))                  \
+  X(stream_wait_event, cuStreamWaitEvent,                                                    \
+    (StreamHandle stream, EventHandle event, unsigned flags))                                \
+  X(stream_synchronize, cuStreamSynchronize, (StreamHandle stream))                          \
+  X(event_create, cuEventCreate, (EventHandle * event, unsigned flags))                      \
+  X(event_record, cuEventRecord, (EventHandle event, StreamHandle stream))                   \
+  X(event_query, cuEventQuery, (EventHandle event))                                          \
+  X(event_synchronize, cuEventSynchronize, (EventHandle event))                              \
+  X(copy, cuMemcpyAsync, (Address to, Address from, std::size_t bytes, StreamHandle stream)) \
+  X(host_allocate, cuMemHostAlloc, (void** memory, std::size_t bytes, unsigned flags))       \
+  X(host_free, cuMemFreeHost, (void* memory))                                                \
+  X(error_name, cuGetErrorName, (Status status, const char** text))                          \
+  X(error_text, cuGetErrorString, (Status status, const char** text))
+
+struct Driver {
+#define MOOLINK_CUDA_MEMBER(member, symbol, arguments) Status(*member) arguments = nullptr;
+  MOOLINK_CUDA_FUNCTIONS(MOOLINK_CUDA_MEMBER)
+#undef MOOLINK_CUDA_MEMBER
+};
+
+// The machine's driver, which is loaded by the first call and not initialised. Throws
+// Exception{error} if there is none, or it lacks a function.
+const Driver& load_driver();
+
+// "CUDA_ERROR_OUT_OF_MEMORY (out of memory)".
+std::string describe(const Driver& driver, Status status);
+
+}  // namespace moolink::device

@@ -1,0 +1,259 @@
+#include "fake_driver.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace moolink::device {
+
+struct CudaContext {
+  int device;
+};
+// A place in a stream, and whether the stream has come to it.
+struct Mark {
+  CudaStream* stream = nullptr;
+  bool reached = true;
+};
+struct CudaEvent {
+  // Of the last recording: who waits goes on waiting for the one there was when the wait began.
+  std::shared_ptr<Mark> mark = std::make_shared<Mark>();
+};
+struct CudaStream {
+  std::deque<std::function<void()>> work;
+};
+
+namespace fake {
+namespace {
+
+constexpr Status kInvalidValue = 1;
+constexpr Status kNoMemory = 2;
+constexpr Status kInvalidContext = 201;
+
+struct State {
+  std::recursive_mutex mutex;
+  CudaContext contexts[kDevices] = {{0}, {1}};
+  CudaStream legacy;
+  std::vector<std::unique_ptr<CudaStream>> streams;
+  std::vector<std::unique_ptr<CudaEvent>> events;
+  std::map<void*, std::size_t> pinned;
+  std::map<std::string, int> calls;
+  std::map<std::string, std::pair<Status, int>> failures;
+};
+
+State& state() {
+  static State& one = *new State();
+  return one;
+}
+
+thread_local std::vector<CudaContext*> current;
+
+CudaStream& stream_of(CudaStream* stream) { return stream == nullptr ? state().legacy : *stream; }
+
+// Runs the stream until it has come to the mark.
+void run_until(const Mark& mark) {
+  while (!mark.reached) {
+    auto& work = stream_of(mark.stream).work;
+    const auto next = std::move(work.front());
+    work.pop_front();
+    next();
+  }
+}
+
+void run_all(CudaStream& stream) {
+  while (!stream.work.empty()) {
+    const auto next = std::move(stream.work.front());
+    stream.work.pop_front();
+    next();
+  }
+}
+
+class Call {
+ public:
+  explicit Call(const char* function) : lock_(state().mutex) {
+    ++state().calls[function];
+    auto& [status, times] = state().failures[function];
+    if (times > 0) {
+      --times;
+      failure_ = status;
+    }
+  }
+  // Success, unless the call is to fail.
+  template <class Body>
+  Status operator()(Body&& body) {
+    return failure_ != kSuccess ? failure_ : body();
+  }
+  template <class Body>
+  Status in_context(Body&& body) {
+    if (failure_ != kSuccess) return failure_;
+    return current.empty() ? kInvalidContext : body();
+  }
+
+ private:
+  std::lock_guard<std::recursive_mutex> lock_;
+  Status failure_ = kSuccess;
+};
+
+}  // namespace
+
+StreamHandle new_stream() {
+  const std::lock_guard lock(state().mutex);
+  return state().streams.emplace_back(std::make_unique<CudaStream>()).get();
+}
+
+void enqueue(StreamHandle stream, std::function<void()> work) {
+  const std::lock_guard lock(state().mutex);
+  stream_of(stream).work.push_back(std::move(work));
+}
+
+void fail_next(const char* function, Status status, int times) {
+  const std::lock_guard lock(state().mutex);
+  state().failures[function] = {status, times};
+}
+
+int calls(const char* function) {
+  const std::lock_guard lock(state().mutex);
+  return state().calls[function];
+}
+
+std::size_t pinned_bytes() {
+  const std::lock_guard lock(state().mutex);
+  std::size_t bytes = 0;
+  for (const auto& [memory, size] : state().pinned) bytes += size;
+  return bytes;
+}
+
+}  // namespace fake
+}  // namespace moolink::device
+
+using namespace moolink::device;        // NOLINT: the driver's functions have no namespace
+using namespace moolink::device::fake;  // NOLINT
+
+#define EXPORTED extern "C" __attribute__((visibility("default")))
+
+EXPORTED Status cuInit(unsigned) {
+  return Call("init")([] { return kSuccess; });
+}
+EXPORTED Status cuDriverGetVersion(int* version) {
+  return Call("driver_version")([&] { return *version = 13000, kSuccess; });
+}
+EXPORTED Status cuDeviceGetCount(int* count) {
+  return Call("device_count")([&] { return *count = kDevices, kSuccess; });
+}
+EXPORTED Status cuDeviceGet(int* device, int ordinal) {
+  return Call("device_get")([&] { return *device = 100 + ordinal, kSuccess; });
+}
+EXPORTED Status cuDeviceGetName(char* name, int size, int device) {
+  return Call("device_name")([&] {
+    std::snprintf(name, static_cast<std::size_t>(size), "Fake %d", device - 100);
+    return kSuccess;
+  });
+}
+EXPORTED Status cuDevicePrimaryCtxRetain(ContextHandle* context, int device) {
+  return Call("primary_context_retain")([&] {
+    *context = &state().contexts[device - 100];
+    return kSuccess;
+  });
+}
+EXPORTED Status cuCtxPushCurrent_v2(ContextHandle context) {
+  return Call("context_push")([&] {
+    current.push_back(context);
+    return kSuccess;
+  });
+}
+EXPORTED Status cuCtxPopCurrent_v2(ContextHandle* context) {
+  return Call("context_pop").in_context([&] {
+    *context = current.back();
+    current.pop_back();
+    return kSuccess;
+  });
+}
+EXPORTED Status cuStreamCreate(StreamHandle* stream, unsigned flags) {
+  return Call("stream_create").in_context([&] {
+    *stream = new_stream();
+    return flags == kStreamNonBlocking ? kSuccess : kInvalidValue;
+  });
+}
+EXPORTED Status cuStreamWaitEvent(StreamHandle stream, EventHandle event, unsigned) {
+  return Call("stream_wait_event").in_context([&] {
+    enqueue(stream, [mark = event->mark] { run_until(*mark); });
+    return kSuccess;
+  });
+}
+EXPORTED Status cuStreamSynchronize(StreamHandle stream) {
+  return Call("stream_synchronize").in_context([&] {
+    run_all(stream_of(stream));
+    return kSuccess;
+  });
+}
+EXPORTED Status cuEventCreate(EventHandle* event, unsigned) {
+  return Call("event_create").in_context([&] {
+    *event = state().events.emplace_back(std::make_unique<CudaEvent>()).get();
+    return kSuccess;
+  });
+}
+EXPORTED Status cuEventRecord(EventHandle event, StreamHandle stream) {
+  return Call("event_record").in_context([&] {
+    event->mark = std::make_shared<Mark>(Mark{stream, false});
+    enqueue(stream, [mark = event->mark] { mark->reached = true; });
+    return kSuccess;
+  });
+}
+EXPORTED Status cuEventQuery(EventHandle event) {
+  return Call("event_query").in_context([&] {
+    return event->mark->reached ? kSuccess : kNotReady;
+  });
+}
+EXPORTED Status cuEventSynchronize(EventHandle event) {
+  return Call("event_synchronize").in_context([&] {
+    run_until(*event->mark);
+    return kSuccess;
+  });
+}
+EXPORTED Status cuMemcpyAsync(Address to, Address from, std::size_t bytes, StreamHandle stream) {
+  return Call("copy").in_context([&] {
+    enqueue(stream, [to, from, bytes] {
+      std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
+    });
+    return kSuccess;
+  });
+}
+EXPORTED Status cuMemHostAlloc(void** memory, std::size_t bytes, unsigned) {
+  return Call("host_allocate").in_context([&] {
+    *memory = std::aligned_alloc(4096, bytes);
+    if (*memory == nullptr) return kNoMemory;
+    state().pinned[*memory] = bytes;
+    return kSuccess;
+  });
+}
+EXPORTED Status cuMemFreeHost(void* memory) {
+  return Call("host_free").in_context([&] {
+    state().pinned.erase(memory);
+    std::free(memory);
+    return kSuccess;
+  });
+}
+EXPORTED Status cuGetErrorName(Status status, const char** text) {
+  *text = status == kNoMemory ? "CUDA_ERROR_OUT_OF_MEMORY" : nullptr;
+  return *text == nullptr ? kInvalidValue : kSuccess;
+}
+EXPORTED Status cuGetErrorString(Status, const char** text) {
+  *text = "out of memory";
+  return kSuccess;
+}
+
+namespace moolink::device::fake {
+
+Driver driver() {
+  Driver table;
+#define MOOLINK_CUDA_FAKE(member, symbol, arguments) table.member = &::symbol;
+  MOOLINK_CUDA_FUNCTIONS(MOOLINK_CUDA_FAKE)
+#undef MOOLINK_CUDA_FAKE
+  return table;
+}
+
+}  // namespace moolink::device::fake
