@@ -104,8 +104,19 @@ def _run(tree: Any, begin: Callable[[Any], AllReduce], timeout: float | None) ->
     result = begin(data).result(timeout)
     if result is None:
         return None
-    leaves = jax.tree.leaves(result) if plain else [result[name] for name in names]
+    # Not by their order: the group's dicts are plain ones, and JAX sorts no OrderedDict.
+    leaves = [_at(result, key) for key, _ in keyed] if plain else [result[name] for name in names]
     return jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in leaves])
+
+
+def _at(tree: Any, path: tuple[Any, ...]) -> Any:
+    """The leaf of a tree of dicts, lists and tuples to which JAX's path leads."""
+    for key in path:
+        if isinstance(key, jax.tree_util.GetAttrKey):
+            tree = getattr(tree, key.name)
+        else:
+            tree = tree[key.key if isinstance(key, jax.tree_util.DictKey) else key.idx]
+    return tree
 
 
 def _is_plain(tree: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -96,3 +97,16 @@ def test_a_member_without_jax_takes_part(two: Groups) -> None:
 def test_traced_leaves_are_refused(two: Groups) -> None:
     with pytest.raises(TypeError, match=r"tree\['x'\] is traced"):
         jax.jit(lambda x: moolink.jax.broadcast(two[0], "x", {"x": x}))(jnp.ones(3))
+
+
+def test_an_ordered_dict_keeps_what_belongs_to_its_keys(two: Groups) -> None:
+    def call(group: moolink.Group, rank: int) -> Any:
+        tree = OrderedDict(b=jnp.ones(3), a=jnp.zeros((2, 2)))
+        if rank == 1:
+            return group.broadcast("x", {"a": np.ones((2, 2), "f4"), "b": np.ones(3, "f4")})
+        return moolink.jax.broadcast(group, "x", tree)
+
+    in_jax, _ = both(two, call)
+    assert isinstance(in_jax, OrderedDict)
+    assert in_jax["b"].tolist() == [1.0] * 3
+    assert not in_jax["a"].any()
