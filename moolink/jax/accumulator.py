@@ -60,7 +60,8 @@ class Accumulator(AccumulatorBase):
     Gradients of float16 and bfloat16 are summed, sent and scaled as float32, and rounded once.
 
     Raises:
-        TypeError: a leaf is no array, or a parameter is not of floating point.
+        TypeError: a leaf is no array, is 64 bits wide without x64, or a parameter is not of
+            floating point.
         ValueError: there are no parameters.
     """
 
@@ -403,6 +404,9 @@ def _leaves(what: str, tree: Any) -> tuple[list[jax.Array], Any, list[str]]:
             raise TypeError(f"{path} is a {type(leaf).__qualname__}, not an array")
         if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
             raise TypeError(f"{path} lies partly on devices of other processes")
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            raise TypeError(f"{path} is a typed random key: give jax.random.key_data() of it")
+        arrays.require_whole(path, leaf)
         # What numpy has may be written later; JAX is promised that it will not.
         leaves.append(leaf if isinstance(leaf, jax.Array) else jnp.array(leaf))
         paths.append(path)

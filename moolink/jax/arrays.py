@@ -11,6 +11,8 @@ import numpy.typing as npt
 
 from moolink import trees
 
+WIDE = ("int64", "uint64", "float64", "complex128")
+
 
 def as_numpy(value: Any) -> npt.NDArray[Any]:
     """A received array, tensor or number as numpy, without a copy where it is in host memory."""
@@ -32,6 +34,17 @@ def received(value: Any, like: Any, what: str) -> jax.Array:
     if array.shape != like.shape or array.dtype != like.dtype:
         raise ValueError(f"{what} is {described(array)}, and this model's is {described(like)}")
     return placed(jnp.array(array), like)
+
+
+def require_whole(what: str, array: Any) -> None:
+    """Raises ``TypeError`` if JAX would keep half of the bits of an array of any framework."""
+    dtype = getattr(array, "dtype", None)
+    name = str(getattr(dtype, "name", dtype)).removeprefix("torch.")
+    if name in WIDE and jax.dtypes.canonicalize_dtype(name).name != name:
+        raise TypeError(
+            f"{what} is {name}, of which JAX without x64 would keep half of the bits: call "
+            'jax.config.update("jax_enable_x64", True), or convert it yourself'
+        )
 
 
 def lent(memory: npt.NDArray[Any]) -> jax.Array:

@@ -3,8 +3,9 @@ which works inside of them as well, is in `programs`.
 
 They block, without the GIL, and return pytrees of JAX arrays. Members that call the group's own
 methods, with trees of numpy arrays or torch tensors, take part in the same operations, as long as
-the tree is made of dicts, lists and tuples. For futures, and operations that go on while one
-computes, call the group's own methods, which know JAX arrays, too.
+the tree is made of dicts, lists and tuples of arrays: numbers are taken as JAX's, of 32 bits unless
+it has x64. Arrays of 64 bits raise ``TypeError`` without it. For futures, and operations that go on
+while one computes, call the group's own methods, which know JAX arrays, too.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from moolink.collectives import AllReduce
 from moolink.group import Group, Reduction
+from moolink.jax import arrays
 
 
 def reduce_scatter(
@@ -95,18 +98,26 @@ def _run(tree: Any, begin: Callable[[Any], AllReduce], timeout: float | None) ->
     """The result of a group's operation with leaves of JAX; None where there is none."""
     keyed, structure = jax.tree_util.tree_flatten_with_path(tree)
     names = [jax.tree_util.keystr(key) for key, _ in keyed]
-    for name, (_, leaf) in zip(names, keyed, strict=True):
-        if isinstance(leaf, jax.core.Tracer):
-            raise TypeError(f"tree{name} is traced: call this outside of compiled functions")
+    given = [_operand(f"tree{name}", leaf) for name, (_, leaf) in zip(names, keyed, strict=True)]
     plain = _is_plain(tree)
     # What the group knows of a tree of other nodes are the paths to its leaves.
-    data = tree if plain else dict(zip(names, (leaf for _, leaf in keyed), strict=True))
+    data = jax.tree.unflatten(structure, given) if plain else dict(zip(names, given, strict=True))
     result = begin(data).result(timeout)
     if result is None:
         return None
     # Not by their order: the group's dicts are plain ones, and JAX sorts no OrderedDict.
     leaves = [_at(result, key) for key, _ in keyed] if plain else [result[name] for name in names]
     return jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in leaves])
+
+
+def _operand(what: str, leaf: Any) -> Any:
+    """A leaf as the group takes it; a number as JAX would have it, not as numpy would."""
+    if isinstance(leaf, jax.core.Tracer):
+        raise TypeError(f"{what} is traced: call this outside of compiled functions")
+    if isinstance(leaf, bool | int | float) and not isinstance(leaf, np.generic):
+        return jnp.asarray(leaf)
+    arrays.require_whole(what, leaf)
+    return leaf
 
 
 def _at(tree: Any, path: tuple[Any, ...]) -> Any:

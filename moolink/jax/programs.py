@@ -21,6 +21,7 @@ from jax.interpreters import batching, mlir
 
 from moolink import _core, errors
 from moolink.group import Group, Reduction
+from moolink.jax.arrays import require_whole
 from moolink.trees import layout_text
 
 _TARGET = "moolink_all_reduce"
@@ -150,14 +151,8 @@ def _check_options(name: str, on_change: str, donate: bool) -> None:
 def _as_operand(name: str, path: str, leaf: Any) -> jax.Array:
     if leaf is None or isinstance(leaf, str | bytes):
         raise TypeError(f"all_reduce '{name}': {path} is a {type(leaf).__name__}, not an array")
-    array = jnp.asarray(leaf)
-    given = getattr(leaf, "dtype", array.dtype)
-    if array.dtype != given:
-        raise TypeError(
-            f"all_reduce '{name}': {path} is {given}, of which JAX without x64 would keep half of "
-            'the bits: call jax.config.update("jax_enable_x64", True), or convert it yourself'
-        )
-    return array
+    require_whole(f"all_reduce '{name}': {path}", leaf)
+    return jnp.asarray(leaf)
 
 
 @dataclass(frozen=True)

@@ -168,6 +168,17 @@ def test_misuse(make: Make) -> None:
     assert peer.wants_gradients()
 
 
+def test_arrays_that_would_become_others_are_refused() -> None:
+    for parameters, buffers, what in (
+        ({"w": np.zeros(3)}, (), r"parameters\['w'\] is float64.*enable_x64"),
+        (model(), {"n": np.int64(2**40)}, r"buffers\['n'\] is int64.*enable_x64"),
+        ({"key": jax.random.key(0)}, (), r"parameters\['key'\] is a typed random key.*key_data"),
+        (model(), {"key": jax.random.key(0)}, r"buffers\['key'\] is a typed random key"),
+    ):
+        with pytest.raises(TypeError, match=what):
+            moolink.jax.Accumulator("other", parameters, buffers)
+
+
 def test_states_of_optax_and_keys_travel_as_plain_trees() -> None:
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3))
     state = {"optax": optimizer.init(model(1.0)), "key": jax.random.key(3), "n": 5, "none": None}

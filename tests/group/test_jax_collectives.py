@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import torch
 
 import moolink
 from tests.waiting import formed
@@ -110,3 +111,21 @@ def test_an_ordered_dict_keeps_what_belongs_to_its_keys(two: Groups) -> None:
     assert isinstance(in_jax, OrderedDict)
     assert in_jax["b"].tolist() == [1.0] * 3
     assert not in_jax["a"].any()
+
+
+@pytest.mark.parametrize("leaf", [np.int64(2**40), np.full(2, 1e300), torch.ones(2).double()])
+def test_wide_numbers_are_refused_not_halved(two: Groups, leaf: Any) -> None:
+    with pytest.raises(TypeError, match=r"tree\['x'\] is (int|float)64.*enable_x64"):
+        moolink.jax.all_gather(two[0], "x", {"x": leaf})
+
+
+def test_numbers_are_those_of_jax(two: Groups) -> None:
+    numbers = {"n": 640, "x": 1.5, "is": True}
+    for result in both(two, lambda g, r: moolink.jax.all_gather(g, "x", numbers)):
+        assert {key: str(value.dtype) for key, value in result.items()} == {
+            "n": "int32",
+            "x": "float32",
+            "is": "bool",
+        }
+    with pytest.raises(OverflowError, match="int32"):
+        moolink.jax.all_gather(two[0], "y", 2**33)
