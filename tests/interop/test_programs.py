@@ -84,6 +84,14 @@ def test_it_meets_the_groups_own(groups: Groups, size: int) -> None:
     assert np.array_equal(x["w"], inputs[0] + inputs[1])
 
 
+def test_without_jit(groups: Groups) -> None:
+    def run(group: moolink.Group, rank: int) -> Any:
+        with jax.disable_jit():
+            return jax.grad(lambda x: mj.all_reduce(group, "x", x) ** 2)(1.0 + rank)
+
+    assert of_both(groups, run) == [12.0, 12.0]
+
+
 def test_a_program_runs_again_and_again(groups: Groups) -> None:
     def run(group: moolink.Group, rank: int) -> list[float]:
         reduce = reducer(group)
