@@ -86,7 +86,7 @@ def all_reduce(
     drops a call whose results (the token among them) nobody uses.
 
     Args:
-        group: the program finds it by its name each time that it runs.
+        group: the program finds it by its name each time that it runs, on one device.
         name: tells operations apart; the n-th call of a name meets the others' n-th.
         tree: pytree of arrays, of the same structure, shapes and dtypes at all members. One
             operation for each dtype.
@@ -235,6 +235,13 @@ _primitive.def_impl(_run)
 
 
 def _lower(context: Any, *operands: Any, call: _Call) -> Any:
+    devices = getattr(context.module_context.axis_context, "num_devices", None)
+    if devices not in (None, 1):
+        raise NotImplementedError(
+            f"all_reduce '{call.name}': the program runs on {devices} devices of this peer, and "
+            "moolink reduces in programs of one: bring the operands there (jax.device_put), or "
+            "call moolink.jax.all_reduce on the program's results"
+        )
     arrays = context.avals_in[:-2]
     layout = layout_text(
         (path, array.dtype.name, array.shape)

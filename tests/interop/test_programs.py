@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -90,6 +93,48 @@ def test_without_jit(groups: Groups) -> None:
             return jax.grad(lambda x: mj.all_reduce(group, "x", x) ** 2)(1.0 + rank)
 
     assert of_both(groups, run) == [12.0, 12.0]
+
+
+SHARDED = """
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+import moolink, moolink.jax as mj
+
+mesh = NamedSharding(Mesh(np.array(jax.devices()), ("d",)), PartitionSpec("d"))
+sharded = jax.device_put(jnp.arange(8.0), mesh)
+with moolink.Broker(first=True) as broker, moolink.Rpc("alone") as rpc:
+    rpc.connect(broker.listen("127.0.0.1:0")[0])
+    with moolink.Group(rpc, "group") as group:
+        while not group.members():
+            group.update()
+        try:
+            jax.jit(lambda x: mj.all_reduce(group, "x", x))(sharded)
+        except NotImplementedError as error:
+            print(error)
+        try:
+            mj.all_reduce(group, "y", sharded)
+        except NotImplementedError as error:
+            print(error)
+        print(mj.all_reduce(group, "z", jax.device_put(sharded, jax.devices()[1])).sum())
+        print(mj.all_gather(group, "g", sharded).shape)
+"""
+
+
+def test_programs_of_several_devices_are_refused() -> None:
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    done = subprocess.run(
+        [sys.executable, "-c", SHARDED],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    in_jit, eager, *others = done.stdout.splitlines()
+    for line, name in ((in_jit, "x"), (eager, "y")):
+        assert line.startswith(f"all_reduce '{name}': the program runs on 2 devices")
+    assert others == ["28.0", "(1, 8)"]
 
 
 def test_a_program_runs_again_and_again(groups: Groups) -> None:
