@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "bind/context.h"
@@ -199,15 +200,24 @@ xla::Error* describe(const xla::CallFrame& frame) {
   return nullptr;
 }
 
-// Ctrl-C in the main thread: the program ends with an error, and Python raises what the signal's
-// handler did as soon as it runs again.
-void interrupt_later(nb::python_error& e) {
+PyObject* raised = nullptr;  // by a signal's handler; guarded by the GIL
+
+int raise_again(void* /*unused*/) {
+  const nb::object error = nb::steal(std::exchange(raised, nullptr));
+  if (!error.is_valid()) return 0;
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
+  return -1;
+}
+
+// A signal's handler has raised in the main thread, such as KeyboardInterrupt. JAX makes an error
+// of its own of whatever ends the program, so Python raises it again as soon as it runs again.
+void raise_later(nb::python_error& e) {
   const nb::gil_scoped_acquire locked;
-  if (e.matches(PyExc_KeyboardInterrupt)) {
-    PyErr_SetInterrupt();
-  } else {
+  if (Py_AddPendingCall(raise_again, nullptr) != 0) {
     e.discard_as_unraisable("moolink.jax.all_reduce");
+    return;
   }
+  Py_XDECREF(std::exchange(raised, nb::borrow(e.value()).release().ptr()));
 }
 
 // Called by XLA on threads of its own or of the user's, without the GIL.
@@ -221,7 +231,7 @@ xla::Error* handle_all_reduce(xla::CallFrame* frame) {
     all_reduce(*frame);
     return nullptr;
   } catch (nb::python_error& e) {
-    interrupt_later(e);
+    raise_later(e);
     return make_error(frame->api, xla::Code::cancelled,
                       "moolink.CancelledError: a signal ended the wait");
   } catch (const Exception& e) {

@@ -28,6 +28,7 @@ def start() -> Iterator[Start]:
     def start_one(*arguments: object) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             [sys.executable, *map(str, arguments)],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -68,36 +69,51 @@ def test_a_killed_member_fails_the_step_and_the_next_goes_on(
     assert lines_until(a, "2 3.000"), "both have learned the slope"
 
 
-def test_ctrl_c_ends_the_wait(start: Start, broker_address: str) -> None:
-    program = """
-        import sys
-        import jax, jax.numpy as jnp
-        import moolink, moolink.jax as mj
+WAITS = """
+    import contextlib, signal, sys, threading
+    import jax, jax.numpy as jnp
+    import moolink, moolink.jax as mj
+    from tests.waiting import until
 
-        rpc = moolink.Rpc(sys.argv[1])
-        rpc.connect(sys.argv[2])
-        group = moolink.Group(rpc, "group")
-        while len(group.members()) < 2:
-            group.update()
-        if sys.argv[1] == "b":
-            print("ready", flush=True)
-            sys.stdin.read()
-        program = jax.jit(lambda x: mj.all_reduce(group, "x", x))
+    def stop(*_):
+        raise SystemExit("stopped")
+
+    rpc = moolink.Rpc(sys.argv[1])
+    rpc.connect(sys.argv[2])
+    group = moolink.Group(rpc, "group")
+    while len(group.members()) < 2:
+        group.update()
+    if sys.argv[1] == "b":
         print("ready", flush=True)
-        try:
+        sys.stdin.read()
+
+    def watch():  # while the main thread is in the program
+        until(lambda: "waits for: 'b'" in moolink.dump(), "this program to wait for b")
+        print("waits", flush=True)
+
+    signal.signal(signal.SIGTERM, stop)
+    program = jax.jit(lambda x: mj.all_reduce(group, "x", x))
+    threading.Thread(target=watch).start()
+    try:
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
             jax.block_until_ready(program(jnp.ones(3)))
-        except KeyboardInterrupt:
-            print("interrupted", flush=True)
-        except jax.errors.JaxRuntimeError:
-            try:  # Python's handler runs when Python does again
-                while True:
-                    pass
-            except KeyboardInterrupt:
-                print("interrupted", flush=True)
-    """
-    code = textwrap.dedent(program)
+        while True:  # what the handler has raised comes when Python runs again
+            pass
+    except (KeyboardInterrupt, SystemExit) as error:
+        print(type(error).__name__, flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "raised"), [(signal.SIGINT, "KeyboardInterrupt"), (signal.SIGTERM, "SystemExit")]
+)
+def test_a_signal_ends_the_wait(
+    start: Start, broker_address: str, number: signal.Signals, raised: str
+) -> None:
+    """What the signal's handler raises is what the program's caller gets."""
+    code = textwrap.dedent(WAITS)
     a, b = start("-c", code, "a", broker_address), start("-c", code, "b", broker_address)
     lines_until(b, "ready")
-    lines_until(a, "ready")
-    a.send_signal(signal.SIGINT)
-    lines_until(a, "interrupted")
+    lines_until(a, "waits")
+    a.send_signal(number)
+    lines_until(a, raised)
