@@ -22,18 +22,27 @@ def as_numpy(value: Any) -> npt.NDArray[Any]:
     return leaf.array.view(jnp.dtype(leaf.dtype))  # numpy's own knows no bfloat16
 
 
-def received(value: Any, like: Any, what: str) -> jax.Array:
-    """A JAX array of a received value, placed as ``like`` is; the memory received is not kept.
+def alike(value: Any, like: Any, what: str) -> npt.NDArray[Any]:
+    """A received value as numpy, of the shape and dtype of ``like``.
 
     Raises:
-        ValueError: its shape or dtype is not that of ``like``; the message begins with ``what``.
+        ValueError: it has others; the message begins with ``what``.
     """
     if isinstance(value, dict | list | tuple):
         raise ValueError(f"{what} is a {type(value).__qualname__}, and this model's an array")
     array = as_numpy(value)
     if array.shape != like.shape or array.dtype != like.dtype:
         raise ValueError(f"{what} is {described(array)}, and this model's is {described(like)}")
-    return placed(jnp.array(array), like)
+    return array
+
+
+def received(value: Any, like: Any, what: str) -> jax.Array:
+    """A JAX array of a received value, placed as ``like`` is; the memory received is not kept.
+
+    Raises:
+        ValueError: as :func:`alike`.
+    """
+    return placed(jnp.array(alike(value, like, what)), like)
 
 
 def require_whole(what: str, array: Any) -> None:

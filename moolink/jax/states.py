@@ -76,7 +76,7 @@ def _leaf_like(template: Any, value: Any, what: str) -> Any:
     if isinstance(template, jax.Array | jax.ShapeDtypeStruct):
         return arrays.received(value, template, what)
     if isinstance(template, np.ndarray | np.generic):
-        return arrays.as_numpy(value)[()]
+        return arrays.alike(value, template, what)[()]
     return value
 
 

@@ -179,6 +179,14 @@ def test_arrays_that_would_become_others_are_refused() -> None:
             moolink.jax.Accumulator("other", parameters, buffers)
 
 
+def test_numpys_arrays_in_a_state_are_compared_too() -> None:
+    template = {"counts": np.zeros(3, np.int32)}
+    again = moolink.jax.tree_like(template, {"counts": np.arange(3, dtype=np.int32)})
+    assert again["counts"].tolist() == [0, 1, 2]
+    with pytest.raises(ValueError, match=r"\['counts'\] is int8\(5,\), and .* int32\(3,\)"):
+        moolink.jax.tree_like(template, {"counts": np.zeros(5, np.int8)})
+
+
 def test_states_of_optax_and_keys_travel_as_plain_trees() -> None:
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3))
     state = {"optax": optimizer.init(model(1.0)), "key": jax.random.key(3), "n": 5, "none": None}
