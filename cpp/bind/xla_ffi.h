@@ -2,8 +2,8 @@
 
 // The part that is used of XLA's C interface for typed custom calls (XLA_FFI, API 0.x, stable since
 // jaxlib 0.4.31), declared by hand so that no jaxlib is needed to build. Names and order are those
-// of xla/ffi/api/c_api.h without the prefix; tests/jax/test_ffi_interface.py compares every offset
-// with the header of the jaxlib that is installed.
+// of xla/ffi/api/c_api.h without the prefix; tests/interop/test_ffi_interface.py compares every
+// offset with the header of the jaxlib that is installed.
 
 #include <cstddef>
 #include <cstdint>
