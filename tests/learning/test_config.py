@@ -2,11 +2,17 @@
 
 import csv
 import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
 from examples.common.config import default_config, parse
 from examples.common.curve import COLUMNS, LearningCurve
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_defaults_are_the_settings_that_learn():
@@ -112,3 +118,13 @@ def test_the_curve_goes_on_from_the_checkpoint(tmp_path):
     assert curve.png_path.read_bytes().startswith(b"\x89PNG")
     curve.start(0)  # another job
     assert len(curve.csv_path.read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize(("framework", "other"), [("torch", "jax"), ("jax", "torch")])
+def test_a_learner_needs_its_own_framework_only(framework, other):
+    pytest.importorskip(framework)
+    program = f"import sys; sys.modules[{other!r}] = None; import examples.{framework}.impala"
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT, timeout=60)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extra = project["optional-dependencies"]["examples"]
+    assert not any(re.search(rf"\b{name}\b", need) for need in extra for name in (framework, other))
