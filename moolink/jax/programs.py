@@ -110,7 +110,8 @@ def all_reduce(
         moolink.Closed: the group was closed.
 
     Raises (when it runs):
-        jax.errors.JaxRuntimeError: with the text of a moolink error; see :func:`translate_errors`.
+        jax.errors.JaxRuntimeError, ValueError: with the text of a moolink error; which of both is
+            JAX's choice; see :func:`translate_errors`.
     """
     _check_options(name, on_change, donate)
     keyed, structure = jax.tree_util.tree_flatten_with_path(tree)
@@ -307,7 +308,7 @@ def translate_errors() -> Iterator[None]:
     """
     try:
         yield
-    except jax.errors.JaxRuntimeError as error:
+    except (jax.errors.JaxRuntimeError, ValueError) as error:  # of a program that ran before
         found = _OWN.search(str(error))
         if found is None:
             raise

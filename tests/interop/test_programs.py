@@ -276,6 +276,20 @@ def test_members_that_leave_without_retry(groups: Groups) -> None:
     assert "'x'" in str(error)
 
 
+def test_errors_of_a_program_that_has_run_before(groups: Groups) -> None:
+    """JAX then calls it another way, which raises ValueError whatever went wrong."""
+    a, b = groups
+    reduce, other = reducer(a), reducer(b)
+    together(lambda: reduce(jnp.ones(3)), lambda: other(jnp.ones(3)))
+
+    def again() -> Any:
+        with mj.translate_errors():
+            return reduce(jnp.ones(3))
+
+    error, _ = together(again, lambda: leave_when_awaited(a, b))
+    assert isinstance(error, moolink.GroupChanged), error
+
+
 def test_a_token_holds_the_program_to_its_epoch(groups: Groups, join: Join) -> None:
     a, b = groups
     program = jax.jit(lambda x, token: mj.all_reduce(a, "x", x, token=token))
