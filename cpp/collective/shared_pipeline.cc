@@ -197,6 +197,13 @@ void SharedPipeline::abandon(std::uint64_t s) {
   }
 }
 
+void SharedPipeline::withdraw() {
+  if (mutant("close_in_silence")) return;
+  for (const Running& running : running_) {
+    if (running.is_lent()) abandon(running.operation.s);
+  }
+}
+
 std::vector<SharedPipeline::Ended> SharedPipeline::take_ended() {
   return std::exchange(ended_, {});
 }

@@ -80,6 +80,8 @@ class SharedPipeline {
   // This rank gives an operation up: its memory is neither read nor written from now on, and its
   // outcome means nothing at ranks that had not all data yet. It still passes through.
   void abandon(std::uint64_t s);
+  // This rank goes, and does nothing more: it gives up what it lends, which is its users' again.
+  void withdraw();
 
   // One action: a store, a look for sleepers, or copying or reducing one piece. False: nothing can
   // be done until another rank stores something.

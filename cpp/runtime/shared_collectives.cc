@@ -66,6 +66,7 @@ void SharedCollectives::leave() {
 
 void SharedCollectives::close() {
   if (std::exchange(closed_, true)) return;
+  if (pipeline_) pipeline_->withdraw();
   pipeline_.reset();
   loans_->close();
   segment_->close();

@@ -7,6 +7,7 @@
 int main(int argc, char** argv) {
   const std::vector<std::string> mutants = {
       "abandon_in_silence",         // passes rubbish on without saying so
+      "close_in_silence",           // does not say that what it has lent is its user's again
       "end_what_was_abandoned",     // does not look whether somebody said so
       "end_while_others_read",      // lent memory is the user's again too early
       "lend_in_silence",            // does not say where its memory is

@@ -210,6 +210,20 @@ void SharedPipelineWorld::kill(std::uint32_t index) {
   SleepersWorld::kill(dead);
   ++coverage[dead.ended < dead.started ? "died in an operation" : "died idle"];
   note(index, "dies", dead.ended);
+  if (!dead.stopped && random_.chance(1, 2)) close(index);
+}
+
+// It has left the group in order, though not all have ended what it began: its users have their
+// memory back, with errors.
+void SharedPipelineWorld::close(std::uint32_t index) {
+  Rank& rank = ranks_[index];
+  rank.pipeline->withdraw();
+  for (std::uint64_t s = rank.ended + 1; s <= rank.started; ++s) {
+    spoil(index, s);
+    operations_[s - 1].abandoned = true;
+    ++coverage["closed in an operation"];
+  }
+  note(index, "closes", rank.ended);
 }
 
 float SharedPipelineWorld::value(std::uint32_t rank, std::uint64_t s, std::uint64_t i) const {

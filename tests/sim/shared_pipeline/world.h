@@ -41,6 +41,7 @@ class SharedPipelineWorld : public SleepersWorld {
   void abandon_one(std::uint32_t index);
   bool fall_asleep(std::uint32_t index);
   void kill(std::uint32_t index);
+  void close(std::uint32_t index);
   void check_result(std::uint32_t index, std::uint64_t s);
   std::span<const std::byte> lent(std::uint32_t rank, std::uint64_t number) const;
   void spoil(std::uint32_t index, std::uint64_t s);
