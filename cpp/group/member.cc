@@ -63,7 +63,8 @@ void Member::peer_up(Time now, const Uid& instance) {
 void Member::peer_down(Time now, const Uid& instance, Down how) {
   notice(now);
   if (left_ || instance == config_.self.instance) return;
-  unreachable_[instance] = {how != Down::unreachable, now};
+  Unreachable& accused = unreachable_[instance];  // who is dead stays so, whatever is heard later
+  accused = {accused.dead || how != Down::unreachable, now};
   if (view_.find(instance) != nullptr) lost_.insert(instance);
   announce_soon(now);
   if (const MemberInfo* member = view_.find(instance); member != nullptr && broker_.empty()) {

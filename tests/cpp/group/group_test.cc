@@ -305,6 +305,19 @@ TEST("without a broker a member goes on, and says for whom it waits") {
   CHECK(member.waiting_for().empty());
 }
 
+TEST("what cannot be delivered to the dead does not take the proof of their death back") {
+  Member member = settled();
+  member.peer_down(kStart, Uid{2, 2}, Down::dead);
+  member.peer_down(kStart, Uid{2, 2}, Down::unreachable);
+  member.drain();
+  member.tick(kStart + milliseconds(300));
+  const auto sent = only<Member::SendToBroker>(member.drain());
+  CHECK(sent.size() == 1);
+  const auto message = wire::decode<Message>(sent.front().bytes.span());
+  const std::vector<Accusation> accused{{Uid{2, 2}, true}};
+  CHECK(std::get<Announce>(message.body).accused == accused);
+}
+
 TEST("the state is lost with a demotion and kept through an older newcomer's role") {
   MemberConfig stateful = config(1, "p1");
   stateful.stateful = true;
