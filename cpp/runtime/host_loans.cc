@@ -64,7 +64,7 @@ void HostLoans::leave() {
 
 collective::LentPlace HostLoans::place(const std::byte* data, std::size_t size) {
   const memory::LendingPool& pool = rpc_->context()->lending();
-  if (retired_ != pool.retired()) take_back_retired();
+  take_back_freed();
   const auto place = pool.find(data, size);
   if (!place || members_.instances.size() < 2) return {};
   auto found = mine_.find(place->segment);
@@ -99,8 +99,9 @@ void HostLoans::lend(std::uint64_t number, Mine& mine) {
   }
 }
 
-void HostLoans::take_back_retired() {
+void HostLoans::take_back_freed() {
   const memory::LendingPool& pool = rpc_->context()->lending();
+  if (retired_ == pool.retired()) return;
   retired_ = pool.retired();
   std::erase_if(mine_, [&](const auto& entry) {
     if (pool.segment(entry.first) != nullptr) return false;

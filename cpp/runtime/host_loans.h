@@ -28,6 +28,8 @@ class HostLoans final : public std::enable_shared_from_this<HostLoans> {
   // Unmaps what the others have lent.
   void leave();
   void close();
+  // From time to time: the others unmap what the lending pool has freed.
+  void take_back_freed();
 
   // Where all others read these bytes. Nowhere: they are not in the lending pool, or some member
   // has not mapped them, which this asks for.
@@ -51,7 +53,6 @@ class HostLoans final : public std::enable_shared_from_this<HostLoans> {
   HostLoans(std::shared_ptr<RpcPeer> rpc, std::string scope)
       : rpc_(std::move(rpc)), scope_(std::move(scope)) {}
   void lend(std::uint64_t number, Mine& mine);
-  void take_back_retired();
   void send(std::uint32_t rank, Message message);
   void received(const Uid& from, const wire::Payload& payload);
   void borrow(Number number, const Uid& key);

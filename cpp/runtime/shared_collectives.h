@@ -38,7 +38,10 @@ class SharedCollectives final : public io::Pollable,
   void abandon(std::uint64_t s);
   void close();
 
-  void tick(Time now) { segment_->tick(now); }
+  void tick(Time now) {
+    segment_->tick(now);
+    loans_->take_back_freed();
+  }
   Time next_deadline() const { return segment_->next_deadline(); }
   // What has ended here has ended at the others too.
   bool ended_everywhere() const { return !pipeline_ || pipeline_->taken_by_all(); }

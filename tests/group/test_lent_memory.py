@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import moolink
-from tests.waiting import formed
+from tests.waiting import formed, until
 
 Join = Callable[..., moolink.Group]
 
@@ -69,6 +69,18 @@ def test_it_is_let_go_when_its_owner_has_freed_it(join: Join) -> None:
     reduce_until(groups, small, begun + 1)
     # Each was let go on both sides: what is left are those of the small arrays.
     assert lent_mappings() <= begun + 3
+
+
+def test_it_is_let_go_though_nothing_more_is_reduced(join: Join) -> None:
+    groups = [join(name) for name in "ab"]
+    formed(groups)
+    begun = lent_mappings()
+    large = [moolink.empty((1 << 28,), "float32") for _ in groups]
+    arrays = [array[:COUNT] for array in large]
+    reduce_until(groups, arrays, begun + 4)
+    del large, arrays
+    gc.collect()
+    until(lambda: lent_mappings() == begun, "what was freed to be unmapped")
 
 
 def test_torch_and_dtypes(join: Join) -> None:
