@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "base/error.h"
 #include "collective/float_mode.h"
@@ -133,20 +134,39 @@ auto with_type(DType dtype, const Visit& visit) {
   }
 }
 
+// Two parameters may have one gradient, or views of one.
+bool have_memory_in_common(const std::vector<Gradient>& gradients, std::size_t element) {
+  std::vector<std::pair<const std::byte*, const std::byte*>> spans;
+  spans.reserve(gradients.size());
+  for (const Gradient& gradient : gradients) {
+    if (gradient.data == nullptr || gradient.count == 0) continue;
+    spans.emplace_back(gradient.data, gradient.data + gradient.count * element);
+  }
+  std::sort(spans.begin(), spans.end());
+  return std::adjacent_find(spans.begin(), spans.end(), [](const auto& one, const auto& next) {
+           return next.first < one.second;
+         }) != spans.end();
+}
+
 }  // namespace
 
 bool gather(DType dtype, const std::vector<Gradient>& gradients, double factor, bool clear,
             std::byte* bucket) {
   return with_type(dtype, [&](auto type, std::size_t parts) {
     using Type = decltype(type);
+    const std::size_t element = parts * sizeof(typename Type::Stored);
+    const bool at_once = clear && !have_memory_in_common(gradients, element);
     bool finite = true;
     for (const Gradient& gradient : gradients) {
-      const std::size_t count = gradient.count * parts;
       if (gradient.data == nullptr) {
-        std::memset(bucket + gradient.offset, 0, count * sizeof(typename Type::Stored));
-      } else if (!gather_one<Type>(gradient, count, factor, clear, bucket)) {
+        std::memset(bucket + gradient.offset, 0, gradient.count * element);
+      } else if (!gather_one<Type>(gradient, gradient.count * parts, factor, at_once, bucket)) {
         finite = false;
       }
+    }
+    if (!clear || at_once) return finite;
+    for (const Gradient& gradient : gradients) {
+      if (gradient.data != nullptr) std::memset(gradient.data, 0, gradient.count * element);
     }
     return finite;
   });

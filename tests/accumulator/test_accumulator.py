@@ -348,6 +348,20 @@ def test_a_conjugated_gradient_is_gathered(make: Make) -> None:
     assert torch.equal(model[0].grad, torch.full((2,), 1 - 2j, dtype=torch.complex64))
 
 
+def test_gradients_with_memory_in_common_are_gathered_before_they_are_zeroed(make: Make) -> None:
+    model = [torch.zeros(4, requires_grad=True) for _ in range(3)]
+    peer = make("alone", model)
+    connect([peer])
+    values = torch.arange(1.0, 7.0)
+    for parameter, gradient in zip(model, (values[:4], values[:4], values[2:]), strict=True):
+        parameter.grad = gradient
+    peer.reduce_gradients(1)
+    assert not values.any()
+    until(lambda: pump([peer]) or peer.has_gradients(), "a round")
+    means = [parameter.grad.tolist() for parameter in model if parameter.grad is not None]
+    assert means == [[1, 2, 3, 4], [1, 2, 3, 4], [3, 4, 5, 6]]
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_halves_are_summed_in_float32(make: Make, dtype: torch.dtype) -> None:
     models = [[torch.zeros(3, dtype=dtype, requires_grad=True)] for _ in range(2)]
