@@ -90,6 +90,18 @@ void Engine::set_members(Members members, const Error& reason) {
   for (auto& [id, request] : std::exchange(waiting_, {})) begin(id, std::move(request));
 }
 
+void Engine::drop_operations() {
+  operations_.clear();
+  by_key_.clear();
+  waiting_.clear();
+  ending_.clear();
+  passes_.clear();
+  in_shared_memory_.clear();
+  early_.clear();
+  early_bytes_ = 0;
+  actions_.clear();
+}
+
 OpId Engine::start(std::string name, OpSpec spec, std::vector<Buffer> inputs, Options options) {
   if (!rank_) throw Exception(ErrorCode::closed, "operation '" + name + "': not in a group yet");
   if (reduces(spec.kind) && !is_supported(spec.dtype, spec.op)) {

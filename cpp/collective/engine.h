@@ -104,6 +104,9 @@ class Engine {
   // Options::retry, start again with the same name and input, in their first order.
   void set_members(Members members, const Error& reason);
 
+  // No operation goes on, or refers to the user's memory; nothing is said of them.
+  void drop_operations();
+
   // All members of this epoch have attached to its pipeline: rank 0 passes through it what it can.
   void use_shared_memory(std::uint64_t epoch);
 

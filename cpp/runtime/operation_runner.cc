@@ -43,6 +43,7 @@ OperationRunner::OperationRunner(std::shared_ptr<RpcPeer> rpc, std::string scope
 void OperationRunner::close() {
   if (std::exchange(closed_, true)) return;
   rpc_->router().remove(rpc::Service::collective, scope_);
+  engine_.drop_operations();
 }
 
 void OperationRunner::carry_out() {

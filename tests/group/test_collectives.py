@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import moolink
-from tests.waiting import formed
+from tests.waiting import formed, until
 
 Join = Callable[..., moolink.Group]
 Groups = list[moolink.Group]
@@ -357,3 +357,17 @@ def test_differing_roots_fail_everywhere(three: Groups) -> None:
         with pytest.raises(moolink.Error, match=r"root 1.*root 0|root 0.*root 1"):
             future.result(20)
     assert run(three, lambda g, rank: g.all_reduce("y", 1)) == [3, 3, 3]
+
+
+def test_a_group_that_was_closed_keeps_no_arrays(join: Join) -> None:
+    groups = [join("a"), join("b")]
+    formed(groups)
+    array = given(LARGE, 0)
+    gone = weakref.ref(array)
+    reduction = groups[0].all_reduce("x", array)
+    del array
+    groups[0].close()
+    with pytest.raises(moolink.Closed):
+        reduction.result(10)
+    del reduction
+    until(lambda: gone() is None, "the array to be let go")
