@@ -48,6 +48,7 @@ inline constexpr unsigned kHostAllocPortable = 1;  // pinned for every context
   X(error_text, cuGetErrorString, (Status status, const char** text))
 
 struct Driver {
+// NOLINTNEXTLINE(bugprone-macro-parentheses): these are parts of a declarator
 #define MOOLINK_CUDA_MEMBER(member, symbol, arguments) Status(*member) arguments = nullptr;
   MOOLINK_CUDA_FUNCTIONS(MOOLINK_CUDA_MEMBER)
 #undef MOOLINK_CUDA_MEMBER
