@@ -172,8 +172,10 @@ bool Engine::turn(Lock& lock, Time until) {
 bool Engine::look_again(Lock& lock, Time begin, bool long_turn) {
   if (!patience_.is_worth_it()) return false;
   if (long_turn) {
+    // The lock was given up: whoever had it may have asked for an earlier end of this turn, and
+    // its wake-up is spent.
     loop_.turn(lock, begin);
-    if (!loop_.only_woken()) return true;
+    return true;
   }
   bool something = false;
   unsigned looks = 0;

@@ -18,6 +18,8 @@ Peers = tuple[moolink.Rpc, moolink.Rpc]
 def peers() -> Iterator[Peers]:
     with moolink.Rpc("server", timeout=20) as server, moolink.Rpc("client", timeout=20) as client:
         client.connect(server.listen("127.0.0.1:0")[0])
+        # Over tcp, on the way there, what is lent is copied.
+        until(lambda: client.explain("server")["path"] == "shm", "the shared memory path")
         server.define("take", lambda value: None)
         yield client, server
 
