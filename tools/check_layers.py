@@ -20,14 +20,15 @@ from collections.abc import Iterator, Mapping
 # Each layer with those right below it; what lies below them is allowed, too.
 LAYERS: dict[str, tuple[str, ...]] = {
     "base": (),
+    "crypto": ("base",),
     "tensor": ("base",),
     "memory": ("tensor",),
     "io": ("base",),
     "wire": ("tensor",),
-    "transport": ("io", "wire", "memory"),
+    "transport": ("io", "wire", "memory", "crypto"),
     "device": ("memory",),
     "session": ("wire",),
-    "rpc": ("session",),
+    "rpc": ("session", "crypto"),
     "group": ("wire",),
     "collective": ("wire",),
     "accumulate": ("group", "collective"),
@@ -36,7 +37,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
 }
 
 # Layers of pure machines: (now, event) in, actions out.
-MACHINES = {"session", "rpc", "group", "collective", "accumulate"}
+MACHINES = {"crypto", "session", "rpc", "group", "collective", "accumulate"}
 NOT_IN_MACHINES = re.compile(
     r"<(sys/.*|unistd\.h|fcntl\.h|poll\.h|pthread\.h|time\.h|ctime|thread|mutex|shared_mutex|"
     r"condition_variable|future|random|iostream|fstream)>"

@@ -6,10 +6,14 @@
 
 namespace moolink {
 
-void check_name(std::string_view what, const std::string& name) {
+bool is_name(std::string_view text) {
   const bool printable = std::ranges::none_of(
-      name, [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; });
-  if (!name.empty() && name.size() <= kMaxName && printable) return;
+      text, [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; });
+  return !text.empty() && text.size() <= kMaxName && printable;
+}
+
+void check_name(std::string_view what, const std::string& name) {
+  if (is_name(name)) return;
   throw Exception(ErrorCode::invalid_argument, std::string(what) + " has 1 to " +
                                                    std::to_string(kMaxName) +
                                                    " bytes and no control characters");

@@ -8,7 +8,9 @@ namespace moolink {
 
 inline constexpr std::size_t kMaxName = 1024;  // bytes
 
-// Throws Exception{invalid_argument} unless it has 1 to kMaxName bytes and no control characters.
+// Whether it has 1 to kMaxName bytes and no control characters.
+bool is_name(std::string_view text);
+// Throws Exception{invalid_argument} unless it is a name.
 // `what` says whose name it is: "a peer's name".
 void check_name(std::string_view what, const std::string& name);
 
