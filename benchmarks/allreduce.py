@@ -67,7 +67,9 @@ def moolink_system(
         rpc.connect(broker)
         group = moolink.Group(rpc, f"{name}-{count}")
         group.set_sort_order(rank)
-        while len(group.members()) != count:
+        # In this order: a sort order that comes later begins another epoch.
+        names = [f"{name}-{other}-of-{count}" for other in range(count)]
+        while group.members() != names:
             time.sleep(0.01)
             group.update()
         group.barrier("begin", on_change="retry").result(PATIENCE)

@@ -1,5 +1,6 @@
 #include "runtime/engine.h"
 
+#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,9 +17,6 @@ constexpr Duration kLeaveWithin = microseconds(200);
 constexpr std::size_t kMostPutOff = 16;
 constexpr Duration kStandBy = milliseconds(1);  // the reactor is never away for longer
 constexpr Duration kInterruptEvery = milliseconds(50);
-
-// A sleep and a wake-up take as long.
-constexpr Duration kMoment = microseconds(40);
 
 thread_local int thread_number = 0;
 
@@ -170,23 +168,31 @@ bool Engine::turn(Lock& lock, Time until) {
 // Looks for a moment more before it sleeps, if that has been worth it. Who wants the lock is not
 // kept waiting, and timers have their turn.
 bool Engine::look_again(Lock& lock, Time begin, bool long_turn) {
-  if (!patience_.is_worth_it()) return false;
+  if (!patience_.is_worth_it(begin)) return false;
   if (long_turn) {
     // The lock was given up: whoever had it may have asked for an earlier end of this turn, and
     // its wake-up is spent.
     loop_.turn(lock, begin);
     return true;
   }
+  const Duration alone = patience_.alone();
   bool something = false;
+  bool offered = false;
   unsigned looks = 0;
-  for (Time now = begin; now - begin < kMoment && now < polling_until_; now = io::now()) {
+  Time current = begin;
+  for (; current - begin < Patience::kMoment && current < polling_until_; current = io::now()) {
     if (mutex_.asked_for() || loop_.is_woken()) return false;
     // A look at descriptors is a system call: one in four.
-    something = loop_.poll_pollables() || (looks++ % 4 == 0 && loop_.look_at_descriptors());
+    something = loop_.poll_pollables() || (looks % 4 == 0 && loop_.look_at_descriptors());
     if (something) break;
-    pause();
+    if (looks++ % 4 == 2 && current - begin >= alone) {
+      sched_yield();
+      offered = true;
+    } else {
+      pause();
+    }
   }
-  patience_.found(something);
+  patience_.found(something, offered, begin, current);
   return something;
 }
 
