@@ -7,6 +7,8 @@ back.
     python benchmarks/accumulator.py --peers 2 --parameters 1700000
 
 "busy" is the CPU time of the user's thread outside of ``wait``: gathering, taking over the result.
+"copy" is the CPU time of what nothing can do without: all peers at once copy their gradients into
+one flat array.
 
     python benchmarks/accumulator.py --overlap 20
 
@@ -43,6 +45,14 @@ def parameters(count: int) -> list[torch.Tensor]:
     return leaves
 
 
+def copy_gradients(leaves: list[torch.Tensor], flat: torch.Tensor) -> None:
+    """Into memory that is there."""
+    offset = 0
+    for leaf in leaves:
+        flat[offset : offset + leaf.numel()].copy_(leaf.grad.view(-1))
+        offset += leaf.numel()
+
+
 def gloo_round(leaves: list[torch.Tensor], peers: int) -> None:
     """Flatten, all_reduce, scale, copy back."""
     flat = torch.cat([leaf.grad.reshape(-1) for leaf in leaves])
@@ -66,6 +76,7 @@ def peer(args: argparse.Namespace) -> None:
         world_size=args.peers,
     )
     mine, theirs = parameters(args.parameters), parameters(args.parameters)
+    flat = torch.zeros(sum(leaf.numel() for leaf in mine))
     with moolink.Rpc(f"peer-{args.peer}") as rpc:
         rpc.connect(args.broker)
         group = moolink.Group(rpc, "benchmark")
@@ -102,6 +113,7 @@ def peer(args: argparse.Namespace) -> None:
         times: dict[str, list[float]] = {"moolink": [], "gloo": []}
         cpu: dict[str, list[float]] = {"moolink": [], "gloo": []}
         busy: list[float] = []
+        copy: list[float] = []
         for trial in range(args.trials + 5):
             for system in ("moolink", "gloo"):
                 torch.distributed.barrier()
@@ -118,14 +130,20 @@ def peer(args: argparse.Namespace) -> None:
                     cpu[system].append(1e3 * (time.process_time() - used))
                     if system == "moolink":
                         busy.append(1e3 * (time.thread_time() - mine_used - waited))
-                if system == "moolink":
+                if system == "gloo":
+                    torch.distributed.barrier()
+                    used = time.thread_time()
+                    copy_gradients(theirs, flat)
+                    if trial >= 5:
+                        copy.append(1e3 * (time.thread_time() - used))
+                else:
                     assert accumulator.get_gradient_stats()["num_gradients"] == args.peers
                     accumulator.zero_gradients()
                     for leaf in mine:
                         leaf.grad.fill_(1.0)
         torch.distributed.barrier()
         if args.peer == 0:
-            print(json.dumps({"wall_ms": times, "cpu_ms": cpu, "busy_ms": busy}))
+            print(json.dumps({"wall_ms": times, "cpu_ms": cpu, "busy_ms": busy, "copy_ms": copy}))
         accumulator.close()
 
 
@@ -215,9 +233,8 @@ def main() -> None:
     print(
         f"moolink / gloo: {medians['moolink'] / medians['gloo']:.2f} (medians; below 1 is faster)"
     )
-    print(
-        f"the user's thread, busy: {statistics.median(figures['busy_ms']):.2f} ms a round (median)"
-    )
+    busy, copy = (statistics.median(figures[name]) for name in ("busy_ms", "copy_ms"))
+    print(f"the user's thread, busy: {busy:.2f} ms a round (median); a bare copy: {copy:.2f} ms")
     if args.json:
         args.json.write_text(json.dumps({"peers": args.peers, "parameters": count, **figures}))
 
