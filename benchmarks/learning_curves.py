@@ -4,12 +4,16 @@
 
 Runs each learner with each seed (`moolink run`), and draws the mean return over the steps: a line
 for each framework's middle seed, a band from its least to its greatest. Says whether the bands
-overlap at each tenth of the run. Writes docs/results/learning_ENV.png and .csv.
+overlap at each tenth of the run. Writes docs/results/learning_ENV.png and .csv. Beside other work
+on the machine the processor's time of a job tells more than its seconds.
 """
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import json
+import resource
 import subprocess
 import sys
 import tempfile
@@ -34,31 +38,51 @@ class Options:
     peers: int = 2
     log_interval: float = 0.25
     """Seconds between two points of a curve, as it is measured."""
+    runs: Path | None = None
+    """Directory in which the jobs are kept, and from which those that have ended before are taken:
+    a comparison that was interrupted goes on."""
     output: Path = ROOT / "docs" / "results"
 
 
 @dataclass
 class Curve:
-    """Of one run: steps, mean returns of the last 100 games, and the seconds that it took."""
+    """Of one run: steps, mean returns of the last 100 games, and the time that it took, in seconds
+    and in seconds of a processor, of all its processes together."""
 
     steps: NDArray[np.float64]
     returns: NDArray[np.float64]
     seconds: float
+    cpu_seconds: float
 
 
 def learn(options: Options, framework: str, seed: int) -> Curve:
     """One job, in a process group of its own."""
-    with tempfile.TemporaryDirectory() as directory:
-        command = [sys.executable, "-m", "moolink", "run", "-n", str(options.peers)]
-        command += ["-m", f"examples.{framework}.impala", "--env", options.env]
-        command += ["--total-steps", str(options.total_steps), "--seed", str(seed)]
-        command += ["--log-interval", str(options.log_interval), "--save-dir", directory]
-        subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-        with Path(directory, "learning_curve.csv").open(newline="") as file:
+    with contextlib.ExitStack() as stack:
+        if options.runs is None:
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        else:
+            directory = options.runs / f"{options.env}-{options.total_steps}-{framework}-{seed}"
+        ended = directory / "ended.json"
+        if not ended.exists():
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            run_job(options, framework, seed, directory)
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+            ended.write_text(json.dumps({"cpu_seconds": used}))
+        with (directory / "learning_curve.csv").open(newline="") as file:
             rows = [row for row in csv.DictReader(file) if row["mean_return"]]
+        cpu_seconds = json.loads(ended.read_text())["cpu_seconds"]
     steps = np.array([float(row["steps"]) for row in rows])
     returns = np.array([float(row["mean_return"]) for row in rows])
-    return Curve(steps, returns, float(rows[-1]["seconds"]))
+    return Curve(steps, returns, float(rows[-1]["seconds"]), cpu_seconds)
+
+
+def run_job(options: Options, framework: str, seed: int, directory: Path) -> None:
+    command = [sys.executable, "-m", "moolink", "run", "-n", str(options.peers)]
+    command += ["-m", f"examples.{framework}.impala", "--env", options.env]
+    command += ["--total-steps", str(options.total_steps), "--seed", str(seed), "--no-resume"]
+    command += ["--log-interval", str(options.log_interval), "--save-dir", str(directory)]
+    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
 
 
 def bands(curves: list[Curve], at: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -78,7 +102,7 @@ def draw(options: Options, curves: dict[str, list[Curve]], path: Path) -> None:
     for framework, of_seeds in curves.items():
         least, middle, greatest = bands(of_seeds, at)
         axes.fill_between(at / 1e6, least, greatest, alpha=0.25, color=COLORS[framework])
-        label = f"{framework}, {np.median([c.seconds for c in of_seeds]):.0f} s"
+        label = f"{framework}, {np.median([c.cpu_seconds for c in of_seeds]):.0f} s of a processor"
         axes.plot(at / 1e6, middle, color=COLORS[framework], label=label)
     title = f"{options.env}, {options.peers} peers, {len(options.seeds)} seeds each"
     axes.set(title=title, xlabel="million agent steps", ylabel="mean return of 100 games")
@@ -95,8 +119,10 @@ def main() -> int:
         for framework in FRAMEWORKS:
             curve = learn(options, framework, seed)
             curves[framework].append(curve)
+            last = curve.returns[-1]
             print(
-                f"{framework} seed {seed}: return {curve.returns[-1]:.2f} in {curve.seconds:.0f} s",
+                f"{framework} seed {seed}: return {last:.2f} in {curve.seconds:.0f} s, "
+                f"{curve.cpu_seconds:.0f} s of a processor",
                 flush=True,
             )
     tenths = options.total_steps * np.arange(1, 11) / 10

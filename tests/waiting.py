@@ -10,11 +10,13 @@ import moolink
 PATIENCE = 20.0  # seconds until something that should take a moment is called a hang
 
 
-def until(done: Callable[[], bool], what: str, poll: float = 0.01) -> None:
+def until(
+    done: Callable[[], bool], what: str, poll: float = 0.01, patience: float = PATIENCE
+) -> None:
     """Waits for a condition that other threads bring about."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + patience
     while not done():
-        assert time.monotonic() < deadline, f"waited {PATIENCE} s for {what}"
+        assert time.monotonic() < deadline, f"waited {patience} s for {what}"
         time.sleep(poll)
 
 

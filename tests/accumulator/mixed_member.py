@@ -1,7 +1,6 @@
 """A member in torch or in JAX, as a process: python -m tests.accumulator.mixed_member ...
 
-Writes a line for each version of its model: version, hash of the round's gradients, hash of the
-parameters if they ought to be the leader's (else -), contributors, monotonic time.
+Writes a line for each version of its model: those of `tests.round_log`.
 """
 
 from __future__ import annotations
@@ -130,6 +129,8 @@ def main() -> None:
         due: tuple[int, str, str] | None = None
         while True:
             accumulator.update()
+            if accumulator.has_new_state():  # the parameters are of a later version
+                due = None
             if due is not None and not accumulator.awaits_parameters():
                 version, gradients, contributors = due
                 parameters = hashed(member.parameters()) if accumulator.in_step() else "-"
@@ -139,7 +140,6 @@ def main() -> None:
                 accumulator.set_state(member.squares)
             if accumulator.has_new_state():
                 member.load(accumulator.state())
-                due = None
             if accumulator.has_gradients():
                 names = ",".join(sorted(set(accumulator.get_gradient_stats()["contributors"])))
                 due = (accumulator.model_version(), hashed(member.gradients()), names)

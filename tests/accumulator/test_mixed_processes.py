@@ -11,26 +11,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 import moolink
+from tests.round_log import Line, alone_since, check_equal, lines, rounds_of_both
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@dataclass
-class Line:
-    """Of a member's log: one version of its model."""
-
-    version: int
-    gradients: str
-    parameters: str
-    contributors: str
-    time: float
 
 
 class Members:
@@ -48,16 +37,10 @@ class Members:
         )
 
     def lines(self, name: str) -> list[Line]:
-        if not self._log(name).exists():
-            return []
-        complete = self._log(name).read_text().rpartition("\n")[0].splitlines()
-        rows = [line.split() for line in complete]
-        return [Line(int(v), g, p, c, float(t)) for v, g, p, c, t in rows]
+        return lines(self._log(name))
 
     def rounds_of_both(self, names: tuple[str, str]) -> list[tuple[Line, Line]]:
-        """What both say of the versions that both have had, since the later one came."""
-        first, second = ({line.version: line for line in self.lines(name)} for name in names)
-        return [(first[v], second[v]) for v in sorted(first.keys() & second.keys())]
+        return rounds_of_both(*map(self._log, names))
 
     def contribute_together(self, names: tuple[str, str], rounds: int) -> None:
         wanted = ",".join(sorted(names))
@@ -79,11 +62,7 @@ class Members:
         """Seconds from the other's death to the first round of this one alone."""
 
         def alone() -> list[float]:
-            return [
-                line.time - killed
-                for line in self.lines(name)
-                if line.time > killed and line.contributors == name
-            ]
+            return alone_since(self._log(name), name, killed)
 
         until(lambda: bool(alone()), "a round of the survivor", poll=0.05)
         return alone()[0]
@@ -101,21 +80,6 @@ def members(directory: Path) -> Iterator[Members]:
         finally:
             for name in list(made._processes):
                 made.kill(name)
-
-
-def check_equal(rounds: list[tuple[Line, Line]], killed: float) -> int:
-    """Returns in how many rounds both had the leader's parameters.
-
-    What a leader that was killed had not published yet is gone with it: its successor's count.
-    """
-    compared = 0
-    for a, b in rounds:
-        assert a.gradients == b.gradients, (a, b)
-        assert a.contributors == b.contributors, (a, b)
-        if "-" not in (a.parameters, b.parameters) and max(a.time, b.time) < killed:
-            assert a.parameters == b.parameters, (a, b)
-            compared += 1
-    return compared
 
 
 @pytest.mark.parametrize(("first", "second"), [("torch", "jax"), ("jax", "torch")])

@@ -5,50 +5,17 @@ import os
 import re
 import resource
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from examples.common import checkpoint
+from tests.learning.processes import broker, finish, read_until, run, start
 
-ROOT = Path(__file__).resolve().parents[2]
 LEARNER = ["-m", "examples.torch.impala"]
 CATCH = ["--env", "catch", "--log-interval", "1"]
 
 pytestmark = pytest.mark.timeout(150)
-
-
-def start(*arguments, **options):
-    """A process of its own process group, whose output is one text."""
-    return subprocess.Popen(
-        [sys.executable, *arguments],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-        **options,
-    )
-
-
-def finish(process, timeout=120):
-    """Its output. Nothing of it is left behind, however it ends."""
-    try:
-        output, _ = process.communicate(timeout=timeout)
-    finally:
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            process.wait()
-    return output
-
-
-def run(*arguments, timeout=120, **options):
-    process = start(*arguments, **options)
-    output = finish(process, timeout)
-    return process.returncode, output
 
 
 def job(peers, save_dir, *arguments, **options):
@@ -59,16 +26,6 @@ def job(peers, save_dir, *arguments, **options):
 def rows(save_dir):
     with Path(save_dir, "learning_curve.csv").open(newline="") as file:
         return list(csv.DictReader(file))
-
-
-def read_until(process, text):
-    """Reads the output up to the line that contains `text`."""
-    lines = []
-    for line in process.stdout:
-        lines.append(line)
-        if text in line:
-            return lines
-    raise AssertionError(f"no {text!r} in the output:\n" + "".join(lines))
 
 
 def test_two_peers_learn_catch(tmp_path):
@@ -111,21 +68,19 @@ def test_a_job_goes_on_from_its_checkpoint_and_can_be_evaluated(tmp_path):
 
 def test_a_newcomer_joins_by_hand(tmp_path):
     """A broker, a peer, and later another that gets the first one's state."""
-    broker = start("-m", "moolink.broker", "127.0.0.1:0")
-    address = re.search(r"127\.0\.0\.1:\d+", broker.stdout.readline())[0]
-    common = [*LEARNER, *CATCH, "--connect", address, "--group", "by-hand"]
-    common += ["--num-peers", "2", "--total-steps", "100000000"]
-    first = start(*common, "--save-dir", str(tmp_path / "first"), "--name", "first")
-    try:
-        read_until(first, "of 1 peer |")
-        arguments = ["--name", "second", "--peer-index", "1", "--max-seconds", "15"]
-        second = start(*common, "--save-dir", str(tmp_path / "second"), *arguments)
-        read_until(first, "of 2 peers |")
-        outputs = [finish(second), finish(first)]
-    finally:
-        for process in (broker, first):
-            process.kill()
-            process.wait()
+    with broker() as address:
+        common = [*LEARNER, *CATCH, "--connect", address, "--group", "by-hand"]
+        common += ["--num-peers", "2", "--total-steps", "100000000"]
+        first = start(*common, "--save-dir", str(tmp_path / "first"), "--name", "first")
+        try:
+            read_until(first, "of 1 peer |")
+            arguments = ["--name", "second", "--peer-index", "1", "--max-seconds", "15"]
+            second = start(*common, "--save-dir", str(tmp_path / "second"), *arguments)
+            read_until(first, "of 2 peers |")
+            outputs = [finish(second), finish(first)]
+        finally:
+            first.kill()
+            first.wait()
     checksums = [re.search(r"model (\w{16}) at update (\d+)", output) for output in outputs]
     assert all(checksums), outputs
     assert checksums[0].groups() == checksums[1].groups()

@@ -3,34 +3,21 @@
 import csv
 import re
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from examples.common import checkpoint
+from tests.learning import mixed_job
+from tests.learning.processes import broker, read_until, start
 
 pytest.importorskip("jax")
 pytest.importorskip("optax")
 
-ROOT = Path(__file__).resolve().parents[2]
 CATCH = ["--env", "catch", "--log-interval", "1", "--num-peers", "2", "--total-steps", "100000000"]
 
 pytestmark = pytest.mark.timeout(150)
-
-
-def start(*arguments):
-    return subprocess.Popen(
-        [sys.executable, *arguments],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
 
 
 def test_two_jax_peers_learn_catch(tmp_path):
@@ -54,36 +41,27 @@ def test_two_jax_peers_learn_catch(tmp_path):
         assert float(mean[1]) >= 0.9
 
 
-def read_until(process, text):
-    lines = []
-    for line in process.stdout:
-        lines.append(line)
-        if text in line:
-            return lines
-    raise AssertionError(f"no {text!r} in the output:\n" + "".join(lines))
-
-
 @pytest.fixture
 def peer(tmp_path):
     """Returns a function that starts a peer of a framework, all of one group."""
-    broker = start("-m", "moolink.broker", "127.0.0.1:0")
-    address = re.search(r"127\.0\.0\.1:\d+", broker.stdout.readline())[0]
-    started = [broker]
+    started = []
 
-    def start_peer(framework, *arguments):
-        index = str(len(started) - 1)
-        process = start(
-            *["-m", f"examples.{framework}.impala", *CATCH, "--connect", address],
-            *["--group", "mixed", "--name", f"{framework}-{index}", "--peer-index", index],
-            *["--save-dir", str(tmp_path / framework), *arguments],
-        )
-        started.append(process)
-        return process
+    with broker() as address:
 
-    yield start_peer
-    for process in started:
-        process.kill()
-        process.communicate()
+        def start_peer(framework, *arguments):
+            index = str(len(started))
+            process = start(
+                *["-m", f"examples.{framework}.impala", *CATCH, "--connect", address],
+                *["--group", "mixed", "--name", f"{framework}-{index}", "--peer-index", index],
+                *["--save-dir", str(tmp_path / framework), *arguments],
+            )
+            started.append(process)
+            return process
+
+        yield start_peer
+        for process in started:
+            process.kill()
+            process.communicate()
 
 
 @pytest.mark.parametrize(("first", "second"), [("torch", "jax"), ("jax", "torch")])
@@ -149,3 +127,11 @@ def test_a_checkpoint_of_one_framework_is_gone_on_from_in_the_other(tmp_path, fi
     for name, array in before["parameters"].items():
         assert saved["parameters"][name].shape == array.shape
         assert saved["parameters"][name].dtype == np.float32
+
+
+def test_every_round_is_the_same_in_both_frameworks_and_each_goes_on_alone(tmp_path):
+    with mixed_job.job(tmp_path, CATCH[:2]) as job:
+        mixed_job.play(job, seconds=0, kills=2)
+        rounds, equal, both = job.check()
+        assert min(equal, both) >= mixed_job.ENOUGH
+        assert rounds >= max(equal, both)
