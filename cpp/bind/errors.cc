@@ -6,33 +6,6 @@
 namespace moolink::bind {
 namespace {
 
-const char* class_name(ErrorCode code) {
-  switch (code) {
-    case ErrorCode::timeout:
-      return "TimeoutError";
-    case ErrorCode::cancelled:
-      return "CancelledError";
-    case ErrorCode::peer_lost:
-      return "PeerLost";
-    case ErrorCode::no_such_function:
-      return "NoSuchFunction";
-    case ErrorCode::remote:
-      return "RemoteError";
-    case ErrorCode::group_changed:
-      return "GroupChanged";
-    case ErrorCode::queue_full:
-      return "QueueFull";
-    case ErrorCode::auth:
-      return "AuthError";
-    case ErrorCode::wire:
-      return "WireError";
-    case ErrorCode::closed:
-      return "Closed";
-    default:
-      return "Error";
-  }
-}
-
 const char* ran_text(Ran ran) {
   switch (ran) {
     case Ran::no:
@@ -58,6 +31,35 @@ void translate(const std::exception_ptr& pointer, void*) {
 }
 
 }  // namespace
+
+const char* class_name(ErrorCode code) {
+  switch (code) {
+    case ErrorCode::timeout:
+      return "TimeoutError";
+    case ErrorCode::cancelled:
+      return "CancelledError";
+    case ErrorCode::peer_lost:
+      return "PeerLost";
+    case ErrorCode::no_such_function:
+      return "NoSuchFunction";
+    case ErrorCode::remote:
+      return "RemoteError";
+    case ErrorCode::group_changed:
+      return "GroupChanged";
+    case ErrorCode::queue_full:
+      return "QueueFull";
+    case ErrorCode::auth:
+      return "AuthError";
+    case ErrorCode::wire:
+      return "WireError";
+    case ErrorCode::closed:
+      return "Closed";
+    case ErrorCode::invalid_argument:
+      return "ValueError";
+    default:
+      return "Error";
+  }
+}
 
 nb::object text(std::string_view utf8) {
   return nb::steal(

@@ -17,6 +17,9 @@ namespace nb = nanobind;
 // A str of what may come from a peer: what is not UTF-8 is shown, not raised.
 nb::object text(std::string_view utf8);
 
+// The name of the class: of moolink/errors.py, or ValueError.
+const char* class_name(ErrorCode code);
+
 // The exception object; needs the GIL.
 nb::object to_exception(const Error& error);
 

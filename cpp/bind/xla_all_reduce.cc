@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "bind/context.h"
+#include "bind/errors.h"
 #include "bind/program_groups.h"
 #include "bind/xla_ffi.h"
 #include "runtime/program_reduce.h"
@@ -159,28 +160,6 @@ xla::Code code_of(ErrorCode code) {
   }
 }
 
-// By which moolink.jax knows the class to raise.
-const char* class_name(ErrorCode code) {
-  switch (code) {
-    case ErrorCode::timeout:
-      return "TimeoutError";
-    case ErrorCode::cancelled:
-      return "CancelledError";
-    case ErrorCode::peer_lost:
-      return "PeerLost";
-    case ErrorCode::group_changed:
-      return "GroupChanged";
-    case ErrorCode::closed:
-      return "Closed";
-    case ErrorCode::queue_full:
-      return "QueueFull";
-    case ErrorCode::invalid_argument:
-      return "ValueError";
-    default:
-      return "Error";
-  }
-}
-
 xla::Error* make_error(const xla::Api* api, xla::Code code, const std::string& message) {
   xla::ErrorCreateArgs arguments{sizeof(xla::ErrorCreateArgs), nullptr, message.c_str(), code};
   return api->error_create(&arguments);
@@ -234,7 +213,7 @@ xla::Error* handle_all_reduce(xla::CallFrame* frame) {
     raise_later(e);
     return make_error(frame->api, xla::Code::cancelled,
                       "moolink.CancelledError: a signal ended the wait");
-  } catch (const Exception& e) {
+  } catch (const Exception& e) {  // moolink.jax raises the class of that name
     return make_error(frame->api, code_of(e.error().code),
                       std::string("moolink.") + class_name(e.error().code) + ": " + e.what());
   } catch (const std::exception& e) {

@@ -1,7 +1,6 @@
 #include "runtime/program_reduce.h"
 
 #include <algorithm>
-#include <chrono>
 #include <condition_variable>
 #include <cstring>
 #include <memory>
@@ -15,11 +14,9 @@
 namespace moolink::runtime {
 namespace {
 
-// What is under way when an operation fails is arithmetic and copies of at most some milliseconds.
-constexpr auto kLastTasks = std::chrono::seconds(10);
-
 // Memory that is gone once the program goes on. What has ended well does not refer to it any more;
-// of what failed, tasks may be under way: its buffers share an owner, whose end tells of theirs.
+// of what failed, tasks may be under way, arithmetic and copies of at most some milliseconds. They
+// are waited for, however long that takes: its buffers share an owner, whose end tells of theirs.
 class ProgramMemory {
  public:
   ProgramMemory()
@@ -32,7 +29,7 @@ class ProgramMemory {
     owner_.reset();
     if (ended_well_) return;
     std::unique_lock lock(state_->mutex);
-    state_->changed.wait_for(lock, kLastTasks, [this] { return state_->returned; });
+    state_->changed.wait(lock, [this] { return state_->returned; });
   }
   ProgramMemory(const ProgramMemory&) = delete;
   ProgramMemory& operator=(const ProgramMemory&) = delete;
@@ -123,8 +120,10 @@ void start(GroupPeer& group, const ProgramReduction& reduction, std::size_t numb
   spec.layout = reduction.layout;
   Allocator& pool = group.rpc()->context()->pool();
   const bool alone = part.operands.size() == 1;
-  // What travels to other hosts may lie in queues for longer than the program lives.
-  const bool lent = alone && part.bytes >= collective::kSharedBytes && group.on_one_host();
+  // What travels to other hosts may lie in queues for longer than the program lives. A retry may be
+  // among members of several hosts.
+  const bool lent =
+      alone && !reduction.retry && part.bytes >= collective::kSharedBytes && group.on_one_host();
   Buffer input = lent ? memory.input(*part.operands.front()) : Buffer(pack(part, pool));
   if (!alone) part.packed = pool.allocate(part.bytes);
   MutableBuffer output = alone ? memory.output(*part.operands.front()) : part.packed;

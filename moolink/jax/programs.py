@@ -264,9 +264,12 @@ def _lower(context: Any, *operands: Any, call: _Call) -> Any:
 
 
 def _lower_elsewhere(context: Any, *operands: Any, call: _Call) -> Any:
+    platforms = context.platforms or context.module_context.platforms
     raise NotImplementedError(
-        f"all_reduce '{call.name}': moolink reduces in compiled functions of the CPU only; compile "
-        "this one there, or call moolink.jax.all_reduce on its results"
+        f"all_reduce '{call.name}': moolink reduces in compiled functions of the CPU only, and "
+        f"this one is for {', '.join(platforms)}; return the operands from it and call "
+        "moolink.jax.all_reduce on them outside of jit (or give gradients to "
+        "moolink.jax.Accumulator), or compile it for the CPU (jax.default_device)"
     )
 
 

@@ -360,6 +360,16 @@ def test_what_is_refused_when_traced(
         mj.all_reduce(groups[0], "x", leaf, **options)
 
 
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+def test_other_platforms_are_refused_when_compiled(groups: Groups, platform: str) -> None:
+    """No device is needed to compile for one."""
+    traced = jax.jit(lambda x: mj.all_reduce(groups[0], "x", x)).trace(jnp.ones(3))
+    for platforms in ((platform,), ("cpu", platform)):
+        with pytest.raises(NotImplementedError, match="outside of jit") as caught:
+            traced.lower(lowering_platforms=platforms)
+        assert f"is for {platform};" in str(caught.value)
+
+
 def test_keys_are_refused(groups: Groups) -> None:
     with pytest.raises((TypeError, ValueError), match="key"):
         mj.all_reduce(groups[0], "x", jax.random.key(0))
