@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         dump,
         set_max_threads,
     )
-    from moolink.accumulator import Accumulator
+    from moolink.accumulators import Accumulator
     from moolink.batcher import Batcher
     from moolink.env_pool import EnvPool, EnvStepper, EnvStepperFuture
     from moolink.group import AllReduce, Group
@@ -51,7 +51,7 @@ __version__ = "0.1.0"
 
 # Loaded at first use, so that `import moolink` costs next to nothing.
 _HOME = {
-    "Accumulator": "moolink.accumulator",
+    "Accumulator": "moolink.accumulators",
     "AllReduce": "moolink.group",
     "Batcher": "moolink.batcher",
     "Broker": "moolink._core",

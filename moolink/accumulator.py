@@ -7,7 +7,6 @@ the adapters (:mod:`moolink.torch`), which gather gradients into a flat bucket a
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -19,14 +18,13 @@ from moolink._core import AccumulatorCore
 from moolink.accumulator_adapter import Adapter
 from moolink.accumulator_checks import checked_batch_size, checked_counters, require_one_of
 from moolink.group import Group
+from moolink.left_out_rounds import LeftOutRounds
 from moolink.logs import logger
 from moolink.parameter_sync import ParameterSync
 from moolink.rpc import Rpc
 from moolink.training_steps import TrainingStep, training_steps
 
 if TYPE_CHECKING:
-    import moolink.jax
-    import moolink.torch
     from moolink._core import GradientStats
 
 Role = Literal["member", "observer"]
@@ -132,12 +130,7 @@ class AccumulatorBase(Adapter):
         self._on_nonfinite: Nonfinite = on_nonfinite
         self._is_observer = role == "observer"
         self._grad_norm: float | None = None  # of the round shown last, before it was scaled
-        self._skipped_rounds = 0
-        self._skipped_contributions = 0
-        self._carried: dict[str, int] = {}  # counters of rounds skipped since the one shown last
-        self._extra: dict[str, int] = {}  # those that the round shown last brought along
-        self._carried_lost: list[tuple[str, int]] = []  # likewise
-        self._extra_lost: list[tuple[str, int]] = []
+        self._left_out = LeftOutRounds()
         self._has_gradients = False
         self._has_new_state = False
         self._state: Any = None
@@ -179,7 +172,7 @@ class AccumulatorBase(Adapter):
             number, (model, state, carried, lost, version) = arrived
             self._install_model(model)
             self._clear()  # what they hold belongs to the model before
-            self._carried, self._carried_lost = dict(carried), [(peer, k) for peer, k in lost]
+            self._left_out.take_over(carried, lost)
             self._core.state_installed(number)
             self._sync.received_state(version)
             self._unreported = None
@@ -209,8 +202,7 @@ class AccumulatorBase(Adapter):
             if self._max_grad_norm is not None and self._max_grad_norm < norm < math.inf:
                 self._core.scale(result, self._max_grad_norm / norm)
         self._grad_norm = norm
-        self._extra, self._carried = self._carried, {}
-        self._extra_lost, self._carried_lost = self._carried_lost, []
+        self._left_out.show()
         self._show(result)
         self._has_gradients = True
         if norm is not None and self._on_nonfinite == "raise" and not math.isfinite(norm):
@@ -227,9 +219,7 @@ class AccumulatorBase(Adapter):
             self._core.model_version(),
             stats["contributors"],
         )
-        self._skipped_rounds += 1
-        _add(self._carried, stats["counters"])
-        self._carried_lost += stats["lost"]
+        self._left_out.add(stats)
         self._release_round()
         self._core.update(self._on_divergence)
 
@@ -288,10 +278,8 @@ class AccumulatorBase(Adapter):
         self._give_state(state)
 
     def _give_state(self, state: Any) -> None:
-        # What skipped rounds have left for the next one is part of the model's history.
-        lost = [list(contribution) for contribution in self._carried_lost]
         model, version = self._capture_model(), self._sync.version
-        self._core.set_state((model, state, self._carried, lost, version))
+        self._core.set_state((model, state, *self._left_out.carried(), version))
 
     def has_new_state(self) -> bool:
         """Whether a state has arrived; parameters and buffers are already installed."""
@@ -348,7 +336,7 @@ class AccumulatorBase(Adapter):
             self._clear()
         if not finite and self._on_nonfinite == "skip":
             logger.warning("the gradients are not finite: this contribution is skipped")
-            self._skipped_contributions += 1
+            self._left_out.contributions += 1
             batch_size = 0
         self._core.offer(batch_size, sums)
 
@@ -438,12 +426,8 @@ class AccumulatorBase(Adapter):
         (None unless that or ``on_nonfinite`` asks for it); ``skipped_rounds`` and
         ``skipped_contributions`` count what ``on_nonfinite="skip"`` has left out at this peer.
         """
-        stats = self._core.stats()
-        _add(stats["counters"], self._extra)
-        stats["lost"] = self._extra_lost + stats["lost"]
+        stats = self._left_out.complete(self._core.stats())
         stats["grad_norm"] = self._grad_norm
-        stats["skipped_rounds"] = self._skipped_rounds
-        stats["skipped_contributions"] = self._skipped_contributions
         return stats
 
     def training_steps(
@@ -505,38 +489,3 @@ class AccumulatorBase(Adapter):
         else:
             why = self._core.why_not_wanted()
         raise RuntimeError(f"{method} was called while wants_gradients() is false: {why}")
-
-
-def _add(totals: dict[str, int], counters: Mapping[str, int]) -> None:
-    for name, value in counters.items():
-        totals[name] = totals.get(name, 0) + value
-
-
-def Accumulator(
-    name: str,
-    parameters: Any,
-    buffers: Any = (),
-    group: Group | None = None,
-    **options: Any,
-) -> moolink.torch.Accumulator | moolink.jax.Accumulator:
-    """Returns the accumulator of the framework that ``parameters`` belong to: an iterable of torch
-    tensors, or a pytree of JAX arrays.
-
-    Raises:
-        TypeError: the parameters are of no framework that has an adapter.
-    """
-    jax = sys.modules.get("jax")
-    if jax is not None and any(isinstance(x, jax.Array) for x in jax.tree.leaves(parameters)):
-        from moolink.jax import Accumulator as JaxAccumulator
-
-        return JaxAccumulator(name, parameters, buffers, group=group, **options)
-    leaves = list(parameters)
-    kind = type(leaves[0]) if leaves else object
-    if any(base.__module__.partition(".")[0] == "torch" for base in kind.__mro__):
-        from moolink.torch import Accumulator as TorchAccumulator
-
-        return TorchAccumulator(name, leaves, buffers, group=group, **options)
-    raise TypeError(
-        f"no accumulator for parameters of type {kind.__module__}.{kind.__qualname__}: "
-        "give an iterable of torch tensors, or a pytree of JAX arrays"
-    )

@@ -1,0 +1,42 @@
+"""Which accumulator serves a model's parameters."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from moolink.group import Group
+
+if TYPE_CHECKING:
+    import moolink.jax
+    import moolink.torch
+
+
+def Accumulator(
+    name: str,
+    parameters: Any,
+    buffers: Any = (),
+    group: Group | None = None,
+    **options: Any,
+) -> moolink.torch.Accumulator | moolink.jax.Accumulator:
+    """Returns the accumulator of the framework that ``parameters`` belong to: an iterable of torch
+    tensors, or a pytree of JAX arrays.
+
+    Raises:
+        TypeError: the parameters are of no framework that has an adapter.
+    """
+    jax = sys.modules.get("jax")
+    if jax is not None and any(isinstance(x, jax.Array) for x in jax.tree.leaves(parameters)):
+        from moolink.jax import Accumulator as JaxAccumulator
+
+        return JaxAccumulator(name, parameters, buffers, group=group, **options)
+    leaves = list(parameters)
+    kind = type(leaves[0]) if leaves else object
+    if any(base.__module__.partition(".")[0] == "torch" for base in kind.__mro__):
+        from moolink.torch import Accumulator as TorchAccumulator
+
+        return TorchAccumulator(name, leaves, buffers, group=group, **options)
+    raise TypeError(
+        f"no accumulator for parameters of type {kind.__module__}.{kind.__qualname__}: "
+        "give an iterable of torch tensors, or a pytree of JAX arrays"
+    )

@@ -1,0 +1,58 @@
+"""What ``on_nonfinite="skip"`` leaves out, and what of it belongs to the next round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from moolink._core import GradientStats
+
+
+class LeftOutRounds:
+    """Counters and lost contributions of rounds that no member applies come with the next one.
+
+    Attributes:
+        rounds: that were left out at this peer.
+        contributions: of this peer that were skipped.
+    """
+
+    def __init__(self) -> None:
+        self.rounds = 0
+        self.contributions = 0
+        self._counters: dict[str, int] = {}  # of rounds left out since the one shown last
+        self._lost: list[tuple[str, int]] = []  # likewise
+        self._shown_counters: dict[str, int] = {}  # those that the round shown last brought along
+        self._shown_lost: list[tuple[str, int]] = []
+
+    def add(self, stats: GradientStats) -> None:
+        """A round is left out."""
+        self.rounds += 1
+        _add(self._counters, stats["counters"])
+        self._lost += stats["lost"]
+
+    def show(self) -> None:
+        """A round is shown."""
+        self._shown_counters, self._counters = self._counters, {}
+        self._shown_lost, self._lost = self._lost, []
+
+    def complete(self, stats: GradientStats) -> GradientStats:
+        """The statistics of the round that is shown, with what it has brought along."""
+        _add(stats["counters"], self._shown_counters)
+        stats["lost"] = self._shown_lost + stats["lost"]
+        stats["skipped_rounds"] = self.rounds
+        stats["skipped_contributions"] = self.contributions
+        return stats
+
+    def carried(self) -> tuple[dict[str, int], list[list[str | int]]]:
+        """What a newcomer needs: it is part of the model's history."""
+        return self._counters, [list(contribution) for contribution in self._lost]
+
+    def take_over(self, counters: Mapping[str, int], lost: Iterable[tuple[str, int]]) -> None:
+        """At a newcomer."""
+        self._counters, self._lost = dict(counters), [(peer, k) for peer, k in lost]
+
+
+def _add(totals: dict[str, int], counters: Mapping[str, int]) -> None:
+    for name, value in counters.items():
+        totals[name] = totals.get(name, 0) + value
