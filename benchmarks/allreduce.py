@@ -11,8 +11,11 @@ in a barrier of the system's own; the time is that of the slowest process, the C
 all. Figures are medians over all trials of all rounds.
 
 `moolink` and `gloo` reduce torch tensors: moolink out of place, gloo in place, as it always does.
-`moolink-inplace` reduces in place what moolink.empty() has made. `copy` is no all_reduce but what
-the machine allows: all processes copy that many bytes at the same time. mpi4py is taken if it is
+`moolink-inplace` reduces in place what moolink.empty() has made. `moolink-jit` is a compiled JAX
+function that is moolink.jax.all_reduce alone, and `jax-gloo` one that is a psum over the processes
+of jax.distributed, with JAX's gloo collectives; both into memory that XLA gets for the result.
+`copy` is no all_reduce but what the machine allows: all processes copy that many bytes at the same
+time. mpi4py is taken if it is
 importable and there is an mpiexec: both come with moolink[bench-mpi], which brings Open MPI. (As
 root that wants OMPI_ALLOW_RUN_AS_ROOT=1 and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1.)
 """
@@ -40,7 +43,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 PICTURE = ROOT / "docs" / "results" / "allreduce.png"
 SIZES = ["4", "4K", "64K", "1M", "16M", "64M", "256M"]
-SYSTEMS = ["moolink", "moolink-inplace", "gloo", "mpi4py", "copy"]
+SYSTEMS = ["moolink", "moolink-inplace", "gloo", "mpi4py", "moolink-jit", "jax-gloo", "copy"]
+IN_JAX = ("moolink-jit", "jax-gloo")
 PATIENCE = 120.0  # seconds for one answer
 
 # A system's part in a process: a barrier, and one all_reduce of ones that returns the result.
@@ -56,6 +60,22 @@ def size_of(text: str) -> int:
 # --- a process
 
 
+def joined(rpc: Any, name: str, rank: int, count: int, broker: str) -> Any:
+    """A group of so many members, who are called `name-RANK-of-COUNT`."""
+    import moolink
+
+    rpc.connect(broker)
+    group = moolink.Group(rpc, f"{name}-{count}")
+    group.set_sort_order(rank)
+    # In this order: a sort order that comes later begins another epoch.
+    names = [f"{name}-{other}-of-{count}" for other in range(count)]
+    while group.members() != names:
+        time.sleep(0.01)
+        group.update()
+    group.barrier("begin", on_change="retry").result(PATIENCE)
+    return group
+
+
 @contextlib.contextmanager
 def moolink_system(
     rank: int, count: int, broker: str, in_place: bool
@@ -64,15 +84,7 @@ def moolink_system(
 
     name = "in-place" if in_place else "out-of-place"
     with moolink.Rpc(f"{name}-{rank}-of-{count}") as rpc:
-        rpc.connect(broker)
-        group = moolink.Group(rpc, f"{name}-{count}")
-        group.set_sort_order(rank)
-        # In this order: a sort order that comes later begins another epoch.
-        names = [f"{name}-{other}-of-{count}" for other in range(count)]
-        while group.members() != names:
-            time.sleep(0.01)
-            group.update()
-        group.barrier("begin", on_change="retry").result(PATIENCE)
+        group = joined(rpc, name, rank, count, broker)
         yield (
             lambda: group.barrier("barrier").result(PATIENCE),
             lambda tensor: group.all_reduce("x", tensor, inplace=in_place).result(PATIENCE),
@@ -107,6 +119,54 @@ def mpi_system() -> Iterator[tuple[Barrier, Reduce]]:
 
 
 @contextlib.contextmanager
+def jit_system(rank: int, count: int, broker: str) -> Iterator[tuple[Barrier, Reduce]]:
+    import jax
+
+    import moolink
+    import moolink.jax
+
+    with moolink.Rpc(f"jit-{rank}-of-{count}") as rpc:
+        group = joined(rpc, "jit", rank, count, broker)
+        reduce = jax.jit(lambda array: moolink.jax.all_reduce(group, "x", array))
+        yield (
+            lambda: group.barrier("barrier").result(PATIENCE),
+            lambda array: reduce(array).block_until_ready(),
+        )
+
+
+@contextlib.contextmanager
+def jax_gloo_system(rank: int, count: int, meet: str) -> Iterator[tuple[Barrier, Reduce]]:
+    import jax
+    import numpy as np
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(meet, count, rank)
+    mesh, each = Mesh(np.array(jax.devices()), ("peers",)), PartitionSpec("peers")
+    psum = jax.jit(
+        jax.shard_map(
+            lambda x: jax.lax.psum(x, "peers"), mesh=mesh, in_specs=each, out_specs=PartitionSpec()
+        )
+    )
+
+    def whole(mine: Any) -> Any:
+        """An array of this process and the others' are one for JAX, of which each has its part."""
+        shape = (count * mine.shape[0],)
+        return jax.make_array_from_single_device_arrays(shape, NamedSharding(mesh, each), [mine])
+
+    known: dict[str, Any] = {}  # the array that was reduced last, of which all trials are
+
+    def reduce(array: Any) -> Any:
+        if known.get("array") is not array:
+            known.update(array=array, whole=whole(array))
+        return psum(known["whole"]).block_until_ready().addressable_data(0)
+
+    one = whole(jax.numpy.ones(1))
+    yield (lambda: psum(one).block_until_ready()), reduce
+    jax.distributed.shutdown()
+
+
+@contextlib.contextmanager
 def copy_system() -> Iterator[tuple[Barrier, Reduce]]:
     import torch
 
@@ -120,6 +180,10 @@ def copy_system() -> Iterator[tuple[Barrier, Reduce]]:
 
 
 def ones(system: str, count: int, dtype: str) -> Any:
+    if system in IN_JAX:
+        import jax
+
+        return jax.numpy.ones(count, dtype)
     import torch
 
     if system != "moolink-inplace":
@@ -131,12 +195,11 @@ def ones(system: str, count: int, dtype: str) -> Any:
 
 def trials(system: str, barrier: Barrier, reduce: Reduce, order: dict[str, Any]) -> dict[str, Any]:
     """Does as many all_reduces as one order says."""
-    import torch
-
     tensor = ones(system, order["elements"], order["dtype"])
     wall, cpu = [], []
     for trial in range(order["trials"] + 1):
-        tensor.fill_(1)
+        if system not in IN_JAX:  # whose arrays nobody writes
+            tensor.fill_(1)
         barrier()
         began, used = time.perf_counter(), time.process_time()
         result = reduce(tensor)
@@ -144,7 +207,7 @@ def trials(system: str, barrier: Barrier, reduce: Reduce, order: dict[str, Any])
             wall.append(time.perf_counter() - began)
             cpu.append(time.process_time() - used)
         expected = 1 if system == "copy" else order["processes"]
-        if not torch.all(result[:: max(1, len(result) // 1000)] == expected):
+        if not (result[:: max(1, len(result) // 1000)] == expected).all():
             return {"error": "a wrong result"}
         del result
     return {"wall": wall, "cpu": cpu}
@@ -161,16 +224,18 @@ def process(options: argparse.Namespace) -> None:
         from mpi4py import MPI
 
         rank = MPI.COMM_WORLD.Get_rank()
-    if system == "gloo":
-        setting = gloo_system(rank, count, options.meet)
-    elif system == "mpi4py":
-        setting = mpi_system()
-    elif system == "copy":
-        setting = copy_system()
-    else:
-        setting = moolink_system(rank, count, options.meet, system == "moolink-inplace")
+    meet = options.meet
+    systems: dict[str, Callable[[], Any]] = {
+        "moolink": lambda: moolink_system(rank, count, meet, in_place=False),
+        "moolink-inplace": lambda: moolink_system(rank, count, meet, in_place=True),
+        "gloo": lambda: gloo_system(rank, count, meet),
+        "mpi4py": mpi_system,
+        "moolink-jit": lambda: jit_system(rank, count, meet),
+        "jax-gloo": lambda: jax_gloo_system(rank, count, meet),
+        "copy": copy_system,
+    }
     with (
-        setting as (barrier, reduce),
+        systems[system]() as (barrier, reduce),
         socket.create_connection(("127.0.0.1", options.port)) as line,
     ):
         orders = line.makefile("r")
@@ -198,7 +263,9 @@ class System:
 
     def __init__(self, name: str, count: int, broker: str) -> None:
         self.name = name
-        meet = f"tcp://127.0.0.1:{free_port()}" if name == "gloo" else broker
+        meet = broker
+        if name.endswith("gloo"):
+            meet = f"{'tcp://' if name == 'gloo' else ''}127.0.0.1:{free_port()}"
         self._processes: list[subprocess.Popen[bytes]] = []
         self._lines: list[tuple[socket.socket, Any]] = []
         try:
@@ -260,6 +327,8 @@ def missing(system: str) -> str:
             return "mpi4py is not installed"
         if shutil.which("mpiexec") is None:
             return "there is no mpiexec"
+    if system in IN_JAX and find_spec("jax") is None:
+        return "jax is not installed"
     return ""
 
 

@@ -10,7 +10,9 @@ In jit: two processes all-reduce in a compiled function and with the group's own
 turns; donated operands are reduced in place, others into memory that XLA gets afresh, as does the
 compiled function that only adds 1. Beside them JAX's own psum among the same two processes, with
 gloo (jax.distributed). "alone" is the same in a group of one, where nothing is waited
-for: what the call itself costs.
+for: what the call itself costs, when it is done again and again; "beside two, alone" is that again,
+in the processes that reduce with each other: before each turn these meet, and a processor that has
+slept runs what JAX does for a dispatch several times slower.
 
 Turns are mixed in each round, so that other load hits all alike. Microseconds: the median, and the
 tenth from the best.
@@ -88,15 +90,28 @@ def measure_sending(rounds: int) -> dict[str, list[float]]:
     return times
 
 
-def turns_of(group: moolink.Group, size: int) -> dict[str, Callable[[], Any]]:
-    """What is measured for arrays of one size."""
+def turns_of(
+    group: moolink.Group, size: int, alone: moolink.Group | None = None
+) -> dict[str, Callable[[], Any]]:
+    """What is measured for arrays of one size; also in a group of one, if it is given."""
     x, y = jnp.ones(size, jnp.float32), np.ones(size, np.float32)
+    turns = turns_in(group, x, y)
+    add = jax.jit(lambda x: x + 1)
+    turns["jit(x + 1)"] = lambda: add(x).block_until_ready()
+    if alone is not None:
+        turns |= {f"alone, {kind}": turn for kind, turn in turns_in(alone, x, y).items()}
+    if jax.process_count() > 1:
+        turns["psum, gloo"] = psum_of(size)
+    return turns
+
+
+def turns_in(group: moolink.Group, x: jax.Array, y: Any) -> dict[str, Callable[[], Any]]:
+    """The all-reduces of one group."""
     kept = [x + 0]
     in_jit = jax.jit(lambda x: mj.all_reduce(group, "x", x, op="mean"))
     donated = jax.jit(
         lambda x: mj.all_reduce(group, "x", x, op="mean", donate=True), donate_argnums=0
     )
-    add = jax.jit(lambda x: x + 1)
 
     def in_place() -> None:
         kept[0] = donated(kept[0]).block_until_ready()
@@ -105,8 +120,6 @@ def turns_of(group: moolink.Group, size: int) -> dict[str, Callable[[], Any]]:
         "in jit": lambda: in_jit(x).block_until_ready(),
         "in jit, donated": in_place,
         "group.all_reduce": lambda: group.all_reduce("x", y, op="mean").result(),
-        "jit(x + 1)": lambda: add(x).block_until_ready(),
-        **({"psum, gloo": psum_of(size)} if jax.process_count() > 1 else {}),
     }
 
 
@@ -137,11 +150,13 @@ def joined(rpc: moolink.Rpc, broker: str, name: str, members: int) -> moolink.Gr
     return group
 
 
-def measure_turns(group: moolink.Group, rounds: int, where: str) -> dict[str, list[float]]:
+def measure_turns(
+    group: moolink.Group, alone: moolink.Group | None, rounds: int, where: str
+) -> dict[str, list[float]]:
     """Times by size and kind; all members run the same turns."""
     times: dict[str, list[float]] = {}
     for label, size in SIZES.items():
-        turns = turns_of(group, size)
+        turns = turns_of(group, size, alone)
         for i in range(rounds + 20):
             for kind, turn in turns.items():
                 group.barrier("turn").result()
@@ -159,7 +174,9 @@ def member(broker: str, rank: int, meet: str, rounds: int) -> dict[str, list[flo
         jax.distributed.initialize(meet, 2, rank)
     where = "two" if meet else "alone"
     with moolink.Rpc(f"{where}-{rank}") as rpc:
-        return measure_turns(joined(rpc, broker, where, 2 if meet else 1), rounds, where)
+        group = joined(rpc, broker, where, 2 if meet else 1)
+        alone = joined(rpc, broker, f"alone beside it, {rank}", 1) if meet else None
+        return measure_turns(group, alone, rounds, where)
 
 
 def measure_in_jit(rounds: int) -> dict[str, list[float]]:
@@ -228,6 +245,11 @@ def main() -> None:
                 row = table[f"{where}, {label}, {kind}"]
                 added = [row[which] - plain[which] for which in ("median", "tenth")]
                 print(f"{where}, {label}, {kind}: adds {added[0]:.1f} ({added[1]:.1f}) us")
+                if where == "two":
+                    row = table[f"two, {label}, alone, {kind}"]
+                    its = table[f"two, {label}, alone, group.all_reduce"]
+                    added = [row[which] - its[which] for which in ("median", "tenth")]
+                    print(f"    beside two, alone: adds {added[0]:.1f} ({added[1]:.1f}) us")
 
 
 if __name__ == "__main__":
