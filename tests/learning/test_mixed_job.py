@@ -129,6 +129,7 @@ def test_a_checkpoint_of_one_framework_is_gone_on_from_in_the_other(tmp_path, fi
         assert saved["parameters"][name].dtype == np.float32
 
 
+@pytest.mark.timeout(300)  # four processes start, one after the other
 def test_every_round_is_the_same_in_both_frameworks_and_each_goes_on_alone(tmp_path):
     with mixed_job.job(tmp_path, CATCH[:2]) as job:
         mixed_job.play(job, seconds=0, kills=2)
