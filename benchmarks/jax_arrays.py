@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import socket
 import statistics
 import subprocess
@@ -100,8 +101,6 @@ def turns_of(
     turns["jit(x + 1)"] = lambda: add(x).block_until_ready()
     if alone is not None:
         turns |= {f"alone, {kind}": turn for kind, turn in turns_in(alone, x, y).items()}
-    if jax.process_count() > 1:
-        turns["psum, gloo"] = psum_of(size)
     return turns
 
 
@@ -156,13 +155,17 @@ def measure_turns(
     """Times by size and kind; all members run the same turns."""
     times: dict[str, list[float]] = {}
     for label, size in SIZES.items():
-        turns = turns_of(group, size, alone)
-        for i in range(rounds + 20):
-            for kind, turn in turns.items():
-                group.barrier("turn").result()
-                time_ = took(turn)
-                if i >= 20:
-                    times.setdefault(f"{where}, {label}, {kind}", []).append(time_)
+        series = [turns_of(group, size, alone)]
+        if jax.process_count() > 1:  # by itself, for gloo's threads go on a while
+            series.append({"psum, gloo": psum_of(size)})
+        for turns in series:
+            for i in range(rounds + 20):
+                # What comes after what is different each time, and the same at all members.
+                for kind in random.Random(i).sample(list(turns), len(turns)):
+                    group.barrier("turn").result()
+                    time_ = took(turns[kind])
+                    if i >= 20:
+                        times.setdefault(f"{where}, {label}, {kind}", []).append(time_)
     group.barrier("end").result()
     return times
 
