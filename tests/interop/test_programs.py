@@ -250,13 +250,14 @@ def test_another_order_is_an_error_that_names_both(groups: Groups, size: int) ->
             assert word in str(error), (word, error)
 
 
-def test_members_that_leave(groups: Groups) -> None:
+@pytest.mark.parametrize("size", [3, 300_000])
+def test_members_that_leave(groups: Groups, size: int) -> None:
     a, b = groups
     results = together(
-        lambda: reducer(a, on_change="retry")(jnp.ones(3)),
+        lambda: reducer(a, on_change="retry")(jnp.ones(size)),
         lambda: leave_when_awaited(a, b),
     )
-    assert np.array_equal(results[0], np.ones(3)), "alone in the newest view"
+    assert np.array_equal(results[0], np.ones(size)), "alone in the newest view"
 
 
 def leave_when_awaited(a: moolink.Group, b: moolink.Group) -> None:
