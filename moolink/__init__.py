@@ -28,7 +28,6 @@ from moolink.errors import (
 
 if TYPE_CHECKING:
     from moolink._core import (
-        Broker,
         Future,
         Lent,
         RpcDeferredReturn,
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     )
     from moolink.accumulators import Accumulator
     from moolink.batcher import Batcher
+    from moolink.broker_peer import Broker
     from moolink.env_pool import EnvPool, EnvStepper, EnvStepperFuture
     from moolink.group import AllReduce, Group
     from moolink.lending import empty, lend
@@ -54,7 +54,7 @@ _HOME = {
     "Accumulator": "moolink.accumulators",
     "AllReduce": "moolink.group",
     "Batcher": "moolink.batcher",
-    "Broker": "moolink._core",
+    "Broker": "moolink.broker_peer",
     "EnvPool": "moolink.env_pool",
     "EnvStepper": "moolink.env_pool",
     "EnvStepperFuture": "moolink.env_pool",

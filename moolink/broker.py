@@ -1,4 +1,7 @@
-"""The broker as a program: ``moolink-broker [address]`` or ``python -m moolink.broker``."""
+"""The broker as a program: ``moolink-broker [address]`` or ``python -m moolink.broker``.
+
+``moolink-broker token`` makes tokens: moolink/cli/token.py.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="moolink-broker",
         description="Where the peers of groups meet. It keeps nothing that its members cannot tell "
         "it again: groups go on while it is away, and it may be restarted at any time.",
+        epilog="moolink-broker token new|group|show makes and names tokens; see its --help.",
     )
     parser.add_argument(
         "address",
@@ -36,6 +40,17 @@ def _parser() -> argparse.ArgumentParser:
         metavar="HOST[:PORT]",
         help="what peers are told instead of the addresses listened on",
     )
+    parser.add_argument(
+        "--token-file",
+        metavar="FILE",
+        help="the job's token, or a group's key (default: $MOOLINK_TOKEN_FILE, or the user's own "
+        "token, made at first use)",
+    )
+    parser.add_argument(
+        "--insecure",
+        action="store_true",
+        help="ask for no token: whoever reaches the port may join every group",
+    )
     parser.add_argument("--log-level", choices=_LEVELS, default="info")
     parser.add_argument(
         "--announce-fd",
@@ -48,6 +63,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a broker until SIGINT or SIGTERM; returns the exit status, 1 if it cannot listen."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["token"]:
+        from moolink.cli.token import main as token
+
+        return token(arguments[1:])
     options = _parser().parse_args(arguments)
     # Blocked in every thread that is started from here on, so that sigwait below takes them.
     signals = {signal.SIGINT, signal.SIGTERM}
@@ -57,7 +77,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     moolink.set_log_level(options.log_level)
-    with moolink.Broker(first=options.first) as broker:
+    try:
+        made = moolink.Broker(
+            first=options.first, token_file=options.token_file, insecure=options.insecure
+        )
+    except (moolink.AuthError, ValueError) as error:
+        print(f"moolink-broker: {error}", file=sys.stderr)
+        return 1
+    with made as broker:
         try:
             addresses = broker.listen(options.address, options.advertise)
         except (moolink.Error, ValueError, OSError) as error:

@@ -10,7 +10,7 @@ import numpy as np
 
 from moolink._core import GroupCore
 from moolink.collectives import AllReduce, Collective, Kind
-from moolink.errors import Closed
+from moolink.errors import AuthError, Closed
 from moolink.rpc import Rpc
 from moolink.trees import note_written
 
@@ -29,9 +29,17 @@ class Group:
     Args:
         rpc: this process's peer; it must be connected to a broker, or be told so later.
         name: the group's name; peers that give the same name to the same broker meet.
+
+    Raises:
+        AuthError: the peer holds the key of another group.
     """
 
     def __init__(self, rpc: Rpc, name: str) -> None:
+        if rpc.key_group not in ("", name):
+            raise AuthError(
+                f"peer {rpc.get_name()!r} holds the key of group {rpc.key_group!r}, with which it "
+                f"cannot join group {name!r}: give it that group's key, or the job's token"
+            )
         self.core = GroupCore(rpc, name)
         self._rpc = rpc
         self._name = name

@@ -49,6 +49,7 @@ class ParameterSync:
         install: Callable[[list[Any]], None],
     ) -> None:
         self._rpc = group.rpc
+        self._group_name = group.name()
         self._function = f"moolink.parameters:{group.name()}:{name}"
         self._framework = framework
         self._asked_every = every
@@ -78,10 +79,14 @@ class ParameterSync:
             _answer(this, deferred, peer, version)
 
         try:
-            self._rpc.define_deferred(self._function, answer)
+            self._define(answer)
         except ValueError:  # of one before that was dropped and not closed
             self._rpc.undefine(self._function)
-            self._rpc.define_deferred(self._function, answer)
+            self._define(answer)
+
+    def _define(self, answer: Callable[..., None]) -> None:
+        # Peers with another group's key are not to have this group's parameters.
+        self._rpc.define_confined(self._function, answer, self._group_name)
 
     @property
     def awaits(self) -> bool:

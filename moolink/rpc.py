@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import weakref
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from moolink import deadlines, logs
+from moolink import deadlines, logs, tokens
 from moolink._core import RpcCore, RpcDeferredReturn
 from moolink.errors import Error, QueueFull
 
 # What they import, asyncio and numpy, starts threads and takes time: loaded when first needed.
 if TYPE_CHECKING:
+    from moolink._core import Arrays
     from moolink.async_handlers import AsyncHandler
     from moolink.batch_layout import Mode
     from moolink.batch_stacking import BatchOptions, Call
     from moolink.batching import BatchHandler, CallQueue
     from moolink.queue import Queue
+    from moolink.tokens import Key
 
 _FINISH = 0.5  # seconds that tasks have to end when their peer is closed
 
@@ -29,6 +32,33 @@ class Rpc(RpcCore):
     __module__ = "moolink"  # the name that users know
 
     _served: dict[str, _Closing]  # made when first needed
+
+    def __init__(
+        self,
+        name: str | None = None,
+        *,
+        arrays: Arrays = "same",
+        device: str = "cpu",
+        allow_pickle: bool = False,
+        transports: list[str] | None = None,
+        timeout: float = 120.0,
+        token: str | os.PathLike[str] | Key | None = None,
+        token_file: str | os.PathLike[str] | None = None,
+        insecure: bool = False,
+    ) -> None:
+        proof = tokens.identity(token, token_file, insecure)
+        super().__init__(
+            name,
+            arrays=arrays,
+            device=device,
+            allow_pickle=allow_pickle,
+            transports=transports,
+            timeout=timeout,
+            keys=[(key.secret, key.group) for key in proof.keys],
+            key_origin=proof.origin,
+        )
+        self.key_group = proof.keys[0].group if proof.keys else ""
+        """The group whose key this peer holds, and to which it is confined; "": none."""
 
     def define(
         self,

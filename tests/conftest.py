@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +18,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parents[1]
+
+# The peers of the tests, in this process and in those that it starts, have a token of their own.
+_configuration = tempfile.TemporaryDirectory(prefix="moolink-tests-")
+os.environ["XDG_CONFIG_HOME"] = _configuration.name
+os.environ.pop("MOOLINK_TOKEN_FILE", None)
+os.environ.pop("MOOLINK_INSECURE", None)
 
 
 @pytest.fixture(scope="session")

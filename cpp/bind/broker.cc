@@ -9,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "bind/context.h"
 #include "bind/gil.h"
 #include "bind/rpc.h"
 #include "runtime/broker_peer.h"
@@ -17,22 +16,14 @@
 namespace moolink::bind {
 namespace {
 
-// Python's Broker.
+// Python's BrokerCore, on which moolink.Broker is built.
 class PyBroker {
  public:
-  PyBroker(nb::object rpc, bool first) : owns_rpc_(rpc.is_none()) {
-    std::shared_ptr<runtime::RpcPeer> peer;
-    if (owns_rpc_) {
-      runtime::RpcOptions options;
-      options.name = "broker";
-      peer = runtime::RpcPeer::create(default_context(), std::move(options));
-      close_at_exit(peer);
-    } else {
-      peer = nb::cast<PyRpc&>(rpc).peer();
-    }
+  // `owns`: the peer is closed with the broker.
+  PyBroker(const PyRpc& rpc, bool first, bool owns) : owns_rpc_(owns) {
     group::BrokerConfig config;
     if (first) config.gather = Duration::zero();
-    broker_ = std::make_unique<runtime::BrokerPeer>(std::move(peer), config);
+    broker_ = std::make_unique<runtime::BrokerPeer>(rpc.peer(), config);
   }
   ~PyBroker() { close(); }
   PyBroker(const PyBroker&) = delete;
@@ -63,23 +54,12 @@ class PyBroker {
   std::unique_ptr<runtime::BrokerPeer> broker_;
 };
 
-constexpr const char* kBrokerDoc =
-    R"(Where the peers of groups meet: it alone numbers the views of a group.
-
-It is outside of the data path and keeps nothing that its members cannot tell it again: training
-goes on while it is away. Needs no pumping. It is a context manager that closes itself.
-
-Args:
-    rpc: the peer to be a broker on; default: a new one, called "broker".
-    first: whether it is known that no members of an earlier broker can be around; then the first
-        group forms at once instead of after a second of listening.)";
-
 }  // namespace
 
 void bind_broker(nb::module_& m) {
-  nb::class_<PyBroker>(m, "Broker", kBrokerDoc)
-      .def(nb::init<nb::object, bool>(), nb::arg("rpc") = nb::none(), nb::kw_only(),
-           nb::arg("first") = false)
+  nb::class_<PyBroker>(m, "BrokerCore")
+      .def(nb::init<const PyRpc&, bool, bool>(), nb::arg("rpc"), nb::kw_only(), nb::arg("first"),
+           nb::arg("owns"))
       .def("set_name", &PyBroker::set_name, nb::arg("name"),
            "Names the broker's peer, before the first connection.")
       .def("listen", &PyBroker::listen, nb::arg("address"), nb::arg("advertise") = nb::none(),

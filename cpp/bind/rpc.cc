@@ -1,6 +1,7 @@
 #include "bind/rpc.h"
 
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
@@ -8,6 +9,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cctype>
+#include <cstring>
 #include <utility>
 
 #include "bind/context.h"
@@ -120,12 +122,27 @@ void reply_with(const std::shared_ptr<runtime::Responder>& responder, nb::object
   }
 }
 
+std::vector<crypto::Key> parse_keys(const std::vector<PyRpc::PyKey>& keys) {
+  std::vector<crypto::Key> parsed;
+  for (const auto& [secret, scope] : keys) {
+    crypto::Key key;
+    if (secret.size() != key.secret.size()) {
+      throw Exception(ErrorCode::invalid_argument, "a key has 32 bytes");
+    }
+    std::memcpy(key.secret.data(), secret.data(), key.secret.size());
+    key.scope = scope;
+    parsed.push_back(std::move(key));
+  }
+  return parsed;
+}
+
 }  // namespace
 
 // --- life
 
 PyRpc::PyRpc(std::optional<std::string> name, std::string_view arrays, std::string_view device,
-             bool allow_pickle, std::optional<std::vector<std::string>> transports, double timeout)
+             bool allow_pickle, std::optional<std::vector<std::string>> transports, double timeout,
+             const std::vector<PyKey>& keys, std::string key_origin)
     : functions_(std::make_shared<Functions>()), timeout_(timeout) {
   to_duration(timeout);
   ValueOptions values;
@@ -139,6 +156,8 @@ PyRpc::PyRpc(std::optional<std::string> name, std::string_view arrays, std::stri
   runtime::RpcOptions options;
   options.name = name.value_or("");
   if (transports) options.transports = parse_transports(*transports);
+  options.keyring = crypto::Keyring(parse_keys(keys));
+  options.key_origin = std::move(key_origin);
   peer_ = runtime::RpcPeer::create(default_context(), std::move(options));
   close_at_exit(peer_);
 }
@@ -210,8 +229,9 @@ runtime::CallHandler PyRpc::streamed_handler(std::weak_ptr<Functions> functions,
 
 void PyRpc::add_function(const std::string& name, nb::callable function,
                          runtime::CallHandler (*make)(std::weak_ptr<Functions>, const std::string&,
-                                                      std::shared_ptr<const ValueOptions>)) {
-  peer_->define(name, make(functions_, name, options_));
+                                                      std::shared_ptr<const ValueOptions>),
+                         const std::string& group) {
+  peer_->define(name, make(functions_, name, options_), group);
   (*functions_)[name] = Reference(std::move(function));
 }
 
@@ -221,6 +241,11 @@ void PyRpc::define(const std::string& name, nb::callable function) {
 
 void PyRpc::define_deferred(const std::string& name, nb::callable function) {
   add_function(name, std::move(function), &PyRpc::deferred_handler);
+}
+
+void PyRpc::define_confined(const std::string& name, nb::callable function,
+                            const std::string& group) {
+  add_function(name, std::move(function), &PyRpc::deferred_handler, group);
 }
 
 void PyRpc::define_streamed(const std::string& name, nb::callable function) {
@@ -388,6 +413,16 @@ Args:
         allow it, and trust one another: unpickling runs code.
     transports: of "shm" and "tcp"; default: both, the better one is used.
     timeout: life of a call in seconds.
+    token: what this peer proves itself with and asks of others: the text of a token or of a group's
+        key, several on lines of their own (the first is shown, all are accepted), or the path of
+        its file as pathlib.Path. Default: the file of `token_file`, else of the environment
+        variable MOOLINK_TOKEN_FILE, else the user's own token, made at first use.
+    token_file: path of such a file, which nobody but its owner may read.
+    insecure: show no token and ask for none: anybody who reaches the port may call every function.
+
+Raises:
+    moolink.AuthError: a token cannot be read or made, or is none, or others may read its file.
+    ValueError: the arguments contradict one another, or a name or option is none.
 
 It is a context manager that closes itself.)";
 
@@ -458,10 +493,12 @@ said; "asked" the peers that were asked for the name; "reason" sums it up in one
 
 void bind_class(nb::class_<PyRpc>& rpc) {
   rpc.def(nb::init<std::optional<std::string>, std::string_view, std::string_view, bool,
-                   std::optional<std::vector<std::string>>, double>(),
+                   std::optional<std::vector<std::string>>, double,
+                   const std::vector<PyRpc::PyKey>&, std::string>(),
           nb::arg("name") = nb::none(), nb::kw_only(), nb::arg("arrays") = "same",
           nb::arg("device") = "cpu", nb::arg("allow_pickle") = false,
-          nb::arg("transports") = nb::none(), nb::arg("timeout") = kDefaultTimeout)
+          nb::arg("transports") = nb::none(), nb::arg("timeout") = kDefaultTimeout,
+          nb::arg("keys") = std::vector<PyRpc::PyKey>(), nb::arg("key_origin") = "")
       .def("set_name", &PyRpc::set_name, nb::arg("name"),
            "Names the peer; raises ValueError after the first connection.")
       .def("get_name", &PyRpc::get_name, "The peer's name.")
@@ -482,6 +519,9 @@ void bind_class(nb::class_<PyRpc>& rpc) {
            "Like define_deferred, of calls by stream: the first argument is an RpcStreamReturn.")
       .def("define_deferred", &PyRpc::define_deferred, nb::arg("name"), nb::arg("function"),
            kDeferredDoc)
+      .def("define_confined", &PyRpc::define_confined, nb::arg("name"), nb::arg("function"),
+           nb::arg("group"),
+           "Like define_deferred; peers that hold another group's key cannot call it.")
       .def("undefine", &PyRpc::undefine, nb::arg("name"),
            "Withdraws a function and waits until no call of it runs; a stream that has begun goes "
            "on. Raises ValueError if it is not defined.")

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "bind/future.h"
@@ -21,8 +22,12 @@ namespace nb = nanobind;
 // Python's RpcCore, on which moolink.Rpc is built.
 class PyRpc {
  public:
+  // A key: its 32 bytes, and the group that it is of or "".
+  using PyKey = std::pair<nb::bytes, std::string>;
+
   PyRpc(std::optional<std::string> name, std::string_view arrays, std::string_view device,
-        bool allow_pickle, std::optional<std::vector<std::string>> transports, double timeout);
+        bool allow_pickle, std::optional<std::vector<std::string>> transports, double timeout,
+        const std::vector<PyKey>& keys, std::string key_origin);
   ~PyRpc();
   PyRpc(const PyRpc&) = delete;
   PyRpc& operator=(const PyRpc&) = delete;
@@ -40,6 +45,7 @@ class PyRpc {
 
   void define(const std::string& name, nb::callable function);
   void define_deferred(const std::string& name, nb::callable function);
+  void define_confined(const std::string& name, nb::callable function, const std::string& group);
   void define_streamed(const std::string& name, nb::callable function);
   void undefine(const std::string& name);
 
@@ -79,7 +85,8 @@ class PyRpc {
 
   void add_function(const std::string& name, nb::callable function,
                     runtime::CallHandler (*make)(std::weak_ptr<Functions>, const std::string&,
-                                                 std::shared_ptr<const ValueOptions>));
+                                                 std::shared_ptr<const ValueOptions>),
+                    const std::string& group = {});
   nb::object future_of(std::shared_ptr<runtime::Future> future, const std::string& peer,
                        const std::string& function,
                        std::shared_ptr<runtime::Future> released) const;

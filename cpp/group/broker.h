@@ -45,6 +45,7 @@ class Broker {
   struct Send {
     Uid instance;
     std::string name;
+    std::string group;
     Buffer bytes;
   };
   struct Log {

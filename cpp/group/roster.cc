@@ -240,7 +240,7 @@ void Roster::publish(const Timing& timing, const std::vector<MemberInfo>& evicte
 }
 
 void Roster::send(const Uid& instance, const std::string& name, Buffer bytes) {
-  actions_.push_back(Broker::Send{instance, name, std::move(bytes)});
+  actions_.push_back(Broker::Send{instance, name, group_, std::move(bytes)});
 }
 
 void Roster::say(LogLevel level, std::string text) {

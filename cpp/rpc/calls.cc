@@ -55,7 +55,9 @@ CallId NodeState::call(Time now, const std::string& peer_name, const std::string
   } else if (Peer* peer = find_peer(peer_name); peer != nullptr && peer->up) {
     dispatch(now, *peer, id, call);
   } else {
+    const bool is_new = !searches_.contains(peer_name);
     Search& search = search_for(now, peer_name);
+    if (is_new) ask_everybody(now, search);
     if (search.calls.size() >= config.max_waiting_calls) {
       complete(id, call_error(ErrorCode::queue_full,
                               "too many calls wait for peer '" + peer_name + "', " +
@@ -296,7 +298,8 @@ void NodeState::delivered_call(Time now, Peer& peer, session::Deliver& delivered
   };
   if (delivered.error) return fail(delivered.error.code, delivered.error.message);
   if (closing_) return fail(ErrorCode::closed, "peer '" + config.name + "' is closing");
-  if (!functions.contains(head.function)) {
+  const auto function = functions.find(head.function);
+  if (function == functions.end() || !may_concern(peer, function->second)) {
     return fail(ErrorCode::no_such_function,
                 "peer '" + config.name + "' has no function '" + head.function + "'");
   }

@@ -1,6 +1,6 @@
-// Connections from their opening to their end, and the greeting: HELLO of the dialler, WELCOME of
-// the accepting side with its proof, WELCOME of the dialler with its own; the sessions agree in the
-// WELCOMEs (session/greeting.cc).
+// Connections from their opening to their end, and the greeting: HELLO of the dialler, HELLO of the
+// acceptor with its proof, WELCOME of the dialler with its own; the sessions agree in this and
+// further WELCOMEs (session/greeting.cc). docs/design/protocol/rpc.md holds the table.
 
 #include <algorithm>
 #include <cstring>
@@ -15,6 +15,8 @@ namespace {
 
 // Of REFUSE, as in the protocol: the dialler has reached itself.
 constexpr ErrorCode kItself = ErrorCode::invalid_argument;
+// The same warning is not logged again for so long.
+constexpr Duration kSayAgain = seconds(30);
 
 // What is refused without an answer looks like a lost connection, which is dialled again.
 bool is_answered(Objection::Why why) { return why != Objection::Why::name_may_be; }
@@ -60,6 +62,7 @@ wire::Hello NodeState::hello() {
     const std::uint64_t word = random_.next();
     std::memcpy(hello.nonce.data() + at, &word, 8);
   }
+  policy_->introduce(hello, ++greetings_);
   return hello;
 }
 
@@ -84,7 +87,9 @@ void NodeState::opened(Time now, ConnectionId id, wire::PathKind kind,
 void NodeState::received(Time now, ConnectionId id, const wire::ReceivedFrame& frame) {
   Connection* connection = find_connection(id);
   if (connection == nullptr) return;  // closed by this side
-  if (!connection->proven) {
+  // The acceptor's refusal of the dialler's proof comes when the dialler already trusts it.
+  const bool refusal = frame.header.type == wire::FrameType::refuse && !connection->attached;
+  if (!connection->proven || refusal) {
     try {
       greet(now, *connection, frame);
     } catch (const Exception& broken) {
@@ -94,10 +99,6 @@ void NodeState::received(Time now, ConnectionId id, const wire::ReceivedFrame& f
     return;
   }
   Peer& peer = *connection->peer;
-  if (frame.header.type == wire::FrameType::refuse) {  // of the proof, which went out last
-    refused_late(*connection, frame);
-    return;
-  }
   if (frame.header.type == wire::FrameType::close) {
     end_peer(peer, Down::closed, "it was closed");
     return;
@@ -106,12 +107,17 @@ void NodeState::received(Time now, ConnectionId id, const wire::ReceivedFrame& f
   touch(peer);
 }
 
+// Of who has not proven itself nothing but this is looked at.
 void NodeState::greet(Time now, Connection& connection, const wire::ReceivedFrame& frame) {
   const bool accepted = connection.dialled.empty();
-  if (accepted && !connection.theirs && frame.header.type == wire::FrameType::hello) {
-    greeted(now, connection, wire::decode_hello(frame.control(), config.limits));
-  } else if (frame.header.type == wire::FrameType::welcome &&
-             accepted == connection.theirs.has_value()) {
+  if (frame.header.type == wire::FrameType::hello && !connection.theirs) {
+    connection.theirs = wire::decode_hello(frame.control(), config.limits);
+    if (accepted) {
+      answer(now, connection);
+    } else {
+      answered(now, connection);
+    }
+  } else if (frame.header.type == wire::FrameType::welcome && accepted && connection.theirs) {
     welcomed(now, connection, frame);
   } else if (frame.header.type == wire::FrameType::refuse) {
     refused(now, connection, wire::decode_control<wire::Refuse>(frame));
@@ -120,26 +126,31 @@ void NodeState::greet(Time now, Connection& connection, const wire::ReceivedFram
   }
 }
 
-// What speaks against a connection with a peer that greets so.
-std::optional<Objection> NodeState::objection(Time now, const wire::Hello& theirs) const {
+// What speaks against a connection with whoever greets so, before it has proven anything.
+std::optional<Objection> NodeState::objection(const wire::Hello& theirs) const {
   using Why = Objection::Why;
   if (theirs.wire_min > wire::kVersion || theirs.wire_max < wire::kVersion) {
     return Objection{Why::version, "peer '" + config.name + "' speaks version " +
                                        std::to_string(wire::kVersion) + " of the protocol only"};
   }
   if (theirs.instance == config.instance) return Objection{Why::itself, "this is the peer itself"};
+  return std::nullopt;
+}
+
+// ... and with one that has: which names are taken is not for strangers, nor for other groups.
+std::optional<Objection> NodeState::objection_to_name(Time now,
+                                                      const Connection& connection) const {
+  using Why = Objection::Why;
+  const wire::Hello& theirs = *connection.theirs;
   bool taken = theirs.name == config.name;
   bool doubtful = false;
-  if (const auto holder = names_.find(theirs.name);
-      holder != names_.end() && holder->second != theirs.instance) {
-    const auto peer = peers_.find(holder->second);
-    if (peer != peers_.end() && peer->second->up) {
-      const session::Session& session = peer->second->session;
-      const bool answers = session.connected() && !session.suspected(now);
-      taken = taken || answers;
-      // Its connection may be gone for a moment only.
-      doubtful = !answers && now - session.last_heard() < config.timing.suspect_after;
-    }
+  const Peer* holder = find_peer(theirs.name, connection.scope);
+  if (holder != nullptr && holder->instance != theirs.instance && holder->up) {
+    const session::Session& session = holder->session;
+    const bool answers = session.connected() && !session.suspected(now);
+    taken = taken || answers;
+    // Its connection may be gone for a moment only.
+    doubtful = !answers && now - session.last_heard() < config.timing.suspect_after;
   }
   if (!taken && doubtful && !mutant("give_name_away_at_once")) {
     return Objection{Why::name_may_be, "the name '" + theirs.name +
@@ -153,77 +164,111 @@ std::optional<Objection> NodeState::objection(Time now, const wire::Hello& their
   return std::nullopt;
 }
 
-// HELLO at the accepting side.
-void NodeState::greeted(Time now, Connection& connection, wire::Hello theirs) {
-  if (const auto wrong = objection(now, theirs)) return refuse(now, connection, *wrong);
-  connection.ours.proof = policy_->proof(theirs, connection.ours, false);
-  Peer& peer = ensure_peer(theirs.instance);
-  connection.theirs = std::move(theirs);
-  connection.peer = &peer;
-  peer.session.attach(now, connection.id, connection.kind, connection.traits, false,
-                      connection.ours);
-  touch(peer);
+// HELLO at the acceptor, which proves itself first.
+void NodeState::answer(Time now, Connection& connection) {
+  if (const auto wrong = objection(*connection.theirs)) return refuse(now, connection, *wrong);
+  const Verdict verdict = policy_->answer(connection.kind, *connection.theirs, connection.ours);
+  if (!verdict.refusal.empty()) {
+    return refuse(now, connection, {Objection::Why::not_authorised, verdict.refusal});
+  }
+  actions.push_back(
+      Write{connection.id, wire::make_frame(wire::FrameType::hello, connection.ours)});
 }
 
-// The first WELCOME, with the other side's proof.
+// HELLO at the dialler: its own proof goes out with what it says of the session.
+void NodeState::answered(Time now, Connection& connection) {
+  if (const auto wrong = objection(*connection.theirs)) return refuse(now, connection, *wrong);
+  wire::Hello welcome = connection.ours;
+  const Verdict verdict =
+      policy_->check_acceptor(connection.kind, connection.ours, *connection.theirs, welcome);
+  if (!verdict.refusal.empty()) {
+    return refuse(now, connection, {Objection::Why::not_authorised, verdict.refusal});
+  }
+  connection.ours = std::move(welcome);
+  connection.scope = verdict.scope;
+  enter(now, connection);
+}
+
+// The first WELCOME at the acceptor, with the dialler's proof.
 void NodeState::welcomed(Time now, Connection& connection, const wire::ReceivedFrame& frame) {
-  wire::Hello theirs = wire::decode_hello(frame.control(), config.limits);
-  const bool by_dialler = connection.dialled.empty();
-  if (by_dialler && theirs.instance != connection.theirs->instance) {
-    wire::fail("two instances on one connection");
+  const auto attach = [&] {
+    if (!enter(now, connection)) return;
+    connection.peer->session.received(now, connection.id, frame);
+    touch(*connection.peer);
+  };
+  if (const ConnectionId id = connection.id; mutant("attach_before_proof")) {
+    attach();
+    if (find_connection(id) == nullptr) return;
   }
-  const wire::Hello& dialler = by_dialler ? *connection.theirs : connection.ours;
-  const wire::Hello& acceptor = by_dialler ? connection.ours : theirs;
-  std::string reason;
-  if (!policy_->accepts(dialler, acceptor, by_dialler, theirs.proof, reason)) {
-    return refuse(now, connection,
-                  {Objection::Why::not_authorised, "peer '" + theirs.name +
-                                                       "' has not proven that it may connect to '" +
-                                                       config.name + "': " + reason});
+  const wire::Hello welcome = wire::decode_hello(frame.control(), config.limits);
+  if (welcome.instance != connection.theirs->instance || welcome.name != connection.theirs->name) {
+    wire::fail("two peers on one connection");
   }
-  if (const auto wrong = objection(now, theirs)) return refuse(now, connection, *wrong);
-  adopt(connection, theirs);
-  Peer& peer = *connection.peer;
+  const Verdict verdict =
+      policy_->check_dialler(connection.kind, *connection.theirs, connection.ours, welcome);
+  if (!verdict.refusal.empty()) {
+    return refuse(now, connection, {Objection::Why::not_authorised, verdict.refusal});
+  }
+  connection.scope = verdict.scope;
+  connection.ours.proof.clear();
+  if (!mutant("attach_before_proof")) attach();
+}
+
+// The other side has proven itself: only now may it touch anything of this peer's.
+bool NodeState::enter(Time now, Connection& connection) {
+  if (mutant("ignore_scopes")) connection.scope.clear();
+  if (const auto wrong = objection_to_name(now, connection)) {
+    refuse(now, connection, *wrong);
+    return false;
+  }
+  adopt(connection, *connection.theirs);
   connection.proven = true;
-  if (!by_dialler) {
-    connection.ours.proof = policy_->proof(connection.ours, theirs, true);
-    connection.theirs = std::move(theirs);
-    peer.session.attach(now, connection.id, connection.kind, connection.traits, true,
-                        connection.ours);
-  }
-  peer.session.received(now, connection.id, frame);
-  touch(peer);
+  connection.peer->session.attach(now, connection.id, connection.kind, connection.traits,
+                                  !connection.dialled.empty(), connection.ours);
+  touch(*connection.peer);
+  return true;
 }
 
 // The other side is who it says: its name is its own, whoever bore it before is gone.
 void NodeState::adopt(Connection& connection, const wire::Hello& theirs) {
-  if (const auto holder = names_.find(theirs.name);
-      holder != names_.end() && holder->second != theirs.instance) {
-    if (Peer* former = find_peer(holder->second)) {
-      end_peer(*former, Down::dead, "another instance has taken its name");
-    }
+  if (Peer* former = find_peer(theirs.name, connection.scope);
+      former != nullptr && former->instance != theirs.instance) {
+    end_peer(*former, Down::dead, "another instance has taken its name");
   }
   Peer& peer = ensure_peer(theirs.instance);
-  if (!peer.name.empty() && peer.name != theirs.name) {
-    wire::fail("peer '" + peer.name + "' calls itself '" + theirs.name + "' now");
+  if (!peer.name.empty() && (peer.name != theirs.name || peer.scope != connection.scope)) {
+    wire::fail("peer '" + peer.name + "' calls itself '" + theirs.name +
+               "' now, or shows the key of another group");
   }
   peer.name = theirs.name;
+  peer.scope = connection.scope;
   peer.host_key = theirs.host_key;
   peer.addresses = theirs.addresses;
-  names_[peer.name] = peer.instance;
+  names_[{peer.name, peer.scope}] = peer.instance;
   connection.peer = &peer;
 }
 
 void NodeState::refuse(Time now, Connection& connection, const Objection& objection) {
   const ErrorCode code = code_of(objection.why);
+  Error error = make_error(code, objection.text);
+  const std::string where = connection.dialled.empty() ? "a connection" : connection.dialled;
+  if (code == ErrorCode::auth) {
+    error.message = where + " is refused: " + objection.text + "; " + policy_->advice();
+  }
   if (is_answered(objection.why)) {
-    actions.push_back(Write{connection.id, wire::make_frame(wire::FrameType::refuse,
-                                                            wire::Refuse{code, objection.text})});
+    actions.push_back(
+        Write{connection.id, wire::make_frame(wire::FrameType::refuse,
+                                              wire::Refuse{code, objection.text, config.name})});
     if (objection.why != Objection::Why::itself) {
-      log(LogLevel::warning, "a connection is refused: " + objection.text);
+      warn_once(now, code == ErrorCode::auth ? error.message
+                                             : "a connection is refused: " + objection.text);
     }
   }
-  drop_connection(now, connection.id, make_error(code, objection.text), true);
+  const std::string name = connection.theirs ? connection.theirs->name : std::string();
+  const bool hopeless = code == ErrorCode::auth && tells_callers(connection);
+  const std::string address = connection.dialled;
+  drop_connection(now, connection.id, error, true);
+  if (hopeless) fail_callers(address, name, error);
 }
 
 void NodeState::refused(Time now, Connection& connection, const wire::Refuse& refusal) {
@@ -233,19 +278,43 @@ void NodeState::refused(Time now, Connection& connection, const wire::Refuse& re
     dialler_.remove(address);
     return;
   }
+  const std::string name =
+      !refusal.name.empty() || !connection.theirs ? refusal.name : connection.theirs->name;
   const std::string where = address.empty() ? "the peer that connected" : address;
-  log(LogLevel::warning, where + " refuses this peer: " + refusal.text);
-  Error error = make_error(refusal.code == ErrorCode::none ? ErrorCode::error : refusal.code,
-                           where + " refuses this peer: " + refusal.text);
+  std::string text = where + " refuses this peer: " + refusal.text;
+  if (refusal.code == ErrorCode::auth) text += "; " + policy_->advice();
+  warn_once(now, text);
+  const Error error =
+      make_error(refusal.code == ErrorCode::none ? ErrorCode::error : refusal.code, text);
+  const bool hopeless = tells_callers(connection);
   drop_connection(now, connection.id, error, true);
-  // Calls that have no other way to their peer need not wait for their time to be up.
+  if (hopeless) fail_callers(address, name, error);
+}
+
+// A peer that dials again and again is refused each time.
+void NodeState::warn_once(Time now, const std::string& text) {
+  if (text == last_warning_ && now - warned_at_ < kSayAgain) return;
+  last_warning_ = text;
+  warned_at_ = now;
+  log(LogLevel::warning, text);
+}
+
+// Whether callers may be told at once that there is no way: what answers where this side has
+// dialled, or, through shared memory, a process of the same user. Anybody may come over tcp, and
+// say no, under any name; callers hear of it when their time is up.
+bool NodeState::tells_callers(const Connection& connection) {
+  return !connection.dialled.empty() || connection.kind == wire::PathKind::shm;
+}
+
+// Calls that have no other way to their peer need not wait for their time to be up.
+void NodeState::fail_callers(const std::string& address, const std::string& name, Error error) {
   const bool connected =
       std::any_of(peers_.begin(), peers_.end(), [](const auto& entry) { return entry.second->up; });
   std::vector<CallId> hopeless;
-  for (const auto& [name, search] : searches_) {
+  for (const auto& [searched, search] : searches_) {
     const DialTarget* target = dialler_.find(address);
-    const bool meant = target != nullptr && target->peer == name;
-    if (connected && !meant) continue;
+    const bool meant = searched == name || (target != nullptr && target->peer == searched);
+    if (!meant && (connected || address.empty())) continue;
     hopeless.insert(hopeless.end(), search.calls.begin(), search.calls.end());
   }
   for (const CallId id : hopeless) {
@@ -255,24 +324,6 @@ void NodeState::refused(Time now, Connection& connection, const wire::Refuse& re
     error.function = found->second.function;
     complete(id, error);
   }
-}
-
-// The dialler's proof is the last word of the greeting: its refusal comes when this side already
-// takes the connection for good.
-void NodeState::refused_late(Connection& connection, const wire::ReceivedFrame& frame) {
-  Peer& peer = *connection.peer;
-  std::string text = connection.dialled + " refuses this peer";
-  ErrorCode code = ErrorCode::auth;
-  try {
-    const auto refusal = wire::decode_control<wire::Refuse>(frame);
-    code = refusal.code == ErrorCode::none ? ErrorCode::error : refusal.code;
-    text += ": " + refusal.text;
-  } catch (const Exception& broken) {
-    text += ", and does not say why: " + broken.error().message;
-  }
-  log(LogLevel::warning, text);
-  peer.session.end(make_error(code, text), false);
-  touch(peer);
 }
 
 void NodeState::closed(Time now, ConnectionId id, const Error& error) {
@@ -290,13 +341,15 @@ void NodeState::drop_connection(Time now, ConnectionId id, const Error& error,
     arm(*target);
   }
   Peer* peer = connection->peer;
+  const bool attached = connection->attached;
   connections_.erase(id);
   if (tell_transport) actions.push_back(CloseConnection{id, error});
   if (peer != nullptr && peer->session.has(id)) {
     peer->session.disconnected(now, id);
     touch(*peer);
   }
-  if (peer != nullptr && peer->up && !peer->session.connected()) disconnected_from(now, *peer);
+  // One that was refused is dialled again after longer and longer pauses.
+  if (attached && peer->up && !peer->session.connected()) disconnected_from(now, *peer);
 }
 
 void NodeState::disconnected_from(Time now, Peer& peer) {

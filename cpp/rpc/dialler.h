@@ -28,6 +28,7 @@ struct DialTarget {
   bool wanted_by_user = false;  // connect(): for as long as the node lives
   bool better_path = false;     // to a peer that is connected already; given up after a few tries
   std::string peer;             // to reach a peer of this name, if not wanted_by_user
+  Uid of;                       // ... this one, if it is known already
   Uid instance;                 // who was last met there
   State state = State::idle;
   wire::ConnectionId connection = 0;

@@ -31,13 +31,27 @@ Search& NodeState::search_for(Time now, const std::string& name) {
   search.pause = config.find_first;
   search.next_find = now + search.pause;
   timers.push({search.next_find, Timer::Kind::search, search.number, {}});
-  ask_everybody(now, search);
   return search;
+}
+
+void NodeState::keep_for(Time now, const std::string& name, Search::Waiting waiting) {
+  const bool is_new = !searches_.contains(name);
+  Search& search = search_for(now, name);
+  search.services.push_back(std::move(waiting));
+  if (is_new) ask_everybody(now, search);
+}
+
+// The names that members of one group search are not for those of another: a peer that is confined
+// to a group is asked for what concerns that group only, and believed no further.
+bool NodeState::may_ask(const Peer& peer, const Search& search) const {
+  if (peer.scope.empty() || !policy_->scope().empty() || mutant("ask_other_groups")) return true;
+  return std::any_of(search.services.begin(), search.services.end(),
+                     [&](const auto& waiting) { return waiting.scope == peer.scope; });
 }
 
 void NodeState::ask_everybody(Time now, Search& search) {
   for (const auto& [instance, peer] : peers_) {
-    if (!peer->up) continue;
+    if (!peer->up || !may_ask(*peer, search)) continue;
     ask(now, *peer, search.name);
     search.asked.insert(peer->name);
   }
@@ -74,8 +88,11 @@ void NodeState::end_search(Time now, Peer& peer) {
   auto node = searches_.extract(peer.name);
   if (node.empty()) return;
   Search& search = node.mapped();
+  std::deque<Search::Waiting> others;  // for a peer of this name in another group
   for (Search::Waiting& waiting : search.services) {
-    if (!waiting.instance.empty() && waiting.instance != peer.instance) {
+    if (!peer.scope.empty() && !waiting.scope.empty() && waiting.scope != peer.scope) {
+      others.push_back(std::move(waiting));
+    } else if (!waiting.instance.empty() && waiting.instance != peer.instance) {
       undelivered(waiting.instance);
     } else {
       send_to(now, peer, waiting.service, std::move(waiting.payload));
@@ -85,6 +102,9 @@ void NodeState::end_search(Time now, Peer& peer) {
     const auto found = calls_.find(id);
     if (found != calls_.end()) dispatch(now, peer, id, found->second);
   }
+  search.calls.clear();
+  search.services = std::move(others);
+  if (!search.services.empty()) searches_.insert(std::move(node));
 }
 
 void NodeState::drop_overdue(Time now, Search& search) {
@@ -101,13 +121,19 @@ void NodeState::undelivered(const Uid& instance) {
 
 void NodeState::directory_message(Time now, Peer& from, const wire::Payload& payload) {
   auto message = wire::decode<DirectoryMessage>(payload.body);
-  if (message.found) found(now, *message.found);
+  if (message.found) found(now, from, *message.found);
   if (!message.find) return;
   DirectoryMessage answer;
   const std::string& name = message.find->name;
+  // A peer of one group hears of its own group and of peers of the whole job.
+  const Peer* peer = find_peer(name, from.scope);
+  if (peer == nullptr) peer = find_peer(name, {});
+  if (peer == nullptr && (from.scope.empty() || mutant("tell_of_other_groups"))) {
+    peer = find_peer(name);
+  }
   if (name == config.name) {
     answer.found = Found{name, config.instance, config.host_key, addresses};
-  } else if (const Peer* peer = find_peer(name); peer != nullptr && peer->up) {
+  } else if (peer != nullptr && peer->up) {
     answer.found = Found{name, peer->instance, peer->host_key, peer->addresses};
   } else {
     return;  // it asks again
@@ -115,17 +141,18 @@ void NodeState::directory_message(Time now, Peer& from, const wire::Payload& pay
   send_to(now, from, Service::directory, encode_directory(answer));
 }
 
-void NodeState::found(Time now, const Found& found) {
+void NodeState::found(Time now, const Peer& from, const Found& found) {
   const auto entry = searches_.find(found.name);
   if (entry == searches_.end() || found.instance == config.instance) return;
   Search& search = entry->second;
+  if (!may_ask(from, search)) return;
   search.found = true;
   const std::vector<std::string> candidates =
       dialable(found.addresses, found.host_key == config.host_key);
   search.reachable = search.reachable || !candidates.empty();
   Duration delay{};
   for (const std::string& address : candidates) {
-    add_target(now, address, found.name, delay, false);
+    add_target(now, address, found.name, {}, delay, false);
     delay += config.dial_stagger;
   }
 }
@@ -139,14 +166,17 @@ void NodeState::connect(Time now, const std::string& address) {
   arm(target);
 }
 
-void NodeState::add_target(Time now, const std::string& address, const std::string& peer,
-                           Duration delay, bool better_path) {
+void NodeState::add_target(Time now, const std::string& address, const std::string& name,
+                           const Uid& of, Duration delay, bool better_path) {
   if (closing_ || std::find(addresses.begin(), addresses.end(), address) != addresses.end()) {
     return;  // this peer's own
   }
   DialTarget& target = dialler_.add(address, now + delay);
   if (target.state != DialTarget::State::idle) return;
-  if (!target.wanted_by_user) target.peer = peer;
+  if (!target.wanted_by_user) {
+    target.peer = name;
+    target.of = of;
+  }
   target.better_path = better_path;
   arm(target);
 }
@@ -167,7 +197,7 @@ std::vector<std::string> NodeState::dialable(std::vector<std::string> candidates
 void NodeState::dial_peer(Time now, const Peer& peer) {
   Duration delay{};
   for (const std::string& address : dialable(peer.addresses, peer.host_key == config.host_key)) {
-    add_target(now, address, peer.name, delay, false);
+    add_target(now, address, peer.name, peer.instance, delay, false);
     delay += config.dial_stagger;
   }
 }
@@ -177,7 +207,7 @@ void NodeState::dial_better_path(Time now, const Peer& peer) {
   if (peer.host_key != config.host_key) return;
   for (const std::string& address : dialable(peer.addresses, true)) {
     if (is_of(address, wire::PathKind::shm)) {
-      add_target(now, address, peer.name, Duration(0), true);
+      add_target(now, address, peer.name, peer.instance, Duration(0), true);
     }
   }
 }
@@ -194,10 +224,14 @@ bool NodeState::answers(Time now, const Peer* peer) const {
   return mutant("no_redial_when_silent") || !peer->session.suspected(now);
 }
 
+Peer* NodeState::peer_of(const DialTarget& target) const {
+  return target.of.empty() ? find_peer(target.peer) : find_peer(target.of);
+}
+
 bool NodeState::needed(Time now, const DialTarget& target) const {
   if (closing_) return false;
   if (target.wanted_by_user) return !answers(now, find_peer(target.instance));
-  const Peer* peer = find_peer(target.peer);
+  const Peer* peer = peer_of(target);
   if (target.better_path) {
     if (peer == nullptr || !peer->session.connected()) return false;
     const bool has_it =
@@ -241,7 +275,7 @@ void NodeState::dial_due(Time now, std::uint64_t number) {
 
 // Never a silent slow path: the fallback is told once.
 void NodeState::give_up_better_path(DialTarget& target) {
-  Peer* peer = find_peer(target.peer);
+  Peer* peer = peer_of(target);
   if (!target.better_path || target.failures < kBetterPathTries || peer == nullptr) return;
   const auto tried = peer->tried.find(target.address);
   if (tried != peer->tried.end()) tried->second.given_up = true;
@@ -253,7 +287,7 @@ void NodeState::give_up_better_path(DialTarget& target) {
 
 // Kept for explain(): with the peer that the address is of, or with the search for its name.
 void NodeState::note_failure(const DialTarget& target, const std::string& error) {
-  Peer* peer = target.instance.empty() ? find_peer(target.peer) : find_peer(target.instance);
+  Peer* peer = target.instance.empty() ? peer_of(target) : find_peer(target.instance);
   const auto search = searches_.find(target.peer);
   Tried* tried = nullptr;
   if (peer != nullptr) {
@@ -294,7 +328,7 @@ void NodeState::dial_failed(Time now, const std::string& address, const Error& e
   if (error.code != ErrorCode::peer_lost) return;
   // Nobody listens there. Whoever was met there and is not connected has ended; so has a peer of
   // this host that had announced the address.
-  Peer* peer = target->instance.empty() ? find_peer(target->peer) : find_peer(target->instance);
+  Peer* peer = target->instance.empty() ? peer_of(*target) : find_peer(target->instance);
   if (peer == nullptr || !peer->up || peer->session.connected()) return;
   if (peer->instance == target->instance || peer->host_key == config.host_key) {
     end_peer(*peer, Down::dead, "nobody listens at " + address + " any more");

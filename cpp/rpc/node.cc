@@ -69,7 +69,9 @@ void Node::set_name(const std::string& name) {
 
 void Node::set_paths(std::vector<wire::PathKind> paths) { state_->config.paths = std::move(paths); }
 
-void Node::define(const std::string& function) { state_->functions.insert(function); }
+void Node::define(const std::string& function, const std::string& group) {
+  state_->functions[function] = group;
+}
 void Node::undefine(const std::string& function) { state_->functions.erase(function); }
 
 bool Node::send_service(Time now, const Uid& instance, Service service, wire::Payload payload) {
@@ -79,14 +81,14 @@ bool Node::send_service(Time now, const Uid& instance, Service service, wire::Pa
 }
 
 void Node::send_service_to(Time now, const Uid& instance, const std::string& peer, Service service,
-                           wire::Payload payload) {
-  state_->send_service_to(now, instance, peer, service, std::move(payload));
+                           wire::Payload payload, const std::string& group) {
+  state_->send_service_to(now, instance, peer, service, std::move(payload), group);
   state_->settle(now);
 }
 
 void Node::send_service_to_name(Time now, const std::string& peer, Service service,
-                                wire::Payload payload) {
-  state_->send_service_to_name(now, peer, service, std::move(payload));
+                                wire::Payload payload, const std::string& group) {
+  state_->send_service_to_name(now, peer, service, std::move(payload), group);
   state_->settle(now);
 }
 
@@ -212,6 +214,12 @@ void Node::peer_dead(Time now, const Uid& instance) {
 Uid Node::instance_of(ConnectionId connection) const {
   const Connection* found = state_->find_connection(connection);
   return found == nullptr || found->peer == nullptr ? Uid{} : found->peer->instance;
+}
+
+bool Node::may_concern(const Uid& instance, const std::string& group) const {
+  if (instance == state_->config.instance) return true;
+  const Peer* peer = state_->find_peer(instance);
+  return peer != nullptr && NodeState::may_concern(*peer, group);
 }
 
 void Node::tick(Time now) {

@@ -133,6 +133,7 @@ struct PeerUp {
   std::string name;
   Uid host_key;
   bool same_host;
+  std::string scope;  // the group that it is confined to by its key; empty: none
 };
 
 struct PeerDown {
@@ -170,6 +171,7 @@ using Action =
 struct PeerInfo {
   Uid instance;
   std::string name;
+  std::string scope;  // as of PeerUp
   Uid host_key;
   bool same_host = false;
   bool connected = false;
@@ -190,7 +192,7 @@ class NodeState;
 
 class Node {
  public:
-  // `allocator` and `policy` outlive the node; `seed` feeds session ids and nonces.
+  // `allocator` and `policy` outlive the node; `seed` feeds what need not be secret.
   Node(Config config, Allocator& allocator, const Policy& policy, std::uint64_t seed);
   ~Node();
   Node(const Node&) = delete;
@@ -225,18 +227,20 @@ class Node {
   // Only before the first connection: the name is announced in the greeting. Throws
   // Exception{invalid_argument} later.
   void set_name(const std::string& name);
-  void define(const std::string& function);
+  // `group`: peers that are confined to another one cannot call it, nor see that it is there.
+  void define(const std::string& function, const std::string& group = {});
   void undefine(const std::string& function);
   // Reliable and in order for one (sender, receiver, service) while both live. False: no such peer
   // is up; the message is dropped.
   bool send_service(Time now, const Uid& instance, Service service, wire::Payload payload);
   // The same; while that instance is not up it is searched by its name, and the message waits for
-  // evict_after at most: then Undelivered tells. Another peer of the name does not get it.
+  // evict_after at most: then Undelivered tells. Another peer of the name does not get it. `group`:
+  // that it is of; peers confined to another one are not asked for the name.
   void send_service_to(Time now, const Uid& instance, const std::string& peer, Service service,
-                       wire::Payload payload);
+                       wire::Payload payload, const std::string& group = {});
   // Finds and dials the peer if need be; kept while the name is unknown for at most evict_after.
   void send_service_to_name(Time now, const std::string& peer, Service service,
-                            wire::Payload payload);
+                            wire::Payload payload, const std::string& group = {});
   // Fails this side's calls with ErrorCode::closed, flushes replies, says CLOSE; ends in Closed.
   void close(Time now);
 
@@ -273,6 +277,9 @@ class Node {
   void peer_dead(Time now, const Uid& instance);
   // The instance at the other end of a connection; empty while it is not known.
   Uid instance_of(ConnectionId connection) const;
+  // Whether the peer may take part in what is of the group: it has shown the job's token, or that
+  // group's key. This one may.
+  bool may_concern(const Uid& instance, const std::string& group) const;
 
   void tick(Time now);
   Time next_deadline() const;

@@ -28,7 +28,12 @@ Peer* NodeState::find_peer(const Uid& instance) const {
 }
 
 Peer* NodeState::find_peer(const std::string& name) const {
-  const auto found = names_.find(name);
+  const auto found = names_.lower_bound({name, {}});
+  return found == names_.end() || found->first.first != name ? nullptr : find_peer(found->second);
+}
+
+Peer* NodeState::find_peer(const std::string& name, const std::string& scope) const {
+  const auto found = names_.find({name, scope});
   return found == names_.end() ? nullptr : find_peer(found->second);
 }
 
@@ -132,10 +137,12 @@ void NodeState::attached(Time now, Peer& peer, ConnectionId id) {
     // First what came too late: it was while the peer was not up.
     const auto own = searches_.find(peer.name);
     if (own != searches_.end()) drop_overdue(now, own->second);
-    actions.push_back(
-        PeerUp{peer.instance, peer.name, peer.host_key, peer.host_key == config.host_key});
+    actions.push_back(PeerUp{peer.instance, peer.name, peer.host_key,
+                             peer.host_key == config.host_key, peer.scope});
     end_search(now, peer);
-    for (const auto& [name, search] : searches_) ask(now, peer, name);
+    for (const auto& [name, search] : searches_) {
+      if (may_ask(peer, search)) ask(now, peer, name);
+    }
   }
   if (connection->kind != wire::PathKind::shm && !connection->dialled.empty()) {
     dial_better_path(now, peer);
@@ -212,7 +219,7 @@ void NodeState::return_loans(Time now, const Uid& lender, std::uint64_t session,
 
 void NodeState::forget_if_gone(Peer& peer) {
   if (peer.touched || peer.up || peer.session.id() != 0 || peer.session.has_connection()) return;
-  const auto name = names_.find(peer.name);
+  const auto name = names_.find({peer.name, peer.scope});
   if (name != names_.end() && name->second == peer.instance) names_.erase(name);
   peers_.erase(peer.instance);
 }
@@ -294,32 +301,34 @@ bool NodeState::send_service(Time now, const Uid& instance, Service service,
 }
 
 void NodeState::send_service_to(Time now, const Uid& instance, const std::string& name,
-                                Service service, wire::Payload payload) {
+                                Service service, wire::Payload payload, const std::string& scope) {
   if (closing_) return;
   const Peer* peer = find_peer(instance);
+  if (peer != nullptr && !may_concern(*peer, scope)) return;
   if (instance == config.instance || (peer != nullptr && peer->up)) {
     send_service(now, instance, service, std::move(payload));
   } else if (mutant("services_by_name")) {
-    send_service_to_name(now, name, service, std::move(payload));
+    send_service_to_name(now, name, service, std::move(payload), scope);
   } else if (!name.empty() && name != config.name) {
-    search_for(now, name).services.push_back(
-        {now + config.timing.evict_after, service, std::move(payload), instance});
+    keep_for(now, name,
+             {now + config.timing.evict_after, service, std::move(payload), instance, scope});
   }
 }
 
 void NodeState::send_service_to_name(Time now, const std::string& name, Service service,
-                                     wire::Payload payload) {
+                                     wire::Payload payload, const std::string& scope) {
   if (closing_) return;
   if (name == config.name) {
     send_service(now, config.instance, service, std::move(payload));
     return;
   }
-  if (Peer* peer = find_peer(name); peer != nullptr && peer->up) {
+  Peer* peer = find_peer(name, {});
+  if (peer == nullptr) peer = find_peer(name, scope);
+  if (peer != nullptr && peer->up) {
     send_to(now, *peer, service, std::move(payload));
     return;
   }
-  search_for(now, name).services.push_back(
-      {now + config.timing.evict_after, service, std::move(payload), {}});
+  keep_for(now, name, {now + config.timing.evict_after, service, std::move(payload), {}, scope});
 }
 
 std::vector<PeerInfo> NodeState::peers(Time now) const {
@@ -329,6 +338,7 @@ std::vector<PeerInfo> NodeState::peers(Time now) const {
     PeerInfo info;
     info.instance = instance;
     info.name = peer->name;
+    info.scope = peer->scope;
     info.host_key = peer->host_key;
     info.same_host = peer->host_key == config.host_key;
     info.connected = peer->session.connected();

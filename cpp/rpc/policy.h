@@ -1,37 +1,54 @@
 #pragma once
 
-#include <cstddef>
+#include <cstdint>
 #include <string>
-#include <vector>
 
 #include "wire/frame.h"
+#include "wire/path.h"
 
 namespace moolink::rpc {
 
-// Who may connect. Both greetings of a connection, in the order dialler, acceptor, are what a proof
-// is made over (their nonces differ for each connection, so a proof cannot be replayed).
+// What one side of a connection makes of the other's greeting.
+struct Verdict {
+  std::string refusal;  // why it may not connect, for both sides to read; empty: it may
+  std::string scope;    // the group that the connection is confined to; empty: none
+};
+
+// Who may connect. Both sides prove themselves over both greetings, the acceptor first; nonces make
+// each greeting new, so that no proof can be shown twice.
 class Policy {
  public:
   virtual ~Policy() = default;
 
-  // What this side shows the other: it is the dialler, or not.
-  virtual std::vector<std::byte> proof(const wire::Hello& dialler, const wire::Hello& acceptor,
-                                       bool by_dialler) const = 0;
-  // Whether the other side's proof stands; `reason` is told to it and to the log if not.
-  virtual bool accepts(const wire::Hello& dialler, const wire::Hello& acceptor, bool by_dialler,
-                       const std::vector<std::byte>& proof, std::string& reason) const = 0;
+  // Before this side's greeting is sent: the keys that it can prove itself with, and a nonce;
+  // `number` is another one each time.
+  virtual void introduce(wire::Hello& ours, std::uint64_t number) const = 0;
+  // The acceptor, before its greeting is sent: puts its proof into it.
+  virtual Verdict answer(wire::PathKind path, const wire::Hello& dialler,
+                         wire::Hello& acceptor) const = 0;
+  // The dialler: whether the acceptor's proof stands. Its own goes into `welcome`.
+  virtual Verdict check_acceptor(wire::PathKind path, const wire::Hello& dialler,
+                                 const wire::Hello& acceptor, wire::Hello& welcome) const = 0;
+  // The acceptor: whether the proof in the dialler's welcome stands.
+  virtual Verdict check_dialler(wire::PathKind path, const wire::Hello& dialler,
+                                const wire::Hello& acceptor, const wire::Hello& welcome) const = 0;
+  // The scope of this side's own keys.
+  virtual std::string scope() const = 0;
+  // What this side's user is to check when it is refused. May name files: not for the other side.
+  virtual std::string advice() const = 0;
 };
 
-// No token: shows an empty proof and asks for none. For loopback and for tests.
+// Insecure: shows no proof, asks for none, and says so to who does.
 class OpenPolicy final : public Policy {
  public:
-  std::vector<std::byte> proof(const wire::Hello&, const wire::Hello&, bool) const override {
-    return {};
-  }
-  bool accepts(const wire::Hello&, const wire::Hello&, bool, const std::vector<std::byte>&,
-               std::string&) const override {
-    return true;
-  }
+  void introduce(wire::Hello&, std::uint64_t) const override {}
+  Verdict answer(wire::PathKind, const wire::Hello& dialler, wire::Hello& acceptor) const override;
+  Verdict check_acceptor(wire::PathKind, const wire::Hello& dialler, const wire::Hello& acceptor,
+                         wire::Hello& welcome) const override;
+  Verdict check_dialler(wire::PathKind, const wire::Hello& dialler, const wire::Hello& acceptor,
+                        const wire::Hello& welcome) const override;
+  std::string scope() const override { return {}; }
+  std::string advice() const override;
 };
 
 }  // namespace moolink::rpc

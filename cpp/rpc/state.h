@@ -11,6 +11,7 @@
 #include <set>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "rpc/dialler.h"
@@ -55,7 +56,8 @@ struct Peer {
       : instance(config.peer), session(std::move(config), allocator) {}
 
   Uid instance;
-  std::string name;  // known once it has proven who it is
+  std::string name;   // known once it has proven who it is
+  std::string scope;  // the group that it is confined to; empty: none
   Uid host_key;
   std::vector<std::string> addresses;
   session::Session session;
@@ -93,6 +95,7 @@ struct Connection {
   wire::Hello ours;
   std::optional<wire::Hello> theirs;
   Peer* peer = nullptr;   // the session that it was handed to
+  std::string scope;      // of the key that was proven
   bool proven = false;    // the other side has shown that it may connect
   bool attached = false;  // carries messages
 };
@@ -160,7 +163,8 @@ struct Search {
     Time until;
     Service service;
     wire::Payload payload;
-    Uid instance;  // for this one only; empty: for whoever bears the name
+    Uid instance;       // for this one only; empty: for whoever bears the name
+    std::string scope;  // of this group, if it is known
   };
   std::uint64_t number = 0;
   std::string name;
@@ -203,7 +207,9 @@ class NodeState {
   void closed(Time now, ConnectionId connection, const Error& error);
   Connection* find_connection(ConnectionId id);
   Peer* find_peer(const Uid& instance) const;
+  // Names are told apart by scope; without one, a peer of the whole job before others.
   Peer* find_peer(const std::string& name) const;
+  Peer* find_peer(const std::string& name, const std::string& scope) const;
 
   // directory.cc
   void connect(Time now, const std::string& address);
@@ -212,12 +218,16 @@ class NodeState {
   // peers.cc
   bool send_service(Time now, const Uid& instance, Service service, wire::Payload payload);
   void send_service_to(Time now, const Uid& instance, const std::string& peer, Service service,
-                       wire::Payload payload);
+                       wire::Payload payload, const std::string& scope);
   void send_service_to_name(Time now, const std::string& peer, Service service,
-                            wire::Payload payload);
+                            wire::Payload payload, const std::string& scope);
   void peer_dead(const Uid& instance);
   void return_loans(Time now, const Uid& lender, std::uint64_t session,
                     std::span<const std::uint64_t> loans);
+  // Whether a peer may take part in what is of a group: one that is confined to another may not.
+  static bool may_concern(const Peer& peer, const std::string& group) {
+    return peer.scope.empty() || group.empty() || peer.scope == group;
+  }
   void touch(Peer& peer);
   void settle(Time now);
   std::vector<PeerInfo> peers(Time now) const;
@@ -233,7 +243,7 @@ class NodeState {
 
   Config config;
   std::vector<std::string> addresses;
-  std::set<std::string, std::less<>> functions;
+  std::map<std::string, std::string, std::less<>> functions;  // and the group that may call each
   std::vector<Action> actions;
   TimerQueue timers;
   bool greeted_anyone = false;  // the name has been told
@@ -269,13 +279,18 @@ class NodeState {
   // connections.cc
   wire::Hello hello();
   void greet(Time now, Connection& connection, const wire::ReceivedFrame& frame);
-  void greeted(Time now, Connection& connection, wire::Hello theirs);
+  void answer(Time now, Connection& connection);
+  void answered(Time now, Connection& connection);
   void welcomed(Time now, Connection& connection, const wire::ReceivedFrame& frame);
   void refused(Time now, Connection& connection, const wire::Refuse& refusal);
-  void refused_late(Connection& connection, const wire::ReceivedFrame& frame);
-  std::optional<Objection> objection(Time now, const wire::Hello& theirs) const;
+  bool enter(Time now, Connection& connection);
+  std::optional<Objection> objection(const wire::Hello& theirs) const;
+  std::optional<Objection> objection_to_name(Time now, const Connection& connection) const;
   void adopt(Connection& connection, const wire::Hello& theirs);
   void refuse(Time now, Connection& connection, const Objection& objection);
+  void warn_once(Time now, const std::string& text);
+  static bool tells_callers(const Connection& connection);
+  void fail_callers(const std::string& address, const std::string& name, Error error);
   void drop_connection(Time now, ConnectionId id, const Error& error, bool tell_transport);
   void disconnected_from(Time now, Peer& peer);
   void greeting_timed_out(Time now, ConnectionId id);
@@ -299,6 +314,9 @@ class NodeState {
 
   // directory.cc
   Search& search_for(Time now, const std::string& name);
+  void keep_for(Time now, const std::string& name, Search::Waiting waiting);
+  bool may_ask(const Peer& peer, const Search& search) const;
+  Peer* peer_of(const DialTarget& target) const;
   void ask_everybody(Time now, Search& search);
   void ask(Time now, Peer& peer, const std::string& name);
   void search_due(Time now, std::uint64_t number);
@@ -306,12 +324,12 @@ class NodeState {
   void drop_overdue(Time now, Search& search);
   void undelivered(const Uid& instance);
   void directory_message(Time now, Peer& from, const wire::Payload& payload);
-  void found(Time now, const Found& found);
+  void found(Time now, const Peer& from, const Found& found);
   void dial_peer(Time now, const Peer& peer);
   void dial_better_path(Time now, const Peer& peer);
   std::vector<std::string> dialable(std::vector<std::string> candidates, bool same_host) const;
-  void add_target(Time now, const std::string& address, const std::string& peer, Duration delay,
-                  bool better_path);
+  void add_target(Time now, const std::string& address, const std::string& name, const Uid& of,
+                  Duration delay, bool better_path);
   void arm(const DialTarget& target);
   void dial_due(Time now, std::uint64_t number);
   bool needed(Time now, const DialTarget& target) const;
@@ -335,7 +353,8 @@ class NodeState {
 
   std::map<ConnectionId, Connection> connections_;
   std::map<Uid, std::unique_ptr<Peer>> peers_;
-  std::map<std::string, Uid, std::less<>> names_;  // of peers that have proven who they are
+  // Of peers that have proven who they are: name and scope.
+  std::map<std::pair<std::string, std::string>, Uid> names_;
   std::uint64_t peers_made_ = 0;
   std::deque<Peer*> touched_;
   std::vector<session::Action> session_actions_;
@@ -345,6 +364,9 @@ class NodeState {
   std::unordered_map<CallKey, Running, CallKeyHash> running_;  // likewise
 
   Dialler dialler_;
+  std::uint64_t greetings_ = 0;
+  std::string last_warning_;
+  Time warned_at_{};
   std::uint64_t last_search_ = 0;
   std::map<std::string, Search, std::less<>> searches_;
   std::map<std::string, Past, std::less<>> past_;  // a few

@@ -54,7 +54,7 @@ AccumulatorPeer::AccumulatorPeer(std::shared_ptr<GroupPeer> group, Options optio
   const Engine::Lock lock = rpc_->context()->lock();
   group_->check_role(options.role);
   for (const rpc::Service service : {rpc::Service::accumulate, rpc::Service::snapshot}) {
-    rpc_->router().add(service, scope_,
+    rpc_->router().add(service, scope_, group_->name(),
                        [this, service](const Uid& from, const wire::Payload& payload) {
                          const Time now = io::now();
                          machine_.received(now, from, static_cast<std::uint8_t>(service), payload);
@@ -62,17 +62,17 @@ AccumulatorPeer::AccumulatorPeer(std::shared_ptr<GroupPeer> group, Options optio
                        });
   }
   runner_ = OperationRunner::create(
-      rpc_, "rounds:" + scope_,
+      rpc_, group_->name(), "rounds:" + scope_,
       {{}, [this](collective::Engine::Done done) { section_done(std::move(done)); }});
-  shared_ =
-      SharedRounds::create(rpc_, "segments:" + scope_, shared_sections(layout_), layout_.bytes,
-                           {[this](std::uint64_t epoch) { machine_.shared_ready(epoch); },
-                            [this](std::uint64_t epoch, std::uint64_t round, Buffer result) {
-                              reduced(epoch, round, std::move(result), true);
-                            },
-                            [this](std::uint64_t epoch, std::uint64_t round, const Error& error) {
-                              not_reduced(epoch, round, error);
-                            }});
+  shared_ = SharedRounds::create(
+      rpc_, group_->name(), "segments:" + scope_, shared_sections(layout_), layout_.bytes,
+      {[this](std::uint64_t epoch) { machine_.shared_ready(epoch); },
+       [this](std::uint64_t epoch, std::uint64_t round, Buffer result) {
+         reduced(epoch, round, std::move(result), true);
+       },
+       [this](std::uint64_t epoch, std::uint64_t round, const Error& error) {
+         not_reduced(epoch, round, error);
+       }});
   rpc_->context()->engine().add(*this);
   const Time now = io::now();
   group_->add(now, *this, options.role);

@@ -22,7 +22,7 @@ group::Down group_down(rpc::Down how) {
 BrokerPeer::BrokerPeer(std::shared_ptr<RpcPeer> rpc, group::BrokerConfig config)
     : rpc_(std::move(rpc)), broker_(config, entropy64(), io::now()) {
   const Engine::Lock lock = rpc_->context()->lock();
-  rpc_->router().add(rpc::Service::group, ServiceRouter::kBroker,
+  rpc_->router().add(rpc::Service::group, ServiceRouter::kBroker, ServiceRouter::kAnyGroup,
                      [this](const Uid& from, const wire::Payload& payload) {
                        broker_.received(io::now(), from, payload.body.span());
                        carry_out();
@@ -78,7 +78,8 @@ void BrokerPeer::peer_down(const rpc::PeerDown& peer) {
 void BrokerPeer::carry_out() {
   for (group::Broker::Action& action : broker_.drain()) {
     if (auto* send = std::get_if<group::Broker::Send>(&action)) {
-      rpc_->router().send(send->instance, send->name, rpc::Service::group, {send->bytes, {}});
+      rpc_->router().send(send->instance, send->name, rpc::Service::group, {send->bytes, {}},
+                          send->group);
     } else if (auto* log = std::get_if<group::Broker::Log>(&action)) {
       rpc_->context()->log(log->level, std::move(log->text));
     }

@@ -47,20 +47,20 @@ GroupPeer::GroupPeer(std::shared_ptr<RpcPeer> rpc, std::string name)
       name_(std::move(name)),
       member_(member_config(*rpc_, name_), io::now()) {
   const Engine::Lock lock = rpc_->context()->lock();
-  rpc_->router().add(rpc::Service::group, name_,
+  rpc_->router().add(rpc::Service::group, name_, name_,
                      [this](const Uid& from, const wire::Payload& payload) {
                        const Time now = io::now();
                        member_.received(now, from, payload.body.span());
                        carry_out(now);
                      });
   runner_ = OperationRunner::create(
-      rpc_, "group:" + name_,
+      rpc_, name_, "group:" + name_,
       {[this](collective::Engine::Combine asked) { combine(std::move(asked)); },
        [this](collective::Engine::Done ended) { done(std::move(ended)); },
        [this](collective::Engine::Pass pass) { shared_->start(std::move(pass.operation)); },
        [this](collective::Engine::Abandon abandon) { shared_->abandon(abandon.s); }});
   shared_ = SharedCollectives::create(
-      rpc_, "segment:" + name_,
+      rpc_, name_, "segment:" + name_,
       {[this](std::uint64_t epoch) { runner_->engine().use_shared_memory(epoch); },
        [this](std::uint64_t s) {
          runner_->engine().passed(s);
@@ -73,7 +73,7 @@ GroupPeer::GroupPeer(std::shared_ptr<RpcPeer> rpc, std::string name)
   rpc_->add(static_cast<PeerObserver&>(*this));
   rpc_->context()->engine().add(*this);
   for (const rpc::PeerInfo& peer : rpc_->peers_locked()) {
-    if (peer.connected) peer_up({peer.instance, peer.name, peer.host_key, false});
+    if (peer.connected) peer_up({peer.instance, peer.name, peer.host_key, false, peer.scope});
   }
   settle(io::now());
 }
@@ -156,14 +156,25 @@ void GroupPeer::set_broker_name(const std::string& name) {
   broker_ = {};
   member_.broker_down(now);
   for (const rpc::PeerInfo& peer : rpc_->peers_locked()) {
-    if (peer.connected && peer.name == name) member_.broker_up(now, broker_ = peer.instance);
+    if (peer.connected && is_broker(peer.name, peer.instance, peer.scope)) {
+      member_.broker_up(now, broker_ = peer.instance);
+    }
   }
   settle(now);
 }
 
+// A peer that is confined to another group by its key cannot be the broker of this one; and one
+// that is confined to this one does not take the place of one that holds the job's token.
+bool GroupPeer::is_broker(const std::string& name, const Uid& instance, const std::string& scope) {
+  if (name != broker_name_ || !rpc_->may_concern(instance, name_)) return false;
+  if (broker_ && broker_scope_.empty() && !scope.empty()) return false;
+  broker_scope_ = scope;
+  return true;
+}
+
 void GroupPeer::peer_up(const rpc::PeerUp& peer) {
   const Time now = io::now();
-  if (peer.name == broker_name_) {
+  if (is_broker(peer.name, peer.instance, peer.scope)) {
     broker_ = peer.instance;
     member_.broker_up(now, broker_);
   }
@@ -337,10 +348,11 @@ void GroupPeer::describe(Time now, Describe how, std::string& text) const {
 void GroupPeer::carry_out(Time now) {
   for (group::Member::Action& action : member_.drain()) {
     if (auto* send = std::get_if<group::Member::SendToBroker>(&action)) {
-      rpc_->send_service_to_name(broker_name_, rpc::Service::group, {send->bytes, {}});
+      rpc_->send_service_to_name(broker_name_, rpc::Service::group, {send->bytes, {}}, name_);
       crash_point("announce.sent");
     } else if (auto* direct = std::get_if<group::Member::SendToMember>(&action)) {
-      rpc_->router().send(direct->instance, direct->name, rpc::Service::group, {direct->bytes, {}});
+      rpc_->router().send(direct->instance, direct->name, rpc::Service::group, {direct->bytes, {}},
+                          name_);
     } else if (auto* view = std::get_if<group::Member::NewView>(&action)) {
       rpc_->context()->recorder().record(now, FlightKind::view, rpc_->name_locked(), "",
                                          view->view.epoch, group::describe(view->view));

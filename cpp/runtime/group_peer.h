@@ -94,6 +94,7 @@ class GroupPeer final : public Driven, private PeerObserver {
     bool asked_why = false;
   };
 
+  bool is_broker(const std::string& name, const Uid& instance, const std::string& scope);
   void peer_up(const rpc::PeerUp& peer) override;
   void peer_down(const rpc::PeerDown& peer) override;
   void undelivered(const Uid& instance) override;
@@ -119,6 +120,7 @@ class GroupPeer final : public Driven, private PeerObserver {
   const std::string name_;
   std::string broker_name_ = "broker";
   Uid broker_;  // empty: not connected
+  std::string broker_scope_;
   group::Member member_;
   std::shared_ptr<OperationRunner> runner_;
   std::shared_ptr<SharedCollectives> shared_;

@@ -28,10 +28,12 @@ struct HostLoans::Message {
   }
 };
 
-std::shared_ptr<HostLoans> HostLoans::create(std::shared_ptr<RpcPeer> rpc, std::string scope) {
-  std::shared_ptr<HostLoans> made(new HostLoans(std::move(rpc), std::move(scope)));
+std::shared_ptr<HostLoans> HostLoans::create(std::shared_ptr<RpcPeer> rpc, std::string group,
+                                             std::string scope) {
+  std::shared_ptr<HostLoans> made(
+      new HostLoans(std::move(rpc), std::move(group), std::move(scope)));
   made->rpc_->router().add(
-      rpc::Service::collective, made->scope_,
+      rpc::Service::collective, made->scope_, made->group_,
       [weak = std::weak_ptr(made)](const Uid& from, const wire::Payload& payload) {
         if (const auto self = weak.lock()) self->received(from, payload);
       });
@@ -116,7 +118,7 @@ void HostLoans::take_back_freed() {
 void HostLoans::send(std::uint32_t rank, Message message) {
   message.scope = scope_;
   rpc_->router().send(members_.instances[rank], members_.names[rank], rpc::Service::collective,
-                      {wire::encode(message), {}});
+                      {wire::encode(message), {}}, group_);
 }
 
 void HostLoans::received(const Uid& from, const wire::Payload& payload) {

@@ -22,7 +22,8 @@ namespace moolink::runtime {
 // Everything is called, and calls, with the engine's lock held.
 class HostLoans final : public std::enable_shared_from_this<HostLoans> {
  public:
-  static std::shared_ptr<HostLoans> create(std::shared_ptr<RpcPeer> rpc, std::string scope);
+  static std::shared_ptr<HostLoans> create(std::shared_ptr<RpcPeer> rpc, std::string group,
+                                           std::string scope);
 
   void enter(HostSegment::Members members, std::uint32_t rank);
   // Unmaps what the others have lent.
@@ -50,8 +51,8 @@ class HostLoans final : public std::enable_shared_from_this<HostLoans> {
   };
   using Number = std::pair<std::uint32_t, std::uint64_t>;  // rank, segment
 
-  HostLoans(std::shared_ptr<RpcPeer> rpc, std::string scope)
-      : rpc_(std::move(rpc)), scope_(std::move(scope)) {}
+  HostLoans(std::shared_ptr<RpcPeer> rpc, std::string group, std::string scope)
+      : rpc_(std::move(rpc)), group_(std::move(group)), scope_(std::move(scope)) {}
   void lend(std::uint64_t number, Mine& mine);
   void send(std::uint32_t rank, Message message);
   void received(const Uid& from, const wire::Payload& payload);
@@ -59,6 +60,7 @@ class HostLoans final : public std::enable_shared_from_this<HostLoans> {
   void map(Number number, std::vector<Descriptor> descriptors);
 
   std::shared_ptr<RpcPeer> rpc_;
+  const std::string group_;
   const std::string scope_;
   bool closed_ = false;
   HostSegment::Members members_;

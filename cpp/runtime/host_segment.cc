@@ -28,12 +28,12 @@ struct HostSegment::Message {
   }
 };
 
-std::shared_ptr<HostSegment> HostSegment::create(std::shared_ptr<RpcPeer> rpc, std::string scope,
-                                                 Use use) {
+std::shared_ptr<HostSegment> HostSegment::create(std::shared_ptr<RpcPeer> rpc, std::string group,
+                                                 std::string scope, Use use) {
   std::shared_ptr<HostSegment> made(
-      new HostSegment(std::move(rpc), std::move(scope), std::move(use)));
+      new HostSegment(std::move(rpc), std::move(group), std::move(scope), std::move(use)));
   made->rpc_->router().add(
-      made->use_.service, made->scope_,
+      made->use_.service, made->scope_, made->group_,
       [weak = std::weak_ptr(made)](const Uid& from, const wire::Payload& payload) {
         if (const auto self = weak.lock()) self->received(from, payload);
       });
@@ -41,8 +41,12 @@ std::shared_ptr<HostSegment> HostSegment::create(std::shared_ptr<RpcPeer> rpc, s
   return made;
 }
 
-HostSegment::HostSegment(std::shared_ptr<RpcPeer> rpc, std::string scope, Use use)
-    : rpc_(std::move(rpc)), scope_(std::move(scope)), use_(std::move(use)) {}
+HostSegment::HostSegment(std::shared_ptr<RpcPeer> rpc, std::string group, std::string scope,
+                         Use use)
+    : rpc_(std::move(rpc)),
+      group_(std::move(group)),
+      scope_(std::move(scope)),
+      use_(std::move(use)) {}
 
 void HostSegment::close() {
   if (std::exchange(closed_, true)) return;
@@ -133,7 +137,7 @@ void HostSegment::share_with_all(Time now) {
 
 void HostSegment::send(std::uint32_t rank, const Message& message) {
   rpc_->router().send(members_.instances[rank], members_.names[rank], use_.service,
-                      {wire::encode(message), {}});
+                      {wire::encode(message), {}}, group_);
 }
 
 void HostSegment::received(const Uid& from, const wire::Payload& payload) {

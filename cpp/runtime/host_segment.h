@@ -43,8 +43,8 @@ class HostSegment final : public Forkable, public std::enable_shared_from_this<H
     std::function<void()> ready;  // everybody has attached
   };
 
-  static std::shared_ptr<HostSegment> create(std::shared_ptr<RpcPeer> rpc, std::string scope,
-                                             Use use);
+  static std::shared_ptr<HostSegment> create(std::shared_ptr<RpcPeer> rpc, std::string group,
+                                             std::string scope, Use use);
 
   void enter(Time now, Members members);
   // Lets go of the segment; what is said of it from now on is ignored.
@@ -68,7 +68,7 @@ class HostSegment final : public Forkable, public std::enable_shared_from_this<H
     Uid key;
   };
 
-  HostSegment(std::shared_ptr<RpcPeer> rpc, std::string scope, Use use);
+  HostSegment(std::shared_ptr<RpcPeer> rpc, std::string group, std::string scope, Use use);
   std::optional<std::uint32_t> rank_of(const Uid& instance) const;
   void make(Time now);
   void share_with_all(Time now);
@@ -81,6 +81,7 @@ class HostSegment final : public Forkable, public std::enable_shared_from_this<H
   void warn(const Error& error);
 
   std::shared_ptr<RpcPeer> rpc_;
+  const std::string group_;
   const std::string scope_;
   Use use_;
   bool closed_ = false;

@@ -20,11 +20,12 @@ std::shared_ptr<Allocator> pool_of(const std::shared_ptr<Context>& context) {
 }  // namespace
 
 std::shared_ptr<OperationRunner> OperationRunner::create(std::shared_ptr<RpcPeer> rpc,
-                                                         std::string scope, Events events) {
+                                                         std::string group, std::string scope,
+                                                         Events events) {
   std::shared_ptr<OperationRunner> runner(
-      new OperationRunner(std::move(rpc), std::move(scope), std::move(events)));
+      new OperationRunner(std::move(rpc), std::move(group), std::move(scope), std::move(events)));
   runner->rpc_->router().add(
-      rpc::Service::collective, runner->scope_,
+      rpc::Service::collective, runner->scope_, runner->group_,
       [weak = std::weak_ptr(runner)](const Uid& from, const wire::Payload& payload) {
         const auto self = weak.lock();
         if (!self) return;
@@ -34,8 +35,10 @@ std::shared_ptr<OperationRunner> OperationRunner::create(std::shared_ptr<RpcPeer
   return runner;
 }
 
-OperationRunner::OperationRunner(std::shared_ptr<RpcPeer> rpc, std::string scope, Events events)
+OperationRunner::OperationRunner(std::shared_ptr<RpcPeer> rpc, std::string group, std::string scope,
+                                 Events events)
     : rpc_(std::move(rpc)),
+      group_(std::move(group)),
       scope_(std::move(scope)),
       events_(std::move(events)),
       engine_({scope_, rpc_->instance(), pool_of(rpc_->context())}) {}
@@ -55,7 +58,7 @@ void OperationRunner::carry_out() {
     for (collective::Engine::Action& action : actions) {
       if (auto* send = std::get_if<collective::Engine::Send>(&action)) {
         rpc_->router().send(send->instance, send->name, rpc::Service::collective,
-                            std::move(send->payload));
+                            std::move(send->payload), group_);
         crash_point("slice.sent");
       } else if (auto* task = std::get_if<collective::Engine::Sum>(&action)) {
         sum(std::move(*task));

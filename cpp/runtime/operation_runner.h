@@ -21,9 +21,10 @@ class OperationRunner final : public std::enable_shared_from_this<OperationRunne
     std::function<void(collective::Engine::Abandon)> abandon = {};
   };
 
-  // The scope tells this engine's messages from those of others on the same peer.
-  static std::shared_ptr<OperationRunner> create(std::shared_ptr<RpcPeer> rpc, std::string scope,
-                                                 Events events);
+  // The scope tells this engine's messages from those of others on the same peer; all are of the
+  // group.
+  static std::shared_ptr<OperationRunner> create(std::shared_ptr<RpcPeer> rpc, std::string group,
+                                                 std::string scope, Events events);
 
   collective::Engine& engine() { return engine_; }
   // Does what the engine wants done; call it after every event.
@@ -32,10 +33,12 @@ class OperationRunner final : public std::enable_shared_from_this<OperationRunne
   void close();
 
  private:
-  OperationRunner(std::shared_ptr<RpcPeer> rpc, std::string scope, Events events);
+  OperationRunner(std::shared_ptr<RpcPeer> rpc, std::string group, std::string scope,
+                  Events events);
   void sum(collective::Engine::Sum sum);
 
   std::shared_ptr<RpcPeer> rpc_;
+  const std::string group_;
   const std::string scope_;
   Events events_;
   collective::Engine engine_;

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <string_view>
 #include <utility>
 
 #include "base/names.h"
+#include "rpc/token_policy.h"
 #include "transport/shm/transport.h"
 #include "transport/tcp/transport.h"
 
@@ -17,6 +19,17 @@ constexpr Duration kDeliver = seconds(1);
 constexpr Duration kCloseMargin = milliseconds(500);
 
 thread_local const RpcPeer* handling = nullptr;  // whose handler runs on this thread
+
+std::unique_ptr<const rpc::Policy> make_policy(const crypto::Keyring& keyring,
+                                               const std::string& origin) {
+  if (keyring.empty()) return std::make_unique<rpc::OpenPolicy>();
+  crypto::Digest seed;
+  for (std::size_t at = 0; at < seed.size(); at += 8) {
+    const std::uint64_t word = entropy64();
+    std::memcpy(seed.data() + at, &word, 8);
+  }
+  return std::make_unique<rpc::TokenPolicy>(keyring, origin, seed);
+}
 
 rpc::Config node_config(const RpcOptions& options, const Context& context) {
   rpc::Config config;
@@ -81,9 +94,11 @@ std::shared_ptr<RpcPeer> RpcPeer::create(std::shared_ptr<Context> context, RpcOp
 RpcPeer::RpcPeer(std::shared_ptr<Context> context, RpcOptions options)
     : context_(std::move(context)),
       enabled_(options.transports),
+      keyring_(options.keyring),
+      policy_(make_policy(keyring_, options.key_origin)),
       environment_{context_->engine().loop(), context_->pool(),         *this, options.limits,
                    context_->host_key(),      chosen_interface(options)},
-      node_(node_config(options, *context_), context_->pool(), policy_, entropy64()) {
+      node_(node_config(options, *context_), context_->pool(), *policy_, entropy64()) {
   environment_.lending = &context_->lending();
 }
 
@@ -288,7 +303,7 @@ std::shared_ptr<Stream> RpcPeer::stream(const std::string& peer, const std::stri
   return stream;
 }
 
-void RpcPeer::define(const std::string& function, CallHandler handler) {
+void RpcPeer::define(const std::string& function, CallHandler handler, const std::string& group) {
   const Engine::Lock lock = lock_open();
   auto entry = std::make_shared<Function>();
   entry->handler = std::move(handler);
@@ -296,7 +311,7 @@ void RpcPeer::define(const std::string& function, CallHandler handler) {
     throw Exception(ErrorCode::invalid_argument,
                     "function '" + function + "' is defined already; undefine it first");
   }
-  node_.define(function);
+  node_.define(function, group);
   operation_done();
 }
 
@@ -425,16 +440,16 @@ bool RpcPeer::send_service(const Uid& instance, rpc::Service service, wire::Payl
 }
 
 void RpcPeer::send_service_to(const Uid& instance, const std::string& peer, rpc::Service service,
-                              wire::Payload payload) {
+                              wire::Payload payload, const std::string& group) {
   if (finished_) return;
-  node_.send_service_to(io::now(), instance, peer, service, std::move(payload));
+  node_.send_service_to(io::now(), instance, peer, service, std::move(payload), group);
   carry_out();
 }
 
 void RpcPeer::send_service_to_name(const std::string& peer, rpc::Service service,
-                                   wire::Payload payload) {
+                                   wire::Payload payload, const std::string& group) {
   if (finished_) return;
-  node_.send_service_to_name(io::now(), peer, service, std::move(payload));
+  node_.send_service_to_name(io::now(), peer, service, std::move(payload), group);
   carry_out();
 }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/limits.h"
+#include "crypto/keyring.h"
 #include "rpc/node.h"
 #include "rpc/policy.h"
 #include "runtime/context.h"
@@ -34,6 +35,8 @@ struct RpcOptions {
   // What a listener on every interface binds and announces (transport/tcp/interface.h); none:
   // the environment variable MOOLINK_INTERFACE.
   std::optional<std::string> interface;
+  crypto::Keyring keyring;  // what it proves itself with and asks of others; empty: insecure
+  std::string key_origin;   // where the keys are from, for the user
 };
 
 // What went over one kind of path.
@@ -105,7 +108,8 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   std::optional<PlacedMemory> place(const std::string& peer, std::size_t bytes);
   std::optional<PlacedMemory> place(const Uid& peer, std::size_t bytes);
   // Throws Exception{invalid_argument} if the name is taken.
-  void define(const std::string& function, CallHandler handler);
+  // Peers whose key is that of another group than `group` (empty: any) cannot call it.
+  void define(const std::string& function, CallHandler handler, const std::string& group = {});
   // Waits until no call of it runs, unless called by the handler itself; false: not defined.
   bool undefine(const std::string& function, const Engine::Interrupt& interrupt);
 
@@ -129,8 +133,12 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   // False: no such peer is up, the message is dropped.
   bool send_service(const Uid& instance, rpc::Service service, wire::Payload payload);
   void send_service_to(const Uid& instance, const std::string& peer, rpc::Service service,
-                       wire::Payload payload);
-  void send_service_to_name(const std::string& peer, rpc::Service service, wire::Payload payload);
+                       wire::Payload payload, const std::string& group = {});
+  void send_service_to_name(const std::string& peer, rpc::Service service, wire::Payload payload,
+                            const std::string& group = {});
+  bool may_concern(const Uid& instance, const std::string& group) const {
+    return node_.may_concern(instance, group);
+  }
   void add(PeerObserver& observer) { observers_.push_back(&observer); }
   void remove(PeerObserver& observer) { std::erase(observers_, &observer); }
   // Passes descriptors to a peer of this host, whose descriptors() are told; false: there is no
@@ -248,7 +256,8 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
 
   std::shared_ptr<Context> context_;
   std::vector<wire::PathKind> enabled_;
-  rpc::OpenPolicy policy_;
+  const crypto::Keyring keyring_;
+  const std::unique_ptr<const rpc::Policy> policy_;
   transport::Environment environment_;
   rpc::Node node_;
   std::vector<std::unique_ptr<transport::Transport>> transports_;

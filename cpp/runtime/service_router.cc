@@ -9,18 +9,19 @@
 namespace moolink::runtime {
 namespace {
 
-std::string scope_of(rpc::Service service, const wire::Payload& payload) {
+// The scope, and the group if the message alone says it.
+std::pair<std::string, std::string> scope_of(rpc::Service service, const wire::Payload& payload) {
   switch (service) {
     case rpc::Service::group: {
       const group::Recipient recipient = group::recipient_of(payload.body.span());
-      return recipient.broker ? ServiceRouter::kBroker : recipient.group;
+      return {recipient.broker ? ServiceRouter::kBroker : recipient.group, recipient.group};
     }
     case rpc::Service::collective:
-      return collective::Engine::scope_of(payload);
+      return {collective::Engine::scope_of(payload), {}};
     case rpc::Service::accumulate:
     case rpc::Service::snapshot: {  // both envelopes begin with the scope
       wire::Reader reader(payload.body);
-      return std::string(reader.text());
+      return {std::string(reader.text()), {}};
     }
     case rpc::Service::directory:
       break;
@@ -32,9 +33,11 @@ std::string scope_of(rpc::Service service, const wire::Payload& payload) {
 
 // No group can have this name: names are not empty and hold no control characters.
 const std::string ServiceRouter::kBroker("\x01");
+const std::string ServiceRouter::kAnyGroup("\x01");
 
-void ServiceRouter::add(rpc::Service service, const std::string& scope, Route route) {
-  if (!routes_.emplace(std::pair(service, scope), std::move(route)).second) {
+void ServiceRouter::add(rpc::Service service, const std::string& scope, const std::string& group,
+                        Route route) {
+  if (!routes_.emplace(std::pair(service, scope), Destination{group, std::move(route)}).second) {
     throw Exception(ErrorCode::invalid_argument,
                     scope == kBroker
                         ? "this Rpc already has a broker"
@@ -53,17 +56,25 @@ void ServiceRouter::remove(rpc::Service service, const std::string& scope) {
 }
 
 void ServiceRouter::send(const Uid& instance, const std::string& name, rpc::Service service,
-                         wire::Payload payload) {
-  peer_.send_service_to(instance, name, service, std::move(payload));
+                         wire::Payload payload, const std::string& group) {
+  peer_.send_service_to(instance, name, service, std::move(payload), group);
 }
 
 void ServiceRouter::dispatch(rpc::Service service, const Uid& from, const std::string& from_name,
                              const wire::Payload& payload) {
   try {
-    const auto route = routes_.find({service, scope_of(service, payload)});
+    const auto [scope, named] = scope_of(service, payload);
+    const auto route = routes_.find({service, scope});
     // A message for a group or an accumulator that this process has closed, or not made yet: its
     // sender repeats what matters (FLUSH), or learns of the new view.
-    if (route != routes_.end()) route->second(from, payload);
+    if (route == routes_.end()) return;
+    const Destination& to = route->second;
+    if (peer_.may_concern(from, to.group == kAnyGroup ? named : to.group)) {
+      to.route(from, payload);
+    } else {
+      peer_.context()->log(LogLevel::warning, "ignored a message of peer '" + from_name +
+                                                  "' for a group whose key it has not shown");
+    }
   } catch (const std::exception& e) {  // of the wire, or no memory
     peer_.context()->log(LogLevel::warning,
                          "ignored a message of peer '" + from_name + "': " + e.what());

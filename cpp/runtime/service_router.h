@@ -21,23 +21,32 @@ class ServiceRouter {
 
   // The scope of the broker's share of service `group`; a group's share has the group's name.
   static const std::string kBroker;
+  // Of the broker's share: each message says of which group it is.
+  static const std::string kAnyGroup;
 
   explicit ServiceRouter(RpcPeer& peer) : peer_(peer) {}
 
-  // Throws Exception{invalid_argument} if the scope is taken on this peer.
-  void add(rpc::Service service, const std::string& scope, Route route);
+  // Peers whose key is that of another group than `group` are not heard. Throws
+  // Exception{invalid_argument} if the scope is taken on this peer.
+  void add(rpc::Service service, const std::string& scope, const std::string& group, Route route);
   void remove(rpc::Service service, const std::string& scope);
 
-  // Sends to an instance; dials it by its name if there is no session with it yet.
+  // Sends to an instance what is of a group; dials it by its name if there is no session with it
+  // yet. Nothing is sent to a peer whose key is that of another group.
   void send(const Uid& instance, const std::string& name, rpc::Service service,
-            wire::Payload payload);
+            wire::Payload payload, const std::string& group);
 
  private:
+  struct Destination {
+    std::string group;
+    Route route;
+  };
+
   void dispatch(rpc::Service service, const Uid& from, const std::string& from_name,
                 const wire::Payload& payload);
 
   RpcPeer& peer_;
-  std::map<std::pair<rpc::Service, std::string>, Route> routes_;
+  std::map<std::pair<rpc::Service, std::string>, Destination> routes_;
   std::map<rpc::Service, std::size_t> registered_;  // routes of each service
 };
 

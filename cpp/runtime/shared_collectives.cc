@@ -22,7 +22,8 @@ collective::PipelineLayout layout_of(const HostSegment::Members& members) {
 }  // namespace
 
 std::shared_ptr<SharedCollectives> SharedCollectives::create(std::shared_ptr<RpcPeer> rpc,
-                                                             std::string scope, Events events) {
+                                                             std::string group, std::string scope,
+                                                             Events events) {
   std::shared_ptr<SharedCollectives> made(new SharedCollectives(std::move(rpc), std::move(events)));
   HostSegment::Use use;
   use.what = "collectives";
@@ -41,8 +42,9 @@ std::shared_ptr<SharedCollectives> SharedCollectives::create(std::shared_ptr<Rpc
     const auto self = weak.lock();
     if (self && self->segment_->rank() == 0) self->events_.ready(self->segment_->members().epoch);
   };
-  made->loans_ = HostLoans::create(made->rpc_, "loans:" + scope);
-  made->segment_ = HostSegment::create(made->rpc_, std::move(scope), std::move(use));
+  made->loans_ = HostLoans::create(made->rpc_, group, "loans:" + scope);
+  made->segment_ =
+      HostSegment::create(made->rpc_, std::move(group), std::move(scope), std::move(use));
   made->rpc_->context()->engine().loop().add(*made);
   return made;
 }

@@ -28,8 +28,8 @@ class SharedCollectives final : public io::Pollable,
     std::function<void(std::uint64_t s, const Error& error)> failed;
   };
 
-  static std::shared_ptr<SharedCollectives> create(std::shared_ptr<RpcPeer> rpc, std::string scope,
-                                                   Events events);
+  static std::shared_ptr<SharedCollectives> create(std::shared_ptr<RpcPeer> rpc, std::string group,
+                                                   std::string scope, Events events);
 
   // Gives up the segment of the epoch before, for all its ranks.
   void leave();

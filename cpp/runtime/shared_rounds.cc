@@ -16,7 +16,8 @@ constexpr std::uint64_t kPieceBytes = std::uint64_t{512} << 10;
 
 }  // namespace
 
-std::shared_ptr<SharedRounds> SharedRounds::create(std::shared_ptr<RpcPeer> rpc, std::string scope,
+std::shared_ptr<SharedRounds> SharedRounds::create(std::shared_ptr<RpcPeer> rpc, std::string group,
+                                                   std::string scope,
                                                    std::vector<collective::SharedSection> sections,
                                                    std::size_t bucket_bytes, Events events) {
   std::shared_ptr<SharedRounds> made(
@@ -38,7 +39,8 @@ std::shared_ptr<SharedRounds> SharedRounds::create(std::shared_ptr<RpcPeer> rpc,
   use.ready = [weak] {
     if (const auto rounds = weak.lock()) rounds->events_.ready(rounds->segment_->members().epoch);
   };
-  made->segment_ = HostSegment::create(made->rpc_, std::move(scope), std::move(use));
+  made->segment_ =
+      HostSegment::create(made->rpc_, std::move(group), std::move(scope), std::move(use));
   made->rpc_->context()->engine().loop().add(*made);
   return made;
 }

@@ -49,7 +49,8 @@ class SharedRounds final : public io::Pollable, public std::enable_shared_from_t
     std::vector<std::uint32_t> reducers;
   };
 
-  static std::shared_ptr<SharedRounds> create(std::shared_ptr<RpcPeer> rpc, std::string scope,
+  static std::shared_ptr<SharedRounds> create(std::shared_ptr<RpcPeer> rpc, std::string group,
+                                              std::string scope,
                                               std::vector<collective::SharedSection> sections,
                                               std::size_t bucket_bytes, Events events);
   ~SharedRounds() override;

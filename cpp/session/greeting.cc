@@ -1,5 +1,5 @@
 // How two sides agree about a session on a new connection. The side with the smaller instance id
-// chooses session ids, the other follows; they speak in turn, the accepting side first, until both
+// chooses session ids, the other follows; they speak in turn, the dialler first, until both
 // have named the same id. See docs/design/protocol/session.md, "Greeting".
 
 #include <algorithm>

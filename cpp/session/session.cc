@@ -23,7 +23,7 @@ void Session::attach(Time now, ConnectionId connection, wire::PathKind kind,
   link.dialled = dialled;
   link.ours = std::move(ours);
   link.last_heard = now;
-  if (dialled) return;  // answers the WELCOME
+  if (!dialled) return;  // answers the WELCOME
   if (chooses() && id_ == 0) restart(next_id(), connection);
   say_welcome(link);
 }

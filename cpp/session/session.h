@@ -154,8 +154,8 @@ class Session {
   // ---- connections ----
 
   // A connection to the peer has opened and its greeting was accepted. `ours` is the greeting with
-  // all but the session's fields filled in. The accepting side says WELCOME here; the dialling one
-  // answers the WELCOME, which is to be handed to received() next.
+  // all but the session's fields filled in. The dialling side says WELCOME here; the accepting one
+  // answers that, which is to be handed to received() next.
   void attach(Time now, ConnectionId connection, wire::PathKind kind,
               const wire::PathTraits& traits, bool dialled, wire::Hello ours);
   // The connection failed or was closed by the peer. No copier writes into a grant through it any

@@ -103,6 +103,12 @@ Hello decode_hello(const Buffer& control, const Limits& limits) {
   if (hello.rx_have.size() > (limits.send_window_messages + 63) / 64 + 1) {
     fail("a greeting's bitmap exceeds the window");
   }
+  if (hello.keys.size() > kMaxKeys || hello.proof.size() > kMaxKeys * kProofBytes) {
+    fail("too many keys or proofs in a greeting");
+  }
+  for (const std::string& key : hello.keys) {
+    if (key.size() > limits.max_name + 64) fail("a key's name exceeds the limit");
+  }
   if (!hello.instance) fail("a greeting without an instance");
   return hello;
 }

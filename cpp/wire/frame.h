@@ -24,6 +24,8 @@ inline constexpr std::uint32_t kMagic = 0x6d6c6e6b;  // "mlnk"
 inline constexpr std::uint32_t kVersion = 1;
 inline constexpr std::size_t kHeaderBytes = 32;
 inline constexpr std::size_t kMaxAddresses = 64;
+inline constexpr std::size_t kMaxKeys = 8;      // named in a greeting, each with a proof of
+inline constexpr std::size_t kProofBytes = 32;  //   so many bytes
 
 enum class FrameType : std::uint8_t {
   hello = 1,
@@ -96,7 +98,7 @@ Control decode_control(const ReceivedFrame& frame) {
   return decode<Control>(frame.control());
 }
 
-// The first frame of a connection (hello) and its answer (welcome).
+// The first frame of each side (hello), and how they agree about a session (welcome).
 struct Hello {
   std::uint32_t magic = kMagic;
   std::uint32_t wire_min = kVersion;
@@ -109,24 +111,26 @@ struct Hello {
   std::uint64_t rx_next = 1;           // every message below it is complete here
   std::vector<std::uint64_t> rx_have;  // those above it that are complete: as Ack::bitmap
   std::array<std::byte, 32> nonce{};
-  std::vector<std::byte> proof;  // HMAC over both nonces; empty where policy allows it
+  std::vector<std::string> keys;  // that the sender can prove to hold; none: it is insecure
+  std::vector<std::byte> proof;   // over both greetings, one for each key that is proven
   std::uint64_t max_frame = 0;
   std::vector<std::string> addresses;  // where this peer listens
 
   template <class Fields>
   void fields(Fields& f) {
     f(magic, wire_min, wire_max, features, instance, name, host_key, session, rx_next, rx_have,
-      nonce, proof, max_frame, addresses);
+      nonce, keys, proof, max_frame, addresses);
   }
 };
 
 struct Refuse {
   ErrorCode code = ErrorCode::error;
   std::string text;
+  std::string name;  // of the peer that refuses
 
   template <class Fields>
   void fields(Fields& f) {
-    f(code, text);
+    f(code, text, name);
   }
 };
 

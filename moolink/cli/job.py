@@ -147,7 +147,7 @@ class Job:
     def _start_peer(self, index: int) -> None:
         cores = str(self._cores[index])
         environment = dict.fromkeys(_THREAD_VARIABLES, cores) | os.environ
-        environment |= {
+        environment |= self._options.security | {
             "MOOLINK_BROKER": self._broker_address,
             "MOOLINK_GROUP": self._options.group,
             "MOOLINK_PEER_INDEX": str(index),
@@ -166,7 +166,7 @@ class Job:
 
     def _start_broker(self, *arguments: str, pass_fds: tuple[int, ...] = ()) -> None:
         command = [sys.executable, "-m", "moolink.broker", *arguments]
-        environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+        environment = os.environ | self._options.security | {"PYTHONUNBUFFERED": "1"}
         self._broker = self._start("broker", command, environment, pass_fds)
 
     def _start_announcing_broker(self) -> str:

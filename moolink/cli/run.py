@@ -9,7 +9,9 @@ import secrets
 import sys
 from collections.abc import Sequence
 
+from moolink import tokens
 from moolink.cli.job import Job
+from moolink.errors import AuthError
 from moolink.processes import available_cores
 
 _EPILOG = """\
@@ -20,6 +22,7 @@ Each peer finds in its environment:
   MOOLINK_PEER_NAME   a name that no other peer of the broker has, kept over restarts
   MOOLINK_NUM_PEERS   N
   MOOLINK_CORES       cores this peer should use, at least 1
+  MOOLINK_TOKEN_FILE  file of the job's token (with --insecure: MOOLINK_INSECURE=1 instead)
 and OMP_NUM_THREADS, MKL_NUM_THREADS, OPENBLAS_NUM_THREADS set to its cores unless already set.
 
 The first peer that fails ends the job, and its exit status is the job's (128 + n for signal n).
@@ -37,11 +40,16 @@ class RunOptions:
     cores: int
     restarts: int
     grace: float
+    security: dict[str, str]  # environment variables
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the job that `argv` describes and returns its exit status."""
-    return Job(parse(argv)).run()
+    try:
+        return Job(parse(argv)).run()
+    except AuthError as error:
+        print(f"moolink run: {error}", file=sys.stderr)
+        return 1
 
 
 def parse(argv: Sequence[str]) -> RunOptions:
@@ -59,6 +67,8 @@ def parse(argv: Sequence[str]) -> RunOptions:
         parser.error(f"--cores must be at least 1, got {options.cores}")
     if options.connect is not None and not _is_address(options.connect):
         parser.error(f"--connect takes HOST:PORT, got {options.connect!r}")
+    if options.insecure and options.token_file is not None:
+        parser.error("give one of --token-file and --insecure")
     if target[0] != "-m" and not os.path.exists(target[0]):
         parser.error(f"no such script: {target[0]} (a module is run with -m {target[0]})")
     return RunOptions(
@@ -69,7 +79,20 @@ def parse(argv: Sequence[str]) -> RunOptions:
         cores=options.cores or available_cores(),
         restarts=options.restart,
         grace=options.grace,
+        security=_security(options.token_file, options.insecure),
     )
+
+
+def _security(token_file: str | None, insecure: bool) -> dict[str, str]:
+    """Says to the broker and the peers, in their environment, where the token lies."""
+    if insecure or (token_file is None and tokens.says_insecure(os.environ)):
+        return {tokens.FILE_VARIABLE: "", tokens.INSECURE_VARIABLE: "1"}
+    path = token_file or os.environ.get(tokens.FILE_VARIABLE)
+    if path:
+        tokens.read(path)  # a peer's complaint would come later, and from each
+    else:
+        path = str(tokens.own()[1])
+    return {tokens.FILE_VARIABLE: os.path.abspath(path), tokens.INSECURE_VARIABLE: ""}
 
 
 def _is_address(text: str) -> bool:
@@ -93,6 +116,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--group", help="the group's name (default: unique to this run)")
     parser.add_argument(
         "--cores", type=int, help="cores to share out among the peers (default: all available)"
+    )
+    parser.add_argument(
+        "--token-file",
+        metavar="FILE",
+        help="the job's token (default: $MOOLINK_TOKEN_FILE, or the user's own, made at first use)",
+    )
+    parser.add_argument(
+        "--insecure", action="store_true", help="no token: whoever reaches a port may take part"
     )
     parser.add_argument(
         "--restart", type=int, default=0, metavar="K", help="restart failed peers, K times in all"

@@ -9,6 +9,8 @@ import pytest
 pytestmark = pytest.mark.timeout(120)
 
 REACHED = {
+    "attacks",
+    "attacks refused",
     "calls cancelled",
     "calls failed by loss",
     "calls succeeded",

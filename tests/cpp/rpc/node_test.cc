@@ -9,161 +9,10 @@
 #include <vector>
 
 #include "check.h"
+#include "rpc/joined.h"
 
 namespace moolink::rpc {
 namespace {
-
-// Shows its own word and asks for it: enough to see that both sides' proofs are looked at.
-class WordPolicy final : public Policy {
- public:
-  explicit WordPolicy(std::string word) : word_(std::move(word)) {}
-
-  std::vector<std::byte> proof(const wire::Hello& dialler, const wire::Hello& acceptor,
-                               bool by_dialler) const override {
-    const std::string text = word_ + (by_dialler ? "d" : "a") +
-                             std::to_string(static_cast<int>(dialler.nonce[0])) + "," +
-                             std::to_string(static_cast<int>(acceptor.nonce[0]));
-    const auto* bytes = reinterpret_cast<const std::byte*>(text.data());
-    return {bytes, bytes + text.size()};
-  }
-  bool accepts(const wire::Hello& dialler, const wire::Hello& acceptor, bool by_dialler,
-               const std::vector<std::byte>& shown, std::string& reason) const override {
-    reason = "a wrong word";
-    return shown == proof(dialler, acceptor, by_dialler);
-  }
-
- private:
-  std::string word_;
-};
-
-struct User {
-  User(const std::string& name, const Policy& policy, Uid instance)
-      : node(
-            [&] {
-              Config config;
-              config.instance = instance;
-              config.name = name;
-              return config;
-            }(),
-            allocator, policy, instance.low) {}
-
-  HeapAllocator allocator;
-  Node node;
-  std::map<CallId, Reply> results;
-  std::vector<std::string> log;
-  bool closed = false;
-};
-
-wire::ReceivedFrame as_received(const wire::Frame& frame) {
-  auto bytes = std::make_shared<std::vector<std::byte>>(frame.control.span().begin(),
-                                                        frame.control.span().end());
-  for (const Buffer& piece : frame.payload) {
-    bytes->insert(bytes->end(), piece.span().begin(), piece.span().end());
-  }
-  return {frame.header, Buffer(bytes, bytes->data(), bytes->size())};
-}
-
-// A server "server" and a client "client" that dials it; every handler returns its arguments.
-struct Joined {
-  Joined(const Policy& server_policy, const Policy& client_policy,
-         std::vector<std::string> server_addresses = {},
-         std::vector<wire::PathKind> client_paths = {wire::PathKind::shm, wire::PathKind::tcp})
-      : server("server", server_policy, {1, 10}), client("client", client_policy, {2, 20}) {
-    server.node.define("echo");
-    server.node.listening(std::move(server_addresses));
-    client.node.set_paths(std::move(client_paths));
-    client.node.connect(now, "tcp://10.0.0.1:1");
-    pass(milliseconds(10));
-  }
-
-  void run() {
-    for (bool acted = true; acted;) {
-      acted = carry_out(server, client);
-      acted = carry_out(client, server) || acted;
-    }
-  }
-  // Lets the time pass, with all that is due in it.
-  void pass(Duration duration) {
-    for (const Time end = now + duration; now < end;) {
-      now = std::min(end, now + milliseconds(10));
-      server.node.tick(now);
-      client.node.tick(now);
-      run();
-    }
-  }
-  const Error& error_of(CallId id) { return std::get<Error>(client.results.at(id)); }
-
-  bool carry_out(User& user, User& other) {
-    std::vector<Action> actions;
-    user.node.drain(actions);
-    for (Action& action : actions) {
-      if (auto* write = std::get_if<Write>(&action)) {
-        if (connected && write->connection > dropped) {
-          other.node.received(now, write->connection, as_received(write->frame));
-        }
-      } else if (auto* dial = std::get_if<Dial>(&action);
-                 dial != nullptr && !dial->address.starts_with("tcp://10.")) {
-        user.node.dial_failed(now, dial->address, make_error(ErrorCode::error, "no way"));
-      } else if (dial != nullptr) {
-        connected = true;
-        ++connection;
-        server.node.opened(now, connection, wire::PathKind::tcp, {}, "");
-        client.node.opened(now, connection, wire::PathKind::tcp, {}, "tcp://10.0.0.1:1");
-      } else if (auto* close = std::get_if<CloseConnection>(&action)) {
-        if (close->connection == connection && std::exchange(connected, false)) {
-          other.node.closed(now, connection, make_error(ErrorCode::closed, "closed"));
-        }
-      } else if (auto* handler = std::get_if<RunHandler>(&action)) {
-        user.node.reply(now, handler->key, std::move(handler->arguments));
-      } else if (auto* complete = std::get_if<Complete>(&action)) {
-        CHECK(user.results.emplace(complete->id, std::move(complete->result)).second);
-      } else if (auto* line = std::get_if<Log>(&action)) {
-        user.log.push_back(line->text);
-      } else if (std::get_if<Closed>(&action) != nullptr) {
-        user.closed = true;
-      }
-    }
-    return !actions.empty();
-  }
-
-  Time now{seconds(100)};
-  User server;
-  User client;
-  ConnectionId connection = 0;
-  bool connected = false;
-  ConnectionId dropped = 0;  // what is written to this one and to earlier ones is lost
-};
-
-TEST("peers with the same word meet") {
-  const WordPolicy word("one");
-  Joined pair(word, word);
-  const CallId id = pair.client.node.call(pair.now, "server", "echo", {}, seconds(1), 0);
-  pair.run();
-  CHECK(std::holds_alternative<wire::Payload>(pair.client.results.at(id)));
-  CHECK_EQ(pair.server.node.peers(pair.now).size(), 1u);
-}
-
-TEST("a wrong proof is refused by either side, and fails the calls with its reason") {
-  const WordPolicy right("one");
-  const WordPolicy wrong("two");
-  const OpenPolicy open;
-  // The client asks for a proof that the server does not have; and the other way round.
-  for (const auto& [server, client] : {std::pair<const Policy&, const Policy&>{right, wrong},
-                                       std::pair<const Policy&, const Policy&>{right, open}}) {
-    Joined pair(server, client);
-    const CallId id = pair.client.node.call(pair.now, "server", "echo", {}, seconds(20), 0);
-    pair.pass(seconds(3));
-    CHECK(pair.server.node.peers(pair.now).empty() && pair.client.node.peers(pair.now).empty());
-    CHECK(!pair.server.log.empty() && !pair.client.log.empty());
-    const bool client_found_out = &client == &wrong;
-    if (client_found_out) {
-      CHECK(pair.client.log.front().find("a wrong word") != std::string::npos);
-    } else {
-      CHECK(pair.error_of(id).code == ErrorCode::auth);
-      CHECK(pair.error_of(id).message.find("a wrong word") != std::string::npos);
-    }
-  }
-}
 
 TEST("an unknown peer, an unknown function, a closed peer: each error says what happened") {
   const OpenPolicy open;
@@ -404,7 +253,7 @@ TEST("a refusal with a text that is not UTF-8 ends its connection and reaches no
   Crowd crowd;
   crowd.server.node.opened(crowd.now, 7, wire::PathKind::tcp, {}, "");
   const wire::Frame frame =
-      wire::make_frame(wire::FrameType::refuse, wire::Refuse{ErrorCode::error, "no\xff"});
+      wire::make_frame(wire::FrameType::refuse, wire::Refuse{ErrorCode::error, "no\xff", {}});
   crowd.server.node.received(crowd.now, 7, as_received(frame));
   std::vector<Action> actions;
   crowd.server.node.drain(actions);

@@ -193,8 +193,8 @@ wire::Frame message(const wire::MessageHead& head, std::uint64_t seq = 1) {
 void breaks(const char* what, const std::vector<wire::Frame>& frames, bool loans = true) {
   Lending pair;
   if (!loans) {
-    pair.b.session.attach(pair.now, 2, wire::PathKind::tcp, {}, true, pair.b.hello);
-    pair.a.session.attach(pair.now, 2, wire::PathKind::tcp, {}, false, pair.a.hello);
+    pair.b.session.attach(pair.now, 2, wire::PathKind::tcp, {}, false, pair.b.hello);
+    pair.a.session.attach(pair.now, 2, wire::PathKind::tcp, {}, true, pair.a.hello);
     std::vector<Action> actions;
     pair.a.session.drain(actions);
     for (Action& action : actions) {

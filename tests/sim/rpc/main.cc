@@ -24,6 +24,13 @@ int main(int argc, char** argv) {
       "items_as_they_come",
       "end_overtakes_items",
       "loans_are_not_returned",
+      "accept_any_proof",
+      "prove_without_nonce",
+      "same_proof_both_ways",
+      "attach_before_proof",
+      "ignore_scopes",
+      "tell_of_other_groups",
+      "ask_other_groups",
   };
   return moolink::sim::run_program(argc, argv, mutants, [](std::uint64_t seed, bool trace) {
     return moolink::sim::World(seed, trace).run();

@@ -20,6 +20,16 @@ rpc::Config config_of(const World& world, int, const std::string& name, Uid inst
   return config;
 }
 
+crypto::Keyring keyring_of(const std::string& scope) {
+  crypto::Key token;
+  token.secret.fill(std::byte{42});
+  return crypto::Keyring({scope.empty() ? token : token.of_group(scope)});
+}
+
+crypto::Digest seed_of(const Uid& instance) {
+  return crypto::sha256(crypto::bytes_of("nonces of " + instance.hex()));
+}
+
 wire::Payload copy_of(const wire::Payload& payload) {
   const auto copy = [](const Buffer& bytes) {
     const MutableBuffer result = HeapAllocator().allocate(bytes.size());
@@ -38,6 +48,7 @@ Process::Process(World& world, int number_is, std::string name_is, Uid instance_
       name(std::move(name_is)),
       instance(instance_is),
       world_(&world),
+      policy_(keyring_of(scope()), "the simulation", seed_of(instance)),
       node_(config_of(world, number, name, instance, host_key()), allocator_, policy_,
             world.simulation.random.next()) {}
 
@@ -45,6 +56,12 @@ Uid Process::host_key() const {
   const auto& hosts = world_->settings.hosts;
   const auto index = static_cast<std::size_t>(number);
   return {7, index < hosts.size() ? static_cast<std::uint64_t>(hosts[index]) + 1 : 9};
+}
+
+const std::string& Process::scope() const {
+  static const std::string kNone;
+  const auto index = static_cast<std::size_t>(number);
+  return index < world_->settings.scopes.size() ? world_->settings.scopes[index] : kNone;
 }
 
 std::vector<std::string> Process::addresses() const {
@@ -121,6 +138,7 @@ void Process::dial_failed(const std::string& address, const Error& error) {
 void Process::call(CallRecord& record, Duration timeout) {
   if (!alive_) return;
   record.from = instance;
+  record.from_number = number;
   record.order = world_->next_order();
   if (timeout >= Duration(0)) record.deadline = world_->simulation.now() + timeout;
   wire::Payload arguments = lend(record, record.peer);
@@ -219,7 +237,26 @@ void Process::on_tick() {
   act();
 }
 
+// No byte that is written names a peer that its receiver cannot meet, unless the writer cannot
+// either: then its user has made the name up.
+void Process::check_names(ConnectionId connection, const wire::Frame& frame) const {
+  const int receiver = world_->other_end(connection, number);
+  if (receiver < 0 || frame.header.type <= wire::FrameType::refuse) return;
+  const auto scopes = static_cast<int>(world_->settings.scopes.size());
+  for (int other = 1; other < scopes; ++other) {
+    if (world_->may_meet(receiver, other) || !world_->may_meet(number, other)) continue;
+    const auto names_it = [peer = "peer" + std::to_string(other)](const Buffer& bytes) {
+      const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+      return text.find(peer) != std::string_view::npos;
+    };
+    require(!names_it(frame.control) && std::ranges::none_of(frame.payload, names_it),
+            name + " tells the name of a peer of another group");
+  }
+}
+
 void Process::perform(rpc::Write& action) {
+  world_->overhear(action.connection, action.frame);
+  check_names(action.connection, action.frame);
   world_->network.write(action.connection, std::move(action.frame));
 }
 
@@ -308,6 +345,15 @@ void Process::perform(rpc::Dial& action) {
   simulation.after(simulation.between(microseconds(10), milliseconds(2)), [this, address] {
     if (!alive_ || closed_) return;
     Process* other = world_->listener(address);
+    if (other != nullptr && world_->outsider_takes_dial()) {
+      const auto [ours, theirs] =
+          world_->network.connect(*this, world_->outsider, world_->settings.tcp);
+      world_->outsider.dialled_by(theirs);
+      opened(ours, world_->settings.tcp, address);
+      return;
+    }
+    require(other == nullptr || world_->may_meet(number, other->number),
+            name + " dials a peer of another group");
     const bool shm = address.starts_with("shm");
     if (other == nullptr || !other->alive() || other->is_closed()) {
       dial_failed(address, make_error(ErrorCode::peer_lost, "nobody listens there"));
@@ -318,6 +364,7 @@ void Process::perform(rpc::Dial& action) {
     } else {
       const Path& path = shm ? world_->settings.shm : world_->settings.tcp;
       const auto [ours, theirs] = world_->network.connect(*this, *other, path);
+      world_->connected(ours, theirs, number, other->number);
       other->opened(theirs, path, "");
       opened(ours, path, address);
     }

@@ -37,6 +37,7 @@ void Process::perform(rpc::RunHandler& action) {
   CallRecord& record = found->second;
   const std::string which = "call " + std::to_string(record.number);
   note("runs " + which);
+  require(world_->may_meet(number, record.from_number), which + " was run for another group");
   require(++record.runs == 1, which + " was run twice");
   record.ran_at = instance;
   require(record.peer == name && record.from == action.key.caller &&
@@ -209,6 +210,9 @@ void Process::check_result(const CallRecord& record, const rpc::Reply& result) c
       require(record.cancelled, which + " was not cancelled by its caller");
       break;
     case ErrorCode::peer_lost:
+      break;
+    case ErrorCode::auth:
+      require(world_->settings.outsider && record.runs == 0, which + " was refused by a friend");
       break;
     case ErrorCode::closed:
       require(false, which + " failed because somebody closed: " + error.message);

@@ -32,6 +32,14 @@ Settings Settings::from(Random& random) {
   settings.imposter = random.chance(1, 4);
   // A peer that is silent may lose its name to an imposter.
   settings.blackhole = !settings.imposter && random.chance(1, 2);
+  settings.outsider = random.chance(1, 2);
+  // Names of peers that may never meet are told apart by what is overheard: not with imposters.
+  if (!settings.imposter && settings.peers > 2 && random.chance(1, 2)) {
+    settings.scopes = {""};
+    for (int i = 1; i < settings.peers; ++i) {
+      settings.scopes.push_back(std::vector<std::string>{"", "a", "b", "b"}[random.below(4)]);
+    }
+  }
   return settings;
 }
 
@@ -95,6 +103,54 @@ bool World::runs(const Uid& instance) const {
   return false;
 }
 
+bool World::may_meet(int a, int b) const {
+  const auto scope = [this](int number) {
+    const auto index = static_cast<std::size_t>(number);
+    return index < settings.scopes.size() ? settings.scopes[index] : std::string();
+  };
+  return scope(a).empty() || scope(b).empty() || scope(a) == scope(b);
+}
+
+void World::connected(ConnectionId dialler, ConnectionId acceptor, int from, int to) {
+  greetings_[dialler] = greetings_[acceptor] = overheard.size();
+  overheard.push_back({from, to, {}, {}, {}});
+}
+
+int World::other_end(ConnectionId connection, int number) const {
+  const auto found = greetings_.find(connection);
+  if (found == greetings_.end()) return -1;
+  const Overheard& greeting = overheard[found->second];
+  return greeting.dialler == number ? greeting.acceptor : greeting.dialler;
+}
+
+void World::overhear(ConnectionId connection, const wire::Frame& frame) {
+  const auto found = greetings_.find(connection);
+  const wire::FrameType type = frame.header.type;
+  if (found == greetings_.end() ||
+      (type != wire::FrameType::hello && type != wire::FrameType::welcome)) {
+    return;
+  }
+  Overheard& greeting = overheard[found->second];
+  auto said = wire::decode<wire::Hello>(frame.control.span());
+  if (type == wire::FrameType::welcome) {
+    if (!greeting.welcome) greeting.welcome = std::move(said);
+  } else if (!greeting.hello) {
+    greeting.hello = std::move(said);
+  } else {
+    greeting.answer = std::move(said);
+  }
+}
+
+// Rarely: who is answered by an outsider each time does not reach its peer, or loses its name to an
+// imposter.
+bool World::outsider_takes_dial() {
+  if (!settings.outsider || settings.imposter || dials_taken > 1) return false;
+  if (simulation.now() > end_of_faults_) return false;
+  if (!simulation.random.chance(1, 16)) return false;
+  ++dials_taken;
+  return true;
+}
+
 CallRecord& World::new_call(int from, int to) {
   Random& random = simulation.random;
   const std::uint64_t number = calls.size() + 1;
@@ -140,7 +196,8 @@ void World::plan_calls() {
       CallRecord& record = new_call(from, to);
       // Without a time limit only what must end by itself, or by being cancelled.
       const bool cancelled = random.chance(1, 6);
-      const bool limited = (!record.handler_takes && !cancelled) || random.chance(1, 2);
+      const bool limited =
+          !may_meet(from, to) || (!record.handler_takes && !cancelled) || random.chance(1, 2);
       Process& caller = process(from);
       caller.call(record, limited ? simulation.between(milliseconds(1), seconds(6)) : Duration(-1));
       if (cancelled) {
@@ -162,6 +219,13 @@ void World::plan_faults() {
   const std::uint64_t most = settings.mild ? (settings.blackhole ? 2 : 4) : 10;
   if (settings.blackhole) {
     simulation.after(simulation.between(Duration(0), settings.active), [this] { blackhole(); });
+  }
+  for (std::uint64_t i = settings.outsider ? simulation.random.below(12) : 0; i > 0; --i) {
+    simulation.after(simulation.between(Duration(0), settings.active), [this] {
+      Process& target = process(
+          static_cast<int>(simulation.random.below(static_cast<std::uint64_t>(settings.peers))));
+      if (target.awake() && !target.is_closed()) outsider.attack(target);
+    });
   }
   const std::uint64_t faults = simulation.random.below(most);
   for (std::uint64_t i = 0; i < faults; ++i) {
@@ -231,6 +295,7 @@ void World::probe() {
   simulation.after(seconds(6), [this] {
     for (int from = 0; from < settings.peers; ++from) {
       for (int to = 0; to < settings.peers; ++to) {
+        if (!may_meet(from, to)) continue;
         CallRecord& record = new_call(from, to);
         record.function = "work";
         record.handler_fails = false;

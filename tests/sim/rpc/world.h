@@ -16,6 +16,8 @@
 #include "common/network.h"
 #include "common/simulation.h"
 #include "rpc/node.h"
+#include "rpc/outsider.h"
+#include "rpc/token_policy.h"
 
 namespace moolink::sim {
 
@@ -30,8 +32,10 @@ struct Settings {
   bool mild = false;  // no fault loses a session
   bool crashes = false;
   bool pauses = false;
-  bool blackhole = false;  // one connection is dropped without a word to either side
-  bool imposter = false;   // somebody takes the name of a peer that lives
+  bool blackhole = false;           // one connection is dropped without a word to either side
+  bool imposter = false;            // somebody takes the name of a peer that lives
+  bool outsider = false;            // somebody without a key is about
+  std::vector<std::string> scopes;  // the group whose key each holds; the hub has the token
 
   static Settings from(Random& random);
 };
@@ -43,6 +47,7 @@ struct CallRecord {
   std::string peer;
   std::string function;
   Uid from;
+  int from_number = 0;
   rpc::CallId id = 0;
   std::uint16_t lane = 0;
   std::uint64_t order = 0;
@@ -99,6 +104,7 @@ class Process final : public Endpoint {
   void check_loans() const;
   std::vector<std::string> addresses() const;
   Uid host_key() const;
+  const std::string& scope() const;
 
   const int number;
   const std::string name;
@@ -139,12 +145,13 @@ class Process final : public Endpoint {
   void take(const wire::Payload& payload);
   bool may_be_overwritten(const CallRecord& record) const;
   void check_result(const CallRecord& record, const rpc::Reply& result) const;
+  void check_names(ConnectionId connection, const wire::Frame& frame) const;
 
   World* world_;
   bool alive_ = true;
   bool closed_ = false;
   HeapAllocator allocator_;
-  rpc::OpenPolicy policy_;
+  rpc::TokenPolicy policy_;
   rpc::Node node_;
   std::vector<rpc::Action> actions_;
   OwnedMemory memory_;
@@ -167,6 +174,14 @@ class World {
   bool partitioned(int a, int b) const;
   bool runs(const Uid& instance) const;
   std::uint64_t next_order() { return ++orders_; }
+  // Whether the two have a key in common.
+  bool may_meet(int a, int b) const;
+  // The outsider hears what one end of a connection writes of its greeting.
+  void overhear(ConnectionId connection, const wire::Frame& frame);
+  int other_end(ConnectionId connection, int number) const;  // below 0: the outsider's
+  void connected(ConnectionId dialler, ConnectionId acceptor, int from, int to);
+  // Whether a dial ends at the outsider instead.
+  bool outsider_takes_dial();
 
   Simulation simulation;
   Network network{simulation};
@@ -174,6 +189,9 @@ class World {
   Settings settings;
   std::map<std::uint64_t, CallRecord> calls;
   Process* imposter = nullptr;
+  Outsider outsider{*this};
+  std::vector<Overheard> overheard;
+  int dials_taken = 0;
 
  private:
   void start(int number);
@@ -189,6 +207,7 @@ class World {
 
   std::vector<std::vector<std::unique_ptr<Process>>> processes_;
   std::unique_ptr<Process> imposter_;
+  std::map<ConnectionId, std::size_t> greetings_;  // of open connections, in `overheard`
   std::uint64_t orders_ = 0;
   std::map<int, Time> partitioned_until_;  // one peer from all others
   Time end_of_faults_{};

@@ -64,12 +64,16 @@ void Process::meet(const Uid& other) {
 void Process::greet(ConnectionId connection, Greeting& greeting, const wire::ReceivedFrame& frame) {
   const wire::Hello theirs = wire::decode_hello(frame.control(), Limits{});
   if (world_->dead.contains(theirs.instance)) return;  // what it said before it died
+  if (!greeting.dialled && frame.header.type == wire::FrameType::hello) {
+    world_->network.write(connection, wire::make_frame(wire::FrameType::hello, hello()));
+    return;
+  }
   meet(theirs.instance);
   greeting.handed_over = true;
   const Time now = world_->simulation.now();
   session_->attach(now, connection, greeting.path.kind, greeting.path.traits, greeting.dialled,
                    hello());
-  if (greeting.dialled) session_->received(now, connection, frame);
+  if (!greeting.dialled) session_->received(now, connection, frame);
 }
 
 void Process::received(ConnectionId connection, const wire::ReceivedFrame& frame) {

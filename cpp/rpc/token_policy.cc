@@ -1,0 +1,164 @@
+#include "rpc/token_policy.h"
+
+#include <cstring>
+#include <span>
+#include <utility>
+
+#include "base/mutant.h"
+
+namespace moolink::rpc {
+
+namespace {
+
+using crypto::Bytes;
+using crypto::Digest;
+using crypto::Key;
+
+enum class Side : std::uint8_t { dialler, acceptor };
+
+void append(std::vector<std::byte>& to, Bytes bytes) {
+  std::uint64_t size = bytes.size();
+  for (int i = 0; i < 8; ++i, size >>= 8) to.push_back(static_cast<std::byte>(size));
+  to.insert(to.end(), bytes.begin(), bytes.end());
+}
+
+// Everything that a greeting says, but the proof itself.
+void append(std::vector<std::byte>& to, wire::Hello greeting) {
+  greeting.proof.clear();
+  if (mutant("prove_without_nonce")) greeting.nonce = {};
+  append(to, wire::encode(greeting).span());
+}
+
+Digest proof_of(const Key& key, Side side, wire::PathKind path, const wire::Hello& dialler,
+                const wire::Hello& acceptor) {
+  const bool dials = side == Side::dialler || mutant("same_proof_both_ways");
+  std::vector<std::byte> message;
+  append(message, crypto::bytes_of(dials ? "moolink 1 dialler" : "moolink 1 acceptor"));
+  message.push_back(static_cast<std::byte>(path));
+  append(message, crypto::bytes_of(key.identity()));
+  append(message, dialler);
+  append(message, acceptor);
+  return crypto::hmac_sha256(key.secret_for("challenge"), message);
+}
+
+bool stands(Bytes shown, const Digest& expected) {
+  return crypto::equal(shown, expected) || mutant("accept_any_proof");
+}
+
+std::string listed(const wire::Hello& greeting) {
+  std::string text = "peer '" + greeting.name + "' has ";
+  for (std::size_t i = 0; i < greeting.keys.size(); ++i) {
+    text += (i == 0 ? "" : " and ") + crypto::describe_identity(greeting.keys[i]);
+  }
+  return text;
+}
+
+constexpr const char* kSameMode =
+    ": give both the same token file, or make both insecure (insecure=True, --insecure)";
+
+std::string one_is_insecure(const wire::Hello& insecure, const wire::Hello& secure) {
+  return "peer '" + insecure.name + "' is insecure, and peer '" + secure.name +
+         "' asks for a proof of its token" + kSameMode;
+}
+
+Verdict refused(std::string why) { return {std::move(why), {}}; }
+
+// For peers without a token: the other one must have none, too.
+Verdict both_open(const wire::Hello& ours, const wire::Hello& theirs) {
+  return theirs.keys.empty() ? Verdict{} : refused(one_is_insecure(ours, theirs));
+}
+
+}  // namespace
+
+Verdict OpenPolicy::answer(wire::PathKind, const wire::Hello& dialler,
+                           wire::Hello& acceptor) const {
+  return both_open(acceptor, dialler);
+}
+
+Verdict OpenPolicy::check_acceptor(wire::PathKind, const wire::Hello& dialler,
+                                   const wire::Hello& acceptor, wire::Hello&) const {
+  return both_open(dialler, acceptor);
+}
+
+Verdict OpenPolicy::check_dialler(wire::PathKind, const wire::Hello& dialler,
+                                  const wire::Hello& acceptor, const wire::Hello&) const {
+  return both_open(acceptor, dialler);
+}
+
+std::string OpenPolicy::advice() const { return "this peer is insecure: it shows no token"; }
+
+TokenPolicy::TokenPolicy(crypto::Keyring keyring, std::string origin, const Digest& seed)
+    : keyring_(std::move(keyring)), origin_(std::move(origin)), seed_(seed) {}
+
+void TokenPolicy::introduce(wire::Hello& ours, std::uint64_t number) const {
+  ours.keys = keyring_.identities();
+  const Bytes message = std::as_bytes(std::span(&number, 1));
+  ours.nonce = crypto::hmac_sha256(seed_, message);
+}
+
+std::string TokenPolicy::advice() const {
+  std::string text = "this peer shows ";
+  text += crypto::describe_identity(keyring_.identities().front());
+  return text + ", from " + origin_ + "; compare with `moolink-broker token show` at the other";
+}
+
+std::string TokenPolicy::no_common_key(const wire::Hello& ours, const wire::Hello& theirs) const {
+  return listed(theirs) + ", " + listed(ours) + ": give both the same token file";
+}
+
+Verdict TokenPolicy::answer(wire::PathKind path, const wire::Hello& dialler,
+                            wire::Hello& acceptor) const {
+  if (dialler.keys.empty()) return refused(one_is_insecure(dialler, acceptor));
+  std::vector<Key> shown;
+  for (const std::string& identity : dialler.keys) {
+    if (auto key = keyring_.find(identity); key && shown.empty()) shown.push_back(std::move(*key));
+  }
+  if (shown.empty()) shown = keyring_.keys();
+  acceptor.keys.clear();
+  for (const Key& key : shown) acceptor.keys.push_back(key.identity());
+  acceptor.proof.clear();
+  for (const Key& key : shown) {
+    const Digest proof = proof_of(key, Side::acceptor, path, dialler, acceptor);
+    acceptor.proof.insert(acceptor.proof.end(), proof.begin(), proof.end());
+  }
+  return {{}, shown.front().scope};
+}
+
+Verdict TokenPolicy::check_acceptor(wire::PathKind path, const wire::Hello& dialler,
+                                    const wire::Hello& acceptor, wire::Hello& welcome) const {
+  if (acceptor.keys.empty()) return refused(one_is_insecure(acceptor, dialler));
+  for (std::size_t i = 0; i < acceptor.keys.size(); ++i) {
+    const auto key = keyring_.find(acceptor.keys[i]);
+    if (!key) continue;
+    const Bytes proofs(acceptor.proof);
+    const std::size_t at = i * sizeof(Digest);
+    if (at + sizeof(Digest) > proofs.size() ||
+        !stands(proofs.subspan(at, sizeof(Digest)),
+                proof_of(*key, Side::acceptor, path, dialler, acceptor))) {
+      return refused("peer '" + acceptor.name + "' names " +
+                     crypto::describe_identity(acceptor.keys[i]) + " and cannot prove it");
+    }
+    const Digest ours = proof_of(*key, Side::dialler, path, dialler, acceptor);
+    welcome.keys = {key->identity()};
+    welcome.proof.assign(ours.begin(), ours.end());
+    return {{}, key->scope};
+  }
+  return refused(no_common_key(dialler, acceptor));
+}
+
+Verdict TokenPolicy::check_dialler(wire::PathKind path, const wire::Hello& dialler,
+                                   const wire::Hello& acceptor, const wire::Hello& welcome) const {
+  // Only a key that this side has proven itself with.
+  const std::string named = welcome.keys.empty() ? std::string() : welcome.keys.front();
+  for (const std::string& identity : acceptor.keys) {
+    if (identity != named) continue;
+    const auto key = keyring_.find(identity);
+    if (key && stands(welcome.proof, proof_of(*key, Side::dialler, path, dialler, acceptor))) {
+      return {{}, key->scope};
+    }
+  }
+  return refused("peer '" + dialler.name + "' names " + crypto::describe_identity(named) +
+                 " and cannot prove it");
+}
+
+}  // namespace moolink::rpc

@@ -1,0 +1,165 @@
+// Who may connect to whom, and what a stranger hears.
+
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "rpc/joined.h"
+#include "rpc/token_policy.h"
+
+namespace moolink::rpc {
+namespace {
+
+crypto::Key token(int byte) {
+  crypto::Key key;
+  key.secret.fill(static_cast<std::byte>(byte));
+  return key;
+}
+
+TokenPolicy holder(std::vector<crypto::Key> keys, int seed = 1) {
+  return {crypto::Keyring(std::move(keys)), "a test", token(seed).secret};
+}
+
+bool meet(const Policy& server, const Policy& client) {
+  Joined pair(server, client);
+  const CallId id = pair.client.node.call(pair.now, "server", "echo", {}, seconds(20), 0);
+  pair.pass(seconds(1));
+  const bool met = std::holds_alternative<wire::Payload>(pair.client.results.at(id));
+  if (!met) {
+    CHECK(pair.error_of(id).code == ErrorCode::auth);
+    CHECK(!pair.server.log.empty() && !pair.client.log.empty());
+  }
+  CHECK_EQ(pair.server.node.peers(pair.now).size(), met ? 1u : 0u);
+  CHECK_EQ(pair.client.node.peers(pair.now).size(), met ? 1u : 0u);
+  return met;
+}
+
+TEST("who holds a common key meets, whoever dials; nobody else does") {
+  const TokenPolicy job = holder({token(1)});
+  const TokenPolicy other = holder({token(2)});
+  const TokenPolicy both = holder({token(2), token(1)});
+  const TokenPolicy new_first = holder({token(2), token(3)});
+  const TokenPolicy a = holder({token(1).of_group("a")});
+  const TokenPolicy b = holder({token(1).of_group("b")});
+  const TokenPolicy a_both = holder({token(2).of_group("a"), token(1).of_group("a")});
+  const OpenPolicy open;
+  const auto either_way = [](const Policy& x, const Policy& y) {
+    const bool met = meet(x, y);
+    CHECK_EQ(meet(y, x), met);
+    return met;
+  };
+  CHECK(either_way(job, job) && either_way(open, open) && either_way(a, a));
+  CHECK(either_way(job, both) && either_way(other, both) && either_way(new_first, both));
+  CHECK(either_way(job, a) && either_way(job, b) && either_way(job, a_both));
+  CHECK(either_way(both, a) && either_way(a, a_both));
+  CHECK(!either_way(job, other) && !either_way(job, new_first) && !either_way(a, b));
+  CHECK(!either_way(other, a) && !either_way(job, open) && !either_way(a, open));
+}
+
+TEST("both sides are told which keys differ, and whose; neither is told the other's files") {
+  const TokenPolicy right = holder({token(1)});
+  const TokenPolicy wrong = holder({token(2)});
+  Joined pair(right, wrong);
+  const CallId id = pair.client.node.call(pair.now, "server", "echo", {}, seconds(20), 0);
+  pair.pass(seconds(3));
+  const std::string& error = pair.error_of(id).message;
+  for (const std::string& text : {error, pair.server.log.front(), pair.client.log.front()}) {
+    CHECK(text.find("key " + token(1).id()) != std::string::npos);
+    CHECK(text.find("key " + token(2).id()) != std::string::npos);
+    CHECK(text.find("'server'") != std::string::npos && text.find("'client'") != std::string::npos);
+  }
+  CHECK(error.find("tcp://10.0.0.1:1") != std::string::npos);
+  CHECK(error.find("from a test") != std::string::npos);
+  CHECK_EQ(pair.client.log.size(), 1u);  // it goes on trying, and says so once
+}
+
+TEST("one insecure side is named") {
+  const TokenPolicy secure = holder({token(1)});
+  const OpenPolicy open;
+  Joined pair(secure, open);
+  const CallId id = pair.client.node.call(pair.now, "server", "echo", {}, seconds(20), 0);
+  pair.pass(seconds(1));
+  CHECK(pair.error_of(id).code == ErrorCode::auth);
+  CHECK(pair.error_of(id).message.find("peer 'client' is insecure") != std::string::npos);
+  CHECK(pair.server.log.front().find("peer 'client' is insecure") != std::string::npos);
+}
+
+TEST("functions of a group are not there for peers of another") {
+  const TokenPolicy job = holder({token(1)});
+  const TokenPolicy a = holder({token(1).of_group("a")});
+  Joined pair(job, a);
+  pair.server.node.define("of a", "a");
+  pair.server.node.define("of b", "b");
+  const auto call = [&](const char* function) {
+    const CallId id = pair.client.node.call(pair.now, "server", function, {}, seconds(1), 0);
+    pair.run();
+    return id;
+  };
+  CHECK(std::holds_alternative<wire::Payload>(pair.client.results.at(call("of a"))));
+  const Error of_b = pair.error_of(call("of b"));
+  Error none = pair.error_of(call("none"));
+  CHECK(of_b.code == ErrorCode::no_such_function);
+  none.message.replace(none.message.find("none"), 4, "of b");
+  CHECK_EQ(of_b.message, none.message);
+  const auto peers = pair.server.node.peers(pair.now);
+  CHECK_EQ(peers.at(0).scope, std::string("a"));
+  CHECK(pair.server.node.may_concern(peers.at(0).instance, "a"));
+  CHECK(!pair.server.node.may_concern(peers.at(0).instance, "b"));
+}
+
+// What a node writes in answer to one frame on a fresh connection.
+std::vector<wire::Frame> answers(User& user, ConnectionId id, const wire::Frame& frame) {
+  user.node.received(Time{seconds(200)}, id, as_received(frame));
+  std::vector<Action> actions;
+  user.node.drain(actions);
+  std::vector<wire::Frame> written;
+  for (Action& action : actions) {
+    if (auto* write = std::get_if<Write>(&action)) written.push_back(std::move(write->frame));
+  }
+  return written;
+}
+
+wire::Hello greeting_of(const std::string& name, Uid instance) {
+  wire::Hello hello;
+  hello.name = name;
+  hello.instance = instance;
+  hello.max_frame = Limits{}.max_frame;
+  return hello;
+}
+
+TEST("a stranger hears a proof that it cannot use, and nothing of names and sessions") {
+  const TokenPolicy job = holder({token(1)});
+  const TokenPolicy same = holder({token(1)}, 2);
+  Joined pair(job, same);  // "client" is connected
+  wire::Hello stranger = greeting_of("client", {2, 20});
+  stranger.keys = {token(1).identity()};
+  pair.server.node.opened(pair.now, 77, wire::PathKind::shm, {}, "");
+  std::vector<wire::Frame> heard =
+      answers(pair.server, 77, wire::make_frame(wire::FrameType::hello, stranger));
+  CHECK_EQ(heard.size(), 1u);
+  CHECK(heard.at(0).header.type == wire::FrameType::hello);
+  const auto greeting = wire::decode<wire::Hello>(heard.at(0).control.span());
+  CHECK(greeting.session == 0 && greeting.rx_next == 1 && greeting.rx_have.empty());
+  // Reflected, it is refused.
+  stranger.proof = greeting.proof;
+  heard = answers(pair.server, 77, wire::make_frame(wire::FrameType::welcome, stranger));
+  CHECK_EQ(heard.size(), 1u);
+  CHECK(heard.at(0).header.type == wire::FrameType::refuse);
+  // The peer that it pretended to be is as it was.
+  const CallId id = pair.client.node.call(pair.now, "server", "echo", {}, seconds(1), 0);
+  pair.run();
+  CHECK(std::holds_alternative<wire::Payload>(pair.client.results.at(id)));
+}
+
+TEST("a nonce is never the same twice, and is no function of the one before") {
+  const TokenPolicy one = holder({token(1)}, 1);
+  const TokenPolicy two = holder({token(1)}, 2);
+  wire::Hello a, b, c;
+  one.introduce(a, 1);
+  one.introduce(b, 2);
+  two.introduce(c, 1);
+  CHECK(a.nonce != b.nonce && a.nonce != c.nonce && b.nonce != c.nonce);
+}
+
+}  // namespace
+}  // namespace moolink::rpc

@@ -1,0 +1,126 @@
+"""Who may connect: wrong tokens, one insecure side, tokens that are being replaced."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import moolink
+from moolink import tokens
+from tests.waiting import until
+
+pytestmark = pytest.mark.timeout(120)
+
+PATHS = ["shm", "tcp"]
+
+
+def address_for(rpc: moolink.Rpc, path: str) -> str:
+    return rpc.listen("127.0.0.1:0" if path == "tcp" else "shm://")[0]
+
+
+def key_id(key: tokens.Key) -> str:
+    return key.describe().split()[1]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_wrong_token_is_said_at_once_to_both_sides(
+    path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    server_key, client_key = tokens.new(), tokens.new()
+    with (
+        caplog.at_level(logging.WARNING, "moolink"),
+        moolink.Rpc("server", transports=[path], token=server_key) as server,
+        moolink.Rpc("client", transports=[path], token=client_key.text()) as client,
+    ):
+        server.define("f", lambda: 1)
+        address = address_for(server, path)
+        client.connect(address)
+        # Not when its time is up: that would be TimeoutError.
+        with pytest.raises(moolink.AuthError) as caught:
+            client.sync("server", "f")
+        until(lambda: caplog.text.count("refuse") >= 2, "the other side's warning")
+        for text in (str(caught.value), caplog.text):
+            assert key_id(server_key) in text
+            assert key_id(client_key) in text
+            assert "'server'" in text
+            assert "'client'" in text
+        assert address in str(caught.value)
+        assert "the token given as token" in str(caught.value)
+        assert server.peers() == client.peers() == []
+        assert server_key.text() not in caplog.text
+        assert server_key.secret.hex() not in caplog.text
+
+
+def test_a_call_of_who_is_dialled_ends_too() -> None:
+    with (
+        moolink.Rpc("server", transports=["shm"], token=tokens.new()) as server,
+        moolink.Rpc("client", transports=["shm"], token=tokens.new()) as client,
+    ):
+        address = address_for(server, "shm")
+        call = server.async_("client", "f")
+        client.connect(address)
+        with pytest.raises(moolink.AuthError, match="'client'"):
+            call.result()
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("insecure_dials", [True, False])
+def test_one_insecure_side_is_named(path: str, insecure_dials: bool) -> None:
+    key = tokens.new()
+    with (
+        moolink.Rpc("secure", transports=[path], token=key) as secure,
+        moolink.Rpc("open", transports=[path], insecure=True) as open_,
+    ):
+        dialler, acceptor = (open_, secure) if insecure_dials else (secure, open_)
+        dialler.connect(address_for(acceptor, path))
+        with pytest.raises(moolink.AuthError, match="insecure"):
+            dialler.sync(acceptor.get_name(), "f")
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_friends_meet(path: str, tmp_path: Path) -> None:
+    key = tokens.new()
+    tokens.write(tmp_path / "token", [key])
+    ways: list[Callable[[str], moolink.Rpc]] = [
+        lambda name: moolink.Rpc(name, transports=[path], token=key),
+        lambda name: moolink.Rpc(name, transports=[path], token=key.text()),
+        lambda name: moolink.Rpc(name, transports=[path], token=tmp_path / "token"),
+        lambda name: moolink.Rpc(name, transports=[path], token_file=str(tmp_path / "token")),
+    ]
+    with ways[0]("server") as server:
+        server.define("f", lambda x: x + 1)
+        address = address_for(server, path)
+        for i, way in enumerate(ways):
+            with way(f"client {i}") as client:
+                client.connect(address)
+                assert client.sync("server", "f", i) == i + 1
+
+
+def test_a_token_is_replaced_while_peers_run(tmp_path: Path) -> None:
+    """As docs/security.md tells it: below, above, out."""
+    old, new = tokens.new(), tokens.new()
+    rings = {"old": [old], "below": [old, new], "above": [new, old], "new": [new]}
+    for name, keys in rings.items():
+        tokens.write(tmp_path / name, keys)
+
+    def meet(server_file: str, client_file: str) -> bool:
+        with (
+            moolink.Rpc("server", token_file=tmp_path / server_file) as server,
+            moolink.Rpc("client", token_file=tmp_path / client_file) as client,
+        ):
+            server.define("f", lambda: True)
+            client.connect(server.listen("127.0.0.1:0")[0])
+            try:
+                return bool(client.sync("server", "f"))
+            except moolink.AuthError:
+                return False
+
+    order = list(rings)
+    for before, after in itertools.pairwise(order):
+        assert meet(before, after)
+        assert meet(after, before)
+    assert not meet("old", "new")
