@@ -27,15 +27,14 @@ class Member final : public Driven {
     options.transports = std::move(transports);
     rpc = RpcPeer::create(context, std::move(options));
     const Engine::Lock lock = context->lock();
-    rounds =
-        SharedRounds::create(rpc, "segments:test", {{tensor::DType::float32, 0, kElements}}, kBytes,
-                             {[this](std::uint64_t epoch) { tell([&] { ready = epoch; }); },
-                              [this](std::uint64_t, std::uint64_t round, Buffer result) {
-                                tell([&] { results[round] = std::move(result); });
-                              },
-                              [this](std::uint64_t, std::uint64_t round, const Error& error) {
-                                tell([&] { errors[round] = error; });
-                              }});
+    rounds = SharedRounds::create(rpc, "test", "", {{tensor::DType::float32, 0, kElements}}, kBytes,
+                                  {[this](std::uint64_t epoch) { tell([&] { ready = epoch; }); },
+                                   [this](std::uint64_t, std::uint64_t round, Buffer result) {
+                                     tell([&] { results[round] = std::move(result); });
+                                   },
+                                   [this](std::uint64_t, std::uint64_t round, const Error& error) {
+                                     tell([&] { errors[round] = error; });
+                                   }});
     context->engine().add(*this);
   }
   ~Member() override {
