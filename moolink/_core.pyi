@@ -16,6 +16,7 @@ def cuda_info() -> CudaInfo: ...
 def copy_to_host(tensors: list[Any], arrays: list[npt.NDArray[Any]]) -> None: ...
 def copy_to_device(array: Any, address: int, device: int) -> None: ...
 def host_addresses(interface: str) -> list[str]: ...
+def openssl_info() -> OpenSslInfo: ...
 def call_later(seconds: float, function: Callable[[], object]) -> None: ...
 
 class LentSlot:
@@ -128,6 +129,14 @@ class RpcStats(PathStats):
     copies: CopyStats
     cuda: CudaInfo  # of the process
 
+class OpenSslInfo(TypedDict):
+    """What tcp is encrypted with."""
+
+    usable: bool
+    version: str
+    where: str  # the file that it was found in
+    reason: str  # why there is none that can be used
+
 class PeerInfo(TypedDict):
     """A peer that is connected, or was less than 3 s ago."""
 
@@ -153,6 +162,7 @@ class PathState(TypedDict):
     state: Literal["in use", "ready", "unused"]
     reason: str  # why it is not in use; "" if it is
     address: str  # of the peer, as it was dialled; "": the peer has dialled
+    cipher: str | None  # of TLS; None: what is sent is not encrypted
     latency: float | None  # s
     last_latency: float | None
     silent: float | None  # s; None: unused
@@ -171,6 +181,7 @@ class Explanation(TypedDict):
     same_host: bool
     reason: str  # one sentence on how things stand
     path: Path | Literal["none"]  # in use
+    cipher: str | None  # of TLS, on it; None: what is sent is not encrypted
     latency: float | None  # round trip on it, s, smoothed; None: not measured yet
     last_latency: float | None
     paths: list[PathState]  # best first

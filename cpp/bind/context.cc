@@ -15,6 +15,7 @@
 #include "bind/gil.h"
 #include "bind/reference.h"
 #include "transport/tcp/interface.h"
+#include "transport/tcp/openssl.h"
 
 namespace moolink::bind {
 namespace {
@@ -169,6 +170,16 @@ std::vector<std::string> host_addresses(const std::string& interface) {
   return hosts;
 }
 
+nb::dict openssl_info() {
+  const transport::tcp::OpenSslFound& found = transport::tcp::find_openssl();
+  nb::dict result;
+  result["usable"] = found.functions != nullptr;
+  result["version"] = text(found.version);
+  result["where"] = text(found.where);
+  result["reason"] = text(found.reason);
+  return result;
+}
+
 std::string create_uid() { return Uid::from_entropy().hex().substr(0, 16); }
 
 }  // namespace
@@ -236,6 +247,8 @@ void bind_context(nb::module_& m) {
         "What a listener on every interface announces, loopback first. Raises moolink.Error if "
         "`interface` (as MOOLINK_INTERFACE) leaves nothing but loopback, ValueError if it is "
         "malformed.");
+  m.def("openssl_info", &openssl_info,
+        "What tcp is encrypted with, and where it was found; or why there is none.");
   nb::module_::import_("atexit").attr("register")(nb::cpp_function(shut_down));
 }
 

@@ -31,6 +31,11 @@ nb::object seconds_or_none(Duration duration) {
   return nb::float_(in_seconds_of(duration));
 }
 
+// None: not encrypted.
+nb::object cipher_or_none(const std::string& cipher) {
+  return cipher.empty() ? nb::none() : nb::object(text(cipher));
+}
+
 nb::dict describe(const rpc::PeerInfo& info) {
   nb::dict result;
   result["name"] = info.name;
@@ -58,6 +63,7 @@ nb::dict describe(const rpc::PathState& path) {
   result["state"] = path.in_use ? "in use" : path.live ? "ready" : "unused";
   result["reason"] = text(path.reason);
   result["address"] = text(path.address);
+  result["cipher"] = cipher_or_none(path.cipher);
   result["latency"] = seconds_or_none(path.round_trip);
   result["last_latency"] = seconds_or_none(path.last_round_trip);
   result["silent"] = path.live ? nb::object(nb::float_(in_seconds_of(path.silent))) : nb::none();
@@ -130,11 +136,13 @@ nb::dict describe(const rpc::Explanation& known) {
   result["same_host"] = known.same_host;
   result["reason"] = text(known.reason);
   result["path"] = "none";
+  result["cipher"] = nb::none();
   result["latency"] = nb::none();
   result["last_latency"] = nb::none();
   for (const rpc::PathState& path : known.paths) {
     if (!path.in_use) continue;
     result["path"] = name_of(path.kind);
+    result["cipher"] = cipher_or_none(path.cipher);
     result["latency"] = seconds_or_none(path.round_trip);
     result["last_latency"] = seconds_or_none(path.last_round_trip);
   }

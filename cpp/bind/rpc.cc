@@ -487,7 +487,8 @@ constexpr const char* kExplainDoc =
     R"(How a peer is reached, or why it is not: a dict, as moolink._core.Explanation.
 
 "path" is the path in use ("none" if there is none), with its round trip in seconds ("latency",
-smoothed, and "last_latency"; None before it is measured). "paths" has every path, best first, with
+smoothed, and "last_latency"; None before it is measured) and the "cipher" of TLS (None: what is
+sent is not encrypted, as within one host). "paths" has every path, best first, with
 "reason" for each that is not in use; "tried" the addresses that were dialled in vain and what each
 said; "asked" the peers that were asked for the name; "reason" sums it up in one sentence.)";
 

@@ -167,7 +167,8 @@ std::optional<Objection> NodeState::objection_to_name(Time now,
 // HELLO at the acceptor, which proves itself first.
 void NodeState::answer(Time now, Connection& connection) {
   if (const auto wrong = objection(*connection.theirs)) return refuse(now, connection, *wrong);
-  const Verdict verdict = policy_->answer(connection.kind, *connection.theirs, connection.ours);
+  const Verdict verdict =
+      policy_->answer(connection.channel(), *connection.theirs, connection.ours);
   if (!verdict.refusal.empty()) {
     return refuse(now, connection, {Objection::Why::not_authorised, verdict.refusal});
   }
@@ -180,7 +181,7 @@ void NodeState::answered(Time now, Connection& connection) {
   if (const auto wrong = objection(*connection.theirs)) return refuse(now, connection, *wrong);
   wire::Hello welcome = connection.ours;
   const Verdict verdict =
-      policy_->check_acceptor(connection.kind, connection.ours, *connection.theirs, welcome);
+      policy_->check_acceptor(connection.channel(), connection.ours, *connection.theirs, welcome);
   if (!verdict.refusal.empty()) {
     return refuse(now, connection, {Objection::Why::not_authorised, verdict.refusal});
   }
@@ -205,7 +206,7 @@ void NodeState::welcomed(Time now, Connection& connection, const wire::ReceivedF
     wire::fail("two peers on one connection");
   }
   const Verdict verdict =
-      policy_->check_dialler(connection.kind, *connection.theirs, connection.ours, welcome);
+      policy_->check_dialler(connection.channel(), *connection.theirs, connection.ours, welcome);
   if (!verdict.refusal.empty()) {
     return refuse(now, connection, {Objection::Why::not_authorised, verdict.refusal});
   }
@@ -289,6 +290,11 @@ void NodeState::refused(Time now, Connection& connection, const wire::Refuse& re
   const bool hopeless = tells_callers(connection);
   drop_connection(now, connection.id, error, true);
   if (hopeless) fail_callers(address, name, error);
+}
+
+// Before there was a connection: its handshake has failed.
+void NodeState::turned_away(Time now, const Error& error) {
+  if (error.code == ErrorCode::auth) warn_once(now, error.message + "; " + policy_->advice());
 }
 
 // A peer that dials again and again is refused each time.

@@ -319,7 +319,13 @@ void NodeState::remember(Time now, const std::string& name, Past past) {
 void NodeState::dial_failed(Time now, const std::string& address, const Error& error) {
   DialTarget* target = dialler_.find(address);
   if (target == nullptr || target->state != DialTarget::State::dialling) return;
-  if (target->failures == 0 && target->wanted_by_user) {
+  const bool refused = error.code == ErrorCode::auth;
+  if (refused) {
+    Error told = error;
+    told.message += "; " + policy_->advice();
+    warn_once(now, told.message);
+    fail_callers(address, error.peer, told);
+  } else if (target->failures == 0 && target->wanted_by_user) {
     log(LogLevel::warning, error.message + "; trying again");
   }
   note_failure(*target, error.message);

@@ -73,7 +73,12 @@ void NodeState::explain_peer(Time now, const Peer& peer, Explanation& explanatio
                          " (suspected): its addresses are dialled anew, " +
                          "it is given up after " + limit;
   } else {
+    const auto used = std::find_if(explanation.paths.begin(), explanation.paths.end(),
+                                   [](const PathState& path) { return path.in_use; });
     explanation.reason = "connected over " + std::string(wire::path_name(links.front().kind));
+    if (used != explanation.paths.end() && !used->cipher.empty()) {
+      explanation.reason += " in TLS 1.3 (" + used->cipher + ")";
+    }
   }
 }
 
@@ -94,6 +99,7 @@ PathState NodeState::explain_path(wire::PathKind kind, const Peer& peer,
   path.last_round_trip = live->last_round_trip;
   if (const auto found = connections_.find(live->connection); found != connections_.end()) {
     path.address = found->second.dialled;
+    path.cipher = found->second.traits.cipher;
   }
   if (path.in_use) return path;
   path.reason = live->silent >= config.timing.suspect_after

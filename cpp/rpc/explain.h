@@ -25,6 +25,7 @@ struct PathState {
   bool live = false;        // a connection of this kind carries messages
   bool in_use = false;      // what is sent now goes this way
   std::string address;      // of the peer, as dialled; empty: the peer has dialled
+  std::string cipher;       // of TLS; empty: what is sent is not encrypted
   Duration silent{};        // live: nothing heard for so long
   Duration round_trip{-1};  // smoothed; negative: not measured
   Duration last_round_trip{-1};

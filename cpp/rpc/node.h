@@ -251,6 +251,8 @@ class Node {
               const wire::PathTraits& traits, const std::string& dialled_address);
   // code peer_lost: nobody listens there, which on the peer's host proves that it is gone.
   void dial_failed(Time now, const std::string& address, const Error& error);
+  // Somebody who wanted to connect was refused by the path.
+  void turned_away(Time now, const Error& error);
   void received(Time now, ConnectionId connection, const wire::ReceivedFrame& frame);
   std::span<std::byte> chunk_target(ConnectionId connection, const wire::ChunkHead& head);
   void chunk_received(Time now, ConnectionId connection, const wire::ChunkHead& head);

@@ -24,13 +24,13 @@ class Policy {
   // `number` is another one each time.
   virtual void introduce(wire::Hello& ours, std::uint64_t number) const = 0;
   // The acceptor, before its greeting is sent: puts its proof into it.
-  virtual Verdict answer(wire::PathKind path, const wire::Hello& dialler,
+  virtual Verdict answer(const wire::Channel& channel, const wire::Hello& dialler,
                          wire::Hello& acceptor) const = 0;
   // The dialler: whether the acceptor's proof stands. Its own goes into `welcome`.
-  virtual Verdict check_acceptor(wire::PathKind path, const wire::Hello& dialler,
+  virtual Verdict check_acceptor(const wire::Channel& channel, const wire::Hello& dialler,
                                  const wire::Hello& acceptor, wire::Hello& welcome) const = 0;
   // The acceptor: whether the proof in the dialler's welcome stands.
-  virtual Verdict check_dialler(wire::PathKind path, const wire::Hello& dialler,
+  virtual Verdict check_dialler(const wire::Channel& channel, const wire::Hello& dialler,
                                 const wire::Hello& acceptor, const wire::Hello& welcome) const = 0;
   // The scope of this side's own keys.
   virtual std::string scope() const = 0;
@@ -42,11 +42,12 @@ class Policy {
 class OpenPolicy final : public Policy {
  public:
   void introduce(wire::Hello&, std::uint64_t) const override {}
-  Verdict answer(wire::PathKind, const wire::Hello& dialler, wire::Hello& acceptor) const override;
-  Verdict check_acceptor(wire::PathKind, const wire::Hello& dialler, const wire::Hello& acceptor,
-                         wire::Hello& welcome) const override;
-  Verdict check_dialler(wire::PathKind, const wire::Hello& dialler, const wire::Hello& acceptor,
-                        const wire::Hello& welcome) const override;
+  Verdict answer(const wire::Channel&, const wire::Hello& dialler,
+                 wire::Hello& acceptor) const override;
+  Verdict check_acceptor(const wire::Channel&, const wire::Hello& dialler,
+                         const wire::Hello& acceptor, wire::Hello& welcome) const override;
+  Verdict check_dialler(const wire::Channel&, const wire::Hello& dialler,
+                        const wire::Hello& acceptor, const wire::Hello& welcome) const override;
   std::string scope() const override { return {}; }
   std::string advice() const override;
 };

@@ -98,6 +98,8 @@ struct Connection {
   std::string scope;      // of the key that was proven
   bool proven = false;    // the other side has shown that it may connect
   bool attached = false;  // carries messages
+
+  wire::Channel channel() const { return {kind, traits.binding}; }
 };
 
 // Why a connection is refused.
@@ -205,6 +207,7 @@ class NodeState {
               const wire::PathTraits& traits, const std::string& dialled_address);
   void received(Time now, ConnectionId connection, const wire::ReceivedFrame& frame);
   void closed(Time now, ConnectionId connection, const Error& error);
+  void turned_away(Time now, const Error& error);
   Connection* find_connection(ConnectionId id);
   Peer* find_peer(const Uid& instance) const;
   // Names are told apart by scope; without one, a peer of the whole job before others.

@@ -29,12 +29,13 @@ void append(std::vector<std::byte>& to, wire::Hello greeting) {
   append(to, wire::encode(greeting).span());
 }
 
-Digest proof_of(const Key& key, Side side, wire::PathKind path, const wire::Hello& dialler,
+Digest proof_of(const Key& key, Side side, const wire::Channel& channel, const wire::Hello& dialler,
                 const wire::Hello& acceptor) {
   const bool dials = side == Side::dialler || mutant("same_proof_both_ways");
   std::vector<std::byte> message;
   append(message, crypto::bytes_of(dials ? "moolink 1 dialler" : "moolink 1 acceptor"));
-  message.push_back(static_cast<std::byte>(path));
+  message.push_back(static_cast<std::byte>(channel.path));
+  append(message, channel.binding);
   append(message, crypto::bytes_of(key.identity()));
   append(message, dialler);
   append(message, acceptor);
@@ -70,17 +71,17 @@ Verdict both_open(const wire::Hello& ours, const wire::Hello& theirs) {
 
 }  // namespace
 
-Verdict OpenPolicy::answer(wire::PathKind, const wire::Hello& dialler,
+Verdict OpenPolicy::answer(const wire::Channel&, const wire::Hello& dialler,
                            wire::Hello& acceptor) const {
   return both_open(acceptor, dialler);
 }
 
-Verdict OpenPolicy::check_acceptor(wire::PathKind, const wire::Hello& dialler,
+Verdict OpenPolicy::check_acceptor(const wire::Channel&, const wire::Hello& dialler,
                                    const wire::Hello& acceptor, wire::Hello&) const {
   return both_open(dialler, acceptor);
 }
 
-Verdict OpenPolicy::check_dialler(wire::PathKind, const wire::Hello& dialler,
+Verdict OpenPolicy::check_dialler(const wire::Channel&, const wire::Hello& dialler,
                                   const wire::Hello& acceptor, const wire::Hello&) const {
   return both_open(acceptor, dialler);
 }
@@ -106,7 +107,7 @@ std::string TokenPolicy::no_common_key(const wire::Hello& ours, const wire::Hell
   return listed(theirs) + ", " + listed(ours) + ": give both the same token file";
 }
 
-Verdict TokenPolicy::answer(wire::PathKind path, const wire::Hello& dialler,
+Verdict TokenPolicy::answer(const wire::Channel& channel, const wire::Hello& dialler,
                             wire::Hello& acceptor) const {
   if (dialler.keys.empty()) return refused(one_is_insecure(dialler, acceptor));
   std::vector<Key> shown;
@@ -118,13 +119,13 @@ Verdict TokenPolicy::answer(wire::PathKind path, const wire::Hello& dialler,
   for (const Key& key : shown) acceptor.keys.push_back(key.identity());
   acceptor.proof.clear();
   for (const Key& key : shown) {
-    const Digest proof = proof_of(key, Side::acceptor, path, dialler, acceptor);
+    const Digest proof = proof_of(key, Side::acceptor, channel, dialler, acceptor);
     acceptor.proof.insert(acceptor.proof.end(), proof.begin(), proof.end());
   }
   return {{}, shown.front().scope};
 }
 
-Verdict TokenPolicy::check_acceptor(wire::PathKind path, const wire::Hello& dialler,
+Verdict TokenPolicy::check_acceptor(const wire::Channel& channel, const wire::Hello& dialler,
                                     const wire::Hello& acceptor, wire::Hello& welcome) const {
   if (acceptor.keys.empty()) return refused(one_is_insecure(acceptor, dialler));
   for (std::size_t i = 0; i < acceptor.keys.size(); ++i) {
@@ -134,11 +135,11 @@ Verdict TokenPolicy::check_acceptor(wire::PathKind path, const wire::Hello& dial
     const std::size_t at = i * sizeof(Digest);
     if (at + sizeof(Digest) > proofs.size() ||
         !stands(proofs.subspan(at, sizeof(Digest)),
-                proof_of(*key, Side::acceptor, path, dialler, acceptor))) {
+                proof_of(*key, Side::acceptor, channel, dialler, acceptor))) {
       return refused("peer '" + acceptor.name + "' names " +
                      crypto::describe_identity(acceptor.keys[i]) + " and cannot prove it");
     }
-    const Digest ours = proof_of(*key, Side::dialler, path, dialler, acceptor);
+    const Digest ours = proof_of(*key, Side::dialler, channel, dialler, acceptor);
     welcome.keys = {key->identity()};
     welcome.proof.assign(ours.begin(), ours.end());
     return {{}, key->scope};
@@ -146,14 +147,14 @@ Verdict TokenPolicy::check_acceptor(wire::PathKind path, const wire::Hello& dial
   return refused(no_common_key(dialler, acceptor));
 }
 
-Verdict TokenPolicy::check_dialler(wire::PathKind path, const wire::Hello& dialler,
+Verdict TokenPolicy::check_dialler(const wire::Channel& channel, const wire::Hello& dialler,
                                    const wire::Hello& acceptor, const wire::Hello& welcome) const {
   // Only a key that this side has proven itself with.
   const std::string named = welcome.keys.empty() ? std::string() : welcome.keys.front();
   for (const std::string& identity : acceptor.keys) {
     if (identity != named) continue;
     const auto key = keyring_.find(identity);
-    if (key && stands(welcome.proof, proof_of(*key, Side::dialler, path, dialler, acceptor))) {
+    if (key && stands(welcome.proof, proof_of(*key, Side::dialler, channel, dialler, acceptor))) {
       return {{}, key->scope};
     }
   }

@@ -20,11 +20,11 @@ class TokenPolicy final : public Policy {
   void introduce(wire::Hello& ours, std::uint64_t number) const override;
   // Proves the first of the dialler's keys that this side has; with none, each of its own, for a
   // dialler that can derive it.
-  Verdict answer(wire::PathKind path, const wire::Hello& dialler,
+  Verdict answer(const wire::Channel& channel, const wire::Hello& dialler,
                  wire::Hello& acceptor) const override;
-  Verdict check_acceptor(wire::PathKind path, const wire::Hello& dialler,
+  Verdict check_acceptor(const wire::Channel& channel, const wire::Hello& dialler,
                          const wire::Hello& acceptor, wire::Hello& welcome) const override;
-  Verdict check_dialler(wire::PathKind path, const wire::Hello& dialler,
+  Verdict check_dialler(const wire::Channel& channel, const wire::Hello& dialler,
                         const wire::Hello& acceptor, const wire::Hello& welcome) const override;
   std::string scope() const override { return keyring_.scope(); }
   std::string advice() const override;

@@ -100,6 +100,8 @@ RpcPeer::RpcPeer(std::shared_ptr<Context> context, RpcOptions options)
                    context_->host_key(),      chosen_interface(options)},
       node_(node_config(options, *context_), context_->pool(), *policy_, entropy64()) {
   environment_.lending = &context_->lending();
+  environment_.keyring = keyring_;
+  environment_.name = node_.name();
 }
 
 RpcPeer::~RpcPeer() = default;
@@ -200,6 +202,7 @@ std::string RpcPeer::name() {
 void RpcPeer::set_name(const std::string& name) {
   const Engine::Lock lock = lock_open();
   node_.set_name(name);
+  environment_.name = name;
 }
 
 void RpcPeer::set_transports(const std::vector<wire::PathKind>& transports) {

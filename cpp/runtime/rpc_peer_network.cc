@@ -42,6 +42,13 @@ void RpcPeer::dial_failed(const std::string& address, const Error& error) {
   carry_out();
 }
 
+void RpcPeer::turned_away(const Error& error) {
+  const Time now = clock();
+  record(FlightKind::closed, "", 0, error.message);
+  node_.turned_away(now, error);
+  carry_out();
+}
+
 // Frames that steer a session; those that carry it would leave nothing else in the recorder.
 void RpcPeer::record_frame(FlightKind kind, wire::ConnectionId connection, wire::FrameType type) {
   switch (type) {

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/limits.h"
 #include "base/uid.h"
+#include "crypto/keyring.h"
 #include "memory/lending_pool.h"
 #include "wire/frame.h"
 #include "wire/path.h"
@@ -104,7 +105,11 @@ class Handler {
   virtual void closed(Connection& connection, const Error& error, bool peer_dead) = 0;
   // code peer_lost: the host answered that nobody listens there (ECONNREFUSED), which proves on the
   // peer's own host that its process is gone. Any other code: no answer.
+  // code auth: the two sides do not have the same key; error.peer is the name that the other one
+  // claims, if it has said any.
   virtual void dial_failed(const std::string& address, const Error& error) = 0;
+  // Somebody at the door was sent away before there was a connection.
+  virtual void turned_away(const Error& /*error*/) {}
 
   virtual void received(Connection& connection, wire::ReceivedFrame frame) = 0;
   // Memory for the bytes of a chunk, of exactly head.bytes; empty: read and discard them.
@@ -130,6 +135,9 @@ struct Environment {
   Duration handshake_timeout = seconds(5);
   // What this process lends; null: nothing. It outlives the transport, its blocks may do so longer.
   memory::LendingPool* lending = nullptr;
+  // What this peer proves itself with. Empty: it is insecure.
+  crypto::Keyring keyring{};
+  std::string name{};  // of this peer, as everybody who reaches it may know
 
   wire::ConnectionId next_connection_id() { return ++last_connection_id; }
   wire::ConnectionId last_connection_id = 0;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
@@ -24,6 +25,16 @@ constexpr std::string_view path_name(PathKind kind) {
   return "unknown";
 }
 
+// A value that both ends of one connection have in common, and no other connection has, made from
+// its secrets. Zeros where the path has none: a Unix socket, plain tcp.
+using ChannelBinding = std::array<std::byte, 32>;
+
+// What a proof is made for, besides the greetings: not good on any other connection.
+struct Channel {
+  PathKind path = PathKind::tcp;
+  ChannelBinding binding{};
+};
+
 // What a session must know of a path to use it.
 struct PathTraits {
   bool grants = false;  // parts go into grants; else as chunks in the stream
@@ -31,6 +42,8 @@ struct PathTraits {
   int preference = 0;                              // the live path with the highest number is used
   std::size_t grant_bytes = 0;                     // smaller parts go as chunks despite grants
   bool loans = false;                              // the peer can map this side's lending pool
+  std::string_view cipher{};                       // of TLS; empty: others may read what is sent
+  ChannelBinding binding{};
 };
 
 // Where a grant lies, in the words of the path that made it (GRANT frame).

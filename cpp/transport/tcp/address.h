@@ -29,6 +29,7 @@ struct SocketAddress {
   int family() const { return storage.ss_family; }
   std::uint16_t port() const;
   bool is_any() const;  // of every interface: 0.0.0.0 or [::]
+  bool is_loopback() const;
   void set_port(std::uint16_t port);
   std::string text() const;  // "tcp://127.0.0.1:4431"; a v4 address mapped into v6 is shown as v4
   bool operator==(const SocketAddress& other) const { return text() == other.text(); }

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "transport/tcp/address.h"
+#include "transport/tcp/tls.h"
 
 namespace moolink::transport::tcp {
 namespace {
@@ -55,11 +56,13 @@ void tune(int fd) {
 
 }  // namespace
 
-TcpConnection::TcpConnection(Environment& environment, Owner& owner, Descriptor socket)
+TcpConnection::TcpConnection(Environment& environment, Owner& owner, Descriptor socket,
+                             std::string dialled)
     : environment_(environment),
       owner_(owner),
       id_(environment.next_connection_id()),
       socket_(std::move(socket)),
+      dialled_(std::move(dialled)),
       limits_(environment.limits),
       ahead_(std::make_unique_for_overwrite<std::byte[]>(kReadAhead)) {
   limits_.max_frame = std::min(limits_.max_frame, kStrangerFrame);
@@ -76,7 +79,9 @@ std::string TcpConnection::local_address() const {
   return local.text();
 }
 
-void TcpConnection::start() {
+void TcpConnection::start(std::unique_ptr<ByteStream> stream) {
+  stream_ = std::move(stream);
+  traits_.cipher = stream_->cipher();
   watch_ = environment_.loop.watch(
       socket_.get(), EPOLLIN, [self = shared_from_this()](std::uint32_t e) { self->ready(e); });
   timer_ =
@@ -92,6 +97,46 @@ void TcpConnection::start() {
              Ran::no});
       });
   timer_set_ = true;
+  shake_hands();
+}
+
+// --- before it is open
+
+void TcpConnection::shake_hands() {
+  const auto keep = shared_from_this();
+  try {
+    if (!stream_->shake_hands()) return update_watch();
+  } catch (const std::exception& e) {
+    const auto* known = dynamic_cast<const HandshakeFailure*>(&e);
+    HandshakeFailure failure = known ? *known : HandshakeFailure(ErrorCode::error, e.what());
+    say_in_plain(failure.answer);
+    return owner_.not_opened(*this, failure);
+  }
+  opened_ = true;
+  traits_.binding = stream_->binding();
+  owner_.opened(*this);
+  // What came with the end of the handshake is not in the socket any more.
+  if (state_ == State::open && stream_->holds_bytes()) receive();
+}
+
+// The last words, where the other side does not understand TLS, or would not be told enough by it.
+void TcpConnection::say_in_plain(const std::string& text) {
+  stream_ = std::make_unique<PlainStream>(socket_.get());
+  if (!text.empty()) {
+    write(wire::make_frame(wire::FrameType::refuse,
+                           wire::Refuse{ErrorCode::auth, text, environment_.name}));
+  }
+  begin_closing();
+}
+
+// A peer that has a token has met one that does not encrypt.
+void TcpConnection::refuse_tls() {
+  const std::string why = owner_.why_plain();
+  say_in_plain(why);
+  environment_.handler.closed(
+      *this,
+      make_error(ErrorCode::auth, "the connection with " + peer_address_ + " is refused: " + why),
+      false);
 }
 
 void TcpConnection::establish() {
@@ -103,8 +148,11 @@ void TcpConnection::establish() {
 }
 
 void TcpConnection::ready(std::uint32_t events) {
+  if (state_ == State::open && !opened_) return shake_hands();
   if ((events & EPOLLOUT) != 0) send_queued();
-  if (state_ != State::closed && (events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) receive();
+  if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) == 0) return;
+  if (state_ == State::open) receive();
+  if (state_ == State::closing) discard();
 }
 
 bool TcpConnection::writable() const { return queued_bytes_ < kHighWater; }
@@ -120,8 +168,7 @@ void TcpConnection::write(wire::Frame frame) {
 }
 
 void TcpConnection::flush() {
-  // With bytes waiting for EPOLLOUT the socket is full: another attempt would be in vain.
-  if (state_ == State::open && !queue_.empty() && front_sent_ == 0) send_queued();
+  if (state_ == State::open && !queue_.empty() && !blocked_) send_queued();
 }
 
 std::size_t TcpConnection::gather(iovec* vectors, std::size_t limit) const {
@@ -143,28 +190,22 @@ std::size_t TcpConnection::gather(iovec* vectors, std::size_t limit) const {
 }
 
 void TcpConnection::send_queued() {
-  while (!queue_.empty()) {
-    std::array<iovec, kMaxVectors> vectors;
-    msghdr message{};
-    message.msg_iov = vectors.data();
-    message.msg_iovlen = gather(vectors.data(), vectors.size());
-    const ssize_t count = sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (count < 0) {
-      if (errno == EINTR) continue;
-      if (errno == EAGAIN || errno == EWOULDBLOCK) break;
-      fail({ErrorCode::peer_lost,
-            "connection to " + peer_address_ + " failed: " + std::strerror(errno),
-            {},
-            {},
-            {},
-            {},
-            Ran::no});
-      return;
+  blocked_ = false;
+  try {
+    while (!blocked_ && (!queue_.empty() || stream_->unsent())) {
+      std::array<iovec, kMaxVectors> vectors;
+      const std::size_t used = gather(vectors.data(), vectors.size());
+      const ByteStream::Sent taken = stream_->send(std::span(vectors).first(used));
+      sent(taken.bytes);
+      blocked_ = taken.full;
     }
-    sent(static_cast<std::size_t>(count));
+    if (state_ == State::closing && queue_.empty()) blocked_ = !stream_->shut_down();
+  } catch (const Exception& e) {
+    Error error = e.error();
+    error.message = "connection to " + peer_address_ + " failed: " + error.message;
+    return fail(std::move(error));
   }
   update_watch();
-  if (queue_.empty() && state_ == State::closing) ::shutdown(socket_.get(), SHUT_WR);
   if (above_high_water_ && queued_bytes_ <= kLowWater && state_ == State::open) {
     above_high_water_ = false;
     // Posted: the caller may be the handler itself, in the middle of a batch of writes.
@@ -184,7 +225,7 @@ void TcpConnection::sent(std::size_t count) {
 }
 
 void TcpConnection::update_watch() {
-  const bool full = !queue_.empty();
+  const bool full = !queue_.empty() || stream_->unsent();
   environment_.loop.change(watch_, full ? EPOLLIN | EPOLLOUT : EPOLLIN);
 }
 
@@ -194,8 +235,9 @@ void TcpConnection::receive() {
   const auto keep = shared_from_this();
   std::size_t budget = kReceiveBudget;
   try {
-    while (state_ != State::closed && budget > 0) {
-      const std::size_t received = receive_some();
+    // What was read from the socket is dealt with in any case: nothing tells of it again.
+    while (state_ == State::open && (budget > 0 || stream_->holds_bytes())) {
+      const std::size_t received = receive_some(budget);
       if (received == 0) return;
       parse();
       if (drained_) return;  // if there is more by now, the socket is ready again
@@ -216,7 +258,7 @@ void TcpConnection::receive() {
   }
 }
 
-std::size_t TcpConnection::receive_some() {
+std::size_t TcpConnection::receive_some(std::size_t allowance) {
   std::array<iovec, 2> vectors;
   std::size_t used = 0;
   if (ahead_begin_ == ahead_end_) ahead_begin_ = ahead_end_ = 0;
@@ -229,32 +271,14 @@ std::size_t TcpConnection::receive_some() {
     if (direct > 0) ahead = std::min(ahead, kAheadOfBulk);
     vectors[used++] = {ahead_.get() + ahead_end_, ahead};
   }
-  msghdr message{};
-  message.msg_iov = vectors.data();
-  message.msg_iovlen = used;
-  ssize_t count = 0;
-  do {
-    count = recvmsg(socket_.get(), &message, MSG_DONTWAIT);
-  } while (count < 0 && errno == EINTR);
-  if (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return 0;
-  if (count <= 0) {
-    if (state_ == State::closing) {
-      finish_close();
-      return 0;
-    }
-    const std::string reason = count == 0 ? "closed by the peer" : std::strerror(errno);
-    fail({ErrorCode::peer_lost,
-          "connection with " + peer_address_ + ": " + reason,
-          {},
-          {},
-          {},
-          {},
-          Ran::no});
+  const ByteStream::Received taken = stream_->receive(std::span(vectors).first(used), allowance);
+  if (taken.ended) {
+    fail(make_error(ErrorCode::peer_lost,
+                    "connection with " + peer_address_ + ": closed by the peer"));
     return 0;
   }
-  const auto received = static_cast<std::size_t>(count);
-  drained_ = received < direct + ahead;
-  if (state_ == State::closing) return received;  // discarded until the peer closes too
+  const std::size_t received = taken.bytes;
+  drained_ = taken.drained;
   const std::size_t placed = std::min(received, direct);
   if (placed > 0) {
     bulk_.target += placed;
@@ -262,6 +286,17 @@ std::size_t TcpConnection::receive_some() {
   }
   ahead_end_ += received - placed;
   return received;
+}
+
+// Of a connection that is being closed: until the peer closes too.
+void TcpConnection::discard() {
+  const iovec all{ahead_.get(), kReadAhead};
+  for (std::size_t budget = kReceiveBudget; budget > 0;) {
+    const ssize_t count = receive_pieces(socket_.get(), std::span(&all, 1));
+    if (count < 0 && would_block(errno)) return;
+    if (count <= 0) return finish_close();
+    budget -= std::min(budget, std::max(static_cast<std::size_t>(count), kLeastCharge));
+  }
 }
 
 void TcpConnection::parse() {
@@ -285,8 +320,13 @@ void TcpConnection::parse() {
 
 // Takes one frame, or the beginning of a bulk one, from the read-ahead; false: more is needed.
 bool TcpConnection::parse_frame(std::size_t available) {
-  if (available < wire::kHeaderBytes) return false;
   const std::byte* at = ahead_.get() + ahead_begin_;
+  if (!any_frame_ && available > 0 && begins_tls(*at)) {
+    refuse_tls();
+    return false;
+  }
+  if (available < wire::kHeaderBytes) return false;
+  any_frame_ = true;
   const wire::FrameHeader header = wire::decode_header(
       std::span<const std::byte, wire::kHeaderBytes>(at, wire::kHeaderBytes), limits_);
   available -= wire::kHeaderBytes;
@@ -357,6 +397,10 @@ void TcpConnection::finish_bulk() {
 void TcpConnection::close() {
   if (state_ != State::open) return;
   owner_.established(id_);  // no longer counts among the strangers
+  begin_closing();
+}
+
+void TcpConnection::begin_closing() {
   state_ = State::closing;
   in_bulk_ = false;  // the targets belong to the handler, which has given this connection up
   bulk_ = {};
@@ -401,7 +445,9 @@ void TcpConnection::fail(Error error) {
     if (self->state_ == State::closed) return;
     const bool still_open = self->state_ == State::open;
     self->finish_close();
-    if (tell && still_open) self->environment_.handler.closed(*self, error, false);
+    if (!tell || !still_open) return;
+    if (!self->opened_) return self->owner_.not_opened(*self, HandshakeFailure(error));
+    self->environment_.handler.closed(*self, error, false);
   });
 }
 

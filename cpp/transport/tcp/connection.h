@@ -11,9 +11,12 @@
 
 #include "base/descriptor.h"
 #include "io/loop.h"
+#include "transport/tcp/stream.h"
 #include "transport/transport.h"
 
 namespace moolink::transport::tcp {
+
+class TcpConnection;
 
 // What a connection needs of its transport.
 class Owner {
@@ -23,16 +26,25 @@ class Owner {
   virtual void ended(wire::ConnectionId id) = 0;
   // The stranger became a peer.
   virtual void established(wire::ConnectionId id) = 0;
+  // Its bytes can go: the handler is to know of it.
+  virtual void opened(TcpConnection& connection) = 0;
+  // Why connections are not in TLS, for somebody who wants them to be.
+  virtual std::string why_plain() const = 0;
+  // It has never been opened, and will not be.
+  virtual void not_opened(TcpConnection& connection, const HandshakeFailure& failure) = 0;
 };
 
-// One connected socket. Frames are gathered by reference into sendmsg; small frames are received
+// One connected socket. Frames are given to its stream by reference; small frames are received
 // through a read-ahead buffer, large ones and chunks straight into their memory.
 class TcpConnection final : public Connection, public std::enable_shared_from_this<TcpConnection> {
  public:
-  TcpConnection(Environment& environment, Owner& owner, Descriptor socket);
+  TcpConnection(Environment& environment, Owner& owner, Descriptor socket, std::string dialled);
   ~TcpConnection() override;
 
-  void start();  // after the handler knows it
+  // Begins; the owner knows it by then.
+  void start(std::unique_ptr<ByteStream> stream);
+  int socket() const { return socket_.get(); }
+  const std::string& dialled() const { return dialled_; }  // empty: accepted
 
   wire::ConnectionId id() const override { return id_; }
   wire::PathKind path() const override { return wire::PathKind::tcp; }
@@ -69,8 +81,13 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
   };
 
   void ready(std::uint32_t events);
+  void shake_hands();
+  void refuse_tls();
+  void say_in_plain(const std::string& text);
+  void begin_closing();
   void receive();
-  std::size_t receive_some();  // 0: nothing more now
+  std::size_t receive_some(std::size_t allowance);  // 0: nothing more now
+  void discard();
   void parse();
   bool parse_frame(std::size_t available);
   bool begin_chunk(const wire::FrameHeader& header);
@@ -91,6 +108,9 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
   const wire::ConnectionId id_;
   wire::PathTraits traits_;
   Descriptor socket_;
+  const std::string dialled_;
+  std::unique_ptr<ByteStream> stream_;
+  bool opened_ = false;  // the handler knows it
   std::string peer_address_;
   State state_ = State::open;
   Limits limits_;
@@ -103,11 +123,13 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
   std::size_t front_sent_ = 0;  // bytes of queue_.front() that have left
   std::size_t queued_bytes_ = 0;
   bool above_high_water_ = false;
+  bool blocked_ = false;  // the socket takes no more: another attempt would be in vain
 
   std::unique_ptr<std::byte[]> ahead_;
   std::size_t ahead_begin_ = 0;
   std::size_t ahead_end_ = 0;
-  bool drained_ = false;  // the last receive left nothing in the socket
+  bool drained_ = false;    // the last receive left nothing in the socket
+  bool any_frame_ = false;  // the first one has begun
   bool in_bulk_ = false;
   Bulk bulk_;
 };

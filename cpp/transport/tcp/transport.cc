@@ -63,8 +63,12 @@ Descriptor listen_everywhere(std::uint16_t port) {
   return bind_and_listen(any, false);
 }
 
+[[noreturn]] void listen_refused(const std::string& address, const std::string& why) {
+  throw Exception(ErrorCode::error, "cannot listen on " + address + ": " + why);
+}
+
 [[noreturn]] void listen_failed(const std::string& address, int error) {
-  std::string message = "cannot listen on " + address + ": ";
+  std::string message;
   if (error == EADDRINUSE) {
     message += "the port is in use by another process; choose another one, or 0 for any";
   } else if (error == EADDRNOTAVAIL) {
@@ -72,25 +76,51 @@ Descriptor listen_everywhere(std::uint16_t port) {
   } else {
     message += std::strerror(error);
   }
-  throw Exception(ErrorCode::error, message);
+  listen_refused(address, message);
 }
 
 }  // namespace
 
-TcpTransport::TcpTransport(Environment& environment)
+TcpTransport::TcpTransport(Environment& environment, const OpenSslFound& openssl)
     : environment_(environment),
       choice_(environment.interface),
-      alive_(std::make_shared<bool>(true)) {}
+      alive_(std::make_shared<bool>(true)) {
+  if (environment.keyring.empty()) return;
+  why_no_tls_ = openssl.reason;
+  if (openssl.functions == nullptr) return;
+  try {
+    tls_ = std::make_shared<TlsContext>(environment.keyring);
+  } catch (const Exception& e) {
+    why_no_tls_ = e.error().message;
+  }
+}
 
 TcpTransport::~TcpTransport() = default;
 
 bool TcpTransport::accepts(const std::string& address) const { return is_tcp_address(address); }
+
+std::string TcpTransport::why_not_allowed() const {
+  return "this peer has a token, and finds no OpenSSL to encrypt with (" + why_no_tls_ +
+         "), so that it may use loopback addresses only: install OpenSSL 3 (libssl3; `moolink "
+         "doctor` says what is found), or give insecure=True, with which anybody may connect and "
+         "read everything";
+}
+
+std::string TcpTransport::why_plain() const {
+  if (environment_.keyring.empty()) {
+    return "it has a token, and this peer was made with insecure=True: make both with the same "
+           "token, or both without";
+  }
+  return "it encrypts, and this peer finds no OpenSSL to do so (" + why_no_tls_ +
+         "): install OpenSSL 3 (libssl3) here";
+}
 
 // --- listening
 
 std::vector<std::string> TcpTransport::listen(const std::string& address) {
   const HostPort wanted = parse_address(address);
   std::vector<std::string> bound;
+  if (wanted.host.empty() && !allows({})) listen_refused(address, why_not_allowed());
   if (wanted.host.empty() && !choice_.all()) return listen_on_chosen(address, wanted.port);
   if (wanted.host.empty()) {
     Descriptor socket = listen_everywhere(wanted.port);
@@ -100,6 +130,7 @@ std::vector<std::string> TcpTransport::listen(const std::string& address) {
   }
   int error = 0;
   for (const SocketAddress& candidate : resolve(wanted)) {
+    if (!allows(candidate)) listen_refused(address, why_not_allowed());
     Descriptor socket = bind_and_listen(candidate, false);
     if (!socket) {
       error = errno;
@@ -182,11 +213,39 @@ void TcpTransport::accept_from(Listener& listener) {
 }
 
 void TcpTransport::adopt(Descriptor socket, const std::string& dialled_address) {
-  auto connection = std::make_shared<TcpConnection>(environment_, *this, std::move(socket));
+  auto connection =
+      std::make_shared<TcpConnection>(environment_, *this, std::move(socket), dialled_address);
   connections_.emplace(connection->id(), connection);
   if (dialled_address.empty()) strangers_.insert(connection->id());
-  connection->start();
-  environment_.handler.opened(connection, dialled_address);
+  connection->start(stream_for(*connection));
+}
+
+std::unique_ptr<ByteStream> TcpTransport::stream_for(const TcpConnection& connection) const {
+  if (!tls_) return std::make_unique<PlainStream>(connection.socket());
+  std::optional<crypto::Key> key;
+  if (!connection.dialled().empty()) {
+    const auto there = keys_there_.find(connection.dialled());
+    key = there == keys_there_.end() ? environment_.keyring.keys().front() : there->second;
+  }
+  return std::make_unique<TlsStream>(tls_, connection.socket(), std::move(key));
+}
+
+void TcpTransport::opened(TcpConnection& connection) {
+  environment_.handler.opened(connections_.at(connection.id()), connection.dialled());
+}
+
+void TcpTransport::not_opened(TcpConnection& connection, const HandshakeFailure& failure) {
+  const std::string address = connection.dialled();
+  Error error = failure.error();
+  const char* outcome = error.code == ErrorCode::auth ? " is refused: " : " failed: ";
+  error.message = "the connection with " + connection.peer_address() + outcome + error.message;
+  if (address.empty()) return environment_.handler.turned_away(error);
+  // The acceptor has named a key that this peer holds, too: once more, with that one.
+  if (failure.key_there && keys_there_.emplace(address, *failure.key_there).second) {
+    return dial(address);
+  }
+  keys_there_.erase(address);
+  environment_.handler.dial_failed(address, error);
 }
 
 void TcpTransport::ended(wire::ConnectionId id) {
@@ -248,6 +307,11 @@ void TcpTransport::dial_next(DialId id) {
 
 // Returns false if the attempt failed at once.
 bool TcpTransport::start_connect(DialId id, Dial& dial, const SocketAddress& candidate) {
+  if (!allows(candidate)) {
+    dial.all_refused = false;
+    dial.failure = why_not_allowed();
+    return false;
+  }
   dial.socket = stream_socket(candidate.family());
   int error = dial.socket ? 0 : errno;
   if (error == 0 && ::connect(dial.socket.get(), candidate.get(), candidate.size) != 0) {

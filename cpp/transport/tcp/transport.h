@@ -1,5 +1,6 @@
 #pragma once
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -11,14 +12,16 @@
 #include "io/loop.h"
 #include "transport/tcp/connection.h"
 #include "transport/tcp/interface.h"
+#include "transport/tcp/openssl.h"
 #include "transport/tcp/resolver.h"
+#include "transport/tcp/tls.h"
 #include "transport/transport.h"
 
 namespace moolink::transport::tcp {
 
 class TcpTransport final : public Transport, public Owner {
  public:
-  explicit TcpTransport(Environment& environment);
+  explicit TcpTransport(Environment& environment, const OpenSslFound& openssl = find_openssl());
   ~TcpTransport() override;
 
   wire::PathKind kind() const override { return wire::PathKind::tcp; }
@@ -56,11 +59,20 @@ class TcpTransport final : public Transport, public Owner {
 
   void ended(wire::ConnectionId id) override;
   void established(wire::ConnectionId id) override { strangers_.erase(id); }
+  void opened(TcpConnection& connection) override;
+  std::string why_plain() const override;
+  void not_opened(TcpConnection& connection, const HandshakeFailure& failure) override;
 
   std::vector<std::string> listen_on_chosen(const std::string& address, std::uint16_t port);
   void add_listener(Descriptor socket, bool dual_stack, std::vector<std::string>& bound);
   void accept_from(Listener& listener);
   void adopt(Descriptor socket, const std::string& dialled_address);
+  std::unique_ptr<ByteStream> stream_for(const TcpConnection& connection) const;
+  // A token forbids to send what others can read.
+  bool allows(const SocketAddress& address) const {
+    return tls_ != nullptr || environment_.keyring.empty() || address.is_loopback();
+  }
+  std::string why_not_allowed() const;
   void resolved(DialId id, std::vector<SocketAddress> candidates, const Error& error);
   void dial_next(DialId id);
   bool start_connect(DialId id, Dial& dial, const SocketAddress& candidate);
@@ -70,6 +82,10 @@ class TcpTransport final : public Transport, public Owner {
 
   Environment& environment_;
   const InterfaceChoice choice_;
+  std::shared_ptr<TlsContext> tls_;  // null: connections are plain
+  std::string why_no_tls_;
+  // What acceptors hold that do not hold the key shown first, by the address dialled.
+  std::map<std::string, crypto::Key> keys_there_;
   std::vector<std::unique_ptr<Listener>> listeners_;
   DialId last_dial_ = 0;
   std::unordered_map<DialId, Dial> dials_;

@@ -151,6 +151,40 @@ TEST("a stranger hears a proof that it cannot use, and nothing of names and sess
   CHECK(std::holds_alternative<wire::Payload>(pair.client.results.at(id)));
 }
 
+TEST("a proof made for one connection is good on no other, though every frame is carried over") {
+  const TokenPolicy job = holder({token(1)});
+  wire::PathTraits one;
+  wire::PathTraits other;
+  one.binding.fill(std::byte{1});
+  other.binding.fill(std::byte{2});
+  for (const wire::PathTraits& at_acceptor : {one, other, wire::PathTraits{}}) {
+    Joined pair(job, job, {}, {wire::PathKind::tcp}, {at_acceptor, one});
+    const CallId id = pair.client.node.call(pair.now, "server", "echo", {}, seconds(20), 0);
+    pair.pass(seconds(1));
+    const bool same = at_acceptor.binding == one.binding;
+    CHECK_EQ(std::holds_alternative<wire::Payload>(pair.client.results.at(id)), same);
+    if (!same) CHECK(pair.error_of(id).code == ErrorCode::auth);
+    CHECK_EQ(pair.server.node.peers(pair.now).size(), same ? 1u : 0u);
+  }
+}
+
+TEST("who is refused by the path itself hears of it at once, and so does the other side's log") {
+  const TokenPolicy job = holder({token(1)});
+  Joined pair(job, job, {}, {wire::PathKind::tcp}, {{}, {}, true});
+  const CallId id = pair.client.node.call(pair.now, "server", "echo", {}, seconds(20), 0);
+  pair.pass(seconds(1));
+  CHECK(pair.error_of(id).code == ErrorCode::auth);
+  CHECK(pair.error_of(id).message.find("it holds another key") != std::string::npos);
+  CHECK(pair.error_of(id).message.find("from a test") != std::string::npos);
+  CHECK_EQ(pair.client.log.size(), 1u);
+  pair.server.node.turned_away(pair.now, make_error(ErrorCode::auth, "it shows another key"));
+  pair.server.node.turned_away(pair.now, make_error(ErrorCode::auth, "it shows another key"));
+  pair.server.node.turned_away(pair.now, make_error(ErrorCode::timeout, "it says nothing"));
+  pair.run();
+  CHECK_EQ(pair.server.log.size(), 1u);  // once, and no word of who merely came by
+  CHECK(pair.server.log.at(0).find("another key") != std::string::npos);
+}
+
 TEST("a nonce is never the same twice, and is no function of the one before") {
   const TokenPolicy one = holder({token(1)}, 1);
   const TokenPolicy two = holder({token(1)}, 2);

@@ -42,12 +42,22 @@ inline wire::ReceivedFrame as_received(const wire::Frame& frame) {
   return {frame.header, Buffer(bytes, bytes->data(), bytes->size())};
 }
 
+// What lies between the two.
+struct Way {
+  wire::PathTraits server;
+  wire::PathTraits client;
+  bool refuses = false;  // the path's own handshake fails
+};
+
 // A server "server" and a client "client" that dials it; every handler returns its arguments.
 struct Joined {
   Joined(const Policy& server_policy, const Policy& client_policy,
          std::vector<std::string> server_addresses = {},
-         std::vector<wire::PathKind> client_paths = {wire::PathKind::shm, wire::PathKind::tcp})
-      : server("server", server_policy, {1, 10}), client("client", client_policy, {2, 20}) {
+         std::vector<wire::PathKind> client_paths = {wire::PathKind::shm, wire::PathKind::tcp},
+         Way the_way = {})
+      : server("server", server_policy, {1, 10}),
+        client("client", client_policy, {2, 20}),
+        way(the_way) {
     server.node.define("echo");
     server.node.listening(std::move(server_addresses));
     client.node.set_paths(std::move(client_paths));
@@ -84,10 +94,15 @@ struct Joined {
                  dial != nullptr && !dial->address.starts_with("tcp://10.")) {
         user.node.dial_failed(now, dial->address, make_error(ErrorCode::error, "no way"));
       } else if (dial != nullptr) {
+        if (way.refuses) {
+          user.node.dial_failed(now, dial->address,
+                                make_error(ErrorCode::auth, "it holds another key"));
+          continue;
+        }
         connected = true;
         ++connection;
-        server.node.opened(now, connection, wire::PathKind::tcp, {}, "");
-        client.node.opened(now, connection, wire::PathKind::tcp, {}, "tcp://10.0.0.1:1");
+        server.node.opened(now, connection, wire::PathKind::tcp, way.server, "");
+        client.node.opened(now, connection, wire::PathKind::tcp, way.client, "tcp://10.0.0.1:1");
       } else if (auto* close = std::get_if<CloseConnection>(&action)) {
         if (close->connection == connection && std::exchange(connected, false)) {
           other.node.closed(now, connection, make_error(ErrorCode::closed, "closed"));
@@ -108,6 +123,7 @@ struct Joined {
   Time now{seconds(100)};
   User server;
   User client;
+  Way way;
   ConnectionId connection = 0;
   bool connected = false;
   ConnectionId dropped = 0;  // what is written to this one and to earlier ones is lost

@@ -31,6 +31,7 @@ class Side : public Handler {
   void opened(std::shared_ptr<Connection> connection, const std::string& dialled) override;
   void closed(Connection& connection, const Error& error, bool peer_dead) override;
   void dial_failed(const std::string& address, const Error& error) override;
+  void turned_away(const Error& error) override;
   void received(Connection& connection, wire::ReceivedFrame frame) override;
   std::span<std::byte> chunk_target(Connection& connection, const wire::ChunkHead& head) override;
   void chunk_received(Connection& connection, const wire::ChunkHead& head) override;
@@ -58,6 +59,7 @@ class Side : public Handler {
   std::vector<wire::ChunkHead> chunks;
   std::vector<Error> closures;
   std::vector<Error> dial_failures;
+  std::vector<Error> refusals;  // of strangers
   std::vector<wire::GrantPlace> filled;
   int writable_calls = 0;
 };

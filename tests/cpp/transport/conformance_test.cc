@@ -26,6 +26,7 @@ void Side::opened(std::shared_ptr<Connection> connection, const std::string& add
 
 void Side::closed(Connection&, const Error& error, bool) { closures.push_back(error); }
 void Side::dial_failed(const std::string&, const Error& error) { dial_failures.push_back(error); }
+void Side::turned_away(const Error& error) { refusals.push_back(error); }
 
 void Side::received(Connection& connection, wire::ReceivedFrame frame) {
   frames.push_back(std::move(frame));

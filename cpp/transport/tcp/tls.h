@@ -1,0 +1,149 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "crypto/keyring.h"
+#include "transport/tcp/openssl.h"
+#include "transport/tcp/stream.h"
+#include "transport/tcp/tls_record.h"
+#include "wire/frame.h"
+
+namespace moolink::transport::tcp {
+
+inline constexpr std::string_view kTlsCipher = "TLS_AES_128_GCM_SHA256";
+// An AES-GCM key is good for 2^24.5 records (RFC 8446, 5.5).
+inline constexpr std::uint64_t kRecordsPerKey = std::uint64_t{1} << 23;
+
+// Whether a connection that begins with this byte is one of TLS; frames begin with their type.
+bool begins_tls(std::byte first);
+
+// What the TLS connections of one transport have in common: TLS 1.3 with an external key both
+// sides hold, one cipher, an ephemeral key exchange, no certificates, tickets or early data.
+class TlsContext {
+ public:
+  // Throws Exception{error} with what OpenSSL says.
+  explicit TlsContext(crypto::Keyring keyring, std::uint64_t records_per_key = kRecordsPerKey);
+  ~TlsContext();
+  TlsContext(const TlsContext&) = delete;
+  TlsContext& operator=(const TlsContext&) = delete;
+
+  const crypto::Keyring& keyring() const { return keyring_; }
+
+ private:
+  friend class TlsStream;
+
+  static int use_key(Ssl* ssl, const DigestMethod* digest, const unsigned char** identity,
+                     std::size_t* size, SslSession** session);
+  static int find_key(Ssl* ssl, const unsigned char* identity, std::size_t size,
+                      SslSession** session);
+  static void log(const Ssl* ssl, const char* line);
+  SslSession* session_of(Ssl* ssl, const crypto::Key& key) const;
+  void configure();
+
+  const OpenSsl& openssl_;
+  const crypto::Keyring keyring_;
+  const std::uint64_t records_per_key_;
+  SslContext* context_ = nullptr;
+  BioMethod* bio_method_ = nullptr;
+};
+
+// A connection in TLS. OpenSSL makes the handshake, over a BIO of moolink's, and gives the secrets
+// that came of it; records are sealed from where their bytes lie and opened to where they belong.
+// Many leave, or come, with one system call.
+class TlsStream final : public ByteStream {
+ public:
+  // key: the one to show, of a dialler; none: this side accepts.
+  TlsStream(std::shared_ptr<TlsContext> context, int socket, std::optional<crypto::Key> key);
+  ~TlsStream() override;
+
+  std::string_view cipher() const override { return kTlsCipher; }
+  wire::ChannelBinding binding() const override { return binding_; }
+  bool shake_hands() override;
+  Sent send(std::span<const iovec> pieces) override;
+  bool unsent() const override { return out_begin_ < out_end_; }
+  Received receive(std::span<const iovec> pieces, std::size_t allowance) override;
+  bool holds_bytes() const override;
+  bool shut_down() override;
+
+ private:
+  friend class TlsContext;
+
+  static int write_records(Bio* bio, const char* data, std::size_t size, std::size_t* written);
+  static int read_records(Bio* bio, char* data, std::size_t size, std::size_t* read);
+  static long control(Bio* bio, int command, long number, void* pointer);
+  // tls_handshake.cc
+  void begin();
+  bool take_records(const char* data, std::size_t size);
+  std::size_t give_records(char* data, std::size_t size);
+  bool export_binding();
+  bool take_over();
+  void log_secret(std::string_view line);
+  std::string last_reason() const;
+  [[noreturn]] void handshake_failed();
+  [[noreturn]] void refused_by_acceptor();
+  [[noreturn]] void dialler_refused();
+  [[noreturn]] void not_tls();
+  std::optional<wire::Refuse> plain_refusal() const;
+  std::optional<crypto::Key> key_named(std::string_view identities, std::string& holds) const;
+
+  // tls_stream.cc
+  void push();
+  void seal(RecordType type, std::span<const iovec> pieces);
+  void update_own_key();
+  void alert(std::byte level, std::byte what);
+  bool has_record() const;
+  std::size_t give_opened(std::span<std::byte> into);
+  std::size_t open_record(std::span<std::byte> into);
+  void take_control(RecordType type, std::span<const std::byte> content);
+  bool read_more();
+  void read_socket();
+
+  static constexpr std::size_t kMostSealed = kRecordHead + kRecordBytes + 256;
+  static constexpr std::size_t kSendTogether = std::size_t{128} << 10;  // with one system call
+  static constexpr std::size_t kOutgoing = kSendTogether + 4 * kMostSealed;
+  static constexpr std::size_t kIncoming = (std::size_t{128} << 10) + kMostSealed;
+
+  const std::shared_ptr<TlsContext> context_;
+  const OpenSsl& openssl_;
+  const int socket_;
+  const std::optional<crypto::Key> key_;
+  Ssl* ssl_ = nullptr;                                    // of the handshake
+  std::string identity_;                                  // that the dialler shows
+  bool known_ = false;                                    // at the acceptor: its key is held here
+  std::array<std::optional<crypto::Digest>, 2> secrets_;  // of what dialler and acceptor send
+  wire::ChannelBinding binding_{};
+
+  // Records on their way out.
+  std::unique_ptr<RecordCipher> sealer_;
+  std::unique_ptr<std::byte[]> out_;
+  std::size_t out_begin_ = 0;
+  std::size_t out_end_ = 0;
+  bool update_owed_ = false;  // the peer wants this side to change its key
+  bool said_goodbye_ = false;
+
+  // Records, and the beginning of one, that were read from the socket.
+  std::unique_ptr<RecordCipher> opener_;
+  std::unique_ptr<std::byte[]> in_;
+  std::size_t in_begin_ = 0;
+  std::size_t in_end_ = 0;
+  bool begun_ = false;         // the first byte has come
+  bool not_tls_ = false;       // ... and is none of TLS
+  std::size_t may_read_ = 0;   // bytes from the socket, in this call
+  bool socket_empty_ = false;  // as the last read of it has shown
+  bool socket_ended_ = false;
+  int socket_error_ = 0;
+
+  // What was opened and did not fit where it was wanted.
+  std::unique_ptr<std::byte[]> opened_;
+  std::size_t opened_begin_ = 0;
+  std::size_t opened_end_ = 0;
+  bool closed_ = false;  // the peer has said so
+};
+
+}  // namespace moolink::transport::tcp

@@ -1,0 +1,297 @@
+// The handshake of a connection, which OpenSSL makes, and why it fails.
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include "base/names.h"
+#include "transport/tcp/tls.h"
+
+namespace moolink::transport::tcp {
+namespace {
+
+// Of OpenSSL's headers.
+constexpr int kWantsRead = 2;  // SSL_ERROR_WANT_READ
+constexpr int kAtEnd = 2;      // BIO_CTRL_EOF
+constexpr int kFlush = 11;     // BIO_CTRL_FLUSH
+constexpr int kRetryRead = 0x08 | 0x01;
+constexpr int kRetryFlags = 0x0f;
+constexpr unsigned long kReasonMask = 0x7fffff;
+constexpr unsigned long kFirstAlert = 1000;  // reasons of alerts that the peer has sent
+constexpr unsigned long kLastAlert = 1255;
+constexpr unsigned long kWrongBinder = 253;  // SSL_R_BINDER_DOES_NOT_VERIFY
+
+constexpr std::size_t kMostGreeting = std::size_t{16} << 10;  // bytes read of a handshake at once
+constexpr std::size_t kMostRefusal = std::size_t{12} << 10;   // of the most and longest identities
+
+constexpr const char* kSameToken =
+    "give both the same token (Rpc(token=...), --token-file, MOOLINK_TOKEN_FILE)";
+
+TlsStream& stream_of(Bio* bio) {
+  return *static_cast<TlsStream*>(find_openssl().functions->bio_data(bio));
+}
+
+}  // namespace
+
+bool begins_tls(std::byte first) {
+  constexpr std::byte kChangeCipher{20};
+  constexpr std::byte kApplicationData{23};
+  return first >= kChangeCipher && first <= kApplicationData;
+}
+
+TlsStream::TlsStream(std::shared_ptr<TlsContext> context, int socket,
+                     std::optional<crypto::Key> key)
+    : context_(std::move(context)),
+      openssl_(context_->openssl_),
+      socket_(socket),
+      key_(std::move(key)),
+      out_(std::make_unique_for_overwrite<std::byte[]>(kOutgoing)),
+      in_(std::make_unique_for_overwrite<std::byte[]>(kIncoming)),
+      opened_(std::make_unique_for_overwrite<std::byte[]>(kMostSealed)) {
+  if (key_) identity_ = key_->identity();
+}
+
+TlsStream::~TlsStream() { openssl_.ssl_free(ssl_); }
+
+// --- handshake
+
+void TlsStream::begin() {
+  ssl_ = openssl_.ssl_new(context_->context_);
+  Bio* bio = ssl_ == nullptr ? nullptr : openssl_.bio_new(context_->bio_method_);
+  if (bio == nullptr) throw std::bad_alloc();
+  openssl_.bio_set_data(bio, this);
+  openssl_.bio_set_ready(bio, 1);
+  openssl_.ssl_set_bio(ssl_, bio, bio);
+  openssl_.ssl_set_data(ssl_, 0, this);
+  if (key_) return openssl_.ssl_dial(ssl_);
+  openssl_.ssl_accept(ssl_);
+  // Without one an acceptor that verifies refuses every session.
+  constexpr unsigned char kName[] = {'m', 'o', 'o', 'l', 'i', 'n', 'k'};
+  openssl_.ssl_set_name(ssl_, kName, sizeof kName);
+}
+
+bool TlsStream::shake_hands() {
+  may_read_ = kMostGreeting;
+  socket_empty_ = false;
+  if (ssl_ == nullptr) {
+    // Nothing is spent on who has not said anything.
+    if (!key_ && in_end_ == 0) {
+      read_socket();
+      if (socket_ended_ || socket_error_ != 0) handshake_failed();
+      if (in_end_ == 0) return false;
+      if (not_tls_) not_tls();
+    }
+    begin();
+  }
+  openssl_.clear_errors();
+  const int result = openssl_.ssl_handshake(ssl_);
+  if (result == 1 && openssl_.ssl_key_used(ssl_) == 1 && export_binding() && take_over()) {
+    push();
+    return true;
+  }
+  if (result != 1 && !not_tls_ && openssl_.ssl_error(ssl_, result) == kWantsRead) {
+    push();
+    return false;
+  }
+  handshake_failed();
+}
+
+// RFC 9266 in all but the label, which is moolink's own.
+bool TlsStream::export_binding() {
+  constexpr std::string_view kLabel = "EXPORTER-moolink-greeting";
+  return openssl_.ssl_export(ssl_, reinterpret_cast<unsigned char*>(binding_.data()),
+                             binding_.size(), kLabel.data(), kLabel.size(), nullptr, 0, 0) == 1;
+}
+
+// From here on the records are this side's own affair.
+bool TlsStream::take_over() {
+  if (!secrets_[0] || !secrets_[1]) return false;
+  const std::size_t own = key_ ? 0 : 1;
+  sealer_ = std::make_unique<RecordCipher>(openssl_, *secrets_[own], RecordCipher::Way::seal);
+  opener_ = std::make_unique<RecordCipher>(openssl_, *secrets_[1 - own], RecordCipher::Way::open);
+  secrets_ = {};
+  openssl_.ssl_free(std::exchange(ssl_, nullptr));
+  return true;
+}
+
+// A line of OpenSSL's log of keys: "label random secret", in hexadecimal digits.
+void TlsStream::log_secret(std::string_view line) {
+  constexpr std::array<std::string_view, 2> kLabels = {"CLIENT_TRAFFIC_SECRET_0 ",
+                                                       "SERVER_TRAFFIC_SECRET_0 "};
+  for (std::size_t side = 0; side < kLabels.size(); ++side) {
+    if (!line.starts_with(kLabels[side])) continue;
+    const std::string_view digits = line.substr(line.rfind(' ') + 1);
+    crypto::Digest secret{};
+    if (digits.size() != 2 * secret.size()) return;
+    for (std::size_t i = 0; i < secret.size(); ++i) {
+      std::uint8_t byte = 0;
+      std::from_chars(digits.data() + 2 * i, digits.data() + 2 * i + 2, byte, 16);
+      secret[i] = static_cast<std::byte>(byte);
+    }
+    secrets_[side] = secret;
+  }
+}
+
+std::string TlsStream::last_reason() const {
+  const unsigned long error = openssl_.last_error();
+  const char* text = error == 0 ? nullptr : openssl_.error_reason(error);
+  return text == nullptr ? "OpenSSL gives no reason" : text;
+}
+
+void TlsStream::handshake_failed() {
+  if (not_tls_) not_tls();
+  if (socket_ended_ || socket_error_ != 0) {
+    throw HandshakeFailure(ErrorCode::peer_lost,
+                           socket_ended_ ? "it has closed it before both were sure of each other"
+                                         : std::strerror(socket_error_));
+  }
+  key_ ? refused_by_acceptor() : dialler_refused();
+}
+
+// Of a dialler: no TLS comes back, or an alert.
+void TlsStream::refused_by_acceptor() {
+  const unsigned long reason = openssl_.last_error() & kReasonMask;
+  const std::string text = last_reason();
+  const bool alerted = reason >= kFirstAlert && reason <= kLastAlert;
+  throw HandshakeFailure(
+      ErrorCode::auth, alerted ? "it refuses the " + crypto::describe_identity(identity_) +
+                                     ", which this peer shows (" + text + "): " + kSameToken
+                               : "the TLS handshake failed: " + text + "; is that a moolink peer?");
+}
+
+void TlsStream::dialler_refused() {
+  const unsigned long reason = openssl_.last_error() & kReasonMask;
+  const std::string text = last_reason();
+  const std::string shown = crypto::describe_identity(identity_);
+  if (identity_.empty()) {
+    push();  // the alert
+    throw HandshakeFailure(ErrorCode::auth, "it names no key in its TLS handshake: " + text);
+  }
+  if (!known_) {
+    // In place of the alert, which says less: the keys that would do.
+    out_begin_ = out_end_ = 0;
+    HandshakeFailure failure(
+        ErrorCode::auth, "it shows " + shown + ", which this peer does not hold: " + kSameToken);
+    for (const std::string& identity : context_->keyring_.identities()) {
+      failure.answer += (failure.answer.empty() ? "" : " ") + identity;
+    }
+    throw failure;
+  }
+  push();
+  throw HandshakeFailure(ErrorCode::auth, reason == kWrongBinder
+                                              ? "it names " + shown + " and does not have it"
+                                              : "the TLS handshake failed: " + text);
+}
+
+// The other side speaks plain. A dialler that is refused in plain may have been told what keys the
+// acceptor holds.
+void TlsStream::not_tls() {
+  constexpr const char* kPlain =
+      "it does not encrypt: it was made with insecure=True, or finds no OpenSSL (`moolink doctor` "
+      "there says why), or is no moolink peer";
+  if (!key_) {
+    HandshakeFailure failure(ErrorCode::auth, kPlain);
+    failure.answer =
+        "this peer takes encrypted connections only (TLS): the one that connects was made with "
+        "insecure=True, or finds no OpenSSL (`moolink doctor` there says why)";
+    throw failure;
+  }
+  const wire::Refuse refusal = plain_refusal().value_or(wire::Refuse{});
+  std::string holds;
+  std::optional<crypto::Key> key_there = key_named(refusal.text, holds);
+  Error error = make_error(ErrorCode::auth, kPlain);
+  if (is_name(refusal.name)) error.peer = refusal.name;
+  if (!holds.empty()) {
+    error.message = (error.peer.empty() ? "it" : "peer '" + error.peer + "'") + " holds " + holds +
+                    ", and this peer shows " + crypto::describe_identity(identity_) + ": " +
+                    kSameToken;
+  }
+  HandshakeFailure failure(std::move(error));
+  failure.key_there = std::move(key_there);
+  throw failure;
+}
+
+std::optional<wire::Refuse> TlsStream::plain_refusal() const {
+  const std::span<const std::byte> bytes(in_.get(), in_end_);
+  if (bytes.size() < wire::kHeaderBytes) return std::nullopt;
+  try {
+    Limits limits;
+    limits.max_frame = kMostRefusal;
+    const wire::FrameHeader header = wire::decode_header(bytes.first<wire::kHeaderBytes>(), limits);
+    if (header.type != wire::FrameType::refuse || header.control != header.length ||
+        bytes.size() < wire::kHeaderBytes + header.length) {
+      return std::nullopt;
+    }
+    return wire::decode<wire::Refuse>(bytes.subspan(wire::kHeaderBytes, header.control));
+  } catch (const Exception&) {
+    return std::nullopt;  // no frame
+  }
+}
+
+// The key, of those held here, that the acceptor has named in its refusal; `holds` says which ones
+// it has named. Nothing is believed of it but which key to try.
+std::optional<crypto::Key> TlsStream::key_named(std::string_view identities,
+                                                std::string& holds) const {
+  std::optional<crypto::Key> found;
+  while (!identities.empty()) {
+    const std::string_view identity = identities.substr(0, identities.find(' '));
+    identities.remove_prefix(std::min(identity.size() + 1, identities.size()));
+    if (!crypto::scope_of(identity)) return std::nullopt;  // a refusal for another reason
+    if (!holds.empty()) holds += " and ";
+    holds += crypto::describe_identity(identity);
+    if (!found && identity != identity_) found = context_->keyring_.find(identity);
+  }
+  return found;
+}
+
+// --- what OpenSSL asks for
+
+int TlsStream::write_records(Bio* bio, const char* data, std::size_t size, std::size_t* written) {
+  if (!stream_of(bio).take_records(data, size)) return 0;
+  *written = size;
+  return 1;
+}
+
+int TlsStream::read_records(Bio* bio, char* data, std::size_t size, std::size_t* read) {
+  TlsStream& stream = stream_of(bio);
+  const OpenSsl& openssl = stream.openssl_;
+  openssl.bio_clear_flags(bio, kRetryFlags);
+  *read = stream.give_records(data, size);
+  if (*read > 0) return 1;
+  const bool over = stream.not_tls_ || stream.socket_ended_ || stream.socket_error_ != 0;
+  if (!over) openssl.bio_set_flags(bio, kRetryRead);
+  return 0;
+}
+
+long TlsStream::control(Bio* bio, int command, long /*number*/, void* /*pointer*/) {
+  if (command == kFlush) return 1;
+  if (command == kAtEnd) return stream_of(bio).socket_ended_ ? 1 : 0;
+  return 0;
+}
+
+bool TlsStream::take_records(const char* data, std::size_t size) {
+  if (kOutgoing - out_end_ < size) return false;  // no handshake is so long
+  std::memcpy(out_.get() + out_end_, data, size);
+  out_end_ += size;
+  return true;
+}
+
+// 0: nothing is to be had now.
+std::size_t TlsStream::give_records(char* data, std::size_t size) {
+  if (in_begin_ == in_end_) {
+    in_begin_ = in_end_ = 0;
+    if (socket_empty_ || socket_ended_ || socket_error_ != 0) return 0;
+    may_read_ = kMostGreeting;
+    read_socket();
+    if (not_tls_) return 0;
+  }
+  const std::size_t count = std::min(size, in_end_ - in_begin_);
+  if (count > 0) std::memcpy(data, in_.get() + in_begin_, count);
+  in_begin_ += count;
+  return count;
+}
+
+}  // namespace moolink::transport::tcp

@@ -1,0 +1,125 @@
+#include "transport/tcp/tls_record.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string_view>
+#include <vector>
+
+#include "base/error.h"
+
+namespace moolink::transport::tcp {
+namespace {
+
+// Of OpenSSL's headers.
+constexpr int kGetTag = 0x10;  // EVP_CTRL_AEAD_GET_TAG
+constexpr int kSetTag = 0x11;  // EVP_CTRL_AEAD_SET_TAG
+
+constexpr std::size_t kKeyBytes = 16;
+constexpr std::size_t kTagBytes = 16;
+
+// HKDF-Expand-Label of up to 32 bytes, with no context.
+crypto::Digest expand(const crypto::Digest& secret, std::string_view label, std::size_t length) {
+  std::vector<std::byte> info = {std::byte{0}, static_cast<std::byte>(length)};
+  constexpr std::string_view kProtocol = "tls13 ";
+  info.push_back(static_cast<std::byte>(kProtocol.size() + label.size()));
+  for (const std::string_view part : {kProtocol, label}) {
+    const crypto::Bytes bytes = crypto::bytes_of(part);
+    info.insert(info.end(), bytes.begin(), bytes.end());
+  }
+  info.push_back(std::byte{0});  // the context's length
+  info.push_back(std::byte{1});  // HKDF-Expand: the first block, and the only one
+  return crypto::hmac_sha256(secret, info);
+}
+
+const unsigned char* chars(const void* data) { return static_cast<const unsigned char*>(data); }
+unsigned char* chars(void* data) { return static_cast<unsigned char*>(data); }
+
+std::array<std::byte, kRecordHead> head_of(std::size_t sealed) {
+  return {std::byte{23}, std::byte{3}, std::byte{3}, static_cast<std::byte>(sealed >> 8),
+          static_cast<std::byte>(sealed)};
+}
+
+void need(bool done) {
+  if (!done) throw Exception(ErrorCode::error, "OpenSSL refuses to encrypt with AES-128-GCM");
+}
+
+}  // namespace
+
+RecordCipher::RecordCipher(const OpenSsl& openssl, const crypto::Digest& secret, Way way)
+    : openssl_(openssl), way_(way), context_(openssl.cipher_new()), secret_(secret) {
+  need(context_ != nullptr);
+  derive();
+}
+
+RecordCipher::~RecordCipher() { openssl_.cipher_free(context_); }
+
+void RecordCipher::derive() {
+  const crypto::Digest key = expand(secret_, "key", kKeyBytes);
+  const crypto::Digest iv = expand(secret_, "iv", iv_.size());
+  std::copy_n(iv.begin(), iv_.size(), iv_.begin());
+  sequence_ = 0;
+  need(openssl_.cipher_begin(context_, openssl_.aes_128_gcm(), nullptr, chars(key.data()),
+                             chars(iv_.data()), way_ == Way::seal ? 1 : 0) == 1);
+}
+
+void RecordCipher::next_key() {
+  secret_ = expand(secret_, "traffic upd", secret_.size());
+  derive();
+}
+
+void RecordCipher::begin(std::span<const std::byte> head) {
+  std::array<std::byte, 12> nonce = iv_;
+  for (std::size_t i = 0; i < 8; ++i) {
+    nonce[nonce.size() - 1 - i] ^= static_cast<std::byte>(sequence_ >> (8 * i));
+  }
+  ++sequence_;
+  int size = 0;
+  need(openssl_.cipher_begin(context_, nullptr, nullptr, nullptr, chars(nonce.data()), -1) == 1 &&
+       openssl_.cipher_update(context_, nullptr, &size, chars(head.data()),
+                              static_cast<int>(head.size())) == 1);
+}
+
+std::byte* RecordCipher::seal(RecordType type, std::span<const iovec> pieces, std::byte* out) {
+  std::size_t bytes = kRecordTail;
+  for (const iovec& piece : pieces) bytes += piece.iov_len;
+  const auto head = head_of(bytes);
+  begin(head);
+  out = std::copy(head.begin(), head.end(), out);
+  const auto encrypt = [&](const void* data, std::size_t size) {
+    int done = 0;
+    need(openssl_.cipher_update(context_, chars(out), &done, chars(data), static_cast<int>(size)) ==
+         1);
+    out += done;
+  };
+  for (const iovec& piece : pieces) encrypt(piece.iov_base, piece.iov_len);
+  encrypt(&type, sizeof type);
+  int none = 0;
+  need(openssl_.cipher_end(context_, chars(out), &none) == 1 &&
+       openssl_.cipher_control(context_, kGetTag, kTagBytes, out) == 1);
+  return out + kTagBytes;
+}
+
+bool RecordCipher::open(std::span<const std::byte> record, std::span<std::byte> first,
+                        std::span<std::byte> rest, RecordType& type) {
+  begin(record.first(kRecordHead));
+  const std::byte* in = record.data() + kRecordHead;
+  bool good = true;
+  const auto decrypt = [&](void* data, std::size_t size) {
+    int done = 0;
+    good = good && (size == 0 || openssl_.cipher_update(context_, chars(data), &done, chars(in),
+                                                        static_cast<int>(size)) == 1);
+    in += size;
+  };
+  const std::size_t content = record.size() - kRecordHead - kRecordTail;
+  const std::size_t placed = std::min(content, first.size());
+  decrypt(first.data(), placed);
+  decrypt(rest.data(), content - placed);
+  decrypt(&type, sizeof type);
+  std::byte none{};
+  int size = 0;
+  return good &&
+         openssl_.cipher_control(context_, kSetTag, kTagBytes, const_cast<std::byte*>(in)) == 1 &&
+         openssl_.cipher_end(context_, chars(&none), &size) == 1;
+}
+
+}  // namespace moolink::transport::tcp

@@ -1,0 +1,526 @@
+#include "transport/tcp/tls.h"
+
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <functional>
+#include <vector>
+
+#include "base/random.h"
+#include "check.h"
+#include "conformance.h"
+#include "transport/tcp/address.h"
+#include "transport/tcp/transport.h"
+
+namespace moolink::transport {
+namespace {
+
+using conformance::message_frame;
+using conformance::pattern;
+using conformance::same_bytes;
+using conformance::Side;
+using conformance::Subject;
+using conformance::wait_until;
+
+crypto::Key key_of(std::uint64_t number) {
+  crypto::Key key;
+  std::memcpy(key.secret.data(), &number, sizeof number);
+  return key;
+}
+
+Subject with_keys(std::vector<crypto::Key> keys) {
+  return {"tls",
+          [keys = std::move(keys)](Environment& environment) {
+            environment.keyring = crypto::Keyring(keys);
+            return std::make_unique<tcp::TcpTransport>(environment);
+          },
+          "tcp://127.0.0.1:0", "tcp://127.0.0.1:port"};
+}
+
+Subject insecure() { return with_keys({}); }
+
+// A peer on a machine that has no OpenSSL.
+Subject without_openssl(const crypto::Key& key) {
+  return {"tcp without OpenSSL",
+          [key](Environment& environment) {
+            environment.keyring = crypto::Keyring({key});
+            return std::make_unique<tcp::TcpTransport>(
+                environment, tcp::OpenSslFound{nullptr, "", "", "it is not installed"});
+          },
+          "tcp://127.0.0.1:0", "tcp://127.0.0.1:port"};
+}
+
+const bool kAdded = [] {
+  conformance::add_tests(with_keys({key_of(1)}));
+  conformance::add_tests(without_openssl(key_of(1)));
+  return true;
+}();
+
+bool mentions(const Error& error, const std::string& text) {
+  return error.message.find(text) != std::string::npos;
+}
+
+// Between a dialler and an acceptor: what the network may do to bytes. Driven by the test.
+class Middle {
+ public:
+  enum Way { there, back };
+  // What becomes of a piece; it may change its size.
+  using Fate = std::function<void(Way, std::vector<std::byte>& piece)>;
+
+  explicit Middle(const std::string& target) : target_(target) {
+    const auto any = tcp::resolve(tcp::parse_address("127.0.0.1:0")).at(0);
+    listener_ = Descriptor(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    CHECK_EQ(::bind(listener_.get(), any.get(), any.size), 0);
+    CHECK_EQ(::listen(listener_.get(), 8), 0);
+  }
+
+  std::string address() const { return tcp::local_address(listener_.get()).text(); }
+
+  void turn() {
+    if (Descriptor client{::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK)}; client) {
+      const auto target = tcp::resolve(tcp::parse_address(target_)).at(0);
+      ends_[there] = std::move(client);
+      ends_[back] = Descriptor(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+      CHECK_EQ(::connect(ends_[back].get(), target.get(), target.size), 0);
+    }
+    if (ends_[there]) carry(there);
+    if (ends_[there]) carry(back);
+  }
+
+  void cut() {
+    for (Descriptor& end : ends_) end.reset();
+  }
+
+  Fate fate = [](Way, std::vector<std::byte>&) {};
+  std::size_t piece_bytes = 65536;
+  std::array<std::vector<std::byte>, 2> carried;
+
+ private:
+  void carry(Way way) {
+    std::vector<std::byte> piece(piece_bytes);
+    const ssize_t count = ::recv(ends_[way].get(), piece.data(), piece.size(), MSG_DONTWAIT);
+    if (count < 0) return;
+    const int to = ends_[way == there ? back : there].get();
+    if (count == 0) {
+      ::shutdown(to, SHUT_WR);
+      return;
+    }
+    piece.resize(static_cast<std::size_t>(count));
+    fate(way, piece);
+    carried[way].insert(carried[way].end(), piece.begin(), piece.end());
+    // Blocks only if a side does not read, and then the test does not go on.
+    ::send(to, piece.data(), piece.size(), MSG_NOSIGNAL);
+  }
+
+  std::string target_;
+  Descriptor listener_;
+  std::array<Descriptor, 2> ends_;
+};
+
+bool wait_through(Middle& middle, Side& a, Side& b, const std::function<bool()>& condition) {
+  return wait_until(a, b, [&] {
+    middle.turn();
+    return condition();
+  });
+}
+
+// a dials b; both hear that it was in vain, and not because a time was up.
+void check_refused(Side& a, Side& b) {
+  a.environment.handshake_timeout = b.environment.handshake_timeout = seconds(600);
+  a.transport->dial(b.transport->listen("127.0.0.1:0").at(0));
+  wait_until(a, b, [&] {
+    return a.dial_failures.size() + a.closures.size() + a.frames.size() == 1 &&
+           b.refusals.size() + b.closures.size() == 1;
+  });
+  for (const Side* side : {&a, &b}) {
+    for (const auto* errors : {&side->dial_failures, &side->refusals, &side->closures}) {
+      for (const Error& error : *errors) {
+        CHECK(error.code == ErrorCode::auth);
+        CHECK(mentions(error, "tcp://127.0.0.1:"));
+      }
+    }
+  }
+}
+
+TEST("tls: another token is refused, at both sides and at once") {
+  Side a(with_keys({key_of(1)}));
+  Side b(with_keys({key_of(2)}));
+  b.environment.name = "b";
+  check_refused(a, b);
+  CHECK_EQ(a.dial_failures.size(), 1u);
+  CHECK_EQ(b.refusals.size(), 1u);
+  for (const Error& error : {a.dial_failures.at(0), b.refusals.at(0)}) {
+    CHECK(mentions(error, "the same token"));
+    CHECK(mentions(error, key_of(1).id()));
+  }
+  CHECK(mentions(a.dial_failures[0], key_of(2).id()));
+  CHECK(mentions(a.dial_failures[0], "peer 'b'"));
+  CHECK_EQ(a.dial_failures[0].peer, "b");
+  CHECK(a.connections.empty());
+  CHECK(b.connections.empty());
+}
+
+TEST("tls: while a token is changed either of two is good") {
+  const std::vector<std::pair<std::vector<int>, std::vector<int>>> meet = {
+      {{1}, {2, 1}}, {{2, 1}, {1, 2}}, {{1, 2}, {2}}, {{3, 1, 2}, {4, 2}}};
+  for (const auto& [dialler, acceptor] : meet) {
+    const auto keys = [](const std::vector<int>& numbers) {
+      std::vector<crypto::Key> made;
+      for (const int number : numbers) made.push_back(key_of(static_cast<std::uint64_t>(number)));
+      return made;
+    };
+    Side a(with_keys(keys(dialler)));
+    Side b(with_keys(keys(acceptor)));
+    if (!conformance::connect(with_keys({}), a, b)) return;
+    a.send(message_frame(1, 1000));
+    wait_until(a, b, [&] { return b.frames.size() == 1; });
+    CHECK(a.dial_failures.empty());
+  }
+}
+
+TEST("tls: the key of a group opens that group only, and who holds the token meets all") {
+  const crypto::Key job = key_of(1);
+  const crypto::Key red = job.of_group("red");
+  for (const auto& [dialler, acceptor] : {std::pair{job, red}, {red, job}, {red, red}}) {
+    Side a(with_keys({dialler}));
+    Side b(with_keys({acceptor}));
+    conformance::connect(with_keys({}), a, b);
+    CHECK(a.dial_failures.empty());
+  }
+  const crypto::Key blue = job.of_group("blue");
+  for (const auto& [dialler, acceptor] :
+       {std::pair{blue, red}, {key_of(2), red}, {red, key_of(2)}}) {
+    Side a(with_keys({dialler}));
+    Side b(with_keys({acceptor}));
+    check_refused(a, b);
+    CHECK(a.connections.empty());
+    CHECK(b.connections.empty());
+  }
+}
+
+TEST("tls: who does not encrypt and who does refuse one another at once") {
+  const auto refused_by = [](const Subject& dialler, const Subject& acceptor) {
+    Side a(dialler);
+    Side b(acceptor);
+    check_refused(a, b);
+    CHECK(a.dial_failures.size() + a.frames.size() + a.closures.size() == 1);
+    return b.refusals.empty() ? b.closures.at(0) : b.refusals.at(0);
+  };
+  CHECK(mentions(refused_by(with_keys({key_of(1)}), insecure()), "insecure=True"));
+  CHECK(mentions(refused_by(with_keys({key_of(1)}), without_openssl(key_of(1))),
+                 "it is not installed"));
+  // A plain dialler says HELLO first.
+  for (const Subject& plain : {insecure(), without_openssl(key_of(1))}) {
+    Side a(plain);
+    Side b(with_keys({key_of(1)}));
+    a.transport->dial(b.transport->listen("127.0.0.1:0").at(0));
+    wait_until(a, b, [&] { return a.connections.size() == 1; });
+    a.send(wire::make_frame(wire::FrameType::hello, wire::Hello{}));
+    wait_until(a, b, [&] { return a.closures.size() == 1 && b.refusals.size() == 1; });
+    CHECK(a.frames.size() == 1 && a.frames[0].header.type == wire::FrameType::refuse);
+    const auto refusal = wire::decode_control<wire::Refuse>(a.frames.at(0));
+    CHECK(refusal.code == ErrorCode::auth);
+    CHECK(refusal.text.find("encrypted connections only") != std::string::npos);
+    CHECK(b.refusals[0].code == ErrorCode::auth);
+    CHECK(b.connections.empty());
+  }
+}
+
+TEST("tls: without OpenSSL a token allows loopback only") {
+  Side a(without_openssl(key_of(1)));
+  Side idle(insecure());
+  for (const char* address : {":0", "0.0.0.0:0", "192.0.2.1:0", "[::]:0"}) {
+    try {
+      a.transport->listen(address);
+      CHECK(!"listened where others may read");
+    } catch (const Exception& e) {
+      CHECK(mentions(e.error(), "it is not installed"));
+      CHECK(mentions(e.error(), "insecure=True"));
+    }
+  }
+  CHECK(a.transport->listen("localhost:0").at(0).starts_with("tcp://127."));
+  a.transport->dial("192.0.2.1:1");
+  wait_until(a, idle, [&] { return a.dial_failures.size() == 1; });
+  CHECK(mentions(a.dial_failures[0], "loopback addresses only"));
+}
+
+TEST("tls: what OpenSSL is used, and why none") {
+  const tcp::OpenSslFound& found = tcp::find_openssl();
+  CHECK(found.functions != nullptr);
+  CHECK(found.version.starts_with("OpenSSL 3."));
+  CHECK(found.where.find("ssl") != std::string::npos);
+  CHECK(tcp::look_for_openssl("none").functions == nullptr);
+  CHECK(tcp::look_for_openssl("none").reason.find("MOOLINK_OPENSSL") != std::string::npos);
+  const tcp::OpenSslFound absent = tcp::look_for_openssl("/no/such/libssl.so.3");
+  CHECK(absent.functions == nullptr);
+  CHECK(absent.reason.find("/no/such/libssl.so.3") != std::string::npos);
+  const tcp::OpenSslFound other = tcp::look_for_openssl("libm.so.6");
+  CHECK(other.functions == nullptr);
+  CHECK(other.reason.find("no OpenSSL 3") != std::string::npos);
+}
+
+TEST("tls: frames that come byte by byte") {
+  const Subject subject = with_keys({key_of(1)});
+  Side a(subject);
+  Side b(subject);
+  Middle middle(b.transport->listen(subject.listen_address).at(0));
+  middle.piece_bytes = 1;
+  a.transport->dial(middle.address());
+  wait_through(middle, a, b,
+               [&] { return a.connections.size() == 1 && b.connections.size() == 1; });
+  for (std::uint64_t seq = 1; seq <= 3; ++seq) {
+    a.send(message_frame(seq, 100));
+    b.send(message_frame(seq, 100));
+  }
+  wait_through(middle, a, b, [&] { return a.frames.size() == 3 && b.frames.size() == 3; });
+  CHECK(same_bytes(b.frames.at(2).payload(), pattern(100, 3)));
+}
+
+TEST("tls: nothing that is sent can be read on the way") {
+  const Subject subject = with_keys({key_of(1)});
+  Side a(subject);
+  Side b(subject);
+  Middle middle(b.transport->listen(subject.listen_address).at(0));
+  a.transport->dial(middle.address());
+  wait_through(middle, a, b,
+               [&] { return a.connections.size() == 1 && b.connections.size() == 1; });
+  CHECK_EQ(std::string(a.connection().traits().cipher), "TLS_AES_128_GCM_SHA256");
+  a.send(message_frame(1, 50000));
+  wait_through(middle, a, b, [&] { return b.frames.size() == 1; });
+  const Buffer secret = pattern(50000, 1);
+  const auto& seen = middle.carried[Middle::there];
+  for (std::size_t at = 0; at + 16 <= secret.size(); at += 16) {
+    CHECK(std::search(seen.begin(), seen.end(), secret.data() + at, secret.data() + at + 16) ==
+          seen.end());
+  }
+}
+
+// The dialler's bytes are bent at one place of the handshake, or the acceptor's.
+TEST("tls: a handshake with one byte bent fails, and nothing of it is believed") {
+  const Subject subject = with_keys({key_of(1)});
+  std::array<std::size_t, 2> length{};
+  for (std::size_t at = 0; at < 2000; at += at < 20 ? 3 : 37) {
+    for (const Middle::Way way : {Middle::there, Middle::back}) {
+      if (at > 0 && at >= length[way]) continue;
+      Side a(subject);
+      Side b(subject);
+      b.environment.handshake_timeout = a.environment.handshake_timeout = milliseconds(300);
+      Middle middle(b.transport->listen(subject.listen_address).at(0));
+      std::size_t seen = 0;
+      if (at > 0) {
+        middle.fate = [&](Middle::Way going, std::vector<std::byte>& piece) {
+          if (going != way) return;
+          if (at >= seen && at < seen + piece.size()) piece[at - seen] ^= std::byte{0x41};
+          seen += piece.size();
+        };
+      }
+      a.transport->dial(middle.address());
+      if (at == 0) {
+        wait_through(middle, a, b, [&] { return b.connections.size() == 1; });
+        for (const auto each : {Middle::there, Middle::back}) {
+          length[each] = middle.carried[each].size();
+        }
+        break;
+      }
+      // A length that was bent has the other side wait for more, for as long as it may.
+      wait_through(middle, a, b, [&] {
+        return a.dial_failures.size() + a.closures.size() == 1 &&
+               b.refusals.size() + b.closures.size() == 1;
+      });
+      CHECK(a.frames.empty());
+      CHECK(b.frames.empty());
+      CHECK(b.connections.empty());
+    }
+  }
+}
+
+TEST("tls: what is no handshake is sent away, and costs nothing but its socket") {
+  const Subject subject = with_keys({key_of(1)});
+  Side b(subject);
+  Side idle(subject);
+  b.environment.handshake_timeout = milliseconds(300);
+  const auto address = b.transport->listen(subject.listen_address).at(0);
+  Random random(7);
+  for (std::size_t i = 0; i < 60; ++i) {
+    const auto target = tcp::resolve(tcp::parse_address(address)).at(0);
+    const Descriptor client(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    CHECK_EQ(::connect(client.get(), target.get(), target.size), 0);
+    std::vector<std::byte> bytes(random.below(3000));
+    for (std::byte& byte : bytes) byte = static_cast<std::byte>(random.next());
+    // Every other one begins as a handshake does: whole, or with more announced than comes.
+    if (i % 2 == 0 && bytes.size() > 9) {
+      const auto length = static_cast<std::uint16_t>(i % 4 == 0 ? bytes.size() - 5 : 0xffff);
+      const std::array<int, 6> head{0x16, 3, 1, length >> 8, length & 0xff, 1};
+      for (std::size_t k = 0; k < head.size(); ++k) bytes[k] = static_cast<std::byte>(head[k]);
+    }
+    if (!bytes.empty()) ::send(client.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    if (i % 3 == 0) ::shutdown(client.get(), SHUT_WR);
+    wait_until(b, idle, [&] { return b.refusals.size() == i + 1; });
+  }
+  CHECK(b.connections.empty());
+  CHECK(b.closures.empty());
+}
+
+// Two sides with a connection through a middle.
+struct Pair {
+  explicit Pair(const Subject& subject)
+      : a(subject), b(subject), middle(b.transport->listen(subject.listen_address).at(0)) {
+    a.transport->dial(middle.address());
+    wait([this] { return a.connections.size() == 1 && b.connections.size() == 1; });
+    a.send(message_frame(1, 100));
+    wait([this] { return b.frames.size() == 1; });
+  }
+  void wait(const std::function<bool()>& condition) { wait_through(middle, a, b, condition); }
+
+  Side a;
+  Side b;
+  Middle middle;
+};
+
+TEST("tls: a record that was bent, or is too long, ends the connection") {
+  const auto bent = [](std::size_t at, int value) {
+    Pair pair(with_keys({key_of(1)}));
+    bool first = true;
+    pair.middle.fate = [&](Middle::Way way, std::vector<std::byte>& piece) {
+      if (way == Middle::there && std::exchange(first, false)) {
+        piece[at] ^= static_cast<std::byte>(value);
+      }
+    };
+    pair.a.send(message_frame(2, 40000));
+    pair.a.send(message_frame(3, 40000));
+    pair.wait([&] { return pair.b.closures.size() == 1; });
+    CHECK_EQ(pair.b.frames.size(), 1u);
+    CHECK(pair.b.closures[0].code == ErrorCode::wire);
+    CHECK(mentions(pair.b.closures[0], "TLS"));
+  };
+  bent(3, 0xff);    // the record's length
+  bent(100, 0x01);  // its content
+  bent(0, 0x02);    // its type
+}
+
+TEST("tls: an end without a goodbye is told from one with it") {
+  Pair cut(with_keys({key_of(1)}));
+  cut.middle.cut();
+  cut.wait([&] { return cut.b.closures.size() == 1 && cut.a.closures.size() == 1; });
+  CHECK(cut.b.closures[0].code == ErrorCode::peer_lost);
+  CHECK(mentions(cut.b.closures[0], "cut off"));
+  Pair closed(with_keys({key_of(1)}));
+  closed.a.connection().close();
+  closed.wait([&] { return closed.b.closures.size() == 1; });
+  CHECK(closed.b.closures[0].code == ErrorCode::peer_lost);
+  CHECK(mentions(closed.b.closures[0], "closed by the peer"));
+}
+
+TEST("tls: one readiness takes a bounded number of small frames") {
+  const Subject subject = with_keys({key_of(1)});
+  Side a(subject);
+  Side b(subject);
+  if (!conformance::connect(subject, a, b)) return;
+  const std::size_t frame_bytes = message_frame(1, 100).bytes();
+  std::size_t most = 0;
+  std::uint64_t sent = 0;
+  for (std::size_t before = 0; before < (std::size_t{8} << 20) / frame_bytes;) {
+    while (a.connection().writable()) a.send(message_frame(++sent, 100));
+    a.turn(Duration::zero());
+    b.turn(Duration::zero());
+    most = std::max(most, b.frames.size() - before);
+    before = b.frames.size();
+  }
+  CHECK(most * frame_bytes <= std::size_t{640} << 10);
+}
+
+// Two ends of a socket, with the streams on them alone.
+struct Streams {
+  explicit Streams(std::uint64_t records_per_key)
+      : context(std::make_shared<tcp::TlsContext>(crypto::Keyring({key_of(1)}), records_per_key)) {
+    std::array<int, 2> ends{};
+    CHECK_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends.data()), 0);
+    sockets = {Descriptor(ends[0]), Descriptor(ends[1])};
+    dialler = std::make_unique<tcp::TlsStream>(context, ends[0], key_of(1));
+    acceptor = std::make_unique<tcp::TlsStream>(context, ends[1], std::nullopt);
+    bool done[2] = {};
+    for (int turns = 0; turns < 10 && !(done[0] && done[1]); ++turns) {
+      done[0] = done[0] || dialler->shake_hands();
+      done[1] = done[1] || acceptor->shake_hands();
+    }
+    CHECK(done[0] && done[1]);
+  }
+
+  std::shared_ptr<tcp::TlsContext> context;
+  std::array<Descriptor, 2> sockets;
+  std::unique_ptr<tcp::TlsStream> dialler;
+  std::unique_ptr<tcp::TlsStream> acceptor;
+};
+
+TEST("tls: pieces of all sizes pass a socket that is often full, under keys that change") {
+  for (const std::uint64_t records_per_key : {1, 3, 1000000}) {
+    Streams streams(records_per_key);
+    const Buffer all = pattern(std::size_t{3} << 20, 9);
+    std::vector<std::byte> got(all.size());
+    Random random(records_per_key);
+    std::size_t sent = 0;
+    std::size_t received = 0;
+    for (int turns = 0; received < all.size() && turns < 1000000; ++turns) {
+      std::vector<iovec> pieces;
+      std::size_t at = sent;
+      while (pieces.size() < 5 && at < all.size()) {
+        const std::size_t most = random.chance(1, 4) ? 100000 : random.chance(1, 2) ? 16384 : 70;
+        const std::size_t size = std::min<std::size_t>(random.below(most + 1), all.size() - at);
+        pieces.push_back({const_cast<std::byte*>(all.data() + at), size});
+        at += size;
+      }
+      sent += streams.dialler->send(pieces).bytes;
+      if (random.chance(1, 3)) continue;
+      const std::size_t room = std::min<std::size_t>(random.below(300000), all.size() - received);
+      const std::size_t first = room == 0 ? 0 : random.below(room);
+      const std::array<iovec, 2> into{iovec{got.data() + received, first},
+                                      iovec{got.data() + received + first, room - first}};
+      received += streams.acceptor->receive(into, random.chance(3, 4) ? room : 0).bytes;
+    }
+    CHECK_EQ(received, all.size());
+    CHECK_EQ(std::memcmp(got.data(), all.data(), all.size()), 0);
+    CHECK(!streams.dialler->unsent());
+  }
+}
+
+TEST("tls: an end is told after all that was sent before it") {
+  Streams streams(1000000);
+  const Buffer all = pattern(30000, 4);
+  const iovec piece{const_cast<std::byte*>(all.data()), all.size()};
+  CHECK_EQ(streams.dialler->send(std::span(&piece, 1)).bytes, all.size());
+  CHECK(streams.dialler->shut_down());
+  std::vector<std::byte> got(2 * all.size());
+  const iovec room{got.data(), got.size()};
+  const auto first = streams.acceptor->receive(std::span(&room, 1), got.size());
+  CHECK_EQ(first.bytes, all.size());
+  CHECK(!first.ended);
+  CHECK(!first.drained);
+  const auto last = streams.acceptor->receive(std::span(&room, 1), got.size());
+  CHECK_EQ(last.bytes, 0u);
+  CHECK(last.ended);
+}
+
+TEST("tls: what was read from the socket is given without another look at it") {
+  Streams streams(1000000);
+  const Buffer all = pattern(60000, 3);
+  const iovec piece{const_cast<std::byte*>(all.data()), all.size()};
+  CHECK_EQ(streams.dialler->send(std::span(&piece, 1)).bytes, all.size());
+  std::vector<std::byte> got(all.size());
+  const iovec few{got.data(), 10};
+  CHECK_EQ(streams.acceptor->receive(std::span(&few, 1), 2 * got.size()).bytes, 10u);
+  CHECK(streams.acceptor->holds_bytes());
+  streams.sockets[0].reset();  // nothing comes any more
+  std::size_t received = 10;
+  while (streams.acceptor->holds_bytes()) {
+    const iovec rest{got.data() + received, got.size() - received};
+    received += streams.acceptor->receive(std::span(&rest, 1), 0).bytes;
+  }
+  CHECK_EQ(received, all.size());
+  CHECK_EQ(std::memcmp(got.data(), all.data(), all.size()), 0);
+}
+
+}  // namespace
+}  // namespace moolink::transport
