@@ -21,7 +21,7 @@ import moolink
 
 SERVER = """
 import moolink, sys
-with moolink.Rpc("server", transports=[sys.argv[1]]) as server:
+with moolink.Rpc("server", transports=[sys.argv[1]], insecure=True) as server:
     server.define("echo", lambda x: x)
     print(server.listen(sys.argv[2])[0], flush=True)
     sys.stdin.read()
@@ -57,7 +57,7 @@ def main() -> None:
     before = memory(both)
     began = time.monotonic()
     peers = [
-        moolink.Rpc(f"peer-{i}", transports=[args.transport], timeout=300)
+        moolink.Rpc(f"peer-{i}", transports=[args.transport], timeout=300, insecure=True)
         for i in range(args.peers)
     ]
     for peer in peers:

@@ -1,4 +1,6 @@
-"""TCP over loopback: moolink beside pyzmq and a bare socket loop in C, interleaved in one run.
+"""TCP over loopback, not encrypted: moolink beside pyzmq and a bare socket loop in C.
+
+They take turns in one run.
 
     python benchmarks/tcp.py
 
@@ -151,7 +153,7 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
 
 class MoolinkClient:
     def __init__(self, address: str) -> None:
-        self.rpc = moolink.Rpc(transports=["tcp"])
+        self.rpc = moolink.Rpc(transports=["tcp"], insecure=True)
         self.rpc.connect(address)
         self.rpc.sync("server", "cpu", None)
 
@@ -172,7 +174,7 @@ class MoolinkClient:
 
 
 def serve_moolink() -> None:
-    with moolink.Rpc("server", transports=["tcp"]) as rpc:
+    with moolink.Rpc("server", transports=["tcp"], insecure=True) as rpc:
         for name, function in FUNCTIONS.items():
             rpc.define(name, function)
         print(rpc.listen("127.0.0.1:0")[0], flush=True)

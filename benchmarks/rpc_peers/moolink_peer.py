@@ -17,7 +17,7 @@ def transports(transport: str) -> list[str]:
 class MoolinkClient:
     def __init__(self, transport: str) -> None:
         self._server = Server("moolink_peer", transport)
-        self._rpc = moolink.Rpc(transports=transports(transport))
+        self._rpc = moolink.Rpc(transports=transports(transport), insecure=True)
         self._rpc.connect(self._server.address())
         self._rpc.sync("server", "cpu", None)
         # The connection over shared memory is made once the two have met.
@@ -49,7 +49,7 @@ def connect(transport: str) -> MoolinkClient:
 
 
 def serve(transport: str, _: str) -> None:
-    with moolink.Rpc("server", transports=transports(transport)) as rpc:
+    with moolink.Rpc("server", transports=transports(transport), insecure=True) as rpc:
         for name, function in FUNCTIONS.items():
             rpc.define(name, function)
         print(rpc.listen("127.0.0.1:0")[0], flush=True)

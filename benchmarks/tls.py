@@ -1,0 +1,195 @@
+"""What encryption costs on tcp: TLS beside plain connections and beside AES-GCM alone, interleaved.
+
+    python benchmarks/tls.py
+
+One way: an array of so many bytes is sent and answered with a few, GB/s, over loopback in TLS and
+without (`insecure=True`); AES-128-GCM is what one thread of the same libcrypto encrypts. The bar is
+0.85 of 1 / (1 / plain + 1 / AES-GCM): each byte is copied as without TLS and passes the cipher once
+at each side, on a processor of its own. Echo: the round trip of a call with an int. Connection:
+until the first answer of a new peer that is told where to call. Each figure is the median over the
+rounds, in each of which everything gets its turn; quotients and differences are medians of those of
+each round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+import moolink
+from moolink import _core
+
+SIZES = {"1 MB": 1 << 20, "16 MB": 16 << 20, "64 MB": 64 << 20}
+BATCH = 256 << 10  # bytes: fits the cache, and a call of ctypes is little beside it
+BAR = 0.85
+ECHO_BAR = 5e-6  # seconds above plain
+CONNECTION_BAR = 3e-3
+
+
+class AesGcm:
+    """AES-128-GCM of the OpenSSL that moolink uses, on one thread."""
+
+    def __init__(self) -> None:
+        where = _core.openssl_info()["where"]
+        self._crypto = ctypes.CDLL(where)  # looks in what it depends on, too
+        for name in ("EVP_CIPHER_CTX_new", "EVP_aes_128_gcm"):
+            getattr(self._crypto, name).restype = ctypes.c_void_p
+        self._cipher = ctypes.c_void_p(self._crypto.EVP_aes_128_gcm())
+        self._context = ctypes.c_void_p(self._crypto.EVP_CIPHER_CTX_new())
+        self._key, self._nonce = ctypes.create_string_buffer(16), ctypes.create_string_buffer(12)
+        self._crypto.EVP_EncryptInit_ex(self._context, self._cipher, None, self._key, self._nonce)
+        self._plain = ctypes.create_string_buffer(BATCH)
+        self._secret = ctypes.create_string_buffer(BATCH + 16)
+
+    def speed(self, seconds: float) -> float:
+        """Bytes a second."""
+        encrypt, size = self._crypto.EVP_EncryptUpdate, ctypes.c_int()
+        done = 0
+        start = time.perf_counter()
+        while (elapsed := time.perf_counter() - start) < seconds:
+            encrypt(self._context, self._secret, ctypes.byref(size), self._plain, BATCH)
+            done += BATCH
+        return done / elapsed
+
+
+class Peer:
+    """A server in its own process, and a client here."""
+
+    def __init__(self, insecure: bool) -> None:
+        self._insecure = insecure
+        self._server = subprocess.Popen(
+            [sys.executable, __file__, "--serve", *(["--insecure"] if insecure else [])],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._server.stdout is not None
+        self._address = self._server.stdout.readline().strip()
+        self.rpc = self._connected()
+        cipher = self.rpc.explain("server")["cipher"]
+        assert (cipher is None) == insecure, cipher
+
+    def _connected(self) -> moolink.Rpc:
+        rpc = moolink.Rpc(transports=["tcp"], insecure=self._insecure)
+        rpc.connect(self._address)
+        rpc.sync("server", "echo", 0)
+        return rpc
+
+    def connection(self, count: int) -> float:
+        """Seconds until the first answer; those of the peer itself without them."""
+        samples = []
+        for _ in range(count):
+            with moolink.Rpc(transports=["tcp"], insecure=self._insecure) as rpc:
+                start = time.perf_counter()
+                rpc.connect(self._address)
+                rpc.sync("server", "echo", 0)
+                samples.append(time.perf_counter() - start)
+        return statistics.median(samples)
+
+    def echo(self, count: int) -> float:
+        """Seconds of a round trip, the median."""
+        samples = []
+        for i in range(count + count // 10):
+            start = time.perf_counter()
+            self.rpc.sync("server", "echo", i)
+            samples.append(time.perf_counter() - start)
+        return statistics.median(samples[count // 10 :])
+
+    def one_way(self, size: int, seconds: float) -> float:
+        """Bytes a second."""
+        array = np.ones(size, np.uint8)
+        self.rpc.sync("server", "first", array)
+        sent = 0
+        start = time.perf_counter()
+        while (elapsed := time.perf_counter() - start) < seconds:
+            self.rpc.sync("server", "first", array)
+            sent += size
+        return sent / elapsed
+
+    def close(self) -> None:
+        self.rpc.close()
+        self._server.kill()
+        self._server.communicate()
+
+
+def serve(insecure: bool) -> None:
+    with moolink.Rpc("server", transports=["tcp"], insecure=insecure) as rpc:
+        rpc.define("echo", lambda x: x)
+        rpc.define("first", lambda x: float(x[0]))
+        print(rpc.listen("127.0.0.1:0")[0], flush=True)
+        sys.stdin.read()
+
+
+def one_round(
+    plain: Peer, tls: Peer, aes: AesGcm, options: argparse.Namespace
+) -> dict[str, dict[str, float]]:
+    figures: dict[str, dict[str, float]] = {}
+    for name, size in SIZES.items():
+        alone = aes.speed(options.seconds / 2)
+        speeds = {
+            who: peer.one_way(size, options.seconds)
+            for who, peer in (("plain", plain), ("TLS", tls))
+        }
+        bound = 1 / (1 / speeds["plain"] + 1 / alone)
+        figures[name] = {**speeds, "AES-GCM": alone, "of bound": speeds["TLS"] / bound}
+    for what, measure in (("echo", Peer.echo), ("connection", Peer.connection)):
+        count = options.calls if what == "echo" else options.connections
+        pair = {"plain": measure(plain, count), "TLS": measure(tls, count)}
+        figures[what] = {**pair, "more": pair["TLS"] - pair["plain"]}
+    return figures
+
+
+def print_table(rounds: list[dict[str, dict[str, float]]]) -> bool:
+    def median(what: str, of: str) -> float:
+        return statistics.median(figures[what][of] for figures in rounds)
+
+    good = True
+    print(f"{'one way, GB/s':16}{'plain':>10}{'TLS':>10}{'AES-GCM':>10}{'TLS / bound':>14}")
+    for name in SIZES:
+        speeds = [median(name, who) / 1e9 for who in ("plain", "TLS", "AES-GCM")]
+        quotient = median(name, "of bound")
+        good &= quotient >= BAR
+        print(f"{name:16}" + "".join(f"{s:10.2f}" for s in speeds) + f"{quotient:14.2f}")
+    print(f"{'time':16}{'plain':>10}{'TLS':>10}{'more':>10}")
+    for what, unit, scale in (("echo", "us", 1e6), ("connection", "ms", 1e3)):
+        times = [median(what, who) * scale for who in ("plain", "TLS", "more")]
+        print(f"{what + ', ' + unit:16}" + "".join(f"{t:10.2f}" for t in times))
+    good &= median("echo", "more") <= ECHO_BAR and median("connection", "TLS") <= CONNECTION_BAR
+    print(
+        f"{_core.openssl_info()['version']}; load average {os.getloadavg()[0]:.1f}, "
+        f"{os.cpu_count()} cores; bars {'met' if good else 'MISSED'}"
+    )
+    return good
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--calls", type=int, default=2000, help="of one latency measurement")
+    parser.add_argument("--connections", type=int, default=20, help="made in a round")
+    parser.add_argument("--seconds", type=float, default=0.4, help="of one bandwidth measurement")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--insecure", action="store_true", help=argparse.SUPPRESS)
+    options: Any = parser.parse_args()
+    if options.serve:
+        serve(options.insecure)
+        return
+    aes, plain, tls = AesGcm(), Peer(True), Peer(False)
+    try:
+        rounds = [one_round(plain, tls, aes, options) for _ in range(options.rounds)]
+    finally:
+        plain.close()
+        tls.close()
+    sys.exit(0 if print_table(rounds) else 1)
+
+
+if __name__ == "__main__":
+    main()
