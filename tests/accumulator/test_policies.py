@@ -114,8 +114,12 @@ def test_a_round_that_is_not_finite_is_applied_by_nobody(make: Make) -> None:
         fill(model, largest)  # finite, but their sum is not
     for peer in peers:
         peer.reduce_gradients(1, counters={"steps": 1})
-    next_turn(peers)
-    assert [p.model_version() for p in peers] == [1, 1]
+
+    def skipped() -> bool:  # the next turn may come before the round is shown, and left out
+        pump(peers)
+        return all(p.model_version() == 1 and p.wants_gradients() for p in peers)
+
+    until(skipped, "the skipped round")
     for model in models:
         fill(model, 1.0)
     reduce_round(peers, [(m, 1) for m in models])

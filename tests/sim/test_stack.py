@@ -41,7 +41,7 @@ REACHED = {
 MADE_FOR = {
     # An observer dies and comes back; one member goes on in the dead one's session.
     "services_by_name": """
-        seed 1
+        seed 7
         roles MOMM
         initial 4
         hosts 2
