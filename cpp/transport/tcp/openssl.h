@@ -106,11 +106,12 @@ using BioControl = long (*)(Bio* bio, int command, long number, void* pointer);
   X(int, ssl_error, SSL_get_error, (const Ssl* ssl, int result))
 
 struct OpenSsl {
-// NOLINTNEXTLINE(bugprone-macro-parentheses): these are parts of a declarator
+// NOLINTBEGIN(bugprone-macro-parentheses): these are parts of a declarator
 #define MOOLINK_OPENSSL_MEMBER(result, member, symbol, arguments) \
   result(*member) arguments = nullptr;
   MOOLINK_OPENSSL_FUNCTIONS(MOOLINK_OPENSSL_MEMBER)
 #undef MOOLINK_OPENSSL_MEMBER
+  // NOLINTEND(bugprone-macro-parentheses)
 };
 
 // What was found of OpenSSL in this process or on this machine.

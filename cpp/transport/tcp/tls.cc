@@ -64,7 +64,7 @@ void TlsContext::configure() {
   need(openssl_.context_control(context_, kSetOldestVersion, kTls13, nullptr) == 1 &&
            openssl_.context_control(context_, kSetNewestVersion, kTls13, nullptr) == 1,
        "TLS 1.3");
-  need(openssl_.context_set_ciphers(context_, kTlsCipher.data()) == 1, kTlsCipher.data());
+  need(openssl_.context_set_ciphers(context_, kTlsCipher) == 1, kTlsCipher);
   // Where X25519 is not allowed (FIPS), OpenSSL's own choice will do.
   openssl_.context_control(context_, kSetGroups, 0, const_cast<char*>(kGroups));
   need(openssl_.context_set_tickets(context_, 0) == 1, "to issue no tickets");

@@ -16,7 +16,7 @@
 
 namespace moolink::transport::tcp {
 
-inline constexpr std::string_view kTlsCipher = "TLS_AES_128_GCM_SHA256";
+inline constexpr const char* kTlsCipher = "TLS_AES_128_GCM_SHA256";
 // An AES-GCM key is good for 2^24.5 records (RFC 8446, 5.5).
 inline constexpr std::uint64_t kRecordsPerKey = std::uint64_t{1} << 23;
 

@@ -200,7 +200,7 @@ std::size_t TlsStream::open_record(std::span<std::byte> into) {
   const std::size_t content = sealed - kRecordTail;
   const bool in_place = content > kPerhapsControl;
   const std::size_t placed = in_place ? std::min(content, into.size()) : 0;
-  RecordType type{};
+  RecordType type = RecordType::data;
   const std::span<std::byte> rest(opened_.get(), kMostSealed);
   if (!opener_->open(record, into.first(placed), rest, type)) {
     alert(kFatal, kBadRecord);

@@ -235,7 +235,7 @@ void TcpTransport::opened(TcpConnection& connection) {
 }
 
 void TcpTransport::not_opened(TcpConnection& connection, const HandshakeFailure& failure) {
-  const std::string address = connection.dialled();
+  const std::string& address = connection.dialled();
   Error error = failure.error();
   const char* outcome = error.code == ErrorCode::auth ? " is refused: " : " failed: ";
   error.message = "the connection with " + connection.peer_address() + outcome + error.message;
