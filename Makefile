@@ -2,6 +2,7 @@
 # make test   all tests: C++ programs, simulators, Python
 # make lint   layer check, ruff, mypy, clang-format, clang-tidy
 # make nightly   10,000 seeds of each simulator, storms of deaths and of comings and goings: hours
+# make fuzz       each fuzz target for 60 s, with clang (FUZZ=600: ten minutes)
 # make sanitize   C++ tests and simulators under ASan+UBSan and under TSan
 # Everything goes into .venv and build/; nothing needs root.
 
@@ -10,12 +11,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUN := $(CURDIR)/$(BIN)/python
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
-CPP := $(shell find cpp tests/cpp tests/sim -name '*.cc' -o -name '*.h')
+CPP := $(shell find cpp tests/cpp tests/sim tests/fuzz -name '*.cc' -o -name '*.h')
 DEV := build/dev
 CMAKE_DEV := $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
              -DMOOLINK_TESTS=ON -DMOOLINK_DEVELOPMENT=ON -DMOOLINK_PYTHON=OFF
 
-.PHONY: all demo test test-cpp test-python nightly lint format sanitize clean
+.PHONY: all demo test test-cpp test-python nightly lint format fuzz sanitize clean
 all: build/.installed
 
 $(VENV)/.created:
@@ -65,6 +66,10 @@ format: $(VENV)/.packages
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CPP)
+
+FUZZ ?= 60
+fuzz: $(VENV)/.packages
+	tools/fuzz.sh $(FUZZ)
 
 sanitize: $(VENV)/.packages
 	tools/sanitize.sh address,undefined

@@ -2,7 +2,7 @@
 # Usage: tools/nightly.sh [SEEDS]
 # What takes too long for every change: SEEDS (10,000) seeds of each simulator that no night before
 # had, storms of deaths, broker kills and comings and goings, ten minutes of a torch and a JAX learner
-# in one group, and more examples of the properties.
+# in one group, more examples of the properties, twenty minutes of each fuzz target and an hour's soak.
 set -eu
 seeds=${1:-10000}
 first=$(( $(date +%s) / 86400 * seeds ))
@@ -15,3 +15,5 @@ done
 .venv/bin/python -m tests.faults.storm --churn 600
 .venv/bin/python -m tests.learning.mixed_job --seconds 600
 MOOLINK_EXAMPLES=100 .venv/bin/python -m pytest -q --timeout 7200 tests/values tests/sim/test_stack.py
+tools/fuzz.sh 1200
+.venv/bin/python tests/soak.py --minutes 60

@@ -152,10 +152,11 @@ bool Loop::dispatch(int count) {
   bool something = false;
   for (int i = 0; i < count; ++i) {
     const epoll_event event = ready_[static_cast<std::size_t>(i)];
-    if (event.data.u64 == kWakeId) continue;
+    const WatchId id = event.data.u64;  // a copy: the system's struct is packed
+    if (id == kWakeId) continue;
     something = true;
     // A callback earlier in this turn may have removed the watch; ids are never reused.
-    const auto it = watches_.find(event.data.u64);
+    const auto it = watches_.find(id);
     if (it == watches_.end()) continue;
     const auto ready = it->second.ready;  // keeps the callback alive if it removes itself
     (*ready)(event.events);

@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# Builds the fuzz targets of tests/fuzz with clang's libFuzzer, ASan and UBSan and runs them:
+#   tools/fuzz.sh SECONDS [TARGET...]     so long each (all targets), one after the other
+# FUZZ_SEED=N makes a run repeatable; FUZZ_KEEP=1 adds what was new to tests/fuzz/corpus, minimised.
+# A finding is written to tests/fuzz/regressions/TARGET, where the ordinary tests replay it.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+seconds=${1:?usage: tools/fuzz.sh SECONDS [TARGET...]}
+shift
+bin=.venv/bin
+build=build/fuzz
+compiler=${FUZZ_CXX:-}
+for name in clang++ clang++-{20,19,18,17,16,15,14}; do
+  [ -n "$compiler" ] || compiler=$(command -v "$name" || true)
+done
+program='extern "C" int LLVMFuzzerTestOneInput(const char*, unsigned long) { return 0; }'
+if [ -z "$compiler" ] || ! "$compiler" -x c++ -fsanitize=fuzzer,address -o /dev/null - <<<"$program"
+then
+  echo "left out: fuzzing needs clang++ with libFuzzer (Debian's clang and libclang-rt-dev)" >&2
+  exit 2
+fi
+$bin/cmake -S . -B $build -G Ninja -DCMAKE_MAKE_PROGRAM="$PWD/$bin/ninja" \
+  -DCMAKE_CXX_COMPILER="$compiler" -DCMAKE_BUILD_TYPE=RelWithDebInfo -DMOOLINK_FUZZERS=ON \
+  -DMOOLINK_DEVELOPMENT=ON -DMOOLINK_PYTHON=OFF >/dev/null
+if [ $# -eq 0 ]; then
+  for source in tests/fuzz/fuzz_*.cc; do
+    name=$(basename "$source" .cc)
+    set -- "$@" "${name#fuzz_}"
+  done
+fi
+$bin/ninja -C $build --quiet "${@/#/fuzz_}" "${@/#/replay_}"
+
+for target in "$@"; do
+  fuzzer=$build/tests/fuzz/fuzz_$target
+  found=tests/fuzz/regressions/$target
+  corpus=tests/fuzz/corpus/$target
+  work=$build/corpus/$target  # grows from run to run, and is not kept in the repository
+  mkdir -p "$found" "$corpus" "$work"
+  "$build/tests/fuzz/replay_$target" --seeds "$work"
+  echo "fuzzing $target for $seconds s"
+  "$fuzzer" -max_total_time="$seconds" -timeout=20 -rss_limit_mb=2048 -max_len=8192 \
+    -print_final_stats=1 -verbosity=0 ${FUZZ_SEED:+-seed=$FUZZ_SEED} -artifact_prefix="$found/" \
+    "$work" "$corpus" "$found" 2>&1 | grep -vE '^(INFO|NEW_FUNC)' || {
+    echo "$target: found something; it is in $found" >&2
+    exit 1
+  }
+  if [ -n "${FUZZ_KEEP:-}" ]; then
+    fresh=$build/merged/$target
+    rm -rf "$fresh" && mkdir -p "$fresh"
+    "$fuzzer" -merge=1 -max_len=512 "$fresh" "$corpus" "$work" >/dev/null 2>&1
+    rm -rf "$corpus" && mkdir -p "$corpus"
+    # The smallest first, up to a share of what all may take together.
+    total=0
+    while read -r size file; do
+      total=$((total + size))
+      [ $total -gt 10000 ] && break
+      cp "$fresh/$file" "$corpus/$file"
+    done < <(find "$fresh" -type f -printf '%s %f\n' | sort -n)
+  fi
+  rmdir --ignore-fail-on-non-empty "$found" "$corpus"
+done
