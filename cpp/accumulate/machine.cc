@@ -2,12 +2,14 @@
 
 #include <algorithm>
 
+#include "accumulate/lies.h"
 #include "base/mutant.h"
 
 namespace moolink::accumulate {
 namespace {
 
-// Kept for an epoch whose view has not arrived; beyond it somebody is not what it claims to be.
+// Kept for an epoch whose view has not arrived, at most backlog_bytes of them; beyond it
+// somebody is not what it claims to be.
 constexpr std::size_t kEarlyMessages = 65536;
 // How often a machine that waits for somebody looks, and so how little it can oversleep unnoticed.
 constexpr Duration kWatchInterval = milliseconds(250);
@@ -65,7 +67,7 @@ void Machine::received(Time now, const Uid& from, std::uint8_t service,
   if (service == kSnapshotService) {
     received_snapshot(now, from, payload);
   } else {
-    handle(now, {from, wire::decode<Envelope>(payload.body), payload.parts});
+    handle(now, {from, wire::decode<Envelope>(payload.body), payload.parts, payload.bytes()});
   }
   settle(now);
 }
@@ -79,7 +81,7 @@ void Machine::handle(Time now, Inbound inbound) {
     return;
   }
   if (inbound.envelope.epoch > epoch_ || !is_ready_for(inbound.envelope.message)) {
-    if (early_.size() < kEarlyMessages) early_.push_back(std::move(inbound));
+    keep_early(std::move(inbound));
     return;
   }
   if (phase_ == Phase::outside || view_.find(inbound.from) == nullptr) return;
@@ -96,8 +98,17 @@ bool Machine::is_ready_for(const Message& message) const {
          std::holds_alternative<FetchedResult>(message);
 }
 
+void Machine::keep_early(Inbound inbound) {
+  if (early_.size() >= kEarlyMessages || inbound.bytes > config_.backlog_bytes - early_bytes_) {
+    return;
+  }
+  early_bytes_ += inbound.bytes;
+  early_.push_back(std::move(inbound));
+}
+
 void Machine::replay_early() {
   auto early = std::exchange(early_, {});
+  early_bytes_ = 0;
   std::erase_if(early, [this](const Inbound& inbound) {
     return inbound.envelope.epoch < epoch_ && !mutant("accept_old_epoch_cut");
   });
@@ -167,7 +178,7 @@ void Machine::send(const Uid& to, Message message, std::vector<Buffer> parts) {
     return;
   }
   actions_.push_back(
-      Send{to, name_of(to), kAccumulateService, {wire::encode(envelope), std::move(parts)}});
+      Send{to, name_of(to), kAccumulateService, {wire::encode(told(envelope)), std::move(parts)}});
 }
 
 void Machine::broadcast(const Message& message) {
@@ -178,7 +189,7 @@ void Machine::send_snapshot(const Uid& to, decltype(SnapshotEnvelope::message) m
                             std::vector<Buffer> parts) {
   const SnapshotEnvelope envelope{config_.group, std::move(message)};
   actions_.push_back(
-      Send{to, name_of(to), kSnapshotService, {wire::encode(envelope), std::move(parts)}});
+      Send{to, name_of(to), kSnapshotService, {wire::encode(told(envelope)), std::move(parts)}});
 }
 
 const std::string& Machine::name_of(const Uid& instance) const {

@@ -229,6 +229,7 @@ class Machine {
     Uid from;
     Envelope envelope;
     std::vector<Buffer> parts;
+    std::size_t bytes = 0;  // as they came
   };
   // What a leader knows beyond the last epoch that it led, until the next one is active.
   struct Led {
@@ -249,6 +250,7 @@ class Machine {
   bool is_watching() const;
   void handle(Time now, Inbound inbound);
   bool is_ready_for(const Message& message) const;
+  void keep_early(Inbound inbound);
   void replay_early();
   void send(const Uid& to, Message message, std::vector<Buffer> parts = {});
   void broadcast(const Message& message);
@@ -330,6 +332,7 @@ class Machine {
   std::uint64_t shared_cuts_ = 0;   // of the active epoch
   std::deque<Inbound> loop_;    // this peer's messages to itself, and early ones to look at again
   std::vector<Inbound> early_;  // of an epoch or a phase that is not reached yet
+  std::size_t early_bytes_ = 0;
 
   // The epoch.
   Phase phase_ = Phase::outside;

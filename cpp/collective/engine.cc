@@ -65,7 +65,7 @@ void Engine::set_members(Members members, const Error& reason) {
   passes_.clear();
   in_shared_memory_.clear();
   unsettled_.clear();
-  next_number_.clear();
+  starts_.clear();
   members_ = std::move(members);
   rank_.reset();
   residuals_.clear();
@@ -153,7 +153,7 @@ OpId Engine::start_value(std::string name, wire::Payload value, Options options)
 
 void Engine::begin(OpId id, Operation::Request request) {
   OpKey key{request.name, 0};
-  key.number = request.number ? *request.number : next_number_[request.name]++;
+  key.number = request.number ? *request.number : starts_.start(request.name);
   if (by_key_.contains(key)) {
     refuse(key.name, "number " + std::to_string(key.number) + " is already under way");
   }
@@ -337,8 +337,7 @@ bool Engine::is_member(const Uid& instance) const {
 void Engine::keep_early(const Uid& from, Frame frame, const wire::Payload& payload) {
   if (frame.epoch == members_.epoch) {
     // What ended here is not begun again: a failure may cross with the operation's end.
-    const auto next = next_number_.find(frame.key.name);
-    const bool ended = next != next_number_.end() && frame.key.number < next->second;
+    const bool ended = frame.key.number < starts_.started(frame.key.name);
     if (ended || !is_member(from)) return;
   }
   Early early{from, std::move(frame), payload.parts, 0};

@@ -15,6 +15,7 @@
 #include "base/uid.h"
 #include "collective/kernels.h"
 #include "collective/messages.h"
+#include "collective/name_counts.h"
 #include "collective/operation.h"
 #include "collective/shared_pipeline.h"
 #include "wire/payload.h"
@@ -188,8 +189,8 @@ class Engine {
   RunId next_run_ = 1;
   std::map<OpId, Operation> operations_;  // in order of their start
   std::map<OpKey, OpId> by_key_;
-  std::map<std::string, std::uint64_t> next_number_;  // of each name, in this epoch
-  std::map<OpId, Operation::Request> waiting_;        // to be retried once there is an epoch
+  NameCounts starts_;                           // in this epoch
+  std::map<OpId, Operation::Request> waiting_;  // to be retried once there is an epoch
   // Of an earlier epoch, complete, whose results are being put in their places.
   std::map<OpId, Operation> ending_;
   bool shared_ready_ = false;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/names.h"
 #include "group/messages.h"
 #include "group/roster.h"
 
@@ -43,9 +44,11 @@ void Broker::peer_down(Time now, const Uid& instance, Down how) {
 void Broker::received(Time now, const Uid& from, std::span<const std::byte> bytes) {
   notice(now);
   auto message = wire::decode<Message>(bytes);
+  if (message.group.size() > kMaxName) wire::fail("a group's name exceeds the limit");
   auto it = rosters_.find(message.group);
   if (auto* announce = std::get_if<Announce>(&message.body)) {
     if (it == rosters_.end()) {
+      if (rosters_.size() >= config_.most_groups) return refuse(from, *announce, message.group);
       it = rosters_
                .emplace(message.group,
                         std::make_unique<Roster>(message.group, config_, random_, actions_))
@@ -58,6 +61,12 @@ void Broker::received(Time now, const Uid& from, std::span<const std::byte> byte
       it->second->demotion_asked(timing(now), from, *demote);
     }
   }
+}
+
+void Broker::refuse(const Uid& from, const Announce& announce, const std::string& group) {
+  const Message refusal{group, Refused{"the broker has " + std::to_string(rosters_.size()) +
+                                       " groups already, and takes no more"}};
+  actions_.push_back(Send{from, announce.self.name, group, wire::encode(refusal)});
 }
 
 std::vector<std::string> Broker::groups() const {

@@ -19,6 +19,7 @@
 namespace moolink::group {
 
 class Roster;
+struct Announce;
 struct RosterTiming;
 
 struct BrokerConfig {
@@ -36,6 +37,7 @@ struct BrokerConfig {
   Duration lineage_settle = seconds(10);     // a lineage younger than this yields to an older one
   Duration resend_every = milliseconds(200);
   Duration forget_after = seconds(600);  // a group without anybody
+  std::size_t most_groups = 4096;
 };
 
 // The only maker of epochs, for any number of groups; soft state: everything it knows, its members
@@ -73,6 +75,7 @@ class Broker {
  private:
   void notice(Time now);
   RosterTiming timing(Time now) const;
+  void refuse(const Uid& from, const Announce& announce, const std::string& group);
 
   BrokerConfig config_;
   Random random_;

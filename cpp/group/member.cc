@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/mutant.h"
+#include "group/lies.h"
 
 namespace moolink::group {
 
@@ -124,7 +125,7 @@ void Member::announce(Time now) {
   message.gaps = gaps();
   if (send_view_ && !view_.empty()) message.view = view_;
   send_view_ = false;
-  actions_.push_back(SendToBroker{wire::encode(Message{config_.group, std::move(message)})});
+  actions_.push_back(SendToBroker{wire::encode(told(Message{config_.group, std::move(message)}))});
 }
 
 // ---- views

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/mutant.h"
+#include "group/lies.h"
 
 namespace moolink::group {
 
@@ -231,7 +232,7 @@ bool Roster::renew_lineage(const Timing& timing) {
 
 void Roster::publish(const Timing& timing, const std::vector<MemberInfo>& evicted) {
   say(LogLevel::info, describe(view_));
-  const Buffer bytes = wire::encode(Message{group_, NewEpoch{view_}});
+  const Buffer bytes = wire::encode(told(Message{group_, NewEpoch{view_}}));
   for (const MemberInfo& member : view_.members) {
     peers_.at(member.instance).resend_at = timing.now + config_.resend_every;
     send(member.instance, member.name, bytes);

@@ -307,6 +307,7 @@ void NodeState::delivered_call(Time now, Peer& peer, session::Deliver& delivered
   const CallKey key{peer.instance, head.id};
   wire::Payload arguments = user_payload(std::move(delivered.payload));
   const std::size_t bytes = arguments.bytes();
+  if (ignores_window(peer, bytes)) wire::fail("calls beyond the window");
   Running running{delivered.deadline, bytes, {}};
   if (head.credit > 0) running.stream = ItemsOut{head.credit, 0};
   if (!running_.try_emplace(key, running).second) wire::fail("a call's id was used twice");
@@ -407,6 +408,18 @@ void NodeState::stop_all_of(const Uid& caller) {
   for (const CallKey& key : keys) stop_running(key, true);
 }
 
+// What was under way when the peer was told to keep its calls is within its send window: who sends
+// several times that does not listen, and would have this side hold any number of calls.
+bool NodeState::ignores_window(Peer& peer, std::size_t bytes) const {
+  constexpr std::size_t kTimes = 4;  // paths may change meanwhile
+  if (!peer.held) return false;
+  const Limits& limits = config.limits;
+  // A call that is larger than the window is one of those that may be under way.
+  peer.bytes_since_held += std::min(bytes, limits.send_window_bytes);
+  return ++peer.calls_since_held > kTimes * limits.send_window_messages ||
+         peer.bytes_since_held > kTimes * limits.send_window_bytes;
+}
+
 // A peer whose calls pile up here is told to keep them, and to go on when half are done.
 void NodeState::balance_window(Time now, Peer& peer) {
   // What its calls have brought about and could not be sent yet counts with them.
@@ -417,6 +430,7 @@ void NodeState::balance_window(Time now, Peer& peer) {
   if (over == peer.held || (peer.held && !under)) return;
   if (mutant("window_stays_shut") && peer.held) return;
   peer.held = over;
+  peer.calls_since_held = peer.bytes_since_held = 0;
   peer.session.set_receive_window(now, config.limits.send_window_bytes,
                                   over ? 0 : config.limits.send_window_messages);
 }

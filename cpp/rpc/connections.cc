@@ -48,6 +48,10 @@ void NodeState::log(LogLevel level, std::string text) {
   actions.push_back(Log{level, std::move(text)});
 }
 
+void NodeState::complain(Time now, std::string text) {
+  if (auto line = complaints_.make(now, std::move(text))) log(LogLevel::warning, std::move(*line));
+}
+
 wire::Hello NodeState::hello() {
   greeted_anyone = true;
   wire::Hello hello;
@@ -93,7 +97,7 @@ void NodeState::received(Time now, ConnectionId id, const wire::ReceivedFrame& f
     try {
       greet(now, *connection, frame);
     } catch (const Exception& broken) {
-      log(LogLevel::warning, "a connection is closed: " + broken.error().message);
+      complain(now, "a connection is closed: " + broken.error().message);
       drop_connection(now, id, broken.error(), true);
     }
     return;
@@ -302,7 +306,7 @@ void NodeState::warn_once(Time now, const std::string& text) {
   if (text == last_warning_ && now - warned_at_ < kSayAgain) return;
   last_warning_ = text;
   warned_at_ = now;
-  log(LogLevel::warning, text);
+  complain(now, text);
 }
 
 // Whether callers may be told at once that there is no way: what answers where this side has
@@ -349,6 +353,7 @@ void NodeState::drop_connection(Time now, ConnectionId id, const Error& error,
   Peer* peer = connection->peer;
   const bool attached = connection->attached;
   connections_.erase(id);
+  if (!attached) timers.forget([this](const Timer& timer) { return counts(timer); });
   if (tell_transport) actions.push_back(CloseConnection{id, error});
   if (peer != nullptr && peer->session.has(id)) {
     peer->session.disconnected(now, id);

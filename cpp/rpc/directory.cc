@@ -5,6 +5,7 @@
 
 #include "base/mutant.h"
 #include "rpc/state.h"
+#include "wire/lie.h"
 
 namespace moolink::rpc {
 
@@ -14,7 +15,13 @@ constexpr int kBetterPathTries = 3;
 constexpr std::size_t kTriedAddresses = 64;  // remembered of one peer
 constexpr std::size_t kPasts = 64;           // peers lost and searches ended
 
-wire::Payload encode_directory(const DirectoryMessage& message) {
+wire::Payload encode_directory(DirectoryMessage message) {
+  if (message.found) {
+    wire::lie("found.instance", message.found->instance.low);
+    std::uint64_t addresses = message.found->addresses.size();
+    wire::lie("found.addresses", addresses);
+    message.found->addresses.resize(addresses, "tcp://192.0.2.1:1");
+  }
   return {wire::encode(message), {}};
 }
 
@@ -60,7 +67,7 @@ void NodeState::ask_everybody(Time now, Search& search) {
 void NodeState::ask(Time now, Peer& peer, const std::string& name) {
   DirectoryMessage message;
   message.find = Find{name};
-  send_to(now, peer, Service::directory, encode_directory(message));
+  send_to(now, peer, Service::directory, encode_directory(std::move(message)));
 }
 
 void NodeState::search_due(Time now, std::uint64_t number) {
@@ -121,6 +128,9 @@ void NodeState::undelivered(const Uid& instance) {
 
 void NodeState::directory_message(Time now, Peer& from, const wire::Payload& payload) {
   auto message = wire::decode<DirectoryMessage>(payload.body);
+  if (message.found && message.found->addresses.size() > wire::kMaxAddresses) {
+    wire::fail("too many addresses of a peer");
+  }
   if (message.found) found(now, from, *message.found);
   if (!message.find) return;
   DirectoryMessage answer;
@@ -138,7 +148,7 @@ void NodeState::directory_message(Time now, Peer& from, const wire::Payload& pay
   } else {
     return;  // it asks again
   }
-  send_to(now, from, Service::directory, encode_directory(answer));
+  send_to(now, from, Service::directory, encode_directory(std::move(answer)));
 }
 
 void NodeState::found(Time now, const Peer& from, const Found& found) {

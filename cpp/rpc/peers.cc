@@ -164,7 +164,11 @@ void NodeState::deliver(Time now, Peer& peer, session::Deliver& delivered) {
         return delivered_credit(peer, delivered);
       case MessageKind::service: {
         const auto head = wire::decode<ServiceHead>(delivered.payload.body);
-        if (delivered.error) return;  // no memory: the machines ask again for what they miss
+        if (delivered.error) {
+          // What the machines above lack now nobody would send again; they know of lost sessions.
+          end_peer(peer, Down::unreachable, "a message of it was lost: " + delivered.error.message);
+          return;
+        }
         wire::Payload payload = user_payload(std::move(delivered.payload));
         const auto service = static_cast<Service>(head.service);
         if (service == Service::directory) return directory_message(now, peer, payload);

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "rpc/complaints.h"
 #include "rpc/dialler.h"
 #include "rpc/messages.h"
 #include "rpc/node.h"
@@ -83,6 +84,8 @@ struct Peer {
   std::size_t running = 0;
   std::size_t running_bytes = 0;
   bool held = false;                 // told to send no more calls
+  std::size_t calls_since_held = 0;  // that came all the same
+  std::size_t bytes_since_held = 0;
   std::deque<CallId> early_cancels;  // that overtook their call
 };
 
@@ -269,6 +272,7 @@ class NodeState {
   void stop_running(const CallKey& key, bool tell_handler);
   void stop_all_of(const Uid& caller);
   void balance_window(Time now, Peer& peer);
+  bool ignores_window(Peer& peer, std::size_t bytes) const;
 
   // streams.cc
   void await_items(Time now, CallId id, Call& call);
@@ -298,6 +302,7 @@ class NodeState {
   void disconnected_from(Time now, Peer& peer);
   void greeting_timed_out(Time now, ConnectionId id);
   void log(LogLevel level, std::string text);
+  void complain(Time now, std::string text);  // about a stranger
 
   // peers.cc
   Peer& ensure_peer(const Uid& instance);
@@ -373,6 +378,7 @@ class NodeState {
   std::uint64_t last_search_ = 0;
   std::map<std::string, Search, std::less<>> searches_;
   std::map<std::string, Past, std::less<>> past_;  // a few
+  Complaints complaints_;
 
   bool closing_ = false;
   bool closed_ = false;

@@ -11,6 +11,8 @@ namespace {
 constexpr std::uint32_t kMaxRanks = 64;  // their doorbells travel in one message
 constexpr Duration kFirstPause = milliseconds(5);
 constexpr Duration kLongestPause = milliseconds(500);
+constexpr Duration kAnswerWithin = seconds(1);  // doubles
+constexpr Duration kLongestAnswer = seconds(8);
 
 }  // namespace
 
@@ -123,6 +125,9 @@ void HostSegment::tick(Time now) {
 // A member with which there is no connection through shared memory is asked again later; OFFER
 // makes the peers connect.
 void HostSegment::share_with_all(Time now) {
+  // What was passed is lost when its connection ends before it was read: who does not answer is
+  // given it again, a few times.
+  if (untold_.empty()) untold_ = waiting_;
   std::vector<int> descriptors{segment_->descriptor()};
   for (const io::Doorbell& bell : bells_) descriptors.push_back(bell.descriptor());
   std::erase_if(untold_, [&](std::uint32_t rank) {
@@ -131,8 +136,10 @@ void HostSegment::share_with_all(Time now) {
   for (const std::uint32_t rank : waiting_) {
     send(rank, {scope_, Message::Kind::offer, members_.epoch, key_});
   }
-  share_at_ = untold_.empty() ? kNever : now + share_pause_;
-  share_pause_ = std::min(2 * share_pause_, kLongestPause);
+  const bool last = untold_.empty() && share_pause_ >= kLongestAnswer;
+  share_pause_ = untold_.empty() ? std::clamp(2 * share_pause_, kAnswerWithin, kLongestAnswer)
+                                 : std::min(2 * share_pause_, kLongestPause);
+  share_at_ = last ? kNever : now + share_pause_;
 }
 
 void HostSegment::send(std::uint32_t rank, const Message& message) {
@@ -185,6 +192,7 @@ void HostSegment::attach(std::vector<Descriptor> descriptors) {
 
 void HostSegment::attached(std::uint32_t rank) {
   if (waiting_.erase(rank) == 0 || !waiting_.empty()) return;
+  share_at_ = kNever;
   begin();
   for (std::uint32_t other = 1; other < members_.instances.size(); ++other) {
     send(other, {scope_, Message::Kind::ready, members_.epoch, {}});

@@ -115,6 +115,7 @@ class Handler {
   // Memory for the bytes of a chunk, of exactly head.bytes; empty: read and discard them.
   virtual std::span<std::byte> chunk_target(Connection& connection,
                                             const wire::ChunkHead& head) = 0;
+  // The chunk is in its memory, or was discarded: all that come are counted.
   virtual void chunk_received(Connection& connection, const wire::ChunkHead& head) = 0;
   virtual void writable(Connection& connection) = 0;
   virtual void grant_filled(Connection& /*connection*/, const wire::GrantPlace& /*place*/) {}

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "wire/frame.h"
+#include "wire/lie.h"
 
 namespace moolink::wire {
 namespace {
@@ -26,11 +27,17 @@ Lie lie_from_environment() {
 
 template <class Number>
 void tell(const char* name, Number& number) {
-  static const Lie lie = lie_from_environment();
-  if (lie.name == name) number = static_cast<Number>(lie.value);
+  std::uint64_t told = number;
+  lie(name, told);
+  number = static_cast<Number>(told);
 }
 
 }  // namespace
+
+void lie(const char* name, std::uint64_t& number) {
+  static const Lie lie = lie_from_environment();
+  if (lie.name == name) number = lie.value;
+}
 
 // Only messages with something in them lie: the peers get to know one another first.
 MessageHead told(const MessageHead& head) {

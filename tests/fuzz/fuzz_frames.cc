@@ -9,6 +9,7 @@
 #include "io/loop.h"
 #include "target.h"
 #include "transport/tcp/connection.h"
+#include "transport/tcp/stream.h"
 #include "wire/crc32c.h"
 #include "wire/frame.h"
 
@@ -45,6 +46,11 @@ class Ear final : public Handler, public tcp::Owner {
   void writable(Connection&) override {}
   void ended(wire::ConnectionId) override {}
   void established(wire::ConnectionId) override {}
+  void opened(tcp::TcpConnection&) override {}
+  std::string why_plain() const override { return {}; }
+  void not_opened(tcp::TcpConnection&, const tcp::HandshakeFailure&) override {
+    FUZZ_CHECK(!"a plain connection opens");
+  }
 
   std::string heard;
   Bytes chunk;
@@ -71,8 +77,9 @@ std::string listen(const Bytes& stream, const std::vector<std::size_t>& pieces) 
   Environment environment{loop, allocator, ear, Limits{}, Uid{1, 1}};
   int sockets[2];
   FUZZ_CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, sockets) == 0);
-  auto connection = std::make_shared<tcp::TcpConnection>(environment, ear, Descriptor(sockets[0]));
-  connection->start();
+  auto connection =
+      std::make_shared<tcp::TcpConnection>(environment, ear, Descriptor(sockets[0]), "");
+  connection->start(std::make_unique<tcp::PlainStream>(connection->socket()));
   std::size_t sent = 0;
   for (std::size_t piece = 0; sent < stream.size(); ++piece) {
     const std::size_t wanted = piece < pieces.size() ? pieces[piece] : stream.size() - sent;

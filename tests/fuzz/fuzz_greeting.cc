@@ -10,16 +10,26 @@
 namespace moolink::fuzz {
 namespace {
 
+// Shows a proof, and takes none.
 class NobodyPolicy final : public rpc::Policy {
  public:
-  std::vector<std::byte> proof(const wire::Hello&, const wire::Hello&, bool) const override {
-    return std::vector<std::byte>(32);
+  void introduce(wire::Hello& ours, std::uint64_t number) const override {
+    ours.nonce[0] = static_cast<std::byte>(number);
   }
-  bool accepts(const wire::Hello&, const wire::Hello&, bool, const std::vector<std::byte>&,
-               std::string& reason) const override {
-    reason = "nobody may";
-    return false;
+  rpc::Verdict answer(wire::PathKind, const wire::Hello&, wire::Hello& acceptor) const override {
+    acceptor.proof.resize(wire::kProofBytes);
+    return {};
   }
+  rpc::Verdict check_acceptor(wire::PathKind, const wire::Hello&, const wire::Hello&,
+                              wire::Hello&) const override {
+    return {"nobody may", {}};
+  }
+  rpc::Verdict check_dialler(wire::PathKind, const wire::Hello&, const wire::Hello&,
+                             const wire::Hello&) const override {
+    return {"nobody may", {}};
+  }
+  std::string scope() const override { return {}; }
+  std::string advice() const override { return "give it up"; }
 };
 
 wire::ReceivedFrame frame_of(Input& input) {
@@ -107,9 +117,10 @@ std::vector<Bytes> seeds() {
   send(accepted, wire::FrameType::welcome, wire::encode(hello));
   Output dialled;
   dialled.byte(0).byte(0).byte(1).byte(1);
+  send(dialled, wire::FrameType::hello, wire::encode(hello));
   send(dialled, wire::FrameType::welcome, wire::encode(hello));
   dialled.byte(0).byte(0).byte(1).byte(1);
-  send(dialled, wire::FrameType::refuse, wire::encode(wire::Refuse{ErrorCode::auth, "no"}));
+  send(dialled, wire::FrameType::refuse, wire::encode(wire::Refuse{ErrorCode::auth, "no", "x"}));
   dialled.byte(1).byte(0).byte(200);
   Output impatient;
   impatient.byte(0).byte(0).byte(0).byte(0);

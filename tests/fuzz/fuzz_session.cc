@@ -95,7 +95,8 @@ class Victim {
     friend_.connect(now_, "tcp://10.0.0.1:1");
     friend_.opened(now_, connection_, kind_, traits_, "tcp://10.0.0.1:1");
     // The friend greets, and is silent then: its frames are the fuzzer's.
-    for (int turn = 0; turn < 4; ++turn) {
+    greeting_ = true;
+    for (int turn = 0; turn < 6; ++turn) {
       std::vector<rpc::Action> actions;
       friend_.drain(actions);
       for (const rpc::Action& action : actions) {
@@ -106,7 +107,9 @@ class Victim {
       }
       carry_out();
     }
+    greeting_ = false;
     friend_.closed(now_, connection_, make_error(ErrorCode::peer_lost, "gone"));
+    FUZZ_CHECK(connection_ > 1 || node_.peers(now_).size() == 1);
   }
 
   void frame(Input& input) {
@@ -159,7 +162,11 @@ class Victim {
   }
 
   void carry_out(rpc::Action& action) {
-    if (const auto* close = std::get_if<rpc::CloseConnection>(&action)) {
+    if (const auto* write = std::get_if<rpc::Write>(&action)) {
+      if (greeting_ && write->connection == connection_) {
+        friend_.received(now_, connection_, as_received(write->frame));
+      }
+    } else if (const auto* close = std::get_if<rpc::CloseConnection>(&action)) {
       connected_ = connected_ && close->connection != connection_;
       filling_.clear();
     } else if (auto* run = std::get_if<rpc::RunHandler>(&action)) {
@@ -210,6 +217,7 @@ class Victim {
   rpc::Node friend_;
   Time now_{seconds(10)};
   bool connected_ = false;
+  bool greeting_ = false;
   wire::ConnectionId connection_ = 0;
   std::uint64_t grants_ = 0;
   std::deque<rpc::CallKey> running_;

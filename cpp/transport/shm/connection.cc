@@ -12,7 +12,7 @@ namespace {
 constexpr int kPreference = 20;  // above tcp: one copy less and no system call
 // A grant costs a round trip and saves one copy and all waiting for a full ring.
 constexpr std::size_t kGrantBytes = std::size_t{256} << 10;
-constexpr std::size_t kStrangerFrame = std::size_t{64} << 10;
+constexpr std::size_t kStrangerFrame = std::size_t{16} << 10;  // many times a greeting
 // Bytes taken in one poll, so that the lock is not held for long while the peer keeps writing.
 constexpr std::size_t kPollBudget = std::size_t{1} << 20;
 constexpr std::size_t kMaxEarlyNotices = 4;
@@ -358,7 +358,6 @@ void ShmConnection::peer_exited() {
 
 void ShmConnection::close() {
   if (state_ != State::open) return;
-  owner_.established(id_);  // no longer counts among the strangers
   state_ = State::closing;
   receiver_.stop();
   set_timer(kLinger, [self = shared_from_this()] { self->finish_close(); });
@@ -371,6 +370,17 @@ void ShmConnection::finish_close() {
   if (state_ == State::closed) return;
   drop();
   owner_.ended(id_);
+}
+
+void ShmConnection::make_room() {
+  fail({ErrorCode::timeout,
+        "no greeting from " + peer_address_ + " before others wanted its place",
+        {},
+        {},
+        {},
+        {},
+        Ran::no},
+       false);
 }
 
 void ShmConnection::drop() {

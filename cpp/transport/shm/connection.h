@@ -64,6 +64,8 @@ class ShmConnection final : public Connection,
   bool prepare_sleep() override;
   void awake() override;
 
+  // A stranger that others need the place of: it fails.
+  void make_room();
   // Closes at once and tells nobody.
   void drop();
   void abandon() noexcept;

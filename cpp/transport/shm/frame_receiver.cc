@@ -58,7 +58,7 @@ void FrameReceiver::finish_stage() {
   expect(Stage::header, scratch_.data(), wire::kHeaderBytes);
   if (done == Stage::frame) {
     environment_.handler.received(connection_, {header_, std::exchange(frame_, {})});
-  } else if (!dropped_) {
+  } else {
     environment_.handler.chunk_received(connection_, chunk_);
   }
 }
@@ -86,8 +86,7 @@ void FrameReceiver::finish_chunk_head() {
   if (!target.empty() && target.size() != chunk_.bytes) {
     throw Exception(ErrorCode::error, "a chunk's target has another size than the chunk");
   }
-  dropped_ = target.empty();
-  expect(Stage::chunk, stopped_ || dropped_ ? nullptr : target.data(),
+  expect(Stage::chunk, stopped_ || target.empty() ? nullptr : target.data(),
          static_cast<std::size_t>(chunk_.bytes));
 }
 

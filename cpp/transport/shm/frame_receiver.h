@@ -41,7 +41,6 @@ class FrameReceiver {
   Stage stage_ = Stage::header;
   std::byte* target_ = nullptr;  // where the next bytes go; nullptr: they are dropped
   std::size_t left_ = 0;         // bytes of the stage that are still to come
-  bool dropped_ = false;         // the chunk has no target
 
   static constexpr std::size_t kLongestChunkHead = 256;
   std::array<std::byte, kLongestChunkHead> scratch_;  // header or chunk head

@@ -14,6 +14,8 @@ namespace {
 
 constexpr int kBacklog = 512;
 constexpr Duration kAcceptPause = milliseconds(100);
+constexpr int kAcceptedAtOnce = 64;
+const std::string kHere = "here";
 
 }  // namespace
 
@@ -23,7 +25,8 @@ ShmTransport::ShmTransport(Environment& environment)
       bell_(io::Doorbell::create()),
       // Nothing to do in the callback: the loop polls every ring after each wait.
       bell_watch_(
-          environment.loop.watch(bell_.descriptor(), EPOLLIN | EPOLLET, [](std::uint32_t) {})) {}
+          environment.loop.watch(bell_.descriptor(), EPOLLIN | EPOLLET, [](std::uint32_t) {})),
+      door_({}) {}
 
 ShmTransport::~ShmTransport() { stop(); }
 
@@ -48,6 +51,7 @@ std::vector<std::string> ShmTransport::listen(const std::string& address) {
                                  "name, or none"
                                : std::strerror(errno)));
   }
+  if (listeners_.empty()) door_ = Door({.strangers = environment_.max_strangers});
   listeners_.push_back({std::move(socket), 0, {}});
   watch(listeners_.back());
   return {wanted.text()};
@@ -59,12 +63,18 @@ void ShmTransport::watch(Listener& listener) {
 }
 
 void ShmTransport::accept_all(Listener& listener) {
-  while (true) {
+  // Not all at once: those who have come must be heard before there is need to turn others away.
+  for (int accepted = 0; accepted < kAcceptedAtOnce; ++accepted) {
     Descriptor socket(
         ::accept4(listener.socket.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (socket) {
       // A stranger too many is refused by closing its socket.
-      if (strangers() < environment_.max_strangers) new_handshake({})->accept(std::move(socket));
+      const Door::Answer answer = door_.knock(io::now(), kHere, true);
+      if (!answer.welcome) continue;
+      if (answer.leaves) make_room(*answer.leaves);
+      const Door::Guest guest = environment_.next_connection_id();
+      door_.entered(io::now(), guest, kHere);
+      new_handshake({}, guest)->accept(std::move(socket));
       continue;
     }
     if (errno == EINTR || errno == ECONNABORTED) continue;
@@ -106,43 +116,51 @@ void ShmTransport::dial(const std::string& address) {
   new_handshake(address)->dial(parsed.name);
 }
 
-std::shared_ptr<Handshake> ShmTransport::new_handshake(const std::string& address) {
-  auto handshake = std::make_shared<Handshake>(environment_, static_cast<Handshake::Owner&>(*this),
-                                               bell_, address);
-  handshakes_.emplace(handshake.get(), handshake);
-  return handshake;
+void ShmTransport::make_room(Door::Guest guest) {
+  door_.left(io::now(), guest);
+  if (const auto found = connections_.find(guest); found != connections_.end()) {
+    return found->second->make_room();
+  }
+  const auto begun = std::find_if(handshakes_.begin(), handshakes_.end(),
+                                  [&](const auto& entry) { return entry.second.guest == guest; });
+  if (begun == handshakes_.end()) return;
+  begun->second.handshake->drop();
+  handshakes_.erase(begun);
 }
 
-std::size_t ShmTransport::strangers() const {
-  const auto accepted = std::count_if(handshakes_.begin(), handshakes_.end(), [](const auto& h) {
-    return h.second->dialled_address().empty();
-  });
-  return strangers_.size() + static_cast<std::size_t>(accepted);
+std::shared_ptr<Handshake> ShmTransport::new_handshake(const std::string& address,
+                                                       Door::Guest guest) {
+  auto handshake = std::make_shared<Handshake>(environment_, static_cast<Handshake::Owner&>(*this),
+                                               bell_, address);
+  handshakes_.emplace(handshake.get(), Begun{handshake, guest});
+  return handshake;
 }
 
 void ShmTransport::linked(Handshake& handshake, Link link) {
   const std::string dialled = handshake.dialled_address();
+  door_.left(io::now(), handshakes_.at(&handshake).guest);
   handshakes_.erase(&handshake);
   auto connection = std::make_shared<ShmConnection>(
       environment_, static_cast<ShmConnection::Owner&>(*this), std::move(link));
   connections_.emplace(connection->id(), connection);
-  if (dialled.empty()) strangers_.insert(connection->id());
+  if (dialled.empty()) door_.entered(io::now(), connection->id(), kHere);
   environment_.handler.opened(connection, dialled);
   connection->start();
 }
 
 void ShmTransport::failed(Handshake& handshake, const Error& error) {
   const std::string dialled = handshake.dialled_address();
+  door_.left(io::now(), handshakes_.at(&handshake).guest);
   handshakes_.erase(&handshake);
   if (!dialled.empty()) environment_.handler.dial_failed(dialled, error);
 }
 
 void ShmTransport::ended(wire::ConnectionId id) {
-  strangers_.erase(id);
+  door_.left(io::now(), id);
   connections_.erase(id);
 }
 
-void ShmTransport::established(wire::ConnectionId id) { strangers_.erase(id); }
+void ShmTransport::established(wire::ConnectionId id) { door_.proven(id); }
 
 void ShmTransport::stop() {
   if (std::exchange(stopped_, true)) return;
@@ -151,17 +169,16 @@ void ShmTransport::stop() {
     environment_.loop.unwatch(listener.watch);
   }
   listeners_.clear();
-  for (const auto& [key, handshake] : handshakes_) handshake->drop();
+  for (const auto& [key, begun] : handshakes_) begun.handshake->drop();
   handshakes_.clear();
   for (const auto& [id, connection] : connections_) connection->drop();
   connections_.clear();
-  strangers_.clear();
   environment_.loop.unwatch(bell_watch_);
 }
 
 void ShmTransport::abandon() noexcept {
   for (Listener& listener : listeners_) listener.socket.reset();
-  for (const auto& [key, handshake] : handshakes_) handshake->abandon();
+  for (const auto& [key, begun] : handshakes_) begun.handshake->abandon();
   for (const auto& [id, connection] : connections_) connection->abandon();
   bell_.abandon();
 }

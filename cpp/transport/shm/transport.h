@@ -5,12 +5,12 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
 #include "base/descriptor.h"
 #include "io/doorbell.h"
 #include "io/loop.h"
+#include "transport/door.h"
 #include "transport/shm/connection.h"
 #include "transport/shm/handshake.h"
 #include "transport/transport.h"
@@ -40,10 +40,15 @@ class ShmTransport final : public Transport,
     std::optional<io::Loop::TimerKey> pause;  // no descriptors were left for another connection
   };
 
-  std::shared_ptr<Handshake> new_handshake(const std::string& address);
+  struct Begun {
+    std::shared_ptr<Handshake> handshake;
+    Door::Guest guest = 0;  // of an accepted one
+  };
+
+  std::shared_ptr<Handshake> new_handshake(const std::string& address, Door::Guest guest = 0);
   void watch(Listener& listener);
   void accept_all(Listener& listener);
-  std::size_t strangers() const;
+  void make_room(Door::Guest guest);
   void linked(Handshake& handshake, Link link) override;
   void failed(Handshake& handshake, const Error& error) override;
   void ended(wire::ConnectionId id) override;
@@ -54,10 +59,10 @@ class ShmTransport final : public Transport,
   io::Doorbell bell_;  // one for all connections: a ring only ends the wait, then all are polled
   io::Loop::WatchId bell_watch_;
   std::list<Listener> listeners_;
-  std::unordered_map<Handshake*, std::shared_ptr<Handshake>> handshakes_;
+  Door door_;  // all knock from one place
+  std::unordered_map<Handshake*, Begun> handshakes_;
   std::unordered_map<wire::ConnectionId, std::shared_ptr<ShmConnection>> connections_;
   bool stopped_ = false;
-  std::unordered_set<wire::ConnectionId> strangers_;  // accepted and not established
 };
 
 }  // namespace moolink::transport::shm

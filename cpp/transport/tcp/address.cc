@@ -131,6 +131,24 @@ std::string SocketAddress::text() const {
   return std::string(kScheme) + buffer + port_text;
 }
 
+std::string source_of(const SocketAddress& address) {
+  const auto& v6 = reinterpret_cast<const sockaddr_in6&>(address.storage);
+  const bool is_v4 = address.family() != AF_INET6 || IN6_IS_ADDR_V4MAPPED(&v6.sin6_addr);
+  if (is_v4) {
+    SocketAddress host = address;
+    host.set_port(0);
+    return host.text();
+  }
+  constexpr std::size_t kNetworkBytes = 8;
+  return {reinterpret_cast<const char*>(&v6.sin6_addr), kNetworkBytes};
+}
+
+bool is_same_host(SocketAddress local, SocketAddress remote) {
+  local.set_port(0);
+  remote.set_port(0);
+  return local == remote;
+}
+
 SocketAddress local_address(int fd) {
   SocketAddress address;
   address.size = sizeof address.storage;

@@ -35,6 +35,12 @@ struct SocketAddress {
   bool operator==(const SocketAddress& other) const { return text() == other.text(); }
 };
 
+// What belongs to one owner as far as an address tells: an IPv4 address, or the 2^64 of an IPv6
+// network.
+std::string source_of(const SocketAddress& address);
+// Whether a connection between these comes from the host that it leads to.
+bool is_same_host(SocketAddress local, SocketAddress remote);
+
 SocketAddress local_address(int fd);
 SocketAddress remote_address(int fd);
 

@@ -29,24 +29,16 @@ constexpr int kUnsentInKernel = 256 << 10;
 constexpr int kLocalWindow = 1 << 20;
 // Read beyond a bulk frame: the head of the next one, which is then received in its place.
 constexpr std::size_t kAheadOfBulk = std::size_t{4} << 10;
-constexpr std::size_t kStrangerFrame = std::size_t{64} << 10;
+constexpr std::size_t kStrangerFrame = std::size_t{16} << 10;  // many times a greeting
 constexpr std::size_t kChunkControl = 256;
 constexpr Duration kLinger = seconds(1);
-
-bool is_same_host(int fd) {
-  SocketAddress local = local_address(fd);
-  SocketAddress remote = remote_address(fd);
-  local.set_port(0);
-  remote.set_port(0);
-  return local == remote;
-}
 
 // What the system refuses it does without.
 void tune(int fd) {
   const int one = 1;
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
   setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kUnsentInKernel, sizeof kUnsentInKernel);
-  if (!is_same_host(fd)) return;
+  if (!is_same_host(local_address(fd), remote_address(fd))) return;
   // Within one host nothing is lost and nothing is gained by pacing, which costs BBR a third of its
   // speed; and a longer window only lets frames wait in the receiver's queue.
   constexpr std::string_view kUnpaced = "reno";
@@ -267,7 +259,9 @@ std::size_t TcpConnection::receive_some(std::size_t allowance) {
   if (direct > 0) vectors[used++] = {bulk_.target, direct};
   std::size_t ahead = 0;
   if (direct == wanted) {
-    ahead = kReadAhead - ahead_end_;
+    // A stranger makes this side hold no more than a frame of its own.
+    const bool stranger = limits_.max_frame < environment_.limits.max_frame;
+    ahead = (stranger ? kStrangerFrame + wire::kHeaderBytes : kReadAhead) - ahead_end_;
     if (direct > 0) ahead = std::min(ahead, kAheadOfBulk);
     vectors[used++] = {ahead_.get() + ahead_end_, ahead};
   }
@@ -387,7 +381,7 @@ void TcpConnection::finish_bulk() {
   const Bulk done = std::exchange(bulk_, Bulk{});
   if (!done.chunk) {
     environment_.handler.received(*this, {done.header, done.frame});
-  } else if (done.target != nullptr) {
+  } else {
     environment_.handler.chunk_received(*this, done.head);
   }
 }
@@ -396,7 +390,6 @@ void TcpConnection::finish_bulk() {
 
 void TcpConnection::close() {
   if (state_ != State::open) return;
-  owner_.established(id_);  // no longer counts among the strangers
   begin_closing();
 }
 
@@ -414,6 +407,16 @@ void TcpConnection::begin_closing() {
   // The peer may still be sending: closing now would answer it with a reset, which can destroy
   // what was sent last (the reason of a refusal). So: send, shut down, read until the peer closes.
   send_queued();
+}
+
+void TcpConnection::make_room() {
+  fail({ErrorCode::timeout,
+        "no greeting from " + peer_address_ + " before others wanted its place",
+        {},
+        {},
+        {},
+        {},
+        Ran::no});
 }
 
 void TcpConnection::drop() {

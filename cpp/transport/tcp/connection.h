@@ -58,6 +58,8 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
   void establish() override;
   void close() override;
 
+  // A stranger that others need the place of: it fails.
+  void make_room();
   // Closes at once and tells nobody.
   void drop();
   void abandon() noexcept { socket_.reset(); }

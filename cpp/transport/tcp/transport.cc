@@ -15,6 +15,7 @@ namespace {
 constexpr Duration kConnectTimeout = seconds(5);  // of one candidate address
 constexpr Duration kAcceptPause = milliseconds(200);
 constexpr int kBacklog = 1024;
+constexpr int kAcceptedAtOnce = 64;
 
 Error plain_error(ErrorCode code, std::string message) {
   return {code, std::move(message), {}, {}, {}, {}, Ran::no};
@@ -83,6 +84,7 @@ Descriptor listen_everywhere(std::uint16_t port) {
 
 TcpTransport::TcpTransport(Environment& environment, const OpenSslFound& openssl)
     : environment_(environment),
+      door_({}),
       choice_(environment.interface),
       alive_(std::make_shared<bool>(true)) {
   if (environment.keyring.empty()) return;
@@ -119,6 +121,7 @@ std::string TcpTransport::why_plain() const {
 
 std::vector<std::string> TcpTransport::listen(const std::string& address) {
   const HostPort wanted = parse_address(address);
+  if (listeners_.empty()) door_ = Door({.strangers = environment_.max_strangers});
   std::vector<std::string> bound;
   if (wanted.host.empty() && !allows({})) listen_refused(address, why_not_allowed());
   if (wanted.host.empty() && !choice_.all()) return listen_on_chosen(address, wanted.port);
@@ -193,9 +196,12 @@ void TcpTransport::add_listener(Descriptor socket, bool dual_stack,
 }
 
 void TcpTransport::accept_from(Listener& listener) {
-  while (true) {
+  // Not all at once: those who have come must be heard before there is need to turn others away.
+  for (int accepted = 0; accepted < kAcceptedAtOnce; ++accepted) {
+    SocketAddress remote;
+    remote.size = sizeof remote.storage;
     Descriptor socket(
-        ::accept4(listener.socket.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+        ::accept4(listener.socket.get(), remote.get(), &remote.size, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket) {
       if (errno == EINTR || errno == ECONNABORTED) continue;
       if (errno == EAGAIN || errno == EWOULDBLOCK) return;
@@ -207,16 +213,24 @@ void TcpTransport::accept_from(Listener& listener) {
       });
       return;
     }
-    if (strangers_.size() >= environment_.max_strangers) continue;  // closed: too many at the door
-    adopt(std::move(socket), {});
+    const std::string source = source_of(remote);
+    const bool this_host = is_same_host(local_address(socket.get()), remote);
+    const Door::Answer answer = door_.knock(io::now(), source, this_host);
+    if (!answer.welcome) continue;  // closed
+    if (answer.leaves) {
+      connections_.at(*answer.leaves)->make_room();
+      door_.left(io::now(), *answer.leaves);
+    }
+    adopt(std::move(socket), {}, source);
   }
 }
 
-void TcpTransport::adopt(Descriptor socket, const std::string& dialled_address) {
+void TcpTransport::adopt(Descriptor socket, const std::string& dialled_address,
+                         const std::string& source) {
   auto connection =
       std::make_shared<TcpConnection>(environment_, *this, std::move(socket), dialled_address);
   connections_.emplace(connection->id(), connection);
-  if (dialled_address.empty()) strangers_.insert(connection->id());
+  if (dialled_address.empty()) door_.entered(io::now(), connection->id(), source);
   connection->start(stream_for(*connection));
 }
 
@@ -249,7 +263,7 @@ void TcpTransport::not_opened(TcpConnection& connection, const HandshakeFailure&
 }
 
 void TcpTransport::ended(wire::ConnectionId id) {
-  strangers_.erase(id);
+  door_.left(io::now(), id);
   connections_.erase(id);
 }
 
@@ -366,7 +380,7 @@ void TcpTransport::connected(DialId id) {
   stop_attempt(dial);
   const std::string address = dial.address;
   dials_.erase(id);
-  adopt(std::move(socket), address);
+  adopt(std::move(socket), address, {});
 }
 
 // --- the end
@@ -383,7 +397,6 @@ void TcpTransport::stop() {
   dials_.clear();
   for (auto& [id, connection] : connections_) connection->drop();
   connections_.clear();
-  strangers_.clear();
 }
 
 void TcpTransport::abandon() noexcept {

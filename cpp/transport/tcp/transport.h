@@ -3,13 +3,13 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "base/descriptor.h"
 #include "io/loop.h"
+#include "transport/door.h"
 #include "transport/tcp/connection.h"
 #include "transport/tcp/interface.h"
 #include "transport/tcp/openssl.h"
@@ -58,7 +58,7 @@ class TcpTransport final : public Transport, public Owner {
   using DialId = std::uint64_t;
 
   void ended(wire::ConnectionId id) override;
-  void established(wire::ConnectionId id) override { strangers_.erase(id); }
+  void established(wire::ConnectionId id) override { door_.proven(id); }
   void opened(TcpConnection& connection) override;
   std::string why_plain() const override;
   void not_opened(TcpConnection& connection, const HandshakeFailure& failure) override;
@@ -66,7 +66,7 @@ class TcpTransport final : public Transport, public Owner {
   std::vector<std::string> listen_on_chosen(const std::string& address, std::uint16_t port);
   void add_listener(Descriptor socket, bool dual_stack, std::vector<std::string>& bound);
   void accept_from(Listener& listener);
-  void adopt(Descriptor socket, const std::string& dialled_address);
+  void adopt(Descriptor socket, const std::string& dialled_address, const std::string& source);
   std::unique_ptr<ByteStream> stream_for(const TcpConnection& connection) const;
   // A token forbids to send what others can read.
   bool allows(const SocketAddress& address) const {
@@ -81,6 +81,7 @@ class TcpTransport final : public Transport, public Owner {
   void stop_attempt(Dial& dial);
 
   Environment& environment_;
+  Door door_;
   const InterfaceChoice choice_;
   std::shared_ptr<TlsContext> tls_;  // null: connections are plain
   std::string why_no_tls_;
@@ -90,9 +91,8 @@ class TcpTransport final : public Transport, public Owner {
   DialId last_dial_ = 0;
   std::unordered_map<DialId, Dial> dials_;
   std::unordered_map<wire::ConnectionId, std::shared_ptr<TcpConnection>> connections_;
-  std::set<wire::ConnectionId> strangers_;  // accepted, not yet established
-  std::shared_ptr<bool> alive_;             // what is posted to the loop may come after the end
-  Resolver resolver_;                       // last: its thread ends first
+  std::shared_ptr<bool> alive_;  // what is posted to the loop may come after the end
+  Resolver resolver_;            // last: its thread ends first
 };
 
 }  // namespace moolink::transport::tcp

@@ -1,0 +1,25 @@
+#include "group/lies.h"
+
+#ifdef MOOLINK_CRASH_POINTS
+#include "wire/lie.h"
+
+namespace moolink::group {
+
+Message told(Message message) {
+  if (auto* announce = std::get_if<Announce>(&message.body)) {
+    wire::lie("announce.epoch", announce->epoch);
+    wire::lie("announce.floor", announce->floor);
+    if (announce->view) wire::lie("announce.view", announce->view->epoch);
+  }
+  if (auto* made = std::get_if<NewEpoch>(&message.body)) {
+    wire::lie("view.epoch", made->view.epoch);
+    // As many times the first one, in place of all.
+    std::uint64_t twins = 0;
+    wire::lie("view.twins", twins);
+    if (twins > 0) made->view.members.assign(twins, made->view.members.front());
+  }
+  return message;
+}
+
+}  // namespace moolink::group
+#endif

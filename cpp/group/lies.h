@@ -1,0 +1,15 @@
+#pragma once
+
+// As wire/lies.h, of what is said about groups.
+
+#include "group/messages.h"
+
+namespace moolink::group {
+
+#ifdef MOOLINK_CRASH_POINTS
+Message told(Message message);
+#else
+inline const Message& told(const Message& message) { return message; }
+#endif
+
+}  // namespace moolink::group

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "base/time.h"
+
+namespace moolink::rpc {
+
+// What is logged about strangers: some lines at once and then one a second, so that those who fail
+// thousands of times do not fill a disk. What was left out is counted in the next line.
+class Complaints {
+ public:
+  // The line to log now; none: it is left out.
+  std::optional<std::string> make(Time now, std::string text) {
+    if (now - last_ >= kEvery) {
+      const auto earned = static_cast<std::size_t>((now - last_) / kEvery);
+      lines_ = std::min(lines_ + earned, kAtOnce);
+      last_ = now;
+    }
+    if (lines_ == 0) {
+      ++left_out_;
+      return std::nullopt;
+    }
+    --lines_;
+    if (const std::size_t others = std::exchange(left_out_, 0); others > 0) {
+      text += " (" + std::to_string(others) + " connections before it are not logged)";
+    }
+    return text;
+  }
+
+ private:
+  static constexpr std::size_t kAtOnce = 16;
+  static constexpr Duration kEvery = seconds(1);
+
+  std::size_t lines_ = kAtOnce;
+  std::size_t left_out_ = 0;
+  Time last_{};
+};
+
+}  // namespace moolink::rpc

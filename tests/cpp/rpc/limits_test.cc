@@ -1,0 +1,184 @@
+// What one peer can make another hold, and what becomes of a message that there is no memory for.
+
+#include <map>
+#include <new>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "check.h"
+#include "rpc/complaints.h"
+#include "rpc/node.h"
+
+namespace moolink::rpc {
+namespace {
+
+class LimitedAllocator final : public Allocator {
+ public:
+  MutableBuffer allocate(std::size_t size) override {
+    if (size > most) throw std::bad_alloc();
+    return heap_.allocate(size);
+  }
+
+  std::size_t most = ~std::size_t{0};
+
+ private:
+  HeapAllocator heap_;
+};
+
+wire::ReceivedFrame as_received(const wire::Frame& frame) {
+  auto bytes = std::make_shared<std::vector<std::byte>>(frame.control.span().begin(),
+                                                        frame.control.span().end());
+  for (const Buffer& piece : frame.payload) {
+    bytes->insert(bytes->end(), piece.span().begin(), piece.span().end());
+  }
+  return {frame.header, Buffer(bytes, bytes->data(), bytes->size())};
+}
+
+Config server_config() {
+  Config config;
+  config.instance = {1, 10};
+  config.name = "server";
+  config.max_running_calls = 10;
+  config.limits.send_window_messages = 16;
+  return config;
+}
+
+Config client_config(std::size_t window) {
+  Config config;
+  config.limits.send_window_messages = window;
+  config.instance = {2, 20};
+  config.name = "client";
+  return config;
+}
+
+// A server whose handlers never reply, and a client that is connected to it.
+struct Pair {
+  explicit Pair(std::size_t window = 16) : client_window(window) {
+    server.define("wait");
+    client.connect(now, "tcp://10.0.0.1:1");
+    pass(milliseconds(20));
+  }
+
+  void pass(Duration duration) {
+    for (const Time end = now + duration; now < end; now += milliseconds(10)) {
+      server.tick(now);
+      client.tick(now);
+      run();
+    }
+  }
+  void run() {
+    for (bool acted = true; acted;) {
+      acted = carry_out(server, client);
+      acted = carry_out(client, server) || acted;
+    }
+  }
+  bool carry_out(Node& node, Node& other) {
+    std::vector<Action> actions;
+    node.drain(actions);
+    for (Action& action : actions) {
+      if (auto* write = std::get_if<Write>(&action)) {
+        const bool is_window = write->frame.header.type == wire::FrameType::window;
+        if (connected && !(is_window && &node == &server && lose_windows)) {
+          transmit(other, *write);
+        }
+      } else if (std::get_if<Dial>(&action) != nullptr) {
+        connected = true;
+        server.opened(now, ++connection, wire::PathKind::tcp, {}, "");
+        client.opened(now, connection, wire::PathKind::tcp, {}, "tcp://10.0.0.1:1");
+      } else if (std::get_if<CloseConnection>(&action) != nullptr) {
+        if (std::exchange(connected, false)) {
+          other.closed(now, connection, make_error(ErrorCode::closed, "closed"));
+        }
+      } else if (std::get_if<RunHandler>(&action) != nullptr) {
+        ++running;
+      } else if (auto* complete = std::get_if<Complete>(&action)) {
+        if (auto* error = std::get_if<Error>(&complete->result)) errors.push_back(*error);
+      } else if (auto* down = std::get_if<PeerDown>(&action)) {
+        (&node == &server ? server_lost : client_lost) += down->name;
+      }
+    }
+    return !actions.empty();
+  }
+  // As a transport does: the bytes of a chunk go straight to where they belong.
+  void transmit(Node& other, const Write& write) {
+    const wire::ReceivedFrame frame = as_received(write.frame);
+    if (frame.header.type != wire::FrameType::chunk) {
+      return other.received(now, write.connection, frame);
+    }
+    const auto head = wire::decode_control<wire::ChunkHead>(frame);
+    (void)other.chunk_target(write.connection, head);
+    other.chunk_received(now, write.connection, head);
+    (&other == &server ? client : server).writable(now, write.connection);
+  }
+
+  std::size_t client_window;
+  Time now{seconds(100)};
+  OpenPolicy open;
+  LimitedAllocator server_memory;
+  LimitedAllocator client_memory;
+  Node server{server_config(), server_memory, open, 1};
+  Node client{client_config(client_window), client_memory, open, 2};
+  ConnectionId connection = 0;
+  bool connected = false;
+  bool lose_windows = false;
+  std::size_t running = 0;
+  std::vector<Error> errors;
+  std::string server_lost;
+  std::string client_lost;
+};
+
+TEST("a peer that goes on calling when it was told to wait is cut off") {
+  Pair pair(4096);
+  pair.lose_windows = true;
+  for (int i = 0; i < 1000; ++i) {
+    pair.client.call(pair.now, "server", "wait", {}, seconds(60), 0);
+    pair.run();
+  }
+  CHECK_EQ(pair.server_lost, std::string("client"));
+  CHECK(pair.running >= 10 + 4 * 16 && pair.running <= 12 + 4 * 16);
+}
+
+TEST("a peer that waits when it was told to is not") {
+  Pair pair;
+  for (int i = 0; i < 1000; ++i) pair.client.call(pair.now, "server", "wait", {}, seconds(60), 0);
+  pair.pass(seconds(2));
+  CHECK(pair.server_lost.empty() && pair.errors.empty());
+  CHECK(pair.running >= 11);
+  CHECK_EQ(pair.server.peers(pair.now).size(), 1u);
+}
+
+TEST("a service message that there is no memory for loses the session, not the message alone") {
+  Pair pair;
+  pair.server_memory.most = 100000;
+  const auto say = [&](std::size_t bytes) {
+    wire::Payload payload;
+    payload.parts.push_back(pair.client_memory.allocate(bytes));
+    return pair.client.send_service(pair.now, {1, 10}, Service::collective, std::move(payload));
+  };
+  CHECK(say(90000));
+  pair.pass(milliseconds(50));
+  CHECK(pair.server_lost.empty());
+  CHECK(say(1000000));
+  pair.pass(milliseconds(50));
+  CHECK_EQ(pair.server_lost, std::string("client"));  // the layers above hear of it
+  pair.pass(seconds(2));
+  CHECK_EQ(pair.server.peers(pair.now).size(), 1u);  // and it comes back
+}
+
+TEST("strangers that fail thousands of times fill no log") {
+  Complaints complaints;
+  const Time now{seconds(100)};
+  int lines = 0;
+  for (int i = 0; i < 1000; ++i) lines += complaints.make(now, "closed") ? 1 : 0;
+  CHECK_EQ(lines, 16);
+  CHECK(!complaints.make(now + milliseconds(999), "closed"));
+  const auto line = complaints.make(now + seconds(1), "closed");
+  CHECK(line && line->find("(985 connections before") != std::string::npos);
+  CHECK(!complaints.make(now + seconds(1), "closed"));
+  CHECK_EQ(*complaints.make(now + seconds(60), "closed"),
+           "closed (1 connections before it are not logged)");
+}
+
+}  // namespace
+}  // namespace moolink::rpc

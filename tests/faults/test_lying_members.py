@@ -1,0 +1,174 @@
+"""Members and brokers of groups that keep to the protocol but for one number (MOOLINK_LIE)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import moolink
+from tests.waiting import until
+
+HUGE = 2**64 - 64
+
+# A learner that takes part until it is killed.
+MEMBER = """
+    import sys, torch, moolink
+    rpc = moolink.Rpc("liar", timeout=5)
+    rpc.connect(sys.argv[1])
+    group = moolink.Group(rpc, "learners")
+    group.set_sort_order(int(sys.argv[2]))
+    model = torch.zeros(1000, requires_grad=True)
+    learner = moolink.Accumulator("model", [model], group=group)
+    learner.set_virtual_batch_size(2)
+    print("ready", flush=True)
+    while True:
+        learner.update()
+        if learner.wants_state():
+            learner.set_state({})
+        elif learner.has_new_state():
+            learner.state()
+        elif learner.has_gradients():
+            learner.zero_gradients()
+        elif learner.wants_gradients():
+            model.grad = torch.ones(1000)
+            learner.reduce_gradients(1)
+        learner.wait(0.02)
+    """
+
+
+class Learner:
+    """An honest one, which applies rounds as they come."""
+
+    def __init__(self, name: str, broker: str) -> None:
+        self.rpc = moolink.Rpc(name, timeout=5)
+        self.rpc.connect(broker)
+        self.group = moolink.Group(self.rpc, "learners")
+        self.model = torch.zeros(1000, requires_grad=True)
+        self.accumulator = moolink.Accumulator("model", [self.model], group=self.group)
+        self.accumulator.set_virtual_batch_size(2)
+        self.rounds = 0
+
+    def step(self) -> None:
+        accumulator = self.accumulator
+        accumulator.update()
+        if accumulator.wants_state():
+            accumulator.set_state({})
+        elif accumulator.has_new_state():
+            accumulator.state()
+        elif accumulator.has_gradients():
+            accumulator.zero_gradients()
+            self.rounds += 1
+        elif accumulator.wants_gradients():
+            self.model.grad = torch.ones(1000)
+            accumulator.reduce_gradients(1)
+
+    def close(self) -> None:
+        self.accumulator.close()
+        self.group.close()
+        self.rpc.close()
+
+
+@pytest.fixture
+def learners(broker_address: str) -> Iterator[list[Learner]]:
+    honest = [Learner(f"honest {i}", broker_address) for i in range(2)]
+    yield honest
+    for learner in honest:
+        learner.close()
+
+
+def train_on(learners: list[Learner], rounds: int) -> None:
+    """Until every one of them has applied so many more."""
+    wanted = [learner.rounds + rounds for learner in learners]
+
+    def trained() -> bool:
+        for learner in learners:
+            learner.step()
+        return all(learner.rounds >= n for learner, n in zip(learners, wanted, strict=True))
+
+    until(trained, f"{rounds} rounds")
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("leads", [True, False])
+@pytest.mark.parametrize(
+    "lie",
+    [
+        f"announce.epoch={HUGE}",
+        f"announce.floor={HUGE}",
+        f"announce.view={HUGE}",
+        f"offer.k={HUGE}",
+        f"offer.batch={HUGE}",
+        f"offer.batch={2**62}",
+        f"offer.version={HUGE}",
+        f"cut.round={HUGE}",
+        "cut.total=0",
+        f"cut.shared={HUGE}",
+        f"cut.k={HUGE}",
+        f"have.have={HUGE}",
+        f"have.delivered={HUGE}",
+        f"stable.round={HUGE}",
+        "snapshot.chunk_bytes=0",
+        "snapshot.chunk_bytes=1",
+        f"snapshot.bytes={HUGE}",
+        f"snapshot.bytes={2**40}",
+        f"snapshot.version={HUGE}",
+        f"snapshot.chunk={2**32 - 1}",
+        f"found.instance={HUGE}",
+        "found.addresses=100000",
+    ],
+)
+def test_a_lying_member_leaves_the_others_able_to_go_on(
+    broker_address: str, learners: list[Learner], lie: str, leads: bool
+) -> None:
+    """While it lies it may hold them up; when it is gone they train on."""
+    liar = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(MEMBER), broker_address, str(-1 if leads else 1)],
+        env={**os.environ, "MOOLINK_LIE": lie},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert liar.stdout is not None
+        assert liar.stdout.readline() == "ready\n"
+        for _ in range(300):
+            for learner in learners:
+                learner.step()
+            learners[0].accumulator.wait(0.005)
+    finally:
+        liar.kill()
+        liar.communicate()
+    train_on(learners, 5)
+    models = [learner.accumulator.model_version() for learner in learners]
+    assert max(models) - min(models) <= 1
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("lie", [f"view.epoch={HUGE}", "view.epoch=0", "view.twins=3"])
+def test_a_lying_broker_harms_no_process(lie: str) -> None:
+    broker = subprocess.Popen(
+        [sys.executable, "-m", "moolink.broker", "127.0.0.1:0", "--first"],
+        env={**os.environ, "MOOLINK_LIE": lie},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert broker.stdout is not None
+        address = broker.stdout.readline().split()[-1]  # "... listens on tcp://..."
+        learners = [Learner(f"honest {i}", address) for i in range(2)]
+        for _ in range(100):
+            for learner in learners:
+                learner.step()
+            learners[0].accumulator.wait(0.005)
+        learners[0].rpc.define("echo", lambda value: value)
+        assert learners[1].rpc.sync("honest 0", "echo", 7) == 7  # calls need no broker
+        for learner in learners:
+            learner.close()
+    finally:
+        broker.kill()
+        broker.communicate()
