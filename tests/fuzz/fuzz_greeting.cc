@@ -16,15 +16,16 @@ class NobodyPolicy final : public rpc::Policy {
   void introduce(wire::Hello& ours, std::uint64_t number) const override {
     ours.nonce[0] = static_cast<std::byte>(number);
   }
-  rpc::Verdict answer(wire::PathKind, const wire::Hello&, wire::Hello& acceptor) const override {
+  rpc::Verdict answer(const wire::Channel&, const wire::Hello&,
+                      wire::Hello& acceptor) const override {
     acceptor.proof.resize(wire::kProofBytes);
     return {};
   }
-  rpc::Verdict check_acceptor(wire::PathKind, const wire::Hello&, const wire::Hello&,
+  rpc::Verdict check_acceptor(const wire::Channel&, const wire::Hello&, const wire::Hello&,
                               wire::Hello&) const override {
     return {"nobody may", {}};
   }
-  rpc::Verdict check_dialler(wire::PathKind, const wire::Hello&, const wire::Hello&,
+  rpc::Verdict check_dialler(const wire::Channel&, const wire::Hello&, const wire::Hello&,
                              const wire::Hello&) const override {
     return {"nobody may", {}};
   }
