@@ -95,7 +95,6 @@ def train_on(learners: list[Learner], rounds: int) -> None:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("leads", [True, False])
 @pytest.mark.parametrize(
     "lie",
     [
@@ -116,7 +115,6 @@ def train_on(learners: list[Learner], rounds: int) -> None:
         "snapshot.chunk_bytes=0",
         "snapshot.chunk_bytes=1",
         f"snapshot.bytes={HUGE}",
-        f"snapshot.bytes={2**40}",
         f"snapshot.version={HUGE}",
         f"snapshot.chunk={2**32 - 1}",
         f"found.instance={HUGE}",
@@ -124,9 +122,10 @@ def train_on(learners: list[Learner], rounds: int) -> None:
     ],
 )
 def test_a_lying_member_leaves_the_others_able_to_go_on(
-    broker_address: str, learners: list[Learner], lie: str, leads: bool
+    broker_address: str, learners: list[Learner], lie: str
 ) -> None:
     """While it lies it may hold them up; when it is gone they train on."""
+    leads = lie.startswith(("cut.", "stable.", "snapshot."))  # what leaders say
     liar = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(MEMBER), broker_address, str(-1 if leads else 1)],
         env={**os.environ, "MOOLINK_LIE": lie},
@@ -136,7 +135,7 @@ def test_a_lying_member_leaves_the_others_able_to_go_on(
     try:
         assert liar.stdout is not None
         assert liar.stdout.readline() == "ready\n"
-        for _ in range(300):
+        for _ in range(100):
             for learner in learners:
                 learner.step()
             learners[0].accumulator.wait(0.005)
