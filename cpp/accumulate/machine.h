@@ -156,6 +156,11 @@ class Machine {
   // Every NewView of the group's member, which is to hold soft views back (hold_soft_views(true)).
   void view(Time now, const group::View& view);
   void evicted(Time now);  // out of the group until the next view
+  // The session with that peer was lost, and with it what the two had sent each other: that nothing
+  // more is heard in this epoch is not held against it.
+  void session_lost(const Uid& instance) {
+    if (view_.find(instance) != nullptr) sessions_lost_.insert(instance);
+  }
   void received(Time now, const Uid& from, std::uint8_t service, const wire::Payload& payload);
   // `exclusive`: nobody else has the result's memory, so that the user may get it itself.
   void reduced(Time now, std::uint64_t epoch, std::uint64_t round, Buffer result,
@@ -378,6 +383,7 @@ class Machine {
   bool stalled_ = false;  // its own user held up the group
   // By awake_, so that what this process itself slept through is held against nobody.
   std::map<Uid, Blocking> blocking_;  // whose result slots are full
+  std::set<Uid> sessions_lost_;       // in this epoch
   Time lagging_since_ = kNever;       // somebody lacks the oldest round
   Time awake_{};                      // a clock that stands still while no event comes
   Time last_event_ = kNever;

@@ -72,6 +72,7 @@ void Machine::enter(const group::View& view) {
   phase_ = Phase::flushing;
   epoch_ = view.epoch;
   view_ = view;
+  sessions_lost_.clear();
   flushes_.clear();
   ready_.clear();
   decision_.reset();

@@ -188,8 +188,12 @@ void Machine::lead(Time now) {
 }
 
 void Machine::watch_members() {
-  // Who has applied nothing for too long while its result slots are full is made a newcomer.
-  const std::vector<Uid> blocking = leader_->blocked_by(config_.virtual_batch_size);
+  // Who has applied nothing for too long while its result slots are full is made a newcomer. What a
+  // lost session took away it may have applied; the next epoch, which the loss brings, tells.
+  std::vector<Uid> blocking = leader_->blocked_by(config_.virtual_batch_size);
+  if (!mutant("demote_whom_it_lost")) {
+    std::erase_if(blocking, [&](const Uid& instance) { return sessions_lost_.contains(instance); });
+  }
   std::erase_if(blocking_, [&](const auto& item) {
     return std::find(blocking.begin(), blocking.end(), item.first) == blocking.end();
   });

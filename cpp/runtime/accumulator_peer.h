@@ -117,6 +117,7 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
 
   void new_view(Time now, const group::View& view) override;
   void evicted(Time now) override;
+  void session_lost(const Uid& instance) override { machine_.session_lost(instance); }
   Engine::Lock lock_open();
   void look(Time now);
   void settle(Time now);

@@ -188,14 +188,17 @@ void GroupPeer::peer_down(const rpc::PeerDown& peer) {
     broker_ = {};
     member_.broker_down(now);
   }
-  member_.peer_down(now, peer.instance, group_down(peer.how));
-  carry_out(now);
+  lost_session(now, peer.instance, group_down(peer.how));
 }
 
 // As if a session with it had been lost.
 void GroupPeer::undelivered(const Uid& instance) {
-  const Time now = io::now();
-  member_.peer_down(now, instance, group::Down::unreachable);
+  lost_session(io::now(), instance, group::Down::unreachable);
+}
+
+void GroupPeer::lost_session(Time now, const Uid& instance, group::Down how) {
+  for (const Attached& attached : attached_) attached.observer->session_lost(instance);
+  member_.peer_down(now, instance, how);
   carry_out(now);
 }
 

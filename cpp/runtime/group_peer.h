@@ -24,6 +24,8 @@ class ViewObserver {
   // Also of soft views, which become active when every accumulator has called activate().
   virtual void new_view(Time now, const group::View& view) = 0;
   virtual void evicted(Time now) = 0;
+  // With any peer, also one outside the view.
+  virtual void session_lost(const Uid& instance) = 0;
 };
 
 // One group on a peer: membership and operations. What the user sees changes in update() only.
@@ -98,6 +100,7 @@ class GroupPeer final : public Driven, private PeerObserver {
   void peer_up(const rpc::PeerUp& peer) override;
   void peer_down(const rpc::PeerDown& peer) override;
   void undelivered(const Uid& instance) override;
+  void lost_session(Time now, const Uid& instance, group::Down how);
   void closing() override { shut(); }
   bool has_delivered() const override;
   void carry_out(Time now);

@@ -75,6 +75,18 @@ MADE_FOR = {
         at 100 split 4 3 4000
         at 5000 start 0
     """,
+    # A leader cannot hear what a member has applied while the broker is away.
+    "demote_whom_it_lost": """
+        seed 102
+        roles MM
+        initial 2
+        batch 1
+        elements 16
+        share_wait 0
+        form 5000
+        at 1 crash 0
+        at 19 isolate 1 2979
+    """,
 }
 
 ALONE = ("start", "crash", "vanish", "leave")  # an event of one process

@@ -306,6 +306,7 @@ void World::tell_down(int observer, int lost, Down how, Duration delay) {
     if (observer == kBroker) {
       process.broker->peer_down(simulation_.now(), instance, how);
     } else if (lost != kBroker) {
+      process.machine->session_lost(instance);
       process.member->peer_down(simulation_.now(), instance, how);
     } else if (process.broker_instance == instance) {
       process.broker_instance = {};

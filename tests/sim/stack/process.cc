@@ -245,12 +245,17 @@ void Process::perform(rpc::PeerDown& action) {
     broker_instance_ = {};
     member_->broker_down(now());
   }
-  member_->peer_down(now(), action.instance, how);
+  lost_session(action.instance, how);
 }
 
 void Process::perform(rpc::Undelivered& action) {
   ++coverage["messages undelivered"];
-  if (member_) member_->peer_down(now(), action.instance, group::Down::unreachable);
+  if (member_) lost_session(action.instance, group::Down::unreachable);
+}
+
+void Process::lost_session(const Uid& peer, group::Down how) {
+  if (machine_) machine_->session_lost(peer);
+  member_->peer_down(now(), peer, how);
 }
 
 void Process::perform(rpc::Log& action) {
