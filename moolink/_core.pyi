@@ -17,6 +17,7 @@ def copy_to_host(tensors: list[Any], arrays: list[npt.NDArray[Any]]) -> None: ..
 def copy_to_device(array: Any, address: int, device: int) -> None: ...
 def host_addresses(interface: str) -> list[str]: ...
 def openssl_info() -> OpenSslInfo: ...
+def verbs_info() -> VerbsInfo: ...
 def call_later(seconds: float, function: Callable[[], object]) -> None: ...
 
 class LentSlot:
@@ -136,6 +137,15 @@ class OpenSslInfo(TypedDict):
     version: str
     where: str  # the file that it was found in
     reason: str  # why there is none that can be used
+
+class VerbsInfo(TypedDict):
+    """What RDMA goes through."""
+
+    usable: bool
+    library: str  # the file that libibverbs was loaded from; empty: it was not
+    chosen: str  # device, port and GID or LID
+    reason: str  # why RDMA is not used
+    devices: list[str]  # each port that was looked at, with what speaks against it
 
 class PeerInfo(TypedDict):
     """A peer that is connected, or was less than 3 s ago."""

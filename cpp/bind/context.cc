@@ -16,6 +16,7 @@
 #include "bind/reference.h"
 #include "transport/tcp/interface.h"
 #include "transport/tcp/openssl.h"
+#include "transport/verbs/availability.h"
 
 namespace moolink::bind {
 namespace {
@@ -180,6 +181,19 @@ nb::dict openssl_info() {
   return result;
 }
 
+nb::dict verbs_info() {
+  const transport::verbs::Availability& found = transport::verbs::availability();
+  nb::dict result;
+  result["usable"] = found.usable;
+  result["library"] = text(found.library);
+  result["chosen"] = text(found.chosen);
+  result["reason"] = text(found.reason);
+  nb::list devices;
+  for (const std::string& device : found.devices) devices.append(text(device));
+  result["devices"] = devices;
+  return result;
+}
+
 std::string create_uid() { return Uid::from_entropy().hex().substr(0, 16); }
 
 }  // namespace
@@ -249,6 +263,10 @@ void bind_context(nb::module_& m) {
         "malformed.");
   m.def("openssl_info", &openssl_info,
         "What tcp is encrypted with, and where it was found; or why there is none.");
+  m.def("verbs_info", &verbs_info,
+        "The RDMA device, port and GID of this machine that the transport verbs goes through, and "
+        "all that were looked at; or why there is none. The first call looks, without a device "
+        "nothing is loaded.");
   nb::module_::import_("atexit").attr("register")(nb::cpp_function(shut_down));
 }
 

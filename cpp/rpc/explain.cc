@@ -58,8 +58,11 @@ void NodeState::explain_peer(Time now, const Peer& peer, Explanation& explanatio
     const bool offered =
         std::any_of(peer.addresses.begin(), peer.addresses.end(),
                     [&](const std::string& address) { return is_of(address, kind); });
-    // Nobody misses a path that neither side has.
-    if (kind == wire::PathKind::verbs && !offered && !contains(config.paths, kind)) continue;
+    // Within a host nobody misses it.
+    if (kind == wire::PathKind::verbs && !offered && explanation.same_host &&
+        !contains(config.paths, kind)) {
+      continue;
+    }
     explanation.paths.push_back(explain_path(kind, peer, links));
   }
   const std::string silence = in_seconds(now - peer.session.last_heard());
@@ -109,7 +112,10 @@ PathState NodeState::explain_path(wire::PathKind kind, const Peer& peer,
 }
 
 std::string NodeState::why_not_live(const PathState& path, const Peer& peer) const {
-  if (!contains(config.paths, path.kind)) return "not enabled here";
+  if (!contains(config.paths, path.kind)) {
+    const bool lacking = path.kind == wire::PathKind::verbs && !config.no_verbs.empty();
+    return lacking ? config.no_verbs : "not enabled here";
+  }
   const bool same_host = peer.host_key == config.host_key;
   if (path.kind == wire::PathKind::shm && !same_host) return "on another host (host key differs)";
   std::vector<std::string> offered;

@@ -68,6 +68,7 @@ void Node::set_name(const std::string& name) {
 }
 
 void Node::set_paths(std::vector<wire::PathKind> paths) { state_->config.paths = std::move(paths); }
+void Node::set_no_verbs(std::string reason) { state_->config.no_verbs = std::move(reason); }
 
 void Node::define(const std::string& function, const std::string& group) {
   state_->functions[function] = group;

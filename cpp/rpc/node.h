@@ -61,6 +61,7 @@ struct Config {
   Uid host_key;  // boot id and network namespace: who shares loopback and shared memory
   std::uint64_t features = 0;
   std::vector<wire::PathKind> paths = {wire::PathKind::shm, wire::PathKind::tcp};  // enabled here
+  std::string no_verbs;  // why this machine has no RDMA; empty: it has, or nobody has looked
   Limits limits;
   session::Timing timing;
   Duration greeting_timeout = seconds(5);
@@ -224,6 +225,7 @@ class Node {
   void listening(std::vector<std::string> addresses);
   // Which paths there are here, for explain().
   void set_paths(std::vector<wire::PathKind> paths);
+  void set_no_verbs(std::string reason);
   // Only before the first connection: the name is announced in the greeting. Throws
   // Exception{invalid_argument} later.
   void set_name(const std::string& name);

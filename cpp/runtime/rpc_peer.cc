@@ -10,6 +10,7 @@
 #include "rpc/token_policy.h"
 #include "transport/shm/transport.h"
 #include "transport/tcp/transport.h"
+#include "transport/verbs/availability.h"
 
 namespace moolink::runtime {
 namespace {
@@ -225,6 +226,7 @@ void RpcPeer::start() {
   for (const wire::PathKind kind : enabled_) made.push_back(make_transport(kind, environment_));
   transports_ = std::move(made);
   started_ = true;
+  node_.set_no_verbs(transport::verbs::availability().reason);
   for (const wire::PathKind kind : enabled_) {
     if (kind == wire::PathKind::shm) listen_unasked("shm://");
   }

@@ -10,7 +10,6 @@ import importlib.metadata
 import importlib.util
 import json
 import os
-import pathlib
 import platform
 import resource
 import signal
@@ -207,14 +206,16 @@ def _cuda_name(driver: ctypes.CDLL, index: int) -> str:
 
 
 def _verbs() -> Finding:
-    library = _library("libibverbs.so.1", "RDMA")
-    devices = pathlib.Path("/sys/class/infiniband")
-    names = sorted(path.name for path in devices.iterdir()) if devices.is_dir() else []
-    if library.state != "ok":
-        return library
-    if not names:
-        return Finding("libibverbs.so.1", "absent", f"found, but no device in {devices}")
-    return Finding("libibverbs.so.1", "ok", f"devices {', '.join(names)}")
+    try:
+        core = importlib.import_module("moolink._core")
+    except ImportError as error:
+        return Finding("RDMA", "absent", f"not looked for: {error}")
+    found = core.verbs_info()
+    others = [device for device in found["devices"] if device != found["chosen"]]
+    seen = f"; also there: {'; '.join(others)}" if others else ""
+    if found["usable"]:
+        return Finding("RDMA", "ok", f"{found['chosen']}, {found['library']}{seen}")
+    return Finding("RDMA", "absent", found["reason"])
 
 
 def _openssl() -> Finding:
@@ -227,14 +228,6 @@ def _openssl() -> Finding:
         return Finding("OpenSSL", "ok", f"{found['version']} at {found['where']}: encrypts tcp")
     lack = "without it a peer with a token uses tcp within this host only: install libssl3"
     return Finding("OpenSSL", "absent", f"{found['reason']}; {lack}")
-
-
-def _library(name: str, purpose: str) -> Finding:
-    try:
-        ctypes.CDLL(name)
-    except OSError as error:
-        return Finding(name, "absent", f"{purpose}: {error}")
-    return Finding(name, "ok", purpose)
 
 
 def _package(name: str) -> Finding:

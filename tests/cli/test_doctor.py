@@ -1,4 +1,8 @@
 import json
+import os
+import pathlib
+import subprocess
+import sys
 
 from moolink.cli import doctor
 from moolink.cli.main import main
@@ -22,6 +26,25 @@ def test_a_failed_check_gives_its_reason_and_the_exit_status(monkeypatch, capsys
     (line,) = [line for line in capsys.readouterr().out.splitlines() if " eventfd " in line]
     assert line.startswith("failed")
     assert "Too many open files" in line
+
+
+def test_the_report_says_what_rdma_goes_through_or_why_there_is_none():
+    command = [sys.executable, "-m", "moolink", "doctor", "--json"]
+
+    def finding(**variables):
+        env = {**os.environ, **variables}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        assert done.stderr == ""
+        return {item["topic"]: item for item in json.loads(done.stdout)}["RDMA"]
+
+    devices = pathlib.Path("/sys/class/infiniband")
+    found = finding()
+    if not devices.is_dir() or not any(devices.iterdir()):
+        assert found["state"] == "absent"
+        assert "no RDMA" in found["text"]
+    off = finding(MOOLINK_VERBS_DEVICE="none")
+    assert off["state"] == "absent"
+    assert "no RDMA" in off["text"] or "MOOLINK_VERBS_DEVICE" in off["text"]
 
 
 def test_an_unknown_command_is_refused(capsys):

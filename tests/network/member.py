@@ -56,6 +56,11 @@ class Member:
         path = self.rpc.explain(peer)["path"]
         return path if isinstance(path, str) else path["kind"]
 
+    def why(self, peer: str, path: str) -> str:
+        """Returns why a path to a peer is not in use."""
+        (state,) = [one for one in self.rpc.explain(peer)["paths"] if one["path"] == path]
+        return state["reason"]
+
     def reduce(
         self,
         name: str,

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from moolink import _core
 from tests.network.hosts import Hosts
 from tests.network.member import elements
 from tests.network.members import all_do, members_on
@@ -25,6 +26,9 @@ def test_peers_of_one_host_share_memory_and_those_of_two_do_not(make_hosts: Make
         assert a.ask("echo", peer=peer, value=[1, "x"]) == [1, "x"]
     assert a.ask("path", peer="b") == "shm"
     assert a.ask("path", peer="c") == "tcp"
+    assert a.ask("why", peer="c", path="shm") == "on another host (host key differs)"
+    if not _core.verbs_info()["usable"]:
+        assert a.ask("why", peer="c", path="verbs") == _core.verbs_info()["reason"]
 
 
 @pytest.mark.parametrize("count", [5, 300_001])

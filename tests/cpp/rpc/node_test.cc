@@ -147,6 +147,23 @@ TEST("a path that is not enabled is neither dialled nor called a fallback") {
   CHECK(pair.client.log.empty());
 }
 
+TEST("why there is no RDMA is told where it is missed") {
+  const OpenPolicy open;
+  Joined near(open, open);
+  CHECK_EQ(near.client.node.explain(near.now, "server").paths.size(), 2u);
+  Joined pair(open, open, {"verbs://10.0.0.1:2"}, {wire::PathKind::tcp});
+  const auto reason = [&] {
+    const Explanation known = pair.client.node.explain(pair.now, "server");
+    CHECK_EQ(known.paths.size(), 3u);
+    CHECK(known.paths.at(1).kind == wire::PathKind::verbs);
+    CHECK(known.tried.empty());
+    return known.paths.at(1).reason;
+  };
+  CHECK_EQ(reason(), "not enabled here");
+  pair.client.node.set_no_verbs("no RDMA device");
+  CHECK_EQ(reason(), "no RDMA device");
+}
+
 TEST("of a peer that is not there it is told who was asked and what was tried") {
   const OpenPolicy open;
   Joined pair(open, open);

@@ -1,0 +1,18 @@
+// Compiled in place of the other files of this folder where libibverbs' header was not found.
+
+#include "transport/verbs/availability.h"
+
+namespace moolink::transport::verbs {
+
+const Availability& availability() {
+  static const Availability found = [] {
+    Availability nothing;
+    nothing.reason =
+        "no RDMA in this build of moolink: infiniband/verbs.h was not found when it was built "
+        "(Debian: libibverbs-dev)";
+    return nothing;
+  }();
+  return found;
+}
+
+}  // namespace moolink::transport::verbs

@@ -1,0 +1,21 @@
+#pragma once
+
+// Whether this process can use RDMA, and why not; compiled on every machine, with verbs or without.
+
+#include <string>
+#include <vector>
+
+namespace moolink::transport::verbs {
+
+struct Availability {
+  bool usable = false;
+  std::string library;               // the file that libibverbs was loaded from; empty: it was not
+  std::string chosen;                // "rxe0 port 1, RoCE v2, GID 1 (::ffff:10.77.0.1)"
+  std::string reason;                // why RDMA is not used, and what to do; empty if it is
+  std::vector<std::string> devices;  // one line for each port of each device, for people
+};
+
+// Looks once, at the first call. Without a device in /sys/class/infiniband nothing is loaded.
+const Availability& availability();
+
+}  // namespace moolink::transport::verbs

@@ -1,0 +1,56 @@
+#pragma once
+
+// Which device, port and GID of this machine RDMA goes through.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "transport/verbs/availability.h"
+#include "transport/verbs/library.h"
+
+namespace moolink::transport::verbs {
+
+// What the user asks for; from MOOLINK_VERBS_DEVICE, _PORT and _GID_INDEX.
+struct Wishes {
+  std::string device;          // empty: the best one; "none": no RDMA
+  int port = 0;                // 0: the best one
+  int gid_index = -1;          // negative: the best one
+  int near_node = -1;          // a NUMA node; negative: not known
+  std::string sysfs = "/sys";  // where the system shows its devices
+
+  // Throws Exception{invalid_argument} that names the variable it cannot read.
+  static Wishes from_environment();
+};
+
+// One end of RDMA connections.
+struct Port {
+  std::string device;
+  std::uint8_t number = 1;
+  bool infiniband = false;  // addressed by LID; else RoCE v2, by GID
+  std::uint16_t lid = 0;
+  int gid_index = 0;
+  ibv_gid gid{};
+  ibv_mtu mtu = IBV_MTU_1024;
+  double gigabits = 0;  // a second
+  int numa_node = -1;
+
+  std::string text() const;
+};
+
+struct Choice {
+  std::optional<Port> port;
+  std::string reason;              // why none
+  std::vector<std::string> ports;  // all that were looked at, each with what speaks against it
+};
+
+Choice choose(const Library& library, const Wishes& wishes);
+// Whether there is any device at all; asks the system, not the library.
+bool has_devices(const std::string& sysfs);
+std::string gid_text(const ibv_gid& gid);
+
+// All of it: the answer of availability().
+Availability look(const Wishes& wishes, const LoadedLibrary& (*load)());
+
+}  // namespace moolink::transport::verbs

@@ -1,0 +1,196 @@
+// Which device, port and GID is chosen, and what is said where none is.
+
+#include <cerrno>
+#include <cstdlib>
+
+#include "base/error.h"
+#include "check.h"
+#include "fake_verbs.h"
+
+namespace moolink::transport::verbs {
+namespace {
+
+const char* const kV4 = "::ffff:10.77.0.1";
+const char* const kGlobal = "2001:db8::1";
+const char* const kLinkLocal = "fe80::5054:ff:fe00:7701";
+
+FakeDevice roce(const std::string& name, std::vector<FakeGid> gids, std::uint8_t speed = 32) {
+  FakePort port;
+  port.speed = speed;
+  port.gids = std::move(gids);
+  return {name, {port}};
+}
+
+bool says(const std::string& text, const std::string& words) {
+  if (text.find(words) != std::string::npos) return true;
+  check::fail(__FILE__, __LINE__, "'" + text + "' does not say '" + words + "'");
+  return false;
+}
+
+const LoadedLibrary& not_installed() {
+  static const LoadedLibrary none{nullptr, "", "libibverbs.so.1: cannot open shared object file"};
+  return none;
+}
+
+const Library* faked = nullptr;
+const LoadedLibrary& installed() {
+  static LoadedLibrary library;
+  library = {faked, "libibverbs.so.1", ""};
+  return library;
+}
+
+TEST("verbs: an IPv4 GID of RoCE v2 is chosen before a global and a link-local one") {
+  FakeVerbs fake;
+  fake.add(roce("rxe0", {{gid_of(kLinkLocal)},
+                         {gid_of(kV4), "IB/RoCE v1"},
+                         {gid_of(kGlobal)},
+                         {gid_of(kV4)},
+                         {gid_of("::ffff:10.77.0.2")}}));
+  const Choice choice = choose(fake.library(), fake.wishes());
+  CHECK(choice.port.has_value());
+  CHECK_EQ(choice.port->gid_index, 3);
+  CHECK_EQ(choice.port->device, "rxe0");
+  CHECK_EQ(choice.port->gigabits, 100);
+  CHECK(!choice.port->infiniband);
+  CHECK(says(choice.port->text(), "rxe0 port 1, RoCE v2, GID 3 (::ffff:10.77.0.1), 100 Gbit/s"));
+  CHECK_EQ(fake.open, 0);
+}
+
+TEST("verbs: without IPv4 the global GID is chosen, without that the link-local one") {
+  FakeVerbs fake;
+  fake.add(roce("a", {{gid_of(kLinkLocal)}, {gid_of(kGlobal)}}, 64));
+  fake.add(roce("b", {{gid_of("::")}, {gid_of(kLinkLocal)}}, 128));
+  Wishes wishes = fake.wishes();
+  CHECK_EQ(choose(fake.library(), wishes).port->gid_index, 1);
+  wishes.device = "a";
+  CHECK_EQ(choose(fake.library(), wishes).port->gid_index, 1);
+  CHECK_EQ(choose(fake.library(), wishes).port->device, "a");
+}
+
+TEST("verbs: the fastest active port is chosen, of equals the one at this NUMA node") {
+  FakeVerbs fake;
+  FakeDevice down = roce("a_down", {{gid_of(kV4)}}, 128);
+  down.ports[0].state = IBV_PORT_DOWN;
+  fake.add(down);
+  fake.add(roce("b_slow", {{gid_of(kV4)}}, 4));
+  FakeDevice far = roce("c_far", {{gid_of(kV4)}});
+  far.numa_node = 0;
+  fake.add(far);
+  FakeDevice near = roce("d_near", {{gid_of(kV4)}});
+  near.numa_node = 1;
+  fake.add(near);
+  Wishes wishes = fake.wishes();
+  CHECK_EQ(choose(fake.library(), wishes).port->device, "c_far");
+  wishes.near_node = 1;
+  const Choice choice = choose(fake.library(), wishes);
+  CHECK_EQ(choice.port->device, "d_near");
+  CHECK_EQ(choice.ports.size(), 4u);
+  says(choice.ports[0], "a_down port 1: its link is down");
+}
+
+TEST("verbs: InfiniBand is addressed by its LID") {
+  FakeVerbs fake;
+  FakePort port;
+  port.infiniband = true;
+  port.lid = 17;
+  port.gids = {{gid_of("fe80::1"), "IB/RoCE v1"}};
+  FakePort unmanaged = port;
+  unmanaged.lid = 0;
+  fake.add({"mlx5_0", {unmanaged, port}});
+  const Choice choice = choose(fake.library(), fake.wishes());
+  CHECK_EQ(int{choice.port->number}, 2);
+  CHECK(choice.port->infiniband);
+  says(choice.port->text(), "mlx5_0 port 2, InfiniBand, LID 17");
+  says(choice.ports[0], "no subnet manager");
+}
+
+TEST("verbs: what the user names is taken or refused by name") {
+  FakeVerbs fake;
+  fake.add(roce("rxe0", {{gid_of(kV4)}, {gid_of(kGlobal)}, {gid_of(kV4), "IB/RoCE v1"}}));
+  Wishes wishes = fake.wishes();
+  wishes.gid_index = 1;
+  CHECK_EQ(choose(fake.library(), wishes).port->gid_index, 1);
+  wishes.gid_index = 2;
+  CHECK(!choose(fake.library(), wishes).port);
+  says(choose(fake.library(), wishes).reason, "GID 2 (MOOLINK_VERBS_GID_INDEX) is not one of RoCE");
+  wishes.gid_index = 9;
+  says(choose(fake.library(), wishes).reason, "no GID 9 (MOOLINK_VERBS_GID_INDEX)");
+  wishes = fake.wishes();
+  wishes.port = 2;
+  says(choose(fake.library(), wishes).reason, "port 2 (MOOLINK_VERBS_PORT) cannot be used");
+  wishes = fake.wishes();
+  wishes.device = "mlx5_0";
+  says(choose(fake.library(), wishes).reason, "no RDMA device is called 'mlx5_0'");
+  CHECK_EQ(fake.open, 0);
+}
+
+TEST("verbs: a variable that is no number is refused by name") {
+  const auto set = [](const char* value) { setenv("MOOLINK_VERBS_PORT", value, 1); };
+  set("first");
+  CHECK_THROWS(Wishes::from_environment(), ErrorCode::invalid_argument);
+  set("-1");
+  CHECK_THROWS(Wishes::from_environment(), ErrorCode::invalid_argument);
+  set("2");
+  CHECK_EQ(Wishes::from_environment().port, 2);
+  unsetenv("MOOLINK_VERBS_PORT");
+  CHECK_EQ(Wishes::from_environment().port, 0);
+}
+
+TEST("verbs: without a device the library is not loaded") {
+  FakeVerbs fake;
+  const Availability found = look(fake.wishes(), []() -> const LoadedLibrary& { std::abort(); });
+  CHECK(!found.usable);
+  says(found.reason, "no RDMA device");
+}
+
+TEST("verbs: MOOLINK_VERBS_DEVICE=none leaves a device alone") {
+  FakeVerbs fake;
+  fake.add(roce("rxe0", {{gid_of(kV4)}}));
+  Wishes wishes = fake.wishes();
+  wishes.device = "none";
+  const Availability found = look(wishes, []() -> const LoadedLibrary& { std::abort(); });
+  CHECK(!found.usable);
+  says(found.reason, "MOOLINK_VERBS_DEVICE is 'none'");
+}
+
+TEST("verbs: each lack has its reason") {
+  FakeVerbs fake;
+  fake.add(roce("rxe0", {{gid_of(kV4)}}));
+  faked = &fake.library();
+  CHECK(look(fake.wishes(), installed).usable);
+  says(look(fake.wishes(), not_installed).reason, "cannot open shared object file");
+  fake.list_error = ENOSYS;
+  says(look(fake.wishes(), installed).reason, "the kernel has no RDMA");
+  fake.list_error = EPERM;
+  says(look(fake.wishes(), installed).reason, "cannot be listed: Operation not permitted");
+  fake.list_error = 0;
+  fake.register_error = ENOMEM;
+  const Availability limited = look(fake.wishes(), installed);
+  CHECK(!limited.usable);
+  says(limited.reason, "rxe0 registers no memory: Cannot allocate memory");
+  CHECK_EQ(limited.devices.size(), 1u);
+  CHECK_EQ(fake.open, 0);
+}
+
+TEST("verbs: a device that cannot be opened is named, and another one is taken") {
+  FakeVerbs fake;
+  FakeDevice closed = roce("a", {{gid_of(kV4)}});
+  closed.open_error = EACCES;
+  fake.add(closed);
+  faked = &fake.library();
+  says(look(fake.wishes(), installed).reason, "a: cannot be opened: Permission denied");
+  fake.add(roce("b", {{gid_of(kV4)}}));
+  const Availability found = look(fake.wishes(), installed);
+  CHECK(found.usable);
+  says(found.chosen, "b port 1");
+}
+
+TEST("verbs: a device without an address is of no use") {
+  FakeVerbs fake;
+  fake.add(roce("rxe0", {{gid_of("::")}, {gid_of(kV4), "IB/RoCE v1"}}));
+  faked = &fake.library();
+  says(look(fake.wishes(), installed).reason, "its network interface has no address");
+}
+
+}  // namespace
+}  // namespace moolink::transport::verbs
