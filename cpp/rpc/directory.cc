@@ -18,7 +18,7 @@ constexpr std::size_t kPasts = 64;           // peers lost and searches ended
 wire::Payload encode_directory(DirectoryMessage message) {
   if (message.found) {
     wire::lie("found.instance", message.found->instance.low);
-    std::uint64_t addresses = message.found->addresses.size();
+    auto addresses = message.found->addresses.size();
     wire::lie("found.addresses", addresses);
     message.found->addresses.resize(addresses, "tcp://192.0.2.1:1");
   }

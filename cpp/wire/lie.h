@@ -3,14 +3,21 @@
 // One number that a hostile peer lies about, for tests: see lies.h.
 
 #include <cstdint>
+#include <optional>
 
 namespace moolink::wire {
 
 #ifdef MOOLINK_CRASH_POINTS
-// Changes the number if MOOLINK_LIE names it.
-void lie(const char* name, std::uint64_t& number);
+// What MOOLINK_LIE says in place of the number of this name; none: the truth.
+std::optional<std::uint64_t> lie_about(const char* name);
 #else
-constexpr void lie(const char* /*name*/, std::uint64_t& /*number*/) {}
+constexpr std::optional<std::uint64_t> lie_about(const char* /*name*/) { return std::nullopt; }
 #endif
+
+// Changes the number if MOOLINK_LIE names it.
+template <class Number>
+constexpr void lie(const char* name, Number& number) {
+  if (const auto told = lie_about(name)) number = static_cast<Number>(*told);
+}
 
 }  // namespace moolink::wire

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
+#include <optional>
 #include <string>
 
 #include "wire/frame.h"
@@ -25,18 +26,11 @@ Lie lie_from_environment() {
   return {lie.substr(0, equals), std::strtoull(lie.c_str() + equals + 1, nullptr, 0)};
 }
 
-template <class Number>
-void tell(const char* name, Number& number) {
-  std::uint64_t told = number;
-  lie(name, told);
-  number = static_cast<Number>(told);
-}
-
 }  // namespace
 
-void lie(const char* name, std::uint64_t& number) {
+std::optional<std::uint64_t> lie_about(const char* name) {
   static const Lie lie = lie_from_environment();
-  if (lie.name == name) number = lie.value;
+  return lie.name == name ? std::optional(lie.value) : std::nullopt;
 }
 
 // Only messages with something in them lie: the peers get to know one another first.
@@ -46,55 +40,55 @@ MessageHead told(const MessageHead& head) {
   const auto is_something = [](const PartHead& part) { return part.bytes >= kSomething; };
   if (std::none_of(head.parts.begin(), head.parts.end(), is_something)) return lying;
   for (LentPart& lent : lying.lent) {
-    tell("loan.part", lent.part);
-    tell("loan.segment", lent.segment);
-    tell("loan.offset", lent.offset);
+    lie("loan.part", lent.part);
+    lie("loan.segment", lent.segment);
+    lie("loan.offset", lent.offset);
   }
   for (PartHead& part : lying.parts) {
-    tell("part.align", part.align);
-    if (part.where == PartWhere::inline_) tell("inline.bytes", part.bytes);
-    if (part.where == PartWhere::stream) tell("stream.bytes", part.bytes);
-    if (part.where == PartWhere::grant) tell("wanted.bytes", part.bytes);
-    if (part.where == PartWhere::loan) tell("loan.bytes", part.bytes);
+    lie("part.align", part.align);
+    if (part.where == PartWhere::inline_) lie("inline.bytes", part.bytes);
+    if (part.where == PartWhere::stream) lie("stream.bytes", part.bytes);
+    if (part.where == PartWhere::grant) lie("wanted.bytes", part.bytes);
+    if (part.where == PartWhere::loan) lie("loan.bytes", part.bytes);
     if (part.where == PartWhere::placed) {
-      tell("placed.bytes", part.bytes);
-      tell("placed.grant", part.id);
+      lie("placed.bytes", part.bytes);
+      lie("placed.grant", part.id);
     }
   }
-  tell("message.lane_prev", lying.lane_prev);
+  lie("message.lane_prev", lying.lane_prev);
   return lying;
 }
 
 ChunkHead told(const ChunkHead& chunk) {
   ChunkHead lying = chunk;
-  tell("chunk.seq", lying.seq);
-  tell("chunk.part", lying.part);
-  tell("chunk.offset", lying.offset);
-  tell("chunk.bytes", lying.bytes);
+  lie("chunk.seq", lying.seq);
+  lie("chunk.part", lying.part);
+  lie("chunk.offset", lying.offset);
+  lie("chunk.bytes", lying.bytes);
   return lying;
 }
 
 Grant told(const Grant& grant) {
   Grant lying = grant;
   if (grant.grant == 0) return lying;
-  tell("grant.seq", lying.seq);
-  tell("grant.bytes", lying.bytes);
-  tell("grant.segment", lying.segment);
-  tell("grant.offset", lying.offset);
+  lie("grant.seq", lying.seq);
+  lie("grant.bytes", lying.bytes);
+  lie("grant.segment", lying.segment);
+  lie("grant.offset", lying.offset);
   return lying;
 }
 
 Done told(const Done& done) {
   Done lying = done;
-  tell("done.grant", lying.grant);
+  lie("done.grant", lying.grant);
   return lying;
 }
 
 Want told(const Want& want) {
   Want lying = want;
-  tell("want.seq", lying.seq);
-  tell("want.part", lying.part);
-  tell("want.bytes", lying.bytes);
+  lie("want.seq", lying.seq);
+  lie("want.part", lying.part);
+  lie("want.bytes", lying.bytes);
   return lying;
 }
 
