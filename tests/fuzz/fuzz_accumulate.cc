@@ -163,15 +163,12 @@ class World {
   Mail<Letter> mail_;
 };
 
+}  // namespace
+
 void run(Input input) {
   World world;
-  for (int steps = 0; steps < 300 && !input.empty(); ++steps) {
-    world.act(input);
-    world.drain();
-  }
+  drive(world, input);
 }
-
-}  // namespace
 
 std::vector<Bytes> seeds() {
   Output training;
@@ -224,8 +221,3 @@ std::vector<Bytes> seeds() {
 }
 
 }  // namespace moolink::fuzz
-
-int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  moolink::fuzz::run({data, size});
-  return 0;
-}

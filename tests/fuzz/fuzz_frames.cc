@@ -97,6 +97,13 @@ std::string listen(const Bytes& stream, const std::vector<std::size_t>& pieces) 
   return ear.heard;
 }
 
+void append(Output& output, const wire::Frame& frame) {
+  output.rest(wire::encode_header(frame.header)).rest(frame.control.span());
+  for (const Buffer& piece : frame.payload) output.rest(piece.span());
+}
+
+}  // namespace
+
 void run(Input input) {
   std::vector<std::size_t> pieces;
   for (std::size_t count = input.below(16); count > 0; --count) {
@@ -106,13 +113,6 @@ void run(Input input) {
   seal(stream);
   FUZZ_CHECK(listen(stream, pieces) == listen(stream, {}));
 }
-
-void append(Output& output, const wire::Frame& frame) {
-  output.rest(wire::encode_header(frame.header)).rest(frame.control.span());
-  for (const Buffer& piece : frame.payload) output.rest(piece.span());
-}
-
-}  // namespace
 
 std::vector<Bytes> seeds() {
   using wire::FrameType;
@@ -149,8 +149,3 @@ std::vector<Bytes> seeds() {
 }
 
 }  // namespace moolink::fuzz
-
-int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  moolink::fuzz::run({data, size});
-  return 0;
-}

@@ -53,6 +53,8 @@ bool may_happen(const rpc::Action& action) {
          std::holds_alternative<rpc::CloseConnection>(action);
 }
 
+}  // namespace
+
 void run(Input input) {
   static const NobodyPolicy policy;
   CountingAllocator allocator(0);  // a stranger has nothing allocated for it here
@@ -97,8 +99,6 @@ void run(Input input) {
   }
 }
 
-}  // namespace
-
 std::vector<Bytes> seeds() {
   wire::Hello hello;
   hello.instance = {2, 2};
@@ -132,8 +132,3 @@ std::vector<Bytes> seeds() {
 }
 
 }  // namespace moolink::fuzz
-
-int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  moolink::fuzz::run({data, size});
-  return 0;
-}

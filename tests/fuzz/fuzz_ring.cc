@@ -116,6 +116,8 @@ class Hostile {
   std::span<std::byte> data_;
 };
 
+}  // namespace
+
 void run(Input input) {
   static const auto incoming = shm::make_ring(kCapacity);
   static const auto outgoing = shm::make_ring(kCapacity);
@@ -150,8 +152,6 @@ void run(Input input) {
   }
 }
 
-}  // namespace
-
 std::vector<Bytes> seeds() {
   const Bytes payload(40, std::byte{3});
   Output honest;
@@ -171,8 +171,3 @@ std::vector<Bytes> seeds() {
 }
 
 }  // namespace moolink::fuzz
-
-int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  moolink::fuzz::run({data, size});
-  return 0;
-}

@@ -225,11 +225,6 @@ class Victim {
   std::deque<rpc::CallId> calls_;
 };
 
-void run(Input input) {
-  Victim victim(input.chance());
-  for (int steps = 0; steps < 500 && !input.empty(); ++steps) victim.act(input);
-}
-
 void send(Output& output, wire::FrameType type, std::uint64_t seq, const Buffer& control,
           std::span<const std::byte> payload) {
   output.byte(8).byte(static_cast<std::uint64_t>(type) - 1).byte(0).number(seq).number(0);
@@ -252,6 +247,11 @@ void call(Output& output, std::uint64_t seq, wire::PartHead part) {
 }
 
 }  // namespace
+
+void run(Input input) {
+  Victim victim(input.chance());
+  for (int steps = 0; steps < 500 && !input.empty(); ++steps) victim.act(input);
+}
 
 std::vector<Bytes> seeds() {
   using wire::FrameType;
@@ -282,8 +282,3 @@ std::vector<Bytes> seeds() {
 }
 
 }  // namespace moolink::fuzz
-
-int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  moolink::fuzz::run({data, size});
-  return 0;
-}

@@ -152,6 +152,8 @@ void use(Input& input, Victim& victim) {
   }
 }
 
+}  // namespace
+
 void run(Input input) {
   static io::Loop loop;
   static const io::Doorbell bell = io::Doorbell::create();
@@ -180,8 +182,6 @@ void run(Input input) {
   close(sockets[1]);
   loop.look_at_descriptors();  // what was posted
 }
-
-}  // namespace
 
 std::vector<Bytes> seeds() {
   const auto notice = [](Output& output, NoticeKind kind, std::uint64_t segment,
@@ -218,8 +218,3 @@ std::vector<Bytes> seeds() {
 }
 
 }  // namespace moolink::fuzz
-
-int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  moolink::fuzz::run({data, size});
-  return 0;
-}

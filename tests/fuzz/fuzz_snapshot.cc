@@ -27,6 +27,8 @@ void check(const SnapshotFetch& fetch) {
   }
 }
 
+}  // namespace
+
 void run(Input input) {
   const auto memory = std::make_shared<CountingAllocator>(kMost);
   SnapshotFetch fetch(kId, memory, seconds(5));
@@ -72,8 +74,6 @@ void run(Input input) {
   }
 }
 
-}  // namespace
-
 std::vector<Bytes> seeds() {
   Output whole;
   whole.byte(0).byte(0).byte(4);
@@ -85,8 +85,3 @@ std::vector<Bytes> seeds() {
 }
 
 }  // namespace moolink::fuzz
-
-int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  moolink::fuzz::run({data, size});
-  return 0;
-}

@@ -114,6 +114,8 @@ void check_same(const Step& a, const Step& b) {
   FUZZ_CHECK(a.tensor.device == b.tensor.device);
 }
 
+}  // namespace
+
 void run(Input input) {
   const Limits limits;
   wire::Payload payload;
@@ -134,8 +136,6 @@ void run(Input input) {
   for (std::size_t i = 0; i < steps.size(); ++i) check_same(steps[i], again[i]);
 }
 
-}  // namespace
-
 std::vector<Bytes> seeds() {
   const wire::TypeHead record{"tests:Point", {"x", "y"}};
   const wire::TypeHead colour{"tests:Colour", {}};
@@ -152,8 +152,3 @@ std::vector<Bytes> seeds() {
 }
 
 }  // namespace moolink::fuzz
-
-int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  moolink::fuzz::run({data, size});
-  return 0;
-}

@@ -14,7 +14,7 @@ namespace {
 namespace fs = std::filesystem;
 
 void run(const moolink::fuzz::Bytes& bytes) {
-  LLVMFuzzerTestOneInput(reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size());
+  moolink::fuzz::run({reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size()});
 }
 
 int write_seeds(const fs::path& folder) {

@@ -24,6 +24,11 @@ namespace moolink::fuzz {
 
 using Bytes = std::vector<std::byte>;
 
+class Input;
+
+// Acts on what is tested as the input says; every target has its own.
+void run(Input input);
+
 // Good inputs of this target, from which a fuzzer begins. Made by the code under test, so that they
 // do not grow old when a format changes.
 std::vector<Bytes> seeds();
@@ -168,6 +173,14 @@ inline void bend(Input& input, Bytes& bytes) {
   bytes.shrink_to_fit();
 }
 
-}  // namespace moolink::fuzz
+// Machines that act as the input says, and whose messages are taken after each step.
+template <class World>
+void drive(World& world, Input& input) {
+  constexpr int kMostSteps = 300;
+  for (int steps = 0; steps < kMostSteps && !input.empty(); ++steps) {
+    world.act(input);
+    world.drain();
+  }
+}
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
+}  // namespace moolink::fuzz
