@@ -58,13 +58,8 @@ void ShmConnection::start() {
   }
   if (established_ || state_ != State::open) return;
   set_timer(environment_.handshake_timeout, [self] {
-    self->fail({ErrorCode::timeout,
-                "no greeting from " + self->peer_address_ + " within the handshake's time limit",
-                {},
-                {},
-                {},
-                {},
-                Ran::no},
+    self->fail(make_error(ErrorCode::timeout, "no greeting from " + self->peer_address_ +
+                                                  " within the handshake's time limit"),
                false);
   });
 }
@@ -328,13 +323,8 @@ void ShmConnection::socket_ready() {
   read_to_the_end();
   if (state_ != State::open || failed_) return;
   const auto closed_by_peer = [self = keep] {
-    self->fail({ErrorCode::peer_lost,
-                "connection with " + self->peer_address_ + ": closed by the peer",
-                {},
-                {},
-                {},
-                {},
-                Ran::no},
+    self->fail(make_error(ErrorCode::peer_lost,
+                          "connection with " + self->peer_address_ + ": closed by the peer"),
                false);
   };
   if (peer_said_bye_ || !pidfd_) return closed_by_peer();
@@ -346,13 +336,8 @@ void ShmConnection::peer_exited() {
   environment_.loop.unwatch(std::exchange(pidfd_watch_, 0));
   if (state_ == State::closing) return finish_close();
   read_to_the_end();
-  fail({ErrorCode::peer_lost,
-        "connection with " + peer_address_ + ": its process has ended",
-        {},
-        {},
-        {},
-        {},
-        Ran::no},
+  fail(make_error(ErrorCode::peer_lost,
+                  "connection with " + peer_address_ + ": its process has ended"),
        true);
 }
 
@@ -373,13 +358,8 @@ void ShmConnection::finish_close() {
 }
 
 void ShmConnection::make_room() {
-  fail({ErrorCode::timeout,
-        "no greeting from " + peer_address_ + " before others wanted its place",
-        {},
-        {},
-        {},
-        {},
-        Ran::no},
+  fail(make_error(ErrorCode::timeout,
+                  "no greeting from " + peer_address_ + " before others wanted its place"),
        false);
 }
 

@@ -20,10 +20,6 @@ namespace {
 // A listener whose backlog is full answers EAGAIN, and epoll does not tell when it has room.
 constexpr Duration kConnectAgain = milliseconds(5);
 
-Error error_of(ErrorCode code, std::string message) {
-  return {code, std::move(message), {}, {}, {}, {}, Ran::no};
-}
-
 }  // namespace
 
 Handshake::Handshake(Environment& environment, Owner& owner, const io::Doorbell& bell,
@@ -43,8 +39,8 @@ void Handshake::dial(const std::string& abstract_name) {
   peer_ = address_;
   socket_ = Descriptor(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!socket_) {
-    return fail(error_of(ErrorCode::error,
-                         std::string("cannot make a Unix socket: ") + std::strerror(errno)));
+    return fail(make_error(ErrorCode::error,
+                           std::string("cannot make a Unix socket: ") + std::strerror(errno)));
   }
   begin();
   connect();
@@ -53,8 +49,8 @@ void Handshake::dial(const std::string& abstract_name) {
 void Handshake::begin() {
   const auto self = shared_from_this();
   deadline_ = environment_.loop.at(io::now() + environment_.handshake_timeout, [self] {
-    self->fail(error_of(ErrorCode::timeout,
-                        "no greeting from " + self->peer_ + " within the handshake's time limit"));
+    self->fail(make_error(ErrorCode::timeout, "no greeting from " + self->peer_ +
+                                                  " within the handshake's time limit"));
   });
 }
 
@@ -67,9 +63,9 @@ void Handshake::connect() {
     return;
   }
   const bool nobody = errno == ECONNREFUSED;
-  fail(error_of(nobody ? ErrorCode::peer_lost : ErrorCode::error,
-                "cannot connect to " + address_ + ": " +
-                    (nobody ? "no process of this host listens there" : std::strerror(errno))));
+  fail(make_error(nobody ? ErrorCode::peer_lost : ErrorCode::error,
+                  "cannot connect to " + address_ + ": " +
+                      (nobody ? "no process of this host listens there" : std::strerror(errno))));
 }
 
 void Handshake::greet() {
@@ -77,9 +73,9 @@ void Handshake::greet() {
     const io::PeerProcess process = io::peer_process(socket_.get());
     if (peer_.empty()) peer_ = "process " + std::to_string(process.pid) + " of this host";
     if (process.uid != ::geteuid()) {
-      return fail(error_of(ErrorCode::auth, "refused " + peer_ + ": it is of user " +
-                                                std::to_string(process.uid) + ", this one of " +
-                                                std::to_string(::geteuid())));
+      return fail(make_error(ErrorCode::auth, "refused " + peer_ + ": it is of user " +
+                                                  std::to_string(process.uid) + ", this one of " +
+                                                  std::to_string(::geteuid())));
     }
     pidfd_ = io::open_pidfd(socket_.get());
     incoming_ = make_ring(kDefaultRingBytes);
@@ -104,9 +100,9 @@ void Handshake::readable() {
       case io::Received::message:
         return finish(std::move(message));
       case io::Received::end:
-        return fail(error_of(ErrorCode::error,
-                             peer_ + " closed the socket before its greeting: it is of another "
-                                     "user, is stopping, or has too many unknown peers"));
+        return fail(make_error(ErrorCode::error,
+                               peer_ + " closed the socket before its greeting: it is of another "
+                                       "user, is stopping, or has too many unknown peers"));
     }
   } catch (const Exception& e) {
     fail(e.error());

@@ -100,17 +100,11 @@ void ShmTransport::dial(const std::string& address) {
   const Address parsed = parse_address(address);
   if (!parsed.host.empty() && parsed.host != host_) {
     // Not of this kernel and network namespace: there is no way to its memory.
-    new_handshake(address)->refuse(
-        {ErrorCode::error,
-         "cannot reach " + address +
-             " through shared memory: it is an address of another host or "
-             "network namespace (this one is " +
-             host_ + ")",
-         {},
-         {},
-         {},
-         {},
-         Ran::no});
+    new_handshake(address)->refuse(make_error(
+        ErrorCode::error, "cannot reach " + address +
+                              " through shared memory: it is an address of another host or "
+                              "network namespace (this one is " +
+                              host_ + ")"));
     return;
   }
   new_handshake(address)->dial(parsed.name);

@@ -79,14 +79,8 @@ void TcpConnection::start(std::unique_ptr<ByteStream> stream) {
   timer_ =
       environment_.loop.at(io::now() + environment_.handshake_timeout, [self = shared_from_this()] {
         self->timer_set_ = false;
-        self->fail(
-            {ErrorCode::timeout,
-             "no greeting from " + self->peer_address_ + " within the handshake's time limit",
-             {},
-             {},
-             {},
-             {},
-             Ran::no});
+        self->fail(make_error(ErrorCode::timeout, "no greeting from " + self->peer_address_ +
+                                                      " within the handshake's time limit"));
       });
   timer_set_ = true;
   shake_hands();
@@ -240,13 +234,7 @@ void TcpConnection::receive() {
     error.message = "connection with " + peer_address_ + " closed: " + error.message;
     fail(std::move(error));
   } catch (const std::exception& e) {
-    fail({ErrorCode::error,
-          "connection with " + peer_address_ + " closed: " + e.what(),
-          {},
-          {},
-          {},
-          {},
-          Ran::no});
+    fail(make_error(ErrorCode::error, "connection with " + peer_address_ + " closed: " + e.what()));
   }
 }
 
@@ -410,13 +398,8 @@ void TcpConnection::begin_closing() {
 }
 
 void TcpConnection::make_room() {
-  fail({ErrorCode::timeout,
-        "no greeting from " + peer_address_ + " before others wanted its place",
-        {},
-        {},
-        {},
-        {},
-        Ran::no});
+  fail(make_error(ErrorCode::timeout,
+                  "no greeting from " + peer_address_ + " before others wanted its place"));
 }
 
 void TcpConnection::drop() {

@@ -17,10 +17,6 @@ constexpr Duration kAcceptPause = milliseconds(200);
 constexpr int kBacklog = 1024;
 constexpr int kAcceptedAtOnce = 64;
 
-Error plain_error(ErrorCode code, std::string message) {
-  return {code, std::move(message), {}, {}, {}, {}, Ran::no};
-}
-
 Descriptor stream_socket(int family) {
   return Descriptor(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
 }
@@ -316,7 +312,7 @@ void TcpTransport::dial_next(DialId id) {
   const ErrorCode code = failed.all_refused ? ErrorCode::peer_lost : ErrorCode::error;
   environment_.handler.dial_failed(
       failed.address,
-      plain_error(code, "cannot connect to " + failed.address + ": " + failed.failure));
+      make_error(code, "cannot connect to " + failed.address + ": " + failed.failure));
 }
 
 // Returns false if the attempt failed at once.
