@@ -26,7 +26,7 @@ ShmTransport::ShmTransport(Environment& environment)
       // Nothing to do in the callback: the loop polls every ring after each wait.
       bell_watch_(
           environment.loop.watch(bell_.descriptor(), EPOLLIN | EPOLLET, [](std::uint32_t) {})),
-      door_({}) {}
+      door_({.strangers = environment.max_strangers}) {}
 
 ShmTransport::~ShmTransport() { stop(); }
 
@@ -51,7 +51,6 @@ std::vector<std::string> ShmTransport::listen(const std::string& address) {
                                  "name, or none"
                                : std::strerror(errno)));
   }
-  if (listeners_.empty()) door_ = Door({.strangers = environment_.max_strangers});
   listeners_.push_back({std::move(socket), 0, {}});
   watch(listeners_.back());
   return {wanted.text()};

@@ -126,7 +126,8 @@ void TcpConnection::refuse_tls() {
 }
 
 void TcpConnection::establish() {
-  if (state_ != State::open || limits_.max_frame == environment_.limits.max_frame) return;
+  if (state_ != State::open || established_) return;
+  established_ = true;
   limits_.max_frame = environment_.limits.max_frame;
   if (timer_set_) environment_.loop.cancel(timer_);
   timer_set_ = false;
@@ -248,8 +249,7 @@ std::size_t TcpConnection::receive_some(std::size_t allowance) {
   std::size_t ahead = 0;
   if (direct == wanted) {
     // A stranger makes this side hold no more than a frame of its own.
-    const bool stranger = limits_.max_frame < environment_.limits.max_frame;
-    ahead = (stranger ? kStrangerFrame + wire::kHeaderBytes : kReadAhead) - ahead_end_;
+    ahead = (established_ ? kReadAhead : kStrangerFrame + wire::kHeaderBytes) - ahead_end_;
     if (direct > 0) ahead = std::min(ahead, kAheadOfBulk);
     vectors[used++] = {ahead_.get() + ahead_end_, ahead};
   }

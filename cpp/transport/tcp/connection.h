@@ -112,7 +112,8 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
   Descriptor socket_;
   const std::string dialled_;
   std::unique_ptr<ByteStream> stream_;
-  bool opened_ = false;  // the handler knows it
+  bool opened_ = false;       // the handler knows it
+  bool established_ = false;  // ... and who is at the other end
   std::string peer_address_;
   State state_ = State::open;
   Limits limits_;

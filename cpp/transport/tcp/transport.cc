@@ -80,7 +80,7 @@ Descriptor listen_everywhere(std::uint16_t port) {
 
 TcpTransport::TcpTransport(Environment& environment, const OpenSslFound& openssl)
     : environment_(environment),
-      door_({}),
+      door_({.strangers = environment.max_strangers}),
       choice_(environment.interface),
       alive_(std::make_shared<bool>(true)) {
   if (environment.keyring.empty()) return;
@@ -117,7 +117,6 @@ std::string TcpTransport::why_plain() const {
 
 std::vector<std::string> TcpTransport::listen(const std::string& address) {
   const HostPort wanted = parse_address(address);
-  if (listeners_.empty()) door_ = Door({.strangers = environment_.max_strangers});
   std::vector<std::string> bound;
   if (wanted.host.empty() && !allows({})) listen_refused(address, why_not_allowed());
   if (wanted.host.empty() && !choice_.all()) return listen_on_chosen(address, wanted.port);

@@ -11,8 +11,9 @@ constexpr Duration kTimeout = seconds(20);
 
 }  // namespace
 
-Side::Side(const Subject& subject, Limits limits)
+Side::Side(const Subject& subject, Limits limits, std::size_t max_strangers)
     : environment{loop, allocator, *this, limits, Uid{1, 2}} {
+  environment.max_strangers = max_strangers;
   transport = subject.make(environment);
 }
 
@@ -292,9 +293,8 @@ void test_back_pressure(const Subject& subject) {
 
 void test_strangers(const Subject& subject) {
   Side a(subject);
-  Side b(subject);
+  Side b(subject, {}, 1);
   b.establish_on_open = false;
-  b.environment.max_strangers = 1;
   b.environment.handshake_timeout = milliseconds(300);
   if (!connect(subject, a, b)) return;
   Side second(subject);
@@ -316,6 +316,21 @@ void test_strangers_send_small_frames_only(const Subject& subject) {
   wait_until(a, b, [&] { return b.closures.size() == 1; });
   CHECK(b.closures[0].code == ErrorCode::wire);
   check_messages(b, {1000});
+}
+
+void test_established_with_small_frames(const Subject& subject) {
+  Limits limits;
+  limits.max_frame = std::size_t{8} << 10;  // less than a stranger may send
+  Side a(subject);
+  Side b(subject, limits, 1);
+  if (!connect(subject, a, b)) return;
+  // No stranger any more, so that there is room for another one.
+  Side second(subject);
+  second.transport->dial(a.dialled[0]);
+  wait_until(second, b, [&] {
+    return b.connections.size() == 2 || !second.closures.empty() || !second.dial_failures.empty();
+  });
+  CHECK_EQ(b.connections.size(), 2u);
 }
 
 void test_frame_limit(const Subject& subject) {
@@ -359,6 +374,7 @@ void add_tests(const Subject& subject) {
       {"a full queue is not writable, a drained one is again", test_back_pressure},
       {"strangers are few and must greet in time", test_strangers},
       {"strangers may send small frames only", test_strangers_send_small_frames_only},
+      {"a peer whose frames are small is established, too", test_established_with_small_frames},
       {"a frame over the limit closes the connection", test_frame_limit},
       {"stop tells the handler nothing", test_stop_is_silent},
   };
