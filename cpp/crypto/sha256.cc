@@ -111,22 +111,25 @@ Digest hmac_sha256(Bytes key, Bytes message) {
   return outer.finish();
 }
 
-std::vector<std::byte> hkdf_sha256(Bytes secret, Bytes salt, Bytes info, std::size_t length) {
+std::vector<std::byte> hkdf_expand(Bytes secret, Bytes info, std::size_t length) {
   if (length > 255 * sizeof(Digest)) {
     throw Exception(ErrorCode::invalid_argument, "HKDF gives at most 255 blocks");
   }
-  const Digest extracted = hmac_sha256(salt, secret);
   std::vector<std::byte> output;
   std::vector<std::byte> message;
   for (std::uint8_t counter = 1; output.size() < length; ++counter) {
     message.insert(message.end(), info.begin(), info.end());
     message.push_back(std::byte{counter});
-    const Digest block = hmac_sha256(extracted, message);
+    const Digest block = hmac_sha256(secret, message);
     output.insert(output.end(), block.begin(), block.end());
     message.assign(block.begin(), block.end());
   }
   output.resize(length);
   return output;
+}
+
+std::vector<std::byte> hkdf_sha256(Bytes secret, Bytes salt, Bytes info, std::size_t length) {
+  return hkdf_expand(hmac_sha256(salt, secret), info, length);
 }
 
 bool equal(Bytes a, Bytes b) {

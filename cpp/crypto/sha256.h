@@ -38,7 +38,9 @@ class Sha256 {
 Digest sha256(Bytes message);
 Digest hmac_sha256(Bytes key, Bytes message);
 
-// Extract, then expand to `length` bytes; at most 255 * 32.
+// HKDF's second step alone, of a secret that is uniformly random: `length` bytes, at most 255 * 32.
+std::vector<std::byte> hkdf_expand(Bytes secret, Bytes info, std::size_t length);
+// Both steps.
 std::vector<std::byte> hkdf_sha256(Bytes secret, Bytes salt, Bytes info, std::size_t length);
 
 // Whether both are the same, in a time that depends on their sizes alone.

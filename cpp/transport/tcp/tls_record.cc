@@ -17,8 +17,9 @@ constexpr int kSetTag = 0x11;  // EVP_CTRL_AEAD_SET_TAG
 constexpr std::size_t kKeyBytes = 16;
 constexpr std::size_t kTagBytes = 16;
 
-// HKDF-Expand-Label of up to 32 bytes, with no context.
-crypto::Digest expand(const crypto::Digest& secret, std::string_view label, std::size_t length) {
+// HKDF-Expand-Label with no context.
+std::vector<std::byte> expand(const crypto::Digest& secret, std::string_view label,
+                              std::size_t length) {
   std::vector<std::byte> info = {std::byte{0}, static_cast<std::byte>(length)};
   constexpr std::string_view kProtocol = "tls13 ";
   info.push_back(static_cast<std::byte>(kProtocol.size() + label.size()));
@@ -27,8 +28,7 @@ crypto::Digest expand(const crypto::Digest& secret, std::string_view label, std:
     info.insert(info.end(), bytes.begin(), bytes.end());
   }
   info.push_back(std::byte{0});  // the context's length
-  info.push_back(std::byte{1});  // HKDF-Expand: the first block, and the only one
-  return crypto::hmac_sha256(secret, info);
+  return crypto::hkdf_expand(secret, info, length);
 }
 
 const unsigned char* chars(const void* data) { return static_cast<const unsigned char*>(data); }
@@ -54,16 +54,15 @@ RecordCipher::RecordCipher(const OpenSsl& openssl, const crypto::Digest& secret,
 RecordCipher::~RecordCipher() { openssl_.cipher_free(context_); }
 
 void RecordCipher::derive() {
-  const crypto::Digest key = expand(secret_, "key", kKeyBytes);
-  const crypto::Digest iv = expand(secret_, "iv", iv_.size());
-  std::copy_n(iv.begin(), iv_.size(), iv_.begin());
+  const std::vector<std::byte> key = expand(secret_, "key", kKeyBytes);
+  std::ranges::copy(expand(secret_, "iv", iv_.size()), iv_.begin());
   sequence_ = 0;
   need(openssl_.cipher_begin(context_, openssl_.aes_128_gcm(), nullptr, chars(key.data()),
                              chars(iv_.data()), way_ == Way::seal ? 1 : 0) == 1);
 }
 
 void RecordCipher::next_key() {
-  secret_ = expand(secret_, "traffic upd", secret_.size());
+  std::ranges::copy(expand(secret_, "traffic upd", secret_.size()), secret_.begin());
   derive();
 }
 
