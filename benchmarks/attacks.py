@@ -13,6 +13,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -27,11 +28,7 @@ def attacks_on(server: Server, path: str) -> dict[str, Callable[[], None]]:
     connect = attacks.to_unix(server.unix_name) if unix else attacks.to_tcp(server.port)
     return {
         "quiet": lambda: time.sleep(5),
-        "1,000 random greetings": lambda: attacks.random_greetings(connect, 1000),
-        "1,000 bent greetings": lambda: attacks.bent_greetings(connect, 1000, unix),
-        "2,000 idle connections": lambda: attacks.idle_connections(connect, 2000),
-        "200 slow connections": lambda: attacks.slow_loris(connect, 200, unix),
-        "lying lengths": lambda: attacks.lying_lengths(connect),
+        **{name: partial(attack, connect, unix) for name, attack in attacks.ATTACKS.items()},
         "quiet again": lambda: time.sleep(5),
     }
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.processes import killed_at_the_end, start_python
+
 pytest.importorskip("jax")
 pytestmark = pytest.mark.timeout(120)
 
 MEMBER = Path(__file__).with_name("program_member.py")
-ROOT = MEMBER.parents[2]
 
 Start = Callable[..., subprocess.Popen[str]]
 
@@ -23,24 +23,13 @@ Start = Callable[..., subprocess.Popen[str]]
 @pytest.fixture
 def start() -> Iterator[Start]:
     """Starts Python with arguments; what is left is killed with the test."""
-    processes: list[subprocess.Popen[str]] = []
+    with killed_at_the_end() as processes:
 
-    def start_one(*arguments: object) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, *map(str, arguments)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-        )
-        processes.append(process)
-        return process
+        def start_one(*arguments: object) -> subprocess.Popen[str]:
+            processes.append(start_python(*arguments))
+            return processes[-1]
 
-    yield start_one
-    for process in processes:
-        process.kill()
-        process.communicate()
+        yield start_one
 
 
 def lines_until(process: subprocess.Popen[str], first: str) -> list[str]:

@@ -11,6 +11,7 @@ import pytest
 from examples.common import checkpoint
 from tests.learning import mixed_job
 from tests.learning.processes import broker, read_until, start
+from tests.processes import killed_at_the_end
 
 pytest.importorskip("jax")
 pytest.importorskip("optax")
@@ -44,9 +45,7 @@ def test_two_jax_peers_learn_catch(tmp_path):
 @pytest.fixture
 def peer(tmp_path):
     """Returns a function that starts a peer of a framework, all of one group."""
-    started = []
-
-    with broker() as address:
+    with broker() as address, killed_at_the_end() as started:
 
         def start_peer(framework, *arguments):
             index = str(len(started))
@@ -59,9 +58,6 @@ def peer(tmp_path):
             return process
 
         yield start_peer
-        for process in started:
-            process.kill()
-            process.communicate()
 
 
 @pytest.mark.parametrize(("first", "second"), [("torch", "jax"), ("jax", "torch")])

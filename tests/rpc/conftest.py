@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import textwrap
 from collections.abc import Callable, Iterator
 
 import pytest
 
 import moolink
+from tests.processes import killed_at_the_end, start_python
 
 Pair = tuple[moolink.Rpc, moolink.Rpc]
 Start = Callable[[str], subprocess.Popen[str]]
@@ -30,20 +30,10 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
 @pytest.fixture
 def start() -> Iterator[Start]:
     """Starts a Python program in a process of its own, which is killed with the test."""
-    processes: list[subprocess.Popen[str]] = []
+    with killed_at_the_end() as processes:
 
-    def start_one(program: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(program)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        processes.append(process)
-        return process
+        def start_one(program: str) -> subprocess.Popen[str]:
+            processes.append(start_python("-c", textwrap.dedent(program)))
+            return processes[-1]
 
-    yield start_one
-    for process in processes:
-        process.kill()
-        process.communicate()
+        yield start_one

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import moolink
+from tests.mutation import bent
 
 HEADER = struct.Struct("<BBHIQQI")  # of a frame, before its checksum
 AT_ONCE = 16  # connections of an attack
@@ -141,24 +142,15 @@ def bent_greetings(connect: Connect, count: int, unix: bool, seed: int = 2) -> N
     """Connections that begin as peers do, but for some bits, a length or the end."""
     dice = random.Random(seed)
 
-    def bent(good: bytes) -> bytes:
-        words = bytearray(good)
-        for _ in range(dice.randrange(1, 4)):
-            at = dice.randrange(len(words))
-            kind = dice.randrange(4)
-            if kind == 0:
-                words[at] ^= 1 << dice.randrange(8)
-            elif kind == 1:
-                words = words[: at + 1]
-            elif kind == 2:
-                words[at:at] = dice.randbytes(dice.randrange(1, 50))
-            elif len(words) >= 8:
-                struct.pack_into("<I", words, 4, dice.choice((0, 1, len(good), 1 << 31)))
+    def greeting(good: bytes) -> bytes:
+        words = bytearray(bent(good, dice))
+        if len(words) >= 8 and dice.random() < 0.4:  # a frame's length
+            struct.pack_into("<I", words, 4, dice.choice((0, 1, len(good), 1 << 31)))
         return seal(bytes(words)) if dice.random() < 0.8 else bytes(words)
 
     with recorded_greeting(unix) as (good, descriptors):
         some = (descriptors[: dice.randrange(len(descriptors) + 1)] for _ in range(count))
-        say_all(connect, ((bent(good), passed) for passed in some))
+        say_all(connect, ((greeting(good), passed) for passed in some))
 
 
 def idle_connections(connect: Connect, count: int) -> None:
@@ -203,6 +195,16 @@ def lying_lengths(connect: Connect) -> None:
         frame(3, b"\x01" + huge),
     )
     say_all(connect, ((words, ()) for words in lies))
+
+
+# What can be done to a path; the second argument: whether it is the Unix socket.
+ATTACKS: dict[str, Callable[[Connect, bool], None]] = {
+    "1,000 random greetings": lambda connect, _: random_greetings(connect, 1000),
+    "1,000 bent greetings": lambda connect, unix: bent_greetings(connect, 1000, unix),
+    "2,000 idle connections": lambda connect, _: idle_connections(connect, 2000),
+    "200 slow connections": lambda connect, unix: slow_loris(connect, 200, unix),
+    "lying lengths": lambda connect, _: lying_lengths(connect),
+}
 
 
 @contextmanager

@@ -26,11 +26,6 @@ def server() -> Iterator[Server]:
         server.kill()
 
 
-def reach(server: Server, path: str) -> attacks.Connect:
-    """How to connect to the server on a path."""
-    return attacks.to_tcp(server.port) if path == "tcp" else attacks.to_unix(server.unix_name)
-
-
 def endure(server: Server, path: str, attack: Callable[[], None]) -> None:
     """Attacks while a friend calls, and looks at what is left of it."""
     with server.serving(path) as first:
@@ -51,28 +46,10 @@ def endure(server: Server, path: str, attack: Callable[[], None]) -> None:
 
 
 @pytest.mark.parametrize("path", ["tcp", "shm"])
-def test_random_greetings(server: Server, path: str) -> None:
-    endure(server, path, lambda: attacks.random_greetings(reach(server, path), 1000))
-
-
-@pytest.mark.parametrize("path", ["tcp", "shm"])
-def test_bent_greetings(server: Server, path: str) -> None:
-    endure(server, path, lambda: attacks.bent_greetings(reach(server, path), 1000, path == "shm"))
-
-
-@pytest.mark.parametrize("path", ["tcp", "shm"])
-def test_idle_connections(server: Server, path: str) -> None:
-    endure(server, path, lambda: attacks.idle_connections(reach(server, path), 2000))
-
-
-@pytest.mark.parametrize("path", ["tcp", "shm"])
-def test_slow_loris(server: Server, path: str) -> None:
-    endure(server, path, lambda: attacks.slow_loris(reach(server, path), 200, path == "shm"))
-
-
-@pytest.mark.parametrize("path", ["tcp", "shm"])
-def test_lying_lengths(server: Server, path: str) -> None:
-    endure(server, path, lambda: attacks.lying_lengths(reach(server, path)))
+@pytest.mark.parametrize("attack", attacks.ATTACKS)
+def test_an_attack_of_strangers(server: Server, attack: str, path: str) -> None:
+    connect = attacks.to_tcp(server.port) if path == "tcp" else attacks.to_unix(server.unix_name)
+    endure(server, path, lambda: attacks.ATTACKS[attack](connect, path == "shm"))
 
 
 # A peer that is let in, and sends an object whose unpickling runs a program.
