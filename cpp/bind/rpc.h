@@ -51,6 +51,10 @@ class PyRpc {
 
   nb::object async(const std::string& peer, const std::string& function, const nb::args& arguments,
                    const nb::kwargs& keywords);
+  nb::object sync(const std::string& peer, const std::string& function, const nb::args& arguments,
+                  const nb::kwargs& keywords);
+  void async_callback(const std::string& peer, const std::string& function, nb::callable callback,
+                      const nb::args& arguments, const nb::kwargs& keywords);
   nb::dict async_many(const std::vector<std::string>& peers, const std::string& function,
                       const nb::args& arguments, const nb::kwargs& keywords);
 
