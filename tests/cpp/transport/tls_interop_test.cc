@@ -11,6 +11,7 @@
 
 #include "check.h"
 #include "conformance.h"
+#include "keys.h"
 #include "transport/tcp/tls.h"
 
 namespace moolink::transport {
@@ -27,16 +28,10 @@ constexpr int kZeroReturn = 6;  // SSL_ERROR_ZERO_RETURN
 
 const OpenSsl& openssl() { return *tcp::find_openssl().functions; }
 
-crypto::Key job_key() {
-  crypto::Key key;
-  key.secret.fill(std::byte{7});
-  return key;
-}
-
 int show_key(Ssl* ssl, const tcp::DigestMethod* /*digest*/, const unsigned char** identity,
              std::size_t* size, SslSession** session) {
-  static const std::string shown = job_key().identity();
-  const crypto::Digest secret = job_key().secret_for("tls");
+  static const std::string shown = key_of(7).identity();
+  const crypto::Digest secret = key_of(7).secret_for("tls");
   constexpr unsigned char kNumber[] = {0x13, 0x01};
   *session = openssl().session_new();
   openssl().session_set_key(*session, reinterpret_cast<const unsigned char*>(secret.data()),
@@ -62,7 +57,7 @@ class Interop {
     CHECK_EQ((function<int(Ssl*, int)>("SSL_set_fd"))(ssl_, ends[0]), 1);
     openssl().ssl_dial(ssl_);
     stream = std::make_unique<tcp::TlsStream>(
-        std::make_shared<tcp::TlsContext>(crypto::Keyring({job_key()}), records_per_key), ends[1],
+        std::make_shared<tcp::TlsContext>(crypto::Keyring({key_of(7)}), records_per_key), ends[1],
         std::nullopt);
     bool done = false;
     bool accepted = false;
