@@ -55,8 +55,7 @@ TcpConnection::TcpConnection(Environment& environment, Owner& owner, Descriptor 
       id_(environment.next_connection_id()),
       socket_(std::move(socket)),
       dialled_(std::move(dialled)),
-      limits_(environment.limits),
-      ahead_(std::make_unique_for_overwrite<std::byte[]>(kReadAhead)) {
+      limits_(environment.limits) {
   limits_.max_frame = std::min(limits_.max_frame, kStrangerFrame);
   peer_address_ = remote_address(socket_.get()).text();
   traits_.chunk_bytes = kChunk;
@@ -239,7 +238,18 @@ void TcpConnection::receive() {
   }
 }
 
+// A stranger makes this side hold no more than a frame of its own.
+void TcpConnection::make_read_ahead() {
+  const std::size_t wanted = established_ ? kReadAhead : kStrangerFrame + wire::kHeaderBytes;
+  if (ahead_bytes_ >= wanted) return;
+  auto larger = std::make_unique_for_overwrite<std::byte[]>(wanted);
+  if (ahead_end_ > 0) std::memcpy(larger.get(), ahead_.get(), ahead_end_);
+  ahead_ = std::move(larger);
+  ahead_bytes_ = wanted;
+}
+
 std::size_t TcpConnection::receive_some(std::size_t allowance) {
+  make_read_ahead();
   std::array<iovec, 2> vectors;
   std::size_t used = 0;
   if (ahead_begin_ == ahead_end_) ahead_begin_ = ahead_end_ = 0;
@@ -248,8 +258,7 @@ std::size_t TcpConnection::receive_some(std::size_t allowance) {
   if (direct > 0) vectors[used++] = {bulk_.target, direct};
   std::size_t ahead = 0;
   if (direct == wanted) {
-    // A stranger makes this side hold no more than a frame of its own.
-    ahead = (established_ ? kReadAhead : kStrangerFrame + wire::kHeaderBytes) - ahead_end_;
+    ahead = ahead_bytes_ - ahead_end_;
     if (direct > 0) ahead = std::min(ahead, kAheadOfBulk);
     vectors[used++] = {ahead_.get() + ahead_end_, ahead};
   }
@@ -272,7 +281,8 @@ std::size_t TcpConnection::receive_some(std::size_t allowance) {
 
 // Of a connection that is being closed: until the peer closes too.
 void TcpConnection::discard() {
-  const iovec all{ahead_.get(), kReadAhead};
+  make_read_ahead();
+  const iovec all{ahead_.get(), ahead_bytes_};
   for (std::size_t budget = kReceiveBudget; budget > 0;) {
     const ssize_t count = receive_pieces(socket_.get(), std::span(&all, 1));
     if (count < 0 && would_block(errno)) return;

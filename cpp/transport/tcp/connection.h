@@ -89,6 +89,7 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
   void begin_closing();
   void receive();
   std::size_t receive_some(std::size_t allowance);  // 0: nothing more now
+  void make_read_ahead();
   void discard();
   void parse();
   bool parse_frame(std::size_t available);
@@ -128,7 +129,8 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
   bool above_high_water_ = false;
   bool blocked_ = false;  // the socket takes no more: another attempt would be in vain
 
-  std::unique_ptr<std::byte[]> ahead_;
+  std::unique_ptr<std::byte[]> ahead_;  // made when there is something to receive
+  std::size_t ahead_bytes_ = 0;         // room in it
   std::size_t ahead_begin_ = 0;
   std::size_t ahead_end_ = 0;
   bool drained_ = false;    // the last receive left nothing in the socket

@@ -79,6 +79,7 @@ class TlsStream final : public ByteStream {
   static long control(Bio* bio, int command, long number, void* pointer);
   // tls_handshake.cc
   void begin();
+  bool may_begin();
   bool take_records(const char* data, std::size_t size);
   std::size_t give_records(char* data, std::size_t size);
   bool export_binding();
@@ -104,6 +105,15 @@ class TlsStream final : public ByteStream {
   bool read_more();
   void read_socket();
 
+  // Memory that is taken when there is use for it: strangers are many.
+  struct Room {
+    std::unique_ptr<std::byte[]> memory;
+    std::size_t bytes = 0;
+
+    std::byte* data() const { return memory.get(); }
+    void grow(std::size_t wanted, std::size_t used);
+  };
+
   static constexpr std::size_t kMostSealed = kRecordHead + kRecordBytes + 256;
   static constexpr std::size_t kSendTogether = std::size_t{128} << 10;  // with one system call
   static constexpr std::size_t kOutgoing = kSendTogether + 4 * kMostSealed;
@@ -121,7 +131,7 @@ class TlsStream final : public ByteStream {
 
   // Records on their way out.
   std::unique_ptr<RecordCipher> sealer_;
-  std::unique_ptr<std::byte[]> out_;
+  Room out_;
   std::size_t out_begin_ = 0;
   std::size_t out_end_ = 0;
   bool update_owed_ = false;  // the peer wants this side to change its key
@@ -129,7 +139,7 @@ class TlsStream final : public ByteStream {
 
   // Records, and the beginning of one, that were read from the socket.
   std::unique_ptr<RecordCipher> opener_;
-  std::unique_ptr<std::byte[]> in_;
+  Room in_;
   std::size_t in_begin_ = 0;
   std::size_t in_end_ = 0;
   bool begun_ = false;         // the first byte has come
@@ -140,7 +150,7 @@ class TlsStream final : public ByteStream {
   int socket_error_ = 0;
 
   // What was opened and did not fit where it was wanted.
-  std::unique_ptr<std::byte[]> opened_;
+  Room opened_;
   std::size_t opened_begin_ = 0;
   std::size_t opened_end_ = 0;
   bool closed_ = false;  // the peer has said so

@@ -47,18 +47,24 @@ TlsStream::TlsStream(std::shared_ptr<TlsContext> context, int socket,
     : context_(std::move(context)),
       openssl_(context_->openssl_),
       socket_(socket),
-      key_(std::move(key)),
-      out_(std::make_unique_for_overwrite<std::byte[]>(kOutgoing)),
-      in_(std::make_unique_for_overwrite<std::byte[]>(kIncoming)),
-      opened_(std::make_unique_for_overwrite<std::byte[]>(kMostSealed)) {
+      key_(std::move(key)) {
   if (key_) identity_ = key_->identity();
 }
 
 TlsStream::~TlsStream() { openssl_.ssl_free(ssl_); }
 
+void TlsStream::Room::grow(std::size_t wanted, std::size_t used) {
+  if (bytes >= wanted) return;
+  auto larger = std::make_unique_for_overwrite<std::byte[]>(wanted);
+  if (used > 0) std::memcpy(larger.get(), memory.get(), used);
+  memory = std::move(larger);
+  bytes = wanted;
+}
+
 // --- handshake
 
 void TlsStream::begin() {
+  out_.grow(kMostSealed, 0);
   ssl_ = openssl_.ssl_new(context_->context_);
   Bio* bio = ssl_ == nullptr ? nullptr : openssl_.bio_new(context_->bio_method_);
   if (bio == nullptr) throw std::bad_alloc();
@@ -77,13 +83,7 @@ bool TlsStream::shake_hands() {
   may_read_ = kMostGreeting;
   socket_empty_ = false;
   if (ssl_ == nullptr) {
-    // Nothing is spent on who has not said anything.
-    if (!key_ && in_end_ == 0) {
-      read_socket();
-      if (socket_ended_ || socket_error_ != 0) handshake_failed();
-      if (in_end_ == 0) return false;
-      if (not_tls_) not_tls();
-    }
+    if (!may_begin()) return false;
     begin();
   }
   openssl_.clear_errors();
@@ -97,6 +97,19 @@ bool TlsStream::shake_hands() {
     return false;
   }
   handshake_failed();
+}
+
+// Of an acceptor: whether the first record is here. OpenSSL takes tens of kilobytes for a
+// connection, and nothing is spent on who has not said a whole thing.
+bool TlsStream::may_begin() {
+  if (key_) return true;
+  read_socket();
+  if (socket_error_ != 0) handshake_failed();
+  if (not_tls_) not_tls();
+  const bool too_long = in_end_ >= kRecordHead && sealed_bytes(in_.data()) > kRecordBytes;
+  if (has_record() || too_long) return true;  // for OpenSSL to refuse
+  if (socket_ended_) handshake_failed();
+  return false;
 }
 
 // RFC 9266 in all but the label, which is moolink's own.
@@ -114,6 +127,10 @@ bool TlsStream::take_over() {
   opener_ = std::make_unique<RecordCipher>(openssl_, *secrets_[1 - own], RecordCipher::Way::open);
   secrets_ = {};
   openssl_.ssl_free(std::exchange(ssl_, nullptr));
+  // Whoever is there has the key.
+  out_.grow(kOutgoing, out_end_);
+  in_.grow(kIncoming, in_end_);
+  opened_.grow(kMostSealed, 0);
   return true;
 }
 
@@ -215,7 +232,7 @@ void TlsStream::not_tls() {
 }
 
 std::optional<wire::Refuse> TlsStream::plain_refusal() const {
-  const std::span<const std::byte> bytes(in_.get(), in_end_);
+  const std::span<const std::byte> bytes(in_.data(), in_end_);
   if (bytes.size() < wire::kHeaderBytes) return std::nullopt;
   try {
     Limits limits;
@@ -273,8 +290,8 @@ long TlsStream::control(Bio* bio, int command, long /*number*/, void* /*pointer*
 }
 
 bool TlsStream::take_records(const char* data, std::size_t size) {
-  if (kOutgoing - out_end_ < size) return false;  // no handshake is so long
-  std::memcpy(out_.get() + out_end_, data, size);
+  if (out_.bytes - out_end_ < size) return false;  // no handshake is so long
+  std::memcpy(out_.data() + out_end_, data, size);
   out_end_ += size;
   return true;
 }
@@ -289,7 +306,7 @@ std::size_t TlsStream::give_records(char* data, std::size_t size) {
     if (not_tls_) return 0;
   }
   const std::size_t count = std::min(size, in_end_ - in_begin_);
-  if (count > 0) std::memcpy(data, in_.get() + in_begin_, count);
+  if (count > 0) std::memcpy(data, in_.data() + in_begin_, count);
   in_begin_ += count;
   return count;
 }

@@ -19,6 +19,11 @@ inline constexpr std::size_t kMostPadding = 256 - kRecordTail;
 
 enum class RecordType : std::uint8_t { alert = 21, handshake = 22, data = 23 };
 
+// Of a record after its head.
+inline std::size_t sealed_bytes(const std::byte* head) {
+  return std::to_integer<std::size_t>(head[3]) << 8 | std::to_integer<std::size_t>(head[4]);
+}
+
 // Protects the records of one direction after the handshake (RFC 8446, 5.2 to 5.4, 7.2 and 7.3)
 // with OpenSSL's AES-128-GCM. OpenSSL's own record layer copies every byte once more at each side,
 // and takes a microsecond a record.

@@ -25,14 +25,10 @@ constexpr std::byte kFatal{2};
 constexpr std::byte kCloseNotify{0};
 constexpr std::byte kBadRecord{20};
 
-std::size_t sealed_bytes(const std::byte* head) {
-  return std::to_integer<std::size_t>(head[3]) << 8 | std::to_integer<std::size_t>(head[4]);
-}
-
 // Places to receive into, one after the other.
-class Room {
+class Places {
  public:
-  explicit Room(std::span<const iovec> pieces) : pieces_(pieces) {}
+  explicit Places(std::span<const iovec> pieces) : pieces_(pieces) {}
 
   std::span<std::byte> next() {
     while (at_ < pieces_.size() && offset_ == pieces_[at_].iov_len) ++at_, offset_ = 0;
@@ -84,7 +80,7 @@ class Pieces {
 
 void TlsStream::push() {
   while (unsent()) {
-    const iovec piece{out_.get() + out_begin_, out_end_ - out_begin_};
+    const iovec piece{out_.data() + out_begin_, out_end_ - out_begin_};
     const ssize_t count = send_pieces(socket_, std::span(&piece, 1));
     if (count < 0) {
       if (would_block(errno)) return;
@@ -112,8 +108,8 @@ ByteStream::Sent TlsStream::send(std::span<const iovec> pieces) {
 }
 
 void TlsStream::seal(RecordType type, std::span<const iovec> pieces) {
-  const std::byte* end = sealer_->seal(type, pieces, out_.get() + out_end_);
-  out_end_ = static_cast<std::size_t>(end - out_.get());
+  const std::byte* end = sealer_->seal(type, pieces, out_.data() + out_end_);
+  out_end_ = static_cast<std::size_t>(end - out_.data());
 }
 
 void TlsStream::update_own_key() {
@@ -143,7 +139,7 @@ bool TlsStream::shut_down() {
 
 bool TlsStream::has_record() const {
   const std::size_t here = in_end_ - in_begin_;
-  return here >= kRecordHead && here >= kRecordHead + sealed_bytes(in_.get() + in_begin_);
+  return here >= kRecordHead && here >= kRecordHead + sealed_bytes(in_.data() + in_begin_);
 }
 
 bool TlsStream::holds_bytes() const {
@@ -154,7 +150,7 @@ ByteStream::Received TlsStream::receive(std::span<const iovec> pieces, std::size
   may_read_ = allowance;
   socket_empty_ = false;
   Received received;
-  Room room(pieces);
+  Places room(pieces);
   for (std::size_t records = 0; records < kMostRecords;) {
     const std::span<std::byte> into = room.next();
     if (into.empty()) {
@@ -181,7 +177,7 @@ ByteStream::Received TlsStream::receive(std::span<const iovec> pieces, std::size
 std::size_t TlsStream::give_opened(std::span<std::byte> into) {
   const std::size_t count = std::min(into.size(), opened_end_ - opened_begin_);
   if (count == 0) return 0;
-  std::memcpy(into.data(), opened_.get() + opened_begin_, count);
+  std::memcpy(into.data(), opened_.data() + opened_begin_, count);
   opened_begin_ += count;
   if (opened_begin_ == opened_end_) opened_begin_ = opened_end_ = 0;
   return count;
@@ -189,7 +185,7 @@ std::size_t TlsStream::give_opened(std::span<std::byte> into) {
 
 // Returns the bytes of it that lie in `into`; the rest is kept.
 std::size_t TlsStream::open_record(std::span<std::byte> into) {
-  const std::byte* head = in_.get() + in_begin_;
+  const std::byte* head = in_.data() + in_begin_;
   const std::size_t sealed = sealed_bytes(head);
   if (head[0] != static_cast<std::byte>(RecordType::data) || sealed < kRecordTail ||
       sealed > kMostSealed - kRecordHead) {
@@ -201,7 +197,7 @@ std::size_t TlsStream::open_record(std::span<std::byte> into) {
   const bool in_place = content > kPerhapsControl;
   const std::size_t placed = in_place ? std::min(content, into.size()) : 0;
   RecordType type = RecordType::data;
-  const std::span<std::byte> rest(opened_.get(), kMostSealed);
+  const std::span<std::byte> rest(opened_.data(), kMostSealed);
   if (!opener_->open(record, into.first(placed), rest, type)) {
     alert(kFatal, kBadRecord);
     push();
@@ -247,11 +243,12 @@ bool TlsStream::read_more() {
 // What is here is the beginning of a record, at most.
 void TlsStream::read_socket() {
   if (in_begin_ > 0) {
-    std::memmove(in_.get(), in_.get() + in_begin_, in_end_ - in_begin_);
+    std::memmove(in_.data(), in_.data() + in_begin_, in_end_ - in_begin_);
     in_end_ -= std::exchange(in_begin_, 0);
   }
-  const std::size_t most = std::min(kIncoming - in_end_, std::max(may_read_, kLeastRead));
-  const iovec piece{in_.get() + in_end_, most};
+  in_.grow(kMostSealed, 0);
+  const std::size_t most = std::min(in_.bytes - in_end_, std::max(may_read_, kLeastRead));
+  const iovec piece{in_.data() + in_end_, most};
   const ssize_t count = receive_pieces(socket_, std::span(&piece, 1));
   if (count < 0) {
     would_block(errno) ? void(socket_empty_ = true) : void(socket_error_ = errno);
@@ -261,7 +258,7 @@ void TlsStream::read_socket() {
   may_read_ -= std::min(may_read_, received);
   socket_ended_ = received == 0;
   socket_empty_ = received < most;
-  if (received > 0 && !std::exchange(begun_, true)) not_tls_ = !begins_tls(in_[0]);
+  if (received > 0 && !std::exchange(begun_, true)) not_tls_ = !begins_tls(*in_.data());
   in_end_ += received;
 }
 

@@ -1,5 +1,6 @@
 #include "transport/tcp/tls.h"
 
+#include <malloc.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 
@@ -357,6 +358,38 @@ TEST("tls: what is no handshake is sent away, and costs nothing but its socket")
   }
   CHECK(b.connections.empty());
   CHECK(b.closures.empty());
+}
+
+// What this process has of the allocator, mapped blocks too.
+std::size_t allocated() {
+  const auto all = mallinfo2();
+  return all.uordblks + all.hblkhd;
+}
+
+TEST("tls: a stranger costs little memory, and no OpenSSL before it has said a whole thing") {
+  constexpr std::size_t kStrangers = 200;
+  // A handshake's beginning, and a frame's.
+  const std::array<int, 9> record{0x16, 3, 1, 1, 0x40, 1, 0, 1, 0x3c};
+  const std::array<int, 9> frame{1, 0, 0, 0, 99, 0, 0, 0, 0};
+  for (const auto& [subject, words] :
+       {std::pair{with_keys({key_of(1)}), record}, {insecure(), frame}}) {
+    Side b(subject);
+    b.establish_on_open = false;
+    const auto target =
+        tcp::resolve(tcp::parse_address(b.transport->listen(subject.listen_address).at(0))).at(0);
+    std::vector<Descriptor> strangers;
+    strangers.reserve(kStrangers);
+    const std::size_t before = allocated();
+    while (strangers.size() < kStrangers) {
+      strangers.emplace_back(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+      CHECK_EQ(::connect(strangers.back().get(), target.get(), target.size), 0);
+      for (const int word : words) ::send(strangers.back().get(), &word, 1, MSG_NOSIGNAL);
+      b.turn(Duration::zero());
+    }
+    for (int turns = 0; turns < 50; ++turns) b.turn(Duration::zero());
+    CHECK(b.refusals.empty());
+    CHECK(allocated() - before < kStrangers * (std::size_t{24} << 10));
+  }
 }
 
 // Two sides with a connection through a middle.
