@@ -246,8 +246,12 @@ void TcpTransport::opened(TcpConnection& connection) {
 void TcpTransport::not_opened(TcpConnection& connection, const HandshakeFailure& failure) {
   const std::string& address = connection.dialled();
   Error error = failure.error();
-  const char* outcome = error.code == ErrorCode::auth ? " is refused: " : " failed: ";
-  error.message = "the connection with " + connection.peer_address() + outcome + error.message;
+  // Who connects has another port each time: with it the same complaint would not be known again.
+  const std::string which =
+      address.empty() ? "a connection from " + parse_address(connection.peer_address()).host
+                      : "the connection with " + connection.peer_address();
+  error.message =
+      which + (error.code == ErrorCode::auth ? " is refused: " : " failed: ") + error.message;
   if (address.empty()) return environment_.handler.turned_away(error);
   // The acceptor has named a key that this peer holds, too: once more, with that one.
   if (failure.key_there && keys_there_.emplace(address, *failure.key_there).second) {
