@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds the fuzz targets of tests/fuzz with clang's libFuzzer, ASan and UBSan and runs them:
 #   tools/fuzz.sh SECONDS [TARGET...]     so long each (all targets), one after the other
+# The times are those of a clock: a fuzzer that is stopped for long calls its input slow.
 # FUZZ_SEED=N makes a run repeatable; FUZZ_KEEP=1 adds what was new to tests/fuzz/corpus, minimised.
 # A finding is written to tests/fuzz/regressions/TARGET, where the ordinary tests replay it.
 set -euo pipefail
@@ -47,15 +48,12 @@ for target in "$@"; do
   if [ -n "${FUZZ_KEEP:-}" ]; then
     fresh=$build/merged/$target
     rm -rf "$fresh" && mkdir -p "$fresh"
-    "$fuzzer" -merge=1 -max_len=512 "$fresh" "$corpus" "$work" >/dev/null 2>&1
+    "$fuzzer" -set_cover_merge=1 -max_len=1024 "$fresh" "$corpus" "$work" >/dev/null 2>&1
     rm -rf "$corpus" && mkdir -p "$corpus"
-    # The smallest first, up to a share of what all may take together.
-    total=0
-    while read -r size file; do
-      total=$((total + size))
-      [ $total -gt 10000 ] && break
+    # In the order in which they were chosen: each adds the most to what those before it reach.
+    while read -r _ file; do
       cp "$fresh/$file" "$corpus/$file"
-    done < <(find "$fresh" -type f -printf '%s %f\n' | sort -n)
+    done < <(find "$fresh" -type f -printf '%T@ %f\n' | sort -n | head -n 48)
   fi
   rmdir --ignore-fail-on-non-empty "$found" "$corpus"
 done
