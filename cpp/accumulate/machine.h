@@ -82,7 +82,7 @@ class Machine {
     std::uint64_t epoch = 0;
     std::vector<Uid> instances;  // in rank order; observers are the last
     std::vector<std::string> names;
-    bool one_host = false;  // all of them could share memory
+    std::vector<Uid> host_keys;  // equal for those of one host, who could share memory
   };
   // Sum the contributions of a round over the members of `epoch` and tell reduced(). `inputs` are
   // this member's own buckets (none: zeros), each already multiplied by its batch size; the result

@@ -349,11 +349,11 @@ void Machine::activate(Time, const Go& go) {
     if (contributes) contributed_[member.instance] = known_round_;
   }
   if (refused_.empty()) {
-    const Uid& host = view_.find(participants_.front())->host_key;
-    const bool one_host =
-        !host.empty() && std::all_of(participants_.begin(), participants_.end(),
-                                     [&](const Uid& i) { return view_.find(i)->host_key == host; });
-    actions_.push_back(EnterEpoch{epoch_, participants_, names_of(participants_), one_host});
+    EnterEpoch enter{epoch_, participants_, names_of(participants_), {}};
+    for (const Uid& instance : participants_) {
+      enter.host_keys.push_back(view_.find(instance)->host_key);
+    }
+    actions_.push_back(std::move(enter));
   }
   if (leader_id_ == config_.instance) start_leading();
   if (!go.lost.empty()) actions_.push_back(Lost{go.lost});

@@ -1,6 +1,7 @@
 #include "collective/hierarchy.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "base/mutant.h"
 
@@ -26,6 +27,30 @@ Hosts hosts_of(const std::vector<Uid>& keys) {
   return hosts;
 }
 
+Hosts hosts_led_by(const std::vector<std::uint32_t>& reducers, const Hosts& hosts) {
+  Hosts led;
+  std::vector<std::uint32_t> others;
+  for (const std::vector<std::uint32_t>& ranks : hosts.ranks) {
+    const auto leader = std::find_if(ranks.begin(), ranks.end(), [&](std::uint32_t rank) {
+      return std::binary_search(reducers.begin(), reducers.end(), rank);
+    });
+    if (leader == ranks.end()) {
+      others.insert(others.end(), ranks.begin(), ranks.end());
+      continue;
+    }
+    std::vector<std::uint32_t>& there = led.ranks.emplace_back(1, *leader);
+    std::remove_copy(ranks.begin(), ranks.end(), std::back_inserter(there), *leader);
+  }
+  for (std::size_t i = 0; i < others.size(); ++i) {
+    led.ranks[i % led.ranks.size()].push_back(others[i]);
+  }
+  led.of.resize(hosts.of.size());
+  for (std::uint32_t host = 0; host < led.count(); ++host) {
+    for (const std::uint32_t rank : led.ranks[host]) led.of[rank] = host;
+  }
+  return led;
+}
+
 HierarchicalReduce::HierarchicalReduce(const OpSpec& spec, const Place& place, Buffer input,
                                        MutableBuffer result, MutableBuffer residual,
                                        Allocator& memory)
@@ -37,6 +62,14 @@ HierarchicalReduce::HierarchicalReduce(const OpSpec& spec, const Place& place, B
       result_(std::move(result)),
       memory_(memory),
       item_size_(tensor::item_size(spec.dtype)) {
+  const auto contributes = [&](std::uint32_t rank) {
+    return spec.contributors.empty() ||
+           std::binary_search(spec.contributors.begin(), spec.contributors.end(), rank);
+  };
+  std::copy_if(neighbours().begin(), neighbours().end(), std::back_inserter(contributors_),
+               contributes);
+  std::sort(contributors_.begin(), contributors_.end());
+  contributes_ = contributes(rank_);
   const std::uint64_t count = spec.count();
   chains_ = schedule(count, tensor::item_size(partial_dtype(spec.dtype)), hosts_.count(), host_,
                      place.segment_bytes)
@@ -73,13 +106,34 @@ void HierarchicalReduce::send(std::uint32_t to, std::uint32_t chain, std::uint32
 void HierarchicalReduce::begin() {
   for (const Chain& chain : chains_) {
     if (leads()) {
-      local_input(rank_, chain.id, input_of(chain));
-    } else {
+      provide_own(chain);
+    } else if (contributes_) {
       send(hosts_.leader(host_), chain.id, Portion::kToLeader, input_of(chain));
     }
   }
   std::sort(chains_.begin(), chains_.end(),
             [](const Chain& a, const Chain& b) { return a.id < b.id; });
+}
+
+void HierarchicalReduce::provide_own(const Chain& chain) {
+  if (contributors_.empty()) {
+    if (mutant("no_zeros")) return;
+    exchange_->provide(chain.id, zeros(chain));
+    return take_exchange_effects();
+  }
+  inputs_[chain.id];  // of others are awaited from now on
+  if (contributes_) local_input(rank_, chain.id, input_of(chain));
+}
+
+// Partial sums of nothing.
+Buffer HierarchicalReduce::zeros(const Chain& chain) {
+  const std::size_t bytes = chain.range.count() * tensor::item_size(partial_dtype(spec_.dtype));
+  if (zeros_.size() < bytes) {
+    const MutableBuffer made = memory_.allocate(bytes);
+    std::fill_n(made.data(), bytes, std::byte{0});
+    zeros_ = made;
+  }
+  return zeros_.slice(0, bytes);
 }
 
 bool HierarchicalReduce::received(std::uint32_t from, const Portion& portion,
@@ -89,7 +143,8 @@ bool HierarchicalReduce::received(std::uint32_t from, const Portion& portion,
   const bool neighbour = hosts_.of[from] == host_;
   const std::size_t bytes = chains_[id].range.count() * item_size_;
   if (portion.round == Portion::kToLeader) {
-    if (!leads() || !neighbour || parts[0].size() != bytes) return false;
+    const bool contributes = std::binary_search(contributors_.begin(), contributors_.end(), from);
+    if (!leads() || !contributes || parts[0].size() != bytes) return false;
     if (const auto had = inputs_.find(id); had == inputs_.end() || had->second.contains(from)) {
       return false;
     }
@@ -111,11 +166,11 @@ bool HierarchicalReduce::received(std::uint32_t from, const Portion& portion,
   return true;
 }
 
-// An input of one of this host's members; the last one of a chain makes the host's sum.
+// An input of one of this host's contributors; the last one of a chain makes the host's sum.
 void HierarchicalReduce::local_input(std::uint32_t from, std::uint32_t chain, Buffer elements) {
   auto& inputs = inputs_[chain];
   inputs.emplace(from, std::move(elements));
-  const std::size_t needed = neighbours().size() - (mutant("sum_before_the_last") ? 1 : 0);
+  const std::size_t needed = contributors_.size() - (mutant("sum_before_the_last") ? 1 : 0);
   if (inputs.size() < std::max<std::size_t>(1, needed)) return;
   SumTask task{spec_.dtype, spec_.op, 1, {}, {}};
   for (auto& [rank, bytes] : inputs) task.inputs.push_back(std::move(bytes));
@@ -174,7 +229,7 @@ std::set<std::uint32_t> HierarchicalReduce::waiting_for() const {
     return ranks;
   }
   for (const auto& [chain, inputs] : inputs_) {
-    for (const std::uint32_t rank : neighbours()) {
+    for (const std::uint32_t rank : contributors_) {
       if (!inputs.contains(rank)) ranks.insert(rank);
     }
   }

@@ -15,20 +15,22 @@
 
 namespace moolink::collective {
 
-// Which ranks share a host. Hosts are numbered in the order of their lowest ranks, which are their
-// leaders.
+// Which ranks share a host. Hosts are numbered in the order of their lowest ranks.
 struct Hosts {
   std::vector<std::uint32_t> of;                  // the host of each rank
-  std::vector<std::vector<std::uint32_t>> ranks;  // of each host, rising
+  std::vector<std::vector<std::uint32_t>> ranks;  // of each host: its leader, then the others
 
   std::uint32_t count() const { return static_cast<std::uint32_t>(ranks.size()); }
   std::uint32_t leader(std::uint32_t host) const { return ranks[host].front(); }
 };
 // By the host key of each rank; who has none is alone.
 Hosts hosts_of(const std::vector<Uid>& keys);
+// For an operation of which only `reducers` are reducers: they alone lead hosts. The ranks of a
+// host without any count as other hosts' members, in turn.
+Hosts hosts_led_by(const std::vector<std::uint32_t>& reducers, const Hosts& hosts);
 
-// One member's part of an allreduce over several hosts, in which everyone contributes:
-//   members send their inputs, chain by chain, to their host's leader          (Portion)
+// One member's part of an allreduce over several hosts:
+//   contributors send their inputs, chain by chain, to their host's leader     (Portion)
 //   leaders sum them in rank order, and exchange the sums with one another     (Exchange, Portion)
 //   leaders pass each chain on to their members when it is in place            (Portion)
 // Chains follow one another: all three go on at the same time. How a host's members reduce among
@@ -51,7 +53,7 @@ class HierarchicalReduce {
   };
 
   // `input` is sent until the result has come, and never written; `result` may still be sent then.
-  // `residual` is a leader's: see Exchange.
+  // A rank that is no contributor has no input. `residual` is a leader's: see Exchange.
   HierarchicalReduce(const OpSpec& spec, const Place& place, Buffer input, MutableBuffer result,
                      MutableBuffer residual, Allocator& memory);
 
@@ -69,6 +71,8 @@ class HierarchicalReduce {
   const std::vector<std::uint32_t>& neighbours() const { return hosts_.ranks[host_]; }
   Buffer input_of(const Chain& chain) const;
   MutableBuffer result_of(const Chain& chain) const;
+  void provide_own(const Chain& chain);
+  Buffer zeros(const Chain& chain);
   void local_input(std::uint32_t from, std::uint32_t chain, Buffer elements);
   void take_exchange_effects();
   void send(std::uint32_t to, std::uint32_t chain, std::uint32_t round, Buffer elements);
@@ -81,6 +85,9 @@ class HierarchicalReduce {
   MutableBuffer result_;
   Allocator& memory_;
   std::size_t item_size_;
+  std::vector<std::uint32_t> contributors_;  // of this host, rising
+  bool contributes_ = false;
+  Buffer zeros_;               // a chain of a host without contributors
   std::vector<Chain> chains_;  // a member's, by id: the ranges only
   std::optional<Exchange> exchange_;
   std::map<std::uint32_t, std::map<std::uint32_t, Buffer>> inputs_;  // by chain and rank

@@ -45,7 +45,7 @@ inline constexpr std::size_t kMirroredMembers = 2;
 //   to everyone                                             (Reduced)
 //   done when every slice is here.
 // Each element is computed by one member only, so all members end with the same bits. With members
-// on several hosts, and everyone in both roles, hosts reduce first: hierarchy.h. A value with
+// on several hosts each host reduces first: hierarchy.h. A value with
 // a Python operation goes to rank 0 and its result to everyone instead.
 // Every other collective begins with Started to rank 0, which says Go when all have started the
 // same: through shared memory, or over messages (Piece, straight to its place).

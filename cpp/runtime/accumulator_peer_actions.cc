@@ -18,9 +18,13 @@ void AccumulatorPeer::perform(Time, Machine::Send& action) {
 }
 
 void AccumulatorPeer::perform(Time now, Machine::EnterEpoch& action) {
-  shared_->enter(now, {action.epoch, action.instances, action.names, action.one_host});
+  const std::vector<Uid>& keys = action.host_keys;
+  const bool one_host = !keys.empty() && !keys.front().empty() &&
+                        std::ranges::count(keys, keys.front()) == std::ssize(keys);
+  shared_->enter(now, {action.epoch, action.instances, action.names, one_host});
   runner_->engine().set_members(
-      {action.epoch, std::move(action.instances), std::move(action.names)},
+      {action.epoch, std::move(action.instances), std::move(action.names), one_host,
+       std::move(action.host_keys)},
       {ErrorCode::group_changed, "the group changed", {}, scope_, {}, {}, Ran::maybe});
 }
 

@@ -92,6 +92,69 @@ class Member:
             "cpu_seconds": cpu_seconds,
         }
 
+    def join_training(self, count: int, members: int) -> None:
+        """Makes an accumulator of so many float32 whose rounds have a contribution of each member,
+        and waits until all take part: the first ones give the others the state."""
+        import torch
+
+        self._model = torch.zeros(count, requires_grad=True)
+        self._accumulator = moolink.Accumulator("model", [self._model], group=self.group)
+        self._accumulator.set_virtual_batch_size(members)
+
+        def takes_part() -> bool:
+            self.group.update()
+            self._update()
+            return self._accumulator.connected()
+
+        until(takes_part, "the accumulator to take part")
+        everyone = self.group.all_reduce("everyone takes part", 0, on_change="retry")
+
+        def all_take_part() -> bool:
+            self._update()
+            return everyone.done()
+
+        until(all_take_part, "the accumulators of all members to take part")
+
+    def train(self, rounds: int) -> dict[str, Any]:
+        """Contributes this peer's :func:`elements` to so many rounds.
+
+        Returns:
+            The sum of the rounds' means: its digest and first elements; how often each peer
+            contributed to each round; and the seconds from the first contribution to the last
+            round, of the clock and of this process on the processors.
+        """
+        import torch
+
+        gradient = torch.from_numpy(elements(self.name, self._model.numel(), "float32"))
+        total = torch.zeros_like(gradient)
+        contributions: list[dict[str, int]] = []
+        begin, used = time.monotonic(), time.process_time()
+        while len(contributions) < rounds:
+            self._update()
+            if self._accumulator.has_gradients():
+                total += self._model.grad
+                contributions.append(self._accumulator.get_gradient_stats()["counters"])
+                self._accumulator.zero_gradients()
+            elif self._accumulator.wants_gradients():
+                self._model.grad = gradient.clone()
+                self._accumulator.reduce_gradients(1, counters={self.name: 1})
+            else:
+                self._accumulator.wait(1)
+        return {
+            "digest": hashlib.sha256(total.numpy().tobytes()).hexdigest(),
+            "head": total[:8].tolist(),
+            "contributions": contributions,
+            "seconds": time.monotonic() - begin,
+            "cpu_seconds": time.process_time() - used,
+        }
+
+    def _update(self) -> None:
+        self._accumulator.update()
+        if self._accumulator.wants_state():
+            self._accumulator.set_state(None)
+        if self._accumulator.has_new_state():
+            self._accumulator.state()
+
 
 def main() -> None:
     """Serves until the end of the input."""

@@ -55,6 +55,26 @@ def test_what_is_compressed_between_hosts_has_the_same_bits_and_a_bounded_error(
     np.testing.assert_allclose(head, expected, atol=error)
 
 
+def test_rounds_cross_the_link_of_each_host_once_each_way(make_hosts: MakeHosts) -> None:
+    hosts = make_hosts(2)
+    members = members_on(hosts, TWO_AND_TWO)
+    count, rounds = 300_001, 8
+    all_do(members, "join_training", count=count, members=len(members))
+    all_do(members, "train", rounds=1)  # snapshots and the like are over
+    before = [hosts.bytes_received(host) for host in range(2)]
+    answers = all_do(members, "train", rounds=rounds)
+    assert len({answer["digest"] for answer in answers}) == 1
+    expected = np.zeros(8)
+    for times in answers[0]["contributions"]:
+        of_all = [n * elements(name, count, "float32")[:8] for name, n in times.items()]
+        expected += np.sum(of_all, axis=0) / sum(times.values())
+    np.testing.assert_allclose(answers[0]["head"], expected, rtol=1e-4, atol=1e-5)
+    for host in range(2):
+        received = hosts.bytes_received(host) - before[host]
+        # Members that sent to members would need twice the bytes of the bucket.
+        assert received < 1.4 * rounds * 4 * count
+
+
 def test_an_operation_whose_hosts_are_parted_is_tried_again_by_those_who_are_left(
     make_hosts: MakeHosts,
 ) -> None:

@@ -389,6 +389,49 @@ TEST("members of several hosts get the same bits, small and large, early or late
   }
 }
 
+// As in a round of an accumulator: two hosts of three members, and a third one of observers.
+TEST("what only some contribute to crosses the link of each host once each way") {
+  for (const std::uint32_t count : {512u, 2'000u, 100'003u}) {  // directly, by doubling, by a ring
+    Members members(8, count, {0, 0, 0, 1, 1, 1, 2, 2});
+    OpSpec spec = floats(count);
+    spec.contributors = {0, 1, 4};
+    spec.reducers = {0, 1, 2, 3, 4, 5};
+    spec.divisor = 2;
+    const auto input = [&](float add) {
+      std::vector<float> values(count);
+      for (std::size_t k = 0; k < count; ++k) values[k] = static_cast<float>(k % 7) + add;
+      return buffer(values);
+    };
+    std::vector<OpId> ids;
+    for (std::size_t i = 0; i < 8; ++i) {
+      std::vector<Buffer> inputs;
+      if (i == 0 || i == 1 || i == 4) inputs.push_back(input(static_cast<float>(i)));
+      if (i == 1) inputs.push_back(input(3));
+      ids.push_back(members.start(i, "x", spec, std::move(inputs)));
+      if (i % 3 == 2) members.settle(i);
+    }
+    members.settle();
+    std::vector<float> expected(count);
+    for (std::size_t k = 0; k < count; ++k) expected[k] = static_cast<float>(2 * (k % 7) + 4);
+    for (std::size_t i = 0; i < 8; ++i) {
+      const Engine::Done* done = members.done(i, ids[i]);
+      CHECK(done != nullptr && !done->error);
+      CHECK(values_of<float>(done->tensor) == expected);
+    }
+    const std::size_t payload = count * sizeof(float);
+    if (payload > kSmallBytes) CHECK_EQ(members.bytes_between_hosts(), 4 * payload);
+  }
+}
+
+TEST("hosts are led by reducers, and others belong to a host that has one") {
+  const Hosts hosts = hosts_of({{1, 0}, {1, 1}, {1, 0}, {1, 2}, {1, 1}, {1, 2}, {1, 3}});
+  const Hosts led = hosts_led_by({1, 2}, hosts);
+  const std::vector<std::vector<std::uint32_t>> ranks{{2, 0, 3, 6}, {1, 4, 5}};
+  const std::vector<std::uint32_t> of{0, 1, 0, 0, 1, 1, 0};
+  CHECK(led.ranks == ranks && led.of == of);
+  CHECK(hosts_led_by({0, 1, 3, 6}, hosts).of == hosts.of);
+}
+
 TEST("members of several hosts who disagree are told so, wherever they are") {
   Members members(4, 3, {0, 0, 1, 1});
   std::vector<OpId> ids;

@@ -144,6 +144,7 @@ class Members {
   }
   void drop_messages() { wire_.clear(); }
   std::size_t passed() const { return passed_; }
+  std::size_t bytes_between_hosts() const { return between_hosts_; }
 
  private:
   bool is_stepping() {
@@ -156,7 +157,11 @@ class Members {
     for (auto& action : engines_[i]->take_actions()) {
       if (auto* send = std::get_if<Engine::Send>(&action)) {
         for (std::size_t j = 0; j < engines_.size(); ++j) {
-          if (members_.instances[j] == send->instance) wire_[{i, j}].push_back(send->payload);
+          if (members_.instances[j] != send->instance) continue;
+          wire_[{i, j}].push_back(send->payload);
+          const bool leaves =
+              !members_.host_keys.empty() && members_.host_keys[i] != members_.host_keys[j];
+          for (const Buffer& part : send->payload.parts) between_hosts_ += leaves * part.size();
         }
       } else if (auto* sum = std::get_if<Engine::Sum>(&action)) {
         run(sum->task);
@@ -182,6 +187,7 @@ class Members {
   Engine::Members members_;
   std::vector<std::unique_ptr<SharedPipeline>> pipelines_;
   std::size_t passed_ = 0;
+  std::size_t between_hosts_ = 0;
   std::vector<std::unique_ptr<Engine>> engines_;
   std::map<std::pair<std::size_t, std::size_t>, std::deque<wire::Payload>> wire_;
   std::map<std::pair<std::size_t, OpId>, Engine::Done> done_;

@@ -128,7 +128,8 @@ void World::perform(Process& process, const Machine::Action& action) {
     }
     Error changed;
     changed.code = ErrorCode::group_changed;
-    process.engine->set_members({enter->epoch, enter->instances, enter->names}, changed);
+    process.engine->set_members(
+        {enter->epoch, enter->instances, enter->names, false, enter->host_keys}, changed);
   } else if (const auto* reduction = std::get_if<Machine::Reduce>(&action)) {
     reduce(process, *reduction);
   } else if (const auto* dropped = std::get_if<Machine::Dropped>(&action)) {

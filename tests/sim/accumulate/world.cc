@@ -131,6 +131,7 @@ void World::start(int index, bool observer, std::uint64_t version) {
   member.group = kGroup;
   member.self.instance = peer.instance;
   member.self.name = peer.name;
+  member.self.host_key = {2, static_cast<std::uint64_t>(1 + index / 2)};
   member.self.role = observer ? group::Role::observer : group::Role::member;
   member.stateful = true;
   peer.member = std::make_unique<Member>(member, simulation_.now());

@@ -11,6 +11,7 @@ int main(int argc, char** argv) {
       "forget_residual",            // compresses without what was lost before
       "hold_back_for_ever",         // starts no chain when another has come around
       "keep_uncompressed",          // the owner's result is not what the others get
+      "no_zeros",                   // a host without contributors keeps the others waiting
       "reduce_without_own",         // passes on what came instead of the sum
       "residual_of_another_chain",  // all chains share the first one's
       "sum_before_the_last",        // does not wait for the last of a host's members

@@ -73,21 +73,56 @@ void ExchangeWorld::draw() {
   do {
     spec_.op = ops[random.below(std::size(ops))];
   } while (!collective::is_supported(spec_.dtype, spec_.op));
-  spec_.divisor = spec_.op == ReduceOp::mean ? ranks : 1;
+  const bool averages = spec_.op == ReduceOp::sum || spec_.op == ReduceOp::mean;
+  if (averages && random.chance(1, 2)) draw_roles();
+  const std::size_t contributors = spec_.contributors.empty() ? ranks : spec_.contributors.size();
+  spec_.divisor = spec_.op == ReduceOp::mean ? static_cast<double>(contributors) : 1;
   const std::uint64_t counts[] = {0, 1, 100, 5000, 20000, 40000, 100003};
   const std::uint64_t count = counts[random.below(std::size(counts))];
   segment_bytes_ = std::size_t{1} << (random.chance(1, 2) ? 20 : 12 + random.below(6));
   spec_.shape = {static_cast<std::int64_t>(count)};
-  const bool averages = spec_.op == ReduceOp::sum || spec_.op == ReduceOp::mean;
   if (spec_.dtype == DType::float32 && averages && random.chance(3, 4)) {
     spec_.compression = random.chance(1, 2) ? Compression::bf16 : Compression::int8;
   }
   whole_numbers_ = spec_.compression == Compression::none && random.chance(1, 2);
 }
 
+// As in a round of an accumulator: some have an input, some only want the result.
+void ExchangeWorld::draw_roles() {
+  const auto some = [this] {
+    std::vector<std::uint32_t> ranks;
+    for (std::uint32_t rank = 0; rank < hosts_.of.size(); ++rank) {
+      if (simulation_.random.chance(1, 2)) ranks.push_back(rank);
+    }
+    if (ranks.empty()) {
+      ranks.push_back(static_cast<std::uint32_t>(simulation_.random.below(hosts_.of.size())));
+    }
+    return ranks;
+  };
+  spec_.contributors = some();
+  spec_.reducers = some();
+  const std::uint32_t all = hosts_.count();
+  hosts_ = collective::hosts_led_by(spec_.reducers, hosts_);
+  if (hosts_.count() < all) ++coverage["hosts without reducers"];
+  for (const std::vector<std::uint32_t>& ranks : hosts_.ranks) {
+    if (std::none_of(ranks.begin(), ranks.end(), [this](auto rank) { return contributes(rank); })) {
+      ++coverage["hosts without contributors"];
+    }
+  }
+}
+
+bool ExchangeWorld::contributes(std::size_t rank) const {
+  const std::vector<std::uint32_t>& ranks = spec_.contributors;
+  return ranks.empty() || std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
+}
+
 void ExchangeWorld::draw_inputs() {
   const std::uint64_t count = spec_.count();
   for (std::size_t rank = 0; rank < hosts_.of.size(); ++rank) {
+    if (!contributes(rank)) {
+      inputs_.emplace_back();
+      continue;
+    }
     const MutableBuffer input = heap_.allocate(spec_.byte_size());
     Random random(simulation_.random.next());
     for (std::uint64_t i = 0; i < count; ++i) {
@@ -208,8 +243,11 @@ void ExchangeWorld::check_same_bits() {
 }
 
 double ExchangeWorld::exact(std::uint64_t element) const {
-  double value = element_of(spec_.dtype, inputs_[0].data(), element);
-  for (std::size_t rank = 1; rank < inputs_.size(); ++rank) {
+  std::size_t rank = 0;
+  while (!contributes(rank)) ++rank;
+  double value = element_of(spec_.dtype, inputs_[rank].data(), element);
+  while (++rank < inputs_.size()) {
+    if (!contributes(rank)) continue;
     const double next = element_of(spec_.dtype, inputs_[rank].data(), element);
     const auto a = static_cast<std::int64_t>(value);
     const auto b = static_cast<std::int64_t>(next);
@@ -253,9 +291,8 @@ void ExchangeWorld::check_values(std::size_t times) {
     const double coarse = spec_.compression == Compression::bf16 ? 0x1p-8 : 1.0 / 250;
     const auto hops = static_cast<double>(hosts_.count());
     // Every hop keeps at most half a step back, which is there once, not once a time.
-    allowed = ranks * greatest * hops * coarse / static_cast<double>(times) /
-                  (spec_.op == ReduceOp::mean ? ranks : 1) +
-              allowed;
+    allowed =
+        ranks * greatest * hops * coarse / static_cast<double>(times) / spec_.divisor + allowed;
   }
   for (std::uint64_t i = 0; i < spec_.count(); ++i) {
     const double mean = totals_[i] / static_cast<double>(times);

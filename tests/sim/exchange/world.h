@@ -36,6 +36,8 @@ class ExchangeWorld {
   };
 
   void draw();
+  void draw_roles();
+  bool contributes(std::size_t rank) const;
   void draw_inputs();
   void reduce_once();
   bool go_on();

@@ -18,6 +18,7 @@ using group::Member;
 namespace {
 
 constexpr const char* kGroup = "g";
+constexpr std::size_t kMembersOfAHost = 8;
 constexpr std::size_t kMostEvents = 2'000'000'000;
 constexpr Duration kPatience = seconds(120);  // of simulated time
 
@@ -49,6 +50,7 @@ void Crowd::add_peer() {
   member.group = kGroup;
   member.self.instance = peer.instance;
   member.self.name = peer.name;
+  member.self.host_key = {2, static_cast<std::uint64_t>(peers_.size() / kMembersOfAHost + 1)};
   member.stateful = true;
   peer.member = std::make_unique<Member>(member, simulation_.now());
   peer.member->hold_soft_views(true);
@@ -287,7 +289,8 @@ void Crowd::perform(Process& process, Machine::Action& action) {
   } else if (auto* enter = std::get_if<Machine::EnterEpoch>(&action)) {
     Error changed;
     changed.code = ErrorCode::group_changed;
-    process.engine->set_members({enter->epoch, enter->instances, enter->names}, changed);
+    process.engine->set_members(
+        {enter->epoch, enter->instances, enter->names, false, enter->host_keys}, changed);
   } else if (auto* reduction = std::get_if<Machine::Reduce>(&action)) {
     reduce(process, *reduction);
   } else if (auto* activate = std::get_if<Machine::Activate>(&action)) {

@@ -277,7 +277,8 @@ void Process::enter(const Machine::EnterEpoch& enter) {
   }
   Error changed;
   changed.code = ErrorCode::group_changed;
-  engine_->set_members({enter.epoch, enter.instances, enter.names}, changed);
+  engine_->set_members({enter.epoch, enter.instances, enter.names, false, enter.host_keys},
+                       changed);
 }
 
 void Process::reduce(Machine::Reduce& reduction) {

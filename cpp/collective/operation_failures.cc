@@ -1,0 +1,129 @@
+// How an operation fails, here and elsewhere, and whom it waits for.
+
+#include <algorithm>
+
+#include "collective/operation.h"
+
+namespace moolink::collective {
+namespace {
+
+Error failure(ErrorCode code, std::string message, const std::string& peer,
+              const std::string& operation) {
+  Error error;
+  error.code = code;
+  error.message = std::move(message);
+  error.peer = peer;
+  error.function = operation;
+  return error;
+}
+
+}  // namespace
+
+std::string Operation::difference(std::uint32_t from, const OpSpec& theirs) const {
+  return name_of(from) + " has " + theirs.text() + ", " + name_of(place_.rank) + " has " +
+         spec()->text();
+}
+
+void Operation::refuse(std::uint32_t from, const std::string& what) {
+  fail(failure(ErrorCode::error,
+               "operation '" + key_.name + "' of " + name_of(place_.rank) + " and " +
+                   name_of(from) + " does not fit: " + what + "; all members must pass the same",
+               name_of(from), key_.name));
+}
+
+// Whom the others' data goes to, if to one member only.
+std::optional<std::uint32_t> Operation::who_knows_why() const {
+  if (spec() == nullptr || (asks_ && !went_)) return 0;
+  if (!uses_messages_ || hierarchy_ || !is_sliced()) return std::nullopt;
+  for (std::size_t j = 1; j < slices_.size(); ++j) {
+    if (takes_part(j)) return std::nullopt;
+  }
+  return reducers_[0];
+}
+
+bool Operation::ask_why(const Error& error) {
+  const auto who = who_knows_why();
+  if (!who || *who == place_.rank || effects_.finished || error_) return false;
+  Outgoing& question = effects_.outgoing.emplace_back();
+  question.to = *who;
+  question.content.emplace<Failure>(Failure{error, 0, true});
+  return true;
+}
+
+void Operation::failed_elsewhere(std::uint32_t from, const Failure& failure) {
+  if (failure.asks_why) {
+    Error error = failure.error;
+    std::vector<std::string> lacking = waiting_for();
+    std::erase(lacking,
+               name_of(from));  // its data was dropped, if the failure came before the start
+    if (!lacking.empty()) error.message += "; " + name_of(place_.rank) + " waits for:";
+    for (const std::string& name : lacking) error.message += " " + name;
+    return fail(std::move(error));
+  }
+  if (asks_ && from == 0) {  // it says, too, whether it had said Go before
+    if (!went_ && failure.shared != 0) effects_.pass = shared_ = failure.shared;
+    went_ = true;
+  }
+  fail(failure.error, true);
+}
+
+void Operation::fail(Error error, bool local) {
+  if (effects_.finished || error_ || ending_) return;
+  error_ = std::move(error);
+  // All must know that rank 0 will not say Go any more.
+  const bool last_word = asks_ && !went_ && place_.rank == 0;
+  if (!local || last_word) to_others(Failure{error_, place_.rank == 0 ? shared_ : 0, false}, {});
+  effects_.tasks.clear();
+  effects_.combine.reset();
+  effects_.ready_to_go = false;
+  if (shared_ != 0 && !effects_.pass) effects_.abandon = shared_;
+  effects_.unsettled = asks_ && !went_ && place_.rank != 0;
+  effects_.finished = true;
+}
+
+std::vector<std::string> Operation::waiting_for() const {
+  std::vector<std::string> names;
+  if (spec() == nullptr) {
+    if (place_.rank != 0) return {name_of(0)};
+    if (values_.empty()) return {};  // the Python operation runs
+    for (std::uint32_t rank = 0; rank < place_.names.size(); ++rank) {
+      if (!values_.contains(rank)) names.push_back(name_of(rank));
+    }
+    return names;
+  }
+  if (asks_ && !went_) {
+    if (place_.rank != 0) return {name_of(0)};
+    for (std::uint32_t rank = 0; rank < place_.names.size(); ++rank) {
+      if (!started_.contains(rank)) names.push_back(name_of(rank));
+    }
+    return names;
+  }
+  if (!uses_messages_) return {};
+  if (!is_sliced()) {
+    for (std::uint32_t rank = 0; rank < place_.names.size(); ++rank) {
+      if (passes(passage_, rank, place_.rank) && !pieces_.contains(rank)) {
+        names.push_back(name_of(rank));
+      }
+    }
+    return names;
+  }
+  if (hierarchy_) {
+    for (const std::uint32_t rank : hierarchy_->waiting_for()) names.push_back(name_of(rank));
+    return names;
+  }
+  for (std::size_t j = 0; j < reducers_.size(); ++j) {
+    if (have_[j] != 0) continue;
+    if (reducers_[j] != place_.rank) {
+      names.push_back(name_of(reducers_[j]));
+      continue;
+    }
+    for (const std::uint32_t rank : contributors_) {
+      if (!pieces_.contains(rank)) names.push_back(name_of(rank));
+    }
+  }
+  std::sort(names.begin(), names.end());
+  names.erase(std::unique(names.begin(), names.end()), names.end());
+  return names;
+}
+
+}  // namespace moolink::collective
