@@ -155,6 +155,8 @@ class AccumulatorBase(Adapter):
         Raises:
             moolink.Error: the group refused this peer (for example, its parameters have another
                 layout), or the model's checksums differ and ``on_divergence`` is ``"raise"``.
+            AuthError: the key of this peer was refused where it looks for the broker; see
+                :meth:`Group.update`.
             FloatingPointError: a round's mean is not finite and ``on_nonfinite`` is ``"raise"``.
             ValueError: a parameter or its gradient has another shape or dtype than when the
                 accumulator was made; the round or the state waits until it is as it was.

@@ -46,7 +46,12 @@ class Group:
         self._callbacks: list[Callable[[Group], None]] = []
 
     def update(self) -> bool:
-        """Takes over the newest view; returns whether the membership changed."""
+        """Takes over the newest view; returns whether the membership changed.
+
+        Raises:
+            AuthError: this peer is in no view, and its key was refused where it looks for the
+                broker. It goes on looking: the broker may be given the same token.
+        """
         changed = self.core.update()
         if changed:
             with ExitStack() as calls:  # all are called, in their order, even if one raises

@@ -327,6 +327,9 @@ void NodeState::fail_callers(const std::string& address, const std::string& name
     if (!meant && (connected || address.empty())) continue;
     hopeless.insert(hopeless.end(), search.calls.begin(), search.calls.end());
   }
+  if (error.code == ErrorCode::auth && !address.empty()) {
+    actions.push_back(Refused{name, !connected && dialler_.user_wants_only(address), error});
+  }
   for (const CallId id : hopeless) {
     const auto found = calls_.find(id);
     if (found == calls_.end()) continue;

@@ -1,6 +1,7 @@
 #include "rpc/dialler.h"
 
 #include <algorithm>
+#include <iterator>
 
 namespace moolink::rpc {
 
@@ -63,6 +64,13 @@ DialTarget* Dialler::of_connection(wire::ConnectionId connection) {
     if (target.state == DialTarget::State::open && target.connection == connection) return &target;
   }
   return nullptr;
+}
+
+bool Dialler::user_wants_only(const std::string& address) const {
+  const auto wanted = [](const auto& entry) { return entry.second.wanted_by_user; };
+  const auto found = std::find_if(targets_.begin(), targets_.end(), wanted);
+  return found != targets_.end() && found->first == address &&
+         std::none_of(std::next(found), targets_.end(), wanted);
 }
 
 void Dialler::leave(DialTarget& target, Time now) {

@@ -48,6 +48,8 @@ class Dialler {
   void remove(const std::string& address) { targets_.erase(address); }
   DialTarget* find(const std::string& address);
   DialTarget* find(std::uint64_t number);
+  // Whether the user has asked for this address, and for no other.
+  bool user_wants_only(const std::string& address) const;
   DialTarget* of_connection(wire::ConnectionId connection);
 
   // Its connection has fallen silent: it is to be dialled anew beside it.

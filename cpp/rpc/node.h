@@ -149,6 +149,14 @@ struct Undelivered {
   Uid instance;
 };
 
+// Who answers where this side has dialled has no key in common with it. `name`: what it calls
+// itself, if it has said so. `only_way`: nobody is connected, nor dialled elsewhere for the user.
+struct Refused {
+  std::string name;
+  bool only_way;
+  Error error;
+};
+
 struct Log {
   LogLevel level;
   std::string text;
@@ -167,7 +175,7 @@ using session::Write;
 using Action =
     std::variant<Write, RunHandler, Complete, StreamItem, CreditRaised, ServiceMessage,
                  CancelHandler, Dial, Establish, CloseConnection, AllocateGrant, FillGrant,
-                 PassSegments, MapLoan, PeerUp, PeerDown, Undelivered, Log, Closed>;
+                 PassSegments, MapLoan, PeerUp, PeerDown, Undelivered, Refused, Log, Closed>;
 
 struct PeerInfo {
   Uid instance;

@@ -116,6 +116,7 @@ void AccumulatorPeer::update(OnDivergence on_divergence) {
   settle(now);
   look(now);
   if (failure_) throw Exception(failure_);
+  group_->throw_refusal();
   if (const Error divergence = std::exchange(divergence_, {})) {
     const bool here = std::exchange(diverged_here_, false);
     if (on_divergence == OnDivergence::raise) throw Exception(divergence);

@@ -46,7 +46,8 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
   // What update() makes of parameters that differ from the leader's: an error, once; a line of the
   // log; a line, and the peer whose they are starts over as a newcomer.
   enum class OnDivergence : std::uint8_t { raise, warn, resync };
-  // Takes over what has happened. Throws the error that keeps this peer out of the group.
+  // Takes over what has happened. Throws the error that keeps this peer out of the group, for ever
+  // or until its broker has the same key.
   void update(OnDivergence on_divergence);
   // Waits until update() may have something new; false: nothing within the time.
   bool wait(Time deadline, const Engine::Interrupt& interrupt);
@@ -118,6 +119,7 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
   void new_view(Time now, const group::View& view) override;
   void evicted(Time now) override;
   void session_lost(const Uid& instance) override { machine_.session_lost(instance); }
+  void refused() override { wake(); }
   Engine::Lock lock_open();
   void look(Time now);
   void settle(Time now);

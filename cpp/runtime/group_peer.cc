@@ -123,6 +123,7 @@ Engine::Lock GroupPeer::lock_open() {
 
 bool GroupPeer::update() {
   const Engine::Lock lock = lock_open();
+  throw_refusal();
   if (member_.active_view() == seen_) return false;
   seen_ = member_.active_view();
   return true;
@@ -198,6 +199,21 @@ void GroupPeer::lost_session(Time now, const Uid& instance, group::Down how) {
   for (const Attached& attached : attached_) attached.observer->session_lost(instance);
   member_.peer_down(now, instance, how);
   carry_out(now);
+}
+
+// Who is in a group goes on without a broker; who waits for one would wait for ever.
+void GroupPeer::refused(const rpc::Refused& refusal) {
+  const bool of_broker = refusal.name == broker_name_ || refusal.only_way;
+  if (!of_broker || broker_ || !member_.view().empty()) return;
+  refusal_ = refusal.error;
+  refusal_.function = name_;
+  refusal_.message = "group '" + name_ + "' has no broker: " + refusal_.message;
+  for (const Attached& attached : attached_) attached.observer->refused();
+}
+
+void GroupPeer::throw_refusal() {
+  const Error refusal = std::exchange(refusal_, {});
+  if (refusal && !broker_ && member_.view().empty()) throw Exception(refusal);
 }
 
 // --- accumulators

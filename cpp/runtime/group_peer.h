@@ -26,6 +26,8 @@ class ViewObserver {
   virtual void evicted(Time now) = 0;
   // With any peer, also one outside the view.
   virtual void session_lost(const Uid& instance) = 0;
+  // There is a refusal for throw_refusal().
+  virtual void refused() = 0;
 };
 
 // One group on a peer: membership and operations. What the user sees changes in update() only.
@@ -42,7 +44,8 @@ class GroupPeer final : public Driven, private PeerObserver {
   const std::string& name() const { return name_; }
 
   // --- without the lock; update() and what it shows belong to one thread at a time
-  bool update();                                     // whether the view changed
+  // Whether the view changed. Throws as throw_refusal().
+  bool update();
   const group::View& view() const { return seen_; }  // as of the last update(); empty: none
   std::string waiting_for();
   void set_timeout(Duration evict_after);
@@ -74,6 +77,9 @@ class GroupPeer final : public Driven, private PeerObserver {
   // A frame of an older epoch came from there: the sender is told the present view.
   void stale_frame(Time now, const Uid& from, std::uint64_t epoch);
   void ask_demotion(Time now, const Uid& instance);
+  // While this peer is in no view: throws Exception{auth} once for each time that its key was
+  // refused where it looks for the broker.
+  void throw_refusal();
   const group::Member& member() const { return member_; }
   bool closed() const { return closed_; }
 
@@ -101,6 +107,7 @@ class GroupPeer final : public Driven, private PeerObserver {
   void peer_down(const rpc::PeerDown& peer) override;
   void undelivered(const Uid& instance) override;
   void lost_session(Time now, const Uid& instance, group::Down how);
+  void refused(const rpc::Refused& refusal) override;
   void closing() override { shut(); }
   bool has_delivered() const override;
   void carry_out(Time now);
@@ -124,6 +131,7 @@ class GroupPeer final : public Driven, private PeerObserver {
   std::string broker_name_ = "broker";
   Uid broker_;  // empty: not connected
   std::string broker_scope_;
+  Error refusal_;  // not thrown yet
   group::Member member_;
   std::shared_ptr<OperationRunner> runner_;
   std::shared_ptr<SharedCollectives> shared_;

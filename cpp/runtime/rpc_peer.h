@@ -70,6 +70,8 @@ class PeerObserver {
   virtual void peer_down(const rpc::PeerDown& peer) = 0;
   // What was sent to the instance by a service while it was not up has been dropped.
   virtual void undelivered(const Uid& /*instance*/) {}
+  // Where this peer dials, somebody has another key.
+  virtual void refused(const rpc::Refused& /*refusal*/) {}
   // close() was called: what is pending fails, a farewell may still be sent. May remove itself.
   virtual void closing() {}
   // Nothing that others need of it is on its way to them; close() waits for that, not for long.
@@ -226,6 +228,7 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   void perform(rpc::PeerUp& action);
   void perform(rpc::PeerDown& action);
   void perform(rpc::Undelivered& action);
+  void perform(rpc::Refused& action);
   void perform(rpc::Log& action);
   void perform(rpc::Closed& action);
   void record(FlightKind kind, std::string_view peer, std::uint64_t id, std::string_view text) {

@@ -397,6 +397,10 @@ void RpcPeer::perform(rpc::Undelivered& action) {
   for (std::size_t i = 0; i < observers_.size(); ++i) observers_[i]->undelivered(action.instance);
 }
 
+void RpcPeer::perform(rpc::Refused& action) {
+  for (std::size_t i = 0; i < observers_.size(); ++i) observers_[i]->refused(action);
+}
+
 void RpcPeer::perform(rpc::PeerDown& action) {
   constexpr const char* kHow[] = {"dead", "unreachable", "closed"};
   record(FlightKind::peer_down, action.name, 0, kHow[static_cast<std::size_t>(action.how)]);

@@ -50,6 +50,7 @@ wire::ReceivedFrame frame_of(Input& input) {
 bool may_happen(const rpc::Action& action) {
   return std::holds_alternative<rpc::Write>(action) || std::holds_alternative<rpc::Log>(action) ||
          std::holds_alternative<rpc::Dial>(action) ||
+         std::holds_alternative<rpc::Refused>(action) ||
          std::holds_alternative<rpc::CloseConnection>(action);
 }
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import moolink
 from tests.waiting import formed, until
@@ -109,3 +111,70 @@ def test_a_stranger_cannot_make_itself_the_broker_of_a_group(job: dict[str, Path
         formed([group])
         assert broker.members("a") == ["learner"]
         assert stranger.groups() == []
+
+
+def refusal(update: Callable[[], object]) -> str:
+    """What a member that waits for its broker is told."""
+    with pytest.raises(moolink.AuthError) as caught:
+        until(lambda: bool(update()), "the broker's refusal")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:0", "shm://"])
+def test_who_waits_for_a_broker_of_another_job_hears_so(job: dict[str, Path], address: str) -> None:
+    with (
+        moolink.Broker(first=True, token_file=job["another"]) as stranger,
+        moolink.Broker(first=True, token_file=job["job"]) as broker,
+        moolink.Rpc("learner", token_file=job["job"]) as learner,
+    ):
+        learner.connect(stranger.listen(address)[0])
+        with moolink.Group(learner, "a") as group:
+            text = refusal(group.update)
+            for said in ("group 'a'", "no broker", "token", str(job["job"])):
+                assert said in text
+            # Another address may lead to the broker all the same, and does.
+            learner.connect(broker.listen(address)[0])
+            while not group.members():
+                with contextlib.suppress(moolink.AuthError):
+                    until(group.update, "the broker")
+            assert group.members() == ["learner"]
+            group.update()
+
+
+def test_an_accumulator_that_waits_for_a_broker_of_another_job_hears_so(
+    job: dict[str, Path],
+) -> None:
+    with (
+        moolink.Broker(first=True, token_file=job["another"]) as stranger,
+        moolink.Rpc("learner", token_file=job["a"]) as learner,
+        moolink.Group(learner, "a") as group,
+        moolink.Accumulator(
+            "model", [torch.zeros(1, requires_grad=True)], group=group
+        ) as accumulator,
+    ):
+        learner.connect(stranger.listen("127.0.0.1:0")[0])
+        assert "no broker" in refusal(accumulator.update)
+        assert "no broker" in refusal(lambda: next(accumulator.training_steps(lambda: None)))
+
+
+def test_a_member_without_its_broker_goes_on(job: dict[str, Path]) -> None:
+    """Another token at the broker's place is no reason to stop those that are in a group."""
+    with (
+        moolink.Rpc("a", token_file=job["job"]) as a,
+        moolink.Rpc("b", token_file=job["job"]) as b,
+        moolink.Group(a, "a") as group,
+        moolink.Group(b, "a") as other,
+    ):
+        with moolink.Broker(first=True, token_file=job["job"]) as broker:
+            address = broker.listen("127.0.0.1:0")[0]
+            a.connect(address)
+            b.connect(address)
+            formed([group, other])
+        dialled = a.stats()["dials_failed"]
+        with moolink.Broker(first=True, token_file=job["another"]) as stranger:
+            stranger.listen(address)
+            until(
+                lambda: group.update() or a.stats()["dials_failed"] > dialled + 3,
+                "refusals by the stranger",
+            )
+            assert sorted(group.members()) == ["a", "b"]

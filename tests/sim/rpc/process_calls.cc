@@ -247,6 +247,13 @@ void Process::perform(rpc::PeerUp& action) {
   services_[action.instance] = {};
 }
 
+void Process::perform(rpc::Refused& action) {
+  note("is refused: " + action.error.message);
+  require(world_->settings.outsider, "a friend has refused the key");
+  require(!action.only_way || up_.empty(), "a peer that is up is a way to others");
+  ++coverage["refusals"];
+}
+
 void Process::perform(rpc::PeerDown& action) {
   note("has lost " + action.name);
   require(up_.erase(action.instance) == 1, "a peer went down that was not up");

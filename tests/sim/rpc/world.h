@@ -136,6 +136,7 @@ class Process final : public Endpoint {
   void perform(rpc::PeerUp& action);
   void perform(rpc::PeerDown& action);
   void perform(rpc::Undelivered&) {}
+  void perform(rpc::Refused& action);
   void perform(rpc::Log& action);
   void perform(rpc::Closed&);
   void finish_handler(CallRecord& record, const rpc::CallKey& key);

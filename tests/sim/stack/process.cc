@@ -258,6 +258,8 @@ void Process::lost_session(const Uid& peer, group::Down how) {
   member_->peer_down(now(), peer, how);
 }
 
+void Process::perform(rpc::Refused& action) { require(false, action.error.message); }
+
 void Process::perform(rpc::Log& action) {
   note(action.text);
   require(action.text.find("broke the protocol") == std::string::npos, action.text);

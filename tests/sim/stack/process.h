@@ -101,6 +101,7 @@ class Process final : public Endpoint {
   void perform(rpc::PeerDown& action);
   void perform(rpc::Undelivered& action);
   void lost_session(const Uid& peer, group::Down how);
+  void perform(rpc::Refused& action);
   void perform(rpc::Log& action);
   void perform(rpc::Closed&) {}
   void make_call();
