@@ -7,9 +7,9 @@
 #include "io/doorbell.h"
 #include "io/loop.h"
 #include "target.h"
-#include "transport/shm/frame_receiver.h"
+#include "transport/frame_receiver.h"
+#include "transport/send_queue.h"
 #include "transport/shm/ring.h"
-#include "transport/shm/send_queue.h"
 #include "wire/crc32c.h"
 #include "wire/frame.h"
 
@@ -129,18 +129,19 @@ void run(Input input) {
   Environment environment{loop, allocator, ear, Limits{}, Uid{1, 1}};
   Hostile writer(*incoming);
   Hostile reader(*outgoing);
-  shm::FrameReceiver receiver(shm::RingReader(incoming, bell), environment, connection);
+  shm::RingReader stream(incoming, bell);
+  FrameReceiver receiver(environment, connection);
   receiver.set_max_frame(std::size_t{64} << 10);
   shm::RingWriter ours(outgoing, bell);
-  shm::SendQueue queue;
+  SendQueue queue;
   while (!input.empty()) {
     const std::size_t what = input.below(8);
     const bool broken = refused([&] {
       if (what < 3) writer.act(input);
       if (what == 3) reader.act(input);
-      if (what == 4) receiver.receive(1 + input.byte());
-      if (what == 5) receiver.receive(1 << 20);
-      if (what == 6 && receiver.ring().prepare_sleep()) receiver.ring().wake();
+      if (what == 4) receiver.receive(stream, 1 + input.byte());
+      if (what == 5) receiver.receive(stream, 1 << 20);
+      if (what == 6 && stream.prepare_sleep()) stream.wake();
       if (what != 7) return;
       queue.push(wire::make_frame(wire::FrameType::ping, as_buffer(input.bytes())));
       queue.write_to(ours);

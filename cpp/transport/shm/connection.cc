@@ -34,7 +34,8 @@ ShmConnection::ShmConnection(Environment& environment, Owner& owner, Link link)
       pidfd_(std::move(link.pidfd)),
       peer_bell_(std::move(link.peer_bell)),
       writer_(std::move(link.outgoing), peer_bell_),
-      receiver_(RingReader(std::move(link.incoming), peer_bell_), environment, *this),
+      reader_(std::move(link.incoming), peer_bell_),
+      receiver_(environment, *this),
       grants_(std::make_shared<GrantPool>()),
       lent_(environment.lending) {
   traits_.preference = kPreference;
@@ -138,7 +139,7 @@ bool ShmConnection::poll() {
 bool ShmConnection::receive() {
   if (state_ != State::open) return false;
   const bool established = established_;
-  const bool something = receiver_.receive(kPollBudget);
+  const bool something = receiver_.receive(reader_, kPollBudget);
   heard_ |= established && something;
   return something;
 }
@@ -249,11 +250,11 @@ bool ShmConnection::prepare_sleep() {
   if (state_ == State::closed || failed_) return true;
   if (!queue_.empty() && !writer_.await_room()) return false;
   if (!filler_.idle()) return false;
-  return state_ != State::open || receiver_.ring().prepare_sleep();
+  return state_ != State::open || reader_.prepare_sleep();
 }
 
 void ShmConnection::awake() {
-  if (state_ == State::open) receiver_.ring().wake();
+  if (state_ == State::open) reader_.wake();
 }
 
 void ShmConnection::read_to_the_end() {

@@ -12,14 +12,14 @@
 #include "io/descriptor_passing.h"
 #include "io/doorbell.h"
 #include "io/loop.h"
-#include "transport/shm/frame_receiver.h"
+#include "transport/frame_receiver.h"
+#include "transport/grant_pool.h"
+#include "transport/send_queue.h"
 #include "transport/shm/grant_filler.h"
-#include "transport/shm/grant_pool.h"
 #include "transport/shm/handshake.h"
 #include "transport/shm/lending.h"
 #include "transport/shm/notice.h"
 #include "transport/shm/ring.h"
-#include "transport/shm/send_queue.h"
 #include "transport/transport.h"
 
 namespace moolink::transport::shm {
@@ -104,6 +104,7 @@ class ShmConnection final : public Connection,
   std::optional<Descriptor> pidfd_;
   io::Doorbell peer_bell_;
   RingWriter writer_;
+  RingReader reader_;
   FrameReceiver receiver_;
   SendQueue queue_;
   std::shared_ptr<GrantPool> grants_;

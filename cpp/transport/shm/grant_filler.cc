@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 #include "base/streaming_copy.h"
-#include "transport/shm/grant_pool.h"
+#include "transport/grant_pool.h"
 
 namespace moolink::transport::shm {
 

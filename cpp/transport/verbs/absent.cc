@@ -15,4 +15,8 @@ const Availability& availability() {
   return found;
 }
 
+std::unique_ptr<Transport> make_transport(Environment&) {
+  throw Exception(ErrorCode::error, availability().reason);
+}
+
 }  // namespace moolink::transport::verbs

@@ -2,8 +2,11 @@
 
 // Whether this process can use RDMA, and why not; compiled on every machine, with verbs or without.
 
+#include <memory>
 #include <string>
 #include <vector>
+
+#include "transport/transport.h"
 
 namespace moolink::transport::verbs {
 
@@ -17,5 +20,11 @@ struct Availability {
 
 // Looks once, at the first call. Without a device in /sys/class/infiniband nothing is loaded.
 const Availability& availability();
+
+// As an address to listen at: wherever others reach this peer by tcp.
+inline constexpr const char* kBesideTcp = "verbs://";
+
+// Opens the device of availability(). Throws Exception{error} with the reason if there is none.
+std::unique_ptr<Transport> make_transport(Environment& environment);
 
 }  // namespace moolink::transport::verbs

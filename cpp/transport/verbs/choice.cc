@@ -2,7 +2,6 @@
 
 #include <arpa/inet.h>
 #include <sched.h>
-#include <sys/resource.h>
 
 #include <algorithm>
 #include <array>
@@ -17,6 +16,7 @@
 
 #include "base/buffer.h"
 #include "base/error.h"
+#include "transport/verbs/device.h"
 
 namespace moolink::transport::verbs {
 namespace {
@@ -189,13 +189,6 @@ void look_at_device(const Library& library, ibv_device* device, const Wishes& wi
   }
 }
 
-std::string memory_limit() {
-  rlimit limit{};
-  if (getrlimit(RLIMIT_MEMLOCK, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return "";
-  return "; this process may lock " + std::to_string(limit.rlim_cur >> 10) +
-         " KB only: raise it (ulimit -l unlimited, or LimitMEMLOCK=infinity of its service)";
-}
-
 // Whether memory can be registered there at all.
 std::string try_to_register(const Library& library, const Port& port) {
   int count = 0;
@@ -213,7 +206,7 @@ std::string try_to_register(const Library& library, const Port& port) {
     ibv_mr* region = library.reg_mr(domain, memory.data(), memory.size(), IBV_ACCESS_LOCAL_WRITE);
     reason = region != nullptr
                  ? ""
-                 : port.device + " registers no memory: " + std::strerror(errno) + memory_limit();
+                 : port.device + " registers no memory: " + registration_failure(errno);
     if (region != nullptr) library.dereg_mr(region);
     library.dealloc_pd(domain);
   }

@@ -64,7 +64,8 @@ class Side : public Handler {
   int writable_calls = 0;
 };
 
-// Turns both loops until the condition holds; fails the test after 20 s.
+// Turns both loops until the condition holds; fails the test after 20 s, or what
+// MOOLINK_TEST_PATIENCE says.
 bool wait_until(Side& a, Side& b, const std::function<bool()>& condition);
 // b listens, a dials; both have one connection afterwards.
 bool connect(const Subject& subject, Side& a, Side& b);

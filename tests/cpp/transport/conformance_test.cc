@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <cstdlib>
 #include <cstring>
 
 #include "base/random.h"
@@ -7,7 +9,11 @@
 namespace moolink::transport::conformance {
 namespace {
 
-constexpr Duration kTimeout = seconds(20);
+// An emulated processor takes longer: MOOLINK_TEST_PATIENCE is in seconds.
+Duration patience() {
+  const char* given = std::getenv("MOOLINK_TEST_PATIENCE");
+  return seconds(given == nullptr ? 20 : std::max(20, std::atoi(given)));
+}
 
 }  // namespace
 
@@ -55,7 +61,7 @@ void Side::send(wire::Frame frame) {
 }
 
 bool wait_until(Side& a, Side& b, const std::function<bool()>& condition) {
-  const Time deadline = io::now() + kTimeout;
+  const Time deadline = io::now() + patience();
   while (!condition()) {
     if (io::now() > deadline) {
       CHECK(!"the condition did not come true in time");

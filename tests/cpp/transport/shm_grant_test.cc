@@ -12,8 +12,8 @@
 #include "check.h"
 #include "conformance.h"
 #include "shm_subject.h"
+#include "transport/grant_pool.h"
 #include "transport/shm/grant_filler.h"
-#include "transport/shm/grant_pool.h"
 #include "transport/shm/transport.h"
 
 namespace moolink::transport {
@@ -24,7 +24,6 @@ using conformance::same_bytes;
 using conformance::Side;
 using conformance::wait_until;
 using shm::GrantFiller;
-using shm::GrantPool;
 
 Descriptor copy_of(const memory::Segment& segment) {
   return Descriptor(::fcntl(segment.descriptor(), F_DUPFD_CLOEXEC, 0));

@@ -1,28 +1,50 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 
 #include "base/buffer.h"
 #include "base/limits.h"
-#include "transport/shm/ring.h"
 #include "transport/transport.h"
 #include "wire/frame.h"
 
-namespace moolink::transport::shm {
+namespace moolink::transport {
 
-// Turns the bytes of a ring into frames for the handler. Everything is copied out of the ring
-// before it is looked at; the bytes of a chunk are copied straight into the handler's target.
+// Turns a stream of bytes (a ring, slots) into frames for the handler. Everything is copied out of
+// the stream before it is looked at; the bytes of a chunk are copied straight into the handler's
+// target.
 class FrameReceiver {
  public:
-  FrameReceiver(RingReader ring, Environment& environment, Connection& connection);
+  FrameReceiver(Environment& environment, Connection& connection);
 
   // Takes at most `budget` bytes; true if it took any. Stops when stop() is called, also from
   // inside the handler. Throws Exception{wire} for anything a peer must not send.
-  bool receive(std::size_t budget);
+  template <class Stream>
+  bool receive(Stream& stream, std::size_t budget) {
+    std::size_t taken = 0;
+    while (!stopped_ && (taken < budget || left_ == 0)) {
+      const std::size_t want = std::min(left_, budget - taken);
+      std::size_t got = 0;
+      if (target_ == nullptr) {
+        got = stream.skip(want);
+      } else {
+        got = stream.read({target_, want});
+        target_ += got;
+      }
+      left_ -= got;
+      taken += got;
+      if (left_ == 0) {
+        finish_stage();
+      } else if (got < want) {
+        break;
+      }
+    }
+    stream.release();
+    return taken > 0;
+  }
   void stop();
   void set_max_frame(std::size_t bytes) { limits_.max_frame = bytes; }
-  RingReader& ring() { return ring_; }
 
  private:
   enum class Stage { header, frame, chunk_head, chunk };
@@ -32,7 +54,6 @@ class FrameReceiver {
   void finish_header();
   void finish_chunk_head();
 
-  RingReader ring_;
   Environment& environment_;
   Connection& connection_;
   Limits limits_;
@@ -49,4 +70,4 @@ class FrameReceiver {
   wire::ChunkHead chunk_;
 };
 
-}  // namespace moolink::transport::shm
+}  // namespace moolink::transport

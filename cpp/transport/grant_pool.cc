@@ -1,4 +1,4 @@
-#include "transport/shm/grant_pool.h"
+#include "transport/grant_pool.h"
 
 #include <algorithm>
 #include <bit>
@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 
-namespace moolink::transport::shm {
+namespace moolink::transport {
 
 std::optional<GrantPool::Block> GrantPool::allocate(std::size_t bytes) {
   if (bytes > kLargestBlock) return std::nullopt;
@@ -111,4 +111,4 @@ void GrantPool::close() {
   changes_.clear();
 }
 
-}  // namespace moolink::transport::shm
+}  // namespace moolink::transport

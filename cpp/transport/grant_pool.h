@@ -13,7 +13,7 @@
 #include "memory/segment.h"
 #include "wire/path.h"
 
-namespace moolink::transport::shm {
+namespace moolink::transport {
 
 // The memory that one peer may fill, in segments made here and passed to that peer only. A block
 // is given out again when its buffer was released, which keeps its pages warm (fresh ones copy ten
@@ -75,4 +75,4 @@ class GrantPool : public std::enable_shared_from_this<GrantPool> {
   std::vector<Change> changes_;
 };
 
-}  // namespace moolink::transport::shm
+}  // namespace moolink::transport

@@ -1,42 +1,15 @@
-#include "transport/shm/frame_receiver.h"
+#include "transport/frame_receiver.h"
 
-#include <algorithm>
 #include <span>
 #include <utility>
 
 #include "base/error.h"
 
-namespace moolink::transport::shm {
+namespace moolink::transport {
 
-FrameReceiver::FrameReceiver(RingReader ring, Environment& environment, Connection& connection)
-    : ring_(std::move(ring)),
-      environment_(environment),
-      connection_(connection),
-      limits_(environment.limits) {
+FrameReceiver::FrameReceiver(Environment& environment, Connection& connection)
+    : environment_(environment), connection_(connection), limits_(environment.limits) {
   expect(Stage::header, scratch_.data(), wire::kHeaderBytes);
-}
-
-bool FrameReceiver::receive(std::size_t budget) {
-  std::size_t taken = 0;
-  while (!stopped_ && taken < budget) {
-    const std::size_t want = std::min(left_, budget - taken);
-    std::size_t got = 0;
-    if (target_ == nullptr) {
-      got = ring_.skip(want);
-    } else {
-      got = ring_.read({target_, want});
-      target_ += got;
-    }
-    left_ -= got;
-    taken += got;
-    if (left_ == 0) {
-      finish_stage();
-    } else if (got < want) {
-      break;
-    }
-  }
-  ring_.release();
-  return taken > 0;
 }
 
 void FrameReceiver::stop() {
@@ -90,4 +63,4 @@ void FrameReceiver::finish_chunk_head() {
          static_cast<std::size_t>(chunk_.bytes));
 }
 
-}  // namespace moolink::transport::shm
+}  // namespace moolink::transport

@@ -1,0 +1,129 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "io/loop.h"
+#include "transport/frame_receiver.h"
+#include "transport/send_queue.h"
+#include "transport/transport.h"
+#include "transport/verbs/device.h"
+#include "transport/verbs/granted_memory.h"
+#include "transport/verbs/packets.h"
+#include "transport/verbs/queue_pair.h"
+#include "transport/verbs/writes.h"
+
+namespace moolink::transport::verbs {
+
+// A queue pair, and the tcp connection that it was agreed upon over.
+// docs/design/transport-verbs.md.
+class VerbsConnection final : public Connection,
+                              public io::Pollable,
+                              public std::enable_shared_from_this<VerbsConnection> {
+ public:
+  // What a connection needs of its transport.
+  class Owner {
+   public:
+    virtual ~Owner() = default;
+    virtual void opened(VerbsConnection& connection) = 0;  // the handler is to know of it
+    // It has never been opened, and will not be.
+    virtual void not_opened(VerbsConnection& connection, const Error& error) = 0;
+    virtual void ended(VerbsConnection& connection) = 0;  // the owner forgets it
+  };
+
+  // dialled: empty if it was accepted.
+  VerbsConnection(Environment& environment, Owner& owner, std::shared_ptr<Device> device,
+                  std::shared_ptr<Connection> control, std::string dialled);
+  ~VerbsConnection() override;
+
+  // The dialler speaks first. Throws Exception if no queue pair can be made.
+  void start();
+  const std::string& dialled() const { return dialled_; }
+  const Connection& control() const { return *control_; }
+  const Device& device() const { return *device_; }
+
+  wire::ConnectionId id() const override { return id_; }
+  wire::PathKind path() const override { return wire::PathKind::verbs; }
+  const wire::PathTraits& traits() const override { return traits_; }
+  const std::string& peer_address() const override { return peer_address_; }
+  std::string local_address() const override;
+  void write(wire::Frame frame) override;
+  void flush() override;
+  std::size_t queued_bytes() const override { return queue_.bytes(); }
+  bool writable() const override { return queue_.bytes() < kHighWater; }
+  void establish() override;
+  void close() override;
+  std::optional<Grant> allocate_grant(std::size_t bytes) override;
+  void fill_grant(const wire::GrantPlace& place, Buffer bytes) override;
+
+  bool poll() override;
+  bool prepare_sleep() override;
+  void awake() override {}
+
+  // From the transport: what the control connection says, and what the device tells of it.
+  void told(const wire::ReceivedFrame& frame);
+  void control_ended(const Error& error);
+  void rung() { pair_.rung(); }
+  bool uses(const ibv_qp* pair) const { return pair == pair_.handle(); }
+  void fail(Error error);
+
+  // Closes at once and tells nobody.
+  void drop();
+
+ private:
+  enum class State { agreeing, open, closing, closed };
+
+  void agree(const wire::ReceivedFrame& frame);
+  void say_endpoint();
+  void open();
+  bool take_completions();
+  void take(const Completion& completion);
+  void take_bytes(const Completion& completion);
+  bool send_queued();
+  bool write_grants();
+  void give_credits();
+  void tell_writable();
+  void retire_idle_grants();
+  void linger();
+  void leave_if_done();
+  void finish();
+  void cancel_timer();
+  Error with_peer(const std::string& what) const;
+
+  static constexpr std::size_t kHighWater = std::size_t{4} << 20;
+  static constexpr std::size_t kLowWater = std::size_t{1} << 20;
+
+  Environment& environment_;
+  Owner& owner_;
+  std::shared_ptr<Device> device_;
+  std::shared_ptr<Connection> control_;
+  const std::string dialled_;
+  const wire::ConnectionId id_;
+  wire::PathTraits traits_;
+  std::string peer_address_;
+  QueuePair pair_;
+  PacketWriter packets_;
+  SendQueue queue_;
+  FrameReceiver receiver_;
+  GrantedMemory grants_;
+  Writes writes_;
+
+  State state_ = State::agreeing;
+  bool registered_ = false;  // with the loop
+  bool connected_ = false;   // the queue pair can receive
+  bool failed_ = false;
+  bool finishing_ = false;
+  bool established_ = false;
+  bool above_high_water_ = false;
+  Error failure_;
+  std::optional<io::Loop::TimerKey> timer_;       // the end of closing, or of draining
+  std::optional<io::Loop::TimerKey> idle_timer_;  // while there are grants that may fall idle
+};
+
+}  // namespace moolink::transport::verbs

@@ -1,0 +1,101 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/buffer.h"
+#include "transport/verbs/choice.h"
+#include "transport/verbs/library.h"
+
+namespace moolink::transport::verbs {
+
+// Memory that a device may read, and write if asked for. Ends the registration.
+class Region {
+ public:
+  Region() = default;
+  // Empty, with errno, where the system refuses.
+  Region(const Library& library, ibv_pd* domain, void* address, std::size_t bytes, int access);
+  Region(Region&& other) noexcept;
+  Region& operator=(Region&& other) noexcept;
+  Region(const Region&) = delete;
+  Region& operator=(const Region&) = delete;
+  ~Region() { reset(); }
+
+  explicit operator bool() const { return region_ != nullptr; }
+  std::uint32_t local_key() const { return region_->lkey; }
+  std::uint32_t remote_key() const { return region_->rkey; }
+  void reset();
+
+ private:
+  const Library* library_ = nullptr;
+  ibv_mr* region_ = nullptr;
+};
+
+// Bytes of one SEND; also what is read at once when WRITEs are copied through slots.
+inline constexpr std::size_t kSlotBytes = std::size_t{16} << 10;
+
+// An opened device, with what the connections of one transport have in common: one queue of slots
+// for whatever arrives, and one descriptor that tells of completions.
+class Device {
+ public:
+  // Throws Exception{error} with the reason, and what to do.
+  Device(const Library& library, const Port& port);
+  ~Device();
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+
+  const Library& library() const { return library_; }
+  const Port& port() const { return port_; }
+  ibv_context* context() const { return context_; }
+  ibv_pd* domain() const { return domain_; }
+  ibv_comp_channel* channel() const { return channel_; }
+  ibv_srq* receive_queue() const { return receive_queue_; }
+
+  Region register_memory(void* address, std::size_t bytes, int access) const {
+    return {library_, domain_, address, bytes, access};
+  }
+
+  // Slots for one connection more, or one less. Throws Exception{error} if there is no memory.
+  void add_user(std::size_t slots);
+  void remove_user(std::size_t slots) { wanted_slots_ -= slots; }
+  std::span<const std::byte> slot(std::uint64_t number) const;
+  // Its bytes were taken: the next SEND may fill it. A device that does not take it has failed.
+  void post_slot(std::uint64_t number) noexcept;
+
+  // It has failed, or is gone: nothing new is to be made of it.
+  bool failed() const { return failed_; }
+  void set_failed() { failed_ = true; }
+
+  // In a forked child: closes the descriptors and touches nothing else.
+  void abandon() noexcept;
+
+ private:
+  struct Block {
+    MutableBuffer memory;
+    Region region;
+  };
+
+  void open();
+  void release() noexcept;
+  void add_block();
+
+  const Library& library_;
+  const Port port_;
+  ibv_context* context_ = nullptr;
+  ibv_pd* domain_ = nullptr;
+  ibv_comp_channel* channel_ = nullptr;
+  ibv_srq* receive_queue_ = nullptr;
+  std::vector<Block> blocks_;
+  std::size_t wanted_slots_ = 0;
+  std::size_t most_slots_ = 0;
+  bool failed_ = false;
+};
+
+// "Cannot allocate memory", with the limit on locked memory where that may be the reason.
+std::string registration_failure(int error);
+
+}  // namespace moolink::transport::verbs

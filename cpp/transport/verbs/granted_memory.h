@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+
+#include "transport/grant_pool.h"
+#include "transport/transport.h"
+#include "transport/verbs/device.h"
+
+namespace moolink::transport::verbs {
+
+// The memory that one peer may write into: segments of a pool of its own, each registered whole.
+class GrantedMemory {
+ public:
+  explicit GrantedMemory(const Device& device)
+      : device_(device), pool_(std::make_shared<GrantPool>()) {}
+  ~GrantedMemory() { revoke(); }
+  GrantedMemory(const GrantedMemory&) = delete;
+  GrantedMemory& operator=(const GrantedMemory&) = delete;
+
+  // nullopt: there is no memory, or the system registers no more.
+  std::optional<Grant> allocate(std::size_t bytes);
+  // False: nothing is left that a later call could give back.
+  bool retire_idle();
+  // Nobody writes into it any more, and none of it is given out again.
+  void revoke();
+
+ private:
+  struct Registered {
+    std::shared_ptr<memory::Segment> segment;
+    Region region;
+  };
+
+  void follow_pool();
+
+  const Device& device_;
+  std::shared_ptr<GrantPool> pool_;
+  std::map<std::uint64_t, Registered> segments_;
+};
+
+}  // namespace moolink::transport::verbs

@@ -1,0 +1,83 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <span>
+
+#include "base/buffer.h"
+#include "transport/verbs/device.h"
+#include "transport/verbs/queue_pair.h"
+
+namespace moolink::transport::verbs {
+
+// The stream of frames as SENDs, from slots of this side into slots of the peer, of which there is
+// one for each credit.
+class PacketWriter {
+ public:
+  // Throws Exception{error} if no memory can be registered.
+  PacketWriter(Device& device, QueuePair& pair);
+
+  void set_credits(std::uint32_t credits) { credits_ = credits; }
+  // Credits of SENDs that the peer has taken by now. Throws Exception{wire} for what cannot be.
+  void taken_by_peer(std::uint32_t taken);
+  // A SEND of the peer was taken, which is told with the next one of this side.
+  void took() { ++taken_; }
+  // As many that the peer does not know of.
+  std::uint32_t owed() const { return taken_ - told_; }
+  // Requests up to this one have ended: their slots are free.
+  void ended(std::uint64_t request);
+
+  // Whether a SEND could leave now.
+  bool ready() const;
+  // Copies as much as can leave now and returns how much that was.
+  std::size_t write(std::span<const std::byte> bytes);
+  // What was copied leaves.
+  void publish();
+  // An empty SEND, which tells what was taken and needs no credit; false: not now. tell: it is to
+  // be heard of when it has ended, and with it all before it.
+  bool send_empty(bool tell);
+  // SENDs that have left without being asked about.
+  bool has_silent() const { return silent_ > 0; }
+
+  bool has_slot() const { return free_slots() > 0; }
+  // A free slot, for somebody who sends from it himself; empty: there is none.
+  std::span<std::byte> borrow();
+  // It is in use until this request has ended.
+  void borrowed(std::uint64_t request);
+  std::uint32_t key() const { return region_.local_key(); }
+
+  static constexpr std::uint32_t kSlots = 32;
+  static constexpr std::uint32_t kMostEmpty = 3;  // on their way at a time
+
+ private:
+  struct InUse {
+    std::uint64_t request;
+    bool slot;
+    bool empty;
+  };
+
+  std::span<std::byte> slot(std::uint64_t number);
+  std::uint64_t free_slots() const { return kSlots - (next_slot_ - freed_slots_); }
+  bool asks() { return ++silent_ >= kTellEvery ? (silent_ = 0, true) : false; }
+  void post();
+
+  static constexpr std::uint32_t kTellEvery = 8;
+
+  QueuePair& pair_;
+  MutableBuffer memory_;
+  Region region_;
+  std::uint64_t next_slot_ = 0;    // the one that is written now
+  std::uint64_t freed_slots_ = 0;  // those before it are free
+  std::size_t filled_ = 0;         // bytes of next_slot_
+  std::deque<InUse> in_use_;
+  std::uint32_t silent_ = 0;
+  std::uint32_t empties_ = 0;  // on their way
+  std::uint32_t credits_ = 0;
+  std::uint32_t sent_ = 0;           // SENDs that need a credit
+  std::uint32_t taken_by_peer_ = 0;  // of these
+  std::uint32_t taken_ = 0;
+  std::uint32_t told_ = 0;
+};
+
+}  // namespace moolink::transport::verbs

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstddef>
+#include <list>
+#include <memory>
+
+#include "base/buffer.h"
+#include "transport/verbs/device.h"
+
+namespace moolink::transport::verbs {
+
+// What parts are written from, registered for as long as its owner lives. Memory is known by its
+// owner, not by its address: another owner's is other memory, though it may lie at the same place.
+class Registrations {
+ public:
+  explicit Registrations(const Device& device) : device_(device) {}
+
+  // Null: the system registers no more, or the bytes have no owner.
+  std::shared_ptr<const Region> of(const Buffer& bytes);
+  std::size_t size() const { return entries_.size(); }
+
+  static constexpr std::size_t kMost = 256;
+  static constexpr std::size_t kMostBytes = std::size_t{1} << 30;
+
+ private:
+  struct Entry {
+    std::weak_ptr<const void> owner;
+    const std::byte* begin;
+    std::size_t size;
+    std::shared_ptr<const Region> region;
+  };
+
+  void drop_dead();
+  // Those that nobody writes from, the longest unused first, until so much is left.
+  void drop_unused(std::size_t most, std::size_t most_bytes);
+
+  const Device& device_;
+  std::list<Entry> entries_;  // the latest used first
+  std::size_t bytes_ = 0;
+};
+
+}  // namespace moolink::transport::verbs

@@ -1,0 +1,76 @@
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "io/loop.h"
+#include "transport/tcp/transport.h"
+#include "transport/transport.h"
+#include "transport/verbs/connection.h"
+#include "transport/verbs/device.h"
+
+namespace moolink::transport::verbs {
+
+// RDMA, by one port of one device. docs/design/transport-verbs.md.
+class VerbsTransport final : public Transport, private Handler, private VerbsConnection::Owner {
+ public:
+  // Opens the device. Throws Exception{error} with the reason if it cannot be used.
+  VerbsTransport(Environment& environment, const Library& library, const Port& port);
+  ~VerbsTransport() override;
+
+  wire::PathKind kind() const override { return wire::PathKind::verbs; }
+  bool accepts(const std::string& address) const override;
+  void check(const std::string& address) const override;
+  std::vector<std::string> listen(const std::string& address) override;
+  std::vector<std::string> announced(const std::string& advertise,
+                                     const std::vector<std::string>& bound) const override;
+  void dial(const std::string& address) override;
+  void stop() override;
+  void abandon() noexcept override;
+
+  // Takes what the device tells of itself; called when its descriptor is readable.
+  void look_at_events();
+
+ private:
+  // --- of the tcp connections that queue pairs are agreed upon over
+  void opened(std::shared_ptr<Connection> control, const std::string& dialled) override;
+  void closed(Connection& control, const Error& error, bool peer_dead) override;
+  void dial_failed(const std::string& address, const Error& error) override;
+  void turned_away(const Error& error) override;
+  void received(Connection& control, wire::ReceivedFrame frame) override;
+  std::span<std::byte> chunk_target(Connection& control, const wire::ChunkHead& head) override;
+  void chunk_received(Connection&, const wire::ChunkHead&) override {}
+  void writable(Connection&) override {}
+
+  // --- of the connections
+  void opened(VerbsConnection& connection) override;
+  void not_opened(VerbsConnection& connection, const Error& error) override;
+  void ended(VerbsConnection& connection) override;
+
+  void refresh();
+  std::shared_ptr<Device> device();
+  void watch_device();
+  void unwatch_device();
+  void completions_ready();
+  void take_event(const ibv_async_event& event);
+  void fail_all(const std::string& why);
+
+  Environment& environment_;
+  const Library& library_;
+  const Port port_;
+  std::shared_ptr<Device> device_;
+  io::Loop::WatchId completions_watch_ = 0;
+  io::Loop::WatchId events_watch_ = 0;
+  std::string port_down_;  // why nothing new is begun; empty: the port works
+  Environment of_control_;
+  tcp::TcpTransport control_;
+  // By the number of their tcp connection.
+  std::unordered_map<wire::ConnectionId, std::shared_ptr<VerbsConnection>> connections_;
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // what is posted may come after
+  bool stopped_ = false;
+};
+
+}  // namespace moolink::transport::verbs

@@ -1,0 +1,33 @@
+"""The transport verbs on an RDMA device: conformance, grants, refusals and faults."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.verbs.conftest import PATIENCE, InRdma
+
+pytestmark = pytest.mark.timeout(PATIENCE)
+# Without a device the program has none of the tests that need one, and passes.
+AT_LEAST = 25
+
+
+def test_the_transport_keeps_to_what_every_transport_must_do(
+    in_rdma: InRdma, transport_tests: Path
+) -> None:
+    done = in_rdma(transport_tests, "verbs: ", MOOLINK_TEST_PATIENCE="300")
+    assert done.returncode == 0, done.stdout + done.stderr
+    counts = re.search(r"(\d+) passed, 0 failed", done.stdout)
+    assert counts is not None, done.stdout + done.stderr
+    assert int(counts[1]) >= AT_LEAST, done.stdout
+
+
+def test_doctor_names_the_device(in_rdma: InRdma) -> None:
+    done = in_rdma(sys.executable, "-m", "moolink", "doctor", "--json")
+    found = {item["topic"]: item for item in json.loads(done.stdout)}["RDMA"]
+    assert found["state"] == "ok", done.stdout + done.stderr
+    assert re.search(r"port \d+, (RoCE v2, GID|InfiniBand, LID) \d+", found["text"])
