@@ -156,11 +156,9 @@ class Machine {
   // Every NewView of the group's member, which is to hold soft views back (hold_soft_views(true)).
   void view(Time now, const group::View& view);
   void evicted(Time now);  // out of the group until the next view
-  // The session with that peer was lost, and with it what the two had sent each other: that nothing
-  // more is heard in this epoch is not held against it.
-  void session_lost(const Uid& instance) {
-    if (view_.find(instance) != nullptr) sessions_lost_.insert(instance);
-  }
+  // The session with that peer was lost, and with it what the two had sent each other: what is not
+  // heard in this epoch is not held against it.
+  void session_lost(const Uid& instance);
   void received(Time now, const Uid& from, std::uint8_t service, const wire::Payload& payload);
   // `exclusive`: nobody else has the result's memory, so that the user may get it itself.
   void reduced(Time now, std::uint64_t epoch, std::uint64_t round, Buffer result,

@@ -187,13 +187,16 @@ void Machine::lead(Time now) {
   watch_members();
 }
 
+void Machine::session_lost(const Uid& instance) {
+  if (view_.find(instance) != nullptr) sessions_lost_.insert(instance);
+  if (!mutant("demote_whom_it_lost")) led_.demote.erase(instance);
+}
+
 void Machine::watch_members() {
-  // Who has applied nothing for too long while its result slots are full is made a newcomer. What a
-  // lost session took away it may have applied; the next epoch, which the loss brings, tells.
-  std::vector<Uid> blocking = leader_->blocked_by(config_.virtual_batch_size);
-  if (!mutant("demote_whom_it_lost")) {
-    std::erase_if(blocking, [&](const Uid& instance) { return sessions_lost_.contains(instance); });
-  }
+  // Who has applied nothing for too long while its result slots are full is made a newcomer. With a
+  // session the news may have been lost that it has applied all: then only another epoch, which
+  // begins with what each has, can tell.
+  const std::vector<Uid> blocking = leader_->blocked_by(config_.virtual_batch_size);
   std::erase_if(blocking_, [&](const auto& item) {
     return std::find(blocking.begin(), blocking.end(), item.first) == blocking.end();
   });
@@ -203,9 +206,11 @@ void Machine::watch_members() {
     if (known.delivered != delivered) known = {awake_, delivered};
     if (awake_ < known.since + config_.member_stall) continue;
     known.since = awake_;
+    const bool unheard = sessions_lost_.contains(instance);
+    if (unheard && mutant("wait_for_whom_it_lost")) continue;
     if (instance == config_.instance) {
       stalled_ = true;
-    } else {
+    } else if (!unheard || mutant("demote_whom_it_lost")) {
       led_.demote.insert(instance);
     }
     ask_for_view(instance, "its result slots are full");

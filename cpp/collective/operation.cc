@@ -141,6 +141,7 @@ void Operation::use_messages() {
 }
 
 // Of a host without contributors the sum is zero, which other operations than sums would notice.
+// Where every reducer has a host of its own, members send as few bytes to one another directly.
 bool Operation::is_hierarchical() const {
   if (spec() == nullptr || spec()->kind != Kind::all_reduce || place_.hosts == nullptr ||
       place_.hosts->count() < 2) {
@@ -148,7 +149,7 @@ bool Operation::is_hierarchical() const {
   }
   if (spec()->contributors.empty() && spec()->reducers.empty()) return true;
   const bool adds = spec()->op == ReduceOp::sum || spec()->op == ReduceOp::mean;
-  return adds && spec()->byte_size() > kSmallBytes;
+  return adds && spec()->byte_size() > kSmallBytes && place_.hosts->count() < reducers_.size();
 }
 
 void Operation::begin_hierarchy() {
@@ -250,6 +251,11 @@ void Operation::received(std::uint32_t from, const decltype(Frame::content)& con
       std::holds_alternative<Value>(content) || std::holds_alternative<Combined>(content);
   if (for_values != (spec() == nullptr)) {
     return refuse(from, "one of them reduces a tensor and the other a value");
+  }
+  const bool slices =
+      std::holds_alternative<Piece>(content) || std::holds_alternative<Reduced>(content);
+  if (slices && is_hierarchical()) {
+    return refuse(from, name_of(from) + " sent a slice and not a portion of what hosts exchange");
   }
   if (const auto* theirs = std::get_if<Piece>(&content)) {
     piece(from, theirs->spec, parts);

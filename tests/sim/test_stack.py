@@ -72,8 +72,20 @@ MADE_FOR = {
         batch 3
         form 6000
         at 0 crash 0
-        at 100 split 4 3 4000
+        at 100 split 4 2 4000
         at 5000 start 0
+    """,
+    # The news that a member has applied all is lost; the two have nothing left to tell each other.
+    "wait_for_whom_it_lost": """
+        seed 2
+        roles MMMMM
+        initial 5
+        batch 5
+        elements 16
+        share_wait 0
+        form 5000
+        at 100 away 5 3000
+        at 600 split 1 5 4000
     """,
     # A leader cannot hear what a member has applied while the broker is away.
     "demote_whom_it_lost": """

@@ -423,6 +423,23 @@ TEST("what only some contribute to crosses the link of each host once each way")
   }
 }
 
+TEST("slices are refused where hosts exchange portions") {
+  const std::vector<std::byte> slice(25'001 * sizeof(float));
+  for (const bool piece : {true, false}) {
+    Members members(4, 7, {0, 0, 1, 1});
+    OpSpec spec = floats(100'003);
+    spec.contributors = {0, 2};
+    spec.reducers = {0, 1, 2, 3};
+    const std::vector<float> ones(100'003, 1.0f);
+    const OpId id = members.start(0, "x", spec, {buffer(ones)});
+    Frame frame{"group", 1, {"x", 0}, Reduced{}};
+    if (piece) frame.content = Piece{spec};
+    members.receive(0, 1, {wire::encode(frame), {buffer(slice)}});
+    CHECK(members.done(0, id) != nullptr);
+    CHECK_EQ(members.done(0, id)->error.code, ErrorCode::error);
+  }
+}
+
 TEST("hosts are led by reducers, and others belong to a host that has one") {
   const Hosts hosts = hosts_of({{1, 0}, {1, 1}, {1, 0}, {1, 2}, {1, 1}, {1, 2}, {1, 3}});
   const Hosts led = hosts_led_by({1, 2}, hosts);

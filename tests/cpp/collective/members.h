@@ -134,6 +134,12 @@ class Members {
     }
   }
 
+  // As if that member had sent it.
+  void receive(std::size_t i, std::size_t from, const wire::Payload& payload) {
+    engines_[i]->received(members_.instances[from], payload);
+    drain(i);
+  }
+
   const Engine::Done* done(std::size_t i, OpId id) const {
     const auto found = done_.find({i, id});
     return found == done_.end() ? nullptr : &found->second;

@@ -47,6 +47,7 @@ const std::vector<std::string> kMutants = {
     "lost_sessions_are_not_told",
     // accumulate
     "demote_whom_it_lost",
+    "wait_for_whom_it_lost",
     "offer_twice_after_flush",
     "drop_reoffer",
     "deliver_out_of_order",
