@@ -108,15 +108,13 @@ OpId Engine::start(std::string name, OpSpec spec, std::vector<Buffer> inputs, Op
     refuse(name, op_name(spec.op) + " of " + std::string(tensor::dtype_name(spec.dtype)) +
                      " is not defined");
   }
-  const bool adds = spec.op == ReduceOp::sum || spec.op == ReduceOp::mean;
-  if (spec.compression != Compression::none && (spec.dtype != tensor::DType::float32 || !adds)) {
+  if (spec.compression != Compression::none &&
+      (spec.dtype != tensor::DType::float32 || !spec.adds())) {
     refuse(name, "compression is for sums and means of float32");
   }
   check_ranks(name, spec.contributors, members_.instances.size());
   check_ranks(name, spec.reducers, members_.instances.size());
-  const auto& givers = spec.contributors;
-  const bool contributes =
-      givers.empty() || std::binary_search(givers.begin(), givers.end(), *rank_);
+  const bool contributes = spec.contributes(*rank_);
   if (contributes == inputs.empty()) {
     refuse(name, contributes ? "an input is missing" : "this rank must not pass an input");
   }

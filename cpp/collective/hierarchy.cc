@@ -27,6 +27,11 @@ Hosts hosts_of(const std::vector<Uid>& keys) {
   return hosts;
 }
 
+bool share_a_host(const std::vector<Uid>& keys) {
+  return !keys.empty() && !keys.front().empty() &&
+         std::count(keys.begin(), keys.end(), keys.front()) == std::ssize(keys);
+}
+
 Hosts hosts_led_by(const std::vector<std::uint32_t>& reducers, const Hosts& hosts) {
   Hosts led;
   std::vector<std::uint32_t> others;
@@ -62,14 +67,10 @@ HierarchicalReduce::HierarchicalReduce(const OpSpec& spec, const Place& place, B
       result_(std::move(result)),
       memory_(memory),
       item_size_(tensor::item_size(spec.dtype)) {
-  const auto contributes = [&](std::uint32_t rank) {
-    return spec.contributors.empty() ||
-           std::binary_search(spec.contributors.begin(), spec.contributors.end(), rank);
-  };
   std::copy_if(neighbours().begin(), neighbours().end(), std::back_inserter(contributors_),
-               contributes);
+               [&](std::uint32_t rank) { return spec.contributes(rank); });
   std::sort(contributors_.begin(), contributors_.end());
-  contributes_ = contributes(rank_);
+  contributes_ = spec.contributes(rank_);
   const std::uint64_t count = spec.count();
   chains_ = schedule(count, tensor::item_size(partial_dtype(spec.dtype)), hosts_.count(), host_,
                      place.segment_bytes)

@@ -25,6 +25,8 @@ struct Hosts {
 };
 // By the host key of each rank; who has none is alone.
 Hosts hosts_of(const std::vector<Uid>& keys);
+// Whether all ranks have one host key.
+bool share_a_host(const std::vector<Uid>& keys);
 // For an operation of which only `reducers` are reducers: they alone lead hosts. The ranks of a
 // host without any count as other hosts' members, in turn.
 Hosts hosts_led_by(const std::vector<std::uint32_t>& reducers, const Hosts& hosts);

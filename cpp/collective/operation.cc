@@ -42,10 +42,8 @@ Operation::Operation(OpId id, RunId run, OpKey key, Request request, Place place
   passage_ = spec()->passage(place_.names.size());
   contributors_ = or_everyone(spec()->contributors, place_.names.size());
   reducers_ = or_everyone(spec()->reducers, place_.names.size());
-  if (place_.hosts != nullptr && !spec()->reducers.empty()) {
-    place_.hosts = std::make_shared<const Hosts>(hosts_led_by(reducers_, *place_.hosts));
-  }
   mirrored_ = must_mirror();
+  hierarchical_ = must_exchange();
   // A retry gives the same memory to the next run, while a task of this one may still write.
   in_place_ = mirrored_ && !request_.retry;
   if (is_sliced()) slices_ = slices(spec()->count(), item_size_, reducers_.size());
@@ -66,6 +64,18 @@ bool Operation::must_mirror() const {
   return spec()->kind == Kind::all_reduce && place_.one_host &&
          place_.names.size() == kMirroredMembers && everyone && request_.placed &&
          spec()->byte_size() <= kSmallBytes;
+}
+
+// Likewise. Of a host without contributors the sum is zero, which other operations than sums would
+// notice. Where every reducer has a host of its own, members send as few bytes directly.
+bool Operation::must_exchange() {
+  if (spec()->kind != Kind::all_reduce || place_.hosts == nullptr || place_.hosts->count() < 2) {
+    return false;
+  }
+  if (spec()->contributors.empty() && spec()->reducers.empty()) return true;
+  if (!spec()->adds() || spec()->byte_size() <= kSmallBytes) return false;
+  place_.hosts = std::make_shared<const Hosts>(hosts_led_by(reducers_, *place_.hosts));
+  return place_.hosts->count() > 1 && place_.hosts->count() < reducers_.size();
 }
 
 void Operation::begin() {
@@ -125,8 +135,8 @@ void Operation::use_messages() {
   }
   const std::vector<Buffer>& inputs = request_.inputs;
   // In a ring of hosts nobody needs a member's input any more when the result has come.
-  const bool in_ring = is_hierarchical() &&
-                       !is_small(spec()->count(), tensor::item_size(partial_dtype(spec()->dtype)));
+  const bool in_ring =
+      hierarchical_ && !is_small(spec()->count(), tensor::item_size(partial_dtype(spec()->dtype)));
   const bool copies_input = request_.lent && !inputs.empty() && !in_ring;
   // What is mirrored is sent to nobody, and reduced at once.
   result_ = in_place_ ? request_.output : memory_.allocate(output_bytes(passage_, place_.rank));
@@ -138,18 +148,6 @@ void Operation::use_messages() {
   }
   if (!inputs.empty()) input_ = inputs.front();
   send_pieces();
-}
-
-// Of a host without contributors the sum is zero, which other operations than sums would notice.
-// Where every reducer has a host of its own, members send as few bytes to one another directly.
-bool Operation::is_hierarchical() const {
-  if (spec() == nullptr || spec()->kind != Kind::all_reduce || place_.hosts == nullptr ||
-      place_.hosts->count() < 2) {
-    return false;
-  }
-  if (spec()->contributors.empty() && spec()->reducers.empty()) return true;
-  const bool adds = spec()->op == ReduceOp::sum || spec()->op == ReduceOp::mean;
-  return adds && spec()->byte_size() > kSmallBytes && place_.hosts->count() < reducers_.size();
 }
 
 void Operation::begin_hierarchy() {
@@ -167,7 +165,7 @@ void Operation::begin_hierarchy() {
 void Operation::portion(std::uint32_t from, const Portion& portion,
                         const std::vector<Buffer>& parts) {
   if (portion.spec != *spec()) return refuse(from, difference(from, portion.spec));
-  if (!hierarchy_ && is_hierarchical()) {
+  if (!hierarchy_ && hierarchical_) {
     early_portions_.push_back({from, {portion, parts}});
     return;
   }
@@ -189,7 +187,7 @@ void Operation::take_hierarchy_effects() {
 }
 
 void Operation::send_pieces() {
-  if (is_hierarchical()) return begin_hierarchy();
+  if (hierarchical_) return begin_hierarchy();
   if (is_sliced()) return send_all_reduce_pieces();
   for (std::uint32_t to = 0; to < passage_.ranks; ++to) {
     if (!passes(passage_, place_.rank, to)) continue;
@@ -254,7 +252,7 @@ void Operation::received(std::uint32_t from, const decltype(Frame::content)& con
   }
   const bool slices =
       std::holds_alternative<Piece>(content) || std::holds_alternative<Reduced>(content);
-  if (slices && is_hierarchical()) {
+  if (slices && hierarchical_) {
     return refuse(from, name_of(from) + " sent a slice and not a portion of what hosts exchange");
   }
   if (const auto* theirs = std::get_if<Piece>(&content)) {

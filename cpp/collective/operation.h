@@ -139,12 +139,12 @@ class Operation {
   std::optional<std::uint32_t> who_knows_why() const;
   bool must_ask() const;
   bool must_mirror() const;
+  bool must_exchange();
   void started(std::uint32_t from, const OpSpec& theirs);
   void use_messages();
   void send_pieces();
   void send_all_reduce_pieces();
   void place_piece(std::uint32_t from);
-  bool is_hierarchical() const;
   void begin_hierarchy();
   void portion(std::uint32_t from, const Portion& portion, const std::vector<Buffer>& parts);
   void take_hierarchy_effects();
@@ -180,7 +180,8 @@ class Operation {
   std::uint64_t shared_ = 0;         // ... for shared memory, as this number
   std::set<std::uint32_t> started_;  // rank 0's
   bool mirrored_ = false;
-  bool in_place_ = false;  // the result is reduced where it is wanted
+  bool hierarchical_ = false;  // hosts exchange what each has reduced
+  bool in_place_ = false;      // the result is reduced where it is wanted
   bool uses_messages_ = false;
   bool sent_ = false;  // the own pieces, of another collective than an allreduce
   bool ending_ = false;

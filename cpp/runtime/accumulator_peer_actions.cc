@@ -18,9 +18,7 @@ void AccumulatorPeer::perform(Time, Machine::Send& action) {
 }
 
 void AccumulatorPeer::perform(Time now, Machine::EnterEpoch& action) {
-  const std::vector<Uid>& keys = action.host_keys;
-  const bool one_host = !keys.empty() && !keys.front().empty() &&
-                        std::ranges::count(keys, keys.front()) == std::ssize(keys);
+  const bool one_host = collective::share_a_host(action.host_keys);
   shared_->enter(now, {action.epoch, action.instances, action.names, one_host});
   runner_->engine().set_members(
       {action.epoch, std::move(action.instances), std::move(action.names), one_host,

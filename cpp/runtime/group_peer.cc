@@ -368,13 +368,12 @@ void GroupPeer::enter(group::View view) {
   shared_->leave();  // nothing is read or written for what fails below
   collective::Engine::Members members;
   members.epoch = view.epoch;
-  members.one_host = view.participants() > 0 && view.members[0].host_key;
   for (std::size_t rank = 0; rank < view.participants(); ++rank) {
     members.instances.push_back(view.members[rank].instance);
     members.names.push_back(view.members[rank].name);
-    members.one_host &= view.members[rank].host_key == view.members[0].host_key;
     members.host_keys.push_back(view.members[rank].host_key);
   }
+  members.one_host = collective::share_a_host(members.host_keys);
   const SharedCollectives::Members same{members.epoch, members.instances, members.names,
                                         members.one_host};
   runner_->engine().set_members(std::move(members),
