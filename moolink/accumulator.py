@@ -162,6 +162,14 @@ class AccumulatorBase(Adapter):
                 accumulator was made; the round or the state waits until it is as it was.
             TypeError: a gradient is not dense; likewise.
         """
+        self._update_all_but_rounds()
+        while not self._has_gradients and not self._sync.awaits:
+            result = self._core.take_result()
+            if result is None:
+                return
+            self._take_round(result)
+
+    def _update_all_but_rounds(self) -> None:
         self._core.update(self._on_divergence)
         if self._core.state_overdue():
             logger.warning(
@@ -181,11 +189,6 @@ class AccumulatorBase(Adapter):
             self._state, self._has_new_state = state, True
             self._has_gradients = False
         self._take_parameters()
-        while not self._has_gradients and not self._sync.awaits:
-            result = self._core.take_result()
-            if result is None:
-                return
-            self._take_round(result)
 
     def _take_parameters(self) -> None:
         """Takes the leader's parameters over, if they have come and are wanted."""

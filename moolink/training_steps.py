@@ -87,14 +87,15 @@ def training_steps(
     stats: GradientStats | None = None
     while True:
         group.update()
-        accumulator.update()
         if over is not None:
+            accumulator._update_all_but_rounds()
             # All end with the same parameters, unless somebody does not come for them.
             others = accumulator.parameters_are_awaited() and time.monotonic() < over
             if not others and not accumulator.awaits_parameters():
                 return
             accumulator.wait(0.01 if others else PATIENCE)
             continue
+        accumulator.update()
         if accumulator.wants_state():
             users = None if state is None else state()
             accumulator.set_state({MARK: rounds, "totals": dict(totals), "state": users})

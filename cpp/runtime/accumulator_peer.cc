@@ -134,22 +134,24 @@ void AccumulatorPeer::look(Time now) {
   seen_.has_new_state = machine_.has_new_state();
   seen_.wants_gradients = machine_.wants_gradients(now);
   seen_.result = machine_.next_result();
-  if (seen_.result && (seen_.result->number() != stats_.record.round ||
-                       seen_.result->record.epoch != stats_.record.epoch)) {
-    stats_.record = seen_.result->record;
-    stats_.lost = std::exchange(lost_, {});
-    stats_.gradients = seen_.result->gradients();
-    stats_.skipped = seen_.result->skipped();
-    stats_.contributors = seen_.result->contributors();
-    stats_.staleness = seen_.result->staleness();
-  }
-  // A result is delivered with the update() that shows it, before the user has applied it.
-  seen_.version = seen_.result ? seen_.result->number() : machine_.model_version();
+  if (!seen_.result || seen_.result->number() != shown_) shown_.reset();
+  seen_.version = shown_.value_or(machine_.model_version());
   seen_.leader = machine_.leader().value_or("");
   seen_.is_leader = machine_.is_leader();
   // The user's time to answer begins when the user is asked, not when newcomers come.
   if (!seen_.wants_state) state_wanted_at_ = kNever;
   if (seen_.wants_state && state_wanted_at_ == kNever) state_wanted_at_ = now;
+}
+
+// A round is delivered with the update() that shows it, before the user has applied it.
+void AccumulatorPeer::show(const accumulate::Round& round) {
+  shown_ = seen_.version = round.number();
+  stats_.record = round.record;
+  stats_.lost = std::exchange(lost_, {});
+  stats_.gradients = round.gradients();
+  stats_.skipped = round.skipped();
+  stats_.contributors = round.contributors();
+  stats_.staleness = round.staleness();
 }
 
 void AccumulatorPeer::describe(Time now, Describe how, std::string& text) const {
@@ -283,6 +285,7 @@ MutableBuffer AccumulatorPeer::take_result() {
     const Engine::Lock lock = lock_open();
     if (!seen_.result) return {};
     result = std::exchange(seen_.result->result, {});
+    if (!result.empty()) show(*seen_.result);
     if (seen_.result->may_take && !machine_.take_result(seen_.result->number()).empty()) {
       return {std::const_pointer_cast<void>(result.owner()), const_cast<std::byte*>(result.data()),
               result.size()};
@@ -301,6 +304,7 @@ void AccumulatorPeer::release_result() {
   const Time now = io::now();
   const std::uint64_t round = seen_.result->number();
   seen_.result.reset();
+  shown_.reset();
   machine_.delivered(now, round);
   settle(now);
   seen_.version = machine_.model_version();

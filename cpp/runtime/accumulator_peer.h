@@ -122,6 +122,7 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
   void refused() override { wake(); }
   Engine::Lock lock_open();
   void look(Time now);
+  void show(const accumulate::Round& round);
   void settle(Time now);
   void carry_out(Time now);
   // accumulator_peer_actions.cc
@@ -156,6 +157,7 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
   std::map<std::uint64_t, Reduction> reductions_;  // by the number of their first operation
   std::uint64_t next_reduction_ = 0;
   Seen seen_;
+  std::optional<std::uint64_t> shown_;  // the round that the user was given and has not applied
   MutableBuffer bucket_;
   Stats stats_;
   std::vector<accumulate::Contribution> lost_;  // to be told with the next round

@@ -13,7 +13,7 @@ import torch
 
 import moolink
 from tests.accumulator.loops import Make
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, until
 
 BATCH = 4
 
@@ -82,6 +82,45 @@ def test_peers_end_at_one_round_with_one_model(make: Make) -> None:
     assert ["extra"] in (first.loaded, second.loaded)  # whoever was not the leader
     versions = [version for version, _ in first.steps]
     assert versions == sorted(versions)
+
+
+def test_a_round_after_the_end_is_not_begun(make: Make) -> None:
+    first = Peer(make, "first", until=BATCH)
+    second = Peer(make, "second one", until=BATCH)
+    steps = {}
+    for peer in (first, second):
+        peer.accumulator.set_virtual_batch_size(BATCH)
+        peer.accumulator.set_parallel_gradients(2)
+
+    def begin(peer: Peer) -> None:
+        turns = peer.accumulator.steps(peer.optimizer, until=lambda totals: totals["samples"] > 0)
+        for step in turns:
+            steps[peer] = step, turns
+            if len(steps) == 2:
+                return
+
+    threads = [threading.Thread(target=begin, args=[peer], daemon=True) for peer in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+    for peer in (first, second):  # a round each, of which the first is the last one wanted
+        peer.optimizer.zero_grad()
+        peer.model(torch.ones(BATCH, 3)).sum().backward()
+        steps[peer][0].reduce(BATCH, {"samples": BATCH})
+
+    def both_rounds_came() -> bool:
+        second.accumulator.update()
+        if second.accumulator.has_gradients() and second.accumulator.model_version() == 1:
+            second.accumulator.zero_gradients()
+        return second.accumulator.model_version() == 2
+
+    until(both_rounds_came, "two rounds at the second peer, and therefore at the first")
+    assert list(steps[first][1]) == []
+    assert first.accumulator.model_version() == 1
+    assert first.accumulator.get_gradient_stats()["counters"] == {"samples": BATCH}
+    assert not first.accumulator.has_gradients()
 
 
 def test_an_observer_is_given_every_round(make: Make) -> None:
