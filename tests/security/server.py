@@ -76,7 +76,12 @@ class Process:
 
     def stop(self) -> str:
         """Tells it to end; the rest of its output."""
-        output, _ = self.process.communicate(timeout=60)
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        # Not communicate(): that looks past what was read ahead with an earlier line.
+        output = self.process.stdout.read()
+        self.process.wait(timeout=60)
         return output
 
     def kill(self) -> None:
