@@ -193,9 +193,9 @@ void Machine::session_lost(const Uid& instance) {
 }
 
 void Machine::watch_members() {
-  // Who has applied nothing for too long while its result slots are full is made a newcomer. With a
-  // session the news may have been lost that it has applied all: then only another epoch, which
-  // begins with what each has, can tell.
+  // Who has applied nothing for too long while its result slots are full is made a newcomer; not if
+  // the news that it has applied all may have been lost with a session: the group then comes to
+  // another epoch, which begins with what each has.
   const std::vector<Uid> blocking = leader_->blocked_by(config_.virtual_batch_size);
   std::erase_if(blocking_, [&](const auto& item) {
     return std::find(blocking.begin(), blocking.end(), item.first) == blocking.end();
@@ -205,12 +205,11 @@ void Machine::watch_members() {
     Blocking& known = blocking_.try_emplace(instance, Blocking{awake_, delivered}).first->second;
     if (known.delivered != delivered) known = {awake_, delivered};
     if (awake_ < known.since + config_.member_stall) continue;
+    if (sessions_lost_.contains(instance) && !mutant("demote_whom_it_lost")) continue;
     known.since = awake_;
-    const bool unheard = sessions_lost_.contains(instance);
-    if (unheard && mutant("wait_for_whom_it_lost")) continue;
     if (instance == config_.instance) {
       stalled_ = true;
-    } else if (!unheard || mutant("demote_whom_it_lost")) {
+    } else {
       led_.demote.insert(instance);
     }
     ask_for_view(instance, "its result slots are full");

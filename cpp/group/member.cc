@@ -19,7 +19,7 @@ std::vector<Member::Action> Member::drain() { return std::exchange(actions_, {})
 // Every event passes here first: a machine that was not run in time (a stopped process, a starved
 // reactor) cannot tell its own silence from that of others.
 void Member::notice(Time now) {
-  if (now > next_tick_ + config_.late) armed_at_ = now + config_.disarmed;
+  if (now > next_tick_ + config_.late) armed_at_ = std::max(armed_at_, now + config_.disarmed);
   next_tick_ = std::max(next_tick_, now);
 }
 
@@ -33,6 +33,7 @@ void Member::tick(Time now) {
   if (now >= next_tick_) next_tick_ = now + config_.announce_every;
   if (left_) return;
   forget_old_accusations(now);
+  probe(now);
   if (now >= armed_at_ && !armed_) announce_soon(now);
   if (now >= next_announce_) announce(now);
 }
@@ -42,6 +43,11 @@ void Member::broker_up(Time now, const Uid& instance) {
   if (left_) return;
   broker_ = instance;
   send_view_ = true;
+  // Who was without the broker may have been cut off itself, and tries everybody again before it
+  // calls anybody silent.
+  armed_at_ = std::max(armed_at_, now + config_.evict_after);
+  for (auto& [other, unreachable] : unreachable_) unreachable.probe_at = now;
+  probe(now);
   announce(now);
 }
 
@@ -64,11 +70,15 @@ void Member::peer_up(Time now, const Uid& instance) {
 void Member::peer_down(Time now, const Uid& instance, Down how) {
   notice(now);
   if (left_ || instance == config_.self.instance) return;
-  Unreachable& accused = unreachable_[instance];  // who is dead stays so, whatever is heard later
-  accused = {accused.dead || how != Down::unreachable, now};
+  // Who is dead stays so, whatever is heard later.
+  const auto [accused, first] = unreachable_.try_emplace(instance);
+  accused->second.dead = accused->second.dead || how != Down::unreachable;
+  accused->second.since = now;
+  if (first) accused->second.probe_at = now + config_.probe_every;
   if (view_.find(instance) != nullptr) lost_.insert(instance);
   announce_soon(now);
-  if (const MemberInfo* member = view_.find(instance); member != nullptr && broker_.empty()) {
+  const MemberInfo* member = view_.find(instance);
+  if (first && member != nullptr && broker_.empty()) {
     say(LogLevel::warning,
         "peer '" + member->name + "' was lost while the broker is away; the group waits for it");
   }
@@ -107,6 +117,17 @@ void Member::forget_old_accusations(Time now) {
            now - item.second.since >= config_.accusation_memory;
   });
   if (lapsed != 0) announce_soon(now);
+}
+
+// Without anything to say to it nobody would find out that a member is there again.
+void Member::probe(Time now) {
+  for (auto& [instance, unreachable] : unreachable_) {
+    const MemberInfo* member = view_.find(instance);
+    if (member == nullptr || unreachable.dead || now < unreachable.probe_at) continue;
+    unreachable.probe_at = now + config_.probe_every;
+    actions_.push_back(
+        SendToMember{instance, member->name, wire::encode(Message{config_.group, Probe{}})});
+  }
 }
 
 void Member::announce(Time now) {

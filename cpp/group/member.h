@@ -34,6 +34,7 @@ struct MemberConfig {
   Duration late = milliseconds(500);         // own lateness that makes its clock a bad witness ...
   Duration disarmed = seconds(1);            // ... of others' silence, for this long
   Duration accusation_memory = seconds(10);  // of peers that are not in the view any more
+  Duration probe_every = seconds(1);         // of members that are not reached
   Duration stale_every = milliseconds(250);  // between STALE answers to one peer
 };
 
@@ -125,6 +126,7 @@ class Member {
   struct Unreachable {
     bool dead = false;
     Time since;
+    Time probe_at;
   };
 
   void notice(Time now);
@@ -134,6 +136,7 @@ class Member {
   std::vector<Accusation> accused(Time now) const;
   std::vector<Uid> gaps() const;
   void forget_old_accusations(Time now);
+  void probe(Time now);
   void on_view(Time now, const View& view);
   void evicted(Time now, std::string_view why);
   void say(LogLevel level, std::string text);

@@ -110,10 +110,16 @@ struct Resend {
   void fields(Fields&) {}
 };
 
+// member -> member that it does not reach: who gets it is reached again.
+struct Probe {
+  template <class Fields>
+  void fields(Fields&) {}
+};
+
 // Everything that rides service 2.
 struct Message {
   std::string group;
-  std::variant<Announce, Leave, Demote, NewEpoch, Stale, Expel, Refused, Resend> body;
+  std::variant<Announce, Leave, Demote, NewEpoch, Stale, Expel, Refused, Resend, Probe> body;
 
   template <class Fields>
   void fields(Fields& f) {

@@ -17,8 +17,8 @@ Roster::Roster(std::string group, const BrokerConfig& config, Random& random,
 // ---- events
 
 void Roster::announced(const Timing& timing, const Uid& from, Announce announce) {
-  last_event_ = timing.now;
   if (announce.self.instance != from) return;  // nobody speaks for another
+  hear_again(timing);
   if (!mutant("broker_forgets_on_restart_issues_low_epoch")) {
     floor_ = std::max({floor_, announce.floor, announce.epoch});
   }
@@ -40,6 +40,14 @@ void Roster::announced(const Timing& timing, const Uid& from, Announce announce)
   if (!formed_ && !opened_) opened_ = timing.now;
   if (formed_) put_right(timing, from);
   if (new_facts || repair_) decide(timing);
+}
+
+// A broker that heard nobody was cut off itself: silence counts anew from then on.
+void Roster::hear_again(const Timing& timing) {
+  const bool was_cut_off = timing.now - last_event_ >= config_.suspect_after;
+  last_event_ = timing.now;
+  if (!formed_ || !was_cut_off || mutant("blame_others_for_own_silence")) return;
+  for (const MemberInfo& member : view_.members) peers_.at(member.instance).heard = timing.now;
 }
 
 bool Roster::changed(const Announce& before, const Announce& after) const {

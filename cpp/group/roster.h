@@ -61,6 +61,7 @@ class Roster {
     Time refuse_at = Time::min();
   };
 
+  void hear_again(const Timing& timing);
   bool changed(const Announce& before, const Announce& after) const;
   void decide(const Timing& timing);
   void forget_silent_outsiders(const Timing& timing);
@@ -124,7 +125,7 @@ class Roster {
   // silent, may still bring them back.
   std::map<Uid, std::uint64_t> ended_;
   std::map<Uid, Peer> peers_;
-  Time last_event_;
+  Time last_event_;  // an announcement of anybody
 };
 
 }  // namespace moolink::group

@@ -60,9 +60,12 @@ void Roster::find_replaced(const Timing& timing) {
   }
 }
 
-// The last who hold the state are given longer: without them the group would begin from nothing,
-// and when nobody at all is heard, it is rather this broker that is cut off.
+// When nobody at all is heard, it is rather this broker that is cut off. The last who hold the
+// state are given longer: without them the group would begin from nothing.
 void Roster::find_silent(const Timing& timing) {
+  const Duration unheard = timing.now - last_event_;
+  const bool cut_off = unheard >= config_.suspect_after && unheard < config_.abandon_after;
+  if (cut_off && !mutant("blame_others_for_own_silence")) return;
   for (const MemberInfo& member : view_.members) {
     Peer& peer = peers_.at(member.instance);
     if (peer.gone || reachable(timing, peer)) continue;

@@ -75,31 +75,47 @@ MADE_FOR = {
         at 100 split 4 2 4000
         at 5000 start 0
     """,
-    # The news that a member has applied all is lost; the two have nothing left to tell each other.
-    "wait_for_whom_it_lost": """
-        seed 2
-        roles MMMMM
-        initial 5
-        batch 5
-        elements 16
-        share_wait 0
-        form 5000
-        at 100 away 5 3000
-        at 600 split 1 5 4000
-    """,
     # A leader cannot hear what a member has applied while the broker is away.
     "demote_whom_it_lost": """
-        seed 102
+        seed 948
         roles MM
         initial 2
         batch 1
         elements 16
         share_wait 0
         form 5000
-        at 1 crash 0
-        at 19 isolate 1 2979
+        at 0 crash 0
+        at 9 isolate 2 3143
+        at 9065 start 0
+    """,
+    # Nobody reaches the broker for a while; the members go on with each other.
+    "blame_others_for_own_silence": """
+        seed 64
+        roles MMMM
+        initial 4
+        batch 1
+        elements 16
+        share_wait 0
+        form 5000
+        at 0 isolate 0 7524
     """,
 }
+
+# Two members lose each other, and the broker with which each could accuse the other; then they can
+# all reach each other again, and none of them must go.
+EVERYBODY_AWAY = """
+    seed 102
+    roles MM
+    initial 2
+    hosts 1
+    batch 5
+    parallel 2
+    elements 16
+    share_wait 0
+    form 5000
+    at 0 crash 0
+    at 0 isolate 1 3060
+"""
 
 ALONE = ("start", "crash", "vanish", "leave")  # an event of one process
 LASTING = ("stop", "isolate", "slow", "away")  # with a duration
@@ -186,6 +202,7 @@ def test_every_mutant_is_caught(simulation: Any) -> None:
 
 @examples(200)
 @given(scenario=scenarios())
+@hypothesis.example(scenario=EVERYBODY_AWAY)
 def test_any_life(simulation: Any, scenario: str) -> None:
     hypothesis.note(scenario)
     assert simulation("stack").live(scenario) == ""

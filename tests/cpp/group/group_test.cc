@@ -325,6 +325,46 @@ TEST("without a broker a member goes on, and says for whom it waits") {
   CHECK(member.waiting_for().empty());
 }
 
+TEST("a member that is not reached is tried again each second") {
+  Member member = settled();
+  member.peer_down(kStart, Uid{2, 2}, Down::unreachable);
+  member.tick(kStart + milliseconds(900));
+  CHECK(only<Member::SendToMember>(member.drain()).empty());
+  member.tick(kStart + seconds(1));
+  const auto probes = only<Member::SendToMember>(member.drain());
+  CHECK_EQ(probes.size(), 1u);
+  CHECK_EQ(probes.at(0).name, "p2");
+  CHECK(std::holds_alternative<Probe>(wire::decode<Message>(probes.at(0).bytes).body));
+  member.tick(kStart + milliseconds(1900));
+  CHECK(only<Member::SendToMember>(member.drain()).empty());
+  member.tick(kStart + seconds(2));
+  CHECK_EQ(only<Member::SendToMember>(member.drain()).size(), 1u);
+  member.peer_up(kStart + seconds(2), Uid{2, 2});
+  member.tick(kStart + seconds(4));
+  CHECK(only<Member::SendToMember>(member.drain()).empty());
+}
+
+TEST("who was without the broker tries the others before it accuses them") {
+  Member member = settled();
+  Time now = kStart;
+  member.broker_down(now);
+  member.peer_down(now, Uid{2, 2}, Down::unreachable);
+  const auto accused = [&] {
+    const auto announced = only<Member::SendToBroker>(member.drain());
+    CHECK(!announced.empty());
+    return std::get<Announce>(wire::decode<Message>(announced.back().bytes).body).accused.size();
+  };
+  member.drain();
+  member.broker_up(now += milliseconds(100), kBrokerInstance);
+  const auto actions = member.drain();
+  CHECK_EQ(only<Member::SendToMember>(actions).size(), 1u);
+  const Time armed = now + member.config().evict_after;
+  while (now < armed) {
+    member.tick(now += milliseconds(250));
+    CHECK_EQ(accused(), now < armed ? 0u : 1u);
+  }
+}
+
 TEST("what cannot be delivered to the dead does not take the proof of their death back") {
   Member member = settled();
   member.peer_down(kStart, Uid{2, 2}, Down::dead);

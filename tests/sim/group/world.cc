@@ -144,6 +144,7 @@ void World::start(int index) {
   process.connected = {};
   process.truth = {};
   process.last_epoch = 0;
+  process.lost_session_in = 0;
   process.evictions = 0;
   process.evicted_at = Time(Duration(0));
   note(index, "start");

@@ -45,9 +45,9 @@ const std::vector<std::string> kMutants = {
     "evict_frozen_early",
     "member_accepts_lower_epoch",
     "lost_sessions_are_not_told",
+    "blame_others_for_own_silence",
     // accumulate
     "demote_whom_it_lost",
-    "wait_for_whom_it_lost",
     "offer_twice_after_flush",
     "drop_reoffer",
     "deliver_out_of_order",

@@ -11,6 +11,7 @@ using Kind = Event::Kind;
 
 namespace {
 
+constexpr Duration kLeft = milliseconds(60);  // after which who leaves has ended
 constexpr Duration kFramesCome = milliseconds(500);
 constexpr Duration kProgressWithin = seconds(2);
 constexpr std::uint64_t kRoundsMeanwhile = 3;
@@ -188,8 +189,7 @@ void World::silence(const Event& event) {
     network.stall_between(*process, *peer, ms(event.ms));
     if (!Scenario::disturbs(event)) continue;
     process->disturbed = true;
-    // A broker that hears nobody for too long evicts all but one.
-    if (event.kind == Kind::split || process->is_broker()) peer->disturbed = true;
+    if (event.kind == Kind::split) peer->disturbed = true;
   }
 }
 
@@ -211,7 +211,7 @@ void World::heal() {
   const bool members = std::any_of(living.begin(), living.end(), [](const Process* peer) {
     return !peer->learner().habits().observer;
   });
-  if (!members) start(1);
+  if (!members) simulation.after(kLeft, [this] { start(1); });
 }
 
 // --- what must be true ---------------------------------------------------------------------------
