@@ -47,5 +47,12 @@ class Broker(BrokerCore):
         if rpc is not None and (token is not None or token_file is not None or insecure):
             raise ValueError("the token of a broker on an Rpc is that of the Rpc")
         # Kept: an Rpc that nobody holds is closed.
-        self._rpc = rpc or Rpc("broker", token=token, token_file=token_file, insecure=insecure)
+        # Its messages are few and small: RDMA would cost a queue pair a member and gain nothing.
+        self._rpc = rpc or Rpc(
+            "broker",
+            transports=["shm", "tcp"],
+            token=token,
+            token_file=token_file,
+            insecure=insecure,
+        )
         super().__init__(self._rpc, first=first, owns=rpc is None)

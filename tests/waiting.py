@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 
 import moolink
 
-PATIENCE = 20.0  # seconds until something that should take a moment is called a hang
+# Seconds until something that should take a moment is called a hang; emulated machines need more.
+PATIENCE = float(os.environ.get("MOOLINK_TEST_PATIENCE", "20"))
 
 
 def until(

@@ -13,6 +13,7 @@
 #include "bind/errors.h"
 #include "bind/gil.h"
 #include "bind/stream.h"
+#include "transport/verbs/availability.h"
 
 namespace moolink::bind {
 namespace {
@@ -34,11 +35,16 @@ wire::PathKind parse_transport(std::string name) {
   if (name == "tcp" || name == "tcp/ip") return wire::PathKind::tcp;
   if (name == "shm" || name == "shared memory" || name == "ipc") return wire::PathKind::shm;
   if (name == "verbs" || name == "infiniband") {
-    throw Exception(ErrorCode::invalid_argument,
-                    "transport '" + name + "' (InfiniBand) does not exist yet: leave it out");
+    const transport::verbs::Availability& found = transport::verbs::availability();
+    if (found.usable) return wire::PathKind::verbs;
+    throw Exception(ErrorCode::invalid_argument, "transport '" + name +
+                                                     "' cannot be used on this machine (" +
+                                                     found.reason + "): leave it out");
   }
   throw Exception(ErrorCode::invalid_argument,
-                  "transport '" + name + "' is not one of tcp (tcp/ip), shm (shared memory, ipc)");
+                  "transport '" + name +
+                      "' is not one of shm (shared memory, ipc), verbs (infiniband) and tcp "
+                      "(tcp/ip)");
 }
 
 std::vector<wire::PathKind> parse_transports(const std::vector<std::string>& names) {

@@ -34,7 +34,9 @@ Args:
         complete when they are handed over, for every stream.
     allow_pickle: lets other objects than values and arrays travel as pickles; both sides must
         allow it, and trust one another: unpickling runs code.
-    transports: of "shm" and "tcp"; default: both, the better one is used.
+    transports: of "shm", "verbs" and "tcp"; the best one that reaches a peer is used. "verbs" is
+        RDMA, which does not encrypt. Default: "shm" and "tcp"; "verbs", too, where the environment
+        variable MOOLINK_VERBS is 1 or the peer is insecure, if the machine has a device.
     timeout: life of a call in seconds.
     token: what this peer proves itself with and asks of others: the text of a token or of a group's
         key, several on lines of their own (the first is shown, all are accepted), or the path of
@@ -45,7 +47,8 @@ Args:
 
 Raises:
     moolink.AuthError: a token cannot be read or made, or is none, or others may read its file.
-    ValueError: the arguments contradict one another, or a name or option is none.
+    ValueError: the arguments contradict one another, or a name or option is none, or a transport
+        is not there.
 
 It is a context manager that closes itself.)";
 

@@ -351,6 +351,7 @@ void NodeState::drop_connection(Time now, ConnectionId id, const Error& error,
   if (DialTarget* target = dialler_.of_connection(id)) {
     if (!connection->attached) note_failure(*target, error.message);
     dialler_.failed(*target, now, connection->attached ? "" : error.message);
+    if (!connection->attached) tell_of_lost_path(*target);
     arm(*target);
   }
   Peer* peer = connection->peer;

@@ -10,8 +10,9 @@ namespace {
 bool is_shared_memory(const std::string& address) { return address.starts_with("shm://"); }
 
 bool is_loopback(const std::string& address) {
-  return address.starts_with("tcp://127.") || address.starts_with("tcp://[::1]") ||
-         address.starts_with("tcp://localhost");
+  const std::string_view host = host_of(address);
+  return !is_shared_memory(address) &&
+         (host.starts_with("127.") || host == "[::1]" || host == "localhost");
 }
 
 }  // namespace
@@ -24,11 +25,21 @@ bool is_of(const std::string& address, wire::PathKind kind) {
   return address.starts_with(std::string(wire::path_name(kind)) + "://");
 }
 
+std::string_view host_of(std::string_view address) {
+  constexpr std::string_view kAfterScheme = "://";
+  const std::size_t begin = address.find(kAfterScheme);
+  const std::size_t end = address.rfind(':');
+  if (begin == std::string_view::npos || end <= begin) return {};
+  return address.substr(begin + kAfterScheme.size(), end - begin - kAfterScheme.size());
+}
+
 void sort_by_preference(std::vector<std::string>& addresses) {
   std::stable_sort(addresses.begin(), addresses.end(),
                    [](const std::string& a, const std::string& b) {
                      const auto rank = [](const std::string& address) {
                        if (is_shared_memory(address)) return 0;
+                       // What it costs to find out that RDMA does not reach a host is seconds.
+                       if (is_of(address, wire::PathKind::verbs)) return 3;
                        return is_loopback(address) ? 1 : 2;
                      };
                      return rank(a) < rank(b);

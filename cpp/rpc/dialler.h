@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/error.h"
@@ -16,7 +17,14 @@ namespace moolink::rpc {
 // loopback only on the same host.
 bool reachable(const std::string& address, bool same_host);
 bool is_of(const std::string& address, wire::PathKind kind);
-// Addresses in the order to try them: shared memory first.
+// The host of tcp://host:port, in brackets if it is of v6; empty: it has none.
+std::string_view host_of(std::string_view address);
+// The path that a peer is to be reached by in the end: others only begin, or stand in for it.
+constexpr wire::PathKind best_path(bool same_host) {
+  return same_host ? wire::PathKind::shm : wire::PathKind::verbs;
+}
+// Addresses in the order to try them: shared memory first, RDMA last: it is for peers that are
+// connected already.
 void sort_by_preference(std::vector<std::string>& addresses);
 
 // An address to be dialled, again and again with growing pauses.

@@ -15,6 +15,11 @@ constexpr int kBetterPathTries = 3;
 constexpr std::size_t kTriedAddresses = 64;  // remembered of one peer
 constexpr std::size_t kPasts = 64;           // peers lost and searches ended
 
+// A network of RDMA that has worked comes back with its link.
+bool comes_back(const DialTarget& target) {
+  return is_of(target.address, wire::PathKind::verbs) && !target.instance.empty();
+}
+
 wire::Payload encode_directory(DirectoryMessage message) {
   if (message.found) {
     wire::lie("found.instance", message.found->instance.low);
@@ -182,7 +187,10 @@ void NodeState::add_target(Time now, const std::string& address, const std::stri
     return;  // this peer's own
   }
   DialTarget& target = dialler_.add(address, now + delay);
-  if (target.state != DialTarget::State::idle) return;
+  if (target.state != DialTarget::State::idle) {  // begun for another reason
+    target.better_path = target.better_path || better_path;
+    return;
+  }
   if (!target.wanted_by_user) {
     target.peer = name;
     target.of = of;
@@ -212,13 +220,24 @@ void NodeState::dial_peer(Time now, const Peer& peer) {
   }
 }
 
-// Connected, but shared memory would do.
+// Connected, but shared memory would do, or RDMA. That is dialled on the host address by which the
+// peer was reached, if it has announced that: others may lead nowhere, which takes time to find
+// out.
 void NodeState::dial_better_path(Time now, const Peer& peer) {
-  if (peer.host_key != config.host_key) return;
-  for (const std::string& address : dialable(peer.addresses, true)) {
-    if (is_of(address, wire::PathKind::shm)) {
-      add_target(now, address, peer.name, peer.instance, Duration(0), true);
-    }
+  const bool same_host = peer.host_key == config.host_key;
+  std::vector<std::string> better = dialable(peer.addresses, same_host);
+  std::erase_if(better, [&](const auto& address) { return !is_of(address, best_path(same_host)); });
+  const auto proven = std::find_if(better.begin(), better.end(), [&](const std::string& address) {
+    return std::any_of(connections_.begin(), connections_.end(), [&](const auto& entry) {
+      return entry.second.peer == &peer && !same_host &&
+             host_of(entry.second.dialled) == host_of(address);
+    });
+  });
+  if (proven != better.end()) better = {*proven};
+  Duration delay{};
+  for (const std::string& address : better) {
+    add_target(now, address, peer.name, peer.instance, delay, true);
+    delay += config.dial_stagger;
   }
 }
 
@@ -240,16 +259,17 @@ Peer* NodeState::peer_of(const DialTarget& target) const {
 
 bool NodeState::needed(Time now, const DialTarget& target) const {
   if (closing_) return false;
-  if (target.wanted_by_user) return !answers(now, find_peer(target.instance));
-  const Peer* peer = peer_of(target);
+  const Peer* peer = target.wanted_by_user ? find_peer(target.instance) : peer_of(target);
+  if (target.wanted_by_user && !answers(now, peer)) return true;
   if (target.better_path) {
     if (peer == nullptr || !peer->session.connected()) return false;
-    const bool has_it =
-        std::any_of(connections_.begin(), connections_.end(), [&](const auto& entry) {
-          return entry.second.peer == peer && entry.second.kind == wire::PathKind::shm;
-        });
-    return !has_it && target.failures < kBetterPathTries;
+    const wire::PathKind best = best_path(peer->host_key == config.host_key);
+    const bool has_it = std::any_of(
+        connections_.begin(), connections_.end(),
+        [&](const auto& entry) { return entry.second.peer == peer && entry.second.kind == best; });
+    return !has_it && (comes_back(target) || target.failures < kBetterPathTries);
   }
+  if (target.wanted_by_user) return false;
   if (searches_.contains(target.peer)) return true;
   return peer != nullptr && peer->up && !answers(now, peer);
 }
@@ -286,13 +306,29 @@ void NodeState::dial_due(Time now, std::uint64_t number) {
 // Never a silent slow path: the fallback is told once.
 void NodeState::give_up_better_path(DialTarget& target) {
   Peer* peer = peer_of(target);
-  if (!target.better_path || target.failures < kBetterPathTries || peer == nullptr) return;
+  if (!target.better_path || comes_back(target) || target.failures < kBetterPathTries ||
+      peer == nullptr) {
+    return;
+  }
   const auto tried = peer->tried.find(target.address);
   if (tried != peer->tried.end()) tried->second.given_up = true;
   if (std::exchange(peer->fallback_told, true)) return;
-  log(LogLevel::warning, "peer '" + peer->name + "' is on this host, but " + target.address +
-                             " cannot be used after " + std::to_string(target.failures) +
-                             " tries: " + target.last_error + "; another path is used");
+  const bool same_host = peer->host_key == config.host_key;
+  log(LogLevel::warning,
+      "peer '" + peer->name + (same_host ? "' is on this host, but " : "' has RDMA, but ") +
+          target.address + " cannot be used after " + std::to_string(target.failures) +
+          " tries: " + target.last_error + "; another path is used");
+}
+
+// RDMA that has worked was lost, and is dialled in vain: told once each time.
+void NodeState::tell_of_lost_path(const DialTarget& target) {
+  Peer* peer = find_peer(target.instance);
+  if (!target.better_path || !comes_back(target) || peer == nullptr || !peer->up ||
+      !peer->session.connected() || std::exchange(peer->fallback_told, true)) {
+    return;
+  }
+  log(LogLevel::warning,
+      "peer '" + peer->name + "' is reached without RDMA until that is back: " + target.last_error);
 }
 
 // Kept for explain(): with the peer that the address is of, or with the search for its name.
@@ -340,6 +376,7 @@ void NodeState::dial_failed(Time now, const std::string& address, const Error& e
   }
   note_failure(*target, error.message);
   dialler_.failed(*target, now, error.message);
+  tell_of_lost_path(*target);
   arm(*target);
   if (error.code != ErrorCode::peer_lost) return;
   // Nobody listens there. Whoever was met there and is not connected has ended; so has a peer of

@@ -81,6 +81,8 @@ void NodeState::explain_peer(Time now, const Peer& peer, Explanation& explanatio
     explanation.reason = "connected over " + std::string(wire::path_name(links.front().kind));
     if (used != explanation.paths.end() && !used->cipher.empty()) {
       explanation.reason += " in TLS 1.3 (" + used->cipher + ")";
+    } else if (links.front().kind == wire::PathKind::verbs) {
+      explanation.reason += " (RDMA, not encrypted)";
     }
   }
 }
@@ -138,7 +140,7 @@ std::string NodeState::why_not_live(const PathState& path, const Peer& peer) con
     const auto target = dialler_.targets().find(address);
     if (target != dialler_.targets().end()) return "being dialled at " + address;
   }
-  const bool better = path.kind == kBestFirst.front();
+  const bool better = path.kind == best_path(same_host);
   return better && peer.session.connected() ? "left to the peer, which has dialled this one"
                                             : "not needed: another path is in use";
 }

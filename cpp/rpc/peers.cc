@@ -121,6 +121,14 @@ void NodeState::perform(Time now, Peer& peer, session::Action& action) {
   }
 }
 
+// RDMA is there, or there again; when it is lost it is dialled beside the path that stands in.
+void NodeState::rdma_works(DialTarget& target, Peer& peer) {
+  target.better_path = true;
+  if (std::exchange(peer.fallback_told, false)) {
+    log(LogLevel::info, "peer '" + peer.name + "' is reached by RDMA again");
+  }
+}
+
 void NodeState::attached(Time now, Peer& peer, ConnectionId id) {
   Connection* connection = find_connection(id);
   if (connection == nullptr) return;
@@ -129,6 +137,7 @@ void NodeState::attached(Time now, Peer& peer, ConnectionId id) {
   if (DialTarget* target = dialler_.of_connection(id)) {
     dialler_.succeeded(*target, peer.instance);
     peer.tried.erase(target->address);
+    if (connection->kind == wire::PathKind::verbs) rdma_works(*target, peer);
   }
   if (!peer.up) {
     peer.up = true;

@@ -65,7 +65,7 @@ struct Peer {
   bool up = false;             // PeerUp was said, PeerDown not yet
   bool touched = false;        // its session has actions to carry out
   bool silent = false;         // its addresses are dialled anew beside a connection
-  bool fallback_told = false;  // that a better path was given up
+  bool fallback_told = false;  // that a better path was given up, or lost
   Tried tried;
   Down how = Down::unreachable;  // what PeerDown will say
   Time timer = kNever;
@@ -309,6 +309,7 @@ class NodeState {
   void settle_peer(Time now, Peer& peer);
   void perform(Time now, Peer& peer, session::Action& action);
   void attached(Time now, Peer& peer, ConnectionId connection);
+  void rdma_works(DialTarget& target, Peer& peer);
   void deliver(Time now, Peer& peer, session::Deliver& delivered);
   void lost(Time now, Peer& peer, session::Lost& lost);
   void end_peer(Peer& peer, Down how, const std::string& why);
@@ -344,6 +345,7 @@ class NodeState {
   bool answers(Time now, const Peer* peer) const;
   void watch_silence(Time now, Peer& peer);
   void give_up_better_path(DialTarget& target);
+  void tell_of_lost_path(const DialTarget& target);
   void note_failure(const DialTarget& target, const std::string& error);
   void remember(Time now, const std::string& name, Past past);
   void finish_close(Time now);

@@ -40,14 +40,17 @@ rpc::Config node_config(const RpcOptions& options, const Context& context) {
   config.host_key = context.host_key();
   config.limits = options.limits;
   config.timing = options.timing;
-  config.paths = options.transports;
+  if (options.transports) config.paths = *options.transports;
   return config;
 }
 
+std::string environment_variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
 std::string chosen_interface(const RpcOptions& options) {
-  if (options.interface) return *options.interface;
-  const char* variable = std::getenv("MOOLINK_INTERFACE");
-  return variable == nullptr ? "" : variable;
+  return options.interface ? *options.interface : environment_variable("MOOLINK_INTERFACE");
 }
 
 std::unique_ptr<transport::Transport> make_transport(wire::PathKind kind,
@@ -58,7 +61,7 @@ std::unique_ptr<transport::Transport> make_transport(wire::PathKind kind,
     case wire::PathKind::shm:
       return std::make_unique<transport::shm::ShmTransport>(environment);
     case wire::PathKind::verbs:
-      break;
+      return transport::verbs::make_transport(environment);
   }
   throw Exception(ErrorCode::invalid_argument,
                   "transport " + std::string(wire::path_name(kind)) + " is not available");
@@ -94,7 +97,7 @@ std::shared_ptr<RpcPeer> RpcPeer::create(std::shared_ptr<Context> context, RpcOp
 
 RpcPeer::RpcPeer(std::shared_ptr<Context> context, RpcOptions options)
     : context_(std::move(context)),
-      enabled_(options.transports),
+      chosen_(options.transports),
       keyring_(options.keyring),
       policy_(make_policy(keyring_, options.key_origin)),
       environment_{context_->engine().loop(), context_->pool(),         *this, options.limits,
@@ -215,21 +218,39 @@ void RpcPeer::set_transports(const std::vector<wire::PathKind>& transports) {
   if (transports.empty()) {
     throw Exception(ErrorCode::invalid_argument, "at least one transport is needed");
   }
-  enabled_ = transports;
+  chosen_ = transports;
   node_.set_paths(transports);
+}
+
+// Where there are other paths they serve, and explain() tells.
+std::vector<std::unique_ptr<transport::Transport>> RpcPeer::make_transports(EnabledPaths& paths) {
+  std::vector<std::unique_ptr<transport::Transport>> made;
+  for (const wire::PathKind kind : paths.kinds) {
+    try {
+      made.push_back(make_transport(kind, environment_));
+    } catch (const Exception& e) {
+      if (kind != wire::PathKind::verbs || paths.kinds.size() == 1) throw;
+      paths.no_verbs = e.error().message;
+      context_->log(LogLevel::warning, "RDMA is not used: " + paths.no_verbs);
+    }
+  }
+  if (!paths.no_verbs.empty()) std::erase(paths.kinds, wire::PathKind::verbs);
+  return made;
 }
 
 // The first listen or connect: from now on peers of this host can find a way here.
 void RpcPeer::start() {
   if (started_) return;
-  std::vector<std::unique_ptr<transport::Transport>> made;
-  for (const wire::PathKind kind : enabled_) made.push_back(make_transport(kind, environment_));
-  transports_ = std::move(made);
+  const transport::verbs::Availability& found = transport::verbs::availability();
+  const bool wanted = chosen_ && std::ranges::count(*chosen_, wire::PathKind::verbs) != 0;
+  EnabledPaths paths =
+      chosen_ ? EnabledPaths{*chosen_, wanted ? std::string() : found.reason}
+              : default_paths(found, !keyring_.empty(), environment_variable("MOOLINK_VERBS"));
+  transports_ = make_transports(paths);
+  node_.set_paths(paths.kinds);
+  node_.set_no_verbs(paths.no_verbs);
   started_ = true;
-  node_.set_no_verbs(transport::verbs::availability().reason);
-  for (const wire::PathKind kind : enabled_) {
-    if (kind == wire::PathKind::shm) listen_unasked("shm://");
-  }
+  if (std::ranges::count(paths.kinds, wire::PathKind::shm) != 0) listen_unasked("shm://");
 }
 
 std::vector<std::string> RpcPeer::listen(const std::string& address, const std::string& advertise) {
@@ -239,11 +260,13 @@ std::vector<std::string> RpcPeer::listen(const std::string& address, const std::
   transport::Transport& transport = transport_for(full);
   // Refused before anything is bound.
   if (!advertise.empty()) transport.announced(advertise, {"tcp://*:1"});
-  std::vector<std::string> announced = transport.listen(full);
-  if (!advertise.empty()) announced = transport.announced(advertise, announced);
+  const std::vector<std::string> bound = transport.listen(full);
+  std::vector<std::string> announced =
+      advertise.empty() ? bound : transport.announced(advertise, bound);
   listens_.insert(transport.kind());
   addresses_.insert(addresses_.end(), announced.begin(), announced.end());
   node_.listening(addresses_);
+  listen_for_rdma(bound);
   operation_done();
   return announced;
 }

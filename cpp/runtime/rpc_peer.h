@@ -19,6 +19,7 @@
 #include "runtime/driven.h"
 #include "runtime/future.h"
 #include "runtime/loans.h"
+#include "runtime/paths.h"
 #include "runtime/responder.h"
 #include "runtime/service_router.h"
 #include "runtime/standing.h"
@@ -28,8 +29,8 @@
 namespace moolink::runtime {
 
 struct RpcOptions {
-  std::string name;  // empty: the instance id
-  std::vector<wire::PathKind> transports = {wire::PathKind::shm, wire::PathKind::tcp};
+  std::string name;                                       // empty: the instance id
+  std::optional<std::vector<wire::PathKind>> transports;  // none: default_paths()
   Limits limits;
   session::Timing timing;
   // What a listener on every interface binds and announces (transport/tcp/interface.h); none:
@@ -239,6 +240,7 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   transport::Transport& transport_for(const std::string& address);
   void listen_beside(const transport::Connection& connection);
   void listen_unasked(const std::string& address);
+  void listen_for_rdma(const std::vector<std::string>& bound);
 
   // rpc_peer_describe.cc
   void describe_peers(Time now, std::string& text) const;
@@ -254,12 +256,13 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   void operation_done();
   void call_done();
   void start();
+  std::vector<std::unique_ptr<transport::Transport>> make_transports(EnabledPaths& paths);
   void reply_locked(const rpc::CallKey& key, rpc::Reply reply);
   void send_item(const rpc::CallKey& key, wire::Payload item);
   void run(const std::shared_ptr<Function>& function, Incoming incoming);
 
   std::shared_ptr<Context> context_;
-  std::vector<wire::PathKind> enabled_;
+  std::optional<std::vector<wire::PathKind>> chosen_;  // the transports that the user named
   const crypto::Keyring keyring_;
   const std::unique_ptr<const rpc::Policy> policy_;
   transport::Environment environment_;

@@ -3,12 +3,32 @@
 #include <algorithm>
 #include <map>
 #include <new>
+#include <string_view>
 #include <utility>
 
 #include "base/scoped.h"
+#include "rpc/dialler.h"
 #include "runtime/rpc_peer.h"
 
 namespace moolink::runtime {
+
+namespace {
+
+// Where a peer that is bound to these addresses listens for RDMA: where others reach it by tcp.
+// Empty: they do not.
+std::string rdma_address(const std::vector<std::string>& bound) {
+  std::vector<std::string> reached;
+  for (const std::string& address : bound) {
+    if (rpc::is_of(address, wire::PathKind::tcp) && rpc::reachable(address, false)) {
+      reached.push_back(address);
+    }
+  }
+  if (reached.empty()) return {};
+  const std::string_view host = reached.size() > 1 ? "*" : rpc::host_of(reached.front());
+  return "verbs://" + std::string(host) + ":0";
+}
+
+}  // namespace
 
 // --- what transports tell
 
@@ -115,7 +135,9 @@ bool RpcPeer::share(const Uid& instance, const Uid& key, std::span<const int> de
 void RpcPeer::listen_beside(const transport::Connection& connection) {
   std::string address = connection.local_address();
   // Others are to come by the interfaces that were chosen, whichever this connection went by.
-  if (!address.empty() && !environment_.interface.empty()) address = "tcp://*:0";
+  if (!address.empty() && !environment_.interface.empty()) {
+    address = std::string(wire::path_name(connection.path())) + "://*:0";
+  }
   if (!address.empty() && !listens_.contains(connection.path())) listen_unasked(address);
 }
 
@@ -126,8 +148,20 @@ void RpcPeer::listen_unasked(const std::string& address) {
     listens_.insert(transport.kind());
     addresses_.insert(addresses_.end(), bound.begin(), bound.end());
     node_.listening(addresses_);
+    listen_for_rdma(bound);
   } catch (const Exception& e) {
     context_->log(LogLevel::warning, "others cannot dial this peer: " + e.error().message);
+  }
+}
+
+// Beside a listener of tcp that is bound to these addresses.
+void RpcPeer::listen_for_rdma(const std::vector<std::string>& bound) {
+  const bool has_rdma = std::ranges::any_of(transports_, [](const auto& transport) {
+    return transport->kind() == wire::PathKind::verbs;
+  });
+  const std::string address = rdma_address(bound);
+  if (has_rdma && !listens_.contains(wire::PathKind::verbs) && !address.empty()) {
+    listen_unasked(address);
   }
 }
 

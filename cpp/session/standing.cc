@@ -25,7 +25,8 @@ constexpr std::size_t kMostStanding = 64;
 
 // After a part of `bytes` has come in a grant, there will be more of its kind.
 void Session::offer_standing(const Link& link, std::uint64_t bytes) {
-  if (bytes < kInlineBytes) return;
+  // Into another host's memory nobody can capture.
+  if (bytes < kInlineBytes || link.kind == wire::PathKind::verbs) return;
   const std::uint64_t size = std::bit_ceil(bytes);
   const Inbox::Standing standing = inbox_.standing(link.connection);
   if (standing.grants >= kStandingGrants || size > kStandingBytes - standing.bytes) return;

@@ -56,6 +56,22 @@ class Member:
         path = self.rpc.explain(peer)["path"]
         return path if isinstance(path, str) else path["kind"]
 
+    def formed_path(self, peer: str, path: str) -> float:
+        """Waits until a peer is reached by this kind of path; returns the time (monotonic)."""
+        until(
+            lambda: self.path(peer) == path,
+            f"{path} to '{peer}': {self.rpc.explain(peer)}",
+        )
+        return time.monotonic()
+
+    def epoch(self) -> int:
+        """The number of the group's view."""
+        return self.group.epoch()
+
+    def written(self) -> dict[str, int]:
+        """Bytes written so far, by kind of path."""
+        return {kind: path["bytes_written"] for kind, path in self.rpc.stats()["paths"].items()}
+
     def why(self, peer: str, path: str) -> str:
         """Returns why a path to a peer is not in use."""
         (state,) = [one for one in self.rpc.explain(peer)["paths"] if one["path"] == path]
@@ -156,9 +172,8 @@ class Member:
             self._accumulator.state()
 
 
-def main() -> None:
-    """Serves until the end of the input."""
-    member = Member(sys.argv[1], sys.argv[2])
+def serve(member: Member) -> None:
+    """Does what it is told until the end of the input."""
     for line in sys.stdin:
         asked = json.loads(line)
         answer = getattr(member, asked.pop("do"))(**asked)
@@ -166,4 +181,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    serve(Member(sys.argv[1], sys.argv[2]))

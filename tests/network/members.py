@@ -14,12 +14,14 @@ BROKER_PORT = 4431
 class RemoteMember:
     """A member in another process, on one of the hosts: see ``member.py``."""
 
-    def __init__(self, hosts: Hosts, host: int, name: str) -> None:
+    def __init__(
+        self, hosts: Hosts, host: int, name: str, module: str = "tests.network.member"
+    ) -> None:
         self.name = name
         broker = f"{hosts.address(0)}:{BROKER_PORT}"
         self._process = hosts.start(
             host,
-            "tests.network.member",
+            module,
             broker,
             name,
             stdin=subprocess.PIPE,
@@ -50,9 +52,16 @@ def all_do(members: list[RemoteMember], do: str, /, **arguments: Any) -> list[An
     return [member.end() for member in members]
 
 
-def members_on(hosts: Hosts, places: dict[str, int]) -> list[RemoteMember]:
-    """A broker on host 0, members of these names on these hosts; waits until they are a group."""
+def members_on(
+    hosts: Hosts, places: dict[str, int], module: str = "tests.network.member"
+) -> list[RemoteMember]:
+    """A broker on host 0, members of these names on these hosts; waits until they are a group.
+
+    Args:
+        places: the host of each member.
+        module: that a member's process runs, with the broker's address and its name.
+    """
     hosts.start(0, "moolink.broker", f"{hosts.address(0)}:{BROKER_PORT}", "--first")
-    members = [RemoteMember(hosts, host, name) for name, host in places.items()]
+    members = [RemoteMember(hosts, host, name, module) for name, host in places.items()]
     all_do(members, "formed", members=list(places))
     return members

@@ -31,3 +31,4 @@ def test_doctor_names_the_device(in_rdma: InRdma) -> None:
     found = {item["topic"]: item for item in json.loads(done.stdout)}["RDMA"]
     assert found["state"] == "ok", done.stdout + done.stderr
     assert re.search(r"port \d+, (RoCE v2, GID|InfiniBand, LID) \d+", found["text"])
+    assert "not encrypted; MOOLINK_VERBS=1 enables it" in found["text"]

@@ -21,9 +21,6 @@ struct Availability {
 // Looks once, at the first call. Without a device in /sys/class/infiniband nothing is loaded.
 const Availability& availability();
 
-// As an address to listen at: wherever others reach this peer by tcp.
-inline constexpr const char* kBesideTcp = "verbs://";
-
 // Opens the device of availability(). Throws Exception{error} with the reason if there is none.
 std::unique_ptr<Transport> make_transport(Environment& environment);
 

@@ -16,10 +16,11 @@
 namespace moolink::rpc {
 
 struct User {
-  User(const std::string& name, const Policy& policy, Uid instance)
+  User(const std::string& name, const Policy& policy, Uid instance, Uid host = {})
       : node(
             [&] {
               Config config;
+              config.host_key = host;
               config.instance = instance;
               config.name = name;
               return config;
@@ -47,6 +48,8 @@ struct Way {
   wire::PathTraits server;
   wire::PathTraits client;
   bool refuses = false;  // the path's own handshake fails
+  Uid server_host{};     // the client's is empty
+  bool rdma = false;     // whether dialling by RDMA succeeds
 };
 
 // A server "server" and a client "client" that dials it; every handler returns its arguments.
@@ -55,7 +58,7 @@ struct Joined {
          std::vector<std::string> server_addresses = {},
          std::vector<wire::PathKind> client_paths = {wire::PathKind::shm, wire::PathKind::tcp},
          Way the_way = {})
-      : server("server", server_policy, {1, 10}),
+      : server("server", server_policy, {1, 10}, the_way.server_host),
         client("client", client_policy, {2, 20}),
         way(the_way) {
     server.node.define("echo");
@@ -80,6 +83,16 @@ struct Joined {
       run();
     }
   }
+  // All connections by RDMA end, and no new one can be made.
+  void lose_rdma() {
+    way.rdma = false;
+    for (const ConnectionId id : std::exchange(by_rdma, {})) lose(id);
+  }
+  void lose(ConnectionId id) {
+    const Error error = make_error(ErrorCode::peer_lost, "the port is down");
+    client.node.closed(now, id, error);
+    server.node.closed(now, id, error);
+  }
   const Error& error_of(CallId id) { return std::get<Error>(client.results.at(id)); }
 
   bool carry_out(User& user, User& other) {
@@ -91,7 +104,14 @@ struct Joined {
           other.node.received(now, write->connection, as_received(write->frame));
         }
       } else if (auto* dial = std::get_if<Dial>(&action);
-                 dial != nullptr && !dial->address.starts_with("tcp://10.")) {
+                 dial != nullptr && way.rdma && dial->address.starts_with("verbs://10.")) {
+        const ConnectionId id = kFirstByRdma + next_by_rdma++;
+        wire::PathTraits traits;
+        traits.preference = 10;
+        by_rdma.push_back(id);
+        server.node.opened(now, id, wire::PathKind::verbs, traits, "");
+        client.node.opened(now, id, wire::PathKind::verbs, traits, dial->address);
+      } else if (dial != nullptr && !dial->address.starts_with("tcp://10.")) {
         user.node.dial_failed(now, dial->address, make_error(ErrorCode::error, "no way"));
       } else if (dial != nullptr) {
         if (way.refuses) {
@@ -104,8 +124,9 @@ struct Joined {
         server.node.opened(now, connection, wire::PathKind::tcp, way.server, "");
         client.node.opened(now, connection, wire::PathKind::tcp, way.client, "tcp://10.0.0.1:1");
       } else if (auto* close = std::get_if<CloseConnection>(&action)) {
-        if (close->connection == connection && std::exchange(connected, false)) {
-          other.node.closed(now, connection, make_error(ErrorCode::closed, "closed"));
+        if (std::erase(by_rdma, close->connection) != 0 ||
+            (close->connection == connection && std::exchange(connected, false))) {
+          other.node.closed(now, close->connection, make_error(ErrorCode::closed, "closed"));
         }
       } else if (auto* handler = std::get_if<RunHandler>(&action)) {
         user.node.reply(now, handler->key, std::move(handler->arguments));
@@ -124,7 +145,10 @@ struct Joined {
   User server;
   User client;
   Way way;
-  ConnectionId connection = 0;
+  static constexpr ConnectionId kFirstByRdma = 1'000'000;
+  std::vector<ConnectionId> by_rdma;
+  ConnectionId next_by_rdma = 0;
+  ConnectionId connection = 0;  // the last one by tcp
   bool connected = false;
   ConnectionId dropped = 0;  // what is written to this one and to earlier ones is lost
 };

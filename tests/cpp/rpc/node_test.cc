@@ -147,6 +147,86 @@ TEST("a path that is not enabled is neither dialled nor called a fallback") {
   CHECK(pair.client.log.empty());
 }
 
+TEST("a peer of another host is dialled by RDMA beside tcp, at one address, and not for ever") {
+  const OpenPolicy open;
+  Way far;
+  far.server_host = {7, 7};
+  const std::vector<std::string> addresses = {"tcp://10.0.0.1:1", "verbs://127.0.0.1:2",
+                                              "verbs://10.0.0.1:2", "verbs://10.0.1.1:2"};
+  Joined pair(open, open, addresses, {wire::PathKind::verbs, wire::PathKind::tcp}, far);
+  const auto verbs = [&] { return pair.client.node.explain(pair.now, "server").paths.at(1); };
+  CHECK(verbs().kind == wire::PathKind::verbs);
+  CHECK(pair.client.node.explain(pair.now, "server").paths.at(2).in_use);
+  pair.pass(milliseconds(10));
+  CHECK_EQ(verbs().reason, "dial failed: no way (tried once)");
+  pair.pass(seconds(5));
+  CHECK_EQ(verbs().reason, "tried 3 times, given up: no way");
+  CHECK_EQ(pair.client.node.explain(pair.now, "server").tried.size(), 1u);
+  CHECK_EQ(pair.client.log.size(), 1u);
+  CHECK(pair.client.log.at(0).find("peer 'server' has RDMA, but verbs://10.0.0.1:2 cannot") !=
+        std::string::npos);
+  // One of the same host has shared memory.
+  Joined near(open, open, addresses, {wire::PathKind::verbs, wire::PathKind::tcp});
+  near.pass(seconds(1));
+  CHECK_EQ(near.client.node.explain(near.now, "server").tried.size(), 0u);
+}
+
+TEST("RDMA that is lost is told of once, dialled until it is back, and used again") {
+  const OpenPolicy open;
+  Way far;
+  far.server_host = {7, 7};
+  far.rdma = true;
+  Joined pair(open, open, {"tcp://10.0.0.1:1", "verbs://10.0.0.1:2"},
+              {wire::PathKind::verbs, wire::PathKind::tcp}, far);
+  const auto path = [&](std::size_t at) {
+    return pair.client.node.explain(pair.now, "server").paths.at(at);
+  };
+  const auto answered = [&] {
+    const CallId id = pair.client.node.call(pair.now, "server", "echo", {}, seconds(60), 0);
+    pair.run();
+    return pair.client.results.contains(id);
+  };
+  pair.pass(milliseconds(10));
+  CHECK(path(1).in_use && path(2).live);
+  CHECK(pair.client.node.explain(pair.now, "server").reason.find("not encrypted") !=
+        std::string::npos);
+  CHECK(answered() && pair.client.log.empty());
+
+  pair.lose_rdma();
+  CHECK(answered());
+  pair.pass(seconds(20));
+  CHECK(path(2).in_use && path(1).reason.starts_with("dial failed: no way"));
+  CHECK_EQ(pair.client.log.size(), 1u);
+  CHECK_EQ(pair.client.log.at(0),
+           "peer 'server' is reached without RDMA until that is back: no way");
+
+  pair.way.rdma = true;
+  pair.pass(seconds(1));
+  CHECK(path(1).in_use && answered());
+  CHECK_EQ(pair.client.log.size(), 2u);
+
+  // Both paths are lost, tcp is back first.
+  pair.lose_rdma();
+  pair.lose(pair.connection);
+  pair.pass(seconds(2));
+  CHECK(path(2).in_use && answered());
+  pair.way.rdma = true;
+  pair.pass(seconds(1));
+  CHECK(path(1).in_use && answered());
+  CHECK_EQ(pair.client.log.size(), 4u);
+}
+
+TEST("an address for RDMA that is not on the way by which a peer was reached is dialled, too") {
+  const OpenPolicy open;
+  Way far;
+  far.server_host = {7, 7};
+  far.rdma = true;
+  Joined pair(open, open, {"tcp://gate.example.org:5000", "verbs://10.0.1.1:2"},
+              {wire::PathKind::verbs, wire::PathKind::tcp}, far);
+  pair.pass(milliseconds(10));
+  CHECK_EQ(pair.client.node.explain(pair.now, "server").paths.at(1).address, "verbs://10.0.1.1:2");
+}
+
 TEST("why there is no RDMA is told where it is missed") {
   const OpenPolicy open;
   Joined near(open, open);
