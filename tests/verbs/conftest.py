@@ -24,7 +24,8 @@ NO_RESULT = 125
 InRdma = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def _has_device() -> bool:
+def has_device() -> bool:
+    """Whether this machine has an RDMA device of its own."""
     devices = Path("/sys/class/infiniband")
     return devices.is_dir() and any(devices.iterdir())
 
@@ -40,7 +41,7 @@ def in_rdma() -> InRdma:
     if "in this build" in _core.verbs_info()["reason"]:
         pytest.skip(_core.verbs_info()["reason"])
     prefix: list[str] = []
-    if not _has_device():
+    if not has_device():
         tool = _tool()
         if not (tool / "run_in_vm.sh").exists():
             pytest.skip(f"no RDMA device here, and no tool for a virtual one at {tool}")
