@@ -1,0 +1,199 @@
+// Collectives of members on several hosts.
+
+#include <vector>
+
+#include "collective/engine.h"
+#include "collective/hierarchy.h"
+#include "collective/members.h"
+
+namespace {
+
+using namespace moolink;
+using namespace moolink::collective;
+
+OpSpec compressed(std::int64_t count, Compression compression) {
+  OpSpec spec = floats(count);
+  spec.compression = compression;
+  return spec;
+}
+
+TEST("members of several hosts get the same bits, small and large, early or late") {
+  for (const std::uint32_t count : {0u, 7u, 100'003u}) {
+    Members members(5, count, {0, 1, 0, 2, 1});
+    std::vector<OpId> ids;
+    for (std::size_t i = 0; i < 5; ++i) {
+      std::vector<float> input(count);
+      for (std::size_t k = 0; k < count; ++k) input[k] = static_cast<float>(k % 7 + i) / 3;
+      ids.push_back(members.start(i, "x", floats(count), {buffer(input)}));
+      members.settle();
+    }
+    const Engine::Done* first = members.done(0, ids[0]);
+    CHECK(first != nullptr && !first->error);
+    for (std::size_t i = 1; i < 5; ++i) {
+      const Engine::Done* done = members.done(i, ids[i]);
+      CHECK(done != nullptr && !done->error);
+      CHECK(values_of<float>(done->tensor) == values_of<float>(first->tensor));
+    }
+    const std::vector<float> result = values_of<float>(first->tensor);
+    for (std::size_t k = 0; k < result.size(); ++k) {
+      const float expected = static_cast<float>(5 * (k % 7) + 10) / 3;
+      CHECK(result[k] - expected < 1e-4f && expected - result[k] < 1e-4f);
+    }
+  }
+}
+
+// As in a round of an accumulator: two hosts of three members, and a third one of observers.
+TEST("what only some contribute to crosses the link of each host once each way") {
+  for (const std::uint32_t count : {512u, 2'000u, 100'003u}) {  // directly, by doubling, by a ring
+    Members members(8, count, {0, 0, 0, 1, 1, 1, 2, 2});
+    OpSpec spec = floats(count);
+    spec.contributors = {0, 1, 4};
+    spec.reducers = {0, 1, 2, 3, 4, 5};
+    spec.divisor = 2;
+    const auto input = [&](float add) {
+      std::vector<float> values(count);
+      for (std::size_t k = 0; k < count; ++k) values[k] = static_cast<float>(k % 7) + add;
+      return buffer(values);
+    };
+    std::vector<OpId> ids;
+    for (std::size_t i = 0; i < 8; ++i) {
+      std::vector<Buffer> inputs;
+      if (i == 0 || i == 1 || i == 4) inputs.push_back(input(static_cast<float>(i)));
+      if (i == 1) inputs.push_back(input(3));
+      ids.push_back(members.start(i, "x", spec, std::move(inputs)));
+      if (i % 3 == 2) members.settle(i);
+    }
+    members.settle();
+    std::vector<float> expected(count);
+    for (std::size_t k = 0; k < count; ++k) expected[k] = static_cast<float>(2 * (k % 7) + 4);
+    for (std::size_t i = 0; i < 8; ++i) {
+      const Engine::Done* done = members.done(i, ids[i]);
+      CHECK(done != nullptr && !done->error);
+      CHECK(values_of<float>(done->tensor) == expected);
+    }
+    const std::size_t payload = count * sizeof(float);
+    if (payload > kSmallBytes) CHECK_EQ(members.bytes_between_hosts(), 4 * payload);
+  }
+}
+
+TEST("slices are refused where hosts exchange portions") {
+  const std::vector<std::byte> slice(25'001 * sizeof(float));
+  for (const bool piece : {true, false}) {
+    Members members(4, 7, {0, 0, 1, 1});
+    OpSpec spec = floats(100'003);
+    spec.contributors = {0, 2};
+    spec.reducers = {0, 1, 2, 3};
+    const std::vector<float> ones(100'003, 1.0f);
+    const OpId id = members.start(0, "x", spec, {buffer(ones)});
+    Frame frame{"group", 1, {"x", 0}, Reduced{}};
+    if (piece) frame.content = Piece{spec};
+    members.receive(0, 1, {wire::encode(frame), {buffer(slice)}});
+    CHECK(members.done(0, id) != nullptr);
+    CHECK_EQ(members.done(0, id)->error.code, ErrorCode::error);
+  }
+}
+
+TEST("hosts are led by reducers, and others belong to a host that has one") {
+  const Hosts hosts = hosts_of({{1, 0}, {1, 1}, {1, 0}, {1, 2}, {1, 1}, {1, 2}, {1, 3}});
+  const Hosts led = hosts_led_by({1, 2}, hosts);
+  const std::vector<std::vector<std::uint32_t>> ranks{{2, 0, 3, 6}, {1, 4, 5}};
+  const std::vector<std::uint32_t> of{0, 1, 0, 0, 1, 1, 0};
+  CHECK(led.ranks == ranks && led.of == of);
+  CHECK(hosts_led_by({0, 1, 3, 6}, hosts).of == hosts.of);
+}
+
+TEST("members of several hosts who disagree are told so, wherever they are") {
+  Members members(4, 3, {0, 0, 1, 1});
+  std::vector<OpId> ids;
+  for (std::size_t i = 0; i < 4; ++i) {
+    const std::uint32_t count = i == 3 ? 40'000 : 40'001;
+    ids.push_back(members.start(i, "x", floats(count), {buffer(std::vector<float>(count, 1.0f))}));
+  }
+  members.settle();
+  for (std::size_t i = 0; i < 4; ++i) {
+    const Engine::Done* done = members.done(i, ids[i]);
+    CHECK(done != nullptr && done->error.message.find("40000") != std::string::npos);
+  }
+}
+
+TEST("what waits for a member of another host says so, and a cancelled one ends everywhere") {
+  Members members(3, 4, {0, 0, 1});
+  const std::vector<float> ones(1000, 1.0f);
+  const OpId first = members.start(0, "x", floats(1000), {buffer(ones)});
+  const OpId second = members.start(1, "x", floats(1000), {buffer(ones)});
+  members.settle();
+  CHECK(members.engine(0).waiting_for(first) == std::vector<std::string>{"peer-2"});
+  CHECK(members.engine(1).waiting_for(second) == std::vector<std::string>{"peer-0"});
+  Error enough;
+  enough.code = ErrorCode::cancelled;
+  members.cancel(1, second, enough);
+  members.settle();
+  CHECK(members.done(0, first) != nullptr && members.done(0, first)->error);
+}
+
+TEST("an input of the user is the user's again when the member is done, also between hosts") {
+  for (const std::uint32_t count : {16'384u, 50'000u}) {  // by doubling, by a ring
+    for (std::uint64_t seed = 0; seed < 20; ++seed) {
+      Members members(2, seed, {0, 1});
+      Engine::Options lent;
+      lent.lent = true;
+      std::vector<MutableBuffer> inputs;
+      std::vector<OpId> ids;
+      for (std::size_t i = 0; i < 2; ++i) {
+        inputs.push_back(HeapAllocator().allocate(count * sizeof(float)));
+        std::memset(inputs[i].data(), 0, inputs[i].size());
+        ids.push_back(members.start(i, "x", floats(count), {inputs[i]}, lent));
+      }
+      for (int step = 0; step < 1000; ++step) {
+        members.settle(1);
+        for (std::size_t i = 0; i < 2; ++i) {
+          if (members.done(i, ids[i]) == nullptr) continue;
+          std::memset(inputs[i].data(), 0x7f, inputs[i].size());
+        }
+      }
+      for (std::size_t i = 0; i < 2; ++i) {
+        CHECK(members.done(i, ids[i]) != nullptr);
+        for (const float value : values_of<float>(members.done(i, ids[i])->tensor)) {
+          CHECK_EQ(value, 0.0f);
+        }
+      }
+    }
+  }
+}
+
+TEST("compression keeps what it loses for the next operation of the name, in one epoch") {
+  Members members(2, 5, {0, 1});
+  const std::vector<float> input(40'000, 1.003f);  // no bfloat16
+  std::vector<double> sums;
+  for (const std::uint64_t epoch : {2u, 3u}) {
+    members.enter(epoch);
+    double sum = 0;
+    for (int time = 0; time < 64; ++time) {
+      std::vector<OpId> ids;
+      for (std::size_t i = 0; i < 2; ++i) {
+        ids.push_back(
+            members.start(i, "x", compressed(40'000, Compression::bf16), {buffer(input)}));
+      }
+      members.settle();
+      const auto a = values_of<float>(members.done(0, ids[0])->tensor);
+      CHECK(a == values_of<float>(members.done(1, ids[1])->tensor));
+      sum += static_cast<double>(a[39'999]);
+    }
+    sums.push_back(sum / 64);
+  }
+  for (const double mean : sums) CHECK(mean > 2.0055 && mean < 2.0065);
+  CHECK_EQ(sums[0], sums[1]);  // begun anew with the epoch
+}
+
+TEST("compression is refused where it has no meaning") {
+  Members members(2, 6, {0, 1});
+  OpSpec spec = compressed(10, Compression::int8);
+  spec.op = ReduceOp::max;
+  const Buffer input = buffer(std::vector<float>(10, 1.0f));
+  CHECK_THROWS(members.start(0, "x", spec, {input}), ErrorCode::invalid_argument);
+  spec.op = ReduceOp::sum;
+  spec.dtype = tensor::DType::int32;
+  CHECK_THROWS(members.start(0, "x", spec, {input}), ErrorCode::invalid_argument);
+}
+
+}  // namespace
