@@ -174,8 +174,8 @@ void TlsStream::refused_by_acceptor() {
   const std::string text = last_reason();
   const bool alerted = reason >= kFirstAlert && reason <= kLastAlert;
   throw HandshakeFailure(
-      ErrorCode::auth, alerted ? "it refuses the " + crypto::describe_identity(identity_) +
-                                     ", which this peer shows (" + text + "): " + kSameToken
+      ErrorCode::auth, alerted ? "it refuses the " + crypto::describe_identity(identity_) + " (" +
+                                     text + "): " + kSameToken
                                : "the TLS handshake failed: " + text + "; is that a moolink peer?");
 }
 
@@ -223,8 +223,7 @@ void TlsStream::not_tls() {
   if (is_name(refusal.name)) error.peer = refusal.name;
   if (!holds.empty()) {
     error.message = (error.peer.empty() ? "it" : "peer '" + error.peer + "'") + " holds " + holds +
-                    ", and this peer shows " + crypto::describe_identity(identity_) + ": " +
-                    kSameToken;
+                    " and no other: " + kSameToken;
   }
   HandshakeFailure failure(std::move(error));
   failure.key_there = std::move(key_there);
