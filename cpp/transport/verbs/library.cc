@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <cerrno>
+#include <cstddef>
 
 namespace moolink::transport::verbs {
 namespace {
@@ -19,8 +20,13 @@ void find(void* library, const char* symbol, Function& function, std::string& mi
 // The library's own function of this name fills in an older, shorter struct.
 int query_port(ibv_context* context, std::uint8_t port, ibv_port_attr* attributes) {
   *attributes = zeroed<ibv_port_attr>();
-  verbs_context* extended = verbs_get_ctx_op(context, query_port);
-  if (extended == nullptr) return ENOSYS;
+  // As the header's macro verbs_get_ctx_op, which is no standard C++: new functions are put before
+  // the older ones.
+  constexpr std::size_t kLeast = sizeof(verbs_context) - offsetof(verbs_context, query_port);
+  verbs_context* extended = verbs_get_ctx(context);
+  if (extended == nullptr || extended->sz < kLeast || extended->query_port == nullptr) {
+    return ENOSYS;
+  }
   return extended->query_port(context, port, attributes, sizeof *attributes);
 }
 
