@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/time.h"
 #include "crypto/keyring.h"
 #include "transport/tcp/openssl.h"
 #include "transport/tcp/stream.h"
@@ -95,6 +96,7 @@ class TlsStream final : public ByteStream {
 
   // tls_stream.cc
   void push();
+  std::size_t sealed_together() const;
   void seal(RecordType type, std::span<const iovec> pieces);
   void update_own_key();
   void alert(std::byte level, std::byte what);
@@ -115,8 +117,8 @@ class TlsStream final : public ByteStream {
   };
 
   static constexpr std::size_t kMostSealed = kRecordHead + kRecordBytes + 256;
-  static constexpr std::size_t kSendTogether = std::size_t{128} << 10;  // with one system call
-  static constexpr std::size_t kOutgoing = kSendTogether + 4 * kMostSealed;
+  static constexpr std::size_t kLeastTogether = std::size_t{64} << 10;
+  static constexpr std::size_t kRoomToSend = 4 * kMostSealed;  // for what is sealed beyond that
   static constexpr std::size_t kIncoming = (std::size_t{128} << 10) + kMostSealed;
 
   const std::shared_ptr<TlsContext> context_;
@@ -134,7 +136,9 @@ class TlsStream final : public ByteStream {
   Room out_;
   std::size_t out_begin_ = 0;
   std::size_t out_end_ = 0;
-  bool update_owed_ = false;  // the peer wants this side to change its key
+  std::size_t burst_ = 0;       // bytes that were sent without a pause
+  Time pause_begins_ = kNever;  // since all of them have left; kNever: they have not
+  bool update_owed_ = false;    // the peer wants this side to change its key
   bool said_goodbye_ = false;
 
   // Records, and the beginning of one, that were read from the socket.

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <utility>
 
+#include "io/loop.h"
 #include "transport/tcp/tls.h"
 
 namespace moolink::transport::tcp {
@@ -17,6 +18,8 @@ constexpr std::size_t kMostPieces = 64;   // of one record
 constexpr std::size_t kMostRecords = 64;  // opened in one receive()
 // Records that may be something else than data are looked at before a byte of them is given.
 constexpr std::size_t kPerhapsControl = 64;
+constexpr Duration kPause = microseconds(50);  // after which what is sent is a burst of its own
+constexpr std::size_t kMostTogether = std::size_t{512} << 10;
 constexpr std::size_t kLeastRead = std::size_t{4} << 10;
 constexpr std::size_t kUpdateBytes = 5;  // KeyUpdate: type 24, length 1, whether it asks for one
 constexpr std::byte kUpdate{24};
@@ -92,18 +95,29 @@ void TlsStream::push() {
   out_begin_ = out_end_ = 0;
 }
 
+// Bytes of records that leave with one system call. Many at once cost less; but what the peer opens
+// last, it opens while nobody sends: a short burst leaves in small portions.
+std::size_t TlsStream::sealed_together() const {
+  return std::clamp(burst_ / 4, kLeastTogether, kMostTogether);
+}
+
 ByteStream::Sent TlsStream::send(std::span<const iovec> pieces) {
+  if (pause_begins_ < io::now() - kPause) burst_ = 0;
   Pieces left(pieces);
   push();
   while (!unsent()) {
+    const std::size_t together = sealed_together();
+    out_.grow(together + kRoomToSend, 0);
     std::span<const iovec> record;
-    while (out_end_ < kSendTogether && !(record = left.next()).empty()) {
+    while (out_end_ < together && !(record = left.next()).empty()) {
       if (update_owed_ || sealer_->records() >= context_->records_per_key_) update_own_key();
       seal(RecordType::data, record);
     }
+    burst_ += out_end_;
     push();
     if (record.empty()) break;
   }
+  pause_begins_ = unsent() ? kNever : io::now();
   return {left.bytes(), unsent()};
 }
 
@@ -124,7 +138,7 @@ void TlsStream::alert(std::byte level, std::byte what) {
   std::array<std::byte, 2> content{level, what};
   const iovec piece{content.data(), content.size()};
   // There is room for a record behind what waits, unless this is not the first alert.
-  if (out_end_ < kOutgoing - kMostSealed) seal(RecordType::alert, std::span(&piece, 1));
+  if (out_end_ + kMostSealed <= out_.bytes) seal(RecordType::alert, std::span(&piece, 1));
 }
 
 bool TlsStream::shut_down() {

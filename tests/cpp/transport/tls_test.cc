@@ -148,11 +148,11 @@ TEST("tls: another token is refused, at both sides and at once") {
   check_refused(a, b);
   CHECK_EQ(a.dial_failures.size(), 1u);
   CHECK_EQ(b.refusals.size(), 1u);
-  for (const Error& error : {a.dial_failures.at(0), b.refusals.at(0)}) {
-    CHECK(mentions(error, "the same token"));
-    CHECK(mentions(error, key_of(1).id()));
-  }
+  // The other's key; the own one is in the policy's advice.
+  CHECK(mentions(a.dial_failures.at(0), "the same token"));
   CHECK(mentions(a.dial_failures[0], key_of(2).id()));
+  CHECK(mentions(b.refusals.at(0), "the same token"));
+  CHECK(mentions(b.refusals[0], key_of(1).id()));
   CHECK(mentions(a.dial_failures[0], "peer 'b'"));
   CHECK_EQ(a.dial_failures[0].peer, "b");
   // Who tries again is complained of in the same words, which are logged now and then only.
