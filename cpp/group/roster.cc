@@ -36,18 +36,23 @@ void Roster::announced(const Timing& timing, const Uid& from, Announce announce)
   }
   peer.last = std::move(announce);
   peer.heard = timing.now;
-  peer.unheard = false;
+  peer.unheard = peer.excused = false;
   if (!formed_ && !opened_) opened_ = timing.now;
   if (formed_) put_right(timing, from);
   if (new_facts || repair_) decide(timing);
 }
 
-// A broker that heard nobody was cut off itself: silence counts anew from then on.
+// A broker that heard nobody was cut off itself: silence counts anew from then on. Of who is not
+// heard between two such times only the time itself does not count: else it would never be gone.
 void Roster::hear_again(const Timing& timing) {
-  const bool was_cut_off = timing.now - last_event_ >= config_.suspect_after;
-  last_event_ = timing.now;
-  if (!formed_ || !was_cut_off || mutant("blame_others_for_own_silence")) return;
-  for (const MemberInfo& member : view_.members) peers_.at(member.instance).heard = timing.now;
+  const Duration unheard = timing.now - std::exchange(last_event_, timing.now);
+  if (!formed_ || unheard < config_.suspect_after) return;
+  if (mutant("blame_others_for_own_silence")) return;
+  for (const MemberInfo& member : view_.members) {
+    Peer& peer = peers_.at(member.instance);
+    const bool again = std::exchange(peer.excused, true) && !mutant("excuse_again_and_again");
+    peer.heard = again ? peer.heard + unheard : timing.now;
+  }
 }
 
 bool Roster::changed(const Announce& before, const Announce& after) const {

@@ -51,6 +51,7 @@ class Roster {
     Announce last;
     std::optional<View> claim;  // the view it announced, if it sent it along
     Time heard;
+    bool excused = false;            // since it was heard, the broker was cut off itself
     std::uint64_t order = 0;         // of joining
     std::uint64_t since = 0;         // epoch in which it came or was made a newcomer
     std::optional<Cause> gone;       // to be left out of the next view

@@ -99,6 +99,19 @@ MADE_FOR = {
         form 5000
         at 0 isolate 0 7524
     """,
+    # One member dies unheard, and the only other one is heard by fits and starts.
+    "excuse_again_and_again": "\n".join(
+        (
+            "seed 5",
+            "roles MM",
+            "initial 2",
+            "batch 2",
+            "form 6000",
+            "pause 15000",
+            "at 0 vanish 1",
+            *(f"at {300 + 2000 * stop} stop 2 1300" for stop in range(10)),
+        )
+    ),
 }
 
 # Two members lose each other, and the broker with which each could accuse the other; then they can

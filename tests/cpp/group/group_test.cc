@@ -2,6 +2,7 @@
 // that collide, observers, and the messages' bytes.
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -72,8 +73,16 @@ class Wired {
     return *members_.back();
   }
   void remove(std::size_t index) { members_.at(index).reset(); }
+  void silence(std::size_t index) { silent_ = index; }
+  void end_silence() { silent_.reset(); }
   void run(Duration duration) {
     for (const Time end = now_ + duration; now_ < end; now_ += milliseconds(10)) step();
+  }
+  // The broker alone runs: it hears nobody.
+  void run_broker(Duration duration) {
+    for (const Time end = now_ + duration; now_ < end; now_ += milliseconds(10)) {
+      broker_.tick(now_);
+    }
   }
   Broker& broker() { return broker_; }
   Time now() const { return now_; }
@@ -85,6 +94,7 @@ class Wired {
       if (!member) continue;
       member->tick(now_);
       for (const auto& sent : only<Member::SendToBroker>(member->drain())) {
+        if (silent_ && member == members_.at(*silent_)) continue;
         broker_.received(now_, member->config().self.instance, sent.bytes.span());
       }
     }
@@ -100,6 +110,7 @@ class Wired {
   Time now_ = kStart;
   Broker broker_{first_broker(), 1, kStart};
   std::vector<std::unique_ptr<Member>> members_;
+  std::optional<std::size_t> silent_;  // who is not heard
 };
 
 TEST("messages say whom they concern") {
@@ -323,6 +334,37 @@ TEST("without a broker a member goes on, and says for whom it waits") {
   CHECK(only<Member::SendToBroker>(member.drain()).empty());
   member.peer_up(kStart, Uid{2, 2});
   CHECK(member.waiting_for().empty());
+}
+
+TEST("a broker that hears nobody evicts nobody, and who comes back late has time to") {
+  Wired wired;
+  wired.add(config(1, "p1"));
+  wired.add(config(2, "p2"));
+  wired.run(seconds(1));
+  const View before = *wired.broker().view("g");
+  CHECK_EQ(before.members.size(), 2u);
+  wired.run_broker(seconds(8));
+  CHECK_EQ(*wired.broker().view("g"), before);
+  wired.silence(1);
+  wired.run(milliseconds(2500));
+  wired.end_silence();
+  wired.run(seconds(4));
+  CHECK_EQ(*wired.broker().view("g"), before);
+}
+
+// The only one left is heard by fits and starts; that must not keep the dead in the group.
+TEST("who is not heard after an outage goes, though there are more outages") {
+  Wired wired;
+  wired.add(config(1, "p1"));
+  wired.add(config(2, "p2"));
+  wired.run(seconds(1));
+  CHECK_EQ(wired.broker().view("g")->members.size(), 2u);
+  wired.remove(1);
+  for (int outage = 0; outage < 8; ++outage) {
+    wired.run_broker(milliseconds(1300));
+    wired.run(milliseconds(700));
+  }
+  CHECK_EQ(wired.broker().view("g")->members.size(), 1u);
 }
 
 TEST("a member that is not reached is tried again each second") {

@@ -46,6 +46,7 @@ const std::vector<std::string> kMutants = {
     "member_accepts_lower_epoch",
     "lost_sessions_are_not_told",
     "blame_others_for_own_silence",
+    "excuse_again_and_again",
     // accumulate
     "demote_whom_it_lost",
     "offer_twice_after_flush",
