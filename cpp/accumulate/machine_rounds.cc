@@ -205,8 +205,13 @@ void Machine::watch_members() {
     Blocking& known = blocking_.try_emplace(instance, Blocking{awake_, delivered}).first->second;
     if (known.delivered != delivered) known = {awake_, delivered};
     if (awake_ < known.since + config_.member_stall) continue;
-    if (sessions_lost_.contains(instance) && !mutant("demote_whom_it_lost")) continue;
     known.since = awake_;
+    if (sessions_lost_.contains(instance) && !mutant("demote_whom_it_lost")) {
+      log(LogLevel::warning, name_of(instance) +
+                                 " holds up the group: the session with it was lost, and the group "
+                                 "has not come to another epoch since");
+      continue;
+    }
     if (instance == config_.instance) {
       stalled_ = true;
     } else {

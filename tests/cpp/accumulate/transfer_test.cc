@@ -48,6 +48,16 @@ class Peers {
     return sent == chunks_sent_.end() ? 0 : sent->second;
   }
 
+  std::size_t demotions() const { return demotions_; }
+  std::size_t warnings() const { return warnings_; }
+  void pass(Duration duration) {
+    for (const Time end = now_ + duration; now_ < end;) {
+      now_ += milliseconds(250);
+      for (auto& machine : machines_) machine->tick(now_);
+      settle();
+    }
+  }
+
   // All messages but those of transfers.
   void settle() {
     bool again = true;
@@ -84,6 +94,10 @@ class Peers {
     if (round) machines_[index]->delivered(now_, round->number());
     settle();
   }
+  void install(std::size_t index, std::uint64_t state) {
+    machines_[index]->state_installed(now_, state);
+    settle();
+  }
   void give_state(const Buffer& bytes) {
     wire::Payload state;
     state.body = bytes;
@@ -107,6 +121,10 @@ class Peers {
       } else if (const auto* reduce = std::get_if<Machine::Reduce>(&action)) {
         machines_[index]->reduced(now_, reduce->epoch, reduce->round,
                                   HeapAllocator().allocate(kBucketBytes));
+      } else if (const auto* log = std::get_if<Machine::Log>(&action)) {
+        if (log->level == LogLevel::warning) ++warnings_;
+      } else if (std::holds_alternative<Machine::Demote>(action)) {
+        ++demotions_;
       }
     }
     return !actions.empty();
@@ -125,6 +143,8 @@ class Peers {
   std::deque<Mail> mail_;
   std::deque<Mail> transfers_;
   std::map<std::size_t, std::size_t> chunks_sent_;
+  std::size_t demotions_ = 0;
+  std::size_t warnings_ = 0;
 };
 
 Buffer state_bytes() {
@@ -183,6 +203,27 @@ TEST("transfer: rounds go on while a snapshot is on its way, and the newcomer ha
     peers.apply(1);
   }
   CHECK(!peers[1].next_result().has_value());
+}
+
+TEST("rounds: whose session was lost is not demoted for its full slots, but named every 10 s") {
+  for (const bool lost : {false, true}) {
+    Peers peers(2);
+    peers.users_come();
+    peers.give_state(state_bytes());
+    while (peers.transfer()) {
+    }
+    const auto state = peers[1].new_state();
+    CHECK(state.has_value());
+    peers.install(1, state->number);
+    if (lost) peers[0].session_lost(Uid{1, 2});
+    for (int round = 0; round < 4; ++round) {  // of which the other one applies none
+      peers.contribute(0);
+      peers.apply(0);
+    }
+    peers.pass(seconds(31));
+    CHECK_EQ(peers.warnings(), 3u);
+    CHECK_EQ(peers.demotions(), lost ? 0u : 3u);
+  }
 }
 
 }  // namespace
