@@ -31,11 +31,17 @@ def free_port() -> int:
 # --- paths
 
 
-def test_the_path_in_use_has_a_latency(pair: Pair) -> None:
+def test_the_path_in_use_has_a_latency(pair: Pair, request: pytest.FixtureRequest) -> None:
     client, server = pair
     server.define("f", lambda: 1)
     client.sync("server", "f")
-    until(lambda: client.explain("server")["latency"] is not None, "a PONG")
+
+    def settled() -> bool:
+        known = client.explain("server")
+        return known["path"] == best and known["latency"] is not None
+
+    best = request.node.callspec.params["pair"]
+    until(settled, "the best path, and a PONG over it")
     known = client.explain("server")
     assert known["connected"]
     assert not known["suspected"]
