@@ -177,6 +177,7 @@ void Member::received(Time now, const Uid& from, std::span<const std::byte> byte
 
 void Member::on_view(Time now, const View& view) {
   if (view.epoch <= floor_ && !mutant("member_accepts_lower_epoch")) return;
+  if (view.has_duplicates()) return;  // no broker makes such a one
   const MemberInfo* self = view.find(config_.self.instance);
   if (self == nullptr && mutant("evict_self_late")) return;
   floor_ = view.epoch;
