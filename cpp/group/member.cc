@@ -75,10 +75,11 @@ void Member::peer_down(Time now, const Uid& instance, Down how) {
   accused->second.dead = accused->second.dead || how != Down::unreachable;
   accused->second.since = now;
   if (first) accused->second.probe_at = now + config_.probe_every;
-  if (view_.find(instance) != nullptr) lost_.insert(instance);
   announce_soon(now);
   const MemberInfo* member = view_.find(instance);
-  if (first && member != nullptr && broker_.empty()) {
+  if (member == nullptr) return;
+  lost_.insert(instance);
+  if (first && broker_.empty()) {
     say(LogLevel::warning,
         "peer '" + member->name + "' was lost while the broker is away; the group waits for it");
   }

@@ -80,7 +80,8 @@ class Process:
         assert self.process.stdout is not None
         self.process.stdin.close()
         # Not communicate(): that looks past what was read ahead with an earlier line.
-        output = self.process.stdout.read()
+        with self.process.stdout as stream:
+            output = stream.read()
         self.process.wait(timeout=60)
         return output
 

@@ -147,13 +147,20 @@ TEST("a path that is not enabled is neither dialled nor called a fallback") {
   CHECK(pair.client.log.empty());
 }
 
+// The server is on a host of its own, which RDMA reaches or not.
+Way to_another_host(bool rdma) {
+  Way way;
+  way.server_host = {7, 7};
+  way.rdma = rdma;
+  return way;
+}
+
 TEST("a peer of another host is dialled by RDMA beside tcp, at one address, and not for ever") {
   const OpenPolicy open;
-  Way far;
-  far.server_host = {7, 7};
   const std::vector<std::string> addresses = {"tcp://10.0.0.1:1", "verbs://127.0.0.1:2",
                                               "verbs://10.0.0.1:2", "verbs://10.0.1.1:2"};
-  Joined pair(open, open, addresses, {wire::PathKind::verbs, wire::PathKind::tcp}, far);
+  Joined pair(open, open, addresses, {wire::PathKind::verbs, wire::PathKind::tcp},
+              to_another_host(false));
   const auto verbs = [&] { return pair.client.node.explain(pair.now, "server").paths.at(1); };
   CHECK(verbs().kind == wire::PathKind::verbs);
   CHECK(pair.client.node.explain(pair.now, "server").paths.at(2).in_use);
@@ -173,11 +180,8 @@ TEST("a peer of another host is dialled by RDMA beside tcp, at one address, and 
 
 TEST("RDMA that is lost is told of once, dialled until it is back, and used again") {
   const OpenPolicy open;
-  Way far;
-  far.server_host = {7, 7};
-  far.rdma = true;
   Joined pair(open, open, {"tcp://10.0.0.1:1", "verbs://10.0.0.1:2"},
-              {wire::PathKind::verbs, wire::PathKind::tcp}, far);
+              {wire::PathKind::verbs, wire::PathKind::tcp}, to_another_host(true));
   const auto path = [&](std::size_t at) {
     return pair.client.node.explain(pair.now, "server").paths.at(at);
   };
@@ -218,11 +222,8 @@ TEST("RDMA that is lost is told of once, dialled until it is back, and used agai
 
 TEST("an address for RDMA that is not on the way by which a peer was reached is dialled, too") {
   const OpenPolicy open;
-  Way far;
-  far.server_host = {7, 7};
-  far.rdma = true;
   Joined pair(open, open, {"tcp://gate.example.org:5000", "verbs://10.0.1.1:2"},
-              {wire::PathKind::verbs, wire::PathKind::tcp}, far);
+              {wire::PathKind::verbs, wire::PathKind::tcp}, to_another_host(true));
   pair.pass(milliseconds(10));
   CHECK_EQ(pair.client.node.explain(pair.now, "server").paths.at(1).address, "verbs://10.0.1.1:2");
 }
