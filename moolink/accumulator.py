@@ -387,9 +387,12 @@ class AccumulatorBase(Adapter):
         return self._core.model_version()
 
     def set_model_version(self, version: int) -> None:
-        """Sets the version of a model loaded from a checkpoint, before the group forms.
+        """Sets the version of a model loaded from a checkpoint, before ``connect``.
 
         The member with the highest version becomes the first leader, and the others get its state.
+
+        Raises:
+            ValueError: the group has begun, at another version.
         """
         self._core.set_model_version(version)
         self._sync.version = version

@@ -272,6 +272,7 @@ class Machine {
   const group::MemberInfo* coordinator() const;
   Flush facts() const;
   void become_stateless(std::uint64_t round);
+  void begin_history(std::uint64_t version);
   const char* fault_of(const Resume& resume) const;
   void carry_out(Time now, const MemberStanding& mine);
   void ready_when_complete();

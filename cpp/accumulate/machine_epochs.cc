@@ -258,7 +258,7 @@ void Machine::carry_out(Time now, const MemberStanding& mine) {
     standing_ = Standing::complete;
     installed_ = true;
     founded_ = epoch_;
-    ledger_.reset(resume_->round, true);
+    begin_history(resume_->round);
     return;
   }
   // The snapshot may have been completed since FLUSH; that only helps.
@@ -277,6 +277,17 @@ void Machine::carry_out(Time now, const MemberStanding& mine) {
     if (snapshot.id == fetch_->id()) fetch_->set_parents(now, snapshot.holders);
   }
   pump_fetch(now);
+}
+
+// Rounds are numbered from the version that FLUSH told of; the user may have set another one since.
+void Machine::begin_history(std::uint64_t version) {
+  ledger_.reset(version, true);
+  if (user_version_ != version) {
+    log(LogLevel::warning, "the group begins at version " + std::to_string(version) +
+                               ": this model's version was set to " +
+                               std::to_string(user_version_) + " too late");
+  }
+  user_version_ = version;
 }
 
 // What this peer computed or was promised belongs to a history that it is no part of any more. Its

@@ -321,9 +321,9 @@ void Operation::reduce_when_complete() {
 
 void Operation::reduced(std::uint32_t from, const std::vector<Buffer>& parts) {
   const std::size_t theirs = owner_index(from);
-  if (theirs == reducers_.size() || parts.size() != 1 ||
+  if (!is_sliced() || theirs == reducers_.size() || parts.size() != 1 ||
       parts[0].size() != slices_[theirs].count() * item_size_) {
-    return refuse(from, name_of(from) + " sent a result of another size");
+    return refuse(from, name_of(from) + " sent a result that has no place here");
   }
   if (!uses_messages_) return refuse(from, name_of(from) + " sent a result before it could");
   if (have_[theirs] != 0) return;

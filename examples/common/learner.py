@@ -130,10 +130,6 @@ class Learner:
         address = config.group.connect or self.broker.listen("127.0.0.1:0")[0]
         self.rpc = moolink.Rpc()
         self.rpc.set_name(config.peer_name)
-        try:
-            self.rpc.connect(address)
-        except ValueError as error:
-            raise ConfigError(f"--connect {address}: {error}") from None
         self.group = moolink.Group(self.rpc, config.group_name)
         self.accumulator = self.model.join(self.group)
         self.accumulator.set_virtual_batch_size(config.virtual_batch_size)
@@ -144,6 +140,10 @@ class Learner:
             self.version = saved["model_version"]
             self.accumulator.set_model_version(self.version)
             terminal.say(f"resumed from {config.save_dir / checkpoint.NAME} at step {self.steps:,}")
+        try:
+            self.rpc.connect(address)  # not earlier: the group would begin without that version
+        except ValueError as error:
+            raise ConfigError(f"--connect {address}: {error}") from None
         self.totals = Totals(self.steps, self.started)
         self.ready = time.monotonic()
 

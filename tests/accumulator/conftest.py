@@ -18,11 +18,14 @@ def make(broker_address: str) -> Iterator[Make]:
     with contextlib.ExitStack() as stack:
 
         def make_(name: str, parameters: list[torch.Tensor], *args: object, **options: object):
+            version = options.pop("version", 0)
             rpc = stack.enter_context(moolink.Rpc(name))
-            rpc.connect(broker_address)
             group = stack.enter_context(moolink.Group(rpc, "group"))
-            return stack.enter_context(
+            peer = stack.enter_context(
                 moolink.Accumulator("model", parameters, *args, group=group, **options)
             )
+            peer.set_model_version(version)
+            rpc.connect(broker_address)  # from now on a group may begin
+            return peer
 
         yield make_

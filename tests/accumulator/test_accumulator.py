@@ -91,9 +91,7 @@ def test_newcomer_gets_the_model_and_the_state(make: Make) -> None:
 
 def test_the_highest_version_leads(make: Make) -> None:
     old, new = parameters(1.0), parameters(2.0)
-    a, b = make("a", old), make("b", new)
-    a.set_model_version(10)
-    b.set_model_version(20)
+    a, b = make("a", old, version=10), make("b", new, version=20)
     connect([a, b])
     assert a.model_version() == b.model_version() == 20
     assert all(torch.equal(p, torch.full_like(p, 2.0)) for p in [*old, *new])

@@ -183,8 +183,7 @@ def test_a_step_that_is_left_alone_is_offered_again(make: Make) -> None:
 
 def test_totals_of_a_checkpoint_go_on(make: Make) -> None:
     weight = torch.zeros(2, requires_grad=True)
-    peer = make("alone", [weight])
-    peer.set_model_version(7)
+    peer = make("alone", [weight], version=7)
     asked = []
 
     def until(totals: dict[str, int]) -> bool:

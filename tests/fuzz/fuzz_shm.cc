@@ -11,7 +11,7 @@
 #include <optional>
 
 #include "io/descriptor_passing.h"
-#include "io/loop.h"
+#include "loop.h"
 #include "memory/segment.h"
 #include "target.h"
 #include "transport/shm/connection.h"
@@ -174,13 +174,12 @@ void run(Input input) {
     if (what == 3 && victim.connection) {
       refused([&] { use(input, victim); }, {ErrorCode::wire, ErrorCode::error});
     }
-    loop.look_at_descriptors();
-    loop.poll_pollables();
+    run_all(loop);
   }
   if (victim.connection) victim.connection->drop();
   handshake->drop();
   close(sockets[1]);
-  loop.look_at_descriptors();  // what was posted
+  run_all(loop);
 }
 
 std::vector<Bytes> seeds() {

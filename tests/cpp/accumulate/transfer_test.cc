@@ -23,7 +23,7 @@ constexpr std::size_t kChunks = 40;
 // that a test says when they go on.
 class Peers {
  public:
-  explicit Peers(std::size_t count) {
+  explicit Peers(std::size_t count, std::uint64_t set_after_flush = 0) {
     for (std::size_t i = 0; i < count; ++i) {
       Machine::Config config;
       config.group = "g";
@@ -38,6 +38,7 @@ class Peers {
     view_.epoch = 1;
     view_.lineage = Uid{5, 5};
     for (auto& machine : machines_) machine->view(now_, view_);
+    if (set_after_flush > 0) machines_[0]->set_model_version(set_after_flush);
     settle();
   }
 
@@ -224,6 +225,16 @@ TEST("rounds: whose session was lost is not demoted for its full slots, but name
     CHECK_EQ(peers.warnings(), 3u);
     CHECK_EQ(peers.demotions(), lost ? 0u : 3u);
   }
+}
+
+TEST("version: it is set before the group forms; later it is refused, or comes too late") {
+  Peers peers(1);
+  CHECK_EQ(peers[0].model_version(), 7U);
+  CHECK_THROWS(peers[0].set_model_version(8), ErrorCode::invalid_argument);
+  peers[0].set_model_version(7);
+  Peers late(2, 9);
+  CHECK_EQ(late[0].model_version(), 7U);  // of which FLUSH told the others
+  CHECK_EQ(late.warnings(), 1U);
 }
 
 }  // namespace
