@@ -86,8 +86,15 @@ Received receive_message(int socket, DescriptorMessage& message) {
   }
   message.descriptors = take_descriptors(header);
   message.bytes.resize(static_cast<std::size_t>(received));
-  if ((header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) {
+  if ((header.msg_flags & MSG_TRUNC) != 0) {
     throw Exception(ErrorCode::wire, "a peer passed a message that is too large");
+  }
+  // The system says the same of both.
+  if ((header.msg_flags & MSG_CTRUNC) != 0) {
+    throw Exception(ErrorCode::wire,
+                    "not all descriptors that a peer passed could be taken: there were more than " +
+                        std::to_string(kMaxPassedDescriptors) +
+                        ", or this process may open no more files (see ulimit -n)");
   }
   return received == 0 ? Received::end : Received::message;
 }

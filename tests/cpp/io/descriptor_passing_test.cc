@@ -1,10 +1,12 @@
 #include "io/descriptor_passing.h"
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <cstring>
+#include <string>
 #include <vector>
 
 #include "check.h"
@@ -80,6 +82,25 @@ TEST("messages above the limits are refused on both sides") {
   CHECK_EQ(::send(pair.a.get(), large.data(), large.size(), 0), static_cast<ssize_t>(large.size()));
   DescriptorMessage message;
   CHECK_THROWS(receive_message(pair.b.get(), message), ErrorCode::wire);
+}
+
+TEST("who may open no more files is told so, and not only that the peer is at fault") {
+  Pair pair;
+  const int passed[] = {pair.a.get()};
+  CHECK(send_message(pair.a.get(), bytes_of("one"), passed));
+  rlimit before{};
+  CHECK_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit none{0, before.rlim_max};
+  CHECK_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  DescriptorMessage message;
+  std::string told;
+  try {
+    receive_message(pair.b.get(), message);
+  } catch (const Exception& e) {
+    told = e.what();
+  }
+  CHECK_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  CHECK(told.find("ulimit -n") != std::string::npos);
 }
 
 }  // namespace
