@@ -106,6 +106,8 @@ void Node::opened(Time now, ConnectionId connection, wire::PathKind kind,
 
 void Node::turned_away(Time now, const Error& error) { state_->turned_away(now, error); }
 
+void Node::cannot_accept(Time now, const Error& error) { state_->cannot_accept(now, error); }
+
 void Node::dial_failed(Time now, const std::string& address, const Error& error) {
   state_->dial_failed(now, address, error);
   state_->settle(now);

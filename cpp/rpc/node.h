@@ -263,6 +263,8 @@ class Node {
   void dial_failed(Time now, const std::string& address, const Error& error);
   // Somebody who wanted to connect was refused by the path.
   void turned_away(Time now, const Error& error);
+  // Somebody wants to connect, and this process has no descriptor or memory for it.
+  void cannot_accept(Time now, const Error& error);
   void received(Time now, ConnectionId connection, const wire::ReceivedFrame& frame);
   std::span<std::byte> chunk_target(ConnectionId connection, const wire::ChunkHead& head);
   void chunk_received(Time now, ConnectionId connection, const wire::ChunkHead& head);

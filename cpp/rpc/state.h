@@ -211,6 +211,7 @@ class NodeState {
   void received(Time now, ConnectionId connection, const wire::ReceivedFrame& frame);
   void closed(Time now, ConnectionId connection, const Error& error);
   void turned_away(Time now, const Error& error);
+  void cannot_accept(Time now, const Error& error) { warn_once(now, error.message); }
   Connection* find_connection(ConnectionId id);
   Peer* find_peer(const Uid& instance) const;
   // Names are told apart by scope; without one, a peer of the whole job before others.

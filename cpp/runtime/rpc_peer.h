@@ -198,6 +198,7 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   void closed(transport::Connection& connection, const Error& error, bool peer_dead) override;
   void dial_failed(const std::string& address, const Error& error) override;
   void turned_away(const Error& error) override;
+  void cannot_accept(const Error& error) override;
   void received(transport::Connection& connection, wire::ReceivedFrame frame) override;
   std::span<std::byte> chunk_target(transport::Connection& connection,
                                     const wire::ChunkHead& head) override;

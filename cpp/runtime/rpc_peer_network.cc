@@ -69,6 +69,12 @@ void RpcPeer::turned_away(const Error& error) {
   carry_out();
 }
 
+void RpcPeer::cannot_accept(const Error& error) {
+  const Time now = clock();
+  node_.cannot_accept(now, error);
+  carry_out();
+}
+
 // Frames that steer a session; those that carry it would leave nothing else in the recorder.
 void RpcPeer::record_frame(FlightKind kind, wire::ConnectionId connection, wire::FrameType type) {
   switch (type) {

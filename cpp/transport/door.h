@@ -6,9 +6,13 @@
 #include <optional>
 #include <string>
 
+#include "base/error.h"
 #include "base/time.h"
 
 namespace moolink::transport {
+
+// Of accept(2).
+Error cannot_accept_error(int error_number);
 
 // Who of those that knock may come in: accepted connections that have not yet shown who they are
 // (strangers) are few, in all and from one source, and a source from which come failures only is

@@ -110,6 +110,8 @@ class Handler {
   virtual void dial_failed(const std::string& address, const Error& error) = 0;
   // Somebody at the door was sent away before there was a connection.
   virtual void turned_away(const Error& /*error*/) {}
+  // Somebody waits at the door for whom this process has no descriptor or memory; tried again.
+  virtual void cannot_accept(const Error& /*error*/) {}
 
   virtual void received(Connection& connection, wire::ReceivedFrame frame) = 0;
   // Memory for the bytes of a chunk, of exactly head.bytes; empty: read and discard them.

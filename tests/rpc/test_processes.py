@@ -217,6 +217,39 @@ def test_descriptors_and_threads_go_with_the_peer() -> None:
         time.sleep(0.02)
 
 
+@TRANSPORTS
+def test_who_may_open_no_more_files_says_so_and_goes_on(
+    start: Start, transports: list[str]
+) -> None:
+    process = start(
+        f"""
+        import logging, resource, sys, moolink
+        logging.basicConfig(stream=sys.stdout, format="%(levelname)s %(message)s")
+        server = moolink.Rpc("server", transports={transports!r})
+        server.define("echo", lambda x: x)
+        address = server.listen("127.0.0.1:0")[0]
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        print(address, flush=True)
+        sys.stdin.readline()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        sys.stdin.read()
+        """
+    )
+    assert process.stdout is not None
+    assert process.stdin is not None
+    with moolink.Rpc("client", transports=transports, timeout=30) as client:
+        client.connect(process.stdout.readline().strip())
+        call = client.async_("server", "echo", 5)
+        told = process.stdout.readline()
+        assert told.startswith("WARNING a connection waits")
+        assert "Too many open files" in told
+        assert "ulimit -n" in told
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert call.result() == 5
+
+
 def test_importing_moolink_starts_nothing() -> None:
     program = "import moolink, os; moolink.Rpc; print(len(os.listdir('/proc/self/task')))"
     result = subprocess.run(

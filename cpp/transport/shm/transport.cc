@@ -78,7 +78,8 @@ void ShmTransport::accept_all(Listener& listener) {
     }
     if (errno == EINTR || errno == ECONNABORTED) continue;
     if (errno == EAGAIN || errno == EWOULDBLOCK) return;
-    // Out of descriptors or memory: the socket stays readable, so look away for a moment.
+    environment_.handler.cannot_accept(cannot_accept_error(errno));
+    // The socket stays readable, so look away for a moment.
     environment_.loop.unwatch(listener.watch);
     listener.pause = environment_.loop.at(io::now() + kAcceptPause, [this, &listener] {
       listener.pause.reset();

@@ -200,7 +200,8 @@ void TcpTransport::accept_from(Listener& listener) {
     if (!socket) {
       if (errno == EINTR || errno == ECONNABORTED) continue;
       if (errno == EAGAIN || errno == EWOULDBLOCK) return;
-      // Out of descriptors or memory: the listener would stay ready and spin. Look again later.
+      environment_.handler.cannot_accept(cannot_accept_error(errno));
+      // The listener would stay ready and spin: look again later.
       environment_.loop.change(listener.watch, 0);
       listener.pause = environment_.loop.at(io::now() + kAcceptPause, [this, &listener] {
         listener.pause.reset();

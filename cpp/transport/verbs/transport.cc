@@ -196,6 +196,10 @@ void VerbsTransport::dial_failed(const std::string& address, const Error& error)
 
 void VerbsTransport::turned_away(const Error& error) { environment_.handler.turned_away(error); }
 
+void VerbsTransport::cannot_accept(const Error& error) {
+  environment_.handler.cannot_accept(error);
+}
+
 void VerbsTransport::received(Connection& control, wire::ReceivedFrame frame) {
   const auto found = connections_.find(control.id());
   if (found == connections_.end()) return;

@@ -40,6 +40,7 @@ class VerbsTransport final : public Transport, private Handler, private VerbsCon
   void closed(Connection& control, const Error& error, bool peer_dead) override;
   void dial_failed(const std::string& address, const Error& error) override;
   void turned_away(const Error& error) override;
+  void cannot_accept(const Error& error) override;
   void received(Connection& control, wire::ReceivedFrame frame) override;
   std::span<std::byte> chunk_target(Connection& control, const wire::ChunkHead& head) override;
   void chunk_received(Connection&, const wire::ChunkHead&) override {}
