@@ -12,7 +12,9 @@ import hmac
 import os
 import re
 import secrets
+import select
 import stat
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -26,6 +28,7 @@ FILE_VARIABLE = "MOOLINK_TOKEN_FILE"
 INSECURE_VARIABLE = "MOOLINK_INSECURE"
 
 _MOST_BYTES = 65536  # of a token file
+_PIPE_SECONDS = 10.0  # for whoever writes the token into a pipe
 _told_insecure = False
 
 
@@ -34,6 +37,10 @@ class Key(NamedTuple):
 
     secret: bytes
     group: str = ""
+
+    def __repr__(self) -> str:
+        """For tracebacks and logs: nothing secret is in it."""
+        return f"<{self.describe()}>"
 
     def text(self) -> str:
         """Its line in a token file."""
@@ -79,6 +86,8 @@ def check_group_name(name: str) -> None:
     """Raises ValueError unless a group can have this name."""
     if not 0 < len(name.encode()) <= 1024 or re.search(r"[\x00-\x1f\x7f]", name):
         raise ValueError(f"{name!r} is no group's name: 1 to 1024 bytes, no control characters")
+    if name != name.strip():
+        raise ValueError(f"group {name!r} can have no key: its name begins or ends in space")
 
 
 def parse(text: str, origin: str) -> list[Key]:
@@ -88,7 +97,7 @@ def parse(text: str, origin: str) -> list[Key]:
         AuthError: it holds none, or something else. The text itself is not repeated.
     """
     keys = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         stripped = line.strip()
         if not stripped or stripped.startswith("#"):
             continue
@@ -118,7 +127,10 @@ def _parse_line(line: str) -> Key | None:
         return Key(bytes.fromhex(match[1]))
     match = re.fullmatch(rf"{GROUP_PREFIX}([0-9a-f]{{64}}):(.+)", line)
     if match:
-        check_group_name(match[2])
+        try:
+            check_group_name(match[2])
+        except ValueError:
+            return None
         return Key(bytes.fromhex(match[1]), match[2])
     return None
 
@@ -133,21 +145,43 @@ def read(path: str | os.PathLike[str]) -> list[Key]:
     name = os.fspath(path)
     try:
         # Opened first, then looked at: the file that is checked is the one that is read. A pipe
-        # or descriptor (/dev/fd/N) would keep the opener waiting.
+        # that nobody writes to would keep the opener waiting.
         descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as error:
-        raise AuthError(f"cannot read the token file {name}: {error.strerror}") from error
-    with os.fdopen(descriptor, "rb") as file:
         try:
             status = os.fstat(descriptor)
-            if stat.S_ISREG(status.st_mode):
+            # Also a pipe: who has put one at this path would choose the token.
+            if stat.S_ISREG(status.st_mode) or stat.S_ISFIFO(status.st_mode):
                 _check_owner(name, status)
-            text = file.read(_MOST_BYTES + 1)
-        except OSError as error:
-            raise AuthError(f"cannot read the token file {name}: {error.strerror}") from error
+            text = _contents(name, descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise AuthError(f"cannot read the token file {name}: {error.strerror}") from error
     if len(text) > _MOST_BYTES:
         raise AuthError(f"the token file {name} is larger than {_MOST_BYTES} bytes: is it one?")
     return parse(text.decode("utf-8", "replace"), f"the token file {name}")
+
+
+def _contents(name: str, descriptor: int) -> bytes:
+    """Reads to the end, or a byte more than a token file may have; waits for a pipe's writer."""
+    text = b""
+    until = time.monotonic() + _PIPE_SECONDS
+    readable = select.poll()
+    readable.register(descriptor, select.POLLIN)
+    while len(text) <= _MOST_BYTES:
+        try:
+            piece = os.read(descriptor, _MOST_BYTES + 1 - len(text))
+        except BlockingIOError:
+            if not readable.poll(max(0.0, until - time.monotonic()) * 1000):
+                raise AuthError(
+                    f"the token file {name} is a pipe whose writer did not end in "
+                    f"{_PIPE_SECONDS:.0f} s"
+                ) from None
+            continue
+        if not piece:
+            break
+        text += piece
+    return text
 
 
 def _check_owner(name: str, status: os.stat_result) -> None:
@@ -175,7 +209,7 @@ def write(path: str | os.PathLike[str], keys: list[Key]) -> None:
     try:
         descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            with os.fdopen(descriptor, "w") as file:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
                 file.write("".join(key.text() + "\n" for key in keys))
                 file.flush()
                 os.fsync(descriptor)
@@ -207,16 +241,16 @@ def own(environ: Mapping[str, str] = os.environ) -> tuple[list[Key], Path]:
         path = default_path(environ)
     except RuntimeError as error:  # no home folder
         raise AuthError(f"this user has no home folder for a token: {_WITHOUT_HOME}") from error
-    if not path.exists():
-        try:
+    try:
+        if not path.exists():
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write(path, [new()])
             logs.logger.info("made this user's token, %s", path)
-        except (AuthError, OSError) as error:
-            if not path.exists():  # no other process has just made it either
-                raise AuthError(
-                    f"cannot make this user's token {path} ({error}): {_WITHOUT_HOME}"
-                ) from error
+    except (AuthError, OSError) as error:
+        if not os.path.exists(path):  # no other process has just made it either
+            raise AuthError(
+                f"cannot make this user's token {path} ({error}): {_WITHOUT_HOME}"
+            ) from error
     return read(path), path
 
 

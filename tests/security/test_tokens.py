@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import re
+import select
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -42,6 +44,10 @@ def test_a_token_and_a_groups_key_survive_their_text() -> None:
         group.of_group("pong")
     with pytest.raises(ValueError, match="no group's name"):
         key.of_group("a\nb")
+    odd = key.of_group("one line\u2028of \x85text")
+    assert tokens.parse(odd.text() + "\r\n", "a test") == [odd]
+    with pytest.raises(ValueError, match="ends in space"):  # a file's lines are stripped
+        key.of_group("pong ")
 
 
 def test_derived_keys_are_those_of_the_core() -> None:
@@ -55,7 +61,12 @@ def test_derived_keys_are_those_of_the_core() -> None:
     assert key.of_group("pong").describe() == f"key {group} of group 'pong'"
 
 
-@pytest.mark.parametrize("text", ["", "\n# none\n", "secret", "moolink-token:12", "a\nb"])
+LONG_NAME = f"{tokens.GROUP_PREFIX}{'0' * 64}:{'x' * 2000}"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "\n# none\n", "secret", "moolink-token:12", "a\nb", LONG_NAME]
+)
 def test_what_is_no_token_is_refused_and_not_repeated(text: str, tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text(text)
@@ -91,6 +102,58 @@ def test_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
     os.chown(path, 12345, -1)
     with pytest.raises(moolink.AuthError, match="belongs to user 12345"):
         tokens.read(path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_a_pipe_of_another_user_is_refused(tmp_path: Path) -> None:
+    """Else who can write to the folder would choose the token."""
+    path = tmp_path / "token"
+    os.mkfifo(path)
+    path.chmod(0o666)
+    os.chown(path, 12345, -1)
+    both_ends = os.open(path, os.O_RDWR)
+    try:
+        os.write(both_ends, tokens.new().text().encode())
+        with pytest.raises(moolink.AuthError, match="belongs to user 12345"):
+            tokens.read(path)
+    finally:
+        os.close(both_ends)
+
+
+def test_a_token_comes_through_a_pipe_when_its_writer_is_ready() -> None:
+    key = tokens.new()
+    reading, writing = os.pipe()
+
+    def write_later() -> None:
+        os.write(writing, key.text()[:20].encode())
+        while select.select([reading], [], [], 0)[0]:
+            pass  # until the first piece is taken
+        os.write(writing, key.text()[20:].encode())
+        os.close(writing)
+
+    writer = threading.Thread(target=write_later)
+    writer.start()
+    try:
+        assert tokens.read(f"/dev/fd/{reading}") == [key]
+    finally:
+        writer.join()
+        os.close(reading)
+
+
+def test_a_pipe_whose_writer_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens, "_PIPE_SECONDS", 0.05)
+    reading, writing = os.pipe()
+    try:
+        with pytest.raises(moolink.AuthError, match="writer did not end"):
+            tokens.read(f"/dev/fd/{reading}")
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def test_a_folder_is_no_token_file(tmp_path: Path) -> None:
+    with pytest.raises(moolink.AuthError, match="Is a directory"):
+        tokens.read(tmp_path)
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
@@ -141,6 +204,18 @@ def test_a_home_that_cannot_be_written_is_explained() -> None:
         assert "token new --file" in done.stderr
 
 
+def test_a_home_that_cannot_be_looked_into_is_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forbidden(*_: object, **__: object) -> os.stat_result:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "stat", forbidden)  # root would not be forbidden anything
+        with pytest.raises(moolink.AuthError, match=tokens.FILE_VARIABLE):
+            tokens.own({"XDG_CONFIG_HOME": str(tmp_path)})
+
+
 def test_which_token_is_used(tmp_path: Path) -> None:
     argument, named, own = tmp_path / "argument", tmp_path / "named", tmp_path / "moolink" / "token"
     own.parent.mkdir()
@@ -178,6 +253,9 @@ def test_nothing_secret_is_logged(caplog: pytest.LogCaptureFixture, tmp_path: Pa
         keys, _ = tokens.own({"XDG_CONFIG_HOME": str(tmp_path)})
     assert "made this user's token" in caplog.text
     assert keys[0].secret.hex() not in caplog.text
+    shown = repr(tokens.Identity(keys, "a test"))
+    assert keys[0].describe() in shown
+    assert repr(keys[0].secret) not in shown
 
 
 def test_the_command_makes_derives_and_shows(tmp_path: Path) -> None:
