@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/names.h"
 #include "io/host_key.h"
 #include "io/quiet_thread.h"
 #include "runtime/fork_registry.h"
@@ -70,7 +71,8 @@ bool Context::wait(Engine::Lock& lock, Waiter& waiter, Time deadline,
 
 void Context::log(LogLevel level, std::string text) {
   if (!options_.log) return;
-  workers_.submit([sink = options_.log, level, text = std::move(text)] { sink(level, text); });
+  workers_.submit(
+      [sink = options_.log, level, line = in_one_line(std::move(text))] { sink(level, line); });
 }
 
 std::string Context::describe(std::size_t events) const {

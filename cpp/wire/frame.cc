@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 
+#include "base/names.h"
 #include "wire/crc32c.h"
 
 namespace moolink::wire {
@@ -95,7 +96,9 @@ Hello decode_hello(const Buffer& control, const Limits& limits) {
   Reader magic(control);
   if (magic.varint() != kMagic) fail("not a moolink greeting");
   Hello hello = decode<Hello>(control);
-  if (hello.name.size() > limits.max_name) fail("a peer's name exceeds the limit");
+  if (!is_name(hello.name) || hello.name.size() > limits.max_name) {
+    fail("a peer's name that is none, or exceeds the limit");
+  }
   if (hello.addresses.size() > kMaxAddresses) fail("too many addresses in a greeting");
   for (const std::string& address : hello.addresses) {
     if (address.size() > limits.max_name) fail("an address exceeds the limit");

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 import moolink
 from moolink import tokens
+from tests.security.attacks import frame
 from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(120)
@@ -80,6 +82,23 @@ def test_one_insecure_side_is_named(path: str, insecure_dials: bool) -> None:
         dialler.connect(address_for(acceptor, path))
         with pytest.raises(moolink.AuthError, match="insecure"):
             dialler.sync(acceptor.get_name(), "f")
+
+
+def test_what_a_stranger_says_is_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """Else it could write lines in our name."""
+    text = b"no\nERROR all is lost\x1b[2J"
+    refusal = frame(3, bytes([0, len(text)]) + text + b"\x01s")
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        moolink.Rpc("client", transports=["tcp"], insecure=True) as client,
+    ):
+        client.connect(f"127.0.0.1:{listener.getsockname()[1]}")
+        connection, _ = listener.accept()
+        with connection:
+            connection.sendall(refusal)
+            until(lambda: "all is lost" in caplog.text, "the refusal")
+    (said,) = [r.getMessage() for r in caplog.records if "all is lost" in r.getMessage()]
+    assert "no?ERROR all is lost?[2J" in said
 
 
 @pytest.mark.parametrize("path", PATHS)

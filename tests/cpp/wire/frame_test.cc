@@ -94,6 +94,11 @@ TEST("frame: a greeting comes back, and a hostile one is refused") {
   bad = hello;
   bad.name = std::string(2000, 'n');
   CHECK_THROWS(wire::decode_hello(wire::encode(bad), Limits{}), ErrorCode::wire);
+  for (const char* name : {"", "two\nlines"}) {
+    bad = hello;
+    bad.name = name;
+    CHECK_THROWS(wire::decode_hello(wire::encode(bad), Limits{}), ErrorCode::wire);
+  }
   bad = hello;
   bad.addresses.resize(100);
   CHECK_THROWS(wire::decode_hello(wire::encode(bad), Limits{}), ErrorCode::wire);
