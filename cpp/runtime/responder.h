@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,10 +26,11 @@ class Responder {
  public:
   // `credit`: items that the caller takes now; 0: it wants one reply.
   Responder(std::shared_ptr<RpcPeer> peer, rpc::CallKey key, std::string function,
-            std::uint64_t credit)
+            std::uint64_t credit, wire::Payload arguments)
       : peer_(std::move(peer)),
         key_(key),
         function_(std::move(function)),
+        arguments_(std::move(arguments)),
         streamed_(credit > 0),
         allowed_(credit) {}
   ~Responder();
@@ -48,6 +50,14 @@ class Responder {
   void on_cancel(Task task);
   const std::string& function() const { return function_; }
   const rpc::CallKey& key() const { return key_; }
+
+  // What the call was made with. It is the first one's to ask: of the worker that begins the call,
+  // or of its end before that, lest calls that wait for a worker hold memory though nobody wants
+  // them.
+  std::optional<wire::Payload> take_arguments() {
+    if (taken_.exchange(true)) return std::nullopt;
+    return std::move(arguments_);
+  }
 
   // The thread that runs the handler; 0: none yet.
   struct Run {
@@ -82,6 +92,8 @@ class Responder {
   std::shared_ptr<RpcPeer> peer_;
   const rpc::CallKey key_;
   const std::string function_;
+  wire::Payload arguments_;
+  std::atomic<bool> taken_{false};
   std::atomic<bool> sent_{false};
   std::atomic<bool> cancelled_{false};
   const bool streamed_;

@@ -408,7 +408,8 @@ void RpcPeer::run(const std::shared_ptr<Function>& function, Incoming incoming) 
                             {},
                             {},
                             Ran::no});
-    } else if (!responder->cancelled()) {
+    } else if (auto arguments = responder->take_arguments(); arguments) {
+      incoming.arguments = std::move(*arguments);
       function->handler(std::move(incoming));
     }
   } catch (const std::exception& e) {

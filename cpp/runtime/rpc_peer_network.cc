@@ -251,12 +251,12 @@ void RpcPeer::perform(rpc::RunHandler& action) {
   ++stats_.calls_received;
   ++stats_.calls_running;
   ++found->second->running;
-  auto responder = std::make_shared<Responder>(shared_from_this(), action.key,
-                                               std::move(action.function), action.credit);
+  auto responder =
+      std::make_shared<Responder>(shared_from_this(), action.key, std::move(action.function),
+                                  action.credit, std::move(action.arguments));
   record(FlightKind::handler, action.caller, action.key.id, responder->function());
   running_.emplace(action.key, Handling{responder, action.caller, now_});
-  Incoming incoming{std::move(responder), std::move(action.caller), std::move(action.arguments),
-                    action.deadline};
+  Incoming incoming{std::move(responder), std::move(action.caller), {}, action.deadline};
   context_->workers().submit(
       [self = shared_from_this(), function = found->second,
        incoming = std::move(incoming)]() mutable { self->run(function, std::move(incoming)); });
@@ -302,7 +302,10 @@ void RpcPeer::perform(rpc::CancelHandler& action) {
   const auto found = running_.find(action.key);
   if (found == running_.end()) return;
   record(FlightKind::stop, found->second.caller, action.key.id, "");
-  if (const auto responder = found->second.responder.lock()) responder->cancel();
+  if (const auto responder = found->second.responder.lock()) {
+    responder->cancel();
+    (void)responder->take_arguments();
+  }
   found->second.unwanted = true;
   forget_if_over(found);
 }

@@ -85,6 +85,11 @@ class Process:
         self.process.wait(timeout=60)
         return output
 
+    def resident(self) -> int:
+        """Bytes of memory that it holds."""
+        pages = Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]
+        return int(pages) * os.sysconf("SC_PAGESIZE")
+
     def kill(self) -> None:
         """Ends it, if it has not ended."""
         self.process.kill()
@@ -123,11 +128,6 @@ class Server(Process):
 
     def lives(self) -> bool:
         return self.process.poll() is None
-
-    def resident(self) -> int:
-        """Bytes of memory that it holds."""
-        pages = Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]
-        return int(pages) * os.sysconf("SC_PAGESIZE")
 
     def descriptors(self) -> int:
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
