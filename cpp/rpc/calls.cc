@@ -116,7 +116,8 @@ void NodeState::dispatch(Time now, Peer& peer, CallId id, Call& call) {
 // False: the window is full, or the call has ended in an error.
 bool NodeState::transmit_call(Time now, Peer& peer, CallId id, Call& call) {
   const std::size_t bytes = call.arguments.bytes() + call.function.size() + 16;
-  if (!peer.session.accepts(bytes, true)) {
+  const std::size_t parts = call.arguments.parts.size() + 1;  // the user's body is one then
+  if (!peer.session.accepts(bytes, parts, true)) {
     peer.session.tell_when_open();
     return false;
   }
@@ -306,7 +307,7 @@ void NodeState::delivered_call(Time now, Peer& peer, session::Deliver& delivered
   if (head.credit > kMostCredit) wire::fail("a stream of too many items at once");
   const CallKey key{peer.instance, head.id};
   wire::Payload arguments = user_payload(std::move(delivered.payload));
-  const std::size_t bytes = arguments.bytes();
+  const std::size_t bytes = arguments.cost();
   if (ignores_window(peer, bytes)) wire::fail("calls beyond the window");
   Running running{delivered.deadline, bytes, {}};
   if (head.credit > 0) running.stream = ItemsOut{head.credit, 0};

@@ -77,6 +77,12 @@ DialTarget* Dialler::of_connection(wire::ConnectionId connection) {
   return nullptr;
 }
 
+std::size_t Dialler::count_for(const std::string& peer) const {
+  return static_cast<std::size_t>(std::ranges::count_if(targets_, [&](const auto& entry) {
+    return entry.second.peer == peer && !entry.second.wanted_by_user;
+  }));
+}
+
 bool Dialler::user_wants_only(const std::string& address) const {
   const auto wanted = [](const auto& entry) { return entry.second.wanted_by_user; };
   const auto found = std::find_if(targets_.begin(), targets_.end(), wanted);

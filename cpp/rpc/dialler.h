@@ -56,6 +56,9 @@ class Dialler {
   void remove(const std::string& address) { targets_.erase(address); }
   DialTarget* find(const std::string& address);
   DialTarget* find(std::uint64_t number);
+  // How many addresses are there to reach a peer of this name, beside those that the user asked
+  // for.
+  std::size_t count_for(const std::string& peer) const;
   // Whether the user has asked for this address, and for no other.
   bool user_wants_only(const std::string& address) const;
   DialTarget* of_connection(wire::ConnectionId connection);

@@ -13,6 +13,7 @@ namespace {
 
 constexpr int kBetterPathTries = 3;
 constexpr std::size_t kTriedAddresses = 64;  // remembered of one peer
+constexpr std::size_t kCandidates = 256;     // addresses that are tried for one name at a time
 constexpr std::size_t kPasts = 64;           // peers lost and searches ended
 
 // A network of RDMA that has worked comes back with its link.
@@ -166,7 +167,10 @@ void NodeState::found(Time now, const Peer& from, const Found& found) {
       dialable(found.addresses, found.host_key == config.host_key);
   search.reachable = search.reachable || !candidates.empty();
   Duration delay{};
+  // Those who answer may make up addresses without end.
+  std::size_t tried = dialler_.count_for(found.name);
   for (const std::string& address : candidates) {
+    if (dialler_.find(address) == nullptr && ++tried > kCandidates) return;
     add_target(now, address, found.name, {}, delay, false);
     delay += config.dial_stagger;
   }

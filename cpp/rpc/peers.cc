@@ -245,7 +245,7 @@ void NodeState::send_or_queue(Time now, Peer& peer, session::OutgoingMessage mes
   const bool small = message.payload.bytes() <= session::kInlineBytes;
   const bool has_order = peer.queued_lanes.must_wait(message.lane) && !mutant("overtake_in_queue");
   if (has_order || (!small && !peer.queued.empty()) ||
-      !peer.session.accepts(message.payload.bytes(), false)) {
+      !peer.session.accepts(message.payload.bytes(), message.payload.parts.size(), false)) {
     peer.session.tell_when_open();
     if (!mutant("drop_when_window_is_full")) queue(peer, std::move(message));
   } else {
@@ -270,7 +270,8 @@ void NodeState::queue(Peer& peer, session::OutgoingMessage message) {
 // What the window had refused, in order.
 void NodeState::flush(Time now, Peer& peer) {
   while (!peer.queued.empty()) {
-    if (!peer.session.accepts(peer.queued.front().payload.bytes(), false)) {
+    const wire::Payload& payload = peer.queued.front().payload;
+    if (!peer.session.accepts(payload.bytes(), payload.parts.size(), false)) {
       peer.session.tell_when_open();
       return;
     }

@@ -48,7 +48,7 @@ void Inbox::accept(std::uint64_t seq, std::uint16_t lane, const wire::MessageHea
     if (inbound.parts.size() != head.parts.size() || inbound.lane_prev != head.lane_prev) {
       wire::fail("a message differs between its attempts");
     }
-    held(inbound.reserved) -= inbound.reserved;
+    held(inbound) -= inbound.reserved;
     abandon_grants(seq, inbound);
   }
   inbound.lane = lane;
@@ -64,7 +64,7 @@ void Inbox::accept(std::uint64_t seq, std::uint16_t lane, const wire::MessageHea
     return;
   }
   if (mutant("ack_before_complete")) complete_.insert(seq);
-  held(inbound.reserved) += inbound.reserved;
+  held(inbound) += inbound.reserved;
   inbounds_.emplace(seq, std::move(inbound));
 }
 
@@ -102,14 +102,15 @@ void Inbox::read_parts(const wire::MessageHead& head, const Buffer& payload, Inb
 // ones, or is one message. A later attempt of a message takes what the first one was given.
 void Inbox::reserve(std::uint64_t bytes, Inbound& inbound) {
   const bool is_new = inbound.reserved == 0;
-  if (is_new && held(bytes) > 2 * limits_.send_window_bytes) {
+  inbound.large = bytes > kInlineBytes;
+  if (is_new && held(inbound) > 2 * limits_.send_window_bytes) {
     wire::fail("more bytes under way than the window allows");
   }
-  inbound.reserved = bytes;
+  inbound.reserved = bytes + inbound.parts.size() * wire::kPartCost;
 }
 
-std::uint64_t& Inbox::held(std::uint64_t bytes) {
-  return bytes > kInlineBytes ? large_held_ : small_held_;
+std::uint64_t& Inbox::held(const Inbound& inbound) {
+  return inbound.large ? large_held_ : small_held_;
 }
 
 void Inbox::place(const wire::PartHead& head, Inbound& inbound, InboundPart& part) {
@@ -320,7 +321,7 @@ void Inbox::part_complete(std::uint64_t seq, Inbound& inbound, InboundPart& part
   part.memory = {};
   if (--inbound.missing != 0) return;
   auto node = inbounds_.extract(seq);
-  held(node.mapped().reserved) -= node.mapped().reserved;
+  held(node.mapped()) -= node.mapped().reserved;
   complete(seq, std::move(node.mapped()));
 }
 
@@ -345,7 +346,7 @@ void Inbox::complete(std::uint64_t seq, Inbound inbound) {
   if (!waiting_for_.emplace(inbound.lane_prev, seq).second) {
     wire::fail("two messages follow the same one in a lane");
   }
-  held(inbound.reserved) += inbound.reserved;
+  held(inbound) += inbound.reserved;
   inbounds_.emplace(seq, std::move(inbound));
 }
 
@@ -357,7 +358,7 @@ void Inbox::deliver(std::uint64_t seq, Inbound inbound) {
     seq = waiting->second;
     waiting_for_.erase(waiting);
     auto node = inbounds_.extract(seq);
-    held(node.mapped().reserved) -= node.mapped().reserved;
+    held(node.mapped()) -= node.mapped().reserved;
     ready_.push_back(std::move(node.mapped()));
   }
 }

@@ -41,6 +41,7 @@ struct Inbound {
   wire::ConnectionId connection = 0;  // of that attempt
   std::size_t missing = 0;            // parts, the body among them
   std::uint64_t reserved = 0;         // memory that it holds
+  bool large = false;                 // by its bytes
   Error error;                        // no memory: parts are discarded
   InboundPart body;
   std::vector<InboundPart> parts;
@@ -122,7 +123,7 @@ class Inbox {
   void read_parts(const wire::MessageHead& head, const Buffer& payload, Inbound& inbound);
   void reserve(std::uint64_t bytes, Inbound& inbound);
   // Of the messages in inbounds_ that are of a size with this one.
-  std::uint64_t& held(std::uint64_t bytes);
+  std::uint64_t& held(const Inbound& inbound);
   void take_standing(const wire::PartHead& head, const Inbound& inbound, InboundPart& part);
   void place(const wire::PartHead& head, Inbound& inbound, InboundPart& part);
   void borrow(const wire::MessageHead& head, std::uint64_t seq, Inbound& inbound);

@@ -122,7 +122,7 @@ void Session::write_returns(Time now) {
     OutgoingMessage message;
     message.kind = kReturnKind;
     message.payload.body = wire::encode(wire::Return{{returns_due_.begin(), rest}});
-    if (!outbox_.has_room(message.payload.body.size(), false)) {
+    if (!outbox_.has_room(message.payload.body.size(), 0, false)) {
       if (mutant("forget_returns_when_full")) returns_due_.clear();
       return;
     }

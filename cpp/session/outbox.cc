@@ -29,6 +29,7 @@ void plan_parts(Outgoing& outgoing) {
     place(payload.parts[i], static_cast<std::uint32_t>(i));
   }
   outgoing.inline_bytes = in_frame;
+  outgoing.parts_cost = payload.parts.size() * wire::kPartCost;
 }
 
 }  // namespace
@@ -49,7 +50,7 @@ Outgoing* Outbox::find(std::uint64_t seq) {
   return outgoing.acked ? nullptr : &outgoing;
 }
 
-bool Outbox::has_room(std::uint64_t bytes, bool held) const {
+bool Outbox::has_room(std::uint64_t bytes, std::size_t parts, bool held) const {
   if (mutant("ignore_window")) return true;
   if (held && peer_window_.messages == 0) return false;
   if (unacked_ >= limits_.send_window_messages || messages_.size() >= kMaxSpan) return false;
@@ -59,7 +60,9 @@ bool Outbox::has_room(std::uint64_t bytes, bool held) const {
     return used == 0 || used + more <= window;
   };
   // How much of it is to travel outside of its frame depends on its parts; all of it may.
-  return fits(inline_bytes_, std::min<std::uint64_t>(bytes, kInlineTotal)) &&
+  const std::uint64_t in_frame =
+      std::min<std::uint64_t>(bytes, kInlineTotal) + parts * wire::kPartCost;
+  return fits(inline_bytes_ + parts_cost_, in_frame) &&
          (bytes <= kInlineBytes || fits(large_bytes_, bytes));
 }
 
@@ -93,6 +96,7 @@ std::uint64_t Outbox::push(OutgoingMessage message) {
   plan_parts(outgoing);
   inline_bytes_ += outgoing.inline_bytes;
   large_bytes_ += outgoing.large_bytes;
+  parts_cost_ += outgoing.parts_cost;
   ++unacked_;
   return seq;
 }
@@ -101,6 +105,7 @@ void Outbox::trim() {
   while (!messages_.empty() && messages_.front().acked) {
     inline_bytes_ -= messages_.front().inline_bytes;
     large_bytes_ -= messages_.front().large_bytes;
+    parts_cost_ -= messages_.front().parts_cost;
     messages_.pop_front();
     ++first_;
   }

@@ -51,6 +51,7 @@ struct Outgoing {
   std::uint64_t lane_prev = 0;
   std::uint64_t inline_bytes = 0;
   std::uint64_t large_bytes = 0;
+  std::uint64_t parts_cost = 0;  // wire::kPartCost of each
   std::vector<LargePart> large;
   // Whether the connection can lend its parts: that is asked once an attempt.
   enum class Lending : std::uint8_t { unasked, asked, possible, impossible };
@@ -79,8 +80,8 @@ class Outbox {
   // Null if there is no such message or it is acknowledged.
   Outgoing* find(std::uint64_t seq);
 
-  // Whether a message of `bytes` fits the windows.
-  bool has_room(std::uint64_t bytes, bool held) const;
+  // Whether a message of `bytes` in all, of so many parts, fits the windows.
+  bool has_room(std::uint64_t bytes, std::size_t parts, bool held) const;
   // Throws Exception{invalid_argument} when a message is over the limits.
   void check(const OutgoingMessage& message) const;
   // Numbers the message; the caller has asked has_room and check.
@@ -139,6 +140,7 @@ class Outbox {
   // order of a lane, and its memory is what the window protects.
   std::uint64_t inline_bytes_ = 0;
   std::uint64_t large_bytes_ = 0;
+  std::uint64_t parts_cost_ = 0;                      // counts with the bytes in frames
   std::map<std::uint16_t, std::uint64_t> lane_last_;  // lane -> seq of its last message
 };
 

@@ -105,13 +105,13 @@ void Session::writable(Time, ConnectionId connection) {
   write_parts(*link);
 }
 
-bool Session::accepts(std::size_t bytes, bool held) const {
-  return ready_ && outbox_.has_room(bytes, held);
+bool Session::accepts(std::size_t bytes, std::size_t parts, bool held) const {
+  return ready_ && outbox_.has_room(bytes, parts, held);
 }
 
 bool Session::send(Time now, OutgoingMessage message) {
   outbox_.check(message);
-  if (!accepts(message.payload.bytes(), message.held)) {
+  if (!accepts(message.payload.bytes(), message.payload.parts.size(), message.held)) {
     was_full_ = true;
     return false;
   }

@@ -195,9 +195,9 @@ class Session {
 
   // True once both sides have agreed about a session, until it is lost.
   bool ready() const { return ready_; }
-  // Whether send() would take a message of this size now. `held`: one that the peer may hold back
-  // with WINDOW (calls; never replies, which the peer's calls wait for).
-  bool accepts(std::size_t bytes, bool held) const;
+  // Whether send() would take a message of this size and so many parts now. `held`: one that the
+  // peer may hold back with WINDOW (calls; never replies, which the peer's calls wait for).
+  bool accepts(std::size_t bytes, std::size_t parts, bool held) const;
   // Throws Exception{invalid_argument} if the message is over the limits.
   void check(const OutgoingMessage& message) const { outbox_.check(message); }
   // WindowOpened will come: the caller has something that accepts() refused.

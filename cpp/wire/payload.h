@@ -39,6 +39,10 @@ struct PlacedPart {
   std::shared_ptr<StandingGrant> standing;
 };
 
+// What both sides keep of a part beside its bytes, at most: its place in heads and lists. It counts
+// in windows and limits, lest parts without bytes cost nothing.
+inline constexpr std::size_t kPartCost = 256;
+
 // What a message carries: an encoded value or struct, and the bytes of the tensors it refers to by
 // index. Parts are kept apart so that each can be received straight into its final memory.
 struct Payload {
@@ -53,6 +57,7 @@ struct Payload {
     for (const Buffer& part : parts) total += part.size();
     return total;
   }
+  std::size_t cost() const { return bytes() + parts.size() * kPartCost; }
   // Null: the part is its holder's own.
   const LentPart* find_lent(std::size_t part) const {
     const auto found =

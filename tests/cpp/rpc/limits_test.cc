@@ -8,6 +8,7 @@
 
 #include "check.h"
 #include "rpc/complaints.h"
+#include "rpc/messages.h"
 #include "rpc/node.h"
 
 namespace moolink::rpc {
@@ -40,6 +41,7 @@ Config server_config() {
   config.instance = {1, 10};
   config.name = "server";
   config.max_running_calls = 10;
+  config.max_running_bytes = std::size_t{1} << 20;
   config.limits.send_window_messages = 16;
   return config;
 }
@@ -82,7 +84,10 @@ struct Pair {
         if (connected && !(is_window && &node == &server && lose_windows)) {
           transmit(other, *write);
         }
-      } else if (std::get_if<Dial>(&action) != nullptr) {
+      } else if (const auto* dial = std::get_if<Dial>(&action);
+                 dial != nullptr && dial->address != "tcp://10.0.0.1:1") {
+        ++dialled_in_vain;
+      } else if (dial != nullptr) {
         connected = true;
         server.opened(now, ++connection, wire::PathKind::tcp, {}, "");
         client.opened(now, connection, wire::PathKind::tcp, {}, "tcp://10.0.0.1:1");
@@ -123,6 +128,7 @@ struct Pair {
   bool connected = false;
   bool lose_windows = false;
   std::size_t running = 0;
+  std::size_t dialled_in_vain = 0;  // none of these is answered
   std::vector<Error> errors;
   std::string server_lost;
   std::string client_lost;
@@ -146,6 +152,36 @@ TEST("a peer that waits when it was told to is not") {
   CHECK(pair.server_lost.empty() && pair.errors.empty());
   CHECK(pair.running >= 11);
   CHECK_EQ(pair.server.peers(pair.now).size(), 1u);
+}
+
+TEST("arguments of many empty parts are no cheaper than others") {
+  Pair pair;
+  for (int i = 0; i < 9; ++i) {
+    wire::Payload arguments;
+    arguments.parts.resize(2000);
+    pair.client.call(pair.now, "server", "wait", std::move(arguments), seconds(60), 0);
+    pair.run();
+  }
+  CHECK(pair.server_lost.empty() && pair.errors.empty());
+  CHECK(pair.running >= 2 && pair.running <= 4);  // half a megabyte each
+}
+
+TEST("a peer that makes up addresses of another has a few of them dialled") {
+  Pair pair;
+  pair.server.call(pair.now, "nobody", "f", {}, seconds(60), 0);
+  for (int i = 0; i < 100; ++i) {
+    DirectoryMessage message;
+    message.found = Found{"nobody", {3, 30}, {}, {}};
+    for (int k = 0; k < 64; ++k) {
+      message.found->addresses.push_back("tcp://10.1." + std::to_string(i) + "." +
+                                         std::to_string(k) + ":1");
+    }
+    pair.client.send_service(pair.now, {1, 10}, Service::directory, {wire::encode(message), {}});
+    pair.pass(milliseconds(10));
+  }
+  pair.pass(seconds(10));
+  CHECK(pair.server_lost.empty());
+  CHECK(pair.dialled_in_vain >= 64 && pair.dialled_in_vain <= 256);
 }
 
 TEST("a service message that there is no memory for loses the session, not the message alone") {

@@ -70,16 +70,64 @@ TEST("a full window refuses, and tells when it opens") {
   CHECK(pair.send(pair.a, 10, 3));
 }
 
+// Parts without a byte cost their receiver memory, too.
+Limits a_megabyte() {
+  Limits limits;
+  limits.send_window_bytes = std::size_t{1} << 20;
+  return limits;
+}
+
+TEST("empty parts fill the window, and all that it takes arrive") {
+  Pair pair(a_megabyte());
+  pair.connect();
+  const auto send = [&pair] {
+    OutgoingMessage message;
+    message.kind = 1;
+    message.payload.parts.resize(1000);
+    return pair.a.session.send(pair.now, std::move(message));
+  };
+  std::size_t taken = 0;
+  while (taken < 100 && send()) ++taken;
+  CHECK(taken >= 1 && taken < 10);
+  pair.exchange();
+  CHECK_EQ(pair.b.delivered.size(), taken);
+  CHECK(pair.b.lost.empty());
+  for (int i = 0; i < 10; ++i) {
+    pair.now += milliseconds(25);
+    pair.b.session.tick(pair.now);
+    pair.exchange();
+  }
+  CHECK(send());
+}
+
+TEST("who sends empty parts beyond the window is cut off") {
+  Pair pair(a_megabyte());
+  pair.connect();
+  std::size_t taken = 0;
+  for (std::uint64_t seq = 1; seq <= 100 && pair.b.lost.empty(); ++seq, ++taken) {
+    wire::MessageHead head;
+    head.kind = 1;
+    head.body.bytes = 1;  // that never comes
+    head.body.where = wire::PartWhere::stream;
+    head.parts.resize(1000);
+    wire::Frame frame = wire::make_frame(wire::FrameType::message, head);
+    frame.header.seq = seq;
+    pair.b.session.received(pair.now, 1, as_received(frame));
+    pair.b.collect();
+  }
+  CHECK(taken >= 4 && taken < 12);
+}
+
 TEST("WINDOW holds calls back, and nothing else") {
   Pair pair;
   pair.connect();
   pair.b.session.set_receive_window(pair.now, 1000, 0);
   pair.exchange();
-  CHECK(!pair.a.session.accepts(10, true));
-  CHECK(pair.a.session.accepts(10, false));
+  CHECK(!pair.a.session.accepts(10, 0, true));
+  CHECK(pair.a.session.accepts(10, 0, false));
   pair.b.session.set_receive_window(pair.now, 1000, 1);
   pair.exchange();
-  CHECK(pair.a.session.accepts(10, true));
+  CHECK(pair.a.session.accepts(10, 0, true));
 }
 
 TEST("a message over the limits is refused at the sender") {
