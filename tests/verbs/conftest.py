@@ -73,10 +73,55 @@ def in_rdma() -> InRdma:
 
 
 @pytest.fixture(scope="session")
+def on_two_machines() -> InRdma:
+    """Returns a function that runs one command on each of two virtual machines on one wire.
+
+    What they print is marked by "[a] " and "[b] ". Other devices have links that are not ours to
+    break: the tool is needed.
+    """
+    tool = _tool()
+    if not (tool / "two_vms.sh").exists():
+        pytest.skip(f"no tool for two virtual machines at {tool}")
+    if "in this build" in _core.verbs_info()["reason"]:
+        pytest.skip(_core.verbs_info()["reason"])
+    fetched = subprocess.run([tool / "fetch.sh"], capture_output=True, text=True, check=False)
+    if fetched.returncode != 0:
+        pytest.skip(f"the virtual machines cannot be made: {fetched.stderr}")
+
+    def run(a: str, b: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        environment = {
+            **os.environ,
+            **variables,
+            "RXE_ENV": " ".join(["XDG_CONFIG_HOME", *variables]),
+            "RXE_TIMEOUT": str(PATIENCE // 2),
+        }
+        return subprocess.run(
+            [tool / "two_vms.sh", a, b],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return run
+
+
+def _built(program: str) -> Path:
+    build = ROOT / os.environ.get("MOOLINK_BUILD_DIR", "build/dev")
+    path = build / "tests" / "cpp" / program
+    if not path.exists():
+        pytest.fail(f"{path} is not built: run `make test-cpp` first")
+    return path
+
+
+@pytest.fixture(scope="session")
 def transport_tests() -> Path:
     """The C++ program with the transport's tests, built by `make test-cpp`."""
-    build = ROOT / os.environ.get("MOOLINK_BUILD_DIR", "build/dev")
-    program = build / "tests" / "cpp" / "test_transport"
-    if not program.exists():
-        pytest.fail(f"{program} is not built: run `make test-cpp` first")
-    return program
+    return _built("test_transport")
+
+
+@pytest.fixture(scope="session")
+def peer_tests() -> Path:
+    """The C++ program with the tests of peers, built by `make test-cpp`."""
+    return _built("test_runtime")

@@ -44,8 +44,14 @@ class LoadedMember(Member):
 
     def begin_load(self, peer: str) -> None:
         """Begins to call the peer and to reduce with it."""
+        self.begin_calls(peer)
+        self._threads.append(threading.Thread(target=self._reduce))
+        self._threads[-1].start()
+
+    def begin_calls(self, peer: str) -> None:
+        """Begins to call the peer; a thread ends with its first call that fails."""
         bodies = [lambda number=number: self._call(peer, number) for number in range(CALLERS)]
-        self._threads = [threading.Thread(target=body) for body in (*bodies, self._reduce)]
+        self._threads = [threading.Thread(target=body) for body in bodies]
         for thread in self._threads:
             thread.start()
 

@@ -1,0 +1,225 @@
+// Peers over a real RDMA device, soft-RoCE among them, that fails under them: tests/verbs brings
+// these where there is one. What the device tells comes from the test.
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdint>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "check.h"
+#include "runtime/rpc_peer.h"
+#include "transport/verbs/availability.h"
+#include "transport/verbs/library.h"
+
+namespace moolink::runtime {
+namespace {
+
+using transport::verbs::Library;
+
+constexpr Duration kCallTimeout = seconds(60);
+
+// Takes the place of functions of the library: the events of a device that is in use are those that
+// the test makes, on a descriptor of the test's.
+class FailingDevices {
+ public:
+  FailingDevices()
+      : table_(const_cast<Library&>(*transport::verbs::load_library().functions)), real_(table_) {
+    current_ = this;
+    table_.open_device = [](ibv_device* device) { return current_->open(device); };
+    table_.close_device = [](ibv_context* context) { return current_->close(context); };
+    table_.create_srq = [](ibv_pd* domain, ibv_srq_init_attr* attributes) {
+      return current_->create_srq(domain, attributes);
+    };
+    table_.create_cq = [](ibv_context* context, int entries, void* of, ibv_comp_channel* channel,
+                          int vector) {
+      const AsTheLibrarys own(*current_, context);
+      return current_->real_.create_cq(context, entries, of, channel, vector);
+    };
+    table_.create_qp = [](ibv_pd* domain, ibv_qp_init_attr* attributes) {
+      const AsTheLibrarys own(*current_, domain->context);
+      return current_->real_.create_qp(domain, attributes);
+    };
+    table_.get_async_event = take_event;
+    table_.ack_async_event = [](ibv_async_event*) {};
+  }
+  ~FailingDevices() { table_ = real_; }
+  FailingDevices(const FailingDevices&) = delete;
+  FailingDevices& operator=(const FailingDevices&) = delete;
+
+  // The device that has been in use for the longest, or the shortest, time tells that it has
+  // failed; the next so many times it cannot be opened.
+  void fail(bool newest, int refusals) {
+    const std::lock_guard lock(mutex_);
+    refusals_ = refusals;
+    const std::uint64_t one = 1;
+    const int descriptor = newest ? used_.back()->async_fd : used_.front()->async_fd;
+    CHECK_EQ(::write(descriptor, &one, sizeof one), static_cast<ssize_t>(sizeof one));
+  }
+  int opened() const { return opened_; }
+
+ private:
+  // While the system makes something that tells of its events through the library's descriptor.
+  class AsTheLibrarys {
+   public:
+    AsTheLibrarys(FailingDevices& devices, ibv_context* context)
+        : lock_(devices.mutex_), context_(context), others_(devices.descriptors_.at(context)) {
+      std::swap(context_->async_fd, others_);
+    }
+    ~AsTheLibrarys() { std::swap(context_->async_fd, others_); }
+    AsTheLibrarys(const AsTheLibrarys&) = delete;
+    AsTheLibrarys& operator=(const AsTheLibrarys&) = delete;
+
+   private:
+    const std::lock_guard<std::mutex> lock_;
+    ibv_context* context_;
+    int& others_;
+  };
+
+  ibv_context* open(ibv_device* device) {
+    const std::lock_guard lock(mutex_);
+    if (refusals_ == 0) return real_.open_device(device);
+    --refusals_;
+    errno = ENODEV;
+    return nullptr;
+  }
+  // The last thing that is made before the events are watched.
+  ibv_srq* create_srq(ibv_pd* domain, ibv_srq_init_attr* attributes) {
+    const std::lock_guard lock(mutex_);
+    ibv_srq* queue = real_.create_srq(domain, attributes);
+    ibv_context* context = domain->context;
+    descriptors_[context] =
+        std::exchange(context->async_fd, ::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+    used_.push_back(context);
+    ++opened_;
+    return queue;
+  }
+  int close(ibv_context* context) {
+    const std::lock_guard lock(mutex_);
+    const auto found = descriptors_.find(context);
+    if (found != descriptors_.end()) {
+      ::close(std::exchange(context->async_fd, found->second));
+      descriptors_.erase(found);
+      used_.remove(context);
+    }
+    return real_.close_device(context);
+  }
+  static int take_event(ibv_context* context, ibv_async_event* event) {
+    std::uint64_t count = 0;
+    if (::read(context->async_fd, &count, sizeof count) != sizeof count) return -1;
+    *event = {};
+    event->event_type = IBV_EVENT_DEVICE_FATAL;
+    return 0;
+  }
+
+  static inline FailingDevices* current_ = nullptr;  // the library's functions know no "this"
+
+  Library& table_;
+  const Library real_;
+  std::mutex mutex_;
+  std::list<ibv_context*> used_;
+  std::map<ibv_context*, int> descriptors_;  // the library's own
+  int refusals_ = 0;
+  std::atomic<int> opened_{0};
+};
+
+std::shared_ptr<RpcPeer> make_peer(const std::shared_ptr<Context>& context, std::string name) {
+  RpcOptions options;
+  options.name = std::move(name);
+  options.transports = std::vector<wire::PathKind>{wire::PathKind::verbs};
+  return RpcPeer::create(context, std::move(options));
+}
+
+// A server that counts, a client, and the calls between them, small and large by turns.
+class Calls {
+ public:
+  Calls() = default;
+  ~Calls() {
+    client_->close();
+    server_->close();
+    client_context_->stop();
+    server_context_->stop();
+  }
+  Calls(const Calls&) = delete;
+  Calls& operator=(const Calls&) = delete;
+
+  void connect() {
+    server_->define("echo", [this](const Incoming& call) {
+      ++ran_;
+      call.responder->send(call.arguments);
+    });
+    client_->connect(server_->listen("verbs://127.0.0.1:0").at(0));
+  }
+
+  std::shared_ptr<Future> begin() {
+    ++begun_;
+    const std::size_t sizes[] = {100, 70'000, 3'000'000};
+    wire::Payload arguments{HeapAllocator().allocate(8), {}};
+    arguments.parts.push_back(HeapAllocator().allocate(sizes[begun_ % 3]));
+    return client_->call("server", "echo", std::move(arguments), kCallTimeout, 1);
+  }
+  // Each is answered, and was run once.
+  void check(const std::vector<std::shared_ptr<Future>>& futures) const {
+    for (const auto& future : futures) {
+      CHECK(future->wait(io::now() + kCallTimeout, {}));
+      const auto* error = future->done() ? std::get_if<Error>(&future->outcome()) : nullptr;
+      CHECK_EQ(error == nullptr ? std::string() : error->message, "");
+    }
+    CHECK_EQ(ran_.load(), begun_);
+  }
+
+ private:
+  std::atomic<int> ran_{0};
+  int begun_ = 0;
+  std::shared_ptr<Context> server_context_ = Context::create({});
+  std::shared_ptr<Context> client_context_ = Context::create({});
+  std::shared_ptr<RpcPeer> server_ = make_peer(server_context_, "server");
+  std::shared_ptr<RpcPeer> client_ = make_peer(client_context_, "client");
+};
+
+void test_failures(int refusals) {
+  constexpr int kFailures = 4;
+  FailingDevices devices;
+  Calls calls;
+  calls.connect();
+  calls.check({calls.begin()});
+  for (int failure = 0; failure < kFailures; ++failure) {
+    std::vector<std::shared_ptr<Future>> on_their_way;
+    for (int i = 0; i < 9; ++i) on_their_way.push_back(calls.begin());
+    const int opened = devices.opened();
+    devices.fail(failure % 2 == 0, refusals);
+    for (int i = 0; i < 9; ++i) on_their_way.push_back(calls.begin());
+    calls.check(on_their_way);
+    const Time deadline = io::now() + kCallTimeout;
+    while (devices.opened() == opened && io::now() < deadline) std::this_thread::yield();
+    CHECK(devices.opened() > opened);
+    calls.check({calls.begin()});
+  }
+}
+
+// A test that needs a device; without one there is no such test.
+struct OnDevice {
+  OnDevice(const std::string& name, std::function<void()> body) {
+    if (transport::verbs::availability().usable) {
+      check::add_test("verbs: " + name, std::move(body));
+    }
+  }
+};
+
+const OnDevice fatal("a device that fails under calls is opened anew, and each call runs once",
+                     [] { test_failures(0); });
+const OnDevice removed("a device that is away for a while: the calls wait for it, and run once",
+                       [] { test_failures(3); });
+
+}  // namespace
+}  // namespace moolink::runtime

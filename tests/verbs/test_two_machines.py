@@ -1,0 +1,58 @@
+"""Members on two machines with one wire between them: what its losses and their ends do."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from typing import Any
+
+import pytest
+
+from tests.verbs.conftest import PATIENCE, InRdma
+
+pytestmark = pytest.mark.timeout(PATIENCE)
+ADDRESS = "10.77.0.1"  # the tool's, of machine a
+
+
+def _seen(on_two_machines: InRdma, what: str, names: str = "b") -> dict[str, Any]:
+    program = f"{shlex.quote(sys.executable)} -m tests.verbs.two_machines {ADDRESS}"
+    done = on_two_machines(
+        f"{program} {what}",
+        "; ".join(f"{program} other {name}" for name in names),
+        MOOLINK_INSECURE="1",  # a token that each machine made for itself would not fit
+        MOOLINK_TEST_PATIENCE="100",
+    )
+    answers = [line for line in done.stdout.splitlines() if line.startswith("[a] {")]
+    assert len(answers) == 1, done.stdout + done.stderr
+    seen: dict[str, Any] = json.loads(answers[0].removeprefix("[a] "))
+    return seen
+
+
+def test_lost_packets_lose_nothing_and_run_nothing_twice(on_two_machines: InRdma) -> None:
+    seen = _seen(on_two_machines, "lossy")
+    assert seen["failed"] == []
+    assert seen["ran"] == seen["calls"]
+    assert seen["most_often"] == 1
+    assert seen["reductions"][0] == seen["reductions"][1] > 0
+    assert seen["written"]["verbs"] > 0
+
+
+def test_members_that_were_parted_for_long_meet_again(on_two_machines: InRdma) -> None:
+    seen = _seen(on_two_machines, "parted")
+    assert len(seen["failed"]) > 0
+    assert all("was lost" in text for text in seen["failed"])
+    assert seen["most_often"] == 1
+    # What was on its way may have been run, and the answer lost.
+    assert seen["calls"] <= seen["ran"] <= seen["calls"] + len(seen["failed"])
+    assert seen["sums"] == [2, 2]
+
+
+@pytest.mark.parametrize(("what", "names", "sums"), [("killed", "bc", [2, 2]), ("reset", "b", [1])])
+def test_what_was_on_its_way_to_one_that_is_gone_ends(
+    on_two_machines: InRdma, what: str, names: str, sums: list[int]
+) -> None:
+    seen = _seen(on_two_machines, what, names)
+    assert seen["count"] == 4
+    assert {error for error, _ in seen["ended"]} == {"PeerLost", "GroupChanged"}
+    assert seen["sums"] == sums
