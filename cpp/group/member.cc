@@ -156,9 +156,9 @@ void Member::received(Time now, const Uid& from, std::span<const std::byte> byte
   notice(now);
   const auto message = wire::decode<Message>(bytes);
   if (left_ || message.group != config_.group) return;
-  // A view is worth the same whoever passes it on: only a broker makes one, and its number tells.
-  if (const auto* stale = std::get_if<Stale>(&message.body)) return on_view(now, stale->view);
-  if (const auto* made = std::get_if<NewEpoch>(&message.body)) return on_view(now, made->view);
+  if (const auto* stale = std::get_if<Stale>(&message.body)) return on_view(now, from, stale->view);
+  if (const auto* made = std::get_if<NewEpoch>(&message.body))
+    return on_view(now, from, made->view);
   if (from != broker_) return;  // a broker that this peer has given up
   if (const auto* expel = std::get_if<Expel>(&message.body)) {
     if (expel->epoch == view_.epoch && !view_.empty()) {
@@ -176,8 +176,19 @@ void Member::received(Time now, const Uid& from, std::span<const std::byte> byte
   }
 }
 
-void Member::on_view(Time now, const View& view) {
+// What brokers raise epochs by is far less (Roster::next_epoch).
+constexpr std::uint64_t kMostRaised = std::uint64_t{1} << 32;
+
+// A view is worth the same whoever passes it on: only a broker makes one, and its number tells. But
+// a member that makes one up must not raise the floor for good.
+bool Member::believes(const Uid& from, const View& view) const {
+  if (from == broker_) return true;
+  return !view_.empty() && view.epoch - std::min(view.epoch, floor_) <= kMostRaised;
+}
+
+void Member::on_view(Time now, const Uid& from, const View& view) {
   if (view.epoch <= floor_ && !mutant("member_accepts_lower_epoch")) return;
+  if (!believes(from, view)) return;
   if (view.has_duplicates()) return;  // no broker makes such a one
   const MemberInfo* self = view.find(config_.self.instance);
   if (self == nullptr && mutant("evict_self_late")) return;

@@ -137,7 +137,8 @@ class Member {
   std::vector<Uid> gaps() const;
   void forget_old_accusations(Time now);
   void probe(Time now);
-  void on_view(Time now, const View& view);
+  bool believes(const Uid& from, const View& view) const;
+  void on_view(Time now, const Uid& from, const View& view);
   void evicted(Time now, std::string_view why);
   void say(LogLevel level, std::string text);
 

@@ -140,6 +140,28 @@ TEST("a view that no broker can have made is not gone on from") {
   }
 }
 
+TEST("a view that a member has made up does not shut out those of the broker") {
+  const std::uint64_t huge = ~std::uint64_t{0};
+  for (const std::vector<std::uint64_t>& ids : {std::vector<std::uint64_t>{1, 2}, {2}}) {
+    Member member = settled();
+    for (const Message& lie : {Message{"g", Stale{make_view(huge, ids)}},
+                               Message{"g", NewEpoch{make_view(huge, ids)}}}) {
+      member.received(kStart, Uid{2, 2}, wire::encode(lie).span());
+    }
+    CHECK(member.drain().empty());
+    member.received(kStart, Uid{2, 2}, new_epoch(make_view(6, {1, 2})).span());  // passed on
+    CHECK_EQ(only<Member::NewView>(member.drain()).size(), 1u);
+    // A broker that has taken over may have raised the epoch by any number.
+    member.received(kStart, kBrokerInstance, new_epoch(make_view(huge / 2, {1, 2})).span());
+    CHECK_EQ(only<Member::NewView>(member.drain()).size(), 1u);
+  }
+  Member joining(config(1, "p1"), kStart);
+  joining.broker_up(kStart, kBrokerInstance);
+  joining.received(kStart, Uid{2, 2}, new_epoch(make_view(huge, {2})).span());
+  joining.received(kStart, kBrokerInstance, new_epoch(make_view(7, {1, 2})).span());
+  CHECK_EQ(only<Member::NewView>(joining.drain()).size(), 1u);
+}
+
 TEST("malformed messages throw and change nothing") {
   Member member = settled();
   Buffer bytes = new_epoch(make_view(6, {1}));
