@@ -46,6 +46,7 @@ void Responder::raise_credit(std::uint64_t allowed) {
 
 void Responder::cancel() {
   cancelled_ = true;
+  (void)take_arguments();
   resume();
   Workers& workers = peer_->context()->workers();
   for (Task& task : std::exchange(on_cancel_, {})) workers.submit(std::move(task));

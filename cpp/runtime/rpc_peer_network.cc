@@ -302,10 +302,7 @@ void RpcPeer::perform(rpc::CancelHandler& action) {
   const auto found = running_.find(action.key);
   if (found == running_.end()) return;
   record(FlightKind::stop, found->second.caller, action.key.id, "");
-  if (const auto responder = found->second.responder.lock()) {
-    responder->cancel();
-    (void)responder->take_arguments();
-  }
+  if (const auto responder = found->second.responder.lock()) responder->cancel();
   found->second.unwanted = true;
   forget_if_over(found);
 }
