@@ -51,7 +51,10 @@ class MemberOnWire(LoadedMember):
     def __init__(self, broker: str, name: str) -> None:
         super().__init__(broker, name)
         self.over = threading.Event()
-        for order in ("formed", "formed_path", "begin_load", "end_load", "loaded", "written"):
+        self._standstill = 0.0
+        threading.Thread(target=self._watch_machine, daemon=True).start()
+        orders = ("formed", "formed_path", "begin_load", "end_load", "loaded", "written")
+        for order in (*orders, "standstill"):
             self.rpc.define(order, getattr(self, order))
         self.rpc.define("some_calls_done", lambda count: self.some_calls_done(count))
         self.rpc.define("reduce_once", self.reduce_once)
@@ -60,6 +63,16 @@ class MemberOnWire(LoadedMember):
         self.rpc.define("forever", threading.Event().wait)
         self.rpc.define("die", lambda: os.kill(os.getpid(), signal.SIGKILL))
         self.rpc.define("reset", lambda: Path("/proc/sysrq-trigger").write_text("b"))
+
+    def _watch_machine(self) -> None:
+        while True:
+            begin = time.monotonic()
+            time.sleep(0.05)
+            self._standstill = max(self._standstill, time.monotonic() - begin)
+
+    def standstill(self) -> float:
+        """The longest time, in seconds, for which this machine ran no thread of this process."""
+        return self._standstill
 
     def some_calls_done(self, count: int) -> float:
         """Waits until so many calls that begin from now on have ended; returns when."""
@@ -143,6 +156,7 @@ def lossy(wire: Wire) -> dict[str, Any]:
         "failed": [text for load in loads for text in load["failed"]],
         "written": wire.member.written(),
         "went_on_after": stood_still,
+        "standstill": max(wire.both("standstill")),
     }
 
 
