@@ -21,6 +21,14 @@ constexpr std::uint64_t kShareMemory = 4;
 
 // --- the user's side -----------------------------------------------------------------------------
 
+void Machine::set_model_version(std::uint64_t version) {
+  if (standing_ == Standing::complete && version != user_version_) {
+    refuse("group '" + config_.group + "' is at version " + std::to_string(user_version_) +
+           " already: a model's version is set before connect()");
+  }
+  user_version_ = version;
+}
+
 void Machine::set_virtual_batch_size(std::int64_t size) {
   if (size < 1) refuse("the virtual batch size must be positive, not " + std::to_string(size));
   config_.virtual_batch_size = size;

@@ -70,15 +70,6 @@ void Machine::user_active(Time now) {
   settle(now);
 }
 
-void Machine::set_model_version(std::uint64_t version) {
-  if (standing_ == Standing::complete && version != user_version_) {
-    throw Exception(ErrorCode::invalid_argument,
-                    "group '" + config_.group + "' is at version " + std::to_string(user_version_) +
-                        " already: a model's version is set before connect()");
-  }
-  user_version_ = version;
-}
-
 void Machine::request_state() {
   if (standing_ != Standing::stateless || !refused_.empty() || requested_) return;
   if (!std::exchange(user_present_, false)) return;

@@ -157,8 +157,9 @@ void Member::received(Time now, const Uid& from, std::span<const std::byte> byte
   const auto message = wire::decode<Message>(bytes);
   if (left_ || message.group != config_.group) return;
   if (const auto* stale = std::get_if<Stale>(&message.body)) return on_view(now, from, stale->view);
-  if (const auto* made = std::get_if<NewEpoch>(&message.body))
+  if (const auto* made = std::get_if<NewEpoch>(&message.body)) {
     return on_view(now, from, made->view);
+  }
   if (from != broker_) return;  // a broker that this peer has given up
   if (const auto* expel = std::get_if<Expel>(&message.body)) {
     if (expel->epoch == view_.epoch && !view_.empty()) {

@@ -35,36 +35,45 @@ def _tool() -> Path:
     return Path(named) if named else ROOT.parent / "shared" / "verbs"
 
 
+def _fetched(program: str) -> Path:
+    """The tool's program, or the test is skipped, and says why."""
+    tool = _tool()
+    if not (tool / program).exists():
+        pytest.skip(f"no RDMA device to test with here, and no tool for virtual ones at {tool}")
+    fetched = subprocess.run([tool / "fetch.sh"], capture_output=True, text=True, check=False)
+    if fetched.returncode != 0:
+        pytest.skip(f"the virtual machines cannot be made: {fetched.stderr}")
+    return tool / program
+
+
+def _skip_if_left_out() -> None:
+    if "in this build" in _core.verbs_info()["reason"]:
+        pytest.skip(_core.verbs_info()["reason"])
+
+
+def _run(
+    command: list[str | Path], patience: int, variables: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    environment = {
+        **os.environ,
+        **variables,
+        "RXE_ENV": " ".join(["XDG_CONFIG_HOME", *variables]),
+        "RXE_TIMEOUT": str(patience),
+    }
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+
+
 @pytest.fixture(scope="session")
 def in_rdma() -> InRdma:
     """Returns a function that runs a command where there is an RDMA device."""
-    if "in this build" in _core.verbs_info()["reason"]:
-        pytest.skip(_core.verbs_info()["reason"])
-    prefix: list[str] = []
-    if not has_device():
-        tool = _tool()
-        if not (tool / "run_in_vm.sh").exists():
-            pytest.skip(f"no RDMA device here, and no tool for a virtual one at {tool}")
-        fetched = subprocess.run([tool / "fetch.sh"], capture_output=True, text=True, check=False)
-        if fetched.returncode != 0:
-            pytest.skip(f"the virtual machine cannot be made: {fetched.stderr}")
-        prefix = [str(tool / "run_in_vm.sh")]
+    _skip_if_left_out()
+    prefix = [] if has_device() else [_fetched("run_in_vm.sh")]
 
     def run(*command: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
         for _ in range(3):
-            done = subprocess.run(
-                [*prefix, *command],
-                cwd=ROOT,
-                env={
-                    **os.environ,
-                    **variables,
-                    "RXE_ENV": " ".join(["XDG_CONFIG_HOME", *variables]),
-                    "RXE_TIMEOUT": str(PATIENCE),
-                },
-                capture_output=True,
-                text=True,
-                check=False,
-            )
+            done = _run([*prefix, *command], PATIENCE, variables)
             if not prefix or done.returncode != NO_RESULT:
                 break
         return done
@@ -79,30 +88,11 @@ def on_two_machines() -> InRdma:
     What they print is marked by "[a] " and "[b] ". Other devices have links that are not ours to
     break: the tool is needed.
     """
-    tool = _tool()
-    if not (tool / "two_vms.sh").exists():
-        pytest.skip(f"no tool for two virtual machines at {tool}")
-    if "in this build" in _core.verbs_info()["reason"]:
-        pytest.skip(_core.verbs_info()["reason"])
-    fetched = subprocess.run([tool / "fetch.sh"], capture_output=True, text=True, check=False)
-    if fetched.returncode != 0:
-        pytest.skip(f"the virtual machines cannot be made: {fetched.stderr}")
+    _skip_if_left_out()
+    program = _fetched("two_vms.sh")
 
     def run(a: str, b: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        environment = {
-            **os.environ,
-            **variables,
-            "RXE_ENV": " ".join(["XDG_CONFIG_HOME", *variables]),
-            "RXE_TIMEOUT": str(PATIENCE // 2),
-        }
-        return subprocess.run(
-            [tool / "two_vms.sh", a, b],
-            cwd=ROOT,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        return _run([program, a, b], PATIENCE // 2, variables)
 
     return run
 

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from tests.verbs.conftest import PATIENCE, InRdma
-from tests.verbs.two_machines import SHORT
+from tests.verbs.two_machines import SHORT, SILENCE
 
 pytestmark = pytest.mark.timeout(PATIENCE)
 ADDRESS = "10.77.0.1"  # the tool's, of machine a
-SILENCE = 3.0  # seconds, after which a session is lost
 
 
 def _seen(on_two_machines: InRdma, what: str, names: str = "b") -> dict[str, Any]:

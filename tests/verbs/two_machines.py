@@ -32,8 +32,8 @@ from tests.waiting import PATIENCE, until
 INTERFACE = "eth0"
 # Of each member, before and after each fault.
 CALLS_BETWEEN = 8
-# Shorter than the silence after which a session is lost (3 s), and longer.
-SHORT, LONG = 1.0, 8.0
+SILENCE = 3.0  # seconds, after which a session is lost
+SHORT, LONG = 1.0, 8.0  # shorter than that, and longer
 LARGE = 1 << 20
 
 
