@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 import moolink
+from tests.numpy_accumulator import NumpyAccumulator
 from tests.waiting import until
 
 
@@ -27,10 +28,14 @@ def elements(name: str, count: int, dtype: str) -> np.ndarray:
 
 
 class Member:
-    """One peer in one group."""
+    """One peer in one group.
 
-    def __init__(self, broker: str, name: str) -> None:
-        self.rpc = moolink.Rpc(name)
+    Args:
+        transports: as of Rpc.
+    """
+
+    def __init__(self, broker: str, name: str, transports: list[str] | None = None) -> None:
+        self.rpc = moolink.Rpc(name, transports=transports)
         self.rpc.define("echo", lambda x: x)
         self.rpc.connect(broker)
         self.name = name
@@ -111,10 +116,8 @@ class Member:
     def join_training(self, count: int, members: int) -> None:
         """Makes an accumulator of so many float32 whose rounds have a contribution of each member,
         and waits until all take part: the first ones give the others the state."""
-        import torch
-
-        self._model = torch.zeros(count, requires_grad=True)
-        self._accumulator = moolink.Accumulator("model", [self._model], group=self.group)
+        weights = np.zeros(count, np.float32)
+        self._accumulator = NumpyAccumulator("model", weights, self.group)
         self._accumulator.set_virtual_batch_size(members)
 
         def takes_part() -> bool:
@@ -139,25 +142,24 @@ class Member:
             contributed to each round; and the seconds from the first contribution to the last
             round, of the clock and of this process on the processors.
         """
-        import torch
-
-        gradient = torch.from_numpy(elements(self.name, self._model.numel(), "float32"))
-        total = torch.zeros_like(gradient)
+        accumulator = self._accumulator
+        gradient = elements(self.name, accumulator.weights.size, "float32")
+        total = np.zeros_like(gradient)
         contributions: list[dict[str, int]] = []
         begin, used = time.monotonic(), time.process_time()
         while len(contributions) < rounds:
             self._update()
-            if self._accumulator.has_gradients():
-                total += self._model.grad
-                contributions.append(self._accumulator.get_gradient_stats()["counters"])
-                self._accumulator.zero_gradients()
-            elif self._accumulator.wants_gradients():
-                self._model.grad = gradient.clone()
-                self._accumulator.reduce_gradients(1, counters={self.name: 1})
+            if accumulator.has_gradients():
+                total += accumulator.gradients
+                contributions.append(accumulator.get_gradient_stats()["counters"])
+                accumulator.zero_gradients()
+            elif accumulator.wants_gradients():
+                accumulator.gradients[:] = gradient
+                accumulator.reduce_gradients(1, counters={self.name: 1})
             else:
-                self._accumulator.wait(1)
+                accumulator.wait(1)
         return {
-            "digest": hashlib.sha256(total.numpy().tobytes()).hexdigest(),
+            "digest": hashlib.sha256(total.tobytes()).hexdigest(),
             "head": total[:8].tolist(),
             "contributions": contributions,
             "seconds": time.monotonic() - begin,

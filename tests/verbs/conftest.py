@@ -6,10 +6,12 @@ fetch.sh, run_in_vm.sh and two_vms.sh), or lies in ../shared/verbs.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 900
 # Exit status of the tool where the machine did not start: on a busy host its clock may not.
 NO_RESULT = 125
+ADDRESS_OF_A = "10.77.0.1"  # the tool's, of the first of two machines
 
 InRdma = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -28,6 +31,14 @@ def has_device() -> bool:
     """Whether this machine has an RDMA device of its own."""
     devices = Path("/sys/class/infiniband")
     return devices.is_dir() and any(devices.iterdir())
+
+
+def told(done: subprocess.CompletedProcess[str], mark: str = "") -> dict[str, Any]:
+    """The one JSON object that a program printed, in a line that begins with this mark."""
+    answers = [line for line in done.stdout.splitlines() if line.startswith(mark + "{")]
+    assert len(answers) == 1, done.stdout + done.stderr
+    seen: dict[str, Any] = json.loads(answers[0].removeprefix(mark))
+    return seen
 
 
 def _tool() -> Path:

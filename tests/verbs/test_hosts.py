@@ -30,10 +30,6 @@ def test_reductions_cross_between_hosts_by_rdma(in_rdma: InRdma) -> None:
     assert seen["written"]["verbs"] > 1_000_000 > 10 * seen["written"]["tcp"]
 
 
-@pytest.mark.skipif(
-    not has_device(),
-    reason="torch takes minutes in an emulated machine: run_in_vm.sh python -m tests.verbs.members",
-)
 def test_rounds_cross_between_hosts_by_rdma_once_each_way(in_rdma: InRdma) -> None:
     seen = _seen(in_rdma, "tests.verbs.members", "train")
     assert seen["digests"] == 1

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from typing import Any
 
 import pytest
 
-from tests.verbs.conftest import PATIENCE, InRdma
+from tests.verbs.conftest import ADDRESS_OF_A, PATIENCE, InRdma, told
 from tests.verbs.two_machines import SHORT, SILENCE
 
 pytestmark = pytest.mark.timeout(PATIENCE)
-ADDRESS = "10.77.0.1"  # the tool's, of machine a
 
 
 def _seen(on_two_machines: InRdma, what: str, names: str = "b") -> dict[str, Any]:
-    program = f"{shlex.quote(sys.executable)} -m tests.verbs.two_machines {ADDRESS}"
+    program = f"{shlex.quote(sys.executable)} -m tests.verbs.two_machines {ADDRESS_OF_A}"
     done = on_two_machines(
         f"{program} {what}",
         "; ".join(f"{program} other {name}" for name in names),
         MOOLINK_INSECURE="1",  # a token that each machine made for itself would not fit
         MOOLINK_TEST_PATIENCE="100",
     )
-    answers = [line for line in done.stdout.splitlines() if line.startswith("[a] {")]
-    assert len(answers) == 1, done.stdout + done.stderr
-    seen: dict[str, Any] = json.loads(answers[0].removeprefix("[a] "))
-    return seen
+    return told(done, "[a] ")
 
 
 def test_lost_packets_lose_nothing_and_run_nothing_twice(on_two_machines: InRdma) -> None:
