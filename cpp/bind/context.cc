@@ -207,7 +207,7 @@ std::shared_ptr<runtime::Context> default_context() {
   if (state.context == nullptr || state.context->abandoned()) {
     state.peers.clear();
     state.context =
-        runtime::Context::create({state.workers, std::make_shared<Gil>(), log_to_python});
+        runtime::Context::create({state.workers, std::make_shared<Gil>(), log_to_python, {}});
   }
   return state.context;
 }

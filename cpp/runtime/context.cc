@@ -29,9 +29,9 @@ std::size_t default_workers() {
 
 Context::Context(ContextOptions options)
     : options_{options.workers == 0 ? default_workers() : options.workers,
-               or_none(std::move(options.interpreter)), std::move(options.log)},
+               or_none(std::move(options.interpreter)), std::move(options.log),
+               options.host_key ? options.host_key : io::host_key()},
       workers_(engine_, *options_.interpreter, options_.workers),
-      host_key_(io::host_key()),
       dump_server_(engine_.loop(), [this] { return describe(kEventsDumped); }) {}
 
 std::shared_ptr<Context> Context::create(ContextOptions options) {

@@ -22,6 +22,7 @@ struct ContextOptions {
   std::size_t workers = 0;                   // most handlers at once; 0: by the number of cores
   std::shared_ptr<Interpreter> interpreter;  // nullptr: handlers are C++
   LogSink log;                               // empty: nothing is logged; called by workers
+  Uid host_key;                              // empty: this host's; tests make several of one
 };
 
 // What a forked child must do away with: descriptors that belong to the parent. Called in the
@@ -46,7 +47,7 @@ class Context : public std::enable_shared_from_this<Context> {
   memory::Pool& pool() { return pool_; }
   memory::LendingPool& lending() { return *lending_; }
   Compute& compute() { return compute_; }
-  const Uid& host_key() const { return host_key_; }
+  const Uid& host_key() const { return options_.host_key; }
 
   // Takes the engine's lock; throws Exception{closed} in a forked child, where no thread runs.
   Engine::Lock lock();
@@ -88,7 +89,6 @@ class Context : public std::enable_shared_from_this<Context> {
   const std::shared_ptr<memory::LendingPool> lending_ = std::make_shared<memory::LendingPool>();
   Workers workers_;
   Compute compute_;
-  Uid host_key_;
   FlightRecorder recorder_;
   DumpServer dump_server_;
   std::thread reactor_;

@@ -1,12 +1,16 @@
-// Peers over a real RDMA device, soft-RoCE among them, that fails under them: tests/verbs brings
-// these where there is one. What the device tells comes from the test.
+// Peers over a real RDMA device, soft-RoCE among them, that fails under them, with tcp beside it or
+// without: tests/verbs brings these where there is one. What the device tells comes from the test.
 
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdint>
+#include <functional>
+#include <iterator>
+#include <limits>
 #include <list>
 #include <map>
 #include <memory>
@@ -18,6 +22,7 @@
 #include <vector>
 
 #include "check.h"
+#include "rpc/dialler.h"
 #include "runtime/rpc_peer.h"
 #include "transport/verbs/availability.h"
 #include "transport/verbs/library.h"
@@ -26,8 +31,12 @@ namespace moolink::runtime {
 namespace {
 
 using transport::verbs::Library;
+using wire::PathKind;
 
 constexpr Duration kCallTimeout = seconds(60);
+constexpr int kFailures = 4;
+constexpr std::size_t kLargest = 3'000'000;
+constexpr std::size_t kSizes[] = {100, 70'000, kLargest};  // of the arguments, by turns
 
 // Takes the place of functions of the library: the events of a device that is in use are those that
 // the test makes, on a descriptor of the test's.
@@ -66,7 +75,13 @@ class FailingDevices {
     const int descriptor = newest ? used_.back()->async_fd : used_.front()->async_fd;
     CHECK_EQ(::write(descriptor, &one, sizeof one), static_cast<ssize_t>(sizeof one));
   }
+  // From now on it can be opened.
+  void come_back() {
+    const std::lock_guard lock(mutex_);
+    refusals_ = 0;
+  }
   int opened() const { return opened_; }
+  int refused() const { return refused_; }
 
  private:
   // While the system makes something that tells of its events through the library's descriptor.
@@ -90,6 +105,7 @@ class FailingDevices {
     const std::lock_guard lock(mutex_);
     if (refusals_ == 0) return real_.open_device(device);
     --refusals_;
+    ++refused_;
     errno = ENODEV;
     return nullptr;
   }
@@ -131,19 +147,30 @@ class FailingDevices {
   std::map<ibv_context*, int> descriptors_;  // the library's own
   int refusals_ = 0;
   std::atomic<int> opened_{0};
+  std::atomic<int> refused_{0};
 };
 
-std::shared_ptr<RpcPeer> make_peer(const std::shared_ptr<Context>& context, std::string name) {
+std::shared_ptr<RpcPeer> make_peer(const std::shared_ptr<Context>& context, std::string name,
+                                   const std::vector<PathKind>& paths) {
   RpcOptions options;
   options.name = std::move(name);
-  options.transports = std::vector<wire::PathKind>{wire::PathKind::verbs};
+  options.transports = paths;
   return RpcPeer::create(context, std::move(options));
 }
 
-// A server that counts, a client, and the calls between them, small and large by turns.
+std::shared_ptr<Context> make_context(const Uid& host_key) {
+  ContextOptions options;
+  options.host_key = host_key;
+  return Context::create(std::move(options));
+}
+
+// A server that counts, a client on another host, as far as they know, and the calls between them,
+// small and large by turns.
 class Calls {
  public:
-  Calls() = default;
+  explicit Calls(const std::vector<PathKind>& paths)
+      : server_(make_peer(server_context_, "server", paths)),
+        client_(make_peer(client_context_, "client", paths)) {}
   ~Calls() {
     client_->close();
     server_->close();
@@ -153,19 +180,22 @@ class Calls {
   Calls(const Calls&) = delete;
   Calls& operator=(const Calls&) = delete;
 
-  void connect() {
+  void connect(const std::string& listen) {
     server_->define("echo", [this](const Incoming& call) {
       ++ran_;
       call.responder->send(call.arguments);
     });
-    client_->connect(server_->listen("verbs://127.0.0.1:0").at(0));
+    // Another host is not told of listeners at addresses of loopback, nor looks for one there.
+    const std::vector<std::string> addresses = server_->listen(listen);
+    const auto reached = std::ranges::find_if(
+        addresses, [](const std::string& address) { return rpc::reachable(address, false); });
+    client_->connect(reached == addresses.end() ? addresses.at(0) : *reached);
   }
 
   std::shared_ptr<Future> begin() {
     ++begun_;
-    const std::size_t sizes[] = {100, 70'000, 3'000'000};
     wire::Payload arguments{HeapAllocator().allocate(8), {}};
-    arguments.parts.push_back(HeapAllocator().allocate(sizes[begun_ % 3]));
+    arguments.parts.push_back(HeapAllocator().allocate(kSizes[begun_ % std::size(kSizes)]));
     return client_->call("server", "echo", std::move(arguments), kCallTimeout, 1);
   }
   // Each is answered, and was run once.
@@ -177,33 +207,74 @@ class Calls {
     }
     CHECK_EQ(ran_.load(), begun_);
   }
+  // Calls, one after the other, until something is so.
+  void call_until(const std::function<bool()>& is_so) {
+    const Time deadline = io::now() + kCallTimeout;
+    while (!is_so() && io::now() < deadline) check({begin()});
+    CHECK(is_so());
+  }
+  // Whether what the client sends goes this way.
+  bool go_by(PathKind kind) {
+    const std::vector<rpc::PathState> paths = client_->explain("server").paths;
+    return std::ranges::any_of(paths,
+                               [&](const auto& path) { return path.kind == kind && path.in_use; });
+  }
+  // Bytes of the client's.
+  std::uint64_t written(PathKind kind) {
+    return client_->stats().paths[static_cast<std::size_t>(kind)].bytes_written;
+  }
 
  private:
   std::atomic<int> ran_{0};
   int begun_ = 0;
-  std::shared_ptr<Context> server_context_ = Context::create({});
-  std::shared_ptr<Context> client_context_ = Context::create({});
-  std::shared_ptr<RpcPeer> server_ = make_peer(server_context_, "server");
-  std::shared_ptr<RpcPeer> client_ = make_peer(client_context_, "client");
+  std::shared_ptr<Context> server_context_ = make_context({1, 1});
+  std::shared_ptr<Context> client_context_ = make_context({2, 2});
+  std::shared_ptr<RpcPeer> server_;
+  std::shared_ptr<RpcPeer> client_;
 };
 
+// The device fails in the middle of these.
+void check_calls_under_failure(Calls& calls, FailingDevices& devices, bool newest, int refusals) {
+  std::vector<std::shared_ptr<Future>> on_their_way;
+  for (int i = 0; i < 9; ++i) on_their_way.push_back(calls.begin());
+  devices.fail(newest, refusals);
+  for (int i = 0; i < 9; ++i) on_their_way.push_back(calls.begin());
+  calls.check(on_their_way);
+}
+
 void test_failures(int refusals) {
-  constexpr int kFailures = 4;
   FailingDevices devices;
-  Calls calls;
-  calls.connect();
+  Calls calls({PathKind::verbs});
+  calls.connect("verbs://127.0.0.1:0");
   calls.check({calls.begin()});
   for (int failure = 0; failure < kFailures; ++failure) {
-    std::vector<std::shared_ptr<Future>> on_their_way;
-    for (int i = 0; i < 9; ++i) on_their_way.push_back(calls.begin());
     const int opened = devices.opened();
-    devices.fail(failure % 2 == 0, refusals);
-    for (int i = 0; i < 9; ++i) on_their_way.push_back(calls.begin());
-    calls.check(on_their_way);
+    check_calls_under_failure(calls, devices, failure % 2 == 0, refusals);
     const Time deadline = io::now() + kCallTimeout;
     while (devices.opened() == opened && io::now() < deadline) std::this_thread::yield();
     CHECK(devices.opened() > opened);
     calls.check({calls.begin()});
+  }
+}
+
+void test_tcp_stands_in() {
+  FailingDevices devices;
+  Calls calls({PathKind::verbs, PathKind::tcp});
+  calls.connect("tcp://*:0");
+  calls.call_until([&] { return calls.go_by(PathKind::verbs); });
+  for (int failure = 0; failure < kFailures; ++failure) {
+    const int refused = devices.refused();
+    check_calls_under_failure(calls, devices, failure % 2 == 0, std::numeric_limits<int>::max());
+    calls.call_until([&] { return calls.go_by(PathKind::tcp); });
+    const std::uint64_t by_tcp = calls.written(PathKind::tcp);
+    calls.call_until([&] { return devices.refused() > refused + 1; });
+    for (std::size_t i = 0; i < std::size(kSizes); ++i) calls.check({calls.begin()});
+    CHECK(calls.written(PathKind::tcp) >= by_tcp + kLargest);
+    devices.come_back();
+    calls.call_until([&] { return calls.go_by(PathKind::verbs); });
+    const std::uint64_t by_verbs = calls.written(PathKind::verbs);
+    for (std::size_t i = 0; i < std::size(kSizes); ++i) calls.check({calls.begin()});
+    CHECK(calls.written(PathKind::verbs) >= by_verbs + kLargest);
   }
 }
 
@@ -220,6 +291,8 @@ const OnDevice fatal("a device that fails under calls is opened anew, and each c
                      [] { test_failures(0); });
 const OnDevice removed("a device that is away for a while: the calls wait for it, and run once",
                        [] { test_failures(3); });
+const OnDevice beside_tcp("tcp takes over from a device that fails, until it can be opened again",
+                          test_tcp_stands_in);
 
 }  // namespace
 }  // namespace moolink::runtime
