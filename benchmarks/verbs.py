@@ -1,4 +1,4 @@
-"""RDMA between two hosts: moolink beside perftest, which take turns in one run.
+"""RDMA between two hosts: moolink beside perftest and UCX, which take turns in one run.
 
     python -m benchmarks.verbs serve 10.0.0.1     # on one host, its own address
     python -m benchmarks.verbs 10.0.0.1           # on the other one
@@ -6,23 +6,30 @@
 In two emulated machines, by the tool of the tests:
 
     ../shared/verbs/two_vms.sh \\
-        'MOOLINK_INSECURE=1 python -m benchmarks.verbs serve 10.77.0.1' \\
-        'MOOLINK_INSECURE=1 python -m benchmarks.verbs 10.77.0.1'
+        'UCX_IB_GID_INDEX=0 MOOLINK_INSECURE=1 python -m benchmarks.verbs serve 10.77.0.1' \\
+        'UCX_IB_GID_INDEX=0 MOOLINK_INSECURE=1 python -m benchmarks.verbs 10.77.0.1'
 
 Each turn measures, from the second host to the first: ``ib_write_bw`` with messages of 16 MB, in
 one direction and in both at once; calls with a numpy array of 64 MB, answered with a few bytes, one
 after the other; ``all_reduce`` of 16 MB of float32 between the two, for which each sends 16 MB and
 receives as many; ``ib_send_lat``, both ways, and an echo of an int. An operation's time is the
-slower member's, from a common start. The table has the medians over the turns; quotients are the
-medians of the quotients of each turn. Both hosts need the same token, or MOOLINK_INSECURE=1, which
-changes nothing here: RDMA is not encrypted.
+slower member's, from a common start. Where both hosts have ``ucx_perftest`` (Debian's ucx-utils) it
+puts messages of 16 MB and sends ones of 64 MB, by queue pairs on the same device; else a line says
+that it is missing. UCX_IB_GID_INDEX names another GID for UCX than moolink's: on soft-RoCE UCX
+meets its peer by a GID of IPv6 only.
+
+The table has the medians over the turns; quotients are the medians of the quotients of each turn.
+Both hosts need the same token, or MOOLINK_INSECURE=1, which changes nothing here: RDMA is not
+encrypted.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
+import shutil
 import statistics
 import subprocess
 import threading
@@ -35,27 +42,47 @@ import moolink
 from moolink import _core
 
 PORT = 4431
-PERFTEST_PORT = 18515
-LEAST_MESSAGES = 5  # of one run of perftest
+TOOL_PORT = 18515
+UCX = "ucx_perftest"
+LEAST_MESSAGES = 5  # of one run of a tool
 MESSAGE = 64 << 20
 REDUCED = 16 << 20
 PATIENCE = 120.0  # seconds: an emulated machine is slow
 _LISTENING = "0A"  # a socket's state in /proc/net/tcp
 
 
-# --- perftest
+# --- perftest, UCX
 
 
-def _device() -> list[str]:
-    """What perftest is told to use: the device, port and GID that moolink has chosen."""
+def _device() -> tuple[str, str, str]:
+    """The device, port and GID's number, or none, that moolink has chosen."""
     chosen = _core.verbs_info()["chosen"]
     if not chosen:
         raise SystemExit(f"no RDMA here: {_core.verbs_info()['reason']}")
     known = re.match(r"(\S+) port (\d+), (?:RoCE v2, GID|InfiniBand, LID) (\d+)", chosen)
     if known is None:
         raise SystemExit(f"not understood: '{chosen}'")
-    options = ["-d", known[1], "-i", known[2]]
-    return options if "InfiniBand" in chosen else [*options, "-x", known[3]]
+    return known[1], known[2], "" if "InfiniBand" in chosen else known[3]
+
+
+def _started(tool: str, options: list[str]) -> subprocess.Popen[str]:
+    """Starts a tool on the device."""
+    device, port, gid = _device()
+    environment = dict(os.environ)
+    if tool == UCX:
+        # "rc" brings what its queue pairs are connected by, too.
+        environment |= {"UCX_TLS": "rc", "UCX_NET_DEVICES": f"{device}:{port}"}
+        if gid:
+            environment.setdefault("UCX_IB_GID_INDEX", gid)
+    else:
+        options = ["-d", device, "-i", port, *(["-x", gid] if gid else []), *options]
+    return subprocess.Popen(
+        [tool, "-p", str(TOOL_PORT), *options],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
 
 
 def _listens(port: int) -> bool:
@@ -64,17 +91,16 @@ def _listens(port: int) -> bool:
     return any(row[1].endswith(f":{port:04X}") and row[3] == _LISTENING for row in rows)
 
 
-class PerftestServer:
-    """The side of perftest that waits for the other one."""
+class ToolServer:
+    """The side of a tool that waits for the other one."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
 
     def begin(self, tool: str, options: list[str]) -> None:
         """Starts it; returns when it listens."""
-        command = [tool, *_device(), *options]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        while not _listens(PERFTEST_PORT):
+        self._process = _started(tool, options)
+        while not _listens(TOOL_PORT):
             if self._process.poll() is not None:
                 raise OSError(f"{tool} ended with status {self._process.returncode}")
             time.sleep(0.01)
@@ -85,17 +111,22 @@ class PerftestServer:
         self._process.communicate(timeout=PATIENCE)
 
 
+def _printed(client: moolink.Rpc, address: str, tool: str, options: list[str]) -> list[list[str]]:
+    """Runs a tool on both hosts; returns the words of the lines that it prints on this one."""
+    client.sync("server", "tool", tool, options)
+    process = _started(tool, [*options, address])
+    output, _ = process.communicate(timeout=PATIENCE)
+    if process.returncode != 0:
+        raise SystemExit(f"{tool}: {output}")
+    client.sync("server", "tool_ended")
+    return [words for line in output.splitlines() if (words := line.split())]
+
+
 def perftest(client: moolink.Rpc, address: str, tool: str, options: list[str]) -> list[float]:
     """Runs one of perftest's programs on both hosts; returns the row of figures that it prints."""
-    client.sync("server", "perftest", tool, options)
-    done = subprocess.run(
-        [tool, *_device(), *options, address], capture_output=True, text=True, check=False
-    )
-    if done.returncode != 0:
-        raise SystemExit(f"{tool}: {done.stdout}{done.stderr}")
-    client.sync("server", "perftest_ended")
     size = options[options.index("-s") + 1]
-    (row,) = [line.split() for line in done.stdout.splitlines() if line.split()[:1] == [size]]
+    lines = _printed(client, address, tool, options)
+    (row,) = [words for words in lines if words[0] == size]
     return [float(figure) for figure in row]
 
 
@@ -111,6 +142,17 @@ def send_latency(client: moolink.Rpc, address: str, iterations: int) -> float:
     options = ["-s", "64", "-n", str(iterations), "-F"]
     _, _, _, _, typical, *_ = perftest(client, address, "ib_send_lat", options)
     return 2 * typical
+
+
+def ucx_bandwidth(client: moolink.Rpc, address: str, test: str, size: int, count: int) -> float:
+    """MB/s (10^6) of one of ``ucx_perftest``'s tests, over its whole run."""
+    options = ["-t", test, "-s", str(size), "-n", str(count), "-w", "1", "-f"]
+    _, _, _, _, _, overall, *_ = _printed(client, address, UCX, options)[-1]
+    return float(overall) * (1 << 20) / 1e6
+
+
+def _has_ucx() -> bool:
+    return shutil.which(UCX) is not None
 
 
 # --- moolink
@@ -146,15 +188,16 @@ class Member:
 
 def serve(address: str) -> None:
     """Serves until it is told that all is done."""
-    server, perftests, over = Member("server"), PerftestServer(), threading.Event()
+    server, tools, over = Member("server"), ToolServer(), threading.Event()
     with moolink.Broker(first=True) as broker, server.rpc:
         functions = {
             "first": lambda array: int(array[0]),
             "echo": lambda value: value,
             "join": server.join,
             "reduce": server.reduce,
-            "perftest": perftests.begin,
-            "perftest_ended": perftests.end,
+            "tool": tools.begin,
+            "tool_ended": tools.end,
+            "has_ucx": _has_ucx,
             "written": lambda: _written(server.rpc),
             "over": over.set,
         }
@@ -213,6 +256,11 @@ def turn(member: Member, address: str, options: argparse.Namespace) -> dict[str,
         "ib_send_lat, us": send_latency(rpc, address, options.calls),
         "moolink, echo, us": echo(rpc, options.calls),
     }
+    if options.ucx:
+        figures |= {
+            "ucx, put": ucx_bandwidth(rpc, address, "ucp_put_bw", REDUCED, LEAST_MESSAGES),
+            "ucx, tag": ucx_bandwidth(rpc, address, "tag_bw", MESSAGE, options.large),
+        }
     after = _all_written(rpc)
     figures |= {f"{kind}, MB": (after[kind] - before[kind]) / 1e6 for kind in ("verbs", "tcp")}
     if options.json:
@@ -227,6 +275,8 @@ def _all_written(rpc: moolink.Rpc) -> dict[str, int]:
 
 QUOTIENTS = (
     ("moolink, one way", "ib_write_bw"),
+    ("moolink, one way", "ucx, put"),
+    ("moolink, one way", "ucx, tag"),
     ("moolink, all_reduce", "ib_write_bw"),
     ("moolink, all_reduce", "ib_write_bw, each way at once"),
     ("moolink, echo, us", "ib_send_lat, us"),
@@ -237,6 +287,8 @@ def _print_table(turns: list[dict[str, float]]) -> None:
     for what in turns[0]:
         print(f"{what:60}{statistics.median(one[what] for one in turns):12.4g}")
     for one, other in QUOTIENTS:
+        if other not in turns[0]:
+            continue
         quotient = statistics.median(figures[one] / figures[other] for figures in turns)
         print(f"{one + ' / ' + other:60}{quotient:12.3g}")
 
@@ -258,6 +310,9 @@ def measure(address: str, options: argparse.Namespace) -> None:
         member.join()
         there.result()
         _wait_for_rdma(rpc)
+        options.ucx = _has_ucx() and rpc.sync("server", "has_ucx")
+        if not options.ucx:
+            print(f"{UCX} is not installed on both hosts: nothing of UCX here")
         one_way(rpc, np.ones(MESSAGE, np.uint8), 1)  # warms memory up, as the next does
         reductions(member, 1)
         _print_table([turn(member, address, options) for _ in range(options.turns)])
