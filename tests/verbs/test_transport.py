@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.verbs.conftest import PATIENCE, InRdma
+from tests.verbs.conftest import ADDRESS_OF_A, PATIENCE, InRdma
 
 pytestmark = pytest.mark.timeout(PATIENCE)
 # Without a device the program has none of the tests that need one, and passes.
 AT_LEAST = 25
+APART = 5  # tests of two processes
+
+
+def _half(transport_tests: Path, role: str) -> str:
+    variables = f"MOOLINK_TEST_PATIENCE=100 MOOLINK_TEST_APART={shlex.quote(role)}"
+    return f"{variables} {shlex.quote(str(transport_tests))} 'verbs apart: '"
 
 
 def test_the_transport_keeps_to_what_every_transport_must_do(
@@ -24,6 +31,20 @@ def test_the_transport_keeps_to_what_every_transport_must_do(
     counts = re.search(r"(\d+) passed, 0 failed", done.stdout)
     assert counts is not None, done.stdout + done.stderr
     assert int(counts[1]) >= AT_LEAST, done.stdout
+
+
+def test_the_transport_between_two_processes(in_rdma: InRdma, transport_tests: Path) -> None:
+    listens, dials = (_half(transport_tests, f"{role} 127.0.0.1") for role in ("listen", "dial"))
+    done = in_rdma("bash", "-c", f"{listens} & {dials}; dialled=$?; wait $! && exit $dialled")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count(f"{APART} passed, 0 failed") == 2, done.stdout + done.stderr
+
+
+def test_the_transport_between_two_machines(on_two_machines: InRdma, transport_tests: Path) -> None:
+    roles = [_half(transport_tests, f"{role} {ADDRESS_OF_A}") for role in ("listen", "dial")]
+    done = on_two_machines(*roles)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count(f"{APART} passed, 0 failed") == 2, done.stdout + done.stderr
 
 
 def test_peers_outlive_the_failures_of_their_device(in_rdma: InRdma, peer_tests: Path) -> None:

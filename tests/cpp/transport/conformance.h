@@ -64,15 +64,18 @@ class Side : public Handler {
   int writable_calls = 0;
 };
 
-// Turns both loops until the condition holds; fails the test after 20 s, or what
+// Turns both loops, or the one, until the condition holds; fails the test after 20 s, or what
 // MOOLINK_TEST_PATIENCE says.
 bool wait_until(Side& a, Side& b, const std::function<bool()>& condition);
+bool wait_until(Side& side, const std::function<bool()>& condition);
 // b listens, a dials; both have one connection afterwards.
 bool connect(const Subject& subject, Side& a, Side& b);
 
 Buffer pattern(std::size_t size, std::uint64_t seed);
 bool same_bytes(const Buffer& a, const Buffer& b);
 wire::Frame message_frame(std::uint64_t seq, std::size_t bytes);
+// That these have arrived, numbered from 1, and nothing else.
+void check_messages(const Side& side, const std::vector<std::size_t>& sizes);
 wire::Frame chunk_frame(std::uint64_t seq, std::size_t offset, const Buffer& bytes);
 
 }  // namespace moolink::transport::conformance

@@ -60,17 +60,31 @@ void Side::send(wire::Frame frame) {
   connection().flush();
 }
 
-bool wait_until(Side& a, Side& b, const std::function<bool()>& condition) {
+namespace {
+
+bool turn_until(const std::function<bool()>& condition, const std::function<void()>& turn) {
   const Time deadline = io::now() + patience();
   while (!condition()) {
     if (io::now() > deadline) {
       CHECK(!"the condition did not come true in time");
       return false;
     }
-    a.turn(Duration::zero());
-    b.turn(milliseconds(1));
+    turn();
   }
   return true;
+}
+
+}  // namespace
+
+bool wait_until(Side& a, Side& b, const std::function<bool()>& condition) {
+  return turn_until(condition, [&] {
+    a.turn(Duration::zero());
+    b.turn(milliseconds(1));
+  });
+}
+
+bool wait_until(Side& side, const std::function<bool()>& condition) {
+  return turn_until(condition, [&] { side.turn(); });
 }
 
 bool connect(const Subject& subject, Side& a, Side& b) {
@@ -121,8 +135,6 @@ wire::Frame chunk_frame(std::uint64_t seq, std::size_t offset, const Buffer& byt
                           {bytes});
 }
 
-namespace {
-
 void check_messages(const Side& side, const std::vector<std::size_t>& sizes) {
   CHECK_EQ(side.frames.size(), sizes.size());
   for (std::size_t i = 0; i < side.frames.size(); ++i) {
@@ -133,6 +145,8 @@ void check_messages(const Side& side, const std::vector<std::size_t>& sizes) {
     CHECK(same_bytes(frame.payload(), pattern(sizes[i], i + 1)));
   }
 }
+
+namespace {
 
 void test_frames_both_ways(const Subject& subject) {
   Side a(subject);
