@@ -14,7 +14,7 @@ from tests.verbs.conftest import ADDRESS_OF_A, PATIENCE, InRdma
 
 pytestmark = pytest.mark.timeout(PATIENCE)
 # Without a device the program has none of the tests that need one, and passes.
-AT_LEAST = 25
+AT_LEAST = 40
 APART = 5  # tests of two processes
 
 

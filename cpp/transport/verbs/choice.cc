@@ -17,6 +17,7 @@
 #include "base/buffer.h"
 #include "base/error.h"
 #include "transport/verbs/device.h"
+#include "transport/verbs/queue_pairs.h"
 
 namespace moolink::transport::verbs {
 namespace {
@@ -24,6 +25,7 @@ namespace {
 constexpr const char* kDevice = "MOOLINK_VERBS_DEVICE";
 constexpr const char* kPort = "MOOLINK_VERBS_PORT";
 constexpr const char* kGidIndex = "MOOLINK_VERBS_GID_INDEX";
+constexpr const char* kQueuePairs = "MOOLINK_VERBS_QUEUE_PAIRS";
 constexpr int kMostGids = 256;  // looked at, of one port
 // What a connection registers at least: its messages, before any array.
 constexpr std::size_t kLeastRegistered = std::size_t{1} << 20;
@@ -33,15 +35,15 @@ std::string variable(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-int number(const char* name, int otherwise, int most) {
+int number(const char* name, int otherwise, int least, int most) {
   const std::string text = variable(name);
   if (text.empty()) return otherwise;
   int value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value < 0 || value > most) {
-    throw Exception(
-        ErrorCode::invalid_argument,
-        std::string(name) + " is '" + text + "', not a number from 0 to " + std::to_string(most));
+  if (error != std::errc() || end != text.data() + text.size() || value < least || value > most) {
+    throw Exception(ErrorCode::invalid_argument,
+                    std::string(name) + " is '" + text + "', not a number from " +
+                        std::to_string(least) + " to " + std::to_string(most));
   }
   return value;
 }
@@ -178,6 +180,7 @@ void look_at_device(const Library& library, ibv_device* device, const Wishes& wi
     port.device = name;
     port.number = static_cast<std::uint8_t>(number);
     port.numa_node = numa_node_of(wishes, name);
+    port.queue_pairs = static_cast<std::size_t>(wishes.queue_pairs);
     const bool asked_for = wishes.port == 0 || wishes.port == number;
     try {
       PortLook(library, context.get(), wishes, port).look();
@@ -219,8 +222,9 @@ std::string try_to_register(const Library& library, const Port& port) {
 Wishes Wishes::from_environment() {
   Wishes wishes;
   wishes.device = variable(kDevice);
-  wishes.port = number(kPort, 0, 255);
-  wishes.gid_index = number(kGidIndex, -1, 65535);
+  wishes.port = number(kPort, 0, 0, 255);
+  wishes.gid_index = number(kGidIndex, -1, 0, 65535);
+  wishes.queue_pairs = number(kQueuePairs, wishes.queue_pairs, 1, QueuePairs::kMost);
   unsigned node = 0;
   if (getcpu(nullptr, &node) == 0) wishes.near_node = static_cast<int>(node);
   return wishes;

@@ -2,6 +2,7 @@
 
 // Which device, port and GID of this machine RDMA goes through.
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -12,11 +13,12 @@
 
 namespace moolink::transport::verbs {
 
-// What the user asks for; from MOOLINK_VERBS_DEVICE, _PORT and _GID_INDEX.
+// What the user asks for; from MOOLINK_VERBS_DEVICE, _PORT, _GID_INDEX and _QUEUE_PAIRS.
 struct Wishes {
   std::string device;          // empty: the best one; "none": no RDMA
   int port = 0;                // 0: the best one
   int gid_index = -1;          // negative: the best one
+  int queue_pairs = 2;         // of each connection: one for frames, the rest for large parts
   int near_node = -1;          // a NUMA node; negative: not known
   std::string sysfs = "/sys";  // where the system shows its devices
 
@@ -35,6 +37,7 @@ struct Port {
   ibv_mtu mtu = IBV_MTU_1024;
   double gigabits = 0;  // a second
   int numa_node = -1;
+  std::size_t queue_pairs = 1;  // of each connection
 
   std::string text() const;
 };

@@ -57,11 +57,11 @@ VerbsConnection::VerbsConnection(Environment& environment, Owner& owner,
       dialled_(std::move(dialled)),
       id_(environment.next_connection_id()),
       peer_address_(from_tcp(control_->peer_address())),
-      pair_(device_, this),
-      packets_(*device_, pair_),
+      pairs_(device_, device_->port().queue_pairs, this),
+      packets_(*device_, pairs_.first()),
       receiver_(environment, *this),
       grants_(*device_),
-      writes_(*device_, pair_, packets_) {
+      writes_(*device_, pairs_, packets_) {
   traits_.preference = kPreference;
   traits_.grants = true;
   traits_.chunk_bytes = kChunk;
@@ -83,7 +83,7 @@ void VerbsConnection::start() {
 }
 
 void VerbsConnection::say_endpoint() {
-  Endpoint endpoint = pair_.endpoint();
+  Endpoint endpoint = pairs_.endpoint();
   endpoint.credits = kCredits;
   control_->write(wire::make_frame(wire::FrameType::message, endpoint));
   control_->flush();
@@ -123,7 +123,7 @@ void VerbsConnection::agree(const wire::ReceivedFrame& frame) {
   }
   const auto there = wire::decode_control<Endpoint>(frame);
   if (there.credits == 0) throw Exception(ErrorCode::wire, "it takes nothing");
-  pair_.connect(there);
+  pairs_.connect(there);
   packets_.set_credits(std::min(there.credits, kMostCredits));
   connected_ = true;
   if (accepted) return say_endpoint();
@@ -246,7 +246,7 @@ bool VerbsConnection::poll() {
 bool VerbsConnection::take_completions() {
   int left = kPollBudget;
   for (; left > 0; --left) {
-    const std::optional<Completion> completion = pair_.poll();
+    const std::optional<Completion> completion = pairs_.poll();
     if (!completion) break;
     take(*completion);
     if (state_ == State::closed) break;
@@ -256,31 +256,50 @@ bool VerbsConnection::take_completions() {
 
 void VerbsConnection::take(const Completion& completion) {
   if (!completion.received) {
-    packets_.ended(completion.id);
-    writes_.ended(completion.id);
+    if (completion.pair == 0) packets_.ended(completion.id);
+    writes_.ended(completion.pair, completion.id);
   }
   if (completion.error != nullptr) {
     if (completion.received) device_->post_slot(completion.id);
     if (state_ == State::closing) return finish();
     return fail(with_peer(std::string("the device says: ") + completion.error));
   }
-  if (completion.received) take_bytes(completion);
+  if (completion.received) take_arrival(completion);
 }
 
-void VerbsConnection::take_bytes(const Completion& completion) {
+void VerbsConnection::take_arrival(const Completion& completion) {
   struct Return {
     Device& device;
     std::uint64_t slot;
     ~Return() { device.post_slot(slot); }
   } const back{*device_, completion.id};
   if (failed_) return;
-  packets_.taken_by_peer(completion.taken);
+  if (completion.pair != 0) {
+    packets_.took();
+    arrivals_.marked();
+    return read_held();
+  }
+  const auto [taken, marks] = Immediate::of(completion.immediate);
+  packets_.taken_by_peer(taken);
   if (completion.bytes == 0) return;
+  const auto bytes = device_->slot(completion.id).first(std::min(completion.bytes, kSlotBytes));
+  if (arrivals_.may_read(marks)) return read(bytes);
+  if (arrivals_.held() == kCredits) {
+    throw Exception(ErrorCode::wire, "the peer sends without credits");
+  }
+  arrivals_.hold(marks, bytes);
+}
+
+void VerbsConnection::read(std::span<const std::byte> bytes) {
   packets_.took();
   if (state_ == State::agreeing) open();
   if (state_ != State::open || failed_) return;
-  SlotReader bytes(device_->slot(completion.id).first(std::min(completion.bytes, kSlotBytes)));
-  receiver_.receive(bytes, completion.bytes);
+  SlotReader reader(bytes);
+  receiver_.receive(reader, bytes.size());
+}
+
+void VerbsConnection::read_held() {
+  while (const auto bytes = arrivals_.next()) read(*bytes);
 }
 
 bool VerbsConnection::prepare_sleep() {
@@ -289,7 +308,7 @@ bool VerbsConnection::prepare_sleep() {
     if (!queue_.empty() && packets_.ready()) return false;
     if (state_ == State::open && writes_.ready()) return false;
   }
-  return pair_.arm();
+  return pairs_.arm();
 }
 
 // --- the end
@@ -335,12 +354,12 @@ void VerbsConnection::linger() {
 void VerbsConnection::leave_if_done() {
   if (state_ == State::closed) return;
   if (failed_) {
-    if (pair_.idle()) finish();
+    if (pairs_.idle()) finish();
     return;
   }
   if (state_ != State::closing || !queue_.empty()) return;
   if (packets_.has_silent() && !packets_.send_empty(true)) return;
-  if (pair_.idle()) finish();
+  if (pairs_.idle()) finish();
 }
 
 void VerbsConnection::fail(Error error) {
@@ -350,7 +369,7 @@ void VerbsConnection::fail(Error error) {
   receiver_.stop();
   // From here on the peer's writes are not taken and this side's do not leave; before the handler
   // hears of the end, what the device had in hand has come back.
-  pair_.stop();
+  pairs_.stop();
   grants_.revoke();
   control_->close();
   cancel_timer();
@@ -385,7 +404,7 @@ void VerbsConnection::drop() {
   cancel_timer();
   if (idle_timer_) environment_.loop.cancel(*std::exchange(idle_timer_, std::nullopt));
   grants_.revoke();
-  pair_.destroy();
+  pairs_.destroy();
   writes_.clear();
   queue_.clear();
 }

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -13,15 +14,16 @@
 #include "transport/frame_receiver.h"
 #include "transport/send_queue.h"
 #include "transport/transport.h"
+#include "transport/verbs/arrivals.h"
 #include "transport/verbs/device.h"
 #include "transport/verbs/granted_memory.h"
 #include "transport/verbs/packets.h"
-#include "transport/verbs/queue_pair.h"
+#include "transport/verbs/queue_pairs.h"
 #include "transport/verbs/writes.h"
 
 namespace moolink::transport::verbs {
 
-// A queue pair, and the tcp connection that it was agreed upon over.
+// Queue pairs, and the tcp connection that they were agreed upon over.
 // docs/design/transport-verbs.md.
 class VerbsConnection final : public Connection,
                               public io::Pollable,
@@ -69,8 +71,8 @@ class VerbsConnection final : public Connection,
   // From the transport: what the control connection says, and what the device tells of it.
   void told(const wire::ReceivedFrame& frame);
   void control_ended(const Error& error);
-  void rung() { pair_.rung(); }
-  bool uses(const ibv_qp* pair) const { return pair == pair_.handle(); }
+  void rung() { pairs_.rung(); }
+  bool uses(const ibv_qp* pair) const { return pairs_.include(pair); }
   void fail(Error error);
 
   // Closes at once and tells nobody.
@@ -84,7 +86,9 @@ class VerbsConnection final : public Connection,
   void open();
   bool take_completions();
   void take(const Completion& completion);
-  void take_bytes(const Completion& completion);
+  void take_arrival(const Completion& completion);
+  void read(std::span<const std::byte> bytes);
+  void read_held();
   bool send_queued();
   bool write_grants();
   void give_credits();
@@ -107,16 +111,17 @@ class VerbsConnection final : public Connection,
   const wire::ConnectionId id_;
   wire::PathTraits traits_;
   std::string peer_address_;
-  QueuePair pair_;
+  QueuePairs pairs_;
   PacketWriter packets_;
   SendQueue queue_;
+  Arrivals arrivals_;
   FrameReceiver receiver_;
   GrantedMemory grants_;
   Writes writes_;
 
   State state_ = State::agreeing;
   bool registered_ = false;  // with the loop
-  bool connected_ = false;   // the queue pair can receive
+  bool connected_ = false;   // the queue pairs can receive
   bool failed_ = false;
   bool finishing_ = false;
   bool established_ = false;

@@ -3,22 +3,32 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace moolink::transport::verbs {
 
-// What a queue pair must know of the other one.
+// What the queue pairs of a connection must know of the other ones, each of that at its place.
 struct Endpoint {
+  struct Pair {
+    std::uint32_t number = 0;
+    std::uint32_t first_packet = 0;
+
+    template <class Fields>
+    void fields(Fields& f) {
+      f(number, first_packet);
+    }
+  };
+
   bool infiniband = false;
   std::uint16_t lid = 0;
   std::array<std::byte, 16> gid{};
-  std::uint32_t queue_pair = 0;
-  std::uint32_t first_packet = 0;
   std::uint8_t mtu = 0;  // ibv_mtu
   std::uint32_t credits = 0;
+  std::vector<Pair> pairs;
 
   template <class Fields>
   void fields(Fields& f) {
-    f(infiniband, lid, gid, queue_pair, first_packet, mtu, credits);
+    f(infiniband, lid, gid, mtu, credits, pairs);
   }
 };
 

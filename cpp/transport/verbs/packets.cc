@@ -9,7 +9,7 @@
 
 namespace moolink::transport::verbs {
 
-PacketWriter::PacketWriter(Device& device, QueuePair& pair)
+PacketWriter::PacketWriter(const Device& device, QueuePair& pair)
     : pair_(pair),
       memory_(HeapAllocator().allocate(kSlots * kSlotBytes)),
       region_(device.register_memory(memory_.data(), memory_.size(), IBV_ACCESS_LOCAL_WRITE)) {
@@ -19,12 +19,16 @@ PacketWriter::PacketWriter(Device& device, QueuePair& pair)
   }
 }
 
-void PacketWriter::taken_by_peer(std::uint32_t taken) {
-  // The numbers wrap around.
-  if (taken - taken_by_peer_ > sent_ - taken_by_peer_) {
+void PacketWriter::taken_by_peer(std::uint16_t taken) {
+  if (static_cast<std::uint16_t>(taken - taken_by_peer_) > in_flight()) {
     throw Exception(ErrorCode::wire, "the peer says that it took more than was sent");
   }
   taken_by_peer_ = taken;
+}
+
+void PacketWriter::marked() {
+  ++sent_;
+  ++marks_;
 }
 
 void PacketWriter::ended(std::uint64_t request) {
@@ -33,10 +37,6 @@ void PacketWriter::ended(std::uint64_t request) {
     empties_ -= in_use_.front().empty ? 1 : 0;
     in_use_.pop_front();
   }
-}
-
-bool PacketWriter::ready() const {
-  return sent_ - taken_by_peer_ < credits_ && free_slots() > 0 && pair_.room() > 0;
 }
 
 std::size_t PacketWriter::write(std::span<const std::byte> bytes) {
@@ -60,8 +60,8 @@ void PacketWriter::post() {
   const std::span<const std::byte> bytes = slot(next_slot_).first(filled_);
   const bool copied = filled_ <= pair_.inline_bytes();
   filled_ = 0;
-  const std::uint64_t request =
-      pair_.send(bytes, copied ? std::nullopt : std::optional(region_.local_key()), taken_, asks());
+  const std::uint64_t request = pair_.send(
+      bytes, copied ? std::nullopt : std::optional(region_.local_key()), immediate(), asks());
   ++sent_;
   told_ = taken_;
   if (copied) return;  // the slot is free already
@@ -74,7 +74,7 @@ bool PacketWriter::send_empty(bool tell) {
   // The last one that may be on its way must be heard of, or there would never be another.
   tell = tell || empties_ + 1 == kMostEmpty;
   silent_ = tell ? 0 : silent_ + 1;
-  const std::uint64_t request = pair_.send({}, std::nullopt, taken_, tell);
+  const std::uint64_t request = pair_.send({}, std::nullopt, immediate(), tell);
   in_use_.push_back({request, false, true});
   ++empties_;
   told_ = taken_;

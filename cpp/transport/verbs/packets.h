@@ -11,25 +11,39 @@
 
 namespace moolink::transport::verbs {
 
+// What goes with each SEND of the stream. Both numbers wrap around.
+struct Immediate {
+  std::uint16_t taken = 0;  // SENDs of the other side that were taken so far
+  std::uint16_t marks = 0;  // that this side has sent so far; what comes with it is read after them
+
+  static Immediate of(std::uint32_t bits) {
+    return {static_cast<std::uint16_t>(bits), static_cast<std::uint16_t>(bits >> 16)};
+  }
+  std::uint32_t bits() const { return std::uint32_t{marks} << 16 | taken; }
+};
+
 // The stream of frames as SENDs, from slots of this side into slots of the peer, of which there is
-// one for each credit.
+// one for each credit. Marks (Writes) are SENDs too and need credits.
 class PacketWriter {
  public:
   // Throws Exception{error} if no memory can be registered.
-  PacketWriter(Device& device, QueuePair& pair);
+  PacketWriter(const Device& device, QueuePair& pair);
 
   void set_credits(std::uint32_t credits) { credits_ = credits; }
   // Credits of SENDs that the peer has taken by now. Throws Exception{wire} for what cannot be.
-  void taken_by_peer(std::uint32_t taken);
+  void taken_by_peer(std::uint16_t taken);
   // A SEND of the peer was taken, which is told with the next one of this side.
   void took() { ++taken_; }
   // As many that the peer does not know of.
-  std::uint32_t owed() const { return taken_ - told_; }
+  std::uint32_t owed() const { return static_cast<std::uint16_t>(taken_ - told_); }
   // Requests up to this one have ended: their slots are free.
   void ended(std::uint64_t request);
 
+  bool has_credit() const { return in_flight() < credits_; }
+  // A mark has left by another queue pair: what leaves from now on is read after it.
+  void marked();
   // Whether a SEND could leave now.
-  bool ready() const;
+  bool ready() const { return has_credit() && free_slots() > 0 && pair_.room() > 0; }
   // Copies as much as can leave now and returns how much that was.
   std::size_t write(std::span<const std::byte> bytes);
   // What was copied leaves.
@@ -60,6 +74,8 @@ class PacketWriter {
   std::span<std::byte> slot(std::uint64_t number);
   std::uint64_t free_slots() const { return kSlots - (next_slot_ - freed_slots_); }
   bool asks() { return ++silent_ >= kTellEvery ? (silent_ = 0, true) : false; }
+  std::uint32_t in_flight() const { return static_cast<std::uint16_t>(sent_ - taken_by_peer_); }
+  std::uint32_t immediate() const { return Immediate{taken_, marks_}.bits(); }
   void post();
 
   static constexpr std::uint32_t kTellEvery = 8;
@@ -74,10 +90,12 @@ class PacketWriter {
   std::uint32_t silent_ = 0;
   std::uint32_t empties_ = 0;  // on their way
   std::uint32_t credits_ = 0;
-  std::uint32_t sent_ = 0;           // SENDs that need a credit
-  std::uint32_t taken_by_peer_ = 0;  // of these
-  std::uint32_t taken_ = 0;
-  std::uint32_t told_ = 0;
+  // These wrap around.
+  std::uint16_t sent_ = 0;           // SENDs that need a credit
+  std::uint16_t taken_by_peer_ = 0;  // of these
+  std::uint16_t taken_ = 0;
+  std::uint16_t told_ = 0;
+  std::uint16_t marks_ = 0;
 };
 
 }  // namespace moolink::transport::verbs

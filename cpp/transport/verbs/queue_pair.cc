@@ -14,10 +14,6 @@
 namespace moolink::transport::verbs {
 namespace {
 
-// Of a request that is a receive, beside the number of its slot, and of one that is none. Slots are
-// posted with their bare numbers; requests of this side carry this bit.
-constexpr std::uint64_t kOurs = std::uint64_t{1} << 63;
-
 constexpr std::uint32_t kWantedInline = 256;
 // 4 µs * 2^14 = 67 ms without an answer, seven times: half a second, then the connection ends. On
 // hardware it may be up to four times that.
@@ -34,16 +30,12 @@ constexpr std::uint32_t kPacketNumbers = 0xffffff;
 
 }  // namespace
 
-QueuePair::QueuePair(std::shared_ptr<Device> device, void* owner)
-    : device_(std::move(device)),
-      library_(device_->library()),
+QueuePair::QueuePair(const Device& device, ibv_cq* completions)
+    : device_(device),
+      library_(device.library()),
       first_packet_(static_cast<std::uint32_t>(entropy64()) & kPacketNumbers) {
-  // Every request may end, and every slot may be filled, before anybody looks.
-  constexpr int kEntries = 1024;
-  completions_ = library_.create_cq(device_->context(), kEntries, owner, device_->channel(), 0);
-  if (completions_ == nullptr) fail("no queue of completions can be made", errno);
   try {
-    make_pair();
+    make_pair(completions);
     initialise();
   } catch (const Exception&) {
     destroy();
@@ -51,18 +43,18 @@ QueuePair::QueuePair(std::shared_ptr<Device> device, void* owner)
   }
 }
 
-void QueuePair::make_pair() {
+void QueuePair::make_pair(ibv_cq* completions) {
   auto attributes = zeroed<ibv_qp_init_attr>();
-  attributes.send_cq = attributes.recv_cq = completions_;
-  attributes.srq = device_->receive_queue();
+  attributes.send_cq = attributes.recv_cq = completions;
+  attributes.srq = device_.receive_queue();
   attributes.qp_type = IBV_QPT_RC;
   attributes.cap.max_send_wr = kRequests;
   attributes.cap.max_send_sge = 1;
   attributes.cap.max_inline_data = kWantedInline;
-  pair_ = library_.create_qp(device_->domain(), &attributes);
+  pair_ = library_.create_qp(device_.domain(), &attributes);
   if (pair_ == nullptr) {  // perhaps it copies nothing into requests
     attributes.cap.max_inline_data = 0;
-    pair_ = library_.create_qp(device_->domain(), &attributes);
+    pair_ = library_.create_qp(device_.domain(), &attributes);
   }
   if (pair_ == nullptr) fail("no queue pair can be made", errno);
   inline_bytes_ = attributes.cap.max_inline_data;
@@ -71,40 +63,20 @@ void QueuePair::make_pair() {
 void QueuePair::initialise() {
   auto attributes = zeroed<ibv_qp_attr>();
   attributes.qp_state = IBV_QPS_INIT;
-  attributes.port_num = device_->port().number;
+  attributes.port_num = device_.port().number;
   attributes.qp_access_flags = IBV_ACCESS_REMOTE_WRITE;
   const int error = library_.modify_qp(
       pair_, &attributes, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
   if (error != 0) fail("a queue pair cannot be initialised", error);
 }
 
-Endpoint QueuePair::endpoint() const {
-  const Port& port = device_->port();
-  Endpoint endpoint;
-  endpoint.infiniband = port.infiniband;
-  endpoint.lid = port.lid;
-  std::memcpy(endpoint.gid.data(), port.gid.raw, endpoint.gid.size());
-  endpoint.queue_pair = pair_->qp_num;
-  endpoint.first_packet = first_packet_;
-  endpoint.mtu = static_cast<std::uint8_t>(port.mtu);
-  return endpoint;
-}
-
-void QueuePair::connect(const Endpoint& there) {
-  const Port& port = device_->port();
-  if (there.infiniband != port.infiniband) {
-    throw Exception(ErrorCode::error, std::string("this side is on ") +
-                                          (port.infiniband ? "InfiniBand" : "Ethernet") +
-                                          ", the other one is not");
-  }
-  if (there.mtu < IBV_MTU_256 || there.mtu > IBV_MTU_4096) {
-    throw Exception(ErrorCode::wire, "the other end of a queue pair names no packet size");
-  }
+void QueuePair::connect(const Endpoint& there, const Endpoint::Pair& pair) {
+  const Port& port = device_.port();
   auto ready = zeroed<ibv_qp_attr>();
   ready.qp_state = IBV_QPS_RTR;
   ready.path_mtu = static_cast<ibv_mtu>(std::min<int>(there.mtu, port.mtu));
-  ready.dest_qp_num = there.queue_pair;
-  ready.rq_psn = there.first_packet & kPacketNumbers;
+  ready.dest_qp_num = pair.number;
+  ready.rq_psn = pair.first_packet & kPacketNumbers;
   ready.max_dest_rd_atomic = 1;
   ready.min_rnr_timer = kSlotPause;
   ready.ah_attr.port_num = port.number;
@@ -134,7 +106,7 @@ void QueuePair::connect(const Endpoint& there) {
 }
 
 std::uint64_t QueuePair::send(std::span<const std::byte> bytes, std::optional<std::uint32_t> key,
-                              std::uint32_t taken, bool tell) {
+                              std::uint32_t immediate, bool tell) {
   auto where = zeroed<ibv_sge>();
   where.addr = reinterpret_cast<std::uintptr_t>(bytes.data());
   where.length = static_cast<std::uint32_t>(bytes.size());
@@ -143,7 +115,7 @@ std::uint64_t QueuePair::send(std::span<const std::byte> bytes, std::optional<st
   request.sg_list = &where;
   request.num_sge = bytes.empty() ? 0 : 1;
   request.opcode = IBV_WR_SEND_WITH_IMM;
-  request.imm_data = htonl(taken);
+  request.imm_data = htonl(immediate);
   if (tell) request.send_flags |= IBV_SEND_SIGNALED;
   if (!key && !bytes.empty()) request.send_flags |= IBV_SEND_INLINE;
   return post(request);
@@ -166,47 +138,14 @@ std::uint64_t QueuePair::write(std::span<const std::byte> bytes, std::uint32_t k
 }
 
 std::uint64_t QueuePair::post(ibv_send_wr& request) {
-  request.wr_id = (posted_ + 1) | kOurs;
+  request.wr_id = (posted_ + 1) | kRequest;
   ibv_send_wr* bad = nullptr;
   const int error = library_.post_send(pair_, &request, &bad);
   if (error != 0) fail("the device refuses a request", error);
   return ++posted_;
 }
 
-bool QueuePair::fetch() {
-  if (fetched_at_ < fetched_end_) return true;
-  fetched_at_ = fetched_end_ = 0;
-  if (completions_ == nullptr) return false;
-  const int count = library_.poll_cq(completions_, kFetched, fetched_.data());
-  if (count < 0) throw Exception(ErrorCode::error, "the device does not tell what has ended");
-  fetched_end_ = count;
-  return count > 0;
-}
-
-std::optional<Completion> QueuePair::poll() {
-  if (!fetch()) return std::nullopt;
-  const ibv_wc& from = fetched_[static_cast<std::size_t>(fetched_at_++)];
-  Completion completion;
-  completion.received = (from.wr_id & kOurs) == 0;
-  completion.id = from.wr_id & ~kOurs;
-  if (from.status != IBV_WC_SUCCESS) completion.error = library_.wc_status_str(from.status);
-  if (completion.received) {
-    completion.bytes = from.byte_len;
-    completion.taken = ntohl(from.imm_data);
-  } else {
-    ended_ = std::max(ended_, completion.id);
-  }
-  return completion;
-}
-
-bool QueuePair::arm() {
-  if (completions_ == nullptr) return true;
-  if (!armed_) {
-    if (library_.req_notify_cq(completions_, 0) != 0) return true;
-    armed_ = true;
-  }
-  return !fetch();
-}
+void QueuePair::ended(std::uint64_t request) { ended_ = std::max(ended_, request); }
 
 void QueuePair::stop() {
   if (pair_ == nullptr || std::exchange(stopped_, true)) return;
@@ -216,18 +155,7 @@ void QueuePair::stop() {
 }
 
 void QueuePair::destroy() {
-  stop();
-  try {
-    // Slots that were filled and not looked at are for other connections.
-    while (const auto completion = poll()) {
-      if (completion->received) device_->post_slot(completion->id);
-    }
-  } catch (const Exception&) {
-    device_->set_failed();
-  }
   if (pair_ != nullptr) library_.destroy_qp(std::exchange(pair_, nullptr));
-  if (completions_ != nullptr) library_.destroy_cq(std::exchange(completions_, nullptr));
-  fetched_at_ = fetched_end_ = 0;
   ended_ = posted_;
 }
 

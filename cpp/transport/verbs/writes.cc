@@ -14,54 +14,120 @@ void Writes::add(const wire::GrantPlace& place, Buffer bytes) {
     throw Exception(ErrorCode::wire, "a grant of " + std::to_string(place.bytes) +
                                          " bytes for a part of " + std::to_string(bytes.size()));
   }
-  auto part = std::make_shared<Part>(Part{place, std::move(bytes), nullptr});
+  auto part = std::make_shared<Part>(Part{place, std::move(bytes), nullptr, 0, {}});
   part->region = registrations_.of(part->bytes);
-  waiting_.push_back(std::move(part));
+  const bool several = part->bytes.size() > kPieceBytes && part->region != nullptr;
+  if (several && pairs_.size() > 1) {
+    part->unmarked.resize(pairs_.size());
+    spread_.push_back(std::move(part));
+  } else {
+    whole_.push_back(std::move(part));
+  }
 }
 
-bool Writes::ready() const {
-  return !waiting_.empty() && on_their_way_.size() < kPieces && pair_.room() > 0 &&
-         (waiting_.front()->region != nullptr || packets_.has_slot());
+bool Writes::idle() const {
+  return whole_.empty() && spread_.empty() &&
+         std::all_of(on_their_way_.begin(), on_their_way_.end(),
+                     [](const auto& pieces) { return pieces.empty(); });
 }
 
 bool Writes::step(std::optional<wire::GrantPlace>& written) {
-  if (!ready()) return false;
-  const std::shared_ptr<Part> part = waiting_.front();
-  const Buffer& bytes = part->bytes;
-  std::size_t size = std::min(kPieceBytes, bytes.size() - part->done);
-  std::span<const std::byte> from = bytes.span().subspan(part->done, size);
-  std::uint32_t key = 0;
-  if (part->region != nullptr) {
-    key = part->region->local_key();
+  if (whole_ready()) {
+    written = step_whole();
+  } else if (const auto pair = spread_pair()) {
+    written = step_spread(*pair);
   } else {
-    const std::span<std::byte> slot = packets_.borrow();
-    if (slot.empty()) return false;
-    size = std::min(size, slot.size());
-    std::memcpy(slot.data(), from.data(), size);
-    from = slot.first(size);
-    key = packets_.key();
-  }
-  const std::uint64_t request = pair_.write(from, key, part->place.offset + part->done,
-                                            static_cast<std::uint32_t>(part->place.segment));
-  if (part->region == nullptr) packets_.borrowed(request);
-  on_their_way_.push_back({request, part});
-  part->done += size;
-  if (part->done == bytes.size()) {
-    written = part->place;
-    waiting_.pop_front();
+    return false;
   }
   return true;
 }
 
-void Writes::ended(std::uint64_t request) {
-  while (!on_their_way_.empty() && on_their_way_.front().request <= request) {
-    on_their_way_.pop_front();
+// --- by the first queue pair
+
+bool Writes::whole_ready() const {
+  return !whole_.empty() && on_their_way_[0].size() < kPieces && pairs_.first().room() > 0 &&
+         (whole_.front()->region != nullptr || packets_.has_slot());
+}
+
+std::optional<wire::GrantPlace> Writes::step_whole() {
+  const std::shared_ptr<Part> part = whole_.front();
+  const Buffer& bytes = part->bytes;
+  auto from = bytes.span().subspan(part->done);
+  if (part->region != nullptr) {
+    from = from.first(std::min(kPieceBytes, from.size()));
+    post(0, part, from, part->region->local_key());
+  } else {
+    const std::span<std::byte> slot = packets_.borrow();
+    if (slot.empty()) return std::nullopt;
+    from = from.first(std::min(slot.size(), from.size()));
+    std::memcpy(slot.data(), from.data(), from.size());
+    post(0, part, slot.first(from.size()), packets_.key());
+    packets_.borrowed(on_their_way_[0].back().request);
   }
+  if (!part->has_left()) return std::nullopt;
+  whole_.pop_front();
+  return part->place;
+}
+
+// --- by the others
+
+std::optional<std::size_t> Writes::spread_pair() const {
+  if (spread_.empty()) return std::nullopt;
+  const Part& part = *spread_.front();
+  std::optional<std::size_t> best;
+  for (std::size_t pair = 1; pair < pairs_.size(); ++pair) {
+    if (pairs_.at(pair).room() == 0) continue;
+    const std::size_t pieces = on_their_way_[pair].size();
+    const bool can =
+        part.has_left() ? part.unmarked[pair] && packets_.has_credit() : pieces < most_pieces();
+    if (can && (!best || pieces < on_their_way_[*best].size())) best = pair;
+  }
+  return best;
+}
+
+std::optional<wire::GrantPlace> Writes::step_spread(std::size_t pair) {
+  const std::shared_ptr<Part> part = spread_.front();
+  if (!part->has_left()) {
+    auto from = part->bytes.span().subspan(part->done);
+    from = from.first(std::min(kPieceBytes, from.size()));
+    post(pair, part, from, part->region->local_key());
+    part->unmarked[pair] = true;
+    return std::nullopt;
+  }
+  // Its completion is asked for: it would keep the queue pair from being idle.
+  pairs_.at(pair).send({}, std::nullopt, 0, true);
+  packets_.marked();
+  part->unmarked[pair] = false;
+  if (std::find(part->unmarked.begin(), part->unmarked.end(), true) != part->unmarked.end()) {
+    return std::nullopt;
+  }
+  spread_.pop_front();
+  return part->place;
+}
+
+void Writes::post(std::size_t pair, const std::shared_ptr<Part>& part,
+                  std::span<const std::byte> from, std::uint32_t key) {
+  const std::uint64_t request = pairs_.at(pair).write(
+      from, key, part->place.offset + part->done, static_cast<std::uint32_t>(part->place.segment));
+  on_their_way_[pair].push_back({request, part});
+  part->done += from.size();
+}
+
+// --- the end
+
+void Writes::ended(std::size_t pair, std::uint64_t request) {
+  std::deque<Piece>& pieces = on_their_way_[pair];
+  while (!pieces.empty() && pieces.front().request <= request) pieces.pop_front();
+}
+
+void Writes::clear_waiting() {
+  whole_.clear();
+  spread_.clear();
 }
 
 void Writes::clear() {
-  waiting_.clear();
-  on_their_way_.clear();
+  clear_waiting();
+  for (auto& pieces : on_their_way_) pieces.clear();
 }
 
 }  // namespace moolink::transport::verbs

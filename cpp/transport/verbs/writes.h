@@ -1,36 +1,41 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "base/buffer.h"
 #include "transport/verbs/packets.h"
-#include "transport/verbs/queue_pair.h"
+#include "transport/verbs/queue_pairs.h"
 #include "transport/verbs/registrations.h"
 #include "wire/path.h"
 
 namespace moolink::transport::verbs {
 
-// Parts on their way into the peer's grants: in pieces, one part after the other. Their bytes are
-// held until the device has read them.
+// Parts on their way into the peer's grants, in pieces. Their bytes are held until the device has
+// read them. Parts of one piece, and what must be copied, go one after the other by the first queue
+// pair, which carries the stream of frames too. Those of several go by all others at once, so that
+// nothing small waits for them. Each of these queue pairs keeps its own order only: when the last
+// piece has left, a mark follows on each that had one.
 class Writes {
  public:
-  Writes(Device& device, QueuePair& pair, PacketWriter& packets)
-      : pair_(pair), packets_(packets), registrations_(device) {}
+  Writes(const Device& device, QueuePairs& pairs, PacketWriter& packets)
+      : pairs_(pairs), packets_(packets), registrations_(device), on_their_way_(pairs.size()) {}
 
   void add(const wire::GrantPlace& place, Buffer bytes);
-  bool idle() const { return waiting_.empty() && on_their_way_.empty(); }
-  // Whether a piece could leave now.
-  bool ready() const;
-  // Lets one piece leave; true if it did. `written`: the place whose last piece this was.
+  bool idle() const;
+  // Whether something could leave now.
+  bool ready() const { return whole_ready() || spread_pair().has_value(); }
+  // Lets a piece or a mark leave; true if one did. `written`: the place for which it was the last.
   bool step(std::optional<wire::GrantPlace>& written);
-  // Requests up to this one have ended.
-  void ended(std::uint64_t request);
+  // Requests of a queue pair up to this one have ended.
+  void ended(std::size_t pair, std::uint64_t request);
   // What has not left is not wanted any more.
-  void clear_waiting() { waiting_.clear(); }
+  void clear_waiting();
   // The device reads nothing any more.
   void clear();
 
@@ -40,20 +45,37 @@ class Writes {
     Buffer bytes;
     std::shared_ptr<const Region> region;  // null: its pieces are copied through slots
     std::size_t done = 0;
+    std::vector<bool> unmarked;  // queue pairs that had a piece of it and no mark yet
+
+    bool has_left() const { return done == bytes.size(); }
   };
   struct Piece {
     std::uint64_t request;
     std::shared_ptr<Part> part;
   };
 
-  static constexpr std::size_t kPieceBytes = std::size_t{512} << 10;
-  static constexpr std::size_t kPieces = 4;  // on their way
+  bool whole_ready() const;
+  std::optional<wire::GrantPlace> step_whole();
+  // The queue pair by which the next step of the first part of several pieces can leave.
+  std::optional<std::size_t> spread_pair() const;
+  std::optional<wire::GrantPlace> step_spread(std::size_t pair);
+  void post(std::size_t pair, const std::shared_ptr<Part>& part, std::span<const std::byte> from,
+            std::uint32_t key);
 
-  QueuePair& pair_;
+  static constexpr std::size_t kPieceBytes = std::size_t{512} << 10;
+  static constexpr std::size_t kPieces = 4;  // on their way by the first queue pair, or the others
+
+  // By one of the others: the next one is there when the device has done one.
+  std::size_t most_pieces() const {
+    return std::max<std::size_t>(2, kPieces / (pairs_.size() - 1));
+  }
+
+  QueuePairs& pairs_;
   PacketWriter& packets_;
   Registrations registrations_;
-  std::deque<std::shared_ptr<Part>> waiting_;
-  std::deque<Piece> on_their_way_;
+  std::deque<std::shared_ptr<Part>> whole_;   // that go by the first queue pair
+  std::deque<std::shared_ptr<Part>> spread_;  // that go by the others
+  std::vector<std::deque<Piece>> on_their_way_;
 };
 
 }  // namespace moolink::transport::verbs

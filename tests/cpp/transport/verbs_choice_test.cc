@@ -136,6 +136,25 @@ TEST("verbs: a variable that is no number is refused by name") {
   CHECK_EQ(Wishes::from_environment().port, 0);
 }
 
+TEST("verbs: the number of queue pairs of a connection can be chosen, from 1 to 8") {
+  FakeVerbs fake;
+  fake.add(roce("rxe0", {{gid_of(kV4)}}));
+  const auto with = [&](const char* value) {
+    setenv("MOOLINK_VERBS_QUEUE_PAIRS", value, 1);
+    Wishes wishes = fake.wishes();
+    wishes.queue_pairs = Wishes::from_environment().queue_pairs;
+    return choose(fake.library(), wishes).port->queue_pairs;
+  };
+  CHECK_EQ(with("1"), std::size_t{1});
+  CHECK_EQ(with("8"), std::size_t{8});
+  for (const char* wrong : {"0", "9", "many"}) {
+    setenv("MOOLINK_VERBS_QUEUE_PAIRS", wrong, 1);
+    CHECK_THROWS(Wishes::from_environment(), ErrorCode::invalid_argument);
+  }
+  unsetenv("MOOLINK_VERBS_QUEUE_PAIRS");
+  CHECK_EQ(Wishes::from_environment().queue_pairs, 2);
+}
+
 TEST("verbs: without a device the library is not loaded") {
   FakeVerbs fake;
   const Availability found = look(fake.wishes(), []() -> const LoadedLibrary& { std::abort(); });

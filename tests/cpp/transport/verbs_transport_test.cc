@@ -5,6 +5,8 @@
 #include <cstring>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "check.h"
 #include "conformance.h"
@@ -28,10 +30,12 @@ const Port& port() {
   return chosen;
 }
 
-conformance::Subject subject_with(const Library& library) {
+conformance::Subject subject_with(const Library& library, std::size_t queue_pairs = 3) {
   return {"verbs",
-          [&library](Environment& environment) {
-            return std::make_unique<VerbsTransport>(environment, library, port());
+          [&library, queue_pairs](Environment& environment) {
+            Port with = port();
+            with.queue_pairs = queue_pairs;
+            return std::make_unique<VerbsTransport>(environment, library, with);
           },
           "verbs://127.0.0.1:0", "verbs://127.0.0.1:99999"};
 }
@@ -50,8 +54,9 @@ const bool conformance_added = [] {
 
 struct Pair {
   explicit Pair(const Library& of_a = real(), const Library& of_b = real())
-      : a(subject_with(of_a)), b(subject_with(of_b)) {
-    connected = conformance::connect(subject_with(of_a), a, b);
+      : Pair(subject_with(of_a), subject_with(of_b)) {}
+  Pair(const conformance::Subject& of_a, const conformance::Subject& of_b) : a(of_a), b(of_b) {
+    connected = conformance::connect(of_a, a, b);
   }
   // Writes the bytes of a part into a grant of b; its memory.
   MutableBuffer write(std::size_t size, std::uint64_t seed) {
@@ -83,6 +88,83 @@ const OnDevice written("parts are in their grant before what tells of them", [] 
     ++seed;
     CHECK(same_bytes(pair.write(size, seed), pattern(size, seed)));
   }
+});
+
+const OnDevice unequal("sides with other numbers of queue pairs use as many as both have", [] {
+  const std::pair<std::size_t, std::size_t> counts[] = {{1, 1}, {1, 3}, {3, 2}, {2, 8}};
+  for (const auto& [of_a, of_b] : counts) {
+    Pair pair(subject_with(real(), of_a), subject_with(real(), of_b));
+    if (!pair.connected) return;
+    CHECK(same_bytes(pair.write(5 << 20, of_a), pattern(5 << 20, of_a)));
+    CHECK(same_bytes(pair.write(1000, of_b), pattern(1000, of_b)));
+  }
+});
+
+// Keeps back what one side posts on all of its queue pairs but the first.
+struct KeptBack {
+  struct Request {
+    ibv_qp* pair;
+    ibv_send_wr request;
+    ibv_sge where;
+  };
+  static inline std::vector<ibv_qp*> pairs;  // in the order in which they were made
+  static inline std::vector<Request> requests;
+  static inline int arrived = 0;  // at the other side: SENDs with bytes
+
+  static ibv_qp* create(ibv_pd* domain, ibv_qp_init_attr* attributes) {
+    pairs.push_back(real().create_qp(domain, attributes));
+    return pairs.back();
+  }
+  static int post(ibv_qp* pair, ibv_send_wr* request, ibv_send_wr** bad) {
+    if (pair == pairs.front()) return real().post_send(pair, request, bad);
+    requests.push_back({pair, *request, request->num_sge > 0 ? *request->sg_list : ibv_sge{}});
+    return 0;
+  }
+  static void let_go(std::size_t index) {
+    Request& kept = requests.at(index);
+    kept.request.sg_list = &kept.where;
+    ibv_send_wr* bad = nullptr;
+    CHECK_EQ(real().post_send(kept.pair, &kept.request, &bad), 0);
+  }
+  static int poll(ibv_cq* queue, int most, ibv_wc* into) {
+    const int count = real().poll_cq(queue, most, into);
+    for (int i = 0; i < count; ++i) {
+      arrived += (into[i].wr_id & QueuePair::kRequest) == 0 && into[i].byte_len > 0 ? 1 : 0;
+    }
+    return count;
+  }
+};
+
+const OnDevice marked("what tells of a part waits for its pieces on every queue pair", [] {
+  Library keeping = real();
+  keeping.create_qp = KeptBack::create;
+  keeping.post_send = KeptBack::post;
+  Library counting = real();
+  counting.poll_cq = KeptBack::poll;
+  KeptBack::pairs.clear();
+  KeptBack::requests.clear();
+  Pair pair(keeping, counting);
+  if (!pair.connected) return;
+  const std::size_t size = std::size_t{2} << 20;
+  const Buffer bytes = pattern(size, 7);
+  auto grant = pair.b.connection().allocate_grant(size);
+  pair.a.connection().fill_grant(grant->place, bytes);
+  wait_until(pair.a, pair.b, [&] { return pair.a.filled.size() == 1; });
+  // Four pieces over two queue pairs, and a mark on each of these.
+  CHECK_EQ(KeptBack::requests.size(), std::size_t{6});
+  KeptBack::arrived = 0;
+  for (std::uint64_t i = 1; i <= 3; ++i) pair.a.send(message_frame(i, 10'000));
+  wait_until(pair.a, pair.b, [&] { return KeptBack::arrived >= 3; });
+  pair.b.turn();
+  CHECK(pair.b.frames.empty());
+  for (std::size_t i = 0; i < 5; ++i) KeptBack::let_go(i);
+  pair.b.send(message_frame(9, 10));  // goes past what waits
+  wait_until(pair.a, pair.b, [&] { return pair.a.frames.size() == 1; });
+  CHECK(pair.b.frames.empty());
+  KeptBack::let_go(5);
+  wait_until(pair.a, pair.b, [&] { return pair.b.frames.size() == 3; });
+  CHECK(same_bytes(grant->memory, bytes));
+  for (std::uint64_t i = 0; i < 3; ++i) CHECK_EQ(pair.b.frames[i].header.seq, i + 1);
 });
 
 const OnDevice outside("a part larger than its grant is refused before anything is written", [] {
