@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <mutex>
 #include <new>
+#include <utility>
 #include <vector>
 
 namespace moolink::memory {
@@ -16,6 +17,8 @@ namespace {
 constexpr std::size_t kAlignment = 64;
 constexpr std::size_t kSmallest = 256;
 constexpr std::size_t kHugePage = std::size_t{2} << 20;  // from here on blocks are mapped
+// Who keeps note of blocks (home_of) does so of large ones.
+constexpr std::size_t kSmallestHome = std::size_t{64} << 10;
 constexpr std::size_t kClasses = 4 * 48;
 constexpr std::size_t kLargest = std::size_t{1} << 48;
 
@@ -59,42 +62,59 @@ void give_up(std::byte* block, std::size_t bytes) {
 
 class Pool::Shelves {
  public:
+  struct Block {
+    std::byte* memory = nullptr;
+    std::shared_ptr<const void> lives;  // null: a small one
+  };
+
+  // Gives a block back with its last reference.
+  struct Return {
+    std::shared_ptr<Shelves> shelves;
+    SizeClass of;
+    Block block;
+
+    void operator()(void*) noexcept { shelves->put_back(of, std::move(block)); }
+  };
+
   explicit Shelves(std::size_t retain_bytes) : retain_bytes_(retain_bytes) {}
 
   ~Shelves() {
     for (Shelf& shelf : shelves_) {
-      for (std::byte* block : shelf.blocks) give_up(block, shelf.bytes);
+      for (Block& block : shelf.blocks) destroy(std::move(block), shelf.bytes);
     }
   }
 
-  std::byte* take(const SizeClass& wanted) {
+  Block take(const SizeClass& wanted) {
     Shelf& shelf = shelves_[wanted.index];
     {
       const std::lock_guard guard(shelf.mutex);
       if (!shelf.blocks.empty()) {
-        std::byte* block = shelf.blocks.back();  // the last one freed is the warmest
+        Block block = std::move(shelf.blocks.back());  // the last one freed is the warmest
         shelf.blocks.pop_back();
         retained_ -= wanted.bytes;
         return block;
       }
     }
-    return obtain(wanted.bytes);
+    Block block;
+    if (wanted.bytes >= kSmallestHome) block.lives = std::make_shared<char>();
+    block.memory = obtain(wanted.bytes);
+    return block;
   }
 
-  void put_back(const SizeClass& of, std::byte* block) noexcept {
+  void put_back(const SizeClass& of, Block block) noexcept {
     if (retained_.fetch_add(of.bytes) + of.bytes <= retain_bytes_) {
       Shelf& shelf = shelves_[of.index];
       const std::lock_guard guard(shelf.mutex);
       try {
         shelf.bytes = of.bytes;
-        shelf.blocks.push_back(block);
+        shelf.blocks.push_back(std::move(block));
         return;
       } catch (const std::bad_alloc&) {
         // No room for the note: the block itself is given up below.
       }
     }
     retained_ -= of.bytes;
-    give_up(block, of.bytes);
+    destroy(std::move(block), of.bytes);
   }
 
   std::size_t retained() const { return retained_; }
@@ -103,8 +123,14 @@ class Pool::Shelves {
   struct Shelf {
     std::mutex mutex;
     std::size_t bytes = 0;
-    std::vector<std::byte*> blocks;
+    std::vector<Block> blocks;
   };
+
+  // Whoever has noted the block sees that it is gone before other memory can lie there.
+  static void destroy(Block block, std::size_t bytes) noexcept {
+    block.lives.reset();
+    give_up(block.memory, bytes);
+  }
 
   const std::size_t retain_bytes_;
   std::atomic<std::size_t> retained_{0};
@@ -117,12 +143,17 @@ Pool::~Pool() = default;
 MutableBuffer Pool::allocate(std::size_t size) {
   if (size > kLargest) throw std::bad_alloc();
   const SizeClass wanted = size_class(size);
-  std::byte* block = shelves_->take(wanted);
+  Shelves::Block block = shelves_->take(wanted);
+  std::byte* memory = block.memory;
   // If the control block cannot be allocated, shared_ptr runs the deleter: the block is not lost.
-  std::shared_ptr<void> owner(block, [shelves = shelves_, wanted](void* memory) {
-    shelves->put_back(wanted, static_cast<std::byte*>(memory));
-  });
-  return {std::move(owner), block, size};
+  std::shared_ptr<void> owner(memory, Shelves::Return{shelves_, wanted, std::move(block)});
+  return {std::move(owner), memory, size};
+}
+
+Home home_of(const Buffer& bytes) {
+  const auto* held = std::get_deleter<Pool::Shelves::Return>(bytes.owner());
+  if (held == nullptr || held->block.lives == nullptr) return {bytes.owner(), bytes.span()};
+  return {held->block.lives, {held->block.memory, held->of.bytes}};
 }
 
 std::size_t Pool::retained_bytes() const { return shelves_->retained(); }

@@ -2,10 +2,19 @@
 
 #include <cstddef>
 #include <memory>
+#include <span>
 
 #include "base/buffer.h"
 
 namespace moolink::memory {
+
+// What memory is to a device that reads it: a pool's block stays the same one while it goes from
+// owner to owner, other memory is one for as long as its owner lives.
+struct Home {
+  std::shared_ptr<const void> lives;  // until the memory is given up; null: nobody knows
+  std::span<const std::byte> memory;
+};
+Home home_of(const Buffer& bytes);
 
 // Memory for received messages and captured tensors: 64-byte aligned blocks that come back warm.
 // Writing to fresh pages runs at 2-3 GB/s, to warm ones at ten times that, so freed blocks are kept
@@ -22,6 +31,8 @@ class Pool final : public Allocator {
 
  private:
   class Shelves;
+  friend Home home_of(const Buffer& bytes);
+
   std::shared_ptr<Shelves> shelves_;
 };
 

@@ -61,7 +61,7 @@ VerbsConnection::VerbsConnection(Environment& environment, Owner& owner,
       packets_(*device_, pairs_.first()),
       receiver_(environment, *this),
       grants_(*device_),
-      writes_(*device_, pairs_, packets_) {
+      writes_(device_->sources(), pairs_, packets_) {
   traits_.preference = kPreference;
   traits_.grants = true;
   traits_.chunk_bytes = kChunk;

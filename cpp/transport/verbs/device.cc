@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "transport/verbs/registrations.h"
 
 namespace moolink::transport::verbs {
 namespace {
@@ -57,7 +58,8 @@ void Region::reset() {
   if (region_ != nullptr) library_->dereg_mr(std::exchange(region_, nullptr));
 }
 
-Device::Device(const Library& library, const Port& port) : library_(library), port_(port) {
+Device::Device(const Library& library, const Port& port)
+    : library_(library), port_(port), sources_(std::make_unique<Registrations>(*this)) {
   try {
     open();
   } catch (const Exception&) {
@@ -100,6 +102,7 @@ void Device::open() {
 
 void Device::release() noexcept {
   if (receive_queue_ != nullptr) library_.destroy_srq(receive_queue_);
+  sources_.reset();
   blocks_.clear();
   if (channel_ != nullptr) library_.destroy_comp_channel(channel_);
   if (domain_ != nullptr) library_.dealloc_pd(domain_);

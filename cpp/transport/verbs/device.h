@@ -13,6 +13,8 @@
 
 namespace moolink::transport::verbs {
 
+class Registrations;
+
 // Memory that a device may read, and write if asked for. Ends the registration.
 class Region {
  public:
@@ -59,6 +61,9 @@ class Device {
     return {library_, domain_, address, bytes, access};
   }
 
+  // What parts are written from, whatever the connection.
+  Registrations& sources() { return *sources_; }
+
   // Slots for one connection more, or one less. Throws Exception{error} if there is no memory.
   void add_user(std::size_t slots);
   void remove_user(std::size_t slots) { wanted_slots_ -= slots; }
@@ -89,6 +94,7 @@ class Device {
   ibv_pd* domain_ = nullptr;
   ibv_comp_channel* channel_ = nullptr;
   ibv_srq* receive_queue_ = nullptr;
+  std::unique_ptr<Registrations> sources_;
   std::vector<Block> blocks_;
   std::size_t wanted_slots_ = 0;
   std::size_t most_slots_ = 0;

@@ -3,15 +3,18 @@
 #include <algorithm>
 #include <utility>
 
+#include "memory/pool.h"
+
 namespace moolink::transport::verbs {
 
 std::shared_ptr<const Region> Registrations::of(const Buffer& bytes) {
-  if (bytes.owner() == nullptr) return nullptr;
+  const memory::Home home = memory::home_of(bytes);
+  if (home.lives == nullptr) return nullptr;
   drop_dead();
   const auto covers = [&](const Entry& entry) {
-    const bool same_owner =
-        !entry.owner.owner_before(bytes.owner()) && !bytes.owner().owner_before(entry.owner);
-    return same_owner && entry.begin <= bytes.data() &&
+    const bool same =
+        !entry.lives.owner_before(home.lives) && !home.lives.owner_before(entry.lives);
+    return same && entry.begin <= bytes.data() &&
            bytes.data() + bytes.size() <= entry.begin + entry.size;
   };
   const auto known = std::find_if(entries_.begin(), entries_.end(), covers);
@@ -19,24 +22,25 @@ std::shared_ptr<const Region> Registrations::of(const Buffer& bytes) {
     entries_.splice(entries_.begin(), entries_, known);
     return entries_.front().region;
   }
-  drop_unused(kMost - 1, kMostBytes - std::min(kMostBytes, bytes.size()));
+  const std::size_t size = home.memory.size();
+  drop_unused(kMost - 1, kMostBytes - std::min(kMostBytes, size));
   // Only read: the device needs no right to write.
-  auto* address = const_cast<std::byte*>(bytes.data());
-  Region region = device_.register_memory(address, bytes.size(), 0);
+  auto* address = const_cast<std::byte*>(home.memory.data());
+  Region region = device_.register_memory(address, size, 0);
   if (!region) {
     drop_unused(0, 0);
-    region = device_.register_memory(address, bytes.size(), 0);
+    region = device_.register_memory(address, size, 0);
   }
   if (!region) return nullptr;
   auto shared = std::make_shared<const Region>(std::move(region));
-  entries_.push_front({bytes.owner(), bytes.data(), bytes.size(), shared});
-  bytes_ += bytes.size();
+  entries_.push_front({home.lives, home.memory.data(), size, shared});
+  bytes_ += size;
   return shared;
 }
 
 void Registrations::drop_dead() {
   std::erase_if(entries_, [this](const Entry& entry) {
-    if (!entry.owner.expired()) return false;
+    if (!entry.lives.expired()) return false;
     bytes_ -= entry.size;
     return true;
   });

@@ -9,8 +9,10 @@
 
 namespace moolink::transport::verbs {
 
-// What parts are written from, registered for as long as its owner lives. Memory is known by its
-// owner, not by its address: another owner's is other memory, though it may lie at the same place.
+// What parts are written from, registered for as long as it is the same memory (memory::home_of):
+// a block of a pool as long as the pool keeps it, whatever messages it serves, and all of it; other
+// memory while its owner lives. It is not known by its address: after it was given up other memory
+// may lie there.
 class Registrations {
  public:
   explicit Registrations(const Device& device) : device_(device) {}
@@ -19,12 +21,12 @@ class Registrations {
   std::shared_ptr<const Region> of(const Buffer& bytes);
   std::size_t size() const { return entries_.size(); }
 
-  static constexpr std::size_t kMost = 256;
-  static constexpr std::size_t kMostBytes = std::size_t{1} << 30;
+  static constexpr std::size_t kMost = 1024;
+  static constexpr std::size_t kMostBytes = std::size_t{4} << 30;
 
  private:
   struct Entry {
-    std::weak_ptr<const void> owner;
+    std::weak_ptr<const void> lives;
     const std::byte* begin;
     std::size_t size;
     std::shared_ptr<const Region> region;

@@ -15,7 +15,7 @@ void Writes::add(const wire::GrantPlace& place, Buffer bytes) {
                                          " bytes for a part of " + std::to_string(bytes.size()));
   }
   auto part = std::make_shared<Part>(Part{place, std::move(bytes), nullptr, 0, {}});
-  part->region = registrations_.of(part->bytes);
+  part->region = sources_.of(part->bytes);
   const bool several = part->bytes.size() > kPieceBytes && part->region != nullptr;
   if (several && pairs_.size() > 1) {
     part->unmarked.resize(pairs_.size());

@@ -23,8 +23,8 @@ namespace moolink::transport::verbs {
 // piece has left, a mark follows on each that had one.
 class Writes {
  public:
-  Writes(const Device& device, QueuePairs& pairs, PacketWriter& packets)
-      : pairs_(pairs), packets_(packets), registrations_(device), on_their_way_(pairs.size()) {}
+  Writes(Registrations& sources, QueuePairs& pairs, PacketWriter& packets)
+      : sources_(sources), pairs_(pairs), packets_(packets), on_their_way_(pairs.size()) {}
 
   void add(const wire::GrantPlace& place, Buffer bytes);
   bool idle() const;
@@ -70,9 +70,9 @@ class Writes {
     return std::max<std::size_t>(2, kPieces / (pairs_.size() - 1));
   }
 
+  Registrations& sources_;
   QueuePairs& pairs_;
   PacketWriter& packets_;
-  Registrations registrations_;
   std::deque<std::shared_ptr<Part>> whole_;   // that go by the first queue pair
   std::deque<std::shared_ptr<Part>> spread_;  // that go by the others
   std::vector<std::deque<Piece>> on_their_way_;

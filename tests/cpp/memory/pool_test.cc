@@ -32,6 +32,37 @@ TEST("a freed block comes back warm, and only to its size class") {
   CHECK(pool.allocate(99000).data() != first);
 }
 
+TEST("a block is the same memory for each of its owners, until it is given up") {
+  std::weak_ptr<const void> lives;
+  {
+    Pool pool;
+    MutableBuffer owned = pool.allocate(100'000);
+    const Home first = home_of(owned);
+    lives = first.lives;
+    CHECK(first.memory.data() == owned.data());
+    CHECK(first.memory.size() >= owned.size());
+    CHECK(home_of(owned.slice(5000, 10)).lives == first.lives);
+    owned = {};
+    CHECK(!lives.expired());
+    owned = pool.allocate(99'000);
+    CHECK(home_of(owned).lives == first.lives);
+    CHECK(home_of(pool.allocate(99'000)).lives != first.lives);
+  }
+  CHECK(lives.expired());
+}
+
+TEST("memory of no pool, and of a small block, is one while its owner lives") {
+  Pool pool;
+  const Buffer owned[] = {HeapAllocator().allocate(100'000), pool.allocate(1000)};
+  for (const Buffer& bytes : owned) {
+    const Home home = home_of(bytes.slice(10, 20));
+    CHECK(home.lives == bytes.owner());
+    CHECK(home.memory.data() == bytes.data() + 10);
+    CHECK_EQ(home.memory.size(), std::size_t{20});
+  }
+  CHECK(home_of(Buffer()).lives == nullptr);
+}
+
 TEST("what is retained is bounded") {
   Pool pool(1 << 20);
   {

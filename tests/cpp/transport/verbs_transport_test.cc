@@ -10,6 +10,7 @@
 
 #include "check.h"
 #include "conformance.h"
+#include "memory/pool.h"
 #include "transport/verbs/choice.h"
 #include "transport/verbs/transport.h"
 
@@ -215,6 +216,34 @@ const OnDevice many("small frames go on beside a large write, both ways", [] {
   pair.a.send(message_frame(301, 500));
   wait_until(pair.a, pair.b, [&] { return pair.b.frames.size() == 301; });
   CHECK(same_bytes(grant->memory, bytes));
+});
+
+int sources_registered = 0;  // memory that the device may only read
+ibv_mr* count_sources(ibv_pd* domain, void* address, std::size_t bytes, int access) {
+  sources_registered += access == 0 ? 1 : 0;
+  return real().reg_mr(domain, address, bytes, access);
+}
+
+const OnDevice registered("memory that messages have in turn is registered once for all peers", [] {
+  Library counting = real();
+  counting.reg_mr = count_sources;
+  Side a(subject_with(counting));
+  Side b(subject_with(real()));
+  if (!conformance::connect(subject_with(real()), a, b)) return;
+  a.transport->dial(a.dialled[0]);
+  wait_until(a, b, [&] { return a.connections.size() == 2 && b.connections.size() == 2; });
+  memory::Pool pool;
+  sources_registered = 0;
+  for (const std::size_t size : {920'000, 1'000'000, 950'000}) {
+    MutableBuffer sent = pool.allocate(size);
+    for (std::size_t i = 0; i < 2; ++i) {
+      const auto grant = b.connections[i]->allocate_grant(size);
+      a.connections[i]->fill_grant(grant->place, sent);
+    }
+    sent = {};
+    wait_until(a, b, [&] { return pool.retained_bytes() > 0; });  // both have written from it
+  }
+  CHECK_EQ(sources_registered, 1);
 });
 
 // --- faults
