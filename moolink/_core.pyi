@@ -111,6 +111,7 @@ class CudaInfo(TypedDict):
     copies_to_host: int  # waits for a device, each of one or more tensors
     copies_to_device: int
     pinned_bytes: int  # now: of the host's memory, for copies
+    bytes_within_device: int  # captured in a device's own memory, which RDMA reads (GPUDirect)
 
 class RpcStats(PathStats):
     """Counters since the beginning, but for those that say "now"."""

@@ -25,14 +25,14 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "memory": ("tensor",),
     "io": ("base",),
     "wire": ("tensor",),
-    "transport": ("io", "wire", "memory", "crypto"),
     "device": ("memory",),
+    "transport": ("io", "wire", "device", "crypto"),
     "session": ("wire",),
     "rpc": ("session", "crypto"),
     "group": ("wire",),
     "collective": ("wire",),
     "accumulate": ("group", "collective"),
-    "runtime": ("transport", "device", "rpc", "accumulate"),
+    "runtime": ("transport", "rpc", "accumulate"),
     "bind": ("runtime",),
 }
 

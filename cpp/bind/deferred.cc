@@ -91,7 +91,7 @@ void send_value(runtime::Responder& responder, nb::handle value, const ValueOpti
   }
   rpc::Reply reply;
   try {
-    Lender lender{responder.context(), nullptr, responder.place()};
+    Lender lender{responder.context(), nullptr, responder.recipient()};
     reply = encode_value(value, options, lender.context->pool(), &lender);
   } catch (nb::python_error& e) {
     reply = to_remote_error(e, responder.function());
@@ -172,7 +172,7 @@ int PyDeferred::clear(PyObject* self) {
 
 bool PyStreamReturn::item(nb::object value) {
   require_unsent();
-  Lender lender{responder_->context(), nullptr, responder_->place()};
+  Lender lender{responder_->context(), nullptr, responder_->recipient()};
   responder_->send_item(encode_value(value, *options_, lender.context->pool(), &lender));
   return responder_->has_room();
 }

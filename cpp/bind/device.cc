@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "bind/gil.h"
+#include "device/block.h"
 
 namespace moolink::bind {
 namespace {
@@ -92,16 +93,32 @@ DeviceChoice parse_device(std::string_view text) {
   throw nb::value_error(message.c_str());
 }
 
-void DeviceCopies::add(const ImportedTensor& from, std::byte* to) {
+DeviceCopies::OfStream& DeviceCopies::of_stream(const ImportedTensor& tensor) {
   const auto found = std::find_if(streams_.begin(), streams_.end(), [&](const OfStream& known) {
-    return known.stream == from.stream.get();
+    return known.stream == tensor.stream.get();
   });
-  OfStream& group = found == streams_.end()
-                        ? streams_.emplace_back(from.stream.get(), std::vector<device::Transfer>())
-                        : *found;
+  return found == streams_.end() ? streams_.emplace_back(OfStream{tensor.stream.get(), {}, {}})
+                                 : *found;
+}
+
+Buffer DeviceCopies::keep(const ImportedTensor& from) {
+  const tensor::TensorRef& tensor = from.tensor;
+  if (!tensor::is_contiguous(tensor.shape, tensor.strides)) return {};
+  MutableBuffer memory;
+  try {
+    memory = device::allocate(device::Devices::process(), from.stream->device(), from.bytes());
+  } catch (const Exception&) {
+    return {};  // the host's serves
+  }
+  of_stream(from).kept.push_back({tensor.data, memory.data(), from.bytes()});
+  return memory;
+}
+
+void DeviceCopies::add(const ImportedTensor& from, std::byte* to) {
+  OfStream& group = of_stream(from);
   const tensor::TensorRef& tensor = from.tensor;
   if (tensor::is_contiguous(tensor.shape, tensor.strides)) {
-    group.transfers.push_back({tensor.data, to, from.bytes()});
+    group.to_host.push_back({tensor.data, to, from.bytes()});
     return;
   }
   const Span span = span_of(from);
@@ -111,12 +128,15 @@ void DeviceCopies::add(const ImportedTensor& from, std::byte* to) {
                         tensor.device.name() + " has gaps that are too wide; make it contiguous");
   }
   auto memory = std::make_unique<std::byte[]>(span.bytes);
-  group.transfers.push_back({tensor.data + span.begin, memory.get(), span.bytes});
+  group.to_host.push_back({tensor.data + span.begin, memory.get(), span.bytes});
   gatherings_.push_back({&from, std::move(memory), -span.begin, to});
 }
 
 void DeviceCopies::run() {
-  for (const OfStream& group : streams_) group.stream->copy_to_host(group.transfers);
+  for (const OfStream& group : streams_) {
+    group.stream->copy_within_device(group.kept);
+    group.stream->copy_to_host(group.to_host);
+  }
   for (const Gathering& one : gatherings_) {
     const tensor::TensorRef& tensor = one.tensor->tensor;
     tensor::gather(one.memory.get() + one.first, one.tensor->item_size(), tensor.shape,
@@ -207,6 +227,7 @@ nb::dict cuda_info() {
   info["copies_to_host"] = counters.copies_to_host;
   info["copies_to_device"] = counters.copies_to_device;
   info["pinned_bytes"] = counters.pinned_bytes;
+  info["bytes_within_device"] = counters.bytes_within_device;
   return info;
 }
 

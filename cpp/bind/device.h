@@ -28,13 +28,16 @@ class DeviceCopies {
  public:
   // The elements in row-major order; both must stay until run() has returned.
   void add(const ImportedTensor& from, std::byte* to);
+  // In memory of the tensor's device; empty: there is none left, or the tensor has gaps.
+  Buffer keep(const ImportedTensor& from);
   // Needs no GIL, and waits for the devices. Throws Exception{error}.
   void run();
 
  private:
   struct OfStream {
     device::Stream* stream;
-    std::vector<device::Transfer> transfers;
+    std::vector<device::Transfer> to_host;
+    std::vector<device::Transfer> kept;
   };
   // A tensor with gaps, copied with them and gathered here.
   struct Gathering {
@@ -43,6 +46,8 @@ class DeviceCopies {
     std::ptrdiff_t first;  // offset of its first element
     std::byte* to;
   };
+  OfStream& of_stream(const ImportedTensor& tensor);
+
   std::vector<OfStream> streams_;
   std::vector<Gathering> gatherings_;
 };

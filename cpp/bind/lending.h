@@ -37,8 +37,8 @@ struct Lender {
   std::shared_ptr<runtime::Context> context;
   // Done when nobody reads what the message has lent; null: it lends nothing.
   std::shared_ptr<runtime::Future> released = nullptr;
-  // Memory of the one peer that the message is for; null: none, or it is for several.
-  runtime::PlaceMemory place = nullptr;
+  // None: the message is for several.
+  std::optional<runtime::Recipient> recipient = std::nullopt;
 };
 
 void bind_lending(nb::module_& m);

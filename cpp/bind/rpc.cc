@@ -274,7 +274,7 @@ PyRpc::Outgoing PyRpc::outgoing(const std::string* peer, const nb::args& argumen
   park_if_exiting();
   release_dropped();
   Lender lender{peer_->context()};
-  if (peer != nullptr) lender.place = [&](std::size_t bytes) { return peer_->place(*peer, bytes); };
+  if (peer != nullptr) lender.recipient.emplace(*peer_, *peer);
   wire::Payload payload =
       encode_call(arguments, keywords, *options_, peer_->context()->pool(), &lender);
   return {std::move(payload), std::move(lender.released), to_duration(timeout_),

@@ -46,7 +46,7 @@ class Yielder : public std::enable_shared_from_this<Yielder> {
       return false;
     }
     try {
-      Lender lender{responder_->context(), nullptr, responder_->place()};
+      Lender lender{responder_->context(), nullptr, responder_->recipient()};
       responder_->send_item(encode_value(item, *options_, lender.context->pool(), &lender));
       return true;
     } catch (nb::python_error& e) {

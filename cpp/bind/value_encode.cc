@@ -22,6 +22,9 @@ namespace {
 constexpr std::size_t kLargeCopy = 64 << 10;
 // Smaller parts are not worth asking for the receiver's memory.
 constexpr std::size_t kSmallestPlaced = 64 << 10;
+// Below that a copy to the host costs less than a registration may, and parts must not ride in the
+// frame of their message.
+constexpr std::size_t kSmallestOnDevice = 256 << 10;
 
 std::span<const std::byte> bytes_of(const char* data, Py_ssize_t size) {
   return std::as_bytes(std::span(data, static_cast<std::size_t>(size)));
@@ -367,13 +370,15 @@ void ValueEncoder::refuse(PyObject* value) const {
   throw nb::type_error(message.c_str());
 }
 
-// Straight into the receiver's memory if it has given some, which saves a copy.
+// Straight into the receiver's memory if it has given some, or on the device if the path reads it
+// there: either saves a copy.
 void ValueEncoder::capture(Part& part, Allocator& allocator, DeviceCopies& copies) {
   const std::size_t size = part.tensor.bytes();
-  const bool may_place = !part.lent && size >= kSmallestPlaced && lender_ != nullptr;
-  if (may_place && lender_->place) {
-    if (auto placed = lender_->place(size)) {
-      if (part.tensor.stream != nullptr) {
+  const bool on_device = part.tensor.stream != nullptr;
+  const auto* recipient = lender_ != nullptr && lender_->recipient ? &*lender_->recipient : nullptr;
+  if (recipient != nullptr && !part.lent && size >= kSmallestPlaced) {
+    if (auto placed = recipient->place(size)) {
+      if (on_device) {
         copies.add(part.tensor, placed->memory.data());
       } else {
         copy_elements_past_cache(part.tensor, placed->memory);
@@ -383,8 +388,13 @@ void ValueEncoder::capture(Part& part, Allocator& allocator, DeviceCopies& copie
       return;
     }
   }
+  if (recipient != nullptr && on_device && size >= kSmallestOnDevice &&
+      recipient->reads_devices()) {
+    part.bytes = copies.keep(part.tensor);
+    if (!part.bytes.empty()) return;
+  }
   const MutableBuffer copy = allocator.allocate(size);
-  if (part.tensor.stream != nullptr) {
+  if (on_device) {
     copies.add(part.tensor, copy.data());
   } else {
     copy_elements(part.tensor, copy.data());

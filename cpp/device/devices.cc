@@ -259,6 +259,21 @@ void Stream::copy_to_device(std::span<const Transfer> transfers) {
   ++devices_.copies_to_device_;
 }
 
+void Stream::copy_within_device(std::span<const Transfer> transfers) {
+  const std::size_t total = total_of(transfers);
+  if (total == 0) return;
+  const Devices::Current current(devices_, device_);
+  for (const Transfer& transfer : transfers) {
+    devices_.check(devices_.driver_.copy(address(transfer.to), address(transfer.from),
+                                         transfer.bytes, handle_),
+                   device_, "copying within the device");
+  }
+  Devices::Event copied(devices_, device_);
+  copied.record(handle_);
+  copied.wait();
+  devices_.bytes_within_device_ += total;
+}
+
 // --- Devices
 
 namespace {
@@ -363,6 +378,30 @@ void Devices::release_stream(int device, StreamHandle stream) {
   devices_[static_cast<std::size_t>(device)].idle_streams.push_back(stream);
 }
 
+std::byte* Devices::allocate(int device, std::size_t bytes) {
+  const Current current(*this, device);
+  Address memory = 0;
+  check(driver_.allocate(&memory, bytes), device, "allocating memory");
+  return reinterpret_cast<std::byte*>(memory);
+}
+
+void Devices::free(int device, std::byte* memory) noexcept {
+  try {
+    const Current current(*this, device);
+    driver_.free(address(memory));
+  } catch (const Exception&) {
+    return;  // the driver has ended, and the memory with it
+  }
+}
+
+Descriptor Devices::export_dmabuf(int device, std::span<const std::byte> memory) {
+  const Current current(*this, device);
+  int descriptor = -1;
+  check(driver_.range_handle(&descriptor, address(memory.data()), memory.size(), kRangeDmaBuf, 0),
+        device, "sharing memory with other devices (dmabuf)");
+  return Descriptor(descriptor);
+}
+
 std::string Devices::name(int device) const {
   int number = 0;
   std::array<char, 256> text{};
@@ -379,8 +418,8 @@ int Devices::driver_version() const {
 }
 
 Counters Devices::counters() const {
-  return {bytes_to_host_, bytes_to_device_, copies_to_host_, copies_to_device_,
-          staging_.pinned_bytes()};
+  return {bytes_to_host_,    bytes_to_device_,        copies_to_host_,
+          copies_to_device_, staging_.pinned_bytes(), bytes_within_device_};
 }
 
 }  // namespace moolink::device

@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "base/descriptor.h"
 #include "device/driver.h"
 #include "device/staging.h"
 #include "tensor/layout.h"
@@ -39,7 +40,8 @@ struct Counters {
   std::uint64_t bytes_to_device = 0;
   std::uint64_t copies_to_host = 0;  // waits for a device, of one or more transfers each
   std::uint64_t copies_to_device = 0;
-  std::uint64_t pinned_bytes = 0;  // now
+  std::uint64_t pinned_bytes = 0;         // now
+  std::uint64_t bytes_within_device = 0;  // captured in a device's own memory
 };
 
 class Devices;
@@ -64,6 +66,7 @@ class Stream {
   // Return once the bytes are there.
   void copy_to_host(std::span<const Transfer> transfers);
   void copy_to_device(std::span<const Transfer> transfers);
+  void copy_within_device(std::span<const Transfer> transfers);
 
  private:
   Devices& devices_;
@@ -90,6 +93,12 @@ class Devices {
 
   // The stream that this thread holds on the device, or an idle one.
   std::shared_ptr<Stream> stream(int device);
+
+  // Memory of the device (Block). They throw Exception{error}, but for free().
+  std::byte* allocate(int device, std::size_t bytes);
+  void free(int device, std::byte* memory) noexcept;
+  // Whole pages of it as a dmabuf.
+  Descriptor export_dmabuf(int device, std::span<const std::byte> memory);
 
  private:
   friend class Stream;
@@ -118,6 +127,7 @@ class Devices {
   std::atomic<std::uint64_t> bytes_to_device_{0};
   std::atomic<std::uint64_t> copies_to_host_{0};
   std::atomic<std::uint64_t> copies_to_device_{0};
+  std::atomic<std::uint64_t> bytes_within_device_{0};
 };
 
 }  // namespace moolink::device

@@ -21,6 +21,7 @@ inline constexpr unsigned kStreamNonBlocking = 1;  // does not wait for the lega
 inline constexpr unsigned kEventBlockingSync = 1;  // who waits sleeps
 inline constexpr unsigned kEventDisableTiming = 2;
 inline constexpr unsigned kHostAllocPortable = 1;  // pinned for every context
+inline constexpr int kRangeDmaBuf = 1;             // CUmemRangeHandleType: the handle is an int
 
 // member, exported symbol, arguments. Where the driver has two versions of a function under one
 // name in its header, the symbol is that of the second.
@@ -44,6 +45,10 @@ inline constexpr unsigned kHostAllocPortable = 1;  // pinned for every context
   X(copy, cuMemcpyAsync, (Address to, Address from, std::size_t bytes, StreamHandle stream)) \
   X(host_allocate, cuMemHostAlloc, (void** memory, std::size_t bytes, unsigned flags))       \
   X(host_free, cuMemFreeHost, (void* memory))                                                \
+  X(allocate, cuMemAlloc_v2, (Address * memory, std::size_t bytes))                          \
+  X(free, cuMemFree_v2, (Address memory))                                                    \
+  X(range_handle, cuMemGetHandleForAddressRange,                                             \
+    (void* handle, Address memory, std::size_t bytes, int type, unsigned long long flags))   \
   X(error_name, cuGetErrorName, (Status status, const char** text))                          \
   X(error_text, cuGetErrorString, (Status status, const char** text))
 

@@ -154,6 +154,16 @@ bool Node::flushed(const Uid& instance) const {
   return found == nullptr || found->flushed();
 }
 
+std::optional<ConnectionId> Node::connection_in_use(Time now, const std::string& peer) const {
+  const Peer* found = state_->find_peer(peer);
+  return found == nullptr ? std::nullopt : found->session.connection_in_use(now);
+}
+
+std::optional<ConnectionId> Node::connection_in_use(Time now, const Uid& peer) const {
+  const Peer* found = state_->find_peer(peer);
+  return found == nullptr ? std::nullopt : found->session.connection_in_use(now);
+}
+
 std::optional<session::Session::StandingPlace> Node::take_standing(Time now,
                                                                    const std::string& peer,
                                                                    std::uint64_t bytes) {

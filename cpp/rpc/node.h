@@ -278,6 +278,8 @@ class Node {
   void return_loans(Time now, const Uid& lender, std::uint64_t session,
                     std::span<const std::uint64_t> loans);
   // For a message to a peer of that name, or to that instance. As of session::Session.
+  std::optional<ConnectionId> connection_in_use(Time now, const std::string& peer) const;
+  std::optional<ConnectionId> connection_in_use(Time now, const Uid& peer) const;
   std::optional<session::Session::StandingPlace> take_standing(Time now, const std::string& peer,
                                                                std::uint64_t bytes);
   std::optional<session::Session::StandingPlace> take_standing(Time now, const Uid& peer,

@@ -8,9 +8,7 @@ namespace moolink::runtime {
 
 const std::shared_ptr<Context>& Responder::context() const { return peer_->context(); }
 
-PlaceMemory Responder::place() const {
-  return [this](std::size_t bytes) { return peer_->place(key_.caller, bytes); };
-}
+Recipient Responder::recipient() const { return {*peer_, key_.caller}; }
 
 bool Responder::send(rpc::Reply reply) {
   if (sent_.exchange(true)) return false;

@@ -39,8 +39,8 @@ class Responder {
 
   // That of the peer which was called.
   const std::shared_ptr<Context>& context() const;
-  // Memory of the caller for a part of the reply or of an item.
-  PlaceMemory place() const;
+  // The caller, to whom the reply and items go.
+  Recipient recipient() const;
   // False if there was a reply already.
   bool send(rpc::Reply reply);
   bool sent() const { return sent_; }

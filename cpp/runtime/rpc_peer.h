@@ -110,6 +110,9 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   // Memory of the peer that is to receive a message, if it has given some. Released when unused.
   std::optional<PlacedMemory> place(const std::string& peer, std::size_t bytes);
   std::optional<PlacedMemory> place(const Uid& peer, std::size_t bytes);
+  // Whether parts of a message to it may lie in a CUDA device's memory.
+  bool reads_devices(const std::string& peer);
+  bool reads_devices(const Uid& peer);
   // Throws Exception{invalid_argument} if the name is taken.
   // Peers whose key is that of another group than `group` (empty: any) cannot call it.
   void define(const std::string& function, CallHandler handler, const std::string& group = {});
@@ -223,6 +226,7 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   void perform(rpc::AllocateGrant& action);
   void perform(rpc::FillGrant& action);
   void refuse_path(wire::ConnectionId id, const Error& error);
+  bool reads_devices(std::optional<wire::ConnectionId> in_use);
   std::optional<PlacedMemory> hold(const std::optional<session::Session::StandingPlace>& standing,
                                    std::size_t bytes);
   void perform(rpc::PassSegments& action);

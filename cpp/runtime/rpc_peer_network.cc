@@ -8,6 +8,7 @@
 
 #include "base/scoped.h"
 #include "rpc/dialler.h"
+#include "runtime/device_parts.h"
 #include "runtime/rpc_peer.h"
 
 namespace moolink::runtime {
@@ -226,6 +227,11 @@ void RpcPeer::perform(rpc::Write& action) {
   path.bytes_written += action.frame.bytes();
   record_frame(FlightKind::sent, action.connection, action.frame.header.type);
   if (action.frame.header.type == wire::FrameType::chunk) fed_.push_back(action.connection);
+  try {
+    bring_to_host(action.frame, context_->pool());
+  } catch (const Exception& e) {
+    return refuse_path(action.connection, e.error());
+  }
   found->second->write(std::move(action.frame));
   if (dirty_.empty() || dirty_.back() != found->second) dirty_.push_back(found->second);
 }
@@ -343,13 +349,14 @@ void RpcPeer::perform(rpc::FillGrant& action) {
   transport::Connection* connection = find(action.connection);
   if (connection == nullptr) return;
   try {
+    if (!connection->reads_devices()) bring_to_host(action.bytes, context_->pool());
     connection->fill_grant(action.place, std::move(action.bytes));
   } catch (const Exception& e) {
     refuse_path(action.connection, e.error());
   }
 }
 
-// The peer has said something of its memory that cannot be.
+// The peer has said something of its memory that cannot be, or this side's cannot be read.
 void RpcPeer::refuse_path(wire::ConnectionId id, const Error& error) {
   const auto node = connections_.extract(id);
   if (!node.empty()) node.mapped()->close();
@@ -364,6 +371,21 @@ std::optional<PlacedMemory> RpcPeer::place(const std::string& peer, std::size_t 
 std::optional<PlacedMemory> RpcPeer::place(const Uid& peer, std::size_t bytes) {
   const Engine::Lock lock = context_->lock();
   return hold(node_.take_standing(io::now(), peer, bytes), bytes);
+}
+
+bool RpcPeer::reads_devices(const std::string& peer) {
+  const Engine::Lock lock = context_->lock();
+  return reads_devices(node_.connection_in_use(io::now(), peer));
+}
+
+bool RpcPeer::reads_devices(const Uid& peer) {
+  const Engine::Lock lock = context_->lock();
+  return reads_devices(node_.connection_in_use(io::now(), peer));
+}
+
+bool RpcPeer::reads_devices(std::optional<wire::ConnectionId> in_use) {
+  const transport::Connection* connection = in_use ? find(*in_use) : nullptr;
+  return connection != nullptr && connection->reads_devices();
 }
 
 std::optional<PlacedMemory> RpcPeer::hold(

@@ -226,6 +226,11 @@ const Link* Session::best_link(Time now) const {
   return best;
 }
 
+std::optional<ConnectionId> Session::connection_in_use(Time now) const {
+  const Link* best = ready_ ? best_link(now) : nullptr;
+  return best == nullptr ? std::nullopt : std::optional(best->connection);
+}
+
 std::vector<LinkInfo> Session::links(Time now) const {
   std::vector<LinkInfo> infos;
   const Link* best = best_link(now);

@@ -71,6 +71,10 @@ class Connection {
     throw Exception(ErrorCode::wire, "this path has no grants");
   }
 
+  // Whether the bytes of a part may lie in a CUDA device's memory (device::Block): only on paths
+  // with grants, for fill_grant(). write() reads the host's memory always.
+  virtual bool reads_devices() const { return false; }
+
   // The peer's memory of a grant, for this process to write; it stays mapped when the connection
   // has ended. Throws as fill_grant().
   virtual MutableBuffer grant_memory(const wire::GrantPlace& /*place*/) {

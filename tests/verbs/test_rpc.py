@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
+from pathlib import Path
 
 import pytest
 
+from tests.cuda.test_without_a_device import FAKE_ARRAY
 from tests.verbs.conftest import PATIENCE, InRdma
 
 # Which peers announce an address for RDMA, by the value of MOOLINK_VERBS.
@@ -25,6 +28,22 @@ for wish in ("", "0", "1"):
     seen[wish] = [name for name, options in made.items() if announced(**options)]
 print(json.dumps(seen))
 """
+
+# Calls with arrays on a fake CUDA device, by RDMA alone.
+_FROM_DEVICE = """
+    import json
+    with (
+        moolink.Rpc("near", transports=["verbs"], timeout=60) as near,
+        moolink.Rpc("far", transports=["verbs"]) as far,
+    ):
+        far.define("echo", lambda value: value)
+        near.connect(far.listen("verbs://:0")[0])
+        for size in (10, 100_000, 1_000_000, 50_000, 1_000_000):
+            array = np.arange(size, dtype=np.float32)
+            received = near.sync("far", "echo", DeviceArray(array))
+            assert (received == array).all(), size
+        print(json.dumps(near.stats()["cuda"]))
+    """
 
 pytestmark = pytest.mark.timeout(PATIENCE)
 
@@ -47,3 +66,17 @@ def test_a_peer_with_a_token_uses_rdma_only_if_it_is_told_to(in_rdma: InRdma) ->
         "0": ["named"],
         "1": ["token", "named", "insecure"],
     }
+
+
+def test_arrays_of_a_device_that_rdma_cannot_read_go_through_the_host(
+    in_rdma: InRdma, transport_tests: Path
+) -> None:
+    program = "".join(map(textwrap.dedent, (FAKE_ARRAY, _FROM_DEVICE)))
+    fake_driver = transport_tests.parent / "fake_cuda"
+    done = in_rdma(sys.executable, "-c", program, LD_LIBRARY_PATH=str(fake_driver))
+    assert done.returncode == 0, done.stdout + done.stderr
+    seen = json.loads(done.stdout.splitlines()[-1])
+    # The first one that is large enough was captured on the device: soft-RoCE knows no dmabuf, and
+    # from then on they are captured in the host's memory.
+    assert seen["bytes_within_device"] == 400_000
+    assert seen["bytes_to_host"] == 4 * (10 + 100_000 + 1_000_000 + 50_000 + 1_000_000)

@@ -206,6 +206,8 @@ void VerbsConnection::fill_grant(const wire::GrantPlace& place, Buffer bytes) {
   environment_.loop.wake();
 }
 
+bool VerbsConnection::reads_devices() const { return device_->sources().refuses_devices().empty(); }
+
 bool VerbsConnection::write_grants() {
   bool something = false;
   std::optional<wire::GrantPlace> written;

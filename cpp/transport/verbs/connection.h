@@ -63,6 +63,7 @@ class VerbsConnection final : public Connection,
   void close() override;
   std::optional<Grant> allocate_grant(std::size_t bytes) override;
   void fill_grant(const wire::GrantPlace& place, Buffer bytes) override;
+  bool reads_devices() const override;
 
   bool poll() override;
   bool prepare_sleep() override;

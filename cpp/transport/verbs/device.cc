@@ -39,9 +39,6 @@ std::string registration_failure(int error) {
          " KB only: raise it (ulimit -l unlimited, or LimitMEMLOCK=infinity of its service)";
 }
 
-Region::Region(const Library& library, ibv_pd* domain, void* address, std::size_t bytes, int access)
-    : library_(&library), region_(library.reg_mr(domain, address, bytes, access)) {}
-
 Region::Region(Region&& other) noexcept
     : library_(other.library_), region_(std::exchange(other.region_, nullptr)) {}
 
@@ -107,6 +104,22 @@ void Device::release() noexcept {
   if (channel_ != nullptr) library_.destroy_comp_channel(channel_);
   if (domain_ != nullptr) library_.dealloc_pd(domain_);
   if (context_ != nullptr) library_.close_device(context_);
+}
+
+Region Device::register_block(const device::Block& block, int access) const {
+  if (library_.reg_dmabuf_mr == nullptr) {
+    fail(port_, "libibverbs is too old for memory of CUDA devices (dmabuf)");
+  }
+  const Descriptor dmabuf = block.export_dmabuf();
+  // The region is known by the addresses that the block has in this process.
+  ibv_mr* region =
+      library_.reg_dmabuf_mr(domain_, 0, block.bytes(),
+                             reinterpret_cast<std::uintptr_t>(block.data()), dmabuf.get(), access);
+  if (region == nullptr) {
+    fail(port_, std::string("memory of a CUDA device cannot be registered (dmabuf): ") +
+                    std::strerror(errno));
+  }
+  return {library_, region};
 }
 
 void Device::add_user(std::size_t slots) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/buffer.h"
+#include "device/block.h"
 #include "transport/verbs/choice.h"
 #include "transport/verbs/library.h"
 
@@ -19,8 +20,8 @@ class Registrations;
 class Region {
  public:
   Region() = default;
-  // Empty, with errno, where the system refuses.
-  Region(const Library& library, ibv_pd* domain, void* address, std::size_t bytes, int access);
+  // Null: an empty one.
+  Region(const Library& library, ibv_mr* region) : library_(&library), region_(region) {}
   Region(Region&& other) noexcept;
   Region& operator=(Region&& other) noexcept;
   Region(const Region&) = delete;
@@ -57,9 +58,12 @@ class Device {
   ibv_comp_channel* channel() const { return channel_; }
   ibv_srq* receive_queue() const { return receive_queue_; }
 
+  // Empty, with errno, where the system refuses.
   Region register_memory(void* address, std::size_t bytes, int access) const {
-    return {library_, domain_, address, bytes, access};
+    return {library_, library_.reg_mr(domain_, address, bytes, access)};
   }
+  // The same of a CUDA device's memory (GPUDirect). Throws Exception{error} with the reason.
+  Region register_block(const device::Block& block, int access) const;
 
   // What parts are written from, whatever the connection.
   Registrations& sources() { return *sources_; }

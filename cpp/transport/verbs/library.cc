@@ -55,6 +55,8 @@ LoadedLibrary load() {
     loaded.reason = std::string(kLibrary) + " has no " + missing + " (it is too old)";
     return loaded;
   }
+  table.reg_dmabuf_mr =
+      reinterpret_cast<decltype(table.reg_dmabuf_mr)>(dlsym(handle, "ibv_reg_dmabuf_mr"));
   table.query_port = query_port;
   table.post_send = ibv_post_send;
   table.post_srq_recv = ibv_post_srq_recv;

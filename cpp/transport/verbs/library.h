@@ -64,6 +64,10 @@ struct Library {
 #undef MOOLINK_VERBS_MEMBER
   // NOLINTEND(bugprone-macro-parentheses)
 
+  // Null: the library is too old to know of other devices' memory.
+  ibv_mr* (*reg_dmabuf_mr)(ibv_pd* domain, std::uint64_t offset, std::size_t bytes,
+                           std::uint64_t address, int dmabuf, int access) = nullptr;
+
   // No functions of the library but members of an opened device, behind the same table: so tests
   // can take their places too.
   int (*query_port)(ibv_context* context, std::uint8_t port, ibv_port_attr* attributes) = nullptr;

@@ -3,12 +3,15 @@
 #include <algorithm>
 #include <utility>
 
-#include "memory/pool.h"
+#include "base/error.h"
+#include "device/block.h"
 
 namespace moolink::transport::verbs {
 
 std::shared_ptr<const Region> Registrations::of(const Buffer& bytes) {
-  const memory::Home home = memory::home_of(bytes);
+  const std::shared_ptr<const device::Block> block = device::block_of(bytes);
+  const memory::Home home = block == nullptr ? memory::home_of(bytes)
+                                             : memory::Home{block, {block->data(), block->bytes()}};
   if (home.lives == nullptr) return nullptr;
   drop_dead();
   const auto covers = [&](const Entry& entry) {
@@ -24,18 +27,31 @@ std::shared_ptr<const Region> Registrations::of(const Buffer& bytes) {
   }
   const std::size_t size = home.memory.size();
   drop_unused(kMost - 1, kMostBytes - std::min(kMostBytes, size));
-  // Only read: the device needs no right to write.
-  auto* address = const_cast<std::byte*>(home.memory.data());
-  Region region = device_.register_memory(address, size, 0);
-  if (!region) {
+  Region region = make(home, block.get());
+  if (!region && block == nullptr) {
     drop_unused(0, 0);
-    region = device_.register_memory(address, size, 0);
+    region = make(home, nullptr);
   }
   if (!region) return nullptr;
   auto shared = std::make_shared<const Region>(std::move(region));
   entries_.push_front({home.lives, home.memory.data(), size, shared});
   bytes_ += size;
   return shared;
+}
+
+// Only to be read from: the device needs no right to write.
+Region Registrations::make(const memory::Home& home, const device::Block* block) {
+  if (block == nullptr) {
+    auto* address = const_cast<std::byte*>(home.memory.data());
+    return device_.register_memory(address, home.memory.size(), 0);
+  }
+  if (!refuses_devices_.empty()) return {};
+  try {
+    return device_.register_block(*block, 0);
+  } catch (const Exception& e) {
+    refuses_devices_ = e.error().message;
+    return {};
+  }
 }
 
 void Registrations::drop_dead() {

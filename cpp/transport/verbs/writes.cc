@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "device/block.h"
 
 namespace moolink::transport::verbs {
 
@@ -16,6 +17,11 @@ void Writes::add(const wire::GrantPlace& place, Buffer bytes) {
   }
   auto part = std::make_shared<Part>(Part{place, std::move(bytes), nullptr, 0, {}});
   part->region = sources_.of(part->bytes);
+  if (part->region == nullptr && device::block_of(part->bytes) != nullptr) {
+    HeapAllocator heap;
+    part->bytes = device::copy_to_host(part->bytes, heap);
+    part->region = sources_.of(part->bytes);
+  }
   const bool several = part->bytes.size() > kPieceBytes && part->region != nullptr;
   if (several && pairs_.size() > 1) {
     part->unmarked.resize(pairs_.size());

@@ -1,5 +1,8 @@
 #include "fake_driver.h"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -235,6 +238,28 @@ EXPORTED Status cuMemFreeHost(void* memory) {
     state().pinned.erase(memory);
     std::free(memory);
     return kSuccess;
+  });
+}
+EXPORTED Status cuMemAlloc_v2(Address* memory, std::size_t bytes) {
+  return Call("allocate").in_context([&] {
+    void* block = std::aligned_alloc(4096, bytes);
+    *memory = reinterpret_cast<std::uintptr_t>(block);
+    return block == nullptr ? kNoMemory : kSuccess;
+  });
+}
+EXPORTED Status cuMemFree_v2(Address memory) {
+  return Call("free").in_context([&] {
+    std::free(reinterpret_cast<void*>(memory));
+    return kSuccess;
+  });
+}
+EXPORTED Status cuMemGetHandleForAddressRange(void* handle, Address, std::size_t bytes, int type,
+                                              unsigned long long) {
+  return Call("range_handle").in_context([&] {
+    const int descriptor = memfd_create("dmabuf of a fake device", MFD_CLOEXEC);
+    *static_cast<int*>(handle) = descriptor;
+    const bool sized = ftruncate(descriptor, static_cast<off_t>(bytes)) == 0;
+    return sized && type == kRangeDmaBuf ? kSuccess : kInvalidValue;
   });
 }
 EXPORTED Status cuGetErrorName(Status status, const char** text) {

@@ -10,6 +10,7 @@
 
 #include "check.h"
 #include "conformance.h"
+#include "device/fake_cuda.h"
 #include "memory/pool.h"
 #include "transport/verbs/choice.h"
 #include "transport/verbs/transport.h"
@@ -245,6 +246,60 @@ const OnDevice registered("memory that messages have in turn is registered once 
   }
   CHECK_EQ(sources_registered, 1);
 });
+
+// --- memory of CUDA devices: with a driver whose devices are the host
+
+int blocks_registered = 0;
+ibv_mr* register_host(ibv_pd* domain, std::uint64_t offset, std::size_t bytes,
+                      std::uint64_t address, int dmabuf, int access) {
+  CHECK(offset == 0 && dmabuf >= 0 && access == 0);
+  ++blocks_registered;
+  return real().reg_mr(domain, reinterpret_cast<void*>(address), bytes, access);
+}
+
+// Writes a part that lies on a device; both sides have the same bytes then.
+void write_from_device(Pair& pair, std::size_t size) {
+  const Buffer bytes = pattern(size, size);
+  const auto grant = pair.b.connection().allocate_grant(size);
+  const std::size_t before = pair.b.frames.size();
+  const std::size_t filled = pair.a.filled.size();
+  pair.a.connection().fill_grant(grant->place, device::fake::on_device(bytes, 1));
+  wait_until(pair.a, pair.b, [&] { return pair.a.filled.size() == filled + 1; });
+  pair.a.send(message_frame(1, 10));
+  wait_until(pair.a, pair.b, [&] { return pair.b.frames.size() == before + 1; });
+  CHECK(same_bytes(grant->memory, bytes));
+}
+
+const OnDevice direct("parts are written from a CUDA device's memory, registered once", [] {
+  Library direct_table = real();
+  direct_table.reg_dmabuf_mr = register_host;
+  Pair pair(direct_table);
+  if (!pair.connected) return;
+  blocks_registered = 0;
+  const auto to_host = device::fake::load().counters().bytes_to_host;
+  for (const std::size_t size : {300'000, 5 << 20}) write_from_device(pair, size);
+  CHECK_EQ(blocks_registered, 2);  // blocks of two sizes
+  CHECK(pair.a.connection().reads_devices());
+  CHECK_EQ(device::fake::load().counters().bytes_to_host, to_host);
+});
+
+const OnDevice refused("where a device's memory cannot be registered it goes through the host's",
+                       [] {
+                         Library old = real();
+                         old.reg_dmabuf_mr = nullptr;
+                         // Soft-RoCE itself knows nothing of dmabufs.
+                         for (const Library& table : {real(), old}) {
+                           Pair pair(table);
+                           if (!pair.connected) return;
+                           const auto to_host = device::fake::load().counters().bytes_to_host;
+                           CHECK(pair.a.connection().reads_devices());  // nothing was tried yet
+                           for (const std::size_t size : {300'000, 5 << 20})
+                             write_from_device(pair, size);
+                           CHECK(!pair.a.connection().reads_devices());
+                           CHECK_EQ(device::fake::load().counters().bytes_to_host - to_host,
+                                    std::uint64_t{300'000 + (5 << 20)});
+                         }
+                       });
 
 // --- faults
 
