@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <chrono>
 #include <cstring>
 #include <deque>
@@ -382,7 +383,7 @@ std::byte* Devices::allocate(int device, std::size_t bytes) {
   const Current current(*this, device);
   Address memory = 0;
   check(driver_.allocate(&memory, bytes), device, "allocating memory");
-  return reinterpret_cast<std::byte*>(memory);
+  return std::bit_cast<std::byte*>(memory);
 }
 
 void Devices::free(int device, std::byte* memory) noexcept {

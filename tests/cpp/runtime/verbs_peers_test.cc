@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <iterator>
 #include <limits>
@@ -22,6 +23,7 @@
 #include <vector>
 
 #include "check.h"
+#include "device/fake_cuda.h"
 #include "rpc/dialler.h"
 #include "runtime/rpc_peer.h"
 #include "transport/verbs/availability.h"
@@ -58,6 +60,10 @@ class FailingDevices {
     table_.create_qp = [](ibv_pd* domain, ibv_qp_init_attr* attributes) {
       const AsTheLibrarys own(*current_, domain->context);
       return current_->real_.create_qp(domain, attributes);
+    };
+    table_.reg_dmabuf_mr = [](ibv_pd* domain, std::uint64_t, std::size_t bytes,
+                              std::uint64_t address, int, int access) {
+      return current_->real_.reg_mr(domain, reinterpret_cast<void*>(address), bytes, access);
     };
     table_.get_async_event = take_event;
     table_.ack_async_event = [](ibv_async_event*) {};
@@ -165,7 +171,8 @@ std::shared_ptr<Context> make_context(const Uid& host_key) {
 }
 
 // A server that counts, a client on another host, as far as they know, and the calls between them,
-// small and large by turns.
+// small and large by turns. What is large lies on a CUDA device of the client, whose memory is the
+// host's.
 class Calls {
  public:
   explicit Calls(const std::vector<PathKind>& paths)
@@ -194,16 +201,22 @@ class Calls {
 
   std::shared_ptr<Future> begin() {
     ++begun_;
-    wire::Payload arguments{HeapAllocator().allocate(8), {}};
-    arguments.parts.push_back(HeapAllocator().allocate(kSizes[begun_ % std::size(kSizes)]));
+    const MutableBuffer part = HeapAllocator().allocate(kSizes[begun_ % std::size(kSizes)]);
+    const int fill = begun_ % 251;
+    std::memset(part.data(), fill, part.size());
+    const MutableBuffer body = HeapAllocator().allocate(sizeof fill);
+    std::memcpy(body.data(), &fill, sizeof fill);
+    const bool large = part.size() == kLargest;
+    wire::Payload arguments{body, {large ? device::fake::on_device(part, 0) : Buffer(part)}};
     return client_->call("server", "echo", std::move(arguments), kCallTimeout, 1);
   }
-  // Each is answered, and was run once.
+  // Each is answered with its own bytes, and was run once.
   void check(const std::vector<std::shared_ptr<Future>>& futures) const {
     for (const auto& future : futures) {
       CHECK(future->wait(io::now() + kCallTimeout, {}));
       const auto* error = future->done() ? std::get_if<Error>(&future->outcome()) : nullptr;
       CHECK_EQ(error == nullptr ? std::string() : error->message, "");
+      if (const auto* answer = std::get_if<wire::Payload>(&future->outcome())) check(*answer);
     }
     CHECK_EQ(ran_.load(), begun_);
   }
@@ -225,6 +238,13 @@ class Calls {
   }
 
  private:
+  static void check(const wire::Payload& answer) {
+    int fill = 0;
+    std::memcpy(&fill, answer.body.data(), sizeof fill);
+    const auto right = [&](std::byte byte) { return byte == static_cast<std::byte>(fill); };
+    CHECK(std::ranges::all_of(answer.parts.at(0).span(), right));
+  }
+
   std::atomic<int> ran_{0};
   int begun_ = 0;
   std::shared_ptr<Context> server_context_ = make_context({1, 1});
