@@ -118,8 +118,8 @@ class PortLook {
   }
 
   bool is_roce_v2(int index) const {
-    const auto types = std::filesystem::path(wishes_.sysfs) / "class/infiniband" / port_.device /
-                       "ports" / std::to_string(port_.number) / "gid_attrs/types";
+    const auto types = wishes_.folders.sys / "class/infiniband" / port_.device / "ports" /
+                       std::to_string(port_.number) / "gid_attrs/types";
     return first_line(types / std::to_string(index)) == "RoCE v2";
   }
 
@@ -151,14 +151,6 @@ class PortLook {
   Port& port_;
 };
 
-int numa_node_of(const Wishes& wishes, const std::string& device) {
-  const std::string line = first_line(std::filesystem::path(wishes.sysfs) / "class/infiniband" /
-                                      device / "device/numa_node");
-  int node = -1;
-  std::from_chars(line.data(), line.data() + line.size(), node);
-  return node;
-}
-
 struct CloseDevice {
   const Library& library;
   void operator()(ibv_context* context) const { library.close_device(context); }
@@ -179,7 +171,9 @@ void look_at_device(const Library& library, ibv_device* device, const Wishes& wi
     Port port;
     port.device = name;
     port.number = static_cast<std::uint8_t>(number);
-    port.numa_node = numa_node_of(wishes, name);
+    port.numa_node = numa_node_of(wishes.folders, name);
+    port.gpu_nodes = common_nodes(pci_place_of(wishes.folders, name),
+                                  only_gpu(wishes.folders, wishes.visible_gpus));
     port.queue_pairs = static_cast<std::size_t>(wishes.queue_pairs);
     const bool asked_for = wishes.port == 0 || wishes.port == number;
     try {
@@ -225,6 +219,7 @@ Wishes Wishes::from_environment() {
   wishes.port = number(kPort, 0, 0, 255);
   wishes.gid_index = number(kGidIndex, -1, 0, 65535);
   wishes.queue_pairs = number(kQueuePairs, wishes.queue_pairs, 1, QueuePairs::kMost);
+  wishes.visible_gpus = variable("CUDA_VISIBLE_DEVICES");
   unsigned node = 0;
   if (getcpu(nullptr, &node) == 0) wishes.near_node = static_cast<int>(node);
   return wishes;
@@ -241,12 +236,13 @@ std::string Port::text() const {
                      : "RoCE v2, GID " + std::to_string(gid_index) + " (" + gid_text(gid) + ")";
   if (gigabits > 0) text += ", " + std::to_string(static_cast<int>(gigabits)) + " Gbit/s";
   if (numa_node >= 0) text += ", NUMA node " + std::to_string(numa_node);
+  if (gpu_nodes > 1) text += ", near the GPU";
   return text;
 }
 
-bool has_devices(const std::string& sysfs) {
+bool has_devices(const Folders& folders) {
   std::error_code error;
-  const std::filesystem::path folder = std::filesystem::path(sysfs) / "class/infiniband";
+  const std::filesystem::path folder = folders.sys / "class/infiniband";
   return std::filesystem::directory_iterator(folder, error) !=
          std::filesystem::directory_iterator();
 }
@@ -283,7 +279,7 @@ Choice choose(const Library& library, const Wishes& wishes) {
   if (usable.empty()) return choice;
   const auto rank = [&](const Port& port) {
     const bool near = port.numa_node >= 0 && port.numa_node == wishes.near_node;
-    return std::tuple(port.gigabits, near);
+    return std::tuple(port.gigabits, port.gpu_nodes, near);
   };
   // The first one of equals, by the order of the library.
   choice.port = *std::max_element(usable.begin(), usable.end(),
@@ -297,8 +293,8 @@ Availability look(const Wishes& wishes, const LoadedLibrary& (*load)()) {
     found.reason = std::string(kDevice) + " is 'none'";
     return found;
   }
-  if (!has_devices(wishes.sysfs)) {
-    found.reason = "no RDMA device (" + wishes.sysfs + "/class/infiniband is empty)";
+  if (!has_devices(wishes.folders)) {
+    found.reason = "no RDMA device (" + wishes.folders.sys.string() + "/class/infiniband is empty)";
     return found;
   }
   const LoadedLibrary& library = load();

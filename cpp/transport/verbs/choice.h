@@ -10,17 +10,19 @@
 
 #include "transport/verbs/availability.h"
 #include "transport/verbs/library.h"
+#include "transport/verbs/nearness.h"
 
 namespace moolink::transport::verbs {
 
 // What the user asks for; from MOOLINK_VERBS_DEVICE, _PORT, _GID_INDEX and _QUEUE_PAIRS.
 struct Wishes {
-  std::string device;          // empty: the best one; "none": no RDMA
-  int port = 0;                // 0: the best one
-  int gid_index = -1;          // negative: the best one
-  int queue_pairs = 2;         // of each connection: one for frames, the rest for large parts
-  int near_node = -1;          // a NUMA node; negative: not known
-  std::string sysfs = "/sys";  // where the system shows its devices
+  std::string device;        // empty: the best one; "none": no RDMA
+  int port = 0;              // 0: the best one
+  int gid_index = -1;        // negative: the best one
+  int queue_pairs = 2;       // of each connection: one for frames, the rest for large parts
+  int near_node = -1;        // a NUMA node; negative: not known
+  std::string visible_gpus;  // CUDA_VISIBLE_DEVICES
+  Folders folders;
 
   // Throws Exception{invalid_argument} that names the variable it cannot read.
   static Wishes from_environment();
@@ -37,6 +39,7 @@ struct Port {
   ibv_mtu mtu = IBV_MTU_1024;
   double gigabits = 0;  // a second
   int numa_node = -1;
+  int gpu_nodes = 0;            // of the PCI tree in common with the GPU that this process uses
   std::size_t queue_pairs = 1;  // of each connection
 
   std::string text() const;
@@ -50,7 +53,7 @@ struct Choice {
 
 Choice choose(const Library& library, const Wishes& wishes);
 // Whether there is any device at all; asks the system, not the library.
-bool has_devices(const std::string& sysfs);
+bool has_devices(const Folders& folders);
 std::string gid_text(const ibv_gid& gid);
 
 // All of it: the answer of availability().

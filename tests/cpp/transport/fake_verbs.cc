@@ -153,6 +153,11 @@ void FakeVerbs::add(FakeDevice device) {
   device.name.copy(handle->device.name, sizeof handle->device.name - 1);
   handles.push_back(std::move(handle));
   const auto folder = sysfs_ / "class/infiniband" / device.name;
+  if (!device.pci.empty()) {
+    std::filesystem::create_directories(folder);
+    std::filesystem::create_directories(sysfs_ / "devices" / device.pci);
+    std::filesystem::create_directory_symlink(sysfs_ / "devices" / device.pci, folder / "device");
+  }
   write_line(folder / "device/numa_node", std::to_string(device.numa_node));
   for (std::size_t port = 0; port < device.ports.size(); ++port) {
     const std::vector<FakeGid>& gids = device.ports[port].gids;
@@ -164,9 +169,18 @@ void FakeVerbs::add(FakeDevice device) {
   devices_.push_back(std::move(device));
 }
 
+void FakeVerbs::add_gpu(const std::string& pci) {
+  const std::filesystem::path place = sysfs_ / "devices" / pci;
+  const auto links = sysfs_ / "bus/pci/devices";
+  std::filesystem::create_directories(place);
+  std::filesystem::create_directories(links);
+  std::filesystem::create_directory_symlink(place, links / place.filename());
+  std::filesystem::create_directories(sysfs_ / "proc/driver/nvidia/gpus" / place.filename());
+}
+
 Wishes FakeVerbs::wishes() const {
   Wishes wishes;
-  wishes.sysfs = sysfs_;
+  wishes.folders = {sysfs_, sysfs_ / "proc"};
   return wishes;
 }
 

@@ -30,6 +30,7 @@ struct FakeDevice {
   std::string name;
   std::vector<FakePort> ports;
   int numa_node = -1;
+  std::string pci{};  // its place: "pci0000:00/0000:00:01.0/0000:01:00.0"; empty: none
   int open_error = 0;
 };
 
@@ -43,6 +44,8 @@ class FakeVerbs {
 
   // Shows the device to the system and to the library.
   void add(FakeDevice device);
+  // Shows a GPU at this place to the system.
+  void add_gpu(const std::string& pci);
   const Library& library() const { return library_; }
   Wishes wishes() const;
   const std::vector<FakeDevice>& devices() const { return devices_; }

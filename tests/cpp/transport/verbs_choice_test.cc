@@ -88,6 +88,34 @@ TEST("verbs: the fastest active port is chosen, of equals the one at this NUMA n
   says(choice.ports[0], "a_down port 1: its link is down");
 }
 
+TEST("verbs: of equally fast ports the one near the process's GPU is chosen") {
+  FakeVerbs fake;
+  FakeDevice far = roce("a_far", {{gid_of(kV4)}});
+  far.pci = "pci0000:16/0000:16:01.0/0000:17:00.0";
+  far.numa_node = 1;
+  fake.add(far);
+  FakeDevice near = roce("b_near", {{gid_of(kV4)}});
+  near.pci = "pci0000:80/0000:80:01.0/0000:81:02.0/0000:83:00.0";
+  fake.add(near);
+  fake.add_gpu("pci0000:80/0000:80:01.0/0000:81:01.0/0000:82:00.0");
+  Wishes wishes = fake.wishes();
+  wishes.near_node = 1;
+  CHECK_EQ(choose(fake.library(), wishes).port->device, "b_near");
+  says(choose(fake.library(), wishes).port->text(), "near the GPU");
+  // Of several GPUs it is known by its number only, in the order of their addresses.
+  fake.add_gpu("pci0000:16/0000:16:01.0/0000:18:00.0");
+  CHECK_EQ(choose(fake.library(), wishes).port->device, "a_far");
+  wishes.visible_gpus = "1";
+  CHECK_EQ(choose(fake.library(), wishes).port->device, "b_near");
+  wishes.visible_gpus = "0";
+  wishes.near_node = 0;
+  CHECK_EQ(choose(fake.library(), wishes).port->device, "a_far");
+  for (const char* unknown : {"2", "0,1", "GPU-8932f937"}) {
+    wishes.visible_gpus = unknown;
+    CHECK_EQ(choose(fake.library(), wishes).port->gpu_nodes, 0);
+  }
+}
+
 TEST("verbs: InfiniBand is addressed by its LID") {
   FakeVerbs fake;
   FakePort port;
