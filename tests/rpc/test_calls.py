@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import moolink
-from tests.rpc.conftest import Pair
+from tests.rpc.conftest import Pair, Start
 from tests.waiting import until
 
 
@@ -69,17 +69,34 @@ def test_many_calls_in_flight(pair: Pair) -> None:
     assert client.stats()["calls_succeeded"] == 3000
 
 
-def test_calls_of_a_thread_start_in_order(pair: Pair) -> None:
-    client, server = pair
-    seen: list[int] = []
-    server.define("note", lambda i, _: seen.append(i))
-    sizes = [1_000_000 if i % 10 == 0 else 1 for i in range(100)]
-    futures = [
-        client.async_("server", "note", i, np.zeros(n, np.uint8)) for i, n in enumerate(sizes)
-    ]
-    for future in futures:
-        future.result()
-    assert seen == list(range(100))
+@pytest.mark.parametrize("transports", [["tcp"], ["shm", "tcp"]])
+def test_calls_of_a_thread_start_in_order(start: Start, transports: list[str]) -> None:
+    # With one worker: of two handlers that run at once the later one may come to its first
+    # statement sooner.
+    child = start(
+        f"""
+        import numpy as np
+        import moolink
+        moolink.set_max_threads(1)
+        with (
+            moolink.Rpc("server", transports={transports}) as server,
+            moolink.Rpc("client", transports={transports}, timeout=20) as client,
+        ):
+            client.connect(server.listen("127.0.0.1:0")[0])
+            seen = []
+            server.define("note", lambda i, _: seen.append(i))
+            sizes = [1_000_000 if i % 10 == 0 else 1 for i in range(100)]
+            futures = [
+                client.async_("server", "note", i, np.zeros(n, np.uint8))
+                for i, n in enumerate(sizes)
+            ]
+            for future in futures:
+                future.result()
+            print(seen == list(range(100)), seen)
+        """
+    )
+    out, err = child.communicate(timeout=60)
+    assert out.startswith("True"), out + err
 
 
 def test_callback_gets_result_or_error(pair: Pair) -> None:
