@@ -103,6 +103,7 @@ DeviceCopies::OfStream& DeviceCopies::of_stream(const ImportedTensor& tensor) {
 
 Buffer DeviceCopies::keep(const ImportedTensor& from) {
   const tensor::TensorRef& tensor = from.tensor;
+  if (!device::is_on_device(tensor.device)) return {};  // pinned or managed: the host reads it
   if (!tensor::is_contiguous(tensor.shape, tensor.strides)) return {};
   MutableBuffer memory;
   try {

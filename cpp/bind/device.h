@@ -28,7 +28,8 @@ class DeviceCopies {
  public:
   // The elements in row-major order; both must stay until run() has returned.
   void add(const ImportedTensor& from, std::byte* to);
-  // In memory of the tensor's device; empty: there is none left, or the tensor has gaps.
+  // In memory of the tensor's device; empty: there is none left, or the tensor has gaps or lies in
+  // the host's memory.
   Buffer keep(const ImportedTensor& from);
   // Needs no GIL, and waits for the devices. Throws Exception{error}.
   void run();

@@ -22,9 +22,8 @@ namespace {
 constexpr std::size_t kLargeCopy = 64 << 10;
 // Smaller parts are not worth asking for the receiver's memory.
 constexpr std::size_t kSmallestPlaced = 64 << 10;
-// Below that a copy to the host costs less than a registration may, and parts must not ride in the
-// frame of their message.
-constexpr std::size_t kSmallestOnDevice = 256 << 10;
+// Blocks are of 2 MB, and parts must not ride in the frame of their message.
+constexpr std::size_t kSmallestOnDevice = 1 << 20;
 
 std::span<const std::byte> bytes_of(const char* data, Py_ssize_t size) {
   return std::as_bytes(std::span(data, static_cast<std::size_t>(size)));

@@ -1,14 +1,13 @@
 #include "device/block.h"
 
 #include <algorithm>
-#include <bit>
-#include <map>
+#include <deque>
+#include <iterator>
 #include <mutex>
-#include <new>
-#include <tuple>
 #include <utility>
 #include <vector>
 
+#include "base/round_up.h"
 #include "device/devices.h"
 
 namespace moolink::device {
@@ -17,8 +16,10 @@ namespace {
 // The driver gives memory out in pages of this size; a dmabuf is of whole pages.
 constexpr std::size_t kPage = std::size_t{2} << 20;
 constexpr std::size_t kMostIdle = std::size_t{512} << 20;  // bytes kept, of all devices
+// A block may be larger than what it is for by a quarter, and a page.
+constexpr std::size_t kRoomiest = 4;
 
-// Blocks that no message has. Never destroyed, as Devices.
+// Blocks that no message has, the longest unused first. Never destroyed, as Devices.
 class Shelf {
  public:
   static Shelf& process() {
@@ -27,35 +28,48 @@ class Shelf {
   }
 
   std::shared_ptr<const Block> take(Devices& devices, int device, std::size_t bytes) {
+    const std::size_t whole = round_up(bytes, kPage);
+    std::vector<std::shared_ptr<const Block>> freed;  // without the lock: the driver may wait
     {
       const std::lock_guard lock(mutex_);
-      auto& blocks = idle_[{&devices, device, bytes}];
-      if (!blocks.empty()) {
-        std::shared_ptr<const Block> block = std::move(blocks.back());
-        blocks.pop_back();
-        idle_bytes_ -= bytes;
+      const auto fits = [&](const Idle& idle) {
+        return idle.devices == &devices && idle.block->device() == device &&
+               idle.block->bytes() >= whole &&
+               idle.block->bytes() <= whole + whole / kRoomiest + kPage;
+      };
+      const auto found = std::find_if(idle_.rbegin(), idle_.rend(), fits);
+      if (found != idle_.rend()) {
+        std::shared_ptr<const Block> block = std::move(found->block);
+        idle_bytes_ -= block->bytes();
+        idle_.erase(std::next(found).base());
         return block;
       }
+      while (idle_bytes_ > kMostIdle) {
+        idle_bytes_ -= idle_.front().block->bytes();
+        freed.push_back(std::move(idle_.front().block));
+        idle_.pop_front();
+      }
     }
-    return std::make_shared<const Block>(devices, device, bytes);
+    freed.clear();
+    return std::make_shared<const Block>(devices, device, whole);
   }
 
-  // What is not kept goes with the last reference, without the lock.
-  void put_back(Devices& devices, const std::shared_ptr<const Block>& block) noexcept {
+  // On any thread, the network's too: what is too much goes when a capture takes the next one, for
+  // the driver waits for the device's work before it frees.
+  void put_back(Devices& devices, std::shared_ptr<const Block> block) {
     const std::lock_guard lock(mutex_);
-    if (idle_bytes_ + block->bytes() > kMostIdle) return;
-    try {
-      idle_[{&devices, block->device(), block->bytes()}].push_back(block);
-      idle_bytes_ += block->bytes();
-    } catch (const std::bad_alloc&) {
-      return;  // no room for the note
-    }
+    idle_bytes_ += block->bytes();
+    idle_.push_back({&devices, std::move(block)});
   }
 
  private:
+  struct Idle {
+    const Devices* devices;
+    std::shared_ptr<const Block> block;
+  };
+
   std::mutex mutex_;
-  std::map<std::tuple<const Devices*, int, std::size_t>, std::vector<std::shared_ptr<const Block>>>
-      idle_;
+  std::deque<Idle> idle_;
   std::size_t idle_bytes_ = 0;
 };
 
@@ -64,10 +78,7 @@ struct Return {
   Devices* devices;
   std::shared_ptr<const Block> block;
 
-  void operator()(void*) noexcept {
-    Shelf::process().put_back(*devices, block);
-    block.reset();
-  }
+  void operator()(void*) { Shelf::process().put_back(*devices, std::move(block)); }
 };
 
 }  // namespace
@@ -80,8 +91,7 @@ Block::~Block() { devices_.free(device_, data_); }
 Descriptor Block::export_dmabuf() const { return devices_.export_dmabuf(device_, {data_, bytes_}); }
 
 MutableBuffer allocate(Devices& devices, int device, std::size_t bytes) {
-  const std::size_t whole = std::max(kPage, std::bit_ceil(bytes));
-  std::shared_ptr<const Block> block = Shelf::process().take(devices, device, whole);
+  std::shared_ptr<const Block> block = Shelf::process().take(devices, device, bytes);
   std::byte* data = block->data();
   return {std::shared_ptr<void>(data, Return{&devices, std::move(block)}), data, bytes};
 }

@@ -42,7 +42,7 @@ MutableBuffer allocate(Devices& devices, int device, std::size_t bytes);
 
 // In which the bytes lie; null: in the host's memory.
 std::shared_ptr<const Block> block_of(const Buffer& bytes);
-// The same bytes in the host's memory; waits for the device.
+// The same bytes, which lie in a block, in the host's memory; waits for the device.
 Buffer copy_to_host(const Buffer& bytes, Allocator& allocator);
 
 }  // namespace moolink::device

@@ -38,6 +38,8 @@ bool is_cuda(const tensor::Device& device) {
   return device.type == kCuda || device.type == kCudaHost || device.type == kCudaManaged;
 }
 
+bool is_on_device(const tensor::Device& device) { return device.type == kCuda; }
+
 class Devices::Current {
  public:
   Current(Devices& devices, int device) : devices_(devices) {
@@ -264,14 +266,19 @@ void Stream::copy_within_device(std::span<const Transfer> transfers) {
   const std::size_t total = total_of(transfers);
   if (total == 0) return;
   const Devices::Current current(devices_, device_);
-  for (const Transfer& transfer : transfers) {
-    devices_.check(devices_.driver_.copy(address(transfer.to), address(transfer.from),
-                                         transfer.bytes, handle_),
-                   device_, "copying within the device");
+  try {
+    for (const Transfer& transfer : transfers) {
+      devices_.check(devices_.driver_.copy(address(transfer.to), address(transfer.from),
+                                           transfer.bytes, handle_),
+                     device_, "copying within the device");
+    }
+    Devices::Event copied(devices_, device_);
+    copied.record(handle_);
+    copied.wait();
+  } catch (const Exception&) {
+    devices_.driver_.stream_synchronize(handle_);  // it must not write when others have the memory
+    throw;
   }
-  Devices::Event copied(devices_, device_);
-  copied.record(handle_);
-  copied.wait();
   devices_.bytes_within_device_ += total;
 }
 
@@ -396,6 +403,10 @@ void Devices::free(int device, std::byte* memory) noexcept {
 }
 
 Descriptor Devices::export_dmabuf(int device, std::span<const std::byte> memory) {
+  if (driver_.range_handle == nullptr) {
+    throw Exception(ErrorCode::error, "the CUDA driver is too old to share memory of " +
+                                          device_text(device) + " (dmabuf: 11.7)");
+  }
   const Current current(*this, device);
   int descriptor = -1;
   check(driver_.range_handle(&descriptor, address(memory.data()), memory.size(), kRangeDmaBuf, 0),

@@ -27,6 +27,8 @@ namespace moolink::device {
 
 // Whether the CUDA driver can read the memory: a device's own, managed, or pinned host memory.
 bool is_cuda(const tensor::Device& device);
+// Whether it is a device's own.
+bool is_on_device(const tensor::Device& device);
 
 struct Transfer {
   const std::byte* from = nullptr;

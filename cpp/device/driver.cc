@@ -37,6 +37,10 @@ Driver load() {
 #define MOOLINK_CUDA_FIND(member, symbol, arguments) find(library, #symbol, driver.member);
   MOOLINK_CUDA_FUNCTIONS(MOOLINK_CUDA_FIND)
 #undef MOOLINK_CUDA_FIND
+#define MOOLINK_CUDA_LOOK(member, symbol, arguments) \
+  driver.member = reinterpret_cast<decltype(driver.member)>(dlsym(library, #symbol));
+  MOOLINK_CUDA_LATER_FUNCTIONS(MOOLINK_CUDA_LOOK)
+#undef MOOLINK_CUDA_LOOK
   return driver;
 }
 

@@ -47,15 +47,19 @@ inline constexpr int kRangeDmaBuf = 1;             // CUmemRangeHandleType: the 
   X(host_free, cuMemFreeHost, (void* memory))                                                \
   X(allocate, cuMemAlloc_v2, (Address * memory, std::size_t bytes))                          \
   X(free, cuMemFree_v2, (Address memory))                                                    \
-  X(range_handle, cuMemGetHandleForAddressRange,                                             \
-    (void* handle, Address memory, std::size_t bytes, int type, unsigned long long flags))   \
   X(error_name, cuGetErrorName, (Status status, const char** text))                          \
   X(error_text, cuGetErrorString, (Status status, const char** text))
+
+// Null where the driver is older than they are.
+#define MOOLINK_CUDA_LATER_FUNCTIONS(X)          \
+  X(range_handle, cuMemGetHandleForAddressRange, \
+    (void* handle, Address memory, std::size_t bytes, int type, unsigned long long flags))
 
 struct Driver {
 // NOLINTNEXTLINE(bugprone-macro-parentheses): these are parts of a declarator
 #define MOOLINK_CUDA_MEMBER(member, symbol, arguments) Status(*member) arguments = nullptr;
   MOOLINK_CUDA_FUNCTIONS(MOOLINK_CUDA_MEMBER)
+  MOOLINK_CUDA_LATER_FUNCTIONS(MOOLINK_CUDA_MEMBER)
 #undef MOOLINK_CUDA_MEMBER
 };
 

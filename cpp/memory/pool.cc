@@ -16,6 +16,7 @@ namespace {
 
 constexpr std::size_t kAlignment = 64;
 constexpr std::size_t kSmallest = 256;
+constexpr std::size_t kPage = 4096;
 constexpr std::size_t kHugePage = std::size_t{2} << 20;  // from here on blocks are mapped
 // Who keeps note of blocks (home_of) does so of large ones.
 constexpr std::size_t kSmallestHome = std::size_t{64} << 10;
@@ -39,7 +40,8 @@ SizeClass size_class(std::size_t size) {
 
 std::byte* obtain(std::size_t bytes) {
   if (bytes < kHugePage) {
-    void* block = std::aligned_alloc(kAlignment, bytes);
+    // Whole pages where a device may read them (home_of): it has no part in anybody else's.
+    void* block = std::aligned_alloc(bytes < kSmallestHome ? kAlignment : kPage, bytes);
     if (block == nullptr) throw std::bad_alloc();
     return static_cast<std::byte*>(block);
   }

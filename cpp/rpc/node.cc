@@ -185,6 +185,14 @@ void Node::release_standing(Time now, ConnectionId connection, std::uint64_t gra
   state_->settle(now);
 }
 
+void Node::end_session(Time now, ConnectionId connection, const Error& reason) {
+  Connection* found = state_->find_connection(connection);
+  if (found == nullptr || !found->attached) return;
+  found->peer->session.end(reason, false);
+  state_->touch(*found->peer);
+  state_->settle(now);
+}
+
 void Node::segments_passed(Time now, ConnectionId connection, std::uint64_t seq, bool passed) {
   Connection* found = state_->find_connection(connection);
   if (found == nullptr || !found->attached) return;

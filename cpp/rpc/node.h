@@ -286,6 +286,8 @@ class Node {
                                                                std::uint64_t bytes);
   void release_standing(Time now, ConnectionId connection, std::uint64_t grant);
   void closed(Time now, ConnectionId connection, const Error& error);
+  // Something that a session carries cannot be sent, whatever the path: it ends, for that reason.
+  void end_session(Time now, ConnectionId connection, const Error& reason);
   void writable(Time now, ConnectionId connection);
   // Everything that was sent to the instance has come there, or it is not connected.
   bool flushed(const Uid& instance) const;

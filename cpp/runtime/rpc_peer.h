@@ -226,6 +226,7 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   void perform(rpc::AllocateGrant& action);
   void perform(rpc::FillGrant& action);
   void refuse_path(wire::ConnectionId id, const Error& error);
+  void tell_refusal(const std::string& reason);
   bool reads_devices(std::optional<wire::ConnectionId> in_use);
   std::optional<PlacedMemory> hold(const std::optional<session::Session::StandingPlace>& standing,
                                    std::size_t bytes);
@@ -298,6 +299,7 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   Waiter* idle_ = nullptr;  // close() waits until `idle_at_` handlers run
   std::uint64_t idle_at_ = 0;
   Waiter* node_closed_ = nullptr;  // close() waits for the Node
+  bool told_refusal_ = false;      // of memory of CUDA devices
 };
 
 }  // namespace moolink::runtime

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/scoped.h"
+#include "device/block.h"
 #include "rpc/dialler.h"
 #include "runtime/device_parts.h"
 #include "runtime/rpc_peer.h"
@@ -222,16 +223,16 @@ transport::Connection* RpcPeer::find(wire::ConnectionId id) {
 void RpcPeer::perform(rpc::Write& action) {
   const auto found = connections_.find(action.connection);
   if (found == connections_.end()) return;  // it failed; the Node will hear of it or has
+  try {
+    bring_to_host(action.frame, context_->pool());
+  } catch (const Exception& e) {
+    return node_.end_session(io::now(), action.connection, e.error());
+  }
   PathStats& path = stats_.paths[static_cast<std::size_t>(found->second->path())];
   ++path.frames_written;
   path.bytes_written += action.frame.bytes();
   record_frame(FlightKind::sent, action.connection, action.frame.header.type);
   if (action.frame.header.type == wire::FrameType::chunk) fed_.push_back(action.connection);
-  try {
-    bring_to_host(action.frame, context_->pool());
-  } catch (const Exception& e) {
-    return refuse_path(action.connection, e.error());
-  }
   found->second->write(std::move(action.frame));
   if (dirty_.empty() || dirty_.back() != found->second) dirty_.push_back(found->second);
 }
@@ -348,15 +349,28 @@ void RpcPeer::perform(rpc::AllocateGrant& action) {
 void RpcPeer::perform(rpc::FillGrant& action) {
   transport::Connection* connection = find(action.connection);
   if (connection == nullptr) return;
+  if (device::block_of(action.bytes) != nullptr) {
+    const std::string refusal = connection->refusal_of(action.bytes);
+    try {
+      if (!refusal.empty()) bring_to_host(action.bytes, context_->pool());
+    } catch (const Exception& e) {
+      return node_.end_session(io::now(), action.connection, e.error());
+    }
+    if (!refusal.empty()) tell_refusal(refusal);
+  }
   try {
-    if (!connection->reads_devices()) bring_to_host(action.bytes, context_->pool());
     connection->fill_grant(action.place, std::move(action.bytes));
   } catch (const Exception& e) {
     refuse_path(action.connection, e.error());
   }
 }
 
-// The peer has said something of its memory that cannot be, or this side's cannot be read.
+void RpcPeer::tell_refusal(const std::string& reason) {
+  if (std::exchange(told_refusal_, true)) return;
+  context_->log(LogLevel::info, "arrays on CUDA devices go through the host's memory: " + reason);
+}
+
+// The peer has said something of its memory that cannot be.
 void RpcPeer::refuse_path(wire::ConnectionId id, const Error& error) {
   const auto node = connections_.extract(id);
   if (!node.empty()) node.mapped()->close();

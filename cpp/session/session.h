@@ -182,8 +182,6 @@ class Session {
 
   // ---- standing grants ----
 
-  // Of the path that is used now, if there is any.
-  std::optional<ConnectionId> connection_in_use(Time now) const;
   // A place in the peer's memory for a part of this size, if it has given one: the caller fills it,
   // and the part is placed in a message, or the grant released.
   struct StandingPlace {
@@ -192,6 +190,9 @@ class Session {
   };
   std::optional<StandingPlace> take_standing(Time now, std::uint64_t bytes);
   void release_standing(ConnectionId connection, std::uint64_t grant);
+
+  // Of the path that is used now, if there is any.
+  std::optional<ConnectionId> connection_in_use(Time now) const;
 
   // ---- messages ----
 

@@ -71,9 +71,10 @@ class Connection {
     throw Exception(ErrorCode::wire, "this path has no grants");
   }
 
-  // Whether the bytes of a part may lie in a CUDA device's memory (device::Block): only on paths
-  // with grants, for fill_grant(). write() reads the host's memory always.
+  // Whether fill_grant() reads the memory of CUDA devices (device::Block), as far as is known; and
+  // why it cannot read these bytes, which lie there: empty, it can. write() reads the host's only.
   virtual bool reads_devices() const { return false; }
+  virtual std::string refusal_of(const Buffer& /*bytes*/) { return "the path cannot read them"; }
 
   // The peer's memory of a grant, for this process to write; it stays mapped when the connection
   // has ended. Throws as fill_grant().

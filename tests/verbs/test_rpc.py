@@ -68,15 +68,22 @@ def test_a_peer_with_a_token_uses_rdma_only_if_it_is_told_to(in_rdma: InRdma) ->
     }
 
 
+@pytest.mark.parametrize("gpudirect", ["", "1"])
 def test_arrays_of_a_device_that_rdma_cannot_read_go_through_the_host(
-    in_rdma: InRdma, transport_tests: Path
+    in_rdma: InRdma, transport_tests: Path, gpudirect: str
 ) -> None:
     program = "".join(map(textwrap.dedent, (FAKE_ARRAY, _FROM_DEVICE)))
     fake_driver = transport_tests.parent / "fake_cuda"
-    done = in_rdma(sys.executable, "-c", program, LD_LIBRARY_PATH=str(fake_driver))
+    done = in_rdma(
+        sys.executable,
+        "-c",
+        program,
+        LD_LIBRARY_PATH=str(fake_driver),
+        MOOLINK_VERBS_GPUDIRECT=gpudirect,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     seen = json.loads(done.stdout.splitlines()[-1])
     # The first one that is large enough was captured on the device: soft-RoCE knows no dmabuf, and
     # from then on they are captured in the host's memory.
-    assert seen["bytes_within_device"] == 400_000
+    assert seen["bytes_within_device"] == (4_000_000 if gpudirect else 0)
     assert seen["bytes_to_host"] == 4 * (10 + 100_000 + 1_000_000 + 50_000 + 1_000_000)

@@ -48,7 +48,7 @@ def test_the_transport_between_two_machines(on_two_machines: InRdma, transport_t
 
 
 def test_peers_outlive_the_failures_of_their_device(in_rdma: InRdma, peer_tests: Path) -> None:
-    done = in_rdma(peer_tests, "verbs: ")
+    done = in_rdma(peer_tests, "verbs: ", MOOLINK_VERBS_GPUDIRECT="1")
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"\b3 passed, 0 failed", done.stdout), done.stdout + done.stderr
 

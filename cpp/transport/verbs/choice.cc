@@ -26,6 +26,7 @@ constexpr const char* kDevice = "MOOLINK_VERBS_DEVICE";
 constexpr const char* kPort = "MOOLINK_VERBS_PORT";
 constexpr const char* kGidIndex = "MOOLINK_VERBS_GID_INDEX";
 constexpr const char* kQueuePairs = "MOOLINK_VERBS_QUEUE_PAIRS";
+constexpr const char* kGpuDirect = "MOOLINK_VERBS_GPUDIRECT";
 constexpr int kMostGids = 256;  // looked at, of one port
 // What a connection registers at least: its messages, before any array.
 constexpr std::size_t kLeastRegistered = std::size_t{1} << 20;
@@ -175,6 +176,7 @@ void look_at_device(const Library& library, ibv_device* device, const Wishes& wi
     port.gpu_nodes = common_nodes(pci_place_of(wishes.folders, name),
                                   only_gpu(wishes.folders, wishes.visible_gpus));
     port.queue_pairs = static_cast<std::size_t>(wishes.queue_pairs);
+    port.gpudirect = wishes.gpudirect;
     const bool asked_for = wishes.port == 0 || wishes.port == number;
     try {
       PortLook(library, context.get(), wishes, port).look();
@@ -219,6 +221,7 @@ Wishes Wishes::from_environment() {
   wishes.port = number(kPort, 0, 0, 255);
   wishes.gid_index = number(kGidIndex, -1, 0, 65535);
   wishes.queue_pairs = number(kQueuePairs, wishes.queue_pairs, 1, QueuePairs::kMost);
+  wishes.gpudirect = number(kGpuDirect, 0, 0, 1) == 1;
   wishes.visible_gpus = variable("CUDA_VISIBLE_DEVICES");
   unsigned node = 0;
   if (getcpu(nullptr, &node) == 0) wishes.near_node = static_cast<int>(node);
@@ -237,6 +240,7 @@ std::string Port::text() const {
   if (gigabits > 0) text += ", " + std::to_string(static_cast<int>(gigabits)) + " Gbit/s";
   if (numa_node >= 0) text += ", NUMA node " + std::to_string(numa_node);
   if (gpu_nodes > 1) text += ", near the GPU";
+  if (gpudirect) text += ", GPUDirect";
   return text;
 }
 

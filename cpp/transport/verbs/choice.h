@@ -14,12 +14,13 @@
 
 namespace moolink::transport::verbs {
 
-// What the user asks for; from MOOLINK_VERBS_DEVICE, _PORT, _GID_INDEX and _QUEUE_PAIRS.
+// What the user asks for; from MOOLINK_VERBS_DEVICE, _PORT, _GID_INDEX, _QUEUE_PAIRS, _GPUDIRECT.
 struct Wishes {
   std::string device;        // empty: the best one; "none": no RDMA
   int port = 0;              // 0: the best one
   int gid_index = -1;        // negative: the best one
   int queue_pairs = 2;       // of each connection: one for frames, the rest for large parts
+  bool gpudirect = false;    // RDMA reads CUDA devices
   int near_node = -1;        // a NUMA node; negative: not known
   std::string visible_gpus;  // CUDA_VISIBLE_DEVICES
   Folders folders;
@@ -41,6 +42,7 @@ struct Port {
   int numa_node = -1;
   int gpu_nodes = 0;            // of the PCI tree in common with the GPU that this process uses
   std::size_t queue_pairs = 1;  // of each connection
+  bool gpudirect = false;
 
   std::string text() const;
 };

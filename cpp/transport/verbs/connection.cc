@@ -206,7 +206,15 @@ void VerbsConnection::fill_grant(const wire::GrantPlace& place, Buffer bytes) {
   environment_.loop.wake();
 }
 
-bool VerbsConnection::reads_devices() const { return device_->sources().refuses_devices().empty(); }
+bool VerbsConnection::reads_devices() const {
+  return device_->port().gpudirect && device_->sources().refuses_devices().empty();
+}
+
+std::string VerbsConnection::refusal_of(const Buffer& bytes) {
+  if (!device_->port().gpudirect) return "MOOLINK_VERBS_GPUDIRECT is not 1";
+  Registrations& sources = device_->sources();
+  return sources.of(bytes) != nullptr ? std::string() : sources.refuses_devices();
+}
 
 bool VerbsConnection::write_grants() {
   bool something = false;

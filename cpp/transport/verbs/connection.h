@@ -64,6 +64,7 @@ class VerbsConnection final : public Connection,
   std::optional<Grant> allocate_grant(std::size_t bytes) override;
   void fill_grant(const wire::GrantPlace& place, Buffer bytes) override;
   bool reads_devices() const override;
+  std::string refusal_of(const Buffer& bytes) override;
 
   bool poll() override;
   bool prepare_sleep() override;

@@ -31,7 +31,7 @@ QueuePairs::QueuePairs(std::shared_ptr<Device> device, std::size_t count, void* 
     while (pairs_.size() < count) {
       pairs_.push_back(std::make_unique<QueuePair>(*device_, completions_));
     }
-  } catch (const Exception&) {
+  } catch (...) {
     destroy();
     throw;
   }

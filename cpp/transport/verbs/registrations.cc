@@ -25,13 +25,16 @@ std::shared_ptr<const Region> Registrations::of(const Buffer& bytes) {
     entries_.splice(entries_.begin(), entries_, known);
     return entries_.front().region;
   }
+  if (block != nullptr && !refuses_devices_.empty()) return nullptr;
   const std::size_t size = home.memory.size();
   drop_unused(kMost - 1, kMostBytes - std::min(kMostBytes, size));
-  Region region = make(home, block.get());
-  if (!region && block == nullptr) {
+  std::string refusal;
+  Region region = make(home, block.get(), refusal);
+  if (!region) {  // for want of room, perhaps
     drop_unused(0, 0);
-    region = make(home, nullptr);
+    region = make(home, block.get(), refusal);
   }
+  if (!region && block != nullptr) refuses_devices_ = refusal;
   if (!region) return nullptr;
   auto shared = std::make_shared<const Region>(std::move(region));
   entries_.push_front({home.lives, home.memory.data(), size, shared});
@@ -40,16 +43,16 @@ std::shared_ptr<const Region> Registrations::of(const Buffer& bytes) {
 }
 
 // Only to be read from: the device needs no right to write.
-Region Registrations::make(const memory::Home& home, const device::Block* block) {
+Region Registrations::make(const memory::Home& home, const device::Block* block,
+                           std::string& refusal) {
   if (block == nullptr) {
     auto* address = const_cast<std::byte*>(home.memory.data());
     return device_.register_memory(address, home.memory.size(), 0);
   }
-  if (!refuses_devices_.empty()) return {};
   try {
     return device_.register_block(*block, 0);
   } catch (const Exception& e) {
-    refuses_devices_ = e.error().message;
+    refusal = e.error().message;
     return {};
   }
 }

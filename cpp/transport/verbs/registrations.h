@@ -21,8 +21,10 @@ class Registrations {
 
   // Null: the system registers no more, or the bytes have no owner.
   std::shared_ptr<const Region> of(const Buffer& bytes);
-  // Why memory of CUDA devices is not registered any more; empty: it is.
+  // Why no memory of CUDA devices is registered any more; empty: it is.
   const std::string& refuses_devices() const { return refuses_devices_; }
+  // Ends the registrations of what was given up.
+  void drop_dead();
   std::size_t size() const { return entries_.size(); }
 
   static constexpr std::size_t kMost = 1024;
@@ -36,8 +38,7 @@ class Registrations {
     std::shared_ptr<const Region> region;
   };
 
-  Region make(const memory::Home& home, const device::Block* block);
-  void drop_dead();
+  Region make(const memory::Home& home, const device::Block* block, std::string& refusal);
   // Those that nobody writes from, the longest unused first, until so much is left.
   void drop_unused(std::size_t most, std::size_t most_bytes);
 

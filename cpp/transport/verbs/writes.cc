@@ -18,9 +18,7 @@ void Writes::add(const wire::GrantPlace& place, Buffer bytes) {
   auto part = std::make_shared<Part>(Part{place, std::move(bytes), nullptr, 0, {}});
   part->region = sources_.of(part->bytes);
   if (part->region == nullptr && device::block_of(part->bytes) != nullptr) {
-    HeapAllocator heap;
-    part->bytes = device::copy_to_host(part->bytes, heap);
-    part->region = sources_.of(part->bytes);
+    throw Exception(ErrorCode::error, "a part on a CUDA device that RDMA does not read");
   }
   const bool several = part->bytes.size() > kPieceBytes && part->region != nullptr;
   if (several && pairs_.size() > 1) {
@@ -123,7 +121,9 @@ void Writes::post(std::size_t pair, const std::shared_ptr<Part>& part,
 
 void Writes::ended(std::size_t pair, std::uint64_t request) {
   std::deque<Piece>& pieces = on_their_way_[pair];
+  if (pieces.empty() || pieces.front().request > request) return;
   while (!pieces.empty() && pieces.front().request <= request) pieces.pop_front();
+  sources_.drop_dead();  // that part's memory may have been given up with it
 }
 
 void Writes::clear_waiting() {

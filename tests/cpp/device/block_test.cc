@@ -5,6 +5,7 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "check.h"
@@ -40,13 +41,39 @@ TEST("device: a block is the same one for all messages that have it in turn") {
   CHECK(block_of(Buffer()) == nullptr);
 }
 
-TEST("device: blocks beyond what is kept go back to the device") {
+TEST("device: what is more than is kept goes with the next capture, the longest unused first") {
   Devices& all = devices();
-  const int freed = fake::calls("free");
+  constexpr std::size_t kLarge = std::size_t{128} << 20;
   std::vector<MutableBuffer> held;
-  for (int i = 0; i < 5; ++i) held.push_back(allocate(all, 0, std::size_t{128} << 20));
-  held.clear();
-  CHECK(fake::calls("free") > freed);
+  for (int i = 0; i < 6; ++i) held.push_back(allocate(all, 0, kLarge));
+  const std::weak_ptr<const Block> oldest = block_of(held.front());
+  const std::weak_ptr<const Block> latest = block_of(held.back());
+  const int freed = fake::calls("free");
+  for (MutableBuffer& memory : held) memory = {};
+  CHECK_EQ(fake::calls("free"), freed);  // whoever let go of it may be in a hurry
+  CHECK(block_of(allocate(all, 0, 2 * kLarge)) != nullptr);
+  CHECK(fake::calls("free") >= freed + 2);
+  CHECK(oldest.expired() && !latest.expired());
+}
+
+TEST("device: what a failed capture has queued is over before its block is another message's") {
+  Devices& all = devices();
+  const std::vector<std::byte> old(300'000, std::byte{1});
+  const std::vector<std::byte> mine(300'000, std::byte{2});
+  const auto failing = all.stream(0);
+  MutableBuffer first = allocate(all, 0, old.size());
+  const std::byte* at = first.data();
+  const Transfer queued{old.data(), first.data(), old.size()};
+  fake::fail_next("event_record", 2);
+  CHECK_THROWS(failing->copy_within_device({&queued, 1}), ErrorCode::error);
+  first = {};
+  const MutableBuffer second = allocate(all, 0, mine.size());
+  CHECK(second.data() == at);
+  const Transfer next{mine.data(), second.data(), mine.size()};
+  std::thread([&] { all.stream(0)->copy_within_device({&next, 1}); }).join();
+  HeapAllocator heap;
+  const Buffer host = copy_to_host(second, heap);  // by the stream that failed
+  CHECK(std::memcmp(host.data(), mine.data(), mine.size()) == 0);
 }
 
 TEST("device: bytes captured on a device come to the host") {
@@ -81,6 +108,19 @@ TEST("device: a block is exported whole, or CUDA's reason is told") {
   CHECK(told.find("dmabuf") != std::string::npos && told.find("cuda:1") != std::string::npos);
   fake::fail_next("allocate", 2);
   CHECK_THROWS(allocate(all, 1, std::size_t{1} << 30), ErrorCode::error);
+}
+
+TEST("device: a driver that is too old for dmabufs serves for all else") {
+  Driver& old = *new Driver(fake::driver());
+  old.range_handle = nullptr;
+  Devices& all = *new Devices(old);
+  const MutableBuffer memory = allocate(all, 0, 300'000);
+  CHECK_THROWS(block_of(memory)->export_dmabuf(), ErrorCode::error);
+  const std::vector<std::byte> from(memory.size(), std::byte{5});
+  const Transfer transfer{from.data(), memory.data(), from.size()};
+  all.stream(0)->copy_within_device({&transfer, 1});
+  HeapAllocator heap;
+  CHECK(std::memcmp(copy_to_host(memory, heap).data(), from.data(), from.size()) == 0);
 }
 
 }  // namespace

@@ -4,8 +4,6 @@
 
 #include <dlfcn.h>
 
-#include <cstring>
-
 #include "base/buffer.h"
 #include "check.h"
 #include "device/block.h"
@@ -13,9 +11,21 @@
 
 namespace moolink::device::fake {
 
+inline void* library() {
+  void* handle = ::dlopen(MOOLINK_FAKE_CUDA, RTLD_NOW | RTLD_LOCAL);
+  CHECK(handle != nullptr);
+  return handle;
+}
+
 inline Devices& load() {
-  CHECK(::dlopen(MOOLINK_FAKE_CUDA, RTLD_NOW | RTLD_LOCAL) != nullptr);
+  library();
   return Devices::process();
+}
+
+// The next calls of the driver's function fail.
+inline void fail_next(const char* function, Status status, int times) {
+  void* found = ::dlsym(library(), "fake_cuda_fail_next");
+  reinterpret_cast<void (*)(const char*, Status, int)>(found)(function, status, times);
 }
 
 // The same bytes in memory of a device.

@@ -37,6 +37,14 @@ constexpr Status kInvalidValue = 1;
 constexpr Status kNoMemory = 2;
 constexpr Status kInvalidContext = 201;
 
+// A device's memory has an address that the processor cannot read, and another one for the driver's
+// own copies.
+struct Allocation {
+  std::byte* readable = nullptr;
+  std::size_t bytes = 0;
+  int descriptor = -1;
+};
+
 struct State {
   std::recursive_mutex mutex;
   CudaContext contexts[kDevices] = {{0}, {1}};
@@ -44,6 +52,7 @@ struct State {
   std::vector<std::unique_ptr<CudaStream>> streams;
   std::vector<std::unique_ptr<CudaEvent>> events;
   std::map<void*, std::size_t> pinned;
+  std::map<std::byte*, Allocation> memory;  // of devices
   std::map<std::string, int> calls;
   std::map<std::string, std::pair<Status, int>> failures;
 };
@@ -65,6 +74,23 @@ void run_until(const Mark& mark) {
     work.pop_front();
     next();
   }
+}
+
+// The allocation that the address lies in, if there is one.
+auto allocation_of(Address address) {
+  auto& memory = state().memory;
+  auto* at = reinterpret_cast<std::byte*>(address);
+  auto found = memory.upper_bound(at);
+  if (found == memory.begin()) return memory.end();
+  --found;
+  return at < found->first + found->second.bytes ? found : memory.end();
+}
+
+void* readable(Address address) {
+  const auto found = allocation_of(address);
+  auto* at = reinterpret_cast<std::byte*>(address);
+  if (found == state().memory.end()) return at;
+  return found->second.readable + (at - found->first);
 }
 
 void run_all(CudaStream& stream) {
@@ -219,9 +245,7 @@ EXPORTED Status cuEventSynchronize(EventHandle event) {
 }
 EXPORTED Status cuMemcpyAsync(Address to, Address from, std::size_t bytes, StreamHandle stream) {
   return Call("copy").in_context([&] {
-    enqueue(stream, [to, from, bytes] {
-      std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
-    });
+    enqueue(stream, [to, from, bytes] { std::memcpy(readable(to), readable(from), bytes); });
     return kSuccess;
   });
 }
@@ -242,25 +266,43 @@ EXPORTED Status cuMemFreeHost(void* memory) {
 }
 EXPORTED Status cuMemAlloc_v2(Address* memory, std::size_t bytes) {
   return Call("allocate").in_context([&] {
-    void* block = std::aligned_alloc(4096, bytes);
-    *memory = reinterpret_cast<std::uintptr_t>(block);
-    return block == nullptr ? kNoMemory : kSuccess;
+    Allocation made{nullptr, bytes, memfd_create("memory of a fake device", MFD_CLOEXEC)};
+    if (ftruncate(made.descriptor, static_cast<off_t>(bytes)) != 0) return kNoMemory;
+    const auto map = [&](int rights) {
+      return static_cast<std::byte*>(mmap(nullptr, bytes, rights, MAP_SHARED, made.descriptor, 0));
+    };
+    made.readable = map(PROT_READ | PROT_WRITE);
+    std::byte* address = map(PROT_NONE);
+    state().memory[address] = made;
+    *memory = reinterpret_cast<std::uintptr_t>(address);
+    return kSuccess;
   });
 }
 EXPORTED Status cuMemFree_v2(Address memory) {
   return Call("free").in_context([&] {
-    std::free(reinterpret_cast<void*>(memory));
+    const auto found = allocation_of(memory);
+    if (found == state().memory.end()) return kInvalidValue;
+    const Allocation& freed = found->second;
+    munmap(found->first, freed.bytes);
+    munmap(freed.readable, freed.bytes);
+    close(freed.descriptor);
+    state().memory.erase(found);
     return kSuccess;
   });
 }
-EXPORTED Status cuMemGetHandleForAddressRange(void* handle, Address, std::size_t bytes, int type,
-                                              unsigned long long) {
+EXPORTED Status cuMemGetHandleForAddressRange(void* handle, Address memory, std::size_t bytes,
+                                              int type, unsigned long long) {
   return Call("range_handle").in_context([&] {
-    const int descriptor = memfd_create("dmabuf of a fake device", MFD_CLOEXEC);
-    *static_cast<int*>(handle) = descriptor;
-    const bool sized = ftruncate(descriptor, static_cast<off_t>(bytes)) == 0;
-    return sized && type == kRangeDmaBuf ? kSuccess : kInvalidValue;
+    const auto found = allocation_of(memory);
+    const bool whole = found != state().memory.end() && found->second.bytes == bytes;
+    if (!whole || type != kRangeDmaBuf) return kInvalidValue;
+    *static_cast<int*>(handle) = dup(found->second.descriptor);
+    return kSuccess;
   });
+}
+// fail_next() for who has loaded this as a library.
+EXPORTED void fake_cuda_fail_next(const char* function, Status status, int times) {
+  fail_next(function, status, times);
 }
 EXPORTED Status cuGetErrorName(Status status, const char** text) {
   *text = status == kNoMemory ? "CUDA_ERROR_OUT_OF_MEMORY" : nullptr;
@@ -277,6 +319,7 @@ Driver driver() {
   Driver table;
 #define MOOLINK_CUDA_FAKE(member, symbol, arguments) table.member = &::symbol;
   MOOLINK_CUDA_FUNCTIONS(MOOLINK_CUDA_FAKE)
+  MOOLINK_CUDA_LATER_FUNCTIONS(MOOLINK_CUDA_FAKE)
 #undef MOOLINK_CUDA_FAKE
   return table;
 }

@@ -4,8 +4,8 @@
 // somebody waits for it, and no sooner, so that a copy that is not waited for, or does not wait for
 // what comes before it, has wrong bytes.
 //
-// Memory that is allocated on it is the host's, too. Its dmabuf is a file of that size, with other
-// bytes: it serves for what is refused.
+// Memory that is allocated on it cannot be read by the processor: who tries it is killed. Its
+// dmabuf is a descriptor that can be mapped.
 //
 // As a shared library called libcuda.so.1 it serves the tests in Python.
 

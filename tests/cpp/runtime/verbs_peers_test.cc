@@ -26,6 +26,7 @@
 #include "device/fake_cuda.h"
 #include "rpc/dialler.h"
 #include "runtime/rpc_peer.h"
+#include "transport/fake_dmabuf.h"
 #include "transport/verbs/availability.h"
 #include "transport/verbs/library.h"
 
@@ -61,10 +62,7 @@ class FailingDevices {
       const AsTheLibrarys own(*current_, domain->context);
       return current_->real_.create_qp(domain, attributes);
     };
-    table_.reg_dmabuf_mr = [](ibv_pd* domain, std::uint64_t, std::size_t bytes,
-                              std::uint64_t address, int, int access) {
-      return current_->real_.reg_mr(domain, reinterpret_cast<void*>(address), bytes, access);
-    };
+    table_.reg_dmabuf_mr = transport::verbs::register_mapped;
     table_.get_async_event = take_event;
     table_.ack_async_event = [](ibv_async_event*) {};
   }
@@ -171,8 +169,7 @@ std::shared_ptr<Context> make_context(const Uid& host_key) {
 }
 
 // A server that counts, a client on another host, as far as they know, and the calls between them,
-// small and large by turns. What is large lies on a CUDA device of the client, whose memory is the
-// host's.
+// small and large by turns. What is large lies on a CUDA device of the client.
 class Calls {
  public:
   explicit Calls(const std::vector<PathKind>& paths)

@@ -11,6 +11,7 @@
 #include "check.h"
 #include "conformance.h"
 #include "device/fake_cuda.h"
+#include "fake_dmabuf.h"
 #include "memory/pool.h"
 #include "transport/verbs/choice.h"
 #include "transport/verbs/transport.h"
@@ -25,6 +26,10 @@ using conformance::same_bytes;
 using conformance::Side;
 using conformance::wait_until;
 
+void says(const std::string& text, const std::string& part) {
+  CHECK(text.find(part) != std::string::npos);
+}
+
 const Library& real() { return *load_library().functions; }
 
 const Port& port() {
@@ -32,11 +37,13 @@ const Port& port() {
   return chosen;
 }
 
-conformance::Subject subject_with(const Library& library, std::size_t queue_pairs = 3) {
+conformance::Subject subject_with(const Library& library, std::size_t queue_pairs = 3,
+                                  bool gpudirect = false) {
   return {"verbs",
-          [&library, queue_pairs](Environment& environment) {
+          [&library, queue_pairs, gpudirect](Environment& environment) {
             Port with = port();
             with.queue_pairs = queue_pairs;
+            with.gpudirect = gpudirect;
             return std::make_unique<VerbsTransport>(environment, library, with);
           },
           "verbs://127.0.0.1:0", "verbs://127.0.0.1:99999"};
@@ -61,11 +68,12 @@ struct Pair {
     connected = conformance::connect(of_a, a, b);
   }
   // Writes the bytes of a part into a grant of b; its memory.
-  MutableBuffer write(std::size_t size, std::uint64_t seed) {
-    auto grant = b.connection().allocate_grant(size);
+  MutableBuffer write(std::size_t size, std::uint64_t seed) { return write(pattern(size, seed)); }
+  MutableBuffer write(const Buffer& bytes) {
+    auto grant = b.connection().allocate_grant(bytes.size());
     CHECK(grant.has_value());
     const std::size_t before = a.filled.size();
-    a.connection().fill_grant(grant->place, pattern(size, seed));
+    a.connection().fill_grant(grant->place, bytes);
     CHECK_EQ(a.filled.size(), before);  // never from inside fill_grant()
     wait_until(a, b, [&] { return a.filled.size() == before + 1; });
     CHECK_EQ(a.filled.back().grant, grant->place.grant);
@@ -247,59 +255,55 @@ const OnDevice registered("memory that messages have in turn is registered once 
   CHECK_EQ(sources_registered, 1);
 });
 
-// --- memory of CUDA devices: with a driver whose devices are the host
+// --- memory of CUDA devices, of a driver that has none
 
 int blocks_registered = 0;
-ibv_mr* register_host(ibv_pd* domain, std::uint64_t offset, std::size_t bytes,
-                      std::uint64_t address, int dmabuf, int access) {
-  CHECK(offset == 0 && dmabuf >= 0 && access == 0);
-  ++blocks_registered;
-  return real().reg_mr(domain, reinterpret_cast<void*>(address), bytes, access);
-}
-
-// Writes a part that lies on a device; both sides have the same bytes then.
-void write_from_device(Pair& pair, std::size_t size) {
-  const Buffer bytes = pattern(size, size);
-  const auto grant = pair.b.connection().allocate_grant(size);
-  const std::size_t before = pair.b.frames.size();
-  const std::size_t filled = pair.a.filled.size();
-  pair.a.connection().fill_grant(grant->place, device::fake::on_device(bytes, 1));
-  wait_until(pair.a, pair.b, [&] { return pair.a.filled.size() == filled + 1; });
-  pair.a.send(message_frame(1, 10));
-  wait_until(pair.a, pair.b, [&] { return pair.b.frames.size() == before + 1; });
-  CHECK(same_bytes(grant->memory, bytes));
+ibv_mr* count_blocks(ibv_pd* domain, std::uint64_t offset, std::size_t bytes, std::uint64_t address,
+                     int dmabuf, int access) {
+  blocks_registered += access == 0 ? 1 : 100;
+  return register_mapped(domain, offset, bytes, address, dmabuf, access);
 }
 
 const OnDevice direct("parts are written from a CUDA device's memory, registered once", [] {
-  Library direct_table = real();
-  direct_table.reg_dmabuf_mr = register_host;
-  Pair pair(direct_table);
+  Library table = real();
+  table.reg_dmabuf_mr = count_blocks;
+  Pair pair(subject_with(table, 3, true), subject_with(real()));
   if (!pair.connected) return;
   blocks_registered = 0;
-  const auto to_host = device::fake::load().counters().bytes_to_host;
-  for (const std::size_t size : {300'000, 5 << 20}) write_from_device(pair, size);
-  CHECK_EQ(blocks_registered, 2);  // blocks of two sizes
   CHECK(pair.a.connection().reads_devices());
-  CHECK_EQ(device::fake::load().counters().bytes_to_host, to_host);
+  CHECK(!pair.b.connection().reads_devices());  // it was not asked to
+  for (const std::size_t size : {300'000, 5 << 20, 300'000, 5 << 20}) {
+    const Buffer bytes = pattern(size, size);
+    const Buffer sent = device::fake::on_device(bytes, 1);
+    CHECK_EQ(pair.a.connection().refusal_of(sent), "");
+    CHECK(same_bytes(pair.write(sent), bytes));
+  }
+  CHECK(blocks_registered >= 2 && blocks_registered <= 4);  // a block may still be in use
 });
 
-const OnDevice refused("where a device's memory cannot be registered it goes through the host's",
-                       [] {
-                         Library old = real();
-                         old.reg_dmabuf_mr = nullptr;
-                         // Soft-RoCE itself knows nothing of dmabufs.
-                         for (const Library& table : {real(), old}) {
-                           Pair pair(table);
-                           if (!pair.connected) return;
-                           const auto to_host = device::fake::load().counters().bytes_to_host;
-                           CHECK(pair.a.connection().reads_devices());  // nothing was tried yet
-                           for (const std::size_t size : {300'000, 5 << 20})
-                             write_from_device(pair, size);
-                           CHECK(!pair.a.connection().reads_devices());
-                           CHECK_EQ(device::fake::load().counters().bytes_to_host - to_host,
-                                    std::uint64_t{300'000 + (5 << 20)});
-                         }
-                       });
+const OnDevice refused(
+    "a device's memory that cannot be registered is refused, with the reason", [] {
+      const Buffer bytes = pattern(300'000, 1);
+      const auto refusal = [&](const Library& table, bool wanted) {
+        Pair pair(subject_with(table, 2, wanted), subject_with(real()));
+        if (!pair.connected) return std::string();
+        CHECK_EQ(pair.a.connection().reads_devices(), wanted);  // nothing was tried yet
+        const Buffer sent = device::fake::on_device(bytes, 0);
+        std::string reason = pair.a.connection().refusal_of(sent);
+        CHECK(!pair.a.connection().reads_devices());
+        const auto grant = pair.b.connection().allocate_grant(bytes.size());
+        if (wanted) {
+          CHECK_THROWS(pair.a.connection().fill_grant(grant->place, sent), ErrorCode::error);
+        }
+        CHECK(same_bytes(pair.write(bytes), bytes));  // the host's memory is read as ever
+        return reason;
+      };
+      Library old = real();
+      old.reg_dmabuf_mr = nullptr;
+      says(refusal(real(), true), "cannot be registered (dmabuf)");  // soft-RoCE knows none
+      says(refusal(old, true), "too old");
+      says(refusal(real(), false), "MOOLINK_VERBS_GPUDIRECT");
+    });
 
 // --- faults
 

@@ -131,6 +131,13 @@ void Process::hold_calls(bool hold) {
   act();
 }
 
+void Process::end_session() {
+  if (!alive_ || !session_ || paused_until > world_->simulation.now()) return;
+  ++coverage["sessions ended by a side"];
+  session_->end(make_error(ErrorCode::error, "a message cannot be sent"), false);
+  act();
+}
+
 // What the window refused before, in order.
 void Process::pump() {
   if (!alive_ || !session_ || !session_->ready()) return;

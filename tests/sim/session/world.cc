@@ -136,6 +136,9 @@ void World::fault() {
   } else if (kind == 8 && settings.pauses) {
     simulation.note("pause of " + std::to_string(side));
     process(side).paused_until = simulation.now() + fault_duration();
+  } else if (kind == 8 && !settings.mild) {
+    simulation.note("session ended by " + std::to_string(side));
+    process(side).end_session();
   } else if (kind == 9) {
     simulation.note("calls held by " + std::to_string(side));
     Process& holder = process(side);

@@ -82,6 +82,8 @@ class Process final : public Endpoint {
   void opened(ConnectionId connection, const Path& path, bool dialled);
   void send(Message& message);
   void hold_calls(bool hold);
+  // Something that the session carries cannot be sent any more.
+  void end_session();
   void die(bool host_gone);
   bool alive() const { return alive_; }
   bool has_path(wire::PathKind kind) const;
