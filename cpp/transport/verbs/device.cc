@@ -106,20 +106,35 @@ void Device::release() noexcept {
   if (context_ != nullptr) library_.close_device(context_);
 }
 
-Region Device::register_block(const device::Block& block, int access) const {
+template <class Make>
+Region Device::make_region(Make make) {
+  ibv_mr* region = make();
+  if (region == nullptr) {
+    sources_->drop_unused();
+    region = make();
+  }
+  return {library_, region};
+}
+
+Region Device::register_memory(void* address, std::size_t bytes, int access) {
+  return make_region([&] { return library_.reg_mr(domain_, address, bytes, access); });
+}
+
+Region Device::register_block(const device::Block& block, int access) {
   if (library_.reg_dmabuf_mr == nullptr) {
     fail(port_, "libibverbs is too old for memory of CUDA devices (dmabuf)");
   }
   const Descriptor dmabuf = block.export_dmabuf();
   // The region is known by the addresses that the block has in this process.
-  ibv_mr* region =
-      library_.reg_dmabuf_mr(domain_, 0, block.bytes(),
-                             reinterpret_cast<std::uintptr_t>(block.data()), dmabuf.get(), access);
-  if (region == nullptr) {
+  const auto address = reinterpret_cast<std::uintptr_t>(block.data());
+  Region region = make_region([&] {
+    return library_.reg_dmabuf_mr(domain_, 0, block.bytes(), address, dmabuf.get(), access);
+  });
+  if (!region) {
     fail(port_, std::string("memory of a CUDA device cannot be registered (dmabuf): ") +
                     std::strerror(errno));
   }
-  return {library_, region};
+  return region;
 }
 
 void Device::add_user(std::size_t slots) {

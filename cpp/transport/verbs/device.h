@@ -58,12 +58,11 @@ class Device {
   ibv_comp_channel* channel() const { return channel_; }
   ibv_srq* receive_queue() const { return receive_queue_; }
 
-  // Empty, with errno, where the system refuses.
-  Region register_memory(void* address, std::size_t bytes, int access) const {
-    return {library_, library_.reg_mr(domain_, address, bytes, access)};
-  }
+  // Empty, with errno, where the system refuses: also when all sources that nobody writes from were
+  // given up for it, as a limit on locked memory may want.
+  Region register_memory(void* address, std::size_t bytes, int access);
   // The same of a CUDA device's memory (GPUDirect). Throws Exception{error} with the reason.
-  Region register_block(const device::Block& block, int access) const;
+  Region register_block(const device::Block& block, int access);
 
   // What parts are written from, whatever the connection.
   Registrations& sources() { return *sources_; }
@@ -88,6 +87,9 @@ class Device {
     Region region;
   };
 
+  // What `make` registers, at the second attempt if need be.
+  template <class Make>
+  Region make_region(Make make);
   void open();
   void release() noexcept;
   void add_block();

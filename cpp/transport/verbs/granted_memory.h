@@ -15,8 +15,7 @@ namespace moolink::transport::verbs {
 // The memory that one peer may write into: segments of a pool of its own, each registered whole.
 class GrantedMemory {
  public:
-  explicit GrantedMemory(const Device& device)
-      : device_(device), pool_(std::make_shared<GrantPool>()) {}
+  explicit GrantedMemory(Device& device) : device_(device), pool_(std::make_shared<GrantPool>()) {}
   ~GrantedMemory() { revoke(); }
   GrantedMemory(const GrantedMemory&) = delete;
   GrantedMemory& operator=(const GrantedMemory&) = delete;
@@ -36,7 +35,7 @@ class GrantedMemory {
 
   void follow_pool();
 
-  const Device& device_;
+  Device& device_;
   std::shared_ptr<GrantPool> pool_;
   std::map<std::uint64_t, Registered> segments_;
 };

@@ -9,7 +9,7 @@
 
 namespace moolink::transport::verbs {
 
-PacketWriter::PacketWriter(const Device& device, QueuePair& pair)
+PacketWriter::PacketWriter(Device& device, QueuePair& pair)
     : pair_(pair),
       memory_(HeapAllocator().allocate(kSlots * kSlotBytes)),
       region_(device.register_memory(memory_.data(), memory_.size(), IBV_ACCESS_LOCAL_WRITE)) {

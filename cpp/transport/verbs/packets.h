@@ -27,7 +27,7 @@ struct Immediate {
 class PacketWriter {
  public:
   // Throws Exception{error} if no memory can be registered.
-  PacketWriter(const Device& device, QueuePair& pair);
+  PacketWriter(Device& device, QueuePair& pair);
 
   void set_credits(std::uint32_t credits) { credits_ = credits; }
   // Credits of SENDs that the peer has taken by now. Throws Exception{wire} for what cannot be.

@@ -28,13 +28,7 @@ std::shared_ptr<const Region> Registrations::of(const Buffer& bytes) {
   if (block != nullptr && !refuses_devices_.empty()) return nullptr;
   const std::size_t size = home.memory.size();
   drop_unused(kMost - 1, kMostBytes - std::min(kMostBytes, size));
-  std::string refusal;
-  Region region = make(home, block.get(), refusal);
-  if (!region) {  // for want of room, perhaps
-    drop_unused(0, 0);
-    region = make(home, block.get(), refusal);
-  }
-  if (!region && block != nullptr) refuses_devices_ = refusal;
+  Region region = make(home, block.get());
   if (!region) return nullptr;
   auto shared = std::make_shared<const Region>(std::move(region));
   entries_.push_front({home.lives, home.memory.data(), size, shared});
@@ -43,8 +37,7 @@ std::shared_ptr<const Region> Registrations::of(const Buffer& bytes) {
 }
 
 // Only to be read from: the device needs no right to write.
-Region Registrations::make(const memory::Home& home, const device::Block* block,
-                           std::string& refusal) {
+Region Registrations::make(const memory::Home& home, const device::Block* block) {
   if (block == nullptr) {
     auto* address = const_cast<std::byte*>(home.memory.data());
     return device_.register_memory(address, home.memory.size(), 0);
@@ -52,7 +45,7 @@ Region Registrations::make(const memory::Home& home, const device::Block* block,
   try {
     return device_.register_block(*block, 0);
   } catch (const Exception& e) {
-    refusal = e.error().message;
+    refuses_devices_ = e.error().message;
     return {};
   }
 }
@@ -64,6 +57,8 @@ void Registrations::drop_dead() {
     return true;
   });
 }
+
+void Registrations::drop_unused() { drop_unused(0, 0); }
 
 void Registrations::drop_unused(std::size_t most, std::size_t most_bytes) {
   for (auto at = entries_.end(); at != entries_.begin();) {

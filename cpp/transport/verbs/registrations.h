@@ -17,14 +17,15 @@ namespace moolink::transport::verbs {
 // up other memory may lie there.
 class Registrations {
  public:
-  explicit Registrations(const Device& device) : device_(device) {}
+  explicit Registrations(Device& device) : device_(device) {}
 
   // Null: the system registers no more, or the bytes have no owner.
   std::shared_ptr<const Region> of(const Buffer& bytes);
   // Why no memory of CUDA devices is registered any more; empty: it is.
   const std::string& refuses_devices() const { return refuses_devices_; }
-  // Ends the registrations of what was given up.
+  // Ends the registrations of what was given up; of all that nobody writes from.
   void drop_dead();
+  void drop_unused();
   std::size_t size() const { return entries_.size(); }
 
   static constexpr std::size_t kMost = 1024;
@@ -38,11 +39,11 @@ class Registrations {
     std::shared_ptr<const Region> region;
   };
 
-  Region make(const memory::Home& home, const device::Block* block, std::string& refusal);
+  Region make(const memory::Home& home, const device::Block* block);
   // Those that nobody writes from, the longest unused first, until so much is left.
   void drop_unused(std::size_t most, std::size_t most_bytes);
 
-  const Device& device_;
+  Device& device_;
   std::list<Entry> entries_;  // the latest used first
   std::size_t bytes_ = 0;
   std::string refuses_devices_;

@@ -337,6 +337,38 @@ const OnDevice no_grant("memory that cannot be registered is not granted", [] {
   CHECK(pair.b.connection().allocate_grant(100'000).has_value());
 });
 
+// As a limit on locked memory: so many regions, and no more.
+int regions_left = 0;
+ibv_mr* register_few(ibv_pd* domain, void* address, std::size_t bytes, int access) {
+  if (regions_left > 0) {
+    --regions_left;
+    return real().reg_mr(domain, address, bytes, access);
+  }
+  errno = ENOMEM;
+  return nullptr;
+}
+int end_registration(ibv_mr* region) {
+  ++regions_left;
+  return real().dereg_mr(region);
+}
+
+const OnDevice room("what is registered to be sent again makes room for a grant", [] {
+  Library limited = real();
+  limited.reg_mr = register_few;
+  limited.dereg_mr = end_registration;
+  regions_left = 1000;
+  Pair pair(limited);
+  if (!pair.connected) return;
+  memory::Pool pool;
+  MutableBuffer sent = pool.allocate(1'000'000);
+  std::memset(sent.data(), 1, sent.size());
+  CHECK(same_bytes(pair.write(sent), sent));
+  sent = {};
+  wait_until(pair.a, pair.b, [&] { return pool.retained_bytes() > 0; });
+  regions_left = 0;  // its block has the last one
+  CHECK(pair.a.connection().allocate_grant(100'000).has_value());
+});
+
 const OnDevice no_memory("a device for which no memory can be registered refuses, with the reason",
                          [] {
                            Library limited = real();
