@@ -15,7 +15,7 @@ from tests.verbs.conftest import ADDRESS_OF_A, PATIENCE, InRdma
 pytestmark = pytest.mark.timeout(PATIENCE)
 # Without a device the program has none of the tests that need one, and passes.
 AT_LEAST = 40
-APART = 5  # tests of two processes
+APART = 7  # tests of two processes
 
 
 def _half(transport_tests: Path, role: str) -> str:

@@ -171,6 +171,32 @@ void test_frame_limit(int test) {
   check_messages(half.side, {900'000});
 }
 
+void test_back_pressure(int test) {
+  Half half;
+  if (!half.meet(test)) return;
+  Side& side = half.side;
+  std::vector<std::size_t> sizes;
+  while (sizes.size() < 64 && side.connection().writable()) {
+    sizes.push_back(1 << 20);
+    const std::lock_guard lock(side.engine);
+    side.connection().write(message_frame(sizes.size(), sizes.back()));
+  }
+  CHECK(!side.connection().writable());
+  wait_until(side, [&] { return side.writable_calls > 0; });
+  CHECK(side.connection().writable());
+  half.finish(sizes.size());
+  check_messages(side, sizes);
+}
+
+void test_nobody_listens(int) {
+  const Role here = role().value();
+  if (here.listens) return;
+  Side side(subject());
+  side.transport->dial("verbs://" + here.address + ":" + std::to_string(kFirstPort - 1));
+  wait_until(side, [&] { return side.dial_failures.size() == 1; });
+  CHECK(!side.dial_failures.empty() && side.dial_failures[0].code == ErrorCode::peer_lost);
+}
+
 const bool added = [] {
   if (!role() || !availability().usable) return false;
   const std::pair<const char*, void (*)(int)> tests[] = {
@@ -179,6 +205,8 @@ const bool added = [] {
       {"chunks go straight into their memory, between small frames", test_chunks},
       {"parts are in their grant before what tells of them", test_grants},
       {"a frame over the limit closes the connection", test_frame_limit},
+      {"a full queue is not writable, a drained one is again", test_back_pressure},
+      {"dialling where nobody listens fails as refused", test_nobody_listens},
   };
   int number = 0;
   for (const auto& [name, body] : tests) {
