@@ -226,6 +226,8 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   void perform(rpc::AllocateGrant& action);
   void perform(rpc::FillGrant& action);
   void refuse_path(wire::ConnectionId id, const Error& error);
+  template <class Bytes>
+  bool can_bring_to_host(wire::ConnectionId connection, Bytes& bytes);
   void tell_refusal(const std::string& reason);
   bool reads_devices(std::optional<wire::ConnectionId> in_use);
   std::optional<PlacedMemory> hold(const std::optional<session::Session::StandingPlace>& standing,

@@ -220,14 +220,22 @@ transport::Connection* RpcPeer::find(wire::ConnectionId id) {
   return found == connections_.end() ? nullptr : found->second.get();
 }
 
+// False: CUDA does not give the bytes, so no path can carry them, and the session has ended.
+template <class Bytes>
+bool RpcPeer::can_bring_to_host(wire::ConnectionId connection, Bytes& bytes) {
+  try {
+    bring_to_host(bytes, context_->pool());
+    return true;
+  } catch (const Exception& e) {
+    node_.end_session(io::now(), connection, e.error());
+    return false;
+  }
+}
+
 void RpcPeer::perform(rpc::Write& action) {
   const auto found = connections_.find(action.connection);
   if (found == connections_.end()) return;  // it failed; the Node will hear of it or has
-  try {
-    bring_to_host(action.frame, context_->pool());
-  } catch (const Exception& e) {
-    return node_.end_session(io::now(), action.connection, e.error());
-  }
+  if (!can_bring_to_host(action.connection, action.frame)) return;
   PathStats& path = stats_.paths[static_cast<std::size_t>(found->second->path())];
   ++path.frames_written;
   path.bytes_written += action.frame.bytes();
@@ -351,12 +359,10 @@ void RpcPeer::perform(rpc::FillGrant& action) {
   if (connection == nullptr) return;
   if (device::block_of(action.bytes) != nullptr) {
     const std::string refusal = connection->refusal_of(action.bytes);
-    try {
-      if (!refusal.empty()) bring_to_host(action.bytes, context_->pool());
-    } catch (const Exception& e) {
-      return node_.end_session(io::now(), action.connection, e.error());
+    if (!refusal.empty()) {
+      tell_refusal(refusal);
+      if (!can_bring_to_host(action.connection, action.bytes)) return;
     }
-    if (!refusal.empty()) tell_refusal(refusal);
   }
   try {
     connection->fill_grant(action.place, std::move(action.bytes));

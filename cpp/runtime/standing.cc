@@ -36,18 +36,18 @@ PlacedMemory hold_grant(std::weak_ptr<RpcPeer> peer, wire::ConnectionId connecti
   return {{held, memory.data(), memory.size()}, held};
 }
 
+template <class Use>
+auto Recipient::with_peer(Use use) const {
+  const auto* name = std::get_if<const std::string*>(&peer_);
+  return name != nullptr ? use(**name) : use(std::get<Uid>(peer_));
+}
+
 std::optional<PlacedMemory> Recipient::place(std::size_t bytes) const {
-  if (const auto* name = std::get_if<const std::string*>(&peer_)) {
-    return sender_.place(**name, bytes);
-  }
-  return sender_.place(std::get<Uid>(peer_), bytes);
+  return with_peer([&](const auto& peer) { return sender_.place(peer, bytes); });
 }
 
 bool Recipient::reads_devices() const {
-  if (const auto* name = std::get_if<const std::string*>(&peer_)) {
-    return sender_.reads_devices(**name);
-  }
-  return sender_.reads_devices(std::get<Uid>(peer_));
+  return with_peer([&](const auto& peer) { return sender_.reads_devices(peer); });
 }
 
 }  // namespace moolink::runtime

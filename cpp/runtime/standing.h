@@ -37,6 +37,9 @@ class Recipient {
   bool reads_devices() const;
 
  private:
+  template <class Use>
+  auto with_peer(Use use) const;
+
   RpcPeer& sender_;
   std::variant<const std::string*, Uid> peer_;
 };

@@ -168,15 +168,16 @@ void look_at_device(const Library& library, ibv_device* device, const Wishes& wi
                     " (is /dev/infiniband there, and readable?)");
     return;
   }
+  Port of_device;
+  of_device.device = name;
+  of_device.numa_node = numa_node_of(wishes.folders, name);
+  of_device.gpu_nodes = common_nodes(pci_place_of(wishes.folders, name),
+                                     only_gpu(wishes.folders, wishes.visible_gpus));
+  of_device.queue_pairs = static_cast<std::size_t>(wishes.queue_pairs);
+  of_device.gpudirect = wishes.gpudirect;
   for (int number = 1; number <= attributes.phys_port_cnt; ++number) {
-    Port port;
-    port.device = name;
+    Port port = of_device;
     port.number = static_cast<std::uint8_t>(number);
-    port.numa_node = numa_node_of(wishes.folders, name);
-    port.gpu_nodes = common_nodes(pci_place_of(wishes.folders, name),
-                                  only_gpu(wishes.folders, wishes.visible_gpus));
-    port.queue_pairs = static_cast<std::size_t>(wishes.queue_pairs);
-    port.gpudirect = wishes.gpudirect;
     const bool asked_for = wishes.port == 0 || wishes.port == number;
     try {
       PortLook(library, context.get(), wishes, port).look();
