@@ -21,6 +21,7 @@ import numpy as np
 import moolink
 from tests.network.member import Member, elements
 from tests.network.members import BROKER_PORT
+from tests.verbs.reductions import COUNT, REDUCTIONS, reduced_right
 from tests.waiting import PATIENCE, until
 
 VERBS = ["verbs"]
@@ -28,13 +29,6 @@ NAMES = ("a", "b")
 # Bytes of the arguments of calls: in a message, in several, in chunks, in a grant, in its pieces.
 SIZES = (0, 1, 100, 4_096, 16_384, 70_000, 1 << 20, 4 << 20)
 SMALL_CALLS = 200
-COUNT = 100_001
-REDUCTIONS: dict[str, dict[str, Any]] = {
-    "small": {"count": 5},
-    "large": {"count": 3 * COUNT},
-    "integers": {"count": COUNT, "dtype": "int32"},
-    "compressed": {"count": COUNT, "compress": "bf16"},
-}
 ROUNDS = 4
 
 
@@ -62,16 +56,6 @@ class ForcedMember(Member):
     def reduce_all(self) -> dict[str, Any]:
         """Takes part in all of REDUCTIONS; returns what :meth:`Member.reduce` does, by name."""
         return {name: self.reduce(name, **options) for name, options in REDUCTIONS.items()}
-
-
-def _reduced_right(answers: list[dict[str, Any]], name: str) -> bool:
-    options = REDUCTIONS[name]
-    count, dtype = options["count"], options.get("dtype", "float32")
-    expected = sum(elements(member, count, dtype)[:8] for member in NAMES)
-    heads = [answer[name]["head"] for answer in answers]
-    error = 2**-4 if "compress" in options else 1e-5
-    same = len({answer[name]["digest"] for answer in answers}) == 1
-    return same and np.allclose(heads[0], expected, atol=error)
 
 
 def _trained_right(answers: list[dict[str, Any]]) -> bool:
@@ -105,7 +89,12 @@ def tell(address: str) -> dict[str, Any]:
             rounds = both("train", ROUNDS)
             seen = {
                 "calls": calls,
-                "reductions": {name: _reduced_right(reductions, name) for name in REDUCTIONS},
+                "reductions": {
+                    name: reduced_right(
+                        [one[name] for one in reductions], NAMES, **REDUCTIONS[name]
+                    )
+                    for name in REDUCTIONS
+                },
                 "rounds": [len(one["contributions"]) for one in rounds],
                 "trained": _trained_right(rounds),
                 "written": both("written"),

@@ -11,13 +11,10 @@ import json
 import sys
 from typing import Any
 
-import numpy as np
-
 from tests.network.hosts import Hosts
-from tests.network.member import elements
 from tests.network.members import RemoteMember, all_do, members_on
+from tests.verbs.reductions import COUNT, REDUCTIONS, reduced_right
 
-COUNT = 100_001
 ROUNDS = 4
 
 
@@ -44,18 +41,9 @@ def reduce(hosts: Hosts) -> dict[str, Any]:
     members = _connected(hosts, {"a": 0, "b": 0, "c": 1, "d": 1})
     right = {}
     before = all_do([*members.values()], "written")
-    for name, options in {
-        "small": {"count": 5},
-        "large": {"count": 3 * COUNT},
-        "integers": {"count": COUNT, "dtype": "int32"},
-        "compressed": {"count": COUNT, "compress": "bf16"},
-    }.items():
+    for name, options in REDUCTIONS.items():
         answers = all_do([*members.values()], "reduce", name=name, **options)
-        dtype = str(options.get("dtype", "float32"))
-        expected = sum(elements(peer, options["count"], dtype)[:8] for peer in members)
-        right[name] = len({answer["digest"] for answer in answers}) == 1 and np.allclose(
-            answers[0]["head"], expected, atol=2**-4 if "compress" in options else 1e-5
-        )
+        right[name] = reduced_right(answers, members, **options)
     after = all_do([*members.values()], "written")
     return {"right": right, "written": _written(before, after)}
 

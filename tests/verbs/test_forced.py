@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from tests.verbs.conftest import ADDRESS_OF_A, PATIENCE, InRdma, told
-from tests.verbs.forced import REDUCTIONS, ROUNDS, SIZES, SMALL_CALLS
+from tests.verbs.forced import ROUNDS, SIZES, SMALL_CALLS
+from tests.verbs.reductions import REDUCTIONS
 
 pytestmark = pytest.mark.timeout(PATIENCE)
 MODULE = "tests.verbs.forced"
