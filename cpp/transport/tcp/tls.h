@@ -96,7 +96,7 @@ class TlsStream final : public ByteStream {
 
   // tls_stream.cc
   void push();
-  std::size_t sealed_together() const;
+  std::size_t sealed_together(std::size_t left) const;
   void seal(RecordType type, std::span<const iovec> pieces);
   void update_own_key();
   void alert(std::byte level, std::byte what);
@@ -117,7 +117,10 @@ class TlsStream final : public ByteStream {
   };
 
   static constexpr std::size_t kMostSealed = kRecordHead + kRecordBytes + 256;
-  static constexpr std::size_t kLeastTogether = std::size_t{64} << 10;
+  // Bytes that a record carries. Four records fill a segment of loopback, which has 65,464 bytes
+  // over IPv6: what is left over would travel as a segment of its own.
+  static constexpr std::size_t kSentBytes = 16'320;
+  static constexpr std::size_t kSegment = 4 * (kRecordHead + kSentBytes + kRecordTail);
   static constexpr std::size_t kRoomToSend = 4 * kMostSealed;  // for what is sealed beyond that
   static constexpr std::size_t kIncoming = (std::size_t{128} << 10) + kMostSealed;
 

@@ -128,7 +128,7 @@ bool TlsStream::take_over() {
   secrets_ = {};
   openssl_.ssl_free(std::exchange(ssl_, nullptr));
   // Whoever is there has the key.
-  out_.grow(kRoomToSend + kLeastTogether, out_end_);
+  out_.grow(kRoomToSend + kSegment, out_end_);
   in_.grow(kIncoming, in_end_);
   opened_.grow(kMostSealed, 0);
   return true;

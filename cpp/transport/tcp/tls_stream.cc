@@ -20,6 +20,7 @@ constexpr std::size_t kMostRecords = 64;  // opened in one receive()
 constexpr std::size_t kPerhapsControl = 64;
 constexpr Duration kPause = microseconds(50);  // after which what is sent is a burst of its own
 constexpr std::size_t kMostTogether = std::size_t{512} << 10;
+constexpr std::size_t kLongBurst = 16;  // times what leaves at once
 constexpr std::size_t kLeastRead = std::size_t{4} << 10;
 constexpr std::size_t kUpdateBytes = 5;  // KeyUpdate: type 24, length 1, whether it asks for one
 constexpr std::byte kUpdate{24};
@@ -50,12 +51,15 @@ class Places {
 // One record's worth at a time of what is to be sent, where it lies.
 class Pieces {
  public:
-  explicit Pieces(std::span<const iovec> pieces) : pieces_(pieces) {}
+  Pieces(std::span<const iovec> pieces, std::size_t record_bytes)
+      : pieces_(pieces), record_bytes_(record_bytes) {
+    for (const iovec& piece : pieces) left_ += piece.iov_len;
+  }
 
   // Empty: nothing is left.
   std::span<const iovec> next() {
     std::size_t used = 0;
-    for (std::size_t left = kRecordBytes; left > 0 && used < record_.size();) {
+    for (std::size_t left = record_bytes_; left > 0 && used < record_.size();) {
       while (at_ < pieces_.size() && offset_ == pieces_[at_].iov_len) ++at_, offset_ = 0;
       if (at_ == pieces_.size()) break;
       const iovec& piece = pieces_[at_];
@@ -63,18 +67,19 @@ class Pieces {
       record_[used++] = {static_cast<std::byte*>(piece.iov_base) + offset_, size};
       offset_ += size;
       left -= size;
-      bytes_ += size;
+      left_ -= size;
     }
     return std::span(record_).first(used);
   }
-  std::size_t bytes() const { return bytes_; }  // of all records
+  std::size_t left() const { return left_; }  // bytes
 
  private:
   std::span<const iovec> pieces_;
+  std::size_t record_bytes_;
   std::array<iovec, kMostPieces> record_;
   std::size_t at_ = 0;
   std::size_t offset_ = 0;
-  std::size_t bytes_ = 0;
+  std::size_t left_ = 0;
 };
 
 }  // namespace
@@ -95,21 +100,25 @@ void TlsStream::push() {
   out_begin_ = out_end_ = 0;
 }
 
-// Bytes of records that leave with one system call. Many at once cost less; but what the peer opens
-// last, it opens while nobody sends: a short burst leaves in small portions.
-std::size_t TlsStream::sealed_together() const {
-  return std::clamp(burst_ / 4, kLeastTogether, kMostTogether);
+// Bytes of records that leave with one system call: whole segments, and what is left over with the
+// last ones. Many at once cost less; but what the peer opens last, it opens while nobody sends: a
+// short burst leaves in small portions.
+std::size_t TlsStream::sealed_together(std::size_t left) const {
+  const std::size_t segments = burst_ / kLongBurst / kSegment;
+  const std::size_t together = std::clamp(segments * kSegment, kSegment, kMostTogether);
+  return left < together + kSegment / 2 ? together + kSegment : together;
 }
 
 ByteStream::Sent TlsStream::send(std::span<const iovec> pieces) {
   if (pause_begins_ < io::now() - kPause) burst_ = 0;
-  Pieces left(pieces);
+  Pieces plain(pieces, kSentBytes);
+  const std::size_t all = plain.left();
   push();
   while (!unsent()) {
-    const std::size_t together = sealed_together();
+    const std::size_t together = sealed_together(plain.left());
     out_.grow(together + kRoomToSend, 0);
     std::span<const iovec> record;
-    while (out_end_ < together && !(record = left.next()).empty()) {
+    while (out_end_ < together && !(record = plain.next()).empty()) {
       if (update_owed_ || sealer_->records() >= context_->records_per_key_) update_own_key();
       seal(RecordType::data, record);
     }
@@ -118,7 +127,7 @@ ByteStream::Sent TlsStream::send(std::span<const iovec> pieces) {
     if (record.empty()) break;
   }
   pause_begins_ = unsent() ? kNever : io::now();
-  return {left.bytes(), unsent()};
+  return {all - plain.left(), unsent()};
 }
 
 void TlsStream::seal(RecordType type, std::span<const iovec> pieces) {
