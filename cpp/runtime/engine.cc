@@ -206,31 +206,40 @@ void Engine::run_reactor() {
   Lock lock(mutex_);
   while (!stopping_) {
     stand_by(lock);
-    if (!stopping_) poll_while_idle(lock, [this] { return stopping_; });
+    if (!stopping_) poll_while_idle(lock, [this] { return stopping_.load(); });
   }
 }
 
 // Lets the others poll for as long as they keep doing so; the role is free when this returns, or
 // the reactor stops.
 void Engine::stand_by(Lock& lock) {
-  std::uint64_t seen = stints_;
   while (!stopping_) {
-    reactor_.wait_for(lock, kStandBy);
-    const bool somebody_polled = stints_ != seen;
-    if (!role_taken_ && !somebody_polled) return;
-    if (role_taken_ && !somebody_polled) {
-      // One thread has been polling all the time: it will tell when it stops.
-      reactor_parked_ = true;
-      reactor_.wait(lock, [this] { return stopping_ || !role_taken_; });
-      reactor_parked_ = false;
-    }
-    seen = stints_;
+    lock.unlock();
+    nap_while_others_poll();
+    lock.lock();
+    if (!role_taken_ || stopping_) return;
+    // One thread has been polling all the time: it will tell when it stops.
+    reactor_parked_ = true;
+    reactor_.wait(lock, [this] { return stopping_ || !role_taken_; });
+    reactor_parked_ = false;
   }
+}
+
+// Without the lock: who polls would give way to somebody who wants nothing yet.
+void Engine::nap_while_others_poll() {
+  std::unique_lock guard(napping_);
+  std::uint64_t seen = stints_;
+  const auto nap = [&] { return nap_ends_.wait_for(guard, kStandBy, [&] { return stopping_.load(); }); };
+  while (!nap() && stints_ != seen) seen = stints_;
 }
 
 void Engine::stop_reactor() {
   stopping_ = true;
   reactor_.notify_one();
+  {
+    const std::lock_guard guard(napping_);
+  }  // it sleeps, or has not looked yet
+  nap_ends_.notify_one();
   loop_.wake();
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -89,6 +90,7 @@ class Engine {
   bool look_again(Lock& lock, Time begin, bool long_turn);
   Time next_deadline() const;
   void stand_by(Lock& lock);
+  void nap_while_others_poll();
 
   EngineMutex mutex_;
   io::Loop loop_;
@@ -102,11 +104,14 @@ class Engine {
   bool handed_over_ = false;
   Patience patience_;
   bool gave_way_ = false;        // since the last turn
-  std::uint64_t stints_ = 0;     // times that the role was taken
   Time polling_until_ = kNever;  // while somebody is in a turn
   std::condition_variable_any reactor_;
   bool reactor_parked_ = false;  // it waits to be told that the role is free
-  bool stopping_ = false;
+  // What the reactor looks at without the lock.
+  std::atomic<std::uint64_t> stints_{0};  // times that the role was taken
+  std::atomic<bool> stopping_{false};
+  std::mutex napping_;
+  std::condition_variable nap_ends_;
 };
 
 }  // namespace moolink::runtime
