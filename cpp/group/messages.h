@@ -132,6 +132,7 @@ struct Recipient {
   std::string group;
   bool broker = false;  // else the member of `group`
 };
-Recipient recipient_of(std::span<const std::byte> bytes);  // throws ErrorCode::wire
+// Throws ErrorCode::wire: malformed, or longer than any group needs.
+Recipient recipient_of(std::span<const std::byte> bytes);
 
 }  // namespace moolink::group

@@ -228,9 +228,11 @@ void Engine::stand_by(Lock& lock) {
 // Without the lock: who polls would give way to somebody who wants nothing yet.
 void Engine::nap_while_others_poll() {
   std::unique_lock guard(napping_);
-  std::uint64_t seen = stints_;
-  const auto nap = [&] { return nap_ends_.wait_for(guard, kStandBy, [&] { return stopping_.load(); }); };
-  while (!nap() && stints_ != seen) seen = stints_;
+  const auto stopped = [this] { return stopping_.load(); };
+  std::uint64_t seen = 0;
+  do {
+    seen = stints_;
+  } while (!nap_ends_.wait_for(guard, kStandBy, stopped) && stints_ != seen);
 }
 
 void Engine::stop_reactor() {

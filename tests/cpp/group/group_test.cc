@@ -123,6 +123,15 @@ TEST("messages say whom they concern") {
   CHECK_THROWS(recipient_of({}), ErrorCode::wire);
 }
 
+TEST("a message of more than any group needs is refused before it is read") {
+  constexpr std::size_t kMost = std::size_t{16} << 20;
+  const auto message = [](std::size_t bytes) {
+    return wire::encode(Message{std::string(bytes, 'g'), Leave{}});
+  };
+  CHECK_THROWS(recipient_of(message(kMost).span()), ErrorCode::wire);
+  CHECK(recipient_of(message(kMost - 100).span()).broker);
+}
+
 TEST("a view that no broker can have made is not gone on from") {
   for (const auto& ids : {std::vector<std::uint64_t>{1, 1}, std::vector<std::uint64_t>{2, 3}}) {
     Broker broker(first_broker(), 1, kStart);
