@@ -75,6 +75,7 @@ std::string listen(const Bytes& stream, const std::vector<std::size_t>& pieces) 
   CountingAllocator allocator(std::size_t{16} << 20);
   Ear ear;
   Environment environment{loop, allocator, ear, Limits{}, Uid{1, 1}};
+  environment.handshake_timeout = kForEver;
   int sockets[2];
   FUZZ_CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, sockets) == 0);
   auto connection =

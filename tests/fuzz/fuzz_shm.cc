@@ -47,7 +47,9 @@ Descriptor make_descriptor(std::size_t kind) {
 
 class Victim final : public Handler, public Handshake::Owner, public ShmConnection::Owner {
  public:
-  explicit Victim(io::Loop& loop) : environment{loop, allocator, *this, Limits{}, Uid{1, 1}} {}
+  explicit Victim(io::Loop& loop) : environment{loop, allocator, *this, Limits{}, Uid{1, 1}} {
+    environment.handshake_timeout = kForEver;
+  }
 
   void linked(Handshake&, Link link) override {
     FUZZ_CHECK(!connection);

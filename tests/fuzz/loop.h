@@ -2,9 +2,13 @@
 
 // A loop whose only thread is the fuzzer's.
 
+#include "base/time.h"
 #include "io/loop.h"
 
 namespace moolink::fuzz {
+
+// The process may be stopped in the middle of an input: that decides nothing.
+inline constexpr Duration kForEver = std::chrono::hours(1000);
 
 struct NoLock {
   void lock() {}
