@@ -218,7 +218,7 @@ void Engine::stand_by(Lock& lock) {
     nap_while_others_poll();
     lock.lock();
     if (!role_taken_ || stopping_) return;
-    // One thread has been polling all the time: it will tell when it stops.
+    // One thread polls for long, or again: it will tell when it stops.
     reactor_parked_ = true;
     reactor_.wait(lock, [this] { return stopping_ || !role_taken_; });
     reactor_parked_ = false;

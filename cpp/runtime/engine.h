@@ -110,7 +110,7 @@ class Engine {
   // What the reactor looks at without the lock.
   std::atomic<std::uint64_t> stints_{0};  // times that the role was taken
   std::atomic<bool> stopping_{false};
-  std::mutex napping_;
+  std::mutex napping_;  // of nap_ends_
   std::condition_variable nap_ends_;
 };
 

@@ -117,8 +117,8 @@ class TlsStream final : public ByteStream {
   };
 
   static constexpr std::size_t kMostSealed = kRecordHead + kRecordBytes + 256;
-  // Bytes that a record carries. Four records fill a segment of loopback, which has 65,464 bytes
-  // over IPv6: what is left over would travel as a segment of its own.
+  // Bytes that a record carries. Four records fill a segment of loopback (65,483 bytes over IPv4,
+  // 65,464 over IPv6): what four full ones have over would travel as a segment of its own.
   static constexpr std::size_t kSentBytes = 16'320;
   static constexpr std::size_t kSegment = 4 * (kRecordHead + kSentBytes + kRecordTail);
   static constexpr std::size_t kRoomToSend = 4 * kMostSealed;  // for what is sealed beyond that

@@ -19,8 +19,9 @@ constexpr std::size_t kMostRecords = 64;  // opened in one receive()
 // Records that may be something else than data are looked at before a byte of them is given.
 constexpr std::size_t kPerhapsControl = 64;
 constexpr Duration kPause = microseconds(50);  // after which what is sent is a burst of its own
-constexpr std::size_t kMostTogether = std::size_t{512} << 10;
-constexpr std::size_t kLongBurst = 16;  // times what leaves at once
+constexpr std::size_t kPortions = 16;          // of a burst, each of so many segments:
+constexpr std::size_t kLeast = 1;
+constexpr std::size_t kMost = 8;
 constexpr std::size_t kLeastRead = std::size_t{4} << 10;
 constexpr std::size_t kUpdateBytes = 5;  // KeyUpdate: type 24, length 1, whether it asks for one
 constexpr std::byte kUpdate{24};
@@ -59,14 +60,14 @@ class Pieces {
   // Empty: nothing is left.
   std::span<const iovec> next() {
     std::size_t used = 0;
-    for (std::size_t left = record_bytes_; left > 0 && used < record_.size();) {
+    for (std::size_t room = record_bytes_; room > 0 && used < record_.size();) {
       while (at_ < pieces_.size() && offset_ == pieces_[at_].iov_len) ++at_, offset_ = 0;
       if (at_ == pieces_.size()) break;
       const iovec& piece = pieces_[at_];
-      const std::size_t size = std::min(left, piece.iov_len - offset_);
+      const std::size_t size = std::min(room, piece.iov_len - offset_);
       record_[used++] = {static_cast<std::byte*>(piece.iov_base) + offset_, size};
       offset_ += size;
-      left -= size;
+      room -= size;
       left_ -= size;
     }
     return std::span(record_).first(used);
@@ -100,13 +101,14 @@ void TlsStream::push() {
   out_begin_ = out_end_ = 0;
 }
 
-// Bytes of records that leave with one system call: whole segments, and what is left over with the
-// last ones. Many at once cost less; but what the peer opens last, it opens while nobody sends: a
+// Bytes of records that leave with one system call: whole segments, or all that is left if it is
+// hardly more. Many at once cost less; but what the peer opens last, it opens while nobody sends: a
 // short burst leaves in small portions.
 std::size_t TlsStream::sealed_together(std::size_t left) const {
-  const std::size_t segments = burst_ / kLongBurst / kSegment;
-  const std::size_t together = std::clamp(segments * kSegment, kSegment, kMostTogether);
-  return left < together + kSegment / 2 ? together + kSegment : together;
+  const std::size_t segments = std::clamp(burst_ / kPortions / kSegment, kLeast, kMost);
+  const std::size_t together = segments * kSegment;
+  const std::size_t all = left + left / 256 + 64;  // with heads and tails
+  return all < together + kSegment / 2 ? all : together;
 }
 
 ByteStream::Sent TlsStream::send(std::span<const iovec> pieces) {

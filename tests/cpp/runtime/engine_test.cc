@@ -40,6 +40,24 @@ TEST("the reactor runs what is posted while nobody waits") {
   CHECK_EQ(done.load(), 50);
 }
 
+TEST("the reactor polls again after others have, for short and for long") {
+  Running running;
+  for (const Duration long_enough_to_park : {Duration::zero(), Duration(milliseconds(10))}) {
+    for (int round = 0; round < 20; ++round) {
+      {
+        Waiter waiter;
+        Engine::Lock lock = running.engine.lock();
+        running.engine.loop().at(io::now() + long_enough_to_park,
+                                 [&] { running.engine.finish(waiter); });
+        CHECK(running.engine.wait(lock, waiter, kNever, {}));
+      }
+      std::atomic<bool> done{false};
+      running.engine.loop().post([&] { done = true; });
+      while (!done) std::this_thread::yield();
+    }
+  }
+}
+
 TEST("waiting threads are woken, whoever of them polls") {
   Running running;
   constexpr int kThreads = 6;

@@ -71,6 +71,24 @@ TEST("tls: pieces of all sizes pass a socket that is often full, under keys that
   }
 }
 
+TEST("tls: a long burst arrives whole, whatever of it the socket takes at once") {
+  Streams streams(1000000);
+  const Buffer all = pattern(std::size_t{32} << 20, 5);
+  std::vector<std::byte> got(all.size());
+  std::size_t sent = 0;
+  std::size_t received = 0;
+  while (received < all.size()) {
+    const iovec rest{const_cast<std::byte*>(all.data()) + sent, all.size() - sent};
+    const auto taken = streams.dialler->send(std::span(&rest, 1));
+    sent += taken.bytes;
+    CHECK_EQ(taken.full, streams.dialler->unsent());
+    CHECK(taken.full || sent == all.size());
+    const iovec room{got.data() + received, got.size() - received};
+    received += streams.acceptor->receive(std::span(&room, 1), room.iov_len).bytes;
+  }
+  CHECK_EQ(std::memcmp(got.data(), all.data(), all.size()), 0);
+}
+
 TEST("tls: an end is told after all that was sent before it") {
   Streams streams(1000000);
   const Buffer all = pattern(30000, 4);
