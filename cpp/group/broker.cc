@@ -8,6 +8,11 @@
 #include "group/roster.h"
 
 namespace moolink::group {
+namespace {
+
+constexpr std::size_t kMostListed = 16'384;  // peers that an announcement accuses, or misses
+
+}  // namespace
 
 Broker::Broker(BrokerConfig config, std::uint64_t seed, Time now)
     : config_(config), random_(seed), started_(now), next_tick_(now), armed_at_(now) {}
@@ -47,6 +52,10 @@ void Broker::received(Time now, const Uid& from, std::span<const std::byte> byte
   if (message.group.size() > kMaxName) wire::fail("a group's name exceeds the limit");
   auto it = rosters_.find(message.group);
   if (auto* announce = std::get_if<Announce>(&message.body)) {
+    // They are looked through whenever the group is judged.
+    if (announce->accused.size() > kMostListed || announce->gaps.size() > kMostListed) {
+      wire::fail("an announcement lists more peers than any group has");
+    }
     if (it == rosters_.end()) {
       if (rosters_.size() >= config_.most_groups) return refuse(from, *announce, message.group);
       it = rosters_

@@ -266,6 +266,23 @@ TEST("a broker takes so many groups and no more, and says so to who asks") {
   CHECK_THROWS((announce(std::string(5000, 'x')), 0), ErrorCode::wire);
 }
 
+TEST("nobody lists more peers than any group has") {
+  Broker broker(BrokerConfig{}, 1, kStart);
+  Announce lists;
+  lists.self.instance = Uid{1, 1};
+  const auto announce = [&] {
+    broker.received(kStart, lists.self.instance, wire::encode(Message{"g", lists}).span());
+    return true;
+  };
+  lists.gaps.resize(16384);
+  CHECK(announce());
+  lists.gaps.resize(16385);
+  CHECK_THROWS(announce(), ErrorCode::wire);
+  lists.gaps.clear();
+  lists.accused.resize(16385);
+  CHECK_THROWS(announce(), ErrorCode::wire);
+}
+
 TEST("nobody announces for another") {
   Broker broker(BrokerConfig{}, 1, kStart);
   Announce forged;
