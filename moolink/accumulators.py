@@ -24,6 +24,7 @@ def Accumulator(
 
     Raises:
         TypeError: the parameters are of no framework that has an adapter.
+        ValueError: there are none.
     """
     jax = sys.modules.get("jax")
     if jax is not None and any(isinstance(x, jax.Array) for x in jax.tree.leaves(parameters)):
@@ -31,7 +32,12 @@ def Accumulator(
 
         return JaxAccumulator(name, parameters, buffers, group=group, **options)
     leaves = list(parameters)
-    kind = type(leaves[0]) if leaves else object
+    if not leaves:
+        raise ValueError(
+            f"accumulator {name!r} has no parameters: give an iterable of torch tensors, or a "
+            "pytree of JAX arrays (a generator such as model.parameters() can be read only once)"
+        )
+    kind = type(leaves[0])
     if any(base.__module__.partition(".")[0] == "torch" for base in kind.__mro__):
         from moolink.torch import Accumulator as TorchAccumulator
 

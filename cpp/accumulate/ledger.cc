@@ -9,7 +9,8 @@ namespace moolink::accumulate {
 
 std::uint64_t Ledger::add(Buffer bucket, std::int64_t batch, Counters counters,
                           std::uint64_t version) {
-  own_.emplace(next_k_, Own{batch, std::move(counters), std::move(bucket), 0, false, version});
+  own_.emplace(next_k_,
+               Own{batch, std::move(counters), std::move(bucket), 0, false, version, false});
   return next_k_++;
 }
 
@@ -57,7 +58,8 @@ void Ledger::add_record(const RoundRecord& record) {
   for (const Contribution& contribution : record.contributions) {
     if (contribution.instance != self_) continue;
     const auto own = own_.find(contribution.k);
-    if (own == own_.end()) continue;
+    // A round that stands keeps its contributions, whatever a later record says.
+    if (own == own_.end() || own->second.round != 0) continue;
     own->second.round = record.round;
     if (mutant("reuse_bucket_before_stable")) own_.erase(own);
   }
@@ -68,7 +70,9 @@ std::vector<Buffer> Ledger::inputs(const RoundRecord& record) const {
   for (const Contribution& contribution : record.contributions) {
     if (contribution.instance != self_ || contribution.batch == 0) continue;
     const auto own = own_.find(contribution.k);
-    if (own != own_.end()) in_order.emplace(contribution.k, own->second.bucket);
+    if (own == own_.end() || own->second.round != record.round) continue;
+    if (own->second.batch != contribution.batch || own->second.let_go) continue;
+    in_order.emplace(contribution.k, own->second.bucket);
   }
   std::vector<Buffer> inputs;
   for (auto& [k, bucket] : in_order) inputs.push_back(std::move(bucket));
@@ -107,15 +111,25 @@ Buffer Ledger::hand_on(std::uint64_t round) {
   return at->second.result;
 }
 
-void Ledger::rewind(std::uint64_t round) {
-  if (mutant("keep_discarded_rounds")) return;
+std::vector<std::uint64_t> Ledger::rewind(std::uint64_t round) {
+  std::vector<std::uint64_t> dropped;
+  if (mutant("keep_discarded_rounds")) return dropped;
   for (auto at = known_.upper_bound(round); at != known_.end(); at = known_.erase(at)) {
     waiting_bytes_ -= at->second.result.size();
   }
   have_ = std::min(have_, round);
-  for (auto& [k, own] : own_) {
-    if (own.round > round) own.round = 0;
+  for (auto at = own_.begin(); at != own_.end();) {
+    Own& own = at->second;
+    const bool is_open = own.round > round;
+    if (is_open && own.let_go) {
+      dropped.push_back(at->first);
+      at = own_.erase(at);
+      continue;
+    }
+    if (is_open) own.round = 0;
+    ++at;
   }
+  return dropped;
 }
 
 void Ledger::set_stable(std::uint64_t round) {
@@ -135,7 +149,9 @@ void Ledger::trim() {
     waiting_bytes_ -= at->second.result.size();
   }
   for (auto& [k, own] : own_) {
-    if (own.round != 0 && own.round <= stable_) own.bucket = {};
+    if (own.round == 0 || own.round > stable_) continue;
+    own.bucket = {};
+    own.let_go = own.batch > 0;  // a skip never had one
   }
   std::erase_if(own_, [done](const auto& item) {
     return item.second.round != 0 && item.second.round <= done;

@@ -18,10 +18,11 @@ class Ledger {
   struct Own {
     std::int64_t batch = 0;
     Counters counters;
-    Buffer bucket;            // let go once its round is at every member
+    Buffer bucket;
     std::uint64_t round = 0;  // 0: in no round
     bool offered_before = false;
     std::uint64_t version = 0;  // of the parameters that it is of
+    bool let_go = false;        // the bucket, once its round is at every member
   };
   struct Known {
     RoundRecord record;
@@ -49,15 +50,17 @@ class Ledger {
   void stop_keeping();
   void add_record(const RoundRecord& record);
   bool knows(std::uint64_t round) const { return known_.contains(round); }
-  // Buckets of this member in the round, in order of k.
+  // Buckets of this member in the round, in order of k. None for what the record says of a
+  // contribution that the member did not make so, or that is in another round.
   std::vector<Buffer> inputs(const RoundRecord& record) const;
   void store(std::uint64_t round, Buffer result, bool exclusive = false);
   // The user has the result's memory from now on, and may write it: it is handed on no more.
   Buffer take(std::uint64_t round);
   // For another peer, if it is still here: then the memory is nobody's alone any more.
   Buffer hand_on(std::uint64_t round);
-  // Rounds after `round` never were: their contributions are in no round again.
-  void rewind(std::uint64_t round);
+  // Rounds after `round` never were: their contributions are in no round again. Returns, and
+  // forgets, those whose bucket is gone, because a leader called a round stable that was not.
+  std::vector<std::uint64_t> rewind(std::uint64_t round);
   // Every member has the results up to `round`.
   void set_stable(std::uint64_t round);
   void set_delivered(std::uint64_t round);

@@ -23,7 +23,18 @@ Envelope told(Envelope envelope) {
     wire::lie("cut.round", cut->record.round);
     wire::lie("cut.total", cut->record.total);
     wire::lie("cut.shared", cut->shared);
-    if (!cut->record.contributions.empty()) wire::lie("cut.k", cut->record.contributions[0].k);
+    if (!cut->record.contributions.empty()) {
+      wire::lie("cut.k", cut->record.contributions[0].k);
+      wire::lie("cut.batch", cut->record.contributions[0].batch);
+    }
+  } else if (auto* flush = std::get_if<Flush>(&envelope.message)) {
+    wire::lie("flush.active", flush->active);
+    wire::lie("flush.version", flush->version);
+    wire::lie("flush.have", flush->have);
+  } else if (auto* resume = std::get_if<Resume>(&envelope.message)) {
+    wire::lie("resume.round", resume->round);
+    wire::lie("resume.virtual_batch_size", resume->virtual_batch_size);
+    wire::lie("resume.parallel_gradients", resume->parallel_gradients);
   } else if (auto* have = std::get_if<Have>(&envelope.message)) {
     wire::lie("have.have", have->have);
     wire::lie("have.delivered", have->delivered);

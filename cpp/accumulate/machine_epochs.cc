@@ -262,7 +262,9 @@ void Machine::carry_out(Time now, const MemberStanding& mine) {
     return;
   }
   // The snapshot may have been completed since FLUSH; that only helps.
-  ledger_.rewind(resume_->round);
+  if (auto dropped = ledger_.rewind(resume_->round); !dropped.empty()) {
+    actions_.push_back(Dropped{std::move(dropped)});
+  }
   for (const SettledRound& settled : resume_->rounds) {
     ledger_.add_record(settled.record);
     const Ledger::Known* known = ledger_.find(settled.record.round);

@@ -271,6 +271,8 @@ def test_misuse(make: Make) -> None:
         moolink.Accumulator("other", [torch.zeros(1)])
     with pytest.raises(TypeError, match="torch"):
         moolink.Accumulator("other", ["text"])
+    with pytest.raises(ValueError, match="'other' has no parameters"):
+        moolink.Accumulator("other", iter(()))
     peer.close()
     with pytest.raises(moolink.Closed):
         peer.update()

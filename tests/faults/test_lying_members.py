@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -12,23 +13,25 @@ import pytest
 import torch
 
 import moolink
-from tests.waiting import until
+from tests.waiting import formed, until
 
 HUGE = 2**64 - 64
 
-# A learner that takes part until it is killed.
+# A learner that takes part until it is killed, and says that it follows, or when it leads.
 MEMBER = """
     import sys, torch, moolink
     rpc = moolink.Rpc("liar", timeout=5)
     rpc.connect(sys.argv[1])
     group = moolink.Group(rpc, "learners")
-    group.set_sort_order(int(sys.argv[2]))
     model = torch.zeros(1000, requires_grad=True)
     learner = moolink.Accumulator("model", [model], group=group)
     learner.set_virtual_batch_size(2)
-    print("ready", flush=True)
+    told = False
     while True:
         learner.update()
+        if not told and (learner.is_leader() or sys.argv[2] == "follows"):
+            told = True
+            print(sys.argv[2], flush=True)
         if learner.wants_state():
             learner.set_state({})
         elif learner.has_new_state():
@@ -53,6 +56,7 @@ class Learner:
         self.accumulator = moolink.Accumulator("model", [self.model], group=self.group)
         self.accumulator.set_virtual_batch_size(2)
         self.rounds = 0
+        self.offers = 0
 
     def step(self) -> None:
         accumulator = self.accumulator
@@ -65,6 +69,9 @@ class Learner:
             accumulator.zero_gradients()
             self.rounds += 1
         elif accumulator.wants_gradients():
+            self.offers += 1
+            if self.offers % 3 == 0:
+                return accumulator.skip_gradients()
             self.model.grad = torch.ones(1000)
             accumulator.reduce_gradients(1)
 
@@ -74,12 +81,39 @@ class Learner:
         self.rpc.close()
 
 
-@pytest.fixture
-def learners(broker_address: str) -> Iterator[list[Learner]]:
-    honest = [Learner(f"honest {i}", broker_address) for i in range(2)]
-    yield honest
-    for learner in honest:
-        learner.close()
+@contextlib.contextmanager
+def learners_at(broker: str) -> Iterator[list[Learner]]:
+    honest = [Learner(f"honest {i}", broker) for i in range(2)]
+    try:
+        yield honest
+    finally:
+        for learner in honest:
+            learner.close()
+
+
+@contextlib.contextmanager
+def liar_at(broker: str, lie: str, part: str) -> Iterator[subprocess.Popen[str]]:
+    """A MEMBER that "leads" already, or one that "follows" and may not even get in."""
+    liar = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(MEMBER), broker, part],
+        env={**os.environ, "MOOLINK_LIE": lie},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert liar.stdout is not None
+        assert liar.stdout.readline() == f"{part}\n"
+        yield liar
+    finally:
+        liar.kill()
+        liar.communicate()
+
+
+def step_for_a_while(learners: list[Learner]) -> None:
+    for _ in range(100):
+        for learner in learners:
+            learner.step()
+        learners[0].accumulator.wait(0.005)
 
 
 def train_on(learners: list[Learner], rounds: int) -> None:
@@ -109,6 +143,16 @@ def train_on(learners: list[Learner], rounds: int) -> None:
         "cut.total=0",
         f"cut.shared={HUGE}",
         f"cut.k={HUGE}",
+        "cut.k=1",  # again and again
+        "cut.batch=1",  # of what may be a skip
+        f"flush.active={HUGE}",
+        f"flush.version={HUGE}",
+        f"flush.have={HUGE}",
+        f"resume.round={HUGE}",
+        f"resume.virtual_batch_size={HUGE}",
+        "resume.virtual_batch_size=0",
+        f"resume.parallel_gradients={2**32 - 1}",
+        "resume.parallel_gradients=0",
         f"have.have={HUGE}",
         f"have.delivered={HUGE}",
         f"stable.round={HUGE}",
@@ -121,30 +165,23 @@ def train_on(learners: list[Learner], rounds: int) -> None:
         "found.addresses=100000",
     ],
 )
-def test_a_lying_member_leaves_the_others_able_to_go_on(
-    broker_address: str, learners: list[Learner], lie: str
-) -> None:
+def test_a_lying_member_leaves_the_others_able_to_go_on(broker_address: str, lie: str) -> None:
     """While it lies it may hold them up; when it is gone they train on."""
-    leads = lie.startswith(("cut.", "stable.", "snapshot."))  # what leaders say
-    liar = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(MEMBER), broker_address, str(-1 if leads else 1)],
-        env={**os.environ, "MOOLINK_LIE": lie},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert liar.stdout is not None
-        assert liar.stdout.readline() == "ready\n"
-        for _ in range(100):
-            for learner in learners:
-                learner.step()
-            learners[0].accumulator.wait(0.005)
-    finally:
+    leads = lie.startswith(("cut.", "stable.", "snapshot.", "resume."))  # what leaders say
+    joins = not lie.startswith(("announce.", "found."))  # these may keep it out
+    with contextlib.ExitStack() as stack:
+        if leads:
+            liar = stack.enter_context(liar_at(broker_address, lie, "leads"))
+        learners = stack.enter_context(learners_at(broker_address))
+        if not leads:
+            liar = stack.enter_context(liar_at(broker_address, lie, "follows"))
+        if joins:
+            formed([learner.group for learner in learners], size=3)
+        step_for_a_while(learners)
         liar.kill()
-        liar.communicate()
-    train_on(learners, 5)
-    models = [learner.accumulator.model_version() for learner in learners]
-    assert max(models) - min(models) <= 1
+        train_on(learners, 5)
+        models = [learner.accumulator.model_version() for learner in learners]
+        assert max(models) - min(models) <= 1
 
 
 @pytest.mark.timeout(120)
@@ -159,15 +196,10 @@ def test_a_lying_broker_harms_no_process(lie: str) -> None:
     try:
         assert broker.stdout is not None
         address = broker.stdout.readline().split()[-1]  # "... listens on tcp://..."
-        learners = [Learner(f"honest {i}", address) for i in range(2)]
-        for _ in range(100):
-            for learner in learners:
-                learner.step()
-            learners[0].accumulator.wait(0.005)
-        learners[0].rpc.define("echo", lambda value: value)
-        assert learners[1].rpc.sync("honest 0", "echo", 7) == 7  # calls need no broker
-        for learner in learners:
-            learner.close()
+        with learners_at(address) as learners:
+            step_for_a_while(learners)
+            learners[0].rpc.define("echo", lambda value: value)
+            assert learners[1].rpc.sync("honest 0", "echo", 7) == 7  # calls need no broker
     finally:
         broker.kill()
         broker.communicate()

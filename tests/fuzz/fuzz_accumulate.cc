@@ -49,9 +49,7 @@ class World {
       case 1:
         return use(machine, input);
       case 2:
-        if (!machine.wants_gradients(now_)) return;
-        machine.offer(now_, HeapAllocator().allocate(kBucket), 1, {{"steps", 1}});
-        return;
+        return offer(machine, input.below(4));
       case 3:
         return change_view(input);
       case 4:
@@ -118,6 +116,14 @@ class World {
     }
   }
 
+  // Every fourth is a skip, which has no bucket.
+  void offer(Machine& machine, std::size_t batch) {
+    if (!machine.wants_gradients(now_)) return;
+    Buffer bucket;
+    if (batch > 0) bucket = HeapAllocator().allocate(kBucket);
+    machine.offer(now_, std::move(bucket), static_cast<std::int64_t>(batch), {{"steps", 1}});
+  }
+
   void pass(Duration duration) {
     for (const Letter& letter : std::exchange(due_, {})) deliver(letter);
     now_ += duration;
@@ -177,12 +183,12 @@ std::vector<Bytes> seeds() {
   for (std::uint64_t i = 0; i < 30; ++i) {
     training.byte(0).byte(0).byte(30);
     for (std::uint64_t who = 0; who < kMembers; ++who) {
-      training.byte(who).byte(1).byte(50).byte(who).byte(2);
+      training.byte(who).byte(1).byte(50).byte(who).byte(2).byte(1);
     }
   }
   Output changing;
   for (std::uint64_t i = 0; i < 40; ++i) {
-    changing.byte(0).byte(0).byte(60).byte(i % 3).byte(1).byte(9).byte(i % 3).byte(2);
+    changing.byte(0).byte(0).byte(60).byte(i % 3).byte(1).byte(9).byte(i % 3).byte(2).byte(i);
     changing.byte(1).byte(9).byte(i).byte(1).byte(1).number(3 * i).byte(0).byte(i).byte(0).byte(0);
     changing.byte(0);
     if (i % 10 == 9) changing.byte(0).byte(3).byte(i / 10).byte(0).byte(2);

@@ -67,6 +67,46 @@ TEST("ledger: rounds that never were give their contributions back") {
   CHECK((ledger.drop_own() == std::vector<std::uint64_t>{2, 3}));
 }
 
+TEST("ledger: a leader who names a contribution again has no bucket of it") {
+  Ledger ledger(kSelf);
+  ledger.reset(0, true);
+  ledger.add(HeapAllocator().allocate(8), 2, {});
+  ledger.add_record(record(1, {1}));
+  CHECK_EQ(ledger.inputs(record(1, {1})).size(), std::size_t{1});
+  ledger.add_record(record(2, {1}));
+  CHECK(ledger.inputs(record(2, {1})).empty());
+  CHECK_EQ(ledger.own().at(1).round, std::uint64_t{1});
+  ledger.store(1, HeapAllocator().allocate(8));
+  ledger.set_stable(1);  // its bucket is let go, but the user has not applied its round
+  ledger.add_record(record(3, {1}));
+  CHECK(ledger.inputs(record(3, {1})).empty());
+  CHECK(ledger.inputs(record(1, {1})).empty());
+}
+
+TEST("ledger: a contribution whose bucket was let go is dropped when its round never was") {
+  Ledger ledger(kSelf);
+  ledger.reset(0, true);
+  ledger.add(HeapAllocator().allocate(8), 2, {});
+  ledger.add_record(record(1, {1}));
+  ledger.add({}, 0, {});
+  ledger.add_record(record(2, {2}));
+  ledger.set_stable(2);  // a lie: nobody has them
+  CHECK((ledger.rewind(0) == std::vector<std::uint64_t>{1}));
+  CHECK(ledger.own().contains(2) && ledger.own().at(2).round == 0);  // a skip is offered again
+  ledger.add_record(record(1, {1}));
+  CHECK(ledger.inputs(record(1, {1})).empty());
+}
+
+TEST("ledger: a leader who tells of another batch than the member's has no bucket of it") {
+  Ledger ledger(kSelf);
+  ledger.reset(0, true);
+  ledger.add({}, 0, {});  // a skip has no bucket
+  ledger.add(HeapAllocator().allocate(8), 3, {});
+  const RoundRecord lie = record(1, {1, 2});  // of 2 each
+  ledger.add_record(lie);
+  CHECK(ledger.inputs(lie).empty());
+}
+
 TEST("ledger: a newcomer keeps exactly what comes after its snapshot") {
   Ledger ledger(kSelf);
   ledger.reset(3, false);
