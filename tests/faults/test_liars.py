@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
-import sys
-import textwrap
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 import moolink
+from tests.faults.liar import lying, program
 from tests.waiting import until
 
 HUGE = 2**64 - 64
@@ -48,16 +45,6 @@ SERVER = """
     print(rpc.listen("127.0.0.1:0")[0], flush=True)
     sys.stdin.read()
     """
-
-
-def start(program: str, lie: str, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(program), *arguments],
-        env={**os.environ, "MOOLINK_LIE": lie},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
 
 
 class Honest:
@@ -119,17 +106,12 @@ def honest() -> Iterator[Honest]:
 def test_a_client_that_lies_harms_nobody(
     honest: Honest, lie: str, kind: str, count: int, transports: str
 ) -> None:
-    liar = start(CLIENT, lie, honest.address, kind, str(count), transports)
-    try:
-        assert liar.stdout is not None
-        assert liar.stdout.readline() == "ready\n"
-        while liar.poll() is None:  # all the time that it lies
+    client = program(CLIENT, honest.address, kind, str(count), transports)
+    with lying(lie, client) as liar:
+        assert liar.next_line() == "ready"
+        while liar.runs():
             honest.serves_its_friend()
-        outcomes = liar.stdout.read().split()
-    finally:
-        liar.kill()
-        liar.communicate()
-    assert len(outcomes) == 3
+        outcomes = [liar.next_line() for _ in range(3)]
     assert set(outcomes) <= {"PeerLost", "TimeoutError", "WireError", "answered"}
     # A call may have got through on another path: then it brought what was sent.
     assert set(honest.sums) - {7.0} <= {float(count)}
@@ -150,15 +132,28 @@ def test_a_client_that_lies_harms_nobody(
     ],
 )
 def test_a_server_that_lies_of_its_memory_harms_nobody(honest: Honest, lie: str) -> None:
-    liar = start(SERVER, lie, "shm,tcp")
-    try:
-        assert liar.stdout is not None
-        honest.rpc.connect(liar.stdout.readline().strip())
+    with lying(lie, program(SERVER, "shm,tcp")) as liar:
+        honest.rpc.connect(liar.next_line())
         until(lambda: honest.rpc.explain("liar").get("path") == "shm", "the shared memory path")
         for _ in range(3):
             with contextlib.suppress(moolink.PeerLost):  # it is found out
                 assert honest.rpc.sync("liar", "total", np.ones(LARGE)) == LARGE
             honest.serves_its_friend()
-    finally:
-        liar.kill()
-        liar.communicate()
+
+
+@pytest.mark.parametrize("lie", [f"found.instance={HUGE}", "found.addresses=100000"])
+def test_who_lies_about_where_a_peer_is_keeps_nobody_from_it(lie: str) -> None:
+    with (
+        lying(lie, program(SERVER, "tcp")) as liar,
+        moolink.Rpc("seeker", timeout=2) as seeker,
+        moolink.Rpc("sought") as sought,
+    ):
+        sought.define("double", lambda x: 2 * x)
+        address = sought.listen("127.0.0.1:0")[0]
+        acquaintance = liar.next_line()
+        seeker.connect(acquaintance)
+        sought.connect(acquaintance)
+        with contextlib.suppress(TimeoutError):  # it may look in vain
+            assert seeker.sync("sought", "double", 2) == 4
+        seeker.connect(address)
+        assert seeker.sync("sought", "double", 3) == 6
