@@ -47,6 +47,8 @@ std::vector<std::string> Round::contributors() const {
 
 Machine::Machine(Config config) : config_(std::move(config)), ledger_(config_.instance) {
   if (!config_.memory) config_.memory = std::make_shared<HeapAllocator>();
+  asked_batch_ = config_.virtual_batch_size;
+  asked_parallel_ = config_.parallel_gradients;
   config_.virtual_batch_size = std::max<std::int64_t>(1, config_.virtual_batch_size);
   config_.parallel_gradients = std::max<std::uint32_t>(1, config_.parallel_gradients);
 }

@@ -53,8 +53,8 @@ class Machine {
     Uid instance;
     std::string name;
     group::Role role = group::Role::member;
-    std::int64_t virtual_batch_size = 1;
-    std::uint32_t parallel_gradients = 1;  // rounds cut and not yet at every member
+    std::int64_t virtual_batch_size = 0;   // 0: not said yet, 1 until then
+    std::uint32_t parallel_gradients = 0;  // rounds cut and not yet at every member; 0: as above
     std::size_t bucket_bytes = 0;          // of a contribution and of a result
     std::uint64_t layout = 0;              // hash of names, shapes and dtypes of the parameters
     std::string layout_text;               // the same for the error of a peer with another layout
@@ -277,6 +277,7 @@ class Machine {
   void carry_out(Time now, const MemberStanding& mine);
   void ready_when_complete();
   void activate(Time now, const Go& go);
+  void compare_settings(const std::string& what, std::int64_t mine, std::int64_t leaders);
   void start_leading();
   std::vector<Uid> missing_in_flush() const;
   Time flush_deadline() const;
@@ -373,6 +374,8 @@ class Machine {
   std::map<Uid, std::uint64_t> contributed_;  // the last round each member contributed to
   Time fill_in_at_ = kNever;                  // from then on this member fills in for slow ones
   std::optional<Have> reported_;
+  std::int64_t asked_batch_ = 0;  // the user's own settings; 0: none yet
+  std::uint32_t asked_parallel_ = 0;
 
   // The leader.
   std::unique_ptr<Leader> leader_;

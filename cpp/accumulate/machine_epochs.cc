@@ -128,8 +128,8 @@ Flush Machine::facts() const {
   flush.layout = config_.layout;
   flush.bucket_bytes = config_.bucket_bytes;
   flush.layout_text = config_.layout_text;
-  flush.virtual_batch_size = config_.virtual_batch_size;
-  flush.parallel_gradients = config_.parallel_gradients;
+  flush.virtual_batch_size = asked_batch_;
+  flush.parallel_gradients = asked_parallel_;
   return flush;
 }
 
@@ -371,13 +371,8 @@ void Machine::activate(Time, const Go& go) {
   if (leader_id_ == config_.instance) start_leading();
   if (!go.lost.empty()) actions_.push_back(Lost{go.lost});
   actions_.push_back(HasState{standing_ == Standing::complete});
-  if (resume_->virtual_batch_size != config_.virtual_batch_size ||
-      resume_->parallel_gradients != config_.parallel_gradients) {
-    log(LogLevel::warning,
-        "virtual batch size or parallel gradients differ from those of the "
-        "leader " +
-            name_of(leader_id_) + ", which count");
-  }
+  compare_settings("virtual batch size", asked_batch_, resume_->virtual_batch_size);
+  compare_settings("number of parallel gradients", asked_parallel_, resume_->parallel_gradients);
   for (const MemberStanding& member : resume_->members) {
     if (member.instance == config_.instance && member.standing == Standing::pending &&
         standing_ == Standing::complete) {
@@ -386,6 +381,14 @@ void Machine::activate(Time, const Go& go) {
   }
   replay_early();
   wake();
+}
+
+// Who has set nothing yet, here or there, differs from nobody.
+void Machine::compare_settings(const std::string& what, std::int64_t mine, std::int64_t leaders) {
+  if (mine == 0 || leaders == 0 || mine == leaders) return;
+  log(LogLevel::warning, "the " + what + " is " + std::to_string(leaders) + ", as the leader " +
+                             name_of(leader_id_) + " has it, and not " + std::to_string(mine) +
+                             ": set the same on every peer");
 }
 
 void Machine::start_leading() {

@@ -31,12 +31,12 @@ void Machine::set_model_version(std::uint64_t version) {
 
 void Machine::set_virtual_batch_size(std::int64_t size) {
   if (size < 1) refuse("the virtual batch size must be positive, not " + std::to_string(size));
-  config_.virtual_batch_size = size;
+  config_.virtual_batch_size = asked_batch_ = size;
 }
 
 void Machine::set_parallel_gradients(std::uint32_t rounds) {
   if (rounds < 1) refuse("the number of parallel gradients must be positive");
-  config_.parallel_gradients = rounds;
+  config_.parallel_gradients = asked_parallel_ = rounds;
   if (leader_) leader_->set_parallel_gradients(rounds);
 }
 

@@ -175,8 +175,8 @@ struct Flush {
   std::uint64_t layout = 0;
   std::uint64_t bucket_bytes = 0;
   std::string layout_text;
-  std::int64_t virtual_batch_size = 1;
-  std::uint32_t parallel_gradients = 1;
+  std::int64_t virtual_batch_size = 0;  // as the user has set it; 0: not yet
+  std::uint32_t parallel_gradients = 0;
 
   template <class Fields>
   void fields(Fields& f) {
@@ -226,8 +226,8 @@ struct Resume {
   std::vector<MemberStanding> members;  // in rank order
   std::vector<SettledRound> rounds;     // that some member lacks, in order
   std::vector<SnapshotHolders> snapshots;
-  std::int64_t virtual_batch_size = 1;
-  std::uint32_t parallel_gradients = 1;
+  std::int64_t virtual_batch_size = 0;  // of the leader's FLUSH
+  std::uint32_t parallel_gradients = 0;
 
   template <class Fields>
   void fields(Fields& f) {

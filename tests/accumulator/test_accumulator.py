@@ -278,6 +278,23 @@ def test_misuse(make: Make) -> None:
         peer.update()
 
 
+def test_settings_differ_only_where_both_peers_have_set_them(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    peers = [make("early", parameters(), version=1), make("late", parameters())]
+    peers[0].set_virtual_batch_size(4)
+    connect(peers)
+    assert peers[0].is_leader()
+    assert "virtual batch size" not in caplog.text
+    peers[1].set_virtual_batch_size(3)
+    peers.append(make("third", parameters()))  # the epoch in which they are compared
+    connect(peers)
+    told = "the virtual batch size is 4, as the leader early has it, and not 3"
+    until(lambda: pump(peers) or told in caplog.text, "the warning")
+    assert caplog.text.count("the virtual batch size is") == 1
+    assert "number of parallel gradients" not in caplog.text
+
+
 @pytest.mark.parametrize("first", [0, 1])
 def test_an_accumulator_made_after_its_group_accuses_nobody(
     broker_address: str, first: int, caplog: pytest.LogCaptureFixture
