@@ -12,6 +12,8 @@ from moolink import batch_layout
 from moolink.batch_layout import Mode, Nest, Node, is_array
 from moolink.batch_replies import BatchReturn, Return
 
+_MOST_EMPTY_ROWS = 1 << 16  # of a call; they cost it nothing, and the batch much
+
 
 class Call(NamedTuple):
     """A call, or a batch of calls: answer with ``reply(value)`` or ``reply.error(exception)``."""
@@ -99,7 +101,12 @@ class BatchOptions:
 
     def require_bucket(self, call: Call) -> None:
         """Raises Misfit if the call alone brings more rows than the largest bucket has."""
-        if self.mode != "cat" or self.bucket_sizes is None:
+        if self.mode != "cat":
+            return
+        for leaf in _leaves(call[1:]):
+            if _rank(leaf) > 0 and 0 in leaf.shape[1:] and leaf.shape[0] > _MOST_EMPTY_ROWS:
+                raise Misfit(f"it brings {leaf.shape[0]} rows without elements")
+        if self.bucket_sizes is None:
             return
         largest = self.bucket_sizes[-1]
         if (rows := rows_of(call)) > largest:

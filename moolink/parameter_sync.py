@@ -23,6 +23,7 @@ from moolink.logs import logger
 # Versions without a question after which the leader keeps no copy ready any more.
 IDLE_VERSIONS = 16
 
+_LONGEST_NAME = 1024  # characters of a peer's name
 NOT_ANY_MORE = None  # in place of parameters: the leader is past that version, or leads no more
 
 
@@ -223,7 +224,10 @@ class ParameterSync:
         introduction, self._introduction = self._introduction, None
         if introduction.exception() is not None:
             return  # it is gone, or its accumulator is not made yet: asked again
-        self._leader_framework = introduction.result()[1]
+        answer = _checked(introduction.result())
+        if answer is None:
+            return  # no leader that keeps to the protocol: asked again
+        self._leader_framework = answer[1]
         if self._every():  # rounds may have been applied since it leads
             self._stale, self._exact = True, False
 
@@ -247,7 +251,10 @@ class ParameterSync:
         future, self._question = self._question[1], None
         if future.exception() is not None:
             return False  # asked again, or another leader is
-        version, _, arrays = future.result()
+        answer = _checked(future.result())
+        if answer is None:
+            return False
+        version, _, arrays = answer
         if arrays is NOT_ANY_MORE:
             # Past it: the rounds that wait here lead to a version that it still has.
             if version > self.version:
@@ -315,6 +322,10 @@ class ParameterSync:
 
     def asked(self, deferred: RpcDeferredReturn, peer: str, version: int | None) -> None:
         """A member's question, on a worker."""
+        # Kept for the accumulator's thread, which must not find there what it cannot compare.
+        is_named = type(peer) is str and len(peer) <= _LONGEST_NAME
+        if not is_named or not (version is None or type(version) is int):
+            raise TypeError("a peer's name and a version are wanted")
         if version is None:
             deferred((-1, self._framework, NOT_ANY_MORE))
             return
@@ -327,6 +338,16 @@ class ParameterSync:
                 self._waiting[peer] = (version, deferred)
                 return
         self._reply(deferred, peer, version, record)
+
+
+def _checked(answer: Any) -> tuple[int, str, Any] | None:
+    """What a leader has answered, if it can be an answer."""
+    if not isinstance(answer, tuple) or len(answer) != 3:
+        return None
+    version, framework, arrays = answer
+    if type(version) is not int or type(framework) is not str:
+        return None
+    return version, framework, arrays
 
 
 def _answer(

@@ -115,7 +115,7 @@ def _register_standard_library() -> None:
     register(
         range,
         to_state=lambda value: (value.start, value.stop, value.step),
-        from_state=lambda state: range(*_tuple(state, 3)),
+        from_state=lambda state: range(*_require_short(*_tuple(state, 3))),
     )
     register(
         slice,
@@ -157,6 +157,16 @@ def _tuple(state: object, size: int | None = None) -> tuple[Any, ...]:
     return state
 
 
+# Dividing takes the square of their length; 10 MB would keep the interpreter for hours.
+_LONGEST_INTEGER = 1 << 16  # bits
+
+
+def _require_short(*numbers: Any) -> tuple[Any, ...]:
+    if any(type(n) is int and n.bit_length() > _LONGEST_INTEGER for n in numbers):
+        raise ValueError("the integers are too long to be divided")
+    return numbers
+
+
 def _pair(item: object) -> tuple[Any, Any]:
     key, value = _tuple(item, 2)
     return key, value
@@ -180,6 +190,7 @@ def _fraction_from_state(state: object) -> fractions.Fraction:
     numerator, denominator = _tuple(state, 2)
     if type(numerator) is not int or type(denominator) is not int:
         raise ValueError("the terms of a fraction are integers")
+    _require_short(numerator, denominator)
     return fractions.Fraction(numerator, denominator)
 
 

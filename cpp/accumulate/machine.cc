@@ -118,13 +118,23 @@ void Machine::replay_early() {
                std::make_move_iterator(early.end()));
 }
 
+// What was kept for later is handled by whoever comes next, who has nothing to do with its faults.
+void Machine::handle_kept(Time now, Inbound inbound) {
+  const Uid from = inbound.from;
+  try {
+    handle(now, std::move(inbound));
+  } catch (const std::exception& e) {
+    log(LogLevel::warning, "a message of " + name_of(from) + " is ignored: " + e.what());
+  }
+}
+
 // After every event: what this peer told itself, and what has become due by it.
 void Machine::settle(Time now) {
   do {
     while (!loop_.empty()) {
       Inbound inbound = std::move(loop_.front());
       loop_.pop_front();
-      handle(now, std::move(inbound));
+      handle_kept(now, std::move(inbound));
     }
     progress(now);
   } while (!loop_.empty());

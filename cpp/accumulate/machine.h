@@ -255,6 +255,7 @@ class Machine {
   bool is_ready_for(const Message& message) const;
   void keep_early(Inbound inbound);
   void replay_early();
+  void handle_kept(Time now, Inbound inbound);
   void send(const Uid& to, Message message, std::vector<Buffer> parts = {});
   void broadcast(const Message& message);
   void send_snapshot(const Uid& to, decltype(SnapshotEnvelope::message) message,
@@ -315,6 +316,7 @@ class Machine {
   void watch_fetch(Time now);
   void next_parent(Time now, const Uid& parent);
   void drop_fetch();
+  bool may_come(std::uint32_t chunk) const;
   void give_chunk(std::uint32_t chunk);
   void finish_fetch_when_complete();
   void received_snapshot(Time now, const Uid& from, const wire::Payload& payload);

@@ -152,6 +152,10 @@ std::vector<Uid> Machine::missing_in_flush() const {
 void Machine::on(Time, const Uid& from, const Flush& flush, const std::vector<Buffer>&) {
   const group::MemberInfo* rank_0 = coordinator();
   if (rank_0 == nullptr || rank_0->instance != config_.instance) return;
+  if (flush.have > kLargestRound || flush.version > kLargestRound) {
+    log(LogLevel::warning, name_of(from) + " sent a FLUSH of an impossible version; it is ignored");
+    return;  // watch_flush asks for another epoch, without it
+  }
   if (decision_) {
     Time& since = late_.try_emplace(from, awake_).first->second;
     if (awake_ < since + kLatePatience) return;
@@ -221,6 +225,7 @@ void Machine::on(Time now, const Uid& from, const Resume& resume, const std::vec
 
 // What no coordinator that keeps to the protocol can have said; else null.
 const char* Machine::fault_of(const Resume& resume) const {
+  if (resume.round > kLargestRound) return "names an impossible version";
   std::set<Uid> instances;
   bool anybody = false;
   for (const MemberStanding& member : resume.members) {
@@ -239,9 +244,9 @@ const char* Machine::fault_of(const Resume& resume) const {
 }
 
 void Machine::carry_out(Time now, const MemberStanding& mine) {
-  if (mine.refused != refused_ && !mine.refused.empty()) {
-    Error error;
-    error.code = ErrorCode::invalid_argument;
+  if (mine.refused != refused_) {
+    Error error;  // of code none: it takes part again
+    error.code = mine.refused.empty() ? ErrorCode::none : ErrorCode::invalid_argument;
     error.message = mine.refused;
     error.function = config_.group;
     actions_.push_back(Failed{std::move(error)});

@@ -10,7 +10,8 @@
 namespace moolink::accumulate {
 namespace {
 
-constexpr std::size_t kChildren = 2;  // of each holder, in the tree of newcomers
+constexpr std::size_t kChildrensChunks = 1024;  // asked for before they are known to exist
+constexpr std::size_t kChildren = 2;            // of each holder, in the tree of newcomers
 
 }  // namespace
 
@@ -91,7 +92,12 @@ void Machine::on(Time now, const Uid& from, const SnapshotPromised& promised,
 void Machine::on(Time now, const Uid& from, const SnapshotReady& ready,
                  const std::vector<Buffer>&) {
   if (from != leader_id_ || !fetch_ || fetch_->id() != ready.info.id) return;
-  fetch_->set_info(now, ready.info);
+  // Not out of settle(): a message that was kept for an epoch to come may be looked at in a tick.
+  try {
+    fetch_->set_info(now, ready.info);
+  } catch (const std::exception& e) {
+    return abandon_snapshot(std::string("the leader's snapshot cannot be had: ") + e.what());
+  }
   fetch_->set_parents(now, ready.parents);
   finish_fetch_when_complete();
   pump_fetch(now);
@@ -215,12 +221,18 @@ void Machine::on(Time, const Uid& from, const FetchInfo& fetch, const std::vecto
   }
 }
 
-void Machine::on(Time now, const Uid&, const SnapshotInfo& info, const std::vector<Buffer>&) {
-  if (!fetch_ || fetch_->id() != info.id) return;
+void Machine::on(Time now, const Uid& from, const SnapshotInfo& info, const std::vector<Buffer>&) {
+  if (!fetch_ || fetch_->id() != info.id || fetch_->parent() != from) return;
   fetch_->set_info(now, info);
   for (const Uid& instance : std::exchange(children_info_, {})) send_snapshot(instance, info);
   finish_fetch_when_complete();
   pump_fetch(now);
+}
+
+// Before the description is here, a child may know more chunks than this peer.
+bool Machine::may_come(std::uint32_t chunk) const {
+  const auto& info = fetch_->info();
+  return info ? chunk < info->crc32c.size() : children_.size() < kChildrensChunks;
 }
 
 void Machine::on(Time, const Uid& from, const FetchChunk& fetch, const std::vector<Buffer>&) {
@@ -231,7 +243,7 @@ void Machine::on(Time, const Uid& from, const FetchChunk& fetch, const std::vect
     send_snapshot(from, Gone{fetch.id});
   } else if (fetch_->has(fetch.chunk)) {
     send_snapshot(from, Chunk{fetch.id, fetch.chunk}, {fetch_->chunk(fetch.chunk)});
-  } else {
+  } else if (view_.find(from) != nullptr && may_come(fetch.chunk)) {
     children_[fetch.chunk].insert(from);
   }
 }

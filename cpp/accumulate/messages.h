@@ -15,6 +15,9 @@ namespace moolink::accumulate {
 inline constexpr std::uint8_t kAccumulateService = 4;
 inline constexpr std::uint8_t kSnapshotService = 5;
 
+// Of a version that anybody may tell of: what comes after it is counted without wrapping around.
+inline constexpr std::uint64_t kLargestRound = std::uint64_t{1} << 62;
+
 inline constexpr std::int64_t kLargestBatch = std::int64_t{1} << 40;  // sums of many fit 64 bits
 
 // Integers summed exactly with each round (steps, episodes).

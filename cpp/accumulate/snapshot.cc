@@ -47,6 +47,9 @@ Buffer HeldSnapshot::chunk(std::size_t index) const {
 void SnapshotFetch::set_info(Time now, const SnapshotInfo& info) {
   if (info_ || info.id != id_) return;
   const Limits limits;
+  if (info.segments.size() > limits.max_parts + 1) {
+    throw Exception(ErrorCode::wire, "a snapshot's description has too many parts");
+  }
   std::uint64_t total = 0;
   std::uint64_t chunks = 0;
   for (const std::uint64_t bytes : info.segments) {
@@ -59,10 +62,15 @@ void SnapshotFetch::set_info(Time now, const SnapshotInfo& info) {
   if (info.segments.empty() || chunks != info.crc32c.size()) {
     throw Exception(ErrorCode::wire, "a snapshot's description does not fit its chunks");
   }
+  // All or nothing: there may be no memory for it.
+  std::vector<ChunkPlace> places = chunk_places(info);
+  std::vector<MutableBuffer> segments;
+  for (const std::uint64_t bytes : info.segments) segments.push_back(memory_->allocate(bytes));
+  std::vector<bool> have(places.size(), false);
   info_ = info;
-  places_ = chunk_places(info);
-  for (const std::uint64_t bytes : info.segments) segments_.push_back(memory_->allocate(bytes));
-  have_.assign(places_.size(), false);
+  places_ = std::move(places);
+  segments_ = std::move(segments);
+  have_ = std::move(have);
   missing_ = places_.size();
   deadline_ = now + patience_;
 }

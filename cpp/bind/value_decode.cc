@@ -2,6 +2,7 @@
 #include <nanobind/stl/string.h>
 
 #include <cstring>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -44,6 +45,22 @@ std::string describe(nb::python_error& e) {
   const std::string type = reinterpret_cast<PyTypeObject*>(e.type().ptr())->tp_name;
   return utf8.is_valid() ? type + ": " + PyBytes_AS_STRING(utf8.ptr()) : type;
 }
+
+// Keys whose hashes are equal are compared with one another: a few, or a peer has made them so. The
+// hashes of strings and bytes it cannot know.
+class KeyHashes {
+ public:
+  void add(PyObject* key) {
+    if (PyUnicode_CheckExact(key) != 0 || PyBytes_CheckExact(key) != 0) return;
+    const Py_hash_t hash = PyObject_Hash(key);
+    if (hash == -1) throw nb::python_error();
+    if (++seen_[hash] > kMostEqual) fail("too many keys of a dict or set have one hash");
+  }
+
+ private:
+  static constexpr unsigned kMostEqual = 64;
+  std::map<Py_hash_t, unsigned> seen_;  // ordered: whatever the hashes are
+};
 
 class ValueDecoder {
  public:
@@ -146,8 +163,10 @@ nb::object ValueDecoder::read_tuple(std::size_t size) {
 
 nb::object ValueDecoder::read_set(std::size_t size, bool frozen) {
   nb::object set = own(frozen ? PyFrozenSet_New(nullptr) : PySet_New(nullptr));
+  KeyHashes hashes;
   for (std::size_t i = 0; i < size; ++i) {
     const nb::object item = read();
+    hashes.add(item.ptr());
     if (PySet_Add(set.ptr(), item.ptr()) != 0) throw nb::python_error();
   }
   return set;
@@ -155,8 +174,10 @@ nb::object ValueDecoder::read_set(std::size_t size, bool frozen) {
 
 nb::object ValueDecoder::read_dict(std::size_t size) {
   nb::object dict = own(PyDict_New());
+  KeyHashes hashes;
   for (std::size_t i = 0; i < size; ++i) {
     const nb::object key = read();
+    hashes.add(key.ptr());
     const nb::object value = read();
     if (PyDict_SetItem(dict.ptr(), key.ptr(), value.ptr()) != 0) throw nb::python_error();
   }

@@ -24,6 +24,11 @@ constexpr std::size_t kMostResiduals = 64;                    // names that comp
 
 constexpr std::size_t kEarlyOverhead = 512;  // of a frame that waits, in memory
 
+// The name stands in the frame, in the key that it is kept under, and in what is said of it.
+std::size_t note_cost(const Frame& frame) {
+  return kEarlyOverhead + frame.scope.size() + 5 * frame.key.name.size();
+}
+
 Error too_much_early(const std::string& operation, std::size_t bytes) {
   Error error;
   error.code = ErrorCode::queue_full;
@@ -274,7 +279,9 @@ void Engine::passed(std::uint64_t s) {
   if (found == in_shared_memory_.end()) return;
   const OpId id = found->second;
   in_shared_memory_.erase(found);
-  operations_.at(id).passed();
+  const auto operation = operations_.find(id);
+  if (operation == operations_.end()) return;
+  operation->second.passed();
   carry_out(id);
 }
 
@@ -339,14 +346,15 @@ void Engine::keep_early(const Uid& from, Frame frame, const wire::Payload& paylo
     if (ended || !is_member(from)) return;
   }
   Early early{from, std::move(frame), payload.parts, 0};
-  early.bytes = payload.body.size() + bytes_of(early.parts) + kEarlyOverhead;
+  early.bytes = payload.body.size() + bytes_of(early.parts) + note_cost(early.frame);
   bool fails = std::holds_alternative<Failure>(early.frame.content);
   const bool is_full = early_bytes_ + early.bytes > config_.early_bytes;
   if (is_full && !fails) {
     fails = true;
     early.frame.content = Failure{too_much_early(early.frame.key.name, early_bytes_)};
     early.parts.clear();
-    early.bytes = kEarlyOverhead;
+    early.bytes = note_cost(early.frame);
+    if (early_bytes_ + early.bytes > 2 * config_.early_bytes) return;  // nor is it answered
     actions_.push_back(Send{from, {}, {wire::encode(early.frame), {}}});
   }
   // Notes of failures have some room of their own, so that what failed does so here as well.

@@ -50,7 +50,12 @@ bool Operation::ask_why(const Error& error) {
   return true;
 }
 
-void Operation::failed_elsewhere(std::uint32_t from, const Failure& failure) {
+void Operation::failed_elsewhere(std::uint32_t from, const Failure& said) {
+  Failure failure = said;
+  if (!failure.error) {  // without one it would end here as if it had succeeded
+    failure.error = make_error(ErrorCode::error, "operation '" + key_.name + "' failed at " +
+                                                     name_of(from) + ", which does not say why");
+  }
   if (failure.asks_why) {
     Error error = failure.error;
     std::vector<std::string> lacking = waiting_for();

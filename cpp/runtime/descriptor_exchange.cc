@@ -29,8 +29,13 @@ void DescriptorExchange::arrived(const Uid& key, std::vector<Descriptor> descrip
     taker(std::move(descriptors));
     return;
   }
+  const auto count = [this] {
+    std::size_t all = 0;
+    for (const auto& entry : unclaimed_) all += entry.second.size();
+    return all;
+  };
   unclaimed_.emplace_back(key, std::move(descriptors));
-  if (unclaimed_.size() > kMaxUnclaimed) unclaimed_.pop_front();
+  while (unclaimed_.size() > kMaxUnclaimed || count() > kMaxDescriptors) unclaimed_.pop_front();
 }
 
 }  // namespace moolink::runtime

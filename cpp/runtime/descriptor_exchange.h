@@ -28,6 +28,7 @@ class DescriptorExchange {
  private:
   // What nobody has asked for yet; the oldest are closed when there are more.
   static constexpr std::size_t kMaxUnclaimed = 16;
+  static constexpr std::size_t kMaxDescriptors = 160;  // two sets of the largest segment's
 
   std::map<Uid, Taker> takers_;
   std::deque<std::pair<Uid, std::vector<Descriptor>>> unclaimed_;

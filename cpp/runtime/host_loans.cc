@@ -136,7 +136,9 @@ void HostLoans::received(const Uid& from, const wire::Payload& payload) {
       }
       return;
     case Message::Kind::returned:
-      theirs_.erase(number);
+      if (const auto theirs = theirs_.extract(number); theirs && !theirs.mapped().segment) {
+        rpc_->descriptors().forget(theirs.mapped().key);
+      }
       return;
   }
 }

@@ -13,6 +13,7 @@ from tests.faults.liar import lying, program
 from tests.waiting import formed, until
 
 HUGE = 2**64 - 64
+MOST = 2**64 - 1
 
 # A learner that takes part until it is killed, and says that it follows, or when it leads.
 MEMBER = """
@@ -57,7 +58,12 @@ class Learner:
 
     def step(self) -> None:
         accumulator = self.accumulator
-        accumulator.update()
+        try:
+            accumulator.update()
+        except ValueError as e:
+            if "no reason" not in str(e):
+                raise
+            return  # a liar's refusal, until it is gone
         if accumulator.wants_state():
             accumulator.set_state({})
         elif accumulator.has_new_state():
@@ -131,8 +137,12 @@ def train_on(learners: list[Learner], rounds: int) -> None:
         "cut.batch=1",  # of what may be a skip
         f"flush.active={HUGE}",
         f"flush.version={HUGE}",
+        f"flush.version={MOST}",
         f"flush.have={HUGE}",
+        f"flush.have={MOST}",
         f"resume.round={HUGE}",
+        f"resume.round={MOST}",
+        "resume.refused=1",
         f"resume.virtual_batch_size={HUGE}",
         "resume.virtual_batch_size=0",
         f"resume.parallel_gradients={2**32 - 1}",

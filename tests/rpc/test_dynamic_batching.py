@@ -195,6 +195,18 @@ def test_a_call_of_more_rows_than_the_largest_bucket_fails(
     assert error.ran == "no"
 
 
+def test_a_call_of_very_many_rows_of_nothing_is_refused(pair: Pair) -> None:
+    client, server = pair
+    queue = server.define_queue("q", batch_size=8, dynamic_batching=True, mode="cat")
+    nothing = client.async_("server", "q", np.empty((10**6, 0)), 0.5)
+    something = client.async_("server", "q", np.ones((2, 3)), 0.5)
+    reply, (x, _), _ = queue.get(PATIENCE)
+    assert x.shape == (2, 3)
+    reply(x)
+    assert something.result().shape == (2, 3)
+    assert "it brings 1000000 rows without elements" in str(error_of(nothing))
+
+
 def test_a_call_that_does_not_fit_fails_alone(pair: Pair) -> None:
     client, server = pair
     queue = server.define_queue("q", batch_size=8, dynamic_batching=True)

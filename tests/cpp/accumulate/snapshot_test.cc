@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
+#include <new>
 #include <vector>
 
+#include "base/limits.h"
 #include "base/random.h"
 #include "check.h"
 
@@ -54,6 +57,32 @@ TEST("snapshot: all chunks make the same state, a few being asked for at a time"
   for (std::size_t i = 0; i < copy.chunks(); ++i) {
     CHECK(std::ranges::equal(copy.chunk(i).span(), held.chunk(i).span()));
   }
+}
+
+TEST("snapshot: a description of more parts than a message has is refused") {
+  SnapshotFetch fetch = make_fetch();
+  const std::vector<std::uint64_t> segments(Limits().max_parts + 2, 0);
+  CHECK_THROWS(fetch.set_info(Time(seconds(1)), {{3, 17}, 0, 1024, segments, {}}), ErrorCode::wire);
+  CHECK(!fetch.info() && !fetch.complete());
+}
+
+class NoMemory final : public Allocator {
+ public:
+  MutableBuffer allocate(std::size_t) override { throw std::bad_alloc(); }
+};
+
+TEST("snapshot: one that there is no memory for is not there in part") {
+  const Time now(seconds(1));
+  SnapshotFetch fetch({3, 17}, std::make_shared<NoMemory>(), seconds(1));
+  bool thrown = false;
+  try {
+    fetch.set_info(now, snapshot().info());
+  } catch (const std::bad_alloc&) {
+    thrown = true;
+  }
+  CHECK(thrown);
+  CHECK(!fetch.info() && !fetch.complete());
+  CHECK(!fetch.chunk(now, 0, bytes(300)));
 }
 
 TEST("snapshot: a damaged chunk is asked for again, a silent parent is given up") {

@@ -340,6 +340,48 @@ TEST("frames without data are counted, too") {
   CHECK(!take<Engine::Send>(here).empty());  // refused
 }
 
+wire::Payload frame(std::string name, decltype(Frame::content) content,
+                    std::vector<Buffer> parts = {}) {
+  return {wire::encode(Frame{"group", 1, {std::move(name), 0}, std::move(content)}),
+          std::move(parts)};
+}
+
+TEST("a failure that says no error is one") {
+  Engine engine({"group", Uid{1, 2}, nullptr});
+  engine.set_members({1, {{1, 1}, {1, 2}}, {"liar", "honest"}, true, {}}, {});
+  engine.use_shared_memory(1);
+  Engine::Options options;
+  options.output = HeapAllocator().allocate(400000);
+  engine.start("x", floats(100000), {buffer(std::vector<float>(100000, 1))}, options);
+  engine.take_actions();
+  engine.received({1, 1}, frame("x", Failure{Error{}, 1, false}));
+  bool ended = false;
+  for (const auto& action : engine.take_actions()) {
+    if (const auto* pass = std::get_if<Engine::Pass>(&action)) CHECK(pass->operation.dry);
+    if (const auto* done = std::get_if<Engine::Done>(&action)) {
+      CHECK(done->error);
+      ended = true;
+    }
+  }
+  CHECK(ended);
+  engine.passed(1);
+}
+
+TEST("names of what comes early are counted, and what is not kept is not answered for ever") {
+  Engine::Config config{"group", Uid{1, 2}, nullptr};
+  config.early_bytes = std::size_t{1} << 20;
+  Engine engine(config);
+  engine.set_members({1, {{1, 1}, {1, 2}}, {"liar", "honest"}, true, {}}, {});
+  const Buffer part = HeapAllocator().allocate(2 << 20);
+  std::size_t answers = 0;
+  for (int i = 0; i < 200; ++i) {
+    const std::string name = std::string(std::size_t{1} << 16, 'a') + std::to_string(i);
+    engine.received({1, 1}, frame(name, Piece{}, {part}));
+    answers += take<Engine::Send>(engine).size();
+  }
+  CHECK(answers > 0 && answers < 10);
+}
+
 TEST("wrong use is refused where it happens") {
   Members members(2);
   const auto one = buffer(std::vector<float>{1});
