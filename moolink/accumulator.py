@@ -17,6 +17,7 @@ import numpy.typing as npt
 from moolink._core import AccumulatorCore
 from moolink.accumulator_adapter import Adapter
 from moolink.accumulator_checks import checked_batch_size, checked_counters, require_one_of
+from moolink.errors import Error
 from moolink.group import Group
 from moolink.left_out_rounds import LeftOutRounds
 from moolink.logs import logger
@@ -154,7 +155,8 @@ class AccumulatorBase(Adapter):
 
         Raises:
             moolink.Error: the group refused this peer (for example, its parameters have another
-                layout), or the model's checksums differ and ``on_divergence`` is ``"raise"``.
+                layout), the model's checksums differ and ``on_divergence`` is ``"raise"``, or the
+                leader's state is not one of this model: the next call goes on, as a newcomer.
             AuthError: the key of this peer was refused where it looks for the broker; see
                 :meth:`Group.update`.
             FloatingPointError: a round's mean is not finite and ``on_nonfinite`` is ``"raise"``.
@@ -178,17 +180,40 @@ class AccumulatorBase(Adapter):
             self._give_state(None)
         if self._core.has_new_state() or (not self._has_gradients and self._core.has_result()):
             self._validate()
-        if self._core.has_new_state() and (arrived := self._core.new_state()) is not None:
-            number, (model, state, carried, lost, version) = arrived
-            self._install_model(model)
-            self._clear()  # what they hold belongs to the model before
-            self._left_out.take_over(carried, lost)
-            self._core.state_installed(number)
-            self._sync.received_state(version)
-            self._unreported = None
-            self._state, self._has_new_state = state, True
-            self._has_gradients = False
+        if self._core.has_new_state():
+            self._take_state()
         self._take_parameters()
+
+    def _take_state(self) -> None:
+        try:
+            if (arrived := self._core.new_state()) is None:
+                return
+            number, state = arrived
+            self._install_state(number, state)
+        except Error:
+            raise
+        except Exception as error:
+            raise Error(
+                f"the state that leader '{self._core.leader()}' has sent cannot be taken over, and "
+                f"this peer asks for another: {error}"
+            ) from error
+
+    def _install_state(self, number: int, arrived: Any) -> None:
+        try:
+            model, state, carried, lost, version = arrived
+            if type(version) is not int:
+                raise TypeError(f"its version is {version!r}")
+            self._install_model(model)
+            self._left_out.take_over(carried, lost)
+        except Exception:
+            self._core.refuse_state(number)
+            raise
+        self._clear()  # what they hold belongs to the model before
+        self._core.state_installed(number)
+        self._sync.received_state(version)
+        self._unreported = None
+        self._state, self._has_new_state = state, True
+        self._has_gradients = False
 
     def _take_parameters(self) -> None:
         """Takes the leader's parameters over, if they have come and are wanted."""
@@ -324,7 +349,8 @@ class AccumulatorBase(Adapter):
         Raises:
             RuntimeError: ``wants_gradients()`` is false.
             ValueError: ``batch_size`` is less than 1 or more than 2**40, a counter needs more
-                than 64 bits, or a parameter or its gradient has another shape or dtype than when
+                than 64 bits, its name more than 256 bytes, there are more than 256 of them, or a
+                parameter or its gradient has another shape or dtype than when
                 the accumulator was made. Nothing was contributed then.
             TypeError: ``batch_size`` or a counter is no integer, its name no string, or a gradient
                 is not dense.
@@ -406,6 +432,9 @@ class AccumulatorBase(Adapter):
 
         With 1 every gradient is of the newest parameters. With more the next contribution is
         computed while a round is reduced: gradients are up to ``rounds - 1`` updates old.
+
+        Raises:
+            ValueError: ``rounds`` is not between 1 and 256.
         """
         self._core.set_parallel_gradients(rounds)
 

@@ -6,6 +6,8 @@ import operator
 from collections.abc import Mapping
 
 LARGEST_BATCH = 2**40  # sums of many fit 64 bits
+MOST_COUNTERS = 256
+LONGEST_NAME = 256  # bytes of a counter's name
 
 
 def require_one_of(what: str, value: str, known: tuple[str, ...]) -> None:
@@ -21,10 +23,19 @@ def checked_batch_size(batch_size: int) -> int:
 
 
 def checked_counters(counters: Mapping[str, int] | None) -> dict[str, int]:
-    checked = {}
-    for name, value in (counters or {}).items():
+    checked: dict[str, int] = {}
+    counters = counters or {}
+    if len(counters) > MOST_COUNTERS:
+        raise ValueError(
+            f"a contribution has at most {MOST_COUNTERS} counters, not {len(counters)}"
+        )
+    for name, value in counters.items():
         if not isinstance(name, str):
             raise TypeError(f"a counter's name must be a string, not {name!r}")
+        if len(name.encode()) > LONGEST_NAME:
+            raise ValueError(
+                f"a counter's name has at most {LONGEST_NAME} bytes: {name[:40]!r}... has more"
+            )
         try:
             checked[name] = operator.index(value)
         except TypeError:

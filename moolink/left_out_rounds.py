@@ -49,8 +49,17 @@ class LeftOutRounds:
         return self._counters, [list(contribution) for contribution in self._lost]
 
     def take_over(self, counters: Mapping[str, int], lost: Iterable[tuple[str, int]]) -> None:
-        """At a newcomer."""
-        self._counters, self._lost = dict(counters), [(peer, k) for peer, k in lost]
+        """At a newcomer.
+
+        Raises:
+            TypeError: a leader that keeps to the protocol has sent something else.
+        """
+        taken, lost = dict(counters), [(peer, k) for peer, k in lost]
+        if not all(type(name) is str and type(sum_) is int for name, sum_ in taken.items()):
+            raise TypeError("counters that are none")
+        if not all(type(peer) is str and type(k) is int for peer, k in lost):
+            raise TypeError("lost contributions that are none")
+        self._counters, self._lost = taken, lost
 
 
 def _add(totals: dict[str, int], counters: Mapping[str, int]) -> None:

@@ -24,6 +24,7 @@ from moolink.logs import logger
 IDLE_VERSIONS = 16
 
 _LONGEST_NAME = 1024  # characters of a peer's name
+_MOST_FOLLOWERS = 4096  # who are remembered
 NOT_ANY_MORE = None  # in place of parameters: the leader is past that version, or leads no more
 
 
@@ -318,7 +319,14 @@ class ParameterSync:
             logger.warning("parameters of version %d could not be sent: %s", version, error)
         else:
             with self._lock:
-                self._followers[peer] = (version, version)
+                self._remember(peer, version, version)
+
+    def _remember(self, peer: str, asked: int, sent: int) -> None:
+        """Of those who ask under ever new names, or left, the ones who asked longest ago go."""
+        self._followers.pop(peer, None)
+        self._followers[peer] = (asked, sent)
+        if len(self._followers) > _MOST_FOLLOWERS:
+            del self._followers[next(iter(self._followers))]
 
     def asked(self, deferred: RpcDeferredReturn, peer: str, version: int | None) -> None:
         """A member's question, on a worker."""
@@ -331,7 +339,7 @@ class ParameterSync:
             return
         with self._lock:
             self._idle_versions = 0
-            self._followers[peer] = (version, self._followers.get(peer, (0, -1))[1])
+            self._remember(peer, version, self._followers.get(peer, (0, -1))[1])
             record = self._record if self._leads else None
             if record is None or record[0] < version:
                 # Told when this member is there, or learns that it leads, or does so no more.

@@ -134,7 +134,11 @@ def _is_whole(received: Any) -> bool:
             "came without the rest: the optimiser and the totals go on from what they are here"
         )
         return False
-    if not isinstance(received, dict) or MARK not in received:
+    totals = received.get("totals") if isinstance(received, dict) else None
+    sums = isinstance(totals, dict) and all(
+        type(name) is str and type(value) is int for name, value in totals.items()
+    )
+    if not sums or type(received.get(MARK)) is not int or "state" not in received:
         raise RuntimeError(
             "the leader's state is not one of training_steps(): use the same loop at every peer"
         )

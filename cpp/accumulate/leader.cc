@@ -9,6 +9,21 @@ namespace moolink::accumulate {
 namespace {
 
 constexpr std::size_t kChecksumRounds = 16;  // remembered while members report them
+// Of one member, in no round yet: 100,000 statistics, and ever so many gradients.
+constexpr std::size_t kQueuedBytes = std::size_t{16} << 20;
+constexpr std::int64_t kQueuedBatch = std::int64_t{1} << 56;  // of all
+
+// Nothing, if no member that keeps to the protocol can have sent it.
+std::optional<std::size_t> bytes_of(const Offer& offer) {
+  if (offer.batch < 0 || offer.batch > kLargestBatch) return {};
+  if (offer.counters.size() > kMostCounters) return {};
+  std::size_t bytes = sizeof(Contribution);
+  for (const auto& [name, value] : offer.counters) {
+    if (name.size() > kLongestCounterName) return {};
+    bytes += name.size() + sizeof(Counters::value_type);
+  }
+  return bytes;
+}
 
 }  // namespace
 
@@ -25,11 +40,16 @@ Leader::Leader(Config config, const std::map<Uid, Peer>& peers)
 void Leader::offer(const Uid& from, const Offer& offer) {
   const auto member = members_.find(from);
   if (member == members_.end() || member->second.peer.observer) return;
-  if (offer.k <= member->second.last_k || offer.batch < 0 || offer.batch > kLargestBatch) return;
+  const std::optional<std::size_t> bytes = bytes_of(offer);
+  if (!bytes || offer.k <= member->second.last_k) return;
+  if (*bytes > kQueuedBytes - member->second.queued_bytes) return;
+  if (offer.batch > kQueuedBatch - queued_batch_) return;
   member->second.last_k = offer.k;
+  member->second.queued_bytes += *bytes;
   queued_batch_ += offer.batch;
-  queue_.push_back(
-      {{from, member->second.peer.name, offer.k, offer.batch, offer.version}, offer.counters});
+  queue_.push_back({{from, member->second.peer.name, offer.k, offer.batch, offer.version},
+                    offer.counters,
+                    *bytes});
 }
 
 void Leader::have(const Uid& from, const Have& have) {
@@ -60,6 +80,7 @@ std::optional<RoundRecord> Leader::cut(std::int64_t virtual_batch_size) {
   record.epoch = config_.epoch;
   while (record.total < virtual_batch_size || (mutant("cut_overshoots") && !queue_.empty())) {
     Queued& next = queue_.front();
+    members_.at(next.contribution.instance).queued_bytes -= next.bytes;
     record.total += next.contribution.batch;
     for (const auto& [name, value] : next.counters) {
       // Counters wrap around like every integer sum of the library.
@@ -152,7 +173,8 @@ bool Leader::snapshot_complete(const Uid& from, const SnapshotId& id) {
 
 std::vector<Uid> Leader::checksum(const Uid& from, const Uid& self, const Checksum& checksum) {
   std::vector<Uid> differing;
-  if (!members_.contains(from)) return differing;
+  // Those of rounds to come, which nobody can have, would push out those of rounds that were.
+  if (!members_.contains(from) || checksum.round > cut_) return differing;
   auto& known = checksums_[checksum.round];
   known[from] = checksum.value;
   while (checksums_.size() > kChecksumRounds) checksums_.erase(checksums_.begin());

@@ -40,6 +40,8 @@ class Leader {
   Leader(Config config, const std::map<Uid, Peer>& peers);
 
   void set_parallel_gradients(std::uint32_t rounds) { config_.parallel_gradients = rounds; }
+  // What is no contribution, or one too many of that member, is not queued: it stays the member's,
+  // who offers it again in the next epoch.
   void offer(const Uid& from, const Offer& offer);
   void have(const Uid& from, const Have& have);
   // The next round, if its contributions are there, a cut is free and nobody's result slots are
@@ -75,10 +77,12 @@ class Leader {
     std::uint64_t delivered = 0;
     bool keeps_up = false;
     std::uint64_t last_k = 0;
+    std::size_t queued_bytes = 0;
   };
   struct Queued {
     Contribution contribution;
     Counters counters;
+    std::size_t bytes = 0;
   };
 
   bool enough(std::int64_t virtual_batch_size) const;

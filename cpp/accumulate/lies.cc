@@ -10,6 +10,7 @@ void lie_of(SnapshotInfo& info) {
   wire::lie("snapshot.chunk_bytes", info.chunk_bytes);
   if (!info.segments.empty()) wire::lie("snapshot.bytes", info.segments.front());
   wire::lie("snapshot.version", info.id.version);
+  if (!info.crc32c.empty()) wire::lie("snapshot.crc32c", info.crc32c.front());
 }
 
 }  // namespace

@@ -157,6 +157,7 @@ void Machine::progress(Time now) {
   enter_pending_when_due(now);
   if (phase_ == Phase::active) {
     resync_when_active();
+    drop_refused_state_when_active();
     if (leader_) lead(now);
     bound_backlog();
     report_have();
@@ -251,9 +252,11 @@ bool Machine::wants_gradients(Time now) const {
 
 std::optional<std::uint64_t> Machine::wants_state() const { return wants_state_; }
 
-bool Machine::has_new_state() const { return new_state_.has_value(); }
+bool Machine::has_new_state() const { return new_state_ && !is_state_refused_; }
 
-std::optional<Machine::NewState> Machine::new_state() const { return new_state_; }
+std::optional<Machine::NewState> Machine::new_state() const {
+  return is_state_refused_ ? std::nullopt : new_state_;
+}
 
 std::optional<Round> Machine::next_result() const {
   if (standing_ != Standing::complete || !installed_ || wants_state_) return {};

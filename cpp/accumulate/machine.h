@@ -176,7 +176,8 @@ class Machine {
   void user_active(Time now);
   // The model version of the parameters this peer was started with (a checkpoint's).
   void set_model_version(std::uint64_t version);
-  // Both throw Exception{invalid_argument} unless positive; the leader's count.
+  // Both throw Exception{invalid_argument} unless positive, and rounds at most kMostParallel; the
+  // leader's count.
   void set_virtual_batch_size(std::int64_t size);
   void set_parallel_gradients(std::uint32_t rounds);
   // A contribution of `batch` > 0 with its frozen bucket, or batch == 0 with none: statistics only
@@ -194,6 +195,8 @@ class Machine {
   // The user has installed that state of new_state(): model_version() is its version from now on.
   // Nothing happens if it has been given up for another one.
   void state_installed(Time now, std::uint64_t number);
+  // The user cannot install it: this peer starts over as a newcomer, as soon as it can.
+  void refuse_state(Time now, std::uint64_t number);
   // A checksum of the parameters right after `round`, from every member every N rounds.
   void checksum(Time now, std::uint64_t round, std::uint64_t value);
 
@@ -310,6 +313,8 @@ class Machine {
   void promise_snapshot(Time now);
   void request_state();
   void resync_when_active();
+  void drop_refused_state_when_active();
+  void drop_new_state();
   void bound_backlog();
   void abandon_snapshot(const std::string& why);
   void pump_fetch(Time now);
@@ -373,6 +378,7 @@ class Machine {
   bool keeps_up_ = false;
   Ledger ledger_;
   std::uint64_t known_round_ = 0;             // the last one cut in this epoch
+  bool cuts_ignored_ = false;                 // in this epoch: there were too many
   std::map<Uid, std::uint64_t> contributed_;  // the last round each member contributed to
   Time fill_in_at_ = kNever;                  // from then on this member fills in for slow ones
   std::optional<Have> reported_;
@@ -404,6 +410,8 @@ class Machine {
   std::set<Uid> children_info_;                      // or for its description
   std::optional<NewState> new_state_;
   std::uint64_t states_ = 0;
+  bool is_state_refused_ = false;  // new_state_, by the user
+  bool wants_successor_ = false;   // so that this peer can lead no more
 };
 
 }  // namespace moolink::accumulate

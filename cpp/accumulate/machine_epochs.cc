@@ -108,7 +108,7 @@ const group::MemberInfo* Machine::coordinator() const {
 
 Flush Machine::facts() const {
   Flush flush;
-  flush.standing = standing_;
+  flush.standing = is_state_refused_ ? Standing::stateless : standing_;
   flush.lineage = lineage_;
   flush.applied = applied_;
   flush.applied_lineage = applied_lineage_;
@@ -308,7 +308,7 @@ void Machine::become_stateless(std::uint64_t round) {
   founded_ = 0;
   installed_ = keeps_up_ = resync_ = false;
   drop_fetch();
-  new_state_.reset();
+  drop_new_state();
   snapshot_ = {};
 }
 
@@ -348,7 +348,8 @@ void Machine::activate(Time, const Go& go) {
   lineage_ = view_.lineage;
   leader_id_ = resume_->leader;
   known_round_ = announced_stable_ = resume_->round;
-  moved_ = stalled_ = requested_ = keeps_up_ = false;
+  wants_successor_ = true;
+  moved_ = stalled_ = requested_ = keeps_up_ = cuts_ignored_ = false;
   notice_whether_it_keeps_up();
   led_ = {};
   reported_.reset();

@@ -12,6 +12,9 @@ namespace {
 
 // A member that contributed to none of this many rounds has no share of the next one.
 constexpr std::uint64_t kShareMemory = 4;
+// A leader waits for every result of a member, but for none of an observer, which is to be left
+// behind by no more than this.
+constexpr std::uint64_t kMostBehind = 4096;
 
 [[noreturn]] void refuse(const std::string& what) {
   throw Exception(ErrorCode::invalid_argument, what);
@@ -35,7 +38,10 @@ void Machine::set_virtual_batch_size(std::int64_t size) {
 }
 
 void Machine::set_parallel_gradients(std::uint32_t rounds) {
-  if (rounds < 1) refuse("the number of parallel gradients must be positive");
+  if (rounds < 1 || rounds > kMostParallel) {
+    refuse("the number of parallel gradients is between 1 and " + std::to_string(kMostParallel) +
+           ", not " + std::to_string(rounds));
+  }
   config_.parallel_gradients = asked_parallel_ = rounds;
   if (leader_) leader_->set_parallel_gradients(rounds);
 }
@@ -49,6 +55,15 @@ std::uint64_t Machine::offer(Time now, Buffer bucket, std::int64_t batch, Counte
            std::to_string(config_.bucket_bytes));
   }
   if (config_.role == group::Role::observer) refuse("an observer does not contribute");
+  if (counters.size() > kMostCounters) {
+    refuse("a contribution has at most " + std::to_string(kMostCounters) + " counters, not " +
+           std::to_string(counters.size()));
+  }
+  for (const auto& [name, value] : counters) {
+    if (name.size() <= kLongestCounterName) continue;
+    refuse("a counter's name has at most " + std::to_string(kLongestCounterName) + " bytes, not " +
+           std::to_string(name.size()));
+  }
   const std::uint64_t k = ledger_.add(std::move(bucket), batch, std::move(counters), user_version_);
   if (standing_ != Standing::complete || !installed_) {
     actions_.push_back(Dropped{ledger_.drop_own()});  // computed with parameters that are no more
@@ -105,6 +120,15 @@ void Machine::on(Time now, const Uid& from, const Cut& cut, const std::vector<Bu
   const RoundRecord& record = cut.record;
   const bool in_order = record.round == known_round_ + 1 || mutant("accept_old_epoch_cut");
   if (from != leader_id_ || !in_order || !refused_.empty()) return;
+  const std::uint64_t most = config_.role == group::Role::observer ? kMostBehind : kMostParallel;
+  const std::uint64_t has = std::max(ledger_.have(), ledger_.delivered());
+  if (record.round > has && record.round - has > most) {
+    if (!std::exchange(cuts_ignored_, true)) {
+      log(LogLevel::warning, name_of(from) + " has cut more than " + std::to_string(most) +
+                                 " rounds beyond those that have results here: they are ignored");
+    }
+    return;
+  }
   known_round_ = record.round;
   ledger_.add_record(record);
   Reduce reduce{epoch_, record.round, record.total, ledger_.inputs(record), {}, {}, cut.shared};

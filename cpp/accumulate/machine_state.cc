@@ -125,7 +125,7 @@ void Machine::abandon_snapshot(const std::string& why) {
   standing_ = Standing::stateless;
   installed_ = keeps_up_ = requested_ = false;
   drop_fetch();
-  new_state_.reset();
+  drop_new_state();
   actions_.push_back(HasState{false});
 }
 
@@ -148,10 +148,31 @@ void Machine::resync_when_active() {
   abandon_snapshot("its parameters differ from the leader's");
 }
 
-void Machine::state_installed(Time now, std::uint64_t number) {
+void Machine::refuse_state(Time now, std::uint64_t number) {
   if (!new_state_ || new_state_->number != number) return;
-  user_version_ = new_state_->version;
+  is_state_refused_ = true;
+  wants_successor_ = true;
+  settle(now);
+}
+
+// Not in a change of epoch, as with resync(): the next FLUSH says that this peer has no state. Who
+// leads has nobody to ask for another one, and asks for a change of epoch.
+void Machine::drop_refused_state_when_active() {
+  if (!is_state_refused_) return;
+  if (leader_ == nullptr) return abandon_snapshot("the user could not install the leader's state");
+  if (!std::exchange(wants_successor_, false)) return;
+  ask_for_view(config_.instance, "its user could not install the state of the leader before");
+}
+
+void Machine::drop_new_state() {
   new_state_.reset();
+  is_state_refused_ = false;
+}
+
+void Machine::state_installed(Time now, std::uint64_t number) {
+  if (!has_new_state() || new_state_->number != number) return;
+  user_version_ = new_state_->version;
+  drop_new_state();
   installed_ = true;
   settle(now);
 }
@@ -199,6 +220,7 @@ void Machine::finish_fetch_when_complete() {
   if (!fetch_ || !fetch_->complete()) return;
   HeldSnapshot held = fetch_->finish();
   const SnapshotId id = fetch_->id();
+  drop_new_state();
   new_state_ = NewState{++states_, id.version, held.payload()};
   held_.insert_or_assign(id, std::move(held));
   drop_fetch();
@@ -248,9 +270,10 @@ void Machine::on(Time, const Uid& from, const FetchChunk& fetch, const std::vect
   }
 }
 
-void Machine::on(Time now, const Uid&, const Chunk& chunk, const std::vector<Buffer>& parts) {
+void Machine::on(Time now, const Uid& from, const Chunk& chunk, const std::vector<Buffer>& parts) {
   if (!fetch_ || fetch_->id() != chunk.id || parts.size() != 1) return;
-  if (fetch_->chunk(now, chunk.chunk, parts[0])) give_chunk(chunk.chunk);
+  if (fetch_->chunk(now, from, chunk.chunk, parts[0])) give_chunk(chunk.chunk);
+  if (fetch_->is_parent_useless()) return next_parent(now, from);
   finish_fetch_when_complete();
   pump_fetch(now);
 }

@@ -18,10 +18,15 @@ inline constexpr std::uint8_t kSnapshotService = 5;
 // Of a version that anybody may tell of: what comes after it is counted without wrapping around.
 inline constexpr std::uint64_t kLargestRound = std::uint64_t{1} << 62;
 
+inline constexpr std::uint32_t kMostParallel = 256;  // rounds under way
+
 inline constexpr std::int64_t kLargestBatch = std::int64_t{1} << 40;  // sums of many fit 64 bits
 
 // Integers summed exactly with each round (steps, episodes).
 using Counters = std::map<std::string, std::int64_t>;
+// Of one contribution. A round has those of all its contributions.
+inline constexpr std::size_t kMostCounters = 256;
+inline constexpr std::size_t kLongestCounterName = 256;  // bytes
 
 // One peer's k-th contribution; (instance, k) is in at most one delivered round of a lineage.
 struct Contribution {

@@ -10,6 +10,7 @@ namespace moolink::accumulate {
 namespace {
 
 constexpr std::size_t kRequestsUnderWay = 4;
+constexpr std::uint32_t kMisfits = 8;  // more of them are no accident
 
 }  // namespace
 
@@ -83,6 +84,7 @@ void SnapshotFetch::set_parents(Time now, std::vector<Uid> parents) {
 void SnapshotFetch::start_over(Time now) {
   asked_.clear();
   asked_info_ = false;
+  misfits_ = 0;
   deadline_ = parents_.empty() ? kNever : now + patience_;
 }
 
@@ -93,14 +95,20 @@ bool SnapshotFetch::give_up(Time now, const Uid& parent) {
   return !parents_.empty();
 }
 
-bool SnapshotFetch::chunk(Time now, std::uint32_t index, const Buffer& bytes) {
+bool SnapshotFetch::is_parent_useless() const { return misfits_ >= kMisfits; }
+
+bool SnapshotFetch::chunk(Time now, const Uid& from, std::uint32_t index, const Buffer& bytes) {
   asked_.erase(index);
   if (!info_ || index >= places_.size() || have_[index]) return false;
   const ChunkPlace& place = places_[index];
-  if (bytes.size() != place.bytes || wire::crc32c(bytes.span()) != info_->crc32c[index]) {
-    return false;  // asked for again
+  // The sender may still write where it came: what is summed up is what is kept.
+  const MutableBuffer mine = segments_[place.segment].slice(place.offset, place.bytes);
+  const bool fits = bytes.size() == place.bytes;
+  if (fits) std::memcpy(mine.data(), bytes.data(), bytes.size());
+  if (!fits || wire::crc32c(mine.span()) != info_->crc32c[index]) {
+    if (parent() == from) ++misfits_;
+    return false;
   }
-  std::memcpy(segments_[place.segment].data() + place.offset, bytes.data(), bytes.size());
   have_[index] = true;
   --missing_;
   deadline_ = now + patience_;

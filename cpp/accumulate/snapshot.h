@@ -65,8 +65,10 @@ class SnapshotFetch {
   void set_parents(Time now, std::vector<Uid> parents);
   // The parent is gone or has nothing: the next one. False when there is none.
   bool give_up(Time now, const Uid& parent);
-  // True when the chunk was new and whole.
-  bool chunk(Time now, std::uint32_t index, const Buffer& bytes);
+  // True when the chunk was new and whole. What does not fit the description is asked for again.
+  bool chunk(Time now, const Uid& from, std::uint32_t index, const Buffer& bytes);
+  // The parent has sent so much that does not fit that it may never send anything else.
+  bool is_parent_useless() const;
   bool has(std::uint32_t index) const { return index < have_.size() && have_[index]; }
   Buffer chunk(std::uint32_t index) const;
 
@@ -92,6 +94,7 @@ class SnapshotFetch {
   std::vector<Uid> parents_;
   std::set<std::uint32_t> asked_;
   bool asked_info_ = false;
+  std::uint32_t misfits_ = 0;  // chunks of the parent
   Time deadline_ = kNever;
 };
 

@@ -1,6 +1,7 @@
 #include "base/buffer.h"
 
 #include <cstdlib>
+#include <cstring>
 #include <new>
 
 #include "base/round_up.h"
@@ -14,6 +15,12 @@ MutableBuffer HeapAllocator::allocate(std::size_t size) {
   void* data = std::aligned_alloc(kAlignment, rounded == 0 ? kAlignment : rounded);
   if (data == nullptr) throw std::bad_alloc();
   return {std::shared_ptr<void>(data, std::free), static_cast<std::byte*>(data), size};
+}
+
+Buffer private_copy(const Buffer& bytes) {
+  const MutableBuffer copy = HeapAllocator().allocate(bytes.size());
+  if (!bytes.empty()) std::memcpy(copy.data(), bytes.data(), bytes.size());
+  return copy;
 }
 
 }  // namespace moolink

@@ -67,4 +67,7 @@ class HeapAllocator final : public Allocator {
   MutableBuffer allocate(std::size_t size) override;
 };
 
+// The same bytes in memory of this process alone; throws std::bad_alloc.
+Buffer private_copy(const Buffer& bytes);
+
 }  // namespace moolink

@@ -159,10 +159,18 @@ class PyAccumulator {
     }
     if (!state) return nb::none();
     // This peer may hand the snapshot on to others.
-    return nb::make_tuple(
-        state->number,
-        decode_value(wire::private_copy(state->state, peer_->group()->rpc()->context()->pool()),
-                     options_));
+    const auto own = wire::private_copy(state->state, peer_->group()->rpc()->context()->pool());
+    try {
+      return nb::make_tuple(state->number, decode_value(own, options_));
+    } catch (...) {
+      refuse_state(state->number);
+      throw;
+    }
+  }
+
+  void refuse_state(std::uint64_t number) {
+    const GilRelease unlocked;
+    peer_->refuse_state(number);
   }
 
   nb::dict stats() {
@@ -255,6 +263,7 @@ void bind_accumulator(nb::module_& m) {
             self.peer().state_installed(number);
           },
           nb::arg("number"))
+      .def("refuse_state", &PyAccumulator::refuse_state, nb::arg("number"))
       .def("wants_gradients", forward(&Peer::wants_gradients))
       .def("why_not_wanted", forward(&Peer::why_not_wanted))
       .def("gather", &PyAccumulator::gather, nb::arg("dtype"), nb::arg("pieces"), nb::arg("factor"),

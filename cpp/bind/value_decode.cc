@@ -20,6 +20,7 @@ using wire::ValueTag;
 
 constexpr std::size_t kAlignment = 64;
 constexpr std::size_t kLargeCopy = 64 << 10;
+constexpr Py_ssize_t kMostFlags = 65536;  // values of one type
 
 [[noreturn]] void fail(const std::string& message) { throw Exception(ErrorCode::wire, message); }
 
@@ -76,6 +77,7 @@ class ValueDecoder {
   nb::object read_set(std::size_t size, bool frozen);
   nb::object read_dict(std::size_t size);
   nb::object read_registered(const wire::ValueToken& token);
+  nb::object read_flags(const RegisteredType& type);
   nb::object read_record(const RegisteredType& type, std::size_t size);
   nb::object read_tensor(const wire::ValueToken& token);
   bool may_be_used(const Buffer& bytes, const wire::LentPart* lent) const;
@@ -214,10 +216,23 @@ nb::object ValueDecoder::read_registered(const wire::ValueToken& token) {
     case ValueTag::member:
       return type->type[decode_text(token.text())];
     case ValueTag::flags:
-      return type->type(read());
+      return read_flags(*type);
     default:
       return type->from_state(read());
   }
+}
+
+// Python keeps every value of flags that was ever made.
+nb::object ValueDecoder::read_flags(const RegisteredType& type) {
+  const nb::object value = read();
+  if (!PyLong_Check(value.ptr())) fail("flags that are no integer");
+  const nb::object kept = nb::getattr(type.type, "_value2member_map_", nb::none());
+  if (PyDict_Check(kept.ptr()) && PyDict_Size(kept.ptr()) >= kMostFlags &&
+      !nb::cast<bool>(kept.attr("__contains__")(value))) {
+    fail("more than " + std::to_string(kMostFlags) + " different values of the flags " +
+         type.head.name);
+  }
+  return type.type(value);
 }
 
 // No code of the type's own runs: fields are set as they were sent, frozen or not.

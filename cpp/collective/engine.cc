@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <iterator>
 
+#include "base/names.h"
+
 namespace moolink::collective {
 namespace {
 
@@ -155,6 +157,10 @@ OpId Engine::start_value(std::string name, wire::Payload value, Options options)
 }
 
 void Engine::begin(OpId id, Operation::Request request) {
+  if (request.name.size() > kMaxName) {
+    refuse(request.name.substr(0, 40) + "...",
+           "its name has more than " + std::to_string(kMaxName) + " bytes");
+  }
   OpKey key{request.name, 0};
   key.number = request.number ? *request.number : starts_.start(request.name);
   if (by_key_.contains(key)) {
@@ -317,6 +323,7 @@ void Engine::send(std::uint32_t rank, const OpKey& key, Operation::Outgoing outg
 
 void Engine::received(const Uid& from, const wire::Payload& payload) {
   auto frame = wire::decode<Frame>(payload.body);
+  if (frame.key.name.size() > kMaxName) wire::fail("an operation's name exceeds the limit");
   if (frame.scope != config_.scope || frame.epoch < members_.epoch) return;
   Operation* operation = frame.epoch == members_.epoch ? find(frame.key) : nullptr;
   if (operation == nullptr && frame.epoch == members_.epoch && settle(from, frame)) return;

@@ -23,7 +23,7 @@ std::vector<Buffer> to_parts(const wire::Payload& payload) {
 wire::Payload from_parts(const std::vector<Buffer>& parts) {
   wire::Payload payload;
   if (parts.empty()) return payload;
-  payload.body = parts.front();
+  payload.body = private_copy(parts.front());  // it will be read here; its sender may still write
   payload.parts.assign(parts.begin() + 1, parts.end());
   return payload;
 }

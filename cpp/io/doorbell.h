@@ -1,35 +1,30 @@
 #pragma once
 
-#include <utility>
-
 #include "base/descriptor.h"
 
 namespace moolink::io {
 
-// Wakes a process that sleeps in epoll: an eventfd that is watched edge-triggered (EPOLLIN |
-// EPOLLET) and not read. Each ring is a new edge, and a ring before the watch began counts too,
-// because adding a descriptor that is readable reports it. Rung only after the consumer's `asleep`
-// word was seen set, so that a stream of messages to a busy peer costs no system call.
-class Doorbell {
- public:
-  // A new one, for others to ring. Throws Exception{error} if the system refuses.
-  static Doorbell create();
-  // One that a peer passed. Throws Exception{wire} unless it is a non-blocking eventfd: writing to
-  // anything else could block the reactor.
-  static Doorbell adopt(Descriptor descriptor);
-
-  // Never blocks. A saturated counter (2^64 rings, or a hostile owner) drops the ring.
-  void ring() const;
-  // Takes the rings so far, for a consumer whose watch is level-triggered.
-  void silence() const;
-  int descriptor() const { return descriptor_.get(); }
-  // In a forked child; it must not be rung afterwards.
-  void abandon() noexcept { descriptor_.reset(); }
-
- private:
-  explicit Doorbell(Descriptor descriptor) : descriptor_(std::move(descriptor)) {}
-
-  Descriptor descriptor_;
+// Wakes another process that sleeps in epoll: a pair of Unix sockets. To ring is to shut one of
+// them down, once more each time; the other is watched edge-triggered (EPOLLIN | EPOLLET) and never
+// read. Each ring is a new edge, and one before the watch began counts too, because adding a
+// descriptor that is readable reports it. Rung only after the consumer's `asleep` word was seen
+// set, so that a stream of messages to a busy peer costs no system call.
+//
+// A descriptor that was passed is shared with a process that may be hostile. What it does to a pair
+// that is shut down can neither keep a ring from arriving nor make it wait: an eventfd's counter it
+// could fill, and take away O_NONBLOCK, which belongs to both. (A byte sent through a socket cannot
+// wait either, but wakes its reader as if the sender were about to sleep, on the same processor:
+// 10 µs later.)
+struct Doorbell {
+  Descriptor rung;
+  Descriptor watched;
 };
+
+// Throws Exception{error} if the system refuses.
+Doorbell make_doorbell();
+// Throws Exception{wire} unless the descriptor, which a peer passed, is an end of such a pair.
+void check_doorbell(const Descriptor& end);
+
+void ring(const Descriptor& rung);
 
 }  // namespace moolink::io

@@ -1,6 +1,5 @@
 #include "io/loop.h"
 
-#include <sys/eventfd.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -31,16 +30,10 @@ Time now() { return std::chrono::time_point_cast<Duration>(std::chrono::steady_c
 Loop::Loop() : ready_(kMaxEvents) {
   epoll_fd_ = epoll_create1(EPOLL_CLOEXEC);
   if (epoll_fd_ < 0) fail("epoll_create1");
-  wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (wake_fd_ < 0) {
-    ::close(epoll_fd_);
-    fail("eventfd");
-  }
-  // Edge-triggered and never read: each write is one edge.
   epoll_event event{};
   event.events = EPOLLIN | EPOLLET;
   event.data.u64 = kWakeId;
-  if (epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, wake_fd_, &event) != 0) {
+  if (epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, woken_up_.descriptor(), &event) != 0) {
     abandon();
     fail("epoll_ctl");
   }
@@ -50,8 +43,8 @@ Loop::~Loop() { abandon(); }
 
 void Loop::abandon() noexcept {
   if (epoll_fd_ >= 0) ::close(epoll_fd_);
-  if (wake_fd_ >= 0) ::close(wake_fd_);
-  epoll_fd_ = wake_fd_ = -1;
+  epoll_fd_ = -1;
+  woken_up_.abandon();
 }
 
 Loop::WatchId Loop::watch(int fd, std::uint32_t events, std::function<void(std::uint32_t)> ready) {
@@ -196,10 +189,7 @@ void Loop::post(std::function<void()> work) {
 
 void Loop::wake() {
   woken_.store(true);
-  if (!sleeping_.exchange(false)) return;
-  const std::uint64_t one = 1;
-  // The counter cannot overflow in practice, and EAGAIN would mean an edge is pending anyway.
-  [[maybe_unused]] const ssize_t written = ::write(wake_fd_, &one, sizeof(one));
+  if (sleeping_.exchange(false)) woken_up_.set();
 }
 
 }  // namespace moolink::io

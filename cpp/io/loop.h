@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/time.h"
+#include "io/event.h"
 
 namespace moolink::io {
 
@@ -102,7 +103,7 @@ class Loop {
   bool run_timers();
 
   int epoll_fd_ = -1;
-  int wake_fd_ = -1;
+  Event woken_up_;
   std::uint64_t last_id_ = 0;
   Time awake_since_{};
   bool only_woken_ = false;

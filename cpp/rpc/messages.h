@@ -140,7 +140,8 @@ wire::Payload head_only(const Head& head) {
 inline wire::Payload user_payload(wire::Payload message) {
   if (message.parts.empty()) wire::fail("a message without its body");
   wire::Payload user;
-  user.body = std::move(message.parts.front());
+  const bool is_exposed = !message.exposed.empty() && message.exposed.front() == 0;
+  user.body = is_exposed ? private_copy(message.parts.front()) : std::move(message.parts.front());
   message.parts.erase(message.parts.begin());
   user.parts = std::move(message.parts);
   user.lent = std::move(message.lent);

@@ -279,6 +279,14 @@ void AccumulatorPeer::state_installed(std::uint64_t number) {
   look(now);
 }
 
+void AccumulatorPeer::refuse_state(std::uint64_t number) {
+  const Engine::Lock lock = lock_open();
+  const Time now = io::now();
+  machine_.refuse_state(now, number);
+  settle(now);
+  look(now);
+}
+
 MutableBuffer AccumulatorPeer::take_result() {
   Buffer result;
   {

@@ -85,6 +85,7 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
   // The user has it in place: its version is the model's from now on, unless it was given up for
   // another one meanwhile, which will be shown next.
   void state_installed(std::uint64_t number);
+  void refuse_state(std::uint64_t number);
   // The result was applied.
   void release_result();
   void checksum(std::uint64_t round, std::uint64_t value);

@@ -9,8 +9,7 @@ std::shared_ptr<Completions> Completions::create(std::shared_ptr<Context> contex
   return std::shared_ptr<Completions>(new Completions(context));
 }
 
-Completions::Completions(std::shared_ptr<Context> context)
-    : context_(std::move(context)), doorbell_(io::Doorbell::create()) {
+Completions::Completions(std::shared_ptr<Context> context) : context_(std::move(context)) {
   context_->add(*this);
 }
 
@@ -24,12 +23,12 @@ void Completions::close() {
 void Completions::add(std::uint64_t token) {
   if (closed_) return;
   tokens_.push_back(token);
-  if (tokens_.size() == 1) doorbell_.ring();
+  if (tokens_.size() == 1) ready_.set();
 }
 
 std::vector<std::uint64_t> Completions::take() {
   const Engine::Lock lock = context_->lock();
-  doorbell_.silence();
+  ready_.clear();
   return std::exchange(tokens_, {});
 }
 

@@ -4,13 +4,13 @@
 #include <memory>
 #include <vector>
 
-#include "io/doorbell.h"
+#include "io/event.h"
 #include "runtime/context.h"
 
 namespace moolink::runtime {
 
 // What has become ready, for an event loop that watches a descriptor: whoever completes an
-// operation rings, and no other thread stands between it and the loop.
+// operation sets it, and no other thread stands between it and the loop.
 class Completions final : public Forkable {
  public:
   static std::shared_ptr<Completions> create(std::shared_ptr<Context> context);
@@ -20,20 +20,20 @@ class Completions final : public Forkable {
   void close();
 
   // Readable while tokens wait.
-  int descriptor() const { return doorbell_.descriptor(); }
+  int descriptor() const { return ready_.descriptor(); }
   // The tokens since the last call.
   std::vector<std::uint64_t> take();
 
   // --- with the engine's lock held
   void add(std::uint64_t token);
 
-  void abandon() noexcept override { doorbell_.abandon(); }
+  void abandon() noexcept override { ready_.abandon(); }
 
  private:
   explicit Completions(std::shared_ptr<Context> context);
 
   std::shared_ptr<Context> context_;
-  io::Doorbell doorbell_;
+  io::Event ready_;
   std::vector<std::uint64_t> tokens_;
   bool closed_ = false;
 };

@@ -11,6 +11,8 @@ namespace {
 
 // For the answer of who knows why an operation is late.
 constexpr Duration kAnswerWhy = milliseconds(500);
+// Of those that others have begun, in an error.
+constexpr std::size_t kOperationsNamed = 8;
 
 }  // namespace
 
@@ -148,7 +150,12 @@ void GroupPeer::end_late(Time now, collective::OpId op) {
 // Members that begin operations one after another, in different orders, wait for one another.
 std::string GroupPeer::begun_elsewhere() const {
   std::string text;
+  std::size_t named = 0;
   for (const auto& [operation, names] : runner_->engine().begun_elsewhere()) {
+    if (++named > kOperationsNamed) {
+      text += "; and others";
+      break;
+    }
     text += "; '" + operation + "' was begun by";
     for (const std::string& name : names) text += " " + name;
     text += " and not by " + rpc_->name_locked();

@@ -60,6 +60,7 @@ void HostSegment::close() {
 // The segment stays mapped in the child, which never looks at it; its descriptor goes.
 void HostSegment::abandon() noexcept {
   bells_.clear();
+  watched_.clear();
   if (segment_ != nullptr) segment_->close_descriptor();
 }
 
@@ -93,6 +94,7 @@ void HostSegment::leave() {
   key_ = {};
   segment_.reset();
   bells_.clear();
+  watched_.clear();
   untold_.clear();
   waiting_.clear();
   share_at_ = kNever;
@@ -104,7 +106,9 @@ void HostSegment::make(Time now) {
     segment_ = memory::Segment::create(use_.bytes(members_), "moolink-group");
     use_.initialise(segment_->bytes(), members_);
     for (std::size_t i = 0; i < members_.instances.size(); ++i) {
-      bells_.push_back(io::Doorbell::create());
+      io::Doorbell bell = io::make_doorbell();
+      bells_.push_back(std::move(bell.rung));
+      watched_.push_back(std::move(bell.watched));
     }
   } catch (const Exception& e) {
     return warn(e.error());
@@ -128,9 +132,10 @@ void HostSegment::share_with_all(Time now) {
   // What was passed is lost when its connection ends before it was read: who does not answer is
   // given it again, a few times.
   if (untold_.empty()) untold_ = waiting_;
-  std::vector<int> descriptors{segment_->descriptor()};
-  for (const io::Doorbell& bell : bells_) descriptors.push_back(bell.descriptor());
+  std::vector<int> descriptors{segment_->descriptor(), -1};
+  for (const Descriptor& bell : bells_) descriptors.push_back(bell.get());
   std::erase_if(untold_, [&](std::uint32_t rank) {
+    descriptors[1] = watched_[rank].get();
     return rpc_->share(members_.instances[rank], key_, descriptors);
   });
   for (const std::uint32_t rank : waiting_) {
@@ -152,8 +157,8 @@ void HostSegment::received(const Uid& from, const wire::Payload& payload) {
   if (message.kind == Message::Kind::offer) {
     const Offer offer{from, message.epoch, message.key};
     if (message.epoch == members_.epoch) return take_offer(offer);
-    const std::uint64_t newest = early_ ? early_->epoch : members_.epoch;
-    if (message.epoch > newest) early_ = offer;
+    // The last that came, whatever epoch it names: who lies does not stop those who offer again.
+    if (message.epoch > members_.epoch) early_ = offer;
     return;
   }
   const auto rank = rank_of(from);
@@ -174,14 +179,15 @@ void HostSegment::take_offer(const Offer& offer) {
 
 void HostSegment::attach(std::vector<Descriptor> descriptors) {
   try {
-    if (descriptors.size() != 1 + members_.instances.size()) {
+    if (descriptors.size() != 2 + members_.instances.size()) {
       throw Exception(ErrorCode::wire, "the first rank shared " +
                                            std::to_string(descriptors.size()) + " descriptors");
     }
     const std::uint64_t bytes = use_.bytes(members_);
     segment_ = memory::Segment::map(std::move(descriptors[0]), memory::round_to_pages(bytes));
     for (std::size_t i = 1; i < descriptors.size(); ++i) {
-      bells_.push_back(io::Doorbell::adopt(std::move(descriptors[i])));
+      io::check_doorbell(descriptors[i]);
+      (i == 1 ? watched_ : bells_).push_back(std::move(descriptors[i]));
     }
     begin();
   } catch (const Exception& e) {
@@ -203,9 +209,10 @@ void HostSegment::attached(std::uint32_t rank) {
 void HostSegment::begin() {
   use_.attached();
   segment_->close_descriptor();
+  if (rank_ == 0) watched_.resize(1);  // all have theirs
   // Nothing to do in the callback: the loop polls after each wait.
-  bell_watch_ = rpc_->context()->engine().loop().watch(bells_[rank_].descriptor(),
-                                                       EPOLLIN | EPOLLET, [](std::uint32_t) {});
+  bell_watch_ = rpc_->context()->engine().loop().watch(watched_[0].get(), EPOLLIN | EPOLLET,
+                                                       [](std::uint32_t) {});
 }
 
 }  // namespace moolink::runtime

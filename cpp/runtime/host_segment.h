@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/descriptor.h"
 #include "base/time.h"
 #include "base/uid.h"
 #include "io/doorbell.h"
@@ -56,7 +57,7 @@ class HostSegment final : public Forkable, public std::enable_shared_from_this<H
   const std::shared_ptr<memory::Segment>& segment() const { return segment_; }
   const Members& members() const { return members_; }
   std::uint32_t rank() const { return rank_; }
-  void ring(std::uint32_t rank) const { bells_[rank].ring(); }
+  void ring(std::uint32_t rank) const { io::ring(bells_[rank]); }
 
   void abandon() noexcept override;
 
@@ -95,7 +96,8 @@ class HostSegment final : public Forkable, public std::enable_shared_from_this<H
   Duration share_pause_{};
   std::optional<Offer> early_;  // of an epoch that this member has not entered yet
   std::shared_ptr<memory::Segment> segment_;
-  std::vector<io::Doorbell> bells_;
+  std::vector<Descriptor> bells_;    // by rank
+  std::vector<Descriptor> watched_;  // their other ends: rank 0's of all, another's its own
   io::Loop::WatchId bell_watch_ = 0;
 };
 

@@ -69,6 +69,10 @@ void Inbox::accept(std::uint64_t seq, std::uint16_t lane, const wire::MessageHea
 }
 
 void Inbox::read_parts(const wire::MessageHead& head, const Buffer& payload, Inbound& inbound) {
+  // A body is read by this side itself: never where its sender may still write.
+  const bool is_private =
+      head.body.where == wire::PartWhere::inline_ || head.body.where == wire::PartWhere::stream;
+  if (head.body.id != 0 || !is_private) wire::fail("a body in memory that its sender may write");
   inbound.parts.resize(head.parts.size());
   std::uint64_t outside = is_sent(head.body) ? head.body.bytes : 0;
   for (const wire::PartHead& part : head.parts) outside += is_sent(part) ? part.bytes : 0;
@@ -157,10 +161,6 @@ void Inbox::take_standing(const wire::PartHead& head, const Inbound& inbound, In
 // Which parts are the sender's memory, and under which loans: each is noted once, whatever attempts
 // there are, so that it ends once.
 void Inbox::borrow(const wire::MessageHead& head, std::uint64_t seq, Inbound& inbound) {
-  const bool elsewhere =
-      head.body.where == wire::PartWhere::loan || head.body.where == wire::PartWhere::placed;
-  // It is read by this side itself: never where its sender may still write.
-  if (head.body.id != 0 || elsewhere) wire::fail("a lent or placed body");
   inbound.lent = head.lent;
   std::size_t loans = 0;
   for (const wire::LentPart& lent : head.lent) {

@@ -30,6 +30,9 @@ struct InboundPart {
   std::uint64_t loan = 0;  // that the sender has given it as, in this attempt or an earlier one
   MutableBuffer memory;    // where chunks or the grant's filler write; empty: discarded
   Buffer bytes;            // when complete
+
+  // Whether its sender may still write where it lies.
+  bool is_exposed() const { return how == How::granted || how == How::placed || how == How::lent; }
 };
 
 struct Inbound {

@@ -130,7 +130,12 @@ void Session::deliver_ready(Time now) {
         lent = {lent.part, 0, 0, inbound.parts[lent.part].how != InboundPart::How::lent};
       }
       payload.parts.reserve(inbound.parts.size());
-      for (InboundPart& part : inbound.parts) payload.parts.push_back(std::move(part.bytes));
+      for (InboundPart& part : inbound.parts) {
+        if (part.is_exposed()) {
+          payload.exposed.push_back(static_cast<std::uint32_t>(payload.parts.size()));
+        }
+        payload.parts.push_back(std::move(part.bytes));
+      }
     }
     actions_.push_back(Deliver{inbound.lane, inbound.kind, inbound.deadline, std::move(payload),
                                std::move(inbound.error)});

@@ -19,8 +19,9 @@ std::uint64_t time_left_us(Time now, Time deadline) {
   return left < 1 ? 1 : static_cast<std::uint64_t>(left);  // 0 would mean: no deadline
 }
 
-bool by_grant(const wire::PathTraits& traits, std::uint64_t bytes) {
-  return traits.grants && bytes >= traits.grant_bytes;
+// The receiver reads a body itself: never where this side could still write.
+bool by_grant(const wire::PathTraits& traits, std::uint32_t part, std::uint64_t bytes) {
+  return traits.grants && bytes >= traits.grant_bytes && part != wire::kBodyPart;
 }
 
 }  // namespace
@@ -77,8 +78,8 @@ void Session::write_message(Time now, Link& link, std::uint64_t seq) {
   }
   for (const LargePart& large : outgoing.large) {
     wire::PartHead& part = large.part == wire::kBodyPart ? head.body : head.parts[large.part];
-    part.where =
-        by_grant(link.traits, part.bytes) ? wire::PartWhere::grant : wire::PartWhere::stream;
+    part.where = by_grant(link.traits, large.part, part.bytes) ? wire::PartWhere::grant
+                                                               : wire::PartWhere::stream;
   }
   head.lent = message.payload.lent;
   for (std::size_t i = 0; i < head.lent.size(); ++i) {
@@ -133,7 +134,8 @@ void Session::write_parts(Link& link) {
 bool Session::write_part(Link& link, std::uint64_t seq, Outgoing& outgoing) {
   for (LargePart& part : outgoing.large) {
     const Buffer& bytes = outgoing.bytes_of(part.part);
-    if (part.state == LargePart::State::waiting && !by_grant(link.traits, bytes.size())) {
+    if (part.state == LargePart::State::waiting &&
+        !by_grant(link.traits, part.part, bytes.size())) {
       part.state = LargePart::State::streaming;
     }
     if (part.state == LargePart::State::waiting && link.grants_asked < kGrantsAsked) {

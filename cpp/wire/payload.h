@@ -48,9 +48,12 @@ inline constexpr std::size_t kPartCost = 256;
 struct Payload {
   Buffer body;
   std::vector<Buffer> parts;
-  // Both by rising part, and not among fields(): an encoding copies.
+  // These are by rising part, and not among fields(): an encoding copies.
   std::vector<LentPart> lent = {};
   std::vector<PlacedPart> placed = {};
+  // Of one that was received: where the sender may still write, so that nobody is
+  // to believe what he has read there once.
+  std::vector<std::uint32_t> exposed = {};
 
   std::size_t bytes() const {
     std::size_t total = body.size();

@@ -116,7 +116,7 @@ def _memfd() -> str:
 
 def _eventfd() -> str:
     os.close(os.eventfd(0, os.EFD_CLOEXEC))
-    return "doorbells can be made"
+    return "sleeping threads and environment workers can be woken"
 
 
 def _pidfd() -> str:

@@ -34,3 +34,22 @@ def test_a_question_of_another_form_is_refused(
         return leader.model_version() > version or leader.wants_gradients()
 
     until(trains, "the leader's next update")
+
+
+def test_names_of_followers_without_end_are_forgotten(make: Make, broker_address: str) -> None:
+    leader = make("leader", parameters())
+    connect([leader])
+    with moolink.Rpc("liar", timeout=20) as liar:
+        liar.connect(broker_address)
+        asked = [
+            liar.async_("leader", "moolink.parameters:group:model", f"name {i}", 0)
+            for i in range(5000)
+        ]
+
+        def answered() -> bool:
+            pump([leader])
+            return all(future.done() for future in asked)
+
+        until(answered, "the answers")
+        assert all(future.exception() is None for future in asked)
+    assert 0 < len(leader._sync._followers) <= 4096

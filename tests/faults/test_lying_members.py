@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import moolink
-from tests.faults.liar import lying, program
+from tests.faults.liar import Liar, lying, program
 from tests.waiting import formed, until
 
 HUGE = 2**64 - 64
@@ -55,6 +55,7 @@ class Learner:
         self.accumulator.set_virtual_batch_size(2)
         self.rounds = 0
         self.offers = 0
+        self.refused_states = 0
 
     def step(self) -> None:
         accumulator = self.accumulator
@@ -64,6 +65,11 @@ class Learner:
             if "no reason" not in str(e):
                 raise
             return  # a liar's refusal, until it is gone
+        except moolink.Error as e:
+            if "cannot be taken over" not in str(e):
+                raise
+            self.refused_states += 1
+            return
         if accumulator.wants_state():
             accumulator.set_state({})
         elif accumulator.has_new_state():
@@ -155,6 +161,7 @@ def train_on(learners: list[Learner], rounds: int) -> None:
         f"snapshot.bytes={HUGE}",
         f"snapshot.version={HUGE}",
         f"snapshot.chunk={2**32 - 1}",
+        "snapshot.crc32c=0",  # which nothing that is handed on fits
     ],
 )
 def test_a_lying_member_leaves_the_others_able_to_go_on(lie: str) -> None:
@@ -185,6 +192,47 @@ def test_a_lying_member_leaves_the_others_able_to_go_on(lie: str) -> None:
         train_on(learners, 5)
         models = [learner.accumulator.model_version() for learner in learners]
         assert max(models) - min(models) <= 1
+
+
+MODEL = "([torch.zeros(1000)], [])"
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    "state",
+    [
+        "7",
+        "(1, 2)",
+        f"({MODEL}, None, {{}}, [])",
+        f"({MODEL}, None, {{}}, [], '8')",
+        f"({MODEL}, None, {{'steps': 'many'}}, [], 0)",
+        f"({MODEL}, None, 3, [], 0)",
+        f"({MODEL}, None, {{}}, [7], 0)",
+        f"({MODEL}, None, {{}}, [['liar', 'x']], 0)",
+        "(([torch.zeros(999)], []), None, {}, [], 0)",
+        "((['parameters'], []), None, {}, [], 0)",
+        "(([torch.zeros(1000)] * 2, []), None, {}, [], 0)",
+        "(None, None, {}, [], 0)",
+    ],
+)
+def test_a_leaders_state_of_another_form_is_refused_and_outlived(state: str) -> None:
+    leader = MEMBER.replace("learner.set_state({})", f"learner._core.set_state({state})")
+    assert leader != MEMBER
+    with contextlib.ExitStack() as stack:
+        broker = stack.enter_context(moolink.Broker(first=True))
+        address = broker.listen("127.0.0.1:0")[0]
+        liar = Liar("none=0", program(leader, address, "leads"))
+        stack.callback(liar.kill)
+        assert liar.next_line() == "leads"
+        learners = stack.enter_context(learners_at(address))
+        until(
+            lambda: steps(learners) and all(learner.refused_states > 1 for learner in learners),
+            "its state is refused, and asked for again",
+            poll=0,
+        )
+        liar.kill()
+        train_on(learners, 5)
+        assert all(learner.accumulator.connected() for learner in learners)
 
 
 @pytest.mark.timeout(120)

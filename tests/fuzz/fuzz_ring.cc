@@ -121,7 +121,7 @@ class Hostile {
 void run(Input input) {
   static const auto incoming = shm::make_ring(kCapacity);
   static const auto outgoing = shm::make_ring(kCapacity);
-  static const io::Doorbell bell = io::Doorbell::create();
+  static const io::Doorbell bell = io::make_doorbell();
   static io::Loop loop;
   CountingAllocator allocator(std::size_t{16} << 20);
   Ear ear;
@@ -129,10 +129,10 @@ void run(Input input) {
   Environment environment{loop, allocator, ear, Limits{}, Uid{1, 1}};
   Hostile writer(*incoming);
   Hostile reader(*outgoing);
-  shm::RingReader stream(incoming, bell);
+  shm::RingReader stream(incoming, bell.rung);
   FrameReceiver receiver(environment, connection);
   receiver.set_max_frame(std::size_t{64} << 10);
-  shm::RingWriter ours(outgoing, bell);
+  shm::RingWriter ours(outgoing, bell.rung);
   SendQueue queue;
   while (!input.empty()) {
     const std::size_t what = input.below(8);

@@ -2,7 +2,6 @@
 // any kind, notices in any order, rings with anything in them, grants and loans anywhere.
 
 #include <fcntl.h>
-#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -11,6 +10,7 @@
 #include <optional>
 
 #include "io/descriptor_passing.h"
+#include "io/doorbell.h"
 #include "loop.h"
 #include "memory/segment.h"
 #include "target.h"
@@ -30,7 +30,7 @@ constexpr std::size_t kWords = 4096;
 // What a peer can pass: 0 a ring, 1 a segment, 2 one that is not sealed, 3 an empty one,
 // 4 a doorbell, 5 a file, 6 a pipe's end.
 Descriptor make_descriptor(std::size_t kind) {
-  if (kind == 4) return Descriptor(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+  if (kind == 4) return std::move(io::make_doorbell().rung);
   if (kind == 5) return Descriptor(open("/dev/null", O_RDWR | O_CLOEXEC));
   if (kind == 6) {
     int ends[2];
@@ -158,13 +158,12 @@ void use(Input& input, Victim& victim) {
 
 void run(Input input) {
   static io::Loop loop;
-  static const io::Doorbell bell = io::Doorbell::create();
   int sockets[2];
   FUZZ_CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, sockets) == 0);
   Victim victim(loop);
   Ring ring;
-  const auto handshake = std::make_shared<Handshake>(
-      victim.environment, static_cast<Handshake::Owner&>(victim), bell, "");
+  const auto handshake =
+      std::make_shared<Handshake>(victim.environment, static_cast<Handshake::Owner&>(victim), "");
   handshake->accept(Descriptor(sockets[0]));
   for (int steps = 0; steps < 200 && !input.empty() && !victim.over; ++steps) {
     const std::size_t what = input.below(4);

@@ -51,12 +51,12 @@ void run(Input input) {
       }
       case 1: {
         const std::uint32_t index = static_cast<std::uint32_t>(input.number());
-        fetch.chunk(now, index, as_buffer(input.bytes()));
+        fetch.chunk(now, Uid{1, 1}, index, as_buffer(input.bytes()));
         break;
       }
       case 2: {
         const std::size_t index = input.number() % source.chunks();
-        fetch.chunk(now, static_cast<std::uint32_t>(index), source.chunk(index));
+        fetch.chunk(now, Uid{1, 1}, static_cast<std::uint32_t>(index), source.chunk(index));
         break;
       }
       case 3:

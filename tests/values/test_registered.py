@@ -229,6 +229,26 @@ def test_versions_of_a_type_do_not_mix() -> None:
         _core.decode(body, parts)
 
 
+def test_flags_of_ever_new_values_are_refused() -> None:
+    """Python keeps every value of flags that was made."""
+
+    class Sent(enum.IntFlag):
+        A = 1
+
+    class Received(enum.IntFlag):
+        A = 1
+
+    register(Sent, name="tests:Flags")
+    known, parts = _core.encode(Sent(5))
+    many = _core.encode([Sent(value) for value in range(70_000)])
+    register(Received, name="tests:Flags")
+    assert _core.decode(known, parts) == Received(5)
+    with pytest.raises(WireError, match="65536 different values of the flags tests:Flags"):
+        _core.decode(*many)
+    assert len(Received._value2member_map_) <= 65536
+    assert _core.decode(known, parts) == Received(5)
+
+
 def test_a_class_defined_again_replaces_the_older_one() -> None:
     def define() -> type[Any]:
         @register

@@ -15,6 +15,7 @@ constexpr std::size_t kGrantBytes = std::size_t{256} << 10;
 constexpr std::size_t kStrangerFrame = std::size_t{16} << 10;  // many times a greeting
 // Bytes taken in one poll, so that the lock is not held for long while the peer keeps writing.
 constexpr std::size_t kPollBudget = std::size_t{1} << 20;
+constexpr int kNoticesAtOnce = 1024;  // more than the socket of an honest peer holds
 constexpr std::size_t kMaxEarlyNotices = 4;
 constexpr std::size_t kMaxEarlyLoans = 2;  // segments lent to a peer that may not be ready for more
 constexpr Duration kLinger = seconds(1);
@@ -32,6 +33,7 @@ ShmConnection::ShmConnection(Environment& environment, Owner& owner, Link link)
       peer_address_(std::move(link.peer_address)),
       socket_(std::move(link.socket)),
       pidfd_(std::move(link.pidfd)),
+      bell_(std::move(link.bell)),
       peer_bell_(std::move(link.peer_bell)),
       writer_(std::move(link.outgoing), peer_bell_),
       reader_(std::move(link.incoming), peer_bell_),
@@ -53,6 +55,8 @@ void ShmConnection::start() {
   const auto self = shared_from_this();
   socket_watch_ = environment_.loop.watch(socket_.get(), EPOLLIN,
                                           [self](std::uint32_t) { self->socket_ready(); });
+  // Nothing to do in the callback: the loop polls every ring after each wait.
+  bell_watch_ = environment_.loop.watch(bell_.get(), EPOLLIN | EPOLLET, [self](std::uint32_t) {});
   if (pidfd_) {
     pidfd_watch_ = environment_.loop.watch(pidfd_->get(), EPOLLIN,
                                            [self](std::uint32_t) { self->peer_exited(); });
@@ -268,7 +272,7 @@ void ShmConnection::read_to_the_end() {
 // False at the end of file.
 bool ShmConnection::take_notices() {
   io::DescriptorMessage message;
-  while (true) {
+  for (int taken = 0; taken < kNoticesAtOnce; ++taken) {
     switch (io::receive_message(socket_.get(), message)) {
       case io::Received::nothing:
         return true;
@@ -278,6 +282,7 @@ bool ShmConnection::take_notices() {
         take_notice(std::move(message));
     }
   }
+  return true;
 }
 
 void ShmConnection::take_notice(io::DescriptorMessage message) {
@@ -374,8 +379,11 @@ void ShmConnection::drop() {
   if (idle_timer_) environment_.loop.cancel(*std::exchange(idle_timer_, std::nullopt));
   if (socket_watch_ != 0) environment_.loop.unwatch(std::exchange(socket_watch_, 0));
   if (pidfd_watch_ != 0) environment_.loop.unwatch(std::exchange(pidfd_watch_, 0));
+  if (bell_watch_ != 0) environment_.loop.unwatch(std::exchange(bell_watch_, 0));
   socket_.reset();
   pidfd_.reset();
+  bell_.reset();
+  peer_bell_.reset();
   queue_.clear();
   early_notices_.clear();
   filler_.clear();
@@ -395,10 +403,11 @@ void ShmConnection::say_bye() {
 void ShmConnection::abandon() noexcept {
   socket_.reset();
   if (pidfd_) pidfd_->reset();
+  bell_.reset();
+  peer_bell_.reset();
   for (GrantPool::Change& change : untold_) {
     if (change.made) change.made->close_descriptor();
   }
-  peer_bell_.abandon();
 }
 
 void ShmConnection::fail(Error error, bool peer_dead) {

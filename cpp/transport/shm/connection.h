@@ -10,7 +10,6 @@
 
 #include "base/descriptor.h"
 #include "io/descriptor_passing.h"
-#include "io/doorbell.h"
 #include "io/loop.h"
 #include "transport/frame_receiver.h"
 #include "transport/grant_pool.h"
@@ -102,7 +101,8 @@ class ShmConnection final : public Connection,
   std::string peer_address_;
   Descriptor socket_;
   std::optional<Descriptor> pidfd_;
-  io::Doorbell peer_bell_;
+  Descriptor bell_;       // the end that is watched
+  Descriptor peer_bell_;  // the end to ring
   RingWriter writer_;
   RingReader reader_;
   FrameReceiver receiver_;
@@ -123,6 +123,7 @@ class ShmConnection final : public Connection,
   bool above_high_water_ = false;
   io::Loop::WatchId socket_watch_ = 0;
   io::Loop::WatchId pidfd_watch_ = 0;
+  io::Loop::WatchId bell_watch_ = 0;
   std::optional<io::Loop::TimerKey> timer_;       // handshake; proof of death; end of closing
   std::optional<io::Loop::TimerKey> idle_timer_;  // while there are grants that may fall idle
 };

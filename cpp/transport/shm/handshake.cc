@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "io/descriptor_passing.h"
+#include "io/doorbell.h"
 #include "io/pidfd.h"
 #include "transport/shm/address.h"
 #include "transport/shm/notice.h"
@@ -22,9 +23,8 @@ constexpr Duration kConnectAgain = milliseconds(5);
 
 }  // namespace
 
-Handshake::Handshake(Environment& environment, Owner& owner, const io::Doorbell& bell,
-                     std::string address)
-    : environment_(environment), owner_(owner), bell_(bell), address_(std::move(address)) {}
+Handshake::Handshake(Environment& environment, Owner& owner, std::string address)
+    : environment_(environment), owner_(owner), address_(std::move(address)) {}
 
 Handshake::~Handshake() = default;
 
@@ -81,7 +81,9 @@ void Handshake::greet() {
     incoming_ = make_ring(kDefaultRingBytes);
     Notice greeting;
     greeting.kind = NoticeKind::greeting;
-    const std::array<int, 2> passed{incoming_->descriptor(), bell_.descriptor()};
+    io::Doorbell bell = io::make_doorbell();
+    bell_ = std::move(bell.watched);
+    const std::array<int, 2> passed{incoming_->descriptor(), bell.rung.get()};
     send_notice(socket_.get(), greeting, passed);
     incoming_->close_descriptor();
     watch_ = environment_.loop.watch(
@@ -115,10 +117,15 @@ void Handshake::finish(io::DescriptorMessage message) {
   }
   auto outgoing = map_ring(std::move(message.descriptors[0]));
   outgoing->close_descriptor();
-  auto bell = io::Doorbell::adopt(std::move(message.descriptors[1]));
   const auto keep = shared_from_this();
-  Link link{std::move(socket_),  std::move(pidfd_), std::move(incoming_),
-            std::move(outgoing), std::move(bell),   peer_};
+  io::check_doorbell(message.descriptors[1]);
+  Link link{std::move(socket_),
+            std::move(pidfd_),
+            std::move(incoming_),
+            std::move(outgoing),
+            std::move(bell_),
+            std::move(message.descriptors[1]),
+            peer_};
   release();
   owner_.linked(*this, std::move(link));
 }
@@ -143,6 +150,7 @@ void Handshake::release() {
   watch_ = 0;
   socket_.reset();
   pidfd_.reset();
+  bell_.reset();
 }
 
 }  // namespace moolink::transport::shm

@@ -8,7 +8,6 @@
 #include "base/descriptor.h"
 #include "base/error.h"
 #include "io/descriptor_passing.h"
-#include "io/doorbell.h"
 #include "io/loop.h"
 #include "memory/segment.h"
 #include "transport/transport.h"
@@ -21,7 +20,8 @@ struct Link {
   std::optional<Descriptor> pidfd;            // of the peer's process, where the kernel gives one
   std::shared_ptr<memory::Segment> incoming;  // made here
   std::shared_ptr<memory::Segment> outgoing;  // made by the peer
-  io::Doorbell peer_bell;
+  Descriptor bell;                            // made here: the end that is watched
+  Descriptor peer_bell;                       // made by the peer: the end to ring
   std::string peer_address;
 };
 
@@ -36,8 +36,8 @@ class Handshake : public std::enable_shared_from_this<Handshake> {
     virtual void failed(Handshake& handshake, const Error& error) = 0;
   };
 
-  // `address`: as dialled, or empty for an accepted socket. `bell` is this process's own.
-  Handshake(Environment& environment, Owner& owner, const io::Doorbell& bell, std::string address);
+  // `address`: as dialled, or empty for an accepted socket.
+  Handshake(Environment& environment, Owner& owner, std::string address);
   ~Handshake();
 
   void accept(Descriptor socket);
@@ -50,6 +50,7 @@ class Handshake : public std::enable_shared_from_this<Handshake> {
   void abandon() noexcept {
     socket_.reset();
     if (pidfd_) pidfd_->reset();
+    bell_.reset();
   }
 
  private:
@@ -63,13 +64,13 @@ class Handshake : public std::enable_shared_from_this<Handshake> {
 
   Environment& environment_;
   Owner& owner_;
-  const io::Doorbell& bell_;
   const std::string address_;
   std::string name_;  // dialled
   std::string peer_;  // for people
   Descriptor socket_;
   std::optional<Descriptor> pidfd_;
   std::shared_ptr<memory::Segment> incoming_;
+  Descriptor bell_;
   io::Loop::WatchId watch_ = 0;
   io::Loop::TimerKey deadline_{};
   io::Loop::TimerKey retry_{};

@@ -23,7 +23,7 @@ enum class NoticeKind : std::uint8_t {
 constexpr NoticeKind enum_max(NoticeKind) { return NoticeKind::unlend; }
 
 inline constexpr std::uint32_t kNoticeMagic = 0x6d68736d;  // "mshm" in memory
-inline constexpr std::uint32_t kNoticeVersion = 1;
+inline constexpr std::uint32_t kNoticeVersion = 2;
 
 struct Notice {
   std::uint32_t magic = kNoticeMagic;

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "io/doorbell.h"
 
 namespace moolink::transport::shm {
 namespace {
@@ -45,7 +46,7 @@ std::shared_ptr<memory::Segment> map_ring(Descriptor descriptor) {
   return segment;
 }
 
-RingWriter::RingWriter(std::shared_ptr<memory::Segment> segment, const io::Doorbell& reader)
+RingWriter::RingWriter(std::shared_ptr<memory::Segment> segment, const Descriptor& reader)
     : segment_(std::move(segment)),
       words_(words_of(*segment_)),
       data_(segment_->data() + kWordsBytes),
@@ -93,7 +94,7 @@ void RingWriter::publish() {
   published_ = tail_;
   words_->tail.store(tail_, std::memory_order_seq_cst);
   if (words_->asleep.load(std::memory_order_seq_cst) != 0 && words_->asleep.exchange(0) != 0) {
-    reader_.ring();
+    io::ring(reader_);
   }
 }
 
@@ -108,7 +109,7 @@ bool RingWriter::await_room() {
   return false;
 }
 
-RingReader::RingReader(std::shared_ptr<memory::Segment> segment, const io::Doorbell& writer)
+RingReader::RingReader(std::shared_ptr<memory::Segment> segment, const Descriptor& writer)
     : segment_(std::move(segment)),
       words_(words_of(*segment_)),
       data_(segment_->data() + kWordsBytes),
@@ -156,7 +157,7 @@ void RingReader::release() {
   released_ = head_;
   words_->head.store(head_, std::memory_order_seq_cst);
   const std::uint64_t wake_at = words_->wake_at.load(std::memory_order_seq_cst);
-  if (wake_at != 0 && head_ >= wake_at && words_->wake_at.exchange(0) != 0) writer_.ring();
+  if (wake_at != 0 && head_ >= wake_at && words_->wake_at.exchange(0) != 0) io::ring(writer_);
 }
 
 bool RingReader::readable() { return available() > 0; }

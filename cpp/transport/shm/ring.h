@@ -6,7 +6,7 @@
 #include <memory>
 #include <span>
 
-#include "io/doorbell.h"
+#include "base/descriptor.h"
 #include "memory/segment.h"
 
 namespace moolink::transport::shm {
@@ -47,8 +47,8 @@ std::shared_ptr<memory::Segment> map_ring(Descriptor descriptor);
 
 class RingWriter {
  public:
-  // `reader` is rung when the reader sleeps; it outlives the writer.
-  RingWriter(std::shared_ptr<memory::Segment> segment, const io::Doorbell& reader);
+  // `reader` is rung (io/doorbell.h) when the reader sleeps; it outlives the writer.
+  RingWriter(std::shared_ptr<memory::Segment> segment, const Descriptor& reader);
 
   // Copies as much as there is room for and returns how much that was.
   std::size_t write(std::span<const std::byte> bytes);
@@ -69,13 +69,13 @@ class RingWriter {
   std::uint64_t published_ = 0;  // written and visible to the reader
   std::uint64_t head_ = 0;       // the reader's position when last looked at
   std::uint64_t base_ = 0;       // position at the first byte
-  const io::Doorbell& reader_;
+  const Descriptor& reader_;
 };
 
 class RingReader {
  public:
   // `writer` is rung when the writer waits for room; it outlives the reader.
-  RingReader(std::shared_ptr<memory::Segment> segment, const io::Doorbell& writer);
+  RingReader(std::shared_ptr<memory::Segment> segment, const Descriptor& writer);
 
   // Copies out at most into.size() bytes and returns how many there were.
   std::size_t read(std::span<std::byte> into);
@@ -102,7 +102,7 @@ class RingReader {
   std::uint64_t released_ = 0;  // read, and the room given back
   std::uint64_t tail_ = 0;      // the writer's position when last looked at
   std::uint64_t base_ = 0;      // of the bytes up to tail_
-  const io::Doorbell& writer_;
+  const Descriptor& writer_;
 };
 
 }  // namespace moolink::transport::shm

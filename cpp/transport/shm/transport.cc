@@ -22,10 +22,6 @@ const std::string kHere = "here";
 ShmTransport::ShmTransport(Environment& environment)
     : environment_(environment),
       host_(environment.host_key.hex()),
-      bell_(io::Doorbell::create()),
-      // Nothing to do in the callback: the loop polls every ring after each wait.
-      bell_watch_(
-          environment.loop.watch(bell_.descriptor(), EPOLLIN | EPOLLET, [](std::uint32_t) {})),
       door_({.strangers = environment.max_strangers}) {}
 
 ShmTransport::~ShmTransport() { stop(); }
@@ -124,8 +120,8 @@ void ShmTransport::make_room(Door::Guest guest) {
 
 std::shared_ptr<Handshake> ShmTransport::new_handshake(const std::string& address,
                                                        Door::Guest guest) {
-  auto handshake = std::make_shared<Handshake>(environment_, static_cast<Handshake::Owner&>(*this),
-                                               bell_, address);
+  auto handshake =
+      std::make_shared<Handshake>(environment_, static_cast<Handshake::Owner&>(*this), address);
   handshakes_.emplace(handshake.get(), Begun{handshake, guest});
   return handshake;
 }
@@ -167,14 +163,12 @@ void ShmTransport::stop() {
   handshakes_.clear();
   for (const auto& [id, connection] : connections_) connection->drop();
   connections_.clear();
-  environment_.loop.unwatch(bell_watch_);
 }
 
 void ShmTransport::abandon() noexcept {
   for (Listener& listener : listeners_) listener.socket.reset();
   for (const auto& [key, begun] : handshakes_) begun.handshake->abandon();
   for (const auto& [id, connection] : connections_) connection->abandon();
-  bell_.abandon();
 }
 
 }  // namespace moolink::transport::shm

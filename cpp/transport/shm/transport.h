@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "base/descriptor.h"
-#include "io/doorbell.h"
 #include "io/loop.h"
 #include "transport/door.h"
 #include "transport/shm/connection.h"
@@ -56,8 +55,6 @@ class ShmTransport final : public Transport,
 
   Environment& environment_;
   const std::string host_;
-  io::Doorbell bell_;  // one for all connections: a ring only ends the wait, then all are polled
-  io::Loop::WatchId bell_watch_;
   std::list<Listener> listeners_;
   Door door_;  // all knock from one place
   std::unordered_map<Handshake*, Begun> handshakes_;

@@ -50,6 +50,41 @@ TEST("leader: the same contribution is not queued twice, an observer's not at al
   CHECK_EQ(leader.queued().size(), std::size_t{1});
 }
 
+TEST("leader: a member's queue has limits, which are nobody else's and end with its rounds") {
+  Leader leader = make_leader();
+  Counters many;
+  for (int i = 0; i < 257; ++i) many["c" + std::to_string(i)] = 1;
+  leader.offer(kA, {1, 1, many});
+  leader.offer(kA, {2, 1, {{std::string(257, 'x'), 1}}});
+  CHECK(leader.queued().empty());
+  const Counters largest{{std::string(256, 'x'), 1}};
+  for (std::uint64_t k = 1; k <= 100'000; ++k) leader.offer(kA, {k, 0, largest});
+  const std::size_t queued = leader.queued().size();
+  CHECK(queued > 10'000 && queued < 100'000);
+  leader.offer(kB, {1, 5, largest});
+  CHECK_EQ(leader.queued().size(), queued + 1);
+  const auto round = leader.cut(5);
+  CHECK(round && round->contributions.size() == queued + 1);
+  leader.offer(kA, {queued + 1, 0, largest});
+  CHECK_EQ(leader.queued().size(), 1u);
+}
+
+TEST("leader: the sum of what is queued does not overflow") {
+  Leader leader = make_leader();
+  constexpr std::uint64_t kMost = std::uint64_t{1} << 16;  // of 2^40 each
+  for (std::uint64_t k = 1; k <= 2 * kMost; ++k) leader.offer(kA, {k, kLargestBatch, {}});
+  CHECK_EQ(leader.queued().size(), kMost);
+  leader.offer(kB, {1, 0, {}});
+  CHECK_EQ(leader.queued().size(), kMost + 1);
+}
+
+TEST("leader: checksums of rounds to come push out none of rounds that were") {
+  Leader leader = make_leader();
+  leader.checksum(kA, kA, {10, 1});
+  for (std::uint64_t round = 11; round < 100; ++round) leader.checksum(kB, kA, {round, 7});
+  CHECK((leader.checksum(kB, kA, {10, 2}) == std::vector<Uid>{kB}));
+}
+
 TEST("leader: cuts wait for HAVE of the rounds under way and for full result slots") {
   Leader leader = make_leader(1);
   for (std::uint64_t k = 1; k <= 9; ++k) leader.offer(kA, {k, 1, {}});

@@ -46,7 +46,7 @@ TEST("snapshot: all chunks make the same state, a few being asked for at a time"
     CHECK(requests.size() <= 4);
     for (const auto& request : requests) {
       const std::uint32_t chunk = std::get<FetchChunk>(request.message).chunk;
-      CHECK(fetch.chunk(now, chunk, held.chunk(chunk)));
+      CHECK(fetch.chunk(now, kFirst, chunk, held.chunk(chunk)));
       ++asked;
     }
   }
@@ -82,7 +82,7 @@ TEST("snapshot: one that there is no memory for is not there in part") {
   }
   CHECK(thrown);
   CHECK(!fetch.info() && !fetch.complete());
-  CHECK(!fetch.chunk(now, 0, bytes(300)));
+  CHECK(!fetch.chunk(now, kFirst, 0, bytes(300)));
 }
 
 TEST("snapshot: a damaged chunk is asked for again, a silent parent is given up") {
@@ -95,9 +95,9 @@ TEST("snapshot: a damaged chunk is asked for again, a silent parent is given up"
   const MutableBuffer damaged = HeapAllocator().allocate(held.chunk(2).size());
   std::memcpy(damaged.data(), held.chunk(2).data(), damaged.size());
   damaged.data()[7] ^= std::byte{1};
-  CHECK(!fetch.chunk(now, 2, damaged));
+  CHECK(!fetch.chunk(now, kFirst, 2, damaged));
   CHECK(!fetch.has(2));
-  CHECK(fetch.chunk(now, 1, held.chunk(1)));
+  CHECK(fetch.chunk(now, kFirst, 1, held.chunk(1)));
   CHECK_EQ(fetch.deadline(), now + seconds(1));
   CHECK(fetch.give_up(now, kFirst));
   for (const auto& request : fetch.next_requests(now)) {
@@ -105,6 +105,25 @@ TEST("snapshot: a damaged chunk is asked for again, a silent parent is given up"
     CHECK(std::get<FetchChunk>(request.message).chunk != 1);
   }
   CHECK(!fetch.give_up(now, kSecond));
+}
+
+TEST("snapshot: a parent whose chunks never fit is given up, and for nobody else's misfits") {
+  const HeldSnapshot held = snapshot();
+  SnapshotFetch fetch = make_fetch();
+  const Time now(seconds(1));
+  fetch.set_info(now, held.info());
+  fetch.set_parents(now, {kFirst, kSecond});
+  for (int i = 0; i < 100; ++i) CHECK(!fetch.chunk(now, kSecond, 0, bytes(299)));
+  CHECK(!fetch.is_parent_useless());
+  int misfits = 0;
+  for (; !fetch.is_parent_useless() && misfits < 1000; ++misfits) {
+    CHECK(!fetch.next_requests(now).empty());
+    CHECK(!fetch.chunk(now, kFirst, 0, bytes(299)));
+  }
+  CHECK_EQ(misfits, 8);
+  CHECK(fetch.give_up(now, kFirst));
+  CHECK(!fetch.is_parent_useless());
+  CHECK(fetch.chunk(now, kSecond, 0, held.chunk(0)));
 }
 
 TEST("snapshot: a description that does not fit itself is refused before memory is taken") {

@@ -99,6 +99,28 @@ class Peers {
     machines_[index]->state_installed(now_, state);
     settle();
   }
+  void refuse(std::size_t index, std::uint64_t state) {
+    machines_[index]->refuse_state(now_, state);
+    settle();
+  }
+  // All others die.
+  void leave_alone(std::size_t index) {
+    ++view_.epoch;
+    group::View alone = view_;
+    alone.members = {view_.members[index]};
+    machines_[index]->view(now_, alone);
+    settle();
+  }
+  // What the machine of `from` never said.
+  void lie(std::size_t from, std::size_t to, Message message) {
+    const Envelope envelope{"g", view_.epoch, std::move(message)};
+    machines_[to]->received(now_, view_.members[from].instance, kAccumulateService,
+                            {wire::encode(envelope), {}});
+    settle();
+  }
+  // Reductions do not end any more.
+  void hold_reductions() { reduces_ = false; }
+  std::size_t reductions() const { return reductions_; }
   void give_state(const Buffer& bytes) {
     wire::Payload state;
     state.body = bytes;
@@ -120,6 +142,8 @@ class Peers {
         if (transfer && send->payload.parts.size() == 1) ++chunks_sent_[index];
         (transfer ? transfers_ : mail_).push_back({index, *send});
       } else if (const auto* reduce = std::get_if<Machine::Reduce>(&action)) {
+        ++reductions_;
+        if (!reduces_) continue;
         machines_[index]->reduced(now_, reduce->epoch, reduce->round,
                                   HeapAllocator().allocate(kBucketBytes));
       } else if (const auto* log = std::get_if<Machine::Log>(&action)) {
@@ -146,6 +170,8 @@ class Peers {
   std::map<std::size_t, std::size_t> chunks_sent_;
   std::size_t demotions_ = 0;
   std::size_t warnings_ = 0;
+  std::size_t reductions_ = 0;
+  bool reduces_ = true;
 };
 
 Buffer state_bytes() {
@@ -225,6 +251,61 @@ TEST("rounds: whose session was lost is not demoted for its full slots, but name
     CHECK_EQ(peers.warnings(), 3u);
     CHECK_EQ(peers.demotions(), lost ? 0u : 3u);
   }
+}
+
+TEST("transfer: a state that the user refuses is dropped, and another one asked for") {
+  Peers peers(2);
+  peers.users_come();
+  peers.give_state(state_bytes());
+  while (peers.transfer()) {
+  }
+  const auto first = peers[1].new_state();
+  CHECK(first.has_value());
+  peers.refuse(1, first->number + 1);  // of which there is none
+  CHECK(peers[1].has_new_state());
+  peers.refuse(1, first->number);
+  CHECK(!peers[1].has_new_state() && !peers[1].connected());
+  peers.contribute(0);
+  peers.apply(0);
+  peers.users_come();
+  CHECK(peers[0].wants_state().has_value());
+  peers.give_state(state_bytes());
+  while (peers.transfer()) {
+  }
+  const auto second = peers[1].new_state();
+  CHECK(second && second->number != first->number && second->version == 8);
+  peers.install(1, second->number);
+  CHECK(peers[1].connected());
+  CHECK_EQ(peers[1].model_version(), 8u);
+}
+
+TEST("transfer: who leads by the time that its user refuses the state asks to be succeeded") {
+  Peers peers(2);
+  peers.users_come();
+  peers.give_state(state_bytes());
+  while (peers.transfer()) {
+  }
+  peers.leave_alone(1);
+  CHECK(peers[1].is_leader());
+  const auto state = peers[1].new_state();
+  CHECK(state.has_value());
+  peers.refuse(1, state->number);
+  CHECK(!peers[1].has_new_state());
+  CHECK_EQ(peers.demotions(), 1u);
+  peers.pass(seconds(1));
+  CHECK_EQ(peers.demotions(), 1u);
+  peers.leave_alone(1);  // in another epoch, which begins anew with what it has
+  CHECK(peers[1].connected() && peers[1].is_leader());
+}
+
+TEST("rounds: a leader that cuts without end has no more than a few hundred reduced") {
+  Peers peers(2);
+  peers.hold_reductions();
+  for (std::uint64_t round = 8; round < 2000; ++round) {
+    peers.lie(0, 1, Cut{{round, 1, 1, {}, {{Uid{1, 1}, "p0", round, 1, 7}}}, 0});
+  }
+  CHECK_EQ(peers.reductions(), 256u);
+  CHECK_EQ(peers.warnings(), 1u);
 }
 
 TEST("version: it is set before the group forms; later it is refused, or comes too late") {

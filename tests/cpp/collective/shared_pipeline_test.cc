@@ -1,6 +1,5 @@
 #include "collective/shared_pipeline.h"
 
-#include <poll.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -10,6 +9,7 @@
 
 #include "base/random.h"
 #include "check.h"
+#include "edges.h"
 #include "io/doorbell.h"
 #include "memory/segment.h"
 
@@ -30,7 +30,7 @@ struct Ranks {
                                            [this](std::uint32_t lender, std::uint64_t number) {
                                              return lent.at(lender).at(number - 1).span();
                                            }));
-      bells.push_back(io::Doorbell::create());
+      bells.push_back(io::make_doorbell());
     }
   }
   SharedPipeline& operator[](std::size_t rank) { return *pipelines[rank]; }
@@ -66,25 +66,19 @@ PipelineOperation sum(std::uint64_t s, std::uint32_t ranks, std::uint64_t count,
   return operation;
 }
 
-void wait_for(const io::Doorbell& bell) {
-  pollfd entry{bell.descriptor(), POLLIN, 0};
-  CHECK_EQ(::poll(&entry, 1, 20000), 1);
-  std::uint64_t count = 0;
-  CHECK_EQ(::read(bell.descriptor(), &count, sizeof count), static_cast<ssize_t>(sizeof count));
-}
-
 // Until operation `last` has ended; sleeps whenever there is nothing to do. Returns what ended.
 std::vector<SharedPipeline::Ended> run_until(Ranks& ranks, std::uint32_t rank, std::uint64_t last) {
   SharedPipeline& pipeline = ranks[rank];
+  check::Edges edges(ranks.bells[rank].watched.get());
   std::vector<SharedPipeline::Ended> all;
   const auto ring = [&] {
-    for (const std::uint32_t sleeper : pipeline.take_wakeups()) ranks.bells[sleeper].ring();
+    for (const std::uint32_t sleeper : pipeline.take_wakeups()) io::ring(ranks.bells[sleeper].rung);
   };
   while (all.empty() || all.back().s < last) {
     while (pipeline.step()) ring();
     for (const auto& ended : pipeline.take_ended()) all.push_back(ended);
     if (!all.empty() && all.back().s >= last) break;
-    if (pipeline.announce_sleep() && pipeline.may_sleep()) wait_for(ranks.bells[rank]);
+    if (pipeline.announce_sleep() && pipeline.may_sleep()) CHECK(edges.next(20000));
     pipeline.awake();
   }
   while (pipeline.step()) ring();

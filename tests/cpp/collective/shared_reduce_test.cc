@@ -1,6 +1,5 @@
 #include "collective/shared_reduce.h"
 
-#include <poll.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -15,6 +14,7 @@
 
 #include "base/random.h"
 #include "check.h"
+#include "edges.h"
 #include "io/doorbell.h"
 #include "memory/segment.h"
 
@@ -313,16 +313,9 @@ TEST("shared reduce: whatever a rank writes, the others stay within the segment"
 
 // --- with doorbells
 
-void wait_for(const io::Doorbell& bell) {
-  pollfd entry{bell.descriptor(), POLLIN, 0};
-  CHECK_EQ(::poll(&entry, 1, 20000), 1);
-  std::uint64_t count = 0;
-  CHECK_EQ(::read(bell.descriptor(), &count, sizeof count), static_cast<ssize_t>(sizeof count));
-}
-
 void step_and_ring(SharedReduce& reduce, const std::vector<io::Doorbell>& bells) {
   while (reduce.step()) {
-    for (const std::uint32_t rank : reduce.take_wakeups()) bells[rank].ring();
+    for (const std::uint32_t rank : reduce.take_wakeups()) io::ring(bells[rank].rung);
   }
 }
 
@@ -330,6 +323,7 @@ void step_and_ring(SharedReduce& reduce, const std::vector<io::Doorbell>& bells)
 void run_rank(SharedReduce& reduce, const std::vector<io::Doorbell>& bells, std::uint64_t last,
               std::uint64_t count) {
   const std::uint32_t ranks = reduce.layout().ranks;
+  check::Edges edges(bells[reduce.rank()].watched.get());
   for (std::uint64_t s = 1; s <= last; ++s) {
     const auto bucket = static_cast<std::uint32_t>(s % 2);
     put(reduce, bucket, s, count);
@@ -337,7 +331,7 @@ void run_rank(SharedReduce& reduce, const std::vector<io::Doorbell>& bells, std:
     while (true) {
       step_and_ring(reduce, bells);
       if (reduce.completed() >= s) break;
-      if (reduce.announce_sleep() && reduce.may_sleep()) wait_for(bells[reduce.rank()]);
+      if (reduce.announce_sleep() && reduce.may_sleep()) CHECK(edges.next(20000));
       reduce.awake();
     }
     CHECK(is_sum(reduce.result(s), ranks, s, count));
@@ -348,7 +342,7 @@ void run_rank(SharedReduce& reduce, const std::vector<io::Doorbell>& bells, std:
 
 std::vector<io::Doorbell> make_bells(std::uint32_t ranks) {
   std::vector<io::Doorbell> bells;
-  for (std::uint32_t rank = 0; rank < ranks; ++rank) bells.push_back(io::Doorbell::create());
+  for (std::uint32_t rank = 0; rank < ranks; ++rank) bells.push_back(io::make_doorbell());
   return bells;
 }
 

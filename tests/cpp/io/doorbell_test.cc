@@ -1,71 +1,79 @@
 #include "io/doorbell.h"
 
 #include <fcntl.h>
-#include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
-#include <utility>
-
 #include "check.h"
+#include "edges.h"
 
 namespace moolink::io {
 namespace {
 
-// Number of edges that an epoll set reports without waiting.
-int edges(const Descriptor& epoll) {
-  epoll_event events[4];
-  return ::epoll_wait(epoll.get(), events, 4, 0);
-}
+using check::Edges;
 
-Descriptor watch(int descriptor) {
-  Descriptor epoll(::epoll_create1(EPOLL_CLOEXEC));
-  epoll_event event{};
-  event.events = EPOLLIN | EPOLLET;
-  CHECK_EQ(::epoll_ctl(epoll.get(), EPOLL_CTL_ADD, descriptor, &event), 0);
-  return epoll;
-}
-
-TEST("every ring of a doorbell is a new edge though nobody reads it") {
-  const Doorbell bell = Doorbell::create();
-  const Descriptor epoll = watch(bell.descriptor());
-  CHECK_EQ(edges(epoll), 0);
+TEST("every ring of a doorbell is a new edge though nobody takes it") {
+  const Doorbell bell = make_doorbell();
+  Edges edges(bell.watched.get());
+  CHECK(edges.next());  // that of the beginning
   for (int i = 0; i < 3; ++i) {
-    bell.ring();
-    CHECK_EQ(edges(epoll), 1);
-    CHECK_EQ(edges(epoll), 0);
+    CHECK(!edges.next());
+    ring(bell.rung);
+    CHECK(edges.next());
   }
 }
 
 TEST("a ring before the watch is not lost") {
-  const Doorbell bell = Doorbell::create();
-  bell.ring();
-  CHECK_EQ(edges(watch(bell.descriptor())), 1);
+  const Doorbell bell = make_doorbell();
+  ring(bell.rung);
+  CHECK(Edges(bell.watched.get()).next());
 }
 
-TEST("a ring through a passed descriptor wakes the owner") {
-  const Doorbell bell = Doorbell::create();
-  const Descriptor epoll = watch(bell.descriptor());
-  const Doorbell passed =
-      Doorbell::adopt(Descriptor(::fcntl(bell.descriptor(), F_DUPFD_CLOEXEC, 0)));
-  passed.ring();
-  CHECK_EQ(edges(epoll), 1);
-}
-
-TEST("what could block is refused as a doorbell") {
+TEST("what is no Unix socket of packets is refused as a doorbell") {
+  const Doorbell bell = make_doorbell();
+  check_doorbell(bell.rung);
+  check_doorbell(bell.watched);
   int ends[2];
   CHECK_EQ(::pipe2(ends, O_CLOEXEC | O_NONBLOCK), 0);
   const Descriptor read_end(ends[0]);
-  CHECK_THROWS(Doorbell::adopt(Descriptor(ends[1])), ErrorCode::wire);
-  CHECK_THROWS(Doorbell::adopt(Descriptor(::eventfd(0, EFD_CLOEXEC))), ErrorCode::wire);
-  CHECK_THROWS(Doorbell::adopt(Descriptor()), ErrorCode::wire);
+  const Descriptor write_end(ends[1]);
+  CHECK_THROWS(check_doorbell(write_end), ErrorCode::wire);
+  CHECK_THROWS(check_doorbell(Descriptor(::eventfd(0, EFD_CLOEXEC))), ErrorCode::wire);
+  CHECK_THROWS(check_doorbell(Descriptor(::socket(AF_INET, SOCK_STREAM, 0))), ErrorCode::wire);
+  CHECK_THROWS(check_doorbell(Descriptor(::socket(AF_UNIX, SOCK_STREAM, 0))), ErrorCode::wire);
+  CHECK_THROWS(check_doorbell(Descriptor()), ErrorCode::wire);
 }
 
-TEST("a saturated doorbell does not block its ringer") {
-  Descriptor event(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
-  const std::uint64_t almost = 0xfffffffffffffffeULL;
-  CHECK_EQ(::write(event.get(), &almost, sizeof almost), static_cast<ssize_t>(sizeof almost));
-  Doorbell::adopt(std::move(event)).ring();
+// A peer that was passed an end has the same open file, and may do with it what it likes.
+TEST("a hostile holder of a doorbell stops neither who rings nor who is rung") {
+  const Doorbell bell = make_doorbell();
+  Edges edges(bell.watched.get());
+  const Descriptor hostile(::fcntl(bell.rung.get(), F_DUPFD_CLOEXEC, 0));
+  CHECK_EQ(::fcntl(hostile.get(), F_SETFL, ::fcntl(hostile.get(), F_GETFL) & ~O_NONBLOCK), 0);
+  const char byte = 0;
+  CHECK_EQ(::send(hostile.get(), &byte, 1, MSG_NOSIGNAL), -1);  // nothing is queued there
+  const auto rings = [&] {
+    while (edges.next()) {
+    }
+    ring(bell.rung);
+    return edges.next();
+  };
+  CHECK(rings());
+  for (int i = 0; i < 100'000; ++i) ring(hostile);
+  CHECK(rings());
+  CHECK_EQ(::shutdown(hostile.get(), SHUT_RDWR), 0);
+  CHECK(rings());
+}
+
+// The watch of a bell whose ringer is gone keeps nobody awake.
+TEST("the end of who rings is one edge") {
+  Doorbell bell = make_doorbell();
+  Edges edges(bell.watched.get());
+  CHECK(edges.next());
+  bell.rung.reset();
+  CHECK(edges.next());
+  CHECK(!edges.next());
 }
 
 }  // namespace

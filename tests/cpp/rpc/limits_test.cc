@@ -36,6 +36,21 @@ wire::ReceivedFrame as_received(const wire::Frame& frame) {
   return {frame.header, Buffer(bytes, bytes->data(), bytes->size())};
 }
 
+TEST("a body that lies where its sender may still write is copied before it is read") {
+  const MutableBuffer memory = HeapAllocator().allocate(100);
+  const MutableBuffer tensor = HeapAllocator().allocate(100);
+  memory.data()[7] = std::byte{3};
+  wire::Payload message{{}, {memory, tensor}};
+  CHECK(user_payload(message).body.data() == memory.data());
+  message.exposed = {1};
+  CHECK(user_payload(message).body.data() == memory.data());
+  message.exposed = {0, 1};
+  const wire::Payload user = user_payload(message);
+  memory.data()[7] = std::byte{4};
+  CHECK(user.body.size() == 100 && user.body.data()[7] == std::byte{3});
+  CHECK(user.parts.at(0).data() == tensor.data());
+}
+
 Config server_config() {
   Config config;
   config.instance = {1, 10};

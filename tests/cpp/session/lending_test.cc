@@ -230,6 +230,8 @@ TEST("what no honest lender says ends the session") {
   head = a_loan();
   head.body = {8, 64, wire::PartWhere::loan, 2};
   breaks("a lent body", {message(head)});
+  head.body = {std::uint64_t{1} << 20, 64, wire::PartWhere::grant, 0};
+  breaks("a body in a grant", {message(head)});
 }
 
 TEST("what no honest borrower says ends the session") {

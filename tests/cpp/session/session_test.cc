@@ -267,6 +267,8 @@ TEST("a standing grant is one part, once, on its connection") {
   CHECK_EQ(good.b.delivered.size(), 1u);
   CHECK(!good.b.delivered.empty() && good.b.delivered[0].payload.parts[0].data() == memory.data() &&
         good.b.delivered[0].payload.parts[0].size() == std::size_t{1} << 18);
+  CHECK(!good.b.delivered.empty() &&  // `a` can still write there
+        good.b.delivered[0].payload.exposed == std::vector<std::uint32_t>{0});
   name(good, 7, 1 << 18, 2);
   CHECK_EQ(good.b.lost.size(), 1u);
 

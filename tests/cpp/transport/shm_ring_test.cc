@@ -1,5 +1,4 @@
 #include <fcntl.h>
-#include <poll.h>
 
 #include <cstring>
 #include <memory>
@@ -8,6 +7,8 @@
 
 #include "base/random.h"
 #include "check.h"
+#include "edges.h"
+#include "io/doorbell.h"
 #include "transport/shm/ring.h"
 
 namespace moolink::transport::shm {
@@ -15,16 +16,17 @@ namespace {
 
 struct Ring {
   explicit Ring(std::size_t capacity)
-      : segment(make_ring(capacity)), writer(segment, reader_bell), reader(segment, writer_bell) {}
-
-  RingWords& words() { return *reinterpret_cast<RingWords*>(segment->data()); }
-  bool rung(const io::Doorbell& bell) {
-    pollfd entry{bell.descriptor(), POLLIN, 0};
-    return ::poll(&entry, 1, 0) == 1;
+      : segment(make_ring(capacity)),
+        writer(segment, reader_bell.rung),
+        reader(segment, writer_bell.rung) {
+    CHECK(reader_rung.next() && writer_rung.next());  // the edges of the beginning
   }
 
-  io::Doorbell reader_bell = io::Doorbell::create();
-  io::Doorbell writer_bell = io::Doorbell::create();
+  RingWords& words() { return *reinterpret_cast<RingWords*>(segment->data()); }
+  io::Doorbell reader_bell = io::make_doorbell();
+  io::Doorbell writer_bell = io::make_doorbell();
+  check::Edges reader_rung{reader_bell.watched.get()};
+  check::Edges writer_rung{writer_bell.watched.get()};
   std::shared_ptr<memory::Segment> segment;
   RingWriter writer;
   RingReader reader;
@@ -124,14 +126,14 @@ TEST("ring: the reader is rung once, and only when it sleeps") {
   const auto bytes = pattern(10, 5);
   ring.writer.write(bytes);
   ring.writer.publish();
-  CHECK(!ring.rung(ring.reader_bell));
+  CHECK(!ring.reader_rung.next());
   CHECK(!ring.reader.prepare_sleep());  // there are bytes
   CHECK_EQ(ring.reader.skip(10), 10u);
   CHECK(ring.reader.prepare_sleep());
   ring.writer.write(bytes);
-  CHECK(!ring.rung(ring.reader_bell));
+  CHECK(!ring.reader_rung.next());
   ring.writer.publish();
-  CHECK(ring.rung(ring.reader_bell));
+  CHECK(ring.reader_rung.next());
   CHECK_EQ(ring.words().asleep.load(), 0u);
 }
 
@@ -142,10 +144,10 @@ TEST("ring: the writer is rung once half of the ring is free") {
   CHECK(ring.writer.await_room());  // publishes too
   CHECK_EQ(ring.reader.skip(2000), 2000u);
   ring.reader.release();
-  CHECK(!ring.rung(ring.writer_bell));
+  CHECK(!ring.writer_rung.next());
   CHECK_EQ(ring.reader.skip(48), 48u);
   ring.reader.release();
-  CHECK(ring.rung(ring.writer_bell));
+  CHECK(ring.writer_rung.next());
   CHECK_EQ(ring.writer.write(bytes), 2048u);
   CHECK_EQ(ring.reader.skip(4096), 2048u);
   ring.reader.release();
@@ -205,12 +207,6 @@ TEST("ring: a segment that cannot be a ring is refused") {
 TEST("ring: two threads that sleep whenever they must lose no byte and no wake-up") {
   Ring ring(4096);
   const auto sent = pattern(3 << 20, 10);
-  const auto sleep_until_rung = [](const io::Doorbell& bell) {
-    pollfd entry{bell.descriptor(), POLLIN, 0};
-    CHECK_EQ(::poll(&entry, 1, 20000), 1);
-    std::uint64_t count;
-    CHECK_EQ(::read(bell.descriptor(), &count, sizeof count), static_cast<ssize_t>(sizeof count));
-  };
   std::thread writing([&] {
     Random random(11);
     std::size_t done = 0;
@@ -219,7 +215,7 @@ TEST("ring: two threads that sleep whenever they must lose no byte and no wake-u
       const std::size_t took = ring.writer.write({sent.data() + done, size});
       ring.writer.publish();
       done += took;
-      if (took < size && ring.writer.await_room()) sleep_until_rung(ring.writer_bell);
+      if (took < size && ring.writer.await_room()) CHECK(ring.writer_rung.next(20000));
     }
   });
   std::vector<std::byte> got(sent.size());
@@ -229,7 +225,7 @@ TEST("ring: two threads that sleep whenever they must lose no byte and no wake-u
     ring.reader.release();
     done += size;
     if (size == 0 && ring.reader.prepare_sleep()) {
-      sleep_until_rung(ring.reader_bell);
+      CHECK(ring.reader_rung.next(20000));
       ring.reader.wake();
     }
   }

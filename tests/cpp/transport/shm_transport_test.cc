@@ -18,6 +18,7 @@
 
 #include "check.h"
 #include "conformance.h"
+#include "io/doorbell.h"
 #include "shm_subject.h"
 #include "transport/shm/address.h"
 
@@ -60,7 +61,7 @@ class RawClient {
   }
 
   void greet() {
-    const std::array<int, 2> passed{own_ring->descriptor(), bell.descriptor()};
+    const std::array<int, 2> passed{own_ring->descriptor(), bell.rung.get()};
     shm::Notice notice;
     notice.kind = shm::NoticeKind::greeting;
     CHECK(shm::send_notice(socket_.get(), notice, passed));
@@ -70,16 +71,16 @@ class RawClient {
     io::DescriptorMessage message;
     CHECK(io::receive_message(socket_.get(), message) == io::Received::message);
     peer_ring = shm::map_ring(std::move(message.descriptors.at(0)));
-    peer_bell.emplace(io::Doorbell::adopt(std::move(message.descriptors.at(1))));
+    peer_bell = std::move(message.descriptors.at(1));
   }
   shm::RingWords& words() { return *reinterpret_cast<shm::RingWords*>(peer_ring->data()); }
   void close() { socket_.reset(); }
   int socket() const { return socket_.get(); }
 
   std::shared_ptr<memory::Segment> own_ring = shm::make_ring(1 << 16);
-  io::Doorbell bell = io::Doorbell::create();
+  io::Doorbell bell = io::make_doorbell();
   std::shared_ptr<memory::Segment> peer_ring;
-  std::optional<io::Doorbell> peer_bell;
+  Descriptor peer_bell;
 
  private:
   Descriptor socket_;
@@ -208,26 +209,26 @@ TEST("shm: a greeting that is none is refused and nothing is opened") {
   refused([&](RawClient& client) { send(client, greeting, {}); });
   refused([&](RawClient& client) { send(client, greeting, {client.own_ring->descriptor()}); });
   refused([&](RawClient& client) {
-    send(client, greeting, {client.bell.descriptor(), client.own_ring->descriptor()});
+    send(client, greeting, {client.own_ring->descriptor(), client.own_ring->descriptor()});
   });
   refused([&](RawClient& client) {
-    const Descriptor blocking(::eventfd(0, EFD_CLOEXEC));
-    send(client, greeting, {client.own_ring->descriptor(), blocking.get()});
+    const Descriptor event(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    send(client, greeting, {client.own_ring->descriptor(), event.get()});
   });
   refused([&](RawClient& client) {
     const Descriptor shrinkable(::memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     CHECK_EQ(::ftruncate(shrinkable.get(), 2 * 4096), 0);
-    send(client, greeting, {shrinkable.get(), client.bell.descriptor()});
+    send(client, greeting, {shrinkable.get(), client.bell.rung.get()});
   });
   refused([&](RawClient& client) {
     shm::Notice stranger = greeting;
     stranger.magic ^= 1;
-    send(client, stranger, {client.own_ring->descriptor(), client.bell.descriptor()});
+    send(client, stranger, {client.own_ring->descriptor(), client.bell.rung.get()});
   });
   refused([&](RawClient& client) {
     shm::Notice newer = greeting;
     ++newer.version;
-    send(client, newer, {client.own_ring->descriptor(), client.bell.descriptor()});
+    send(client, newer, {client.own_ring->descriptor(), client.bell.rung.get()});
   });
   refused([&](RawClient& client) { send(client, shm::Notice{}, {}); });
 }
@@ -260,7 +261,7 @@ TEST("shm: hostile positions and bytes close the connection with a wire error") 
   closed_by([](RawClient& client) { client.words().tail.store((1 << 20) + 1); });
   closed_by([](RawClient& client) { client.words().tail.store(1 << 20); });  // zeros: no header
   closed_by([](RawClient& client) {
-    shm::RingWriter writer(client.peer_ring, *client.peer_bell);
+    shm::RingWriter writer(client.peer_ring, client.peer_bell);
     const auto noise = conformance::pattern(5000, 1);
     writer.write(noise.span());
     writer.publish();
@@ -269,7 +270,7 @@ TEST("shm: hostile positions and bytes close the connection with a wire error") 
     auto frame = conformance::chunk_frame(1, 0, conformance::pattern(100, 1));
     frame.header.length += 1;
     frame.payload.push_back(conformance::pattern(1, 1));
-    shm::RingWriter writer(client.peer_ring, *client.peer_bell);
+    shm::RingWriter writer(client.peer_ring, client.peer_bell);
     SendQueue queue;
     queue.push(std::move(frame));
     queue.write_to(writer);
@@ -292,8 +293,8 @@ TEST("shm: descriptors are shared under a key") {
   Witness b;
   if (!conformance::connect(shm_subject(), a, b)) return;
   const auto segment = memory::Segment::create(1 << 16, "moolink-test");
-  const io::Doorbell bell = io::Doorbell::create();
-  const std::array<int, 2> passed{segment->descriptor(), bell.descriptor()};
+  const io::Doorbell bell = io::make_doorbell();
+  const std::array<int, 2> passed{segment->descriptor(), bell.rung.get()};
   CHECK(a.connection().share(Uid{1, 2}, passed));
   wait_until(a, b, [&] { return b.shares.size() == 1; });
   CHECK(b.shares[0].first == (Uid{1, 2}));
@@ -314,7 +315,7 @@ TEST("shm: a stranger can share nothing") {
   wait_for(server, [&] { return server.connections.size() == 1; });
   shm::Notice notice;
   notice.kind = shm::NoticeKind::share;
-  const std::array<int, 1> passed{client.bell.descriptor()};
+  const std::array<int, 1> passed{client.own_ring->descriptor()};
   for (int i = 0; i < 5; ++i) CHECK(shm::send_notice(client.socket(), notice, passed));
   wait_for(server, [&] { return server.closures.size() == 1; });
   CHECK(server.closures.at(0).code == ErrorCode::wire);
@@ -326,8 +327,8 @@ TEST("shm: descriptors that overtake the greeting are told after it") {
   Witness b;
   b.establish_on_open = false;
   if (!conformance::connect(shm_subject(), a, b)) return;
-  const io::Doorbell bell = io::Doorbell::create();
-  const std::array<int, 1> passed{bell.descriptor()};
+  const io::Doorbell bell = io::make_doorbell();
+  const std::array<int, 1> passed{bell.rung.get()};
   CHECK(a.connection().share(Uid{1, 2}, passed));
   a.send(message_frame(1, 10));
   wait_until(a, b, [&] { return b.frames.size() == 1; });
@@ -345,6 +346,27 @@ TEST("shm: a notice out of place closes the connection with a wire error") {
   CHECK_EQ(::send(client.socket(), "hello", 5, 0), 5);
   wait_for(server, [&] { return server.closures.size() == 1; });
   CHECK(server.closures.at(0).code == ErrorCode::wire);
+}
+
+TEST("shm: a peer that rings without end keeps its connection, and keeps nobody from others") {
+  Witness server;
+  Witness friendly;
+  if (!conformance::connect(shm_subject(), friendly, server)) return;
+  RawClient client(server.listen());
+  client.greet();
+  wait_for(server, [&] { return server.connections.size() == 2; });
+  client.take_greeting();
+  std::atomic<bool> over{false};
+  std::thread ringing([&] {
+    while (!over) io::ring(client.peer_bell);
+  });
+  for (std::uint64_t n = 1; n <= 100; ++n) {
+    friendly.send(message_frame(n, 1000));
+    wait_until(friendly, server, [&] { return server.frames.size() == n; });
+  }
+  over = true;
+  ringing.join();
+  CHECK(server.closures.empty());
 }
 
 // Both sides sleep in the kernel between messages, so that every one needs a ring of the doorbell.

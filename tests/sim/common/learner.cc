@@ -24,7 +24,10 @@ void Learner::update(Time now, accumulate::Machine& machine, Random& random, boo
                                              " is wanted at version " +
                                              std::to_string(this->version()));
     if (random.chance(1, 2)) machine.set_state(now, make_state());
-  } else if (const auto state = machine.new_state()) {
+  } else if (const auto state = machine.new_state(); state && !calm && random.chance(1, 30)) {
+    machine.refuse_state(now, state->number);
+    ++coverage["states refused"];
+  } else if (state) {
     install(*state);
     machine.state_installed(now, state->number);
   } else if (const auto round = machine.next_result()) {
