@@ -17,9 +17,9 @@ import numpy.typing as npt
 from moolink._core import AccumulatorCore
 from moolink.accumulator_adapter import Adapter
 from moolink.accumulator_checks import checked_batch_size, checked_counters, require_one_of
-from moolink.errors import Error
+from moolink.errors import Closed, StateError
 from moolink.group import Group
-from moolink.left_out_rounds import LeftOutRounds
+from moolink.left_out_rounds import LeftOutRounds, checked_carried
 from moolink.logs import logger
 from moolink.parameter_sync import ParameterSync
 from moolink.rpc import Rpc
@@ -155,8 +155,10 @@ class AccumulatorBase(Adapter):
 
         Raises:
             moolink.Error: the group refused this peer (for example, its parameters have another
-                layout), the model's checksums differ and ``on_divergence`` is ``"raise"``, or the
-                leader's state is not one of this model: the next call goes on, as a newcomer.
+                layout), or the model's checksums differ and ``on_divergence`` is ``"raise"``.
+            moolink.errors.StateError: the leader's state is not one of this model. Later calls go
+                on without it, and ask for another after a pause of 1 s, which doubles to 30 s;
+                :meth:`training_steps` does so by itself and logs the error.
             AuthError: the key of this peer was refused where it looks for the broker; see
                 :meth:`Group.update`.
             FloatingPointError: a round's mean is not finite and ``on_nonfinite`` is ``"raise"``.
@@ -190,12 +192,12 @@ class AccumulatorBase(Adapter):
                 return
             number, state = arrived
             self._install_state(number, state)
-        except Error:
+        except Closed:
             raise
         except Exception as error:
-            raise Error(
+            raise StateError(
                 f"the state that leader '{self._core.leader()}' has sent cannot be taken over, and "
-                f"this peer asks for another: {error}"
+                f"this peer will ask for another: {error}"
             ) from error
 
     def _install_state(self, number: int, arrived: Any) -> None:
@@ -203,11 +205,12 @@ class AccumulatorBase(Adapter):
             model, state, carried, lost, version = arrived
             if type(version) is not int:
                 raise TypeError(f"its version is {version!r}")
+            counters, contributions = checked_carried(carried, lost)
             self._install_model(model)
-            self._left_out.take_over(carried, lost)
         except Exception:
             self._core.refuse_state(number)
             raise
+        self._left_out.take_over(counters, contributions)
         self._clear()  # what they hold belongs to the model before
         self._core.state_installed(number)
         self._sync.received_state(version)

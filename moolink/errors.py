@@ -122,6 +122,10 @@ class Closed(Error):
     """The object was closed, or belongs to a process that forked."""
 
 
+class StateError(Error):
+    """The state that an accumulator's leader has sent cannot be taken over by this peer."""
+
+
 class EnvError(Error):
     """An environment of an :class:`EnvPool` raised, or its worker process died.
 

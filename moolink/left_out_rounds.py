@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from moolink._core import GradientStats
@@ -48,18 +48,24 @@ class LeftOutRounds:
         """What a newcomer needs: it is part of the model's history."""
         return self._counters, [list(contribution) for contribution in self._lost]
 
-    def take_over(self, counters: Mapping[str, int], lost: Iterable[tuple[str, int]]) -> None:
-        """At a newcomer.
+    def take_over(self, counters: dict[str, int], lost: list[tuple[str, int]]) -> None:
+        """At a newcomer: what ``checked_carried`` has found good."""
+        self._counters, self._lost = counters, lost
 
-        Raises:
-            TypeError: a leader that keeps to the protocol has sent something else.
-        """
-        taken, lost = dict(counters), [(peer, k) for peer, k in lost]
-        if not all(type(name) is str and type(sum_) is int for name, sum_ in taken.items()):
-            raise TypeError("counters that are none")
-        if not all(type(peer) is str and type(k) is int for peer, k in lost):
-            raise TypeError("lost contributions that are none")
-        self._counters, self._lost = taken, lost
+
+def checked_carried(counters: Any, lost: Any) -> tuple[dict[str, int], list[tuple[str, int]]]:
+    """What a leader has sent of its ``carried()``.
+
+    Raises:
+        TypeError: no leader that keeps to the protocol sends it.
+        ValueError: likewise.
+    """
+    counters, lost = dict(counters), [(peer, k) for peer, k in lost]
+    if not all(type(name) is str and type(value) is int for name, value in counters.items()):
+        raise TypeError("counters that are none")
+    if not all(type(peer) is str and type(k) is int for peer, k in lost):
+        raise TypeError("lost contributions that are none")
+    return counters, lost
 
 
 def _add(totals: dict[str, int], counters: Mapping[str, int]) -> None:

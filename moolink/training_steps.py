@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from moolink.errors import StateError
 from moolink.logs import logger
 
 if TYPE_CHECKING:
@@ -88,14 +89,14 @@ def training_steps(
     while True:
         group.update()
         if over is not None:
-            accumulator._update_all_but_rounds()
+            _take_news(accumulator._update_all_but_rounds)
             # All end with the same parameters, unless somebody does not come for them.
             others = accumulator.parameters_are_awaited() and time.monotonic() < over
             if not others and not accumulator.awaits_parameters():
                 return
             accumulator.wait(0.01 if others else PATIENCE)
             continue
-        accumulator.update()
+        _take_news(accumulator.update)
         if accumulator.wants_state():
             users = None if state is None else state()
             accumulator.set_state({MARK: rounds, "totals": dict(totals), "state": users})
@@ -124,6 +125,13 @@ def training_steps(
             yield kind(accumulator, totals, stats)
         elif not changed:
             accumulator.wait(PATIENCE)
+
+
+def _take_news(update: Callable[[], None]) -> None:
+    try:
+        update()
+    except StateError as error:  # another leader's state, or a later one, may do
+        logger.error("%s", error)
 
 
 def _is_whole(received: Any) -> bool:

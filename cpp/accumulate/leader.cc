@@ -9,9 +9,11 @@ namespace moolink::accumulate {
 namespace {
 
 constexpr std::size_t kChecksumRounds = 16;  // remembered while members report them
-// Of one member, in no round yet: 100,000 statistics, and ever so many gradients.
+// Of one member, in no round yet: 100,000 statistics without counters, and as many gradients.
 constexpr std::size_t kQueuedBytes = std::size_t{16} << 20;
-constexpr std::int64_t kQueuedBatch = std::int64_t{1} << 56;  // of all
+constexpr std::int64_t kQueuedBatch = std::int64_t{1} << 48;
+// Between two snapshots for one member: each keeps all from the next round for a moment.
+constexpr Duration kPromiseAgain = seconds(1);
 
 // Nothing, if no member that keeps to the protocol can have sent it.
 std::optional<std::size_t> bytes_of(const Offer& offer) {
@@ -42,10 +44,11 @@ void Leader::offer(const Uid& from, const Offer& offer) {
   if (member == members_.end() || member->second.peer.observer) return;
   const std::optional<std::size_t> bytes = bytes_of(offer);
   if (!bytes || offer.k <= member->second.last_k) return;
-  if (*bytes > kQueuedBytes - member->second.queued_bytes) return;
-  if (offer.batch > kQueuedBatch - queued_batch_) return;
+  Queue& queue = member->second.queue(offer.batch);
+  if (*bytes > kQueuedBytes - queue.bytes || offer.batch > kQueuedBatch - queue.batch) return;
   member->second.last_k = offer.k;
-  member->second.queued_bytes += *bytes;
+  queue.bytes += *bytes;
+  queue.batch += offer.batch;
   queued_batch_ += offer.batch;
   queue_.push_back({{from, member->second.peer.name, offer.k, offer.batch, offer.version},
                     offer.counters,
@@ -80,7 +83,9 @@ std::optional<RoundRecord> Leader::cut(std::int64_t virtual_batch_size) {
   record.epoch = config_.epoch;
   while (record.total < virtual_batch_size || (mutant("cut_overshoots") && !queue_.empty())) {
     Queued& next = queue_.front();
-    members_.at(next.contribution.instance).queued_bytes -= next.bytes;
+    Queue& queue = members_.at(next.contribution.instance).queue(next.contribution.batch);
+    queue.bytes -= next.bytes;
+    queue.batch -= next.contribution.batch;
     record.total += next.contribution.batch;
     for (const auto& [name, value] : next.counters) {
       // Counters wrap around like every integer sum of the library.
@@ -139,7 +144,9 @@ void Leader::request_state(Time now, const Uid& from) {
 std::optional<Time> Leader::promise_due() const {
   const bool busy = promise_ && !promise_->captured;
   if (requests_.empty() || busy) return {};
-  return first_request_ + config_.snapshot_gather;
+  Time due = first_request_ + config_.snapshot_gather;
+  for (const Uid& instance : requests_) due = std::max(due, members_.at(instance).next_promise);
+  return due;
 }
 
 std::optional<SnapshotId> Leader::promise(Time now) {
@@ -147,7 +154,9 @@ std::optional<SnapshotId> Leader::promise(Time now) {
   if (!due) return {};
   std::size_t in_need = 0;
   for (const auto& [instance, member] : members_) in_need += member.peer.in_need ? 1 : 0;
-  if (*due > now && requests_.size() < in_need) return {};
+  const bool has_just_had_one = *due > first_request_ + config_.snapshot_gather;
+  if (*due > now && (requests_.size() < in_need || has_just_had_one)) return {};
+  for (const Uid& instance : requests_) members_.at(instance).next_promise = now + kPromiseAgain;
   promise_ = Promise{{config_.epoch, cut_}, {requests_.begin(), requests_.end()}, false};
   requests_.clear();
   return promise_->id;

@@ -71,13 +71,22 @@ class Leader {
   std::vector<Uid> checksum(const Uid& from, const Uid& self, const Checksum& checksum);
 
  private:
+  struct Queue {
+    std::size_t bytes = 0;
+    std::int64_t batch = 0;
+  };
   struct Member {
     Peer peer;
     std::uint64_t have = 0;
     std::uint64_t delivered = 0;
     bool keeps_up = false;
     std::uint64_t last_k = 0;
-    std::size_t queued_bytes = 0;
+    // Statistics beyond their limit must not keep gradients out, which alone make rounds.
+    Queue statistics{};
+    Queue gradients{};
+    Time next_promise{};
+
+    Queue& queue(std::int64_t batch) { return batch == 0 ? statistics : gradients; }
   };
   struct Queued {
     Contribution contribution;

@@ -161,6 +161,7 @@ void Machine::progress(Time now) {
     if (leader_) lead(now);
     bound_backlog();
     report_have();
+    catch_up_when_cuts_were_ignored();
     request_state();
   } else if (phase_ != Phase::outside) {
     watch_flush();

@@ -300,6 +300,7 @@ class Machine {
   void ask_for_view(const Uid& instance, const std::string& reason);
   void notice_whether_it_keeps_up();
   void report_have();
+  void catch_up_when_cuts_were_ignored();
   void send_offer(std::uint64_t k);
   std::int64_t share() const;
   void on(Time now, const Uid& from, const Offer& offer, const std::vector<Buffer>& parts);
@@ -411,7 +412,9 @@ class Machine {
   std::optional<NewState> new_state_;
   std::uint64_t states_ = 0;
   bool is_state_refused_ = false;  // new_state_, by the user
-  bool wants_successor_ = false;   // so that this peer can lead no more
+  Duration ask_pause_{};           // before it asks for another one
+  Time ask_again_{};               // by awake_
+  Time successor_at_{};            // by awake_: when it asks to lead no more
 };
 
 }  // namespace moolink::accumulate

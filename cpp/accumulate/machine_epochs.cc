@@ -348,7 +348,7 @@ void Machine::activate(Time, const Go& go) {
   lineage_ = view_.lineage;
   leader_id_ = resume_->leader;
   known_round_ = announced_stable_ = resume_->round;
-  wants_successor_ = true;
+  successor_at_ = awake_;
   moved_ = stalled_ = requested_ = keeps_up_ = cuts_ignored_ = false;
   notice_whether_it_keeps_up();
   led_ = {};

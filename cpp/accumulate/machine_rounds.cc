@@ -187,6 +187,13 @@ void Machine::report_have() {
   crash_point("have.sent");
 }
 
+// No later one is in order in this epoch, so once all results are here there must be another.
+void Machine::catch_up_when_cuts_were_ignored() {
+  if (!cuts_ignored_ || ledger_.have() < known_round_) return;
+  cuts_ignored_ = false;
+  ask_for_view(config_.instance, "it was left behind by too many rounds");
+}
+
 void Machine::on(Time, const Uid& from, const Have& have, const std::vector<Buffer>&) {
   if (leader_) leader_->have(from, have);
 }

@@ -12,6 +12,8 @@ namespace {
 
 constexpr std::size_t kChildrensChunks = 1024;  // asked for before they are known to exist
 constexpr std::size_t kChildren = 2;            // of each holder, in the tree of newcomers
+constexpr Duration kAskAgain = seconds(1);      // after a state that was refused; doubles
+constexpr Duration kLongestAskAgain = seconds(30);
 
 }  // namespace
 
@@ -73,6 +75,7 @@ void Machine::user_active(Time now) {
 
 void Machine::request_state() {
   if (standing_ != Standing::stateless || !refused_.empty() || requested_) return;
+  if (awake_ < ask_again_) return;
   if (!std::exchange(user_present_, false)) return;
   requested_ = true;
   send(leader_id_, RequestState{});
@@ -151,7 +154,9 @@ void Machine::resync_when_active() {
 void Machine::refuse_state(Time now, std::uint64_t number) {
   if (!new_state_ || new_state_->number != number) return;
   is_state_refused_ = true;
-  wants_successor_ = true;
+  ask_pause_ = std::clamp(2 * ask_pause_, kAskAgain, kLongestAskAgain);
+  ask_again_ = awake_ + ask_pause_;
+  successor_at_ = awake_;
   settle(now);
 }
 
@@ -160,7 +165,8 @@ void Machine::refuse_state(Time now, std::uint64_t number) {
 void Machine::drop_refused_state_when_active() {
   if (!is_state_refused_) return;
   if (leader_ == nullptr) return abandon_snapshot("the user could not install the leader's state");
-  if (!std::exchange(wants_successor_, false)) return;
+  if (awake_ < successor_at_) return;
+  successor_at_ = awake_ + config_.member_stall;
   ask_for_view(config_.instance, "its user could not install the state of the leader before");
 }
 
@@ -173,6 +179,7 @@ void Machine::state_installed(Time now, std::uint64_t number) {
   if (!has_new_state() || new_state_->number != number) return;
   user_version_ = new_state_->version;
   drop_new_state();
+  ask_pause_ = {};
   installed_ = true;
   settle(now);
 }

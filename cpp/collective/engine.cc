@@ -21,6 +21,8 @@ void check_ranks(const std::string& name, const std::vector<std::uint32_t>& rank
   }
 }
 
+// Parts of an operation of several dtypes have its name and their number.
+constexpr std::size_t kLongestName = kMaxName + 64;
 constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 48;  // of one member's memory
 constexpr std::size_t kMostResiduals = 64;                    // names that compress
 
@@ -157,9 +159,9 @@ OpId Engine::start_value(std::string name, wire::Payload value, Options options)
 }
 
 void Engine::begin(OpId id, Operation::Request request) {
-  if (request.name.size() > kMaxName) {
+  if (request.name.size() > kLongestName) {
     refuse(request.name.substr(0, 40) + "...",
-           "its name has more than " + std::to_string(kMaxName) + " bytes");
+           "its name has more than " + std::to_string(kLongestName) + " bytes");
   }
   OpKey key{request.name, 0};
   key.number = request.number ? *request.number : starts_.start(request.name);
@@ -323,7 +325,7 @@ void Engine::send(std::uint32_t rank, const OpKey& key, Operation::Outgoing outg
 
 void Engine::received(const Uid& from, const wire::Payload& payload) {
   auto frame = wire::decode<Frame>(payload.body);
-  if (frame.key.name.size() > kMaxName) wire::fail("an operation's name exceeds the limit");
+  if (frame.key.name.size() > kLongestName) wire::fail("an operation's name exceeds the limit");
   if (frame.scope != config_.scope || frame.epoch < members_.epoch) return;
   Operation* operation = frame.epoch == members_.epoch ? find(frame.key) : nullptr;
   if (operation == nullptr && frame.epoch == members_.epoch && settle(from, frame)) return;

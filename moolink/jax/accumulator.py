@@ -327,8 +327,9 @@ class Accumulator(AccumulatorBase):
 
     def _install_model(self, model: Any) -> None:
         parameters, buffers = model
+        received = _received(buffers, self._buffers, self._buffer_paths)
         self._install_parameters(parameters)
-        self._buffers = _received(buffers, self._buffers, self._buffer_paths)
+        self._buffers = received
 
     def _capture_parameters(self) -> list[Any]:
         return self._parameters  # nobody can write them

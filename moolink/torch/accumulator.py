@@ -259,14 +259,15 @@ class Accumulator(AccumulatorBase):
 
     def _install_model(self, model: Any) -> None:
         parameters, buffers = model
-        _copy_all(self._parameters, parameters)
-        _copy_all(self._buffers, buffers)
+        copied = [_fitting(self._parameters, parameters), _fitting(self._buffers, buffers)]
+        _copy_all(self._parameters, copied[0])
+        _copy_all(self._buffers, copied[1])
 
     def _capture_parameters(self) -> list[Any]:
         return [p.detach().clone() for p in self._parameters]
 
     def _install_parameters(self, parameters: list[Any]) -> None:
-        _copy_all(self._parameters, parameters)
+        _copy_all(self._parameters, _fitting(self._parameters, parameters))
 
     def _checksum(self) -> int:
         digest = hashlib.blake2b(digest_size=8)
@@ -398,15 +399,21 @@ def _as_torch(value: Any) -> torch.Tensor:
     return torch.as_tensor(array)
 
 
-def _copy_all(to: Sequence[torch.Tensor], values: Sequence[Any]) -> None:
-    if len(to) != len(values):
-        raise ValueError(f"{len(values)} tensors came for the {len(to)} of this model")
+def _fitting(mine: Sequence[torch.Tensor], values: Sequence[Any]) -> list[torch.Tensor]:
+    """The values as tensors; raises ``ValueError`` unless each can be copied to one of ours."""
+    if len(mine) != len(values):
+        raise ValueError(f"{len(values)} tensors came for the {len(mine)} of this model")
+    tensors = [_as_torch(value) for value in values]
+    for index, (old, new) in enumerate(zip(mine, tensors, strict=True)):
+        if new.shape != old.shape or new.dtype != old.dtype:
+            raise ValueError(
+                f"tensor {index} that came is {_described(new.shape, new.dtype)}, and "
+                f"this model's {_described(old.shape, old.dtype)}"
+            )
+    return tensors
+
+
+def _copy_all(to: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
     with torch.no_grad():
-        for index, (mine, value) in enumerate(zip(to, values, strict=True)):
-            theirs = _as_torch(value)
-            if theirs.shape != mine.shape or theirs.dtype != mine.dtype:
-                raise ValueError(
-                    f"tensor {index} that came is {_described(theirs.shape, theirs.dtype)}, and "
-                    f"this model's {_described(mine.shape, mine.dtype)}"
-                )
+        for mine, theirs in zip(to, tensors, strict=True):
             mine.copy_(theirs)

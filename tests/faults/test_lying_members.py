@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -194,7 +195,7 @@ def test_a_lying_member_leaves_the_others_able_to_go_on(lie: str) -> None:
         assert max(models) - min(models) <= 1
 
 
-MODEL = "([torch.zeros(1000)], [])"
+MODEL = "([torch.full((1000,), 7.0)], [])"
 
 
 @pytest.mark.timeout(120)
@@ -211,7 +212,7 @@ MODEL = "([torch.zeros(1000)], [])"
         f"({MODEL}, None, {{}}, [['liar', 'x']], 0)",
         "(([torch.zeros(999)], []), None, {}, [], 0)",
         "((['parameters'], []), None, {}, [], 0)",
-        "(([torch.zeros(1000)] * 2, []), None, {}, [], 0)",
+        "(([torch.full((1000,), 7.0)] * 2, []), None, {}, [], 0)",
         "(None, None, {}, [], 0)",
     ],
 )
@@ -233,6 +234,39 @@ def test_a_leaders_state_of_another_form_is_refused_and_outlived(state: str) -> 
         liar.kill()
         train_on(learners, 5)
         assert all(learner.accumulator.connected() for learner in learners)
+        assert not any(learner.model.any() for learner in learners)  # nothing of it was installed
+
+
+@pytest.mark.timeout(120)
+def test_a_training_loop_outlives_a_leader_whose_state_is_none(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    leader = MEMBER.replace("learner.set_state({})", "learner._core.set_state(7)")
+    with contextlib.ExitStack() as stack:
+        broker = stack.enter_context(moolink.Broker(first=True))
+        address = broker.listen("127.0.0.1:0")[0]
+        liar = Liar("none=0", program(leader, address, "leads"))
+        stack.callback(liar.kill)
+        assert liar.next_line() == "leads"
+        learner = Learner("honest", address)
+        stack.callback(learner.close)
+        learner.accumulator.set_virtual_batch_size(1)
+        turns = learner.accumulator.training_steps(
+            lambda: None, until=lambda totals: totals["turns"] >= 5
+        )
+
+        def train() -> None:
+            for step in turns:
+                learner.model.grad = torch.ones(1000)
+                step.reduce(1, {"turns": 1})
+
+        training = threading.Thread(target=train)
+        training.start()
+        until(lambda: caplog.text.count("cannot be taken over") > 1, "its state is refused")
+        liar.kill()
+        training.join(60)
+        assert not training.is_alive()
+        assert learner.accumulator.model_version() >= 5
 
 
 @pytest.mark.timeout(120)

