@@ -13,8 +13,8 @@ namespace moolink::io {
 // A descriptor that was passed is shared with a process that may be hostile. What it does to a pair
 // that is shut down can neither keep a ring from arriving nor stop who rings: an eventfd's counter
 // it could fill, and take away O_NONBLOCK, which belongs to both. (It can make rings slow, by
-// watching its end very many times: 0.1 µs each.) A byte sent through a socket need not wait either,
-// but wakes its reader as if the sender were about to sleep, on the same processor.
+// watching its end very many times: 0.1 µs each.) A byte sent through a socket need not wait
+// either, but wakes its reader as if the sender were about to sleep, on the same processor.
 struct Doorbell {
   Descriptor rung;
   Descriptor watched;
