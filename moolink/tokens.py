@@ -84,7 +84,7 @@ def new() -> Key:
 
 def check_group_name(name: str) -> None:
     """Raises ValueError unless a group can have this name."""
-    if not 0 < len(name.encode()) <= 1024 or re.search(r"[\x00-\x1f\x7f]", name):
+    if not 0 < len(name.encode()) <= 1024 or re.search(r"[\x00-\x1f\x7f-\x9f]", name):
         raise ValueError(f"{name!r} is no group's name: 1 to 1024 bytes, no control characters")
     if name != name.strip():
         raise ValueError(f"group {name!r} can have no key: its name begins or ends in space")

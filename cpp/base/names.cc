@@ -1,23 +1,33 @@
 #include "base/names.h"
 
-#include <algorithm>
-
 #include "base/error.h"
 
 namespace moolink {
 
 namespace {
 
-bool is_control(char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }
+// Where the first control character of UTF-8 begins, npos: nowhere: U+0000 to U+001F, U+007F, and
+// U+0080 to U+009F, which terminals obey too.
+std::size_t find_control(std::string_view text, std::size_t from = 0) {
+  for (std::size_t i = from; i < text.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    if (byte < 0x20 || byte == 0x7f) return i;
+    const auto next = i + 1 < text.size() ? static_cast<unsigned char>(text[i + 1]) : 0;
+    if (byte == 0xc2 && next >= 0x80 && next < 0xa0) return i;
+  }
+  return std::string_view::npos;
+}
 
 }  // namespace
 
 bool is_name(std::string_view text) {
-  return !text.empty() && text.size() <= kMaxName && std::ranges::none_of(text, is_control);
+  return !text.empty() && text.size() <= kMaxName && find_control(text) == std::string_view::npos;
 }
 
 std::string in_one_line(std::string text) {
-  std::ranges::replace_if(text, is_control, '?');
+  for (std::size_t at = 0; (at = find_control(text, at)) != std::string::npos; ++at) {
+    text.replace(at, text[at] == '\xc2' ? 2 : 1, "?");
+  }
   return text;
 }
 

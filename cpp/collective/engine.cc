@@ -354,9 +354,10 @@ void Engine::keep_early(const Uid& from, Frame frame, const wire::Payload& paylo
     const bool ended = frame.key.number < starts_.started(frame.key.name);
     if (ended || !is_member(from)) return;
   }
-  Early early{from, std::move(frame), payload.parts, 0};
+  bool fails = std::holds_alternative<Failure>(frame.content);
+  Early early{from, std::move(frame), {}, 0};
+  if (!fails) early.parts = payload.parts;
   early.bytes = payload.body.size() + bytes_of(early.parts) + note_cost(early.frame);
-  bool fails = std::holds_alternative<Failure>(early.frame.content);
   const bool is_full = early_bytes_ + early.bytes > config_.early_bytes;
   if (is_full && !fails) {
     fails = true;

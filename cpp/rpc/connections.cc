@@ -296,7 +296,7 @@ void NodeState::refused(Time now, Connection& connection, const wire::Refuse& re
   if (hopeless) fail_callers(address, name, error);
 }
 
-// Before there was a connection: its handshake has failed.
+// Its handshake has failed, or its first bytes told that it can come to nothing.
 void NodeState::turned_away(Time now, const Error& error) {
   if (error.code == ErrorCode::auth) warn_once(now, error.message + "; " + policy_->advice());
 }
@@ -340,6 +340,7 @@ void NodeState::fail_callers(const std::string& address, const std::string& name
 }
 
 void NodeState::closed(Time now, ConnectionId id, const Error& error) {
+  turned_away(now, error);
   drop_connection(now, id, error, false);
 }
 

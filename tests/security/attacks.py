@@ -161,6 +161,16 @@ def idle_connections(connect: Connect, count: int) -> None:
                 connections.append(connect())
 
 
+def unfinished_handshakes(connect: Connect, count: int) -> None:
+    """Handshakes of TLS whose first message is said to go on after its record, all at once."""
+    with _all_closed() as connections:
+        for _ in range(count):
+            connection = connect()
+            with suppress(ConnectionError):
+                connection.sendall(b"\x16\x03\x01\x00\x28\x01\x01\xff\xb8" + bytes(36))
+            connections.append(connection)
+
+
 def slow_loris(connect: Connect, count: int, unix: bool) -> None:
     """Connections that say a greeting a byte at a time, for as long as they are heard."""
     with recorded_greeting(unix) as (good, _):
@@ -202,6 +212,7 @@ ATTACKS: dict[str, Callable[[Connect, bool], None]] = {
     "1,000 random greetings": lambda connect, _: random_greetings(connect, 1000),
     "1,000 bent greetings": lambda connect, unix: bent_greetings(connect, 1000, unix),
     "2,000 idle connections": lambda connect, _: idle_connections(connect, 2000),
+    "256 unfinished handshakes": lambda connect, _: unfinished_handshakes(connect, 256),
     "200 slow connections": lambda connect, unix: slow_loris(connect, 200, unix),
     "lying lengths": lambda connect, _: lying_lengths(connect),
 }

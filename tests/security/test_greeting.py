@@ -70,18 +70,32 @@ def test_a_call_of_who_is_dialled_ends_too() -> None:
             call.result()
 
 
+def said_of_insecure(caplog: pytest.LogCaptureFixture) -> set[str]:
+    """The different refusals that were logged."""
+    said = (record.getMessage() for record in caplog.records)
+    return {text for text in said if "insecure=True" in text or "encrypted" in text}
+
+
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("insecure_dials", [True, False])
-def test_one_insecure_side_is_named(path: str, insecure_dials: bool) -> None:
+def test_one_insecure_side_is_named(
+    path: str, insecure_dials: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     key = tokens.new()
     with (
+        caplog.at_level(logging.WARNING, "moolink"),
         moolink.Rpc("secure", transports=[path], token=key) as secure,
         moolink.Rpc("open", transports=[path], insecure=True) as open_,
     ):
         dialler, acceptor = (open_, secure) if insecure_dials else (secure, open_)
         dialler.connect(address_for(acceptor, path))
-        with pytest.raises(moolink.AuthError, match="insecure"):
+        with pytest.raises(moolink.AuthError, match="insecure=True") as caught:
             dialler.sync(acceptor.get_name(), "f")
+        # Who dials hears the other's name; the other, of the dialler's address at least.
+        assert f"'{acceptor.get_name()}'" in str(caught.value) or path == "tcp"
+        until(lambda: len(said_of_insecure(caplog)) >= 2, "both sides' warnings")
+        if path == "tcp" and not insecure_dials:
+            assert "the one that listens was made with insecure=True" in str(caught.value)
 
 
 def test_what_a_stranger_says_is_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:

@@ -84,7 +84,7 @@ def test_keys_of_several_groups_are_refused() -> None:
         tokens.parse(text, "a test")
 
 
-@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o660, 0o644])
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o660, 0o644, 0o602])
 def test_a_file_that_others_can_read_or_write_is_refused(mode: int, tmp_path: Path) -> None:
     path = tmp_path / "token"
     tokens.write(path, [tokens.new()])

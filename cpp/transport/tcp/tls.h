@@ -81,6 +81,7 @@ class TlsStream final : public ByteStream {
   // tls_handshake.cc
   void begin();
   bool may_begin();
+  bool begins_with_whole_message() const;
   bool take_records(const char* data, std::size_t size);
   std::size_t give_records(char* data, std::size_t size);
   bool export_binding();

@@ -92,7 +92,9 @@ bool TlsStream::shake_hands() {
     push();
     return true;
   }
-  if (result != 1 && !not_tls_ && openssl_.ssl_error(ssl_, result) == kWantsRead) {
+  // An acceptor waits only for who has proven a key: OpenSSL may have asked for another beginning.
+  const bool may_wait = key_ || known_;
+  if (result != 1 && may_wait && !not_tls_ && openssl_.ssl_error(ssl_, result) == kWantsRead) {
     push();
     return false;
   }
@@ -100,16 +102,36 @@ bool TlsStream::shake_hands() {
 }
 
 // Of an acceptor: whether the first record is here. OpenSSL takes tens of kilobytes for a
-// connection, and nothing is spent on who has not said a whole thing.
+// connection, and as many as a message says that it will have: nothing is spent on who has not said
+// a whole thing, and who says the beginning of one is refused.
 bool TlsStream::may_begin() {
   if (key_) return true;
   read_socket();
   if (socket_error_ != 0) handshake_failed();
   if (not_tls_) not_tls();
   const bool too_long = in_end_ >= kRecordHead && sealed_bytes(in_.data()) > kRecordBytes;
-  if (has_record() || too_long) return true;  // for OpenSSL to refuse
+  if (too_long || (has_record() && !begins_with_whole_message())) {
+    throw HandshakeFailure(ErrorCode::auth,
+                           "its TLS handshake does not begin with a whole message in one record");
+  }
+  if (has_record()) return true;
   if (socket_ended_) handshake_failed();
   return false;
+}
+
+// Whether the first record has all of a handshake message (RFC 8446, 4 and 5.1), as a moolink
+// peer's has.
+bool TlsStream::begins_with_whole_message() const {
+  constexpr std::size_t kMessageHead = 4;
+  const std::byte* const record = in_.data();
+  const std::size_t content = sealed_bytes(record);
+  if (record[0] != static_cast<std::byte>(RecordType::handshake) || content < kMessageHead) {
+    return false;
+  }
+  const std::byte* const length = record + kRecordHead + 1;
+  std::size_t bytes = 0;
+  for (std::size_t i = 0; i < 3; ++i) bytes = bytes << 8 | std::to_integer<std::size_t>(length[i]);
+  return kMessageHead + bytes <= content;
 }
 
 // RFC 9266 in all but the label, which is moolink's own.
@@ -221,9 +243,11 @@ void TlsStream::not_tls() {
   std::optional<crypto::Key> key_there = key_named(refusal.text, holds);
   Error error = make_error(ErrorCode::auth, kPlain);
   if (is_name(refusal.name)) error.peer = refusal.name;
+  const std::string who = error.peer.empty() ? "it" : "peer '" + error.peer + "'";
   if (!holds.empty()) {
-    error.message = (error.peer.empty() ? "it" : "peer '" + error.peer + "'") + " holds " + holds +
-                    " and no other: " + kSameToken;
+    error.message = who + " holds " + holds + " and no other: " + kSameToken;
+  } else if (!refusal.text.empty()) {
+    error.message = who + " does not encrypt: " + in_one_line(refusal.text);
   }
   HandshakeFailure failure(std::move(error));
   failure.key_there = std::move(key_there);

@@ -106,11 +106,11 @@ std::string TcpTransport::why_not_allowed() const {
 
 std::string TcpTransport::why_plain() const {
   if (environment_.keyring.empty()) {
-    return "it has a token, and this peer was made with insecure=True: make both with the same "
-           "token, or both without";
+    return "the one that connects has a token, and the one that listens was made with "
+           "insecure=True: make both with the same token, or both without";
   }
-  return "it encrypts, and this peer finds no OpenSSL to do so (" + why_no_tls_ +
-         "): install OpenSSL 3 (libssl3) here";
+  return "the one that connects encrypts, and the one that listens finds no OpenSSL to do so (" +
+         why_no_tls_ + "): install OpenSSL 3 (libssl3) there";
 }
 
 // --- listening

@@ -1,4 +1,5 @@
 #include "base/buffer.h"
+#include "base/names.h"
 #include "base/random.h"
 #include "base/streaming_copy.h"
 #include "base/uid.h"
@@ -53,6 +54,15 @@ TEST("streaming copy: the same bytes past the cache as through it, at any alignm
       }
     }
   }
+}
+
+TEST("names: control characters of one byte and of two are none, and shown as one mark") {
+  CHECK(is_name("caf\xc3\xa9 \xc2\xa0"));
+  for (const char* bad : {"a\nb", "a\x7f", "\xc2\x9b", "a\xc2\x80z"}) CHECK(!is_name(bad));
+  CHECK_EQ(in_one_line("a\n\xc2\x9b"
+                       "b\x1b\xc2\xa0"),
+           std::string("a??b?\xc2\xa0"));
+  CHECK_EQ(in_one_line("\xc2"), std::string("\xc2"));
 }
 
 TEST("utf8: well-formed texts, and all ways to be ill-formed") {

@@ -364,6 +364,46 @@ TEST("tls: what is no handshake is sent away, and costs nothing but its socket")
   CHECK(b.closures.empty());
 }
 
+// Of a stranger: records that OpenSSL would wait for more after.
+std::vector<std::vector<std::byte>> unfinished_handshakes() {
+  const auto bytes_of = [](std::initializer_list<int> values) {
+    std::vector<std::byte> bytes;
+    for (const int value : values) bytes.push_back(static_cast<std::byte>(value));
+    return bytes;
+  };
+  // A ClientHello that says it has 131,000 bytes, in a record of 40.
+  std::vector<std::byte> long_message = bytes_of({22, 3, 1, 0, 40, 1, 1, 0xff, 0xb8});
+  long_message.resize(45);
+  // One whole, with no share of a key: another is asked for (HelloRetryRequest).
+  std::vector<std::byte> no_share = bytes_of({22, 3, 1, 0, 76, 1, 0, 0, 72, 3, 3});
+  no_share.resize(no_share.size() + 32);                        // random
+  const auto rest = bytes_of({0, 0,  2, 0x13, 1, 1, 0, 0,  29,  //
+                              0, 43, 0, 3,    2, 3, 4,          // TLS 1.3
+                              0, 10, 0, 4,    0, 2, 0, 29,      // X25519
+                              0, 13, 0, 4,    0, 2, 8, 4,       // RSA-PSS with SHA-256
+                              0, 51, 0, 2,    0, 0});           // no share
+  no_share.insert(no_share.end(), rest.begin(), rest.end());
+  return {long_message, no_share, bytes_of({20, 3, 3, 0, 1, 1}), bytes_of({22, 3, 1, 0, 1, 1}),
+          bytes_of({22, 3, 1, 0x40, 1})};
+}
+
+TEST("tls: who has OpenSSL wait for more before it has proven a key is refused") {
+  const Subject subject = with_keys({key_of(1)});
+  Side b(subject);
+  Side idle(subject);
+  const auto target =
+      tcp::resolve(tcp::parse_address(b.transport->listen(subject.listen_address).at(0))).at(0);
+  for (const std::vector<std::byte>& words : unfinished_handshakes()) {
+    const Descriptor client(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    CHECK_EQ(::connect(client.get(), target.get(), target.size), 0);
+    CHECK_EQ(::send(client.get(), words.data(), words.size(), MSG_NOSIGNAL),
+             static_cast<ssize_t>(words.size()));
+    b.refusals.clear();
+    wait_until(b, idle, [&] { return b.refusals.size() == 1; });
+    CHECK(b.refusals[0].code == ErrorCode::auth);
+  }
+}
+
 // What this process has of the allocator, mapped blocks too.
 std::size_t allocated() {
   const auto all = mallinfo2();
