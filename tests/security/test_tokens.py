@@ -44,7 +44,9 @@ def test_a_token_and_a_groups_key_survive_their_text() -> None:
         group.of_group("pong")
     with pytest.raises(ValueError, match="no group's name"):
         key.of_group("a\nb")
-    odd = key.of_group("one line\u2028of \x85text")
+    with pytest.raises(ValueError, match="no group's name"):
+        key.of_group("a\x85b")
+    odd = key.of_group("one line\u2028of \u2029text")
     assert tokens.parse(odd.text() + "\r\n", "a test") == [odd]
     with pytest.raises(ValueError, match="ends in space"):  # a file's lines are stripped
         key.of_group("pong ")
