@@ -40,13 +40,14 @@ def _parser() -> argparse.ArgumentParser:
         metavar="HOST[:PORT]",
         help="what peers are told instead of the addresses listened on",
     )
-    parser.add_argument(
+    keys = parser.add_mutually_exclusive_group()
+    keys.add_argument(
         "--token-file",
         metavar="FILE",
         help="the job's token, or a group's key (default: $MOOLINK_TOKEN_FILE, or the user's own "
         "token, made at first use)",
     )
-    parser.add_argument(
+    keys.add_argument(
         "--insecure",
         action="store_true",
         help="ask for no token: whoever reaches the port may join every group",

@@ -62,6 +62,18 @@ def test_announces_the_address_it_got() -> None:
         assert announced.read() == listening_address(process) + "\n"
 
 
+def test_a_token_or_none() -> None:
+    done = subprocess.run(
+        [*COMMAND, "--insecure", "--token-file", "job.token"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "not allowed with argument" in done.stderr
+
+
 def test_a_port_in_use_is_a_clear_error() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
