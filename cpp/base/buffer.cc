@@ -17,10 +17,15 @@ MutableBuffer HeapAllocator::allocate(std::size_t size) {
   return {std::shared_ptr<void>(data, std::free), static_cast<std::byte*>(data), size};
 }
 
-Buffer private_copy(const Buffer& bytes) {
-  const MutableBuffer copy = HeapAllocator().allocate(bytes.size());
+Buffer private_copy(const Buffer& bytes, Allocator& allocator) {
+  const MutableBuffer copy = allocator.allocate(bytes.size());
   if (!bytes.empty()) std::memcpy(copy.data(), bytes.data(), bytes.size());
   return copy;
+}
+
+Buffer private_copy(const Buffer& bytes) {
+  HeapAllocator heap;
+  return private_copy(bytes, heap);
 }
 
 }  // namespace moolink

@@ -67,7 +67,8 @@ class HeapAllocator final : public Allocator {
   MutableBuffer allocate(std::size_t size) override;
 };
 
-// The same bytes in memory of this process alone; throws std::bad_alloc.
+// The same bytes in memory of this process alone (heap memory, unless told); throws std::bad_alloc.
+Buffer private_copy(const Buffer& bytes, Allocator& allocator);
 Buffer private_copy(const Buffer& bytes);
 
 }  // namespace moolink

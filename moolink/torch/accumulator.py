@@ -259,9 +259,9 @@ class Accumulator(AccumulatorBase):
 
     def _install_model(self, model: Any) -> None:
         parameters, buffers = model
-        copied = [_fitting(self._parameters, parameters), _fitting(self._buffers, buffers)]
-        _copy_all(self._parameters, copied[0])
-        _copy_all(self._buffers, copied[1])
+        received = _fitting(self._buffers, buffers)
+        self._install_parameters(parameters)
+        _copy_all(self._buffers, received)
 
     def _capture_parameters(self) -> list[Any]:
         return [p.detach().clone() for p in self._parameters]

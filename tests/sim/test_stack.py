@@ -225,7 +225,7 @@ def reseeded(scenario: str) -> Iterator[str]:
 
 def shows(stack: Any, mutant: str, scenario: str) -> bool:
     assert stack.live(scenario) == ""
-    return bool(stack.live(scenario, mutant) != "")
+    return bool(stack.live(scenario, mutant))
 
 
 def test_every_mutant_is_caught(simulation: Any) -> None:

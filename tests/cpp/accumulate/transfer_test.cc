@@ -127,6 +127,12 @@ class Peers {
     machines_[0]->set_state(now_, std::move(state));
     settle();
   }
+  // Given, and all of it passed on.
+  void transfer_state(const Buffer& bytes) {
+    give_state(bytes);
+    while (transfer()) {
+    }
+  }
 
  private:
   struct Mail {
@@ -236,9 +242,7 @@ TEST("rounds: whose session was lost is not demoted for its full slots, but name
   for (const bool lost : {false, true}) {
     Peers peers(2);
     peers.users_come();
-    peers.give_state(state_bytes());
-    while (peers.transfer()) {
-    }
+    peers.transfer_state(state_bytes());
     const auto state = peers[1].new_state();
     CHECK(state.has_value());
     peers.install(1, state->number);
@@ -256,9 +260,7 @@ TEST("rounds: whose session was lost is not demoted for its full slots, but name
 TEST("transfer: a state that the user refuses is dropped, and another one asked for") {
   Peers peers(2);
   peers.users_come();
-  peers.give_state(state_bytes());
-  while (peers.transfer()) {
-  }
+  peers.transfer_state(state_bytes());
   const auto first = peers[1].new_state();
   CHECK(first.has_value());
   peers.refuse(1, first->number + 1);  // of which there is none
@@ -272,9 +274,7 @@ TEST("transfer: a state that the user refuses is dropped, and another one asked 
   peers.pass(seconds(1));
   peers.users_come();
   CHECK(peers[0].wants_state().has_value());
-  peers.give_state(state_bytes());
-  while (peers.transfer()) {
-  }
+  peers.transfer_state(state_bytes());
   const auto second = peers[1].new_state();
   CHECK(second && second->number != first->number && second->version == 8);
   peers.install(1, second->number);
@@ -285,9 +285,7 @@ TEST("transfer: a state that the user refuses is dropped, and another one asked 
 TEST("transfer: who leads by the time that its user refuses the state asks to be succeeded") {
   Peers peers(2);
   peers.users_come();
-  peers.give_state(state_bytes());
-  while (peers.transfer()) {
-  }
+  peers.transfer_state(state_bytes());
   peers.leave_alone(1);
   CHECK(peers[1].is_leader());
   const auto state = peers[1].new_state();
