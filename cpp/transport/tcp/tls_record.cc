@@ -17,6 +17,10 @@ constexpr int kSetTag = 0x11;  // EVP_CTRL_AEAD_SET_TAG
 constexpr std::size_t kKeyBytes = 16;
 constexpr std::size_t kTagBytes = 16;
 
+// A record of so many bytes is put together and encrypted in one piece: to copy them takes less
+// than a call of OpenSSL, of some 40 ns.
+constexpr std::size_t kPutTogether = 1024;
+
 // HKDF-Expand-Label with no context.
 std::vector<std::byte> expand(const crypto::Digest& secret, std::string_view label,
                               std::size_t length) {
@@ -37,6 +41,11 @@ unsigned char* chars(void* data) { return static_cast<unsigned char*>(data); }
 std::array<std::byte, kRecordHead> head_of(std::size_t sealed) {
   return {std::byte{23}, std::byte{3}, std::byte{3}, static_cast<std::byte>(sealed >> 8),
           static_cast<std::byte>(sealed)};
+}
+
+std::byte* append(const void* data, std::size_t size, std::byte* out) {
+  const auto* bytes = static_cast<const std::byte*>(data);
+  return std::copy(bytes, bytes + size, out);
 }
 
 void need(bool done) {
@@ -90,8 +99,15 @@ std::byte* RecordCipher::seal(RecordType type, std::span<const iovec> pieces, st
          1);
     out += done;
   };
-  for (const iovec& piece : pieces) encrypt(piece.iov_base, piece.iov_len);
-  encrypt(&type, sizeof type);
+  if (bytes <= kPutTogether) {
+    std::byte* end = out;
+    for (const iovec& piece : pieces) end = append(piece.iov_base, piece.iov_len, end);
+    end = append(&type, sizeof type, end);
+    encrypt(out, static_cast<std::size_t>(end - out));
+  } else {
+    for (const iovec& piece : pieces) encrypt(piece.iov_base, piece.iov_len);
+    encrypt(&type, sizeof type);
+  }
   int none = 0;
   need(openssl_.cipher_end(context_, chars(out), &none) == 1 &&
        openssl_.cipher_control(context_, kGetTag, kTagBytes, out) == 1);
