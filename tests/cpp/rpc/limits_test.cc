@@ -57,6 +57,7 @@ Config server_config() {
   config.name = "server";
   config.max_running_calls = 10;
   config.max_running_bytes = std::size_t{1} << 20;
+  config.max_waiting_calls = 20;
   config.limits.send_window_messages = 16;
   return config;
 }
@@ -95,10 +96,7 @@ struct Pair {
     node.drain(actions);
     for (Action& action : actions) {
       if (auto* write = std::get_if<Write>(&action)) {
-        const bool is_window = write->frame.header.type == wire::FrameType::window;
-        if (connected && !(is_window && &node == &server && lose_windows)) {
-          transmit(other, *write);
-        }
+        if (connected && !stays(*write, node)) transmit(other, *write);
       } else if (const auto* dial = std::get_if<Dial>(&action);
                  dial != nullptr && dial->address != "tcp://10.0.0.1:1") {
         ++dialled_in_vain;
@@ -110,8 +108,10 @@ struct Pair {
         if (std::exchange(connected, false)) {
           other.closed(now, connection, make_error(ErrorCode::closed, "closed"));
         }
-      } else if (std::get_if<RunHandler>(&action) != nullptr) {
-        ++running;
+      } else if (const auto* run = std::get_if<RunHandler>(&action)) {
+        running.push_back(run->key);
+      } else if (const auto* log = std::get_if<Log>(&action)) {
+        logged += log->text;
       } else if (auto* complete = std::get_if<Complete>(&action)) {
         if (auto* error = std::get_if<Error>(&complete->result)) errors.push_back(*error);
       } else if (auto* down = std::get_if<PeerDown>(&action)) {
@@ -119,6 +119,16 @@ struct Pair {
       }
     }
     return !actions.empty();
+  }
+  // Lost on its way, or held up.
+  bool stays(const Write& write, const Node& from) {
+    const wire::FrameType type = write.frame.header.type;
+    if (&from == &server) return mute || (lose_windows && type == wire::FrameType::window);
+    if (!hold_calls || type != wire::FrameType::message) return false;
+    const auto head = wire::decode_control<wire::MessageHead>(as_received(write.frame));
+    if (head.kind != static_cast<std::uint8_t>(MessageKind::call)) return false;
+    held.push_back(write);
+    return true;
   }
   // As a transport does: the bytes of a chunk go straight to where they belong.
   void transmit(Node& other, const Write& write) {
@@ -141,8 +151,12 @@ struct Pair {
   Node client{client_config(client_window), client_memory, open, 2};
   ConnectionId connection = 0;
   bool connected = false;
-  bool lose_windows = false;
-  std::size_t running = 0;
+  bool lose_windows = false;        // of the server
+  bool mute = false;                // the server, in all that it sends
+  bool hold_calls = false;          // of the client
+  std::vector<Write> held;          // ... in order
+  std::vector<CallKey> running;     // at the server, in order
+  std::string logged;               // by both
   std::size_t dialled_in_vain = 0;  // none of these is answered
   std::vector<Error> errors;
   std::string server_lost;
@@ -157,7 +171,7 @@ TEST("a peer that goes on calling when it was told to wait is cut off") {
     pair.run();
   }
   CHECK_EQ(pair.server_lost, std::string("client"));
-  CHECK(pair.running >= 10 + 4 * 16 && pair.running <= 12 + 4 * 16);
+  CHECK(pair.running.size() >= 10 + 4 * 16 && pair.running.size() <= 12 + 4 * 16);
 }
 
 TEST("a peer that waits when it was told to is not") {
@@ -165,8 +179,62 @@ TEST("a peer that waits when it was told to is not") {
   for (int i = 0; i < 1000; ++i) pair.client.call(pair.now, "server", "wait", {}, seconds(60), 0);
   pair.pass(seconds(2));
   CHECK(pair.server_lost.empty() && pair.errors.empty());
-  CHECK(pair.running >= 11);
+  CHECK(pair.running.size() >= 11);
   CHECK_EQ(pair.server.peers(pair.now).size(), 1u);
+}
+
+TEST("a peer that takes no replies is cut off before too many wait for it") {
+  Pair pair(4096);
+  pair.lose_windows = true;
+  for (int i = 0; i < 60; ++i) {
+    pair.client.call(pair.now, "server", "wait", {}, seconds(60), 0);
+    pair.run();
+  }
+  CHECK_EQ(pair.running.size(), 60u);
+  pair.mute = true;
+  std::size_t replies = 0;
+  while (pair.server_lost.empty() && replies < pair.running.size()) {
+    pair.server.reply(pair.now, pair.running[replies++], wire::Payload{});
+    pair.run();
+  }
+  CHECK_EQ(pair.server_lost, std::string("client"));
+  CHECK_EQ(replies, 16u + 20u + 1u);  // on their way, waiting, and one too many
+  CHECK(pair.logged.find("'client' takes nothing") != std::string::npos);
+}
+
+TEST("a stream that asks for more than 1,024 items at once is refused") {
+  Pair pair;
+  const auto stream = [&](std::uint64_t credit) {
+    return pair.client.stream(pair.now, "server", "wait", {}, seconds(60), 0, credit);
+  };
+  CHECK_THROWS(stream(1025), ErrorCode::invalid_argument);
+  for (const std::uint64_t more : {2, 3}) {
+    const CallId id = stream(1024);
+    pair.run();
+    for (int i = 0; i < 2; ++i) pair.server.send_item(pair.now, pair.running.back(), {});
+    pair.run();
+    CHECK(pair.server_lost.empty());
+    pair.client.raise_credit(pair.now, id, more);  // two were sent
+    pair.run();
+    CHECK_EQ(pair.server_lost.empty(), more == 2);
+  }
+}
+
+TEST("of the cancels that overtake their calls the last 1,024 are remembered") {
+  Pair pair(4096);
+  pair.hold_calls = true;
+  std::vector<CallId> calls;
+  for (int i = 0; i < 1025; ++i) {
+    calls.push_back(pair.client.call(pair.now, "server", "wait", {}, seconds(60), 0));
+    pair.run();
+  }
+  CHECK_EQ(pair.held.size(), calls.size());
+  for (const CallId id : calls) pair.client.cancel(pair.now, id);
+  pair.run();
+  for (const Write& call : pair.held) pair.transmit(pair.server, call);
+  pair.run();
+  CHECK(pair.server_lost.empty());
+  CHECK(pair.running.size() == 1 && pair.running.front().id == calls.front());
 }
 
 TEST("arguments of many empty parts are no cheaper than others") {
@@ -178,7 +246,7 @@ TEST("arguments of many empty parts are no cheaper than others") {
     pair.run();
   }
   CHECK(pair.server_lost.empty() && pair.errors.empty());
-  CHECK(pair.running >= 2 && pair.running <= 4);  // half a megabyte each
+  CHECK(pair.running.size() >= 2 && pair.running.size() <= 4);  // half a megabyte each
 }
 
 TEST("a peer that makes up addresses of another has a few of them dialled") {
