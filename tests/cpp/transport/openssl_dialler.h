@@ -1,0 +1,121 @@
+#pragma once
+
+// A dialler in TLS that is OpenSSL's, whole, and shows a job's key. Tells the secrets of its
+// records.
+
+#include <dlfcn.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+#include "crypto/keyring.h"
+#include "transport/tcp/openssl.h"
+
+namespace moolink::transport {
+
+class OpenSslDialler {
+ public:
+  OpenSslDialler(int socket, const crypto::Key& key)
+      : key_(key),
+        identity_(key.identity()),
+        library_(dlopen(tcp::find_openssl().where.c_str(), RTLD_NOW)),
+        context_(openssl().context_new(openssl().method())) {
+    constexpr int kSetMode = 33;    // SSL_CTRL_MODE
+    constexpr long kModes = 1 | 2;  // partial writes, a buffer that moves
+    openssl().context_control(context_, kSetMode, kModes, nullptr);
+    openssl().context_set_use_key(context_, &show_key);
+    openssl().context_set_log(context_, &log);
+    ssl_ = openssl().ssl_new(context_);
+    openssl().ssl_set_data(ssl_, 0, this);
+    if (function<int(tcp::Ssl*, int)>("SSL_set_fd")(ssl_, socket) != 1) {
+      throw std::runtime_error("OpenSSL does not take a socket");
+    }
+    openssl().ssl_dial(ssl_);
+  }
+  ~OpenSslDialler() {
+    openssl().ssl_free(ssl_);
+    openssl().context_free(context_);
+    dlclose(library_);
+  }
+  OpenSslDialler(const OpenSslDialler&) = delete;
+  OpenSslDialler& operator=(const OpenSslDialler&) = delete;
+
+  bool shake_hands() { return openssl().ssl_handshake(ssl_) == 1; }
+  // Bytes taken or given; 0: not now, or the end (see heard_goodbye()).
+  std::size_t write(std::span<const std::byte> bytes) {
+    const auto call = function<int(tcp::Ssl*, const void*, int)>("SSL_write");
+    return counted(call(ssl_, bytes.data(), static_cast<int>(bytes.size())));
+  }
+  std::size_t read(std::span<std::byte> into) {
+    const auto call = function<int(tcp::Ssl*, void*, int)>("SSL_read");
+    return counted(call(ssl_, into.data(), static_cast<int>(into.size())));
+  }
+  // asks: the other side is to change its key, too. False: not now.
+  bool update_key(bool asks) {
+    return function<int(tcp::Ssl*, int)>("SSL_key_update")(ssl_, asks ? 1 : 0) == 1;
+  }
+  void say_goodbye() { function<int(tcp::Ssl*)>("SSL_shutdown")(ssl_); }
+  bool heard_goodbye() const {
+    constexpr int kZeroReturn = 6;  // SSL_ERROR_ZERO_RETURN
+    return openssl().ssl_error(ssl_, 0) == kZeroReturn;
+  }
+  // Of what this side sends after the handshake.
+  const crypto::Digest& secret() const { return secret_; }
+
+ private:
+  static const tcp::OpenSsl& openssl() { return *tcp::find_openssl().functions; }
+  static OpenSslDialler& of(const tcp::Ssl* ssl) {
+    return *static_cast<OpenSslDialler*>(openssl().ssl_data(ssl, 0));
+  }
+
+  static int show_key(tcp::Ssl* ssl, const tcp::DigestMethod* /*digest*/,
+                      const unsigned char** identity, std::size_t* size,
+                      tcp::SslSession** session) {
+    const OpenSslDialler& self = of(ssl);
+    const crypto::Digest secret = self.key_.secret_for("tls");
+    constexpr unsigned char kNumber[] = {0x13, 0x01};  // TLS_AES_128_GCM_SHA256
+    *session = openssl().session_new();
+    openssl().session_set_key(*session, reinterpret_cast<const unsigned char*>(secret.data()),
+                              secret.size());
+    openssl().session_set_cipher(*session, openssl().cipher_find(ssl, kNumber));
+    openssl().session_set_version(*session, 0x0304);
+    *identity = reinterpret_cast<const unsigned char*>(self.identity_.data());
+    *size = self.identity_.size();
+    return 1;
+  }
+
+  // "label random secret", in hexadecimal digits.
+  static void log(const tcp::Ssl* ssl, const char* line) {
+    const std::string_view text(line);
+    if (!text.starts_with("CLIENT_TRAFFIC_SECRET_0 ")) return;
+    const std::string digits(text.substr(text.rfind(' ') + 1));
+    crypto::Digest& secret = of(ssl).secret_;
+    for (std::size_t i = 0; i < secret.size(); ++i) {
+      secret[i] = static_cast<std::byte>(std::stoi(digits.substr(2 * i, 2), nullptr, 16));
+    }
+  }
+
+  template <class Signature>
+  Signature* function(const char* name) const {
+    void* found = dlsym(library_, name);
+    if (found == nullptr) throw std::runtime_error(std::string("OpenSSL has no ") + name);
+    return reinterpret_cast<Signature*>(found);
+  }
+  static std::size_t counted(int result) {
+    return result > 0 ? static_cast<std::size_t>(result) : 0;
+  }
+
+  const crypto::Key key_;
+  const std::string identity_;
+  crypto::Digest secret_{};
+  void* library_;
+  tcp::SslContext* context_;
+  tcp::Ssl* ssl_ = nullptr;
+};
+
+}  // namespace moolink::transport
