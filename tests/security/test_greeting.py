@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ import pytest
 import moolink
 from moolink import tokens
 from tests.security.attacks import frame
+from tests.security.server import Server
 from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(120)
@@ -96,6 +99,47 @@ def test_one_insecure_side_is_named(
         until(lambda: len(said_of_insecure(caplog)) >= 2, "both sides' warnings")
         if path == "tcp" and not insecure_dials:
             assert "the one that listens was made with insecure=True" in str(caught.value)
+
+
+NOBODY = 65534
+
+
+@contextmanager
+def another_user() -> Iterator[None]:
+    """The kernel tells whom this process connects to meanwhile that it is nobody's."""
+    os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def first_message(unix_name: str) -> tuple[bytes, int]:
+    """What a listening peer sends to who connects, before it has heard anything; descriptors."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.settimeout(60)
+        connection.connect(unix_name)
+        data, descriptors, _, _ = socket.recv_fds(connection, 1024, 16)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        return data, len(descriptors)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_processes_of_another_user_get_nothing_on_the_unix_socket() -> None:
+    server = Server()
+    try:
+        assert first_message(server.unix_name)[1] == 2  # a ring and its bell
+        with moolink.Rpc("client", transports=["shm"], insecure=True) as client, another_user():
+            assert first_message(server.unix_name) == (b"", 0)
+            # It would not talk to that server either, which could be anybody's.
+            client.connect(server.shm)
+            with pytest.raises(moolink.AuthError) as caught:
+                client.sync("server", "echo", 1)
+        assert f"is of user 0, this one of {NOBODY}" in str(caught.value)
+        assert server.lives()
+    finally:
+        server.kill()
 
 
 def test_what_a_stranger_says_is_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:

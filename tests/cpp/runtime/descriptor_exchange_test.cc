@@ -1,0 +1,95 @@
+#include "runtime/descriptor_exchange.h"
+
+#include <fcntl.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <iterator>
+#include <utility>
+#include <vector>
+
+#include "check.h"
+
+namespace moolink::runtime {
+namespace {
+
+std::size_t open_descriptors() {
+  const std::filesystem::directory_iterator all("/proc/self/fd");
+  return static_cast<std::size_t>(std::distance(begin(all), end(all)));
+}
+
+std::vector<Descriptor> set_of(std::size_t count) {
+  std::vector<Descriptor> made;
+  for (std::size_t i = 0; i < count; ++i) {
+    made.emplace_back(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+    CHECK(made.back());
+  }
+  return made;
+}
+
+// How many descriptors came for each key, in the order in which they came.
+struct Taken {
+  std::vector<std::pair<std::uint64_t, std::size_t>> sets;
+
+  DescriptorExchange::Taker by(std::uint64_t key) {
+    return [this, key](std::vector<Descriptor> descriptors) {
+      sets.emplace_back(key, descriptors.size());
+    };
+  }
+};
+
+using Sets = std::vector<std::pair<std::uint64_t, std::size_t>>;
+
+}  // namespace
+
+TEST("descriptor exchange: a set meets its taker, whichever is first, and once") {
+  DescriptorExchange exchange;
+  Taken taken;
+  exchange.expect(Uid{0, 1}, taken.by(1));
+  exchange.arrived(Uid{0, 2}, set_of(2));
+  CHECK(taken.sets.empty());
+  exchange.arrived(Uid{0, 1}, set_of(1));
+  exchange.expect(Uid{0, 2}, taken.by(2));
+  CHECK_EQ(taken.sets, (Sets{{1, 1}, {2, 2}}));
+  exchange.expect(Uid{0, 2}, taken.by(2));
+  CHECK_EQ(taken.sets.size(), std::size_t{2});
+}
+
+TEST("descriptor exchange: what is forgotten is closed, or nobody's") {
+  const std::size_t before = open_descriptors();
+  DescriptorExchange exchange;
+  Taken taken;
+  exchange.arrived(Uid{0, 1}, set_of(3));
+  exchange.forget(Uid{0, 1});
+  CHECK_EQ(open_descriptors(), before);
+  exchange.expect(Uid{0, 2}, taken.by(2));
+  exchange.forget(Uid{0, 2});
+  exchange.arrived(Uid{0, 2}, set_of(1));
+  CHECK(taken.sets.empty());
+}
+
+TEST("descriptor exchange: sixteen sets wait at most; the oldest are closed") {
+  const std::size_t before = open_descriptors();
+  DescriptorExchange exchange;
+  Taken taken;
+  for (std::uint64_t key = 0; key < 18; ++key) exchange.arrived(Uid{1, key}, set_of(1));
+  CHECK_EQ(open_descriptors(), before + 16);
+  for (std::uint64_t key = 0; key < 18; ++key) exchange.expect(Uid{1, key}, taken.by(key));
+  CHECK_EQ(taken.sets.size(), std::size_t{16});
+  CHECK_EQ(taken.sets.front().first, std::uint64_t{2});
+}
+
+TEST("descriptor exchange: 160 descriptors wait at most; the oldest sets are closed whole") {
+  const std::size_t before = open_descriptors();
+  DescriptorExchange exchange;
+  exchange.arrived(Uid{0, 1}, set_of(80));
+  exchange.arrived(Uid{0, 2}, set_of(80));
+  CHECK_EQ(open_descriptors(), before + 160);
+  exchange.arrived(Uid{0, 3}, set_of(1));
+  CHECK_EQ(open_descriptors(), before + 81);
+  exchange.abandon();
+  CHECK_EQ(open_descriptors(), before);
+}
+
+}  // namespace moolink::runtime
