@@ -1,0 +1,98 @@
+"""A leader's state whose parts do not all fit this peer's model: nothing of it is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from moolink.accumulator import AccumulatorBase
+from moolink.errors import StateError
+from tests.accumulator.loops import Make, connect
+from tests.waiting import until
+
+
+@dataclass
+class Framework:
+    full: Callable[[int, float], Any]  # so many elements of a value
+    values: Callable[[AccumulatorBase], tuple[list[float], list[float]]]
+
+
+def of_torch() -> Framework:
+    def values(peer: AccumulatorBase) -> tuple[list[float], list[float]]:
+        return peer._parameters[0].tolist(), peer._buffers[0].tolist()
+
+    return Framework(lambda size, value: torch.full((size,), value), values)
+
+
+def of_jax() -> Framework:
+    jnp = pytest.importorskip("jax.numpy")
+
+    def values(peer: AccumulatorBase) -> tuple[list[float], list[float]]:
+        return peer.parameters()[0].tolist(), peer.buffers()[0].tolist()
+
+    return Framework(lambda size, value: jnp.full(size, value), values)
+
+
+@contextmanager
+def gives(leader: AccumulatorBase, model: Any) -> Iterator[None]:
+    """The leader has another model to hand out meanwhile."""
+    leader._capture_model = lambda: model
+    yield
+    del leader._capture_model
+
+
+@pytest.mark.parametrize("framework", [of_torch, of_jax], ids=["torch", "jax"])
+@pytest.mark.parametrize("misfit", ["a buffer", "a parameter", "no buffer"])
+def test_a_state_is_installed_whole_or_not_at_all(
+    framework: Callable[[], Framework], misfit: str, make: Make
+) -> None:
+    tensors = framework()
+
+    def peer(name: str, value: float) -> AccumulatorBase:
+        parameters = tensors.full(3, value)
+        if isinstance(parameters, torch.Tensor):
+            parameters.requires_grad_()
+        return make(name, [parameters], [tensors.full(2, value)])
+
+    leader = peer("leader", 7.0)
+    connect([leader])
+    newcomer = peer("newcomer", 1.0)
+    said: list[str] = []
+
+    def turn() -> None:
+        leader.update()
+        if leader.wants_state():
+            leader.set_state(None)
+        try:
+            newcomer.update()
+        except StateError as error:
+            said.append(str(error))
+        if newcomer.has_new_state():
+            newcomer.state()
+
+    def refused() -> bool:
+        turn()
+        return bool(said)
+
+    bad = {
+        "a buffer": ([np.full(3, 9, np.float32)], [np.full(5, 9, np.float32)]),
+        "a parameter": ([np.full(5, 9, np.float32)], [np.full(2, 9, np.float32)]),
+        "no buffer": ([np.full(3, 9, np.float32)], []),
+    }[misfit]
+    with gives(leader, bad):
+        until(refused, "a refused state")
+        assert "leader 'leader'" in said[0]
+        assert tensors.values(newcomer) == ([1.0] * 3, [1.0] * 2)
+
+    def connected() -> bool:
+        turn()
+        return newcomer.connected()
+
+    until(connected, "another state, which fits")
+    assert tensors.values(newcomer) == ([7.0] * 3, [7.0] * 2)
