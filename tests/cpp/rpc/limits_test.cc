@@ -202,7 +202,7 @@ TEST("a peer that takes no replies is cut off before too many wait for it") {
   CHECK(pair.logged.find("'client' takes nothing") != std::string::npos);
 }
 
-TEST("a stream that asks for more than 1,024 items at once is refused") {
+TEST("a stream that asks for more than 1,024 items later on is refused") {
   Pair pair;
   const auto stream = [&](std::uint64_t credit) {
     return pair.client.stream(pair.now, "server", "wait", {}, seconds(60), 0, credit);
@@ -217,6 +217,26 @@ TEST("a stream that asks for more than 1,024 items at once is refused") {
     pair.client.raise_credit(pair.now, id, more);  // two were sent
     pair.run();
     CHECK_EQ(pair.server_lost.empty(), more == 2);
+  }
+}
+
+TEST("a stream that asks for more than 1,024 items from its beginning is refused") {
+  for (const std::uint64_t credit : {1024, 1025}) {
+    Pair pair;
+    pair.hold_calls = true;
+    pair.client.stream(pair.now, "server", "wait", {}, seconds(60), 0, 1024);
+    pair.run();
+    CHECK_EQ(pair.held.size(), 1u);
+    Buffer& body = pair.held[0].frame.payload.front();
+    auto head = wire::decode<CallHead>(body);
+    head.credit = credit;
+    const Buffer changed = wire::encode(head);
+    CHECK_EQ(changed.size(), body.size());
+    body = changed;
+    pair.transmit(pair.server, pair.held[0]);
+    pair.run();
+    CHECK_EQ(pair.server_lost.empty(), credit == 1024);
+    CHECK_EQ(pair.running.size(), credit == 1024 ? 1u : 0u);
   }
 }
 
