@@ -62,6 +62,7 @@ class End {
 
   bool is_open() const { return open_; }
   bool has_failed() const { return failed_; }
+  bool has_ended() const { return ended_; }
   wire::ChannelBinding binding() const { return stream_->binding(); }
   int far() const { return far_.get(); }
   void hang_up() { ::shutdown(far(), SHUT_WR); }
@@ -91,7 +92,8 @@ class End {
     if (!failed_) failed_ = refused([&] { sent = stream_->send(pieces).bytes; }, kLost);
     return sent;
   }
-  // Adds to what it got; false: nothing more.
+  bool shut_down() { return stream_->shut_down(); }
+  // Adds to what it got; false: nothing more, before the socket has more.
   bool receive(Bytes& got, std::size_t first, std::size_t second, std::size_t allowance) {
     if (failed_) return false;
     Bytes one(first);
@@ -100,11 +102,14 @@ class End {
     tcp::ByteStream::Received now;
     failed_ = refused([&] { now = stream_->receive(into, allowance); }, kLost);
     FUZZ_CHECK(now.bytes <= first + second);
+    FUZZ_CHECK(!now.drained || !stream_->holds_bytes());
+    FUZZ_CHECK(!(now.ended && now.bytes > 0) && (!ended_ || now.ended || failed_));
+    ended_ = ended_ || now.ended;
     one.resize(std::min(first, now.bytes));
     two.resize(now.bytes - one.size());
     got.insert(got.end(), one.begin(), one.end());
     got.insert(got.end(), two.begin(), two.end());
-    return now.bytes > 0;
+    return !failed_ && (now.bytes > 0 || stream_->holds_bytes());
   }
   void receive(Input& input, Bytes& got) {
     const std::size_t room = 1 + input.number() % kMostRoom;
@@ -124,6 +129,7 @@ class End {
   std::unique_ptr<tcp::TlsStream> stream_;
   bool open_ = false;
   bool failed_ = false;
+  bool ended_ = false;
 };
 
 // Has no key, and says what it likes.
@@ -137,7 +143,7 @@ void be_stranger(Input& input, bool is_dialled) {
     FUZZ_CHECK(!end.is_open());
   }
   end.hang_up();
-  end.shake_hands();
+  for (int turn = 0; turn < 2; ++turn) end.shake_hands();  // the first may leave bytes unread
   FUZZ_CHECK(end.has_failed());
 }
 
@@ -167,6 +173,7 @@ class Between {
       FUZZ_CHECK(begins(said_, got_[way]) && got_[way].size() <= sent_[way]);
       FUZZ_CHECK(touched_ || got_[way].size() == sent_[way]);
     }
+    if (!touched_) say_goodbye();
   }
 
  private:
@@ -179,6 +186,12 @@ class Between {
     hand_on(from, to);
     to.receive(input_, got_[way]);
     FUZZ_CHECK(begins(said_, got_[way]));
+  }
+  void say_goodbye() {
+    FUZZ_CHECK(!dialler_.has_failed() && !acceptor_.has_failed() && dialler_.shut_down());
+    acceptor_.give(dialler_.take());
+    acceptor_.receive_all(got_[0]);
+    FUZZ_CHECK(acceptor_.has_ended() && !acceptor_.has_failed());
   }
   void hand_on(End& from, End& to) {
     Bytes bytes = from.take();
@@ -208,7 +221,9 @@ class KeyHolder {
       end_.shake_hands();
     }
     FUZZ_CHECK(end_.is_open());
-    sealer_.emplace(*tcp::find_openssl().functions, dialler_.secret(), RecordCipher::Way::seal);
+    const tcp::OpenSsl& openssl = *tcp::find_openssl().functions;
+    sealer_.emplace(openssl, dialler_.secret(), RecordCipher::Way::seal);
+    opener_.emplace(openssl, dialler_.others_secret(), RecordCipher::Way::open);
   }
 
   void run() {
@@ -218,7 +233,11 @@ class KeyHolder {
       FUZZ_CHECK(begins(said_, got_));
     }
     end_.receive_all(got_);
+    hear();
     FUZZ_CHECK(begins(said_, got_));
+    if (!keeps_rules_) return;
+    FUZZ_CHECK(!end_.has_failed() && end_.has_ended() == said_goodbye_);
+    FUZZ_CHECK(got_.size() == said_.size());
   }
 
  private:
@@ -226,58 +245,114 @@ class KeyHolder {
     switch (input_.below(8)) {
       case 0: {
         const auto type = static_cast<RecordType>(input_.byte());
-        give(sealed(type, content()));
+        give(said(type, content()));
         break;
       }
       case 1:
-        give(sealed(RecordType::handshake, {std::byte{24}, {}, {}, std::byte{1}, asks()}));
-        sealer_->next_key();
+        update_key(input_.chance());
         break;
       case 2:
+        keeps_rules_ = false;
         sealer_->next_key();
         break;
-      case 3:
-        give_bent(sealed(RecordType::data, content()));
+      case 3: {
+        Bytes record = said(RecordType::data, content());
+        bend(input_, record);
+        keeps_rules_ = false;
+        give(record);
         break;
+      }
       case 4:
-        end_.send(words(), 0, input_.below(100), 100);
-        end_.take();
+        have_it_speak(input_.chance());
         break;
       case 5:
+        keeps_rules_ = false;
         give(input_.bytes());
         break;
       case 6:
+        keeps_rules_ = false;
         end_.hang_up();
         break;
       default:
-        give(sealed(RecordType::data, content()));
+        give(said(RecordType::data, content()));
     }
   }
-  void give(const Bytes& bytes) { end_.give(bytes); }
-  void give_bent(Bytes record) {
-    bend(input_, record);
-    give(record);
+  void give(const Bytes& bytes) {
+    if (end_.give(bytes) < bytes.size()) keeps_rules_ = false;
   }
-  std::byte asks() { return static_cast<std::byte>(input_.chance()); }
   Bytes content() {
     Bytes bytes = input_.bytes();
     if (input_.chance()) bytes.resize(input_.number() % (tcp::kRecordBytes + 300));
     return bytes;
   }
+  // A record, and what becomes of it: data of a record's size arrives, until a goodbye.
+  Bytes said(RecordType type, const Bytes& content) {
+    const bool is_data = type == RecordType::data && content.size() <= tcp::kRecordBytes;
+    const bool is_goodbye =
+        type == RecordType::alert && content.size() == 2 && content[1] == std::byte{0};
+    if (said_goodbye_ || !(is_data || is_goodbye)) {
+      keeps_rules_ = false;
+    } else if (is_data) {
+      said_.insert(said_.end(), content.begin(), content.end());
+    }
+    said_goodbye_ = said_goodbye_ || is_goodbye;
+    return sealed(type, content);
+  }
   Bytes sealed(RecordType type, Bytes content) {
-    if (type == RecordType::data) said_.insert(said_.end(), content.begin(), content.end());
     Bytes record(tcp::kRecordHead + content.size() + tcp::kRecordTail);
     const iovec piece{content.data(), content.size()};
     sealer_->seal(type, std::span(&piece, 1), record.data());
     return record;
+  }
+  static Bytes key_update(bool asks) {
+    return {std::byte{24}, {}, {}, std::byte{1}, static_cast<std::byte>(asks)};
+  }
+  void update_key(bool asks) {
+    if (said_goodbye_) keeps_rules_ = false;
+    asked_ = asked_ || asks;
+    give(sealed(RecordType::handshake, key_update(asks)));
+    sealer_->next_key();
+  }
+  // Asked for another key, it gives one before it says more.
+  void have_it_speak(bool has_heard_all) {
+    if (has_heard_all) end_.receive_all(got_);
+    hear();
+    const bool owes_key = has_heard_all && asked_ && keeps_rules_;
+    end_.send(words(), 0, input_.below(100), 100);
+    FUZZ_CHECK(hear() == RecordType::handshake || !owes_key);
+  }
+  // What the end says, in whole records; returns the first one's type.
+  std::optional<RecordType> hear() {
+    std::optional<RecordType> first;
+    const Bytes heard = end_.take();
+    for (std::span<const std::byte> left = heard; !left.empty();) {
+      FUZZ_CHECK(left.size() >= tcp::kRecordHead + tcp::kRecordTail);
+      const std::size_t size = tcp::kRecordHead + tcp::sealed_bytes(left.data());
+      FUZZ_CHECK(size <= left.size());
+      Bytes content(size - tcp::kRecordHead - tcp::kRecordTail);
+      auto type = RecordType::data;
+      FUZZ_CHECK(opener_->open(left.first(size), content, {}, type));
+      if (type == RecordType::handshake) {
+        FUZZ_CHECK(content == key_update(false));
+        opener_->next_key();
+        asked_ = false;
+      }
+      first = first.value_or(type);
+      left = left.subspan(size);
+    }
+    return first;
   }
 
   Input& input_;
   End end_{std::nullopt};
   OpenSslDialler dialler_;
   std::optional<RecordCipher> sealer_;
+  std::optional<RecordCipher> opener_;
   Bytes said_;
   Bytes got_;
+  bool keeps_rules_ = true;  // so far: all that it said arrives
+  bool said_goodbye_ = false;
+  bool asked_ = false;  // for another key, and has not heard of one since
 };
 
 }  // namespace
@@ -311,24 +386,36 @@ std::vector<Bytes> seeds() {
   dialled.byte(1).bytes(plain);
 
   Output between;
-  between.byte(2).bytes({});  // 6 times handed on as it is
-  between.byte(0).byte(0).byte(0).byte(0);
+  between.byte(2);
+  for (int handed_on = 0; handed_on < 6; ++handed_on) between.byte(0);
   for (int i = 0; i < 8; ++i) {
-    between.byte(i).number(40000).number(20).byte(0).number(30000).byte(1).number(7).byte(200);
+    between.byte(i).number(5000).number(20).byte(0).number(30000).byte(1).number(7).byte(200);
   }
 
-  Output holder;
-  holder.byte(3);
-  const auto then_receive = [&] { holder.number(40000).byte(0).byte(255); };
-  for (const std::uint64_t act : {7, 1, 7, 4, 0}) {
-    holder.byte(act);
-    if (act == 0) holder.byte(21);  // an alert: the last word
-    if (act == 7 || act == 0) holder.bytes(Bytes{std::byte{1}, {}}).byte(0);
-    if (act == 1) holder.byte(1);
-    if (act == 4) holder.byte(50);
-    then_receive();
-  }
-  return {strange.take(), dialled.take(), between.take(), holder.take()};
+  // Records, key updates, and at last an alert; or one that is too long; or one after the last.
+  enum Act : std::uint64_t { any = 0, update = 1, speak = 4, data = 7 };
+  const auto holder = [](std::initializer_list<Act> acts, std::uint64_t length,
+                         std::uint64_t allowance) {
+    Output output;
+    output.byte(3);
+    for (const Act act : acts) {
+      output.byte(act);
+      if (act == any) output.byte(static_cast<std::uint8_t>(RecordType::alert));
+      if (act == any) output.bytes(Bytes{std::byte{1}, {}}).byte(0);
+      if (act == data) output.bytes({}).byte(1).number(length);
+      if (act == update) output.byte(1);
+      if (act == speak) output.byte(1).byte(50);
+      output.number(40000).byte(0).byte(allowance);
+    }
+    return output.take();
+  };
+  return {strange.take(),
+          dialled.take(),
+          between.take(),
+          holder({data, update, speak, data, any}, 5000, 255),
+          holder({update, data, update, speak, any}, tcp::kRecordBytes, 0),
+          holder({data, data}, tcp::kRecordBytes + 280, 255),
+          holder({data, any, data}, 100, 0)};
 }
 
 }  // namespace moolink::fuzz

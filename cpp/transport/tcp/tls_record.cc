@@ -116,6 +116,9 @@ std::byte* RecordCipher::seal(RecordType type, std::span<const iovec> pieces, st
 
 bool RecordCipher::open(std::span<const std::byte> record, std::span<std::byte> first,
                         std::span<std::byte> rest, RecordType& type) {
+  const std::size_t content = record.size() - kRecordHead - kRecordTail;
+  const std::size_t placed = std::min(content, first.size());
+  if (content - placed > rest.size()) return false;
   begin(record.first(kRecordHead));
   const std::byte* in = record.data() + kRecordHead;
   bool good = true;
@@ -125,8 +128,6 @@ bool RecordCipher::open(std::span<const std::byte> record, std::span<std::byte> 
                                                         static_cast<int>(size)) == 1);
     in += size;
   };
-  const std::size_t content = record.size() - kRecordHead - kRecordTail;
-  const std::size_t placed = std::min(content, first.size());
   decrypt(first.data(), placed);
   decrypt(rest.data(), content - placed);
   decrypt(&type, sizeof type);

@@ -15,7 +15,6 @@ namespace moolink::transport::tcp {
 inline constexpr std::size_t kRecordBytes = 16384;  // of plain text in one record, at most
 inline constexpr std::size_t kRecordHead = 5;
 inline constexpr std::size_t kRecordTail = 17;  // the type, encrypted too, and the tag
-inline constexpr std::size_t kMostPadding = 256 - kRecordTail;
 
 enum class RecordType : std::uint8_t { alert = 21, handshake = 22, data = 23 };
 
@@ -40,7 +39,8 @@ class RecordCipher {
   // One record of all the pieces, kRecordBytes at most, with head and tail. Returns its end.
   std::byte* seal(RecordType type, std::span<const iovec> pieces, std::byte* out);
   // The content of a record, as whole as it came, into `first`, and what does not fit into `rest`.
-  // False: it is not what the other side has sent; then nothing that was written is to be used.
+  // False: that does not fit either, or it is not what the other side has sent; then nothing that
+  // was written is to be used.
   bool open(std::span<const std::byte> record, std::span<std::byte> first,
             std::span<std::byte> rest, RecordType& type);
   // Goes on under the next key, as the other side does after KeyUpdate.

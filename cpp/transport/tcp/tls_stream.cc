@@ -213,7 +213,7 @@ std::size_t TlsStream::open_record(std::span<std::byte> into) {
   const std::byte* head = in_.data() + in_begin_;
   const std::size_t sealed = sealed_bytes(head);
   if (head[0] != static_cast<std::byte>(RecordType::data) || sealed < kRecordTail ||
-      sealed > kMostSealed - kRecordHead) {
+      sealed > kRecordBytes + kRecordTail) {
     throw Exception(ErrorCode::wire, "TLS: no record of encrypted data, or one that is too long");
   }
   const std::span<const std::byte> record(head, kRecordHead + sealed);

@@ -28,9 +28,11 @@ std::vector<Descriptor> set_of(std::size_t count) {
   return made;
 }
 
-// How many descriptors came for each key, in the order in which they came.
+// Keys, and how many descriptors came for each, in the order in which they came.
+using Sets = std::vector<std::pair<std::uint64_t, std::size_t>>;
+
 struct Taken {
-  std::vector<std::pair<std::uint64_t, std::size_t>> sets;
+  Sets sets;
 
   DescriptorExchange::Taker by(std::uint64_t key) {
     return [this, key](std::vector<Descriptor> descriptors) {
@@ -38,8 +40,6 @@ struct Taken {
     };
   }
 };
-
-using Sets = std::vector<std::pair<std::uint64_t, std::size_t>>;
 
 }  // namespace
 

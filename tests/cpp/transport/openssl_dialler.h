@@ -64,8 +64,9 @@ class OpenSslDialler {
     constexpr int kZeroReturn = 6;  // SSL_ERROR_ZERO_RETURN
     return openssl().ssl_error(ssl_, 0) == kZeroReturn;
   }
-  // Of what this side sends after the handshake.
-  const crypto::Digest& secret() const { return secret_; }
+  // Of what this side, and the other, sends after the handshake.
+  const crypto::Digest& secret() const { return secrets_[0]; }
+  const crypto::Digest& others_secret() const { return secrets_[1]; }
 
  private:
   static const tcp::OpenSsl& openssl() { return *tcp::find_openssl().functions; }
@@ -92,9 +93,10 @@ class OpenSslDialler {
   // "label random secret", in hexadecimal digits.
   static void log(const tcp::Ssl* ssl, const char* line) {
     const std::string_view text(line);
-    if (!text.starts_with("CLIENT_TRAFFIC_SECRET_0 ")) return;
+    const bool is_own = text.starts_with("CLIENT_TRAFFIC_SECRET_0 ");
+    if (!is_own && !text.starts_with("SERVER_TRAFFIC_SECRET_0 ")) return;
     const std::string digits(text.substr(text.rfind(' ') + 1));
-    crypto::Digest& secret = of(ssl).secret_;
+    crypto::Digest& secret = of(ssl).secrets_[is_own ? 0 : 1];
     for (std::size_t i = 0; i < secret.size(); ++i) {
       secret[i] = static_cast<std::byte>(std::stoi(digits.substr(2 * i, 2), nullptr, 16));
     }
@@ -112,7 +114,7 @@ class OpenSslDialler {
 
   const crypto::Key key_;
   const std::string identity_;
-  crypto::Digest secret_{};
+  std::array<crypto::Digest, 2> secrets_{};
   void* library_;
   tcp::SslContext* context_;
   tcp::Ssl* ssl_ = nullptr;

@@ -1,23 +1,31 @@
 // The records of moolink's own against OpenSSL's record layer: two ends that shared a mistake would
 // understand each other.
 
+#include <fcntl.h>
 #include <sys/socket.h>
 
 #include <array>
 #include <cstring>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "check.h"
 #include "conformance.h"
 #include "keys.h"
 #include "openssl_dialler.h"
+#include "transport/tcp/address.h"
 #include "transport/tcp/tls.h"
+#include "transport/tcp/transport.h"
 
 namespace moolink::transport {
 namespace {
 
 using conformance::pattern;
+using conformance::Side;
+using tcp::RecordCipher;
+using tcp::RecordType;
+
 // OpenSSL, whole, as the dialler; a TlsStream accepts.
 struct Interop {
   explicit Interop(std::uint64_t records_per_key) {
@@ -88,6 +96,124 @@ TEST("tls interop: each understands the other's end") {
   CHECK(ours.stream->shut_down());
   CHECK_EQ(ours.dialler->read(room), 0u);
   CHECK(ours.dialler->heard_goodbye());
+}
+
+// Seals records as who holds the key can, whatever their type and length.
+struct KeyHolder {
+  explicit KeyHolder(const OpenSslDialler& dialler)
+      : sealer(*tcp::find_openssl().functions, dialler.secret(), RecordCipher::Way::seal),
+        opener(*tcp::find_openssl().functions, dialler.others_secret(), RecordCipher::Way::open) {}
+
+  void seal(RecordType type, std::vector<std::byte> content) {
+    const std::size_t at = records.size();
+    records.resize(at + tcp::kRecordHead + content.size() + tcp::kRecordTail);
+    const iovec piece{content.data(), content.size()};
+    sealer.seal(type, std::span(&piece, 1), records.data() + at);
+  }
+  // All at once.
+  void send(const Descriptor& socket) {
+    CHECK_EQ(::send(socket.get(), records.data(), records.size(), MSG_NOSIGNAL),
+             static_cast<ssize_t>(records.size()));
+    records.clear();
+  }
+
+  RecordCipher sealer;
+  RecordCipher opener;
+  std::vector<std::byte> records;
+};
+
+const std::vector<std::byte> kGoodbye = {std::byte{1}, std::byte{0}};
+const std::vector<std::byte> kAskForKey = {std::byte{24}, {}, {}, std::byte{1}, std::byte{1}};
+
+TEST("tls: what comes behind the goodbye is refused") {
+  Interop pair(1000000);
+  KeyHolder holder(*pair.dialler);
+  holder.seal(RecordType::data, std::vector<std::byte>(100));
+  holder.seal(RecordType::alert, kGoodbye);
+  holder.seal(RecordType::data, std::vector<std::byte>(100));
+  holder.send(pair.sockets[0]);
+  std::vector<std::byte> room(100);
+  const iovec into{room.data(), room.size()};
+  CHECK_EQ(pair.stream->receive(std::span(&into, 1), 100000).bytes, 100u);
+  CHECK_THROWS(pair.stream->receive(std::span(&into, 1), 100000), ErrorCode::wire);
+}
+
+TEST("tls: a record of 16,384 bytes is taken, and a longer one of who has the key is not") {
+  for (const std::size_t more : {0, 1, 239, 240, 300}) {
+    Interop pair(1000000);
+    KeyHolder holder(*pair.dialler);
+    holder.seal(RecordType::data, std::vector<std::byte>(tcp::kRecordBytes + more));
+    holder.send(pair.sockets[0]);
+    std::vector<std::byte> room(100);  // the rest is kept
+    const iovec into{room.data(), room.size()};
+    const auto receive = [&] { return pair.stream->receive(std::span(&into, 1), 100000); };
+    if (more == 0) {
+      CHECK_EQ(receive().bytes, room.size());
+    } else {
+      CHECK_THROWS(receive(), ErrorCode::wire);
+    }
+  }
+}
+
+TEST("tls: a cipher writes no more than there is room for") {
+  Interop pair(1000000);
+  KeyHolder holder(*pair.dialler);
+  holder.seal(RecordType::data, std::vector<std::byte>(100));
+  RecordCipher opener(*tcp::find_openssl().functions, pair.dialler->secret(),
+                      RecordCipher::Way::open);
+  std::vector<std::byte> room(100);
+  const std::span<std::byte> all(room);
+  auto type = RecordType::alert;
+  CHECK(!opener.open(holder.records, all.first(50), all.subspan(50, 49), type));
+  CHECK(opener.open(holder.records, all.first(50), all.subspan(50, 50), type));
+  CHECK(type == RecordType::data);
+}
+
+TEST("tls: who asks for another key is given one before anything else") {
+  Interop pair(1000000);
+  KeyHolder holder(*pair.dialler);
+  holder.seal(RecordType::handshake, kAskForKey);
+  holder.send(pair.sockets[0]);
+  std::vector<std::byte> words(100);
+  const iovec piece{words.data(), words.size()};
+  pair.stream->receive(std::span(&piece, 1), 1000);
+  CHECK_EQ(pair.stream->send(std::span(&piece, 1)).bytes, words.size());
+  std::vector<std::byte> heard(1000);
+  const ssize_t count = ::recv(pair.sockets[0].get(), heard.data(), heard.size(), 0);
+  const std::size_t update = tcp::kRecordHead + 5 + tcp::kRecordTail;
+  const std::size_t data = tcp::kRecordHead + words.size() + tcp::kRecordTail;
+  CHECK_EQ(count, static_cast<ssize_t>(update + data));
+  auto type = RecordType::alert;
+  const std::span<const std::byte> records(heard);
+  CHECK(holder.opener.open(records.first(update), words, {}, type));
+  CHECK(type == RecordType::handshake && words[0] == std::byte{24} && words[4] == std::byte{0});
+  holder.opener.next_key();
+  CHECK(holder.opener.open(records.subspan(update, data), words, {}, type));
+  CHECK(type == RecordType::data);
+}
+
+TEST("tls: what is behind many empty records is heard at once, though the socket has no more") {
+  const conformance::Subject subject{"tls",
+                                     [](Environment& environment) {
+                                       environment.keyring = crypto::Keyring({key_of(7)});
+                                       return std::make_unique<tcp::TcpTransport>(environment);
+                                     },
+                                     "tcp://127.0.0.1:0", "tcp://127.0.0.1:port"};
+  Side b(subject);
+  Side idle(subject);
+  const auto target =
+      tcp::resolve(tcp::parse_address(b.transport->listen(subject.listen_address).at(0))).at(0);
+  const Descriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  CHECK_EQ(::connect(socket.get(), target.get(), target.size), 0);
+  CHECK_EQ(::fcntl(socket.get(), F_SETFL, O_NONBLOCK), 0);
+  OpenSslDialler dialler(socket.get(), key_of(7));
+  wait_until(b, idle, [&] { return dialler.shake_hands() && b.connections.size() == 1; });
+  KeyHolder holder(dialler);
+  for (int i = 0; i < 200; ++i) holder.seal(RecordType::data, {});
+  holder.seal(RecordType::alert, kGoodbye);
+  holder.send(socket);
+  CHECK(wait_until(b, idle, [&] { return b.closures.size() == 1; }) &&
+        b.closures[0].code == ErrorCode::peer_lost);
 }
 
 }  // namespace
