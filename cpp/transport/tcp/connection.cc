@@ -224,7 +224,6 @@ void TcpConnection::receive() {
     // What was read from the socket is dealt with in any case: nothing tells of it again.
     while (state_ == State::open && (budget > 0 || stream_->holds_bytes())) {
       const std::size_t received = receive_some(budget);
-      if (received == 0 && (state_ != State::open || !stream_->holds_bytes())) return;
       parse();
       if (drained_) return;  // if there is more by now, the socket is ready again
       budget -= std::min(budget, std::max(received, kLeastCharge));
