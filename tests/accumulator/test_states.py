@@ -13,7 +13,7 @@ import torch
 
 from moolink.accumulator import AccumulatorBase
 from moolink.errors import StateError
-from tests.accumulator.loops import Make, connect
+from tests.accumulator.loops import Make, connect, pump
 from tests.waiting import until
 
 
@@ -66,15 +66,11 @@ def test_a_state_is_installed_whole_or_not_at_all(
     said: list[str] = []
 
     def turn() -> None:
-        leader.update()
-        if leader.wants_state():
-            leader.set_state(None)
+        pump([leader])
         try:
-            newcomer.update()
+            pump([newcomer])
         except StateError as error:
             said.append(str(error))
-        if newcomer.has_new_state():
-            newcomer.state()
 
     def refused() -> bool:
         turn()

@@ -11,6 +11,7 @@
 
 #include "check.h"
 #include "conformance.h"
+#include "tcp_subject.h"
 #include "transport/tcp/address.h"
 #include "transport/tcp/interface.h"
 
@@ -33,14 +34,6 @@ const bool kAdded = [] {
   conformance::add_tests(subject());
   return true;
 }();
-
-// A client that is no moolink peer.
-Descriptor plain_socket(const std::string& address) {
-  const auto target = tcp::resolve(tcp::parse_address(address)).at(0);
-  Descriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  CHECK_EQ(::connect(socket.get(), target.get(), target.size), 0);
-  return socket;
-}
 
 std::vector<std::byte> bytes_of(const wire::Frame& frame) {
   const auto header = wire::encode_header(frame.header);

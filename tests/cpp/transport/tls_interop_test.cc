@@ -14,9 +14,8 @@
 #include "conformance.h"
 #include "keys.h"
 #include "openssl_dialler.h"
-#include "transport/tcp/address.h"
+#include "tcp_subject.h"
 #include "transport/tcp/tls.h"
-#include "transport/tcp/transport.h"
 
 namespace moolink::transport {
 namespace {
@@ -193,18 +192,10 @@ TEST("tls: who asks for another key is given one before anything else") {
 }
 
 TEST("tls: what is behind many empty records is heard at once, though the socket has no more") {
-  const conformance::Subject subject{"tls",
-                                     [](Environment& environment) {
-                                       environment.keyring = crypto::Keyring({key_of(7)});
-                                       return std::make_unique<tcp::TcpTransport>(environment);
-                                     },
-                                     "tcp://127.0.0.1:0", "tcp://127.0.0.1:port"};
+  const conformance::Subject subject = with_keys({key_of(7)});
   Side b(subject);
   Side idle(subject);
-  const auto target =
-      tcp::resolve(tcp::parse_address(b.transport->listen(subject.listen_address).at(0))).at(0);
-  const Descriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  CHECK_EQ(::connect(socket.get(), target.get(), target.size), 0);
+  const Descriptor socket = plain_socket(b.transport->listen(subject.listen_address).at(0));
   CHECK_EQ(::fcntl(socket.get(), F_SETFL, O_NONBLOCK), 0);
   OpenSslDialler dialler(socket.get(), key_of(7));
   wait_until(b, idle, [&] { return dialler.shake_hands() && b.connections.size() == 1; });

@@ -14,6 +14,7 @@
 #include "check.h"
 #include "conformance.h"
 #include "keys.h"
+#include "tcp_subject.h"
 #include "transport/tcp/address.h"
 #include "transport/tcp/transport.h"
 
@@ -26,15 +27,6 @@ using conformance::same_bytes;
 using conformance::Side;
 using conformance::Subject;
 using conformance::wait_until;
-
-Subject with_keys(std::vector<crypto::Key> keys) {
-  return {"tls",
-          [keys = std::move(keys)](Environment& environment) {
-            environment.keyring = crypto::Keyring(keys);
-            return std::make_unique<tcp::TcpTransport>(environment);
-          },
-          "tcp://127.0.0.1:0", "tcp://127.0.0.1:port"};
-}
 
 Subject insecure() { return with_keys({}); }
 
@@ -345,9 +337,7 @@ TEST("tls: what is no handshake is sent away, and costs nothing but its socket")
   const auto address = b.transport->listen(subject.listen_address).at(0);
   Random random(7);
   for (std::size_t i = 0; i < 60; ++i) {
-    const auto target = tcp::resolve(tcp::parse_address(address)).at(0);
-    const Descriptor client(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    CHECK_EQ(::connect(client.get(), target.get(), target.size), 0);
+    const Descriptor client = plain_socket(address);
     std::vector<std::byte> bytes(random.below(3000));
     for (std::byte& byte : bytes) byte = static_cast<std::byte>(random.next());
     // Every other one begins as a handshake does: whole, or with more announced than comes.
@@ -391,11 +381,9 @@ TEST("tls: who has OpenSSL wait for more before it has proven a key is refused")
   const Subject subject = with_keys({key_of(1)});
   Side b(subject);
   Side idle(subject);
-  const auto target =
-      tcp::resolve(tcp::parse_address(b.transport->listen(subject.listen_address).at(0))).at(0);
+  const std::string address = b.transport->listen(subject.listen_address).at(0);
   for (const std::vector<std::byte>& words : unfinished_handshakes()) {
-    const Descriptor client(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    CHECK_EQ(::connect(client.get(), target.get(), target.size), 0);
+    const Descriptor client = plain_socket(address);
     CHECK_EQ(::send(client.get(), words.data(), words.size(), MSG_NOSIGNAL),
              static_cast<ssize_t>(words.size()));
     b.refusals.clear();
@@ -419,14 +407,12 @@ TEST("tls: a stranger costs little memory, and no OpenSSL before it has said a w
        {std::pair{with_keys({key_of(1)}), record}, {insecure(), frame}}) {
     Side b(subject);
     b.establish_on_open = false;
-    const auto target =
-        tcp::resolve(tcp::parse_address(b.transport->listen(subject.listen_address).at(0))).at(0);
+    const std::string address = b.transport->listen(subject.listen_address).at(0);
     std::vector<Descriptor> strangers;
     strangers.reserve(kStrangers);
     const std::size_t before = allocated();
     while (strangers.size() < kStrangers) {
-      strangers.emplace_back(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-      CHECK_EQ(::connect(strangers.back().get(), target.get(), target.size), 0);
+      strangers.push_back(plain_socket(address));
       for (const int word : words) ::send(strangers.back().get(), &word, 1, MSG_NOSIGNAL);
       b.turn(Duration::zero());
     }
