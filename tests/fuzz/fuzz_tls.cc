@@ -11,6 +11,7 @@
 #include "target.h"
 #include "tests/cpp/transport/keys.h"
 #include "tests/cpp/transport/openssl_dialler.h"
+#include "tests/cpp/transport/records.h"
 #include "transport/tcp/tls.h"
 
 namespace moolink::fuzz {
@@ -296,21 +297,12 @@ class KeyHolder {
       said_.insert(said_.end(), content.begin(), content.end());
     }
     said_goodbye_ = said_goodbye_ || is_goodbye;
-    return sealed(type, content);
-  }
-  Bytes sealed(RecordType type, Bytes content) {
-    Bytes record(tcp::kRecordHead + content.size() + tcp::kRecordTail);
-    const iovec piece{content.data(), content.size()};
-    sealer_->seal(type, std::span(&piece, 1), record.data());
-    return record;
-  }
-  static Bytes key_update(bool asks) {
-    return {std::byte{24}, {}, {}, std::byte{1}, static_cast<std::byte>(asks)};
+    return sealed_record(*sealer_, type, content);
   }
   void update_key(bool asks) {
     if (said_goodbye_) keeps_rules_ = false;
     asked_ = asked_ || asks;
-    give(sealed(RecordType::handshake, key_update(asks)));
+    give(sealed_record(*sealer_, RecordType::handshake, key_update(asks)));
     sealer_->next_key();
   }
   // Asked for another key, it gives one before it says more.

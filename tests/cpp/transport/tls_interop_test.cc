@@ -8,12 +8,14 @@
 #include <cstring>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "check.h"
 #include "conformance.h"
 #include "keys.h"
 #include "openssl_dialler.h"
+#include "records.h"
 #include "tcp_subject.h"
 #include "transport/tcp/tls.h"
 
@@ -104,10 +106,8 @@ struct KeyHolder {
         opener(*tcp::find_openssl().functions, dialler.others_secret(), RecordCipher::Way::open) {}
 
   void seal(RecordType type, std::vector<std::byte> content) {
-    const std::size_t at = records.size();
-    records.resize(at + tcp::kRecordHead + content.size() + tcp::kRecordTail);
-    const iovec piece{content.data(), content.size()};
-    sealer.seal(type, std::span(&piece, 1), records.data() + at);
+    const std::vector<std::byte> record = sealed_record(sealer, type, std::move(content));
+    records.insert(records.end(), record.begin(), record.end());
   }
   // All at once.
   void send(const Descriptor& socket) {
@@ -122,7 +122,6 @@ struct KeyHolder {
 };
 
 const std::vector<std::byte> kGoodbye = {std::byte{1}, std::byte{0}};
-const std::vector<std::byte> kAskForKey = {std::byte{24}, {}, {}, std::byte{1}, std::byte{1}};
 
 TEST("tls: what comes behind the goodbye is refused") {
   Interop pair(1000000);
@@ -171,7 +170,7 @@ TEST("tls: a cipher writes no more than there is room for") {
 TEST("tls: who asks for another key is given one before anything else") {
   Interop pair(1000000);
   KeyHolder holder(*pair.dialler);
-  holder.seal(RecordType::handshake, kAskForKey);
+  holder.seal(RecordType::handshake, key_update(true));
   holder.send(pair.sockets[0]);
   std::vector<std::byte> words(100);
   const iovec piece{words.data(), words.size()};
