@@ -13,11 +13,11 @@ RUN := $(CURDIR)/$(BIN)/python
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 CPP := $(shell find cpp tests/cpp tests/sim tests/fuzz -name '*.cc' -o -name '*.h')
 DEV := build/dev
-CMAKE_DEV := $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
-             -DMOOLINK_TESTS=ON -DMOOLINK_DEVELOPMENT=ON -DMOOLINK_PYTHON=OFF
+RELEASE := build/release
+CMAKE := $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DPython_EXECUTABLE=$(RUN)
 
 .PHONY: all demo test test-cpp test-python nightly lint format fuzz sanitize clean
-all: build/.installed
+all: release
 
 $(VENV)/.created:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -25,33 +25,43 @@ $(VENV)/.created:
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-# What the build, the examples and the tests need; the extension itself is rebuilt separately.
+# What the build, the examples and the tests need, and this checkout as the package `moolink`.
 $(VENV)/.packages: $(VENV)/.created pyproject.toml constraints.txt tools/requirements.py
 	$(RUN) tools/requirements.py dev examples test lint bench > $(VENV)/requirements.txt
 	$(PIP) -r $(VENV)/requirements.txt
+	$(PIP) --no-build-isolation --no-deps -C wheel.cmake=false -C editable.mode=inplace -e .
 	@touch $@
 
-build/.installed: $(VENV)/.packages CMakeLists.txt cpp/bind/CMakeLists.txt $(filter cpp/%,$(CPP))
-	$(PIP) --no-build-isolation --no-deps -C cmake.define.MOOLINK_DEVELOPMENT=ON -e .
-	@mkdir -p build && touch $@
+$(RELEASE)/build.ninja: $(VENV)/.packages
+	$(CMAKE) -S . -B $(RELEASE)
+
+# Warnings are errors, and the hooks that tests need are compiled in.
+$(DEV)/build.ninja: $(VENV)/.packages
+	$(CMAKE) -S . -B $(DEV) -DMOOLINK_DEVELOPMENT=ON -DMOOLINK_TESTS=ON
+
+# The extension goes into moolink/: the one that was built last is imported.
+.PHONY: release dev
+release: $(RELEASE)/build.ninja
+	$(BIN)/ninja -C $(RELEASE)
+	@$(BIN)/cmake --install $(RELEASE) --prefix . > build/release.log
+
+dev: $(DEV)/build.ninja
+	$(BIN)/ninja -C $(DEV)
+	@$(BIN)/cmake --install $(DEV) --prefix . > build/dev.log
 
 DEMO ?= --max-seconds 150 --no-resume --save-dir runs/demo
-demo: build/.installed
+demo: release
 	$(RUN) -m moolink run -n 2 -m examples.torch.impala $(DEMO)
-
-$(DEV)/build.ninja: $(VENV)/.packages
-	$(CMAKE_DEV) -S . -B $(DEV) -DCMAKE_BUILD_TYPE=RelWithDebInfo
 
 test: test-cpp test-python
 
-test-cpp: $(DEV)/build.ninja
-	$(BIN)/ninja -C $(DEV) --quiet
+test-cpp: dev
 	$(BIN)/ctest --test-dir $(DEV) --output-on-failure --timeout 300
 
-test-python: build/.installed test-cpp
+test-python: dev
 	MOOLINK_BUILD_DIR=$(DEV) $(RUN) -m pytest tests $(PYTEST)
 
-nightly: build/.installed test-cpp
+nightly: test-cpp
 	tools/nightly.sh
 
 lint: $(VENV)/.packages $(DEV)/build.ninja

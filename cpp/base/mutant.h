@@ -1,7 +1,7 @@
 #pragma once
 
 // Named mistakes that the simulator must catch. In a production build every test below is the
-// constant false and compiles to nothing; only the test programs define MOOLINK_MUTANTS.
+// constant false and compiles to nothing; only development builds define MOOLINK_MUTANTS.
 
 #ifdef MOOLINK_MUTANTS
 #include <string_view>
