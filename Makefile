@@ -1,7 +1,8 @@
 # make demo   the main job: two peers learn Breakout through a broker, about three minutes
-# make test   all tests: C++ programs, simulators, Python
-# make lint   layer check, ruff, mypy, clang-format, clang-tidy
-# make nightly   10,000 seeds of each simulator, storms of deaths and of comings and goings: hours
+# make test   all that a change must pass: C++ programs, simulators, Python
+# make quick  the part of it that takes less than two minutes
+# make nightly   hours: tests/nightly, 10,000 seeds of each simulator, storms of deaths, a soak
+# make lint   layer check, ruff, mypy, clang-format, clang-tidy (SINCE=REV: of what changed)
 # make fuzz       each fuzz target for 60 s, with clang (FUZZ=600: ten minutes)
 # make sanitize   C++ tests and simulators under ASan+UBSan and under TSan
 # Everything goes into .venv and build/; nothing needs root.
@@ -16,7 +17,7 @@ DEV := build/dev
 RELEASE := build/release
 CMAKE := $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DPython_EXECUTABLE=$(RUN)
 
-.PHONY: all demo test test-cpp test-python nightly lint format fuzz sanitize clean
+.PHONY: all demo quick test test-cpp test-python nightly lint format fuzz sanitize clean
 all: release
 
 $(VENV)/.created:
@@ -53,24 +54,41 @@ DEMO ?= --max-seconds 150 --no-resume --save-dir runs/demo
 demo: release
 	$(RUN) -m moolink run -n 2 -m examples.torch.impala $(DEMO)
 
+# Tests that wait run beside others: each has ports and names of its own.
+WORKERS ?= 3
+CTEST := $(BIN)/ctest --test-dir $(DEV) --output-on-failure --timeout 300 -j 2
+RUN_TESTS := MOOLINK_BUILD_DIR=$(DEV) $(RUN) -m pytest -n $(WORKERS) --dist worksteal $(PYTEST)
+
 test: test-cpp test-python
 
 test-cpp: dev
-	$(BIN)/ctest --test-dir $(DEV) --output-on-failure --timeout 300
+	$(CTEST)
 
 test-python: dev
-	MOOLINK_BUILD_DIR=$(DEV) $(RUN) -m pytest tests $(PYTEST)
+	$(RUN_TESTS) tests --ignore tests/nightly
+
+SIMULATORS := session rpc group accumulate stack shared_reduce shared_pipeline exchange
+# What most mistakes show in: the C++ tests, a seed of each simulator, and the tests without training.
+quick: dev
+	$(CTEST) --quiet
+	@for simulator in $(SIMULATORS); do \
+	  $(DEV)/tests/sim/sim_$$simulator --seeds 0..0 > build/quick.log || \
+	    { cat build/quick.log; exit 1; }; done
+	$(RUN_TESTS) -q tests/values tests/rpc tests/batcher tests/group tests/cli
 
 nightly: test-cpp
 	tools/nightly.sh
 
-lint: $(VENV)/.packages $(DEV)/build.ninja
+# clang-tidy reads how each file is compiled alone; SINCE=REV: only what has changed since.
+LINT := build/lint
+lint: $(VENV)/.packages
+	@$(CMAKE) -S . -B $(LINT) -DMOOLINK_DEVELOPMENT=ON -DMOOLINK_UNITY=OFF > build/lint.log
 	$(RUN) tools/check_layers.py
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $(CPP)
-	$(RUN) tools/clang_tidy.py $(DEV)
+	$(RUN) tools/clang_tidy.py $(LINT) --since '$(SINCE)'
 
 format: $(VENV)/.packages
 	$(BIN)/ruff check --fix .

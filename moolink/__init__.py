@@ -7,6 +7,7 @@ and a batcher, over shared memory and TCP. Importing this package imports neithe
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import threading  # noqa: F401 - a worker that imported it first would be taken for the main thread
 from typing import TYPE_CHECKING
 
@@ -48,6 +49,14 @@ if TYPE_CHECKING:
     from moolink.values import register
 
 __version__ = "0.1.0"
+
+if importlib.util.find_spec("moolink._core") is None:
+    raise ImportError(
+        f"moolink's extension module is not in {__path__[0]}. If moolink is installed elsewhere, "
+        "this folder of sources comes before it on sys.path: start Python in another folder, or "
+        "install the checkout in place with `pip install -e .`",
+        name="moolink._core",
+    )
 
 # Loaded at first use, so that `import moolink` costs next to nothing.
 _HOME = {

@@ -9,18 +9,18 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from moolink import logs
 from moolink._core import AccumulatorCore
 from moolink.accumulator_adapter import Adapter
 from moolink.accumulator_checks import checked_batch_size, checked_counters, require_one_of
 from moolink.errors import Closed, StateError
 from moolink.group import Group
 from moolink.left_out_rounds import LeftOutRounds, checked_carried
-from moolink.logs import logger
 from moolink.parameter_sync import ParameterSync
 from moolink.rpc import Rpc
 from moolink.training_steps import TrainingStep, training_steps
@@ -176,7 +176,7 @@ class AccumulatorBase(Adapter):
     def _update_all_but_rounds(self) -> None:
         self._core.update(self._on_divergence)
         if self._core.state_overdue():
-            logger.warning(
+            logs.logger.warning(
                 "wants_state() has been true for 5 s: newcomers get parameters and buffers only"
             )
             self._give_state(None)
@@ -247,7 +247,7 @@ class AccumulatorBase(Adapter):
     def _skip_round(self) -> None:
         """Applies nothing of this round. Every member sees the same bits and does the same."""
         stats = self._core.stats()
-        logger.warning(
+        logs.logger.warning(
             "round %d, of %s, is not finite and is skipped",
             self._core.model_version(),
             stats["contributors"],
@@ -369,7 +369,7 @@ class AccumulatorBase(Adapter):
         if not clear:
             self._clear()
         if not finite and self._on_nonfinite == "skip":
-            logger.warning("the gradients are not finite: this contribution is skipped")
+            logs.logger.warning("the gradients are not finite: this contribution is skipped")
             self._left_out.contributions += 1
             batch_size = 0
         self._core.offer(batch_size, sums)
@@ -511,7 +511,7 @@ class AccumulatorBase(Adapter):
             self._group.close()
             self._own_rpc.close()
 
-    def __enter__(self) -> AccumulatorBase:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -345,7 +345,7 @@ class Group:
         """Leaves the group; the others go on at once."""
         self.core.close()
 
-    def __enter__(self) -> Group:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:

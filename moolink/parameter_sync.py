@@ -15,10 +15,10 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from moolink import logs
 from moolink._core import Future, RpcDeferredReturn
 from moolink.errors import Closed, Error
 from moolink.group import Group
-from moolink.logs import logger
 
 # Versions without a question after which the leader keeps no copy ready any more.
 IDLE_VERSIONS = 16
@@ -316,7 +316,7 @@ class ParameterSync:
         try:
             deferred((newest, self._framework, arrays))
         except Error as error:
-            logger.warning("parameters of version %d could not be sent: %s", version, error)
+            logs.logger.warning("parameters of version %d could not be sent: %s", version, error)
         else:
             with self._lock:
                 self._remember(peer, version, version)

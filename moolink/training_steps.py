@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from moolink import logs
 from moolink.errors import StateError
-from moolink.logs import logger
 
 if TYPE_CHECKING:
     from moolink._core import GradientStats
@@ -131,13 +131,13 @@ def _take_news(update: Callable[[], None]) -> None:
     try:
         update()
     except StateError as error:  # another leader's state, or a later one, may do
-        logger.error("%s", error)
+        logs.logger.error("%s", error)
 
 
 def _is_whole(received: Any) -> bool:
     """Whether the leader's loop sent it; without it there are the model's parameters alone."""
     if received is None:
-        logger.warning(
+        logs.logger.warning(
             "the leader's loop did not call set_state() within 5 s of wants_state(), so parameters "
             "came without the rest: the optimiser and the totals go on from what they are here"
         )

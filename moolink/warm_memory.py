@@ -38,7 +38,8 @@ class WarmMemory:
         try:
             block = self._unused.pop()
         except IndexError:
-            block = mmap.mmap(-1, size)
+            # Private: after a fork neither process sees the writes of the other.
+            block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         flat = np.frombuffer(block, dtype, count)
         # Every view of the array, and every tensor made of it, refers to `flat`.
         weakref.finalize(flat, self._unused.append, block).atexit = False

@@ -1,8 +1,9 @@
 #!/bin/sh
 # Usage: tools/nightly.sh [SEEDS]
-# What takes too long for every change: SEEDS (10,000) seeds of each simulator that no night before
-# had, storms of deaths, broker kills and comings and goings, ten minutes of a torch and a JAX learner
-# in one group, more examples of the properties, twenty minutes of each fuzz target and an hour's soak.
+# The checks that take hours: SEEDS (10,000) seeds of each simulator that no night before had,
+# tests/nightly (RDMA between emulated machines), storms of deaths, broker kills and comings and
+# goings, ten minutes of a torch and a JAX learner in one group, more examples of the properties,
+# clang-tidy on all files, twenty minutes of each fuzz target and an hour's soak.
 set -eu
 seeds=${1:-10000}
 first=$(( $(date +%s) / 86400 * seeds ))
@@ -10,10 +11,12 @@ for simulator in session rpc group accumulate stack shared_reduce shared_pipelin
   echo "simulator $simulator, seeds $first..$((first + seeds - 1))"
   "build/dev/tests/sim/sim_$simulator" --seeds "$first..$((first + seeds - 1))"
 done
+MOOLINK_BUILD_DIR=build/dev .venv/bin/python -m pytest -q --timeout 900 tests/nightly
 .venv/bin/python -m tests.faults.storm --kills 400
 .venv/bin/python -m tests.faults.storm --broker-restarts 50
 .venv/bin/python -m tests.faults.storm --churn 600
 .venv/bin/python -m tests.learning.mixed_job --seconds 600
 MOOLINK_EXAMPLES=100 .venv/bin/python -m pytest -q --timeout 7200 tests/values tests/sim/test_stack.py
+make lint
 tools/fuzz.sh 1200
 .venv/bin/python tests/soak.py --minutes 60

@@ -7,6 +7,8 @@
 #include <cerrno>
 #include <cstring>
 #include <ctime>
+#include <exception>
+#include <new>
 #include <string>
 
 #include "base/error.h"
@@ -152,7 +154,7 @@ bool Loop::dispatch(int count) {
     const auto it = watches_.find(id);
     if (it == watches_.end()) continue;
     const auto ready = it->second.ready;  // keeps the callback alive if it removes itself
-    (*ready)(event.events);
+    run([&] { (*ready)(event.events); });
   }
   return something;
 }
@@ -163,10 +165,23 @@ bool Loop::run_timers() {
   const Time current = now();
   while (!timers_.empty() && timers_.begin()->first.first <= current) {
     auto node = timers_.extract(timers_.begin());
-    node.mapped()();
+    run(node.mapped());
     something = true;
   }
   return something;
+}
+
+void Loop::run(const std::function<void()>& work) noexcept {
+  try {
+    work();
+  } catch (const std::exception& e) {
+    if (!failed_) return;
+    try {
+      failed_(e.what());
+    } catch (const std::bad_alloc&) {
+      return;  // no memory even to say so
+    }
+  }
 }
 
 bool Loop::take_posted() {
@@ -175,7 +190,7 @@ bool Loop::take_posted() {
     const std::lock_guard guard(posted_mutex_);
     work.swap(posted_);
   }
-  for (auto& item : work) item();
+  for (auto& item : work) run(item);
   return !work.empty();
 }
 

@@ -52,6 +52,10 @@ class Loop {
   void add(Pollable& pollable) { pollables_.push_back(&pollable); }
   void remove(Pollable& pollable);
 
+  // Hears of what a callback, timer or posted work has thrown; the others run all the same. Those
+  // that can fail what they belong to do so themselves: this is the last barrier.
+  void on_failure(std::function<void(const char* reason)> failed) { failed_ = std::move(failed); }
+
   // Takes what the pollables have; true if there was something. Does not block.
   bool poll_pollables();
   // Takes what has come by descriptors, and does not block either.
@@ -101,6 +105,7 @@ class Loop {
   bool take_posted();
   bool dispatch(int count);
   bool run_timers();
+  void run(const std::function<void()>& work) noexcept;
 
   int epoll_fd_ = -1;
   Event woken_up_;
@@ -111,6 +116,7 @@ class Loop {
   std::map<TimerKey, std::function<void()>> timers_;
   std::vector<Pollable*> pollables_;
   std::vector<epoll_event> ready_;
+  std::function<void(const char*)> failed_;
   std::atomic<bool> sleeping_{false};
   std::atomic<bool> woken_{false};
   std::mutex posted_mutex_;

@@ -5,7 +5,8 @@
 
 namespace moolink::io {
 
-// A thread that gets no signals: those are for the threads of the application. Throws
+// A thread that gets no signals but those of its own faults: the others are for the threads of the
+// application. Throws
 // std::system_error when the process may have no more threads.
 std::thread quiet_thread(std::function<void()> body);
 

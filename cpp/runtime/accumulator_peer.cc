@@ -53,6 +53,21 @@ AccumulatorPeer::AccumulatorPeer(std::shared_ptr<GroupPeer> group, Options optio
       machine_(machine_config(*rpc_, scope_, options, layout_)) {
   const Engine::Lock lock = rpc_->context()->lock();
   group_->check_role(options.role);
+  try {
+    register_services();
+  } catch (...) {
+    unregister_services();  // of a name that another object of this peer has
+    throw;
+  }
+  rpc_->context()->engine().add(*this);
+  const Time now = io::now();
+  group_->add(now, *this, options.role);
+  settle(now);
+}
+
+AccumulatorPeer::~AccumulatorPeer() { close(); }
+
+void AccumulatorPeer::register_services() {
   for (const rpc::Service service : {rpc::Service::accumulate, rpc::Service::snapshot}) {
     rpc_->router().add(service, scope_, group_->name(),
                        [this, service](const Uid& from, const wire::Payload& payload) {
@@ -60,6 +75,7 @@ AccumulatorPeer::AccumulatorPeer(std::shared_ptr<GroupPeer> group, Options optio
                          machine_.received(now, from, static_cast<std::uint8_t>(service), payload);
                          carry_out(now);
                        });
+    services_.push_back(service);
   }
   runner_ = OperationRunner::create(
       rpc_, group_->name(), "rounds:" + scope_,
@@ -73,23 +89,19 @@ AccumulatorPeer::AccumulatorPeer(std::shared_ptr<GroupPeer> group, Options optio
        [this](std::uint64_t epoch, std::uint64_t round, const Error& error) {
          not_reduced(epoch, round, error);
        }});
-  rpc_->context()->engine().add(*this);
-  const Time now = io::now();
-  group_->add(now, *this, options.role);
-  settle(now);
 }
 
-AccumulatorPeer::~AccumulatorPeer() { close(); }
+void AccumulatorPeer::unregister_services() {
+  if (runner_ != nullptr) runner_->close();
+  if (shared_ != nullptr) shared_->close();
+  for (const rpc::Service service : services_) rpc_->router().remove(service, scope_);
+}
 
 void AccumulatorPeer::close() {
   if (rpc_->context()->abandoned()) return;
   const Engine::Lock lock = rpc_->context()->lock();
   if (std::exchange(closed_, true)) return;
-  runner_->close();
-  shared_->close();
-  for (const rpc::Service service : {rpc::Service::accumulate, rpc::Service::snapshot}) {
-    rpc_->router().remove(service, scope_);
-  }
+  unregister_services();
   group_->remove(io::now(), *this);
   rpc_->settle(group_->next_deadline());
   rpc_->context()->engine().remove(*this);

@@ -121,6 +121,8 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
   void evicted(Time now) override;
   void session_lost(const Uid& instance) override { machine_.session_lost(instance); }
   void refused() override { wake(); }
+  void register_services();
+  void unregister_services();
   Engine::Lock lock_open();
   void look(Time now);
   void show(const accumulate::Round& round);
@@ -152,6 +154,7 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
   const std::string scope_;
   const BucketLayout layout_;
   accumulate::Machine machine_;
+  std::vector<rpc::Service> services_;  // whose messages come here
   std::shared_ptr<OperationRunner> runner_;
   std::shared_ptr<SharedRounds> shared_;
   std::map<collective::OpId, std::pair<std::uint64_t, std::size_t>> operations_;

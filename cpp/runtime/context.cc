@@ -38,6 +38,9 @@ std::shared_ptr<Context> Context::create(ContextOptions options) {
   std::shared_ptr<Context> context(new Context(std::move(options)));
   context->workers_.set_owner(context);
   context->engine_.add(context->workers_);
+  context->engine_.loop().on_failure([&sink = *context](const char* reason) {
+    sink.log(LogLevel::error, std::string("the network thread went on after an error: ") + reason);
+  });
   {
     const Engine::Lock held = context->engine_.lock();
     if (const Error error = context->dump_server_.open()) {

@@ -45,12 +45,30 @@ GroupPeer::GroupPeer(std::shared_ptr<RpcPeer> rpc, std::string name)
       name_(std::move(name)),
       member_(member_config(*rpc_, name_), io::now()) {
   const Engine::Lock lock = rpc_->context()->lock();
+  try {
+    register_services();
+  } catch (...) {
+    unregister_services();  // of a name that another object of this peer has
+    throw;
+  }
+  rpc_->add(static_cast<PeerObserver&>(*this));
+  rpc_->context()->engine().add(*this);
+  for (const rpc::PeerInfo& peer : rpc_->peers_locked()) {
+    if (peer.connected) peer_up({peer.instance, peer.name, peer.host_key, false, peer.scope});
+  }
+  settle(io::now());
+}
+
+GroupPeer::~GroupPeer() { close(); }
+
+void GroupPeer::register_services() {
   rpc_->router().add(rpc::Service::group, name_, name_,
                      [this](const Uid& from, const wire::Payload& payload) {
                        const Time now = io::now();
                        member_.received(now, from, payload.body.span());
                        carry_out(now);
                      });
+  routed_ = true;
   runner_ = OperationRunner::create(
       rpc_, name_, "group:" + name_,
       {[this](collective::Engine::Combine asked) { combine(std::move(asked)); },
@@ -68,15 +86,13 @@ GroupPeer::GroupPeer(std::shared_ptr<RpcPeer> rpc, std::string name)
          runner_->engine().failed(s, error);
          runner_->carry_out();
        }});
-  rpc_->add(static_cast<PeerObserver&>(*this));
-  rpc_->context()->engine().add(*this);
-  for (const rpc::PeerInfo& peer : rpc_->peers_locked()) {
-    if (peer.connected) peer_up({peer.instance, peer.name, peer.host_key, false, peer.scope});
-  }
-  settle(io::now());
 }
 
-GroupPeer::~GroupPeer() { close(); }
+void GroupPeer::unregister_services() {
+  if (runner_ != nullptr) runner_->close();
+  if (shared_ != nullptr) shared_->close();
+  if (routed_) rpc_->router().remove(rpc::Service::group, name_);
+}
 
 void GroupPeer::close() {
   if (rpc_->context()->abandoned()) return;
@@ -102,9 +118,7 @@ void GroupPeer::shut() {
   carry_out(now);
   rpc_->flush();
   next_.reset();
-  runner_->close();
-  shared_->close();
-  rpc_->router().remove(rpc::Service::group, name_);
+  unregister_services();
   rpc_->remove(static_cast<PeerObserver&>(*this));
   rpc_->context()->engine().remove(*this);
   for (const Attached& attached : std::vector(attached_)) attached.observer->evicted(now);

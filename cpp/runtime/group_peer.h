@@ -112,6 +112,8 @@ class GroupPeer final : public Driven, private PeerObserver {
   bool has_delivered() const override;
   void carry_out(Time now);
   void settle(Time now);
+  void register_services();
+  void unregister_services();
   void shut();
   void activate_when_all_have(Time now);
   void tell_has_state(Time now);
@@ -133,6 +135,7 @@ class GroupPeer final : public Driven, private PeerObserver {
   std::string broker_scope_;
   Error refusal_;  // not thrown yet
   group::Member member_;
+  bool routed_ = false;  // messages of the group come here
   std::shared_ptr<OperationRunner> runner_;
   std::shared_ptr<SharedCollectives> shared_;
   group::View seen_;                 // by the user

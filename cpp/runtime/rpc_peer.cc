@@ -19,7 +19,22 @@ constexpr Duration kFinishHandlers = milliseconds(500);
 constexpr Duration kDeliver = seconds(1);
 constexpr Duration kCloseMargin = milliseconds(500);
 
-thread_local const RpcPeer* handling = nullptr;  // whose handler runs on this thread
+// The handlers that run on this thread, the innermost first.
+struct Frame {
+  const RpcPeer* peer;
+  const void* function;
+  const Frame* outer;
+};
+thread_local const Frame* innermost = nullptr;
+
+bool in_handler_of(const RpcPeer* peer) { return innermost != nullptr && innermost->peer == peer; }
+
+bool in_handler_of_function(const void* function) {
+  for (const Frame* frame = innermost; frame != nullptr; frame = frame->outer) {
+    if (frame->function == function) return true;
+  }
+  return false;
+}
 
 std::unique_ptr<const rpc::Policy> make_policy(const crypto::Keyring& keyring,
                                                const std::string& origin) {
@@ -114,7 +129,7 @@ void RpcPeer::close() {
   if (context_->abandoned() || closing_.exchange(true)) return;
   std::vector<std::unique_ptr<transport::Transport>> transports;  // destroyed without the lock
   Engine::Lock lock = context_->lock();
-  idle_at_ = handling == this ? 1 : 0;
+  idle_at_ = in_handler_of(this) ? 1 : 0;
   if (stats_.calls_running > idle_at_) {
     Waiter idle;
     idle.what = "close(): handlers that run";
@@ -352,7 +367,7 @@ bool RpcPeer::undefine(const std::string& function, const Engine::Interrupt& int
   functions_.erase(found);
   node_.undefine(function);
   operation_done();
-  if (entry->running == 0 || handling == this) return true;
+  if (entry->running == 0 || in_handler_of_function(entry.get())) return true;
   Waiter drained;
   drained.what = "undefine(): handlers that run";
   entry->drained.push_back(&drained);
@@ -395,7 +410,8 @@ void RpcPeer::forget_if_over(HandlingOf::iterator handling) {
 // On a worker.
 void RpcPeer::run(const std::shared_ptr<Function>& function, Incoming incoming) {
   const std::shared_ptr<Responder> responder = incoming.responder;
-  const RpcPeer* outer = std::exchange(handling, this);
+  const Frame frame{this, function.get(), innermost};
+  innermost = &frame;
   try {
     const Time now = io::now();
     responder->begin(now, Engine::this_thread());
@@ -416,7 +432,7 @@ void RpcPeer::run(const std::shared_ptr<Function>& function, Incoming incoming) 
     responder->send(Error{
         ErrorCode::remote, e.what(), {}, responder->function(), "RuntimeError", {}, Ran::yes});
   }
-  handling = outer;
+  innermost = frame.outer;
   const Engine::Lock lock = context_->lock();
   if (const auto handling = running_.find(responder->key()); handling != running_.end()) {
     handling->second.returned = true;

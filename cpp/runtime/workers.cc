@@ -1,5 +1,6 @@
 #include "runtime/workers.h"
 
+#include <csignal>
 #include <system_error>
 
 #include "io/quiet_thread.h"
@@ -19,7 +20,9 @@ thread_local bool polls_as_worker = false;
 }  // namespace
 
 Workers::Workers(Engine& engine, Interpreter& interpreter, std::size_t limit)
-    : engine_(engine), interpreter_(interpreter), limit_(limit) {}
+    : engine_(engine), interpreter_(interpreter), limit_(limit) {
+  pthread_sigmask(SIG_SETMASK, nullptr, &signals_);
+}
 
 bool Workers::on_worker_thread() { return current_workers != nullptr; }
 
@@ -74,6 +77,8 @@ void Workers::start_thread() {
 
 void Workers::run() {
   current_workers = this;
+  // Programs that a handler starts inherit its mask: with all signals blocked none could end them.
+  pthread_sigmask(SIG_SETMASK, &signals_, nullptr);
   bool served = false;  // has just run something, so more is likely to come: worth polling for
   Engine::Lock lock = engine_.lock();
   while (!stopping_) {

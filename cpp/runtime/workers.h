@@ -1,5 +1,7 @@
 #pragma once
 
+#include <signal.h>
+
 #include <condition_variable>
 #include <cstddef>
 #include <deque>
@@ -65,6 +67,7 @@ class Workers final : public Driven {
   Engine& engine_;
   Interpreter& interpreter_;
   std::size_t limit_;
+  sigset_t signals_{};  // the mask of the thread that made the context
   std::weak_ptr<void> owner_;
   std::deque<Task> queue_;
   std::condition_variable_any work_;

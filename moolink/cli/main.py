@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+import moolink
+
 USAGE = """\
 usage: moolink COMMAND ...
 
@@ -13,7 +15,7 @@ commands:
   dump     show how things stand in a process: moolink dump PID
   doctor   say what this machine offers to moolink, what is missing, and why
 
-'moolink COMMAND --help' explains a command.
+'moolink COMMAND --help' explains a command; 'moolink --version' prints the version.
 """
 
 
@@ -26,6 +28,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     command, *rest = arguments
     if command in ("-h", "--help", "help"):
         sys.stdout.write(USAGE)
+        return 0
+    if command == "--version":
+        print(f"moolink {moolink.__version__}")
         return 0
     # Imported here: a command must not pay for the others' imports.
     if command == "run":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import logging
 import os
 import pickle
 import platform
@@ -17,13 +16,12 @@ from collections.abc import Callable
 from multiprocessing import spawn
 from typing import Any
 
+from moolink import logs
 from moolink.env_pool import channel
 from moolink.env_pool.memory import PoolMemory, PoolShape, rows_of
 from moolink.env_pool.spaces import keys
 from moolink.errors import Closed, EnvError, Error
 from moolink.processes import describe_exit
-
-logger = logging.getLogger("moolink")
 
 _GRACE = 2.0  # seconds that workers have to close their environments
 _FAILED_GRACE = 0.2  # the same, when the pool has failed
@@ -214,7 +212,7 @@ class Supervisor:
             if isinstance(message, channel.Made):
                 self._on_made(worker, message)
             elif isinstance(message, channel.Recreated):
-                logger.warning(
+                logs.logger.warning(
                     "environment %d raised in %s and was made anew:\n%s",
                     message.environment,
                     message.doing,
@@ -282,7 +280,7 @@ class Supervisor:
             f"{where} environments {first} to {last} of each batch"
         )
         if self._options.restart and self._may_restart(worker):
-            logger.warning("%s; restarting it", text)
+            logs.logger.warning("%s; restarting it", text)
             self._restart_worker(worker)
             return
         self._fail(
@@ -403,7 +401,7 @@ class Supervisor:
         try:
             self._control.send(channel.Close(grace))
         except (BrokenPipeError, ConnectionResetError):
-            logger.debug("the fork server had ended before it was told to")
+            logs.logger.debug("the fork server had ended before it was told to")
         try:
             self._server.wait(grace + _SERVER_GRACE)
         except subprocess.TimeoutExpired:

@@ -223,7 +223,7 @@ class Worker:
             pairs = zip(requested.tolist(), served.tolist(), strict=True)
             due = [(step, i) for i, (step, last) in enumerate(pairs) if step != last]
             if not due:
-                os.eventfd_read(self._doorbell)
+                os.read(self._doorbell, 8)  # eventfd_read would end with a signal
                 continue
             step, index = min(due)
             if begun[index]:
@@ -238,7 +238,7 @@ class Worker:
     def _report_served(self, batch: int) -> None:
         """Rings the batch's bell if every other worker has taken a token, and so has finished."""
         try:
-            os.eventfd_read(self._setup.tokens[batch])
+            os.read(self._setup.tokens[batch], 8)
         except BlockingIOError:
             os.eventfd_write(self._setup.bells[batch], 1)
 

@@ -393,3 +393,32 @@ def test_halves_are_summed_in_float32(make: Make, dtype: torch.dtype) -> None:
     for (p,) in models:
         assert p.grad.dtype == dtype
         assert torch.equal(p.grad, wanted)
+
+
+def test_an_accumulator_of_a_name_that_is_taken_leaves_nothing_behind(broker_address: str) -> None:
+    """`segments:g` and `g` would both use the name `segments:g/a` on one peer."""
+
+    def accumulator(group: moolink.Group) -> moolink.Accumulator:
+        return moolink.Accumulator("a", [torch.zeros(2, requires_grad=True)], group=group)
+
+    with contextlib.ExitStack() as stack:
+        rpc = stack.enter_context(moolink.Rpc("first"))
+        plain = stack.enter_context(moolink.Group(rpc, "g"))
+        prefixed = stack.enter_context(moolink.Group(rpc, "segments:g"))
+        stack.enter_context(accumulator(prefixed))
+        with pytest.raises(ValueError, match="segments:g/a"):
+            accumulator(plain)
+        rpc.connect(broker_address)
+        other = stack.enter_context(moolink.Rpc("second", timeout=20))
+        joined = stack.enter_context(moolink.Group(other, "g"))
+        peer = stack.enter_context(accumulator(joined))
+        other.connect(broker_address)
+        deadline = time.monotonic() + 30
+        while len(joined.members()) < 2 or len(plain.members()) < 2:
+            assert time.monotonic() < deadline
+            plain.update()
+            joined.update()
+            peer.update()
+        # The first peer still answers: no message went to what was given up.
+        rpc.define("alive", lambda: True)
+        assert other.sync("first", "alive")

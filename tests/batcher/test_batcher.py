@@ -344,3 +344,20 @@ with moolink.Rpc("server") as server, moolink.Rpc("client", timeout=20) as clien
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.stdout == "['item']\n", done.stderr
+
+
+def test_a_batch_is_private_after_a_fork():
+    batcher = Batcher(1)
+    batcher.stack(np.zeros(1 << 20, np.uint8))
+    batch = batcher.get()
+    ready, told = os.pipe()
+    child = os.fork()
+    if child == 0:
+        batch[:] = 1
+        os.write(told, b"written")
+        os._exit(0)
+    assert os.read(ready, 7) == b"written"
+    assert os.waitpid(child, 0)[1] == 0
+    os.close(ready)
+    os.close(told)
+    assert not batch.any()

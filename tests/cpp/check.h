@@ -35,11 +35,13 @@ void check_equal(const A& a, const B& b, const char* text, const char* file, int
 #define MOOLINK_JOIN_(a, b) a##b
 #define MOOLINK_JOIN(a, b) MOOLINK_JOIN_(a, b)
 
-#define TEST(name)                                                                        \
-  static void MOOLINK_JOIN(test_body_, __LINE__)();                                       \
-  static const ::moolink::check::Registration MOOLINK_JOIN(test_registration_, __LINE__)( \
-      name, MOOLINK_JOIN(test_body_, __LINE__));                                          \
-  static void MOOLINK_JOIN(test_body_, __LINE__)()
+// By a counter: several files of tests may be compiled as one.
+#define TEST(name) MOOLINK_TEST(name, __COUNTER__)
+#define MOOLINK_TEST(name, number)                                                      \
+  static void MOOLINK_JOIN(test_body_, number)();                                       \
+  static const ::moolink::check::Registration MOOLINK_JOIN(test_registration_, number)( \
+      name, MOOLINK_JOIN(test_body_, number));                                          \
+  static void MOOLINK_JOIN(test_body_, number)()
 
 #define CHECK(condition)                                                      \
   do {                                                                        \

@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -300,3 +301,10 @@ def test_there_is_no_such_batch():
         for index in (2, -1):
             with pytest.raises(IndexError, match=f"no batch {index}: num_batches is 2"):
                 pool.step(index, zeros(1))
+
+
+def test_signals_that_environments_handle_interrupt_no_worker():
+    with EnvPool(environments.Alarmed, 1, 1, 1) as pool:
+        pool.step(0, zeros(1)).result(LONG)
+        time.sleep(0.1)  # The worker waits through about ten signals.
+        assert pool.step(0, zeros(1)).result(LONG)["reward"] == [0.0]

@@ -319,6 +319,29 @@ def test_a_handler_may_undefine_itself(pair: Pair) -> None:
         client.sync("server", "once")
 
 
+def test_undefine_in_another_functions_handler_waits_for_running_calls(pair: Pair) -> None:
+    client, server = pair
+    started, release, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def slow() -> None:
+        started.set()
+        release.wait(20)
+        time.sleep(0.01)  # Between the release and the return, undefine must still wait.
+        ended.set()
+
+    def withdraw() -> bool:
+        threading.Timer(0.05, release.set).start()
+        server.undefine("slow")
+        return ended.is_set()
+
+    server.define("slow", slow)
+    server.define("withdraw", withdraw)
+    future = client.async_("server", "slow")
+    assert started.wait(20)
+    assert client.sync("server", "withdraw")
+    future.result()
+
+
 def test_names_are_defined_once(pair: Pair) -> None:
     _, server = pair
     server.define("f", lambda: 1)

@@ -51,6 +51,14 @@ ShmConnection::~ShmConnection() = default;
 
 void ShmConnection::start() {
   if (state_ == State::closed) return;  // the handler did not want it
+  try {
+    watch_peer();
+  } catch (const std::exception& e) {
+    fail(with_peer(make_error(ErrorCode::error, e.what())), false);
+  }
+}
+
+void ShmConnection::watch_peer() {
   environment_.loop.add(*this);
   const auto self = shared_from_this();
   socket_watch_ = environment_.loop.watch(socket_.get(), EPOLLIN,

@@ -73,6 +73,7 @@ class ShmConnection final : public Connection,
   enum class State { open, closing, closed };
 
   bool receive();
+  void watch_peer();
   bool fill();
   bool tell_grant_segments();
   void learn_segment(const wire::GrantPlace& place);

@@ -134,6 +134,15 @@ void TcpConnection::establish() {
 }
 
 void TcpConnection::ready(std::uint32_t events) {
+  const auto keep = shared_from_this();
+  try {
+    handle(events);
+  } catch (const std::exception& e) {
+    fail(make_error(ErrorCode::error, e.what()));
+  }
+}
+
+void TcpConnection::handle(std::uint32_t events) {
   if (state_ == State::open && !opened_) return shake_hands();
   if ((events & EPOLLOUT) != 0) send_queued();
   if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) == 0) return;

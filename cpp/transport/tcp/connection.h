@@ -83,6 +83,7 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
   };
 
   void ready(std::uint32_t events);
+  void handle(std::uint32_t events);
   void shake_hands();
   void refuse_tls();
   void say_in_plain(const std::string& text);

@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include <stdexcept>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -45,6 +47,24 @@ TEST("timers run in order, once, and cancelled ones never") {
   while (now() < start + milliseconds(10)) engine.turn(milliseconds(10));
   CHECK((order == std::vector<int>{1, 3}));
   CHECK(engine.loop.next_timer() == kNever);
+}
+
+TEST("one that throws keeps no other from running, and its reason is told") {
+  Engine engine;
+  Pipe one;
+  one.fill();
+  std::vector<std::string> failures;
+  int runs = 0;
+  engine.loop.on_failure([&](const char* reason) { failures.emplace_back(reason); });
+  engine.loop.watch(one.read.get(), EPOLLIN | EPOLLET,
+                    [](std::uint32_t) { throw std::runtime_error("watch"); });
+  engine.loop.at(now(), [] { throw std::runtime_error("timer"); });
+  engine.loop.at(now(), [&] { ++runs; });
+  engine.loop.post([] { throw std::runtime_error("work"); });
+  engine.loop.post([&] { ++runs; });
+  engine.turn(milliseconds(10));
+  CHECK((failures == std::vector<std::string>{"watch", "timer", "work"}));
+  CHECK_EQ(runs, 2);
 }
 
 TEST("a callback may remove a watch whose event is already there") {

@@ -1,6 +1,6 @@
 // The transport between two processes, of one machine or two, over a real device: both run these
 // tests at the same time, one with MOOLINK_TEST_APART="listen ADDRESS" in its environment and one
-// with "dial ADDRESS". tests/verbs brings them.
+// with "dial ADDRESS". tests/nightly/verbs brings them.
 
 #include <cstdlib>
 #include <limits>

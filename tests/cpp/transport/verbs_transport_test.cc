@@ -1,4 +1,4 @@
-// The transport over a real device, soft-RoCE among them: tests/verbs brings these where there is
+// The transport over a real device, soft-RoCE among them: tests/nightly/verbs brings these where there is
 // one. Faults are put in place of functions of the library.
 
 #include <cerrno>

@@ -1,6 +1,6 @@
 """Takes the link of a soft-RoCE device down and up again, under load of calls and reductions.
 
-    MOOLINK_VERBS=1 python -m tests.verbs.faults [COUNT]
+    MOOLINK_VERBS=1 python -m tests.nightly.verbs.faults [COUNT]
 
 Two members on two hosts (network namespaces) use this machine's one device, and reach one another
 by tcp on another link, too. Prints one JSON object with what was seen; times are those of this
@@ -57,7 +57,7 @@ def main(count: int) -> None:
     hosts = Hosts(2)
     tcp_took_over, calls_went_on, rdma_came_back = [], [], []
     try:
-        members = members_on(hosts, {"a": 0, "b": 1}, "tests.verbs.loaded_member")
+        members = members_on(hosts, {"a": 0, "b": 1}, "tests.nightly.verbs.loaded_member")
         members[0].ask("begin_load", peer="b")
         members[1].ask("begin_load", peer="a")
         mended = time.monotonic()

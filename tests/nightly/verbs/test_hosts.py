@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.network.hosts import why_not
-from tests.verbs.conftest import PATIENCE, InRdma, has_device
+from tests.nightly.verbs.conftest import PATIENCE, InRdma, has_device
 
 pytestmark = pytest.mark.timeout(PATIENCE)
 
@@ -25,13 +25,13 @@ def _seen(in_rdma: InRdma, module: str, *arguments: str) -> dict[str, Any]:
 
 
 def test_reductions_cross_between_hosts_by_rdma(in_rdma: InRdma) -> None:
-    seen = _seen(in_rdma, "tests.verbs.members", "reduce")
+    seen = _seen(in_rdma, "tests.nightly.verbs.members", "reduce")
     assert all(seen["right"].values()), seen
     assert seen["written"]["verbs"] > 1_000_000 > 10 * seen["written"]["tcp"]
 
 
 def test_rounds_cross_between_hosts_by_rdma_once_each_way(in_rdma: InRdma) -> None:
-    seen = _seen(in_rdma, "tests.verbs.members", "train")
+    seen = _seen(in_rdma, "tests.nightly.verbs.members", "train")
     assert seen["digests"] == 1
     crossed = 2 * seen["rounds"] * seen["bucket"]
     assert 0.9 * crossed < seen["written"]["verbs"] < 1.5 * crossed
@@ -40,7 +40,7 @@ def test_rounds_cross_between_hosts_by_rdma_once_each_way(in_rdma: InRdma) -> No
 
 @pytest.mark.skipif(has_device(), reason="takes down the link of the device")
 def test_a_link_that_is_cut_loses_nothing_and_runs_nothing_twice(in_rdma: InRdma) -> None:
-    seen = _seen(in_rdma, "tests.verbs.faults", "3")
+    seen = _seen(in_rdma, "tests.nightly.verbs.faults", "3")
     assert seen["failed"] == []
     assert seen["ran"] == seen["calls"]
     assert seen["most_often"] == 1

@@ -1,6 +1,6 @@
 """Two processes of one machine that call each other by RDMA alone; at last one is killed.
 
-    python -m tests.verbs.calls [MEGABYTES]
+    python -m tests.nightly.verbs.calls [MEGABYTES]
 
 Prints one JSON object with what was seen.
 """
@@ -29,7 +29,7 @@ def serve() -> None:
 
 def main(megabytes: int) -> None:
     """Calls a server of its own and checks every answer."""
-    command = [sys.executable, "-m", "tests.verbs.calls", "serve"]
+    command = [sys.executable, "-m", "tests.nightly.verbs.calls", "serve"]
     with (
         subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from tests.verbs.conftest import ADDRESS_OF_A, PATIENCE, InRdma, told
-from tests.verbs.two_machines import SHORT, SILENCE
+from tests.nightly.verbs.conftest import ADDRESS_OF_A, PATIENCE, InRdma, told
+from tests.nightly.verbs.two_machines import SHORT, SILENCE
 
 pytestmark = pytest.mark.timeout(PATIENCE)
 
 
 def _seen(on_two_machines: InRdma, what: str, names: str = "b") -> dict[str, Any]:
-    program = f"{shlex.quote(sys.executable)} -m tests.verbs.two_machines {ADDRESS_OF_A}"
+    program = f"{shlex.quote(sys.executable)} -m tests.nightly.verbs.two_machines {ADDRESS_OF_A}"
     done = on_two_machines(
         f"{program} {what}",
         "; ".join(f"{program} other {name}" for name in names),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.verbs.conftest import ADDRESS_OF_A, PATIENCE, InRdma
+from tests.nightly.verbs.conftest import ADDRESS_OF_A, PATIENCE, InRdma
 
 pytestmark = pytest.mark.timeout(PATIENCE)
 # Without a device the program has none of the tests that need one, and passes.

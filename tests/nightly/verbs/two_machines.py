@@ -1,7 +1,7 @@
 """Two machines on one wire that is bad, or of which one goes away: calls and reductions by RDMA.
 
-    python -m tests.verbs.two_machines ADDRESS other [NAME]                    on one machine
-    python -m tests.verbs.two_machines ADDRESS lossy|parted|killed|reset       on the other one
+    python -m tests.nightly.verbs.two_machines ADDRESS other [NAME]             on one machine
+    python -m tests.nightly.verbs.two_machines ADDRESS lossy|parted|killed|reset   on the other
 
 ADDRESS is that of the second one, where the broker is; both need MOOLINK_VERBS=1 and a common
 token, or MOOLINK_INSECURE=1 alone. The second one prints one JSON object with what was seen; its
@@ -26,7 +26,7 @@ import numpy as np
 
 import moolink
 from tests.network.members import BROKER_PORT
-from tests.verbs.loaded_member import LoadedMember
+from tests.nightly.verbs.loaded_member import LoadedMember
 from tests.waiting import PATIENCE, until
 
 INTERFACE = "eth0"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cuda.test_without_a_device import FAKE_ARRAY
-from tests.verbs.conftest import PATIENCE, InRdma
+from tests.nightly.verbs.conftest import PATIENCE, InRdma
 
 # Which peers announce an address for RDMA, by the value of MOOLINK_VERBS.
 _ANNOUNCED = """
@@ -49,7 +49,7 @@ pytestmark = pytest.mark.timeout(PATIENCE)
 
 
 def test_calls_of_every_size_and_the_death_of_their_peer(in_rdma: InRdma) -> None:
-    done = in_rdma(sys.executable, "-m", "tests.verbs.calls", "8")
+    done = in_rdma(sys.executable, "-m", "tests.nightly.verbs.calls", "8")
     assert done.returncode == 0, done.stdout + done.stderr
     seen = json.loads(done.stdout.splitlines()[-1])
     assert seen["path"] == "verbs"

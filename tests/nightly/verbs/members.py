@@ -1,6 +1,6 @@
 """Members on two hosts (network namespaces) that go by RDMA: calls, reductions, rounds.
 
-    MOOLINK_VERBS=1 python -m tests.verbs.members reduce|train
+    MOOLINK_VERBS=1 python -m tests.nightly.verbs.members reduce|train
 
 Both hosts use this machine's one device. Prints one JSON object with what was seen.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.network.hosts import Hosts
 from tests.network.members import RemoteMember, all_do, members_on
-from tests.verbs.reductions import COUNT, REDUCTIONS, reduced_right
+from tests.nightly.verbs.reductions import COUNT, REDUCTIONS, reduced_right
 
 ROUNDS = 4
 

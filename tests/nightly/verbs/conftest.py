@@ -17,7 +17,7 @@ import pytest
 
 from moolink import _core
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 # An emulated processor is many times slower, and shared.
 PATIENCE = 900
 # Exit status of the tool where the machine did not start: on a busy host its clock may not.

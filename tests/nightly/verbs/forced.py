@@ -1,8 +1,8 @@
 """A group that has nothing but RDMA, its broker included: calls, reductions, rounds.
 
-    python -m tests.verbs.forced ADDRESS other      on one machine
-    python -m tests.verbs.forced ADDRESS tells      on the other one, or the same; has the address
-    python -m tests.verbs.forced ADDRESS both       as two processes of one machine
+    python -m tests.nightly.verbs.forced ADDRESS other      on one machine
+    python -m tests.nightly.verbs.forced ADDRESS tells      on either, with the address
+    python -m tests.nightly.verbs.forced ADDRESS both       as two processes of one machine
 
 Prints one JSON object with what was seen by the one that tells. On two machines both need a common
 token, or MOOLINK_INSECURE=1.
@@ -21,7 +21,7 @@ import numpy as np
 import moolink
 from tests.network.member import Member, elements
 from tests.network.members import BROKER_PORT
-from tests.verbs.reductions import COUNT, REDUCTIONS, reduced_right
+from tests.nightly.verbs.reductions import COUNT, REDUCTIONS, reduced_right
 from tests.waiting import PATIENCE, until
 
 VERBS = ["verbs"]
@@ -117,7 +117,7 @@ def main(address: str, what: str) -> None:
         return be_other(address)
     if what == "tells":
         return print(json.dumps(tell(address)), flush=True)
-    command = [sys.executable, "-m", "tests.verbs.forced", address, "other"]
+    command = [sys.executable, "-m", "tests.nightly.verbs.forced", address, "other"]
     with subprocess.Popen(command) as other:
         try:
             print(json.dumps(tell(address)), flush=True)

@@ -1,6 +1,6 @@
 """A member under load: calls another one and reduces with it, and counts what was run.
 
-    python -m tests.verbs.loaded_member BROKER NAME
+    python -m tests.nightly.verbs.loaded_member BROKER NAME
 
 Takes the same orders as ``tests.network.member``, and those of :class:`LoadedMember`.
 """

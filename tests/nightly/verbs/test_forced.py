@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
-from tests.verbs.conftest import ADDRESS_OF_A, PATIENCE, InRdma, told
-from tests.verbs.forced import ROUNDS, SIZES, SMALL_CALLS
-from tests.verbs.reductions import REDUCTIONS
+from tests.nightly.verbs.conftest import ADDRESS_OF_A, PATIENCE, InRdma, told
+from tests.nightly.verbs.forced import ROUNDS, SIZES, SMALL_CALLS
+from tests.nightly.verbs.reductions import REDUCTIONS
 
 pytestmark = pytest.mark.timeout(PATIENCE)
-MODULE = "tests.verbs.forced"
+MODULE = "tests.nightly.verbs.forced"
 
 
 def _check(done: subprocess.CompletedProcess[str], mark: str = "") -> None:
