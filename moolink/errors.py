@@ -66,7 +66,7 @@ class CancelledError(Error):
 
 
 class PeerLost(Error):
-    """The peer died, restarted or left before it answered; ``ran`` tells what is known."""
+    """The peer died, restarted or closed before it answered; ``ran`` tells what is known."""
 
 
 class NoSuchFunction(Error):
@@ -119,7 +119,10 @@ class WireError(Error):
 
 
 class Closed(Error):
-    """The object was closed, or belongs to a process that forked."""
+    """An object of this process was closed, or belongs to a process that forked.
+
+    Callers of a peer that closes get :class:`PeerLost`.
+    """
 
 
 class StateError(Error):

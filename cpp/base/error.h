@@ -22,7 +22,7 @@ enum class ErrorCode : std::uint8_t {
   queue_full,        // QueueFull
   auth,              // AuthError
   wire,              // WireError
-  closed,            // Closed
+  closed,            // Closed: an object of this process, not a peer
   invalid_argument,  // ValueError
 };
 inline constexpr std::uint8_t kErrorCodes = 13;

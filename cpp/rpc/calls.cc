@@ -298,7 +298,8 @@ void NodeState::delivered_call(Time now, Peer& peer, session::Deliver& delivered
     send_result(now, peer, head.id, std::move(error));
   };
   if (delivered.error) return fail(delivered.error.code, delivered.error.message);
-  if (closing_) return fail(ErrorCode::closed, "peer '" + config.name + "' is closing");
+  // Closed is said of the caller's own objects.
+  if (closing_) return fail(ErrorCode::peer_lost, "peer '" + config.name + "' closes");
   const auto function = functions.find(head.function);
   if (function == functions.end() || !may_concern(peer, function->second)) {
     return fail(ErrorCode::no_such_function,

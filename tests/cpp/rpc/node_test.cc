@@ -37,6 +37,21 @@ TEST("an unknown peer, an unknown function, a closed peer: each error says what 
   CHECK(pair.error_of(late).code == ErrorCode::closed);
 }
 
+TEST(
+    "calls that reach a peer while it closes are lost with it: closed is said of one's own "
+    "object") {
+  const OpenPolicy open;
+  Joined pair(open, open);
+  // What the server has on its way keeps it for a moment.
+  pair.server.node.call(pair.now, "client", "none", {}, seconds(1), 0);
+  pair.server.node.close(pair.now);
+  const CallId met = pair.client.node.call(pair.now, "server", "echo", {}, seconds(1), 0);
+  pair.run();
+  CHECK(pair.error_of(met).code == ErrorCode::peer_lost);
+  CHECK(pair.error_of(met).ran == Ran::no);
+  CHECK(pair.error_of(met).message.find("closes") != std::string::npos);
+}
+
 // The lanes of the messages that a node writes; nothing of them arrives.
 std::vector<int> lanes_written(User& user) {
   std::vector<Action> actions;
