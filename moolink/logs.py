@@ -1,11 +1,16 @@
-"""moolink's log goes to Python's ``logging``, under the logger ``"moolink"``."""
+"""moolink's log goes to Python's ``logging``, under the logger ``"moolink"``.
+
+A program that configures no logging gets it on standard error: time, level, process, text.
+"""
 
 from __future__ import annotations
 
 import logging
+import sys
+import time
 from typing import Protocol
 
-logger = logging.getLogger("moolink")
+logger = logging.getLogger("moolink")  # use it as logs.logger: set_logging() replaces it
 
 _LEVELS = {
     "none": logging.CRITICAL + 10,
@@ -15,6 +20,38 @@ _LEVELS = {
     "verbose": logging.INFO,
     "debug": logging.DEBUG,
 }
+
+
+class _Lines(logging.Formatter):
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        moment = time.localtime(record.created)
+        seconds = time.strftime("%Y-%m-%dT%H:%M:%S", moment)
+        return f"{seconds}.{int(record.msecs):03}{time.strftime('%z', moment)}"
+
+
+class _Default(logging.Handler):
+    """Takes the place of :data:`logging.lastResort`, whose lines have neither time nor level."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setFormatter(_Lines("%(asctime)s %(levelname)s moolink[%(process)d] %(message)s"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        # Looked at for each line: a program may configure its logging at any time.
+        own = logging.getLogger("moolink")
+        if (
+            sys.stderr is None
+            or len(own.handlers) > 1
+            or (own.propagate and logging.getLogger().handlers)
+        ):
+            return
+        try:
+            print(self.format(record), file=sys.stderr, flush=True)
+        except Exception:  # noqa: BLE001 - as every handler does: the program goes on
+            self.handleError(record)
+
+
+logger.addHandler(_Default())
 
 
 class _LoggingModule(Protocol):
