@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import ipaddress
 import logging
 import os
 import signal
@@ -27,7 +28,8 @@ def _parser() -> argparse.ArgumentParser:
         "address",
         nargs="?",
         default=DEFAULT_ADDRESS,
-        help="host:port to listen on; port 0 takes a free one (default: %(default)s)",
+        help="host:port to listen on; port 0 takes a free one; 0.0.0.0:4431 is for peers on other "
+        "machines too (default: %(default)s)",
     )
     parser.add_argument(
         "--first",
@@ -93,11 +95,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 1
         reachable = [address for address in addresses if address.startswith("tcp://")]
         print(f"moolink-broker listens on {' '.join(reachable)}", flush=True)
+        _tell_of_loopback(options.address)
         if options.announce_fd is not None:
             with os.fdopen(options.announce_fd, "w") as announce:
                 announce.write(reachable[0].removeprefix("tcp://") + "\n")
         signal.sigwait(signals)
     return 0
+
+
+def _tell_of_loopback(address: str) -> None:
+    """A peer elsewhere is refused by its own machine, so nothing else would tell of it."""
+    from moolink import logs
+
+    host, _, port = address.rpartition(":")
+    try:
+        loopback = ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        loopback = host == "localhost"
+    if not loopback:
+        return
+    port = DEFAULT_ADDRESS.rpartition(":")[2] if port == "0" else port
+    logs.logger.info(
+        "only this machine reaches %s; for peers on other machines run: moolink-broker 0.0.0.0:%s",
+        host,
+        port,
+    )
 
 
 if __name__ == "__main__":

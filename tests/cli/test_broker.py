@@ -52,6 +52,17 @@ def test_ends_cleanly_on_a_signal(how: signal.Signals) -> None:
         assert "Traceback" not in errors
 
 
+@pytest.mark.parametrize(("host", "told"), [("127.0.0.1", True), ("0.0.0.0", False)])
+def test_says_at_the_start_that_other_machines_cannot_reach_it(host: str, told: bool) -> None:
+    with broker(f"{host}:0") as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=20)
+    assert ("only this machine reaches" in errors) == told
+    assert ("moolink-broker 0.0.0.0:4431" in errors) == told
+
+
 def test_announces_the_address_it_got() -> None:
     read_fd, write_fd = os.pipe()
     with (
