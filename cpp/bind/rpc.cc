@@ -285,10 +285,12 @@ nb::object PyRpc::async(const std::string& peer, const std::string& function,
                         const nb::args& arguments, const nb::kwargs& keywords) {
   Outgoing call = outgoing(&peer, arguments, keywords);
   std::shared_ptr<runtime::Future> future;
-  if (call.payload.bytes() > kSendUnlocked) {
+  if (call.payload.bytes() <= kSendUnlocked) {
+    future = peer_->call_at_once(peer, function, call.payload, call.timeout, call.lane);
+  }
+  // Neither a long copy nor a lock that another thread has may stop the other Python threads.
+  if (future == nullptr) {
     const GilRelease unlocked;
-    future = peer_->call(peer, function, std::move(call.payload), call.timeout, call.lane);
-  } else {
     future = peer_->call(peer, function, std::move(call.payload), call.timeout, call.lane);
   }
   return future_of(std::move(future), peer, function, std::move(call.released));

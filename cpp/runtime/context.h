@@ -51,6 +51,8 @@ class Context : public std::enable_shared_from_this<Context> {
 
   // Takes the engine's lock; throws Exception{closed} in a forked child, where no thread runs.
   Engine::Lock lock();
+  // The same unless it would have to wait, or this is a forked child: then it is not held.
+  Engine::Lock try_lock();
   // Waits until engine().finish(waiter); a worker's slot is lent meanwhile.
   bool wait(Engine::Lock& lock, Waiter& waiter, Time deadline, const Engine::Interrupt& interrupt);
   // Logs through a worker. With the engine's lock held.

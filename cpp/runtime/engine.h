@@ -40,6 +40,7 @@ class Engine {
   using Interrupt = std::function<void()>;
 
   Lock lock() { return Lock(mutex_); }
+  Lock try_lock() { return Lock(mutex_, std::try_to_lock); }
   io::Loop& loop() { return loop_; }
 
   // --- with the lock held

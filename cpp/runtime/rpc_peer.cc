@@ -305,11 +305,10 @@ transport::Transport& RpcPeer::transport_for(const std::string& address) {
 
 // --- calls
 
-std::shared_ptr<Future> RpcPeer::call(const std::string& peer, const std::string& function,
-                                      wire::Payload arguments, Duration timeout,
-                                      std::uint16_t lane) {
+std::shared_ptr<Future> RpcPeer::start_call(const std::string& peer, const std::string& function,
+                                            wire::Payload arguments, Duration timeout,
+                                            std::uint16_t lane) {
   auto future = std::make_shared<Future>(context_);
-  const Engine::Lock lock = lock_open();
   ++stats_.calls_sent;
   const rpc::CallId id = node_.call(clock(), peer, function, std::move(arguments), timeout, lane);
   record(FlightKind::call, peer, id, function);

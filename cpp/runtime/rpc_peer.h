@@ -101,7 +101,19 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   void connect(const std::string& address);
 
   std::shared_ptr<Future> call(const std::string& peer, const std::string& function,
-                               wire::Payload arguments, Duration timeout, std::uint16_t lane);
+                               wire::Payload arguments, Duration timeout, std::uint16_t lane) {
+    const Engine::Lock lock = lock_open();
+    return start_call(peer, function, std::move(arguments), timeout, lane);
+  }
+  // The same unless it would have to wait for the engine's lock, or this peer is closed: then it
+  // returns nullptr and `arguments` are as before.
+  std::shared_ptr<Future> call_at_once(const std::string& peer, const std::string& function,
+                                       wire::Payload& arguments, Duration timeout,
+                                       std::uint16_t lane) {
+    const Engine::Lock lock = context_->try_lock();
+    if (!lock.owns_lock() || closing_) return nullptr;
+    return start_call(peer, function, std::move(arguments), timeout, lane);
+  }
   // A call whose handler sends items before its reply; at most `credit` of them (above 0) wait to
   // be taken. `timeout`: of each item.
   std::shared_ptr<Stream> stream(const std::string& peer, const std::string& function,
@@ -261,6 +273,8 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   Time clock() { return now_ = io::now(); }
   void forget_if_over(HandlingOf::iterator handling);
   Engine::Lock lock_open();
+  std::shared_ptr<Future> start_call(const std::string& peer, const std::string& function,
+                                     wire::Payload arguments, Duration timeout, std::uint16_t lane);
   void operation_done();
   void call_done();
   void start();

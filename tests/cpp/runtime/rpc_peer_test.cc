@@ -106,6 +106,23 @@ TEST("threads call with payloads of all sizes") {
   }
 }
 
+TEST("a call that may not wait for the engine's lock is left to its caller") {
+  Pair pair({wire::PathKind::tcp});
+  wire::Payload payload = payload_of(5, 0);
+  const auto at_once = [&] {
+    return pair.client->call_at_once("server", "echo", payload, kCallTimeout, 1);
+  };
+  {
+    const Engine::Lock held = pair.server_context->lock();  // another context's does not matter
+    const Engine::Lock lock = pair.client_context->lock();
+    std::thread([&] { CHECK(at_once() == nullptr); }).join();
+  }
+  CHECK_EQ(number_in(payload), 5U);
+  std::shared_ptr<Future> future;
+  while (future == nullptr) future = at_once();  // the reactor may have the lock
+  CHECK(answers(future, 5, 0));
+}
+
 TEST("a reply dropped unsent is an error at once") {
   Pair pair({wire::PathKind::tcp});
   pair.server->define("drop", [](const Incoming&) {});
