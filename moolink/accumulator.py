@@ -175,6 +175,7 @@ class AccumulatorBase(Adapter):
 
     def _update_all_but_rounds(self) -> None:
         self._core.update(self._on_divergence)
+        self._group.follow()
         if self._core.state_overdue():
             logs.logger.warning(
                 "wants_state() has been true for 5 s: newcomers get parameters and buffers only"

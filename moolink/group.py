@@ -44,6 +44,8 @@ class Group:
         self._rpc = rpc
         self._name = name
         self._callbacks: list[Callable[[Group], None]] = []
+        self._is_updated = False  # by the user
+        self._is_untold = False  # a change that follow() has taken over
 
     def update(self) -> bool:
         """Takes over the newest view; returns whether the membership changed.
@@ -52,12 +54,18 @@ class Group:
             AuthError: this peer is in no view, and its key was refused where it looks for the
                 broker. It goes on looking: the broker may be given the same token.
         """
-        changed = self.core.update()
+        changed = self.core.update() or self._is_untold
+        self._is_updated, self._is_untold = True, False
         if changed:
             with ExitStack() as calls:  # all are called, in their order, even if one raises
                 for callback in reversed(self._callbacks):
                     calls.callback(callback, self)
         return changed
+
+    def follow(self) -> None:
+        """Takes over the newest view for an accumulator whose user does not call :meth:`update`."""
+        if not self._is_updated and self.core.update():
+            self._is_untold = True
 
     def on_change(self, callback: Callable[[Group], None]) -> None:
         """Calls ``callback(group)`` from :meth:`update` whenever the membership has changed.
@@ -68,7 +76,10 @@ class Group:
         self._callbacks.append(callback)
 
     def members(self) -> list[str]:
-        """Names of the members in the order of their ranks; empty while there is no view."""
+        """Names of the members in the order of their ranks; empty while there is no view.
+
+        As of the last :meth:`update`; before the first, as of an accumulator's last update.
+        """
         return self.core.members()
 
     def rank(self) -> int | None:

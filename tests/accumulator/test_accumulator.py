@@ -295,6 +295,19 @@ def test_settings_differ_only_where_both_peers_have_set_them(
     assert "number of parallel gradients" not in caplog.text
 
 
+def test_a_loop_of_accumulator_updates_sees_the_members(broker_address: str) -> None:
+    with (
+        moolink.Rpc("alone") as rpc,
+        moolink.Group(rpc, "group") as group,
+        moolink.Accumulator("model", parameters(), group=group) as accumulator,
+    ):
+        rpc.connect(broker_address)
+        connect([accumulator])
+        assert group.members() == ["alone"]
+        assert group.update()  # the change is still told of
+        assert not group.update()
+
+
 @pytest.mark.parametrize("first", [0, 1])
 def test_an_accumulator_made_after_its_group_accuses_nobody(
     broker_address: str, first: int, caplog: pytest.LogCaptureFixture
