@@ -1,5 +1,6 @@
 // Peers over a real RDMA device, soft-RoCE among them, that fails under them, with tcp beside it or
-// without: tests/nightly/verbs brings these where there is one. What the device tells comes from the test.
+// without: tests/nightly/verbs brings these where there is one. What the device tells comes from
+// the test.
 
 #include <sys/eventfd.h>
 #include <unistd.h>

@@ -1,5 +1,5 @@
-// The transport over a real device, soft-RoCE among them: tests/nightly/verbs brings these where there is
-// one. Faults are put in place of functions of the library.
+// The transport over a real device, soft-RoCE among them: tests/nightly/verbs brings these where
+// there is one. Faults are put in place of functions of the library.
 
 #include <cerrno>
 #include <cstring>
