@@ -22,7 +22,7 @@ class Simulator:
         arguments = [str(self.program), "--seeds", seeds]
         if mutant:
             arguments += ["--mutant", mutant]
-        done = subprocess.run(arguments, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(arguments, capture_output=True, text=True, timeout=280, check=False)
         assert done.returncode in (0, 1), done.stderr
         result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         assert (done.returncode == 1) == (result["failures"] > 0)
