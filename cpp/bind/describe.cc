@@ -15,7 +15,10 @@ std::string paths_text(const rpc::PeerInfo& info) {
   return info.paths.empty() ? "none" : std::string(wire::path_name(info.paths.front()));
 }
 
-nb::str name_of(wire::PathKind path) { return nb::str(wire::path_name(path).data()); }
+nb::str name_of(wire::PathKind path) {
+  const std::string_view name = wire::path_name(path);
+  return nb::str(name.data(), name.size());
+}
 
 nb::list path_names(const rpc::PeerInfo& info) {
   nb::list names;

@@ -35,6 +35,7 @@ struct ReceivedTensor {
 // Both generations of DLPack's owning struct differ in where the tensor lies and in the version.
 template <class Managed>
 struct Export {
+  // NOLINTNEXTLINE(bugprone-invalid-enum-default-initialization): new_export sets the device
   Managed managed{};
   std::shared_ptr<void> owner;
   std::vector<std::int64_t> shape;

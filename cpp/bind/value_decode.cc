@@ -91,6 +91,7 @@ class ValueDecoder {
 nb::object ValueDecoder::read() {
   // Nested reads use the reader's token again: what is needed of it is handed on by value.
   const wire::ValueToken& token = reader_.next();
+  const auto* chars = reinterpret_cast<const char*>(token.bytes.data());
   const auto size = static_cast<Py_ssize_t>(token.bytes.size());
   switch (token.tag) {
     case ValueTag::none:
@@ -110,9 +111,9 @@ nb::object ValueDecoder::read() {
     case ValueTag::string:
       return decode_text(token.text());
     case ValueTag::bytes:
-      return own(PyBytes_FromStringAndSize(token.text().data(), size));
+      return own(PyBytes_FromStringAndSize(chars, size));
     case ValueTag::bytearray:
-      return own(PyByteArray_FromStringAndSize(token.text().data(), size));
+      return own(PyByteArray_FromStringAndSize(chars, size));
     case ValueTag::list:
       return read_list(token.size);
     case ValueTag::tuple:
