@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 
 PATIENCE = 1.0  # seconds of one wait for news; the accumulator wakes it up
+IDLE = 0.2  # the same where the user's `idle` is called
 PARTING = 5.0  # seconds that a leader waits at the end for those who take its parameters over
 MARK = "moolink.training_steps"  # of the states that these loops send
 
@@ -74,11 +75,12 @@ Step = TypeVar("Step", bound=TrainingStep)
 def training_steps(
     accumulator: AccumulatorBase,
     group: Group,
-    apply: Callable[[], None],
+    apply: Callable[[dict[str, int]], None],
     state: Callable[[], Any] | None,
     load_state: Callable[[Any], None] | None,
     until: Callable[[dict[str, int]], bool] | None,
     first_totals: Mapping[str, int] | None,
+    idle: Callable[[], None] | None,
     kind: type[Step],
 ) -> Iterator[Step]:
     """See :meth:`moolink.accumulator.AccumulatorBase.training_steps`."""
@@ -94,7 +96,7 @@ def training_steps(
             others = accumulator.parameters_are_awaited() and time.monotonic() < over
             if not others and not accumulator.awaits_parameters():
                 return
-            accumulator.wait(0.01 if others else PATIENCE)
+            _wait(accumulator, 0.01 if others else PATIENCE, idle)
             continue
         _take_news(accumulator.update)
         if accumulator.wants_state():
@@ -110,7 +112,7 @@ def training_steps(
             changed = True
         if accumulator.has_gradients():
             stats = accumulator.get_gradient_stats()
-            apply()
+            apply(totals)
             accumulator.zero_gradients()
             totals = Totals(totals)  # a step that was given out keeps its own
             for name, value in stats["counters"].items():
@@ -124,7 +126,13 @@ def training_steps(
         if accumulator.wants_gradients() or (changed and accumulator.is_observer()):
             yield kind(accumulator, totals, stats)
         elif not changed:
-            accumulator.wait(PATIENCE)
+            _wait(accumulator, PATIENCE, idle)
+
+
+def _wait(accumulator: AccumulatorBase, timeout: float, idle: Callable[[], None] | None) -> None:
+    accumulator.wait(timeout if idle is None else min(timeout, IDLE))
+    if idle is not None:
+        idle()
 
 
 def _take_news(update: Callable[[], None]) -> None:
@@ -132,6 +140,22 @@ def _take_news(update: Callable[[], None]) -> None:
         update()
     except StateError as error:  # another leader's state, or a later one, may do
         logs.logger.error("%s", error)
+
+
+def checked_loop_state(received: Any, framework: str) -> dict[str, Any]:
+    """What an adapter's ``steps()`` sent, in a form that this framework understands.
+
+    Raises:
+        RuntimeError: it is another loop's, or an optimizer's that only its framework knows.
+    """
+    if not isinstance(received, dict) or not {"optimizer", "users"} <= set(received):
+        raise RuntimeError("the leader's state is not one of steps(): use the same loop everywhere")
+    if received["optimizer"] is None and received.get(framework) is None:
+        raise RuntimeError(
+            f"the leader's optimizer has a state that {framework} does not understand: use Adam, "
+            "RMSProp or SGD, or training_steps() with a state of your own"
+        )
+    return received
 
 
 def _is_whole(received: Any) -> bool:

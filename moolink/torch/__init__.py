@@ -1,5 +1,6 @@
-"""moolink for PyTorch."""
+"""moolink for PyTorch: the accumulator, and states of optimizers for members in any framework."""
 
 from moolink.torch.accumulator import Accumulator
+from moolink.torch.optimizers import load_optimizer_state, optimizer_state
 
-__all__ = ["Accumulator"]
+__all__ = ["Accumulator", "load_optimizer_state", "optimizer_state"]
