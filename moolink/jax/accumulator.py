@@ -127,6 +127,10 @@ class Accumulator(AccumulatorBase):
         """
         self._buffers = self._checked("buffers", buffers, self._buffers, self._buffer_structure)
 
+    def optimizer_state(self) -> Any:
+        """As the optimizer of :meth:`steps` left it after the last round; None before ``steps``."""
+        return self._optimizer_state
+
     def gradients(self) -> Any:
         """The round's mean, a pytree of JAX arrays as the parameters are.
 
