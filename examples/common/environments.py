@@ -279,7 +279,10 @@ def make_envs(options: Options, num_envs: int) -> Environments:
             return Environments(ParallelEnvs(copies))
         env.close()
     elif spec_of(options.env_id).vector_entry_point is not None:
-        return Environments(gymnasium.make_vec(options.env_id, num_envs=num_envs))
+        envs = gymnasium.make_vec(options.env_id, num_envs=num_envs)
+        if envs.metadata.get("autoreset_mode") is AutoresetMode.SAME_STEP:
+            return Environments(envs)
+        envs.close()  # such as Gymnasium's CartPole, which loses last observations
     if options.env_processes:
         return Environments(Pooled(make, num_envs, min(options.env_processes, num_envs)))
     return Environments(

@@ -6,8 +6,8 @@
 
 Each peer plays a rollout with the newest parameters and learns from it in epochs of minibatches. A
 minibatch of each peer makes a round: the accumulator averages their gradients, and every peer
-applies them with the same optimizer. So two peers with four environments each compute what one would with
-eight, and the loop is that of one process but for `step.reduce`.
+applies them with the same optimizer. So two peers with four environments each compute what one
+would with eight, and the loop is that of one process but for `step.reduce`.
 
 Time is the first axis of all tensors, environments are the second. T is the length of a rollout, E
 the number of environments, N the number of parts of an action.
