@@ -280,6 +280,8 @@ void bind_accumulator(nb::module_& m) {
              self.peer().release_result();
            })
       .def("model_version", forward(&Peer::model_version))
+      .def("set_awaited", forward(&Peer::set_awaited), nb::arg("text"))
+      .def("is_everywhere", forward(&Peer::is_everywhere))
       .def("set_model_version", forward(&Peer::set_model_version), nb::arg("version"))
       .def("set_virtual_batch_size", forward(&Peer::set_virtual_batch_size), nb::arg("size"))
       .def("set_parallel_gradients", forward(&Peer::set_parallel_gradients), nb::arg("rounds"))

@@ -115,7 +115,7 @@ void set_max_threads(std::size_t count) {
 class LentSlot {
  public:
   void enter() {
-    if (!runtime::Workers::on_worker_thread()) return;
+    if (!runtime::Workers::on_worker_thread() || defaults().shut_down) return;
     context_ = default_context();
     const auto lock = context_->lock();
     lend_.emplace(context_->workers());
@@ -132,6 +132,7 @@ class LentSlot {
 };
 
 void call_later(double seconds, nb::callable function) {
+  if (defaults().shut_down) return;  // the process ends, and its timers with it
   const auto context = default_context();
   const Time when = io::now() + to_duration(seconds);
   auto task = [function = Reference(std::move(function))] {

@@ -14,6 +14,7 @@
 #include "runtime/engine.h"
 #include "runtime/flight_recorder.h"
 #include "runtime/interpreter.h"
+#include "runtime/reminder.h"
 #include "runtime/workers.h"
 
 namespace moolink::runtime {
@@ -53,7 +54,8 @@ class Context : public std::enable_shared_from_this<Context> {
   Engine::Lock lock();
   // The same unless it would have to wait, or this is a forked child: then it is not held.
   Engine::Lock try_lock();
-  // Waits until engine().finish(waiter); a worker's slot is lent meanwhile.
+  // Waits until engine().finish(waiter); a worker's slot is lent meanwhile. Logs what is waited for
+  // if it takes long.
   bool wait(Engine::Lock& lock, Waiter& waiter, Time deadline, const Engine::Interrupt& interrupt);
   // Logs through a worker. With the engine's lock held.
   void log(LogLevel level, std::string text);
@@ -83,6 +85,7 @@ class Context : public std::enable_shared_from_this<Context> {
   friend class ForkRegistry;
 
   explicit Context(ContextOptions options);
+  std::string explain(const Waiter& waiter, Time now) const;
   void abandon() noexcept;
 
   ContextOptions options_;
@@ -92,6 +95,7 @@ class Context : public std::enable_shared_from_this<Context> {
   Workers workers_;
   Compute compute_;
   FlightRecorder recorder_;
+  Reminder reminder_;  // of threads that wait
   DumpServer dump_server_;
   std::thread reactor_;
   std::shared_ptr<const std::string> who_waited_;

@@ -191,6 +191,11 @@ class Accumulator(AccumulatorBase):
 
     def _gather_copies(self, batch_size: int, clear: bool) -> bool:
         """The same of gradients that need not lie in host memory as they do in the bucket."""
+        if all(parameter.grad is None for parameter in self._reduced):
+            raise RuntimeError(
+                "no parameter has a gradient: call backward() before reduce_gradients(), or "
+                "skip_gradients() to contribute nothing"
+            )
         elsewhere: list[torch.Tensor] = []  # what copies are gathered of
         finite = True
         for section in self._sections:
