@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from moolink import logs
+from moolink import forks, logs
 from moolink._core import Future, RpcDeferredReturn
 from moolink.errors import Closed, Error
 from moolink.group import Group
@@ -74,6 +74,7 @@ class ParameterSync:
         self._record: tuple[int, list[Any]] | None = None
         self._idle_versions = IDLE_VERSIONS
         self._followers: dict[str, tuple[int, int]] = {}  # the versions asked for last and sent
+        forks.changes_in_children(self)
         this = weakref.ref(self)
 
         # A handler that held the accumulator would keep it as long as the peer lives.
@@ -171,6 +172,9 @@ class ParameterSync:
                 for peer, (asked, sent) in self._followers.items()
                 if peer in members or not members
             )
+
+    def _forked(self) -> None:
+        self._lock = threading.Lock()
 
     def close(self) -> None:
         """Asks and answers no more."""
