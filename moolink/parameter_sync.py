@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from moolink import logs
+from moolink import forks, logs
 from moolink._core import Future, RpcDeferredReturn
 from moolink.errors import Error
 from moolink.group import Group
@@ -73,6 +73,7 @@ class ParameterSync:
         self._waiting: dict[str, tuple[int, RpcDeferredReturn]] = {}
         self._record: tuple[int, list[Any]] | None = None
         self._idle_versions = IDLE_VERSIONS
+        forks.changes_in_children(self)
         self._undefine = define_owned(group, self._function, weakref.WeakMethod(self.asked))
 
     @property
@@ -168,6 +169,9 @@ class ParameterSync:
         if exact is False and not self.awaits:
             self._stale = True  # between two versions that are taken over
         return exact is True and not self.awaits
+
+    def _forked(self) -> None:
+        self._lock = threading.Lock()
 
     def close(self) -> None:
         """Asks and answers no more."""

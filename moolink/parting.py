@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from moolink import logs, run_record
+from moolink import forks, logs, run_record
 from moolink._core import Future, RpcDeferredReturn
 from moolink.errors import Error, NoSuchFunction, StateError
 from moolink.group import Group
@@ -45,7 +45,11 @@ class Parting:
         # The leader that left at a version without this member, and its framework.
         self._left: tuple[int, str, str] | None = None
         self._asked: dict[str, Future] = {}
+        forks.changes_in_children(self)
         self._undefine = define_owned(group, self._function, weakref.WeakMethod(self._answer))
+
+    def _forked(self) -> None:
+        self._lock = threading.Lock()
 
     def expect_end(self) -> None:
         """This member's loop ends by itself."""

@@ -5,13 +5,11 @@ from __future__ import annotations
 import abc
 import asyncio
 import collections
-import os
 import threading
-import weakref
 from collections.abc import Generator
 from typing import Any
 
-from moolink import deadlines
+from moolink import deadlines, forks
 from moolink._core import LentSlot
 from moolink.errors import Closed, QueueFull, TimeoutError
 
@@ -112,9 +110,9 @@ class Queue:
 
     def end_in_children(self) -> None:
         """Closes it in forked children: the peer whose calls come here is not there."""
-        _of_peers.add(self)
+        forks.changes_in_children(self)
 
-    def _abandon(self) -> None:
+    def _forked(self) -> None:
         """In a forked child, where no call comes: another thread may have held the lock."""
         self._lock = threading.RLock()
         self._closed = True
@@ -200,17 +198,6 @@ class Queue:
             item = self._finish(item)
             if item is not NOTHING:
                 return item
-
-
-_of_peers: weakref.WeakSet[Queue] = weakref.WeakSet()
-
-
-def _abandon_all() -> None:
-    for queue in list(_of_peers):
-        queue._abandon()
-
-
-os.register_at_fork(after_in_child=_abandon_all)
 
 
 class _Waiter(abc.ABC):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from moolink import deadlines, logs, tokens
+from moolink import deadlines, forks, logs, tokens
 from moolink._core import RpcCore, RpcDeferredReturn
 from moolink.errors import Error, QueueFull
 
@@ -281,6 +281,7 @@ class _Closing:
         tasks: AsyncHandler | None = None,
         batches: BatchHandler | None = None,
     ) -> None:
+        self._process = os.getpid()
         self._queue = queue
         self._tasks = tasks
         self._batches = batches
@@ -290,6 +291,8 @@ class _Closing:
 
     def finish(self, timeout: float | None) -> None:
         """Waits for tasks and batches that run, for at most ``timeout`` seconds each."""
+        if os.getpid() != self._process:
+            return  # They run in the process that this one was forked from.
         if self._batches is not None:
             self._batches.wait(timeout)
         if self._tasks is not None:
@@ -339,7 +342,8 @@ def _enqueue(
 
 def _answer(function: Callable[..., Any], batch: Call, done: Callable[[], None]) -> bool:
     try:
-        result = function(*batch.args, **batch.kwargs)
+        with forks.ChildEnds():
+            result = function(*batch.args, **batch.kwargs)
     except BaseException as raised:  # noqa: BLE001 - whatever it is, it is the callers'
         batch.reply.error(raised)
     else:
@@ -349,7 +353,8 @@ def _answer(function: Callable[..., Any], batch: Call, done: Callable[[], None])
 
 def _defer(name: str, function: Callable[..., Any], batch: Call, done: Callable[[], None]) -> bool:
     try:
-        function(batch.reply, *batch.args, **batch.kwargs)
+        with forks.ChildEnds():
+            function(batch.reply, *batch.args, **batch.kwargs)
     except BaseException as raised:  # noqa: BLE001 - whatever it is, it is the callers'
         try:
             batch.reply.error(raised)

@@ -14,6 +14,7 @@
 #include "bind/errors.h"
 #include "bind/gil.h"
 #include "bind/reference.h"
+#include "bind/user_code.h"
 #include "transport/tcp/interface.h"
 #include "transport/tcp/openssl.h"
 #include "transport/verbs/availability.h"
@@ -137,8 +138,7 @@ void call_later(double seconds, nb::callable function) {
   const Time when = io::now() + to_duration(seconds);
   auto task = [function = Reference(std::move(function))] {
     const nb::object callable = function.borrow();
-    const nb::object result =
-        nb::steal(survive_exit([&] { return PyObject_CallNoArgs(callable.ptr()); }));
+    const nb::object result = run_user_code([&] { return PyObject_CallNoArgs(callable.ptr()); });
     if (!result.is_valid()) PyErr_WriteUnraisable(callable.ptr());
   };
   const auto lock = context->lock();

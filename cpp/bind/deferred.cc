@@ -7,6 +7,7 @@
 #include "bind/errors.h"
 #include "bind/gil.h"
 #include "bind/reference.h"
+#include "bind/user_code.h"
 
 namespace moolink::bind {
 namespace {
@@ -41,8 +42,7 @@ Error remote_error(nb::handle exception, const std::string& function) {
 
 // On a worker; what it raises has nobody to go to but the interpreter's hook.
 void call_back(const nb::object& function) {
-  const nb::object result =
-      nb::steal(survive_exit([&] { return PyObject_CallNoArgs(function.ptr()); }));
+  const nb::object result = run_user_code([&] { return PyObject_CallNoArgs(function.ptr()); });
   if (!result.is_valid()) PyErr_WriteUnraisable(function.ptr());
 }
 

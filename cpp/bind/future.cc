@@ -9,6 +9,7 @@
 #include "bind/errors.h"
 #include "bind/gil.h"
 #include "bind/reference.h"
+#include "bind/user_code.h"
 
 namespace moolink::bind {
 namespace {
@@ -22,7 +23,7 @@ namespace {
 void call_back(const Reference& callback, const Reference& future) {
   const nb::object function = callback.borrow();
   const nb::object result =
-      nb::steal(survive_exit([&] { return PyObject_CallOneArg(function.ptr(), future.get()); }));
+      run_user_code([&] { return PyObject_CallOneArg(function.ptr(), future.get()); });
   if (!result.is_valid()) PyErr_WriteUnraisable(function.ptr());
 }
 
@@ -92,11 +93,17 @@ nb::object PyFuture::exception() {
 
 void PyFuture::decode() {
   if (decoded_) return;
+  const bool in_child = future_->of_parent();
   std::unique_lock lock(decoding_, std::try_to_lock);
   if (!lock) {
+    if (in_child && !decoding_in_child_) {
+      throw Exception(ErrorCode::closed, "this process was forked while another thread read the " +
+                                             subject_.text() + ": read it before the fork");
+    }
     const GilRelease unlocked;
     lock.lock();
   }
+  decoding_in_child_ = in_child;
   if (!decoded_) decode_once();
   decoded_ = true;
 }

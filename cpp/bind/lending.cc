@@ -13,6 +13,7 @@
 #include "bind/gil.h"
 #include "bind/reference.h"
 #include "bind/tensor.h"
+#include "bind/user_code.h"
 
 namespace moolink::bind {
 namespace {
@@ -21,8 +22,7 @@ PyObject* lent_type = nullptr;  // lives as long as the module
 
 void call(const Reference& callback) {
   const nb::object function = callback.borrow();
-  const nb::object result =
-      nb::steal(survive_exit([&] { return PyObject_CallNoArgs(function.ptr()); }));
+  const nb::object result = run_user_code([&] { return PyObject_CallNoArgs(function.ptr()); });
   if (!result.is_valid()) PyErr_WriteUnraisable(function.ptr());
 }
 

@@ -13,6 +13,7 @@
 #include "bind/errors.h"
 #include "bind/gil.h"
 #include "bind/stream.h"
+#include "bind/user_code.h"
 #include "transport/verbs/availability.h"
 
 namespace moolink::bind {
@@ -90,8 +91,8 @@ nb::object function_named(const std::weak_ptr<std::map<std::string, Reference>>&
 }
 
 nb::object call_python(nb::handle function, nb::handle arguments, nb::handle keywords) {
-  nb::object result = nb::steal(
-      survive_exit([&] { return PyObject_Call(function.ptr(), arguments.ptr(), keywords.ptr()); }));
+  nb::object result =
+      run_user_code([&] { return PyObject_Call(function.ptr(), arguments.ptr(), keywords.ptr()); });
   if (!result.is_valid()) throw nb::python_error();
   return result;
 }

@@ -7,6 +7,7 @@
 #include "bind/errors.h"
 #include "bind/gil.h"
 #include "bind/reference.h"
+#include "bind/user_code.h"
 
 namespace moolink::bind {
 namespace {
@@ -35,7 +36,7 @@ class Yielder : public std::enable_shared_from_this<Yielder> {
   // False: that was the last one.
   bool send_next() {
     const nb::object iterator = iterator_.borrow();
-    const nb::object item = nb::steal(survive_exit([&] { return PyIter_Next(iterator.ptr()); }));
+    const nb::object item = run_user_code([&] { return PyIter_Next(iterator.ptr()); });
     if (!item.is_valid()) {
       if (PyErr_Occurred() == nullptr) {
         send_value(*responder_, nb::none(), *options_);

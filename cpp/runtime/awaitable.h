@@ -20,6 +20,8 @@ class Awaitable {
   Awaitable(const Awaitable&) = delete;
   Awaitable& operator=(const Awaitable&) = delete;
 
+  // This is a forked child: it is the parent's.
+  bool of_parent() const { return context_->abandoned(); }
   bool ready() const { return ready_.load(std::memory_order_acquire); }
   // Waits until ready(), polling the loop if nobody else does; false if the deadline passed. Throws
   // what `interrupt` throws.

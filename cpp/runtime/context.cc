@@ -11,7 +11,6 @@
 #include "base/names.h"
 #include "io/host_key.h"
 #include "io/quiet_thread.h"
-#include "runtime/fork_registry.h"
 
 namespace moolink::runtime {
 namespace {
@@ -51,12 +50,14 @@ std::shared_ptr<Context> Context::create(ContextOptions options) {
     }
   }
   context->reactor_ = io::quiet_thread([&engine = context->engine_] { engine.run_reactor(); });
-  ForkRegistry::instance().add(*context);
+  context->join_forks(Rank::context);
   return context;
 }
 
+// Forks concern a context until its threads have ended, and its descriptors are closed.
 Context::~Context() {
   if (!abandoned()) stop();
+  leave_forks(Rank::context);
 }
 
 Engine::Lock Context::lock() {
@@ -153,7 +154,6 @@ std::shared_ptr<const std::string> Context::who_waited(Time now) {
 
 void Context::stop() {
   if (std::exchange(stopped_, true)) return;
-  ForkRegistry::instance().remove(*this);
   workers_.stop(io::now() + kStopWithin);
   {
     const Engine::Lock held = engine_.lock();
@@ -163,15 +163,18 @@ void Context::stop() {
   if (reactor_.joinable()) reactor_.join();
 }
 
-void Context::abandon() noexcept {
-  abandoned_ = true;
-  engine_.abandon();
-  dump_server_.abandon();
-  lending_->abandon();
-  for (Forkable* forkable : forkables_) forkable->abandon();
-  // Kept for ever: destroying what the parent's threads hold or wait on would hang or end this
-  // process.
-  new std::shared_ptr<Context>(shared_from_this());
+void Context::after_fork_in_child() noexcept {
+  Engine::forget_this_thread();
+  if (!abandoned_.exchange(true)) {
+    engine_.abandon();
+    workers_.abandon();
+    dump_server_.abandon();
+    for (Forkable* forkable : forkables_) forkable->abandon();
+    // Kept for ever: destroying what the parent's threads hold or wait on would hang or end this
+    // process. (One that was being destroyed by a thread of the parent stays as it is.)
+    new std::shared_ptr<Context>(weak_from_this().lock());
+  }
+  engine_.after_fork();
 }
 
 }  // namespace moolink::runtime

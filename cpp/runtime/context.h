@@ -5,6 +5,7 @@
 #include <memory>
 #include <thread>
 
+#include "base/at_fork.h"
 #include "base/log.h"
 #include "base/uid.h"
 #include "memory/lending_pool.h"
@@ -36,13 +37,10 @@ class Forkable {
 };
 
 // The threads and pools that peers share: the engine with its reactor, the workers, the memory.
-class Context : public std::enable_shared_from_this<Context> {
+class Context final : public AtFork, public std::enable_shared_from_this<Context> {
  public:
   static std::shared_ptr<Context> create(ContextOptions options);
   ~Context();
-  Context(const Context&) = delete;
-  Context& operator=(const Context&) = delete;
-
   Engine& engine() { return engine_; }
   Workers& workers() { return workers_; }
   memory::Pool& pool() { return pool_; }
@@ -82,11 +80,11 @@ class Context : public std::enable_shared_from_this<Context> {
   void remove(Forkable& forkable) { std::erase(forkables_, &forkable); }
 
  private:
-  friend class ForkRegistry;
-
   explicit Context(ContextOptions options);
   std::string explain(const Waiter& waiter, Time now) const;
-  void abandon() noexcept;
+  void before_fork() noexcept override { engine_.before_fork(); }
+  void after_fork_in_parent() noexcept override { engine_.after_fork(); }
+  void after_fork_in_child() noexcept override;
 
   ContextOptions options_;
   Engine engine_;

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Generator
 from typing import Any, Literal, TypeAlias
 
-from moolink import deadlines
+from moolink import deadlines, forks
 from moolink.env_pool.actions import ActionWriter
 from moolink.env_pool.memory import FINAL_OBSERVATION, Array
 from moolink.env_pool.spaces import Tree, map_tree
@@ -112,6 +112,10 @@ class EnvStepper:
             self._outputs[FINAL_OBSERVATION] = arrays.final_observation
         self._copies = map_tree(lambda _: WarmMemory(), self._outputs)
         self._tensors: Outputs | None = None
+        forks.changes_in_children(self)
+
+    def _forked(self) -> None:
+        self._lock = threading.Lock()
 
     def step(self, action: Any) -> EnvStepperFuture:
         """Has each environment take its action; see `EnvPool.step`."""

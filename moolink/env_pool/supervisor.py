@@ -16,7 +16,7 @@ from collections.abc import Callable
 from multiprocessing import spawn
 from typing import Any
 
-from moolink import logs
+from moolink import forks, logs
 from moolink.env_pool import channel
 from moolink.env_pool.memory import PoolMemory, PoolShape, rows_of
 from moolink.env_pool.spaces import keys
@@ -69,6 +69,7 @@ class Supervisor:
         self._options = options
         self._owner = os.getpid()
         self._lock = threading.RLock()
+        forks.changes_in_children(self)
         self._failure: dict[str, Any] | None = None
         self._closed = False
         self._steps = 0
@@ -113,6 +114,9 @@ class Supervisor:
         except BaseException:
             self.close()
             raise
+
+    def _forked(self) -> None:
+        self._lock = threading.RLock()
 
     # Stepping.
 
