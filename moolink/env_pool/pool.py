@@ -8,9 +8,15 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from moolink.env_pool import server
-from moolink.env_pool.memory import FINAL_OBSERVATION, RESULTS
-from moolink.env_pool.stepper import EnvStepper, EnvStepperFuture, Framework, OutputOptions
+from moolink.env_pool import channel, server, starting
+from moolink.env_pool.stepper import (
+    FINAL_OBSERVATION,
+    RESULTS,
+    EnvStepper,
+    EnvStepperFuture,
+    Framework,
+    OutputOptions,
+)
 from moolink.env_pool.supervisor import PoolOptions, Supervisor
 from moolink.errors import Error
 
@@ -71,6 +77,7 @@ class EnvPool:
         terminal_observation: bool = False,
         on_crash: Literal["raise", "restart"] = "raise",
         check_actions: bool = True,
+        start: starting.Start = "program",
     ) -> None:
         counts = {
             "num_processes": num_processes,
@@ -95,14 +102,25 @@ class EnvPool:
         self.num_processes = min(num_processes, batch_size)
         self.batch_size = batch_size
         self.num_batches = num_batches
+        behaviour = channel.Behaviour(
+            autoreset="same",
+            first_step_resets=True,
+            infos=False,
+            infer=True,
+            any_space=False,
+            compare="spaces",
+            recreate=on_crash == "restart",
+        )
         options = PoolOptions(
             create_env,
             self.num_processes,
             num_batches,
             batch_size,
             seed,
-            on_crash == "restart",
             terminal_observation,
+            "float32",
+            start,
+            behaviour,
         )
         self._supervisor = Supervisor(options)
         # Runs at the interpreter's exit, too.
@@ -162,9 +180,9 @@ class EnvPool:
         return self._spaces()[1]
 
     def _spaces(self) -> tuple[Any, Any]:
-        if not self._supervisor.spaces:
+        if not self._supervisor.spaces[0]:
             raise Error("the environments' spaces cannot be pickled")
-        spaces: tuple[Any, Any] = pickle.loads(self._supervisor.spaces)
+        spaces: tuple[Any, Any] = pickle.loads(self._supervisor.spaces[0])[0]
         return spaces
 
     def close(self) -> None:
