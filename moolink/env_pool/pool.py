@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import weakref
 from collections.abc import Callable
 from types import TracebackType
@@ -18,7 +17,6 @@ from moolink.env_pool.stepper import (
     OutputOptions,
 )
 from moolink.env_pool.supervisor import PoolOptions, Supervisor
-from moolink.errors import Error
 
 
 class EnvPool:
@@ -93,12 +91,7 @@ class EnvPool:
             raise ValueError(f'arrays must be "auto", "numpy" or "torch", got {arrays!r}')
         if not callable(create_env):
             raise TypeError(f"create_env must be callable, got {create_env!r}")
-        if server.loading_main:
-            raise Error(
-                "this EnvPool is made while a worker process loads the main script again: put "
-                "what the script does under `if __name__ == '__main__':`, or define create_env "
-                "in a module of its own"
-            )
+        server.require_loaded_main("EnvPool")
         self.num_processes = min(num_processes, batch_size)
         self.batch_size = batch_size
         self.num_batches = num_batches
@@ -180,9 +173,7 @@ class EnvPool:
         return self._spaces()[1]
 
     def _spaces(self) -> tuple[Any, Any]:
-        if not self._supervisor.spaces[0]:
-            raise Error("the environments' spaces cannot be pickled")
-        spaces: tuple[Any, Any] = pickle.loads(self._supervisor.spaces[0])[0]
+        spaces: tuple[Any, Any] = self._supervisor.spaces_of_rows()[0]
         return spaces
 
     def close(self) -> None:

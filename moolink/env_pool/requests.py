@@ -6,7 +6,6 @@ import asyncio
 import math
 import os
 import select
-from typing import Any
 
 from moolink import deadlines
 from moolink.env_pool import channel
@@ -55,19 +54,33 @@ class Requests:
             self.made += len(self._parts)
             return self.made
 
-    def of_rows(self, worker_of: Any, rows: list[int], arguments: channel.Arguments | None) -> None:
-        """Has some rows stepped, each by a request of its own, in the order given."""
+    def of_rows(
+        self,
+        worker_of: list[int],
+        rows: list[int],
+        arguments: channel.Arguments | None,
+        command: Command,
+    ) -> None:
+        """Makes a request about each of some rows, in the order given."""
         supervisor = self._supervisor
         with supervisor.lock:
             supervisor.raise_failure()
             for row in rows:
-                supervisor.push(worker_of[row], row, 1, Command.STEP, arguments)
+                supervisor.push(worker_of[row], row, 1, command, arguments)
             self.made += len(rows)
 
     def served(self) -> int:
         """Returns how many requests are served; raises if the pool failed or closed."""
         self._supervisor.raise_failure()
         return self._board.served(self._batch)
+
+    def served_by(self, worker: int) -> int:
+        """Returns how many of a worker's requests are served."""
+        return self._board.served_by(worker, self._batch)
+
+    def made_of(self, worker: int) -> int:
+        """Returns how many requests were made of a worker, of a pool of one batch."""
+        return self._board.pushed(worker)
 
     def results(self) -> channel.Results:
         """Takes what the workers have sent about the batch in messages."""

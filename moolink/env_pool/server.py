@@ -22,10 +22,21 @@ from multiprocessing import spawn
 from typing import Any
 
 from moolink.env_pool import channel, worker
+from moolink.errors import Error
 from moolink.tether import tie_to_parent
 
-# True while the user's main module is loaded again in this process: see EnvPool.
-loading_main = False
+# True while the user's main module is loaded again in this process.
+_loading_main = False
+
+
+def require_loaded_main(pool: str) -> None:
+    """Raises if this process is a server that loads the user's main module: it makes no pool."""
+    if _loading_main:
+        raise Error(
+            f"this {pool} is made while a worker process loads the main script again: put what the "
+            "script does under `if __name__ == '__main__':`, or define create_env in a module of "
+            "its own"
+        )
 
 
 class Server:
@@ -119,13 +130,13 @@ class Server:
 
 
 def _load(setup: channel.Setup) -> Callable[..., Any]:
-    global loading_main
+    global _loading_main
     if setup.main is not None:
-        loading_main = True
+        _loading_main = True
         try:
             spawn.prepare(setup.main)
         finally:
-            loading_main = False
+            _loading_main = False
     create_env: Callable[..., Any] = pickle.loads(setup.create_env)
     return create_env
 

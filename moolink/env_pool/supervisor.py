@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import os
+import pickle
 import select
 import socket
 import subprocess
@@ -17,7 +18,7 @@ from moolink.env_pool import channel, starting
 from moolink.env_pool.board import Command
 from moolink.env_pool.memory import PoolMemory, PoolShape, rows_of
 from moolink.env_pool.spaces import keys
-from moolink.errors import Closed, EnvError
+from moolink.errors import Closed, EnvError, Error
 from moolink.processes import describe_exit
 
 _GRACE = 2.0  # seconds that workers have to close their environments
@@ -143,6 +144,21 @@ class Supervisor:
                 if board.sent(worker) != received and self._failure is None:
                     self._listen_to_worker(worker)
             return self._results.take(rows)
+
+    def spaces_of_rows(self) -> list[tuple[Any, Any]]:
+        """Returns the observation and the action space of each environment, of a pool of one batch.
+
+        Raises:
+            Error: they cannot be pickled.
+        """
+        options, found = self._options, []
+        for worker, data in enumerate(self.spaces):
+            if not data:
+                raise Error("the environments' spaces cannot be pickled")
+            pairs = pickle.loads(data)
+            count = len(rows_of(worker, options.workers, options.batch_size))
+            found += pairs if len(pairs) > 1 else pairs * count
+        return found
 
     # Failures.
 
