@@ -132,7 +132,9 @@ class BareLoop:
         for worker in range(workers):
             pairs = [multiprocessing.Pipe() for _ in range(batches)]
             parts = [
-                range(b * rows + worker * rows // workers, b * rows + (worker + 1) * rows // workers)
+                range(
+                    b * rows + worker * rows // workers, b * rows + (worker + 1) * rows // workers
+                )
                 for b in range(batches)
             ]
             child = multiprocessing.get_context("fork").Process(

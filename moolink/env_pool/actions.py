@@ -81,7 +81,12 @@ def _require_shape_and_dtype(leaf: Leaf, array: Array, source: Array) -> None:
 def _require_bounds(leaf: Leaf, source: Array) -> None:
     if source.size == 0:
         return
-    if leaf.scalar and source.min() >= leaf.low and source.max() <= leaf.high:
+    if (
+        leaf.scalar
+        and leaf.low is not None
+        and leaf.low <= source.min()
+        and source.max() <= leaf.high
+    ):
         return  # The usual case, Discrete: two passes without temporaries.
     good = np.ones(source.shape, np.bool_)
     if source.dtype.kind == "f":

@@ -52,7 +52,9 @@ class Environment:
         self.env = self._create()
         for name in ("reset", "step"):
             if not hasattr(self.env, name):
-                raise TypeError(f"create_env returned {self.env!r}, which has no {name}. {_NEITHER}")
+                raise TypeError(
+                    f"create_env returned {self.env!r}, which has no {name}. {_NEITHER}"
+                )
         self._reset_takes = _parameters(self.env.reset)
 
     @contextlib.contextmanager
@@ -193,7 +195,9 @@ class Layouts:
         if not hasattr(env, "observation_space"):
             said.append("no observation_space")
         elif self.observation is not None and not fits(self.observation, first):
-            said.append(f"observation_space {env.observation_space}, which its observations are not in")
+            said.append(
+                f"observation_space {env.observation_space}, which its observations are not in"
+            )
         if said:
             self.observation = infer(first, "obs")
             said[-1] += f": their layout is that of the first one, {_words(self.observation)}"

@@ -116,7 +116,9 @@ class EnvStepper:
         self._outputs: dict[str, Tree] = (
             observation if isinstance(observation, dict) else {"state": observation}
         )
-        self._episodes = Episodes(*map(of_batch, (memory.reward, memory.terminated, memory.truncated)))
+        self._episodes = Episodes(
+            *map(of_batch, (memory.reward, memory.terminated, memory.truncated))
+        )
         self._outputs |= self._episodes.outputs
         if memory.final_observation is not None:
             self._outputs[FINAL_OBSERVATION] = map_tree(of_batch, memory.final_observation)

@@ -103,7 +103,9 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any]):
     ) -> None:
         if not callable(create_env):
             if num_envs not in (None, len(create_env)):
-                raise ValueError(f"num_envs is {num_envs}, but there are {len(create_env)} functions")
+                raise ValueError(
+                    f"num_envs is {num_envs}, but there are {len(create_env)} functions"
+                )
             num_envs = len(create_env)
             create_env = starting.Functions(create_env)
         if num_envs is None or num_envs < 1:
@@ -113,7 +115,9 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any]):
             raise ValueError(f"batch_size must be 1 to num_envs={num_envs}, got {batch_size}")
         if num_workers is not None and num_workers < 1:
             raise ValueError(f"num_workers must be at least 1, got {num_workers}")
-        if observation_mode not in ("same", "different") and not isinstance(observation_mode, tuple):
+        if observation_mode not in ("same", "different") and not isinstance(
+            observation_mode, tuple
+        ):
             raise ValueError(
                 "Invalid `observation_mode`, expected: 'same' or 'different' or tuple of single and "
                 f"batch observation space, actual got {observation_mode}"

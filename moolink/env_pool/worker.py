@@ -98,9 +98,7 @@ class Worker:
             environment.interrupted = self._life > 0 and bool(memory.begun[row])
             environment.due = environment.interrupted or self._setup.behaviour.first_step_resets
         current = board.current_word(worker)
-        runner = Runner(
-            shape, memory, self._setup.behaviour, environments, current, self._failed
-        )
+        runner = Runner(shape, memory, self._setup.behaviour, environments, current, self._failed)
         # The requests of a worker's earlier lives are served, but for one that it died in.
         position = board.position(worker)
         while not board.closing():
@@ -169,7 +167,9 @@ def _face(env: Any) -> channel.Face:
 def _spaces(environments: list[Environment]) -> list[tuple[Any, Any]]:
     """The spaces of each environment, or one pair if they are all equal."""
     spaces = [
-        tuple(getattr(environment.env, name, None) for name in ("observation_space", "action_space"))
+        tuple(
+            getattr(environment.env, name, None) for name in ("observation_space", "action_space")
+        )
         for environment in environments
     ]
     return spaces if any(pair != spaces[0] for pair in spaces) else spaces[:1]

@@ -206,3 +206,42 @@ class Alarmed(Counter):
         super().__init__(index)
         signal.signal(signal.SIGALRM, lambda *_: None)
         signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
+
+
+class Bare:
+    """Declares nothing; shows its last action."""
+
+    def reset(self, *, seed=None, options=None):
+        return {"image": np.zeros((2, 3), np.uint8)}, {}
+
+    def step(self, action):
+        return {"image": np.full((2, 3), action, np.uint8)}, 0.0, False, False, {}
+
+
+class OldGym:
+    """Steps give three values for action 3, else four; 5 ends by a time limit."""
+
+    observation_space = spaces.Box(-1e6, 1e6, (1,), np.float32)
+    action_space = spaces.Discrete(10)
+
+    def reset(self):
+        return np.zeros(1, np.float32)
+
+    def step(self, action):
+        observation = np.full(1, action, np.float32)
+        if action == 3:
+            return observation, 3.0, False
+        return observation, 1.0, True, {"TimeLimit.truncated": action == 5}
+
+
+class Informed(Counter):
+    """Tells its episode and last action in infos."""
+
+    def reset(self, *, seed=None, options=None):
+        observation, _ = super().reset(seed=seed, options=options)
+        return observation, {"episode": self.episode}
+
+    def step(self, action):
+        if action == 99:
+            time.sleep(1.0)
+        return *super().step(action)[:4], {"action": int(action)}
