@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from moolink.batcher import Batcher
     from moolink.broker_peer import Broker
     from moolink.env_pool import EnvPool, EnvStepper, EnvStepperFuture
+    from moolink.env_pool.vector_env import VectorEnv
     from moolink.group import AllReduce, Group
     from moolink.lending import empty, lend
     from moolink.logs import set_log_level, set_logging
@@ -74,6 +75,7 @@ _HOME = {
     "Rpc": "moolink.rpc",
     "RpcDeferredReturn": "moolink._core",
     "Stream": "moolink._core",
+    "VectorEnv": "moolink.env_pool.vector_env",
     "create_uid": "moolink._core",
     "dump": "moolink._core",
     "empty": "moolink.lending",
@@ -112,6 +114,7 @@ __all__ = [
     "RpcError",
     "Stream",
     "TimeoutError",
+    "VectorEnv",
     "WireError",
     "create_uid",
     "dump",

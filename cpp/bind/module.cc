@@ -13,6 +13,7 @@
 #include "bind/group.h"
 #include "bind/lending.h"
 #include "bind/rpc.h"
+#include "bind/shared_words.h"
 #include "bind/stream.h"
 #include "bind/tensor_layouts.h"
 #include "bind/value.h"
@@ -35,6 +36,7 @@ NB_MODULE(_core, m) {
   moolink::bind::bind_broker(m);
   moolink::bind::bind_group(m);
   moolink::bind::bind_tensor_layouts(m);
+  moolink::bind::bind_shared_words(m);
   moolink::bind::bind_accumulator(m);
   moolink::bind::bind_xla(m);
 }

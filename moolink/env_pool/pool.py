@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import pickle
 import weakref
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from moolink.env_pool import server
-from moolink.env_pool.memory import FINAL_OBSERVATION, RESULTS
-from moolink.env_pool.stepper import EnvStepper, EnvStepperFuture, Framework, OutputOptions
+from moolink.env_pool import channel, server, starting
+from moolink.env_pool.stepper import (
+    FINAL_OBSERVATION,
+    RESULTS,
+    EnvStepper,
+    EnvStepperFuture,
+    Framework,
+    OutputOptions,
+)
 from moolink.env_pool.supervisor import PoolOptions, Supervisor
-from moolink.errors import Error
 
 
 class EnvPool:
@@ -71,6 +75,7 @@ class EnvPool:
         terminal_observation: bool = False,
         on_crash: Literal["raise", "restart"] = "raise",
         check_actions: bool = True,
+        start: starting.Start = "program",
     ) -> None:
         counts = {
             "num_processes": num_processes,
@@ -86,23 +91,29 @@ class EnvPool:
             raise ValueError(f'arrays must be "auto", "numpy" or "torch", got {arrays!r}')
         if not callable(create_env):
             raise TypeError(f"create_env must be callable, got {create_env!r}")
-        if server.loading_main:
-            raise Error(
-                "this EnvPool is made while a worker process loads the main script again: put "
-                "what the script does under `if __name__ == '__main__':`, or define create_env "
-                "in a module of its own"
-            )
+        server.require_loaded_main("EnvPool")
         self.num_processes = min(num_processes, batch_size)
         self.batch_size = batch_size
         self.num_batches = num_batches
+        behaviour = channel.Behaviour(
+            autoreset="same",
+            first_step_resets=True,
+            infos=False,
+            infer=True,
+            any_space=False,
+            compare="spaces",
+            recreate=on_crash == "restart",
+        )
         options = PoolOptions(
             create_env,
             self.num_processes,
             num_batches,
             batch_size,
             seed,
-            on_crash == "restart",
             terminal_observation,
+            "float32",
+            start,
+            behaviour,
         )
         self._supervisor = Supervisor(options)
         # Runs at the interpreter's exit, too.
@@ -162,9 +173,7 @@ class EnvPool:
         return self._spaces()[1]
 
     def _spaces(self) -> tuple[Any, Any]:
-        if not self._supervisor.spaces:
-            raise Error("the environments' spaces cannot be pickled")
-        spaces: tuple[Any, Any] = pickle.loads(self._supervisor.spaces)
+        spaces: tuple[Any, Any] = self._supervisor.spaces_of_rows()[0]
         return spaces
 
     def close(self) -> None:

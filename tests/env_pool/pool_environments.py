@@ -34,7 +34,7 @@ class Counter:
 
 
 # What a Misbehaving environment does when told so by its action.
-RAISE, EXIT, DIE, SEGFAULT, HANG, BAD_SHAPE, BAD_DTYPE, NO_REWARD, OLD_STEP = range(1, 10)
+RAISE, EXIT, DIE, SEGFAULT, HANG, BAD_SHAPE, BAD_DTYPE, NO_REWARD, TWO_VALUES = range(1, 10)
 
 
 class Misbehaving(Counter):
@@ -58,8 +58,8 @@ class Misbehaving(Counter):
             return np.zeros((4,), np.complex64), *result[1:]
         if action == NO_REWARD:
             return result[0], None, *result[2:]
-        if action == OLD_STEP:
-            return result[0], result[1], result[2], {}
+        if action == TWO_VALUES:
+            return result[:2]
         return result
 
 
@@ -82,11 +82,6 @@ class DiesWhenMade(Counter):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-class OldReset(Counter):
-    def reset(self):
-        return np.zeros(4, np.float32)
-
-
 class Different(Counter):
     """Environment 1 has another space than the others."""
 
@@ -103,6 +98,11 @@ class NoSpaces:
         return 0, 0.0, False, False, {}
 
 
+class NoReset:
+    def step(self, action):
+        return 0, 0.0, False, False, {}
+
+
 class Textual(NoSpaces):
     observation_space = spaces.Dict({"mission": spaces.Text(10), "x": spaces.Discrete(2)})
     action_space = spaces.Discrete(2)
@@ -111,6 +111,9 @@ class Textual(NoSpaces):
 class NameClash(NoSpaces):
     observation_space = spaces.Dict({"reward": spaces.Discrete(2), "x": spaces.Discrete(2)})
     action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return {"reward": 0, "x": 0}, {}
 
 
 class Echo(Counter):
@@ -203,3 +206,42 @@ class Alarmed(Counter):
         super().__init__(index)
         signal.signal(signal.SIGALRM, lambda *_: None)
         signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
+
+
+class Bare:
+    """Declares nothing; shows its last action."""
+
+    def reset(self, *, seed=None, options=None):
+        return {"image": np.zeros((2, 3), np.uint8)}, {}
+
+    def step(self, action):
+        return {"image": np.full((2, 3), action, np.uint8)}, 0.0, False, False, {}
+
+
+class OldGym:
+    """Steps give three values for action 3, else four; 5 ends by a time limit."""
+
+    observation_space = spaces.Box(-1e6, 1e6, (1,), np.float32)
+    action_space = spaces.Discrete(10)
+
+    def reset(self):
+        return np.zeros(1, np.float32)
+
+    def step(self, action):
+        observation = np.full(1, action, np.float32)
+        if action == 3:
+            return observation, 3.0, False
+        return observation, 1.0, True, {"TimeLimit.truncated": action == 5}
+
+
+class Informed(Counter):
+    """Tells its episode and last action in infos."""
+
+    def reset(self, *, seed=None, options=None):
+        observation, _ = super().reset(seed=seed, options=options)
+        return observation, {"episode": self.episode}
+
+    def step(self, action):
+        if action == 99:
+            time.sleep(1.0)
+        return *super().step(action)[:4], {"action": int(action)}
