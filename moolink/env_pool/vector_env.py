@@ -119,8 +119,8 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any]):
             observation_mode, tuple
         ):
             raise ValueError(
-                "Invalid `observation_mode`, expected: 'same' or 'different' or tuple of single and "
-                f"batch observation space, actual got {observation_mode}"
+                "observation_mode must be 'same', 'different', or a tuple of the single and the "
+                f"batched observation space, got {observation_mode!r}"
             )
         server.require_loaded_main("VectorEnv")
         self.num_envs = num_envs
@@ -236,7 +236,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any]):
         """Has each environment take its action.
 
         Args:
-            actions: a batch of `action_space`: numpy, torch, lists, or of any framework with DLPack.
+            actions: a batch of `action_space`: numpy, torch, lists, or any DLPack arrays.
 
         Returns:
             observations (a batch of `observation_space`), rewards float64 [num_envs], terminated
@@ -342,12 +342,12 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any]):
         return self.call(name)
 
     def set_attr(self, name: str, values: Any) -> None:
-        """Sets each environment's attribute `name`: to its own of a list or tuple, or all to one."""
+        """Sets the attribute `name` of each environment: one value for all, or a list of values."""
         self._require_idle("set_attr")
         each = values if isinstance(values, (list, tuple)) else [values] * self.num_envs
         if len(each) != self.num_envs:
             raise ValueError(
-                f"values must be one, or a list or tuple of num_envs={self.num_envs}, got {len(each)}"
+                f"values must be one, or a list or tuple of {self.num_envs}, got {len(each)}"
             )
         of_row = {row: ((name, value), {}) for row, value in enumerate(each)}
         self._begin("call", Command.CALL, channel.Arguments(of_row, "set_attr"))
