@@ -119,8 +119,8 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any]):
             observation_mode, tuple
         ):
             raise ValueError(
-                "observation_mode must be 'same', 'different', or a tuple of the single and the "
-                f"batched observation space, got {observation_mode!r}"
+                "Invalid `observation_mode`, expected: 'same' or 'different' or tuple of single "
+                f"and batch observation space, actual got {observation_mode}"
             )
         server.require_loaded_main("VectorEnv")
         self.num_envs = num_envs
