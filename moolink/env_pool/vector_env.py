@@ -103,9 +103,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any]):
     ) -> None:
         if not callable(create_env):
             if num_envs not in (None, len(create_env)):
-                raise ValueError(
-                    f"num_envs is {num_envs}, but there are {len(create_env)} functions"
-                )
+                raise ValueError(f"num_envs is {num_envs}, with {len(create_env)} functions")
             num_envs = len(create_env)
             create_env = starting.Functions(create_env)
         if num_envs is None or num_envs < 1:
