@@ -48,7 +48,7 @@ class Setup:
     """Pool to server: all that a worker needs to make its environments.
 
     Attributes:
-        create_env: pickle of the user's function; empty for a server that the pool's process forks.
+        create_env: pickle of the user's function; empty for a server that is a fork.
         main: `multiprocessing.spawn`'s preparation data if the pickle refers to ``__main__``.
         passes_index: whether the function takes the environment's index.
         workers, batches, batch_size: as in `PoolShape`.

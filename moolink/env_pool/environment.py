@@ -140,7 +140,7 @@ def _parameters(function: Any) -> set[str]:
 def as_five(result: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
     """Converts what the old Gym's step returns, (observation, reward, done[, info])."""
     if isinstance(result, (tuple, list)) and len(result) == 5:
-        return tuple(result)  # type: ignore[return-value]
+        return tuple(result)
     if not isinstance(result, (tuple, list)) or len(result) not in (3, 4):
         count = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
         raise TypeError(

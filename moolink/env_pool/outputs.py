@@ -11,7 +11,7 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 
 from moolink.env_pool import channel
 from moolink.env_pool.memory import PoolMemory, PoolShape
-from moolink.env_pool.spaces import map_tree
+from moolink.env_pool.spaces import Leaf, map_tree
 from moolink.warm_memory import WarmMemory
 
 Array = npt.NDArray[Any]
@@ -30,6 +30,7 @@ class Outputs:
         same_step: bool,
         copy: bool,
     ) -> None:
+        self._tree = shape.observation
         self._memory = memory
         self._space = single_observation_space
         self._same_step = same_step
@@ -72,7 +73,7 @@ class Outputs:
         if self._memory.observation is None:
             for row, value in results.observations.items():
                 self._last[row] = value
-            empty = create_empty_array(self._space, n=len(rows), fn=np.zeros)
+            empty: Any = create_empty_array(self._space, n=len(rows), fn=np.zeros)
             return concatenate(self._space, [self._last[row] for row in rows], empty)
         if isinstance(part, slice) and not self._copy:
             return map_tree(lambda array: array, self._memory.observation)
@@ -109,4 +110,8 @@ class Outputs:
     def _final_observation(self, row: int, results: channel.Results) -> Any:
         if self._memory.final_observation is None:
             return results.final_observations.get(row, self._last[row])
-        return map_tree(lambda array: array[row].copy(), self._memory.final_observation)
+
+        def value(leaf: Leaf, array: Array) -> Any:
+            return array[row].item() if leaf.scalar else array[row].copy()
+
+        return map_tree(value, self._tree, self._memory.final_observation)

@@ -178,5 +178,5 @@ def parts(tree: Tree, value: Any, path: str) -> list[Any]:
 
 
 def keys(tree: Tree | None, *, bounds: bool = True) -> list[tuple[Any, ...]] | None:
-    """Returns what all environments of a pool must agree on, leaf by leaf; None for no tree."""
+    """Returns what must agree between all environments, leaf by leaf; None for no tree."""
     return None if tree is None else [leaf.key(bounds=bounds) for leaf in leaves(tree)]

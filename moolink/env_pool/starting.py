@@ -112,7 +112,7 @@ def require_forkable() -> None:
         reasons.append("JAX is in use")
     if reasons:
         raise Error(
-            f'start="fork" forks this process, which is too late: {" and ".join(reasons)}'
+            f'start="fork" cannot fork this process any more: {" and ".join(reasons)}'
             ", and a fork has no threads and no device. Make the pool before all else, or define "
             'create_env at the top level of a module and leave start at "program"'
         )

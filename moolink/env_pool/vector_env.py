@@ -103,9 +103,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any]):
     ) -> None:
         if not callable(create_env):
             if num_envs not in (None, len(create_env)):
-                raise ValueError(
-                    f"num_envs is {num_envs}, but there are {len(create_env)} functions"
-                )
+                raise ValueError(f"num_envs is {num_envs}, with {len(create_env)} functions")
             num_envs = len(create_env)
             create_env = starting.Functions(create_env)
         if num_envs is None or num_envs < 1:
@@ -119,8 +117,8 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any]):
             observation_mode, tuple
         ):
             raise ValueError(
-                "Invalid `observation_mode`, expected: 'same' or 'different' or tuple of single "
-                f"and batch observation space, actual got {observation_mode}"
+                "Invalid `observation_mode`, expected: 'same' or 'different' or tuple of single and "
+                f"batch observation space, actual got {observation_mode}"
             )
         server.require_loaded_main("VectorEnv")
         self.num_envs = num_envs
@@ -236,7 +234,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any]):
         """Has each environment take its action.
 
         Args:
-            actions: a batch of `action_space`: numpy, torch, lists, or any DLPack arrays.
+            actions: a batch of `action_space`: numpy, torch, lists, or any DLPack array.
 
         Returns:
             observations (a batch of `observation_space`), rewards float64 [num_envs], terminated
@@ -342,14 +340,14 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any]):
         return self.call(name)
 
     def set_attr(self, name: str, values: Any) -> None:
-        """Sets the attribute `name` of each environment: one value for all, or a list of values."""
+        """Sets each environment's attribute `name`, to its own of a list or tuple or all to one."""
         self._require_idle("set_attr")
         each = values if isinstance(values, (list, tuple)) else [values] * self.num_envs
         if len(each) != self.num_envs:
             raise ValueError(
                 f"values must be one, or a list or tuple of {self.num_envs}, got {len(each)}"
             )
-        of_row = {row: ((name, value), {}) for row, value in enumerate(each)}
+        of_row: dict[int, Any] = {row: ((name, value), {}) for row, value in enumerate(each)}
         self._begin("call", Command.CALL, channel.Arguments(of_row, "set_attr"))
         self.call_wait()
 
@@ -363,7 +361,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any]):
         return self.get_attr("np_random_seed")
 
     @property
-    def np_random(self) -> Any:
+    def np_random(self) -> Any:  # type: ignore[misc]
         """Copies of the environments' random generators."""
         return self.get_attr("np_random")
 
@@ -419,7 +417,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any]):
 
     def _write(self, actions: Any) -> channel.Arguments | None:
         """Puts a batch of actions where the workers read it, or into a message."""
-        if np.ndim(actions) == 0 and not isinstance(actions, (dict, tuple)):
+        if np.isscalar(actions):
             raise TypeError(f"expected actions for {self.num_envs} environments, got {actions!r}")
         if self._actions is not None:
             self._actions.write(actions)

@@ -164,7 +164,7 @@ def _face(env: Any) -> channel.Face:
     )
 
 
-def _spaces(environments: list[Environment]) -> list[tuple[Any, Any]]:
+def _spaces(environments: list[Environment]) -> list[tuple[Any, ...]]:
     """The spaces of each environment, or one pair if they are all equal."""
     spaces = [
         tuple(
