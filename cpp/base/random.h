@@ -17,9 +17,6 @@ class Random {
     return z ^ (z >> 31);
   }
 
-  // What a generator is made of that goes on from here.
-  std::uint64_t state() const { return state_; }
-
   // Uniform in [0, bound); bound must be positive. The bias is below 2^-32 for the bounds in use.
   std::uint64_t below(std::uint64_t bound) { return next() % bound; }
 

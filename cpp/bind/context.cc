@@ -13,6 +13,7 @@
 #include "base/uid.h"
 #include "bind/errors.h"
 #include "bind/gil.h"
+#include "bind/lent_slot.h"
 #include "bind/reference.h"
 #include "transport/tcp/interface.h"
 #include "transport/tcp/openssl.h"
@@ -110,26 +111,6 @@ void set_max_threads(std::size_t count) {
   const auto lock = state.context->lock();
   state.context->workers().set_limit(count);
 }
-
-// A blocking wait in Python: its worker's slot goes to others meanwhile.
-class LentSlot {
- public:
-  void enter() {
-    if (!runtime::Workers::on_worker_thread()) return;
-    context_ = default_context();
-    const auto lock = context_->lock();
-    lend_.emplace(context_->workers());
-  }
-  void exit() {
-    if (context_ == nullptr) return;
-    const auto lock = context_->lock();
-    lend_.reset();
-  }
-
- private:
-  std::shared_ptr<runtime::Context> context_;
-  std::optional<runtime::Workers::Lend> lend_;
-};
 
 void call_later(double seconds, nb::callable function) {
   const auto context = default_context();

@@ -53,6 +53,14 @@ Picks Table::take_sampled(Request request) {
   return std::move(node.mapped().picks);
 }
 
+void Table::abandon(Request request) {
+  if (inserts_.contains(request)) {
+    take_inserted(request);
+  } else if (const Picks picks = take_sampled(request); !picks.rows.empty()) {
+    rows_->release(picks.rows);
+  }
+}
+
 void Table::advance() {
   // Each may let the other go on.
   while (advance_inserts() || (advance_samples() && !mutant("insert_only_when_asked"))) {
@@ -236,7 +244,7 @@ Key Table::key_of(Slot slot) const {
 TableState Table::state() const {
   TableState state;
   state.counts = limiter_.counts();
-  state.random = random_.state();
+  state.seed = Random(random_).next();  // of a copy: to be saved changes nothing
   std::vector<Slot> present;
   for (Slot slot = 0; slot < items_.size(); ++slot) {
     state.generations.push_back(items_[slot].generation);
@@ -269,7 +277,7 @@ void Table::restore(TableState state) {
   for (Slot slot = 0; slot < items_.size(); ++slot) {
     if (!items_[slot].present) free_.push_back(slot);
   }
-  random_ = Random(state.random);
+  random_ = Random(state.seed);
   if (!mutant("forget_counts")) limiter_.set_counts(state.counts);
   advance();
 }

@@ -58,7 +58,7 @@ struct ItemState {
 
 struct TableState {
   Limiter::Counts counts;
-  std::uint64_t random = 0;
+  std::uint64_t seed = 0;                  // of the choices to come
   std::vector<std::uint32_t> generations;  // by slot
   std::vector<ItemState> items;            // oldest first
 };
@@ -81,6 +81,8 @@ class Table {
   // rows of items that were not inserted are released.
   std::vector<Key> take_inserted(Request request);
   Picks take_sampled(Request request);
+  // Nobody wants to know: withdraws it if it has not ended, and releases what was sampled.
+  void abandon(Request request);
 
   // Returns how many of the keys are still there; the others are ignored. Throws
   // Exception{invalid_argument} for a priority that no item can have, and changes nothing then.

@@ -8,6 +8,7 @@
 #include "replay/rows.h"
 
 using moolink::ErrorCode;
+using moolink::replay::ItemState;
 using moolink::replay::Key;
 using moolink::replay::NewItems;
 using moolink::replay::Picks;
@@ -94,7 +95,7 @@ TEST("who stops waiting gets the part of its batch that there was") {
   CHECK_EQ(f.table.counts().samples, 3);
 }
 
-TEST("a restored table goes on where it was: keys, counts, choices") {
+TEST("a restored table goes on where it was: keys, counts; and what it chooses is decided") {
   TableOptions of = options(50);
   of.sampler = {SelectorKind::prioritized, 0.6};
   of.limiter = {4, 5, 0, 1000};
@@ -102,11 +103,17 @@ TEST("a restored table goes on where it was: keys, counts, choices") {
   std::vector<Key> keys;
   for (int i = 0; i < 70; ++i) keys.push_back(f.inserted({1.0 + i % 7}).front());
   f.rows.release(f.table.take_sampled(f.table.sample(20)).rows);
+  const auto restore = [&f](Table& table) {
+    table.set_rows(f.rows);
+    for (const ItemState& item : f.table.state().items) f.rows.retain(item.rows);
+    table.restore(f.table.state());
+  };
   Table restored(of, 99);
-  restored.set_rows(f.rows);
-  restored.restore(f.table.state());
+  Table other(of, 100);
+  restore(restored);
+  restore(other);
   CHECK(restored.counts() == f.table.counts());
-  const Picks expected = f.table.take_sampled(f.table.sample(30));
+  const Picks expected = other.take_sampled(other.sample(30));
   const Picks picks = restored.take_sampled(restored.sample(30));
   CHECK(picks.keys == expected.keys);
   CHECK(picks.probabilities == expected.probabilities);
