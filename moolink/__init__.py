@@ -1,7 +1,7 @@
 """moolink: communication for distributed reinforcement learning.
 
-RPC for any DLPack tensor, elastic groups, allreduce, a gradient accumulator, an environment pool
-and a batcher, over shared memory and TCP. Importing this package imports neither torch nor JAX.
+RPC for any DLPack tensor, elastic groups, allreduce, a gradient accumulator, an environment pool,
+a batcher and a replay, over shared memory and TCP. Importing this package imports neither torch nor JAX.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from moolink.lending import empty, lend
     from moolink.logs import set_log_level, set_logging
     from moolink.queue import Queue
+    from moolink.replay import Replay
     from moolink.rpc import Rpc
     from moolink.values import register
 
@@ -72,6 +73,7 @@ _HOME = {
     "Group": "moolink.group",
     "Lent": "moolink._core",
     "Queue": "moolink.queue",
+    "Replay": "moolink.replay",
     "Rpc": "moolink.rpc",
     "RpcDeferredReturn": "moolink._core",
     "Stream": "moolink._core",
@@ -85,7 +87,7 @@ _HOME = {
     "set_logging": "moolink.logs",
     "set_max_threads": "moolink._core",
 }
-_SUBMODULES = {"jax", "torch"}
+_SUBMODULES = {"jax", "replay", "torch"}
 
 __all__ = [
     "Accumulator",
@@ -109,6 +111,7 @@ __all__ = [
     "Queue",
     "QueueFull",
     "RemoteError",
+    "Replay",
     "Rpc",
     "RpcDeferredReturn",
     "RpcError",

@@ -336,6 +336,101 @@ class GroupCore:
     def program_key(self) -> str: ...
     def close(self) -> None: ...
 
+def item_size(dtype: str) -> int: ...
+
+class ReplayTableStats(TypedDict):
+    """A replay's table. Counts are of items since it was empty, or was reset."""
+
+    size: int  # now
+    inserts: int
+    samples: int
+    removals: int
+    waiting_inserts: int  # now: requests
+    waiting_samples: int  # now: requests
+
+class ReplayStoreStats(TypedDict):
+    """The memory of steps of one layout."""
+
+    steps: int  # now: that items, writers or batches refer to
+    step_bytes: int
+    reserved_bytes: int
+
+class ReplayCore:
+    def __init__(self) -> None: ...
+    def add_table(
+        self,
+        sampler: tuple[str, float],
+        remover: tuple[str, float] | None,
+        max_size: int,
+        max_times_sampled: int,
+        limiter: tuple[float, int, float, float],
+        seed: int,
+    ) -> int: ...
+    def add_store(self, columns: list[tuple[str, str, tuple[int, ...]]]) -> int: ...
+    def add_pattern(self, store: int, width: int, pieces: list[tuple[int, int, int]]) -> int: ...
+    def append(self, store: int, leaves: list[Any]) -> int: ...
+    def extend(self, store: int, leaves: list[Any], steps: int) -> npt.NDArray[np.uint32]: ...
+    def insert_step(
+        self,
+        table: int,
+        pattern: int,
+        store: int,
+        leaves: list[Any],
+        priority: float,
+        timeout: float | None,
+    ) -> int | None: ...
+    def release(self, store: int, rows: npt.NDArray[np.uint32]) -> None: ...
+    def insert(
+        self,
+        table: int,
+        pattern: int,
+        rows: npt.NDArray[np.uint32],
+        priorities: npt.NDArray[np.float64],
+        timeout: float | None,
+        stop: Callable[[], bool] | None = None,
+    ) -> npt.NDArray[np.int64]: ...
+    def sample(
+        self,
+        table: int,
+        count: int,
+        timeout: float | None,
+        arrays: Arrays,
+        lend: bool,
+        stop: Callable[[], bool] | None = None,
+    ) -> (
+        tuple[
+            list[Any],
+            npt.NDArray[np.int64],
+            npt.NDArray[np.float64],
+            npt.NDArray[np.float64],
+            npt.NDArray[np.uint32],
+        ]
+        | None
+    ): ...
+    def update(
+        self, table: int, keys: npt.NDArray[np.int64], priorities: npt.NDArray[np.float64]
+    ) -> int: ...
+    def remove(self, table: int, keys: npt.NDArray[np.int64]) -> int: ...
+    def reset(self, table: int) -> None: ...
+    def table_stats(self, table: int) -> ReplayTableStats: ...
+    def store_stats(self) -> list[ReplayStoreStats]: ...
+    def snapshot(
+        self,
+    ) -> tuple[list[dict[str, npt.NDArray[Any]]], list[npt.NDArray[np.uint32]]]: ...
+    def read(
+        self, store: int, column: int, rows: npt.NDArray[np.uint32]
+    ) -> npt.NDArray[np.uint8]: ...
+    def take(self, store: int, count: int) -> npt.NDArray[np.uint32]: ...
+    def write(
+        self,
+        store: int,
+        column: int,
+        rows: npt.NDArray[np.uint32],
+        bytes: npt.NDArray[np.uint8],
+    ) -> None: ...
+    def restore(self, table: int, state: dict[str, npt.NDArray[Any]]) -> None: ...
+    def close(self) -> None: ...
+
 class GradientStats(TypedDict):
     batch_size: int
     num_gradients: int

@@ -13,6 +13,7 @@
 #include "base/uid.h"
 #include "bind/errors.h"
 #include "bind/gil.h"
+#include "bind/lent_slot.h"
 #include "bind/reference.h"
 #include "bind/user_code.h"
 #include "transport/tcp/interface.h"
@@ -112,28 +113,8 @@ void set_max_threads(std::size_t count) {
   state.context->workers().set_limit(count);
 }
 
-// A blocking wait in Python: its worker's slot goes to others meanwhile.
-class LentSlot {
- public:
-  void enter() {
-    if (!runtime::Workers::on_worker_thread() || defaults().shut_down) return;
-    context_ = default_context();
-    const auto lock = context_->lock();
-    lend_.emplace(context_->workers());
-  }
-  void exit() {
-    if (context_ == nullptr) return;
-    const auto lock = context_->lock();
-    lend_.reset();
-  }
-
- private:
-  std::shared_ptr<runtime::Context> context_;
-  std::optional<runtime::Workers::Lend> lend_;
-};
-
 void call_later(double seconds, nb::callable function) {
-  if (defaults().shut_down) return;  // the process ends, and its timers with it
+  if (is_shut_down()) return;  // the process ends, and its timers with it
   const auto context = default_context();
   const Time when = io::now() + to_duration(seconds);
   auto task = [function = Reference(std::move(function))] {
@@ -198,6 +179,8 @@ nb::dict verbs_info() {
 std::string create_uid() { return Uid::from_entropy().hex().substr(0, 16); }
 
 }  // namespace
+
+bool is_shut_down() { return defaults().shut_down; }
 
 std::shared_ptr<runtime::Context> default_context() {
   park_if_exiting();

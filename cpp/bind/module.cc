@@ -12,6 +12,7 @@
 #include "bind/future.h"
 #include "bind/group.h"
 #include "bind/lending.h"
+#include "bind/replay.h"
 #include "bind/rpc.h"
 #include "bind/shared_words.h"
 #include "bind/stream.h"
@@ -38,5 +39,6 @@ NB_MODULE(_core, m) {
   moolink::bind::bind_tensor_layouts(m);
   moolink::bind::bind_shared_words(m);
   moolink::bind::bind_accumulator(m);
+  moolink::bind::bind_replay(m);
   moolink::bind::bind_xla(m);
 }

@@ -117,8 +117,8 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any]):
             observation_mode, tuple
         ):
             raise ValueError(
-                "Invalid `observation_mode`, expected: 'same' or 'different' or tuple of single and "
-                f"batch observation space, actual got {observation_mode}"
+                "Invalid `observation_mode`, expected: 'same' or 'different' or tuple of single "
+                f"and batch observation space, actual got {observation_mode}"
             )
         server.require_loaded_main("VectorEnv")
         self.num_envs = num_envs
