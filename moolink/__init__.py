@@ -1,7 +1,8 @@
 """moolink: communication for distributed reinforcement learning.
 
 RPC for any DLPack tensor, elastic groups, allreduce, a gradient accumulator, an environment pool,
-a batcher and a replay, over shared memory and TCP. Importing this package imports neither torch nor JAX.
+a batcher and a replay, over shared memory and TCP. Importing this package imports neither torch
+nor JAX.
 """
 
 from __future__ import annotations

@@ -220,6 +220,8 @@ void Table::check_priorities(std::span<const double> priorities) const {
     }
     for (const auto& selector : {std::optional(options_.sampler), options_.remover}) {
       if (!selector || selector->kind != SelectorKind::prioritized) continue;
+      // Most need no power: it is no larger than the larger of the priority and 1.
+      if (priority <= 1 || (selector->exponent <= 1 && priority <= kLargestWeight)) continue;
       // Written so that what is no number fails, too.
       if (!(weight_of(priority, selector->exponent) <= kLargestWeight)) {
         throw Exception(ErrorCode::invalid_argument,

@@ -43,9 +43,8 @@ class Layout:
         """
         leaves = structure.leaves_like(tree, self.skeleton)
         if leaves is None:
-            raise ValueError(
-                f"a step differs from the first one: it is {structure.difference(tree, self.skeleton)}"
-            )
+            difference = structure.difference(tree, self.skeleton)
+            raise ValueError(f"a step differs from the first one: it is {difference}")
         return [
             structure.as_array(leaf, column[1])
             for leaf, column in zip(leaves, self.columns, strict=True)
@@ -170,7 +169,7 @@ class Replay:
             as insert; what was inserted before the time-out stays.
         """
         of = self.open_table(table)
-        layout, pattern = of.steps or self._open_steps(of, self._layout_of_many(items))
+        layout, pattern = of.steps or self._open_steps(of, self._layout(items, 1))
         leaves = layout.leaves(items)
         shape = tuple(leaves[0].shape)
         if not shape:
@@ -412,9 +411,6 @@ class Replay:
         number = self._core.add_pattern(pattern["store"], pattern["width"], pattern["pieces"])
         self._patterns.append(pattern)
         return number
-
-    def _layout_of_many(self, steps: Any) -> Layout:
-        return self._layout(steps, 1)
 
     def _layout(self, tree: Any, dropped: int) -> Layout:
         """Of arrays without their first `dropped` dimensions."""

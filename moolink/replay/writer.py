@@ -79,7 +79,8 @@ class Writer:
     takes a tree of parts of `history`, which has the step's tree:
 
         writer.append({"obs": obs, "action": action, "reward": reward})
-        writer.create_item({"obs": writer.history["obs"][-4:], "action": writer.history["action"][-1]})
+        history = writer.history
+        writer.create_item({"obs": history["obs"][-4:], "action": history["action"][-1]})
 
     `history["obs"][-4:]` is an array of the last four steps, `[-1]` the array of the last one.
     """
@@ -150,7 +151,7 @@ class Writer:
         for leaf in leaves:
             if not isinstance(leaf, Part):
                 raise TypeError(
-                    f"an item is made of parts of a writer's history, not of a {type(leaf).__name__}"
+                    f"an item is made of parts of a history, not of a {type(leaf).__name__}"
                 )
         if not leaves or self._steps is None:
             raise ValueError("an item is made of at least one array")

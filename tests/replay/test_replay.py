@@ -76,7 +76,7 @@ def test_who_would_have_to_wait_is_told_why() -> None:
     replay.insert(item(1))
     with pytest.raises(moolink.QueueFull, match="'t' has 1 items after 1 inserts"):
         replay.sample(2, timeout=0)
-    with pytest.raises(moolink.TimeoutError, match="0.05 s"):
+    with pytest.raises(moolink.TimeoutError, match=r"0\.05 s"):
         replay.sample(2, timeout=0.05)
     full = moolink.Replay(Table("t", 1, remover=None))
     full.insert(item(1))
