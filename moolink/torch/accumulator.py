@@ -179,6 +179,11 @@ class Accumulator(AccumulatorBase):
                 )
 
     def _gather(self, batch_size: int, clear: bool) -> bool:
+        if all(parameter.grad is None for parameter in self._reduced):
+            raise RuntimeError(
+                "no parameter has a gradient: call backward() before reduce_gradients(), or "
+                "skip_gradients() to contribute nothing"
+            )
         usual = self._gradient_addresses()
         if usual is None:
             return self._gather_copies(batch_size, clear)
@@ -191,11 +196,6 @@ class Accumulator(AccumulatorBase):
 
     def _gather_copies(self, batch_size: int, clear: bool) -> bool:
         """The same of gradients that need not lie in host memory as they do in the bucket."""
-        if all(parameter.grad is None for parameter in self._reduced):
-            raise RuntimeError(
-                "no parameter has a gradient: call backward() before reduce_gradients(), or "
-                "skip_gradients() to contribute nothing"
-            )
         elsewhere: list[torch.Tensor] = []  # what copies are gathered of
         finite = True
         for section in self._sections:
