@@ -18,37 +18,13 @@ from moolink._core import ReplayCore
 from moolink.errors import QueueFull, TimeoutError
 from moolink.replay import placement, structure
 from moolink.replay.batch import Batch, Batches
+from moolink.replay.layout import Layout
 from moolink.replay.options import Table
 from moolink.replay.structure import Skeleton
 from moolink.replay.writer import Item, Steps, Writer
 
 Arrays = Literal["same", "numpy", "torch", "jax"]
 Stop = Callable[[], bool]
-
-
-@dataclasses.dataclass
-class Layout:
-    """The arrays of steps, which lie in one store."""
-
-    store: int
-    skeleton: Skeleton
-    columns: list[tuple[str, str, tuple[int, ...]]]  # name, dtype and shape of each
-    framework: str
-
-    def leaves(self, tree: Any) -> list[Any]:
-        """The arrays of a step in order.
-
-        Raises:
-            ValueError: the step is another tree.
-        """
-        leaves = structure.leaves_like(tree, self.skeleton)
-        if leaves is None:
-            difference = structure.difference(tree, self.skeleton)
-            raise ValueError(f"a step differs from the first one: it is {difference}")
-        return [
-            structure.as_array(leaf, column[1])
-            for leaf, column in zip(leaves, self.columns, strict=True)
-        ]
 
 
 @dataclasses.dataclass
