@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch._utils import _unflatten_dense_tensors
 
+from moolink import logs
 from moolink._core import TensorLayouts
 from moolink.accumulator import AccumulatorBase
 from moolink.buckets import Description, Section, layout, sections
@@ -180,9 +181,9 @@ class Accumulator(AccumulatorBase):
 
     def _gather(self, batch_size: int, clear: bool) -> bool:
         if all(parameter.grad is None for parameter in self._reduced):
-            raise RuntimeError(
-                "no parameter has a gradient: call backward() before reduce_gradients(), or "
-                "skip_gradients() to contribute nothing"
+            logs.logger.warning(
+                "no parameter has a gradient, so zeros are contributed: call backward() before "
+                "reduce_gradients(), or skip_gradients() to contribute nothing"
             )
         usual = self._gradient_addresses()
         if usual is None:

@@ -305,14 +305,22 @@ def test_the_leaders_virtual_batch_size_counts_for_all(make: Make) -> None:
     assert given[1] >= 3  # its share of the leader's
 
 
-def test_no_gradient_at_all_is_an_error(make: Make) -> None:
+def test_zeros_of_a_model_without_gradients_are_told(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
     model = parameters()
     peer = make("alone", model)
     connect([peer])
-    with pytest.raises(RuntimeError, match=r"no parameter has a gradient: call backward\(\)"):
-        peer.reduce_gradients(1)
+    reduce_round([peer], [(model, 1)])
+    assert not any(p.grad.any() for p in model)
+    assert "no parameter has a gradient" in caplog.text
+    assert "call backward()" in caplog.text
+    peer.zero_gradients()
+    connect([peer])
+    caplog.clear()
     model[0].grad = torch.ones_like(model[0])
     reduce_round([peer], [(model, 1)])
+    assert "no parameter has a gradient" not in caplog.text
 
 
 def test_a_loop_of_accumulator_updates_sees_the_members(broker_address: str) -> None:
