@@ -30,7 +30,7 @@ Buffer Registry::make_bucket(const Uid& instance, std::uint64_t k) const {
 }
 
 void Registry::led(std::uint64_t epoch, std::int64_t virtual_batch_size) {
-  by_epoch_[epoch] = virtual_batch_size;
+  led_by_[epoch].insert(virtual_batch_size);
   largest_ = std::max(largest_, virtual_batch_size);
 }
 
@@ -64,10 +64,9 @@ void Registry::check(std::uint64_t node, const accumulate::Round& round) const {
   const std::string name = "round " + std::to_string(record.round) + ": ";
   require(record.round == version(node) + 1,
           name + "applied at version " + std::to_string(version(node)));
-  const auto led = by_epoch_.find(record.epoch);
-  const std::int64_t whole = led == by_epoch_.end() ? virtual_batch_size_ : led->second;
   std::vector<std::int64_t> sum(elements_);
   std::int64_t total = 0;
+  std::int64_t before_last = -1;
   Counters counters;
   std::set<Key> seen;
   for (const auto& contribution : record.contributions) {
@@ -77,14 +76,19 @@ void Registry::check(std::uint64_t node, const accumulate::Round& round) const {
     require(known->second.batch == contribution.batch, name + text(key) + " has another batch");
     require(seen.insert(key).second, name + text(key) + " is in it twice");
     require(times_in(node, key) == 0, name + text(key) + " was in an earlier round");
-    require(total < whole, name + "is not the shortest prefix of the offers");
+    before_last = total;
     total += contribution.batch;
     for (const auto& [counter, value] : known->second.counters) counters[counter] += value;
     if (contribution.batch == 0) continue;
     const auto [element, value] = one_hot(key, elements_);
     sum[element] += value;
   }
-  require(total >= whole, name + "has less than the virtual batch size");
+  const auto led = led_by_.find(record.epoch);
+  const std::set<std::int64_t> sizes =
+      led == led_by_.end() ? std::set{virtual_batch_size_} : led->second;
+  require(std::any_of(sizes.begin(), sizes.end(),
+                      [&](std::int64_t size) { return before_last < size && size <= total; }),
+          name + "is not the shortest prefix of the offers that reaches the virtual batch size");
   require(total == record.total, name + "its total is not the sum of its batches");
   require(counters == record.counters,
           name + "its counters are not the sums of its contributions'");

@@ -67,7 +67,8 @@ class Registry {
 
   std::int64_t virtual_batch_size_;  // where no other is known of the epoch
   std::int64_t largest_;
-  std::map<std::uint64_t, std::int64_t> by_epoch_;
+  // Of each epoch; two histories may have an epoch of one number, each with a leader.
+  std::map<std::uint64_t, std::set<std::int64_t>> led_by_;
   std::size_t elements_;
   std::map<Key, Contribution> contributions_;
   std::map<Uid, std::set<std::uint64_t>> by_instance_;
