@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -29,6 +31,7 @@ class Environment:
     Attributes:
         index: its number in the pool.
         doing: which call of the user's code is under way, for reports.
+        pid: the worker's process.
         failures: how often it was made anew without a step in between.
     """
 
@@ -36,6 +39,7 @@ class Environment:
         self.index = index
         self.doing = "create_env"
         self.failures = 0
+        self.pid = os.getpid()
         self._create = create
         self._seed = seed
         with self.reporting():
@@ -50,12 +54,30 @@ class Environment:
             raise
         except BaseException as error:
             raise self.failed(error) from error
+        if os.getpid() != self.pid:
+            self.end_forked_child()
 
     def failed(self, error: BaseException) -> EnvironmentFailed:
         """Describes `error`, which the environment raised in `doing`."""
+        if os.getpid() != self.pid:
+            self.end_forked_child()
         text = "".join(traceback.format_exception(error))
         summary = traceback.format_exception_only(error)[-1].strip()
         return EnvironmentFailed(channel.Raised(self.index, self.doing, summary, text))
+
+    def end_forked_child(self) -> NoReturn:
+        """Ends this process, a child that the environment has forked and that has come back here.
+
+        It shares the pool's memory and bells with the worker, which goes on in the parent.
+        """
+        print(
+            f"moolink: environment {self.index} has forked in {self.doing}, and its child (pid "
+            f"{os.getpid()}) came back from it. The child ends here, for its parent serves the "
+            "pool: let a forked child end with os._exit",
+            file=sys.stderr,
+            flush=True,
+        )
+        os._exit(1)
 
     def reset(self) -> Any:
         """Begins an episode, the first one with the environment's seed; returns its observation."""
@@ -65,6 +87,8 @@ class Environment:
         else:
             seed, self._seed = self._seed, None
             result = self.env.reset(seed=seed)
+        if os.getpid() != self.pid:
+            self.end_forked_child()
         if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
             raise TypeError(f"reset() must return (observation, info). {OLD_GYM}")
         return result[0]

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
+import math
 import os
-import pickle
 import platform
 import select
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
-from multiprocessing import spawn
 from typing import Any
 
-from moolink import logs
+from moolink import deadlines, logs
 from moolink.env_pool import channel
 from moolink.env_pool.memory import PoolMemory, PoolShape, rows_of
+from moolink.env_pool.setup import PoolOptions, setup_of
 from moolink.env_pool.spaces import keys
-from moolink.errors import Closed, EnvError, Error
+from moolink.errors import Closed, EnvError, TimeoutError
 from moolink.processes import describe_exit
 
 _GRACE = 2.0  # seconds that workers have to close their environments
@@ -31,19 +29,6 @@ _FRUITLESS_RESTARTS = 3  # restarts of a worker that finishes no step between th
 # before a bell rang is sure to be seen after it.
 _STORES_IN_ORDER = platform.machine() == "x86_64"
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-
-
-@dataclasses.dataclass(frozen=True)
-class PoolOptions:
-    """What the user asked for; see EnvPool for the meaning."""
-
-    create_env: Callable[..., Any]
-    workers: int
-    batches: int
-    batch_size: int
-    seed: int | None
-    restart: bool
-    terminal_observation: bool
 
 
 class Supervisor:
@@ -65,7 +50,12 @@ class Supervisor:
     shape: PoolShape
 
     def __init__(self, options: PoolOptions) -> None:
-        """Starts the processes and waits until every environment exists."""
+        """Starts the processes and waits until every environment exists.
+
+        Raises:
+            TimeoutError: that lasted longer than `start_timeout`.
+            EnvError: an environment could not be made.
+        """
         self._options = options
         self._owner = os.getpid()
         self._lock = threading.RLock()
@@ -76,9 +66,10 @@ class Supervisor:
         self._lives = [0] * workers
         self._progress: list[list[int]] = [[] for _ in range(workers)]
         self._fruitless = [0] * workers
+        self._making: list[channel.Making | None] = [None] * workers
         self._made: list[channel.Made | None] = [None] * workers
         self._ready = False
-        setup = _setup(options)  # Before anything is open that would have to be closed.
+        setup = setup_of(options)  # Before anything is open that would have to be closed.
         self._memory_fd = os.memfd_create("moolink-env-pool", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         plain = os.EFD_CLOEXEC | os.EFD_NONBLOCK
         self._doorbells = [os.eventfd(0, os.EFD_CLOEXEC) for _ in range(workers)]
@@ -104,15 +95,40 @@ class Supervisor:
             self._watch()
             for worker in range(workers):
                 self._control.send(channel.Start(worker, 0))
-            poll = select.poll()
-            poll.register(self.alarms, select.POLLIN)
-            while not self._ready:
-                poll.poll()
-                self.handle_alarms()
-                self.raise_failure()
+            self._wait_until_made()
         except BaseException:
             self.close()
             raise
+
+    def _wait_until_made(self) -> None:
+        poll = select.poll()
+        poll.register(self.alarms, select.POLLIN)
+        timeout = self._options.start_timeout
+        deadline = deadlines.after(timeout)
+        while not self._ready:
+            remaining = deadlines.left(deadline)
+            if remaining == 0.0:
+                raise TimeoutError(
+                    f"the environments of the EnvPool were not made within {timeout:g} s: "
+                    f"{self._unmade()}. If create_env needs longer, give a larger start_timeout"
+                )
+            poll.poll(None if remaining is None else math.ceil(remaining * 1000))
+            self.handle_alarms()
+            self.raise_failure()
+
+    def _unmade(self) -> str:
+        """Says who has not made its environments."""
+        parts = []
+        for worker, made in enumerate(self._made):
+            making = self._making[worker]
+            if made is None and making is None:
+                parts.append(f"worker {worker} has not begun")
+            elif made is None and making is not None:
+                parts.append(
+                    f"worker {worker} (pid {making.pid}) is in create_env of environment "
+                    f"{making.environment}"
+                )
+        return ", ".join(parts)
 
     # Stepping.
 
@@ -177,6 +193,10 @@ class Supervisor:
         if os.getpid() != self._owner:
             raise Closed("this EnvPool belongs to the process that made it, not to its fork")
 
+    def state(self) -> str:
+        """Says how the pool stands in one word."""
+        return "failed" if self._failure is not None else "closed" if self._closed else "open"
+
     def handle_alarms(self) -> None:
         """Acts on what the processes have told; what is fatal is raised by `raise_failure`."""
         with self._lock:
@@ -209,7 +229,9 @@ class Supervisor:
             self._ignore(self._links[worker].fileno())  # The server has died.
             return
         for message in messages:
-            if isinstance(message, channel.Made):
+            if isinstance(message, channel.Making):
+                self._making[worker] = message
+            elif isinstance(message, channel.Made):
                 self._on_made(worker, message)
             elif isinstance(message, channel.Recreated):
                 logs.logger.warning(
@@ -336,8 +358,8 @@ class Supervisor:
             os.eventfd_write(bell, 1)
 
     def _pid(self, worker: int) -> int | None:
-        made = self._made[worker]
-        return None if made is None else made.pid
+        making = self._making[worker]
+        return None if making is None else making.pid
 
     # Starting and ending.
 
@@ -397,7 +419,7 @@ class Supervisor:
             os.close(descriptor)
 
     def _end_server(self) -> None:
-        grace = _GRACE if self._failure is None else _FAILED_GRACE
+        grace = _GRACE if self._ready and self._failure is None else _FAILED_GRACE
         try:
             self._control.send(channel.Close(grace))
         except (BrokenPipeError, ConnectionResetError):
@@ -408,62 +430,6 @@ class Supervisor:
             self._server.kill()  # Its workers die with it.
             self._server.wait()
         self._control.close()
-
-
-def _setup(options: PoolOptions) -> channel.Setup:
-    """Makes the part of the workers' setup that depends on what the user gave."""
-    create_env = _pickle(options.create_env)
-    main = None
-    if b"__main__" in create_env:
-        main = spawn.get_preparation_data("moolink-env-pool")
-        main.pop("authkey", None)  # Refuses to be pickled, and is of no use to the workers.
-    return channel.Setup(
-        create_env=create_env,
-        main=main,
-        passes_index=_takes_index(options.create_env),
-        workers=options.workers,
-        batches=options.batches,
-        batch_size=options.batch_size,
-        seed=options.seed,
-        recreate=options.restart,
-        memory=-1,
-        doorbells=[],
-        bells=[],
-        tokens=[],
-        channels=[],
-    )
-
-
-def _pickle(create_env: Callable[..., Any]) -> bytes:
-    try:
-        return pickle.dumps(create_env)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise Error(
-            f"create_env cannot be sent to the worker processes: {error}. Define it at the top "
-            "level of a module, and give it arguments with functools.partial; lambdas and "
-            "functions inside functions cannot be pickled"
-        ) from error
-
-
-def _takes_index(create_env: Callable[..., Any]) -> bool:
-    """Tells whether create_env wants the environment's index: a required parameter, or "index"."""
-    try:
-        parameters = inspect.signature(create_env).parameters
-    except ValueError:
-        return False  # Some built-in callables do not tell.
-    positional = [
-        parameter
-        for parameter in parameters.values()
-        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-    ]
-    required = [parameter for parameter in positional if parameter.default is parameter.empty]
-    if len(required) > 1:
-        names = ", ".join(parameter.name for parameter in required)
-        raise TypeError(
-            f"create_env takes no argument or the environment's index, but it needs {names}: "
-            "bind the others with functools.partial"
-        )
-    return bool(required) or bool(positional and positional[0].name == "index")
 
 
 def _drain(descriptor: int) -> bool:

@@ -73,6 +73,8 @@ class Batch:
             environment.doing = "step"
             try:
                 result = environment.env.step(action)
+                if os.getpid() != environment.pid:
+                    environment.end_forked_child()
                 if type(result) is not tuple or len(result) != 5:
                     require_five(result)
                 observation, reward, terminated, truncated, _ = result
@@ -184,6 +186,8 @@ class Worker:
             for row in self._rows:
                 index = batch * setup.batch_size + row
                 seed = None if setup.seed is None else derive_seed(setup.seed, index, self._life)
+
+                self._tell(channel.Making(os.getpid(), index))
 
                 def create(index: int = index) -> Any:
                     return self._create_env(*([index] if setup.passes_index else []))

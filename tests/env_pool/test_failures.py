@@ -109,6 +109,37 @@ def test_a_worker_that_dies_while_it_makes_environments_is_reported():
         EnvPool(environments.DiesWhenMade, 1, 1, 1, on_crash="restart")
 
 
+def test_an_environment_whose_making_hangs_is_named():
+    late = r"not made within 2 s: worker 1 \(pid \d+\) is in create_env of environment 3\. If "
+    with pytest.raises(moolink.TimeoutError, match=late):
+        EnvPool(environments.HangsWhenMade, 2, 4, 1, start_timeout=2)
+    wait_until_gone(children(os.getpid()))
+
+
+@pytest.mark.parametrize(
+    ("processes", "size", "batches", "message"),
+    [
+        (2, 2**40, 1, "at most 1048576 environments, not 1099511627776 x 1"),
+        (1, 1, 2**40, "at most 1048576 environments"),
+        (2**20, 2**20, 1, r"needs \d+ file descriptors, and this process may have \d+"),
+    ],
+)
+def test_a_pool_of_absurd_size_is_refused(processes, size, batches, message):
+    with pytest.raises(ValueError, match=message):
+        EnvPool(environments.Counter, processes, size, batches)
+
+
+@pytest.mark.parametrize("where", ["create_env", "reset", "step", "exit"])
+def test_a_child_that_an_environment_forks_does_not_serve(where, capfd):
+    with EnvPool(functools.partial(environments.Forks, where), 1, 1) as pool:
+        for t in range(3):
+            outputs = pool.step(0, np.array([t])).result(LONG)
+            assert outputs["state"][0, 2] == t
+    said = capfd.readouterr().err
+    doing = "step" if where == "exit" else where
+    assert f"environment 0 has forked in {doing}, and its child" in said
+
+
 def test_an_observation_key_of_ours_is_refused():
     with pytest.raises(ValueError, match=r"keys \['reward'\]"):
         EnvPool(environments.NameClash, 1, 1, 1)
@@ -361,7 +392,16 @@ def test_a_fork_cannot_use_its_parents_pool():
         pool.step(0, zeros(1)).result(LONG)
 
 
-def test_what_cannot_be_pickled_is_explained():
+def test_what_cannot_be_pickled_is_sent_by_cloudpickle():
+    with EnvPool(lambda: environments.Counter(7), 1, 1) as pool:
+        assert pool.step(0, zeros(1)).result(LONG)["state"][0, 0] == 7
+    lock = threading.Lock()
+    with pytest.raises(moolink.Error, match=r"create_env cannot be sent .* such as open files"):
+        EnvPool(lambda: lock, 1, 1)
+
+
+def test_what_cannot_be_pickled_is_explained(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)  # as if it were not installed
     with pytest.raises(moolink.Error, match=r"create_env cannot be sent .* top level of a module"):
         EnvPool(lambda: environments.Counter(0), 1, 1, 1)
 
@@ -414,3 +454,54 @@ def test_no_worker_survives_the_end_of_the_pools_process(tmp_path, end):
     output, _ = script.communicate(timeout=LONG)
     assert script.returncode in (-signal.SIGKILL, 3, 1)
     wait_until_gone([int(pid) for pid in output.split()[1:]])
+
+
+MAIN_WITHOUT_A_FILE = """
+import sys
+{without}
+import numpy as np
+import moolink
+from tests.env_pool.pool_environments import Counter
+
+class Mine(Counter):
+    def step(self, action):
+        return super().step(action + 1)
+
+def create(index):
+    return Mine(index)
+
+with moolink.EnvPool(create, 2, 2) as pool:
+    for _ in range(2):
+        outputs = pool.step(0, np.array([1, 2])).result()
+    print(outputs["reward"])
+"""
+
+
+def run_without_a_file(how, without=""):
+    code = MAIN_WITHOUT_A_FILE.format(without=without)
+    arguments, given = (["-"], code) if how == "standard input" else (["-c", code], None)
+    return subprocess.run(
+        [sys.executable, *arguments],
+        input=given,
+        cwd=HERE.parents[1],
+        capture_output=True,
+        text=True,
+        timeout=LONG,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("how", ["standard input", "python -c"])
+def test_environments_of_a_main_module_without_a_file(how):
+    done = run_without_a_file(how)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "[2. 3.]\n"
+
+
+@pytest.mark.parametrize("how", ["standard input", "python -c"])
+def test_environments_of_a_main_module_without_a_file_and_no_cloudpickle(how):
+    done = run_without_a_file(how, "sys.modules['cloudpickle'] = None")
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert "defined in a notebook, on standard input or by `python -c`" in last
+    assert "Define it at the top level of a module" in last
