@@ -88,7 +88,7 @@ class ParameterSync:
 
     def _define(self, answer: Callable[..., None]) -> None:
         # Peers with another group's key are not to have this group's parameters.
-        self._rpc.define_confined(self._function, answer, self._group_name)
+        self._rpc._define_confined(self._function, answer, self._group_name)
 
     @property
     def awaits(self) -> bool:

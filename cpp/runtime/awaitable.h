@@ -20,6 +20,7 @@ class Awaitable {
   Awaitable(const Awaitable&) = delete;
   Awaitable& operator=(const Awaitable&) = delete;
 
+  Context& context() { return *context_; }
   bool ready() const { return ready_.load(std::memory_order_acquire); }
   // Waits until ready(), polling the loop if nobody else does; false if the deadline passed. Throws
   // what `interrupt` throws.
@@ -50,8 +51,6 @@ class Awaitable {
   // Wakes all who wait.
   void set_ready();
   void set_unready() { ready_.store(false, std::memory_order_release); }
-
-  Context& context() { return *context_; }
 
  private:
   std::shared_ptr<Context> context_;
