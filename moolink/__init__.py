@@ -24,6 +24,7 @@ from moolink.errors import (
     QueueFull,
     RemoteError,
     RpcError,
+    StateError,
     TimeoutError,
     WireError,
 )
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
         set_max_threads,
     )
     from moolink.accumulators import Accumulator
+    from moolink.batch_replies import BatchReturn
     from moolink.batcher import Batcher
     from moolink.broker_peer import Broker
     from moolink.env_pool import EnvPool, EnvStepper, EnvStepperFuture
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from moolink.logs import set_log_level, set_logging
     from moolink.queue import Queue
     from moolink.replay import Replay
+    from moolink.reports import Explanation, GradientStats, PeerInfo, RpcStats
     from moolink.rpc import Rpc
     from moolink.values import register
 
@@ -65,18 +68,23 @@ if importlib.util.find_spec("moolink._core") is None:
 _HOME = {
     "Accumulator": "moolink.accumulators",
     "AllReduce": "moolink.group",
+    "BatchReturn": "moolink.batch_replies",
     "Batcher": "moolink.batcher",
     "Broker": "moolink.broker_peer",
     "EnvPool": "moolink.env_pool",
     "EnvStepper": "moolink.env_pool",
     "EnvStepperFuture": "moolink.env_pool",
+    "Explanation": "moolink.reports",
     "Future": "moolink._core",
+    "GradientStats": "moolink.reports",
     "Group": "moolink.group",
     "Lent": "moolink._core",
+    "PeerInfo": "moolink.reports",
     "Queue": "moolink.queue",
     "Replay": "moolink.replay",
     "Rpc": "moolink.rpc",
     "RpcDeferredReturn": "moolink._core",
+    "RpcStats": "moolink.reports",
     "Stream": "moolink._core",
     "VectorEnv": "moolink.env_pool.vector_env",
     "create_uid": "moolink._core",
@@ -94,6 +102,7 @@ __all__ = [
     "Accumulator",
     "AllReduce",
     "AuthError",
+    "BatchReturn",
     "Batcher",
     "Broker",
     "CancelledError",
@@ -103,11 +112,14 @@ __all__ = [
     "EnvStepper",
     "EnvStepperFuture",
     "Error",
+    "Explanation",
     "Future",
+    "GradientStats",
     "Group",
     "GroupChanged",
     "Lent",
     "NoSuchFunction",
+    "PeerInfo",
     "PeerLost",
     "Queue",
     "QueueFull",
@@ -116,6 +128,8 @@ __all__ = [
     "Rpc",
     "RpcDeferredReturn",
     "RpcError",
+    "RpcStats",
+    "StateError",
     "Stream",
     "TimeoutError",
     "VectorEnv",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Self, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +18,10 @@ from moolink import logs, run_record
 from moolink._core import AccumulatorCore
 from moolink.accumulator_adapter import Adapter
 from moolink.accumulator_checks import checked_batch_size, checked_counters, require_one_of
+from moolink.accumulator_options import Divergence, Nonfinite, Role
 from moolink.errors import Closed, StateError
 from moolink.group import Group
+from moolink.keywords import names_keywords
 from moolink.left_out_rounds import LeftOutRounds, checked_carried
 from moolink.parameter_sync import ParameterSync
 from moolink.parting import Parting, leave_together
@@ -27,11 +29,7 @@ from moolink.rpc import Rpc
 from moolink.training_steps import TrainingStep, training_steps
 
 if TYPE_CHECKING:
-    from moolink._core import GradientStats
-
-Role = Literal["member", "observer"]
-Divergence = Literal["raise", "warn", "resync"]
-Nonfinite = Literal["keep", "skip", "raise"]
+    from moolink.reports import GradientStats
 
 PATIENCE = 0.02  # seconds of waiting for the leader's parameters between two looks at the group
 
@@ -84,12 +82,14 @@ class AccumulatorBase(Adapter):
 
     _kind_of_step: type[TrainingStep] = TrainingStep
 
+    @names_keywords
     def __init__(
         self,
         name: str,
         sections: list[tuple[str, int]],
         layout: str,
         group: Group | None,
+        /,
         *,
         role: Role = "member",
         checksum_every: int = 100,
@@ -111,13 +111,14 @@ class AccumulatorBase(Adapter):
             layout += f" max_grad_norm={float(max_grad_norm)!r}"
         if on_nonfinite != "keep":
             layout += f" on_nonfinite={on_nonfinite}"
+        self._name = name
         self._own_rpc: Rpc | None = None
         if group is None:
             self._own_rpc = Rpc()
             group = Group(self._own_rpc, name)
         self._group = group
         self._name = name
-        self._core = AccumulatorCore(group.core, name, sections, layout, role == "observer")
+        self._core = AccumulatorCore(group._core, name, sections, layout, role == "observer")
         self._sync = ParameterSync(
             group,
             name,
@@ -554,6 +555,14 @@ class AccumulatorBase(Adapter):
         if self._own_rpc is not None:
             self._group.close()
             self._own_rpc.close()
+
+    def __repr__(self) -> str:
+        leader = self.get_leader()
+        return (
+            f"<{type(self).__module__}.{type(self).__qualname__} {self._name!r} in group "
+            f"{self._group.name()!r}, version {self.model_version()}, "
+            + (f"led by {leader!r}>" if leader else "without a leader>")
+        )
 
     def __enter__(self) -> Self:
         return self

@@ -12,6 +12,7 @@ from moolink import batch_layout, deadlines, forks
 from moolink._core import LentSlot
 from moolink.batch_layout import Mode, Nest, Node
 from moolink.errors import Closed, QueueFull, TimeoutError
+from moolink.keywords import names_keywords
 
 
 class Batcher:
@@ -31,6 +32,7 @@ class Batcher:
             another one has to wait too. None: no bound.
     """
 
+    @names_keywords
     def __init__(
         self, size: int, device: str = "cpu", dim: int = 0, *, max_batches: int | None = None
     ) -> None:
@@ -128,6 +130,11 @@ class Batcher:
                     f"the next one holds {self._filled} so far"
                 )
             return self._take()
+
+    def __repr__(self) -> str:
+        filling = f"{self._filled} of {self._size} rows in the next one"
+        closed = ", closed" * self._closed
+        return f"<moolink.Batcher, {self.size()} batches waiting, {filling}{closed}>"
 
     def __await__(self) -> Generator[Any, None, Nest]:
         """Takes the oldest finished batch; several tasks, of several event loops, may await."""

@@ -34,8 +34,8 @@ def define_owned(
             group.rpc.undefine(name)
 
     try:
-        group.rpc.define_confined(name, answer, group.name())
+        group.rpc._define_confined(name, answer, group.name())
     except ValueError:  # of an owner before that was dropped and not closed
         group.rpc.undefine(name)
-        group.rpc.define_confined(name, answer, group.name())
+        group.rpc._define_confined(name, answer, group.name())
     return undefine

@@ -12,6 +12,7 @@ from typing import Any
 from moolink import deadlines, forks
 from moolink._core import LentSlot
 from moolink.errors import Closed, QueueFull, TimeoutError
+from moolink.keywords import names_keywords
 
 NOTHING: Any = object()  # there is nothing to take now
 
@@ -29,6 +30,7 @@ class Queue:
         max_size: how many items may wait; ``None``: no bound.
     """
 
+    @names_keywords
     def __init__(self, max_size: int | None = None) -> None:
         if max_size is not None and max_size < 1:
             raise ValueError(f"max_size must be at least 1 or None, got {max_size}")
@@ -69,6 +71,10 @@ class Queue:
             item = self._finish(item)
             if item is not NOTHING:
                 return item
+
+    def __repr__(self) -> str:
+        bound = "" if self._max_size is None else f" of at most {self._max_size}"
+        return f"<moolink.Queue, {self.size()}{bound} waiting{', closed' * self._closed}>"
 
     def __await__(self) -> Generator[Any, None, Any]:
         """Takes the oldest item; several tasks, of several event loops, may await."""

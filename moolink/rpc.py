@@ -8,21 +8,23 @@ import os
 import weakref
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from moolink import deadlines, forks, logs, tokens
 from moolink._core import RpcCore, RpcDeferredReturn
 from moolink.errors import Error, QueueFull
+from moolink.keywords import names_keywords
 
 # What they import, asyncio and numpy, starts threads and takes time: loaded when first needed.
 if TYPE_CHECKING:
-    from moolink._core import Arrays
     from moolink.async_handlers import AsyncHandler
     from moolink.batch_layout import Mode
     from moolink.batch_stacking import BatchOptions, Call
     from moolink.batching import BatchHandler, CallQueue
     from moolink.queue import Queue
     from moolink.tokens import Key
+
+Arrays = Literal["same", "numpy", "torch", "jax"]
 
 _FINISH = 0.5  # seconds that tasks have to end when their peer is closed
 
@@ -33,6 +35,7 @@ class Rpc(RpcCore):
 
     _served: dict[str, _Closing]  # made when first needed
 
+    @names_keywords
     def __init__(
         self,
         name: str | None = None,
@@ -246,7 +249,7 @@ class Rpc(RpcCore):
         if yields and (deferred or options is not None):
             raise ValueError(f"{name!r} is a generator, which can be neither deferred nor batched")
         if tasks is not None and yields:
-            self._serve(name, tasks, _Closing(tasks=tasks), super().define_streamed)
+            self._serve(name, tasks, _Closing(tasks=tasks), super()._define_streamed)
         elif options is not None:
             from moolink.batching import BatchHandler
 

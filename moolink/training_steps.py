@@ -9,9 +9,9 @@ from moolink import logs
 from moolink.parting import take_news
 
 if TYPE_CHECKING:
-    from moolink._core import GradientStats
     from moolink.accumulator import AccumulatorBase
     from moolink.group import Group
+    from moolink.reports import GradientStats
 
 
 PATIENCE = 1.0  # seconds of one wait for news; the accumulator wakes it up

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/uid.h"
+#include "bind/context_manager.h"
 #include "bind/errors.h"
 #include "bind/gil.h"
 #include "bind/lent_slot.h"
@@ -229,13 +230,16 @@ void bind_context(nb::module_& m) {
         "The most handlers and callbacks that run at once. Handlers that wait inside of moolink do "
         "not count.");
   m.def("call_later", &call_later, nb::arg("seconds"), nb::arg("function"),
-        "Calls `function()` on a worker thread after `seconds`.");
+        "Calls `function()` on a worker thread after `seconds`.",
+        nb::sig("def call_later(seconds: float, function: typing.Callable[[], object]) -> None"));
   nb::class_<LentSlot>(m, "LentSlot",
                        "A context manager: a handler inside of it does not count among the threads "
                        "of set_max_threads.")
       .def(nb::init<>())
       .def("__enter__", &LentSlot::enter)
-      .def("__exit__", [](LentSlot& self, const nb::args&) { self.exit(); });
+      .def(
+          "__exit__", [](LentSlot& self, const nb::args&) { self.exit(); },
+          nb::sig(kExitSignature));
   m.def("dump", &dump,
         "How things stand in this process, as text: peers and their paths, calls that wait and "
         "handlers that run with their age, groups and accumulators with what they wait for, "
@@ -246,11 +250,13 @@ void bind_context(nb::module_& m) {
         "`interface` (as MOOLINK_INTERFACE) leaves nothing but loopback, ValueError if it is "
         "malformed.");
   m.def("openssl_info", &openssl_info,
-        "What tcp is encrypted with, and where it was found; or why there is none.");
+        "What tcp is encrypted with, and where it was found; or why there is none.",
+        nb::sig("def openssl_info() -> moolink.reports.OpenSslInfo"));
   m.def("verbs_info", &verbs_info,
         "The RDMA device, port and GID of this machine that the transport verbs goes through, and "
         "all that were looked at; or why there is none. The first call looks, without a device "
-        "nothing is loaded.");
+        "nothing is loaded.",
+        nb::sig("def verbs_info() -> moolink.reports.VerbsInfo"));
   nb::module_::import_("atexit").attr("register")(nb::cpp_function(shut_down));
 }
 

@@ -49,6 +49,7 @@ class PyFuture {
   nb::object exception();
   bool cancel();
   nb::object released();
+  std::string repr() const;
 
   const std::shared_ptr<runtime::Future>& future() const { return future_; }
   // The value or exception of a future that is done; decoded once.

@@ -457,35 +457,89 @@ void bind_replay(nb::module_& m) {
                          "are rows of a store's arrays, items are rows through a pattern.")
       .def(nb::init<>())
       .def("add_table", &ReplayCore::add_table, nb::arg("sampler"), nb::arg("remover").none(),
-           nb::arg("max_size"), nb::arg("max_times_sampled"), nb::arg("limiter"), nb::arg("seed"))
+           nb::arg("max_size"), nb::arg("max_times_sampled"), nb::arg("limiter"), nb::arg("seed"),
+           "Adds a table; returns its index. Selectors are (name, exponent of the priorities); "
+           "without a remover, inserts wait while the table is full. `limiter`: (samples per "
+           "insert, least size to sample, least and greatest difference). `max_times_sampled` 0: "
+           "no limit.")
       .def("add_store", &ReplayCore::add_store, nb::arg("columns"),
-           "For steps of these arrays: (name, dtype, shape) of each.")
+           "For steps of these arrays: (name, dtype, shape) of each. Returns the store's index.")
       .def("add_pattern", &ReplayCore::add_pattern, nb::arg("store"), nb::arg("width"),
            nb::arg("pieces"),
            "For items of `width` rows and these arrays: (column, first row, number of rows, 0 for "
-           "one row without the dimension of rows).")
-      .def("append", &ReplayCore::append, nb::arg("store"), nb::arg("leaves"))
-      .def("extend", &ReplayCore::extend, nb::arg("store"), nb::arg("leaves"), nb::arg("steps"))
+           "one row without the dimension of rows). Returns the pattern's index.")
+      .def("append", &ReplayCore::append, nb::arg("store"), nb::arg("leaves"),
+           "Stores a step, one array a column; returns its row, to which the caller refers.",
+           nb::sig("def append(self, store: int, leaves: list[typing.Any]) -> int"))
+      .def("extend", &ReplayCore::extend, nb::arg("store"), nb::arg("leaves"), nb::arg("steps"),
+           "Stores several steps, the first dimension of each array; returns their rows.",
+           nb::sig("def extend(self, store: int, leaves: list[typing.Any], steps: int) -> "
+                   "numpy.typing.NDArray[numpy.uint32]"))
       .def("insert_step", &ReplayCore::insert_step, nb::arg("table"), nb::arg("pattern"),
-           nb::arg("store"), nb::arg("leaves"), nb::arg("priority"), nb::arg("timeout").none())
-      .def("release", &ReplayCore::release, nb::arg("store"), nb::arg("rows"))
+           nb::arg("store"), nb::arg("leaves"), nb::arg("priority"), nb::arg("timeout").none(),
+           "Stores a step and inserts it as an item; returns its key, None after `timeout` seconds "
+           "in vain.",
+           nb::sig("def insert_step(self, table: int, pattern: int, store: int, leaves: "
+                   "list[typing.Any], priority: float, timeout: float | None) -> int | None"))
+      .def("release", &ReplayCore::release, nb::arg("store"), nb::arg("rows"),
+           "The caller refers to these rows no more.",
+           nb::sig("def release(self, store: int, rows: numpy.typing.NDArray[numpy.uint32]) -> "
+                   "None"))
       .def("insert", &ReplayCore::insert, nb::arg("table"), nb::arg("pattern"), nb::arg("rows"),
-           nb::arg("priorities"), nb::arg("timeout").none(), nb::arg("stop") = nb::none())
+           nb::arg("priorities"), nb::arg("timeout").none(), nb::arg("stop") = nb::none(),
+           "Inserts items, whose rows follow one another in `rows`; returns the keys of those that "
+           "were inserted within `timeout` seconds and before `stop` returned True.",
+           nb::sig("def insert(self, table: int, pattern: int, rows: "
+                   "numpy.typing.NDArray[numpy.uint32], priorities: "
+                   "numpy.typing.NDArray[numpy.float64], timeout: float | None, stop: "
+                   "typing.Callable[[], bool] | None = None) -> numpy.typing.NDArray[numpy.int64]"))
       .def("sample", &ReplayCore::sample, nb::arg("table"), nb::arg("count"),
            nb::arg("timeout").none(), nb::arg("arrays"), nb::arg("lend"),
-           nb::arg("stop") = nb::none())
-      .def("update", &ReplayCore::update, nb::arg("table"), nb::arg("keys"), nb::arg("priorities"))
-      .def("remove", &ReplayCore::remove, nb::arg("table"), nb::arg("keys"))
-      .def("reset", &ReplayCore::reset, nb::arg("table"))
-      .def("table_stats", &ReplayCore::table_stats, nb::arg("table"))
-      .def("store_stats", &ReplayCore::store_stats)
-      .def("snapshot", &ReplayCore::snapshot)
-      .def("read", &ReplayCore::read, nb::arg("store"), nb::arg("column"), nb::arg("rows"))
-      .def("take", &ReplayCore::take, nb::arg("store"), nb::arg("count"))
+           nb::arg("stop") = nb::none(),
+           "Samples up to `count` items; returns (arrays, keys, probabilities, priorities, times "
+           "sampled), None if there was none within `timeout` seconds or before `stop` returned "
+           "True. `lend`: into memory that calls lend.",
+           nb::sig("def sample(self, table: int, count: int, timeout: float | None, arrays: str, "
+                   "lend: bool, stop: typing.Callable[[], bool] | None = None) -> "
+                   "tuple[list[typing.Any], numpy.typing.NDArray[numpy.int64], "
+                   "numpy.typing.NDArray[numpy.float64], numpy.typing.NDArray[numpy.float64], "
+                   "numpy.typing.NDArray[numpy.uint32]] | None"))
+      .def("update", &ReplayCore::update, nb::arg("table"), nb::arg("keys"), nb::arg("priorities"),
+           "Sets priorities; returns how many of the keys are in the table.",
+           nb::sig("def update(self, table: int, keys: numpy.typing.NDArray[numpy.int64], "
+                   "priorities: numpy.typing.NDArray[numpy.float64]) -> int"))
+      .def("remove", &ReplayCore::remove, nb::arg("table"), nb::arg("keys"),
+           "Removes items; returns how many of the keys were in the table.",
+           nb::sig("def remove(self, table: int, keys: numpy.typing.NDArray[numpy.int64]) -> int"))
+      .def("reset", &ReplayCore::reset, nb::arg("table"), "Empties a table and its counts.")
+      .def("table_stats", &ReplayCore::table_stats, nb::arg("table"), "A table's counts.",
+           nb::sig("def table_stats(self, table: int) -> moolink.reports.ReplayTableStats"))
+      .def("store_stats", &ReplayCore::store_stats, "The memory of each store.",
+           nb::sig("def store_stats(self) -> list[moolink.reports.ReplayStoreStats]"))
+      .def("snapshot", &ReplayCore::snapshot,
+           "The tables' states and the stores' rows in use, of one moment. The caller refers to "
+           "the rows until it releases them.",
+           nb::sig("def snapshot(self) -> tuple[list[dict[str, "
+                   "numpy.typing.NDArray[typing.Any]]], "
+                   "list[numpy.typing.NDArray[numpy.uint32]]]"))
+      .def("read", &ReplayCore::read, nb::arg("store"), nb::arg("column"), nb::arg("rows"),
+           "The bytes of one column of these rows, one row after another.",
+           nb::sig("def read(self, store: int, column: int, rows: "
+                   "numpy.typing.NDArray[numpy.uint32]) -> numpy.typing.NDArray[numpy.uint8]"))
+      .def("take", &ReplayCore::take, nb::arg("store"), nb::arg("count"),
+           "New rows to be written, to which the caller refers.",
+           nb::sig("def take(self, store: int, count: int) -> "
+                   "numpy.typing.NDArray[numpy.uint32]"))
       .def("write", &ReplayCore::write, nb::arg("store"), nb::arg("column"), nb::arg("rows"),
-           nb::arg("bytes"))
-      .def("restore", &ReplayCore::restore, nb::arg("table"), nb::arg("state"))
-      .def("close", &ReplayCore::close);
+           nb::arg("bytes"), "Writes what read() returns into rows of take().",
+           nb::sig("def write(self, store: int, column: int, rows: "
+                   "numpy.typing.NDArray[numpy.uint32], bytes: numpy.typing.NDArray[numpy.uint8]) "
+                   "-> None"))
+      .def("restore", &ReplayCore::restore, nb::arg("table"), nb::arg("state"),
+           "Gives a table a state of snapshot(), in this replay's rows.",
+           nb::sig("def restore(self, table: int, state: dict[str, "
+                   "numpy.typing.NDArray[typing.Any]]) -> None"))
+      .def("close", &ReplayCore::close, "Ends all waits and refuses further use.");
 }
 
 }  // namespace moolink::bind

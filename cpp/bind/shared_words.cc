@@ -22,9 +22,12 @@ void bind_shared_words(nb::module_& m) {
                           "Words of shared memory that all processes see change in one order: one "
                           "that writes its word and reads another's, and another that does so the "
                           "other way round, cannot both miss what the other has written.")
-      .def(nb::init<SharedWords::Array>(), nb::arg("words"))
-      .def("load", &SharedWords::load, nb::arg("index"))
-      .def("store", &SharedWords::store, nb::arg("index"), nb::arg("value"));
+      .def(nb::init<SharedWords::Array>(), nb::arg("words"),
+           nb::sig("def __init__(self, words: numpy.typing.NDArray[numpy.uint64]) -> None"))
+      .def("load", &SharedWords::load, nb::arg("index"),
+           "Reads a word; raises IndexError if there is none.")
+      .def("store", &SharedWords::store, nb::arg("index"), nb::arg("value"),
+           "Writes a word; raises IndexError if there is none.");
 }
 
 }  // namespace moolink::bind

@@ -104,6 +104,14 @@ class Close:
 
 
 @dataclasses.dataclass(frozen=True)
+class Making:
+    """Worker to pool: it begins to make this environment."""
+
+    pid: int
+    environment: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Made:
     """Worker to pool: the environments exist.
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import os
+import sys
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -33,6 +35,7 @@ class Environment:
         doing: which call of the user's code is under way, for reports.
         due: whether it is to be reset instead of being stepped.
         interrupted: whether the episode that it continues was cut off by a crash.
+        pid: the worker's process.
         failures: how often it was made anew without a step in between.
     """
 
@@ -42,6 +45,7 @@ class Environment:
         self.due = False
         self.interrupted = False
         self.failures = 0
+        self.pid = os.getpid()
         self._create = create
         self._seed = seed
         self._first: tuple[Any, dict[str, Any]] | None = None
@@ -66,12 +70,30 @@ class Environment:
             raise
         except BaseException as error:
             raise self.failed(error) from error
+        if os.getpid() != self.pid:
+            self.end_forked_child()
 
     def failed(self, error: BaseException) -> EnvironmentFailed:
         """Describes `error`, which the environment raised in `doing`."""
+        if os.getpid() != self.pid:
+            self.end_forked_child()
         text = "".join(traceback.format_exception(error))
         summary = traceback.format_exception_only(error)[-1].strip()
         return EnvironmentFailed(channel.Raised(self.index, self.doing, summary, text))
+
+    def end_forked_child(self) -> NoReturn:
+        """Ends this process, a child that the environment has forked and that has come back here.
+
+        It shares the pool's memory and bells with the worker, which goes on in the parent.
+        """
+        print(
+            f"moolink: environment {self.index} has forked in {self.doing}, and its child (pid "
+            f"{os.getpid()}) came back from it. The child ends here, for its parent serves the "
+            "pool: let a forked child end with os._exit",
+            file=sys.stderr,
+            flush=True,
+        )
+        os._exit(1)
 
     def begin(self) -> tuple[Any, dict[str, Any]]:
         """Begins the next episode of an environment that is reset by the pool.
@@ -99,6 +121,8 @@ class Environment:
         if seed is not None and "seed" not in self._reset_takes and hasattr(self.env, "seed"):
             self.env.seed(seed)  # The old Gym's.
         result = self.env.reset(**arguments)
+        if os.getpid() != self.pid:
+            self.end_forked_child()
         self.doing = "step"
         if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict):
             return result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import weakref
 from collections.abc import Callable
 from types import TracebackType
@@ -17,6 +18,9 @@ from moolink.env_pool.stepper import (
     OutputOptions,
 )
 from moolink.env_pool.supervisor import PoolOptions, Supervisor
+from moolink.keywords import names_keywords
+
+MOST_ENVIRONMENTS = 2**20
 
 
 class EnvPool:
@@ -55,13 +59,16 @@ class EnvPool:
             make the environments concerned anew, cut off their episodes (done and truncated are
             True, the reward is 0) and log a warning. What fails again and again raises.
         check_actions: whether actions outside of their space (and NaN) are refused.
+        start_timeout: seconds in which all environments have to be made; None: no limit.
 
     Raises:
         EnvError: an environment could not be made.
+        TimeoutError: the environments were not made within `start_timeout`.
         Error: create_env cannot be sent to the workers.
         ValueError, TypeError: an argument is wrong, or create_env takes too many.
     """
 
+    @names_keywords
     def __init__(
         self,
         create_env: Callable[..., Any],
@@ -76,6 +83,7 @@ class EnvPool:
         on_crash: Literal["raise", "restart"] = "raise",
         check_actions: bool = True,
         start: starting.Start = "program",
+        start_timeout: float | None = 300.0,
     ) -> None:
         counts = {
             "num_processes": num_processes,
@@ -85,6 +93,11 @@ class EnvPool:
         for name, value in counts.items():
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
+        if batch_size * num_batches > MOST_ENVIRONMENTS:
+            raise ValueError(
+                f"an EnvPool has at most {MOST_ENVIRONMENTS} environments, not {batch_size} x "
+                f"{num_batches}"
+            )
         if on_crash not in ("raise", "restart"):
             raise ValueError(f'on_crash must be "raise" or "restart", got {on_crash!r}')
         if arrays not in ("auto", "numpy", "torch"):
@@ -93,6 +106,7 @@ class EnvPool:
             raise TypeError(f"create_env must be callable, got {create_env!r}")
         server.require_loaded_main("EnvPool")
         self.num_processes = min(num_processes, batch_size)
+        _require_descriptors(self.num_processes, num_batches)
         self.batch_size = batch_size
         self.num_batches = num_batches
         behaviour = channel.Behaviour(
@@ -114,6 +128,7 @@ class EnvPool:
             "float32",
             start,
             behaviour,
+            start_timeout,
         )
         self._supervisor = Supervisor(options)
         # Runs at the interpreter's exit, too.
@@ -124,7 +139,7 @@ class EnvPool:
             self._close()
             raise
         output = OutputOptions(copy, arrays, check_actions)
-        self._steppers = [EnvStepper(self._supervisor, i, output) for i in range(num_batches)]
+        self._steppers = [EnvStepper._of(self._supervisor, i, output) for i in range(num_batches)]
 
     def step(self, batch_index: int, action: Any) -> EnvStepperFuture:
         """Has the environments of a batch take their actions; returns at once.
@@ -180,6 +195,12 @@ class EnvPool:
         """Ends the workers, closing their environments. Outputs already taken remain readable."""
         self._close()
 
+    def __repr__(self) -> str:
+        return (
+            f"<moolink.EnvPool of {self.num_batches} x {self.batch_size} environments in "
+            f"{self.num_processes} processes, {self._supervisor.state()}>"
+        )
+
     def __enter__(self) -> Self:
         return self
 
@@ -190,6 +211,17 @@ class EnvPool:
         exception_traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _require_descriptors(processes: int, batches: int) -> None:
+    needed = 3 * processes + batches  # a doorbell and a pair of sockets; a bell
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if needed > limit:
+        raise ValueError(
+            f"an EnvPool of {processes} processes and {batches} batches needs {needed} file "
+            f"descriptors, and this process may have {limit}: make it smaller, or raise the limit "
+            "with `ulimit -n`"
+        )
 
 
 def _require_free_names(observation: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -74,6 +75,8 @@ class Runner:
                         ended.append((row, False, True))
                 else:
                     result = environment.env.step(action)
+                    if os.getpid() != environment.pid:
+                        environment.end_forked_child()
                     if type(result) is not tuple or len(result) != 5:
                         result = as_five(result)
                     observation, reward, terminated, truncated, info = result
@@ -113,7 +116,10 @@ class Runner:
             self._current[0] = row + 1
             environment.doing = name
             try:
-                self.results.answers[row] = _call(environment.env, name, *arguments.of_row[row])
+                answer = _call(environment.env, name, *arguments.of_row[row])
+                if os.getpid() != environment.pid:
+                    environment.end_forked_child()
+                self.results.answers[row] = answer
             except Exception as error:  # noqa: BLE001 - the caller is told, and the pool goes on
                 self.results.errors[row] = environment.failed(error).report
             environment.doing = "step"

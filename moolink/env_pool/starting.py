@@ -149,20 +149,51 @@ def start_server(
 
 
 def pickled(create_env: Callable[..., Any]) -> tuple[bytes, dict[str, Any] | None]:
-    """Pickles the user's function; returns it with what the server needs to load ``__main__``."""
+    """Pickles the user's function; returns it with what the server needs to load ``__main__``.
+
+    By reference where the workers can import it, else by value, which needs cloudpickle.
+
+    Raises:
+        Error: it cannot be sent to the workers.
+    """
     try:
         data = pickle.dumps(create_env)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
+        why = f"{error}. Lambdas and functions inside functions cannot be pickled"
+    else:
+        if b"__main__" not in data:
+            return data, None
+        if _main_can_be_loaded():
+            main = spawn.get_preparation_data("moolink-env-pool")
+            main.pop("authkey", None)  # Refuses to be pickled, and is of no use to the workers.
+            return data, main
+        why = (
+            "it is defined in a notebook, on standard input or by `python -c`, which the workers "
+            "cannot load"
+        )
+    try:
+        import cloudpickle
+    except ImportError:
         raise Error(
-            f"create_env cannot be sent to the worker processes: {error}. Define it at the top "
-            "level of a module, and give it arguments with functools.partial; lambdas and "
-            'functions inside functions cannot be pickled, and need start="fork"'
+            f"create_env cannot be sent to the worker processes: {why}. Define it at the top level "
+            "of a module, and give it arguments with functools.partial, or install cloudpickle, or "
+            'use start="fork"'
+        ) from None
+    try:
+        return cloudpickle.dumps(create_env), None
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise Error(
+            f"create_env cannot be sent to the worker processes: {error}. Let it refer to nothing "
+            "that cannot be pickled, such as open files, locks or an Rpc"
         ) from error
-    if b"__main__" not in data:
-        return data, None
-    main = spawn.get_preparation_data("moolink-env-pool")
-    main.pop("authkey", None)  # Refuses to be pickled, and is of no use to the workers.
-    return data, main
+
+
+def _main_can_be_loaded() -> bool:
+    """Tells whether the program's main module has a file, which the workers can load again."""
+    main = sys.modules["__main__"]
+    if getattr(main, "__spec__", None) is not None:  # of `python -m`
+        return True
+    return pathlib.Path(getattr(main, "__file__", None) or "").is_file()
 
 
 def takes_index(create_env: Callable[..., Any]) -> bool:

@@ -95,9 +95,18 @@ class EnvStepperFuture:
 
 
 class EnvStepper:
-    """Steps the environments of one batch, with at most one step under way."""
+    """Steps the environments of one batch of an EnvPool, with at most one step under way."""
 
-    def __init__(self, supervisor: Supervisor, batch: int, options: OutputOptions) -> None:
+    def __init__(self) -> None:
+        raise TypeError("an EnvPool makes its EnvSteppers: use EnvPool.step")
+
+    @classmethod
+    def _of(cls, supervisor: Supervisor, batch: int, options: OutputOptions) -> EnvStepper:
+        stepper = cls.__new__(cls)
+        stepper._prepare(supervisor, batch, options)
+        return stepper
+
+    def _prepare(self, supervisor: Supervisor, batch: int, options: OutputOptions) -> None:
         self._supervisor = supervisor
         self._batch = batch
         self._options = options

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 import os
 import pickle
 import select
@@ -13,12 +14,12 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from moolink import forks, logs
+from moolink import deadlines, forks, logs
 from moolink.env_pool import channel, starting
 from moolink.env_pool.board import Command
 from moolink.env_pool.memory import PoolMemory, PoolShape, rows_of
 from moolink.env_pool.spaces import keys
-from moolink.errors import Closed, EnvError, Error
+from moolink.errors import Closed, EnvError, Error, TimeoutError
 from moolink.processes import describe_exit
 
 _GRACE = 2.0  # seconds that workers have to close their environments
@@ -40,6 +41,7 @@ class PoolOptions:
     reward: str
     start: starting.Start
     behaviour: channel.Behaviour
+    start_timeout: float | None
 
 
 class Supervisor:
@@ -59,7 +61,12 @@ class Supervisor:
     shape: PoolShape
 
     def __init__(self, options: PoolOptions) -> None:
-        """Starts the processes and waits until every environment exists."""
+        """Starts the processes and waits until every environment exists.
+
+        Raises:
+            TimeoutError: that lasted longer than `start_timeout`.
+            EnvError: an environment could not be made.
+        """
         self._options = options
         self._owner = os.getpid()
         self.lock = threading.RLock()
@@ -70,6 +77,7 @@ class Supervisor:
         self._lives = [0] * workers
         self._progress = [-1] * workers
         self._fruitless = [0] * workers
+        self._making: list[channel.Making | None] = [None] * workers
         self._made: list[channel.Made | None] = [None] * workers
         self._ready = False
         self._results = channel.Results()
@@ -101,18 +109,43 @@ class Supervisor:
             self._watch()
             for worker in range(workers):
                 self._control.send(channel.Start(worker, 0))
-            poll = select.poll()
-            poll.register(self.alarms, select.POLLIN)
-            while not self._ready:
-                poll.poll()
-                self.handle_alarms()
-                self.raise_failure()
+            self._wait_until_made()
         except BaseException:
             self.close()
             raise
 
     def _forked(self) -> None:
         self.lock = threading.RLock()
+
+    def _wait_until_made(self) -> None:
+        poll = select.poll()
+        poll.register(self.alarms, select.POLLIN)
+        timeout = self._options.start_timeout
+        deadline = deadlines.after(timeout)
+        while not self._ready:
+            remaining = deadlines.left(deadline)
+            if remaining == 0.0:
+                raise TimeoutError(
+                    f"the environments of the EnvPool were not made within {timeout:g} s: "
+                    f"{self._unmade()}. If create_env needs longer, give a larger start_timeout"
+                )
+            poll.poll(None if remaining is None else math.ceil(remaining * 1000))
+            self.handle_alarms()
+            self.raise_failure()
+
+    def _unmade(self) -> str:
+        """Says who has not made its environments."""
+        parts = []
+        for worker, made in enumerate(self._made):
+            making = self._making[worker]
+            if made is None and making is None:
+                parts.append(f"worker {worker} has not begun")
+            elif made is None and making is not None:
+                parts.append(
+                    f"worker {worker} (pid {making.pid}) is in create_env of environment "
+                    f"{making.environment}"
+                )
+        return ", ".join(parts)
 
     # Requests.
 
@@ -175,6 +208,10 @@ class Supervisor:
         if os.getpid() != self._owner:
             raise Closed("this EnvPool belongs to the process that made it, not to its fork")
 
+    def state(self) -> str:
+        """Says how the pool stands in one word."""
+        return "failed" if self._failure is not None else "closed" if self._closed else "open"
+
     def handle_alarms(self) -> None:
         """Acts on what the processes have told; what is fatal is raised by `raise_failure`."""
         with self.lock:
@@ -210,6 +247,8 @@ class Supervisor:
             if isinstance(message, channel.Results):
                 self._received[worker] += 1
                 self._results.add(message)
+            elif isinstance(message, channel.Making):
+                self._making[worker] = message
             elif isinstance(message, channel.Made):
                 self._on_made(worker, message)
             elif isinstance(message, channel.Recreated):
@@ -316,7 +355,7 @@ class Supervisor:
 
     def _restart_worker(self, worker: int) -> None:
         self._lives[worker] += 1
-        self._made[worker] = None
+        self._making[worker] = self._made[worker] = None
         self.memory.board.revive(worker, self._received[worker])
         self._control.send(channel.Start(worker, self._lives[worker]))
 
@@ -346,8 +385,8 @@ class Supervisor:
 
     def pid(self, worker: int) -> int | None:
         """Returns a worker's process id, None while it is being started."""
-        made = self._made[worker]
-        return None if made is None else made.pid
+        making = self._making[worker]
+        return None if making is None else making.pid
 
     # Starting and ending.
 
@@ -397,7 +436,7 @@ class Supervisor:
             os.close(descriptor)
 
     def _end_server(self) -> None:
-        grace = _GRACE if self._failure is None else _FAILED_GRACE
+        grace = _GRACE if self._ready and self._failure is None else _FAILED_GRACE
         try:
             self._control.send(channel.Close(grace))
         except (BrokenPipeError, ConnectionResetError):

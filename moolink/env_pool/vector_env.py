@@ -76,6 +76,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any]):
             truncated.
         check_actions: whether actions outside of their space are refused.
         start: "program" or "fork", as for `EnvPool`.
+        start_timeout: seconds in which all environments have to be made; None: no limit.
 
     Spaces without a fixed shape (Text, Sequence, Graph, OneOf, your own) are possible: their values
     are pickled, batched as in Gymnasium, and not checked.
@@ -83,6 +84,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any]):
     Raises:
         EnvError: an environment could not be made; also in every method: one raised, or its worker
             died.
+        TimeoutError: the environments were not made within `start_timeout`.
         RuntimeError: the environments' spaces differ.
         Error: the environments, or their spaces, cannot be pickled.
     """
@@ -100,6 +102,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any]):
         on_crash: Literal["raise", "restart"] = "raise",
         check_actions: bool = False,
         start: starting.Start = "program",
+        start_timeout: float | None = 300.0,
     ) -> None:
         if not callable(create_env):
             if num_envs not in (None, len(create_env)):
@@ -132,6 +135,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any]):
                 _MODES[self.autoreset_mode],
                 on_crash,
                 start,
+                start_timeout,
             )
         )
         # Runs at the interpreter's exit, too.
@@ -460,6 +464,7 @@ def _options(
     autoreset: Any,
     on_crash: str,
     start: starting.Start,
+    start_timeout: float | None,
 ) -> PoolOptions:
     behaviour = channel.Behaviour(
         autoreset=autoreset,
@@ -471,5 +476,14 @@ def _options(
         recreate=on_crash == "restart",
     )
     return PoolOptions(
-        create_env, workers, 1, num_envs, None, autoreset == "same", "float64", start, behaviour
+        create_env,
+        workers,
+        1,
+        num_envs,
+        None,
+        autoreset == "same",
+        "float64",
+        start,
+        behaviour,
+        start_timeout,
     )

@@ -67,6 +67,8 @@ class Worker:
                 index = batch * setup.batch_size + row
                 seed = None if setup.seed is None else derive_seed(setup.seed, index, self._life)
 
+                self._tell(channel.Making(os.getpid(), index))
+
                 def create(index: int = index) -> Any:
                     return self._create_env(*([index] if setup.passes_index else []))
 

@@ -6,7 +6,7 @@ import copy
 import hashlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from torch._utils import _unflatten_dense_tensors
 from moolink import logs
 from moolink._core import TensorLayouts
 from moolink.accumulator import AccumulatorBase
+from moolink.accumulator_options import AccumulatorOptions
 from moolink.buckets import Description, Section, layout, sections
 from moolink.device_arrays import torch_on_device
 from moolink.group import Group
@@ -55,7 +56,7 @@ class Accumulator(AccumulatorBase):
         parameters: Iterable[torch.Tensor],
         buffers: Iterable[torch.Tensor] = (),
         group: Group | None = None,
-        **options: Any,
+        **options: Unpack[AccumulatorOptions],
     ) -> None:
         self._parameters = _tensors("parameters", parameters)
         self._buffers = _tensors("buffers", buffers)

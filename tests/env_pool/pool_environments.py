@@ -77,6 +77,39 @@ class RaisesWhenMade(Counter):
         super().__init__(index)
 
 
+class HangsWhenMade(Counter):
+    def __init__(self, index: int):
+        if index == 3:
+            time.sleep(600)
+        super().__init__(index)
+
+
+class Forks(Counter):
+    """Forks in `create_env`, `reset` or `step`, and both processes return from there, or in `step`,
+    and the child raises SystemExit there ("exit")."""
+
+    def __init__(self, where: str, index: int):
+        self.where = where
+        self.fork("create_env")
+        super().__init__(index)
+
+    def fork(self, here: str) -> None:
+        if self.where == here:
+            if os.fork() > 0:
+                os.wait()  # The child is first, so that what it does is seen.
+            elif here == "exit":
+                sys.exit()
+
+    def reset(self, *, seed=None, options=None):
+        self.fork("reset")
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        self.fork("step")
+        self.fork("exit")
+        return super().step(action)
+
+
 class DiesWhenMade(Counter):
     def __init__(self, index: int):
         os.kill(os.getpid(), signal.SIGKILL)
