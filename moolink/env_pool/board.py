@@ -50,12 +50,10 @@ class Board:
         ring = self._lines + workers * self._line_size
         self._capacity = _capacity(num_envs)
         self._rings = [
-            memoryview(words[ring + i * self._capacity : ring + (i + 1) * self._capacity])
+            words[ring + i * self._capacity : ring + (i + 1) * self._capacity].data
             for i in range(workers)
         ]
-        self._current = [
-            memoryview(words[self._of(i) + 2 : self._of(i) + 3]) for i in range(workers)
-        ]
+        self._current = [words[self._of(i) + 2 : self._of(i) + 3].data for i in range(workers)]
 
     @staticmethod
     def words(workers: int, batches: int, num_envs: int) -> int:

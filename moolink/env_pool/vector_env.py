@@ -360,8 +360,8 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any]):
         """The seeds of the environments' random generators."""
         return self.get_attr("np_random_seed")
 
-    @property
-    def np_random(self) -> Any:  # type: ignore[misc]
+    @property  # type: ignore[misc]  # As in AsyncVectorEnv: nobody sets it.
+    def np_random(self) -> Any:
         """Copies of the environments' random generators."""
         return self.get_attr("np_random")
 
