@@ -11,6 +11,7 @@ import dataclasses
 import pickle
 import socket
 import struct
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from moolink.env_pool.memory import PoolShape
@@ -170,7 +171,7 @@ class Results:
         for field in dataclasses.fields(self):
             getattr(self, field.name).update(getattr(other, field.name))
 
-    def take(self, rows: range) -> Results:
+    def take(self, rows: Iterable[int]) -> Results:
         """Removes and returns what is there of `rows`."""
         taken = Results()
         for field in dataclasses.fields(self):

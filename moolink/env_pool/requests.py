@@ -6,6 +6,7 @@ import asyncio
 import math
 import os
 import select
+from collections.abc import Iterable
 
 from moolink import deadlines
 from moolink.env_pool import channel
@@ -82,9 +83,9 @@ class Requests:
         """Returns how many requests were made of a worker, of a pool of one batch."""
         return self._board.pushed(worker)
 
-    def results(self) -> channel.Results:
-        """Takes what the workers have sent about the batch in messages."""
-        return self._supervisor.results(self.rows)
+    def results(self, rows: Iterable[int] | None = None) -> channel.Results:
+        """Takes what the workers have sent in messages about `rows`, by default the batch's."""
+        return self._supervisor.results(self.rows if rows is None else rows)
 
     def wait(self, goal: int, timeout: float | None) -> bool:
         """Waits until `goal` requests are served; returns whether they were in time."""

@@ -10,7 +10,7 @@ import select
 import socket
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from moolink import forks, logs
@@ -140,7 +140,7 @@ class Supervisor:
         if board.push(worker, first, count, command):
             os.eventfd_write(self._doorbells[worker], 1)
 
-    def results(self, rows: range) -> channel.Results:
+    def results(self, rows: Iterable[int]) -> channel.Results:
         """Takes what has come in messages about `rows`."""
         board = self.memory.board
         with self.lock:

@@ -302,7 +302,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any]):
                 f"fewer than {self.batch_size} environments were ready within {timeout:g} s: "
                 f"{self._requests.unfinished()}"
             )
-        return self._outputs.of_rows(rows, self._requests.results())
+        return self._outputs.of_rows(rows, self._requests.results(rows))
 
     # The environments' own.
 
