@@ -182,7 +182,14 @@ class Results:
         return taken
 
     def __bool__(self) -> bool:
-        return any(getattr(self, field.name) for field in dataclasses.fields(self))
+        return bool(
+            self.observations
+            or self.infos
+            or self.final_observations
+            or self.final_infos
+            or self.answers
+            or self.errors
+        )
 
 
 @dataclasses.dataclass(frozen=True)
