@@ -11,7 +11,7 @@ import dataclasses
 import pickle
 import socket
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 from moolink.env_pool.memory import PoolShape
@@ -211,6 +211,12 @@ class Recreated:
     traceback: str
 
 
+def encode(message: object) -> bytes:
+    """Returns the bytes of one message; raises what pickle does if it cannot be pickled."""
+    data = pickle.dumps(message)
+    return _LENGTH.pack(len(data)) + data
+
+
 class Channel:
     """One end of a stream socket that carries messages."""
 
@@ -224,8 +230,17 @@ class Channel:
 
     def send(self, message: object) -> None:
         """Sends one message, waiting for room if need be."""
-        data = pickle.dumps(message)
-        self._socket.sendall(_LENGTH.pack(len(data)) + data)
+        self._socket.sendall(encode(message))
+
+    def send_encoded(self, message: bytes, full: Callable[[], bool]) -> None:
+        """Sends what `encode` gave; `full` is called for want of room: whether to go on."""
+        unsent = memoryview(message)
+        while unsent:
+            try:
+                unsent = unsent[self._socket.send(unsent, socket.MSG_DONTWAIT) :]
+            except BlockingIOError:
+                if not full():
+                    return
 
     def receive(self) -> Any:
         """Waits for one message; raises EOFError if the other side closed."""

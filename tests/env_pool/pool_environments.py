@@ -311,3 +311,16 @@ class Written(Remembering):
 
     def observe(self, action):
         return ""
+
+
+class Long:
+    """Observes its last action, a text of at most `length` letters."""
+
+    def __init__(self, length: int):
+        self.observation_space = self.action_space = spaces.Text(length, min_length=0)
+
+    def reset(self, *, seed=None, options=None):
+        return "", {}
+
+    def step(self, action):
+        return action, 0.0, False, False, {}

@@ -193,3 +193,29 @@ def test_a_restarted_worker_gets_actions_in_messages_again(tmp_path):
     assert observations == ("ef", "gh")
     assert not truncated.any()
     envs.close()
+
+
+def test_values_larger_than_a_socket_holds_go_both_ways():
+    make_long = functools.partial(environments.Long, 1_000_000)
+    envs = moolink.VectorEnv(make_long, 3, num_workers=1, batch_size=1)
+    envs.async_reset()
+    for _ in range(3):
+        envs.recv(LONG)
+    # While later actions are sent, the worker has results to send that its socket cannot hold.
+    envs.send([letter * 1_000_000 for letter in "abc"], np.arange(3))
+    for letter in "abc":
+        observations, *_ = envs.recv(LONG)
+        assert observations == (letter * 1_000_000,)
+    envs.set_attr("note", ["x" * 1_000_000] * 3)
+    assert envs.get_attr("note") == ("x" * 1_000_000,) * 3
+    envs.close()
+
+
+def test_arguments_that_cannot_be_pickled_leave_the_pool_usable():
+    envs = moolink.VectorEnv(environments.Informed, 4, num_workers=2)
+    envs.reset()
+    with pytest.raises(moolink.Error, match="cannot be sent to the worker processes: "):
+        envs.set_attr("note", [1, 2, 3, lambda: 0])
+    assert envs.get_attr("length") == (5,) * 4
+    envs.step([1, 1, 1, 1])
+    envs.close()
