@@ -32,7 +32,6 @@ class Behaviour:
         infer: whether an environment's first observation decides where it does not fit its space.
         any_space: whether spaces without a fixed layout are allowed; their values are pickled.
         compare: what all environments must share: their "spaces", or only the "layout" of them.
-        recreate: whether an environment that raised is made anew (on_crash="restart").
     """
 
     autoreset: Literal["same", "next", "never"]
@@ -41,7 +40,6 @@ class Behaviour:
     infer: bool
     any_space: bool
     compare: Literal["spaces", "layout"]
-    recreate: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +53,7 @@ class Setup:
         workers, batches, batch_size: as in `PoolShape`.
         seed: the pool's seed, or None.
         behaviour: how environments are treated.
+        recreates: whether an environment that raised is made anew (on_crash="restart").
         memory, doorbells, bells, channels: descriptors; one doorbell and one channel a worker, one
             bell a batch.
     """
@@ -67,6 +66,7 @@ class Setup:
     batch_size: int
     seed: int | None
     behaviour: Behaviour
+    recreates: bool
     memory: int
     doorbells: list[int]
     bells: list[int]

@@ -18,6 +18,15 @@ from moolink.env_pool.stepper import (
 )
 from moolink.env_pool.supervisor import PoolOptions, Supervisor
 
+_BEHAVIOUR = channel.Behaviour(
+    autoreset="same",
+    first_step_resets=True,
+    infos=False,
+    infer=True,
+    any_space=False,
+    compare="spaces",
+)
+
 
 class EnvPool:
     """`num_batches` batches of `batch_size` environments, run by worker processes.
@@ -90,8 +99,6 @@ class EnvPool:
         for name, value in counts.items():
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
-        if on_crash not in ("raise", "restart"):
-            raise ValueError(f'on_crash must be "raise" or "restart", got {on_crash!r}')
         if arrays not in ("auto", "numpy", "torch"):
             raise ValueError(f'arrays must be "auto", "numpy" or "torch", got {arrays!r}')
         if not callable(create_env):
@@ -100,15 +107,6 @@ class EnvPool:
         self.num_processes = min(num_processes, batch_size)
         self.batch_size = batch_size
         self.num_batches = num_batches
-        behaviour = channel.Behaviour(
-            autoreset="same",
-            first_step_resets=True,
-            infos=False,
-            infer=True,
-            any_space=False,
-            compare="spaces",
-            recreate=on_crash == "restart",
-        )
         options = PoolOptions(
             create_env,
             self.num_processes,
@@ -118,7 +116,8 @@ class EnvPool:
             terminal_observation,
             "float32",
             start,
-            behaviour,
+            on_crash,
+            _BEHAVIOUR,
         )
         self._supervisor = Supervisor(options)
         # Runs at the interpreter's exit, too.

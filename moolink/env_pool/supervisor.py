@@ -11,7 +11,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Literal
 
 from moolink import forks, logs
 from moolink.env_pool import channel, starting
@@ -39,7 +39,15 @@ class PoolOptions:
     terminal_observation: bool
     reward: str
     start: starting.Start
+    on_crash: Literal["raise", "restart"]
     behaviour: channel.Behaviour
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a word that is none of those to choose from."""
+        if self.on_crash not in ("raise", "restart"):
+            raise ValueError(f'on_crash must be "raise" or "restart", got {self.on_crash!r}')
+        if self.start not in ("program", "fork"):
+            raise ValueError(f'start must be "program" or "fork", got {self.start!r}')
 
 
 class Supervisor:
@@ -309,7 +317,7 @@ class Supervisor:
             f"worker {worker} of the EnvPool (pid {died.pid}) {describe_exit(died.returncode)} "
             f"{where} environments {first} to {last} of each batch"
         )
-        if self._options.behaviour.recreate and self._may_restart(worker):
+        if self._options.on_crash == "restart" and self._may_restart(worker):
             logs.logger.warning("%s; restarting it", text)
             self._restart_worker(worker)
             return
@@ -442,6 +450,7 @@ def _setup(options: PoolOptions) -> channel.Setup:
         batch_size=options.batch_size,
         seed=options.seed,
         behaviour=options.behaviour,
+        recreates=options.on_crash == "restart",
         memory=-1,
         doorbells=[],
         bells=[],

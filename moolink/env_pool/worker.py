@@ -149,7 +149,7 @@ class Worker:
 
     def _failed(self, environment: Environment, error: EnvironmentFailed) -> None:
         environment.failures += 1
-        if not self._setup.behaviour.recreate or environment.failures > RECREATIONS:
+        if not self._setup.recreates or environment.failures > RECREATIONS:
             raise error
         report = error.report
         self._tell(channel.Recreated(report.environment, report.doing, report.traceback))

@@ -219,3 +219,27 @@ def test_arguments_that_cannot_be_pickled_leave_the_pool_usable():
     assert envs.get_attr("length") == (5,) * 4
     envs.step([1, 1, 1, 1])
     envs.close()
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "options"),
+    [
+        (0, {}),
+        (None, {}),
+        (2, {"num_workers": 0}),
+        (2, {"batch_size": 3}),
+        (2, {"batch_size": 0}),
+        (2, {"on_crash": "ignore"}),
+        (2, {"start": "spoon"}),
+        (2, {"observation_mode": "alike"}),
+        (2, {"autoreset_mode": "sometimes"}),
+    ],
+)
+def test_wrong_arguments_are_refused(num_envs, options):
+    with pytest.raises(ValueError):
+        moolink.VectorEnv(environments.Informed, num_envs, **options)
+
+
+def test_functions_and_their_number_must_agree():
+    with pytest.raises(ValueError, match="num_envs is 3, with 2 functions"):
+        moolink.VectorEnv([make, make], 3)
