@@ -31,6 +31,7 @@ FILES = [
 ]
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.skipif(
     not CHECKOUT,
     reason=f"MOOLINK_GYMNASIUM does not name a checkout of gymnasium {gymnasium.__version__}",
