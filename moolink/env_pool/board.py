@@ -35,6 +35,9 @@ class Command(enum.IntEnum):
     CALL = 2
 
 
+_COMMANDS = tuple(Command)
+
+
 class Board:
     """The shared words of one pool, seen by the pool or by a worker."""
 
@@ -45,27 +48,23 @@ class Board:
         self._workers = workers
         self._batches = batches
         self._goals = 8
-        self._lines = self._goals + _line(batches)  # a worker's words; see `_of`
+        self._lines = self._goals + _line(batches)
         self._line_size = _line(4 + batches)
         ring = self._lines + workers * self._line_size
+        # Where each worker's words begin: pushed, sleeping, current, sent, served of each batch.
+        self._of = list(range(self._lines, ring, self._line_size))
         self._capacity = _capacity(num_envs)
         self._rings = [
-            memoryview(words[ring + i * self._capacity : ring + (i + 1) * self._capacity])
+            words[ring + i * self._capacity : ring + (i + 1) * self._capacity].data
             for i in range(workers)
         ]
-        self._current = [
-            memoryview(words[self._of(i) + 2 : self._of(i) + 3]) for i in range(workers)
-        ]
+        self._current = [words[self._of[i] + 2 : self._of[i] + 3].data for i in range(workers)]
 
     @staticmethod
     def words(workers: int, batches: int, num_envs: int) -> int:
         """Returns how many words a board needs."""
         lines = workers * (_line(4 + batches) + _capacity(num_envs))
         return 8 + _line(batches) + lines
-
-    def _of(self, worker: int) -> int:
-        """Index of a worker's words: pushed, sleeping, current, sent, and served of each batch."""
-        return self._lines + worker * self._line_size
 
     # The pool's side.
 
@@ -75,7 +74,7 @@ class Board:
 
     def push(self, worker: int, first: int, count: int, command: Command = Command.STEP) -> bool:
         """Asks `worker` to treat `count` rows from `first`; returns whether it has to be woken."""
-        line = self._of(worker)
+        line = self._of[worker]
         position = self._words.load(line)
         self._rings[worker][position & (self._capacity - 1)] = (
             first | count << _FIRST_BITS | command << (_FIRST_BITS + _COUNT_BITS)
@@ -91,7 +90,7 @@ class Board:
 
     def served_by(self, worker: int, batch: int) -> int:
         """Returns how many requests about `batch` a worker has served."""
-        return self._words.load(self._of(worker) + 4 + batch)
+        return self._words.load(self._of[worker] + 4 + batch)
 
     def position(self, worker: int) -> int:
         """Returns how many requests a worker has served."""
@@ -99,7 +98,7 @@ class Board:
 
     def pushed(self, worker: int) -> int:
         """Returns how many requests were made of a worker."""
-        return self._words.load(self._of(worker))
+        return self._words.load(self._of[worker])
 
     def ask(self, batch: int, goal: int) -> None:
         """Wants the batch's bell to ring when `goal` requests are served; look again after it."""
@@ -111,16 +110,16 @@ class Board:
 
     def current(self, worker: int) -> int | None:
         """Returns the row of the environment that a worker runs, None if it runs none."""
-        word = self._words.load(self._of(worker) + 2)
+        word = self._words.load(self._of[worker] + 2)
         return word - 1 if word else None
 
     def sent(self, worker: int) -> int:
         """Returns how many messages with results a worker has sent."""
-        return self._words.load(self._of(worker) + 3)
+        return self._words.load(self._of[worker] + 3)
 
     def revive(self, worker: int, sent: int) -> None:
         """Puts the words of a dead worker right for its next life."""
-        line = self._of(worker)
+        line = self._of[worker]
         self._words.store(line + 1, 0)
         self._words.store(line + 2, 0)
         self._words.store(line + 3, sent)
@@ -136,16 +135,16 @@ class Board:
         word = self._rings[worker][position & (self._capacity - 1)]
         count = word >> _FIRST_BITS & ((1 << _COUNT_BITS) - 1)
         command = word >> (_FIRST_BITS + _COUNT_BITS)
-        return Command(command), word & ((1 << _FIRST_BITS) - 1), count
+        return _COMMANDS[command], word & ((1 << _FIRST_BITS) - 1), count
 
     def sleep(self, worker: int, sleeping: bool) -> None:
         """Says whether the worker is about to read its doorbell; look again after it."""
-        self._words.store(self._of(worker) + 1, sleeping)
+        self._words.store(self._of[worker] + 1, sleeping)
 
     def serve(self, worker: int, batch: int) -> bool:
         """Counts a request as served; returns whether the batch's bell has to be rung."""
         words = self._words
-        index = self._of(worker) + 4 + batch
+        index = self._of[worker] + 4 + batch
         words.store(index, words.load(index) + 1)
         goal = words.load(self._goals + batch)
         if goal == 0 or self.served(batch) < goal:
@@ -155,7 +154,7 @@ class Board:
 
     def count_message(self, worker: int) -> None:
         """Counts a message with results as sent."""
-        index = self._of(worker) + 3
+        index = self._of[worker] + 3
         self._words.store(index, self._words.load(index) + 1)
 
     def current_word(self, worker: int) -> memoryview:

@@ -11,6 +11,7 @@ import dataclasses
 import pickle
 import socket
 import struct
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 from moolink.env_pool.memory import PoolShape
@@ -31,7 +32,6 @@ class Behaviour:
         infer: whether an environment's first observation decides where it does not fit its space.
         any_space: whether spaces without a fixed layout are allowed; their values are pickled.
         compare: what all environments must share: their "spaces", or only the "layout" of them.
-        recreate: whether an environment that raised is made anew (on_crash="restart").
     """
 
     autoreset: Literal["same", "next", "never"]
@@ -40,7 +40,6 @@ class Behaviour:
     infer: bool
     any_space: bool
     compare: Literal["spaces", "layout"]
-    recreate: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +53,7 @@ class Setup:
         workers, batches, batch_size: as in `PoolShape`.
         seed: the pool's seed, or None.
         behaviour: how environments are treated.
+        recreates: whether an environment that raised is made anew (on_crash="restart").
         memory, doorbells, bells, channels: descriptors; one doorbell and one channel a worker, one
             bell a batch.
     """
@@ -66,6 +66,7 @@ class Setup:
     batch_size: int
     seed: int | None
     behaviour: Behaviour
+    recreates: bool
     memory: int
     doorbells: list[int]
     bells: list[int]
@@ -178,7 +179,7 @@ class Results:
         for field in dataclasses.fields(self):
             getattr(self, field.name).update(getattr(other, field.name))
 
-    def take(self, rows: range) -> Results:
+    def take(self, rows: Iterable[int]) -> Results:
         """Removes and returns what is there of `rows`."""
         taken = Results()
         for field in dataclasses.fields(self):
@@ -189,7 +190,14 @@ class Results:
         return taken
 
     def __bool__(self) -> bool:
-        return any(getattr(self, field.name) for field in dataclasses.fields(self))
+        return bool(
+            self.observations
+            or self.infos
+            or self.final_observations
+            or self.final_infos
+            or self.answers
+            or self.errors
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,6 +219,12 @@ class Recreated:
     traceback: str
 
 
+def encode(message: object) -> bytes:
+    """Returns the bytes of one message; raises what pickle does if it cannot be pickled."""
+    data = pickle.dumps(message)
+    return _LENGTH.pack(len(data)) + data
+
+
 class Channel:
     """One end of a stream socket that carries messages."""
 
@@ -224,8 +238,17 @@ class Channel:
 
     def send(self, message: object) -> None:
         """Sends one message, waiting for room if need be."""
-        data = pickle.dumps(message)
-        self._socket.sendall(_LENGTH.pack(len(data)) + data)
+        self._socket.sendall(encode(message))
+
+    def send_encoded(self, message: bytes, full: Callable[[], bool]) -> None:
+        """Sends what `encode` gave; `full` is called for want of room: whether to go on."""
+        unsent = memoryview(message)
+        while unsent:
+            try:
+                unsent = unsent[self._socket.send(unsent, socket.MSG_DONTWAIT) :]
+            except BlockingIOError:
+                if not full():
+                    return
 
     def receive(self) -> Any:
         """Waits for one message; raises EOFError if the other side closed."""

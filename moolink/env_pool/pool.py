@@ -22,13 +22,24 @@ from moolink.keywords import names_keywords
 
 MOST_ENVIRONMENTS = 2**20
 
+_BEHAVIOUR = channel.Behaviour(
+    autoreset="same",
+    first_step_resets=True,
+    infos=False,
+    infer=True,
+    any_space=False,
+    compare="spaces",
+)
+
 
 class EnvPool:
     """`num_batches` batches of `batch_size` environments, run by worker processes.
 
-    Environments have the Gymnasium API and Box, Discrete, MultiDiscrete, MultiBinary, Dict or
-    Tuple spaces, the same for all. With two batches the workers step one while the policy thinks
-    about the other:
+    Environments have the API of Gymnasium or of the old Gym (`reset` without info, steps of three
+    or four values), and Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple spaces, the same
+    for all. Where they declare no spaces, or observations that are not in them, the first
+    observation decides the layout, and undeclared actions are int64 numbers; a warning says so.
+    With two batches the workers step one while the policy thinks about the other:
 
         with EnvPool(make_env, num_processes=4, batch_size=32, num_batches=2) as pool:
             futures = [pool.step(0, actions), pool.step(1, actions)]
@@ -37,15 +48,15 @@ class EnvPool:
                     outputs = futures[i].result()
                     futures[i] = pool.step(i, policy(outputs))
 
-    The workers are forked from a fresh program, not from this process: a pool can be made at any
-    time, beside threads, an Rpc, CUDA or other pools. Ctrl-C does not reach them. They end with the
-    pool, at the latest with this process, even if that is killed.
+    By default the workers are forked from a fresh program, not from this process: a pool can be
+    made at any time, beside threads, an Rpc, CUDA or other pools. Ctrl-C does not reach them. They
+    end with the pool, at the latest with this process, even if that is killed.
 
     Args:
         create_env: makes an environment. It must be importable by the workers (defined at the top
-            level of a module; with functools.partial for arguments). If it has a required
-            parameter, or its first one is called "index", it is given the environment's index:
-            batch x batch_size + row.
+            level of a module; with functools.partial for arguments), unless start is "fork". If it
+            has a required parameter, or its first one is called "index", it is given the
+            environment's index: batch x batch_size + row.
         num_processes: number of workers, at most `batch_size` (more would have nothing to do).
         batch_size: environments of a batch; each worker runs equally many of them, or one more.
         num_batches: number of batches.
@@ -59,12 +70,15 @@ class EnvPool:
             make the environments concerned anew, cut off their episodes (done and truncated are
             True, the reward is 0) and log a warning. What fails again and again raises.
         check_actions: whether actions outside of their space (and NaN) are refused.
+        start: "program" forks the workers from a fresh program; "fork" from this process, so that
+            create_env may be a lambda or a local function and sees this process's globals.
         start_timeout: seconds in which all environments have to be made; None: no limit.
 
     Raises:
         EnvError: an environment could not be made.
         TimeoutError: the environments were not made within `start_timeout`.
-        Error: create_env cannot be sent to the workers.
+        Error: create_env cannot be sent to the workers; or start is "fork" while threads, an Rpc,
+            CUDA or JAX run.
         ValueError, TypeError: an argument is wrong, or create_env takes too many.
     """
 
@@ -98,8 +112,6 @@ class EnvPool:
                 f"an EnvPool has at most {MOST_ENVIRONMENTS} environments, not {batch_size} x "
                 f"{num_batches}"
             )
-        if on_crash not in ("raise", "restart"):
-            raise ValueError(f'on_crash must be "raise" or "restart", got {on_crash!r}')
         if arrays not in ("auto", "numpy", "torch"):
             raise ValueError(f'arrays must be "auto", "numpy" or "torch", got {arrays!r}')
         if not callable(create_env):
@@ -109,15 +121,6 @@ class EnvPool:
         _require_descriptors(self.num_processes, num_batches)
         self.batch_size = batch_size
         self.num_batches = num_batches
-        behaviour = channel.Behaviour(
-            autoreset="same",
-            first_step_resets=True,
-            infos=False,
-            infer=True,
-            any_space=False,
-            compare="spaces",
-            recreate=on_crash == "restart",
-        )
         options = PoolOptions(
             create_env,
             self.num_processes,
@@ -127,7 +130,8 @@ class EnvPool:
             terminal_observation,
             "float32",
             start,
-            behaviour,
+            on_crash,
+            _BEHAVIOUR,
             start_timeout,
         )
         self._supervisor = Supervisor(options)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import pickle
 import select
+from collections.abc import Iterable
 
 from moolink import deadlines
 from moolink.env_pool import channel
 from moolink.env_pool.board import Command
 from moolink.env_pool.memory import rows_of
 from moolink.env_pool.supervisor import Supervisor
+from moolink.errors import Error
 
 
 class Requests:
@@ -46,13 +49,8 @@ class Requests:
         self, command: Command = Command.STEP, arguments: channel.Arguments | None = None
     ) -> int:
         """Makes a request about all rows; returns the number of served ones that ends it."""
-        supervisor = self._supervisor
-        with supervisor.lock:
-            supervisor.raise_failure()
-            for worker, first, count in self._parts:
-                supervisor.push(worker, first, count, command, arguments)
-            self.made += len(self._parts)
-            return self.made
+        self._push(self._parts, command, arguments)
+        return self.made
 
     def of_rows(
         self,
@@ -62,12 +60,22 @@ class Requests:
         command: Command,
     ) -> None:
         """Makes a request about each of some rows, in the order given."""
+        self._push([(worker_of[row], row, 1) for row in rows], command, arguments)
+
+    def _push(
+        self,
+        parts: list[tuple[int, int, int]],
+        command: Command,
+        arguments: channel.Arguments | None,
+    ) -> None:
+        """Makes one request for each (worker, first row, number of rows), or none if it raises."""
+        encoded = [None if arguments is None else _encoded(arguments, *part[1:]) for part in parts]
         supervisor = self._supervisor
         with supervisor.lock:
             supervisor.raise_failure()
-            for row in rows:
-                supervisor.push(worker_of[row], row, 1, command, arguments)
-            self.made += len(rows)
+            for (worker, first, count), part in zip(parts, encoded, strict=True):
+                supervisor.push(worker, first, count, command, part)
+            self.made += len(parts)
 
     def served(self) -> int:
         """Returns how many requests are served; raises if the pool failed or closed."""
@@ -82,9 +90,9 @@ class Requests:
         """Returns how many requests were made of a worker, of a pool of one batch."""
         return self._board.pushed(worker)
 
-    def results(self) -> channel.Results:
-        """Takes what the workers have sent about the batch in messages."""
-        return self._supervisor.results(self.rows)
+    def results(self, rows: Iterable[int] | None = None) -> channel.Results:
+        """Takes what the workers have sent in messages about `rows`, by default the batch's."""
+        return self._supervisor.results(self.rows if rows is None else rows)
 
     def wait(self, goal: int, timeout: float | None) -> bool:
         """Waits until `goal` requests are served; returns whether they were in time."""
@@ -156,6 +164,19 @@ class Requests:
                 self._wanted = goal
                 self._board.ask(self._batch, goal)
             return self.served() >= goal
+
+
+def _encoded(arguments: channel.Arguments, first: int, count: int) -> bytes:
+    """Returns the message with the arguments for some rows."""
+    of_row = arguments.of_row
+    part = {row: of_row[row] for row in range(first, first + count) if row in of_row}
+    try:
+        return channel.encode(channel.Arguments(part, arguments.shared))
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise Error(
+            "seeds, options, actions or arguments for environments "
+            f"{first} to {first + count - 1} cannot be sent to the worker processes: {error}"
+        ) from error
 
 
 def _silence(bell: int) -> None:

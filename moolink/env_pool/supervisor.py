@@ -11,8 +11,8 @@ import select
 import socket
 import subprocess
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
 
 from moolink import deadlines, forks, logs
 from moolink.env_pool import channel, starting
@@ -40,8 +40,16 @@ class PoolOptions:
     terminal_observation: bool
     reward: str
     start: starting.Start
+    on_crash: Literal["raise", "restart"]
     behaviour: channel.Behaviour
     start_timeout: float | None
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a word that is none of those to choose from."""
+        if self.on_crash not in ("raise", "restart"):
+            raise ValueError(f'on_crash must be "raise" or "restart", got {self.on_crash!r}')
+        if self.start not in ("program", "fork"):
+            raise ValueError(f'start must be "program" or "fork", got {self.start!r}')
 
 
 class Supervisor:
@@ -83,7 +91,7 @@ class Supervisor:
         self._results = channel.Results()
         self._received = [0] * workers
         # Arguments of requests that are not known to be served, for a worker's next life.
-        self._arguments: list[collections.deque[tuple[int, channel.Arguments]]] = [
+        self._arguments: list[collections.deque[tuple[int, bytes]]] = [
             collections.deque() for _ in range(workers)
         ]
         setup = _setup(options)  # Before anything is open that would have to be closed.
@@ -155,25 +163,41 @@ class Supervisor:
         first: int,
         count: int,
         command: Command,
-        arguments: channel.Arguments | None,
+        arguments: bytes | None,
     ) -> None:
-        """Makes a request of `worker`; the caller holds the lock, and actions are in place."""
+        """Makes a request of `worker`; the caller holds the lock, and actions are in place.
+
+        `arguments` are `channel.Arguments`, encoded.
+        """
         board = self.memory.board
         if arguments is not None:
-            rows = range(first, first + count)
-            part = {row: arguments.of_row[row] for row in rows if row in arguments.of_row}
-            arguments = channel.Arguments(part, arguments.shared)
             kept = self._arguments[worker]
             position = board.position(worker)
             while kept and kept[0][0] < position:
                 kept.popleft()
             kept.append((board.pushed(worker), arguments))
-            if self._made[worker] is not None:  # Otherwise it is told when it is there again.
-                self._links[worker].send(arguments)
         if board.push(worker, first, count, command):
             os.eventfd_write(self._doorbells[worker], 1)
+        # A worker that is awake, as long arguments need one to read them.
+        if arguments is not None and self._made[worker] is not None:
+            self._send(worker, arguments)  # Otherwise it is told when it is there again.
 
-    def results(self, rows: range) -> channel.Results:
+    def _send(self, worker: int, arguments: bytes) -> None:
+        """Sends arguments to a worker, which may itself be waiting for us to read its results."""
+        life, link = self._lives[worker], self._links[worker]
+        poll = select.poll()
+        poll.register(link.fileno(), select.POLLOUT)
+        poll.register(self.alarms, select.POLLIN)
+
+        def full() -> bool:
+            poll.poll()
+            self.handle_alarms()
+            # Its next life gets them from `_on_made`.
+            return self._failure is None and self._lives[worker] == life
+
+        link.send_encoded(arguments, full)
+
+    def results(self, rows: Iterable[int]) -> channel.Results:
         """Takes what has come in messages about `rows`."""
         board = self.memory.board
         with self.lock:
@@ -271,10 +295,10 @@ class Supervisor:
         if self._ready:
             self._require_same_layout(made)
             self._links[worker].send(channel.Mapped(self.shape))
-            position = self.memory.board.position(worker)
+            position, life = self.memory.board.position(worker), self._lives[worker]
             for number, arguments in self._arguments[worker]:
-                if number >= position:
-                    self._links[worker].send(arguments)
+                if number >= position and self._lives[worker] == life:
+                    self._send(worker, arguments)
         elif all(self._made):
             self._map()
 
@@ -332,7 +356,7 @@ class Supervisor:
             f"worker {worker} of the EnvPool (pid {died.pid}) {describe_exit(died.returncode)} "
             f"{where} environments {first} to {last} of each batch"
         )
-        if self._options.behaviour.recreate and self._may_restart(worker):
+        if self._options.on_crash == "restart" and self._may_restart(worker):
             logs.logger.warning("%s; restarting it", text)
             self._restart_worker(worker)
             return
@@ -465,6 +489,7 @@ def _setup(options: PoolOptions) -> channel.Setup:
         batch_size=options.batch_size,
         seed=options.seed,
         behaviour=options.behaviour,
+        recreates=options.on_crash == "restart",
         memory=-1,
         doorbells=[],
         bells=[],

@@ -112,17 +112,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any]):
         if num_envs is None or num_envs < 1:
             raise ValueError(f"num_envs must be at least 1, got {num_envs}")
         batch_size = num_envs if batch_size is None else batch_size
-        if not 1 <= batch_size <= num_envs:
-            raise ValueError(f"batch_size must be 1 to num_envs={num_envs}, got {batch_size}")
-        if num_workers is not None and num_workers < 1:
-            raise ValueError(f"num_workers must be at least 1, got {num_workers}")
-        if observation_mode not in ("same", "different") and not isinstance(
-            observation_mode, tuple
-        ):
-            raise ValueError(
-                "Invalid `observation_mode`, expected: 'same' or 'different' or tuple of single "
-                f"and batch observation space, actual got {observation_mode}"
-            )
+        _require_sensible(num_envs, num_workers, batch_size, observation_mode)
         server.require_loaded_main("VectorEnv")
         self.num_envs = num_envs
         self.batch_size = batch_size
@@ -146,20 +136,18 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any]):
             self._finalize()
             raise
         self._requests = Requests(self._supervisor, 0)
-        memory = self._supervisor.memory
+        memory, shape = self._supervisor.memory, self._supervisor.shape
         self._actions = None
         if memory.action is not None:
-            self._actions = ActionWriter(
-                self._supervisor.shape.action, memory.action, check=check_actions
-            )
+            self._actions = ActionWriter(shape.action, memory.action, check=check_actions)
         self._outputs = Outputs(
-            self._supervisor.shape,
+            shape,
             memory,
             self.single_observation_space,
             same_step=self.autoreset_mode == AutoresetMode.SAME_STEP,
             copy=copy,
         )
-        self._ready = Ready(self._requests, self._supervisor.shape, batch_size)
+        self._ready = Ready(self._requests, shape, batch_size)
         self._waiting_for = ""  # "reset", "step" or "call": what was begun and not waited for.
         self._goal = 0
 
@@ -306,7 +294,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any]):
                 f"fewer than {self.batch_size} environments were ready within {timeout:g} s: "
                 f"{self._requests.unfinished()}"
             )
-        return self._outputs.of_rows(rows, self._requests.results())
+        return self._outputs.of_rows(rows, self._requests.results(rows))
 
     # The environments' own.
 
@@ -364,8 +352,8 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any]):
         """The seeds of the environments' random generators."""
         return self.get_attr("np_random_seed")
 
-    @property
-    def np_random(self) -> Any:  # type: ignore[misc]
+    @property  # type: ignore[misc]  # As in AsyncVectorEnv: nobody sets it.
+    def np_random(self) -> Any:
         """Copies of the environments' random generators."""
         return self.get_attr("np_random")
 
@@ -441,6 +429,20 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any]):
         return list(seed)
 
 
+def _require_sensible(
+    num_envs: int, num_workers: int | None, batch_size: int, observation_mode: Any
+) -> None:
+    if not 1 <= batch_size <= num_envs:
+        raise ValueError(f"batch_size must be 1 to num_envs={num_envs}, got {batch_size}")
+    if num_workers is not None and num_workers < 1:
+        raise ValueError(f"num_workers must be at least 1, got {num_workers}")
+    if observation_mode not in ("same", "different") and not isinstance(observation_mode, tuple):
+        raise ValueError(
+            "Invalid `observation_mode`, expected: 'same' or 'different' or tuple of single "
+            f"and batch observation space, actual got {observation_mode}"
+        )
+
+
 def _checked_mask(mask: Any, num_envs: int) -> npt.NDArray[np.bool_]:
     name = "`options['reset_mask']`"
     if not isinstance(mask, np.ndarray):
@@ -462,7 +464,7 @@ def _options(
     workers: int,
     num_envs: int,
     autoreset: Any,
-    on_crash: str,
+    on_crash: Literal["raise", "restart"],
     start: starting.Start,
     start_timeout: float | None,
 ) -> PoolOptions:
@@ -473,7 +475,6 @@ def _options(
         infer=False,
         any_space=True,
         compare="layout",
-        recreate=on_crash == "restart",
     )
     return PoolOptions(
         create_env,
@@ -484,6 +485,7 @@ def _options(
         autoreset == "same",
         "float64",
         start,
+        on_crash,
         behaviour,
         start_timeout,
     )

@@ -103,14 +103,15 @@ class Worker:
         runner = Runner(shape, memory, self._setup.behaviour, environments, current, self._failed)
         # The requests of a worker's earlier lives are served, but for one that it died in.
         position = board.position(worker)
+        shared_actions = shape.action is not None
         while not board.closing():
             if position == board.pushed(worker):
                 self._sleep(memory, position)
                 continue
             command, first, count = board.request(worker, position)
-            if command == Command.STEP:
-                runner.step(first, count, None if shape.action is not None else self._given())
-            elif command == Command.RESET:
+            if command is Command.STEP:
+                runner.step(first, count, None if shared_actions else self._given())
+            elif command is Command.RESET:
                 runner.reset(range(first, first + count), self._arguments())
             else:
                 runner.call(range(first, first + count), self._arguments())
@@ -150,7 +151,7 @@ class Worker:
 
     def _failed(self, environment: Environment, error: EnvironmentFailed) -> None:
         environment.failures += 1
-        if not self._setup.behaviour.recreate or environment.failures > RECREATIONS:
+        if not self._setup.recreates or environment.failures > RECREATIONS:
             raise error
         report = error.report
         self._tell(channel.Recreated(report.environment, report.doing, report.traceback))

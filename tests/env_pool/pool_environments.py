@@ -278,3 +278,82 @@ class Informed(Counter):
         if action == 99:
             time.sleep(1.0)
         return *super().step(action)[:4], {"action": int(action)}
+
+
+class Remembering(Counter):
+    """Observes (index, seed, option "x", last action); dies once in what it is told to die in.
+
+    `folder` outlives the worker: the file "told" holds the method's name, and goes with the death.
+    """
+
+    def __init__(self, folder: str, index: int):
+        super().__init__(index, length=1000)
+        self.told = os.path.join(folder, "told")
+        self.seed = self.option = -1
+
+    def die_if_told(self, method):
+        if self.index == 1 and os.path.exists(self.told):
+            with open(self.told) as file:
+                told = file.read()
+            if told == method:
+                os.remove(self.told)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def reset(self, *, seed=None, options=None):
+        self.die_if_told("reset")
+        if seed is not None:
+            self.seed = seed
+        self.option = (options or {}).get("x", -1)
+        observation, _ = super().reset(seed=seed, options=options)
+        return observation, {"seed": self.seed}
+
+    def step(self, action):
+        self.die_if_told("step")
+        return super().step(action)
+
+    def plus(self, number):
+        self.die_if_told("plus")
+        return self.index + number
+
+    def observe(self, action):
+        return np.array([self.index, self.seed, self.option, action], np.float32)
+
+
+class Flagging(Informed):
+    """Environment 2 writes a file when it is reset."""
+
+    def __init__(self, folder: str, index: int):
+        super().__init__(index)
+        self.folder = folder
+
+    def reset(self, *, seed=None, options=None):
+        if self.index == 2:
+            with open(os.path.join(self.folder, "reached"), "w"):
+                pass
+        return super().reset(seed=seed, options=options)
+
+
+class Written(Remembering):
+    """Observes its last action; both are texts, which come in messages."""
+
+    observation_space = action_space = spaces.Text(10, min_length=0)
+
+    def step(self, action):
+        self.die_if_told("step")
+        return action, 0.0, False, False, {}
+
+    def observe(self, action):
+        return ""
+
+
+class Long:
+    """Observes its last action, a text of at most `length` letters."""
+
+    def __init__(self, length: int):
+        self.observation_space = self.action_space = spaces.Text(length, min_length=0)
+
+    def reset(self, *, seed=None, options=None):
+        return "", {}
+
+    def step(self, action):
+        return action, 0.0, False, False, {}
