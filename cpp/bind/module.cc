@@ -46,6 +46,7 @@ NB_MODULE(_core_of_any_interpreter, m) {
 
 // The threads, the context and nanobind's table of types are the process's: a second interpreter
 // would take them from the first one, so it is refused before nanobind begins.
+// NOLINTNEXTLINE(bugprone-reserved-identifier): the name that Python looks for
 extern "C" NB_EXPORT PyObject* PyInit__core() {
   if (PyInterpreterState_Get() != PyInterpreterState_Main()) {
     PyErr_SetString(PyExc_ImportError,
