@@ -96,12 +96,12 @@ class Parting:
         for future in told:
             future.wait(max(0.0, deadline - time.monotonic()))
 
-    def left_by(self, version: int, framework: str) -> str | None:
-        """Name of a leader of another framework that ended at ``version`` without this member."""
+    def left_by(self, version: int) -> tuple[str, str] | None:
+        """Name and framework of a leader that ended at ``version`` without this member."""
         with self._lock:
-            if self._left is None or self._left[0] != version or self._left[2] == framework:
+            if self._left is None or self._left[0] != version:
                 return None
-            return self._left[1]
+            return self._left[1], self._left[2]
 
     def forget(self) -> None:
         """Asks nobody any more."""
@@ -167,9 +167,13 @@ def leave_together(accumulator: AccumulatorBase, state: Callable[[], Any]) -> bo
             return False
         if accumulator.wants_state():
             accumulator.set_state(state())
-        left_by = parting.left_by(version, accumulator.framework)
-        if left_by is not None and sync.takes_over and not has_leaders:
-            raise _left_behind(version, left_by, accumulator.framework)
+        left_by = parting.left_by(version)
+        if left_by is not None:
+            leader, framework = left_by
+            if framework == accumulator.framework:  # it computed the same bits
+                has_last = True
+            elif sync.takes_over and not has_leaders:
+                raise _left_behind(version, leader, accumulator.framework)
         if not has_last and (accumulator.is_leader() or group.members() == [own]):
             raise _left_behind(version, leader, accumulator.framework)
         if accumulator.is_leader():
