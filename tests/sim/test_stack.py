@@ -92,7 +92,7 @@ MADE_FOR = {
     """,
     # Nobody reaches the broker for a while; the members go on with each other.
     "blame_others_for_own_silence": """
-        seed 64
+        seed 96
         roles MMMM
         initial 4
         batch 1
