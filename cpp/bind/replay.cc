@@ -124,7 +124,8 @@ class ReplayCore {
     for (const auto& [name, dtype, shape] : columns) {
       const auto type = tensor::dtype_from_name(dtype);
       if (!type) {
-        const std::string text = name + ": arrays of dtype '" + dtype + "' cannot be stored";
+        std::string text = name;
+        text.append(": arrays of dtype '").append(dtype).append("' cannot be stored");
         throw nb::type_error(text.c_str());
       }
       const auto bytes = tensor::byte_size(tensor::item_size(*type), shape);
