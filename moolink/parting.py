@@ -174,7 +174,8 @@ def leave_together(accumulator: AccumulatorBase, state: Callable[[], Any]) -> bo
                 has_last = True
             elif sync.takes_over and not has_leaders:
                 raise _left_behind(version, leader, accumulator.framework)
-        if not has_last and (accumulator.is_leader() or group.members() == [own]):
+        alone = accumulator.is_leader() or group.members() == [own]
+        if not has_last and (alone or sync.is_refused):
             raise _left_behind(version, leader, accumulator.framework)
         if accumulator.is_leader():
             missing = parting.not_ready(version)
@@ -189,6 +190,7 @@ def leave_together(accumulator: AccumulatorBase, state: Callable[[], Any]) -> bo
         accumulator._await(_awaited(accumulator, [n for n in missing if n != own], has_last))
         accumulator.wait(_LOOK)
     accumulator._await("")
+    sync.end()
     parting.forget()
     parting.ready(version)
     run_record.note_end(group.name(), accumulator._name, version)
@@ -224,8 +226,9 @@ def _log_who_is_left(missing: list[str], version: int) -> None:
 
 def _left_behind(version: int, leader: str, framework: str) -> Error:
     return Error(
-        f"leader '{leader}' is gone, and this peer has not its parameters of version {version}, "
-        f"the last: those here were computed by {framework} and may differ from them in the last "
+        f"leader '{leader}' is gone or has ended its loop, and this peer has not its parameters of "
+        f"version {version}, the last: those here were computed by {framework} and may differ from "
+        "them in the last "
         f"bits. Take the model from '{leader}' or its checkpoint",
         peer=leader,
     )
