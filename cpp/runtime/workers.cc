@@ -1,6 +1,9 @@
 #include "runtime/workers.h"
 
+#include <unistd.h>
+
 #include <csignal>
+#include <cstdlib>
 #include <system_error>
 
 #include "io/quiet_thread.h"
@@ -25,6 +28,8 @@ Workers::Workers(Engine& engine, Interpreter& interpreter, std::size_t limit)
 }
 
 bool Workers::on_worker_thread() { return current_workers != nullptr; }
+
+bool Workers::in_forked_child() { return current_workers != nullptr && current_workers->forked_; }
 
 void Workers::submit(Task task) {
   if (stopping_) return;
@@ -113,8 +118,10 @@ void Workers::run_queued() {
     } catch (const std::exception& e) {
       // Tasks answer for their own errors: this is a mistake of the library, and no reason to end
       // the user's process.
-      interpreter_.failed(e.what());
+      if (!forked_) interpreter_.failed(e.what());
     }
+    // A child that comes back from the task: what is left to do is the parent's.
+    if (forked_) _exit(EXIT_SUCCESS);
   }
   interpreter_.leave();
 }

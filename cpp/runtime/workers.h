@@ -56,6 +56,11 @@ class Workers final : public Driven {
   // Threads keep what owns the workers alive.
   void set_owner(std::weak_ptr<void> owner) { owner_ = std::move(owner); }
   static bool on_worker_thread();
+  // Of this thread: a task of it has forked, and this is the child.
+  static bool in_forked_child();
+
+  // In a forked child.
+  void abandon() noexcept { forked_ = true; }
 
  private:
   void run();
@@ -78,6 +83,7 @@ class Workers final : public Driven {
   bool polling_ = false;  // an idle worker polls the loop
   Time help_at_ = kNever;
   bool stopping_ = false;
+  bool forked_ = false;
 };
 
 }  // namespace moolink::runtime

@@ -31,7 +31,6 @@ from examples.common.options import OptionError, Options, parse
 from examples.common.progress import Terminal, process_start, progress_line
 
 GATHERING_TIME = 10.0  # seconds that a new job waits for the number of peers it is meant for
-PARTING_TIME = 5.0  # seconds that the end waits for the other peers
 THOUSANDTHS = 1000  # a round's counters are integers, so returns travel in thousandths
 WINDOW = 100  # episodes whose mean return is reported
 
@@ -215,12 +214,7 @@ class Run:
             f"{checksum(self._snapshot()['parameters'])} at update {accumulator.model_version()} "
             f"on {self._group.rpc.get_name()}"
         )
-        if hurried:
-            return
-        with contextlib.suppress(moolink.Error):  # who does not come any more is not waited for
-            self._group.update()
-            self._group.barrier("end of the job").result(timeout=PARTING_TIME)
-        if leads:
+        if leads and not hurried:
             self._write(self.curve.plot, self.options.env_id)
             self.terminal.say(f"learning curve: {self.curve.csv_path}, {self.curve.png_path}")
             self._write(self._write_result)

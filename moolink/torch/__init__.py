@@ -2,5 +2,6 @@
 
 from moolink.torch.accumulator import Accumulator
 from moolink.torch.optimizers import load_optimizer_state, optimizer_state
+from moolink.training_steps import TrainingStep
 
-__all__ = ["Accumulator", "load_optimizer_state", "optimizer_state"]
+__all__ = ["Accumulator", "TrainingStep", "load_optimizer_state", "optimizer_state"]

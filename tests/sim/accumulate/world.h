@@ -28,6 +28,7 @@ namespace moolink::sim {
 
 struct Setting {
   std::int64_t virtual_batch_size = 4;
+  bool sizes_differ = false;  // some peers set another virtual batch size
   std::uint32_t parallel_gradients = 1;
   std::size_t elements = 40;
   Duration share_wait{};
@@ -55,6 +56,7 @@ struct Process {
   std::unique_ptr<accumulate::Machine> machine;
   bool made = false;                // until then nobody hears its machine, and it hears nobody
   std::optional<group::View> view;  // of the group's member, until then
+  std::int64_t virtual_batch_size = 0;
   std::unique_ptr<Learner> learner;
   Uid broker_instance;
   Uid lineage;  // of the last view
