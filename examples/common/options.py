@@ -259,6 +259,8 @@ class PpoOptions(Options):
         if self.env_id.startswith(ATARI):
             self.total_steps, self.hidden_size, self.clip_reward = 10_000_000, 256, True
             self.learning_rate, self.clip = 2.5e-4, 0.1
+        elif self.env_id.startswith("CartPole"):
+            self.total_steps, self.learning_rate, self.rollout_length = 100_000, 2.5e-3, 64
         self.num_envs = max(1, self.num_envs // self.num_peers)
 
 
