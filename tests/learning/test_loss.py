@@ -6,7 +6,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from examples.torch.impala import Actor, Batch, Gaussian, Net, Unroll, impala_loss, vtrace
+from examples.torch.impala import Actor, Gaussian, Net, Unroll, impala_loss, vtrace
 from tests.learning import stubs
 from tests.learning.stubs import Spaces, images, run_of
 

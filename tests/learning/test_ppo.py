@@ -1,4 +1,4 @@
-"""PPO: advantages, minibatches and the loss, which are the same in both frameworks; and whole jobs."""
+"""PPO in both frameworks: advantages, minibatches, the loss, and rollouts."""
 
 from functools import partial
 
