@@ -1,6 +1,6 @@
 """Learning curves of the torch and the JAX learner, one over the other.
 
-    python benchmarks/learning_curves.py --env-id moolink/Catch-v0 --total-steps 300000 --seeds 0 1 2
+    python benchmarks/learning_curves.py --total-steps 300000 --seeds 0 1 2
 
 Runs each learner with each seed (`moolink run`), and draws the mean return over the steps: a line
 for each framework's middle seed, a band from its least to its greatest. Says whether the bands

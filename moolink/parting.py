@@ -154,7 +154,7 @@ def leave_together(
     state: Callable[[], Any],
     idle: Callable[[], None] | None = None,
 ) -> bool:
-    """See :meth:`moolink.accumulator.AccumulatorBase.finish`. What ``idle`` raises ends the wait."""
+    """See :meth:`moolink.accumulator.AccumulatorBase.finish`. What `idle` raises ends it."""
     group, parting, sync = accumulator._group, accumulator._parting, accumulator._sync
     version, own = accumulator.model_version(), group.rpc.get_name()
     deadline = time.monotonic() + LONGEST
