@@ -4,10 +4,10 @@
     python -m examples.sweep --learner examples.torch.impala --env-id moolink/Catch-v0 --seconds 30
 
 Options that are not its own go to the learner.
-Each trial is a job of its own: `moolink run` with a group of its own, on one broker that this program
-has. The learner writes its last return where `--result-json` says, and that is the trial's value. A
-job that ends with an error is a failed trial, which Optuna does not take for a bad value. Change
-`suggest` to search for something else; with `--storage` a search goes on where it ended.
+Each trial is a job of its own: `moolink run` with a group of its own, on one broker that this
+program has. The learner writes its last return where `--result-json` says, and that is the trial's
+value. A job that ends with an error is a failed trial, which Optuna does not take for a bad value.
+Change `suggest` to search for something else; with `--storage` a search goes on where it ended.
 
 Run it with -m: run by path, its folder would hide the packages torch and jax.
 """

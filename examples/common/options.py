@@ -217,6 +217,9 @@ class ImpalaOptions(Options):
                 self.num_envs = 64  # inference for few frames of this size is slow
         elif self.env_id.endswith("Catch-v0"):
             self.total_steps, self.entropy_cost = 400_000, 0.005
+        elif self.env_id.startswith("CartPole"):
+            self.total_steps, self.num_envs, self.normalize_reward = 300_000, 16, True
+            self.learning_rate, self.max_grad_norm, self.entropy_cost = 3e-3, 40.0, 0.003
         self.batch_size = max(1, self.batch_size // self.num_peers)
         batches = self.num_groups * self.batch_size
         self.num_envs = max(batches, self.num_envs // self.num_peers // batches * batches)
