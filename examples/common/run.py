@@ -308,8 +308,8 @@ class Run:
 def checksum(arrays: Mapping[str, Any]) -> str:
     """Of the bits of parameters and buffers: peers in step print the same one."""
     digest = hashlib.sha256()
-    for array in arrays.values():
-        digest.update(np.ascontiguousarray(to_numpy(array)).tobytes())
+    for name in sorted(arrays):  # each framework has an order of its own
+        digest.update(np.ascontiguousarray(to_numpy(arrays[name])).tobytes())
     return digest.hexdigest()[:16]
 
 

@@ -450,7 +450,9 @@ def make_net(envs: Environments, o: ImpalaOptions, saved: dict[str, Any] | None)
         net = Net(envs, random_means(envs, o.seed), o)
     else:
         spaces = envs.observation_spaces.items()
-        net = Net(envs, {k: np.zeros(s.shape) for k, s in spaces if s.dtype == np.uint8}, o)
+        net = Net(
+            envs, {k: np.zeros(s.shape, np.float32) for k, s in spaces if s.dtype == np.uint8}, o
+        )
         net.load_state_dict({k: torch.from_numpy(x) for k, x in saved["parameters"].items()})
     torch.manual_seed(o.acting_seed)  # no two peers take the same actions
     auto = "cuda" if torch.cuda.is_available() else "cpu"
