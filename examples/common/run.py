@@ -156,7 +156,7 @@ class Run:
         if self._signal is not None:
             raise Stopped
         if not self._accumulator.connected():
-            waiting = f"waiting for group {self._group.name}"
+            waiting = f"waiting for group {self._group.name()!r}"
             self.terminal.wait(self._group.waiting_for() or waiting)
 
     def state(self) -> dict[str, Any]:

@@ -175,6 +175,8 @@ class Net:
                 for source in ("ih", "hh"):
                     array = uniform(self.width**-0.5, 4 * self.width, *shape)
                     p[f"lstm.{name}_{source}"] = array
+            forget = slice(self.width, 2 * self.width)  # remembers at first
+            p["lstm.bias_ih"] = p["lstm.bias_ih"].at[forget].set(1.0)
         layer("policy", sum(self.choices) or self.num_actions, self.width)
         layer("baseline", 1, self.width)
         return p

@@ -155,6 +155,8 @@ class Net:
                     shape = (4 * self.width,) if count is None else (4 * self.width, count)
                     array = random.uniform(-(self.width**-0.5), self.width**-0.5, shape)
                     p[f"lstm.{name}_{source}"] = jnp.float32(array)
+            forget = slice(self.width, 2 * self.width)  # remembers at first
+            p["lstm.bias_ih"] = p["lstm.bias_ih"].at[forget].set(1.0)
             size = self.width
         key = jax.random.key(seed)
         outputs = {"policy": (sum(self.choices) or self.num_actions, 0.01), "value": (1, 1.0)}

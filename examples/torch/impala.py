@@ -142,6 +142,8 @@ class Net(nn.Module):
         )
         self.hidden = nn.Linear(sum(encoder.size for encoder in self.encoders.values()), width)
         self.lstm = nn.LSTMCell(width, width) if o.lstm else None
+        if self.lstm is not None:  # remembers at first
+            nn.init.ones_(self.lstm.bias_ih.data[width : 2 * width])
         self.policy = nn.Linear(width, sum(self.choices) or envs.actions.size)
         self.baseline = nn.Linear(width, 1)
         self.log_std = None if self.choices else nn.Parameter(torch.zeros(envs.actions.size))
@@ -173,8 +175,12 @@ class Net(nn.Module):
     def no_memory(self, num_envs: int) -> State:
         """The state of the LSTM before an episode."""
         size = 0 if self.lstm is None else self.lstm.hidden_size
-        zeros = torch.zeros(num_envs, size, device=self.hidden.weight.device)
+        zeros = torch.zeros(num_envs, size, device=self.device)
         return zeros, zeros
+
+    @property
+    def device(self) -> torch.device:
+        return self.baseline.weight.device
 
 
 # Acting
@@ -253,7 +259,7 @@ class Actor(threading.Thread):
         super().__init__(name="actor", daemon=True)
         self.o, self.run_, self.envs = o, run, [envs]
         self.net, self.lock = copy.deepcopy(net).requires_grad_(False), threading.Lock()
-        self.device, self.version = net.hidden.weight.device, -1  # of the parameters
+        self.device, self.version = net.device, -1  # of the parameters
         self.full: queue.SimpleQueue[Batch | BaseException] = queue.SimpleQueue()
         self.released, self.stopped = threading.Event(), False
 
@@ -527,7 +533,7 @@ def evaluate(o: ImpalaOptions) -> None:
     """Plays with the likeliest actions from the checkpoint and prints the returns."""
     with evaluated(o) as evaluation:
         net = make_net(evaluation.envs, o, evaluation.saved)
-        device, state = net.hidden.weight.device, net.no_memory(evaluation.envs.num_envs)
+        device, state = net.device, net.no_memory(evaluation.envs.num_envs)
         while not evaluation.is_over():
             observation = {
                 k: x[None].to(device) for k, x in tensors(evaluation.observation).items()

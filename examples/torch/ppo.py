@@ -123,6 +123,8 @@ class Net(nn.Module):
         self.encoders = nn.ModuleDict({k: Encoder(s.shape, means.get(k)) for k, s in spaces})
         size = sum(encoder.size for encoder in self.encoders.values())
         self.lstm = nn.LSTMCell(size, width) if o.lstm else None
+        if self.lstm is not None:  # remembers at first
+            nn.init.ones_(self.lstm.bias_ih.data[width : 2 * width])
         size = width if o.lstm else size
         root2, outputs = 2**0.5, sum(self.choices) or envs.actions.size
 
