@@ -98,13 +98,13 @@ class Recall(gymnasium.Env[NDArray[np.float32], int]):
 
 
 class Meet:
-    """Two agents on a line of nine cells, who see the place of each other, are to meet.
+    """Two agents on a line of 21 cells, who see the place of each other, are to meet.
 
     A parallel environment of PettingZoo's form. Actions: left, stay, right. Both get 1 when they
-    are in one cell, which ends the episode, and -0.02 for each step before; 30 steps cut it off.
+    are in one cell, which ends the episode, and -0.02 for each step before; 50 steps cut it off.
     """
 
-    CELLS, STEPS = 9, 30
+    CELLS, STEPS = 21, 50
     possible_agents = ("left", "right")
 
     def __init__(self) -> None:
