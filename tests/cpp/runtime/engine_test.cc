@@ -14,7 +14,7 @@
 #include "check.h"
 
 namespace moolink::runtime {
-namespace {
+namespace engine_test {
 
 // An engine with its reactor.
 struct Running {
@@ -255,5 +255,5 @@ TEST("machines are ticked when they are due, also one that is armed from another
   running.engine.remove(clock);
 }
 
-}  // namespace
+}  // namespace engine_test
 }  // namespace moolink::runtime
