@@ -290,6 +290,16 @@ def make_envs(options: Options, num_envs: int) -> Environments:
     )
 
 
+def agents_of(env_id: str) -> int:
+    """How many rows an environment has: 1, or its number of agents."""
+    kind = constructor(env_id)
+    env = kind() if kind is not None else None
+    if env is None:
+        return 1
+    env.close()
+    return len(getattr(env, "possible_agents", (None,)))
+
+
 def make_one(env_id: str) -> gymnasium.Env[Any, Any]:
     """One environment, in whatever process it is stepped."""
     kind = constructor(env_id)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
 from examples.common import checkpoint
-from examples.common.environments import make_envs
+from examples.common.environments import agents_of, make_envs
 from examples.common.normalizer import Normalizer
 from examples.common.options import OptionError, Options
 
@@ -33,7 +34,8 @@ class Evaluation:
             raise OptionError(f"no checkpoint in {options.run_dir}: give the --save-dir of a job")
         checkpoint.check_can_go_on(options, saved)
         self.saved, self.options = saved, options
-        rows = min(MAX_ENVS, options.episodes)
+        agents = agents_of(options.env_id)  # of each environment, whose rows come together
+        rows = math.ceil(min(MAX_ENVS, options.episodes) / agents) * agents
         self.envs = make_envs(options, rows)
         self._normalizer = Normalizer(options, self.envs)
         self._normalizer.load(saved["state"]["normalizer"])
