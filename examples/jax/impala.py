@@ -491,11 +491,16 @@ def make_optimizer(o: ImpalaOptions) -> optax.GradientTransformation:
     return optax.rmsprop(1.0, decay=o.rmsprop_decay, eps=o.rmsprop_eps, eps_in_sqrt=False)
 
 
-def train(o: ImpalaOptions) -> None:
-    """Learns, until the job's steps or seconds are over, or until a signal comes."""
-    if o.cores == 1:  # XLA's threads of such peers would only wake each other up
+def limit_threads(o: ImpalaOptions) -> None:
+    """XLA's threads of peers with one core would only wake each other up."""
+    if o.cores == 1:
         flags = os.environ.get("XLA_FLAGS", "")
         os.environ["XLA_FLAGS"] = f"--xla_cpu_multi_thread_eigen=false {flags}"
+
+
+def train(o: ImpalaOptions) -> None:
+    """Learns, until the job's steps or seconds are over, or until a signal comes."""
+    limit_threads(o)
     envs = make_envs(o, o.envs_per_group)
     run = Run(o, envs)
     net, p, buffers = make_net(envs, o, run.saved)

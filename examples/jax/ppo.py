@@ -378,11 +378,16 @@ def make_net(
     return net, p, OrderedDict((name, jnp.array(arrays[name])) for name in names)
 
 
-def train(o: PpoOptions) -> None:
-    """Learns, until the job's steps or seconds are over, or until a signal comes."""
-    if o.cores == 1:  # XLA's threads of such peers would only wake each other up
+def limit_threads(o: PpoOptions) -> None:
+    """XLA's threads of peers with one core would only wake each other up."""
+    if o.cores == 1:
         flags = os.environ.get("XLA_FLAGS", "")
         os.environ["XLA_FLAGS"] = f"--xla_cpu_multi_thread_eigen=false {flags}"
+
+
+def train(o: PpoOptions) -> None:
+    """Learns, until the job's steps or seconds are over, or until a signal comes."""
+    limit_threads(o)
     envs = make_envs(o, o.num_envs)
     run = Run(o, envs)
     net, p, buffers = make_net(envs, o, run.saved)
