@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 import moolink
 from examples.common.options import Options
 
-INTERVAL = 32  # turns between two sums over the group
+INTERVAL = 8  # turns between two sums over the group
 
 
 class Normalizer:
@@ -77,7 +77,7 @@ class Normalizer:
                 for name, values in summed.items():
                     self._total[name] += values
             self._refresh()
-        elif self._turns % INTERVAL == 0 and group.members():
+        elif self._turns % INTERVAL == 1 and group.members():
             with self._lock:
                 mine = self._new
                 self._new = {name: np.zeros_like(x) for name, x in mine.items()}
