@@ -67,7 +67,7 @@ test-cpp: dev
 test-python: dev
 	$(RUN_TESTS) tests --ignore tests/nightly
 
-SIMULATORS := session rpc group accumulate stack shared_reduce shared_pipeline exchange
+SIMULATORS := session rpc group accumulate stack shared_reduce shared_pipeline exchange replay
 # What most mistakes show in: the C++ tests, a seed of each simulator, and the tests without training.
 quick: dev
 	$(CTEST) --quiet

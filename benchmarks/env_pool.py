@@ -1,4 +1,5 @@
-"""EnvPool beside the same environments in one process, and beside gymnasium's worker processes.
+"""EnvPool beside the same environments in one process, in a bare loop over shared memory, and in
+gymnasium's worker processes.
 
     python benchmarks/env_pool.py --workers 2 --batch-size 64
 
@@ -10,7 +11,10 @@ The trivial environments do nothing, so what is measured is what the pool itself
 from __future__ import annotations
 
 import argparse
+import mmap
+import multiprocessing
 import os
+import select
 import statistics
 import time
 from collections.abc import Callable
@@ -103,6 +107,89 @@ class InProcess:
         """Nothing to do."""
 
 
+class BareLoop:
+    """The least that worker processes cost: a loop over shared arrays, a byte each way a batch.
+
+    No checks, no statistics, no failures, no other spaces: what a pool is measured by.
+    """
+
+    def __init__(self, make: Callable[[], Any], workers: int, size: int, batches: int) -> None:
+        first, _ = make().reset()
+        rows = size // batches
+        self.memory = mmap.mmap(-1, size * (first.nbytes + 32))
+        offset = 0
+
+        def array(shape: tuple[int, ...], dtype: Any) -> Any:
+            nonlocal offset
+            made: Any = np.ndarray((size, *shape), dtype, self.memory, offset)
+            offset += made.nbytes + (-made.nbytes) % 64
+            return made
+
+        self.arrays = [array((), np.int64), array((), np.float32), array((), np.bool_)]
+        self.arrays.append(array(first.shape, first.dtype))
+        self.pipes: list[list[Any]] = [[] for _ in range(batches)]
+        self.children = []
+        for worker in range(workers):
+            pairs = [multiprocessing.Pipe() for _ in range(batches)]
+            parts = [
+                range(
+                    b * rows + worker * rows // workers, b * rows + (worker + 1) * rows // workers
+                )
+                for b in range(batches)
+            ]
+            child = multiprocessing.get_context("fork").Process(
+                target=self.work, args=(make, [theirs for _, theirs in pairs], parts), daemon=True
+            )
+            child.start()
+            self.children.append(child)
+            for batch, (ours, theirs) in enumerate(pairs):
+                theirs.close()
+                self.pipes[batch].append(ours)
+        self.parts = [slice(b * rows, (b + 1) * rows) for b in range(batches)]
+        for batch in range(batches):
+            self.send(batch)
+
+    def work(self, make: Callable[[], Any], pipes: list[Any], parts: list[range]) -> None:
+        actions, rewards, dones, observations = self.arrays
+        environments = [[make() for _ in part] for part in parts]
+        for row, environment in zip(parts, environments, strict=True):
+            for i, each in zip(row, environment, strict=True):
+                observations[i], _ = each.reset()
+        poll = select.poll()
+        batch_of = {pipe.fileno(): batch for batch, pipe in enumerate(pipes)}
+        for descriptor in batch_of:
+            poll.register(descriptor, select.POLLIN)
+        while True:
+            for descriptor, _ in poll.poll():
+                os.read(descriptor, 1)
+                batch = batch_of[descriptor]
+                for i, environment in zip(parts[batch], environments[batch], strict=True):
+                    observation, reward, terminated, truncated, _ = environment.step(actions[i])
+                    if terminated or truncated:
+                        observation, _ = environment.reset()
+                    observations[i] = observation
+                    rewards[i] = reward
+                    dones[i] = terminated or truncated
+                os.write(descriptor, b"x")
+
+    def send(self, batch: int) -> None:
+        self.arrays[0][self.parts[batch]] = 0
+        for pipe in self.pipes[batch]:
+            os.write(pipe.fileno(), b"x")
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            for batch, pipes in enumerate(self.pipes):
+                for pipe in pipes:
+                    os.read(pipe.fileno(), 1)
+                self.send(batch)
+
+    def close(self) -> None:
+        for child in self.children:
+            child.terminate()
+            child.join()
+
+
 class GymnasiumAsync:
     """gymnasium's AsyncVectorEnv, a process for each environment; `size` is what it is told."""
 
@@ -170,6 +257,7 @@ def main() -> None:
             "in one process, no pool": (InProcess(make, size), size),
             "EnvPool, one batch": (PoolRunner(make, workers, size, 1), size),
             "EnvPool, two half batches": (PoolRunner(make, workers, size, 2), size),
+            "bare loop, two half batches": (BareLoop(make, workers, size, 2), size),
             f"gymnasium Async, {workers} processes": (GymnasiumAsync(make, workers), workers),
         }
         measure(runners, options.seconds, options.turns)

@@ -1,7 +1,8 @@
 """moolink: communication for distributed reinforcement learning.
 
-RPC for any DLPack tensor, elastic groups, allreduce, a gradient accumulator, an environment pool
-and a batcher, over shared memory and TCP. Importing this package imports neither torch nor JAX.
+RPC for any DLPack tensor, elastic groups, allreduce, a gradient accumulator, an environment pool,
+a batcher and a replay, over shared memory and TCP. Importing this package imports neither torch
+nor JAX.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from moolink.errors import (
     QueueFull,
     RemoteError,
     RpcError,
+    StateError,
     TimeoutError,
     WireError,
 )
@@ -38,13 +40,17 @@ if TYPE_CHECKING:
         set_max_threads,
     )
     from moolink.accumulators import Accumulator
+    from moolink.batch_replies import BatchReturn
     from moolink.batcher import Batcher
     from moolink.broker_peer import Broker
     from moolink.env_pool import EnvPool, EnvStepper, EnvStepperFuture
+    from moolink.env_pool.vector_env import VectorEnv
     from moolink.group import AllReduce, Group
     from moolink.lending import empty, lend
     from moolink.logs import set_log_level, set_logging
     from moolink.queue import Queue
+    from moolink.replay import Replay
+    from moolink.reports import Explanation, GradientStats, PeerInfo, RpcStats
     from moolink.rpc import Rpc
     from moolink.values import register
 
@@ -62,18 +68,25 @@ if importlib.util.find_spec("moolink._core") is None:
 _HOME = {
     "Accumulator": "moolink.accumulators",
     "AllReduce": "moolink.group",
+    "BatchReturn": "moolink.batch_replies",
     "Batcher": "moolink.batcher",
     "Broker": "moolink.broker_peer",
     "EnvPool": "moolink.env_pool",
     "EnvStepper": "moolink.env_pool",
     "EnvStepperFuture": "moolink.env_pool",
+    "Explanation": "moolink.reports",
     "Future": "moolink._core",
+    "GradientStats": "moolink.reports",
     "Group": "moolink.group",
     "Lent": "moolink._core",
+    "PeerInfo": "moolink.reports",
     "Queue": "moolink.queue",
+    "Replay": "moolink.replay",
     "Rpc": "moolink.rpc",
     "RpcDeferredReturn": "moolink._core",
+    "RpcStats": "moolink.reports",
     "Stream": "moolink._core",
+    "VectorEnv": "moolink.env_pool.vector_env",
     "create_uid": "moolink._core",
     "dump": "moolink._core",
     "empty": "moolink.lending",
@@ -83,12 +96,13 @@ _HOME = {
     "set_logging": "moolink.logs",
     "set_max_threads": "moolink._core",
 }
-_SUBMODULES = {"jax", "torch"}
+_SUBMODULES = {"jax", "replay", "torch"}
 
 __all__ = [
     "Accumulator",
     "AllReduce",
     "AuthError",
+    "BatchReturn",
     "Batcher",
     "Broker",
     "CancelledError",
@@ -98,20 +112,27 @@ __all__ = [
     "EnvStepper",
     "EnvStepperFuture",
     "Error",
+    "Explanation",
     "Future",
+    "GradientStats",
     "Group",
     "GroupChanged",
     "Lent",
     "NoSuchFunction",
+    "PeerInfo",
     "PeerLost",
     "Queue",
     "QueueFull",
     "RemoteError",
+    "Replay",
     "Rpc",
     "RpcDeferredReturn",
     "RpcError",
+    "RpcStats",
+    "StateError",
     "Stream",
     "TimeoutError",
+    "VectorEnv",
     "WireError",
     "create_uid",
     "dump",

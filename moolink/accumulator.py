@@ -9,28 +9,27 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Self, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from moolink import logs
+from moolink import logs, run_record
 from moolink._core import AccumulatorCore
 from moolink.accumulator_adapter import Adapter
 from moolink.accumulator_checks import checked_batch_size, checked_counters, require_one_of
+from moolink.accumulator_options import Divergence, Nonfinite, Role
 from moolink.errors import Closed, StateError
 from moolink.group import Group
+from moolink.keywords import names_keywords
 from moolink.left_out_rounds import LeftOutRounds, checked_carried
 from moolink.parameter_sync import ParameterSync
+from moolink.parting import Parting, leave_together
 from moolink.rpc import Rpc
 from moolink.training_steps import TrainingStep, training_steps
 
 if TYPE_CHECKING:
-    from moolink._core import GradientStats
-
-Role = Literal["member", "observer"]
-Divergence = Literal["raise", "warn", "resync"]
-Nonfinite = Literal["keep", "skip", "raise"]
+    from moolink.reports import GradientStats
 
 PATIENCE = 0.02  # seconds of waiting for the leader's parameters between two looks at the group
 
@@ -83,12 +82,14 @@ class AccumulatorBase(Adapter):
 
     _kind_of_step: type[TrainingStep] = TrainingStep
 
+    @names_keywords
     def __init__(
         self,
         name: str,
         sections: list[tuple[str, int]],
         layout: str,
         group: Group | None,
+        /,
         *,
         role: Role = "member",
         checksum_every: int = 100,
@@ -110,12 +111,14 @@ class AccumulatorBase(Adapter):
             layout += f" max_grad_norm={float(max_grad_norm)!r}"
         if on_nonfinite != "keep":
             layout += f" on_nonfinite={on_nonfinite}"
+        self._name = name
         self._own_rpc: Rpc | None = None
         if group is None:
             self._own_rpc = Rpc()
             group = Group(self._own_rpc, name)
         self._group = group
-        self._core = AccumulatorCore(group.core, name, sections, layout, role == "observer")
+        self._name = name
+        self._core = AccumulatorCore(group._core, name, sections, layout, role == "observer")
         self._sync = ParameterSync(
             group,
             name,
@@ -124,6 +127,7 @@ class AccumulatorBase(Adapter):
             self._capture_parameters,
             self._install_parameters,
         )
+        self._parting = Parting(group, name, is_observer=role == "observer")
         self._unreported: tuple[int, int] | None = None  # a version and its checksum
         self._checksum_every = checksum_every
         self._on_divergence: Divergence = on_divergence
@@ -135,6 +139,8 @@ class AccumulatorBase(Adapter):
         self._has_gradients = False
         self._has_new_state = False
         self._state: Any = None
+        self._awaited = ""
+        self._has_begun = False
 
     # moolib's methods.
 
@@ -163,7 +169,8 @@ class AccumulatorBase(Adapter):
                 :meth:`Group.update`.
             FloatingPointError: a round's mean is not finite and ``on_nonfinite`` is ``"raise"``.
             ValueError: a parameter or its gradient has another shape or dtype than when the
-                accumulator was made; the round or the state waits until it is as it was.
+                accumulator was made; the round or the state waits until it is as it was. Or this
+                peer's virtual batch size or parallel gradients have not been the leader's for 10 s.
             TypeError: a gradient is not dense; likewise.
         """
         self._update_all_but_rounds()
@@ -176,6 +183,8 @@ class AccumulatorBase(Adapter):
     def _update_all_but_rounds(self) -> None:
         self._core.update(self._on_divergence)
         self._group.follow()
+        if not self._has_begun and self._core.connected():
+            self._begin()
         if self._core.state_overdue():
             logs.logger.warning(
                 "wants_state() has been true for 5 s: newcomers get parameters and buffers only"
@@ -186,6 +195,12 @@ class AccumulatorBase(Adapter):
         if self._core.has_new_state():
             self._take_state()
         self._take_parameters()
+
+    def _begin(self) -> None:
+        """This peer has come to the group's model, if only by founding it."""
+        if self._core.is_leader() and self._core.model_version() == 0:
+            run_record.require_unfinished(self._group.name(), self._name)
+        self._has_begun = True
 
     def _take_state(self) -> None:
         try:
@@ -224,7 +239,14 @@ class AccumulatorBase(Adapter):
         leader, leads = self._core.leader(), self._core.is_leader()
         if self._sync.look(leader, leads, between_rounds=not self._has_gradients):
             self._note_checksum(self._sync.version)
+        self._await(self._sync.awaited())
         self._report_checksum()
+
+    def _await(self, what: str) -> None:
+        """Says what this peer waits for beside what the core knows; "": nothing."""
+        if what != self._awaited:
+            self._awaited = what
+            self._core.set_awaited(what)
 
     def _take_round(self, result: npt.NDArray[np.uint8]) -> None:
         self._sync.began(self._core.model_version())
@@ -286,10 +308,26 @@ class AccumulatorBase(Adapter):
         another framework that is behind leaves out versions that the leader is past."""
         return self._sync.exact() is True and not self._sync.awaits
 
-    def parameters_are_awaited(self) -> bool:
-        """Whether this peer leads and members have yet to take its newest parameters over: they
-        are lost to them if it leaves now."""
-        return self.is_leader() and self._sync.is_awaited_by(self._group.members())
+    def finish(self, state: Callable[[], Any]) -> bool:
+        """Ends a loop at this version, as every member ends its own at the same one.
+
+        Returns once the last round is at every member and this peer has the leader's parameters of
+        it (see ``sync_every``). The leader stays until every other member has called this method
+        as well, or is gone, for 60 s at most, and gives newcomers the state meanwhile.
+        :meth:`training_steps` calls it by itself.
+
+        Args:
+            state: returns what newcomers need beside the model, as for :meth:`set_state`.
+
+        Returns:
+            False: ``has_new_state()`` is true, because this peer had lost its place in the group:
+            take the state and go on with the loop.
+
+        Raises:
+            moolink.Error: the leader is gone and has taken its last parameters with it: those of
+                this peer may have other bits.
+        """
+        return leave_together(self, state)
 
     def connected(self) -> bool:
         """Whether this peer is an active member and its model is the group's."""
@@ -428,11 +466,16 @@ class AccumulatorBase(Adapter):
         self._sync.version = version
 
     def set_virtual_batch_size(self, size: int) -> None:
-        """Sets the sum of batch sizes that makes a round; the leader's value counts (default 1)."""
+        """Sets the sum of batch sizes that makes a round (default 1): the same on every peer.
+
+        The leader's value counts for all. :meth:`update` raises ``ValueError`` at a member that has
+        set another one for 10 s.
+        """
         self._core.set_virtual_batch_size(size)
 
     def set_parallel_gradients(self, rounds: int) -> None:
-        """Sets how many rounds may be under way at once; the leader's value counts (default 1).
+        """Sets how many rounds may be under way at once (default 1): the same on every peer, as for
+        :meth:`set_virtual_batch_size`.
 
         With 1 every gradient is of the newest parameters. With more the next contribution is
         computed while a round is reduced: gradients are up to ``rounds - 1`` updates old.
@@ -507,10 +550,19 @@ class AccumulatorBase(Adapter):
         as long as it is a member.
         """
         self._sync.close()
+        self._parting.close()
         self._core.close()
         if self._own_rpc is not None:
             self._group.close()
             self._own_rpc.close()
+
+    def __repr__(self) -> str:
+        leader = self.get_leader()
+        return (
+            f"<{type(self).__module__}.{type(self).__qualname__} {self._name!r} in group "
+            f"{self._group.name()!r}, version {self.model_version()}, "
+            + (f"led by {leader!r}>" if leader else "without a leader>")
+        )
 
     def __enter__(self) -> Self:
         return self

@@ -3,27 +3,54 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
+from moolink.accumulator_options import AccumulatorOptions
 from moolink.group import Group
 
 if TYPE_CHECKING:
+    import torch
+
     import moolink.jax
     import moolink.torch
 
 
+# Tensors are objects, too: the first overload that fits counts.
+@overload
+def Accumulator(  # type: ignore[overload-overlap]
+    name: str,
+    parameters: Iterable[torch.Tensor],
+    buffers: Iterable[torch.Tensor] = (),
+    group: Group | None = None,
+    **options: Unpack[AccumulatorOptions],
+) -> moolink.torch.Accumulator: ...
+@overload
+def Accumulator(
+    name: str,
+    parameters: object,
+    buffers: object = (),
+    group: Group | None = None,
+    **options: Unpack[AccumulatorOptions],
+) -> moolink.jax.Accumulator: ...
 def Accumulator(
     name: str,
     parameters: Any,
     buffers: Any = (),
     group: Group | None = None,
-    **options: Any,
+    **options: Unpack[AccumulatorOptions],
 ) -> moolink.torch.Accumulator | moolink.jax.Accumulator:
     """Returns the accumulator of the framework that ``parameters`` belong to: an iterable of torch
     tensors, or a pytree of JAX arrays.
 
+    Args:
+        name, parameters, buffers, group: see :class:`moolink.torch.Accumulator` and
+            :class:`moolink.jax.Accumulator`.
+        options: ``role``, ``checksum_every``, ``on_divergence``, ``max_grad_norm``,
+            ``on_nonfinite`` and ``sync_every``; see :class:`moolink.accumulator.AccumulatorBase`.
+
     Raises:
-        TypeError: the parameters are of no framework that has an adapter.
+        TypeError: the parameters are of no framework that has an adapter, or an option is unknown.
         ValueError: there are none.
     """
     jax = sys.modules.get("jax")

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Any, Literal
 
-from moolink import deadlines
+from moolink import deadlines, forks
 from moolink.batch_replies import Return
 from moolink.errors import CancelledError, Error
 
@@ -139,11 +139,15 @@ class AsyncHandler:
         try:
             match self._replies:
                 case "result":
-                    reply(await self._function(*args, **kwargs))
+                    with forks.ChildEnds():
+                        result = await self._function(*args, **kwargs)
+                    reply(result)
                 case "itself":
-                    await self._function(reply, *args, **kwargs)
+                    with forks.ChildEnds():
+                        await self._function(reply, *args, **kwargs)
                 case "items":
-                    await self._send_items(reply, self._function(*args, **kwargs))
+                    with forks.ChildEnds():
+                        await self._send_items(reply, self._function(*args, **kwargs))
                     reply()
         except asyncio.CancelledError:
             raise  # The task's end tells the caller: it may come before the first step.
@@ -293,7 +297,7 @@ _background = _Background()
 
 
 def _forget_parent() -> None:
-    # The thread does not exist in a forked child, and another one may have held the lock.
+    # The thread does not exist in a forked child.
     global _background
     _background.abandon()
     _background = _Background()

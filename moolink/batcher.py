@@ -8,10 +8,11 @@ import threading
 from collections.abc import Generator
 from typing import Any
 
-from moolink import batch_layout, deadlines
+from moolink import batch_layout, deadlines, forks
 from moolink._core import LentSlot
 from moolink.batch_layout import Mode, Nest, Node
 from moolink.errors import Closed, QueueFull, TimeoutError
+from moolink.keywords import names_keywords
 
 
 class Batcher:
@@ -31,6 +32,7 @@ class Batcher:
             another one has to wait too. None: no bound.
     """
 
+    @names_keywords
     def __init__(
         self, size: int, device: str = "cpu", dim: int = 0, *, max_batches: int | None = None
     ) -> None:
@@ -42,16 +44,24 @@ class Batcher:
         self._device = str(device)
         self._dim = dim
         self._max_batches = max_batches
-        # Producers hold this one for a whole item; it guards the batch being filled.
-        self._filling = threading.Lock()
+        self._make_locks()
         self._layout: Node | None = None
         self._mode: Mode | None = None
         self._filled = 0
-        # This one guards what follows, and is never held while copying.
-        self._changed = threading.Condition()
+        # Guarded by _changed:
         self._batches: collections.deque[tuple[Nest, Any]] = collections.deque()
         self._awaiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
         self._closed = False
+        forks.changes_in_children(self)
+
+    def _make_locks(self) -> None:
+        # Producers hold this one for a whole item; it guards the batch being filled.
+        self._filling = threading.Lock()
+        # Never held while copying.
+        self._changed = threading.Condition()
+
+    def _forked(self) -> None:
+        self._make_locks()
 
     def stack(self, item: Nest, *, block: bool = True, timeout: float | None = None) -> None:
         """Adds `item` as one entry along a new dimension.
@@ -120,6 +130,11 @@ class Batcher:
                     f"the next one holds {self._filled} so far"
                 )
             return self._take()
+
+    def __repr__(self) -> str:
+        filling = f"{self._filled} of {self._size} rows in the next one"
+        closed = ", closed" * self._closed
+        return f"<moolink.Batcher, {self.size()} batches waiting, {filling}{closed}>"
 
     def __await__(self) -> Generator[Any, None, Nest]:
         """Takes the oldest finished batch; several tasks, of several event loops, may await."""

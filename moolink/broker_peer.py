@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from moolink._core import BrokerCore
+from moolink.keywords import names_keywords
 from moolink.rpc import Rpc
 
 if TYPE_CHECKING:
@@ -30,11 +31,13 @@ class Broker(BrokerCore):
 
     Raises:
         moolink.AuthError: as Rpc.
+        TypeError: `rpc` is neither an Rpc nor None.
         ValueError: the arguments contradict one another.
     """
 
     __module__ = "moolink"  # the name that users know
 
+    @names_keywords
     def __init__(
         self,
         rpc: Rpc | None = None,
@@ -44,6 +47,8 @@ class Broker(BrokerCore):
         token_file: str | os.PathLike[str] | None = None,
         insecure: bool = False,
     ) -> None:
+        if not isinstance(rpc, Rpc | None):
+            raise TypeError(f"a Broker is made of a moolink.Rpc or without one, not of {rpc!r}")
         if rpc is not None and (token is not None or token_file is not None or insecure):
             raise ValueError("the token of a broker on an Rpc is that of the Rpc")
         # Kept: an Rpc that nobody holds is closed.

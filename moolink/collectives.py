@@ -36,6 +36,9 @@ class AllReduce:
         self._watched = len(futures) == 1
         self._value: Any = None
 
+    def __repr__(self) -> str:
+        return f"<moolink.AllReduce of {', '.join(map(repr, self._futures))}>"
+
     def _take(self, results: list[Any]) -> Any:
         with self._lock:
             if not self._finished:

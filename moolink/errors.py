@@ -20,6 +20,7 @@ __all__ = [
     "QueueFull",
     "RemoteError",
     "RpcError",
+    "StateError",
     "TimeoutError",
     "WireError",
 ]

@@ -11,6 +11,7 @@ import numpy as np
 from moolink._core import GroupCore
 from moolink.collectives import AllReduce, Collective, Kind
 from moolink.errors import AuthError, Closed
+from moolink.keywords import names_keywords
 from moolink.rpc import Rpc
 from moolink.trees import note_written
 
@@ -32,15 +33,19 @@ class Group:
 
     Raises:
         AuthError: the peer holds the key of another group.
+        TypeError: `rpc` is no Rpc.
     """
 
+    @names_keywords
     def __init__(self, rpc: Rpc, name: str) -> None:
+        if not isinstance(rpc, Rpc):
+            raise TypeError(f"a Group is made of a moolink.Rpc and a name, not of {rpc!r}")
         if rpc.key_group not in ("", name):
             raise AuthError(
                 f"peer {rpc.get_name()!r} holds the key of group {rpc.key_group!r}, with which it "
                 f"cannot join group {name!r}: give it that group's key, or the job's token"
             )
-        self.core = GroupCore(rpc, name)
+        self._core = GroupCore(rpc, name)
         self._rpc = rpc
         self._name = name
         self._callbacks: list[Callable[[Group], None]] = []
@@ -54,7 +59,7 @@ class Group:
             AuthError: this peer is in no view, and its key was refused where it looks for the
                 broker. It goes on looking: the broker may be given the same token.
         """
-        changed = self.core.update() or self._is_untold
+        changed = self._core.update() or self._is_untold
         self._is_updated, self._is_untold = True, False
         if changed:
             with ExitStack() as calls:  # all are called, in their order, even if one raises
@@ -64,7 +69,7 @@ class Group:
 
     def follow(self) -> None:
         """Takes over the newest view for an accumulator whose user does not call :meth:`update`."""
-        if not self._is_updated and self.core.update():
+        if not self._is_updated and self._core.update():
             self._is_untold = True
 
     def on_change(self, callback: Callable[[Group], None]) -> None:
@@ -80,19 +85,19 @@ class Group:
 
         As of the last :meth:`update`; before the first, as of an accumulator's last update.
         """
-        return self.core.members()
+        return self._core.members()
 
     def rank(self) -> int | None:
         """This peer's place in :meth:`members`, or ``None`` while it is not among them."""
-        return self.core.rank()
+        return self._core.rank()
 
     def epoch(self) -> int:
         """Number of the view, rising with every change; 0 while there is none."""
-        return self.core.epoch()
+        return self._core.epoch()
 
     def sync_id(self) -> int:
         """moolib's name of :meth:`epoch`."""
-        return self.core.epoch()
+        return self._core.epoch()
 
     def name(self) -> str:
         """The group's name."""
@@ -105,11 +110,11 @@ class Group:
 
     def active(self) -> bool:
         """Whether this peer is in a view and operations can be started."""
-        return self.core.active()
+        return self._core.active()
 
     def waiting_for(self) -> str:
         """One sentence on what the group waits for; empty when for nothing."""
-        return self.core.waiting_for()
+        return self._core.waiting_for()
 
     def set_timeout(self, seconds: float) -> None:
         """Sets how long this peer may be silent before it is evicted, and how long operations last.
@@ -117,15 +122,15 @@ class Group:
         Args:
             seconds: at least 1; a proof of death always acts at once.
         """
-        self.core.set_timeout(seconds)
+        self._core.set_timeout(seconds)
 
     def set_sort_order(self, order: int) -> None:
         """Sets this peer's place in the ranks: lower comes first, then order of joining."""
-        self.core.set_sort_order(order)
+        self._core.set_sort_order(order)
 
     def set_broker_name(self, name: str) -> None:
         """Sets the name of the peer that is this group's broker (default ``"broker"``)."""
-        self.core.set_broker_name(name)
+        self._core.set_broker_name(name)
 
     def all_reduce(
         self,
@@ -186,13 +191,13 @@ class Group:
         if callable(op):
             if inplace or out is not None or compress is not None:
                 raise ValueError("inplace, out and compress are not for a callable op")
-            return AllReduce([self.core.all_reduce_value(name, data, op, retry)], _only)
+            return AllReduce([self._core.all_reduce_value(name, data, op, retry)], _only)
         if compress is not None and op not in (None, "sum", "mean"):
             raise ValueError(f"all_reduce '{name}': compress is for sum and mean, not for {op}")
         op = "sum" if op is None else op
         if compress is None and data is not None and not (inplace and out is not None):
             target = data if inplace else out
-            future = self.core.all_reduce(name, op, data, target, retry)
+            future = self._core.all_reduce(name, op, data, target, retry)
             if future is not None:
                 return AllReduce([future], _only if target is None else _written)
         return self._collective("all_reduce", name, data, op, None, inplace, out, retry, compress)
@@ -294,7 +299,7 @@ class Group:
         Args:
             on_change: as for :meth:`all_reduce`.
         """
-        future = self.core.collective(
+        future = self._core.collective(
             name,
             "all_reduce",
             0,
@@ -322,18 +327,18 @@ class Group:
     ) -> AllReduce:
         if inplace and out is not None:
             raise ValueError(f"{kind} '{name}': inplace and out exclude one another")
-        members = self.core.members()
+        members = self._core.members()
         if not members and not retry:
             raise Closed(
                 f"{kind} '{name}': update() of group '{self._name}' has shown no members yet",
                 function=self._name,
             )
         return Collective(
-            self.core,
+            self._core,
             kind,
             name,
             len(members),
-            self.core.rank() or 0,
+            self._core.rank() or 0,
             op,
             self._root(kind, name, root, members),
             data if inplace else out,
@@ -354,7 +359,16 @@ class Group:
 
     def close(self) -> None:
         """Leaves the group; the others go on at once."""
-        self.core.close()
+        self._core.close()
+
+    def __repr__(self) -> str:
+        try:
+            closed = self._core.closed()
+        except Closed:  # this process was forked
+            closed = True
+        members = f"epoch {self.epoch()}, members {', '.join(self.members())}"
+        state = "closed" if closed else members if self.active() else "no view yet"
+        return f"<moolink.Group {self._name!r}, {state}>"
 
     def __enter__(self) -> Self:
         return self

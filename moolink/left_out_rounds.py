@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from moolink._core import GradientStats
+    from moolink.reports import GradientStats
 
 
 class LeftOutRounds:

@@ -56,8 +56,8 @@ def empty(
     """A new array, not initialised, in memory that can be lent to peers of this host.
 
     It is used like any other, and is 64-byte aligned. Its memory is freed when the last reference
-    to it and the last loan of it have gone. It is shared with children of `os.fork`, which see what
-    this process writes.
+    to it and the last loan of it have gone. It is shared with children of `os.fork`: each process
+    sees what the other writes, and the memory is used for nothing else while either may.
 
     Args:
         shape: its dimensions, or a single one.

@@ -8,23 +8,22 @@ and when the leader dies the question goes to the next one.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 import weakref
 from collections.abc import Callable
 from typing import Any
 
-from moolink import logs
+from moolink import forks, logs
 from moolink._core import Future, RpcDeferredReturn
-from moolink.errors import Closed, Error
+from moolink.errors import Error
 from moolink.group import Group
+from moolink.owned_functions import define_owned
 
 # Versions without a question after which the leader keeps no copy ready any more.
 IDLE_VERSIONS = 16
 
 _LONGEST_NAME = 1024  # characters of a peer's name
-_MOST_FOLLOWERS = 4096  # who are remembered
 NOT_ANY_MORE = None  # in place of parameters: the leader is past that version, or leads no more
 
 
@@ -59,6 +58,7 @@ class ParameterSync:
         self._install = install
         self.version = 0  # of the parameters, as far as rounds were applied
         self._leader = ""
+        self.last_leader = ""  # the last one that there was
         self._leads = False
         self._leader_framework: str | None = None  # not known yet
         self._introduction: Future | None = None
@@ -73,27 +73,28 @@ class ParameterSync:
         self._waiting: dict[str, tuple[int, RpcDeferredReturn]] = {}
         self._record: tuple[int, list[Any]] | None = None
         self._idle_versions = IDLE_VERSIONS
-        self._followers: dict[str, tuple[int, int]] = {}  # the versions asked for last and sent
-        this = weakref.ref(self)
+        forks.changes_in_children(self)
+        self._undefine = define_owned(group, self._function, weakref.WeakMethod(self.asked))
 
-        # A handler that held the accumulator would keep it as long as the peer lives.
-        def answer(deferred: RpcDeferredReturn, peer: str, version: int | None) -> None:
-            _answer(this, deferred, peer, version)
-
-        try:
-            self._define(answer)
-        except ValueError:  # of one before that was dropped and not closed
-            self._rpc.undefine(self._function)
-            self._define(answer)
-
-    def _define(self, answer: Callable[..., None]) -> None:
-        # Peers with another group's key are not to have this group's parameters.
-        self._rpc.define_confined(self._function, answer, self._group_name)
+    @property
+    def takes_over(self) -> bool:
+        """Whether this member takes parameters over from a leader of another framework."""
+        return self._asked_every != 0
 
     @property
     def awaits(self) -> bool:
         """Whether the next round must wait for the leader's parameters."""
         return self._wanted is not None
+
+    def awaited(self) -> str:
+        """What this member waits for, in words; "": for nothing."""
+        if self._wanted is None:
+            return ""
+        leader = self._leader or self.last_leader
+        return (
+            f"the parameters of version {self._wanted} from the leader '{leader}': its loop must "
+            "call update() and zero_gradients()"
+        )
 
     def wait(self, timeout: float) -> bool:
         """Waits for them; returns whether there is an answer."""
@@ -159,18 +160,18 @@ class ParameterSync:
         self._stale, self._exact, self._wanted = False, True, None
         self._forget_question()
 
-    def is_awaited_by(self, members: list[str]) -> bool:
-        """Whether some of them asked lately and have not got this leader's newest version.
+    def has_last(self) -> bool:
+        """Whether the parameters are those that the job ends with, if it ends at this version: the
+        leader's, unless ``sync_every`` is 0. If not, the next look asks for them."""
+        if not self.takes_over:
+            return True
+        exact = self.exact()
+        if exact is False and not self.awaits:
+            self._stale = True  # between two versions that are taken over
+        return exact is True and not self.awaits
 
-        Args:
-            members: none: the group was never asked who they are.
-        """
-        with self._lock:
-            return any(
-                asked > self.version - IDLE_VERSIONS and sent < self.version
-                for peer, (asked, sent) in self._followers.items()
-                if peer in members or not members
-            )
+    def _forked(self) -> None:
+        self._lock = threading.Lock()
 
     def close(self) -> None:
         """Asks and answers no more."""
@@ -181,8 +182,7 @@ class ParameterSync:
         if self._introduction is not None:
             self._introduction.cancel()
         self._answer_all(lambda version: True, None)
-        with contextlib.suppress(Closed, ValueError):  # the peer may be closed already
-            self._rpc.undefine(self._function)
+        self._undefine()
 
     # Following.
 
@@ -201,6 +201,7 @@ class ParameterSync:
         self._stale = not leads and (self._stale or self._every() > 0)
         self._exact = leads or (self._exact and not self._stale)
         self._wanted, self._gone = None, -1
+        self.last_leader = leader or self.last_leader
         self._forget_question()
         if self._introduction is not None:
             self._introduction.cancel()
@@ -210,7 +211,6 @@ class ParameterSync:
             lost_the_lead = self._leads and not leads
             self._leader, self._leads = leader, leads
             self._record, self._idle_versions = None, IDLE_VERSIONS
-            self._followers.clear()
         if lost_the_lead:
             self._answer_all(lambda version: True, None)
 
@@ -317,16 +317,6 @@ class ParameterSync:
             deferred((newest, self._framework, arrays))
         except Error as error:
             logs.logger.warning("parameters of version %d could not be sent: %s", version, error)
-        else:
-            with self._lock:
-                self._remember(peer, version, version)
-
-    def _remember(self, peer: str, asked: int, sent: int) -> None:
-        """Of those who ask under ever new names, or left, the ones who asked longest ago go."""
-        self._followers.pop(peer, None)
-        self._followers[peer] = (asked, sent)
-        if len(self._followers) > _MOST_FOLLOWERS:
-            del self._followers[next(iter(self._followers))]
 
     def asked(self, deferred: RpcDeferredReturn, peer: str, version: int | None) -> None:
         """A member's question, on a worker."""
@@ -339,7 +329,6 @@ class ParameterSync:
             return
         with self._lock:
             self._idle_versions = 0
-            self._remember(peer, version, self._followers.get(peer, (0, -1))[1])
             record = self._record if self._leads else None
             if record is None or record[0] < version:
                 # Told when this member is there, or learns that it leads, or does so no more.
@@ -356,13 +345,3 @@ def _checked(answer: Any) -> tuple[int, str, Any] | None:
     if type(version) is not int or type(framework) is not str:
         return None
     return version, framework, arrays
-
-
-def _answer(
-    sync: weakref.ref[ParameterSync], deferred: RpcDeferredReturn, peer: str, version: int | None
-) -> None:
-    answering = sync()
-    if answering is None:
-        deferred.refuse("its accumulator is gone")
-    else:
-        answering.asked(deferred, peer, version)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import abc
 import asyncio
 import collections
-import os
 import threading
-import weakref
 from collections.abc import Generator
 from typing import Any
 
-from moolink import deadlines
+from moolink import deadlines, forks
 from moolink._core import LentSlot
 from moolink.errors import Closed, QueueFull, TimeoutError
+from moolink.keywords import names_keywords
 
 NOTHING: Any = object()  # there is nothing to take now
 
@@ -31,6 +30,7 @@ class Queue:
         max_size: how many items may wait; ``None``: no bound.
     """
 
+    @names_keywords
     def __init__(self, max_size: int | None = None) -> None:
         if max_size is not None and max_size < 1:
             raise ValueError(f"max_size must be at least 1 or None, got {max_size}")
@@ -72,6 +72,10 @@ class Queue:
             if item is not NOTHING:
                 return item
 
+    def __repr__(self) -> str:
+        bound = "" if self._max_size is None else f" of at most {self._max_size}"
+        return f"<moolink.Queue, {self.size()}{bound} waiting{', closed' * self._closed}>"
+
     def __await__(self) -> Generator[Any, None, Any]:
         """Takes the oldest item; several tasks, of several event loops, may await."""
         return self._get_async().__await__()
@@ -112,9 +116,9 @@ class Queue:
 
     def end_in_children(self) -> None:
         """Closes it in forked children: the peer whose calls come here is not there."""
-        _of_peers.add(self)
+        forks.changes_in_children(self)
 
-    def _abandon(self) -> None:
+    def _forked(self) -> None:
         """In a forked child, where no call comes: another thread may have held the lock."""
         self._lock = threading.RLock()
         self._closed = True
@@ -200,17 +204,6 @@ class Queue:
             item = self._finish(item)
             if item is not NOTHING:
                 return item
-
-
-_of_peers: weakref.WeakSet[Queue] = weakref.WeakSet()
-
-
-def _abandon_all() -> None:
-    for queue in list(_of_peers):
-        queue._abandon()
-
-
-os.register_at_fork(after_in_child=_abandon_all)
 
 
 class _Waiter(abc.ABC):

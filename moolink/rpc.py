@@ -8,21 +8,23 @@ import os
 import weakref
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from moolink import deadlines, logs, tokens
+from moolink import deadlines, forks, logs, tokens
 from moolink._core import RpcCore, RpcDeferredReturn
 from moolink.errors import Error, QueueFull
+from moolink.keywords import names_keywords
 
 # What they import, asyncio and numpy, starts threads and takes time: loaded when first needed.
 if TYPE_CHECKING:
-    from moolink._core import Arrays
     from moolink.async_handlers import AsyncHandler
     from moolink.batch_layout import Mode
     from moolink.batch_stacking import BatchOptions, Call
     from moolink.batching import BatchHandler, CallQueue
     from moolink.queue import Queue
     from moolink.tokens import Key
+
+Arrays = Literal["same", "numpy", "torch", "jax"]
 
 _FINISH = 0.5  # seconds that tasks have to end when their peer is closed
 
@@ -33,6 +35,7 @@ class Rpc(RpcCore):
 
     _served: dict[str, _Closing]  # made when first needed
 
+    @names_keywords
     def __init__(
         self,
         name: str | None = None,
@@ -246,7 +249,7 @@ class Rpc(RpcCore):
         if yields and (deferred or options is not None):
             raise ValueError(f"{name!r} is a generator, which can be neither deferred nor batched")
         if tasks is not None and yields:
-            self._serve(name, tasks, _Closing(tasks=tasks), super().define_streamed)
+            self._serve(name, tasks, _Closing(tasks=tasks), super()._define_streamed)
         elif options is not None:
             from moolink.batching import BatchHandler
 
@@ -281,6 +284,7 @@ class _Closing:
         tasks: AsyncHandler | None = None,
         batches: BatchHandler | None = None,
     ) -> None:
+        self._process = os.getpid()
         self._queue = queue
         self._tasks = tasks
         self._batches = batches
@@ -290,6 +294,8 @@ class _Closing:
 
     def finish(self, timeout: float | None) -> None:
         """Waits for tasks and batches that run, for at most ``timeout`` seconds each."""
+        if os.getpid() != self._process:
+            return  # They run in the process that this one was forked from.
         if self._batches is not None:
             self._batches.wait(timeout)
         if self._tasks is not None:
@@ -339,7 +345,8 @@ def _enqueue(
 
 def _answer(function: Callable[..., Any], batch: Call, done: Callable[[], None]) -> bool:
     try:
-        result = function(*batch.args, **batch.kwargs)
+        with forks.ChildEnds():
+            result = function(*batch.args, **batch.kwargs)
     except BaseException as raised:  # noqa: BLE001 - whatever it is, it is the callers'
         batch.reply.error(raised)
     else:
@@ -349,7 +356,8 @@ def _answer(function: Callable[..., Any], batch: Call, done: Callable[[], None])
 
 def _defer(name: str, function: Callable[..., Any], batch: Call, done: Callable[[], None]) -> bool:
     try:
-        function(batch.reply, *batch.args, **batch.kwargs)
+        with forks.ChildEnds():
+            function(batch.reply, *batch.args, **batch.kwargs)
     except BaseException as raised:  # noqa: BLE001 - whatever it is, it is the callers'
         try:
             batch.reply.error(raised)

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from moolink import logs
-from moolink.errors import StateError
+from moolink.parting import take_news
 
 if TYPE_CHECKING:
-    from moolink._core import GradientStats
     from moolink.accumulator import AccumulatorBase
     from moolink.group import Group
+    from moolink.reports import GradientStats
 
 
 PATIENCE = 1.0  # seconds of one wait for news; the accumulator wakes it up
-PARTING = 5.0  # seconds that a leader waits at the end for those who take its parameters over
 MARK = "moolink.training_steps"  # of the states that these loops send
 
 
@@ -83,24 +81,24 @@ def training_steps(
 ) -> Iterator[Step]:
     """See :meth:`moolink.accumulator.AccumulatorBase.training_steps`."""
     totals = Totals(first_totals or {})
-    over: float | None = None  # until when others are waited for
+    over = False
     rounds = 0  # that are in the totals, beside those of the beginning
     stats: GradientStats | None = None
+
+    def captured() -> dict[str, Any]:
+        users = None if state is None else state()
+        return {MARK: rounds, "totals": dict(totals), "state": users}
+
+    if until is not None:
+        accumulator._parting.expect_end()
     while True:
         group.update()
-        if over is not None:
-            _take_news(accumulator._update_all_but_rounds)
-            # All end with the same parameters, unless somebody does not come for them.
-            others = accumulator.parameters_are_awaited() and time.monotonic() < over
-            if not others and not accumulator.awaits_parameters():
-                return
-            accumulator.wait(0.01 if others else PATIENCE)
-            continue
-        _take_news(accumulator.update)
+        if over and accumulator.finish(captured):
+            return
+        take_news(accumulator.update)
         if accumulator.wants_state():
-            users = None if state is None else state()
-            accumulator.set_state({MARK: rounds, "totals": dict(totals), "state": users})
-        changed = False
+            accumulator.set_state(captured())
+        changed = over = False
         if accumulator.has_new_state():
             received = accumulator.state()
             if _is_whole(received):
@@ -119,19 +117,12 @@ def training_steps(
             changed = True
         # Before the first round there is nothing that could be asked of the totals.
         if changed and until is not None and (rounds or totals) and until(totals):
-            over = time.monotonic() + PARTING
+            over = True
             continue
         if accumulator.wants_gradients() or (changed and accumulator.is_observer()):
             yield kind(accumulator, totals, stats)
         elif not changed:
             accumulator.wait(PATIENCE)
-
-
-def _take_news(update: Callable[[], None]) -> None:
-    try:
-        update()
-    except StateError as error:  # another leader's state, or a later one, may do
-        logs.logger.error("%s", error)
 
 
 def _is_whole(received: Any) -> bool:

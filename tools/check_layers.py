@@ -32,12 +32,13 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "group": ("wire",),
     "collective": ("wire",),
     "accumulate": ("group", "collective"),
-    "runtime": ("transport", "rpc", "accumulate"),
+    "replay": ("base",),
+    "runtime": ("transport", "rpc", "accumulate", "replay"),
     "bind": ("runtime",),
 }
 
 # Layers of pure machines: (now, event) in, actions out.
-MACHINES = {"crypto", "session", "rpc", "group", "collective", "accumulate"}
+MACHINES = {"crypto", "session", "rpc", "group", "collective", "accumulate", "replay"}
 NOT_IN_MACHINES = re.compile(
     r"<(sys/.*|unistd\.h|fcntl\.h|poll\.h|pthread\.h|time\.h|ctime|thread|mutex|shared_mutex|"
     r"condition_variable|future|random|iostream|fstream)>"

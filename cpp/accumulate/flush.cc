@@ -249,12 +249,9 @@ Decision Council::decide() {
   Decision decision;
   Resume& resume = decision.resume;
   settle_rounds();
-  const Flush& leader = *flush_of(leader_->instance);
   resume.leader = leader_->instance;
   resume.round = round_;
   resume.fresh = fresh_;
-  resume.virtual_batch_size = leader.virtual_batch_size;
-  resume.parallel_gradients = leader.parallel_gradients;
   std::set<SnapshotId> awaited;
   for (const MemberInfo& member : view_.members) {
     resume.members.push_back(standing_of(member));

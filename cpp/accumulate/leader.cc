@@ -108,6 +108,14 @@ std::vector<Uid> Leader::blocked_by(std::int64_t virtual_batch_size) const {
   return blocking;
 }
 
+std::vector<Uid> Leader::without_gradients() const {
+  std::vector<Uid> without;
+  for (const auto& [instance, member] : members_) {
+    if (!member.peer.observer && member.gradients.batch == 0) without.push_back(instance);
+  }
+  return without;
+}
+
 std::vector<Uid> Leader::without_oldest() const {
   std::vector<Uid> without;
   const std::uint64_t have = stable();

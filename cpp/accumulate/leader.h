@@ -49,6 +49,9 @@ class Leader {
   std::optional<RoundRecord> cut(std::int64_t virtual_batch_size);
   // Who keeps a round that could be cut from being cut: their result slots are full.
   std::vector<Uid> blocked_by(std::int64_t virtual_batch_size) const;
+  // The sum of the batches that wait for the next round, and who has none among them.
+  std::int64_t queued_batch() const { return queued_batch_; }
+  std::vector<Uid> without_gradients() const;
   // Who lacks the result of the oldest round that is not everywhere.
   std::vector<Uid> without_oldest() const;
   std::uint64_t delivered(const Uid& member) const { return members_.at(member).delivered; }

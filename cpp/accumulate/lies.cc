@@ -34,13 +34,14 @@ Envelope told(Envelope envelope) {
     wire::lie("flush.have", flush->have);
   } else if (auto* resume = std::get_if<Resume>(&envelope.message)) {
     wire::lie("resume.round", resume->round);
-    wire::lie("resume.virtual_batch_size", resume->virtual_batch_size);
-    wire::lie("resume.parallel_gradients", resume->parallel_gradients);
     for (MemberStanding& member : resume->members) {
       if (member.instance != resume->leader && wire::lie_about("resume.refused")) {
         member.refused = "no reason";
       }
     }
+  } else if (auto* settings = std::get_if<Settings>(&envelope.message)) {
+    wire::lie("settings.virtual_batch_size", settings->virtual_batch_size);
+    wire::lie("settings.parallel_gradients", settings->parallel_gradients);
   } else if (auto* have = std::get_if<Have>(&envelope.message)) {
     wire::lie("have.have", have->have);
     wire::lie("have.delivered", have->delivered);

@@ -47,10 +47,6 @@ std::vector<std::string> Round::contributors() const {
 
 Machine::Machine(Config config) : config_(std::move(config)), ledger_(config_.instance) {
   if (!config_.memory) config_.memory = std::make_shared<HeapAllocator>();
-  asked_batch_ = config_.virtual_batch_size;
-  asked_parallel_ = config_.parallel_gradients;
-  config_.virtual_batch_size = std::max<std::int64_t>(1, config_.virtual_batch_size);
-  config_.parallel_gradients = std::max<std::uint32_t>(1, config_.parallel_gradients);
 }
 
 Machine::~Machine() = default;
@@ -148,7 +144,8 @@ void Machine::advance_awake(Time now) {
 }
 
 bool Machine::is_watching() const {
-  if (phase_ == Phase::active) return !blocking_.empty() || lagging_since_ != kNever;
+  const bool differs = differs_since_ != kNever && !settings_refused_;
+  if (phase_ == Phase::active) return !blocking_.empty() || lagging_since_ != kNever || differs;
   return phase_ != Phase::outside;
 }
 
@@ -163,6 +160,7 @@ void Machine::progress(Time now) {
     report_have();
     catch_up_when_cuts_were_ignored();
     request_state();
+    watch_settings();
   } else if (phase_ != Phase::outside) {
     watch_flush();
   }
@@ -241,13 +239,14 @@ bool Machine::wants_gradients(Time now) const {
   if (!contributes || wants_state_) return false;
   // Gradients are of parameters less than parallel_gradients rounds old: with 1, of the newest.
   const std::uint64_t under_way = known_round_ - std::min(known_round_, ledger_.delivered());
-  if (under_way >= config_.parallel_gradients && !mutant("contribute_before_delivery")) {
+  if (under_way >= settings().parallel_gradients && !mutant("contribute_before_delivery")) {
     return false;
   }
   const std::int64_t uncut = ledger_.uncut_batch();
   if (uncut < share()) return true;
   // Somebody else's share is missing: fill in for it, at most to whole rounds of one's own.
-  const std::int64_t whole = config_.virtual_batch_size * config_.parallel_gradients;
+  const Settings leaders = settings();
+  const std::int64_t whole = leaders.virtual_batch_size * leaders.parallel_gradients;
   return uncut < whole && (fill_in_at_ == kNever || now >= fill_in_at_);
 }
 
@@ -286,14 +285,5 @@ std::optional<std::string> Machine::leader() const {
 bool Machine::is_leader() const { return leader_ != nullptr; }
 
 std::uint64_t Machine::epoch() const { return phase_ == Phase::outside ? 0 : epoch_; }
-
-std::vector<std::string> Machine::waiting_for() const {
-  if (phase_ == Phase::outside) return {};
-  if (phase_ != Phase::active) return names_of(missing_in_flush());
-  if (!leader_) return {};
-  std::vector<Uid> instances = leader_->without_oldest();
-  if (instances.empty()) instances = leader_->blocked_by(config_.virtual_batch_size);
-  return names_of(instances);
-}
 
 }  // namespace moolink::accumulate

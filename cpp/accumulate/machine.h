@@ -53,12 +53,14 @@ class Machine {
     Uid instance;
     std::string name;
     group::Role role = group::Role::member;
-    std::int64_t virtual_batch_size = 0;   // 0: not said yet, 1 until then
-    std::uint32_t parallel_gradients = 0;  // rounds cut and not yet at every member; 0: as above
+    // The user's own settings, for when this peer leads; 0: not said yet, 1 until then.
+    std::int64_t virtual_batch_size = 0;
+    std::uint32_t parallel_gradients = 0;  // rounds cut and not yet at every member
     std::size_t bucket_bytes = 0;          // of a contribution and of a result
     std::uint64_t layout = 0;              // hash of names, shapes and dtypes of the parameters
     std::string layout_text;               // the same for the error of a peer with another layout
     Duration member_stall = seconds(10);   // full result slots for this long: back to newcomer
+    Duration settings_patience = seconds(10);  // with settings that are not the leader's
     Duration share_wait = seconds(1);      // then a fast member fills in for a slow one; 0: at once
     Duration soft_view_wait = seconds(1);  // a join waits at most this long for a round boundary
     Duration snapshot_gather = milliseconds(100);  // joins within this time share one snapshot
@@ -136,7 +138,8 @@ class Machine {
     Uid instance;
     std::uint64_t epoch = 0;
   };
-  // The configuration of this peer cannot take part (another layout); the error says what to do.
+  // The configuration of this peer cannot take part (another layout, other settings); the error
+  // says what to do. Of code none: it can again.
   struct Failed {
     Error error;
   };
@@ -176,8 +179,8 @@ class Machine {
   void user_active(Time now);
   // The model version of the parameters this peer was started with (a checkpoint's).
   void set_model_version(std::uint64_t version);
-  // Both throw Exception{invalid_argument} unless positive, and rounds at most kMostParallel; the
-  // leader's count.
+  // Both throw Exception{invalid_argument} unless positive, and rounds at most kMostParallel. The
+  // leader's count, for all; a member whose own differ for settings_patience has Failed.
   void set_virtual_batch_size(std::int64_t size);
   void set_parallel_gradients(std::uint32_t rounds);
   // A contribution of `batch` > 0 with its frozen bucket, or batch == 0 with none: statistics only
@@ -220,12 +223,16 @@ class Machine {
   std::optional<NewState> new_state() const;
   std::optional<Round> next_result() const;
   std::uint64_t model_version() const;
+  // Whether the round that led to it is at every member, so that none needs this one to have it.
+  bool is_everywhere() const { return ledger_.stable() >= user_version_; }
   std::uint64_t results_waiting() const { return ledger_.waiting(); }
   std::optional<std::string> leader() const;  // its name, in an active epoch
   bool is_leader() const;
   std::uint64_t epoch() const;
   // Names for whom the group waits right now (full slots, no HAVE, no FLUSH), for stats.
   std::vector<std::string> waiting_for() const;
+  // For people: what this peer waits for in its epoch, and what to do; empty outside of one.
+  std::string explain() const;
 
  private:
   // outside: in no view. flushing: FLUSH sent, RESUME awaited. resuming: carrying RESUME out and
@@ -263,6 +270,8 @@ class Machine {
   void broadcast(const Message& message);
   void send_snapshot(const Uid& to, decltype(SnapshotEnvelope::message) message,
                      std::vector<Buffer> parts = {});
+  std::string explain_change() const;
+  std::string explain_as_leader() const;
   const std::string& name_of(const Uid& instance) const;
   std::vector<std::string> names_of(const std::vector<Uid>& instances) const;
   void wake();
@@ -281,7 +290,6 @@ class Machine {
   void carry_out(Time now, const MemberStanding& mine);
   void ready_when_complete();
   void activate(Time now, const Go& go);
-  void compare_settings(const std::string& what, std::int64_t mine, std::int64_t leaders);
   void start_leading();
   std::vector<Uid> missing_in_flush() const;
   Time flush_deadline() const;
@@ -303,8 +311,13 @@ class Machine {
   void catch_up_when_cuts_were_ignored();
   void send_offer(std::uint64_t k);
   std::int64_t share() const;
+  Settings own_settings() const;
+  Settings settings() const;
+  std::string difference(const Settings& leaders) const;
+  void watch_settings();
   void on(Time now, const Uid& from, const Offer& offer, const std::vector<Buffer>& parts);
   void on(Time now, const Uid& from, const Cut& cut, const std::vector<Buffer>& parts);
+  void on(Time now, const Uid& from, const Settings& settings, const std::vector<Buffer>& parts);
   void on(Time now, const Uid& from, const Have& have, const std::vector<Buffer>& parts);
   void on(Time now, const Uid& from, const Stable& stable, const std::vector<Buffer>& parts);
   void on(Time now, const Uid& from, const Checksum& checksum, const std::vector<Buffer>& parts);
@@ -383,8 +396,9 @@ class Machine {
   std::map<Uid, std::uint64_t> contributed_;  // the last round each member contributed to
   Time fill_in_at_ = kNever;                  // from then on this member fills in for slow ones
   std::optional<Have> reported_;
-  std::int64_t asked_batch_ = 0;  // the user's own settings; 0: none yet
-  std::uint32_t asked_parallel_ = 0;
+  std::optional<Settings> leaders_settings_;  // of the active epoch's leader
+  Time differs_since_ = kNever;               // by awake_: the user's own settings are others
+  bool settings_refused_ = false;             // the user was told so by an error
 
   // The leader.
   std::unique_ptr<Leader> leader_;

@@ -64,6 +64,7 @@ void Machine::leave_epoch() {
   blocking_.clear();
   lagging_since_ = kNever;
   shared_cuts_ = 0;
+  leaders_settings_.reset();
   actions_.push_back(EnterEpoch{});
 }
 
@@ -128,8 +129,6 @@ Flush Machine::facts() const {
   flush.layout = config_.layout;
   flush.bucket_bytes = config_.bucket_bytes;
   flush.layout_text = config_.layout_text;
-  flush.virtual_batch_size = asked_batch_;
-  flush.parallel_gradients = asked_parallel_;
   return flush;
 }
 
@@ -377,8 +376,6 @@ void Machine::activate(Time, const Go& go) {
   if (leader_id_ == config_.instance) start_leading();
   if (!go.lost.empty()) actions_.push_back(Lost{go.lost});
   actions_.push_back(HasState{standing_ == Standing::complete});
-  compare_settings("virtual batch size", asked_batch_, resume_->virtual_batch_size);
-  compare_settings("number of parallel gradients", asked_parallel_, resume_->parallel_gradients);
   for (const MemberStanding& member : resume_->members) {
     if (member.instance == config_.instance && member.standing == Standing::pending &&
         standing_ == Standing::complete) {
@@ -387,14 +384,6 @@ void Machine::activate(Time, const Go& go) {
   }
   replay_early();
   wake();
-}
-
-// Who has set nothing yet, here or there, differs from nobody.
-void Machine::compare_settings(const std::string& what, std::int64_t mine, std::int64_t leaders) {
-  if (mine == 0 || leaders == 0 || mine == leaders) return;
-  log(LogLevel::warning, "the " + what + " is " + std::to_string(leaders) + ", as the leader " +
-                             name_of(leader_id_) + " has it, and not " + std::to_string(mine) +
-                             ": set the same on every peer");
 }
 
 void Machine::start_leading() {
@@ -409,12 +398,13 @@ void Machine::start_leading() {
   Leader::Config config;
   config.epoch = epoch_;
   config.round = resume_->round;
-  config.parallel_gradients = config_.parallel_gradients;
+  config.parallel_gradients = own_settings().parallel_gradients;
   config.snapshot_gather = config_.snapshot_gather;
   leader_ = std::make_unique<Leader>(config, peers);
   for (const MemberStanding& member : resume_->members) {
     if (member.standing == Standing::pending) leader_->awaits(member.instance, member.snapshot);
   }
+  broadcast(own_settings());
 }
 
 }  // namespace moolink::accumulate

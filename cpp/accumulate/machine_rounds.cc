@@ -5,6 +5,7 @@
 
 #include "accumulate/machine.h"
 #include "base/crash_point.h"
+#include "base/format.h"
 #include "base/mutant.h"
 
 namespace moolink::accumulate {
@@ -34,7 +35,8 @@ void Machine::set_model_version(std::uint64_t version) {
 
 void Machine::set_virtual_batch_size(std::int64_t size) {
   if (size < 1) refuse("the virtual batch size must be positive, not " + std::to_string(size));
-  config_.virtual_batch_size = asked_batch_ = size;
+  config_.virtual_batch_size = size;
+  if (leader_) broadcast(own_settings());
 }
 
 void Machine::set_parallel_gradients(std::uint32_t rounds) {
@@ -42,8 +44,70 @@ void Machine::set_parallel_gradients(std::uint32_t rounds) {
     refuse("the number of parallel gradients is between 1 and " + std::to_string(kMostParallel) +
            ", not " + std::to_string(rounds));
   }
-  config_.parallel_gradients = asked_parallel_ = rounds;
-  if (leader_) leader_->set_parallel_gradients(rounds);
+  config_.parallel_gradients = rounds;
+  if (!leader_) return;
+  leader_->set_parallel_gradients(rounds);
+  broadcast(own_settings());
+}
+
+// As it leads, or would.
+Settings Machine::own_settings() const {
+  return {std::max<std::int64_t>(1, config_.virtual_batch_size),
+          std::max<std::uint32_t>(1, config_.parallel_gradients)};
+}
+
+Settings Machine::settings() const {
+  return leader_ || !leaders_settings_ ? own_settings() : *leaders_settings_;
+}
+
+void Machine::on(Time now, const Uid& from, const Settings& settings, const std::vector<Buffer>&) {
+  const bool possible =
+      settings.virtual_batch_size >= 1 && settings.virtual_batch_size <= kLargestBatch &&
+      settings.parallel_gradients >= 1 && settings.parallel_gradients <= kMostParallel;
+  if (from != leader_id_ || !possible) return;
+  leaders_settings_ = settings;
+  if (wants_gradients(now)) wake();
+}
+
+// Which of the user's settings, if any, are not the leader's. What was not set differs from
+// nothing.
+std::string Machine::difference(const Settings& leaders) const {
+  const auto told = [this](const char* what, auto theirs, auto mine, const char* method) {
+    return std::string("the ") + what + " is " + std::to_string(theirs) + " at the leader '" +
+           name_of(leader_id_) + "' and " + std::to_string(mine) + " at this peer, '" +
+           config_.name + "': call " + method + "() with the same number on every peer";
+  };
+  const std::int64_t batch = config_.virtual_batch_size;
+  if (batch != 0 && batch != leaders.virtual_batch_size) {
+    return told("virtual batch size", leaders.virtual_batch_size, batch, "set_virtual_batch_size");
+  }
+  const std::uint32_t parallel = config_.parallel_gradients;
+  if (parallel != 0 && parallel != leaders.parallel_gradients) {
+    return told("number of parallel gradients", leaders.parallel_gradients, parallel,
+                "set_parallel_gradients");
+  }
+  return {};
+}
+
+// Peers change their settings one after the other, and the leader's count meanwhile; a difference
+// that stays is a mistake, which would show when another one leads.
+void Machine::watch_settings() {
+  if (!refused_.empty() || config_.role == group::Role::observer) return;
+  if (!leader_ && !leaders_settings_) return;  // not known in this epoch yet
+  const std::string text = leader_ ? std::string() : difference(*leaders_settings_);
+  if (text.empty()) {
+    differs_since_ = kNever;
+    if (std::exchange(settings_refused_, false)) actions_.push_back(Failed{});
+    return;
+  }
+  if (differs_since_ == kNever) differs_since_ = awake_;
+  if (awake_ < differs_since_ + config_.settings_patience) return;
+  if (std::exchange(settings_refused_, true)) return;
+  Error error;
+  error.code = ErrorCode::invalid_argument;
+  error.message = "for " + in_seconds(config_.settings_patience) + " " + text;
+  error.function = config_.group;
+  actions_.push_back(Failed{std::move(error)});
 }
 
 std::uint64_t Machine::offer(Time now, Buffer bucket, std::int64_t batch, Counters counters) {
@@ -100,7 +164,8 @@ std::int64_t Machine::share() const {
     const bool recent = round + kShareMemory > known_round_ || instance == config_.instance;
     sharing += recent ? 1 : 0;
   }
-  const std::int64_t whole = config_.virtual_batch_size * config_.parallel_gradients;
+  const Settings leaders = settings();
+  const std::int64_t whole = leaders.virtual_batch_size * leaders.parallel_gradients;
   return (whole + sharing - 1) / sharing;
 }
 
@@ -166,7 +231,7 @@ void Machine::reduce_failed(Time now, std::uint64_t epoch, std::uint64_t round,
 
 // Once a member was near the last round it stays so, for the leader waits for it from then on.
 void Machine::notice_whether_it_keeps_up() {
-  const std::uint64_t slots = std::uint64_t{config_.parallel_gradients} + 1;
+  const std::uint64_t slots = std::uint64_t{settings().parallel_gradients} + 1;
   if (standing_ != Standing::complete || !installed_) {
     keeps_up_ = false;
   } else if (known_round_ <= ledger_.delivered() + slots) {
@@ -214,7 +279,7 @@ void Machine::lead(Time now) {
     broadcast(Stable{stable});
   }
   if (!pending_view_) {
-    while (auto record = leader_->cut(config_.virtual_batch_size)) {
+    while (auto record = leader_->cut(own_settings().virtual_batch_size)) {
       const bool shared = shared_epoch_ == epoch_;
       broadcast(Cut{std::move(*record), shared ? ++shared_cuts_ : 0});
       crash_point("cut.sent");
@@ -235,7 +300,7 @@ void Machine::watch_members() {
   // Who has applied nothing for too long while its result slots are full is made a newcomer; not if
   // the news that it has applied all may have been lost with a session: the group then comes to
   // another epoch, which begins with what each has.
-  const std::vector<Uid> blocking = leader_->blocked_by(config_.virtual_batch_size);
+  const std::vector<Uid> blocking = leader_->blocked_by(own_settings().virtual_batch_size);
   std::erase_if(blocking_, [&](const auto& item) {
     return std::find(blocking.begin(), blocking.end(), item.first) == blocking.end();
   });

@@ -107,6 +107,17 @@ struct Cut {
   }
 };
 
+// leader -> all, when an epoch begins and when its user sets another one: how it cuts rounds
+struct Settings {
+  std::int64_t virtual_batch_size = 1;
+  std::uint32_t parallel_gradients = 1;
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(virtual_batch_size, parallel_gradients);
+  }
+};
+
 // member -> leader: all results up to `have` are here, the user has applied those up to `delivered`
 struct Have {
   std::uint64_t have = 0;
@@ -183,14 +194,11 @@ struct Flush {
   std::uint64_t layout = 0;
   std::uint64_t bucket_bytes = 0;
   std::string layout_text;
-  std::int64_t virtual_batch_size = 0;  // as the user has set it; 0: not yet
-  std::uint32_t parallel_gradients = 0;
 
   template <class Fields>
   void fields(Fields& f) {
     f(standing, lineage, applied, applied_lineage, active, founded, version, have, snapshot, holds,
-      rounds, queued, demote, led, stalled, layout, bucket_bytes, layout_text, virtual_batch_size,
-      parallel_gradients);
+      rounds, queued, demote, led, stalled, layout, bucket_bytes, layout_text);
   }
 };
 
@@ -234,12 +242,10 @@ struct Resume {
   std::vector<MemberStanding> members;  // in rank order
   std::vector<SettledRound> rounds;     // that some member lacks, in order
   std::vector<SnapshotHolders> snapshots;
-  std::int64_t virtual_batch_size = 0;  // of the leader's FLUSH
-  std::uint32_t parallel_gradients = 0;
 
   template <class Fields>
   void fields(Fields& f) {
-    f(leader, round, fresh, members, rounds, snapshots, virtual_batch_size, parallel_gradients);
+    f(leader, round, fresh, members, rounds, snapshots);
   }
 };
 
@@ -353,7 +359,7 @@ struct SnapshotOver {
 
 using Message = std::variant<Offer, Cut, Have, Stable, Checksum, Diverged, Flush, Resume, Ready, Go,
                              Move, FetchResult, FetchedResult, RequestState, SnapshotPromised,
-                             SnapshotReady, SnapshotComplete, SnapshotOver>;
+                             SnapshotReady, SnapshotComplete, SnapshotOver, Settings>;
 
 // The body of every payload of service `accumulate`.
 struct Envelope {

@@ -93,11 +93,7 @@ class PyAccumulator {
   // there. Returns their addresses.
   std::vector<std::uintptr_t> stage(const nb::list& gradients,
                                     const std::vector<std::uint64_t>& offsets) {
-    MutableBuffer bucket;
-    {
-      const GilRelease unlocked;
-      bucket = peer_->bucket();
-    }
+    const MutableBuffer bucket = without_gil([this] { return peer_->bucket(); });
     std::vector<ImportedTensor> imported;
     imported.reserve(offsets.size());  // the copies refer to them
     std::vector<std::uintptr_t> addresses;
@@ -119,11 +115,7 @@ class PyAccumulator {
   }
 
   nb::object take_result() {
-    MutableBuffer result;
-    {
-      const GilRelease unlocked;
-      result = peer_->take_result();
-    }
+    const MutableBuffer result = without_gil([this] { return peer_->take_result(); });
     if (result.empty()) return nb::none();
     return view_of(result.owner(), reinterpret_cast<std::uint8_t*>(result.data()), result.size());
   }
@@ -140,11 +132,6 @@ class PyAccumulator {
     runtime::scale(peer_->layout(), factor, reinterpret_cast<std::byte*>(result.data()));
   }
 
-  void offer(std::int64_t batch, accumulate::Counters counters) {
-    const GilRelease unlocked;
-    peer_->offer(batch, std::move(counters));
-  }
-
   void set_state(nb::handle state) {
     wire::Payload payload = encode_value(state, options_, peer_->group()->rpc()->context()->pool());
     const GilRelease unlocked;
@@ -152,29 +139,21 @@ class PyAccumulator {
   }
 
   nb::object new_state() {
-    std::optional<runtime::AccumulatorPeer::NewState> state;
-    {
-      const GilRelease unlocked;
-      state = peer_->new_state();
-    }
+    const auto state = without_gil([this] { return peer_->new_state(); });
     if (!state) return nb::none();
     // This peer may hand the snapshot on to others.
     const auto own = wire::private_copy(state->state, peer_->group()->rpc()->context()->pool());
     try {
       return nb::make_tuple(state->number, decode_value(own, options_));
     } catch (...) {
-      refuse_state(state->number);
+      const GilRelease unlocked;
+      peer_->refuse_state(state->number);
       throw;
     }
   }
 
-  void refuse_state(std::uint64_t number) {
-    const GilRelease unlocked;
-    peer_->refuse_state(number);
-  }
-
   nb::dict stats() {
-    const runtime::AccumulatorPeer::Stats stats = peer_->stats();
+    const auto stats = without_gil([this] { return peer_->stats(); });
     nb::dict counters;
     for (const auto& [name, value] : stats.record.counters) counters[name.c_str()] = value;
     nb::list lost;
@@ -222,7 +201,7 @@ Peer::OnDivergence divergence_from_name(const std::string& name) {
                   "on_divergence is 'raise', 'warn' or 'resync', not '" + name + "'");
 }
 
-// A method of the peer, to be called with the GIL.
+// A method of the peer.
 template <class Result, class... Args>
 auto forward(Result (Peer::*method)(Args...)) {
   return [method](PyAccumulator& self, Args... args) { return (self.peer().*method)(args...); };
@@ -232,62 +211,122 @@ auto forward(Result (Peer::*method)() const) {
   return [method](PyAccumulator& self) -> std::decay_t<Result> { return (self.peer().*method)(); };
 }
 
+// What was seen by the last update().
+void bind_seen(nb::class_<PyAccumulator>& bound) {
+  bound
+      .def("connected", forward(&Peer::connected),
+           "Whether this peer is an active member and has the group's model.")
+      .def("wants_state", forward(&Peer::wants_state), "Whether set_state() is to be called.")
+      .def("state_overdue", forward(&Peer::state_overdue),
+           "Whether a state has been wanted for 5 s.")
+      .def("has_new_state", forward(&Peer::has_new_state), "Whether new_state() has one.")
+      .def("wants_gradients", forward(&Peer::wants_gradients), "Whether offer() may be called.")
+      .def("has_result", forward(&Peer::has_result), "Whether take_result() has one.")
+      .def("model_version", forward(&Peer::model_version),
+           "Rounds that were delivered to this model.")
+      .def("is_everywhere", forward(&Peer::is_everywhere),
+           "Whether every member has the round that led to this model's version.")
+      .def("leader", forward(&Peer::leader), "Name of the leader; \"\": there is none.")
+      .def("is_leader", forward(&Peer::is_leader), "Whether this peer leads.");
+}
+
+void bind_settings(nb::class_<PyAccumulator>& bound) {
+  const nb::call_guard<GilRelease> unlocked;
+  bound
+      .def("set_awaited", forward(&Peer::set_awaited), nb::arg("text"), unlocked,
+           "Sets what the log says this peer waits for; \"\": what the core itself waits for.")
+      .def("set_model_version", forward(&Peer::set_model_version), nb::arg("version"), unlocked,
+           "Sets the version of a model from a checkpoint; raises ValueError if the group has "
+           "begun at another one.")
+      .def("set_virtual_batch_size", forward(&Peer::set_virtual_batch_size), nb::arg("size"),
+           unlocked, "Sets the sum of batch sizes that makes a round.")
+      .def("set_parallel_gradients", forward(&Peer::set_parallel_gradients), nb::arg("rounds"),
+           unlocked, "Sets how many rounds, 1 to 256, may be under way at once.");
+}
+
+void bind_states(nb::class_<PyAccumulator>& bound) {
+  const nb::call_guard<GilRelease> unlocked;
+  bound
+      .def("set_state", &PyAccumulator::set_state, nb::arg("state"),
+           "Gives the snapshot for newcomers; its arrays are copied before this returns. Raises "
+           "RuntimeError if none is wanted.",
+           nb::sig("def set_state(self, state: typing.Any) -> None"))
+      .def("new_state", &PyAccumulator::new_state,
+           "The snapshot that has arrived, with its number; None: it was given up meanwhile.",
+           nb::sig("def new_state(self) -> tuple[int, typing.Any] | None"))
+      .def("state_installed", forward(&Peer::state_installed), nb::arg("number"), unlocked,
+           "The snapshot of this number is the model now.")
+      .def("refuse_state", forward(&Peer::refuse_state), nb::arg("number"), unlocked,
+           "The snapshot of this number cannot be used: another one is asked for later.");
+}
+
+void bind_rounds(nb::class_<PyAccumulator>& bound) {
+  const nb::call_guard<GilRelease> unlocked;
+  bound
+      .def("gather", &PyAccumulator::gather, nb::arg("dtype"), nb::arg("pieces"), nb::arg("factor"),
+           nb::arg("clear"),
+           "Writes gradients x `factor` into the bucket, and zeroes the gradients if `clear`. "
+           "`pieces`: (address of a gradient without gaps or 0, elements, offset in the bucket in "
+           "bytes). Returns whether all elements are finite.")
+      .def("stage", &PyAccumulator::stage, nb::arg("gradients"), nb::arg("offsets"),
+           "Copies gradients from CUDA devices to these offsets of the bucket, in bytes; returns "
+           "their addresses there, for gather().",
+           nb::sig("def stage(self, gradients: list[typing.Any], offsets: list[int]) -> "
+                   "list[int]"))
+      .def("offer", forward(&Peer::offer), nb::arg("batch_size"), nb::arg("counters"), unlocked,
+           "Contributes the bucket, weighted by `batch_size`; 0: the counters alone.",
+           nb::sig("def offer(self, batch_size: int, counters: dict[str, int]) -> None"))
+      .def("why_not_wanted", forward(&Peer::why_not_wanted), unlocked,
+           "A sentence on why wants_gradients() is false.")
+      .def("take_result", &PyAccumulator::take_result,
+           "The mean of the next round, the bucket's bytes, in memory that is the caller's; None: "
+           "there is none, or it was taken before.",
+           nb::sig("def take_result(self) -> numpy.typing.NDArray[numpy.uint8] | None"))
+      .def("norm", &PyAccumulator::norm, nb::arg("result"), "The L2 norm of a result.",
+           nb::sig("def norm(self, result: numpy.typing.NDArray[numpy.uint8]) -> float"))
+      .def("scale", &PyAccumulator::scale, nb::arg("result"), nb::arg("factor"),
+           "Multiplies a result by `factor` in its place.",
+           nb::sig("def scale(self, result: numpy.typing.NDArray[numpy.uint8], factor: float) -> "
+                   "None"))
+      .def("release_result", forward(&Peer::release_result), unlocked,
+           "The result was applied: room for the next round.")
+      .def("checksum", forward(&Peer::checksum), nb::arg("round"), nb::arg("value"), unlocked,
+           "Reports the checksum of the parameters after a round, to be compared.")
+      .def("stats", &PyAccumulator::stats, "What the round that was taken last was made of.",
+           nb::sig("def stats(self) -> moolink.reports.GradientStats"));
+}
+
 }  // namespace
 
 void bind_accumulator(nb::module_& m) {
   using Sections = std::vector<std::pair<std::string, std::uint64_t>>;
-  nb::class_<PyAccumulator>(m, "AccumulatorCore", "What moolink's accumulators stand on.")
+  nb::class_<PyAccumulator> bound(
+      m, "AccumulatorCore",
+      "The base of moolink's accumulators: flat buckets in, flat results out.");
+  bound
       .def(
           nb::init<const PyGroup&, const std::string&, const Sections&, const std::string&, bool>(),
           nb::arg("group"), nb::arg("name"), nb::arg("sections"), nb::arg("layout"),
-          nb::arg("observer"))
+          nb::arg("observer"),
+          nb::sig(
+              "def __init__(self, group: GroupCore, name: str, sections: list[tuple[str, int]], "
+              "layout: str, observer: bool) -> None"))
       .def(
           "update",
           [](PyAccumulator& self, const std::string& on_divergence) {
-            const auto how = divergence_from_name(on_divergence);
-            const GilRelease unlocked;
-            self.peer().update(how);
+            self.peer().update(divergence_from_name(on_divergence));
           },
-          nb::arg("on_divergence"))
-      .def("wait", &PyAccumulator::wait, nb::arg("timeout"))
-      .def("connected", forward(&Peer::connected))
-      .def("wants_state", forward(&Peer::wants_state))
-      .def("state_overdue", forward(&Peer::state_overdue))
-      .def("set_state", &PyAccumulator::set_state, nb::arg("state"))
-      .def("has_new_state", forward(&Peer::has_new_state))
-      .def("new_state", &PyAccumulator::new_state)
-      .def(
-          "state_installed",
-          [](PyAccumulator& self, std::uint64_t number) {
-            const GilRelease unlocked;
-            self.peer().state_installed(number);
-          },
-          nb::arg("number"))
-      .def("refuse_state", &PyAccumulator::refuse_state, nb::arg("number"))
-      .def("wants_gradients", forward(&Peer::wants_gradients))
-      .def("why_not_wanted", forward(&Peer::why_not_wanted))
-      .def("gather", &PyAccumulator::gather, nb::arg("dtype"), nb::arg("pieces"), nb::arg("factor"),
-           nb::arg("clear"))
-      .def("stage", &PyAccumulator::stage, nb::arg("gradients"), nb::arg("offsets"))
-      .def("offer", &PyAccumulator::offer, nb::arg("batch_size"), nb::arg("counters"))
-      .def("has_result", forward(&Peer::has_result))
-      .def("take_result", &PyAccumulator::take_result)
-      .def("norm", &PyAccumulator::norm, nb::arg("result"))
-      .def("scale", &PyAccumulator::scale, nb::arg("result"), nb::arg("factor"))
-      .def("release_result",
-           [](PyAccumulator& self) {
-             const GilRelease unlocked;
-             self.peer().release_result();
-           })
-      .def("model_version", forward(&Peer::model_version))
-      .def("set_model_version", forward(&Peer::set_model_version), nb::arg("version"))
-      .def("set_virtual_batch_size", forward(&Peer::set_virtual_batch_size), nb::arg("size"))
-      .def("set_parallel_gradients", forward(&Peer::set_parallel_gradients), nb::arg("rounds"))
-      .def("checksum", forward(&Peer::checksum), nb::arg("round"), nb::arg("value"))
-      .def("leader", forward(&Peer::leader))
-      .def("is_leader", forward(&Peer::is_leader))
-      .def("stats", &PyAccumulator::stats)
-      .def("close", &PyAccumulator::close);
+          nb::arg("on_divergence"), nb::call_guard<GilRelease>(),
+          "Takes over what has happened. Raises what keeps this peer out of the group; if its "
+          "parameters differ from the leader's, it raises, warns or asks for the leader's state: "
+          "`on_divergence` is \"raise\", \"warn\" or \"resync\".")
+      .def("wait", &PyAccumulator::wait, nb::arg("timeout"),
+           "Waits for `timeout` seconds; returns whether update() may have something new.")
+      .def("close", &PyAccumulator::close, "Takes part no more.");
+  bind_seen(bound);
+  bind_settings(bound);
+  bind_states(bound);
+  bind_rounds(bound);
 }
 
 }  // namespace moolink::bind

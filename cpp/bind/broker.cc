@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "bind/context_manager.h"
+#include "bind/describe.h"
 #include "bind/gil.h"
 #include "bind/rpc.h"
 #include "runtime/broker_peer.h"
@@ -29,10 +31,10 @@ class PyBroker {
   PyBroker(const PyBroker&) = delete;
   PyBroker& operator=(const PyBroker&) = delete;
 
+  // Without the GIL:
   void set_name(const std::string& name) { broker_->rpc()->set_name(name); }
   std::vector<std::string> listen(const std::string& address,
                                   const std::optional<std::string>& advertise) {
-    const GilRelease unlocked;
     return broker_->rpc()->listen(address, advertise.value_or(""));
   }
   std::vector<std::string> groups() { return broker_->groups(); }
@@ -43,6 +45,19 @@ class PyBroker {
     }
     return names;
   }
+  std::string repr() {
+    try {
+      runtime::RpcPeer& peer = *broker_->rpc();
+      std::string text = "<moolink.Broker '" + peer.name() + "'";
+      if (broker_->closed()) return text + ", closed>";
+      const std::size_t groups = broker_->groups().size();
+      return text + places_text(peer.addresses()) + ", " + std::to_string(groups) +
+             (groups == 1 ? " group>" : " groups>");
+    } catch (const Exception&) {  // this process was forked
+      return "<moolink.Broker of the parent process>";
+    }
+  }
+
   void close() {
     const GilRelease unlocked;
     broker_->close();
@@ -57,21 +72,24 @@ class PyBroker {
 }  // namespace
 
 void bind_broker(nb::module_& m) {
-  nb::class_<PyBroker>(m, "BrokerCore")
+  nb::class_<PyBroker> broker(m, "BrokerCore", "The base of moolink.Broker.");
+  broker
       .def(nb::init<const PyRpc&, bool, bool>(), nb::arg("rpc"), nb::kw_only(), nb::arg("first"),
            nb::arg("owns"))
-      .def("set_name", &PyBroker::set_name, nb::arg("name"),
+      .def("set_name", &PyBroker::set_name, nb::arg("name"), nb::call_guard<GilRelease>(),
            "Names the broker's peer, before the first connection.")
       .def("listen", &PyBroker::listen, nb::arg("address"), nb::arg("advertise") = nb::none(),
+           nb::call_guard<GilRelease>(),
            "Listens as Rpc.listen does; returns the addresses at which peers can connect.")
       .def(
           "update", [](PyBroker&) {}, "Kept for moolib's scripts; nothing needs to be pumped.")
-      .def("groups", &PyBroker::groups, "Names of the groups it knows.")
-      .def("members", &PyBroker::members, nb::arg("group"),
+      .def("groups", &PyBroker::groups, nb::call_guard<GilRelease>(),
+           "Names of the groups it knows.")
+      .def("members", &PyBroker::members, nb::arg("group"), nb::call_guard<GilRelease>(),
            "Names of a group's members in the order of their ranks; empty for an unknown group.")
       .def("close", &PyBroker::close, "Stops being a broker; groups go on as they are.")
-      .def("__enter__", [](nb::handle self) { return nb::borrow(self); })
-      .def("__exit__", [](PyBroker& self, const nb::args&) { self.close(); });
+      .def("__repr__", &PyBroker::repr, nb::call_guard<GilRelease>());
+  def_context_manager(broker);
 }
 
 }  // namespace moolink::bind

@@ -11,9 +11,12 @@
 #include <vector>
 
 #include "base/uid.h"
+#include "bind/context_manager.h"
 #include "bind/errors.h"
 #include "bind/gil.h"
+#include "bind/lent_slot.h"
 #include "bind/reference.h"
+#include "bind/user_code.h"
 #include "transport/tcp/interface.h"
 #include "transport/tcp/openssl.h"
 #include "transport/verbs/availability.h"
@@ -111,33 +114,13 @@ void set_max_threads(std::size_t count) {
   state.context->workers().set_limit(count);
 }
 
-// A blocking wait in Python: its worker's slot goes to others meanwhile.
-class LentSlot {
- public:
-  void enter() {
-    if (!runtime::Workers::on_worker_thread()) return;
-    context_ = default_context();
-    const auto lock = context_->lock();
-    lend_.emplace(context_->workers());
-  }
-  void exit() {
-    if (context_ == nullptr) return;
-    const auto lock = context_->lock();
-    lend_.reset();
-  }
-
- private:
-  std::shared_ptr<runtime::Context> context_;
-  std::optional<runtime::Workers::Lend> lend_;
-};
-
 void call_later(double seconds, nb::callable function) {
+  if (is_shut_down()) return;  // the process ends, and its timers with it
   const auto context = default_context();
   const Time when = io::now() + to_duration(seconds);
   auto task = [function = Reference(std::move(function))] {
     const nb::object callable = function.borrow();
-    const nb::object result =
-        nb::steal(survive_exit([&] { return PyObject_CallNoArgs(callable.ptr()); }));
+    const nb::object result = run_user_code([&] { return PyObject_CallNoArgs(callable.ptr()); });
     if (!result.is_valid()) PyErr_WriteUnraisable(callable.ptr());
   };
   const auto lock = context->lock();
@@ -198,6 +181,8 @@ std::string create_uid() { return Uid::from_entropy().hex().substr(0, 16); }
 
 }  // namespace
 
+bool is_shut_down() { return defaults().shut_down; }
+
 std::shared_ptr<runtime::Context> default_context() {
   park_if_exiting();
   Defaults& state = defaults();
@@ -245,13 +230,16 @@ void bind_context(nb::module_& m) {
         "The most handlers and callbacks that run at once. Handlers that wait inside of moolink do "
         "not count.");
   m.def("call_later", &call_later, nb::arg("seconds"), nb::arg("function"),
-        "Calls `function()` on a worker thread after `seconds`.");
+        "Calls `function()` on a worker thread after `seconds`.",
+        nb::sig("def call_later(seconds: float, function: typing.Callable[[], object]) -> None"));
   nb::class_<LentSlot>(m, "LentSlot",
                        "A context manager: a handler inside of it does not count among the threads "
                        "of set_max_threads.")
       .def(nb::init<>())
       .def("__enter__", &LentSlot::enter)
-      .def("__exit__", [](LentSlot& self, const nb::args&) { self.exit(); });
+      .def(
+          "__exit__", [](LentSlot& self, const nb::args&) { self.exit(); },
+          nb::sig(kExitSignature));
   m.def("dump", &dump,
         "How things stand in this process, as text: peers and their paths, calls that wait and "
         "handlers that run with their age, groups and accumulators with what they wait for, "
@@ -262,11 +250,13 @@ void bind_context(nb::module_& m) {
         "`interface` (as MOOLINK_INTERFACE) leaves nothing but loopback, ValueError if it is "
         "malformed.");
   m.def("openssl_info", &openssl_info,
-        "What tcp is encrypted with, and where it was found; or why there is none.");
+        "What tcp is encrypted with, and where it was found; or why there is none.",
+        nb::sig("def openssl_info() -> moolink.reports.OpenSslInfo"));
   m.def("verbs_info", &verbs_info,
         "The RDMA device, port and GID of this machine that the transport verbs goes through, and "
         "all that were looked at; or why there is none. The first call looks, without a device "
-        "nothing is loaded.");
+        "nothing is loaded.",
+        nb::sig("def verbs_info() -> moolink.reports.VerbsInfo"));
   nb::module_::import_("atexit").attr("register")(nb::cpp_function(shut_down));
 }
 

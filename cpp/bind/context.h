@@ -17,6 +17,8 @@ namespace nb = nanobind;
 
 // Made at first use, and anew in a forked child. Throws Exception{closed} during shutdown.
 std::shared_ptr<runtime::Context> default_context();
+// Whether the interpreter's exit has ended the context.
+bool is_shut_down();
 // Closed at the interpreter's exit if the user does not do it.
 void close_at_exit(const std::shared_ptr<runtime::RpcPeer>& peer);
 

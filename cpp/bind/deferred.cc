@@ -6,7 +6,9 @@
 
 #include "bind/errors.h"
 #include "bind/gil.h"
+#include "bind/public_class.h"
 #include "bind/reference.h"
+#include "bind/user_code.h"
 
 namespace moolink::bind {
 namespace {
@@ -39,10 +41,14 @@ Error remote_error(nb::handle exception, const std::string& function) {
           Ran::yes};
 }
 
+bool send(runtime::Responder& responder, rpc::Reply reply) {
+  await_engine(*responder.context());
+  return responder.send(std::move(reply));
+}
+
 // On a worker; what it raises has nobody to go to but the interpreter's hook.
 void call_back(const nb::object& function) {
-  const nb::object result =
-      nb::steal(survive_exit([&] { return PyObject_CallNoArgs(function.ptr()); }));
+  const nb::object result = run_user_code([&] { return PyObject_CallNoArgs(function.ptr()); });
   if (!result.is_valid()) PyErr_WriteUnraisable(function.ptr());
 }
 
@@ -64,7 +70,7 @@ Error to_remote_error(nb::python_error& raised, const std::string& function) {
 }
 
 void send_raised(runtime::Responder& responder, nb::python_error& raised) {
-  if (responder.send(to_remote_error(raised, responder.function()))) return;
+  if (send(responder, to_remote_error(raised, responder.function()))) return;
   try {
     nb::module_::import_("moolink.logs")
         .attr("raised_after_reply")(text(responder.function()), raised.value());
@@ -86,7 +92,7 @@ Error unsendable(const runtime::Responder& responder, const std::string& what,
 
 void send_value(runtime::Responder& responder, nb::handle value, const ValueOptions& options) {
   if (PyExceptionInstance_Check(value.ptr())) {
-    responder.send(remote_error(value, responder.function()));
+    send(responder, remote_error(value, responder.function()));
     return;
   }
   rpc::Reply reply;
@@ -98,7 +104,7 @@ void send_value(runtime::Responder& responder, nb::handle value, const ValueOpti
   } catch (const std::exception& e) {  // the codec's: too deep, too large
     reply = unsendable(responder, "the result", e.what());
   }
-  responder.send(std::move(reply));
+  send(responder, std::move(reply));
 }
 
 void PyDeferred::require_unsent() const {
@@ -106,6 +112,11 @@ void PyDeferred::require_unsent() const {
     throw Exception(ErrorCode::error,
                     "the call of '" + responder_->function() + "' was replied to already");
   }
+}
+
+std::string PyDeferred::repr() const {
+  const char* state = responder_->sent() ? "replied" : cancelled() ? "cancelled" : "pending";
+  return "<moolink.RpcDeferredReturn of '" + responder_->function() + "', " + state + ">";
 }
 
 void PyDeferred::reply(nb::object value) {
@@ -119,27 +130,27 @@ void PyDeferred::error(nb::handle exception) {
   if (!PyExceptionInstance_Check(exception.ptr())) {
     throw nb::type_error("error() takes an exception instance");
   }
-  responder_->send(remote_error(exception, responder_->function()));
+  send(*responder_, remote_error(exception, responder_->function()));
   cancel_callbacks_.reset();
 }
 
 void PyDeferred::refuse(const std::string& reason) {
   require_unsent();
-  responder_->send(
-      Error{ErrorCode::queue_full, reason, {}, responder_->function(), {}, {}, Ran::no});
+  send(*responder_,
+       Error{ErrorCode::queue_full, reason, {}, responder_->function(), {}, {}, Ran::no});
   cancel_callbacks_.reset();
 }
 
 void PyDeferred::reject(const std::string& reason) {
   require_unsent();
   const std::string& function = responder_->function();
-  responder_->send(Error{ErrorCode::remote,
-                         "the call of '" + function + "' was refused: " + reason,
-                         {},
-                         function,
-                         "ValueError",
-                         {},
-                         Ran::no});
+  send(*responder_, Error{ErrorCode::remote,
+                          "the call of '" + function + "' was refused: " + reason,
+                          {},
+                          function,
+                          "ValueError",
+                          {},
+                          Ran::no});
   cancel_callbacks_.reset();
 }
 
@@ -148,6 +159,7 @@ void PyDeferred::add_cancel_callback(nb::callable callback) {
   if (responder_->sent()) return;
   if (!cancel_callbacks_) cancel_callbacks_ = std::make_shared<Callbacks>();
   cancel_callbacks_->push_back(std::move(callback));
+  await_engine(*responder_->context());
   responder_->on_cancel(
       [callbacks = std::weak_ptr(cancel_callbacks_), number = cancel_callbacks_->size() - 1] {
         nb::object function;
@@ -173,11 +185,14 @@ int PyDeferred::clear(PyObject* self) {
 bool PyStreamReturn::item(nb::object value) {
   require_unsent();
   Lender lender{responder_->context(), nullptr, responder_->recipient()};
-  responder_->send_item(encode_value(value, *options_, lender.context->pool(), &lender));
+  wire::Payload item = encode_value(value, *options_, lender.context->pool(), &lender);
+  await_engine(*lender.context);
+  responder_->send_item(std::move(item));
   return responder_->has_room();
 }
 
 void PyStreamReturn::when_room(nb::callable callback) {
+  await_engine(*responder_->context());
   responder_->when_room(
       [callback = Reference(std::move(callback))] { call_back(callback.borrow()); });
 }
@@ -193,12 +208,16 @@ PyType_Slot deferred_slots[] = {
 }  // namespace
 
 void bind_deferred(nb::module_& m) {
-  nb::class_<PyDeferred>(m, "RpcDeferredReturn", nb::type_slots(deferred_slots),
-                         "The reply of a define_deferred handler: call it once, from any thread.")
+  auto deferred = public_class<PyDeferred>(
+      m, "RpcDeferredReturn", nb::type_slots(deferred_slots),
+      "The reply of a define_deferred handler: call it once, from any thread.");
+  deferred
       .def("__call__", &PyDeferred::reply, nb::arg("value") = nb::none(),
+           nb::sig("def __call__(self, value: typing.Any = None) -> None"),
            "Sends the result; an exception instance makes the call fail, as error() does. Raises "
            "moolink.Error if there was a reply already.")
       .def("error", &PyDeferred::error, nb::arg("exception"),
+           nb::sig("def error(self, exception: BaseException) -> None"),
            "Makes the call fail with RemoteError at the caller.")
       .def("refuse", &PyDeferred::refuse, nb::arg("reason"),
            "Makes the call fail with QueueFull at the caller: it was not begun.")
@@ -206,17 +225,21 @@ void bind_deferred(nb::module_& m) {
            "Makes the call fail with RemoteError (remote_type \"ValueError\", ran \"no\") at the "
            "caller: what it asks for cannot be done.")
       .def("add_cancel_callback", &PyDeferred::add_cancel_callback, nb::arg("callback"),
+           nb::sig("def add_cancel_callback(self, callback: typing.Callable[[], object]) -> None"),
            "Calls `callback()` on a worker thread as soon as the caller has stopped waiting: it "
            "cancelled the call, its time limit passed, it was lost, or this peer was closed. Never "
            "once there was a reply, nor once nothing refers to this object any more.")
       .def("cancelled", &PyDeferred::cancelled,
-           "Whether the caller has stopped waiting, so that no reply is needed.");
+           "Whether the caller has stopped waiting, so that no reply is needed.")
+      .def("__repr__", &PyDeferred::repr);
   nb::class_<PyStreamReturn, PyDeferred>(m, "RpcStreamReturn", nb::type_slots(deferred_slots),
                                          "The items and then the reply of a streamed call.")
       .def("item", &PyStreamReturn::item, nb::arg("value"),
+           nb::sig("def item(self, value: typing.Any) -> bool"),
            "Sends an item; returns whether the caller takes another one now. Raises moolink.Error "
            "if it did not.")
       .def("when_room", &PyStreamReturn::when_room, nb::arg("callback"),
+           nb::sig("def when_room(self, callback: typing.Callable[[], object]) -> None"),
            "Calls `callback()` on a worker thread once the caller takes another item, or has "
            "stopped waiting.");
 }

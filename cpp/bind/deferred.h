@@ -40,6 +40,7 @@ class PyDeferred {
   void reject(const std::string& reason);
   void add_cancel_callback(nb::callable callback);
   bool cancelled() const { return responder_->cancelled(); }
+  std::string repr() const;
 
   static int traverse(PyObject* self, visitproc visit, void* arg);
   static int clear(PyObject* self);

@@ -100,6 +100,18 @@ nb::dict describe(const runtime::PathStats& stats) {
 
 }  // namespace
 
+std::string places_text(const std::vector<std::string>& addresses) {
+  std::string network;
+  std::string all;
+  for (const std::string& address : addresses) {
+    for (std::string* text : {&network, &all}) {
+      if (text == &network && address.starts_with("shm:")) continue;
+      *text += (text->empty() ? " at " : ", ") + address;
+    }
+  }
+  return network.empty() ? all : network;
+}
+
 nb::dict describe(const runtime::RpcStats& stats) {
   runtime::PathStats all;
   nb::dict paths;

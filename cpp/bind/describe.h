@@ -1,9 +1,10 @@
 #pragma once
 
-// What is known of peers and paths as dicts; moolink/_core.pyi names their fields.
+// What is known of peers and paths as dicts; moolink/reports.py names their fields.
 
 #include <nanobind/nanobind.h>
 
+#include <string>
 #include <vector>
 
 #include "rpc/explain.h"
@@ -17,5 +18,8 @@ namespace nb = nanobind;
 nb::dict describe(const runtime::RpcStats& stats);
 nb::list describe(const std::vector<rpc::PeerInfo>& peers);
 nb::dict describe(const rpc::Explanation& known);
+
+// " at " the addresses, for representations; without those of shared memory if there are others.
+std::string places_text(const std::vector<std::string>& addresses);
 
 }  // namespace moolink::bind

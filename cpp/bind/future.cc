@@ -1,6 +1,7 @@
 #include "bind/future.h"
 
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
 
 #include <cstdio>
 #include <utility>
@@ -8,7 +9,9 @@
 #include "bind/context.h"
 #include "bind/errors.h"
 #include "bind/gil.h"
+#include "bind/public_class.h"
 #include "bind/reference.h"
+#include "bind/user_code.h"
 
 namespace moolink::bind {
 namespace {
@@ -22,12 +25,13 @@ namespace {
 void call_back(const Reference& callback, const Reference& future) {
   const nb::object function = callback.borrow();
   const nb::object result =
-      nb::steal(survive_exit([&] { return PyObject_CallOneArg(function.ptr(), future.get()); }));
+      run_user_code([&] { return PyObject_CallOneArg(function.ptr(), future.get()); });
   if (!result.is_valid()) PyErr_WriteUnraisable(function.ptr());
 }
 
 void add_done_callback(nb::handle self, nb::callable callback) {
   const auto& future = nb::cast<PyFuture&>(self).future();
+  await_engine(future->context());
   future->then([function = Reference(std::move(callback)), self = Reference(nb::borrow(self))] {
     call_back(function, self);
   });
@@ -92,11 +96,17 @@ nb::object PyFuture::exception() {
 
 void PyFuture::decode() {
   if (decoded_) return;
+  const bool in_child = future_->of_parent();
   std::unique_lock lock(decoding_, std::try_to_lock);
   if (!lock) {
+    if (in_child && !decoding_in_child_) {
+      throw Exception(ErrorCode::closed, "this process was forked while another thread read the " +
+                                             subject_.text() + ": read it before the fork");
+    }
     const GilRelease unlocked;
     lock.lock();
   }
+  decoding_in_child_ = in_child;
   if (!decoded_) decode_once();
   decoded_ = true;
 }
@@ -117,8 +127,18 @@ void PyFuture::decode_once() {
   }
 }
 
+std::string PyFuture::repr() const {
+  const char* state = "pending";
+  if (future_->done()) {
+    const Error* error = std::get_if<Error>(&future_->outcome());
+    state = error == nullptr ? "done" : class_name(error->code);
+  }
+  return "<moolink.Future of " + subject_.text() + ", " + state + ">";
+}
+
 bool PyFuture::cancel() {
   if (future_->done()) return false;
+  await_engine(future_->context());
   future_->cancel();
   return true;
 }
@@ -127,6 +147,7 @@ nb::object PyFuture::released() {
   if (released_ == nullptr) {
     const auto context = default_context();
     released_ = std::make_shared<runtime::Future>(context);
+    await_engine(*context);
     const runtime::Engine::Lock lock = context->lock();
     released_->complete(wire::Payload{});
   }
@@ -154,10 +175,14 @@ int PyFuture::clear(PyObject* self) {
 }
 
 void bind_future(nb::module_& m) {
-  nb::class_<PyFuture>(m, "Future", nb::type_slots(future_slots),
-                       "The outcome of a call or operation. It may be read any number of times, "
-                       "from any thread, and awaited by many tasks on any event loops.")
+  auto future =
+      public_class<PyFuture>(m, "Future", nb::type_slots(future_slots),
+                             "The outcome of a call or operation. It may be read any number of "
+                             "times, from any thread, and "
+                             "awaited by many tasks on any event loops.");
+  future
       .def("result", &PyFuture::result, nb::arg("timeout") = nb::none(),
+           nb::sig("def result(self, timeout: float | None = None) -> typing.Any"),
            "Waits and returns the result, or raises what went wrong.\n\n"
            "Args:\n"
            "    timeout: seconds to wait; None waits until the operation itself ends.\n\n"
@@ -169,18 +194,24 @@ void bind_future(nb::module_& m) {
            "Waits for the end, good or bad; returns whether it came within `timeout` seconds.")
       .def("done", &PyFuture::done, "Whether the operation has ended.")
       .def("exception", &PyFuture::exception,
+           nb::sig("def exception(self) -> BaseException | None"),
            "What went wrong, or None if nothing did or the operation has not ended.")
       .def("cancel", &PyFuture::cancel,
            "Gives the operation up, here and at the peer; result() raises CancelledError. Returns "
            "False if it had ended already.")
       .def("add_done_callback", &add_done_callback, nb::arg("callback"),
+           nb::sig("def add_done_callback(self, callback: typing.Callable[[Future], object]) -> "
+                   "None"),
            "Calls `callback(future)` on a worker thread once the operation has ended.")
-      .def_prop_ro("released", &PyFuture::released,
+      .def_prop_ro("released", &PyFuture::released, nb::sig("def released(self) -> Future"),
                    "A Future that is done when nobody reads any more what the call has lent (see "
                    "moolink.lend): the memory may be written again. Done at once if it lends "
                    "nothing. Its result is None.")
-      .def("__await__", &await)
-      .def("__iter__", &await);
+      .def("__repr__", &PyFuture::repr)
+      .def("__await__", &await,
+           nb::sig("def __await__(self) -> typing.Generator[typing.Any, None, typing.Any]"))
+      .def("__iter__", &await,
+           nb::sig("def __iter__(self) -> typing.Generator[typing.Any, None, typing.Any]"));
 }
 
 }  // namespace moolink::bind

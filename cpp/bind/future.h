@@ -49,6 +49,7 @@ class PyFuture {
   nb::object exception();
   bool cancel();
   nb::object released();
+  std::string repr() const;
 
   const std::shared_ptr<runtime::Future>& future() const { return future_; }
   // The value or exception of a future that is done; decoded once.
@@ -65,7 +66,8 @@ class PyFuture {
   std::shared_ptr<const Decode> decode_;
   Subject subject_;
   std::shared_ptr<runtime::Future> released_;
-  std::mutex decoding_;  // taken without the GIL, which decoding may give up
+  std::mutex decoding_;             // taken without the GIL, which decoding may give up
+  bool decoding_in_child_ = false;  // who has the lock is of a process forked from the call's
   bool decoded_ = false;
   nb::object value_;
   nb::object exception_;

@@ -14,6 +14,7 @@
 #include <atomic>
 #include <utility>
 
+#include "runtime/context.h"
 #include "runtime/workers.h"
 
 namespace moolink::bind {
@@ -61,5 +62,19 @@ class GilRelease {
  private:
   PyThreadState* state_;
 };
+
+template <class Function>
+auto without_gil(Function&& function) {
+  const GilRelease unlocked;
+  return std::forward<Function>(function)();
+}
+
+// Before a call that takes the engine's lock for a moment and needs the GIL, or is too short to
+// give it up: waits without the GIL while another thread has that lock.
+inline void await_engine(runtime::Context& context) {
+  if (context.abandoned() || context.try_lock().owns_lock()) return;
+  const GilRelease unlocked;
+  context.lock();
+}
 
 }  // namespace moolink::bind

@@ -138,6 +138,16 @@ void PyGroup::close() {
   group_->close();
 }
 
+bool PyGroup::update() {
+  await_engine(*group_->rpc()->context());
+  return group_->update();
+}
+
+bool PyGroup::closed() const {
+  const runtime::Engine::Lock lock = group_->rpc()->context()->lock();
+  return group_->closed();
+}
+
 std::vector<std::string> PyGroup::members() const {
   std::vector<std::string> names;
   for (const group::MemberInfo& member : group_->view().members) names.push_back(member.name);
@@ -271,29 +281,85 @@ nb::object PyGroup::all_reduce_value(const std::string& name, nb::handle value, 
       nb::rv_policy::take_ownership);
 }
 
+namespace {
+
+constexpr const char* kCollectiveDoc =
+    R"(Starts a collective of numbers; returns its Future.
+
+Args:
+    name: tells operations apart; the n-th start of a name meets the others' n-th start.
+    kind: "all_reduce", "reduce_scatter", "all_gather", "broadcast", "gather", "scatter" or
+        "barrier".
+    root: the rank of the root; unused by kinds that have none.
+    op: "sum", "mean", "min", "max", "prod", "and", "or" or "xor"; unused by kinds that reduce
+        nothing.
+    dtype: numpy's name of the elements' type.
+    layout: text that has to be the same at all members.
+    count: elements of a block.
+    array: this member's input. One of at least 64 KB is read until the future is done.
+    output: a writable array without gaps for the result, with which the future's result is None;
+        None: the future's result is a new flat array.
+    retry: whether the operation starts again when the group changes.
+    compress: "none", "bf16" or "int8".
+
+Raises:
+    moolink.Closed: the group is closed, or this peer is in no view.
+    moolink.GroupChanged: the view is not the one that update() has shown last.
+    ValueError: an argument is none of the above, or sizes do not fit.
+    TypeError: `array` or `output` is no array of numbers in host memory.)";
+
+void bind_membership(nb::class_<PyGroup>& bound) {
+  const nb::call_guard<GilRelease> unlocked;
+  bound.def("update", &PyGroup::update, "Takes over the newest view; returns whether it changed.")
+      .def("members", &PyGroup::members, "Names of the members by rank, as of the last update().")
+      .def("rank", &PyGroup::rank, "This peer's rank; None while it is in no view.")
+      .def("epoch", &PyGroup::epoch, "Number of the view; 0: there is none.")
+      .def("active", &PyGroup::active, "Whether there is a view.")
+      .def("waiting_for", &PyGroup::waiting_for, unlocked,
+           "A sentence on what the group waits for; \"\": nothing.")
+      .def("set_timeout", &PyGroup::set_timeout, nb::arg("seconds"), unlocked,
+           "Sets how long this peer may be silent before it is evicted.")
+      .def("set_sort_order", &PyGroup::set_sort_order, nb::arg("order"), unlocked,
+           "Sets this peer's place among the ranks: lower comes first.")
+      .def("set_broker_name", &PyGroup::set_broker_name, nb::arg("name"), unlocked,
+           "Sets the name of the group's broker.")
+      .def("closed", &PyGroup::closed, unlocked, "Whether the group was closed here.")
+      .def("close", &PyGroup::close, "Leaves the group.");
+}
+
+}  // namespace
+
 void bind_group(nb::module_& m) {
-  nb::class_<PyGroup>(m, "GroupCore", "What moolink.Group stands on.")
-      .def(nb::init<const PyRpc&, const std::string&>(), nb::arg("rpc"), nb::arg("name"))
-      .def("update", &PyGroup::update)  // with the GIL, which guards the view that it changes
-      .def("members", &PyGroup::members)
-      .def("rank", &PyGroup::rank)
-      .def("epoch", &PyGroup::epoch)
-      .def("active", &PyGroup::active)
-      .def("waiting_for", &PyGroup::waiting_for)
-      .def("set_timeout", &PyGroup::set_timeout, nb::arg("seconds"))
-      .def("set_sort_order", &PyGroup::set_sort_order, nb::arg("order"))
-      .def("set_broker_name", &PyGroup::set_broker_name, nb::arg("name"))
+  nb::class_<PyGroup> bound(m, "GroupCore", "The base of moolink.Group.");
+  bound.def(nb::init<const PyRpc&, const std::string&>(), nb::arg("rpc"), nb::arg("name"));
+  bind_membership(bound);
+  bound
       .def("collective", &PyGroup::collective, nb::arg("name"), nb::arg("kind"), nb::arg("root"),
            nb::arg("op"), nb::arg("dtype"), nb::arg("layout"), nb::arg("count"), nb::arg("array"),
-           nb::arg("output").none(), nb::arg("retry"), nb::arg("compress") = "none")
+           nb::arg("output").none(), nb::arg("retry"), nb::arg("compress") = "none", kCollectiveDoc,
+           nb::sig("def collective(self, name: str, kind: str, root: int, op: str, dtype: str, "
+                   "layout: str, count: int, array: numpy.typing.NDArray[typing.Any], output: "
+                   "numpy.typing.NDArray[typing.Any] | None, retry: bool, compress: str = 'none') "
+                   "-> Future"))
       .def("all_reduce", &PyGroup::all_reduce, nb::arg("name"), nb::arg("op"), nb::arg("array"),
-           nb::arg("output").none(), nb::arg("retry"))
-      .def_static("check_reduction", &PyGroup::check_reduction, nb::arg("op"), nb::arg("dtype"))
-      .def("memory", &PyGroup::memory, nb::arg("bytes"))
+           nb::arg("output").none(), nb::arg("retry"),
+           "Reduces one array of numpy, torch or JAX; returns the Future of an array of the same "
+           "kind, or of `output`, which holds the result then. Returns None if the arguments need "
+           "the general way, collective(): nothing was started.",
+           nb::sig("def all_reduce(self, name: str, op: str, array: typing.Any, output: "
+                   "typing.Any, retry: bool) -> Future | None"))
+      .def_static("check_reduction", &PyGroup::check_reduction, nb::arg("op"), nb::arg("dtype"),
+                  "Raises ValueError unless elements of this dtype can be reduced by `op`.")
+      .def("memory", &PyGroup::memory, nb::arg("bytes"),
+           "A new array of so many bytes, in memory that moolink uses again later.",
+           nb::sig("def memory(self, bytes: int) -> numpy.typing.NDArray[numpy.uint8]"))
       .def("all_reduce_value", &PyGroup::all_reduce_value, nb::arg("name"), nb::arg("value"),
-           nb::arg("op"), nb::arg("retry"))
-      .def("program_key", &PyGroup::program_key)
-      .def("close", &PyGroup::close);
+           nb::arg("op"), nb::arg("retry"),
+           "Reduces any values by `op(a, b)`, in the order of the ranks; returns a Future.",
+           nb::sig("def all_reduce_value(self, name: str, value: typing.Any, op: "
+                   "typing.Callable[[typing.Any, typing.Any], typing.Any], retry: bool) -> Future"))
+      .def("program_key", &PyGroup::program_key,
+           "The name by which compiled programs of JAX find this group.");
 }
 
 }  // namespace moolink::bind

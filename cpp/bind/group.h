@@ -23,15 +23,18 @@ class PyGroup {
   PyGroup(const PyGroup&) = delete;
   PyGroup& operator=(const PyGroup&) = delete;
 
-  bool update() { return group_->update(); }
+  // With the GIL, which guards the view that it changes.
+  bool update();
   std::vector<std::string> members() const;
   std::optional<std::size_t> rank() const;
   std::uint64_t epoch() const { return group_->view().epoch; }
   bool active() const { return !group_->view().empty(); }
+  // Without the GIL:
   std::string waiting_for() const { return group_->waiting_for(); }
   void set_timeout(double seconds);
   void set_sort_order(std::int64_t order) { group_->set_sort_order(order); }
   void set_broker_name(const std::string& name) { group_->set_broker_name(name); }
+  bool closed() const;
   // `array`: this member's input, whatever its shape; `count`: elements of a block (plan.h);
   // `output`: where the result goes, or None: a new flat array, which the future returns. With
   // `output` the future returns None. A large input is referred to until the future is done.

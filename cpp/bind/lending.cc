@@ -11,8 +11,10 @@
 
 #include "bind/context.h"
 #include "bind/gil.h"
+#include "bind/public_class.h"
 #include "bind/reference.h"
 #include "bind/tensor.h"
+#include "bind/user_code.h"
 
 namespace moolink::bind {
 namespace {
@@ -21,8 +23,7 @@ PyObject* lent_type = nullptr;  // lives as long as the module
 
 void call(const Reference& callback) {
   const nb::object function = callback.borrow();
-  const nb::object result =
-      nb::steal(survive_exit([&] { return PyObject_CallNoArgs(function.ptr()); }));
+  const nb::object result = run_user_code([&] { return PyObject_CallNoArgs(function.ptr()); });
   if (!result.is_valid()) PyErr_WriteUnraisable(function.ptr());
 }
 
@@ -78,13 +79,18 @@ int PyLent::clear(PyObject* self) {
 }
 
 void bind_lending(nb::module_& m) {
-  nb::class_<PyLent> lent(m, "Lent", nb::type_slots(lent_slots),
-                          "A value whose arrays are lent where it is sent; see moolink.lend.");
+  auto lent =
+      public_class<PyLent>(m, "Lent", nb::type_slots(lent_slots),
+                           "A value whose arrays are lent where it is sent; see moolink.lend.");
   lent.def(nb::init<nb::object, nb::object>(), nb::arg("value").none(),
-           nb::arg("on_release") = nb::none());
+           nb::arg("on_release") = nb::none(),
+           nb::sig("def __init__(self, value: typing.Any, on_release: typing.Callable[[], object] "
+                   "| None = None) -> None"));
   lent_type = lent.ptr();
   m.def("empty", &empty, nb::arg("shape"), nb::arg("dtype"), nb::arg("arrays"),
-        "See moolink.empty.");
+        "See moolink.empty.",
+        nb::sig("def empty(shape: collections.abc.Sequence[int], dtype: str, arrays: str) -> "
+                "typing.Any"));
 }
 
 }  // namespace moolink::bind

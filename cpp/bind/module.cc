@@ -12,13 +12,16 @@
 #include "bind/future.h"
 #include "bind/group.h"
 #include "bind/lending.h"
+#include "bind/replay.h"
 #include "bind/rpc.h"
+#include "bind/shared_words.h"
 #include "bind/stream.h"
 #include "bind/tensor_layouts.h"
 #include "bind/value.h"
 #include "bind/xla_all_reduce.h"
 
-NB_MODULE(_core, m) {
+NB_MODULE(_core_of_any_interpreter, m) {
+  m.doc() = "The compiled core. What users need of it is re-exported by moolink.";
   // Daemon threads and calls in flight hold objects when the interpreter ends: no fault of the
   // user's, and nothing to fill the terminal with.
   nanobind::set_leak_warnings(std::getenv("MOOLINK_LEAK_WARNINGS") != nullptr);
@@ -35,6 +38,21 @@ NB_MODULE(_core, m) {
   moolink::bind::bind_broker(m);
   moolink::bind::bind_group(m);
   moolink::bind::bind_tensor_layouts(m);
+  moolink::bind::bind_shared_words(m);
   moolink::bind::bind_accumulator(m);
+  moolink::bind::bind_replay(m);
   moolink::bind::bind_xla(m);
+}
+
+// The threads, the context and nanobind's table of types are the process's: a second interpreter
+// would take them from the first one, so it is refused before nanobind begins.
+// NOLINTNEXTLINE(bugprone-reserved-identifier): the name that Python looks for
+extern "C" NB_EXPORT PyObject* PyInit__core() {
+  if (PyInterpreterState_Get() != PyInterpreterState_Main()) {
+    PyErr_SetString(PyExc_ImportError,
+                    "moolink works in the main interpreter only, not in a subinterpreter: use it "
+                    "there, or in a process of its own (multiprocessing, subprocess)");
+    return nullptr;
+  }
+  return PyInit__core_of_any_interpreter();
 }

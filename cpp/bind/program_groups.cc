@@ -3,11 +3,14 @@
 #include <map>
 #include <mutex>
 
+#include "base/at_fork.h"
+
 namespace moolink::bind {
 namespace {
 
 struct Groups {
   std::mutex mutex;
+  HeldOverForks over_forks{mutex};
   std::map<std::string, std::weak_ptr<runtime::GroupPeer>> by_key;
 };
 

@@ -4,6 +4,7 @@
 #include <mutex>
 #include <vector>
 
+#include "base/at_fork.h"
 #include "bind/gil.h"
 
 namespace moolink::bind {
@@ -13,6 +14,7 @@ struct Dropped {
   std::atomic<bool> any{false};
   std::atomic<bool> asked{false};  // the interpreter, to release them
   std::mutex mutex;
+  HeldOverForks over_forks{mutex};
   std::vector<PyObject*> objects;
 };
 

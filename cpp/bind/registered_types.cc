@@ -92,11 +92,19 @@ const RegisteredType* find_registered_late(std::string_view name) {
 
 void bind_registered_types(nb::module_& m) {
   m.def("register_type", &register_type, nb::arg("type"), nb::arg("name"), nb::arg("form"),
-        nb::arg("fields"), nb::arg("to_state").none(), nb::arg("from_state").none());
+        nb::arg("fields"), nb::arg("to_state").none(), nb::arg("from_state").none(),
+        "Registers a type of values, see moolink.register. `form`: \"dataclass\", \"namedtuple\", "
+        "\"enum\", \"flags\" or, with `to_state` and `from_state`, \"converted\".",
+        nb::sig("def register_type(type: type[typing.Any], name: str, form: str, fields: "
+                "collections.abc.Sequence[str], to_state: typing.Callable[[typing.Any], object] | "
+                "None, from_state: typing.Callable[[typing.Any], typing.Any] | None) -> None"));
   m.def(
       "set_late_registration", [](nb::object late) { registry().late = late.release().ptr(); },
       nb::arg("late"),
-      "What to call with a type, or a peer's name of one, that nobody registered.");
+      "Sets what is called with a type, or a peer's name of one, that nobody registered; it "
+      "returns whether it registered it.",
+      nb::sig("def set_late_registration(late: typing.Callable[[type[typing.Any] | str], bool]) -> "
+              "None"));
 }
 
 }  // namespace moolink::bind

@@ -13,6 +13,7 @@
 #include "bind/errors.h"
 #include "bind/gil.h"
 #include "bind/stream.h"
+#include "bind/user_code.h"
 #include "transport/verbs/availability.h"
 
 namespace moolink::bind {
@@ -90,8 +91,8 @@ nb::object function_named(const std::weak_ptr<std::map<std::string, Reference>>&
 }
 
 nb::object call_python(nb::handle function, nb::handle arguments, nb::handle keywords) {
-  nb::object result = nb::steal(
-      survive_exit([&] { return PyObject_Call(function.ptr(), arguments.ptr(), keywords.ptr()); }));
+  nb::object result =
+      run_user_code([&] { return PyObject_Call(function.ptr(), arguments.ptr(), keywords.ptr()); });
   if (!result.is_valid()) throw nb::python_error();
   return result;
 }
@@ -182,7 +183,6 @@ void PyRpc::set_transports(const std::vector<std::string>& names) {
 
 std::vector<std::string> PyRpc::listen(const std::string& address,
                                        const std::optional<std::string>& advertise) {
-  const GilRelease unlocked;
   return peer_->listen(address, advertise.value_or(""));
 }
 
@@ -230,7 +230,10 @@ void PyRpc::add_function(const std::string& name, nb::callable function,
                          runtime::CallHandler (*make)(std::weak_ptr<Functions>, const std::string&,
                                                       std::shared_ptr<const ValueOptions>),
                          const std::string& group) {
-  peer_->define(name, make(functions_, name, options_), group);
+  {
+    const GilRelease unlocked;
+    peer_->define(name, make(functions_, name, options_), group);
+  }
   (*functions_)[name] = Reference(std::move(function));
 }
 
@@ -362,16 +365,34 @@ nb::object PyRpc::stream(const std::string& peer, const std::string& function,
 
 // --- what is going on
 
+std::string PyRpc::repr() const {
+  try {
+    const std::string named = "<moolink.Rpc '" + peer_->name() + "'";
+    if (peer_->closed()) return named + ", closed>";
+    const std::vector<rpc::PeerInfo> peers = peer_->peers();
+    const auto connected = std::count_if(peers.begin(), peers.end(),
+                                         [](const rpc::PeerInfo& info) { return info.connected; });
+    return named + places_text(peer_->addresses()) + ", connected to " + std::to_string(connected) +
+           (connected == 1 ? " peer>" : " peers>");
+  } catch (const Exception&) {  // this process was forked
+    return "<moolink.Rpc of the parent process>";
+  }
+}
+
 nb::dict PyRpc::stats() const {
-  nb::dict stats = describe(peer_->stats());
+  nb::dict stats = describe(without_gil([this] { return peer_->stats(); }));
   stats["copies"] = options_->copies->describe();
   stats["cuda"] = cuda_info();
   return stats;
 }
 
-nb::list PyRpc::peers() const { return describe(peer_->peers()); }
+nb::list PyRpc::peers() const {
+  return describe(without_gil([this] { return peer_->peers(); }));
+}
 
-nb::dict PyRpc::explain(const std::string& peer) const { return describe(peer_->explain(peer)); }
+nb::dict PyRpc::explain(const std::string& peer) const {
+  return describe(without_gil([&] { return peer_->explain(peer); }));
+}
 
 // --- garbage collection: handlers often refer to what holds the Rpc
 

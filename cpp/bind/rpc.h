@@ -61,6 +61,7 @@ class PyRpc {
   nb::object stream(const std::string& peer, const std::string& function, const nb::args& arguments,
                     const nb::kwargs& keywords);
 
+  std::string repr() const;  // without the GIL
   nb::dict stats() const;
   nb::list peers() const;
   nb::dict explain(const std::string& peer) const;

@@ -6,6 +6,8 @@
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
+#include "bind/context_manager.h"
+#include "bind/gil.h"
 #include "bind/rpc.h"
 
 namespace moolink::bind {
@@ -68,7 +70,7 @@ later and from any thread: `deferred(value)` or `deferred.error(exception)`. Dro
 the caller is told so at once.)";
 
 constexpr const char* kStreamDoc =
-    R"(stream(peer, function, *args, **kwargs): calls a function that yields; returns a Stream.
+    R"(Calls a function of a peer that yields; returns a Stream of its items.
 
 The function, defined as any other, is a generator or returns an iterator. Iterate over the stream,
 with `for` or `async for`, to get the items as they come. The handler is run 16 items ahead of what
@@ -81,10 +83,11 @@ closes the generator.
 Iterating raises what a call would, see async_; TimeoutError if no item came for the time limit.)";
 
 constexpr const char* kAsyncDoc =
-    R"(async_(peer, function, *args, **kwargs): calls a function of a peer; returns a Future.
+    R"(Calls a function of a peer; returns a Future of its result.
 
-The arguments are captured before this returns, but for what is in moolink.lend(...). Calls of one thread to one peer start there in their
-order. Does not block on the network; every failure is the future's:
+The arguments are captured before this returns, but for what is in moolink.lend(...). Calls of one
+thread to one peer start there in their order. Does not block on the network; every failure is the
+future's:
 
     NoSuchFunction: the peer has no such function.
     RemoteError: the handler raised.
@@ -110,7 +113,7 @@ Raises:
     ValueError: an address is malformed.)";
 
 constexpr const char* kExplainDoc =
-    R"(How a peer is reached, or why it is not: a dict, as moolink._core.Explanation.
+    R"(How a peer is reached, or why it is not: a dict, see moolink.Explanation.
 
 "path" is the path in use ("none" if there is none), with its round trip in seconds ("latency",
 smoothed, and "last_latency"; None before it is measured) and the "cipher" of TLS (None: what is
@@ -126,60 +129,84 @@ void bind_class(nb::class_<PyRpc>& rpc) {
           nb::arg("device") = "cpu", nb::arg("allow_pickle") = false,
           nb::arg("transports") = nb::none(), nb::arg("timeout") = kDefaultTimeout,
           nb::arg("keys") = std::vector<PyRpc::PyKey>(), nb::arg("key_origin") = "")
-      .def("set_name", &PyRpc::set_name, nb::arg("name"),
+      .def("set_name", &PyRpc::set_name, nb::arg("name"), nb::call_guard<GilRelease>(),
            "Names the peer; raises ValueError after the first connection.")
-      .def("get_name", &PyRpc::get_name, "The peer's name.")
+      .def("get_name", &PyRpc::get_name, nb::call_guard<GilRelease>(), "The peer's name.")
       .def("set_timeout", &PyRpc::set_timeout, nb::arg("seconds"),
            "Life of each new call in seconds.")
       .def("get_timeout", &PyRpc::get_timeout, "Life of a call in seconds.")
-      .def("set_transports", &PyRpc::set_transports, nb::arg("names"),
+      .def("set_transports", &PyRpc::set_transports, nb::arg("names"), nb::call_guard<GilRelease>(),
            "Chooses among \"shm\" and \"tcp\" (moolib's and longer names are known too) before "
            "the first listen or connect.")
       .def("listen", &PyRpc::listen, nb::arg("address"), nb::arg("advertise") = nb::none(),
-           kListenDoc)
-      .def("connect", &PyRpc::connect, nb::arg("address"),
+           nb::call_guard<GilRelease>(), kListenDoc)
+      .def("connect", &PyRpc::connect, nb::arg("address"), nb::call_guard<GilRelease>(),
            "Connects to whoever listens at \"host:port\" and keeps trying, now and whenever the "
            "connection is lost. Returns at once; raises ValueError if the address is malformed.")
-      .def("addresses", &PyRpc::addresses, "Where this peer can be reached.")
-      .def("define", &PyRpc::define, nb::arg("name"), nb::arg("function"), kDefineDoc)
-      .def("define_streamed", &PyRpc::define_streamed, nb::arg("name"), nb::arg("function"),
-           "Like define_deferred, of calls by stream: the first argument is an RpcStreamReturn.")
+      .def("addresses", &PyRpc::addresses, nb::call_guard<GilRelease>(),
+           "Where this peer can be reached.")
+      .def("define", &PyRpc::define, nb::arg("name"), nb::arg("function"), kDefineDoc,
+           nb::sig("def define(self, name: str, function: typing.Callable[..., typing.Any]) -> "
+                   "None"))
+      .def("_define_streamed", &PyRpc::define_streamed, nb::arg("name"), nb::arg("function"),
+           "Like define_deferred, of calls by stream: the first argument is an RpcStreamReturn.",
+           nb::sig("def _define_streamed(self, name: str, function: typing.Callable[..., "
+                   "typing.Any]) -> None"))
       .def("define_deferred", &PyRpc::define_deferred, nb::arg("name"), nb::arg("function"),
-           kDeferredDoc)
-      .def("define_confined", &PyRpc::define_confined, nb::arg("name"), nb::arg("function"),
+           kDeferredDoc,
+           nb::sig("def define_deferred(self, name: str, function: typing.Callable[..., "
+                   "typing.Any]) -> None"))
+      .def("_define_confined", &PyRpc::define_confined, nb::arg("name"), nb::arg("function"),
            nb::arg("group"),
-           "Like define_deferred; peers that hold another group's key cannot call it.")
+           "Like define_deferred; peers that hold another group's key cannot call it.",
+           nb::sig("def _define_confined(self, name: str, function: typing.Callable[..., "
+                   "typing.Any], group: str) -> None"))
       .def("undefine", &PyRpc::undefine, nb::arg("name"),
            "Withdraws a function and waits until no call of it runs; a stream that has begun goes "
            "on. Raises ValueError if it is not defined.")
-      .def("async_", &PyRpc::async, kAsyncDoc)
+      .def("async_", &PyRpc::async, kAsyncDoc,
+           nb::sig("def async_(self, peer: str, function: str, /, *args: typing.Any, **kwargs: "
+                   "typing.Any) -> Future"))
       .def("async_many", &PyRpc::async_many,
-           "async_many(peers, function, *args, **kwargs): like async_ to each of several peers; "
-           "the arguments are encoded once. Returns a dict from peer to Future, in their order.")
+           "Calls a function of each of several peers, as async_ does; the arguments are encoded "
+           "once. Returns a dict from peer to Future, in the order of `peers`.",
+           nb::sig("def async_many(self, peers: collections.abc.Sequence[str], function: str, /, "
+                   "*args: typing.Any, **kwargs: typing.Any) -> dict[str, Future]"))
       .def("async_callback", &PyRpc::async_callback,
-           "async_callback(peer, function, callback, *args, **kwargs): like async_, and calls "
-           "`callback(result, error)` on a worker thread; error is None or the exception.")
+           "Calls a function of a peer, as async_ does, and then `callback(result, error)` on a "
+           "worker thread; error is None or the exception.",
+           nb::sig("def async_callback(self, peer: str, function: str, callback: "
+                   "typing.Callable[[typing.Any, BaseException | None], object], /, *args: "
+                   "typing.Any, **kwargs: typing.Any) -> None"))
       .def("sync", &PyRpc::sync,
-           "sync(peer, function, *args, **kwargs): like async_, and waits for the result.")
-      .def("stream", &PyRpc::stream, kStreamDoc)
+           "Calls a function of a peer, as async_ does, waits for the result and returns it, or "
+           "raises what went wrong.",
+           nb::sig("def sync(self, peer: str, function: str, /, *args: typing.Any, **kwargs: "
+                   "typing.Any) -> typing.Any"))
+      .def("stream", &PyRpc::stream, kStreamDoc,
+           nb::sig("def stream(self, peer: str, function: str, /, *args: typing.Any, **kwargs: "
+                   "typing.Any) -> Stream"))
       .def("close", &PyRpc::close,
            "Flushes replies for a moment, says goodbye to the peers and fails pending calls with "
            "moolink.Closed. More calls of it do nothing.")
       .def(
           "stats", &PyRpc::stats,
-          "Counters since the beginning, as moolink._core.RpcStats: calls, frames and bytes (all "
+          "Counters since the beginning, see moolink.RpcStats: calls, frames and bytes (all "
           "paths, and by path in \"paths\"), connections, failed dials, peers; in \"copies\" those "
-          "of arrays that others would have saved, in \"cuda\" those from and to CUDA devices.")
+          "of arrays that others would have saved, in \"cuda\" those from and to CUDA devices.",
+          nb::sig("def stats(self) -> moolink.reports.RpcStats"))
       .def("peers", &PyRpc::peers,
-           "The other peers that are connected or waited for, a dict each, as "
-           "moolink._core.PeerInfo: the paths that are up, latency (round trip in seconds) and "
-           "seconds of silence, bytes not acknowledged, calls that wait and run.")
-      .def("explain", &PyRpc::explain, nb::arg("peer"), kExplainDoc)
-      .def("flight_recorder", &PyRpc::flight_recorder,
+           "The other peers that are connected or waited for, a dict each, see "
+           "moolink.PeerInfo: the paths that are up, latency (round trip in seconds) and "
+           "seconds of silence, bytes not acknowledged, calls that wait and run.",
+           nb::sig("def peers(self) -> list[moolink.reports.PeerInfo]"))
+      .def("explain", &PyRpc::explain, nb::arg("peer"), kExplainDoc,
+           nb::sig("def explain(self, peer: str) -> moolink.reports.Explanation"))
+      .def("flight_recorder", &PyRpc::flight_recorder, nb::call_guard<GilRelease>(),
            "The last events of this peer, oldest first, a line each: seconds before now, peer, "
            "kind, number of the call or connection, other peer, text. A context keeps 1,000.")
-      .def("__enter__", [](nb::handle self) { return nb::borrow(self); })
-      .def("__exit__", [](PyRpc& self, const nb::args&) { self.close(); });
+      .def("__repr__", &PyRpc::repr, nb::call_guard<GilRelease>());
+  def_context_manager(rpc);
 }
 
 }  // namespace

@@ -3,10 +3,13 @@
 #include <utility>
 
 #include "bind/context.h"
+#include "bind/context_manager.h"
 #include "bind/deferred.h"
 #include "bind/errors.h"
 #include "bind/gil.h"
+#include "bind/public_class.h"
 #include "bind/reference.h"
+#include "bind/user_code.h"
 
 namespace moolink::bind {
 namespace {
@@ -35,7 +38,7 @@ class Yielder : public std::enable_shared_from_this<Yielder> {
   // False: that was the last one.
   bool send_next() {
     const nb::object iterator = iterator_.borrow();
-    const nb::object item = nb::steal(survive_exit([&] { return PyIter_Next(iterator.ptr()); }));
+    const nb::object item = run_user_code([&] { return PyIter_Next(iterator.ptr()); });
     if (!item.is_valid()) {
       if (PyErr_Occurred() == nullptr) {
         send_value(*responder_, nb::none(), *options_);
@@ -47,7 +50,9 @@ class Yielder : public std::enable_shared_from_this<Yielder> {
     }
     try {
       Lender lender{responder_->context(), nullptr, responder_->recipient()};
-      responder_->send_item(encode_value(item, *options_, lender.context->pool(), &lender));
+      wire::Payload payload = encode_value(item, *options_, lender.context->pool(), &lender);
+      await_engine(*lender.context);
+      responder_->send_item(std::move(payload));
       return true;
     } catch (nb::python_error& e) {
       responder_->send(to_remote_error(e, responder_->function()));
@@ -84,6 +89,7 @@ void send_stream(const std::shared_ptr<runtime::Responder>& responder, nb::objec
 // --- at the caller
 
 std::optional<nb::object> PyStream::take() {
+  await_engine(stream_->context());
   const std::optional<wire::Payload> item = stream_->take();
   if (!item) return std::nullopt;
   return decode_value(*item, *options_);
@@ -118,28 +124,35 @@ nb::tuple PyStream::poll() {
   return nb::make_tuple(nb::none(), false);
 }
 
+void PyStream::close() {
+  await_engine(stream_->context());
+  stream_->cancel();
+}
+
 void bind_stream(nb::module_& m) {
-  nb::class_<PyStream>(m, "Stream",
-                       "The items that a handler yields, in order, as they come: iterate over it, "
-                       "with `for` or `async for`. A few items are fetched ahead; the handler goes "
-                       "on as they are taken.\n\n"
-                       "Iterating raises what a call would: moolink.TimeoutError if no item came "
-                       "within the peer's timeout, moolink.RemoteError after the items that were "
-                       "yielded before the handler raised, moolink.PeerLost, ... It raises it "
-                       "once; after that, iterating ends at once.")
-      .def("__iter__", [](nb::handle self) { return nb::borrow(self); })
-      .def("__next__", &PyStream::next)
-      .def("__aiter__", [](nb::handle self) { return nb::borrow(self); })
-      .def("__anext__",
-           [](nb::handle self) {
-             return nb::module_::import_("moolink.asyncio_bridge").attr("next_item")(self);
-           })
-      .def("_poll", &PyStream::poll)
+  auto stream = public_class<PyStream>(
+      m, "Stream",
+      "The items that a handler yields, in order, as they come: iterate over it, with `for` or "
+      "`async for`. A few items are fetched ahead; the handler goes on as they are taken.\n\n"
+      "Iterating raises what a call would: moolink.TimeoutError if no item came within the peer's "
+      "timeout, moolink.RemoteError after the items that were yielded before the handler raised, "
+      "moolink.PeerLost, ... It raises it once; after that, iterating ends at once.");
+  const auto itself = [](nb::handle self) { return nb::borrow(self); };
+  stream.def("__iter__", itself, nb::sig("def __iter__(self) -> Stream"))
+      .def("__next__", &PyStream::next, nb::sig("def __next__(self) -> typing.Any"))
+      .def("__aiter__", itself, nb::sig("def __aiter__(self) -> Stream"))
+      .def(
+          "__anext__",
+          [](nb::handle self) {
+            return nb::module_::import_("moolink.asyncio_bridge").attr("next_item")(self);
+          },
+          nb::sig("def __anext__(self) -> typing.Coroutine[typing.Any, typing.Any, typing.Any]"))
+      .def("_poll", &PyStream::poll, "An item that has come and True, or None and False.",
+           nb::sig("def _poll(self) -> tuple[typing.Any, bool]"))
       .def("close", &PyStream::close,
            "Stops the handler, whose generator is closed; iterating then raises CancelledError "
-           "after the items that had come. Dropping the stream does the same.")
-      .def("__enter__", [](nb::handle self) { return nb::borrow(self); })
-      .def("__exit__", [](PyStream& self, const nb::args&) { self.close(); });
+           "after the items that had come. Dropping the stream does the same.");
+  def_context_manager(stream);
 }
 
 }  // namespace moolink::bind

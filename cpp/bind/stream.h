@@ -28,7 +28,7 @@ class PyStream {
   // The next item and true, or None and false if it has not come yet; raises StopAsyncIteration
   // after the last one.
   nb::tuple poll();
-  void close() { stream_->cancel(); }
+  void close();
 
   const std::shared_ptr<runtime::Stream>& stream() const { return stream_; }
 

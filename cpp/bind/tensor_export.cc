@@ -390,9 +390,13 @@ void bind_tensors(nb::module_& m) {
   nb::class_<ReceivedTensor>(m, "ReceivedTensor", nb::type_slots(received_tensor_slots),
                              "Memory of a received array: what numpy, torch and JAX arrays that "
                              "moolink returns own.")
-      .def("__dlpack__", &dlpack, nb::kw_only(), nb::arg("stream") = nb::none(),
-           nb::arg("max_version") = nb::none(), nb::arg("dl_device") = nb::none(),
-           nb::arg("copy") = nb::none())
+      .def(
+          "__dlpack__", &dlpack, nb::kw_only(), nb::arg("stream") = nb::none(),
+          nb::arg("max_version") = nb::none(), nb::arg("dl_device") = nb::none(),
+          nb::arg("copy") = nb::none(),
+          nb::sig("def __dlpack__(self, *, stream: typing.Any = None, max_version: tuple[int, int] "
+                  "| None = None, dl_device: tuple[int, int] | None = None, copy: bool | None = "
+                  "None) -> typing.Any"))
       .def("__dlpack_device__",
            [](const ReceivedTensor&) { return std::pair<int, int>(kDLCPU, 0); });
   m.def(
@@ -408,10 +412,12 @@ void bind_tensors(nb::module_& m) {
         info["address"] = reinterpret_cast<std::uintptr_t>(imported.tensor.data);
         return info;
       },
-      nb::arg("tensor"), "How moolink sees a tensor: its dtype, shape, strides (elements) ...");
+      nb::arg("tensor"), "How moolink sees a tensor: its dtype, shape, strides (elements) ...",
+      nb::sig("def tensor_info(tensor: typing.Any) -> moolink.reports.TensorInfo"));
   m.def("as_array", &as_array, nb::arg("tensor"),
         "numpy's view of a tensor of any framework, or a copy of one on a CUDA device; read-only "
-        "where it must not be written.");
+        "where it must not be written.",
+        nb::sig("def as_array(tensor: typing.Any) -> numpy.typing.NDArray[typing.Any]"));
 }
 
 }  // namespace moolink::bind

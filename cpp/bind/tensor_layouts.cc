@@ -58,7 +58,8 @@ void bind_tensor_layouts(nb::module_& m) {
       .def(nb::init<const std::vector<TensorLayouts::Layout>&>(), nb::arg("layouts"))
       .def("addresses", &TensorLayouts::addresses, nb::arg("tensors"),
            "Where the elements lie, 0 for None; None unless all are as they have to be, in host "
-           "memory and without gaps.");
+           "memory and without gaps.",
+           nb::sig("def addresses(self, tensors: list[typing.Any]) -> list[int] | None"));
 }
 
 }  // namespace moolink::bind

@@ -56,12 +56,17 @@ void bind_values(nb::module_& m) {
   bind_tensors(m);
   bind_registered_types(m);
   const std::size_t max_depth = Limits{}.max_depth;
-  m.def("encode", &encode, nb::arg("value").none(), nb::kw_only(), nb::arg("allow_pickle") = false,
-        nb::arg("max_depth") = max_depth, nb::arg("max_message") = Limits{}.max_message,
-        "The message a value becomes: its body and the bytes of its arrays.");
+  m.def(
+      "encode", &encode, nb::arg("value").none(), nb::kw_only(), nb::arg("allow_pickle") = false,
+      nb::arg("max_depth") = max_depth, nb::arg("max_message") = Limits{}.max_message,
+      "The message that a value becomes: its body and the bytes of its arrays.",
+      nb::sig("def encode(value: typing.Any, *, allow_pickle: bool = False, max_depth: int = ..., "
+              "max_message: int = ...) -> tuple[bytes, list[bytes]]"));
   m.def("decode", &decode, nb::arg("body"), nb::arg("parts"), nb::kw_only(),
         nb::arg("allow_pickle") = false, nb::arg("arrays") = "same",
-        nb::arg("max_depth") = max_depth, "The value of a message; raises WireError.");
+        nb::arg("max_depth") = max_depth, "The value of a message; raises WireError.",
+        nb::sig("def decode(body: bytes, parts: list[bytes], *, allow_pickle: bool = False, "
+                "arrays: str = 'same', max_depth: int = ...) -> typing.Any"));
 }
 
 }  // namespace moolink::bind

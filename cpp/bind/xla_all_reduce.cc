@@ -226,7 +226,8 @@ xla::Error* handle_all_reduce(xla::CallFrame* frame) {
 void bind_xla(nb::module_& m) {
   m.def(
       "xla_all_reduce", [] { return nb::capsule(reinterpret_cast<void*>(&handle_all_reduce)); },
-      "The handler of moolink.jax's custom call, for jax.ffi.register_ffi_target.");
+      "The handler of moolink.jax's custom call, for jax.ffi.register_ffi_target.",
+      nb::sig("def xla_all_reduce() -> object"));
 }
 
 }  // namespace moolink::bind

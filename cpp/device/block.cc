@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/at_fork.h"
 #include "base/round_up.h"
 #include "device/devices.h"
 
@@ -69,6 +70,7 @@ class Shelf {
   };
 
   std::mutex mutex_;
+  HeldOverForks over_forks_{mutex_};
   std::deque<Idle> idle_;
   std::size_t idle_bytes_ = 0;
 };

@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "base/at_fork.h"
 #include "base/descriptor.h"
 #include "device/driver.h"
 #include "device/staging.h"
@@ -124,6 +125,7 @@ class Devices {
   int count_ = 0;
   Staging staging_;
   std::mutex mutex_;
+  HeldOverForks over_forks_{mutex_};
   std::vector<Device> devices_;
   std::atomic<std::uint64_t> bytes_to_host_{0};
   std::atomic<std::uint64_t> bytes_to_device_{0};

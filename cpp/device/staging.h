@@ -8,6 +8,8 @@
 #include <optional>
 #include <vector>
 
+#include "base/at_fork.h"
+
 namespace moolink::device {
 
 struct StagingOptions {
@@ -39,6 +41,7 @@ class Staging {
   const StagingOptions options_;
   const Allocate allocate_;
   std::mutex mutex_;
+  HeldOverForks over_forks_{mutex_};
   std::condition_variable returned_;
   std::vector<std::byte*> free_;
   std::atomic<std::size_t> slots_made_{0};

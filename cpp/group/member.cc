@@ -56,10 +56,6 @@ void Member::broker_down(Time now) {
   if (left_ || broker_.empty()) return;
   broker_ = {};
   refusal_.clear();
-  say(LogLevel::warning, active()
-                             ? "no connection to the broker; the group goes on in epoch " +
-                                   std::to_string(active_.epoch)
-                             : std::string("no connection to the broker; the group waits for it"));
 }
 
 void Member::peer_up(Time now, const Uid& instance) {

@@ -26,7 +26,9 @@ std::pair<LendingPool::Place, std::byte*> LendingPool::take(std::size_t block_by
   const Place block = blocks.back();
   blocks.pop_back();
   if (block_bytes >= kSegmentBytes) free_large_bytes_ -= block_bytes;
-  return {block, segments_.at(block.segment).segment->data() + block.offset};
+  Entry& entry = segments_.at(block.segment);
+  ++entry.in_use;
+  return {block, entry.segment->data() + block.offset};
 }
 
 void LendingPool::add_segment(std::size_t block_bytes) {
@@ -49,7 +51,13 @@ void LendingPool::add_segment(std::size_t block_bytes) {
 
 void LendingPool::release(const Place& block) {
   const std::lock_guard guard(mutex_);
-  const std::size_t block_bytes = segments_.at(block.segment).block_bytes;
+  const auto of = segments_.find(block.segment);
+  const std::size_t block_bytes = of->second.block_bytes;
+  --of->second.in_use;
+  if (of->second.forked) {
+    if (of->second.in_use == 0) retire(of);
+    return;
+  }
   free_[block_bytes].push_back(block);
   if (block_bytes < kSegmentBytes) return;
   free_large_bytes_ += block_bytes;
@@ -64,12 +72,16 @@ void LendingPool::retire_surplus() {
     while (!blocks.empty() && free_large_bytes_ > kMaxFreeBytes) {
       const auto coldest = segments_.find(blocks.front().segment);
       blocks.erase(blocks.begin());
-      by_address_.erase(coldest->second.segment->data());
-      segments_.erase(coldest);
+      retire(coldest);
       free_large_bytes_ -= size->first;
-      ++retired_;
     }
   }
+}
+
+void LendingPool::retire(Segments::iterator segment) {
+  by_address_.erase(segment->second.segment->data());
+  segments_.erase(segment);
+  ++retired_;
 }
 
 std::optional<LendingPool::Place> LendingPool::find(const std::byte* data, std::size_t size) const {
@@ -89,9 +101,28 @@ std::shared_ptr<Segment> LendingPool::segment(std::uint64_t number) const {
   return found == segments_.end() ? nullptr : found->second.segment;
 }
 
-void LendingPool::abandon() noexcept {
+// A segment that has blocks in use goes as soon as they are released: its free blocks are not given
+// out again either.
+void LendingPool::before_fork() noexcept {
+  mutex_.lock();
+  for (auto& [number, entry] : segments_) {
+    if (entry.in_use == 0 || std::exchange(entry.forked, true)) continue;
+    const std::size_t withheld =
+        std::erase_if(free_[entry.block_bytes],
+                      [segment = number](const Place& block) { return block.segment == segment; });
+    if (entry.block_bytes >= kSegmentBytes) free_large_bytes_ -= withheld * entry.block_bytes;
+  }
+}
+
+void LendingPool::after_fork_in_child() noexcept {
   abandoned_ = true;
-  for (auto& [number, entry] : segments_) entry.segment->close_descriptor();
+  free_.clear();
+  for (auto entry = segments_.begin(); entry != segments_.end();) {
+    const auto segment = entry++;
+    segment->second.segment->close_descriptor();
+    if (segment->second.in_use == 0) retire(segment);
+  }
+  mutex_.unlock();
 }
 
 }  // namespace moolink::memory

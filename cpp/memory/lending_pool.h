@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/at_fork.h"
 #include "base/buffer.h"
 #include "memory/segment.h"
 
@@ -17,8 +18,17 @@ namespace moolink::memory {
 
 // Memory of this process that peers of its host may map for reading: what lies in it is lent
 // without a copy. Blocks are 64-byte aligned, may be freed on any thread, and come back warm.
-class LendingPool final : public Allocator, public std::enable_shared_from_this<LendingPool> {
+//
+// Memory to be shared stays so over a fork: parent and child have the blocks in common that were in
+// use. They are never given out again, because the child may use them for as long as it lives. The
+// child's pool gives out nothing.
+class LendingPool final : public Allocator,
+                          public AtFork,
+                          public std::enable_shared_from_this<LendingPool> {
  public:
+  LendingPool() { join_forks(Rank::memory); }
+  ~LendingPool() override { leave_forks(Rank::memory); }
+
   struct Place {
     std::uint64_t segment = 0;  // from 1; never used twice
     std::size_t offset = 0;
@@ -39,21 +49,22 @@ class LendingPool final : public Allocator, public std::enable_shared_from_this<
   // Rises whenever a segment was retired.
   std::uint64_t retired() const { return retired_.load(std::memory_order_relaxed); }
 
-  // The prepare and the two other sides of fork(). In the child the pool gives out nothing: its
-  // memory is the parent's.
-  void before_fork() { mutex_.lock(); }
-  void after_fork() { mutex_.unlock(); }
-  void abandon() noexcept;
-
  private:
   struct Entry {
     std::shared_ptr<Segment> segment;
     std::size_t block_bytes = 0;
+    std::size_t in_use = 0;  // blocks
+    bool forked = false;
   };
+  using Segments = std::map<std::uint64_t, Entry>;
 
+  void before_fork() noexcept override;
+  void after_fork_in_parent() noexcept override { mutex_.unlock(); }
+  void after_fork_in_child() noexcept override;
   std::pair<Place, std::byte*> take(std::size_t block_bytes);
   void add_segment(std::size_t block_bytes);
   void release(const Place& block);
+  void retire(Segments::iterator segment);
   void retire_surplus();
 
   mutable std::mutex mutex_;
@@ -61,7 +72,7 @@ class LendingPool final : public Allocator, public std::enable_shared_from_this<
   bool abandoned_ = false;
   std::uint64_t last_segment_ = 0;
   std::size_t free_large_bytes_ = 0;
-  std::map<std::uint64_t, Entry> segments_;
+  Segments segments_;
   std::map<const std::byte*, std::uint64_t> by_address_;  // of the beginnings
   std::map<std::size_t, std::vector<Place>> free_;        // by block size, the warmest last
 };

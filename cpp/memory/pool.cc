@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/at_fork.h"
+
 namespace moolink::memory {
 namespace {
 
@@ -62,7 +64,9 @@ void give_up(std::byte* block, std::size_t bytes) {
 
 }  // namespace
 
-class Pool::Shelves {
+// A forked child keeps no blocks: each goes back to the system when it is released, so that the
+// locks, which other threads of the parent may have held, are not asked for.
+class Pool::Shelves final : public AtFork {
  public:
   struct Block {
     std::byte* memory = nullptr;
@@ -78,9 +82,13 @@ class Pool::Shelves {
     void operator()(void*) noexcept { shelves->put_back(of, std::move(block)); }
   };
 
-  explicit Shelves(std::size_t retain_bytes) : retain_bytes_(retain_bytes) {}
+  explicit Shelves(std::size_t retain_bytes) : retain_bytes_(retain_bytes) {
+    join_forks(Rank::memory);
+  }
 
   ~Shelves() {
+    leave_forks(Rank::memory);
+    if (forked_) return;
     for (Shelf& shelf : shelves_) {
       for (Block& block : shelf.blocks) destroy(std::move(block), shelf.bytes);
     }
@@ -88,7 +96,7 @@ class Pool::Shelves {
 
   Block take(const SizeClass& wanted) {
     Shelf& shelf = shelves_[wanted.index];
-    {
+    if (!forked_) {
       const std::lock_guard guard(shelf.mutex);
       if (!shelf.blocks.empty()) {
         Block block = std::move(shelf.blocks.back());  // the last one freed is the warmest
@@ -104,6 +112,7 @@ class Pool::Shelves {
   }
 
   void put_back(const SizeClass& of, Block block) noexcept {
+    if (forked_) return destroy(std::move(block), of.bytes);
     if (retained_.fetch_add(of.bytes) + of.bytes <= retain_bytes_) {
       Shelf& shelf = shelves_[of.index];
       const std::lock_guard guard(shelf.mutex);
@@ -128,6 +137,10 @@ class Pool::Shelves {
     std::vector<Block> blocks;
   };
 
+  void before_fork() noexcept override {}
+  void after_fork_in_parent() noexcept override {}
+  void after_fork_in_child() noexcept override { forked_ = true; }
+
   // Whoever has noted the block sees that it is gone before other memory can lie there.
   static void destroy(Block block, std::size_t bytes) noexcept {
     block.lives.reset();
@@ -135,6 +148,7 @@ class Pool::Shelves {
   }
 
   const std::size_t retain_bytes_;
+  bool forked_ = false;  // set while the process has one thread
   std::atomic<std::size_t> retained_{0};
   std::array<Shelf, kClasses> shelves_;
 };

@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstring>
 #include <limits>
+#include <new>
 #include <string>
 #include <utility>
 
@@ -66,6 +67,16 @@ std::shared_ptr<Segment> Segment::create_to_lend(std::size_t size, const char* l
   return make(size, label, true);
 }
 
+// The private mapping is made now because the descriptor will be closed.
+std::shared_ptr<Segment> Segment::create_to_receive(std::size_t size, const char* label) {
+  std::shared_ptr<Segment> segment = make(size, label, false);
+  void* mapping = ::mmap(nullptr, segment->size_, PROT_READ | PROT_WRITE,
+                         MAP_PRIVATE | MAP_NORESERVE, segment->descriptor(), 0);
+  if (mapping == MAP_FAILED) throw_system_error("cannot map a shared segment a second time");
+  segment->private_ = static_cast<std::byte*>(mapping);
+  return segment;
+}
+
 std::shared_ptr<Segment> Segment::make(std::size_t size, const char* label, bool to_lend) {
   constexpr auto kLargest = static_cast<std::size_t>(std::numeric_limits<off_t>::max() / 2);
   if (size == 0 || size > kLargest) {
@@ -113,7 +124,48 @@ std::shared_ptr<Segment> Segment::adopt(Descriptor descriptor, std::size_t max_s
 Segment::Segment(Descriptor descriptor, std::byte* data, std::size_t size)
     : descriptor_(std::move(descriptor)), data_(data), size_(size) {}
 
-Segment::~Segment() { ::munmap(data_, size_); }
+Segment::~Segment() {
+  ::munmap(data_, size_);
+  if (private_ != nullptr) ::munmap(private_, size_);
+}
+
+bool Segment::make_private() noexcept {
+  return private_ != nullptr && put_in_place(std::exchange(private_, nullptr));
+}
+
+std::byte* Segment::begin_copy() const noexcept {
+  void* copy = ::mmap(nullptr, size_, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  return copy == MAP_FAILED ? nullptr : static_cast<std::byte*>(copy);
+}
+
+bool Segment::end_copy(std::byte* copy) noexcept {
+  ::mprotect(copy, size_, PROT_READ);
+  return put_in_place(copy);
+}
+
+// At once: a thread that uses the memory meanwhile finds one mapping or the other.
+bool Segment::put_in_place(std::byte* mapping) noexcept {
+  if (::mremap(mapping, size_, size_, MREMAP_MAYMOVE | MREMAP_FIXED, data_) != MAP_FAILED) {
+    return true;
+  }
+  ::munmap(mapping, size_);
+  return false;
+}
+
+// An old size of zero asks for a second mapping of shared memory, without a descriptor.
+std::shared_ptr<Segment> Segment::map_again() const noexcept {
+  void* mapping = ::mremap(data_, 0, size_, MREMAP_MAYMOVE);
+  if (mapping == MAP_FAILED) return nullptr;
+  try {
+    return std::shared_ptr<Segment>(new Segment({}, static_cast<std::byte*>(mapping), size_));
+  } catch (const std::bad_alloc&) {
+    ::munmap(mapping, size_);
+    return nullptr;
+  }
+}
+
+void Segment::forbid() noexcept { ::mprotect(data_, size_, PROT_NONE); }
 
 MutableBuffer Segment::buffer(std::size_t offset, std::size_t size) {
   return {shared_from_this(), data_ + offset, size};

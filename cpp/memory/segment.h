@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstring>
 #include <memory>
 #include <span>
 
@@ -20,6 +21,8 @@ class Segment : public std::enable_shared_from_this<Segment> {
   static std::shared_ptr<Segment> create(std::size_t size, const char* label);
   // The same, and other processes can map it for reading only (where the kernel knows that seal).
   static std::shared_ptr<Segment> create_to_lend(std::size_t size, const char* label);
+  // The same as create(), for make_private().
+  static std::shared_ptr<Segment> create_to_receive(std::size_t size, const char* label);
   // Maps a segment that another process made. Throws Exception{wire} unless it is a sealed memfd of
   // at least one page and at most `max_size` bytes.
   static std::shared_ptr<Segment> map(Descriptor descriptor, std::size_t max_size);
@@ -39,15 +42,39 @@ class Segment : public std::enable_shared_from_this<Segment> {
   // A part of it that keeps the whole mapped.
   MutableBuffer buffer(std::size_t offset, std::size_t size);
 
+  // --- for forks: other threads may go on using the memory meanwhile
+  // A later fork gives the child a copy of its own. What another process writes is still seen here,
+  // but for pages that this one has written since. Only of create_to_receive().
+  bool make_private() noexcept;
+  // Memory of this process alone takes the place of the segment, with those parts of it that are
+  // `kept`, for reading only. Nobody may write those meanwhile.
+  template <class Parts>
+  bool replace_by_copy(const Parts& kept) noexcept {
+    std::byte* copy = begin_copy();
+    if (copy == nullptr) return false;
+    for (const std::span<const std::byte> part : kept) {
+      std::memcpy(copy + (part.data() - data_), part.data(), part.size());
+    }
+    return end_copy(copy);
+  }
+  // The same memory once more, at another address; null: the system refuses.
+  std::shared_ptr<Segment> map_again() const noexcept;
+  // Whoever uses the memory from now on dies of SIGSEGV.
+  void forbid() noexcept;
+
  private:
   Segment(Descriptor descriptor, std::byte* data, std::size_t size);
   static std::shared_ptr<Segment> make(std::size_t size, const char* label, bool to_lend);
   static std::shared_ptr<Segment> adopt(Descriptor descriptor, std::size_t max_size,
                                         int protection);
+  std::byte* begin_copy() const noexcept;
+  bool end_copy(std::byte* copy) noexcept;
+  bool put_in_place(std::byte* mapping) noexcept;
 
   Descriptor descriptor_;
   std::byte* data_;
   std::size_t size_;
+  std::byte* private_ = nullptr;  // a private mapping of the same memory, not used yet
 };
 
 // The size of `size` bytes in whole pages.

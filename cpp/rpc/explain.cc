@@ -186,10 +186,10 @@ std::vector<PendingCall> NodeState::pending_calls(Time now) const {
   pending.reserve(ids.size());
   for (const CallId id : ids) {
     const Call& call = calls_.at(id);
-    const char* state = "";
+    std::string state;
     switch (call.state) {
       case Call::State::searching:
-        state = "the peer is not found";
+        state = "the peer is not found (" + why_unreached(call.peer) + "): is its name right?";
         break;
       case Call::State::waiting:
         state = "the peer takes no more calls now";
@@ -201,7 +201,8 @@ std::vector<PendingCall> NodeState::pending_calls(Time now) const {
         state = "runs here";
         break;
     }
-    pending.push_back({id, call.peer, call.function, state, now - call.started, call.deadline});
+    pending.push_back(
+        {id, call.peer, call.function, std::move(state), now - call.started, call.deadline});
   }
   return pending;
 }

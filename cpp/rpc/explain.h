@@ -51,7 +51,7 @@ struct PendingCall {
   std::uint64_t id = 0;
   std::string peer;
   std::string function;
-  const char* state = "";  // what it waits for
+  std::string state;  // what it waits for
   Duration age{};
   Time deadline = kNever;
 };

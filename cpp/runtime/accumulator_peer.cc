@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/barrier.h"
+#include "base/format.h"
 #include "base/names.h"
 #include "io/loop.h"
 
@@ -51,7 +52,8 @@ AccumulatorPeer::AccumulatorPeer(std::shared_ptr<GroupPeer> group, Options optio
       rpc_(group_->rpc()),
       scope_(group_->name() + "/" + options.name),
       layout_(options.sections),
-      machine_(machine_config(*rpc_, scope_, options, layout_)) {
+      machine_(machine_config(*rpc_, scope_, options, layout_)),
+      moved_at_(io::now()) {
   const Engine::Lock lock = rpc_->context()->lock();
   group_->check_role(options.role);
   const Time now = io::now();
@@ -151,6 +153,7 @@ void AccumulatorPeer::update(OnDivergence on_divergence) {
   look(now);
   if (failure_) throw Exception(failure_);
   group_->throw_refusal();
+  remind(now);
   if (const Error divergence = std::exchange(divergence_, {})) {
     const bool here = std::exchange(diverged_here_, false);
     if (on_divergence == OnDivergence::raise) throw Exception(divergence);
@@ -169,11 +172,37 @@ void AccumulatorPeer::look(Time now) {
   seen_.result = machine_.next_result();
   if (!seen_.result || seen_.result->number() != shown_) shown_.reset();
   seen_.version = shown_.value_or(machine_.model_version());
+  seen_.is_everywhere = machine_.is_everywhere();
   seen_.leader = machine_.leader().value_or("");
   seen_.is_leader = machine_.is_leader();
   // The user's time to answer begins when the user is asked, not when newcomers come.
   if (!seen_.wants_state) state_wanted_at_ = kNever;
   if (seen_.wants_state && state_wanted_at_ == kNever) state_wanted_at_ = now;
+}
+
+void AccumulatorPeer::set_awaited(std::string text) {
+  const Engine::Lock lock = lock_open();
+  awaited_ = std::move(text);
+}
+
+// Who polls is told what nothing comes of.
+void AccumulatorPeer::remind(Time now) {
+  if (seen_.result || seen_.has_new_state || seen_.wants_state) moved_at_ = now;
+  if (now < reminder_.next(moved_at_)) return;
+  const std::string text = explain(now);
+  if (text.empty()) return;
+  reminder_.due(moved_at_, now);
+  rpc_->context()->log(LogLevel::warning, "accumulator '" + scope_ + "' of peer '" +
+                                              rpc_->name_locked() + "' waits for " +
+                                              in_seconds(now - moved_at_) + " for " + text);
+}
+
+// What is waited for, and what to do; empty while the group itself waits, and says so.
+std::string AccumulatorPeer::explain(Time now) const {
+  if (!awaited_.empty()) return awaited_;
+  if (!machine_.wants_gradients(now)) return machine_.explain();
+  return "gradients of this peer: compute them (backward()), and call reduce_gradients() or, in "
+         "steps(), step.reduce()";
 }
 
 // A round is delivered with the update() that shows it, before the user has applied it.
@@ -210,6 +239,10 @@ bool AccumulatorPeer::wait(Time deadline, const Engine::Interrupt& interrupt) {
   if (news_) return true;
   Waiter waiter;
   waiter.what = "an accumulator's news";
+  waiter.explain = [this](Time now) {
+    const std::string text = explain(now);
+    return text.empty() ? text : text + " (accumulator '" + scope_ + "')";
+  };
   waiters_.push_back(&waiter);
   struct Forget {
     std::vector<Waiter*>& waiters;
@@ -282,6 +315,7 @@ void AccumulatorPeer::offer(std::int64_t batch, accumulate::Counters counters) {
     machine_.offer(now, batch > 0 ? Buffer(std::exchange(bucket_, {})) : Buffer(), batch,
                    std::move(counters));
   });
+  moved_at_ = now;
   seen_.wants_gradients = machine_.wants_gradients(now);
 }
 
@@ -344,6 +378,7 @@ void AccumulatorPeer::release_result() {
   seen_.result.reset();
   shown_.reset();
   from_user(now, [&] { machine_.delivered(now, round); });
+  moved_at_ = now;
   seen_.version = machine_.model_version();
   seen_.wants_gradients = machine_.wants_gradients(now);
 }

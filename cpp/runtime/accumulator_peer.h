@@ -13,6 +13,7 @@
 #include "runtime/bucket_layout.h"
 #include "runtime/group_peer.h"
 #include "runtime/operation_runner.h"
+#include "runtime/reminder.h"
 #include "runtime/shared_rounds.h"
 
 namespace moolink::runtime {
@@ -53,6 +54,10 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
   // Waits until update() may have something new; false: nothing within the time.
   bool wait(Time deadline, const Engine::Interrupt& interrupt);
 
+  // What the user's side of the accumulator waits for, if it is more than the machine knows; "":
+  // nothing. Logged if it takes long.
+  void set_awaited(std::string text);
+
   // As of the last update().
   bool connected() const { return seen_.connected; }
   bool wants_state() const { return seen_.wants_state; }
@@ -64,6 +69,7 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
   MutableBuffer take_result();
   bool has_result() const { return seen_.result && !seen_.result->result.empty(); }
   std::uint64_t model_version() const { return seen_.version; }
+  bool is_everywhere() const { return seen_.is_everywhere; }  // what the version stands for
   const std::string& leader() const { return seen_.leader; }
   bool is_leader() const { return seen_.is_leader; }
   std::string why_not_wanted();
@@ -107,6 +113,7 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
     bool wants_gradients = false;
     std::optional<accumulate::Round> result;
     std::uint64_t version = 0;
+    bool is_everywhere = false;
     std::string leader;
     bool is_leader = false;
   };
@@ -126,6 +133,8 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
   void unregister_services();
   Engine::Lock lock_open();
   void look(Time now);
+  void remind(Time now);
+  std::string explain(Time now) const;
   void show(const accumulate::Round& round);
   template <class Event>
   void from_user(Time now, Event&& event);
@@ -180,6 +189,9 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
   Error divergence_;
   bool diverged_here_ = false;
   Time state_wanted_at_ = kNever;
+  Time moved_at_;  // when the user last had, or gave, anything
+  std::string awaited_;
+  Reminder reminder_;
   ActionPump pump_;
   std::vector<Waiter*> waiters_;
   bool news_ = false;

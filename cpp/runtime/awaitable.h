@@ -20,6 +20,9 @@ class Awaitable {
   Awaitable(const Awaitable&) = delete;
   Awaitable& operator=(const Awaitable&) = delete;
 
+  // This is a forked child: it is the parent's.
+  bool of_parent() const { return context_->abandoned(); }
+  Context& context() { return *context_; }
   bool ready() const { return ready_.load(std::memory_order_acquire); }
   // Waits until ready(), polling the loop if nobody else does; false if the deadline passed. Throws
   // what `interrupt` throws.
@@ -50,8 +53,6 @@ class Awaitable {
   // Wakes all who wait.
   void set_ready();
   void set_unready() { ready_.store(false, std::memory_order_release); }
-
-  Context& context() { return *context_; }
 
  private:
   std::shared_ptr<Context> context_;

@@ -51,6 +51,11 @@ void BrokerPeer::forget() {
   rpc_->context()->engine().remove(*this);
 }
 
+bool BrokerPeer::closed() {
+  const Engine::Lock lock = rpc_->context()->lock();
+  return closed_;
+}
+
 std::vector<std::string> BrokerPeer::groups() {
   const Engine::Lock lock = rpc_->context()->lock();
   return broker_.groups();

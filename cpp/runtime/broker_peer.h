@@ -23,6 +23,7 @@ class BrokerPeer final : public Driven, private PeerObserver {
   std::vector<std::string> groups();
   group::View view(const std::string& group);  // empty: no such group
   void close();
+  bool closed();
 
   // --- Driven
   void tick(Time now) override;

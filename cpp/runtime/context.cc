@@ -3,19 +3,21 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <sstream>
 #include <utility>
 
 #include "base/error.h"
+#include "base/format.h"
 #include "base/names.h"
 #include "io/host_key.h"
 #include "io/quiet_thread.h"
-#include "runtime/fork_registry.h"
 
 namespace moolink::runtime {
 namespace {
 
 constexpr Duration kStopWithin = seconds(2);
-constexpr std::size_t kEventsDumped = 100;  // the last ones; an Rpc shows all of its own
+constexpr std::size_t kMostExplained = 2000;  // characters
+constexpr std::size_t kEventsDumped = 100;    // the last ones; an Rpc shows all of its own
 
 std::shared_ptr<Interpreter> or_none(std::shared_ptr<Interpreter> interpreter) {
   return interpreter ? std::move(interpreter) : std::make_shared<NoInterpreter>();
@@ -54,7 +56,7 @@ std::shared_ptr<Context> Context::create(ContextOptions options) {
   context->workers_.start();
   try {
     context->reactor_ = io::quiet_thread([&engine = context->engine_] { engine.run_reactor(); });
-    ForkRegistry::instance().add(*context);
+    context->join_forks(Rank::context);
   } catch (...) {
     context->stop();  // the worker's thread holds a reference
     throw;
@@ -62,8 +64,10 @@ std::shared_ptr<Context> Context::create(ContextOptions options) {
   return context;
 }
 
+// Forks concern a context until its threads have ended, and its descriptors are closed.
 Context::~Context() {
   if (!abandoned()) stop();
+  leave_forks(Rank::context);
 }
 
 Engine::Lock Context::lock() {
@@ -81,7 +85,36 @@ bool Context::wait(Engine::Lock& lock, Waiter& waiter, Time deadline,
                    const Engine::Interrupt& interrupt) {
   if (waiter.done) return true;
   const Workers::Lend lend(workers_);
-  return engine_.wait(lock, waiter, deadline, interrupt);
+  const Time since = io::now();
+  while (!engine_.wait(lock, waiter, std::min(deadline, reminder_.next(since)), interrupt)) {
+    const Time now = io::now();
+    if (now >= deadline) return false;
+    if (now < reminder_.next(since)) continue;  // another thread has just said its own
+    if (std::string text = explain(waiter, now); !text.empty()) {
+      log(LogLevel::warning, "waits for " + in_seconds(now - since) + " for " + std::move(text));
+    }
+    reminder_.due(since, now);
+  }
+  return true;
+}
+
+// What the thread waits for, and how that stands.
+std::string Context::explain(const Waiter& waiter, Time now) const {
+  if (waiter.explain) return waiter.explain(now);
+  const std::string subject =
+      waiter.what + (waiter.id == 0 ? std::string() : " " + std::to_string(waiter.id));
+  std::string all;
+  engine_.describe(now, Describe::waits, all);
+  std::istringstream lines(all);
+  std::string own;
+  std::string others;
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with("thread ")) continue;
+    (line.find(subject + " of") != std::string::npos ? own : others) += "; " + line;
+  }
+  std::string text = subject + (own.empty() ? others : own);
+  if (text.size() > kMostExplained) text.resize(kMostExplained);
+  return text;
 }
 
 void Context::log(LogLevel level, std::string text) {
@@ -131,7 +164,6 @@ std::shared_ptr<const std::string> Context::who_waited(Time now) {
 
 void Context::stop() {
   if (std::exchange(stopped_, true)) return;
-  ForkRegistry::instance().remove(*this);
   workers_.stop(io::now() + kStopWithin);
   {
     const Engine::Lock held = engine_.lock();
@@ -141,15 +173,18 @@ void Context::stop() {
   if (reactor_.joinable()) reactor_.join();
 }
 
-void Context::abandon() noexcept {
-  abandoned_ = true;
-  engine_.abandon();
-  dump_server_.abandon();
-  lending_->abandon();
-  for (Forkable* forkable : forkables_) forkable->abandon();
-  // Kept for ever: destroying what the parent's threads hold or wait on would hang or end this
-  // process.
-  new std::shared_ptr<Context>(shared_from_this());
+void Context::after_fork_in_child() noexcept {
+  Engine::forget_this_thread();
+  if (!abandoned_.exchange(true)) {
+    engine_.abandon();
+    workers_.abandon();
+    dump_server_.abandon();
+    for (Forkable* forkable : forkables_) forkable->abandon();
+    // Kept for ever: destroying what the parent's threads hold or wait on would hang or end this
+    // process. (One that was being destroyed by a thread of the parent stays as it is.)
+    new std::shared_ptr<Context>(weak_from_this().lock());
+  }
+  engine_.after_fork();
 }
 
 }  // namespace moolink::runtime

@@ -5,6 +5,7 @@
 #include <memory>
 #include <thread>
 
+#include "base/at_fork.h"
 #include "base/log.h"
 #include "base/uid.h"
 #include "memory/lending_pool.h"
@@ -14,6 +15,7 @@
 #include "runtime/engine.h"
 #include "runtime/flight_recorder.h"
 #include "runtime/interpreter.h"
+#include "runtime/reminder.h"
 #include "runtime/workers.h"
 
 namespace moolink::runtime {
@@ -35,13 +37,10 @@ class Forkable {
 };
 
 // The threads and pools that peers share: the engine with its reactor, the workers, the memory.
-class Context : public std::enable_shared_from_this<Context> {
+class Context final : public AtFork, public std::enable_shared_from_this<Context> {
  public:
   static std::shared_ptr<Context> create(ContextOptions options);
   ~Context();
-  Context(const Context&) = delete;
-  Context& operator=(const Context&) = delete;
-
   Engine& engine() { return engine_; }
   Workers& workers() { return workers_; }
   memory::Pool& pool() { return pool_; }
@@ -53,7 +52,8 @@ class Context : public std::enable_shared_from_this<Context> {
   Engine::Lock lock();
   // The same unless it would have to wait, or this is a forked child: then it is not held.
   Engine::Lock try_lock();
-  // Waits until engine().finish(waiter); a worker's slot is lent meanwhile.
+  // Waits until engine().finish(waiter); a worker's slot is lent meanwhile. Logs what is waited for
+  // if it takes long.
   bool wait(Engine::Lock& lock, Waiter& waiter, Time deadline, const Engine::Interrupt& interrupt);
   // Logs through a worker. With the engine's lock held.
   void log(LogLevel level, std::string text);
@@ -80,10 +80,11 @@ class Context : public std::enable_shared_from_this<Context> {
   void remove(Forkable& forkable) { std::erase(forkables_, &forkable); }
 
  private:
-  friend class ForkRegistry;
-
   explicit Context(ContextOptions options);
-  void abandon() noexcept;
+  std::string explain(const Waiter& waiter, Time now) const;
+  void before_fork() noexcept override { engine_.before_fork(); }
+  void after_fork_in_parent() noexcept override { engine_.after_fork(); }
+  void after_fork_in_child() noexcept override;
 
   ContextOptions options_;
   Engine engine_;
@@ -92,6 +93,7 @@ class Context : public std::enable_shared_from_this<Context> {
   Workers workers_;
   Compute compute_;
   FlightRecorder recorder_;
+  Reminder reminder_;  // of threads that wait
   DumpServer dump_server_;
   std::thread reactor_;
   std::shared_ptr<const std::string> who_waited_;

@@ -88,7 +88,7 @@ void Engine::flush() {
 
 bool Engine::wait(Lock& lock, Waiter& waiter, Time deadline, const Interrupt& interrupt) {
   if (!waiter.done) flush();
-  waiter.since = io::now();
+  if (waiter.since == Time{}) waiter.since = io::now();  // else it waits on
   waiter.thread = this_thread();
   all_waiters_.push_back(&waiter);
   struct Forget {

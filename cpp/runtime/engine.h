@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "base/error.h"
@@ -26,6 +27,9 @@ struct Waiter {
   std::uint64_t id = 0;
   Time since{};
   int thread = 0;
+  // Where something better can be said than `what`: what is waited for, and what to do; empty:
+  // nothing. Called with the lock held.
+  std::function<std::string(Time)> explain;
 };
 
 // The one lock, the one loop, and the question who polls it.

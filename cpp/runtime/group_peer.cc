@@ -157,7 +157,42 @@ bool GroupPeer::update() {
 
 std::string GroupPeer::waiting_for() {
   const Engine::Lock lock = lock_open();
-  return member_.waiting_for();
+  return member_.waiting_for().empty() ? std::string() : explain(io::now());
+}
+
+// One sentence: what the group waits for, and what to do; or what cannot be had meanwhile.
+std::string GroupPeer::explain(Time now) const {
+  const std::string waiting = member_.waiting_for();
+  if (broker_) return waiting;
+  if (!waiting.empty()) return waiting + how_to_reach_the_broker(now);
+  return "group '" + name_ + "' goes on in epoch " + std::to_string(member_.view().epoch) +
+         " without its broker: nobody can join, and the death of a member would stop it" +
+         how_to_reach_the_broker(now);
+}
+
+std::string GroupPeer::how_to_reach_the_broker(Time now) const {
+  const rpc::Explanation known = rpc_->explain_locked(now, broker_name_);
+  std::string tried;
+  for (const rpc::TriedAddress& address : known.tried) {
+    tried += "; " + address.address + ": " + address.error;
+  }
+  const std::string broker = "'" + broker_name_ + "'";
+  if (!tried.empty()) return tried + ": does broker " + broker + " run there?";
+  if (rpc_->peers_locked().empty()) {
+    return ": call connect() with the address that broker " + broker + " listens on";
+  }
+  return ": no peer that is connected knows a broker " + broker +
+         "; call connect() with its address, or set_broker_name() if it has another name";
+}
+
+void GroupPeer::remind(Time now) {
+  const bool waits = !broker_ || !member_.waiting_for().empty();
+  if (!waits) waits_since_ = kNever;
+  if (waits && waits_since_ == kNever) waits_since_ = now;
+  if (waits && reminder_.due(waits_since_, now)) {
+    rpc_->context()->log(LogLevel::warning,
+                         explain(now) + " (for " + in_seconds(now - waits_since_) + ")");
+  }
 }
 
 void GroupPeer::set_timeout(Duration evict_after) {
@@ -313,6 +348,7 @@ void GroupPeer::tick(Time now) {
   member_.tick(now);
   shared_->tick(now);
   carry_out(now);
+  remind(now);
   if (next_ && now >= enter_at_) enter(*next_);
   std::vector<collective::OpId> late;
   for (const auto& [op, running] : running_) {
@@ -326,6 +362,7 @@ Time GroupPeer::next_deadline() const {
   if (starts_over_) return {};
   Time deadline = std::min(member_.next_deadline(), shared_->next_deadline());
   if (next_) deadline = std::min(deadline, enter_at_);
+  if (waits_since_ != kNever) deadline = std::min(deadline, reminder_.next(waits_since_));
   for (const auto& [op, running] : running_) deadline = std::min(deadline, running.deadline);
   return deadline;
 }

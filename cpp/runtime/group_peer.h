@@ -13,6 +13,7 @@
 #include "runtime/action_pump.h"
 #include "runtime/future.h"
 #include "runtime/operation_runner.h"
+#include "runtime/reminder.h"
 #include "runtime/rpc_peer.h"
 #include "runtime/service_router.h"
 #include "runtime/shared_collectives.h"
@@ -141,6 +142,9 @@ class GroupPeer final : public Driven, private PeerObserver {
   void shut();
   void activate_when_all_have(Time now);
   void tell_has_state(Time now);
+  void remind(Time now);
+  std::string explain(Time now) const;
+  std::string how_to_reach_the_broker(Time now) const;
   void enter_in_time(Time now, const group::View& view);
   void enter(group::View view);
   void enter_newest(const std::string& operation, bool retry);
@@ -172,6 +176,8 @@ class GroupPeer final : public Driven, private PeerObserver {
   bool starts_over_ = false;
   Error broken_by_;
   Duration operation_timeout_ = seconds(120);
+  Time waits_since_ = kNever;  // without a broker, or for it
+  Reminder reminder_;
   bool closed_ = false;
 };
 

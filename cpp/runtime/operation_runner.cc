@@ -68,11 +68,24 @@ void OperationRunner::perform(collective::Engine::Send& action) {
 }
 
 void OperationRunner::perform(collective::Engine::Sum& action) {
-  if (action.task.bytes() <= kInlineBytes) {
-    collective::run(action.task);
-    engine_.summed(action.op, action.run, action.slice);
-    return;
+  if (action.task.bytes() > kInlineBytes) {
+    const auto submit = [&] { submit_sum(action); };
+    if (guard(submit, [this](const Error& error) { no_thread(error); })) return;
   }
+  collective::run(action.task);
+  engine_.summed(action.op, action.run, action.slice);
+}
+
+// It is done on this thread, which keeps the network waiting.
+void OperationRunner::no_thread(const Error& error) {
+  if (std::exchange(lacks_thread_, true)) return;
+  rpc_->context()->log(LogLevel::warning, "group '" + group_ +
+                                              "': no thread for large reductions, which are slow "
+                                              "therefore: " +
+                                              error.message);
+}
+
+void OperationRunner::submit_sum(const collective::Engine::Sum& action) {
   rpc_->context()->compute().submit([self = shared_from_this(), sum = action] {
     Error error;
     guard([&] { collective::run(sum.task); }, [&](const Error& why) { error = why; });
@@ -94,6 +107,8 @@ void OperationRunner::end(const collective::Engine::Send& action, const Error& e
 }
 
 void OperationRunner::end(const collective::Engine::Sum& action, const Error& error) {
+  // An operation whose result is being put in its place cannot be cancelled any more.
+  if (action.slice == collective::kResult) return events_.broken(error);
   engine_.cancel(action.op, error);
 }
 

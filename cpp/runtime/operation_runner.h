@@ -44,6 +44,8 @@ class OperationRunner final : public std::enable_shared_from_this<OperationRunne
   void perform(collective::Engine::Pass& action) { events_.pass(std::move(action)); }
   void perform(collective::Engine::Abandon& action) { events_.abandon(action); }
   void perform(collective::Engine::Done& action) { events_.done(std::move(action)); }
+  void submit_sum(const collective::Engine::Sum& action);
+  void no_thread(const Error& error);
   void end(const collective::Engine::Send& action, const Error& error);
   void end(const collective::Engine::Sum& action, const Error& error);
   void end(const collective::Engine::Combine& action, const Error& error);
@@ -57,6 +59,7 @@ class OperationRunner final : public std::enable_shared_from_this<OperationRunne
   Events events_;
   collective::Engine engine_;
   ActionPump pump_;
+  bool lacks_thread_ = false;  // and that has been told
   bool closed_ = false;
 };
 

@@ -174,6 +174,9 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   bool flushed(const Uid& instance) const { return node_.flushed(instance); }
   const std::string& name_locked() const { return node_.name(); }
   std::vector<rpc::PeerInfo> peers_locked() const;
+  rpc::Explanation explain_locked(Time now, const std::string& peer) const {
+    return node_.explain(now, peer);
+  }
   ServiceRouter& router() { return router_; }
   // The end of what a machine beside the Node did outside of the loop: writes out what it sent, and
   // has the loop look at the clock again. `deadline` is that machine's own.

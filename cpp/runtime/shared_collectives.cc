@@ -7,7 +7,7 @@
 namespace moolink::runtime {
 namespace {
 
-constexpr std::uint32_t kDepth = 4;
+constexpr std::uint32_t kOperationsAtOnce = 4;
 // Of 64 KB to 2 MB, and 2 to 16 windows, these were the quickest, or near it, from 1 to 64 MB at 2
 // and 4 ranks.
 constexpr std::uint64_t kWindowBytes = std::uint64_t{512} << 10;
@@ -17,7 +17,7 @@ constexpr std::uint64_t kLeastLentBytes = std::uint64_t{1} << 20;
 constexpr Duration kStint = microseconds(200);
 
 collective::PipelineLayout layout_of(const HostSegment::Members& members) {
-  return {members.epoch, static_cast<std::uint32_t>(members.instances.size()), kDepth,
+  return {members.epoch, static_cast<std::uint32_t>(members.instances.size()), kOperationsAtOnce,
           kWindowBytes};
 }
 

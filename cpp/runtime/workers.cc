@@ -1,6 +1,9 @@
 #include "runtime/workers.h"
 
+#include <unistd.h>
+
 #include <csignal>
+#include <cstdlib>
 #include <string>
 #include <utility>
 
@@ -27,6 +30,8 @@ Workers::Workers(Engine& engine, Interpreter& interpreter, std::size_t limit)
 }
 
 bool Workers::on_worker_thread() { return current_workers != nullptr; }
+
+bool Workers::in_forked_child() { return current_workers != nullptr && current_workers->forked_; }
 
 void Workers::submit(Task task) {
   Tasks one;
@@ -74,8 +79,8 @@ void Workers::call_in_another() {
 }
 
 void Workers::start() {
-  io::quiet_thread([this, owner = owner_.lock()] { run(); }).detach();
   const Engine::Lock lock = engine_.lock();
+  io::quiet_thread([this, owner = owner_.lock()] { run(); }).detach();
   ++threads_;
 }
 
@@ -133,7 +138,11 @@ void Workers::run_queued() {
   for (Tasks task; take(task); task.clear()) {
     // Tasks answer for their own errors: what comes here is a mistake of the library, or no memory
     // even for an error.
-    guard(task.front(), [this](const Error& error) { interpreter_.failed(error.message.c_str()); });
+    guard(task.front(), [this](const Error& error) {
+      if (!forked_) interpreter_.failed(error.message.c_str());
+    });
+    // A child that comes back from the task: what is left to do is the parent's.
+    if (forked_) _exit(EXIT_SUCCESS);
   }
   interpreter_.leave();
 }

@@ -64,6 +64,11 @@ class Workers final : public Driven {
   // Threads keep what owns the workers alive.
   void set_owner(std::weak_ptr<void> owner) { owner_ = std::move(owner); }
   static bool on_worker_thread();
+  // Of this thread: a task of it has forked, and this is the child.
+  static bool in_forked_child();
+
+  // In a forked child.
+  void abandon() noexcept { forked_ = true; }
 
  private:
   void run();
@@ -89,6 +94,7 @@ class Workers final : public Driven {
   bool stopping_ = false;
   std::function<void(const Error&)> failed_;
   bool lacks_threads_ = false;  // and that has been told
+  bool forked_ = false;
 };
 
 }  // namespace moolink::runtime

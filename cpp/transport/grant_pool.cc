@@ -8,9 +8,24 @@
 
 namespace moolink::transport {
 
+// Owns a block, which keeps the pool and the block's segment.
+struct GrantPool::InUse {
+  explicit InUse(std::shared_ptr<GrantPool> of) : pool(std::move(of)) {}
+  ~InUse() {
+    if (block) pool->release(*block);
+  }
+  InUse(const InUse&) = delete;
+  InUse& operator=(const InUse&) = delete;
+
+  std::shared_ptr<GrantPool> pool;
+  std::optional<FreeBlock> block;
+};
+
 std::optional<GrantPool::Block> GrantPool::allocate(std::size_t bytes) {
   if (bytes > kLargestBlock) return std::nullopt;
   const std::size_t block_bytes = std::bit_ceil(std::max(bytes, kSmallestBlock));
+  // Before the block is taken: should there be no memory for its owner, nothing is lost.
+  const auto owner = std::make_shared<InUse>(shared_from_this());
   const std::lock_guard guard(mutex_);
   if (closed_) return std::nullopt;
   std::vector<FreeBlock>& blocks = free_[block_bytes];
@@ -21,41 +36,53 @@ std::optional<GrantPool::Block> GrantPool::allocate(std::size_t bytes) {
       return std::nullopt;
     }
   }
+  std::size_t& idle = idle_[block_bytes];
   const FreeBlock block = blocks.back();
   blocks.pop_back();
   free_bytes_ -= block_bytes;
-  std::size_t& idle = idle_[block_bytes];
   idle = std::min(idle, blocks.size());
+  SegmentEntry& entry = segments_.at(block.segment);
+  ++entry.in_use;
+  owner->block = block;
   Block granted;
   granted.place = {++last_grant_, block.segment, block.offset, bytes};
-  auto segment = segments_.at(block.segment).segment;
-  std::byte* data = segment->data() + block.offset;
-  // The buffer keeps its own segment mapped, also when the pool has closed.
-  std::shared_ptr<void> owner(static_cast<void*>(data),
-                              [pool = shared_from_this(), segment = std::move(segment),
-                               block](void*) { pool->release(block); });
-  granted.memory = {std::move(owner), data, bytes};
+  granted.memory = {owner, entry.segment->data() + block.offset, bytes};
   return granted;
 }
 
 void GrantPool::add_segment(std::size_t block_bytes) {
   const std::size_t size = std::max(block_bytes, kSegmentBytes);
-  auto segment = memory::Segment::create(size, "moolink-grants");
-  const std::uint64_t number = ++last_segment_;
+  const auto segment = memory::Segment::create_to_receive(size, "moolink-grants");
+  const std::uint64_t number = last_segment_ + 1;
+  std::vector<FreeBlock>& blocks = free_[block_bytes];
+  const auto alike = std::count_if(segments_.begin(), segments_.end(), [&](const auto& entry) {
+    return entry.second.block_bytes == block_bytes;
+  });
+  // With room for all blocks of the size no release needs memory; nor does what follows here.
+  blocks.reserve((static_cast<std::size_t>(alike) + 1) * (size / block_bytes));
+  changes_.reserve(changes_.size() + 1);
+  segments_.emplace(number, SegmentEntry{segment, block_bytes});
+  last_segment_ = number;
   changes_.push_back({number, segment});
   changed_ = true;
-  std::vector<FreeBlock>& blocks = free_[block_bytes];
   for (std::size_t end = size; end > 0; end -= block_bytes) {
     blocks.push_back({number, end - block_bytes});
   }
   free_bytes_ += size;
-  segments_.emplace(number, SegmentEntry{std::move(segment), block_bytes});
 }
 
 void GrantPool::release(const FreeBlock& block) {
   const std::lock_guard guard(mutex_);
-  if (closed_) return;
-  const std::size_t block_bytes = segments_.at(block.segment).block_bytes;
+  const auto of = segments_.find(block.segment);
+  SegmentEntry& entry = of->second;
+  --entry.in_use;
+  if (closed_ || entry.forked) {
+    if (entry.in_use > 0) return;
+    segments_.erase(of);
+    if (!closed_) tell_retired(block.segment);
+    return;
+  }
+  const std::size_t block_bytes = entry.block_bytes;
   free_[block_bytes].push_back(block);
   free_bytes_ += block_bytes;
   if (free_bytes_ > kMaxFreeBytes) retire_surplus();
@@ -75,10 +102,14 @@ void GrantPool::retire_coldest(std::size_t block_bytes, std::vector<FreeBlock>& 
   blocks.erase(blocks.begin());
   segments_.erase(number);
   free_bytes_ -= block_bytes;
-  changes_.push_back({number, nullptr});
-  changed_ = true;
+  tell_retired(number);
   std::size_t& idle = idle_[block_bytes];
   idle = std::min(idle, blocks.size());
+}
+
+void GrantPool::tell_retired(std::uint64_t segment) {
+  changes_.push_back({segment, nullptr});
+  changed_ = true;
 }
 
 // Segments of one block, as above. The coldest ones have been free all the time.
@@ -105,10 +136,45 @@ std::vector<GrantPool::Change> GrantPool::take_changes() {
 
 void GrantPool::close() {
   const std::lock_guard guard(mutex_);
+  end();
+}
+
+void GrantPool::end() {
   closed_ = true;
   free_.clear();
-  segments_.clear();
   changes_.clear();
+  std::erase_if(segments_, [](const auto& entry) { return entry.second.in_use == 0; });
+}
+
+// --- forks
+
+void GrantPool::before_fork() noexcept {
+  mutex_.lock();
+  for (auto& [number, entry] : segments_) {
+    if (entry.in_use == 0 || std::exchange(entry.forked, true)) continue;
+    entry.is_private = entry.segment->make_private();
+    withhold(number, entry.block_bytes);
+  }
+}
+
+// Its free blocks are not given out again either: so it goes as soon as those in use are released.
+void GrantPool::withhold(std::uint64_t segment, std::size_t block_bytes) {
+  const auto of_size = free_.find(block_bytes);
+  if (of_size == free_.end()) return;
+  std::vector<FreeBlock>& blocks = of_size->second;
+  const std::size_t withheld =
+      std::erase_if(blocks, [&](const FreeBlock& block) { return block.segment == segment; });
+  free_bytes_ -= withheld * block_bytes;
+  const auto idle = idle_.find(block_bytes);
+  if (idle != idle_.end()) idle->second = std::min(idle->second, blocks.size());
+}
+
+void GrantPool::after_fork_in_child() noexcept {
+  end();
+  for (auto& [number, entry] : segments_) {
+    if (!entry.is_private) entry.segment->forbid();  // the system has refused a mapping
+  }
+  mutex_.unlock();
 }
 
 }  // namespace moolink::transport

@@ -9,6 +9,7 @@
 #include <optional>
 #include <vector>
 
+#include "base/at_fork.h"
 #include "base/buffer.h"
 #include "memory/segment.h"
 #include "wire/path.h"
@@ -19,8 +20,15 @@ namespace moolink::transport {
 // is given out again when its buffer was released, which keeps its pages warm (fresh ones copy ten
 // times slower). After the connection has ended no block is ever given out again: the peer may be
 // stopped in the middle of a copy and go on years later.
-class GrantPool : public std::enable_shared_from_this<GrantPool> {
+//
+// A fork makes the segments private that have blocks in use: each side may write its arrays, and
+// none of their blocks is given out again, because a child may read them for as long as it lives.
+// Nothing is copied but what is written afterwards.
+class GrantPool final : public AtFork, public std::enable_shared_from_this<GrantPool> {
  public:
+  GrantPool() { join_forks(Rank::memory); }
+  ~GrantPool() { leave_forks(Rank::memory); }
+
   struct Block {
     wire::GrantPlace place;
     MutableBuffer memory;  // its release, on any thread, gives the block back
@@ -52,12 +60,24 @@ class GrantPool : public std::enable_shared_from_this<GrantPool> {
   struct SegmentEntry {
     std::shared_ptr<memory::Segment> segment;
     std::size_t block_bytes;
+    std::size_t in_use = 0;  // blocks
+    bool forked = false;
+    bool is_private = false;
   };
+  using Segments = std::map<std::uint64_t, SegmentEntry>;
   struct FreeBlock {
     std::uint64_t segment;
     std::size_t offset;
   };
 
+  struct InUse;
+
+  void before_fork() noexcept override;
+  void after_fork_in_parent() noexcept override { mutex_.unlock(); }
+  void after_fork_in_child() noexcept override;
+  void withhold(std::uint64_t segment, std::size_t block_bytes);
+  void tell_retired(std::uint64_t segment);
+  void end();
   void add_segment(std::size_t block_bytes);
   void release(const FreeBlock& block);
   void retire_surplus();
@@ -69,7 +89,7 @@ class GrantPool : public std::enable_shared_from_this<GrantPool> {
   std::uint64_t last_grant_ = 0;
   std::uint64_t last_segment_ = 0;
   std::size_t free_bytes_ = 0;
-  std::map<std::uint64_t, SegmentEntry> segments_;
+  Segments segments_;  // after the end those that have blocks in use
   std::map<std::size_t, std::vector<FreeBlock>> free_;  // by block size, the warmest last
   std::map<std::size_t, std::size_t> idle_;  // by block size: as many were free all the time
   std::vector<Change> changes_;

@@ -6,7 +6,6 @@ to the group, so that peers of both may learn one model together.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import signal
 import sys
@@ -32,7 +31,10 @@ from examples.common.statistics import EpisodeReturns, ReturnWindow
 from examples.common.unrolls import Batch
 
 GATHERING_TIME = 10.0  # seconds that a new job waits for the number of peers it is meant for
-PARTING_TIME = 5.0  # seconds that the end waits for the last parameters, and for the others
+
+
+class Hurried(Exception):
+    """A signal has come while the peer waits for the others to end."""
 
 
 class Model(Protocol):
@@ -115,6 +117,7 @@ class Learner:
         self.curve = LearningCurve(config.save_dir)
         self.stop_reason: str | None = None
         self.hurried = False
+        self.is_ending = False  # it waits for the other peers to end, too
         self.next_log = self.next_checkpoint = 0.0
         self.leads = False
         self.joined = False  # whether it came to a job under way
@@ -148,15 +151,17 @@ class Learner:
         self.ready = time.monotonic()
 
     def stop(self, reason: str, hurried: bool = False) -> None:
-        """Ends `run` at its next turn; when hurried, without drawing the curve. May be called from
-        a signal handler."""
+        """Ends `run` at its next turn; when hurried, without waiting for the others and without
+        drawing the curve. May be called from a signal handler."""
         self.stop_reason = self.stop_reason or reason
         self.hurried |= hurried
+        if self.hurried and self.is_ending:
+            raise Hurried
 
     def run(self) -> None:
         """Learns until the job's steps or seconds are over, or until it is told to stop."""
         try:
-            while self.stop_reason is None:
+            while not self.is_over():
                 self.turn()
                 self.report()
             self.finish()
@@ -167,15 +172,29 @@ class Learner:
             if self.broker is not None:
                 self.broker.close()
 
+    def is_over(self) -> bool:
+        """Whether the loop ends: told to stop, at once; else with the other peers, at one round."""
+        if self.stop_reason is None or self.hurried:
+            return self.hurried
+        try:
+            self.is_ending = True
+            return bool(self.accumulator.finish(self.shared_state))
+        except Hurried:
+            return True
+        finally:
+            self.is_ending = False
+
     def turn(self) -> None:
         """One turn of the loop: at most one round applied or one contribution made."""
         accumulator = self.accumulator
         self.group.update()
         accumulator.update()
         if accumulator.wants_state():
-            accumulator.set_state(self.state())
+            accumulator.set_state(self.shared_state())
         if accumulator.has_new_state():
-            self.load_state(accumulator.state())
+            state = accumulator.state()
+            self.load_state(state)
+            self.stop_reason = self.stop_reason if self.hurried else state["stop_reason"]
             self.joined = True
         self.lead(accumulator.connected() and accumulator.is_leader())
         if not accumulator.connected():
@@ -255,6 +274,10 @@ class Learner:
             "window": self.window.state(),
         }
 
+    def shared_state(self) -> dict[str, Any]:
+        """The same, and whether the job is over: who comes at its end ends with it."""
+        return {**self.state(), "stop_reason": self.stop_reason}
+
     def load_state(self, state: dict[str, Any]) -> None:
         self.model.load_state(state["optimizer"])
         self.steps = state["steps"]
@@ -306,14 +329,6 @@ class Learner:
         self.terminal.say(progress_line(row, self.config.job.total_steps, totals.contributors))
         self.totals = Totals(self.steps, now)
 
-    def take_last_parameters(self) -> None:
-        """Waits for the leader's parameters of the last round, where they differ in framework."""
-        deadline = time.monotonic() + PARTING_TIME
-        while self.accumulator.awaits_parameters() and time.monotonic() < deadline:
-            self.accumulator.wait(0.1)
-            self.group.update()
-            self.accumulator.update()
-
     def save(self) -> None:
         """Writes a checkpoint."""
         tree = {
@@ -333,8 +348,6 @@ class Learner:
 
     def finish(self) -> None:
         """Says why and where it ended, and leaves the results on the disk."""
-        if not self.hurried:
-            self.take_last_parameters()
         if self.leads:
             if self.totals.contributors is not None:
                 self.log()
@@ -343,15 +356,9 @@ class Learner:
             f"{self.stop_reason} after {self.steps:,} steps; model {model_checksum(self.model)} "
             f"at update {self.version} on {self.rpc.get_name()}"
         )
-        if not self.hurried:
-            # All end at this round. Who left before the others have it could take with it what
-            # they still need; who does not come any more is not waited for.
-            with contextlib.suppress(moolink.Error):
-                self.group.update()
-                self.group.all_reduce("end of the job", 1).result(timeout=PARTING_TIME)
-            if self.leads:
-                self.write(self.curve.plot, self.config.job.env)
-                self.terminal.say(f"learning curve: {self.curve.csv_path}, {self.curve.png_path}")
+        if self.leads and not self.hurried:
+            self.write(self.curve.plot, self.config.job.env)
+            self.terminal.say(f"learning curve: {self.curve.csv_path}, {self.curve.png_path}")
 
 
 def to_numpy(tree: Any) -> Any:
@@ -387,8 +394,8 @@ def train(config: Config, make_model: MakeModel) -> None:
         learner = Learner(config, terminal, make_model)
 
         def on_signal(number: int, frame: FrameType | None) -> None:
-            learner.stop(signal.Signals(number).name, hurried=True)
             signal.signal(number, signal.SIG_DFL)
+            learner.stop(signal.Signals(number).name, hurried=True)
 
         signal.signal(signal.SIGTERM, on_signal)
         signal.signal(signal.SIGINT, on_signal)

@@ -6,6 +6,7 @@ import argparse
 import ctypes
 import dataclasses
 import importlib
+import importlib.machinery
 import importlib.metadata
 import importlib.util
 import json
@@ -18,6 +19,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+import moolink
 from moolink.cli import dump
 from moolink.processes import available_cores
 
@@ -56,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
 
 def examine() -> list[Finding]:
     """Makes every check; a check that raises OSError is reported as failed, with its reason."""
-    findings = [_moolink(), _core(), _machine()]
+    findings = [_moolink(), *_shadowing(), _core(), _machine()]
     checks: list[tuple[str, Callable[[], str]]] = [
         ("memfd", _memfd),
         ("eventfd", _eventfd),
@@ -82,6 +84,28 @@ def _moolink() -> Finding:
     except importlib.metadata.PackageNotFoundError:
         return Finding("moolink", "failed", f"not installed for {python}: pip install -e .")
     return Finding("moolink", "ok", f"{version}, {python}")
+
+
+def _shadowing() -> list[Finding]:
+    """A package that comes before this one for programs that are started in this folder."""
+    spec = importlib.machinery.PathFinder.find_spec("moolink", [os.getcwd(), *sys.path])
+    if spec is None or spec.origin is None:
+        return []
+    first, this = (
+        os.path.dirname(os.path.realpath(path)) for path in (spec.origin, str(moolink.__file__))
+    )
+    if first == this:
+        return []
+    core = importlib.machinery.PathFinder.find_spec("_core", [first])
+    fault = "has no compiled core, so that they fail" if core is None else "is another build"
+    return [
+        Finding(
+            "moolink here",
+            "failed",
+            f"{first} comes before {this} for programs started in this folder with -m or -c, and "
+            f"{fault}: start them in another folder, or run `pip install -e .` in the checkout",
+        )
+    ]
 
 
 def _core() -> Finding:

@@ -13,11 +13,13 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import IO, TYPE_CHECKING, Self
 
+from moolink import run_record
 from moolink.cli.output import PrefixedStream, Screen
 from moolink.processes import describe_exit, exit_status, share_cores, tethered
 
@@ -78,6 +80,7 @@ class Job:
         self._broker_address = options.connect or ""
         self._broker_restarts = 0
         self._restarts_left = options.restarts
+        self._directory = tempfile.TemporaryDirectory(prefix="moolink-run-")
         self._cores = share_cores(options.cores, options.peers)
         self._guard: subprocess.Popen[bytes] | None = None
         self._signal: int | None = None
@@ -144,7 +147,7 @@ class Job:
         self._selector.register(child.pidfd, selectors.EVENT_READ, lambda: self._ended(child))
         return child
 
-    def _start_peer(self, index: int) -> None:
+    def _start_peer(self, index: int, restarted: bool = False) -> None:
         cores = str(self._cores[index])
         environment = dict.fromkeys(_THREAD_VARIABLES, cores) | os.environ
         environment |= self._options.security | {
@@ -154,6 +157,8 @@ class Job:
             "MOOLINK_PEER_NAME": self._peer_name(index),
             "MOOLINK_NUM_PEERS": str(self._options.peers),
             "MOOLINK_CORES": cores,
+            run_record.DIRECTORY: self._directory.name,
+            run_record.RESTARTED: str(int(restarted)),
             "PYTHONUNBUFFERED": "1",  # A peer's lines must appear when they are written.
         }
         self._peers[index] = self._start(str(index), self._options.command, environment, ())
@@ -252,10 +257,17 @@ class Job:
     def _peer_ended(self, child: Child, returncode: int) -> None:
         if returncode == 0 or self._stopping:
             return
+        if self._restarts_left > 0 and run_record.any_ended(self._directory.name):
+            self._say(
+                f"{child.describe()} {describe_exit(returncode)}; it is not restarted, for the job "
+                "has finished"
+            )
+            self._status = exit_status(returncode)
+            return
         if self._restarts_left > 0:
             self._restarts_left -= 1
             self._say(f"{child.describe()} {describe_exit(returncode)}; restarting it")
-            self._start_peer(int(child.name))
+            self._start_peer(int(child.name), restarted=True)
             return
         self._failed = child
         self._status = exit_status(returncode)
@@ -318,6 +330,7 @@ class Job:
             os.close(self._guard_pipe)
             self._guard.wait()
         self._selector.close()
+        self._directory.cleanup()
 
     def _report(self) -> None:
         """Says why the job ended before its time, with the failed peer's own error last."""

@@ -21,11 +21,14 @@ Each peer finds in its environment:
   MOOLINK_PEER_INDEX  0 ... N-1
   MOOLINK_PEER_NAME   a name that no other peer of the broker has, kept over restarts
   MOOLINK_NUM_PEERS   N
+  MOOLINK_RUN_DIR     directory in which the run notes that its job has finished
+  MOOLINK_RESTARTED   1 in a peer that was restarted, else 0
   MOOLINK_CORES       cores this peer should use, at least 1
   MOOLINK_TOKEN_FILE  file of the job's token (with --insecure: MOOLINK_INSECURE=1 instead)
 and OMP_NUM_THREADS, MKL_NUM_THREADS, OPENBLAS_NUM_THREADS set to its cores unless already set.
 
 The first peer that fails ends the job, and its exit status is the job's (128 + n for signal n).
+With --restart K failed peers are restarted, K times in all, but not once the job has finished.
 """
 
 

@@ -24,21 +24,32 @@ class ActionWriter:
         self._arrays: list[Array] = leaves(arrays)
 
     def write(self, action: Any) -> bool:
-        """Copies `action`; returns whether it consists of torch tensors.
+        """Copies the actions of all rows; returns whether they are torch tensors.
 
         Raises:
             ValueError: structure or shape are wrong, or a value is outside of its space.
             TypeError: the dtype cannot stand for the space's.
         """
-        values = parts(self._tree, action, "action")
-        sources = [as_numpy(value) for value in values]
-        for leaf, array, source in zip(self._leaves, self._arrays, sources, strict=True):
-            _require_shape_and_dtype(leaf, array, source)
-            if self._check:
-                _require_bounds(leaf, source)
+        values, sources = self._checked(action, None)
         for array, source in zip(self._arrays, sources, strict=True):
             np.copyto(array, source, casting="same_kind")
         return bool(values) and all(is_torch(value) for value in values)
+
+    def write_rows(self, action: Any, rows: npt.NDArray[np.intp]) -> None:
+        """Copies the actions of some rows; raises as `write` does."""
+        _, sources = self._checked(action, len(rows))
+        for array, source in zip(self._arrays, sources, strict=True):
+            array[rows] = source
+
+    def _checked(self, action: Any, count: int | None) -> tuple[list[Any], list[Array]]:
+        """Returns the arrays of an action for `count` rows, as given and as numpy sees them."""
+        values = parts(self._tree, action, "action")
+        sources = [as_numpy(value) for value in values]
+        for leaf, array, source in zip(self._leaves, self._arrays, sources, strict=True):
+            _require_shape_and_dtype(leaf, array if count is None else array[:count], source)
+            if self._check:
+                _require_bounds(leaf, source)
+        return values, sources
 
 
 def is_torch(value: Any) -> bool:
@@ -70,7 +81,12 @@ def _require_shape_and_dtype(leaf: Leaf, array: Array, source: Array) -> None:
 def _require_bounds(leaf: Leaf, source: Array) -> None:
     if source.size == 0:
         return
-    if leaf.scalar and source.min() >= leaf.low and source.max() <= leaf.high:
+    if (
+        leaf.scalar
+        and leaf.low is not None
+        and leaf.low <= source.min()
+        and source.max() <= leaf.high
+    ):
         return  # The usual case, Discrete: two passes without temporaries.
     good = np.ones(source.shape, np.bool_)
     if source.dtype.kind == "f":

@@ -6,11 +6,13 @@ from outside.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import pickle
 import socket
 import struct
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
 
 from moolink.env_pool.memory import PoolShape
 from moolink.env_pool.spaces import Tree
@@ -19,18 +21,41 @@ _LENGTH = struct.Struct("<Q")
 
 
 @dataclasses.dataclass(frozen=True)
+class Behaviour:
+    """How the workers treat their environments; the faces of the pool differ in it.
+
+    Attributes:
+        autoreset: "same" step, "next" step or "never": when an ended episode is followed by the
+            next one.
+        first_step_resets: whether an environment's first step resets it, whatever the action.
+        infos: whether infos are sent to the pool.
+        infer: whether an environment's first observation decides where it does not fit its space.
+        any_space: whether spaces without a fixed layout are allowed; their values are pickled.
+        compare: what all environments must share: their "spaces", or only the "layout" of them.
+    """
+
+    autoreset: Literal["same", "next", "never"]
+    first_step_resets: bool
+    infos: bool
+    infer: bool
+    any_space: bool
+    compare: Literal["spaces", "layout"]
+
+
+@dataclasses.dataclass(frozen=True)
 class Setup:
     """Pool to server: all that a worker needs to make its environments.
 
     Attributes:
-        create_env: pickle of the user's function.
+        create_env: pickle of the user's function; empty for a server that is a fork.
         main: `multiprocessing.spawn`'s preparation data if the pickle refers to ``__main__``.
         passes_index: whether the function takes the environment's index.
         workers, batches, batch_size: as in `PoolShape`.
         seed: the pool's seed, or None.
-        recreate: whether an environment that raised is made anew (on_crash="restart").
-        memory, doorbells, bells, tokens, channels: descriptors; one doorbell and one channel a
-            worker, one bell and one stock of tokens a batch.
+        behaviour: how environments are treated.
+        recreates: whether an environment that raised is made anew (on_crash="restart").
+        memory, doorbells, bells, channels: descriptors; one doorbell and one channel a worker, one
+            bell a batch.
     """
 
     create_env: bytes
@@ -40,11 +65,11 @@ class Setup:
     batches: int
     batch_size: int
     seed: int | None
-    recreate: bool
+    behaviour: Behaviour
+    recreates: bool
     memory: int
     doorbells: list[int]
     bells: list[int]
-    tokens: list[int]
     channels: list[int]
 
 
@@ -80,13 +105,41 @@ class Close:
 
 
 @dataclasses.dataclass(frozen=True)
-class Made:
-    """Worker to pool: the environments exist; these are their spaces (and their pickles)."""
+class Making:
+    """Worker to pool: it begins to make this environment."""
 
     pid: int
-    observation: Tree
-    action: Tree
+    environment: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """Worker to pool: the environments exist.
+
+    Attributes:
+        pid: of the worker.
+        observation, action: the layout of their values, None where there is no fixed one.
+        face: pickle of the first environment's `Face`; empty if it cannot be pickled.
+        spaces: pickle of a list of (observation space, action space), one an environment, or only
+            one if all are equal.
+        warning: what the user should know about the layout; empty if nothing.
+    """
+
+    pid: int
+    observation: Tree | None
+    action: Tree | None
+    face: bytes
     spaces: bytes
+    warning: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Face:
+    """What a vector environment takes over from one of its environments."""
+
+    metadata: dict[str, Any]
+    render_mode: str | None
+    spec: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +147,57 @@ class Mapped:
     """Pool to worker: the segment has its size and this layout; begin to serve."""
 
     shape: PoolShape
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """Pool to worker: what belongs to the next request that is no step of shared actions.
+
+    Attributes:
+        of_row: a reset's seed, a step's action, or a call's arguments, for each row concerned; the
+            request's other rows are left alone.
+        shared: a reset's options, or a call's function.
+    """
+
+    of_row: dict[int, Any]
+    shared: Any
+
+
+@dataclasses.dataclass
+class Results:
+    """Worker to pool: what a request gave that has no place in shared memory, by row."""
+
+    observations: dict[int, Any] = dataclasses.field(default_factory=dict)
+    final_observations: dict[int, Any] = dataclasses.field(default_factory=dict)
+    infos: dict[int, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    final_infos: dict[int, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    answers: dict[int, Any] = dataclasses.field(default_factory=dict)
+    errors: dict[int, Raised] = dataclasses.field(default_factory=dict)
+
+    def add(self, other: Results) -> None:
+        """Takes over what is in `other`."""
+        for field in dataclasses.fields(self):
+            getattr(self, field.name).update(getattr(other, field.name))
+
+    def take(self, rows: Iterable[int]) -> Results:
+        """Removes and returns what is there of `rows`."""
+        taken = Results()
+        for field in dataclasses.fields(self):
+            ours = getattr(self, field.name)
+            if ours:
+                found = {row: ours.pop(row) for row in rows if row in ours}
+                setattr(taken, field.name, found)
+        return taken
+
+    def __bool__(self) -> bool:
+        return bool(
+            self.observations
+            or self.infos
+            or self.final_observations
+            or self.final_infos
+            or self.answers
+            or self.errors
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,6 +219,12 @@ class Recreated:
     traceback: str
 
 
+def encode(message: object) -> bytes:
+    """Returns the bytes of one message; raises what pickle does if it cannot be pickled."""
+    data = pickle.dumps(message)
+    return _LENGTH.pack(len(data)) + data
+
+
 class Channel:
     """One end of a stream socket that carries messages."""
 
@@ -128,8 +238,17 @@ class Channel:
 
     def send(self, message: object) -> None:
         """Sends one message, waiting for room if need be."""
-        data = pickle.dumps(message)
-        self._socket.sendall(_LENGTH.pack(len(data)) + data)
+        self._socket.sendall(encode(message))
+
+    def send_encoded(self, message: bytes, full: Callable[[], bool]) -> None:
+        """Sends what `encode` gave; `full` is called for want of room: whether to go on."""
+        unsent = memoryview(message)
+        while unsent:
+            try:
+                unsent = unsent[self._socket.send(unsent, socket.MSG_DONTWAIT) :]
+            except BlockingIOError:
+                if not full():
+                    return
 
     def receive(self) -> Any:
         """Waits for one message; raises EOFError if the other side closed."""
@@ -156,6 +275,13 @@ class Channel:
         if closed and not messages:
             raise EOFError("the other side of the channel closed")
         return messages
+
+    def discard_unread(self) -> None:
+        """Throws away what has arrived and was not received."""
+        with contextlib.suppress(BlockingIOError, EOFError):
+            while True:
+                self._read(socket.MSG_DONTWAIT)
+        self._received.clear()
 
     def discard_partial(self) -> None:
         """Forgets the beginning of a message whose sender died before its end."""

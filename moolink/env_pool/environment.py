@@ -1,18 +1,21 @@
-"""One environment in a worker: the user's code, held to the Gymnasium API."""
+"""One environment in a worker: the user's code, with Gymnasium's API or the old Gym's."""
 
 from __future__ import annotations
 
 import contextlib
+import inspect
+import os
+import sys
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from moolink.env_pool import channel
-from moolink.env_pool.spaces import Tree, describe, keys, leaves
+from moolink.env_pool.spaces import UNDECLARED_ACTION, Tree, describe, fits, infer, keys, leaves
 
-OLD_GYM = "EnvPool needs the Gymnasium API: wrap the environment (for example with shimmy)"
+_NEITHER = "EnvPool needs the API of Gymnasium or of the old Gym"
 
 
 class EnvironmentFailed(Exception):
@@ -27,19 +30,36 @@ class Environment:
     """One environment.
 
     Attributes:
-        index: its number in the pool.
+        env: the user's object.
+        index: its number in the pool, and its row.
         doing: which call of the user's code is under way, for reports.
+        due: whether it is to be reset instead of being stepped.
+        interrupted: whether the episode that it continues was cut off by a crash.
+        pid: the worker's process.
         failures: how often it was made anew without a step in between.
     """
 
     def __init__(self, create: Callable[[], Any], index: int, seed: int | None) -> None:
         self.index = index
         self.doing = "create_env"
+        self.due = False
+        self.interrupted = False
         self.failures = 0
+        self.pid = os.getpid()
         self._create = create
         self._seed = seed
+        self._first: tuple[Any, dict[str, Any]] | None = None
         with self.reporting():
-            self.env = create()
+            self._make()
+
+    def _make(self) -> None:
+        self.env = self._create()
+        for name in ("reset", "step"):
+            if not hasattr(self.env, name):
+                raise TypeError(
+                    f"create_env returned {self.env!r}, which has no {name}. {_NEITHER}"
+                )
+        self._reset_takes = _parameters(self.env.reset)
 
     @contextlib.contextmanager
     def reporting(self) -> Iterator[None]:
@@ -50,31 +70,75 @@ class Environment:
             raise
         except BaseException as error:
             raise self.failed(error) from error
+        if os.getpid() != self.pid:
+            self.end_forked_child()
 
     def failed(self, error: BaseException) -> EnvironmentFailed:
         """Describes `error`, which the environment raised in `doing`."""
+        if os.getpid() != self.pid:
+            self.end_forked_child()
         text = "".join(traceback.format_exception(error))
         summary = traceback.format_exception_only(error)[-1].strip()
         return EnvironmentFailed(channel.Raised(self.index, self.doing, summary, text))
 
-    def reset(self) -> Any:
-        """Begins an episode, the first one with the environment's seed; returns its observation."""
+    def end_forked_child(self) -> NoReturn:
+        """Ends this process, a child that the environment has forked and that has come back here.
+
+        It shares the pool's memory and bells with the worker, which goes on in the parent.
+        """
+        print(
+            f"moolink: environment {self.index} has forked in {self.doing}, and its child (pid "
+            f"{os.getpid()}) came back from it. The child ends here, for its parent serves the "
+            "pool: let a forked child end with os._exit",
+            file=sys.stderr,
+            flush=True,
+        )
+        os._exit(1)
+
+    def begin(self) -> tuple[Any, dict[str, Any]]:
+        """Begins the next episode of an environment that is reset by the pool.
+
+        The first one has the environment's seed; it may have been begun already, to see its layout.
+        """
+        first, self._first = self._first, None
+        if first is not None:
+            return first
+        seed, self._seed = self._seed, None
+        return self.reset(seed, None, always=False)
+
+    def reset(
+        self, seed: int | None, options: dict[str, Any] | None, *, always: bool = True
+    ) -> tuple[Any, dict[str, Any]]:
+        """Resets the environment; returns (observation, info).
+
+        `seed` and `options` are given to it if it takes them, None only if `always`.
+        """
         self.doing = "reset"
-        if self._seed is None:
-            result = self.env.reset()
-        else:
-            seed, self._seed = self._seed, None
-            result = self.env.reset(seed=seed)
-        if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
-            raise TypeError(f"reset() must return (observation, info). {OLD_GYM}")
-        return result[0]
+        arguments: dict[str, Any] = {}
+        for name, value in (("seed", seed), ("options", options)):
+            if (value is not None or always) and name in self._reset_takes:
+                arguments[name] = value
+        if seed is not None and "seed" not in self._reset_takes and hasattr(self.env, "seed"):
+            self.env.seed(seed)  # The old Gym's.
+        result = self.env.reset(**arguments)
+        if os.getpid() != self.pid:
+            self.end_forked_child()
+        self.doing = "step"
+        if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict):
+            return result
+        return result, {}  # The old Gym's.
+
+    def look_ahead(self) -> Any:
+        """Begins the first episode already; returns its observation. `begin` gives it again."""
+        self._first = self.begin()
+        return self._first[0]
 
     def recreate(self) -> None:
         """Throws the environment away and makes it anew."""
         self.close()
         self.doing = "create_env"
         with self.reporting():
-            self.env = self._create()
+            self._make()
 
     def close(self) -> None:
         """Closes the environment; what it raises now concerns nobody any more."""
@@ -85,14 +149,32 @@ class Environment:
                 traceback.print_exc()
 
 
-def require_five(result: Any) -> None:
-    """Raises unless `result` is what Gymnasium's step returns."""
-    if not isinstance(result, tuple) or len(result) != 5:
+def _parameters(function: Any) -> set[str]:
+    """Names among "seed" and "options" that `function` takes as keywords."""
+    known = {"seed", "options"}
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return known  # Some built-in callables do not tell.
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return known
+    return known & parameters.keys()
+
+
+def as_five(result: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+    """Converts what the old Gym's step returns, (observation, reward, done[, info])."""
+    if isinstance(result, (tuple, list)) and len(result) == 5:
+        return tuple(result)
+    if not isinstance(result, (tuple, list)) or len(result) not in (3, 4):
         count = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
         raise TypeError(
-            "step() must return (observation, reward, terminated, truncated, info), "
-            f"got {count}. {OLD_GYM}"
+            "step() must return (observation, reward, terminated, truncated, info), or the old "
+            f"Gym's (observation, reward, done, info), got {count}"
         )
+    observation, reward, done = result[:3]
+    info = result[3] if len(result) == 4 else {}
+    truncated = bool(done) and bool(info.get("TimeLimit.truncated", False))
+    return observation, reward, bool(done) and not truncated, truncated, info
 
 
 def derive_seed(seed: int, index: int, life: int) -> int:
@@ -100,20 +182,64 @@ def derive_seed(seed: int, index: int, life: int) -> int:
     return int(np.random.SeedSequence([seed, index, life]).generate_state(1)[0])
 
 
-def describe_spaces(env: Any) -> tuple[Tree, Tree]:
-    """Describes an environment's observation and action space."""
-    for name in ("observation_space", "action_space", "reset", "step"):
-        if not hasattr(env, name):
-            raise TypeError(f"create_env returned {env!r}, which has no {name}. {OLD_GYM}")
-    return describe(env.observation_space, "obs"), describe(env.action_space, "action")
+class Layouts:
+    """The layouts of an environment's observations and actions, and how they came about."""
 
+    def __init__(self, environment: Environment, behaviour: channel.Behaviour) -> None:
+        env = environment.env
+        self.warning = ""
+        self._any = behaviour.any_space
+        self._bounds = behaviour.compare == "spaces"
+        self.observation = self._described(getattr(env, "observation_space", None), "obs")
+        self.action = self._described(getattr(env, "action_space", None), "action")
+        declared = hasattr(env, "observation_space") and hasattr(env, "action_space")
+        if not declared or (behaviour.infer and self.observation is not None):
+            self._look(environment)
 
-def require_same_spaces(first: tuple[Tree, Tree], other: tuple[Tree, Tree], index: int) -> None:
-    """Raises unless two environments' spaces are alike."""
-    for a, b in zip(first, other, strict=True):
-        if keys(a) != keys(b):
-            spaces = [", ".join(leaf.space for leaf in leaves(tree)) for tree in (a, b)]
-            raise ValueError(
-                f"all environments of a pool need the same spaces: environment {index} has "
-                f"{spaces[0]}, this one has {spaces[1]}"
+    def _described(self, space: Any, path: str) -> Tree | None:
+        if space is None:
+            return None
+        try:
+            return describe(space, path)
+        except TypeError:
+            if self._any:
+                return None
+            raise
+
+    def _look(self, environment: Environment) -> None:
+        """Lets the first observation decide where nothing is declared, or what does not fit."""
+        env = environment.env
+        try:
+            first = environment.look_ahead()
+        except Exception:
+            if hasattr(env, "observation_space") and hasattr(env, "action_space"):
+                return  # The first step raises it again, or not.
+            raise
+        said = []
+        if not hasattr(env, "observation_space"):
+            said.append("no observation_space")
+        elif self.observation is not None and not fits(self.observation, first):
+            said.append(
+                f"observation_space {env.observation_space}, which its observations are not in"
             )
+        if said:
+            self.observation = infer(first, "obs")
+            said[-1] += f": their layout is that of the first one, {_words(self.observation)}"
+        if not hasattr(env, "action_space"):
+            self.action = UNDECLARED_ACTION
+            said.append("no action_space: actions are int64 numbers")
+        if said:
+            self.warning = f"{type(env).__name__} declares " + ", and ".join(said)
+
+    def require_same(self, other: Layouts, index: int) -> None:
+        """Raises unless `other`, of environment `index`, is the same."""
+        for a, b in ((self.observation, other.observation), (self.action, other.action)):
+            if keys(a, bounds=self._bounds) != keys(b, bounds=self._bounds):
+                raise ValueError(
+                    f"all environments of a pool need the same spaces: environment {index} has "
+                    f"{_words(b)}, this one has {_words(a)}"
+                )
+
+
+def _words(tree: Tree | None) -> str:
+    return ", ".join(leaf.space for leaf in leaves(tree)) if tree is not None else "no fixed layout"

@@ -1,8 +1,8 @@
 """The shared memory of a pool: what lies where, and numpy views of it.
 
 One sealed memfd segment, sized by what it holds. Both sides compute the same layout from the same
-`PoolShape`. Actions are written before the workers' doorbells ring, outputs before the `served`
-word and the batch's bell; ringing and hearing a bell (an eventfd) orders memory accesses.
+`PoolShape`. An environment's row is its number in the pool; a batch is a slice of rows. Actions are
+written before the request that uses them, outputs before the request is served: see `Board`.
 """
 
 from __future__ import annotations
@@ -16,23 +16,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from moolink.env_pool.board import Board
 from moolink.env_pool.spaces import Leaf, Tree, map_tree
 
 Array = npt.NDArray[Any]
 
 _LINE = 64  # bytes; every array starts on a cache line of its own
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-
-# What a step returns beside the observation, for each environment of the batch.
-RESULTS = {
-    "reward": np.dtype(np.float32),
-    "done": np.dtype(np.bool_),
-    "terminated": np.dtype(np.bool_),
-    "truncated": np.dtype(np.bool_),
-    "episode_return": np.dtype(np.float32),
-    "episode_step": np.dtype(np.int64),
-}
-FINAL_OBSERVATION = "final_observation"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,31 +33,29 @@ class PoolShape:
         workers: number of worker processes.
         batches: number of batches (moolib's num_batches).
         batch_size: environments of one batch.
-        observation, action: trees of `Leaf`.
+        observation, action: trees of `Leaf`; None where the space has no fixed layout, and values
+            are sent in messages instead.
         terminal_observation: whether terminal observations are kept.
+        reward: dtype of the rewards.
     """
 
     workers: int
     batches: int
     batch_size: int
-    observation: Tree
-    action: Tree
+    observation: Tree | None
+    action: Tree | None
     terminal_observation: bool
+    reward: str
+
+    @property
+    def num_envs(self) -> int:
+        """Environments in all batches."""
+        return self.batches * self.batch_size
 
 
 def rows_of(worker: int, workers: int, batch_size: int) -> range:
     """Returns the rows of every batch whose environments `worker` runs."""
     return range(worker * batch_size // workers, (worker + 1) * batch_size // workers)
-
-
-@dataclasses.dataclass(frozen=True)
-class BatchArrays:
-    """Views of one batch; the first dimension of each array is the batch."""
-
-    observation: Tree
-    final_observation: Tree | None
-    action: Tree
-    results: dict[str, Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,59 +82,42 @@ class _Layout:
 
 
 class PoolMemory:
-    """Views of a pool's segment.
+    """Views of a pool's segment; the first dimension of each array is the environment.
 
     Attributes:
-        closing: one word, non-zero when the workers are to end.
-        requested: [batches] the number of the newest step of each batch; numbers are unique in the
-            pool and grow, 0 means none yet. Written by the pool only.
-        served: [workers, batches] the newest step each worker has finished.
-        current: [workers] 1 + the environment a worker is running, 0 if none.
-        batches: the arrays of each batch.
+        board: what is due and what is done.
+        observation, final_observation, action: trees of arrays, None if there are none.
+        reward, terminated, truncated: the results of each environment's last step.
+        begun: whether an episode of the environment was ever begun; survives its worker.
     """
 
     def __init__(self, shape: PoolShape, descriptor: int, *, create: bool) -> None:
         """Map the segment behind `descriptor`, after giving it its size if it is to be created."""
         layout = _Layout()
-        words = np.uint64
-        closing = layout.slot((1,), words)
-        requested = layout.slot((shape.batches,), words)
-        served = layout.slot((shape.workers, shape.batches), words)
-        current = layout.slot((shape.workers,), words)
-        batches = [_batch_slots(layout, shape) for _ in range(shape.batches)]
+        count = shape.num_envs
+        words = layout.slot((Board.words(shape.workers, shape.batches, count),), np.uint64)
+
+        def slots(leaf: Leaf) -> _Slot:
+            return layout.slot((count, *leaf.shape), leaf.dtype)
+
+        def tree(described: Tree | None) -> Tree | None:
+            return None if described is None else map_tree(slots, described)
+
+        observation, action = tree(shape.observation), tree(shape.action)
+        final = tree(shape.observation) if shape.terminal_observation else None
+        reward = layout.slot((count,), shape.reward)
+        flags = [layout.slot((count,), np.bool_) for _ in range(3)]
         if create:
             os.ftruncate(descriptor, layout.size)
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
         memory = mmap.mmap(descriptor, layout.size)
-        self.size = layout.size
-        self.closing = closing.view(memory)
-        self.requested = requested.view(memory)
-        self.served = served.view(memory)
-        self.current = current.view(memory)
-        self.batches = [_view_batch(slots, memory) for slots in batches]
 
+        def views(placed: Tree | None) -> Tree | None:
+            return None if placed is None else map_tree(lambda slot: slot.view(memory), placed)
 
-def _batch_slots(layout: _Layout, shape: PoolShape) -> BatchArrays:
-    def slot(leaf: Leaf) -> _Slot:
-        return layout.slot((shape.batch_size, *leaf.shape), leaf.dtype)
-
-    final = map_tree(slot, shape.observation) if shape.terminal_observation else None
-    results: dict[str, Any] = {
-        name: layout.slot((shape.batch_size,), dtype) for name, dtype in RESULTS.items()
-    }
-    return BatchArrays(
-        map_tree(slot, shape.observation), final, map_tree(slot, shape.action), results
-    )
-
-
-def _view_batch(slots: BatchArrays, memory: mmap.mmap) -> BatchArrays:
-    def view(slot: _Slot) -> Array:
-        return slot.view(memory)
-
-    final = slots.final_observation
-    return BatchArrays(
-        map_tree(view, slots.observation),
-        None if final is None else map_tree(view, final),
-        map_tree(view, slots.action),
-        map_tree(view, slots.results),
-    )
+        self.board = Board(words.view(memory), shape.workers, shape.batches, count)
+        self.observation = views(observation)
+        self.final_observation = views(final)
+        self.action = views(action)
+        self.reward = reward.view(memory)
+        self.terminated, self.truncated, self.begun = (flag.view(memory) for flag in flags)

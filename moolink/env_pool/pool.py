@@ -2,25 +2,44 @@
 
 from __future__ import annotations
 
-import pickle
+import resource
 import weakref
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from moolink.env_pool import server
-from moolink.env_pool.memory import FINAL_OBSERVATION, RESULTS
-from moolink.env_pool.stepper import EnvStepper, EnvStepperFuture, Framework, OutputOptions
+from moolink.env_pool import channel, server, starting
+from moolink.env_pool.stepper import (
+    FINAL_OBSERVATION,
+    RESULTS,
+    EnvStepper,
+    EnvStepperFuture,
+    Framework,
+    OutputOptions,
+)
 from moolink.env_pool.supervisor import PoolOptions, Supervisor
-from moolink.errors import Error
+from moolink.keywords import names_keywords
+
+MOST_ENVIRONMENTS = 2**20
+
+_BEHAVIOUR = channel.Behaviour(
+    autoreset="same",
+    first_step_resets=True,
+    infos=False,
+    infer=True,
+    any_space=False,
+    compare="spaces",
+)
 
 
 class EnvPool:
     """`num_batches` batches of `batch_size` environments, run by worker processes.
 
-    Environments have the Gymnasium API and Box, Discrete, MultiDiscrete, MultiBinary, Dict or
-    Tuple spaces, the same for all. With two batches the workers step one while the policy thinks
-    about the other:
+    Environments have the API of Gymnasium or of the old Gym (`reset` without info, steps of three
+    or four values), and Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple spaces, the same
+    for all. Where they declare no spaces, or observations that are not in them, the first
+    observation decides the layout, and undeclared actions are int64 numbers; a warning says so.
+    With two batches the workers step one while the policy thinks about the other:
 
         with EnvPool(make_env, num_processes=4, batch_size=32, num_batches=2) as pool:
             futures = [pool.step(0, actions), pool.step(1, actions)]
@@ -29,15 +48,15 @@ class EnvPool:
                     outputs = futures[i].result()
                     futures[i] = pool.step(i, policy(outputs))
 
-    The workers are forked from a fresh program, not from this process: a pool can be made at any
-    time, beside threads, an Rpc, CUDA or other pools. Ctrl-C does not reach them. They end with the
-    pool, at the latest with this process, even if that is killed.
+    By default the workers are forked from a fresh program, not from this process: a pool can be
+    made at any time, beside threads, an Rpc, CUDA or other pools. Ctrl-C does not reach them. They
+    end with the pool, at the latest with this process, even if that is killed.
 
     Args:
         create_env: makes an environment. It must be importable by the workers (defined at the top
-            level of a module; with functools.partial for arguments). If it has a required
-            parameter, or its first one is called "index", it is given the environment's index:
-            batch x batch_size + row.
+            level of a module; with functools.partial for arguments), unless start is "fork". If it
+            has a required parameter, or its first one is called "index", it is given the
+            environment's index: batch x batch_size + row.
         num_processes: number of workers, at most `batch_size` (more would have nothing to do).
         batch_size: environments of a batch; each worker runs equally many of them, or one more.
         num_batches: number of batches.
@@ -51,13 +70,19 @@ class EnvPool:
             make the environments concerned anew, cut off their episodes (done and truncated are
             True, the reward is 0) and log a warning. What fails again and again raises.
         check_actions: whether actions outside of their space (and NaN) are refused.
+        start: "program" forks the workers from a fresh program; "fork" from this process, so that
+            create_env may be a lambda or a local function and sees this process's globals.
+        start_timeout: seconds in which all environments have to be made; None: no limit.
 
     Raises:
         EnvError: an environment could not be made.
-        Error: create_env cannot be sent to the workers.
+        TimeoutError: the environments were not made within `start_timeout`.
+        Error: create_env cannot be sent to the workers; or start is "fork" while threads, an Rpc,
+            CUDA or JAX run.
         ValueError, TypeError: an argument is wrong, or create_env takes too many.
     """
 
+    @names_keywords
     def __init__(
         self,
         create_env: Callable[..., Any],
@@ -71,6 +96,8 @@ class EnvPool:
         terminal_observation: bool = False,
         on_crash: Literal["raise", "restart"] = "raise",
         check_actions: bool = True,
+        start: starting.Start = "program",
+        start_timeout: float | None = 300.0,
     ) -> None:
         counts = {
             "num_processes": num_processes,
@@ -80,19 +107,18 @@ class EnvPool:
         for name, value in counts.items():
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
-        if on_crash not in ("raise", "restart"):
-            raise ValueError(f'on_crash must be "raise" or "restart", got {on_crash!r}')
+        if batch_size * num_batches > MOST_ENVIRONMENTS:
+            raise ValueError(
+                f"an EnvPool has at most {MOST_ENVIRONMENTS} environments, not {batch_size} x "
+                f"{num_batches}"
+            )
         if arrays not in ("auto", "numpy", "torch"):
             raise ValueError(f'arrays must be "auto", "numpy" or "torch", got {arrays!r}')
         if not callable(create_env):
             raise TypeError(f"create_env must be callable, got {create_env!r}")
-        if server.loading_main:
-            raise Error(
-                "this EnvPool is made while a worker process loads the main script again: put "
-                "what the script does under `if __name__ == '__main__':`, or define create_env "
-                "in a module of its own"
-            )
+        server.require_loaded_main("EnvPool")
         self.num_processes = min(num_processes, batch_size)
+        _require_descriptors(self.num_processes, num_batches)
         self.batch_size = batch_size
         self.num_batches = num_batches
         options = PoolOptions(
@@ -101,8 +127,12 @@ class EnvPool:
             num_batches,
             batch_size,
             seed,
-            on_crash == "restart",
             terminal_observation,
+            "float32",
+            start,
+            on_crash,
+            _BEHAVIOUR,
+            start_timeout,
         )
         self._supervisor = Supervisor(options)
         # Runs at the interpreter's exit, too.
@@ -113,7 +143,7 @@ class EnvPool:
             self._close()
             raise
         output = OutputOptions(copy, arrays, check_actions)
-        self._steppers = [EnvStepper(self._supervisor, i, output) for i in range(num_batches)]
+        self._steppers = [EnvStepper._of(self._supervisor, i, output) for i in range(num_batches)]
 
     def step(self, batch_index: int, action: Any) -> EnvStepperFuture:
         """Has the environments of a batch take their actions; returns at once.
@@ -162,14 +192,18 @@ class EnvPool:
         return self._spaces()[1]
 
     def _spaces(self) -> tuple[Any, Any]:
-        if not self._supervisor.spaces:
-            raise Error("the environments' spaces cannot be pickled")
-        spaces: tuple[Any, Any] = pickle.loads(self._supervisor.spaces)
+        spaces: tuple[Any, Any] = self._supervisor.spaces_of_rows()[0]
         return spaces
 
     def close(self) -> None:
         """Ends the workers, closing their environments. Outputs already taken remain readable."""
         self._close()
+
+    def __repr__(self) -> str:
+        return (
+            f"<moolink.EnvPool of {self.num_batches} x {self.batch_size} environments in "
+            f"{self.num_processes} processes, {self._supervisor.state()}>"
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -181,6 +215,17 @@ class EnvPool:
         exception_traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _require_descriptors(processes: int, batches: int) -> None:
+    needed = 3 * processes + batches  # a doorbell and a pair of sockets; a bell
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if needed > limit:
+        raise ValueError(
+            f"an EnvPool of {processes} processes and {batches} batches needs {needed} file "
+            f"descriptors, and this process may have {limit}: make it smaller, or raise the limit "
+            "with `ulimit -n`"
+        )
 
 
 def _require_free_names(observation: Any) -> None:

@@ -1,7 +1,8 @@
-"""The fork server of an EnvPool: loads create_env once and forks the workers.
+"""The fork server of a pool: loads create_env once and forks the workers.
 
 It is a fresh program with one thread, so no thread, lock or device state of the pool's process is
-forked. It ends when the pool closes or its process dies, and its workers die with it.
+forked; or, if the user wants it, a fork of that process, whose create_env and globals it has. It
+ends when the pool closes or its process dies, and its workers die with it.
 """
 
 from __future__ import annotations
@@ -21,17 +22,31 @@ from multiprocessing import spawn
 from typing import Any
 
 from moolink.env_pool import channel, worker
+from moolink.errors import Error
 from moolink.tether import tie_to_parent
 
-# True while the user's main module is loaded again in this process: see EnvPool.
-loading_main = False
+# True while the user's main module is loaded again in this process.
+_loading_main = False
+
+
+def require_loaded_main(pool: str) -> None:
+    """Raises if this process is a server that loads the user's main module: it makes no pool."""
+    if _loading_main:
+        raise Error(
+            f"this {pool} is made while a worker process loads the main script again: put what the "
+            "script does under `if __name__ == '__main__':`, or define create_env in a module of "
+            "its own"
+        )
 
 
 class Server:
     """Starts workers on demand and reports their deaths."""
 
-    def __init__(self, control: channel.Channel, parent: int) -> None:
+    def __init__(
+        self, control: channel.Channel, parent: int, create_env: Callable[..., Any] | None
+    ) -> None:
         self._control = control
+        self._create_env = create_env
         self._parent = parent
         self._workers: dict[int, tuple[int, int]] = {}  # pidfd -> (worker, pid)
         self._poll = select.poll()
@@ -42,7 +57,8 @@ class Server:
         """Serves until the pool closes or its process is gone."""
         self._setup: channel.Setup = self._control.receive()
         try:
-            self._create_env = _load(self._setup)
+            if self._create_env is None:
+                self._create_env = _load(self._setup)
         except BaseException as error:  # noqa: BLE001 - the user's modules; the pool reports it
             self._control.send(channel.Unusable("".join(traceback.format_exception(error))))
             return
@@ -75,6 +91,7 @@ class Server:
             tie_to_parent(server)
             self._control.close()
             link = channel.Channel(socket.socket(fileno=self._setup.channels[start.worker]))
+            assert self._create_env is not None
             worker.main(self._setup, start, self._create_env, link)
         descriptor = os.pidfd_open(pid)
         self._workers[descriptor] = (start.worker, pid)
@@ -113,25 +130,33 @@ class Server:
 
 
 def _load(setup: channel.Setup) -> Callable[..., Any]:
-    global loading_main
+    global _loading_main
     if setup.main is not None:
-        loading_main = True
+        _loading_main = True
         try:
             spawn.prepare(setup.main)
         finally:
-            loading_main = False
+            _loading_main = False
     create_env: Callable[..., Any] = pickle.loads(setup.create_env)
     return create_env
 
 
-def main(control: int, parent: int, descriptors: list[int]) -> None:
-    """Runs the server: `control` is its channel, `parent` a pidfd of the pool's process."""
+def main(
+    control: int,
+    parent: int,
+    descriptors: list[int],
+    create_env: Callable[..., Any] | None = None,
+) -> None:
+    """Runs the server: `control` is its channel, `parent` a pidfd of the pool's process.
+
+    `create_env` is there in a fork of the pool's process; other servers load it.
+    """
     # Ctrl-C is the pool's affair; it ends us in its own time.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for descriptor in (control, parent, *descriptors):
         os.set_inheritable(descriptor, False)
     with contextlib.suppress(EOFError):  # The pool's process is gone.
-        Server(channel.Channel(socket.socket(fileno=control)), parent).run()
+        Server(channel.Channel(socket.socket(fileno=control)), parent, create_env).run()
     sys.stdout.flush()
     sys.stderr.flush()
     # Dying here kills the workers that are left: they asked the kernel for it.

@@ -37,10 +37,11 @@ class Leaf:
     scalar: bool
     space: str
 
-    def key(self) -> tuple[Any, ...]:
-        """Returns what must agree between all environments of a pool."""
-        bounds = [None if bound is None else bound.tobytes() for bound in (self.low, self.high)]
-        return (self.path, self.shape, self.dtype, *bounds, self.scalar)
+    def key(self, *, bounds: bool) -> tuple[Any, ...]:
+        """Returns what must agree between all environments of a pool, with or without `bounds`."""
+        limits = (self.low, self.high) if bounds else ()
+        found = [None if limit is None else limit.tobytes() for limit in limits]
+        return (self.path, self.shape, self.dtype, *found, self.scalar)
 
 
 def describe(space: Any, path: str) -> Tree:
@@ -68,6 +69,39 @@ def describe(space: Any, path: str) -> Tree:
         f"{path}: {type(space).__name__} spaces are not supported: wrap the environment so that it "
         "uses Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple spaces"
     )
+
+
+def infer(value: Any, path: str) -> Tree:
+    """Describes a value of an environment whose space is not known: no bounds, no structure more.
+
+    Raises:
+        TypeError: a part of it is no array of numbers.
+    """
+    if isinstance(value, Mapping):
+        return {str(key): infer(part, f"{path}.{key}") for key, part in value.items()}
+    if isinstance(value, tuple):
+        return tuple(infer(part, f"{path}[{i}]") for i, part in enumerate(value))
+    array = np.asarray(value)
+    if array.dtype.kind not in "biufc":
+        raise TypeError(f"{path}: {value!r} is no array of numbers")
+    words = f"{array.dtype.name} {array.shape}, as the first one was"
+    return Leaf(path, array.shape, array.dtype.str, None, None, False, words)
+
+
+def fits(tree: Tree, value: Any) -> bool:
+    """Tells whether `value` has the structure, the shapes and about the dtypes of `tree`."""
+    try:
+        found = parts(tree, value, "")
+    except ValueError:
+        return False
+    return all(
+        array.shape == leaf.shape and np.can_cast(array.dtype, leaf.dtype, "same_kind")
+        for leaf, array in zip(leaves(tree), map(np.asarray, found), strict=True)
+    )
+
+
+# What an action is where the environment does not say: moolib's.
+UNDECLARED_ACTION = Leaf("action", (), "<i8", None, None, True, "int64, as no space is declared")
 
 
 def _leaf(
@@ -143,6 +177,6 @@ def parts(tree: Tree, value: Any, path: str) -> list[Any]:
     return [value]
 
 
-def keys(tree: Tree) -> list[tuple[Any, ...]]:
-    """Returns what must agree between all environments of a pool, leaf by leaf."""
-    return [leaf.key() for leaf in leaves(tree)]
+def keys(tree: Tree | None, *, bounds: bool = True) -> list[tuple[Any, ...]] | None:
+    """Returns what must agree between all environments, leaf by leaf; None for no tree."""
+    return None if tree is None else [leaf.key(bounds=bounds) for leaf in leaves(tree)]

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-import math
-import os
-import select
 import threading
 from collections.abc import Generator
 from typing import Any, Literal, TypeAlias
 
-from moolink import deadlines
+import numpy as np
+
+from moolink import forks
 from moolink.env_pool.actions import ActionWriter
-from moolink.env_pool.memory import FINAL_OBSERVATION, Array
+from moolink.env_pool.memory import Array
+from moolink.env_pool.requests import Requests
 from moolink.env_pool.spaces import Tree, map_tree
 from moolink.env_pool.supervisor import Supervisor
 from moolink.errors import Error, TimeoutError
@@ -21,6 +20,10 @@ from moolink.warm_memory import WarmMemory
 
 Outputs: TypeAlias = dict[str, Any]
 Framework: TypeAlias = Literal["auto", "numpy", "torch"]
+
+# What a step returns beside the observation, for each environment of the batch.
+RESULTS = ("reward", "done", "terminated", "truncated", "episode_return", "episode_step")
+FINAL_OBSERVATION = "final_observation"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,10 +53,11 @@ class EnvStepperFuture:
             Closed: the pool was closed.
         """
         if self._outputs is None:
-            if not self._stepper._wait(self._step, timeout):
+            requests = self._stepper._requests
+            if not requests.wait(self._step, timeout):
                 raise TimeoutError(
                     f"{self._stepper} was not finished within {timeout:g} s: "
-                    f"{self._stepper._unfinished(self._step)}"
+                    f"{requests.unfinished()}"
                 )
             self._outputs = self._stepper._collect(self._step, self._torch)
         return self._outputs
@@ -63,7 +67,7 @@ class EnvStepperFuture:
         if self._outputs is not None:
             return True
         try:
-            return self._stepper._wait(self._step, timeout)
+            return self._stepper._requests.wait(self._step, timeout)
         except Error:
             return True  # result() and exception() say what happened.
 
@@ -75,7 +79,7 @@ class EnvStepperFuture:
         """Returns what went wrong, or None if nothing did or the step has not ended."""
         try:
             if self._outputs is None:
-                self._stepper._wait(self._step, 0.0)
+                self._stepper._requests.wait(self._step, 0.0)
         except Error as error:
             return error
         return None
@@ -86,32 +90,54 @@ class EnvStepperFuture:
 
     async def _result_async(self) -> Outputs:
         if self._outputs is None:
-            await self._stepper._wait_async(self._step)
+            await self._stepper._requests.wait_async(self._step)
         return self.result()
 
 
 class EnvStepper:
-    """Steps the environments of one batch, with at most one step under way."""
+    """Steps the environments of one batch of an EnvPool, with at most one step under way."""
 
-    def __init__(self, supervisor: Supervisor, batch: int, options: OutputOptions) -> None:
+    def __init__(self) -> None:
+        raise TypeError("an EnvPool makes its EnvSteppers: use EnvPool.step")
+
+    @classmethod
+    def _of(cls, supervisor: Supervisor, batch: int, options: OutputOptions) -> EnvStepper:
+        stepper = cls.__new__(cls)
+        stepper._prepare(supervisor, batch, options)
+        return stepper
+
+    def _prepare(self, supervisor: Supervisor, batch: int, options: OutputOptions) -> None:
         self._supervisor = supervisor
         self._batch = batch
         self._options = options
+        self._requests = Requests(supervisor, batch)
         self._lock = threading.Lock()
         self._pending = 0  # The step whose outputs have not been taken, 0 if none.
-        arrays = supervisor.memory.batches[batch]
+        memory, rows = supervisor.memory, self._requests.rows
+        part = slice(rows.start, rows.stop)
+
+        def of_batch(array: Array) -> Array:
+            return array[part]
+
         self._actions = ActionWriter(
-            supervisor.shape.action, arrays.action, check=options.check_actions
+            supervisor.shape.action, map_tree(of_batch, memory.action), check=options.check_actions
         )
-        observation = arrays.observation
+        observation = map_tree(of_batch, memory.observation)
         self._outputs: dict[str, Tree] = (
-            dict(observation) if isinstance(observation, dict) else {"state": observation}
+            observation if isinstance(observation, dict) else {"state": observation}
         )
-        self._outputs |= arrays.results
-        if arrays.final_observation is not None:
-            self._outputs[FINAL_OBSERVATION] = arrays.final_observation
+        self._episodes = Episodes(
+            *map(of_batch, (memory.reward, memory.terminated, memory.truncated))
+        )
+        self._outputs |= self._episodes.outputs
+        if memory.final_observation is not None:
+            self._outputs[FINAL_OBSERVATION] = map_tree(of_batch, memory.final_observation)
         self._copies = map_tree(lambda _: WarmMemory(), self._outputs)
         self._tensors: Outputs | None = None
+        forks.changes_in_children(self)
+
+    def _forked(self) -> None:
+        self._lock = threading.Lock()
 
     def step(self, action: Any) -> EnvStepperFuture:
         """Has each environment take its action; see `EnvPool.step`."""
@@ -123,7 +149,7 @@ class EnvStepper:
                     "before the next one"
                 )
             torch = self._actions.write(action)
-            self._pending = self._supervisor.request(self._batch)
+            self._pending = self._requests.of_all()
             wants_torch = self._options.arrays == "torch" or (
                 self._options.arrays == "auto" and torch
             )
@@ -132,56 +158,11 @@ class EnvStepper:
     def __str__(self) -> str:
         return f"batch {self._batch}"
 
-    def _unfinished(self, step: int) -> str:
-        return self._supervisor.unfinished(self._batch, step)
-
-    def _wait(self, step: int, timeout: float | None) -> bool:
-        """Waits for `step`; returns whether it was finished in time, or raises what went wrong."""
-        supervisor = self._supervisor
-        if supervisor.finished(self._batch, step):
-            return True
-        deadline = deadlines.after(timeout)
-        bell = supervisor.duplicate_bell(self._batch)
-        try:
-            poll = select.poll()
-            poll.register(bell, select.POLLIN)
-            poll.register(supervisor.alarms, select.POLLIN)
-            while not supervisor.finished(self._batch, step):
-                remaining = deadlines.left(deadline)
-                ready = poll.poll(None if remaining is None else math.ceil(remaining * 1000))
-                if any(descriptor == supervisor.alarms for descriptor, _ in ready):
-                    supervisor.handle_alarms()
-                elif remaining == 0.0:
-                    return supervisor.finished(self._batch, step)
-            return True
-        finally:
-            os.close(bell)
-
-    async def _wait_async(self, step: int) -> None:
-        supervisor = self._supervisor
-        if supervisor.finished(self._batch, step):
-            return
-        loop = asyncio.get_running_loop()
-        # Duplicates: a loop knows one reader a descriptor, and they survive the pool's close.
-        bell = supervisor.duplicate_bell(self._batch)
-        alarms = os.dup(supervisor.alarms)
-        rung = asyncio.Event()
-        try:
-            loop.add_reader(bell, rung.set)
-            loop.add_reader(alarms, rung.set)
-            while not supervisor.finished(self._batch, step):
-                await rung.wait()
-                rung.clear()
-                supervisor.handle_alarms()
-        finally:
-            for descriptor in (bell, alarms):
-                loop.remove_reader(descriptor)
-                os.close(descriptor)
-
     def _collect(self, step: int, torch: bool) -> Outputs:
         with self._lock:
             if self._pending == step:
                 self._pending = 0
+                self._episodes.count_step()
             if self._options.copy:
                 outputs: Outputs = map_tree(_copy, self._outputs, self._copies)
                 return _tensors(outputs) if torch else outputs
@@ -190,6 +171,43 @@ class EnvStepper:
             if self._tensors is None:
                 self._tensors = _tensors(self._outputs)
             return map_tree(lambda tensor: tensor, self._tensors)  # type: ignore[no-any-return]
+
+
+class Episodes:
+    """The results of a batch's steps, and what they add up to.
+
+    Attributes:
+        outputs: arrays by the names of `RESULTS`.
+    """
+
+    def __init__(self, reward: Array, terminated: Array, truncated: Array) -> None:
+        size = len(reward)
+        self.outputs = {
+            "reward": reward,
+            "done": np.zeros(size, np.bool_),
+            "terminated": terminated,
+            "truncated": truncated,
+            "episode_return": np.zeros(size, np.float32),
+            "episode_step": np.zeros(size, np.int64),
+        }
+        self._returns = np.zeros(size, np.float64)
+        self._ended = False  # Whether an episode ended in the last step.
+        self._begun = False
+
+    def count_step(self) -> None:
+        """Counts a step whose results are in the arrays; a batch's first one is a reset."""
+        outputs, steps = self.outputs, self.outputs["episode_step"]
+        done = outputs["done"]
+        if self._ended:
+            self._returns[done] = 0.0
+            steps[done] = 0
+        if self._begun:
+            self._returns += outputs["reward"]
+            steps += 1
+        self._begun = True
+        np.logical_or(outputs["terminated"], outputs["truncated"], out=done)
+        self._ended = bool(done.any())
+        outputs["episode_return"][:] = self._returns
 
 
 def _copy(array: Array, memory: WarmMemory) -> Array:

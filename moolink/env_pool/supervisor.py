@@ -2,89 +2,103 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-import inspect
+import math
 import os
 import pickle
-import platform
 import select
 import socket
 import subprocess
-import sys
 import threading
-from collections.abc import Callable
-from multiprocessing import spawn
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
 
-from moolink import logs
-from moolink.env_pool import channel
+from moolink import deadlines, forks, logs
+from moolink.env_pool import channel, starting
+from moolink.env_pool.board import Command
 from moolink.env_pool.memory import PoolMemory, PoolShape, rows_of
 from moolink.env_pool.spaces import keys
-from moolink.errors import Closed, EnvError, Error
+from moolink.errors import Closed, EnvError, Error, TimeoutError
 from moolink.processes import describe_exit
 
 _GRACE = 2.0  # seconds that workers have to close their environments
 _FAILED_GRACE = 0.2  # the same, when the pool has failed
 _SERVER_GRACE = 3.0  # further seconds that the server has to end
 _FRUITLESS_RESTARTS = 3  # restarts of a worker that finishes no step between them
-# Whether a process sees another's stores in their order. Where it may not, only what was written
-# before a bell rang is sure to be seen after it.
-_STORES_IN_ORDER = platform.machine() == "x86_64"
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 @dataclasses.dataclass(frozen=True)
 class PoolOptions:
-    """What the user asked for; see EnvPool for the meaning."""
+    """What the user asked for; see EnvPool and VectorEnv for the meaning."""
 
     create_env: Callable[..., Any]
     workers: int
     batches: int
     batch_size: int
     seed: int | None
-    restart: bool
     terminal_observation: bool
+    reward: str
+    start: starting.Start
+    on_crash: Literal["raise", "restart"]
+    behaviour: channel.Behaviour
+    start_timeout: float | None
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a word that is none of those to choose from."""
+        if self.on_crash not in ("raise", "restart"):
+            raise ValueError(f'on_crash must be "raise" or "restart", got {self.on_crash!r}')
+        if self.start not in ("program", "fork"):
+            raise ValueError(f'start must be "program" or "fork", got {self.start!r}')
 
 
 class Supervisor:
     """Owns the fork server, the descriptors shared with the workers, and the shared memory.
 
-    Each batch has a bell, an eventfd that is rung when all workers have finished the batch's step,
-    and when the pool fails or closes. It stays rung until the next step, so that everybody who
-    waits sees it. It may ring too early after a crash: the `served` words are the truth. Whoever
-    finishes takes one of the batch's tokens; the worker that finds none is the last, and rings.
-
     Attributes:
+        lock: guards what the pool knows of its processes, and requests.
         memory: the shared memory.
         bells: one descriptor a batch.
         alarms: a descriptor, readable when a process has something to tell.
-        spaces: pickle of the observation and the action space; empty if they cannot be pickled.
+        spaces: for each worker, the pickle of its environments' spaces; empty if they cannot be
+            pickled.
+        face: pickle of the first environment's `channel.Face`.
     """
 
     memory: PoolMemory
     shape: PoolShape
 
     def __init__(self, options: PoolOptions) -> None:
-        """Starts the processes and waits until every environment exists."""
+        """Starts the processes and waits until every environment exists.
+
+        Raises:
+            TimeoutError: that lasted longer than `start_timeout`.
+            EnvError: an environment could not be made.
+        """
         self._options = options
         self._owner = os.getpid()
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
+        forks.changes_in_children(self)
         self._failure: dict[str, Any] | None = None
         self._closed = False
-        self._steps = 0
         workers = options.workers
         self._lives = [0] * workers
-        self._progress: list[list[int]] = [[] for _ in range(workers)]
+        self._progress = [-1] * workers
         self._fruitless = [0] * workers
+        self._making: list[channel.Making | None] = [None] * workers
         self._made: list[channel.Made | None] = [None] * workers
         self._ready = False
+        self._results = channel.Results()
+        self._received = [0] * workers
+        # Arguments of requests that are not known to be served, for a worker's next life.
+        self._arguments: list[collections.deque[tuple[int, bytes]]] = [
+            collections.deque() for _ in range(workers)
+        ]
         setup = _setup(options)  # Before anything is open that would have to be closed.
         self._memory_fd = os.memfd_create("moolink-env-pool", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        plain = os.EFD_CLOEXEC | os.EFD_NONBLOCK
         self._doorbells = [os.eventfd(0, os.EFD_CLOEXEC) for _ in range(workers)]
+        plain = os.EFD_CLOEXEC | os.EFD_NONBLOCK
         self.bells = [os.eventfd(0, plain) for _ in range(options.batches)]
-        semaphore = plain | os.EFD_SEMAPHORE
-        self._tokens = [os.eventfd(0, semaphore) for _ in range(options.batches)]
         pairs = [socket.socketpair() for _ in range(workers)]
         self._links = [channel.Channel(ours) for ours, _ in pairs]
         setup = dataclasses.replace(
@@ -92,7 +106,6 @@ class Supervisor:
             memory=self._memory_fd,
             doorbells=self._doorbells,
             bells=self.bells,
-            tokens=self._tokens,
             channels=[theirs.fileno() for _, theirs in pairs],
         )
         try:
@@ -104,67 +117,109 @@ class Supervisor:
             self._watch()
             for worker in range(workers):
                 self._control.send(channel.Start(worker, 0))
-            poll = select.poll()
-            poll.register(self.alarms, select.POLLIN)
-            while not self._ready:
-                poll.poll()
-                self.handle_alarms()
-                self.raise_failure()
+            self._wait_until_made()
         except BaseException:
             self.close()
             raise
 
-    # Stepping.
+    def _forked(self) -> None:
+        self.lock = threading.RLock()
 
-    def request(self, batch: int) -> int:
-        """Has the workers step `batch`, whose actions are in place; returns the step's number."""
-        with self._lock:
+    def _wait_until_made(self) -> None:
+        poll = select.poll()
+        poll.register(self.alarms, select.POLLIN)
+        timeout = self._options.start_timeout
+        deadline = deadlines.after(timeout)
+        while not self._ready:
+            remaining = deadlines.left(deadline)
+            if remaining == 0.0:
+                raise TimeoutError(
+                    f"the environments of the EnvPool were not made within {timeout:g} s: "
+                    f"{self._unmade()}. If create_env needs longer, give a larger start_timeout"
+                )
+            poll.poll(None if remaining is None else math.ceil(remaining * 1000))
+            self.handle_alarms()
             self.raise_failure()
-            self._steps += 1
-            _drain(self.bells[batch])
-            if self._options.workers > 1:
-                os.eventfd_write(self._tokens[batch], self._options.workers - 1)
-            self.memory.requested[batch] = self._steps
-            for doorbell in self._doorbells:
-                os.eventfd_write(doorbell, 1)
-            return self._steps
 
-    def finished(self, batch: int, step: int) -> bool:
-        """Tells whether every worker has finished `step`; raises if the pool failed or closed.
-
-        Silences a bell that rang too early, so that the caller may wait for it again.
-        """
-        if self._failure is not None or self._closed:
-            self.raise_failure()
-        if _STORES_IN_ORDER and self._all_served(batch, step):
-            return True
-        with self._lock:
-            self.raise_failure()
-            rung = _drain(self.bells[batch])
-            if self._all_served(batch, step) and (rung or _STORES_IN_ORDER):
-                os.eventfd_write(self.bells[batch], 1)  # Others may wait for it.
-                return True
-        return False
-
-    def duplicate_bell(self, batch: int) -> int:
-        """Returns a descriptor of the bell that stays valid when the pool closes."""
-        with self._lock:
-            self.raise_failure()
-            return os.dup(self.bells[batch])
-
-    def unfinished(self, batch: int, step: int) -> str:
-        """Says who has not finished `step`."""
+    def _unmade(self) -> str:
+        """Says who has not made its environments."""
         parts = []
-        for worker, served in enumerate(self.memory.served[:, batch].tolist()):
-            if served != step:
-                running = int(self.memory.current[worker])
-                what = f"is in environment {running - 1}" if running else "has not begun"
-                parts.append(f"worker {worker} (pid {self._pid(worker)}) {what}")
+        for worker, made in enumerate(self._made):
+            making = self._making[worker]
+            if made is None and making is None:
+                parts.append(f"worker {worker} has not begun")
+            elif made is None and making is not None:
+                parts.append(
+                    f"worker {worker} (pid {making.pid}) is in create_env of environment "
+                    f"{making.environment}"
+                )
         return ", ".join(parts)
 
-    def _all_served(self, batch: int, step: int) -> bool:
-        served = self.memory.served[:, batch].tolist()
-        return bool(served.count(step) == len(served))
+    # Requests.
+
+    def push(
+        self,
+        worker: int,
+        first: int,
+        count: int,
+        command: Command,
+        arguments: bytes | None,
+    ) -> None:
+        """Makes a request of `worker`; the caller holds the lock, and actions are in place.
+
+        `arguments` are `channel.Arguments`, encoded.
+        """
+        board = self.memory.board
+        if arguments is not None:
+            kept = self._arguments[worker]
+            position = board.position(worker)
+            while kept and kept[0][0] < position:
+                kept.popleft()
+            kept.append((board.pushed(worker), arguments))
+        if board.push(worker, first, count, command):
+            os.eventfd_write(self._doorbells[worker], 1)
+        # A worker that is awake, as long arguments need one to read them.
+        if arguments is not None and self._made[worker] is not None:
+            self._send(worker, arguments)  # Otherwise it is told when it is there again.
+
+    def _send(self, worker: int, arguments: bytes) -> None:
+        """Sends arguments to a worker, which may itself be waiting for us to read its results."""
+        life, link = self._lives[worker], self._links[worker]
+        poll = select.poll()
+        poll.register(link.fileno(), select.POLLOUT)
+        poll.register(self.alarms, select.POLLIN)
+
+        def full() -> bool:
+            poll.poll()
+            self.handle_alarms()
+            # Its next life gets them from `_on_made`.
+            return self._failure is None and self._lives[worker] == life
+
+        link.send_encoded(arguments, full)
+
+    def results(self, rows: Iterable[int]) -> channel.Results:
+        """Takes what has come in messages about `rows`."""
+        board = self.memory.board
+        with self.lock:
+            for worker, received in enumerate(self._received):
+                if board.sent(worker) != received and self._failure is None:
+                    self._listen_to_worker(worker)
+            return self._results.take(rows)
+
+    def spaces_of_rows(self) -> list[tuple[Any, Any]]:
+        """Returns the observation and the action space of each environment, of a pool of one batch.
+
+        Raises:
+            Error: they cannot be pickled.
+        """
+        options, found = self._options, []
+        for worker, data in enumerate(self.spaces):
+            if not data:
+                raise Error("the environments' spaces cannot be pickled")
+            pairs = pickle.loads(data)
+            count = len(rows_of(worker, options.workers, options.batch_size))
+            found += pairs if len(pairs) > 1 else pairs * count
+        return found
 
     # Failures.
 
@@ -177,9 +232,13 @@ class Supervisor:
         if os.getpid() != self._owner:
             raise Closed("this EnvPool belongs to the process that made it, not to its fork")
 
+    def state(self) -> str:
+        """Says how the pool stands in one word."""
+        return "failed" if self._failure is not None else "closed" if self._closed else "open"
+
     def handle_alarms(self) -> None:
         """Acts on what the processes have told; what is fatal is raised by `raise_failure`."""
-        with self._lock:
+        with self.lock:
             if self._closed:
                 return
             for descriptor, _ in self._alarms.poll(0):
@@ -209,7 +268,12 @@ class Supervisor:
             self._ignore(self._links[worker].fileno())  # The server has died.
             return
         for message in messages:
-            if isinstance(message, channel.Made):
+            if isinstance(message, channel.Results):
+                self._received[worker] += 1
+                self._results.add(message)
+            elif isinstance(message, channel.Making):
+                self._making[worker] = message
+            elif isinstance(message, channel.Made):
                 self._on_made(worker, message)
             elif isinstance(message, channel.Recreated):
                 logs.logger.warning(
@@ -222,41 +286,54 @@ class Supervisor:
                 self._fail(
                     f"environment {message.environment} raised in {message.doing}: {message.error}",
                     environments=(message.environment,),
-                    worker_pid=self._pid(worker),
+                    worker_pid=self.pid(worker),
                     remote_traceback=message.traceback,
                 )
 
     def _on_made(self, worker: int, made: channel.Made) -> None:
         self._made[worker] = made
         if self._ready:
-            self._require_same_spaces(self.shape, made)
+            self._require_same_layout(made)
             self._links[worker].send(channel.Mapped(self.shape))
+            position, life = self.memory.board.position(worker), self._lives[worker]
+            for number, arguments in self._arguments[worker]:
+                if number >= position and self._lives[worker] == life:
+                    self._send(worker, arguments)
         elif all(self._made):
-            self._map(made)
+            self._map()
 
-    def _map(self, made: channel.Made) -> None:
+    def _map(self) -> None:
         """All environments exist for the first time: make the memory for what they need."""
-        options = self._options
+        options, first = self._options, self._made[0]
+        assert first is not None
         self.shape = PoolShape(
             options.workers,
             options.batches,
             options.batch_size,
-            made.observation,
-            made.action,
+            first.observation,
+            first.action,
             options.terminal_observation,
+            options.reward,
         )
-        self.spaces = made.spaces
+        self.face = first.face
+        self.spaces = []
+        if first.warning:
+            logs.logger.warning("%s", first.warning)
         for other in self._made:
             assert other is not None
-            self._require_same_spaces(self.shape, other)
+            self._require_same_layout(other)
+            self.spaces.append(other.spaces)
         self.memory = PoolMemory(self.shape, self._memory_fd, create=True)
         for link in self._links:
             link.send(channel.Mapped(self.shape))
         self._ready = True
 
-    def _require_same_spaces(self, shape: PoolShape, made: channel.Made) -> None:
-        ours = keys(shape.observation), keys(shape.action)
-        theirs = keys(made.observation), keys(made.action)
+    def _require_same_layout(self, made: channel.Made) -> None:
+        bounds = self._options.behaviour.compare == "spaces"
+        ours, theirs = (
+            [keys(tree, bounds=bounds) for tree in (has.observation, has.action)]
+            for has in (self.shape, made)
+        )
         if ours != theirs:
             self._fail(
                 "all environments of a pool need the same spaces, but those of worker "
@@ -272,20 +349,20 @@ class Supervisor:
             return
         options = self._options
         environments = rows_of(worker, options.workers, options.batch_size)
-        running = int(self.memory.current[worker]) if self._ready else 0
-        where = f"while it ran environment {running - 1}; it had" if running else "with"
+        running = self.memory.board.current(worker) if self._ready else None
+        where = "with" if running is None else f"while it ran environment {running}; it had"
         first, last = environments[0], environments[-1]
         text = (
             f"worker {worker} of the EnvPool (pid {died.pid}) {describe_exit(died.returncode)} "
             f"{where} environments {first} to {last} of each batch"
         )
-        if self._options.restart and self._may_restart(worker):
+        if self._options.on_crash == "restart" and self._may_restart(worker):
             logs.logger.warning("%s; restarting it", text)
             self._restart_worker(worker)
             return
         self._fail(
             text,
-            environments=(running - 1,) if running else tuple(environments),
+            environments=tuple(environments) if running is None else (running,),
             worker_pid=died.pid,
             returncode=died.returncode,
         )
@@ -294,21 +371,16 @@ class Supervisor:
         """Tells whether `worker` may be restarted: not for ever without a step in between."""
         if not self._ready:
             return False
-        progress = self.memory.served[worker].tolist()
+        progress = self.memory.board.position(worker)
         fruitless = progress == self._progress[worker]
         self._fruitless[worker] = self._fruitless[worker] + 1 if fruitless else 0
         self._progress[worker] = progress
         return self._fruitless[worker] < _FRUITLESS_RESTARTS
 
     def _restart_worker(self, worker: int) -> None:
-        # Nobody knows whether the dead one took its tokens: take them all, so that every worker
-        # that finishes from now on rings the bell, and ring it for those that have finished.
-        for tokens, bell in zip(self._tokens, self.bells, strict=True):
-            while _drain(tokens):
-                continue
-            os.eventfd_write(bell, 1)
         self._lives[worker] += 1
-        self.memory.current[worker] = 0
+        self._making[worker] = self._made[worker] = None
+        self.memory.board.revive(worker, self._received[worker])
         self._control.send(channel.Start(worker, self._lives[worker]))
 
     def _on_server_death(self) -> None:
@@ -335,28 +407,19 @@ class Supervisor:
         for bell in self.bells:
             os.eventfd_write(bell, 1)
 
-    def _pid(self, worker: int) -> int | None:
-        made = self._made[worker]
-        return None if made is None else made.pid
+    def pid(self, worker: int) -> int | None:
+        """Returns a worker's process id, None while it is being started."""
+        making = self._making[worker]
+        return None if making is None else making.pid
 
     # Starting and ending.
 
     def _start_server(self, setup: channel.Setup) -> None:
         ours, theirs = socket.socketpair()
         parent = os.pidfd_open(self._owner)
-        shared = [setup.memory, *setup.doorbells, *setup.bells, *setup.tokens, *setup.channels]
-        # sys.path goes along, so that the server finds moolink and create_env where we found them.
-        code = (
-            f"import sys; sys.path[:] = {sys.path!r}; from moolink.env_pool.server import main; "
-            f"main({theirs.fileno()}, {parent}, {shared})"
-        )
-        # A worker is meant to use one core.
-        environment = os.environ | dict.fromkeys(_THREAD_VARIABLES, "1")
-        self._server = subprocess.Popen(
-            [sys.executable, "-c", code],
-            stdin=subprocess.DEVNULL,
-            env=environment,
-            pass_fds=(theirs.fileno(), parent, *shared),
+        options = self._options
+        self._server = starting.start_server(
+            options.start, setup, options.create_env, theirs.fileno(), parent
         )
         theirs.close()
         os.close(parent)
@@ -376,13 +439,13 @@ class Supervisor:
         """Ends all processes and closes all descriptors. Idempotent; does nothing in a fork."""
         if os.getpid() != self._owner:
             return
-        with self._lock:
+        with self.lock:
             if self._closed:
                 return
             self._closed = True
             self._ring_all()
             if self._ready:
-                self.memory.closing[0] = 1
+                self.memory.board.close()
             for doorbell in self._doorbells:
                 os.eventfd_write(doorbell, 1)
         for link in self._links:
@@ -392,12 +455,12 @@ class Supervisor:
         if hasattr(self, "_alarms"):
             self._alarms.close()
             os.close(self._server_pidfd)
-        descriptors = (self._memory_fd, *self._doorbells, *self.bells, *self._tokens)
+        descriptors = (self._memory_fd, *self._doorbells, *self.bells)
         for descriptor in descriptors:
             os.close(descriptor)
 
     def _end_server(self) -> None:
-        grace = _GRACE if self._failure is None else _FAILED_GRACE
+        grace = _GRACE if self._ready and self._failure is None else _FAILED_GRACE
         try:
             self._control.send(channel.Close(grace))
         except (BrokenPipeError, ConnectionResetError):
@@ -412,64 +475,23 @@ class Supervisor:
 
 def _setup(options: PoolOptions) -> channel.Setup:
     """Makes the part of the workers' setup that depends on what the user gave."""
-    create_env = _pickle(options.create_env)
-    main = None
-    if b"__main__" in create_env:
-        main = spawn.get_preparation_data("moolink-env-pool")
-        main.pop("authkey", None)  # Refuses to be pickled, and is of no use to the workers.
+    if options.start == "fork":
+        starting.require_forkable()
+        create_env, main = b"", None
+    else:
+        create_env, main = starting.pickled(options.create_env)
     return channel.Setup(
         create_env=create_env,
         main=main,
-        passes_index=_takes_index(options.create_env),
+        passes_index=starting.takes_index(options.create_env),
         workers=options.workers,
         batches=options.batches,
         batch_size=options.batch_size,
         seed=options.seed,
-        recreate=options.restart,
+        behaviour=options.behaviour,
+        recreates=options.on_crash == "restart",
         memory=-1,
         doorbells=[],
         bells=[],
-        tokens=[],
         channels=[],
     )
-
-
-def _pickle(create_env: Callable[..., Any]) -> bytes:
-    try:
-        return pickle.dumps(create_env)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise Error(
-            f"create_env cannot be sent to the worker processes: {error}. Define it at the top "
-            "level of a module, and give it arguments with functools.partial; lambdas and "
-            "functions inside functions cannot be pickled"
-        ) from error
-
-
-def _takes_index(create_env: Callable[..., Any]) -> bool:
-    """Tells whether create_env wants the environment's index: a required parameter, or "index"."""
-    try:
-        parameters = inspect.signature(create_env).parameters
-    except ValueError:
-        return False  # Some built-in callables do not tell.
-    positional = [
-        parameter
-        for parameter in parameters.values()
-        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-    ]
-    required = [parameter for parameter in positional if parameter.default is parameter.empty]
-    if len(required) > 1:
-        names = ", ".join(parameter.name for parameter in required)
-        raise TypeError(
-            f"create_env takes no argument or the environment's index, but it needs {names}: "
-            "bind the others with functools.partial"
-        )
-    return bool(required) or bool(positional and positional[0].name == "index")
-
-
-def _drain(descriptor: int) -> bool:
-    """Reads a non-blocking eventfd; tells whether there was something to read."""
-    try:
-        os.eventfd_read(descriptor)
-    except BlockingIOError:
-        return False
-    return True

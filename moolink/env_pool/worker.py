@@ -1,140 +1,23 @@
-"""A worker process of an EnvPool: makes its environments and steps them when its doorbell rings."""
+"""A worker process of a pool: makes its environments and serves the requests made of it."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import pickle
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Any, TypeAlias
-
-import numpy as np
+from typing import Any
 
 from moolink.env_pool import channel
-from moolink.env_pool.environment import (
-    Environment,
-    EnvironmentFailed,
-    derive_seed,
-    describe_spaces,
-    require_five,
-    require_same_spaces,
-)
-from moolink.env_pool.memory import Array, BatchArrays, PoolMemory, PoolShape, rows_of
-from moolink.env_pool.observations import writer
-from moolink.env_pool.spaces import Leaf, Tree, map_tree
+from moolink.env_pool.board import Command
+from moolink.env_pool.environment import Environment, EnvironmentFailed, Layouts, derive_seed
+from moolink.env_pool.memory import PoolMemory, PoolShape, rows_of
+from moolink.env_pool.runner import Runner
 
 RECREATIONS = 3  # times in a row that an environment is made anew without a step in between
-
-
-Current: TypeAlias = memoryview  # Its first word: 1 + the environment being run, 0 if none.
-
-
-class Batch:
-    """The worker's rows of one batch."""
-
-    def __init__(
-        self, shape: PoolShape, arrays: BatchArrays, rows: range, environments: list[Environment]
-    ) -> None:
-        self._rows = rows
-        self._environments = environments
-        self._part = slice(rows.start, rows.stop)
-        self._arrays = arrays
-        self._action_tree = shape.action
-        self._write = writer(shape.observation, arrays.observation)
-        final = arrays.final_observation
-        self._write_final = None if final is None else writer(shape.observation, final)
-        self._returns = np.zeros(len(rows), np.float64)
-        self._steps = np.zeros(len(rows), np.int64)
-
-    def reset(self, current: Current, *, interrupted: bool) -> None:
-        """Resets every environment: at first, or after a crash that `interrupted` the episodes."""
-        for row, environment in zip(self._rows, self._environments, strict=True):
-            current[0] = environment.index + 1
-            if interrupted:
-                self._keep_as_final(row)
-            with environment.reporting():
-                self._write(row, environment.reset())
-        count = len(self._rows)
-        self._finish([0.0] * count, [False] * count, [interrupted] * count)
-
-    def step(
-        self, current: Current, failed: Callable[[Environment, EnvironmentFailed], None]
-    ) -> None:
-        """Steps every environment, and resets those whose episode ends.
-
-        `failed` is told of an environment that raised, and makes it anew unless it raises itself.
-        """
-        rewards, terminations, truncations = [], [], []
-        actions = self._actions()
-        for row, environment, action in zip(self._rows, self._environments, actions, strict=True):
-            current[0] = environment.index + 1
-            environment.doing = "step"
-            try:
-                result = environment.env.step(action)
-                if type(result) is not tuple or len(result) != 5:
-                    require_five(result)
-                observation, reward, terminated, truncated, _ = result
-                reward, terminated, truncated = float(reward), bool(terminated), bool(truncated)
-                if terminated or truncated:
-                    if self._write_final is not None:
-                        self._write_final(row, observation)
-                    observation = environment.reset()
-                self._write(row, observation)
-                environment.failures = 0
-            except BaseException as error:  # noqa: BLE001 - `failed` reports or raises it
-                failed(environment, environment.failed(error))
-                self._keep_as_final(row)
-                with environment.reporting():
-                    self._write(row, environment.reset())
-                reward, terminated, truncated = 0.0, False, True
-            rewards.append(reward)
-            terminations.append(terminated)
-            truncations.append(truncated)
-        self._steps += 1
-        self._returns += rewards
-        self._finish(rewards, terminations, truncations)
-
-    def _actions(self) -> list[Any]:
-        """Returns each row's action as the environment expects it; arrays are copies."""
-
-        def per_row(leaf: Leaf, array: Array) -> list[Any]:
-            part = array[self._part]
-            return part.tolist() if leaf.scalar else [row.copy() for row in part]
-
-        columns = map_tree(per_row, self._action_tree, self._arrays.action)
-        if isinstance(columns, list):
-            return columns
-        return [
-            map_tree(lambda _, column, row=row: column[row], self._action_tree, columns)
-            for row in range(len(self._rows))
-        ]
-
-    def _finish(
-        self, rewards: list[float], terminations: list[bool], truncations: list[bool]
-    ) -> None:
-        """Writes rewards, ends and the episodes' statistics."""
-        results, part = self._arrays.results, self._part
-        done = np.logical_or(terminations, truncations)
-        results["reward"][part] = rewards
-        results["terminated"][part] = terminations
-        results["truncated"][part] = truncations
-        results["done"][part] = done
-        results["episode_return"][part] = self._returns
-        results["episode_step"][part] = self._steps
-        self._returns[done] = 0.0
-        self._steps[done] = 0
-
-    def _keep_as_final(self, row: int) -> None:
-        """Before a reset after a crash: what is in the row is the last observation there was."""
-        if self._arrays.final_observation is None:
-            return
-
-        def keep(observation: Array, final: Array) -> None:
-            final[row] = observation[row]
-
-        map_tree(keep, self._arrays.observation, self._arrays.final_observation)
 
 
 class Worker:
@@ -153,16 +36,15 @@ class Worker:
         self._create_env = create_env
         self._link = link
         self._doorbell = setup.doorbells[start.worker]
-        self._rows = rows_of(start.worker, setup.workers, setup.batch_size)
 
     def run(self) -> None:
         """Makes the environments, tells the pool, serves until it closes."""
-        environments: list[Environment] = []
+        environments: dict[int, Environment] = {}
         try:
             self._make(environments)
-            observation, action = self._describe(environments)
-            spaces = self._pickle_spaces(environments[0].env)
-            self._tell(channel.Made(os.getpid(), observation, action, spaces))
+            if self._life > 0:
+                self._link.discard_unread()  # Meant for an earlier life; the pool sends it again.
+            self._tell(self._describe(list(environments.values())))
             mapped = self._link.receive()
             self._serve(mapped.shape, environments)
         except EnvironmentFailed as error:
@@ -170,7 +52,7 @@ class Worker:
         except EOFError:
             return  # The pool closed before we were ready.
         finally:
-            for environment in environments:
+            for environment in environments.values():
                 environment.close()
 
     def _tell(self, message: object) -> None:
@@ -178,77 +60,130 @@ class Worker:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._link.send(message)
 
-    def _make(self, environments: list[Environment]) -> None:
+    def _make(self, environments: dict[int, Environment]) -> None:
         setup = self._setup
         for batch in range(setup.batches):
-            for row in self._rows:
+            for row in rows_of(self._index, setup.workers, setup.batch_size):
                 index = batch * setup.batch_size + row
                 seed = None if setup.seed is None else derive_seed(setup.seed, index, self._life)
+
+                self._tell(channel.Making(os.getpid(), index))
 
                 def create(index: int = index) -> Any:
                     return self._create_env(*([index] if setup.passes_index else []))
 
-                environments.append(Environment(create, index, seed))
+                environments[index] = Environment(create, index, seed)
 
-    def _describe(self, environments: list[Environment]) -> tuple[Tree, Tree]:
+    def _describe(self, environments: list[Environment]) -> channel.Made:
         """Describes the spaces, which all environments of this worker must share."""
         first = environments[0]
         with first.reporting():
-            trees = describe_spaces(first.env)
-        for environment in environments[1:]:
-            with environment.reporting():
-                require_same_spaces(trees, describe_spaces(environment.env), first.index)
-        return trees
+            layouts = Layouts(first, self._setup.behaviour)
+        declared = dataclasses.replace(self._setup.behaviour, infer=False)
+        if not layouts.warning:
+            for environment in environments[1:]:
+                with environment.reporting():
+                    Layouts(environment, declared).require_same(layouts, first.index)
+        return channel.Made(
+            os.getpid(),
+            layouts.observation,
+            layouts.action,
+            _pickled(_face(first.env)),
+            _pickled(_spaces(environments)),
+            layouts.warning,
+        )
 
-    @staticmethod
-    def _pickle_spaces(env: Any) -> bytes:
-        try:
-            return pickle.dumps((env.observation_space, env.action_space))
-        except (pickle.PicklingError, AttributeError, TypeError):
-            return b""  # Only pool.observation_space and pool.action_space need it.
-
-    def _serve(self, shape: PoolShape, environments: list[Environment]) -> None:
+    def _serve(self, shape: PoolShape, environments: dict[int, Environment]) -> None:
         memory = PoolMemory(shape, self._setup.memory, create=False)
-        size = len(self._rows)
-        batches = [
-            Batch(shape, arrays, self._rows, environments[i * size : (i + 1) * size])
-            for i, arrays in enumerate(memory.batches)
-        ]
-        current = memory.current.data[self._index :]
-        requested, served = memory.requested, memory.served[self._index]
-        # In a later life, episodes of which the pool has seen a step have been cut off.
-        interrupted = [self._life > 0 and step > 0 for step in served.tolist()]
-        begun = [False] * len(batches)
-        while not memory.closing[0]:
-            pairs = zip(requested.tolist(), served.tolist(), strict=True)
-            due = [(step, i) for i, (step, last) in enumerate(pairs) if step != last]
-            if not due:
-                os.read(self._doorbell, 8)  # eventfd_read would end with a signal
+        board, worker, batch_size = memory.board, self._index, shape.batch_size
+        for row, environment in environments.items():
+            environment.interrupted = self._life > 0 and bool(memory.begun[row])
+            environment.due = environment.interrupted or self._setup.behaviour.first_step_resets
+        current = board.current_word(worker)
+        runner = Runner(shape, memory, self._setup.behaviour, environments, current, self._failed)
+        # The requests of a worker's earlier lives are served, but for one that it died in.
+        position = board.position(worker)
+        shared_actions = shape.action is not None
+        while not board.closing():
+            if position == board.pushed(worker):
+                self._sleep(memory, position)
                 continue
-            step, index = min(due)
-            if begun[index]:
-                batches[index].step(current, self._failed)
+            command, first, count = board.request(worker, position)
+            if command is Command.STEP:
+                runner.step(first, count, None if shared_actions else self._given())
+            elif command is Command.RESET:
+                runner.reset(range(first, first + count), self._arguments())
             else:
-                batches[index].reset(current, interrupted=interrupted[index])
-                begun[index] = True
+                runner.call(range(first, first + count), self._arguments())
             current[0] = 0
-            served[index] = step
-            self._report_served(index)
+            if runner.results:
+                self._send(runner, memory, first)
+            position += 1
+            batch = first // batch_size
+            if board.serve(worker, batch):
+                os.eventfd_write(self._setup.bells[batch], 1)
 
-    def _report_served(self, batch: int) -> None:
-        """Rings the batch's bell if every other worker has taken a token, and so has finished."""
+    def _sleep(self, memory: PoolMemory, position: int) -> None:
+        """Waits for a request after `position`, or for the end of the pool."""
+        board, worker = memory.board, self._index
+        board.sleep(worker, True)
+        if position == board.pushed(worker) and not board.closing():
+            os.read(self._doorbell, 8)  # eventfd_read would end with a signal
+        board.sleep(worker, False)
+
+    def _arguments(self) -> channel.Arguments:
+        arguments: channel.Arguments = self._link.receive()
+        return arguments
+
+    def _given(self) -> dict[int, Any]:
+        return self._arguments().of_row
+
+    def _send(self, runner: Runner, memory: PoolMemory, row: int) -> None:
+        """Sends the results that have no place in the shared memory."""
+        results, runner.results = runner.results, channel.Results()
         try:
-            os.read(self._setup.tokens[batch], 8)
-        except BlockingIOError:
-            os.eventfd_write(self._setup.bells[batch], 1)
+            self._tell(results)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            environment = runner.environments[row]
+            environment.doing = "sending what environments gave"
+            raise environment.failed(error) from error
+        memory.board.count_message(self._index)
 
     def _failed(self, environment: Environment, error: EnvironmentFailed) -> None:
         environment.failures += 1
-        if not self._setup.recreate or environment.failures > RECREATIONS:
+        if not self._setup.recreates or environment.failures > RECREATIONS:
             raise error
         report = error.report
         self._tell(channel.Recreated(report.environment, report.doing, report.traceback))
         environment.recreate()
+
+
+def _face(env: Any) -> channel.Face:
+    spec = getattr(env, "spec", None)
+    return channel.Face(
+        dict(getattr(env, "metadata", None) or {}),
+        getattr(env, "render_mode", None),
+        spec if _pickled(spec) else None,
+    )
+
+
+def _spaces(environments: list[Environment]) -> list[tuple[Any, ...]]:
+    """The spaces of each environment, or one pair if they are all equal."""
+    spaces = [
+        tuple(
+            getattr(environment.env, name, None) for name in ("observation_space", "action_space")
+        )
+        for environment in environments
+    ]
+    return spaces if any(pair != spaces[0] for pair in spaces) else spaces[:1]
+
+
+def _pickled(value: Any) -> bytes:
+    """Pickles what only some programs need; empty if it cannot be pickled."""
+    try:
+        return pickle.dumps(value)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        return b""
 
 
 def main(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from moolink import training_steps as loops
 from moolink.accumulator import AccumulatorBase
+from moolink.accumulator_options import AccumulatorOptions
 from moolink.buckets import Description, Section, layout, sections
 from moolink.group import Group
 from moolink.jax import arrays
@@ -74,7 +75,7 @@ class Accumulator(AccumulatorBase):
         parameters: Any,
         buffers: Any = (),
         group: Group | None = None,
-        **options: Any,
+        **options: Unpack[AccumulatorOptions],
     ) -> None:
         self._parameters, self._structure, self._paths = _leaves("parameters", parameters)
         self._buffers, self._buffer_structure, self._buffer_paths = _leaves("buffers", buffers)

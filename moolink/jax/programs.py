@@ -121,13 +121,13 @@ def all_reduce(
     )
     dtypes = list(dict.fromkeys(array.dtype.name for array in arrays))
     for dtype in dtypes:
-        group.core.check_reduction(op, dtype)
+        group._core.check_reduction(op, dtype)
     if on_change == "retry" and len(dtypes) > 1:
         raise ValueError(
             f"all_reduce '{name}': elements of {', '.join(dtypes)} go in one operation each, whose "
             'retries could end among different members: one call for each, or on_change="raise"'
         )
-    key = group.core.program_key()
+    key = group._core.program_key()
     if not key:
         raise errors.Closed(
             f"all_reduce '{name}': the group '{group.name()}' was closed", function=group.name()

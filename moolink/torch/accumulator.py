@@ -6,15 +6,17 @@ import copy
 import hashlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch._utils import _unflatten_dense_tensors
 
+from moolink import logs
 from moolink._core import TensorLayouts
 from moolink.accumulator import AccumulatorBase
+from moolink.accumulator_options import AccumulatorOptions
 from moolink.buckets import Description, Section, layout, sections
 from moolink.device_arrays import torch_on_device
 from moolink.group import Group
@@ -54,7 +56,7 @@ class Accumulator(AccumulatorBase):
         parameters: Iterable[torch.Tensor],
         buffers: Iterable[torch.Tensor] = (),
         group: Group | None = None,
-        **options: Any,
+        **options: Unpack[AccumulatorOptions],
     ) -> None:
         self._parameters = _tensors("parameters", parameters)
         self._buffers = _tensors("buffers", buffers)
@@ -179,6 +181,11 @@ class Accumulator(AccumulatorBase):
                 )
 
     def _gather(self, batch_size: int, clear: bool) -> bool:
+        if all(parameter.grad is None for parameter in self._reduced):
+            logs.logger.warning(
+                "no parameter has a gradient, so zeros are contributed: call backward() before "
+                "reduce_gradients(), or skip_gradients() to contribute nothing"
+            )
         usual = self._gradient_addresses()
         if usual is None:
             return self._gather_copies(batch_size, clear)

@@ -51,10 +51,16 @@ def connect(accumulators: list, states: list | None = None) -> None:
 
 
 def reduce_round(accumulators: list, given: list[tuple[list[torch.Tensor], int]]) -> None:
-    """Every peer contributes its gradients; returns when all have the result."""
+    """Every peer contributes its gradients; returns when all have the result.
+
+    Args:
+        given: for each peer its leaves (none: not torch's, or on a device), which are zeroed by
+            the contribution, and its batch size.
+    """
     for accumulator, (leaves, batch) in zip(accumulators, given, strict=True):
+        gradients = [leaf.grad for leaf in leaves if leaf.grad is not None]
         accumulator.reduce_gradients(batch, counters={"steps": 10 * batch})
-        del leaves
+        assert not any(gradient.any() for gradient in gradients)
 
     def delivered() -> bool:
         pump(accumulators)

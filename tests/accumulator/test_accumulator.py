@@ -121,13 +121,16 @@ def test_skips_count_and_are_not_needed(make: Make) -> None:
     peers = [make(f"peer-{i}", m) for i, m in enumerate(models)]
     connect(peers)
     peers[1].skip_gradients(counters={"steps": 5})
-    for p in models[0]:
+    for p in models[1]:
         p.grad = torch.ones_like(p)
-    peers[0].reduce_gradients(1, counters={"steps": 1})
+    peers[1].reduce_gradients(1, counters={"steps": 1})
     until(lambda: pump(peers) or all(p.has_gradients() for p in peers), "a round")
-    stats = peers[0].get_gradient_stats()
-    assert stats["num_gradients"] == 1
-    assert stats["contributors"] == ["peer-0"]
+    for peer in peers:
+        stats = peer.get_gradient_stats()
+        assert (stats["num_gradients"], stats["num_skipped"]) == (1, 1)
+        assert stats["contributors"] == ["peer-1"]  # the other one has not skipped, nor need it
+        assert stats["counters"] == {"steps": 6}
+        assert stats["batch_size"] == 1
 
 
 def test_an_observer_follows_and_holds_nobody_up(make: Make) -> None:
@@ -278,21 +281,46 @@ def test_misuse(make: Make) -> None:
         peer.update()
 
 
-def test_settings_differ_only_where_both_peers_have_set_them(
-    make: Make, caplog: pytest.LogCaptureFixture
-) -> None:
-    peers = [make("early", parameters(), version=1), make("late", parameters())]
-    peers[0].set_virtual_batch_size(4)
+def test_the_leaders_virtual_batch_size_counts_for_all(make: Make) -> None:
+    models = [parameters(), parameters()]
+    peers = [make("leader", models[0], version=1), make("other", models[1])]
+    peers[0].set_virtual_batch_size(6)
+    peers[1].set_virtual_batch_size(2)  # others for so short a time are none of its business
     connect(peers)
     assert peers[0].is_leader()
-    assert "virtual batch size" not in caplog.text
-    peers[1].set_virtual_batch_size(3)
-    peers.append(make("third", parameters()))  # the epoch in which they are compared
-    connect(peers)
-    told = "the virtual batch size is 4, as the leader early has it, and not 3"
-    until(lambda: pump(peers) or told in caplog.text, "the warning")
-    assert caplog.text.count("the virtual batch size is") == 1
-    assert "number of parallel gradients" not in caplog.text
+    given = [0, 0]
+
+    def delivered() -> bool:
+        pump(peers)
+        for i, peer in enumerate(peers):
+            if peer.wants_gradients():
+                for p in models[i]:
+                    p.grad = torch.ones_like(p)
+                peer.reduce_gradients(1)
+                given[i] += 1
+        return all(peer.has_gradients() for peer in peers)
+
+    until(delivered, "a round")
+    assert peers[1].get_gradient_stats()["batch_size"] == 6
+    assert given[1] >= 3  # its share of the leader's
+
+
+def test_zeros_of_a_model_without_gradients_are_told(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = parameters()
+    peer = make("alone", model)
+    connect([peer])
+    reduce_round([peer], [(model, 1)])
+    assert not any(p.grad.any() for p in model)
+    assert "no parameter has a gradient" in caplog.text
+    assert "call backward()" in caplog.text
+    peer.zero_gradients()
+    connect([peer])
+    caplog.clear()
+    model[0].grad = torch.ones_like(model[0])
+    reduce_round([peer], [(model, 1)])
+    assert "no parameter has a gradient" not in caplog.text
 
 
 def test_a_loop_of_accumulator_updates_sees_the_members(broker_address: str) -> None:

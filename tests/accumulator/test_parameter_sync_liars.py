@@ -36,7 +36,9 @@ def test_a_question_of_another_form_is_refused(
     until(trains, "the leader's next update")
 
 
-def test_names_of_followers_without_end_are_forgotten(make: Make, broker_address: str) -> None:
+def test_names_of_followers_without_end_leave_nothing_behind(
+    make: Make, broker_address: str
+) -> None:
     leader = make("leader", parameters())
     connect([leader])
     with moolink.Rpc("liar", timeout=20) as liar:
@@ -52,4 +54,16 @@ def test_names_of_followers_without_end_are_forgotten(make: Make, broker_address
 
         until(answered, "the answers")
         assert all(future.exception() is None for future in asked)
-    assert 0 < len(leader._sync._followers) <= 4096
+    assert leader._sync._waiting == {}
+
+
+@pytest.mark.parametrize("question", [(7, 1), ("x" * 10_000, 1), ("liar", "x"), ("liar", True)])
+def test_a_question_for_the_end_of_another_form_is_refused(
+    make: Make, broker_address: str, question: tuple[Any, Any]
+) -> None:
+    member = make("member", parameters())
+    with moolink.Rpc("liar", timeout=10) as liar:
+        liar.connect(broker_address)
+        with pytest.raises(moolink.RemoteError, match="name and a version"):
+            liar.sync("member", "moolink.parting:group:model", *question)
+    assert not member._parting.is_asked()

@@ -117,6 +117,8 @@ def test_a_round_after_the_end_is_not_begun(make: Make) -> None:
         return second.accumulator.model_version() == 2
 
     until(both_rounds_came, "two rounds at the second peer, and therefore at the first")
+    second.accumulator.close()  # the end of its loop is waited for
+    second.accumulator._group.close()
     assert list(steps[first][1]) == []
     assert first.accumulator.model_version() == 1
     assert first.accumulator.get_gradient_stats()["counters"] == {"samples": BATCH}

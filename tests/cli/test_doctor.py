@@ -50,3 +50,15 @@ def test_the_report_says_what_rdma_goes_through_or_why_there_is_none():
 def test_an_unknown_command_is_refused(capsys):
     assert main(["medicate"]) == 2
     assert "unknown command 'medicate'" in capsys.readouterr().err
+
+
+def test_sources_that_come_before_the_package_are_a_failure(tmp_path, monkeypatch, capsys):
+    assert "moolink here" not in {finding.topic for finding in doctor.examine()}
+    (tmp_path / "moolink").mkdir()
+    (tmp_path / "moolink" / "__init__.py").touch()
+    monkeypatch.chdir(tmp_path)
+    assert main(["doctor"]) == 1
+    (line,) = [x for x in capsys.readouterr().out.splitlines() if "moolink here" in x]
+    assert line.startswith("failed")
+    assert f"{tmp_path / 'moolink'} comes before" in line
+    assert "has no compiled core" in line

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import select
 import signal
 import subprocess
@@ -195,6 +196,62 @@ def test_no_orphan_survives_the_launchers_sigkill(tmp_path):
     launcher.wait(LONG)
     launcher.stdout.close()
     wait_until_gone(pids)
+
+
+TRAINS = """
+import os, pathlib, sys, time
+import torch, moolink
+folder = pathlib.Path(sys.argv[1])
+index = int(os.environ["MOOLINK_PEER_INDEX"])
+runs = folder / f"runs-{index}"
+count = len(runs.read_text()) if runs.exists() else 0
+runs.write_text("x" * (count + 1))
+
+def wait_for(path):
+    while not path.exists():
+        time.sleep(0.01)
+
+if index == 1 and sys.argv[2] == "before":
+    if count == 0:
+        sys.exit(7)
+    (folder / "restarted-1").touch()
+    wait_for(folder / "ended-0")  # it is restarted late
+if index == 1 and sys.argv[2] == "after":
+    wait_for(folder / "ended-0")
+    sys.exit(7)
+if index == 0 and sys.argv[2] == "before":
+    wait_for(folder / "restarted-1")
+model = [torch.zeros(2, requires_grad=True)]
+with moolink.Rpc(os.environ["MOOLINK_PEER_NAME"]) as rpc:
+    rpc.connect(os.environ["MOOLINK_BROKER"])
+    with moolink.Group(rpc, os.environ["MOOLINK_GROUP"]) as group, moolink.Accumulator(
+        "model", model, group=group
+    ) as accumulator:
+        for step in accumulator.training_steps(lambda: None, until=lambda t: t["turns"] >= 3):
+            model[0].grad = torch.ones(2)
+            step.reduce(1, {"turns": 1})
+            print("turn", flush=True)
+(folder / f"ended-{index}").touch()
+"""
+
+
+def test_a_peer_restarted_after_the_end_does_not_train_the_job_again(tmp_path):
+    path = script(tmp_path, TRAINS)
+    result = run("-n", "2", "--restart", "3", path, str(tmp_path), "before")
+    assert result.returncode == 1, result.stderr
+    assert (tmp_path / "runs-1").read_text() == "xx"  # once, before the others had ended
+    assert not (tmp_path / "ended-1").exists()
+    assert "[1] turn" not in result.stdout
+    assert re.search(r"the job of group 'run-\w+' has finished at version 3", result.stderr)
+    assert "it is not restarted, for the job has finished" in result.stderr
+
+
+def test_a_peer_that_fails_after_the_end_leaves_the_others_alone(tmp_path):
+    path = script(tmp_path, TRAINS)
+    result = run("-n", "2", "--restart", "3", path, str(tmp_path), "after")
+    assert result.returncode == 7, result.stderr
+    assert (tmp_path / "runs-1").read_text() == "x"
+    assert "it is not restarted, for the job has finished" in result.stderr
 
 
 def test_a_failed_peer_is_restarted_as_often_as_asked(tmp_path):

@@ -10,13 +10,14 @@ from tests.docs.examples import examples_of, run_example
 
 EXAMPLES = dict(
     zip(
-        ("env_pool", "batcher"),
+        ("env_pool", "vector_env", "batcher"),
         examples_of("docs/data-plane.md"),
         strict=True,
     )
 )
 PRINTED = {
     "env_pool": r"random returns: \d+\.\d\n",
+    "vector_env": r"200 results of \d environments\n",
     "batcher": r"\{'frame': \(5, 8, 84, 84\), 'reward': \(5, 8\)\}\n",
 }
 

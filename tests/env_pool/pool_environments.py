@@ -34,7 +34,7 @@ class Counter:
 
 
 # What a Misbehaving environment does when told so by its action.
-RAISE, EXIT, DIE, SEGFAULT, HANG, BAD_SHAPE, BAD_DTYPE, NO_REWARD, OLD_STEP = range(1, 10)
+RAISE, EXIT, DIE, SEGFAULT, HANG, BAD_SHAPE, BAD_DTYPE, NO_REWARD, TWO_VALUES = range(1, 10)
 
 
 class Misbehaving(Counter):
@@ -58,8 +58,8 @@ class Misbehaving(Counter):
             return np.zeros((4,), np.complex64), *result[1:]
         if action == NO_REWARD:
             return result[0], None, *result[2:]
-        if action == OLD_STEP:
-            return result[0], result[1], result[2], {}
+        if action == TWO_VALUES:
+            return result[:2]
         return result
 
 
@@ -77,14 +77,42 @@ class RaisesWhenMade(Counter):
         super().__init__(index)
 
 
+class HangsWhenMade(Counter):
+    def __init__(self, index: int):
+        if index == 3:
+            time.sleep(600)
+        super().__init__(index)
+
+
+class Forks(Counter):
+    """Forks in `create_env`, `reset` or `step`, and both processes return from there, or in `step`,
+    and the child raises SystemExit there ("exit")."""
+
+    def __init__(self, where: str, index: int):
+        self.where = where
+        self.fork("create_env")
+        super().__init__(index)
+
+    def fork(self, here: str) -> None:
+        if self.where == here:
+            if os.fork() > 0:
+                os.wait()  # The child is first, so that what it does is seen.
+            elif here == "exit":
+                sys.exit()
+
+    def reset(self, *, seed=None, options=None):
+        self.fork("reset")
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        self.fork("step")
+        self.fork("exit")
+        return super().step(action)
+
+
 class DiesWhenMade(Counter):
     def __init__(self, index: int):
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-class OldReset(Counter):
-    def reset(self):
-        return np.zeros(4, np.float32)
 
 
 class Different(Counter):
@@ -103,6 +131,11 @@ class NoSpaces:
         return 0, 0.0, False, False, {}
 
 
+class NoReset:
+    def step(self, action):
+        return 0, 0.0, False, False, {}
+
+
 class Textual(NoSpaces):
     observation_space = spaces.Dict({"mission": spaces.Text(10), "x": spaces.Discrete(2)})
     action_space = spaces.Discrete(2)
@@ -111,6 +144,9 @@ class Textual(NoSpaces):
 class NameClash(NoSpaces):
     observation_space = spaces.Dict({"reward": spaces.Discrete(2), "x": spaces.Discrete(2)})
     action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return {"reward": 0, "x": 0}, {}
 
 
 class Echo(Counter):
@@ -203,3 +239,121 @@ class Alarmed(Counter):
         super().__init__(index)
         signal.signal(signal.SIGALRM, lambda *_: None)
         signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
+
+
+class Bare:
+    """Declares nothing; shows its last action."""
+
+    def reset(self, *, seed=None, options=None):
+        return {"image": np.zeros((2, 3), np.uint8)}, {}
+
+    def step(self, action):
+        return {"image": np.full((2, 3), action, np.uint8)}, 0.0, False, False, {}
+
+
+class OldGym:
+    """Steps give three values for action 3, else four; 5 ends by a time limit."""
+
+    observation_space = spaces.Box(-1e6, 1e6, (1,), np.float32)
+    action_space = spaces.Discrete(10)
+
+    def reset(self):
+        return np.zeros(1, np.float32)
+
+    def step(self, action):
+        observation = np.full(1, action, np.float32)
+        if action == 3:
+            return observation, 3.0, False
+        return observation, 1.0, True, {"TimeLimit.truncated": action == 5}
+
+
+class Informed(Counter):
+    """Tells its episode and last action in infos."""
+
+    def reset(self, *, seed=None, options=None):
+        observation, _ = super().reset(seed=seed, options=options)
+        return observation, {"episode": self.episode}
+
+    def step(self, action):
+        if action == 99:
+            time.sleep(1.0)
+        return *super().step(action)[:4], {"action": int(action)}
+
+
+class Remembering(Counter):
+    """Observes (index, seed, option "x", last action); dies once in what it is told to die in.
+
+    `folder` outlives the worker: the file "told" holds the method's name, and goes with the death.
+    """
+
+    def __init__(self, folder: str, index: int):
+        super().__init__(index, length=1000)
+        self.told = os.path.join(folder, "told")
+        self.seed = self.option = -1
+
+    def die_if_told(self, method):
+        if self.index == 1 and os.path.exists(self.told):
+            with open(self.told) as file:
+                told = file.read()
+            if told == method:
+                os.remove(self.told)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def reset(self, *, seed=None, options=None):
+        self.die_if_told("reset")
+        if seed is not None:
+            self.seed = seed
+        self.option = (options or {}).get("x", -1)
+        observation, _ = super().reset(seed=seed, options=options)
+        return observation, {"seed": self.seed}
+
+    def step(self, action):
+        self.die_if_told("step")
+        return super().step(action)
+
+    def plus(self, number):
+        self.die_if_told("plus")
+        return self.index + number
+
+    def observe(self, action):
+        return np.array([self.index, self.seed, self.option, action], np.float32)
+
+
+class Flagging(Informed):
+    """Environment 2 writes a file when it is reset."""
+
+    def __init__(self, folder: str, index: int):
+        super().__init__(index)
+        self.folder = folder
+
+    def reset(self, *, seed=None, options=None):
+        if self.index == 2:
+            with open(os.path.join(self.folder, "reached"), "w"):
+                pass
+        return super().reset(seed=seed, options=options)
+
+
+class Written(Remembering):
+    """Observes its last action; both are texts, which come in messages."""
+
+    observation_space = action_space = spaces.Text(10, min_length=0)
+
+    def step(self, action):
+        self.die_if_told("step")
+        return action, 0.0, False, False, {}
+
+    def observe(self, action):
+        return ""
+
+
+class Long:
+    """Observes its last action, a text of at most `length` letters."""
+
+    def __init__(self, length: int):
+        self.observation_space = self.action_space = spaces.Text(length, min_length=0)
+
+    def reset(self, *, seed=None, options=None):
+        return "", {}
+
+    def step(self, action):
+        return action, 0.0, False, False, {}

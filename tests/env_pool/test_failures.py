@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import pathlib
+import re
 import select
 import signal
 import subprocess
@@ -66,7 +67,7 @@ def misbehave(action: int, row: int = 1) -> np.ndarray:
         ),
         (environments.BAD_DTYPE, "obs: the observation has dtype complex64, its space has", ""),
         (environments.NO_REWARD, "raised in step: TypeError: float", ""),
-        (environments.OLD_STEP, "got 4 values. EnvPool needs the Gymnasium API", ""),
+        (environments.TWO_VALUES, "raised in step: TypeError: step.* got 2 values", ""),
     ],
 )
 def test_an_environment_that_raises_is_named(action, message, in_traceback):
@@ -91,7 +92,7 @@ def test_an_environment_that_raises_is_named(action, message, in_traceback):
     ("create_env", "message", "indices"),
     [
         (environments.RaisesWhenMade, "environment 3 raised in create_env: .*no ROM", (3,)),
-        (environments.NoSpaces, "raised in create_env: .*has no observation_space", None),
+        (environments.NoReset, "raised in create_env: .*which has no reset", None),
         (environments.Textual, r"obs\.mission: Text spaces are not supported", None),
         (environments.Different, "all environments of a pool need the same spaces", None),
     ],
@@ -109,20 +110,60 @@ def test_a_worker_that_dies_while_it_makes_environments_is_reported():
         EnvPool(environments.DiesWhenMade, 1, 1, 1, on_crash="restart")
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        functools.partial(EnvPool, environments.HangsWhenMade, 2, 4),
+        functools.partial(moolink.VectorEnv, environments.HangsWhenMade, 4, num_workers=2),
+    ],
+    ids=["EnvPool", "VectorEnv"],
+)
+def test_an_environment_whose_making_hangs_is_named(make):
+    late = r"not made within \d+ s: worker 1 \(pid \d+\) is in create_env of environment 3\. If "
+    for limit in (1, 4, 16):  # on a busy machine it takes a while until the workers are there
+        with pytest.raises(moolink.TimeoutError, match=f"not made within {limit} s") as error:
+            make(start_timeout=limit)
+        if re.search("worker 0|has not begun", str(error.value)) is None:
+            break
+    assert re.search(late, str(error.value))
+    wait_until_gone(children(os.getpid()))
+
+
+@pytest.mark.parametrize(
+    ("processes", "size", "batches", "message"),
+    [
+        (2, 2**40, 1, "at most 1048576 environments, not 1099511627776 x 1"),
+        (1, 1, 2**40, "at most 1048576 environments"),
+        (2**20, 2**20, 1, r"needs \d+ file descriptors, and this process may have \d+"),
+    ],
+)
+def test_a_pool_of_absurd_size_is_refused(processes, size, batches, message):
+    with pytest.raises(ValueError, match=message):
+        EnvPool(environments.Counter, processes, size, batches)
+
+
+@pytest.mark.parametrize("where", ["create_env", "reset", "step", "exit"])
+def test_a_child_that_an_environment_forks_does_not_serve(where, capfd):
+    with EnvPool(functools.partial(environments.Forks, where), 1, 1) as pool:
+        for t in range(3):
+            outputs = pool.step(0, np.array([t])).result(LONG)
+            assert outputs["state"][0, 2] == t
+    said = capfd.readouterr().err
+    doing = "step" if where == "exit" else where
+    assert f"environment 0 has forked in {doing}, and its child" in said
+
+
 def test_an_observation_key_of_ours_is_refused():
     with pytest.raises(ValueError, match=r"keys \['reward'\]"):
         EnvPool(environments.NameClash, 1, 1, 1)
 
 
-@pytest.mark.parametrize(
-    ("create_env", "message"),
-    [
-        (environments.RaisesInReset, "environment 2 raised in reset: RuntimeError: no level file"),
-        (environments.OldReset, r"raised in reset: TypeError: .*reset\(\)"),
-    ],
-)
-def test_an_environment_that_raises_in_reset_is_named(create_env, message):
-    with EnvPool(create_env, 2, 4, 1) as pool, pytest.raises(moolink.EnvError, match=message):
+def test_an_environment_that_raises_in_reset_is_named():
+    message = "environment 2 raised in reset: RuntimeError: no level file"
+    with (
+        EnvPool(environments.RaisesInReset, 2, 4, 1) as pool,
+        pytest.raises(moolink.EnvError, match=message),
+    ):
         pool.step(0, zeros(4)).result(LONG)
 
 
@@ -155,7 +196,7 @@ def test_a_death_wakes_threads_and_tasks_that_wait():
 
         async def main() -> None:
             killer = asyncio.get_running_loop().call_later(
-                0.1, lambda: os.kill(worker_pids(pool)[0], signal.SIGKILL)
+                0.1, lambda: os.kill(worker_pids()[0], signal.SIGKILL)
             )
             with pytest.raises(moolink.EnvError, match="SIGKILL"):
                 await hanging
@@ -171,8 +212,10 @@ def test_a_death_wakes_threads_and_tasks_that_wait():
         assert all(isinstance(error, moolink.EnvError) for error in errors)
 
 
-def worker_pids(pool: EnvPool) -> list[int]:
-    return [made.pid for made in pool._supervisor._made]
+def worker_pids() -> list[int]:
+    """The workers of the only pool: the children of its server."""
+    _, *workers = children(os.getpid())
+    return workers
 
 
 def test_a_death_is_noticed_by_those_who_only_ask():
@@ -224,7 +267,7 @@ def test_batches_go_on_through_many_kills():
                 futures[i] = pool.step(i, np.full(6, t))
             if t % 6 == 0:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(random.choice(worker_pids(pool)), signal.SIGKILL)
+                    os.kill(random.choice(worker_pids()), signal.SIGKILL)
         for future in futures:
             future.result(LONG)
 
@@ -233,14 +276,14 @@ def test_an_environment_that_raised_is_made_anew(caplog):
     with EnvPool(environments.Misbehaving, 2, 4, 1, on_crash="restart") as pool:
         pool.step(0, zeros(4)).result(LONG)
         pool.step(0, zeros(4)).result(LONG)
-        pids = worker_pids(pool)
+        pids = worker_pids()
         with caplog.at_level(logging.WARNING, logger="moolink"):
             outputs = pool.step(0, misbehave(environments.RAISE)).result(LONG)
             assert outputs["truncated"].tolist() == [False, True, False, False]
             assert outputs["state"][:, 2].tolist() == [2, 0, 2, 2]
             outputs = pool.step(0, np.full(4, 20)).result(LONG)
         assert outputs["reward"].tolist() == [20] * 4
-        assert worker_pids(pool) == pids
+        assert worker_pids() == pids
         deadline = time.monotonic() + LONG
         while "environment 1 raised in step and was made anew" not in caplog.text:
             pool._supervisor.handle_alarms()
@@ -258,9 +301,9 @@ def test_what_fails_again_and_again_is_reported():
 def test_a_dead_server_is_reported_and_takes_its_workers_along():
     with EnvPool(environments.Misbehaving, 2, 4, 1) as pool:
         pool.step(0, zeros(4)).result(LONG)
-        pids = worker_pids(pool)
+        pids = worker_pids()
         future = pool.step(0, misbehave(environments.HANG))
-        pool._supervisor._server.kill()
+        os.kill(children(os.getpid())[0], signal.SIGKILL)
         with pytest.raises(moolink.EnvError, match=r"fork server .* was killed by SIGKILL"):
             future.result(LONG)
         wait_until_gone(pids)
@@ -276,7 +319,7 @@ def test_a_hang_is_named_by_the_timeout_and_ended_by_close():
         assert not future.wait(0.1)
         assert not future.done()
         assert future.exception() is None
-        pids = worker_pids(pool)
+        pids = worker_pids()
     wait_until_gone(pids)
     with pytest.raises(moolink.Closed):
         future.result(LONG)
@@ -361,7 +404,16 @@ def test_a_fork_cannot_use_its_parents_pool():
         pool.step(0, zeros(1)).result(LONG)
 
 
-def test_what_cannot_be_pickled_is_explained():
+def test_what_cannot_be_pickled_is_sent_by_cloudpickle():
+    with EnvPool(lambda: environments.Counter(7), 1, 1) as pool:
+        assert pool.step(0, zeros(1)).result(LONG)["state"][0, 0] == 7
+    lock = threading.Lock()
+    with pytest.raises(moolink.Error, match=r"create_env cannot be sent .* such as open files"):
+        EnvPool(lambda: lock, 1, 1)
+
+
+def test_what_cannot_be_pickled_is_explained(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)  # as if it were not installed
     with pytest.raises(moolink.Error, match=r"create_env cannot be sent .* top level of a module"):
         EnvPool(lambda: environments.Counter(0), 1, 1, 1)
 
@@ -414,3 +466,54 @@ def test_no_worker_survives_the_end_of_the_pools_process(tmp_path, end):
     output, _ = script.communicate(timeout=LONG)
     assert script.returncode in (-signal.SIGKILL, 3, 1)
     wait_until_gone([int(pid) for pid in output.split()[1:]])
+
+
+MAIN_WITHOUT_A_FILE = """
+import sys
+{without}
+import numpy as np
+import moolink
+from tests.env_pool.pool_environments import Counter
+
+class Mine(Counter):
+    def step(self, action):
+        return super().step(action + 1)
+
+def create(index):
+    return Mine(index)
+
+with moolink.EnvPool(create, 2, 2) as pool:
+    for _ in range(2):
+        outputs = pool.step(0, np.array([1, 2])).result()
+    print(outputs["reward"])
+"""
+
+
+def run_without_a_file(how, without=""):
+    code = MAIN_WITHOUT_A_FILE.format(without=without)
+    arguments, given = (["-"], code) if how == "standard input" else (["-c", code], None)
+    return subprocess.run(
+        [sys.executable, *arguments],
+        input=given,
+        cwd=HERE.parents[1],
+        capture_output=True,
+        text=True,
+        timeout=LONG,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("how", ["standard input", "python -c"])
+def test_environments_of_a_main_module_without_a_file(how):
+    done = run_without_a_file(how)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "[2. 3.]\n"
+
+
+@pytest.mark.parametrize("how", ["standard input", "python -c"])
+def test_environments_of_a_main_module_without_a_file_and_no_cloudpickle(how):
+    done = run_without_a_file(how, "sys.modules['cloudpickle'] = None")
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert "defined in a notebook, on standard input or by `python -c`" in last
+    assert "Define it at the top level of a module" in last

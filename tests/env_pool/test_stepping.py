@@ -289,6 +289,7 @@ def test_more_processes_than_environments_are_not_started():
         ((1, 1, 0), {}, ValueError),
         ((1, 1, 1), {"on_crash": "ignore"}, ValueError),
         ((1, 1, 1), {"arrays": "jax"}, ValueError),
+        ((1, 1, 1), {"start": "spoon"}, ValueError),
     ],
 )
 def test_wrong_arguments_are_refused(arguments, options, error):

@@ -150,10 +150,10 @@ def train_on(learners: list[Learner], rounds: int) -> None:
         f"resume.round={HUGE}",
         f"resume.round={MOST}",
         "resume.refused=1",
-        f"resume.virtual_batch_size={HUGE}",
-        "resume.virtual_batch_size=0",
-        f"resume.parallel_gradients={2**32 - 1}",
-        "resume.parallel_gradients=0",
+        f"settings.virtual_batch_size={HUGE}",
+        "settings.virtual_batch_size=0",
+        f"settings.parallel_gradients={2**32 - 1}",
+        "settings.parallel_gradients=0",
         f"have.have={HUGE}",
         f"have.delivered={HUGE}",
         f"stable.round={HUGE}",
@@ -167,7 +167,9 @@ def train_on(learners: list[Learner], rounds: int) -> None:
 )
 def test_a_lying_member_leaves_the_others_able_to_go_on(lie: str) -> None:
     """While it lies it may hold them up; when it is gone they train on."""
-    leads = lie.startswith(("cut.", "stable.", "snapshot.", "resume."))  # what leaders say
+    leads = lie.startswith(
+        ("cut.", "stable.", "snapshot.", "resume.", "settings.")
+    )  # what leaders say
     joins = not lie.startswith("announce.")  # a view with it may never come
     with contextlib.ExitStack() as stack:
         broker = stack.enter_context(moolink.Broker(first=True))

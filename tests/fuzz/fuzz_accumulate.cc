@@ -225,6 +225,7 @@ std::vector<Bytes> seeds() {
   say(SnapshotReady{{{1, 7}, 0, 64, {10, 100}, {1, 2, 3}}, {id_of(0)}});
   say(SnapshotComplete{{1, 7}});
   say(SnapshotOver{{1, 7}});
+  say(Settings{4, 2});
   return {training.take(), changing.take(), made_up.take()};
 }
 

@@ -72,6 +72,9 @@ def test_lent_arrays_that_become_copies(peers: Peers) -> None:
 def test_collectives_count_too(groups: tuple[moolink.Group, moolink.Group]) -> None:
     a, _ = groups
     future = a.all_reduce("x", np.zeros((300, 300), np.float32)[:, ::3])
+    copies = a.rpc.stats()["copies"]
+    assert copies["gaps"] == 1
+    assert copies["bytes"] == 300 * 100 * 4
     future.cancel()
     with pytest.raises(moolink.CancelledError):
         future.result()

@@ -20,6 +20,8 @@ import torch
 import moolink as moolib
 from tests.waiting import PATIENCE, until
 
+Peers = tuple[moolib.Rpc, moolib.Rpc]
+
 
 @pytest.fixture
 def peers() -> Iterator[tuple[moolib.Rpc, moolib.Rpc]]:
@@ -33,9 +35,6 @@ def peers() -> Iterator[tuple[moolib.Rpc, moolib.Rpc]]:
     yield host, client
     client.close()
     host.close()
-
-
-Peers = tuple[moolib.Rpc, moolib.Rpc]
 
 
 # --- the module
@@ -59,8 +58,35 @@ def test_logging() -> None:
         moolib.set_log_level(level)
     with pytest.raises(ValueError, match="log level"):  # moolib: aborts
         moolib.set_log_level("loud")
-    moolib.set_logging(logging)
     logging.getLogger("moolink").setLevel(logging.NOTSET)
+
+
+def test_set_logging(peers: Peers) -> None:
+    class Module:
+        """A logging-like module, as moolib's scripts give it."""
+
+        records: list[str] = []
+
+        @classmethod
+        def getLogger(cls, name: str | None = None) -> logging.Logger:
+            logger = logging.Logger(f"another {name}")
+            logger.addFilter(lambda record: cls.records.append(record.getMessage()) is not None)
+            return logger
+
+    host, client = peers
+
+    def reply_and_raise(reply: moolib.RpcDeferredReturn) -> None:
+        reply(1)
+        raise ValueError("after the reply")
+
+    host.define_deferred("f", reply_and_raise)
+    moolib.set_logging(Module)
+    try:
+        assert client.sync("host", "f") == 1
+        until(lambda: bool(Module.records), "the line")
+    finally:
+        moolib.set_logging(logging)
+    assert "'f' raised ValueError('after the reply')" in Module.records[0]
 
 
 def test_errors_are_runtime_errors(peers: Peers) -> None:
@@ -319,7 +345,7 @@ def test_the_name_users_know(peers: Peers) -> None:
     import pickle
 
     host, client = peers
-    assert repr(host).startswith("<moolink.Rpc object")
+    assert repr(host).startswith("<moolink.Rpc 'host' at ")
     assert inspect.getmodule(moolib.Rpc) is moolib
     assert "unique name" in (moolib.Rpc.__doc__ or "")
     for fails in (lambda: pickle.dumps(host), lambda: client.async_("host", "f", host)):

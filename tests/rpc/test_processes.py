@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 
 import psutil
@@ -295,3 +296,27 @@ def test_a_call_that_runs_when_the_interpreter_exits_is_answered(start: Start) -
         assert future.result() == 5
     _, err = process.communicate(timeout=20)
     assert err == ""
+
+
+def test_a_timer_set_while_the_interpreter_exits_is_no_error() -> None:
+    program = """
+        import atexit
+
+        def late():  # after moolink's own
+            import moolink._core
+            moolink._core.call_later(0.0, print)
+            with moolink._core.LentSlot():
+                pass
+
+        atexit.register(late)
+        import moolink
+        rpc = moolink.Rpc("alone")
+        """
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert result.stderr == ""

@@ -85,7 +85,7 @@ def test_functions_of_a_group_on_a_peer_of_the_whole_job(job: dict[str, Path]) -
         moolink.Rpc("a", token_file=job["a"]) as a,
         moolink.Rpc("b", token_file=job["b"]) as b,
     ):
-        learner.define_confined("parameters", lambda reply: reply([1.0]), "a")
+        learner._define_confined("parameters", lambda reply: reply([1.0]), "a")
         address = learner.listen("127.0.0.1:0")[0]
         a.connect(address)
         b.connect(address)

@@ -52,10 +52,8 @@ void BorrowedSegments::add(std::uint64_t number, Descriptor descriptor) {
     throw Exception(ErrorCode::wire, "a peer lent segment " + std::to_string(number) +
                                          " twice, or more segments than are allowed");
   }
-  auto segment =
-      memory::Segment::map_read_only(std::move(descriptor), memory::LendingPool::kLargestBlock);
-  segment->close_descriptor();
-  segments_.emplace(number, std::move(segment));
+  segments_.emplace(number, memory::BorrowedSegment::map(std::move(descriptor),
+                                                         memory::LendingPool::kLargestBlock));
 }
 
 void BorrowedSegments::remove(std::uint64_t number) {
@@ -65,20 +63,21 @@ void BorrowedSegments::remove(std::uint64_t number) {
   }
 }
 
-Buffer BorrowedSegments::at(const wire::LoanPlace& place) const {
+Buffer BorrowedSegments::at(const wire::LoanPlace& place) {
   const auto found = segments_.find(place.segment);
   if (found == segments_.end()) {
     throw Exception(ErrorCode::wire, "a loan lies in segment " + std::to_string(place.segment) +
                                          ", which the peer never lent");
   }
-  const memory::Segment& segment = *found->second;
+  if (auto next = found->second->successor()) found->second = std::move(next);
+  memory::BorrowedSegment& segment = *found->second;
   if (place.offset > segment.size() || place.bytes > segment.size() - place.offset) {
     throw Exception(ErrorCode::wire, "a loan of " + std::to_string(place.bytes) + " bytes at " +
                                          std::to_string(place.offset) +
                                          " is not within its segment of " +
                                          std::to_string(segment.size()) + " bytes");
   }
-  return {found->second, segment.data() + place.offset, static_cast<std::size_t>(place.bytes)};
+  return segment.buffer(place.offset, static_cast<std::size_t>(place.bytes));
 }
 
 }  // namespace moolink::transport::shm

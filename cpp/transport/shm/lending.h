@@ -8,8 +8,8 @@
 
 #include "base/buffer.h"
 #include "base/descriptor.h"
+#include "memory/borrowed_segment.h"
 #include "memory/lending_pool.h"
-#include "memory/segment.h"
 #include "wire/path.h"
 
 namespace moolink::transport::shm {
@@ -41,13 +41,13 @@ class BorrowedSegments {
   void remove(std::uint64_t number);
   bool knows(std::uint64_t number) const { return segments_.contains(number); }
   // Throws Exception{wire} if the place is not within a segment of the peer.
-  Buffer at(const wire::LoanPlace& place) const;
+  Buffer at(const wire::LoanPlace& place);
   void clear() { segments_.clear(); }
 
  private:
   static constexpr std::size_t kMaxSegments = 16384;
 
-  std::unordered_map<std::uint64_t, std::shared_ptr<memory::Segment>> segments_;
+  std::unordered_map<std::uint64_t, std::shared_ptr<memory::BorrowedSegment>> segments_;
 };
 
 }  // namespace moolink::transport::shm

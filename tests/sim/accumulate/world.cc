@@ -18,6 +18,7 @@ using group::Member;
 namespace {
 
 constexpr const char* kGroup = "g";
+constexpr Duration kForever = seconds(1000000);
 constexpr Duration kEvictAfter = seconds(3);  // of the node below and of the group
 
 }  // namespace
@@ -146,7 +147,13 @@ void World::start(int index, bool observer, std::uint64_t version) {
   machine.instance = peer.instance;
   machine.name = peer.name;
   machine.role = member.self.role;
-  machine.virtual_batch_size = setting_.virtual_batch_size;
+  // The leader's counts; a user who has set another one is told so after some seconds.
+  peer.virtual_batch_size = setting_.virtual_batch_size;
+  if (simulation_.random.chance(1, 4)) {
+    peer.virtual_batch_size = 1 + static_cast<std::int64_t>(simulation_.random.below(12));
+  }
+  machine.virtual_batch_size = peer.virtual_batch_size;
+  machine.settings_patience = kForever;
   machine.parallel_gradients = setting_.parallel_gradients;
   machine.bucket_bytes = setting_.elements * sizeof(std::int64_t);
   machine.share_wait = setting_.share_wait;
@@ -378,6 +385,9 @@ void World::pump(int index) {
 }
 
 bool World::pump_once(Process& process) {
+  if (process.machine->is_leader()) {
+    registry_.led(process.machine->epoch(), process.virtual_batch_size);
+  }
   auto machine_actions = process.machine->take_actions();
   auto member_actions = process.member->drain();
   auto engine_actions = process.engine->take_actions();

@@ -55,6 +55,7 @@ struct Process {
   std::unique_ptr<accumulate::Machine> machine;
   bool made = false;                // until then nobody hears its machine, and it hears nobody
   std::optional<group::View> view;  // of the group's member, until then
+  std::int64_t virtual_batch_size = 0;
   std::unique_ptr<Learner> learner;
   Uid broker_instance;
   Uid lineage;  // of the last view

@@ -27,7 +27,7 @@ void check_contributions_of(const Registry& registry, const Account& account, st
     gap = true;
     waiting += registry.batch_of(key);
   }
-  require(waiting < registry.virtual_batch_size(), account.name + " lost contributions");
+  require(waiting < registry.largest_virtual_batch(), account.name + " lost contributions");
 }
 
 }  // namespace

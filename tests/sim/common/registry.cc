@@ -29,6 +29,11 @@ Buffer Registry::make_bucket(const Uid& instance, std::uint64_t k) const {
   return bucket;
 }
 
+void Registry::led(std::uint64_t epoch, std::int64_t virtual_batch_size) {
+  led_by_[epoch].insert(virtual_batch_size);
+  largest_ = std::max(largest_, virtual_batch_size);
+}
+
 void Registry::offered(const Uid& instance, std::uint64_t k, std::int64_t batch,
                        const Counters& counters) {
   require(contributions_.emplace(Key{instance, k}, Contribution{batch, counters}).second,
@@ -61,6 +66,7 @@ void Registry::check(std::uint64_t node, const accumulate::Round& round) const {
           name + "applied at version " + std::to_string(version(node)));
   std::vector<std::int64_t> sum(elements_);
   std::int64_t total = 0;
+  std::int64_t before_last = -1;
   Counters counters;
   std::set<Key> seen;
   for (const auto& contribution : record.contributions) {
@@ -70,14 +76,19 @@ void Registry::check(std::uint64_t node, const accumulate::Round& round) const {
     require(known->second.batch == contribution.batch, name + text(key) + " has another batch");
     require(seen.insert(key).second, name + text(key) + " is in it twice");
     require(times_in(node, key) == 0, name + text(key) + " was in an earlier round");
-    require(total < virtual_batch_size_, name + "is not the shortest prefix of the offers");
+    before_last = total;
     total += contribution.batch;
     for (const auto& [counter, value] : known->second.counters) counters[counter] += value;
     if (contribution.batch == 0) continue;
     const auto [element, value] = one_hot(key, elements_);
     sum[element] += value;
   }
-  require(total >= virtual_batch_size_, name + "has less than the virtual batch size");
+  const auto led = led_by_.find(record.epoch);
+  const std::set<std::int64_t> sizes =
+      led == led_by_.end() ? std::set{virtual_batch_size_} : led->second;
+  require(std::any_of(sizes.begin(), sizes.end(),
+                      [&](std::int64_t size) { return before_last < size && size <= total; }),
+          name + "is not the shortest prefix of the offers that reaches the virtual batch size");
   require(total == record.total, name + "its total is not the sum of its batches");
   require(counters == record.counters,
           name + "its counters are not the sums of its contributions'");

@@ -22,10 +22,15 @@ using Key = std::pair<Uid, std::uint64_t>;  // (instance, k)
 class Registry {
  public:
   Registry(std::int64_t virtual_batch_size, std::size_t elements)
-      : virtual_batch_size_(virtual_batch_size), elements_(elements) {}
+      : virtual_batch_size_(virtual_batch_size),
+        largest_(virtual_batch_size),
+        elements_(elements) {}
 
   std::size_t elements() const { return elements_; }
-  std::int64_t virtual_batch_size() const { return virtual_batch_size_; }
+  // Of the leader whose it is greatest.
+  std::int64_t largest_virtual_batch() const { return largest_; }
+  // The leader of the epoch cuts its rounds by that size.
+  void led(std::uint64_t epoch, std::int64_t virtual_batch_size);
 
   // A bucket of int64 elements that is zero but for one, which no other contribution has.
   Buffer make_bucket(const Uid& instance, std::uint64_t k) const;
@@ -60,7 +65,10 @@ class Registry {
   void check(std::uint64_t node, const accumulate::Round& round) const;
   bool leads_to(std::uint64_t ancestor, std::uint64_t node) const;
 
-  std::int64_t virtual_batch_size_;
+  std::int64_t virtual_batch_size_;  // where no other is known of the epoch
+  std::int64_t largest_;
+  // Of each epoch; two histories may have an epoch of one number, each with a leader.
+  std::map<std::uint64_t, std::set<std::int64_t>> led_by_;
   std::size_t elements_;
   std::map<Key, Contribution> contributions_;
   std::map<Uid, std::set<std::uint64_t>> by_instance_;

@@ -1,0 +1,72 @@
+// For people: for whom and for what a peer waits. Decides nothing.
+
+#include "accumulate/machine.h"
+
+namespace moolink::accumulate {
+namespace {
+
+std::string listed(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) {
+    if (!text.empty()) text += ", ";
+    text += '\'';
+    text += name;
+    text += '\'';
+  }
+  return text;
+}
+
+}  // namespace
+
+std::vector<std::string> Machine::waiting_for() const {
+  if (phase_ == Phase::outside) return {};
+  if (phase_ != Phase::active) return names_of(missing_in_flush());
+  if (!leader_) return {};
+  std::vector<Uid> instances = leader_->without_oldest();
+  if (instances.empty()) instances = leader_->blocked_by(own_settings().virtual_batch_size);
+  return names_of(instances);
+}
+
+std::string Machine::explain() const {
+  if (phase_ == Phase::outside || !refused_.empty()) return {};
+  if (phase_ != Phase::active) return explain_change();
+  const std::string leader = "'" + name_of(leader_id_) + "'";
+  if (!connected()) {
+    return "the model's state from the leader " + leader +
+           ": its loop must call update(), and set_state() when wants_state() is true";
+  }
+  if (leader_) return explain_as_leader();
+  return "round " + std::to_string(ledger_.delivered() + 1) + " of the leader " + leader +
+         ", whose log says whom it waits for";
+}
+
+std::string Machine::explain_change() const {
+  const std::string epoch = " in the change to epoch " + std::to_string(epoch_);
+  const std::vector<std::string> missing = names_of(missing_in_flush());
+  if (missing.empty()) return "the other members" + epoch;
+  return listed(missing) + epoch + ": no accumulator '" + config_.group +
+         "' answers there; every member of the group must make one of this name, and keep it as "
+         "long as it is a member";
+}
+
+std::string Machine::explain_as_leader() const {
+  const std::int64_t whole = own_settings().virtual_batch_size;
+  if (const auto lagging = leader_->without_oldest(); !lagging.empty()) {
+    return listed(names_of(lagging)) + " to take part in the reduction of round " +
+           std::to_string(leader_->stable() + 1) + ": is the process stopped, or the network slow?";
+  }
+  if (const auto blocking = leader_->blocked_by(whole); !blocking.empty()) {
+    return listed(names_of(blocking)) +
+           " to apply the rounds that are there: the loop must call update(), step the optimiser "
+           "and call zero_gradients()";
+  }
+  const std::string sum = "a batch of " + std::to_string(leader_->queued_batch()) + " of " +
+                          std::to_string(whole) + " for round " +
+                          std::to_string(leader_->cut_round() + 1) + " is here";
+  const auto idle = leader_->without_gradients();
+  if (idle.empty()) return "more contributions: " + sum + ", from every member";
+  return "contributions: " + sum + ", none of " + listed(names_of(idle)) +
+         "; the loop must call reduce_gradients() (step.reduce() in steps())";
+}
+
+}  // namespace moolink::accumulate

@@ -1,0 +1,73 @@
+#include "base/at_fork.h"
+
+#include <pthread.h>
+
+#include <array>
+#include <cstddef>
+#include <mutex>
+#include <ranges>
+#include <unordered_set>
+
+namespace moolink {
+namespace {
+
+class Forks {
+ public:
+  // Never destroyed: a process may fork while its statics are being destroyed.
+  static Forks& of_process() {
+    static Forks* const forks = new Forks;
+    return *forks;
+  }
+
+  void add(AtFork::Rank rank, AtFork& one) {
+    const std::lock_guard guard(of(rank).mutex);
+    of(rank).all.insert(&one);
+  }
+  void remove(AtFork::Rank rank, AtFork& one) {
+    const std::lock_guard guard(of(rank).mutex);
+    of(rank).all.erase(&one);
+  }
+
+ private:
+  // Each rank has a lock of its own: what is of a later rank comes and goes while a lock of an
+  // earlier one is held.
+  struct Participants {
+    std::mutex mutex;
+    std::unordered_set<AtFork*> all;
+  };
+
+  Forks() {
+    pthread_atfork([] { of_process().before(); }, [] { of_process().in_parent(); },
+                   [] { of_process().in_child(); });
+  }
+
+  Participants& of(AtFork::Rank rank) { return ranks_[static_cast<std::size_t>(rank)]; }
+
+  void before() {
+    for (Participants& rank : ranks_) {
+      rank.mutex.lock();
+      for (AtFork* one : rank.all) one->before_fork();
+    }
+  }
+  void in_parent() {
+    for (Participants& rank : ranks_ | std::views::reverse) {
+      for (AtFork* one : rank.all) one->after_fork_in_parent();
+      rank.mutex.unlock();
+    }
+  }
+  void in_child() {
+    for (Participants& rank : ranks_ | std::views::reverse) {
+      for (AtFork* one : rank.all) one->after_fork_in_child();
+      rank.mutex.unlock();
+    }
+  }
+
+  std::array<Participants, static_cast<std::size_t>(AtFork::Rank::kCount)> ranks_;
+};
+
+}  // namespace
+
+void AtFork::join_forks(Rank rank) { Forks::of_process().add(rank, *this); }
+void AtFork::leave_forks(Rank rank) { Forks::of_process().remove(rank, *this); }
+
+}  // namespace moolink

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "bind/context.h"
+#include "runtime/workers.h"
+
+namespace moolink::bind {
+
+// A blocking wait: its worker's slot goes to others meanwhile. Needs the GIL.
+class LentSlot {
+ public:
+  void enter() {
+    if (!runtime::Workers::on_worker_thread() || is_shut_down()) return;
+    context_ = default_context();
+    const auto lock = context_->lock();
+    lend_.emplace(context_->workers());
+  }
+  void exit() {
+    if (context_ == nullptr) return;
+    const auto lock = context_->lock();
+    lend_.reset();
+  }
+
+ private:
+  std::shared_ptr<runtime::Context> context_;
+  std::optional<runtime::Workers::Lend> lend_;
+};
+
+}  // namespace moolink::bind

@@ -1,0 +1,545 @@
+#include "bind/replay.h"
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "bind/context.h"
+#include "bind/gil.h"
+#include "bind/lent_slot.h"
+#include "bind/tensor.h"
+#include "runtime/replay.h"
+
+namespace moolink::bind {
+namespace {
+
+using runtime::Replay;
+using runtime::ReplayColumn;
+
+// In C order; what is given as a list is converted.
+template <class T>
+using Given = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+template <class T>
+std::span<const T> span_of(const Given<T>& given) {
+  return {given.data(), given.size()};
+}
+
+template <class T>
+std::vector<T> vector_of(const Given<T>& given) {
+  return {given.data(), given.data() + given.size()};
+}
+
+template <class T>
+nb::object to_numpy(const std::vector<T>& values, tensor::DType dtype) {
+  MutableBuffer memory = default_context()->pool().allocate(values.size() * sizeof(T));
+  if (!values.empty()) std::memcpy(memory.data(), values.data(), memory.size());
+  const auto size = static_cast<std::int64_t>(values.size());
+  return export_tensor(std::move(memory), {wire::Framework::numpy, dtype, {}, {size}},
+                       ArrayKind::numpy);
+}
+
+using SelectorArgs = std::tuple<std::string, double>;
+using LimiterArgs = std::tuple<double, std::int64_t, double, double>;
+
+replay::SelectorOptions selector_of(const SelectorArgs& args) {
+  constexpr std::string_view kNames[] = {"uniform", "prioritized", "fifo",
+                                         "lifo",    "min_heap",    "max_heap"};
+  for (std::size_t i = 0; i < std::size(kNames); ++i) {
+    if (kNames[i] == std::get<0>(args)) {
+      return {static_cast<replay::SelectorKind>(i), std::get<1>(args)};
+    }
+  }
+  throw nb::value_error(("no selector is called " + std::get<0>(args)).c_str());
+}
+
+// Copies more than this without the GIL: to give it up for less costs more than it brings.
+constexpr std::size_t kWithoutGil = std::size_t{128} << 10;
+
+template <class Function>
+void copy_unlocked(std::size_t bytes, Function&& function) {
+  std::optional<GilRelease> unlocked;
+  if (bytes >= kWithoutGil) unlocked.emplace();
+  std::forward<Function>(function)();
+}
+
+// What a waiting thread does now and then: signal handlers, and `stop`, which ends the wait with
+// True.
+// `stop` is borrowed.
+Replay::Interrupt interrupt(const std::optional<nb::callable>& stop) {
+  return [signals = signal_check(), stop = stop ? stop->ptr() : nullptr] {
+    if (signals) signals();
+    if (stop == nullptr) return false;
+    const nb::gil_scoped_acquire locked;
+    return nb::cast<bool>(nb::handle(stop)());
+  };
+}
+
+// Around a wait, which holds neither the GIL nor a worker's slot.
+void wait_unlocked(const std::function<void()>& wait) {
+  LentSlot slot;
+  slot.enter();
+  {
+    const GilRelease unlocked;
+    wait();
+  }
+  slot.exit();
+}
+
+class ReplayCore {
+ public:
+  ReplayCore() : replay_(std::make_shared<Replay>(blocks())) {}
+
+  std::uint32_t add_table(const SelectorArgs& sampler, const std::optional<SelectorArgs>& remover,
+                          std::uint64_t max_size, std::uint32_t max_times_sampled,
+                          const LimiterArgs& limiter, std::uint64_t seed) {
+    replay::TableOptions options;
+    options.sampler = selector_of(sampler);
+    if (remover) options.remover = selector_of(*remover);
+    options.max_size = max_size;
+    options.max_times_sampled = max_times_sampled;
+    options.limiter = {std::get<0>(limiter), std::get<1>(limiter), std::get<2>(limiter),
+                       std::get<3>(limiter)};
+    return replay_->add_table(options, seed);
+  }
+
+  std::uint32_t add_store(
+      const std::vector<std::tuple<std::string, std::string, tensor::Shape>>& columns) {
+    std::vector<ReplayColumn> made;
+    for (const auto& [name, dtype, shape] : columns) {
+      const auto type = tensor::dtype_from_name(dtype);
+      if (!type)
+        throw nb::type_error((name + ": arrays of dtype '" + dtype + "' cannot be stored").c_str());
+      const auto bytes = tensor::byte_size(tensor::item_size(*type), shape);
+      if (!bytes) throw nb::value_error((name + ": no array has this shape").c_str());
+      made.push_back({name, *type, shape, static_cast<std::size_t>(*bytes)});
+    }
+    return replay_->add_store(std::move(made));
+  }
+
+  std::uint32_t add_pattern(
+      std::uint32_t store, std::uint32_t width,
+      const std::vector<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>>& pieces) {
+    runtime::ReplayPattern pattern{store, width, {}};
+    for (const auto& [column, first, count] : pieces) {
+      pattern.pieces.push_back({column, first, count});
+    }
+    return replay_->add_pattern(std::move(pattern));
+  }
+
+  replay::Row append(std::uint32_t store, const nb::list& leaves) {
+    return put(store, leaves, std::nullopt).front();
+  }
+
+  nb::object extend(std::uint32_t store, const nb::list& leaves, std::size_t steps) {
+    return to_numpy(put(store, leaves, steps), tensor::DType::uint32);
+  }
+
+  // A step that is an item; None: it was not inserted before the time-out.
+  std::optional<replay::Key> insert_step(std::uint32_t table, std::uint32_t pattern,
+                                         std::uint32_t store, const nb::list& leaves,
+                                         double priority, std::optional<double> timeout) {
+    replay::NewItems items;
+    items.pattern = pattern;
+    items.rows = put(store, leaves, std::nullopt);
+    items.priorities = {priority};
+    const Held held{*replay_, store, items.rows};
+    const auto keys = replay_->insert(table, std::move(items), deadline(timeout), wait_unlocked,
+                                      interrupt(std::nullopt));
+    return keys.empty() ? std::nullopt : std::optional(keys.front());
+  }
+
+  // Rows that are to be written, referred to by the caller.
+  nb::object take(std::uint32_t store, std::size_t count) {
+    return to_numpy(replay_->take(store, count).first, tensor::DType::uint32);
+  }
+
+  void release(std::uint32_t store, const Given<replay::Row>& rows) {
+    replay_->release(store, span_of(rows));
+  }
+
+  nb::object insert(std::uint32_t table, std::uint32_t pattern, const Given<replay::Row>& rows,
+                    const Given<double>& priorities, std::optional<double> timeout,
+                    const std::optional<nb::callable>& stop) {
+    replay::NewItems items;
+    items.pattern = pattern;
+    items.rows = vector_of(rows);
+    items.priorities = vector_of(priorities);
+    return to_numpy(
+        replay_->insert(table, std::move(items), deadline(timeout), wait_unlocked, interrupt(stop)),
+        tensor::DType::int64);
+  }
+
+  // (arrays, keys, probabilities, priorities, times sampled); None: nothing before the time-out.
+  nb::object sample(std::uint32_t table, std::size_t count, std::optional<double> timeout,
+                    std::string_view arrays, bool lend, const std::optional<nb::callable>& stop) {
+    const ArrayKind kind = parse_array_kind(arrays);
+    const auto context = default_context();
+    const Replay::Picked picked =
+        replay_->sample(table, count, deadline(timeout), wait_unlocked, interrupt(stop));
+    if (picked.size() == 0) return nb::none();
+    std::vector<MutableBuffer> copied;
+    {
+      const GilRelease unlocked;
+      Allocator& allocator = lend ? static_cast<Allocator&>(context->lending()) : context->pool();
+      copied = replay_->copy(picked, allocator);
+    }
+    nb::list batch;
+    for (std::size_t i = 0; i < copied.size(); ++i) {
+      const ReplayColumn& layout = picked.layouts[i];
+      tensor::Shape shape = layout.shape;
+      shape.insert(shape.begin(), static_cast<std::int64_t>(picked.size()));
+      batch.append(export_tensor(std::move(copied[i]),
+                                 {wire::Framework::numpy, layout.dtype, {}, std::move(shape)},
+                                 kind));
+    }
+    const replay::Picks& picks = picked.picks;
+    return nb::make_tuple(batch, to_numpy(picks.keys, tensor::DType::int64),
+                          to_numpy(picks.probabilities, tensor::DType::float64),
+                          to_numpy(picks.priorities, tensor::DType::float64),
+                          to_numpy(picks.times_sampled, tensor::DType::uint32));
+  }
+
+  std::size_t update(std::uint32_t table, const Given<replay::Key>& keys,
+                     const Given<double>& priorities) {
+    if (keys.size() != priorities.size()) {
+      throw nb::value_error("there must be as many priorities as keys");
+    }
+    return replay_->update(table, span_of(keys), span_of(priorities));
+  }
+
+  std::size_t remove(std::uint32_t table, const Given<replay::Key>& keys) {
+    return replay_->remove(table, span_of(keys));
+  }
+
+  void reset(std::uint32_t table) { replay_->reset(table); }
+
+  nb::dict table_stats(std::uint32_t table) const {
+    const Replay::TableStats stats = replay_->table_stats(table);
+    nb::dict result;
+    result["size"] = stats.size;
+    result["inserts"] = stats.counts.inserts;
+    result["samples"] = stats.counts.samples;
+    result["removals"] = stats.counts.deletes;
+    result["waiting_inserts"] = stats.waiting_inserts;
+    result["waiting_samples"] = stats.waiting_samples;
+    return result;
+  }
+
+  nb::list store_stats() const {
+    nb::list result;
+    for (const Replay::StoreStats& stats : replay_->store_stats()) {
+      nb::dict store;
+      store["steps"] = stats.rows_used;
+      store["step_bytes"] = stats.row_bytes;
+      store["reserved_bytes"] = stats.bytes;
+      result.append(store);
+    }
+    return result;
+  }
+
+  // (states of the tables, rows of the stores), of one moment; the rows are retained.
+  nb::tuple snapshot() {
+    const Replay::Snapshot snapshot = replay_->snapshot();
+    nb::list tables;
+    for (const replay::TableState& state : snapshot.tables) tables.append(to_dict(state));
+    nb::list rows;
+    for (const auto& of : snapshot.rows) rows.append(to_numpy(of, tensor::DType::uint32));
+    return nb::make_tuple(tables, rows);
+  }
+
+  // The rows' bytes of one column, one after another.
+  nb::object read(std::uint32_t store, std::uint32_t column, const Given<replay::Row>& rows) {
+    const ReplayColumn& of = replay_->columns(store).at(column);
+    const std::size_t bytes = of.bytes * rows.size();
+    MutableBuffer memory = default_context()->pool().allocate(bytes);
+    {
+      const GilRelease unlocked;
+      replay_->read(store, column, span_of(rows), memory.data());
+    }
+    return export_tensor(
+        std::move(memory),
+        {wire::Framework::numpy, tensor::DType::uint8, {}, {static_cast<std::int64_t>(bytes)}},
+        ArrayKind::numpy);
+  }
+
+  // The opposite, of rows that nobody else refers to.
+  void write(std::uint32_t store, std::uint32_t column, const Given<replay::Row>& rows,
+             const Given<std::uint8_t>& bytes) {
+    if (bytes.size() != rows.size() * replay_->columns(store).at(column).bytes) {
+      throw nb::value_error("rows have another number of bytes");
+    }
+    const GilRelease unlocked;
+    replay_->write(store, column, span_of(rows), reinterpret_cast<const std::byte*>(bytes.data()));
+  }
+
+  void restore(std::uint32_t table, const nb::dict& state) {
+    replay_->restore(table, from_dict(state));
+  }
+
+  void close() { replay_->close(); }
+
+ private:
+  // The reference of whoever has made rows.
+  struct Held {
+    Replay& replay;
+    std::uint32_t store;
+    std::vector<replay::Row> rows;
+
+    ~Held() { replay.release(store, rows); }
+  };
+
+  static std::shared_ptr<Allocator> blocks() { return std::make_shared<memory::Pool>(0); }
+
+  static Time deadline(std::optional<double> timeout) {
+    return timeout == 0.0 ? Time{} : deadline_after(timeout);
+  }
+
+  std::vector<replay::Row> put(std::uint32_t store, const nb::list& leaves,
+                               std::optional<std::size_t> steps);
+
+  static nb::dict to_dict(const replay::TableState& state);
+  static replay::TableState from_dict(const nb::dict& state);
+
+  std::shared_ptr<Replay> replay_;
+};
+
+// Throws unless the leaf can be copied into the column's rows.
+ImportedTensor fitting(nb::handle leaf, const ReplayColumn& column,
+                       std::optional<std::size_t> steps) {
+  auto imported = import_tensor(leaf);
+  if (!imported || !imported->numpy_type.empty()) {
+    throw nb::type_error(
+        (column.name + ": only arrays and tensors of numbers can be stored").c_str());
+  }
+  tensor::Shape expected = column.shape;
+  if (steps) expected.insert(expected.begin(), static_cast<std::int64_t>(*steps));
+  const tensor::TensorRef& given = imported->tensor;
+  if (given.shape != expected || given.dtype != column.dtype) {
+    throw Exception(ErrorCode::invalid_argument, column.name + ": expected " +
+                                                     std::string(tensor::dtype_name(column.dtype)) +
+                                                     " " + tensor::shape_text(expected) + ", got " +
+                                                     std::string(tensor::dtype_name(given.dtype)) +
+                                                     " " + tensor::shape_text(given.shape));
+  }
+  return std::move(*imported);
+}
+
+// One step, or with `steps` so many, stacked along the leaves' first dimension.
+std::vector<replay::Row> ReplayCore::put(std::uint32_t store, const nb::list& leaves,
+                                         std::optional<std::size_t> steps) {
+  const std::vector<ReplayColumn>& columns = replay_->columns(store);
+  if (leaves.size() != columns.size()) throw nb::value_error("a step has another number of arrays");
+  std::vector<ImportedTensor> given;
+  std::size_t bytes = 0;
+  for (std::size_t i = 0; i < columns.size(); ++i) {
+    given.push_back(fitting(leaves[i], columns[i], steps));
+    bytes += given.back().bytes();
+  }
+  auto [rows, view] = replay_->take(store, steps.value_or(1));
+  try {
+    copy_unlocked(bytes, [&, &rows = rows, &view = view] {
+      for (std::uint32_t i = 0; i < columns.size(); ++i) {
+        if (!steps) {
+          copy_elements(given[i], view.at(rows.front(), i));
+          continue;
+        }
+        const std::byte* from = given[i].tensor.data;
+        MutableBuffer compact;
+        const tensor::TensorRef& tensor = given[i].tensor;
+        if (given[i].stream != nullptr || !tensor::is_contiguous(tensor.shape, tensor.strides)) {
+          compact = HeapAllocator().allocate(given[i].bytes());
+          copy_elements(given[i], compact.data());
+          from = compact.data();
+        }
+        for (const replay::Row row : rows) {
+          std::memcpy(view.at(row, i), from, columns[i].bytes);
+          from += columns[i].bytes;
+        }
+      }
+    });
+  } catch (...) {
+    replay_->release(store, rows);
+    throw;
+  }
+  return std::move(rows);
+}
+
+nb::dict ReplayCore::to_dict(const replay::TableState& state) {
+  std::vector<replay::Key> keys;
+  std::vector<double> priorities;
+  std::vector<std::uint32_t> times;
+  std::vector<std::uint32_t> patterns;
+  std::vector<std::uint32_t> widths;
+  std::vector<replay::Row> rows;
+  for (const replay::ItemState& item : state.items) {
+    keys.push_back(item.key);
+    priorities.push_back(item.priority);
+    times.push_back(item.times_sampled);
+    patterns.push_back(item.pattern);
+    widths.push_back(static_cast<std::uint32_t>(item.rows.size()));
+    rows.insert(rows.end(), item.rows.begin(), item.rows.end());
+  }
+  nb::dict result;
+  result["counts"] =
+      to_numpy(std::vector{state.counts.inserts, state.counts.samples, state.counts.deletes},
+               tensor::DType::int64);
+  result["seed"] = to_numpy(std::vector{state.seed}, tensor::DType::uint64);
+  result["generations"] = to_numpy(state.generations, tensor::DType::uint32);
+  result["keys"] = to_numpy(keys, tensor::DType::int64);
+  result["priorities"] = to_numpy(priorities, tensor::DType::float64);
+  result["times_sampled"] = to_numpy(times, tensor::DType::uint32);
+  result["patterns"] = to_numpy(patterns, tensor::DType::uint32);
+  result["widths"] = to_numpy(widths, tensor::DType::uint32);
+  result["rows"] = to_numpy(rows, tensor::DType::uint32);
+  return result;
+}
+
+template <class T>
+std::vector<T> column_of(const nb::dict& state, const char* name, std::optional<std::size_t> size) {
+  const auto given = vector_of(nb::cast<Given<T>>(state[name]));
+  if (size && given.size() != *size) {
+    throw Exception(ErrorCode::invalid_argument, std::string("no table has such ") + name);
+  }
+  return given;
+}
+
+replay::TableState ReplayCore::from_dict(const nb::dict& state) {
+  replay::TableState result;
+  const auto counts = column_of<std::int64_t>(state, "counts", 3);
+  result.counts = {counts[0], counts[1], counts[2]};
+  result.seed = column_of<std::uint64_t>(state, "seed", 1).front();
+  result.generations = column_of<std::uint32_t>(state, "generations", std::nullopt);
+  const auto keys = column_of<replay::Key>(state, "keys", std::nullopt);
+  const auto priorities = column_of<double>(state, "priorities", keys.size());
+  const auto times = column_of<std::uint32_t>(state, "times_sampled", keys.size());
+  const auto patterns = column_of<std::uint32_t>(state, "patterns", keys.size());
+  const auto widths = column_of<std::uint32_t>(state, "widths", keys.size());
+  std::size_t all = 0;
+  for (const std::uint32_t width : widths) all += width;
+  const auto rows = column_of<replay::Row>(state, "rows", all);
+  auto row = rows.begin();
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    result.items.push_back({keys[i], priorities[i], times[i], patterns[i], {row, row + widths[i]}});
+    row += widths[i];
+  }
+  return result;
+}
+
+}  // namespace
+
+void bind_replay(nb::module_& m) {
+  m.def(
+      "item_size",
+      [](const std::string& dtype) {
+        const auto type = tensor::dtype_from_name(dtype);
+        if (!type) throw nb::value_error(("no element type is called " + dtype).c_str());
+        return tensor::item_size(*type);
+      },
+      nb::arg("dtype"), "Bytes of an element.");
+  nb::class_<ReplayCore>(m, "ReplayCore",
+                         "Tables of items and the memory of their steps; see moolink.Replay. Steps "
+                         "are rows of a store's arrays, items are rows through a pattern.")
+      .def(nb::init<>())
+      .def("add_table", &ReplayCore::add_table, nb::arg("sampler"), nb::arg("remover").none(),
+           nb::arg("max_size"), nb::arg("max_times_sampled"), nb::arg("limiter"), nb::arg("seed"),
+           "Adds a table; returns its index. Selectors are (name, exponent of the priorities); "
+           "without a remover, inserts wait while the table is full. `limiter`: (samples per "
+           "insert, least size to sample, least and greatest difference). `max_times_sampled` 0: "
+           "no limit.")
+      .def("add_store", &ReplayCore::add_store, nb::arg("columns"),
+           "For steps of these arrays: (name, dtype, shape) of each. Returns the store's index.")
+      .def("add_pattern", &ReplayCore::add_pattern, nb::arg("store"), nb::arg("width"),
+           nb::arg("pieces"),
+           "For items of `width` rows and these arrays: (column, first row, number of rows, 0 for "
+           "one row without the dimension of rows). Returns the pattern's index.")
+      .def("append", &ReplayCore::append, nb::arg("store"), nb::arg("leaves"),
+           "Stores a step, one array a column; returns its row, to which the caller refers.",
+           nb::sig("def append(self, store: int, leaves: list[typing.Any]) -> int"))
+      .def("extend", &ReplayCore::extend, nb::arg("store"), nb::arg("leaves"), nb::arg("steps"),
+           "Stores several steps, the first dimension of each array; returns their rows.",
+           nb::sig("def extend(self, store: int, leaves: list[typing.Any], steps: int) -> "
+                   "numpy.typing.NDArray[numpy.uint32]"))
+      .def("insert_step", &ReplayCore::insert_step, nb::arg("table"), nb::arg("pattern"),
+           nb::arg("store"), nb::arg("leaves"), nb::arg("priority"), nb::arg("timeout").none(),
+           "Stores a step and inserts it as an item; returns its key, None after `timeout` seconds "
+           "in vain.",
+           nb::sig("def insert_step(self, table: int, pattern: int, store: int, leaves: "
+                   "list[typing.Any], priority: float, timeout: float | None) -> int | None"))
+      .def("release", &ReplayCore::release, nb::arg("store"), nb::arg("rows"),
+           "The caller refers to these rows no more.",
+           nb::sig("def release(self, store: int, rows: numpy.typing.NDArray[numpy.uint32]) -> "
+                   "None"))
+      .def("insert", &ReplayCore::insert, nb::arg("table"), nb::arg("pattern"), nb::arg("rows"),
+           nb::arg("priorities"), nb::arg("timeout").none(), nb::arg("stop") = nb::none(),
+           "Inserts items, whose rows follow one another in `rows`; returns the keys of those that "
+           "were inserted within `timeout` seconds and before `stop` returned True.",
+           nb::sig("def insert(self, table: int, pattern: int, rows: "
+                   "numpy.typing.NDArray[numpy.uint32], priorities: "
+                   "numpy.typing.NDArray[numpy.float64], timeout: float | None, stop: "
+                   "typing.Callable[[], bool] | None = None) -> numpy.typing.NDArray[numpy.int64]"))
+      .def("sample", &ReplayCore::sample, nb::arg("table"), nb::arg("count"),
+           nb::arg("timeout").none(), nb::arg("arrays"), nb::arg("lend"),
+           nb::arg("stop") = nb::none(),
+           "Samples up to `count` items; returns (arrays, keys, probabilities, priorities, times "
+           "sampled), None if there was none within `timeout` seconds or before `stop` returned "
+           "True. `lend`: into memory that calls lend.",
+           nb::sig("def sample(self, table: int, count: int, timeout: float | None, arrays: str, "
+                   "lend: bool, stop: typing.Callable[[], bool] | None = None) -> "
+                   "tuple[list[typing.Any], numpy.typing.NDArray[numpy.int64], "
+                   "numpy.typing.NDArray[numpy.float64], numpy.typing.NDArray[numpy.float64], "
+                   "numpy.typing.NDArray[numpy.uint32]] | None"))
+      .def("update", &ReplayCore::update, nb::arg("table"), nb::arg("keys"), nb::arg("priorities"),
+           "Sets priorities; returns how many of the keys are in the table.",
+           nb::sig("def update(self, table: int, keys: numpy.typing.NDArray[numpy.int64], "
+                   "priorities: numpy.typing.NDArray[numpy.float64]) -> int"))
+      .def("remove", &ReplayCore::remove, nb::arg("table"), nb::arg("keys"),
+           "Removes items; returns how many of the keys were in the table.",
+           nb::sig("def remove(self, table: int, keys: numpy.typing.NDArray[numpy.int64]) -> int"))
+      .def("reset", &ReplayCore::reset, nb::arg("table"), "Empties a table and its counts.")
+      .def("table_stats", &ReplayCore::table_stats, nb::arg("table"), "A table's counts.",
+           nb::sig("def table_stats(self, table: int) -> moolink.reports.ReplayTableStats"))
+      .def("store_stats", &ReplayCore::store_stats, "The memory of each store.",
+           nb::sig("def store_stats(self) -> list[moolink.reports.ReplayStoreStats]"))
+      .def("snapshot", &ReplayCore::snapshot,
+           "The tables' states and the stores' rows in use, of one moment. The caller refers to "
+           "the rows until it releases them.",
+           nb::sig("def snapshot(self) -> tuple[list[dict[str, "
+                   "numpy.typing.NDArray[typing.Any]]], "
+                   "list[numpy.typing.NDArray[numpy.uint32]]]"))
+      .def("read", &ReplayCore::read, nb::arg("store"), nb::arg("column"), nb::arg("rows"),
+           "The bytes of one column of these rows, one row after another.",
+           nb::sig("def read(self, store: int, column: int, rows: "
+                   "numpy.typing.NDArray[numpy.uint32]) -> numpy.typing.NDArray[numpy.uint8]"))
+      .def("take", &ReplayCore::take, nb::arg("store"), nb::arg("count"),
+           "New rows to be written, to which the caller refers.",
+           nb::sig("def take(self, store: int, count: int) -> "
+                   "numpy.typing.NDArray[numpy.uint32]"))
+      .def("write", &ReplayCore::write, nb::arg("store"), nb::arg("column"), nb::arg("rows"),
+           nb::arg("bytes"), "Writes what read() returns into rows of take().",
+           nb::sig("def write(self, store: int, column: int, rows: "
+                   "numpy.typing.NDArray[numpy.uint32], bytes: numpy.typing.NDArray[numpy.uint8]) "
+                   "-> None"))
+      .def("restore", &ReplayCore::restore, nb::arg("table"), nb::arg("state"),
+           "Gives a table a state of snapshot(), in this replay's rows.",
+           nb::sig("def restore(self, table: int, state: dict[str, "
+                   "numpy.typing.NDArray[typing.Any]]) -> None"))
+      .def("close", &ReplayCore::close, "Ends all waits and refuses further use.");
+}
+
+}  // namespace moolink::bind

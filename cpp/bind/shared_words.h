@@ -1,0 +1,32 @@
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+namespace moolink::bind {
+
+namespace nb = nanobind;
+
+// Words of memory that processes share, read and written atomically and in one order for all.
+class SharedWords {
+ public:
+  using Array = nb::ndarray<std::uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+  explicit SharedWords(Array words) : words_(std::move(words)) {}
+
+  std::uint64_t load(std::size_t index) const;
+  void store(std::size_t index, std::uint64_t value);
+
+ private:
+  std::uint64_t& word(std::size_t index) const;
+
+  Array words_;
+};
+
+void bind_shared_words(nb::module_& m);
+
+}  // namespace moolink::bind

@@ -1,0 +1,32 @@
+#include "bind/user_code.h"
+
+#include <unistd.h>
+
+#include <cstdlib>
+
+#include "runtime/workers.h"
+
+namespace moolink::bind {
+namespace {
+
+nb::object raised_error() {
+  if (PyErr_Occurred() == nullptr) return nb::none();
+  const nb::python_error raised;
+  return nb::borrow(raised.value());
+}
+
+}  // namespace
+
+void end_if_forked() {
+  if (!runtime::Workers::in_forked_child()) return;
+  try {
+    const nb::object raised = raised_error();
+    nb::module_::import_("moolink.forks").attr("end_child")(raised);
+  } catch (nb::python_error& e) {
+    e.restore();
+    PyErr_PrintEx(0);
+  }
+  _exit(EXIT_FAILURE);
+}
+
+}  // namespace moolink::bind

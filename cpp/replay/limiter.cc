@@ -1,0 +1,36 @@
+#include "replay/limiter.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/mutant.h"
+
+namespace moolink::replay {
+
+bool Limiter::can_insert() const {
+  if (counts_.size() + 1 <= options_.min_size && !mutant("no_free_inserts")) return true;
+  const std::int64_t after = counts_.inserts + (mutant("insert_past_the_error") ? 0 : 1);
+  const double diff = static_cast<double>(after) * options_.samples_per_insert -
+                      static_cast<double>(counts_.samples);
+  return diff <= options_.max_diff;
+}
+
+bool Limiter::can_sample(std::int64_t count) const {
+  if (counts_.size() < options_.min_size && !mutant("sample_below_min_size")) return false;
+  const double diff = static_cast<double>(counts_.inserts) * options_.samples_per_insert -
+                      static_cast<double>(counts_.samples) -
+                      static_cast<double>(mutant("sample_past_the_error") ? count - 1 : count);
+  return diff >= options_.min_diff;
+}
+
+std::int64_t Limiter::samples_allowed(std::int64_t wanted) const {
+  const double room = static_cast<double>(counts_.inserts) * options_.samples_per_insert -
+                      static_cast<double>(counts_.samples) - options_.min_diff;
+  const double most = std::clamp(std::floor(room) + 1, 0.0, static_cast<double>(wanted));
+  auto count = static_cast<std::int64_t>(most);
+  // What can_sample() says is what counts, however room was rounded.
+  while (count > 0 && !can_sample(count)) --count;
+  return count;
+}
+
+}  // namespace moolink::replay

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+namespace moolink::replay {
+
+// Weights of leaves, and the sums of all parts of them. Each sum is computed anew from what lies
+// below it, never changed by a difference, so it is what a new tree of the same leaves would have,
+// after any number of updates. A node has eight children, which share a cache line.
+class SumTree {
+ public:
+  SumTree() { resize(1); }
+
+  // Room for so many leaves; new ones weigh 0. It never shrinks.
+  void resize(std::size_t leaves);
+
+  double weight(std::uint32_t leaf) const { return levels_.front().sums[leaf]; }
+  double total() const { return levels_.back().sums[0]; }
+
+  void set(std::uint32_t leaf, double weight) { set({&leaf, 1}, {&weight, 1}); }
+  // Of a leaf that is named twice the last weight counts.
+  void set(std::span<const std::uint32_t> leaves, std::span<const double> weights);
+
+  // The leaf at each point of [0, total()): never one of weight 0. The total must be positive.
+  void find(std::span<double> points, std::span<std::uint32_t> found) const;
+
+ private:
+  static constexpr std::size_t kChildren = 8;
+  static constexpr std::size_t kCacheLine = 64;
+
+  struct Level {
+    struct Free {
+      void operator()(double* sums) const { ::operator delete(sums, std::align_val_t(kCacheLine)); }
+    };
+    std::unique_ptr<double[], Free> sums;  // all zero beyond those in use
+    std::size_t size = 0;                  // a multiple of kChildren
+  };
+
+  static Level make_level(std::size_t size);
+  static double sum_of(const double* children);
+
+  std::vector<Level> levels_;  // leaves first; the last one's first element is the total
+  std::vector<std::uint32_t> changed_;
+};
+
+}  // namespace moolink::replay

@@ -1,0 +1,155 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "base/random.h"
+#include "replay/limiter.h"
+#include "replay/rows.h"
+#include "replay/selector.h"
+
+namespace moolink::replay {
+
+// Names an item for as long as its table lives: never used twice.
+using Key = std::int64_t;
+using Request = std::uint64_t;
+
+struct TableOptions {
+  SelectorOptions sampler;
+  // Makes room in a full table; without one, inserts wait for items that were sampled often enough.
+  std::optional<SelectorOptions> remover;
+  std::uint64_t max_size = 1;
+  std::uint32_t max_times_sampled = 0;  // 0: as often as you like
+  LimiterOptions limiter;
+
+  bool operator==(const TableOptions&) const = default;
+};
+
+// Items to be inserted: `width` rows each, of which the request holds a reference.
+struct NewItems {
+  std::uint32_t pattern = 0;  // how an item's arrays are made of its rows
+  std::size_t width = 0;
+  std::vector<Row> rows;
+  std::vector<double> priorities;
+};
+
+// Sampled items, an element of each list for each; their rows are retained for the receiver.
+struct Picks {
+  std::vector<Key> keys;
+  std::vector<double> probabilities;
+  std::vector<double> priorities;
+  std::vector<std::uint32_t> times_sampled;  // this time included
+  std::vector<std::uint32_t> patterns;
+  std::vector<Row> rows;  // one item's after another's
+};
+
+struct ItemState {
+  Key key = 0;
+  double priority = 0;
+  std::uint32_t times_sampled = 0;
+  std::uint32_t pattern = 0;
+  std::vector<Row> rows;
+};
+
+struct TableState {
+  Limiter::Counts counts;
+  std::uint64_t seed = 0;                  // of the choices to come
+  std::vector<std::uint32_t> generations;  // by slot
+  std::vector<ItemState> items;            // oldest first
+};
+
+// The items of a table, by reference to rows, and those who wait to insert or to sample. A request
+// is carried out item by item, as the limiter allows; requests of a kind take their turns in order.
+// No clock, no lock, no memory of arrays: whoever drives it does that.
+class Table {
+ public:
+  Table(const TableOptions& options, std::uint64_t seed);
+
+  // The store of its items' rows, which outlives it; set before the first insert.
+  void set_rows(Rows& rows) { rows_ = &rows; }
+
+  Request insert(NewItems items);
+  Request sample(std::size_t count);
+  // Requests that have ended since this was asked last.
+  std::vector<Request> take_ended();
+  // What a request has come to: all of it once it has ended; before that it is withdrawn, and the
+  // rows of items that were not inserted are released.
+  std::vector<Key> take_inserted(Request request);
+  Picks take_sampled(Request request);
+  // Nobody wants to know: withdraws it if it has not ended, and releases what was sampled.
+  void abandon(Request request);
+
+  // Returns how many of the keys are still there; the others are ignored. Throws
+  // Exception{invalid_argument} for a priority that no item can have, and changes nothing then.
+  std::size_t update(std::span<const Key> keys, std::span<const double> priorities);
+  std::size_t remove(std::span<const Key> keys);
+  // Removes all items, and counts anew.
+  void reset();
+
+  // Throws Exception{invalid_argument}: negative, not finite, or too large for the exponent.
+  void check_priorities(std::span<const double> priorities) const;
+
+  TableState state() const;
+  // Into a table that has no items yet; takes over a reference of each row.
+  void restore(TableState state);
+
+  const TableOptions& options() const { return options_; }
+  const Limiter::Counts& counts() const { return limiter_.counts(); }
+  std::size_t size() const { return size_; }
+  std::size_t waiting_inserts() const { return insert_line_.size(); }
+  std::size_t waiting_samples() const { return sample_line_.size(); }
+
+ private:
+  struct Item {
+    std::uint32_t generation = 0;
+    bool present = false;
+    std::uint32_t times_sampled = 0;
+    std::uint32_t pattern = 0;
+    double priority = 0;
+    std::uint64_t order = 0;  // of insertion
+    std::vector<Row> rows;
+  };
+  struct Insert {
+    NewItems items;
+    std::vector<Key> keys;
+  };
+  struct Sample {
+    std::size_t count = 0;
+    Picks picks;
+  };
+
+  void advance();
+  bool advance_inserts();
+  bool advance_samples();
+  void insert_next(Insert& insert);
+  void place(Slot slot, double priority);
+  void pick(Sample& sample, std::size_t count);
+  void add_pick(Sample& sample, const Choice& choice);
+  void remove_slot(Slot slot);
+  std::optional<Slot> find(Key key) const;
+  Key key_of(Slot slot) const;
+
+  TableOptions options_;
+  Random random_;
+  Limiter limiter_;
+  std::unique_ptr<Selector> sampler_;
+  std::unique_ptr<Selector> remover_;
+  Rows* rows_ = nullptr;
+  std::size_t size_ = 0;
+  std::uint64_t insertions_ = 0;
+  std::vector<Item> items_;  // by slot
+  std::vector<Slot> free_;
+  Request last_request_ = 0;
+  std::map<Request, Insert> inserts_;
+  std::map<Request, Sample> samples_;
+  std::deque<Request> insert_line_, sample_line_;
+  std::vector<Request> ended_;
+  std::vector<Choice> choices_;
+};
+
+}  // namespace moolink::replay

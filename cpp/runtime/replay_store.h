@@ -1,0 +1,91 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/buffer.h"
+#include "replay/rows.h"
+#include "tensor/dtype.h"
+#include "tensor/layout.h"
+
+namespace moolink::runtime {
+
+// An array of each step.
+struct ReplayColumn {
+  std::string name;  // for people
+  tensor::DType dtype = tensor::DType::uint8;
+  tensor::Shape shape;
+  std::size_t bytes = 0;  // of one row
+};
+
+// An array of an item: what a column holds in `count` of the item's rows, or, if it is 0, in one.
+struct ReplayPiece {
+  std::uint32_t column = 0;
+  std::uint32_t first = 0;
+  std::uint32_t count = 0;
+
+  std::uint32_t rows() const { return count == 0 ? 1 : count; }
+};
+
+// How an item's arrays are made of its rows.
+struct ReplayPattern {
+  std::uint32_t store = 0;
+  std::uint32_t width = 0;  // rows of an item
+  std::vector<ReplayPiece> pieces;
+};
+
+// The memory of rows: blocks of many rows, column by column. A block that was made stays where it
+// is; what is done to the counts, and growth, is done under the owner's lock, and whoever refers to
+// a row copies without it.
+class ReplayStore {
+ public:
+  static constexpr std::size_t kBlockBytes = std::size_t{64} << 20;
+
+  // `memory` gives the blocks, and lives as long as the store.
+  ReplayStore(std::vector<ReplayColumn> columns, Allocator& memory);
+
+  const std::vector<ReplayColumn>& columns() const { return columns_; }
+  replay::Rows& rows() { return rows_; }
+  const replay::Rows& rows() const { return rows_; }
+  std::size_t bytes() const { return blocks_->size() * block_bytes_; }  // taken from `memory`
+  std::size_t row_bytes() const;
+
+  // Rows with memory, referred to by the caller.
+  std::vector<replay::Row> take(std::size_t count);
+
+  // Where rows lie; what it knows stays valid while others take rows.
+  class View {
+   public:
+    std::byte* at(replay::Row row, std::uint32_t column) const {
+      const std::size_t in_block = row & ((std::size_t{1} << store_->shift_) - 1);
+      return (*blocks_)[row >> store_->shift_].data() + store_->offsets_[column] +
+             in_block * store_->columns_[column].bytes;
+    }
+
+   private:
+    friend class ReplayStore;
+    using Blocks = std::vector<MutableBuffer>;
+
+    View(const ReplayStore& store, std::shared_ptr<const Blocks> blocks)
+        : store_(&store), blocks_(std::move(blocks)) {}
+
+    const ReplayStore* store_;
+    std::shared_ptr<const Blocks> blocks_;
+  };
+  View view() const { return {*this, blocks_}; }
+
+ private:
+  std::vector<ReplayColumn> columns_;
+  Allocator& memory_;
+  replay::Rows rows_;
+  std::vector<std::size_t> offsets_;  // of the columns in a block
+  std::size_t shift_ = 0;             // a block has 1 << shift_ rows
+  std::size_t block_bytes_ = 0;
+  std::shared_ptr<const View::Blocks> blocks_ = std::make_shared<View::Blocks>();
+};
+
+}  // namespace moolink::runtime

@@ -1,0 +1,172 @@
+"""What a pool asks of its workers and what they have done, in shared words.
+
+Each worker has a ring of requests, which it serves in order, and a count of those it has served of
+each batch. Nobody makes a system call while nobody sleeps:
+
+- A worker that finds its ring empty says that it sleeps, looks again, and reads its doorbell. The
+  pool puts a request into the ring and then rings the doorbell of a worker that sleeps.
+- A waiter of the pool says of how many served requests it wants to hear (the batch's goal), looks
+  again, and polls the batch's bell. A worker counts a request as served and then rings the bell if
+  the goal is reached.
+
+In both cases each side writes its own word before it reads the other's, in one order for all: at
+least one of them sees the other's, and no wake-up is lost. The counts are the truth and live as
+long as the pool: a worker that is started again goes on with the first request not counted.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import numpy as np
+import numpy.typing as npt
+
+from moolink._core import SharedWords
+
+_CLOSING = 0
+_COUNT_BITS, _FIRST_BITS = 28, 32
+
+
+class Command(enum.IntEnum):
+    """What is asked of a range of rows; the arguments of all but STEP come in a message."""
+
+    STEP = 0
+    RESET = 1
+    CALL = 2
+
+
+_COMMANDS = tuple(Command)
+
+
+class Board:
+    """The shared words of one pool, seen by the pool or by a worker."""
+
+    def __init__(
+        self, words: npt.NDArray[np.uint64], workers: int, batches: int, num_envs: int
+    ) -> None:
+        self._words = SharedWords(words)
+        self._workers = workers
+        self._batches = batches
+        self._goals = 8
+        self._lines = self._goals + _line(batches)
+        self._line_size = _line(4 + batches)
+        ring = self._lines + workers * self._line_size
+        # Where each worker's words begin: pushed, sleeping, current, sent, served of each batch.
+        self._of = list(range(self._lines, ring, self._line_size))
+        self._capacity = _capacity(num_envs)
+        self._rings = [
+            words[ring + i * self._capacity : ring + (i + 1) * self._capacity].data
+            for i in range(workers)
+        ]
+        self._current = [words[self._of[i] + 2 : self._of[i] + 3].data for i in range(workers)]
+
+    @staticmethod
+    def words(workers: int, batches: int, num_envs: int) -> int:
+        """Returns how many words a board needs."""
+        lines = workers * (_line(4 + batches) + _capacity(num_envs))
+        return 8 + _line(batches) + lines
+
+    # The pool's side.
+
+    def close(self) -> None:
+        """Tells the workers to end, when they look next."""
+        self._words.store(_CLOSING, 1)
+
+    def push(self, worker: int, first: int, count: int, command: Command = Command.STEP) -> bool:
+        """Asks `worker` to treat `count` rows from `first`; returns whether it has to be woken."""
+        line = self._of[worker]
+        position = self._words.load(line)
+        self._rings[worker][position & (self._capacity - 1)] = (
+            first | count << _FIRST_BITS | command << (_FIRST_BITS + _COUNT_BITS)
+        )
+        self._words.store(line, position + 1)
+        return self._words.load(line + 1) != 0
+
+    def served(self, batch: int) -> int:
+        """Returns how many requests about `batch` all workers have served."""
+        load, size = self._words.load, self._line_size
+        first = self._lines + 4 + batch
+        return sum([load(first + worker * size) for worker in range(self._workers)])
+
+    def served_by(self, worker: int, batch: int) -> int:
+        """Returns how many requests about `batch` a worker has served."""
+        return self._words.load(self._of[worker] + 4 + batch)
+
+    def position(self, worker: int) -> int:
+        """Returns how many requests a worker has served."""
+        return sum(self.served_by(worker, batch) for batch in range(self._batches))
+
+    def pushed(self, worker: int) -> int:
+        """Returns how many requests were made of a worker."""
+        return self._words.load(self._of[worker])
+
+    def ask(self, batch: int, goal: int) -> None:
+        """Wants the batch's bell to ring when `goal` requests are served; look again after it."""
+        self._words.store(self._goals + batch, goal)
+
+    def asked(self, batch: int) -> bool:
+        """Tells whether the bell that was asked for has not rung."""
+        return self._words.load(self._goals + batch) != 0
+
+    def current(self, worker: int) -> int | None:
+        """Returns the row of the environment that a worker runs, None if it runs none."""
+        word = self._words.load(self._of[worker] + 2)
+        return word - 1 if word else None
+
+    def sent(self, worker: int) -> int:
+        """Returns how many messages with results a worker has sent."""
+        return self._words.load(self._of[worker] + 3)
+
+    def revive(self, worker: int, sent: int) -> None:
+        """Puts the words of a dead worker right for its next life."""
+        line = self._of[worker]
+        self._words.store(line + 1, 0)
+        self._words.store(line + 2, 0)
+        self._words.store(line + 3, sent)
+
+    # A worker's side.
+
+    def closing(self) -> bool:
+        """Tells whether the workers are to end."""
+        return self._words.load(_CLOSING) != 0
+
+    def request(self, worker: int, position: int) -> tuple[Command, int, int]:
+        """Returns the request at `position`: the command, the first row, the number of rows."""
+        word = self._rings[worker][position & (self._capacity - 1)]
+        count = word >> _FIRST_BITS & ((1 << _COUNT_BITS) - 1)
+        command = word >> (_FIRST_BITS + _COUNT_BITS)
+        return _COMMANDS[command], word & ((1 << _FIRST_BITS) - 1), count
+
+    def sleep(self, worker: int, sleeping: bool) -> None:
+        """Says whether the worker is about to read its doorbell; look again after it."""
+        self._words.store(self._of[worker] + 1, sleeping)
+
+    def serve(self, worker: int, batch: int) -> bool:
+        """Counts a request as served; returns whether the batch's bell has to be rung."""
+        words = self._words
+        index = self._of[worker] + 4 + batch
+        words.store(index, words.load(index) + 1)
+        goal = words.load(self._goals + batch)
+        if goal == 0 or self.served(batch) < goal:
+            return False
+        words.store(self._goals + batch, 0)
+        return True
+
+    def count_message(self, worker: int) -> None:
+        """Counts a message with results as sent."""
+        index = self._of[worker] + 3
+        self._words.store(index, self._words.load(index) + 1)
+
+    def current_word(self, worker: int) -> memoryview:
+        """Returns one word: 1 + the row of the environment that the worker runs, 0 for none."""
+        return self._current[worker]
+
+
+def _line(words: int) -> int:
+    """Rounds up to whole cache lines."""
+    return -(-words // 8) * 8
+
+
+def _capacity(num_envs: int) -> int:
+    """Requests that can be under way: one an environment, as a power of two."""
+    return 1 << max(1, num_envs - 1).bit_length()

@@ -1,0 +1,98 @@
+"""Environments under way, taken first ready, first served."""
+
+from __future__ import annotations
+
+import collections
+from typing import Any
+
+import numpy as np
+
+from moolink.env_pool import channel
+from moolink.env_pool.board import Command
+from moolink.env_pool.memory import PoolShape, rows_of
+from moolink.env_pool.requests import Requests
+from moolink.errors import Error
+
+
+class Ready:
+    """Requests of one environment each. A worker serves its own in order, so its count tells which.
+
+    Attributes:
+        under_way: how many environments were asked and not received.
+    """
+
+    def __init__(self, requests: Requests, shape: PoolShape, batch_size: int) -> None:
+        self._requests = requests
+        self._batch_size = batch_size
+        self._worker_of = [
+            worker
+            for worker in range(shape.workers)
+            for _ in rows_of(worker, shape.workers, shape.batch_size)
+        ]
+        self._asked: list[collections.deque[int]] = [
+            collections.deque() for _ in range(shape.workers)
+        ]
+        self._served = [0] * shape.workers  # Of each worker's requests, those that were looked at.
+        self._ready: collections.deque[int] = collections.deque()
+        self._idle = np.ones(shape.num_envs, np.bool_)
+        self._last: list[int] = []
+        self.under_way = 0
+
+    def checked(self, env_ids: Any) -> list[int]:
+        """Returns the ids, by default those taken last, as a list; none may be under way."""
+        if env_ids is None:
+            rows = self._last
+        else:
+            rows = np.asarray(env_ids).astype(np.intp, casting="same_kind").tolist()
+        for row in rows:
+            if not 0 <= row < len(self._idle):
+                raise IndexError(f"there is no environment {row}: num_envs is {len(self._idle)}")
+        if len(set(rows)) != len(rows):
+            raise ValueError(f"an environment is there twice: {rows}")
+        if not self._idle[rows].all():
+            busy = [row for row in rows if not self._idle[row]]
+            raise Error(f"the environments {busy} are under way: receive their results first")
+        return rows
+
+    def request(
+        self, rows: list[int], arguments: channel.Arguments | None, command: Command
+    ) -> None:
+        """Has some environments stepped or reset."""
+        self._requests.of_rows(self._worker_of, rows, arguments, command)
+        for row in rows:
+            self._asked[self._worker_of[row]].append(row)
+        self._idle[rows] = False
+        self.under_way += len(rows)
+
+    def take(self, timeout: float | None) -> list[int] | None:
+        """Waits for `batch_size` environments and returns them; None if they were not in time."""
+        if self.under_way < self._batch_size:
+            raise Error(
+                f"recv gives {self._batch_size} environments, but only {self.under_way} are under "
+                "way: send actions to more first"
+            )
+        requests = self._requests
+        missing = self._batch_size - len(self._ready)
+        if missing > 0:
+            # All that were served before are looked at.
+            goal = requests.made - self.under_way + self._batch_size
+            if not requests.wait(goal, timeout):
+                return None
+            self._look()
+        taken = [self._ready.popleft() for _ in range(self._batch_size)]
+        self._idle[taken] = True
+        self._last = taken
+        self.under_way -= len(taken)
+        return taken
+
+    def forget(self) -> None:
+        """Requests about all environments were made: what they add to the counts is no news."""
+        self._served = [self._requests.made_of(worker) for worker in range(len(self._served))]
+
+    def _look(self) -> None:
+        """Collects the environments that have become ready."""
+        for worker, asked in enumerate(self._asked):
+            served = self._requests.served_by(worker)
+            for _ in range(served - self._served[worker]):
+                self._ready.append(asked.popleft())
+            self._served[worker] = served

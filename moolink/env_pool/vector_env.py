@@ -1,0 +1,491 @@
+"""VectorEnv: a pool as Gymnasium's vector environment, in step or first ready, first served."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector import VectorEnv as GymnasiumVectorEnv
+from gymnasium.vector.utils import batch_differing_spaces, batch_space, iterate
+
+from moolink.env_pool import channel, server, starting
+from moolink.env_pool.actions import ActionWriter
+from moolink.env_pool.board import Command
+from moolink.env_pool.outputs import Outputs
+from moolink.env_pool.ready import Ready
+from moolink.env_pool.requests import Requests
+from moolink.env_pool.supervisor import PoolOptions, Supervisor
+from moolink.errors import Closed, EnvError, TimeoutError
+from moolink.processes import available_cores
+
+Array = npt.NDArray[Any]
+Step = tuple[Any, Array, Array, Array, dict[str, Any]]
+
+_MODES = {
+    AutoresetMode.SAME_STEP: "same",
+    AutoresetMode.NEXT_STEP: "next",
+    AutoresetMode.DISABLED: "never",
+}
+
+
+class VectorTimeout(TimeoutError, multiprocessing.TimeoutError):
+    """The environments were not ready in time; wait again if you like."""
+
+
+class VectorEnv(GymnasiumVectorEnv[Any, Any, Any]):
+    """`num_envs` environments run by worker processes, as a `gymnasium.vector.VectorEnv`.
+
+    In step, like Gymnasium's AsyncVectorEnv:
+
+        envs = moolink.VectorEnv(make_env, num_envs=64)
+        observations, infos = envs.reset(seed=0)
+        observations, rewards, terminated, truncated, infos = envs.step(actions)
+
+    Or first ready, first served, so that a slow environment holds up nobody but its worker:
+
+        envs = moolink.VectorEnv(make_env, num_envs=64, batch_size=32)
+        envs.async_reset()
+        while True:
+            observations, rewards, terminated, truncated, infos = envs.recv()  # 32 of them
+            envs.send(policy(observations), infos["env_id"])
+
+    Args:
+        create_env: makes an environment, as for `EnvPool`; or a sequence of functions without
+            arguments, one an environment.
+        num_envs: number of environments; with a sequence of functions, their number.
+        num_workers: number of processes; by default as many as this process may use cores. Each
+            steps its environments one after the other.
+        batch_size: environments of which `recv` gives the results; by default all.
+        autoreset_mode: what follows an episode's end: SAME_STEP resets at once (the observation is
+            the next episode's first, the last one is in ``infos["final_obs"]``, its info in
+            ``infos["final_info"]``); NEXT_STEP in the next step, whose action is ignored; DISABLED
+            leaves it to ``reset(options={"reset_mask": mask})``.
+        observation_mode: "same": all environments have the same observation space; "different":
+            their bounds may differ; or a tuple of the batched and the single space.
+        copy: whether observations are copies. Otherwise they are views of shared memory where they
+            can be, and change at the next step.
+        on_crash: "raise" or "restart", as for `EnvPool`. An episode cut off by a restart is
+            truncated.
+        check_actions: whether actions outside of their space are refused.
+        start: "program" or "fork", as for `EnvPool`.
+        start_timeout: seconds in which all environments have to be made; None: no limit.
+
+    Spaces without a fixed shape (Text, Sequence, Graph, OneOf, your own) are possible: their values
+    are pickled, batched as in Gymnasium, and not checked.
+
+    Raises:
+        EnvError: an environment could not be made; also in every method: one raised, or its worker
+            died.
+        TimeoutError: the environments were not made within `start_timeout`.
+        RuntimeError: the environments' spaces differ.
+        Error: the environments, or their spaces, cannot be pickled.
+    """
+
+    def __init__(
+        self,
+        create_env: Callable[..., Any] | Sequence[Callable[[], Any]],
+        num_envs: int | None = None,
+        *,
+        num_workers: int | None = None,
+        batch_size: int | None = None,
+        autoreset_mode: AutoresetMode | str = AutoresetMode.SAME_STEP,
+        observation_mode: str | tuple[Any, Any] = "same",
+        copy: bool = True,
+        on_crash: Literal["raise", "restart"] = "raise",
+        check_actions: bool = False,
+        start: starting.Start = "program",
+        start_timeout: float | None = 300.0,
+    ) -> None:
+        if not callable(create_env):
+            if num_envs not in (None, len(create_env)):
+                raise ValueError(f"num_envs is {num_envs}, with {len(create_env)} functions")
+            num_envs = len(create_env)
+            create_env = starting.Functions(create_env)
+        if num_envs is None or num_envs < 1:
+            raise ValueError(f"num_envs must be at least 1, got {num_envs}")
+        batch_size = num_envs if batch_size is None else batch_size
+        _require_sensible(num_envs, num_workers, batch_size, observation_mode)
+        server.require_loaded_main("VectorEnv")
+        self.num_envs = num_envs
+        self.batch_size = batch_size
+        self.autoreset_mode = AutoresetMode(autoreset_mode)
+        self._supervisor = Supervisor(
+            _options(
+                create_env,
+                min(num_workers or available_cores(), num_envs),
+                num_envs,
+                _MODES[self.autoreset_mode],
+                on_crash,
+                start,
+                start_timeout,
+            )
+        )
+        # Runs at the interpreter's exit, too.
+        self._finalize = weakref.finalize(self, self._supervisor.close)
+        try:
+            self._take_face(observation_mode)
+        except BaseException:
+            self._finalize()
+            raise
+        self._requests = Requests(self._supervisor, 0)
+        memory, shape = self._supervisor.memory, self._supervisor.shape
+        self._actions = None
+        if memory.action is not None:
+            self._actions = ActionWriter(shape.action, memory.action, check=check_actions)
+        self._outputs = Outputs(
+            shape,
+            memory,
+            self.single_observation_space,
+            same_step=self.autoreset_mode == AutoresetMode.SAME_STEP,
+            copy=copy,
+        )
+        self._ready = Ready(self._requests, shape, batch_size)
+        self._waiting_for = ""  # "reset", "step" or "call": what was begun and not waited for.
+        self._goal = 0
+
+    def _take_face(self, observation_mode: str | tuple[Any, Any]) -> None:
+        """Takes spaces, metadata, render_mode and spec over from the environments."""
+        face: channel.Face = pickle.loads(self._supervisor.face)
+        self.metadata = face.metadata | {"autoreset_mode": self.autoreset_mode}
+        self.render_mode = face.render_mode
+        self.spec = face.spec
+        spaces = self._supervisor.spaces_of_rows()
+        first, self.single_action_space = spaces[0]
+        if any(action != self.single_action_space for _, action in spaces):
+            raise RuntimeError(
+                f"some environments have another action space than {self.single_action_space}"
+            )
+        same = all(observation == first for observation, _ in spaces)
+        if isinstance(observation_mode, tuple):
+            self.observation_space, self.single_observation_space = observation_mode
+        elif observation_mode == "different" and not same:
+            self.single_observation_space = first
+            self.observation_space = batch_differing_spaces([pair[0] for pair in spaces])
+        else:
+            if not same:
+                raise RuntimeError(
+                    "VectorEnv(..., observation_mode='same') however some of the sub-environments "
+                    "observation spaces are not equivalent. If this is intentional, use "
+                    "`observation_mode='different'` instead."
+                )
+            self.single_observation_space = first
+            self.observation_space = batch_space(first, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+
+    # In step.
+
+    def reset(
+        self,
+        *,
+        seed: int | Sequence[int | None] | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> tuple[Any, dict[str, Any]]:
+        """Resets all environments, or those of ``options["reset_mask"]``.
+
+        Args:
+            seed: environment i gets seed + i, or the i-th of a list.
+            options: what each environment's `reset` gets; "reset_mask", a bool array [num_envs], is
+                taken out of it.
+
+        Returns:
+            observations and infos of all environments.
+        """
+        self.reset_async(seed=seed, options=options)
+        return self.reset_wait()
+
+    def reset_async(
+        self,
+        seed: int | Sequence[int | None] | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> None:
+        """Begins a `reset`; `reset_wait` gives its results."""
+        self._require_idle("reset_async")
+        seeds = self._seeds(seed)
+        mask = np.ones(self.num_envs, np.bool_)
+        if options is not None and "reset_mask" in options:
+            options = dict(options)
+            mask = _checked_mask(options.pop("reset_mask"), self.num_envs)
+        of_row = {row: seeds[row] for row in np.flatnonzero(mask).tolist()}
+        self._begin("reset", Command.RESET, channel.Arguments(of_row, options))
+
+    def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
+        """Waits, for at most `timeout` seconds, for `reset_async`; may be called again then."""
+        self._wait("reset", timeout)
+        observations, _, _, _, infos = self._outputs.all(self._requests.results(), reset=True)
+        return observations, infos
+
+    def step(self, actions: Any) -> Step:
+        """Has each environment take its action.
+
+        Args:
+            actions: a batch of `action_space`: numpy, torch, lists, or any DLPack array.
+
+        Returns:
+            observations (a batch of `observation_space`), rewards float64 [num_envs], terminated
+            and truncated bool [num_envs], infos: for each key of an environment's info an array
+            [num_envs], and under "_key" a mask of those that have it.
+        """
+        self.step_async(actions)
+        return self.step_wait()
+
+    def step_async(self, actions: Any) -> None:
+        """Begins a `step`; `step_wait` gives its results."""
+        self._require_idle("step_async")
+        self._begin("step", Command.STEP, self._write(actions))
+
+    def step_wait(self, timeout: float | None = None) -> Step:
+        """Waits, for at most `timeout` seconds, for `step_async`; may be called again then."""
+        self._wait("step", timeout)
+        return self._outputs.all(self._requests.results())
+
+    # First ready, first served.
+
+    def async_reset(self, seed: int | Sequence[int | None] | None = None) -> None:
+        """Resets all environments; `recv` gives their first observations, those ready first."""
+        self._require_idle("async_reset")
+        seeds = self._seeds(seed)
+        rows = list(range(self.num_envs))
+        self._ready.request(rows, channel.Arguments(dict(enumerate(seeds)), None), Command.RESET)
+
+    def send(self, actions: Any, env_ids: Any = None) -> None:
+        """Has the environments `env_ids` take their actions; returns at once.
+
+        Args:
+            actions: one for each of `env_ids`.
+            env_ids: ints [n]; by default those of the last `recv`.
+
+        Raises:
+            Error: an environment is under way; its result has to be received first.
+            ValueError, TypeError, IndexError: what is wrong with the actions or the ids.
+        """
+        self._require_idle("send")
+        rows = self._ready.checked(env_ids)
+        if self._actions is None:
+            space = batch_space(self.single_action_space, len(rows))
+            given = dict(zip(rows, iterate(space, actions), strict=True))
+            self._ready.request(rows, channel.Arguments(given, None), Command.STEP)
+        else:
+            self._actions.write_rows(actions, np.asarray(rows, np.intp))
+            self._ready.request(rows, None, Command.STEP)
+
+    def recv(self, timeout: float | None = None) -> Step:
+        """Waits until `batch_size` environments are ready; returns the results of these.
+
+        Returns:
+            as `step`, with `batch_size` rows; ``infos["env_id"]``, int64 [batch_size], tells which
+            environments they are.
+
+        Raises:
+            TimeoutError: they were not ready within `timeout` seconds; ask again if you like.
+            Error: fewer are under way.
+        """
+        self._require_open()
+        rows = self._ready.take(timeout)
+        if rows is None:
+            raise VectorTimeout(
+                f"fewer than {self.batch_size} environments were ready within {timeout:g} s: "
+                f"{self._requests.unfinished()}"
+            )
+        return self._outputs.of_rows(rows, self._requests.results(rows))
+
+    # The environments' own.
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Calls each environment's method `name`, or gets the attribute; a tuple of what they give.
+
+        Raises:
+            EnvError: one raised, named with its traceback; the pool goes on.
+        """
+        self.call_async(name, *args, **kwargs)
+        return self.call_wait()
+
+    def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
+        """Begins a `call`; `call_wait` gives its results."""
+        self._require_idle("call_async")
+        if name in ("reset", "step", "close"):
+            raise ValueError(f"use VectorEnv.{name}, not call({name!r})")
+        of_row = dict.fromkeys(range(self.num_envs), (args, kwargs))
+        self._begin("call", Command.CALL, channel.Arguments(of_row, name))
+
+    def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
+        """Waits, for at most `timeout` seconds, for `call_async`; may be called again then."""
+        self._wait("call", timeout)
+        results = self._requests.results()
+        for raised in results.errors.values():
+            raise EnvError(
+                f"environment {raised.environment} raised in {raised.doing}: {raised.error}",
+                environments=(raised.environment,),
+                remote_traceback=raised.traceback,
+            )
+        return tuple(results.answers[row] for row in range(self.num_envs))
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """Returns each environment's attribute `name`."""
+        return self.call(name)
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """Sets each environment's attribute `name`, to its own of a list or tuple or all to one."""
+        self._require_idle("set_attr")
+        each = values if isinstance(values, (list, tuple)) else [values] * self.num_envs
+        if len(each) != self.num_envs:
+            raise ValueError(
+                f"values must be one, or a list or tuple of {self.num_envs}, got {len(each)}"
+            )
+        of_row: dict[int, Any] = {row: ((name, value), {}) for row, value in enumerate(each)}
+        self._begin("call", Command.CALL, channel.Arguments(of_row, "set_attr"))
+        self.call_wait()
+
+    def render(self) -> tuple[Any, ...] | None:
+        """Returns what each environment renders."""
+        return self.call("render")
+
+    @property
+    def np_random_seed(self) -> Any:
+        """The seeds of the environments' random generators."""
+        return self.get_attr("np_random_seed")
+
+    @property  # type: ignore[misc]  # As in AsyncVectorEnv: nobody sets it.
+    def np_random(self) -> Any:
+        """Copies of the environments' random generators."""
+        return self.get_attr("np_random")
+
+    def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
+        """Ends the workers; called by `close`. What is under way is not waited for."""
+        if self._waiting_for and not self.closed:
+            gymnasium.logger.warn(
+                f"Calling `close` while waiting for a pending call to `{self._waiting_for}` to "
+                "complete."
+            )
+        self._finalize()
+
+    # What was begun.
+
+    def _require_open(self) -> None:
+        if self.closed:
+            raise ClosedEnvironmentError("the VectorEnv is closed")
+
+    def _require_idle(self, method: str) -> None:
+        self._require_open()
+        if self._waiting_for:
+            raise AlreadyPendingCallError(
+                f"Calling `{method}` while waiting for a pending call to `{self._waiting_for}` to "
+                "complete",
+                self._waiting_for,
+            )
+        if method not in ("send", "async_reset") and self._ready.under_way:
+            raise AlreadyPendingCallError(
+                f"Calling `{method}` while environments are under way: receive all their results",
+                "recv",
+            )
+
+    def _begin(self, what: str, command: Command, arguments: channel.Arguments | None) -> None:
+        self._goal = self._requests.of_all(command, arguments)
+        self._ready.forget()
+        self._waiting_for = what
+
+    def _wait(self, what: str, timeout: float | None) -> None:
+        self._require_open()
+        if self._waiting_for != what:
+            raise NoAsyncCallError(
+                f"Calling `{what}_wait` without any prior call to `{what}_async`.", what
+            )
+        try:
+            if not self._requests.wait(self._goal, timeout):
+                raise VectorTimeout(
+                    f"{what} was not finished within {timeout:g} s: {self._requests.unfinished()}"
+                )
+        except (EnvError, Closed):
+            self._waiting_for = ""
+            raise
+        self._waiting_for = ""
+
+    def _write(self, actions: Any) -> channel.Arguments | None:
+        """Puts a batch of actions where the workers read it, or into a message."""
+        if np.isscalar(actions):
+            raise TypeError(f"expected actions for {self.num_envs} environments, got {actions!r}")
+        if self._actions is not None:
+            self._actions.write(actions)
+            return None
+        each = list(iterate(self.action_space, actions))
+        if len(each) != self.num_envs:
+            raise ValueError(f"expected {self.num_envs} actions, got {len(each)}")
+        return channel.Arguments(dict(enumerate(each)), None)
+
+    def _seeds(self, seed: int | Sequence[int | None] | None) -> list[int | None]:
+        if seed is None:
+            return [None] * self.num_envs
+        if isinstance(seed, (int, np.integer)):
+            return [int(seed) + row for row in range(self.num_envs)]
+        if len(seed) != self.num_envs:
+            raise ValueError(f"expected {self.num_envs} seeds, got {len(seed)}")
+        return list(seed)
+
+
+def _require_sensible(
+    num_envs: int, num_workers: int | None, batch_size: int, observation_mode: Any
+) -> None:
+    if not 1 <= batch_size <= num_envs:
+        raise ValueError(f"batch_size must be 1 to num_envs={num_envs}, got {batch_size}")
+    if num_workers is not None and num_workers < 1:
+        raise ValueError(f"num_workers must be at least 1, got {num_workers}")
+    if observation_mode not in ("same", "different") and not isinstance(observation_mode, tuple):
+        raise ValueError(
+            "Invalid `observation_mode`, expected: 'same' or 'different' or tuple of single "
+            f"and batch observation space, actual got {observation_mode}"
+        )
+
+
+def _checked_mask(mask: Any, num_envs: int) -> npt.NDArray[np.bool_]:
+    name = "`options['reset_mask']`"
+    if not isinstance(mask, np.ndarray):
+        raise TypeError(f"{name} must be a numpy array, got {type(mask)}")
+    if mask.shape != (num_envs,):
+        raise ValueError(f"{name} must have shape `({num_envs},)`, got {mask.shape}")
+    if mask.dtype != np.bool_:
+        raise TypeError(f"{name} must have `dtype=np.bool_`, got {mask.dtype}")
+    if not mask.any():
+        raise ValueError(
+            f"{name} must contain a boolean array with at least one True value, got "
+            f"reset_mask={mask}"
+        )
+    return mask
+
+
+def _options(
+    create_env: Callable[..., Any],
+    workers: int,
+    num_envs: int,
+    autoreset: Any,
+    on_crash: Literal["raise", "restart"],
+    start: starting.Start,
+    start_timeout: float | None,
+) -> PoolOptions:
+    behaviour = channel.Behaviour(
+        autoreset=autoreset,
+        first_step_resets=False,
+        infos=True,
+        infer=False,
+        any_space=True,
+        compare="layout",
+    )
+    return PoolOptions(
+        create_env,
+        workers,
+        1,
+        num_envs,
+        None,
+        autoreset == "same",
+        "float64",
+        start,
+        on_crash,
+        behaviour,
+        start_timeout,
+    )

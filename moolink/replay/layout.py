@@ -1,0 +1,34 @@
+"""What the steps of one store look like."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from moolink.replay import structure
+from moolink.replay.structure import Skeleton
+
+
+@dataclasses.dataclass
+class Layout:
+    """The arrays of steps, which lie in one store."""
+
+    store: int
+    skeleton: Skeleton
+    columns: list[tuple[str, str, tuple[int, ...]]]  # name, dtype and shape of each
+    framework: str
+
+    def leaves(self, tree: Any) -> list[Any]:
+        """The arrays of a step in order.
+
+        Raises:
+            ValueError: the step is another tree.
+        """
+        leaves = structure.leaves_like(tree, self.skeleton)
+        if leaves is None:
+            difference = structure.difference(tree, self.skeleton)
+            raise ValueError(f"a step differs from the first one: it is {difference}")
+        return [
+            structure.as_array(leaf, column[1])
+            for leaf, column in zip(leaves, self.columns, strict=True)
+        ]

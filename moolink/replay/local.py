@@ -1,0 +1,479 @@
+"""Replay: tables of this process."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from moolink._core import ReplayCore
+from moolink.errors import QueueFull, TimeoutError
+from moolink.replay import placement, structure
+from moolink.replay.batch import Batch, Batches
+from moolink.replay.layout import Layout
+from moolink.replay.options import Table
+from moolink.replay.structure import Skeleton
+from moolink.replay.writer import Item, Steps, Writer
+
+Arrays = Literal["same", "numpy", "torch", "jax"]
+Stop = Callable[[], bool]
+
+
+@dataclasses.dataclass
+class OpenTable:
+    """A table with what its items look like: none until the first one is there."""
+
+    index: int
+    options: Table
+    skeleton: Skeleton = None
+    framework: str = "numpy"
+    steps: tuple[Layout, int] | None = None  # layout and pattern of items of one step
+
+
+class Replay:
+    """Tables of items, from which batches are sampled.
+
+    An item is a tree of arrays with a key and a priority. Any number of threads may insert, sample
+    and change priorities. Served to other processes by :class:`ReplayServer`.
+
+    Args:
+        tables: a table, or several of different names. Methods take the name of the one that is
+            meant, which may be left out where there is one only.
+        seed: of all choices; None: another one each time.
+        arrays: what batches are made of: "numpy", "torch", "jax", or "same": what the table's first
+            item was made of.
+
+    Raises:
+        ValueError: there is no table, or two have one name.
+    """
+
+    def __init__(
+        self,
+        tables: Table | Sequence[Table],
+        *,
+        seed: int | None = None,
+        arrays: Arrays = "same",
+    ) -> None:
+        options = [tables] if isinstance(tables, Table) else list(tables)
+        if len({table.name for table in options}) != len(options) or not options:
+            raise ValueError("a replay needs tables, each with a name of its own")
+        self._core = ReplayCore()
+        self._arrays = arrays
+        self._lock = threading.Lock()
+        self._layouts: dict[str, Layout] = {}
+        self._pattern_numbers: dict[str, int] = {}
+        self._patterns: list[dict[str, Any]] = []  # by number
+        self._tables: dict[str, OpenTable] = {}
+        seed = secrets.randbits(63) if seed is None else seed
+        for i, table in enumerate(options):
+            index = self._core.add_table(
+                table.sampler.arguments,
+                None if table.remover is None else table.remover.arguments,
+                table.max_size,
+                table.max_times_sampled,
+                (
+                    table.limiter.samples_per_insert,
+                    table.limiter.min_size,
+                    table.limiter.min_diff,
+                    table.limiter.max_diff,
+                ),
+                (seed + i) % (1 << 64),
+            )
+            self._tables[table.name] = OpenTable(index, table)
+
+    @property
+    def tables(self) -> list[Table]:
+        """The tables' options."""
+        return [table.options for table in self._tables.values()]
+
+    def insert(
+        self,
+        item: Any,
+        priority: float = 1.0,
+        *,
+        table: str | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        """Inserts an item of one step: a tree of arrays, which are copied. Returns its key.
+
+        The first item fixes tree, shapes and dtypes. Python's numbers are float32, int64 and bool,
+        or what the first item had in their place.
+
+        Args:
+            priority: finite and not negative.
+            timeout: seconds to wait for limiter and room, 0: do not wait, None: for ever.
+
+        Raises:
+            QueueFull: with a time-out of 0, the item would have to wait.
+            TimeoutError: it was not inserted in time.
+            TypeError, ValueError: its arrays are not like those of the first item.
+        """
+        of = self.open_table(table)
+        layout, pattern = of.steps or self._open_steps(of, self.layout_of(item))
+        key = self._core.insert_step(
+            of.index, pattern, layout.store, layout.leaves(item), priority, timeout
+        )
+        if key is None:
+            raise self._late("insert", of.options.name, timeout)
+        return key
+
+    def extend(
+        self,
+        items: Any,
+        priorities: npt.ArrayLike = 1.0,
+        *,
+        table: str | None = None,
+        timeout: float | None = None,
+    ) -> npt.NDArray[np.int64]:
+        """Inserts many items: as insert, the items stacked along the arrays' first dimension.
+
+        Args:
+            priorities: of each item, or one for all.
+
+        Returns:
+            The items' keys.
+
+        Raises:
+            as insert; what was inserted before the time-out stays.
+        """
+        of = self.open_table(table)
+        layout, pattern = of.steps or self._open_steps(of, self._layout(items, 1))
+        leaves = layout.leaves(items)
+        shape = tuple(leaves[0].shape)
+        if not shape:
+            raise ValueError("all arrays must have the items as their first dimension")
+        of_each = np.empty(shape[0], np.float64)
+        of_each[:] = np.asarray(priorities, np.float64)
+        rows = self._core.extend(layout.store, leaves, shape[0])
+        try:
+            keys = self.insert_rows(pattern, rows, of_each, of, timeout)
+        finally:
+            self._core.release(layout.store, rows)
+        self.raise_if_late(len(keys), len(rows), of.options.name, timeout)
+        return keys
+
+    def sample(
+        self,
+        batch_size: int,
+        *,
+        table: str | None = None,
+        timeout: float | None = None,
+        device: Any = None,
+    ) -> Batch:
+        """Samples items as the table's sampler chooses them, and copies them into one tree.
+
+        Args:
+            timeout: seconds to wait for the limiter, 0: do not wait, None: for ever.
+            device: where the arrays are wanted: torch's or JAX's; None: the host.
+
+        Returns:
+            A batch, smaller than asked for where time was up before the limiter had granted all.
+
+        Raises:
+            QueueFull: with a time-out of 0, no item can be sampled now.
+            TimeoutError: no item could be sampled in time.
+        """
+        batch = self._sample(self.open_table(table), batch_size, timeout, device)
+        if batch is None:
+            raise self._late("sample", self.open_table(table).options.name, timeout)
+        return batch
+
+    def batches(
+        self,
+        batch_size: int,
+        *,
+        table: str | None = None,
+        prefetch: int = 2,
+        device: Any = None,
+    ) -> Batches:
+        """An iterator over batches without end, of which `prefetch` are sampled ahead."""
+        of = self.open_table(table)
+        return Batches(lambda stop: self._sample(of, batch_size, None, device, stop), prefetch)
+
+    def update_priorities(
+        self,
+        keys: npt.ArrayLike,
+        priorities: npt.ArrayLike,
+        *,
+        table: str | None = None,
+    ) -> int:
+        """Sets the priorities of items; returns how many of them are still there.
+
+        Raises:
+            ValueError: a priority is negative, not finite, or too large for a table's exponent;
+                nothing has changed.
+        """
+        return self._core.update(
+            self.open_table(table).index,
+            np.ascontiguousarray(keys, np.int64),
+            np.ascontiguousarray(priorities, np.float64),
+        )
+
+    def remove(self, keys: npt.ArrayLike, *, table: str | None = None) -> int:
+        """Removes items; returns how many of them were still there."""
+        return self._core.remove(self.open_table(table).index, np.ascontiguousarray(keys, np.int64))
+
+    def reset(self, *, table: str | None = None) -> None:
+        """Removes all items, and lets the limiter count anew."""
+        self._core.reset(self.open_table(table).index)
+
+    def writer(self, keep: int) -> Writer:
+        """A writer of steps, from whose last `keep` ones items are made. For one thread."""
+        return Writer(functools.partial(_LocalSteps, self), keep)
+
+    def stats(self) -> dict[str, Any]:
+        """Of each table its size, counts and who waits; of the stores, steps and bytes."""
+        return {
+            "tables": {
+                name: self._core.table_stats(table.index) for name, table in self._tables.items()
+            },
+            "stores": self._core.store_stats(),
+        }
+
+    def checkpoint(self, path: str | os.PathLike[str]) -> None:
+        """Writes all tables, as they are at one moment, to a file, which is there whole or not at
+        all. Inserts and samples go on meanwhile; what a writer has appended and made no item of is
+        not in it."""
+        from moolink.replay import checkpoint
+
+        checkpoint.save(self, os.fspath(path))
+
+    @classmethod
+    def restore(
+        cls,
+        path: str | os.PathLike[str],
+        tables: Table | Sequence[Table],
+        *,
+        arrays: Arrays = "same",
+    ) -> Self:
+        """A replay of these tables with what a checkpoint has: items, keys, priorities, and the
+        limiters' counts.
+
+        Raises:
+            ValueError: the file is no checkpoint, or one of other tables; the message names each
+                option that differs.
+            OSError: it cannot be read.
+        """
+        from moolink.replay import checkpoint
+
+        replay = cls(tables, arrays=arrays)
+        checkpoint.load(replay, os.fspath(path))
+        return replay
+
+    def close(self) -> None:
+        """Ends whoever waits with moolink.Closed."""
+        self._core.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # For writers, servers and checkpoints.
+
+    @property
+    def core(self) -> ReplayCore:
+        return self._core
+
+    @property
+    def layouts(self) -> list[Layout]:
+        """By store."""
+        return list(self._layouts.values())
+
+    @property
+    def opened(self) -> list[OpenTable]:
+        """By index."""
+        return list(self._tables.values())
+
+    @property
+    def patterns(self) -> list[dict[str, Any]]:
+        """Store, width and pieces of each pattern, by number."""
+        return list(self._patterns)
+
+    @patterns.setter
+    def patterns(self, patterns: list[dict[str, Any]]) -> None:
+        """Those of a checkpoint, before any other."""
+        for pattern in patterns:
+            self._add_pattern(pattern)
+
+    def open_table(self, name: str | None) -> OpenTable:
+        """The table of this name, or the only one.
+
+        Raises:
+            ValueError: there is none.
+        """
+        if name is None and len(self._tables) == 1:
+            return next(iter(self._tables.values()))
+        if name not in self._tables:
+            known = ", ".join(self._tables)
+            raise ValueError(f"there is no table {name!r}; the tables are {known}")
+        return self._tables[name]
+
+    def layout_of(self, step: Any) -> Layout:
+        """The layout of steps like this one.
+
+        Raises:
+            TypeError: what is in it cannot be stored.
+        """
+        return self._layout(step, 0)
+
+    def add_layout(
+        self,
+        skeleton: Skeleton,
+        columns: list[tuple[str, str, tuple[int, ...]]],
+        framework: str,
+    ) -> Layout:
+        """The layout of steps of these arrays."""
+        name = repr((skeleton, [column[1:] for column in columns]))
+        with self._lock:
+            if name not in self._layouts:
+                store = self._core.add_store(columns)
+                self._layouts[name] = Layout(store, skeleton, columns, framework)
+            return self._layouts[name]
+
+    def add_pattern(self, table: OpenTable, layout: Layout, item: Item) -> int:
+        """The core's number of a pattern of items for a table.
+
+        Raises:
+            ValueError: the table has items of another tree.
+        """
+        name = repr((table.index, layout.store, item.width, item.pieces, item.skeleton))
+        with self._lock:
+            if name in self._pattern_numbers:
+                return self._pattern_numbers[name]
+            if table.skeleton is None:
+                table.skeleton, table.framework = item.skeleton, layout.framework
+            elif repr(table.skeleton) != repr(item.skeleton):
+                raise ValueError(
+                    f"the items of table {table.options.name!r} are another tree: it has "
+                    f"{', '.join(structure.paths(table.skeleton))}"
+                )
+            pattern = {"store": layout.store, "width": item.width, "pieces": item.pieces}
+            self._pattern_numbers[name] = self._add_pattern(pattern)
+            return self._pattern_numbers[name]
+
+    def insert_rows(
+        self,
+        pattern: int,
+        rows: npt.NDArray[np.uint32],
+        priorities: npt.NDArray[np.float64],
+        table: OpenTable,
+        timeout: float | None,
+        stop: Stop | None = None,
+    ) -> npt.NDArray[np.int64]:
+        """Inserts items of rows that the caller holds; returns the keys of those that are in."""
+        return self._core.insert(table.index, pattern, rows, priorities, timeout, stop)
+
+    def raise_if_late(self, inserted: int, asked: int, table: str, timeout: float | None) -> None:
+        """Raises unless as many items were inserted as were asked for."""
+        if inserted < asked:
+            raise self._late("insert", table, timeout, f"; {inserted} of {asked} items are in")
+
+    def _add_pattern(self, pattern: dict[str, Any]) -> int:
+        number = self._core.add_pattern(pattern["store"], pattern["width"], pattern["pieces"])
+        self._patterns.append(pattern)
+        return number
+
+    def _layout(self, tree: Any, dropped: int) -> Layout:
+        """Of arrays without their first `dropped` dimensions."""
+        for layout in self.layouts:
+            leaves = structure.leaves_like(tree, layout.skeleton)
+            if leaves is None:
+                continue
+            given = [structure.layout_of(structure.as_array(leaf)) for leaf in leaves]
+            if [(dtype, shape[dropped:]) for dtype, shape in given] == [
+                column[1:] for column in layout.columns
+            ]:
+                return layout
+        leaves, skeleton = structure.flatten(tree)
+        leaves = [structure.as_array(leaf) for leaf in leaves]
+        columns = []
+        for name, leaf in zip(structure.paths(skeleton), leaves, strict=True):
+            dtype, shape = structure.layout_of(leaf)
+            columns.append((name, dtype, shape[dropped:]))
+        return self.add_layout(skeleton, columns, structure.framework_of(leaves))
+
+    def _open_steps(self, table: OpenTable, layout: Layout) -> tuple[Layout, int]:
+        pieces = [(column, 0, 0) for column in range(len(layout.columns))]
+        pattern = self.add_pattern(table, layout, Item(layout.skeleton, 1, pieces))
+        table.steps = (layout, pattern)
+        return table.steps
+
+    def _sample(
+        self,
+        table: OpenTable,
+        batch_size: int,
+        timeout: float | None,
+        device: Any,
+        stop: Stop | None = None,
+    ) -> Batch | None:
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        # Until the table's first item is there nobody knows what "same" is.
+        sampled = self._core.sample(table.index, batch_size, timeout, "numpy", False, stop)
+        if sampled is None:
+            return None
+        arrays, keys, probabilities, priorities, times_sampled = sampled
+        kind = table.framework if self._arrays == "same" else self._arrays
+        data = structure.unflatten(table.skeleton, placement.convert(arrays, kind, device))
+        return Batch(data, keys, probabilities, priorities, times_sampled, table.options.name)
+
+    def _late(
+        self, what: str, table: str, timeout: float | None, more: str = ""
+    ) -> QueueFull | TimeoutError:
+        stats = self._core.table_stats(self._tables[table].index)
+        why = (
+            f"table {table!r} has {stats['size']} items after {stats['inserts']} inserts and "
+            f"{stats['samples']} samples{more}"
+        )
+        if timeout == 0:
+            return QueueFull(f"an item would have to wait to {what}: {why}")
+        return TimeoutError(f"nothing to {what} for {timeout} s: {why}")
+
+
+class _LocalSteps(Steps):
+    """The last steps of a writer of this process."""
+
+    def __init__(self, replay: Replay, step: Any) -> None:
+        self._replay = replay
+        self._layout = replay.layout_of(step)
+        self._rows: list[int] = []
+        self.skeleton = self._layout.skeleton
+        self.columns = self._layout.columns
+
+    def append(self, step: Any) -> None:
+        core, layout = self._replay.core, self._layout
+        self._rows.append(core.append(layout.store, layout.leaves(step)))
+
+    def forget(self, count: int) -> None:
+        rows, self._rows = self._rows[:count], self._rows[count:]
+        self._replay.core.release(self._layout.store, np.array(rows, np.uint32))
+
+    def insert(
+        self, item: Item, first: int, priority: float, table: str | None, timeout: float | None
+    ) -> int:
+        of = self._replay.open_table(table)
+        pattern = self._replay.add_pattern(of, self._layout, item)
+        rows = np.array(self._rows[first : first + item.width], np.uint32)
+        keys = self._replay.insert_rows(
+            pattern, rows, np.array([priority], np.float64), of, timeout
+        )
+        self._replay.raise_if_late(len(keys), 1, of.options.name, timeout)
+        return int(keys[0])
+
+    def __del__(self) -> None:
+        self.forget(len(self._rows))

@@ -1,0 +1,28 @@
+"""Arrays of a batch as the framework that is wanted, on its device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def convert(arrays: list[Any], kind: str, device: Any) -> list[Any]:
+    """Numpy's arrays, which nobody else writes, as torch's or JAX's, without a copy where they stay
+    on the host.
+
+    Raises:
+        ValueError: numpy's arrays are wanted on a device.
+    """
+    if kind == "torch":
+        import torch
+
+        tensors = [torch.from_numpy(array) for array in arrays]
+        return tensors if device is None else [tensor.to(device) for tensor in tensors]
+    if kind == "jax":
+        import jax
+
+        if device is None:
+            return [jax.numpy.asarray(array) for array in arrays]
+        return [jax.device_put(array, device) for array in arrays]
+    if device is not None and str(device) != "cpu":
+        raise ValueError(f'numpy\'s arrays are on the host: ask for arrays="torch" for {device}')
+    return arrays

@@ -1,0 +1,211 @@
+"""Writers: steps are appended one by one, and items are made of the last of them."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+from moolink.replay import structure
+from moolink.replay.structure import Skeleton
+
+
+@dataclasses.dataclass(frozen=True)
+class Item:
+    """How an item is made of `width` steps: its tree, and for each of its arrays (column, first
+    step, number of steps, 0 for one step without a dimension of steps)."""
+
+    skeleton: Skeleton
+    width: int
+    pieces: list[tuple[int, int, int]]
+
+
+class Steps(abc.ABC):
+    """Where a writer's steps are: the replay's own memory, or on the way to its server."""
+
+    skeleton: Skeleton
+    columns: list[tuple[str, str, tuple[int, ...]]]
+
+    @abc.abstractmethod
+    def append(self, step: Any) -> None:
+        """Copies a step."""
+
+    @abc.abstractmethod
+    def forget(self, count: int) -> None:
+        """No item will be made of the oldest `count` steps any more."""
+
+    @abc.abstractmethod
+    def insert(
+        self, item: Item, first: int, priority: float, table: str | None, timeout: float | None
+    ) -> int | None:
+        """Inserts an item of the steps from `first` on, 0 being the oldest that is kept. Returns
+        its key where it is known at once."""
+
+    def flush(self) -> None:
+        """Waits until what was inserted is in the table."""
+        return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One array of a writer's steps, in one step or several: what an item is made of."""
+
+    column: int
+    first: int  # counted from the writer's first step
+    count: int  # 0: one step, without a dimension of steps
+
+
+class Column:
+    """One array of all steps of the episode; an index or a slice of it is a part of an item."""
+
+    def __init__(self, writer: Writer, column: int) -> None:
+        self._writer = writer
+        self._column = column
+
+    def __getitem__(self, index: int | slice) -> Part:
+        steps = self._writer.steps_at(index)
+        if isinstance(steps, int):
+            return Part(self._column, steps, 0)
+        return Part(self._column, steps.start, len(steps))
+
+
+class Writer:
+    """Appends the steps of an episode, and makes items of them. Items that overlap share their
+    steps. For one thread; made by `writer(keep)` of a replay or of its client.
+
+    A step is a tree of arrays, which are copied; all steps of a writer are alike. `create_item`
+    takes a tree of parts of `history`, which has the step's tree:
+
+        writer.append({"obs": obs, "action": action, "reward": reward})
+        history = writer.history
+        writer.create_item({"obs": history["obs"][-4:], "action": history["action"][-1]})
+
+    `history["obs"][-4:]` is an array of the last four steps, `[-1]` the array of the last one.
+    """
+
+    def __init__(self, steps: Callable[[Any], Steps], keep: int) -> None:
+        if keep < 1:
+            raise ValueError(f"a writer keeps at least one step, got {keep}")
+        self._open = steps
+        self._keep = keep
+        self._steps: Steps | None = None
+        self._history: Any = None
+        self._begin = 0  # of the episode
+        self._oldest = 0  # that is kept
+        self._end = 0
+
+    def append(self, step: Any) -> None:
+        """Copies a step: a tree of arrays.
+
+        Raises:
+            TypeError, ValueError: it differs from the writer's first one.
+        """
+        if self._steps is None:
+            self._steps = self._open(step)
+            columns = [Column(self, i) for i in range(len(self._steps.columns))]
+            self._history = structure.unflatten(self._steps.skeleton, columns)
+        self._steps.append(step)
+        self._end += 1
+        self._forget(max(0, self._end - self._oldest - self._keep))
+
+    @property
+    def history(self) -> Any:
+        """The step's tree, with a Column in each array's place.
+
+        Raises:
+            ValueError: no step was appended yet.
+        """
+        if self._history is None:
+            raise ValueError("a writer has no history before its first step")
+        return self._history
+
+    def __len__(self) -> int:
+        """Steps of the episode."""
+        return self._end - self._begin
+
+    def create_item(
+        self,
+        parts: Any,
+        priority: float = 1.0,
+        *,
+        table: str | None = None,
+        timeout: float | None = None,
+    ) -> int | None:
+        """Inserts an item: a tree of parts of `history`.
+
+        Args:
+            priority: finite and not negative.
+            timeout: seconds to wait for limiter and room, 0: do not wait, None: for ever. Over a
+                network a writer waits later, and never for 0.
+
+        Returns:
+            The item's key; None: over a network, where it is not known yet.
+
+        Raises:
+            QueueFull, TimeoutError: it was not inserted in time.
+            ValueError: a step is not kept any more, or the table has items of another layout.
+        """
+        leaves, skeleton = structure.flatten(parts)
+        for leaf in leaves:
+            if not isinstance(leaf, Part):
+                raise TypeError(
+                    f"an item is made of parts of a history, not of a {type(leaf).__name__}"
+                )
+        if not leaves or self._steps is None:
+            raise ValueError("an item is made of at least one array")
+        first = min(part.first for part in leaves)
+        if first < self._oldest:
+            raise ValueError(
+                f"the item needs the last {self._end - first} steps, and the writer keeps "
+                f"{self._keep}: make it with a larger `keep`"
+            )
+        width = max(part.first + max(part.count, 1) for part in leaves) - first
+        pieces = [(part.column, part.first - first, part.count) for part in leaves]
+        item = Item(skeleton, width, pieces)
+        return self._steps.insert(item, first - self._oldest, priority, table, timeout)
+
+    def end_episode(self) -> None:
+        """No later item reaches back beyond here."""
+        self._begin = self._end
+        self._forget(self._end - self._oldest)
+
+    def flush(self) -> None:
+        """Waits until all items are in their tables; over a network, raises what went wrong."""
+        if self._steps is not None:
+            self._steps.flush()
+
+    def close(self) -> None:
+        """Flushes, and gives up the steps that no item refers to."""
+        self.flush()
+        self.end_episode()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close()
+
+    def steps_at(self, index: int | slice) -> int | range:
+        """Which steps an index of the episode means, counted from the writer's first step."""
+        episode = range(self._begin, self._end)
+        if not isinstance(index, slice):
+            return episode[index]
+        if index.step not in (None, 1):
+            raise ValueError("an item's steps follow one another: a slice has no step")
+        steps = episode[index]
+        if not steps:
+            raise ValueError("an item has at least one step")
+        return steps
+
+    def _forget(self, count: int) -> None:
+        if count > 0 and self._steps is not None:
+            self._steps.forget(count)
+            self._oldest += count

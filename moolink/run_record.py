@@ -1,0 +1,55 @@
+"""What a run of ``moolink run`` remembers: which of its jobs have finished.
+
+A peer that is restarted after the others have finished finds an empty group. It would found the
+job anew, train all of it alone and end as if nothing had happened. So members note the end in a
+directory of the run, which a restarted peer reads before it founds anything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from moolink.errors import Error
+
+DIRECTORY = "MOOLINK_RUN_DIR"  # environment variable: the run's directory
+RESTARTED = "MOOLINK_RESTARTED"  # environment variable: "1" in a peer that was restarted
+
+
+def note_end(group: str, accumulator: str, version: int) -> None:
+    """Notes that the group's job has finished at this version of the model."""
+    if directory := os.environ.get(DIRECTORY):
+        path = _path(directory, group, accumulator)
+        written = path.with_suffix(f".{os.getpid()}")
+        written.write_text(str(version))
+        written.rename(path)
+
+
+def require_unfinished(group: str, accumulator: str) -> None:
+    """Called by a peer that is about to found the group's job.
+
+    Raises:
+        moolink.Error: it was restarted, and the job has finished.
+    """
+    directory = os.environ.get(DIRECTORY)
+    if not directory or os.environ.get(RESTARTED) != "1":
+        return
+    path = _path(directory, group, accumulator)
+    if path.exists():
+        raise Error(
+            f"the job of group '{group}' has finished at version {path.read_text()}: this peer was "
+            "restarted after the others had left, and has not their model. Go on from a "
+            "checkpoint, or start the job anew",
+            function=group,
+        )
+
+
+def any_ended(directory: str) -> bool:
+    """Whether a job of this run has finished."""
+    return any(Path(directory).glob("*.ended"))
+
+
+def _path(directory: str, group: str, accumulator: str) -> Path:
+    name = hashlib.sha256(f"{group}/{accumulator}".encode()).hexdigest()[:32]
+    return Path(directory) / f"{name}.ended"

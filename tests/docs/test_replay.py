@@ -1,0 +1,16 @@
+"""The examples of docs/replay.md run as they stand."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.docs.examples import examples_of, run_example
+
+WANTED = ["(32, 84, 84) float32\n32\n", "(2, 3) 10\n"]
+
+
+@pytest.mark.parametrize("number", range(len(WANTED)))
+def test_example_runs(number: int) -> None:
+    examples = examples_of("docs/replay.md")
+    assert len(examples) == len(WANTED)
+    assert run_example(examples[number]).stdout == WANTED[number]

@@ -1,0 +1,172 @@
+"""Replay in one process: items, batches, priorities, limits, writers."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import moolink
+from moolink.replay import (
+    Fifo,
+    MinSize,
+    Prioritized,
+    SampleToInsertRatio,
+    Table,
+)
+
+
+def item(i: int) -> dict[str, Any]:
+    return {"obs": np.full((3, 2), i, np.uint8), "reward": float(i), "done": i % 2 == 0}
+
+
+def test_a_batch_is_the_items_stacked() -> None:
+    replay = moolink.Replay(Table("t", 10, Fifo()), seed=1)
+    key = replay.insert(item(7), priority=2.0)
+    batch = replay.sample(2)
+    assert list(batch.data) == ["obs", "reward", "done"]
+    assert batch.data["obs"].shape == (2, 3, 2)
+    assert (batch.data["obs"] == 7).all()
+    assert batch.data["reward"].dtype == np.float32
+    assert batch.data["done"].tolist() == [False, False]
+    assert batch.keys.tolist() == [key, key]
+    assert batch.priorities.tolist() == [2.0, 2.0]
+    assert batch.times_sampled.tolist() == [1, 2]
+    assert batch.probabilities.tolist() == [1.0, 1.0]
+
+
+def test_priorities_weigh_and_weights_make_up_for_it() -> None:
+    replay = moolink.Replay(Table("t", 10, Prioritized(0.5)), seed=3)
+    keys = replay.extend({"i": np.arange(3)}, [1.0, 4.0, 0.0])
+    batch = replay.sample(6000)
+    counts = np.bincount(batch.data["i"], minlength=3) / 6000
+    np.testing.assert_allclose(counts, [1 / 3, 2 / 3, 0], atol=0.03)
+    weights = batch.weights(1.0)
+    np.testing.assert_allclose(weights[batch.data["i"] == 1], 0.5)
+    np.testing.assert_allclose(weights[batch.data["i"] == 0], 1.0)
+    assert replay.update_priorities(keys, [0.0, 0.0, 9.0]) == 3
+    assert set(replay.sample(50).data["i"].tolist()) == {2}
+
+
+def test_wrong_priorities_change_nothing() -> None:
+    replay = moolink.Replay(Table("t", 10, Prioritized(1.0)))
+    keys = replay.extend({"i": np.arange(2)}, 1.0)
+    for wrong in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="priority"):
+            replay.update_priorities(keys, [5.0, wrong])
+    assert replay.sample(20).priorities.tolist() == [1.0] * 20
+
+
+def test_an_item_that_differs_is_refused_by_name() -> None:
+    replay = moolink.Replay(Table("t", 10))
+    replay.insert(item(1))
+    with pytest.raises(ValueError, match=r"obs: expected uint8 \(3, 2\), got uint8 \(4,\)"):
+        replay.insert({**item(1), "obs": np.zeros(4, np.uint8)})
+    with pytest.raises(ValueError, match="without reward"):
+        replay.insert({"obs": item(1)["obs"], "done": True})
+    with pytest.raises(TypeError, match="str"):
+        moolink.Replay(Table("t", 10)).insert({"name": "text"})
+    assert replay.stats()["stores"][0]["steps"] == 1
+
+
+def test_who_would_have_to_wait_is_told_why() -> None:
+    replay = moolink.Replay(Table("t", 10, limiter=MinSize(3)))
+    replay.insert(item(1))
+    with pytest.raises(moolink.QueueFull, match="'t' has 1 items after 1 inserts"):
+        replay.sample(2, timeout=0)
+    with pytest.raises(moolink.TimeoutError, match=r"0\.05 s"):
+        replay.sample(2, timeout=0.05)
+    full = moolink.Replay(Table("t", 1, remover=None))
+    full.insert(item(1))
+    with pytest.raises(moolink.QueueFull):
+        full.insert(item(2), timeout=0)
+    assert full.stats()["stores"][0]["steps"] == 1
+
+
+def test_a_sample_waits_for_inserts_of_another_thread() -> None:
+    replay = moolink.Replay(Table("t", 10, Fifo(), limiter=SampleToInsertRatio(1.0, 2, 1.0)))
+    thread = threading.Thread(target=lambda: [replay.insert(item(i)) for i in range(4)])
+    thread.start()
+    assert len(replay.sample(3, timeout=20)) == 3  # the error is 4 - 3 then: min_diff
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_close_ends_whoever_waits() -> None:
+    replay = moolink.Replay(Table("t", 10))
+    raised: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            replay.sample(1)
+        except moolink.Closed as closed:
+            raised.append(closed)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    while replay.stats()["tables"]["t"]["waiting_samples"] == 0 and thread.is_alive():
+        pass
+    replay.close()
+    thread.join(20)
+    assert len(raised) == 1
+
+
+def test_a_queue_gives_each_item_once_in_order() -> None:
+    replay = moolink.Replay(Table.queue("q", 5))
+    replay.extend({"i": np.arange(5)})
+    with pytest.raises(moolink.QueueFull):
+        replay.insert({"i": np.int64(9)}, timeout=0)
+    assert replay.sample(2).data["i"].tolist() == [0, 1]
+    assert replay.sample(9, timeout=0).data["i"].tolist() == [2, 3, 4]
+    assert replay.stats()["stores"][0]["steps"] == 0
+
+
+def test_items_of_a_writer_share_their_steps() -> None:
+    replay = moolink.Replay(Table("t", 100, Fifo()))
+    writer = replay.writer(keep=4)
+    for i in range(10):
+        writer.append({"obs": np.full(2, i, np.uint8), "reward": float(i)})
+        if len(writer) >= 4:
+            history = writer.history
+            writer.create_item(
+                {"obs": history["obs"][-4:], "next": history["obs"][-1], "r": history["reward"][-3]}
+            )
+    writer.close()
+    assert replay.stats()["stores"][0]["steps"] == 10  # 7 items of 4 steps each
+    batch = replay.sample(1)
+    assert batch.data["obs"][0, :, 0].tolist() == [0, 1, 2, 3]
+    assert batch.data["next"].tolist() == [[3, 3]]
+    assert batch.data["r"].tolist() == [1.0]
+
+
+def test_no_item_reaches_back_into_another_episode_or_further_than_kept() -> None:
+    writer = moolink.Replay(Table("t", 100)).writer(keep=3)
+    for i in range(5):
+        writer.append({"i": np.int64(i)})
+    with pytest.raises(ValueError, match="larger `keep`"):
+        writer.create_item({"i": writer.history["i"][-4:]})
+    writer.end_episode()
+    with pytest.raises(IndexError):
+        writer.create_item({"i": writer.history["i"][-1]})
+
+
+def test_batches_are_sampled_ahead_and_end_with_the_replay() -> None:
+    replay = moolink.Replay(Table("t", 10))
+    replay.extend({"i": np.arange(4)})
+    with replay.batches(8, prefetch=2) as batches:
+        assert [len(next(batches)) for _ in range(3)] == [8, 8, 8]
+    with pytest.raises(moolink.Closed):
+        next(batches)
+    waiting = moolink.Replay(Table("t", 10)).batches(1)
+    waiting.close()  # while it waits for an item that never comes
+
+
+def test_torch_in_torch_out() -> None:
+    torch = pytest.importorskip("torch")
+    replay = moolink.Replay(Table("t", 10))
+    replay.insert({"x": torch.arange(3.0)})
+    batch = replay.sample(2)
+    assert isinstance(batch.data["x"], torch.Tensor)
+    assert batch.data["x"].tolist() == [[0.0, 1.0, 2.0]] * 2

@@ -1,0 +1,220 @@
+"""What a user sees of the public classes: names, representations, errors of wrong arguments."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any, get_type_hints
+
+import numpy as np
+import pytest
+
+import moolink
+from moolink.accumulator import AccumulatorBase
+from moolink.accumulator_options import AccumulatorOptions
+from tests.env_pool import pool_environments as environments
+from tests.numpy_accumulator import NumpyAccumulator
+from tests.waiting import PATIENCE, until
+
+# --- exports
+
+
+def test_all_that_is_exported_is_there_and_documented() -> None:
+    for name in moolink.__all__:
+        assert getattr(moolink, name).__doc__, name
+
+
+def test_types_that_only_the_core_or_a_submodule_had() -> None:
+    import moolink.torch
+
+    assert issubclass(moolink.StateError, moolink.Error)
+    assert moolink.torch.TrainingStep.__doc__
+    with moolink.Rpc("peer") as rpc:
+        assert rpc.stats().keys() == moolink.RpcStats.__annotations__.keys()
+
+
+def test_what_is_internal_is_not_offered() -> None:
+    assert {"define_streamed", "define_confined"}.isdisjoint(dir(moolink.Rpc))
+    with moolink.Rpc("peer") as rpc, moolink.Group(rpc, "group") as group:
+        assert not hasattr(group, "core")
+    with pytest.raises(TypeError, match=r"use EnvPool\.step"):
+        moolink.EnvStepper()
+
+
+def test_public_classes_of_the_core_bear_the_name_of_the_package() -> None:
+    for kind in (moolink.Future, moolink.Lent, moolink.RpcDeferredReturn, moolink.Stream):
+        assert kind.__module__ == "moolink"
+
+
+# --- repr
+
+
+def test_repr_of_peers_and_calls() -> None:
+    with moolink.Rpc("server") as server, moolink.Rpc("client", timeout=PATIENCE) as client:
+        deferred: list[moolink.RpcDeferredReturn] = []
+        server.define_deferred("later", lambda reply: deferred.append(reply))
+        address = server.listen("127.0.0.1:0")[0]
+        assert repr(server) == f"<moolink.Rpc 'server' at {address}, connected to 0 peers>"
+        client.connect(address)
+        future = client.async_("server", "later")
+        until(lambda: bool(deferred), "the call")
+        assert repr(future) == "<moolink.Future of call of 'later' at peer 'server', pending>"
+        assert repr(deferred[0]) == "<moolink.RpcDeferredReturn of 'later', pending>"
+        deferred[0](1)
+        assert future.result() == 1
+        assert repr(future).endswith(", done>")
+        assert repr(deferred[0]).endswith(", replied>")
+        missing = client.async_("server", "nothing")
+        missing.wait()
+        assert repr(missing).endswith("'server', NoSuchFunction>")
+        assert repr(client).endswith(", connected to 1 peer>")
+    assert repr(server) == "<moolink.Rpc 'server', closed>"
+
+
+def test_repr_of_groups_and_accumulators() -> None:
+    with moolink.Broker(first=True) as broker, moolink.Rpc("alice") as rpc:
+        address = broker.listen("127.0.0.1:0")[0]
+        assert repr(broker) == f"<moolink.Broker 'broker' at {address}, 0 groups>"
+        rpc.connect(address)
+        with moolink.Group(rpc, "pong") as group:
+            assert repr(group) == "<moolink.Group 'pong', no view yet>"
+            until(group.update, "the group")
+            epoch = group.epoch()
+            assert repr(group) == f"<moolink.Group 'pong', epoch {epoch}, members alice>"
+            assert repr(broker).endswith(", 1 group>")
+            future = group.all_reduce("total", np.ones(3))
+            future.result()
+            assert "all_reduce 'total'" in repr(future)
+            with NumpyAccumulator("model", np.zeros(3), group) as accumulator:
+                assert repr(accumulator).endswith(
+                    "NumpyAccumulator 'model' in group 'pong', version 0, without a leader>"
+                )
+        assert repr(group) == "<moolink.Group 'pong', closed>"
+    assert repr(broker) == "<moolink.Broker 'broker', closed>"
+
+
+def test_repr_of_the_data_plane() -> None:
+    with moolink.EnvPool(environments.Counter, 2, 4, 3) as pool:
+        assert repr(pool) == "<moolink.EnvPool of 3 x 4 environments in 2 processes, open>"
+    assert repr(pool).endswith(", closed>")
+    queue = moolink.Queue(max_size=5)
+    queue.enqueue(1)
+    assert repr(queue) == "<moolink.Queue, 1 of at most 5 waiting>"
+    queue.close()
+    assert repr(queue).endswith(", closed>")
+    batcher = moolink.Batcher(3)
+    batcher.stack(np.zeros(1))
+    assert repr(batcher) == "<moolink.Batcher, 0 batches waiting, 1 of 3 rows in the next one>"
+
+
+def test_repr_in_a_forked_child() -> None:
+    with moolink.Rpc("parent") as rpc, moolink.Group(rpc, "group") as group:
+        pid = os.fork()
+        if pid == 0:
+            said = repr(rpc), repr(group)
+            expected = "<moolink.Rpc of the parent process>", "<moolink.Group 'group', closed>"
+            os._exit(said != expected)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+# --- wrong arguments
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: moolink.Rpc(foo=1), r"Rpc has no keyword argument 'foo'\. It has name, arrays"),
+        (lambda: moolink.Rpc(time_out=1), "'time_out': did you mean 'timeout'"),
+        (lambda: moolink.Broker(frist=True), "Broker has no .* did you mean 'first'"),
+        (lambda: moolink.Group(nam="a"), "Group has no .* did you mean 'name'"),
+        (lambda: moolink.Queue(maxsize=1), "Queue has no .* did you mean 'max_size'"),
+        (lambda: moolink.Batcher(1, max_batch=1), "did you mean 'max_batches'"),
+        (
+            lambda: moolink.EnvPool(environments.Counter, 1, 1, on_crsh="raise"),
+            "EnvPool has no .* did you mean 'on_crash'",
+        ),
+    ],
+)
+def test_an_unknown_keyword_names_the_known_ones(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        make()
+
+
+def test_an_unknown_option_of_an_accumulator_names_the_known_ones() -> None:
+    import torch
+
+    parameters = [torch.zeros(3, requires_grad=True)]
+    with pytest.raises(TypeError, match=r"Accumulator has no .* did you mean 'max_grad_norm'"):
+        moolink.Accumulator("model", parameters, max_gard_norm=1.0)  # type: ignore[call-overload]
+
+
+def test_options_of_accumulators_are_those_that_the_base_takes() -> None:
+    import inspect
+
+    taken = [
+        parameter.name
+        for parameter in inspect.signature(AccumulatorBase.__init__).parameters.values()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    ]
+    assert list(get_type_hints(AccumulatorOptions)) == taken
+
+
+@pytest.mark.parametrize(
+    "fail",
+    [
+        lambda rpc: moolink.Group(None, "group"),
+        lambda rpc: moolink.Group("group", rpc),
+        lambda rpc: moolink.Broker("broker"),
+        lambda rpc: rpc.listen(4431),
+        lambda rpc: rpc.connect(None),
+        lambda rpc: rpc.async_("peer"),
+        lambda rpc: rpc.async_many("peer", "function"),
+        lambda rpc: rpc.set_timeout("a minute"),
+        lambda rpc: moolink.Lent(),
+        lambda rpc: moolink.Future(),
+    ],
+    ids=range(10),
+)
+def test_errors_quote_public_names(fail: Callable[[moolink.Rpc], Any]) -> None:
+    with moolink.Rpc("peer") as rpc, pytest.raises(TypeError) as error:
+        fail(rpc)
+    assert "_core" not in str(error.value)
+    assert "Core" not in str(error.value)
+
+
+# --- subinterpreters
+
+ANOTHER_INTERPRETER = """
+import sys
+import _xxsubinterpreters as interpreters
+{before}
+other = interpreters.create()
+code = f"import sys; sys.path[:] = {{sys.path!r}}; import moolink; moolink.Rpc"
+try:
+    interpreters.run_string(other, code)
+except interpreters.RunFailedError as error:
+    print(error)
+import moolink
+with moolink.Rpc("peer") as rpc:
+    rpc.define("same", lambda x: x)
+    print(rpc.sync("peer", "same", 7))
+"""
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="_xxsubinterpreters has another name")
+@pytest.mark.parametrize("before", ["", "import moolink; moolink.Rpc"])
+def test_a_subinterpreter_is_refused_and_does_no_harm(before: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ANOTHER_INTERPRETER.format(before=before)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    refusal, result = done.stdout.splitlines()
+    assert "ImportError" in refusal
+    assert "in the main interpreter only" in refusal
+    assert result == "7"

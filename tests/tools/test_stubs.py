@@ -1,0 +1,48 @@
+"""The stub of the extension is what the generator makes of it, and true."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.docs.examples import ROOT
+
+
+def run(*arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_stub_is_the_generated_one() -> None:
+    code = "from tools.stubs import generate; print(generate(), end='')"
+    stub = (ROOT / "moolink" / "_core.pyi").read_text(encoding="utf-8")
+    assert run("-c", code) == stub, "run `python tools/stubs.py`"
+
+
+# nanobind's functions and classes have types of their own, in which stubtest sees no signatures.
+OF_NANOBIND = (
+    "is not a function",
+    "metaclass differs",
+    "is a disjoint base at runtime",
+    'stub does not have *args parameter "args"',
+    "stub is a staticmethod but runtime is not",
+)
+
+
+@pytest.mark.timeout(600)
+def test_the_stub_is_true() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy.stubtest", "--concise", "moolink._core"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    errors = done.stdout.splitlines()
+    assert any("is not a function" in line for line in errors), done.stderr  # it has looked
+    assert [line for line in errors if not any(known in line for known in OF_NANOBIND)] == []
