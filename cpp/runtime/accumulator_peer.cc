@@ -73,6 +73,7 @@ AccumulatorPeer::AccumulatorPeer(std::shared_ptr<GroupPeer> group, Options optio
 AccumulatorPeer::~AccumulatorPeer() { close(); }
 
 void AccumulatorPeer::register_services() {
+  services_.reserve(2);  // what is added is noted, whatever fails
   for (const rpc::Service service : {rpc::Service::accumulate, rpc::Service::snapshot}) {
     rpc_->router().add(
         service, scope_, group_->name(),
