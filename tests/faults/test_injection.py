@@ -16,15 +16,15 @@ PROGRAM = ROOT / os.environ.get("MOOLINK_BUILD_DIR", "build/dev") / "tests/injec
 @pytest.mark.parametrize("scenario", ["calls_over_tcp", "calls_over_shm"])
 def test_a_failure_ends_what_it_belongs_to(scenario: str) -> None:
     done = subprocess.run(
-        [PROGRAM, "--scenario", scenario, "--sample", "60"], capture_output=True, text=True
+        [PROGRAM, "--scenario", scenario, "--sample", "40"], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("scenario", ["group_on_one_host", "rounds_on_one_host"])
+@pytest.mark.parametrize("scenario", ["group_over_shm", "rounds_over_shm"])
 def test_a_failure_ends_one_part_in_a_group(scenario: str) -> None:
     done = subprocess.run(
-        [PROGRAM, "--scenario", scenario, "--sample", "16"], capture_output=True, text=True
+        [PROGRAM, "--scenario", scenario, "--sample", "10"], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -22,10 +22,11 @@ using runtime::Future;
 using runtime::GroupPeer;
 
 constexpr Duration kPatience = seconds(12);
-const std::vector<wire::PathKind> kPaths = {wire::PathKind::shm, wire::PathKind::tcp};
+using Paths = std::vector<wire::PathKind>;
+constexpr std::size_t kMembers = 2;
 
 struct BrokerProcess : Process {
-  explicit BrokerProcess(Report& reports) : Process(reports, "broker", kPaths) {
+  BrokerProcess(Report& reports, const Paths& paths) : Process(reports, "broker", paths) {
     if (!peer) return;
     attempt(report, "a broker", [&] {
       group::BrokerConfig config;
@@ -46,8 +47,9 @@ struct BrokerProcess : Process {
 };
 
 struct MemberProcess : Process {
-  MemberProcess(Report& reports, const std::string& name, const std::string& broker, Uid host)
-      : Process(reports, name, kPaths, host) {
+  MemberProcess(Report& reports, const std::string& name, const std::string& broker,
+                const Paths& paths)
+      : Process(reports, name, paths) {
     if (!peer) return;
     attempt(report, "connect()", [&] { peer->connect(broker); });
     attempt(report, "a group", [&] { group = std::make_shared<GroupPeer>(peer, "group"); });
@@ -184,20 +186,20 @@ std::size_t reduce_value(Report& report, const Members& members, const std::stri
 
 template <class Member>
 std::vector<std::unique_ptr<Member>> join(Report& report, const BrokerProcess& broker,
-                                          const std::vector<Uid>& hosts) {
+                                          const Paths& paths) {
   std::vector<std::unique_ptr<Member>> members;
-  for (const Uid& host : hosts) {
+  while (members.size() < kMembers) {
     const std::string name = "member" + std::to_string(members.size());
-    members.push_back(std::make_unique<Member>(report, name, broker.address, host));
+    members.push_back(std::make_unique<Member>(report, name, broker.address, paths));
     if (!members.back()->group) return {};
   }
   return members;
 }
 
-void run_group(Report& report, const std::vector<Uid>& hosts) {
-  BrokerProcess broker(report);
+void run_group(Report& report, const Paths& paths) {
+  BrokerProcess broker(report, paths);
   if (broker.address.empty()) return;
-  const Members members = join<MemberProcess>(report, broker, hosts);
+  const Members members = join<MemberProcess>(report, broker, paths);
   if (members.empty() || !gather(report, members)) return;
   constexpr std::size_t kCounts[] = {16, 20000, 500000};
   for (const std::size_t count : kCounts) {
@@ -220,8 +222,8 @@ constexpr std::size_t kElements = 3000;
 constexpr std::uint64_t kRounds = 6;
 
 struct Learner : MemberProcess {
-  Learner(Report& reports, const std::string& name, const std::string& broker, Uid host)
-      : MemberProcess(reports, name, broker, host), model(kElements, 0.0F) {
+  Learner(Report& reports, const std::string& name, const std::string& broker, const Paths& paths)
+      : MemberProcess(reports, name, broker, paths), model(kElements, 0.0F) {
     if (!group) return;
     attempt(report, "an accumulator", [&] {
       AccumulatorPeer::Options options;
@@ -299,10 +301,10 @@ struct Learner : MemberProcess {
   std::uint64_t applied = 0;
 };
 
-void run_rounds(Report& report, const std::vector<Uid>& hosts) {
-  BrokerProcess broker(report);
+void run_rounds(Report& report, const Paths& paths) {
+  BrokerProcess broker(report, paths);
   if (broker.address.empty()) return;
-  const auto members = join<Learner>(report, broker, hosts);
+  const auto members = join<Learner>(report, broker, paths);
   if (members.empty()) return;
   std::map<std::uint64_t, std::vector<float>> history;
   const auto done = [&] {
@@ -328,14 +330,21 @@ void run_rounds(Report& report, const std::vector<Uid>& hosts) {
   if (!done()) report.complain("the rounds did not go on");
 }
 
-std::vector<Uid> one_host() { return {Uid{}, Uid{}}; }
-std::vector<Uid> two_hosts() { return {Uid{1, 1}, Uid{2, 2}}; }
+// Through shared memory where that is of use, or over messages alone.
+const Paths& all_paths() {
+  static const Paths paths = {wire::PathKind::shm, wire::PathKind::tcp};
+  return paths;
+}
+const Paths& tcp_alone() {
+  static const Paths paths = {wire::PathKind::tcp};
+  return paths;
+}
 
 }  // namespace
 
-void group_on_one_host(Report& report) { run_group(report, one_host()); }
-void group_on_two_hosts(Report& report) { run_group(report, two_hosts()); }
-void rounds_on_one_host(Report& report) { run_rounds(report, one_host()); }
-void rounds_on_two_hosts(Report& report) { run_rounds(report, two_hosts()); }
+void group_over_shm(Report& report) { run_group(report, all_paths()); }
+void group_over_tcp(Report& report) { run_group(report, tcp_alone()); }
+void rounds_over_shm(Report& report) { run_rounds(report, all_paths()); }
+void rounds_over_tcp(Report& report) { run_rounds(report, tcp_alone()); }
 
 }  // namespace moolink::injection

@@ -26,9 +26,9 @@ namespace moolink::injection {
 
 const std::vector<Scenario>& scenarios() {
   static const std::vector<Scenario> all = {
-      {"calls_over_tcp", calls_over_tcp},         {"calls_over_shm", calls_over_shm},
-      {"group_on_one_host", group_on_one_host},   {"group_on_two_hosts", group_on_two_hosts},
-      {"rounds_on_one_host", rounds_on_one_host}, {"rounds_on_two_hosts", rounds_on_two_hosts},
+      {"calls_over_tcp", calls_over_tcp},   {"calls_over_shm", calls_over_shm},
+      {"group_over_shm", group_over_shm},   {"group_over_tcp", group_over_tcp},
+      {"rounds_over_shm", rounds_over_shm}, {"rounds_over_tcp", rounds_over_tcp},
   };
   return all;
 }

@@ -66,13 +66,11 @@ bool attempt(Report& report, const char* what, const std::function<void()>& part
   return false;
 }
 
-Process::Process(Report& reports, const std::string& name, std::vector<wire::PathKind> paths,
-                 Uid host)
+Process::Process(Report& reports, const std::string& name, std::vector<wire::PathKind> paths)
     : report(reports) {
   attempt(report, "a context", [&] {
     runtime::ContextOptions options;
     options.workers = 2;
-    options.host_key = host;
     options.log = [&sink = report](LogLevel, std::string_view line) {
       const faults::Shield shield;
       sink.log(line);

@@ -44,8 +44,7 @@ const std::vector<Scenario>& scenarios();
 
 // A context with one peer, as in a process of its own.
 struct Process {
-  Process(Report& report, const std::string& name, std::vector<wire::PathKind> paths,
-          Uid host = {});
+  Process(Report& report, const std::string& name, std::vector<wire::PathKind> paths);
   ~Process();
   Process(const Process&) = delete;
   Process& operator=(const Process&) = delete;

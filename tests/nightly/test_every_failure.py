@@ -13,10 +13,10 @@ PROGRAM = ROOT / os.environ.get("MOOLINK_BUILD_DIR", "build/dev") / "tests/injec
 SCENARIOS = [
     "calls_over_tcp",
     "calls_over_shm",
-    "group_on_one_host",
-    "group_on_two_hosts",
-    "rounds_on_one_host",
-    "rounds_on_two_hosts",
+    "group_over_shm",
+    "group_over_tcp",
+    "rounds_over_shm",
+    "rounds_over_tcp",
 ]
 
 
