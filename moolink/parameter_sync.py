@@ -66,6 +66,7 @@ class ParameterSync:
         self._exact = True  # those of this version are the leader's, as far as can be known
         self._wanted: int | None = None
         self._gone = -1  # the version that the leader had no more
+        self.is_refused = False  # the leader has ended at this version and does not give it
         self._began_under = ""  # the leader when the round that is being applied was shown
         self._question: tuple[int, Future] | None = None  # for a version
         self._closed = False
@@ -73,6 +74,7 @@ class ParameterSync:
         self._waiting: dict[str, tuple[int, RpcDeferredReturn]] = {}
         self._record: tuple[int, list[Any]] | None = None
         self._idle_versions = IDLE_VERSIONS
+        self._ended: int | None = None  # the version at which this member's loop ended
         forks.changes_in_children(self)
         self._undefine = define_owned(group, self._function, weakref.WeakMethod(self.asked))
 
@@ -124,6 +126,8 @@ class ParameterSync:
         Returns:
             Whether parameters of the version that was wanted were installed.
         """
+        with self._lock:
+            self._ended = None
         if (leader, leads) != (self._leader, self._leads):
             self._follow(leader, leads)
         self._be_introduced()
@@ -146,7 +150,7 @@ class ParameterSync:
 
     def applied(self, version: int) -> None:
         """The parameters are of ``version``, as far as this member can compute them."""
-        self.version = version
+        self.version, self.is_refused = version, False
         if self._leads:
             self._publish(version, ready=True)
         elif self._needs(version):
@@ -172,6 +176,14 @@ class ParameterSync:
 
     def _forked(self) -> None:
         self._lock = threading.Lock()
+
+    def end(self) -> None:
+        """This member's loop ends, and with it the looks that answer questions. Until the next look
+        a question about a version up to this one is answered at once: with the parameters if a
+        copy is ready, else that there are none any more."""
+        with self._lock:
+            self._ended, record = self.version, self._record
+        self._answer_all(lambda version: version <= self.version, record)
 
     def close(self) -> None:
         """Asks and answers no more."""
@@ -200,7 +212,7 @@ class ParameterSync:
         # from one that the new one never heard of, need not be what the new one has.
         self._stale = not leads and (self._stale or self._every() > 0)
         self._exact = leads or (self._exact and not self._stale)
-        self._wanted, self._gone = None, -1
+        self._wanted, self._gone, self.is_refused = None, -1, False
         self.last_leader = leader or self.last_leader
         self._forget_question()
         if self._introduction is not None:
@@ -257,9 +269,11 @@ class ParameterSync:
             return False
         version, _, arrays = answer
         if arrays is NOT_ANY_MORE:
-            # Past it: the rounds that wait here lead to a version that it still has.
-            if version > self.version:
+            # Past it: the rounds that wait here lead to a version that it still has. Or its loop
+            # has ended at this one.
+            if version >= self.version:
                 self._wanted, self._gone = None, self.version
+            self.is_refused = version == self.version
             return False
         try:
             self._install(arrays)
@@ -311,7 +325,7 @@ class ParameterSync:
         version: int,
         record: tuple[int, list[Any]] | None,
     ) -> None:
-        newest = -1 if record is None else record[0]
+        newest = record[0] if record is not None else -1 if self._ended is None else self._ended
         arrays = record[1] if record is not None and newest == version else NOT_ANY_MORE
         try:
             deferred((newest, self._framework, arrays))
@@ -330,7 +344,8 @@ class ParameterSync:
         with self._lock:
             self._idle_versions = 0
             record = self._record if self._leads else None
-            if record is None or record[0] < version:
+            has_ended = self._ended is not None and version <= self._ended
+            if not has_ended and (record is None or record[0] < version):
                 # Told when this member is there, or learns that it leads, or does so no more.
                 self._waiting[peer] = (version, deferred)
                 return

@@ -96,12 +96,12 @@ class Parting:
         for future in told:
             future.wait(max(0.0, deadline - time.monotonic()))
 
-    def left_by(self, version: int, framework: str) -> str | None:
-        """Name of a leader of another framework that ended at ``version`` without this member."""
+    def left_by(self, version: int) -> tuple[str, str] | None:
+        """Name and framework of a leader that ended at ``version`` without this member."""
         with self._lock:
-            if self._left is None or self._left[0] != version or self._left[2] == framework:
+            if self._left is None or self._left[0] != version:
                 return None
-            return self._left[1]
+            return self._left[1], self._left[2]
 
     def forget(self) -> None:
         """Asks nobody any more."""
@@ -167,10 +167,15 @@ def leave_together(accumulator: AccumulatorBase, state: Callable[[], Any]) -> bo
             return False
         if accumulator.wants_state():
             accumulator.set_state(state())
-        left_by = parting.left_by(version, accumulator.framework)
-        if left_by is not None and sync.takes_over and not has_leaders:
-            raise _left_behind(version, left_by, accumulator.framework)
-        if not has_last and (accumulator.is_leader() or group.members() == [own]):
+        left_by = parting.left_by(version)
+        if left_by is not None:
+            leader, framework = left_by
+            if framework == accumulator.framework:  # it computed the same bits
+                has_last = True
+            elif sync.takes_over and not has_leaders:
+                raise _left_behind(version, leader, accumulator.framework)
+        alone = accumulator.is_leader() or group.members() == [own]
+        if not has_last and (alone or sync.is_refused):
             raise _left_behind(version, leader, accumulator.framework)
         if accumulator.is_leader():
             missing = parting.not_ready(version)
@@ -185,6 +190,7 @@ def leave_together(accumulator: AccumulatorBase, state: Callable[[], Any]) -> bo
         accumulator._await(_awaited(accumulator, [n for n in missing if n != own], has_last))
         accumulator.wait(_LOOK)
     accumulator._await("")
+    sync.end()
     parting.forget()
     parting.ready(version)
     run_record.note_end(group.name(), accumulator._name, version)
@@ -220,8 +226,9 @@ def _log_who_is_left(missing: list[str], version: int) -> None:
 
 def _left_behind(version: int, leader: str, framework: str) -> Error:
     return Error(
-        f"leader '{leader}' is gone, and this peer has not its parameters of version {version}, "
-        f"the last: those here were computed by {framework} and may differ from them in the last "
+        f"leader '{leader}' is gone or has ended its loop, and this peer has not its parameters of "
+        f"version {version}, the last: those here were computed by {framework} and may differ from "
+        "them in the last "
         f"bits. Take the model from '{leader}' or its checkpoint",
         peer=leader,
     )

@@ -5,7 +5,6 @@
 #include <array>
 #include <cstddef>
 #include <mutex>
-#include <ranges>
 #include <unordered_set>
 
 namespace moolink {
@@ -50,15 +49,15 @@ class Forks {
     }
   }
   void in_parent() {
-    for (Participants& rank : ranks_ | std::views::reverse) {
-      for (AtFork* one : rank.all) one->after_fork_in_parent();
-      rank.mutex.unlock();
+    for (auto rank = ranks_.rbegin(); rank != ranks_.rend(); ++rank) {
+      for (AtFork* one : rank->all) one->after_fork_in_parent();
+      rank->mutex.unlock();
     }
   }
   void in_child() {
-    for (Participants& rank : ranks_ | std::views::reverse) {
-      for (AtFork* one : rank.all) one->after_fork_in_child();
-      rank.mutex.unlock();
+    for (auto rank = ranks_.rbegin(); rank != ranks_.rend(); ++rank) {
+      for (AtFork* one : rank->all) one->after_fork_in_child();
+      rank->mutex.unlock();
     }
   }
 

@@ -123,8 +123,11 @@ class ReplayCore {
     std::vector<ReplayColumn> made;
     for (const auto& [name, dtype, shape] : columns) {
       const auto type = tensor::dtype_from_name(dtype);
-      if (!type)
-        throw nb::type_error((name + ": arrays of dtype '" + dtype + "' cannot be stored").c_str());
+      if (!type) {
+        std::string text = name;
+        text.append(": arrays of dtype '").append(dtype).append("' cannot be stored");
+        throw nb::type_error(text.c_str());
+      }
       const auto bytes = tensor::byte_size(tensor::item_size(*type), shape);
       if (!bytes) throw nb::value_error((name + ": no array has this shape").c_str());
       made.push_back({name, *type, shape, static_cast<std::size_t>(*bytes)});

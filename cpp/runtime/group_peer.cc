@@ -162,7 +162,7 @@ std::string GroupPeer::waiting_for() {
 
 // One sentence: what the group waits for, and what to do; or what cannot be had meanwhile.
 std::string GroupPeer::explain(Time now) const {
-  const std::string waiting = member_.waiting_for();
+  std::string waiting = member_.waiting_for();
   if (broker_) return waiting;
   if (!waiting.empty()) return waiting + how_to_reach_the_broker(now);
   return "group '" + name_ + "' goes on in epoch " + std::to_string(member_.view().epoch) +

@@ -14,7 +14,7 @@ from unittest import mock
 import pytest
 
 import moolink
-from moolink import training_steps
+from moolink import parting
 from moolink.accumulator import AccumulatorBase
 from moolink.env_pool import channel, supervisor
 from moolink.errors import StateError
@@ -37,9 +37,9 @@ def lines() -> Iterator[list[str]]:
     moolink.set_logging(logging)
 
 
-def test_set_logging_reaches_training_steps(lines: list[str]) -> None:
-    training_steps._take_news(mock.Mock(side_effect=StateError("from training_steps")))
-    assert lines == ["from training_steps"]
+def test_set_logging_reaches_the_end_of_a_job(lines: list[str]) -> None:
+    parting.take_news(mock.Mock(side_effect=StateError("from parting")))
+    assert lines == ["from parting"]
 
 
 def test_set_logging_reaches_the_accumulator(lines: list[str]) -> None:

@@ -41,8 +41,8 @@ def test_messages_of_a_member_do_not_grow_with_the_group(
     # and a HAVE more of who applies the round after it has reported it.
     assert costs["round"]["messages"] <= 8
     assert costs["round"]["broker_sent"] == 0
-    # ANNOUNCE twice and the view; FLUSH, RESUME, READY and GO, and HAVE in the new epoch.
-    assert costs["death"]["messages"] <= 8
+    # ANNOUNCE twice and the view; FLUSH, RESUME, READY and GO, SETTINGS, and HAVE in the new epoch.
+    assert costs["death"]["messages"] <= 9
     # The same, with MOVE and the snapshot's messages.
     assert costs["join"]["messages"] <= 12
     assert costs["form"]["messages"] <= 24

@@ -31,6 +31,8 @@ struct User {
   Node node;
   std::map<CallId, Reply> results;
   std::vector<std::string> log;
+  int service_messages = 0;
+  int undelivered = 0;
   bool closed = false;
 };
 
@@ -134,6 +136,10 @@ struct Joined {
         CHECK(user.results.emplace(complete->id, std::move(complete->result)).second);
       } else if (auto* line = std::get_if<Log>(&action)) {
         user.log.push_back(line->text);
+      } else if (std::get_if<ServiceMessage>(&action) != nullptr) {
+        ++user.service_messages;
+      } else if (std::get_if<Undelivered>(&action) != nullptr) {
+        ++user.undelivered;
       } else if (std::get_if<Closed>(&action) != nullptr) {
         user.closed = true;
       }

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/mutant.h"
 #include "check.h"
 #include "rpc/joined.h"
 
@@ -377,6 +378,24 @@ TEST("a refusal with a text that is not UTF-8 ends its connection and reaches no
     CHECK(line == nullptr || line->text.find('\xff') == std::string::npos);
   }
   CHECK(closed);
+}
+
+// A message for an instance that has ended, where another one bears its name now.
+std::pair<int, int> send_to_another_instance() {
+  const OpenPolicy open;
+  Joined joined(open, open);
+  joined.client.node.send_service_to(joined.now, {9, 90}, "server", Service::group, {});
+  joined.pass(seconds(5));
+  return {joined.server.service_messages, joined.client.undelivered};
+}
+
+TEST("a service message for one instance does not reach another one of its name") {
+  CHECK(send_to_another_instance() == std::pair(0, 1));
+#ifdef MOOLINK_MUTANTS
+  active_mutant = "services_by_name";
+  CHECK(send_to_another_instance() == std::pair(1, 0));
+  active_mutant = {};
+#endif
 }
 
 }  // namespace

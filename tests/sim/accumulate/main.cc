@@ -75,6 +75,7 @@ class Life {
   static Setting make_setting(Random& random) {
     Setting setting;
     setting.virtual_batch_size = 1 + static_cast<std::int64_t>(random.below(12));
+    setting.sizes_differ = random.chance(1, 4);
     setting.parallel_gradients = 1 + static_cast<std::uint32_t>(random.below(3));
     setting.elements = random.chance(1, 2) ? 16 : 700;
     setting.share_wait = random.chance(1, 2) ? Duration(0) : milliseconds(50);

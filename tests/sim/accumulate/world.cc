@@ -149,7 +149,7 @@ void World::start(int index, bool observer, std::uint64_t version) {
   machine.role = member.self.role;
   // The leader's counts; a user who has set another one is told so after some seconds.
   peer.virtual_batch_size = setting_.virtual_batch_size;
-  if (simulation_.random.chance(1, 4)) {
+  if (setting_.sizes_differ && simulation_.random.chance(1, 2)) {
     peer.virtual_batch_size = 1 + static_cast<std::int64_t>(simulation_.random.below(12));
   }
   machine.virtual_batch_size = peer.virtual_batch_size;

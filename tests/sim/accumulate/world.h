@@ -28,6 +28,7 @@ namespace moolink::sim {
 
 struct Setting {
   std::int64_t virtual_batch_size = 4;
+  bool sizes_differ = false;  // some peers set another virtual batch size
   std::uint32_t parallel_gradients = 1;
   std::size_t elements = 40;
   Duration share_wait{};
