@@ -12,7 +12,7 @@ Recipient Responder::recipient() const { return {*peer_, key_.caller}; }
 
 bool Responder::send(rpc::Reply reply) {
   if (sent_.exchange(true)) return false;
-  std::vector<Task> forgotten;  // destroyed without the lock
+  Tasks forgotten;  // destroyed without the lock
   const Engine::Lock lock = peer_->context()->lock();
   forgotten.swap(on_cancel_);
   peer_->reply_locked(key_, std::move(reply));
@@ -33,7 +33,7 @@ void Responder::send_item(wire::Payload item) {
 
 void Responder::when_room(Task task) {
   const Engine::Lock lock = peer_->context()->lock();
-  resume_ = std::move(task);
+  resume_.assign(1, std::move(task));
   if (has_room() || cancelled_) resume();
 }
 
@@ -46,13 +46,10 @@ void Responder::cancel() {
   cancelled_ = true;
   (void)take_arguments();
   resume();
-  Workers& workers = peer_->context()->workers();
-  for (Task& task : std::exchange(on_cancel_, {})) workers.submit(std::move(task));
+  peer_->context()->workers().submit(std::move(on_cancel_));
 }
 
-void Responder::resume() {
-  if (resume_) peer_->context()->workers().submit(std::exchange(resume_, nullptr));
-}
+void Responder::resume() { peer_->context()->workers().submit(std::move(resume_)); }
 
 Responder::~Responder() {
   if (sent_ || peer_->closed() || peer_->context()->abandoned()) return;
