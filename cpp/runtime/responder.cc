@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "base/barrier.h"
 #include "runtime/rpc_peer.h"
 
 namespace moolink::runtime {
@@ -54,17 +55,21 @@ void Responder::resume() { peer_->context()->workers().submit(std::move(resume_)
 Responder::~Responder() {
   if (sent_ || peer_->closed() || peer_->context()->abandoned()) return;
   // Through the loop, because the last reference may go while the engine's lock is held.
-  peer_->context()->engine().loop().post([peer = peer_, key = key_, function = function_] {
-    const std::string& name = peer->node_.name();
-    peer->reply_locked(key, Error{ErrorCode::remote,
-                                  "the handler of '" + function + "' at peer '" + name +
-                                      "' dropped the call without a reply",
-                                  name,
-                                  function,
-                                  "RuntimeError",
-                                  {},
-                                  Ran::yes});
-  });
+  const auto post = [this] {
+    peer_->context()->engine().loop().post([peer = peer_, key = key_, function = function_] {
+      const std::string& name = peer->node_.name();
+      peer->reply_locked(key, Error{ErrorCode::remote,
+                                    "the handler of '" + function + "' at peer '" + name +
+                                        "' dropped the call without a reply",
+                                    name,
+                                    function,
+                                    "RuntimeError",
+                                    {},
+                                    Ran::yes});
+    });
+  };
+  // Without memory for it the caller waits until its time is up.
+  guard(post, [](const Error&) {});
 }
 
 }  // namespace moolink::runtime
