@@ -34,7 +34,8 @@ void Responder::send_item(wire::Payload item) {
 
 void Responder::when_room(Task task) {
   const Engine::Lock lock = peer_->context()->lock();
-  resume_.assign(1, std::move(task));
+  resume_.clear();
+  resume_.push_back(std::move(task));
   if (has_room() || cancelled_) resume();
 }
 
