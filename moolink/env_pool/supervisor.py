@@ -11,13 +11,14 @@ import select
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from collections.abc import Iterable
+from typing import Any
 
 from moolink import deadlines, forks, logs
 from moolink.env_pool import channel, starting
 from moolink.env_pool.board import Command
 from moolink.env_pool.memory import PoolMemory, PoolShape, rows_of
+from moolink.env_pool.options import PoolOptions
 from moolink.env_pool.spaces import keys
 from moolink.errors import Closed, EnvError, Error, TimeoutError
 from moolink.processes import describe_exit
@@ -26,30 +27,6 @@ _GRACE = 2.0  # seconds that workers have to close their environments
 _FAILED_GRACE = 0.2  # the same, when the pool has failed
 _SERVER_GRACE = 3.0  # further seconds that the server has to end
 _FRUITLESS_RESTARTS = 3  # restarts of a worker that finishes no step between them
-
-
-@dataclasses.dataclass(frozen=True)
-class PoolOptions:
-    """What the user asked for; see EnvPool and VectorEnv for the meaning."""
-
-    create_env: Callable[..., Any]
-    workers: int
-    batches: int
-    batch_size: int
-    seed: int | None
-    terminal_observation: bool
-    reward: str
-    start: starting.Start
-    on_crash: Literal["raise", "restart"]
-    behaviour: channel.Behaviour
-    start_timeout: float | None
-
-    def __post_init__(self) -> None:
-        """Raises ValueError for a word that is none of those to choose from."""
-        if self.on_crash not in ("raise", "restart"):
-            raise ValueError(f'on_crash must be "raise" or "restart", got {self.on_crash!r}')
-        if self.start not in ("program", "fork"):
-            raise ValueError(f'start must be "program" or "fork", got {self.start!r}')
 
 
 class Supervisor:

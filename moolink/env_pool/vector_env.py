@@ -19,11 +19,13 @@ from gymnasium.vector.utils import batch_differing_spaces, batch_space, iterate
 from moolink.env_pool import channel, server, starting
 from moolink.env_pool.actions import ActionWriter
 from moolink.env_pool.board import Command
+from moolink.env_pool.options import PoolOptions
 from moolink.env_pool.outputs import Outputs
 from moolink.env_pool.ready import Ready
 from moolink.env_pool.requests import Requests
-from moolink.env_pool.supervisor import PoolOptions, Supervisor
+from moolink.env_pool.supervisor import Supervisor
 from moolink.errors import Closed, EnvError, TimeoutError
+from moolink.keywords import names_keywords
 from moolink.processes import available_cores
 
 Array = npt.NDArray[Any]
@@ -89,6 +91,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any]):
         Error: the environments, or their spaces, cannot be pickled.
     """
 
+    @names_keywords
     def __init__(
         self,
         create_env: Callable[..., Any] | Sequence[Callable[[], Any]],

@@ -240,6 +240,23 @@ def test_wrong_arguments_are_refused(num_envs, options):
         moolink.VectorEnv(environments.Informed, num_envs, **options)
 
 
+@pytest.mark.parametrize(
+    ("num_envs", "workers", "message"),
+    [
+        (2**40, 2, "at most 1048576 environments, not 1099511627776 x 1"),
+        (2**20, 2**20, r"needs \d+ file descriptors, and this process may have \d+"),
+    ],
+)
+def test_a_vector_environment_of_absurd_size_is_refused(num_envs, workers, message):
+    with pytest.raises(ValueError, match=message):
+        moolink.VectorEnv(environments.Informed, num_envs, num_workers=workers)
+
+
+def test_an_unknown_keyword_is_refused_with_the_one_that_was_meant():
+    with pytest.raises(TypeError, match="did you mean 'num_workers'"):
+        moolink.VectorEnv(environments.Informed, 2, num_worker=2)
+
+
 def test_functions_and_their_number_must_agree():
     with pytest.raises(ValueError, match="num_envs is 3, with 2 functions"):
         moolink.VectorEnv([make, make], 3)
