@@ -109,14 +109,17 @@ class Runner:
             self._finish(row, 1, [0.0], [])
 
     def call(self, rows: range, arguments: channel.Arguments) -> None:
-        """Calls a method of each environment, or gets or sets an attribute."""
-        name = arguments.shared
+        """Calls a function of `calls` with each environment among `rows` that has arguments."""
+        function, name = arguments.shared
         for row in rows:
+            if row not in arguments.of_row:
+                continue
             environment = self.environments[row]
             self._current[0] = row + 1
             environment.doing = name
             try:
-                answer = _call(environment.env, name, *arguments.of_row[row])
+                positional, keywords = arguments.of_row[row]
+                answer = function(environment.env, name, *positional, **keywords)
                 if os.getpid() != environment.pid:
                     environment.end_forked_child()
                 self.results.answers[row] = answer
@@ -210,16 +213,3 @@ class Runner:
         for row, terminated, truncated in ended:
             memory.terminated[row] = terminated
             memory.truncated[row] = truncated
-
-
-def _call(env: Any, name: str, positional: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    if name == "set_attr":
-        set_attribute = getattr(env, "set_wrapper_attr", None)
-        if set_attribute is None:
-            setattr(env, *positional)
-        else:
-            set_attribute(*positional)
-        return None
-    get = getattr(env, "get_wrapper_attr", None)
-    attribute = getattr(env, name) if get is None else get(name)
-    return attribute(*positional, **keywords) if callable(attribute) else attribute
