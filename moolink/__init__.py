@@ -96,7 +96,7 @@ _HOME = {
     "set_logging": "moolink.logs",
     "set_max_threads": "moolink._core",
 }
-_SUBMODULES = {"jax", "replay", "torch"}
+_SUBMODULES = {"jax", "replay", "sb3", "torch"}
 
 __all__ = [
     "Accumulator",

@@ -323,6 +323,23 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any]):
         answers = self._answers(timeout)
         return tuple(answers[row] for row in range(self.num_envs))
 
+    def call_some(
+        self, function: Callable[..., Any], name: str, of_row: dict[int, Any]
+    ) -> dict[int, Any]:
+        """Calls ``function(env, name, *positional, **keywords)`` with some environments.
+
+        Args:
+            function: one that the workers can import, as `moolink.env_pool.calls` has them.
+            name: what errors call it.
+            of_row: (positional, keywords) for each environment that is to be called.
+
+        Returns:
+            what it gave for each.
+        """
+        self._require_idle("call_some")
+        self._begin_call(function, name, of_row)
+        return self._answers()
+
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """Returns each environment's attribute `name`."""
         return self.call(name)
