@@ -654,6 +654,36 @@ class SharedWords:
     def store(self, index: int, value: int) -> None:
         """Writes a word; raises IndexError if there is none."""
 
+class EnvironmentRows:
+    """
+    The environments of a pool's worker, and where their steps' results lie in shared memory.
+    """
+
+    def __init__(
+        self,
+        environments: dict[int, Any],
+        observation: numpy.typing.NDArray[Any] | None,
+        reward: numpy.typing.NDArray[Any],
+        terminated: numpy.typing.NDArray[numpy.bool_],
+        truncated: numpy.typing.NDArray[numpy.bool_],
+        current: memoryview,
+        keeps_infos: bool,
+    ) -> None:
+        """
+        `environments` by row, with `due` and `env`; arrays of all rows; `observation` is None if it is no single array.
+        """
+
+    def step(
+        self,
+        first: int,
+        actions: list[Any],
+        take: Callable[[int, Any], None],
+        begin: Callable[[int], None],
+    ) -> None:
+        """
+        Steps rows from `first`, one an action. ``take(row, result)`` gets what is more than an array of the right kind within an episode, ``begin(row)`` a row that is due. What an environment raises ends this; the current word tells which it was.
+        """
+
 class AccumulatorCore:
     """The base of moolink's accumulators: flat buckets in, flat results out."""
 
