@@ -19,6 +19,7 @@ class ActionWriter:
 
     def __init__(self, tree: Tree, arrays: Tree, *, check: bool) -> None:
         self._tree = tree
+        self._single = isinstance(tree, Leaf)
         self._check = check
         self._leaves: list[Leaf] = leaves(tree)
         self._arrays: list[Array] = leaves(arrays)
@@ -43,7 +44,7 @@ class ActionWriter:
 
     def _checked(self, action: Any, count: int | None) -> tuple[list[Any], list[Array]]:
         """Returns the arrays of an action for `count` rows, as given and as numpy sees them."""
-        values = parts(self._tree, action, "action")
+        values = [action] if self._single else parts(self._tree, action, "action")
         sources = [as_numpy(value) for value in values]
         for leaf, array, source in zip(self._leaves, self._arrays, sources, strict=True):
             _require_shape_and_dtype(leaf, array if count is None else array[:count], source)
@@ -71,6 +72,8 @@ def as_numpy(value: Any) -> Array:
 
 
 def _require_shape_and_dtype(leaf: Leaf, array: Array, source: Array) -> None:
+    if source.dtype is array.dtype and source.shape == array.shape:
+        return  # the usual case
     if source.shape != array.shape:
         raise ValueError(f"{leaf.path}: expected shape {array.shape}, got {source.shape}")
     integers = array.dtype.kind in "iub" and source.dtype.kind in "iub"

@@ -35,7 +35,8 @@ class PoolOptions:
                 f"a pool has at most {MOST_ENVIRONMENTS} environments, not {self.batch_size} x "
                 f"{self.batches}"
             )
-        needed = 3 * self.workers + self.batches  # a doorbell and a pair of sockets; a bell
+        # For each worker a doorbell and a pair of sockets, for each batch a bell that two hold.
+        needed = 3 * self.workers + 2 * self.batches
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if needed > limit:
             raise ValueError(

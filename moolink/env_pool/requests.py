@@ -7,6 +7,7 @@ import math
 import os
 import pickle
 import select
+import weakref
 from collections.abc import Iterable
 
 from moolink import deadlines
@@ -34,6 +35,8 @@ class Requests:
         self._batch = batch
         self._board = supervisor.memory.board
         self._bell = supervisor.bells[batch]
+        self._waited = os.dup(self._bell)  # Stays valid when the pool closes.
+        weakref.finalize(self, os.close, self._waited)
         self._wanted = 0  # The number of served requests at which the bell is to ring.
         shape = supervisor.shape
         size = shape.batch_size
@@ -100,21 +103,17 @@ class Requests:
             return True
         supervisor = self._supervisor
         deadline = deadlines.after(timeout)
-        bell = self._duplicate()
-        try:
-            poll = select.poll()
-            poll.register(bell, select.POLLIN)
-            poll.register(supervisor.alarms, select.POLLIN)
-            while not self._ask(goal):
-                remaining = deadlines.left(deadline)
-                ready = poll.poll(None if remaining is None else math.ceil(remaining * 1000))
-                if any(descriptor == supervisor.alarms for descriptor, _ in ready):
-                    supervisor.handle_alarms()
-                elif remaining == 0.0:
-                    return self.served() >= goal
-            return True
-        finally:
-            os.close(bell)
+        poll = select.poll()
+        poll.register(self._waited, select.POLLIN)
+        poll.register(supervisor.alarms, select.POLLIN)
+        while not self._ask(goal):
+            remaining = deadlines.left(deadline)
+            ready = poll.poll(None if remaining is None else math.ceil(remaining * 1000))
+            if any(descriptor == supervisor.alarms for descriptor, _ in ready):
+                supervisor.handle_alarms()
+            elif remaining == 0.0:
+                return self.served() >= goal
+        return True
 
     async def wait_async(self, goal: int) -> None:
         """Waits in an event loop until `goal` requests are served."""
@@ -123,7 +122,7 @@ class Requests:
         supervisor = self._supervisor
         loop = asyncio.get_running_loop()
         # Duplicates: a loop knows one reader a descriptor, and they survive the pool's close.
-        bell, alarms = self._duplicate(), os.dup(supervisor.alarms)
+        bell, alarms = os.dup(self._waited), os.dup(supervisor.alarms)
         rung = asyncio.Event()
         try:
             loop.add_reader(bell, rung.set)
@@ -146,12 +145,6 @@ class Requests:
                 what = "has not begun" if row is None else f"is in environment {row}"
                 parts.append(f"worker {worker} (pid {supervisor.pid(worker)}) {what}")
         return ", ".join(parts)
-
-    def _duplicate(self) -> int:
-        """Returns a descriptor of the bell that stays valid when the pool closes."""
-        with self._supervisor.lock:
-            self._supervisor.raise_failure()
-            return os.dup(self._bell)
 
     def _ask(self, goal: int) -> bool:
         """Wants the bell to ring at `goal`; returns whether it is reached already."""

@@ -167,10 +167,10 @@ class EnvStepper:
                 outputs: Outputs = map_tree(_copy, self._outputs, self._copies)
                 return _tensors(outputs) if torch else outputs
             if not torch:
-                return map_tree(lambda array: array, self._outputs)  # type: ignore[no-any-return]
+                return _renewed(self._outputs)
             if self._tensors is None:
                 self._tensors = _tensors(self._outputs)
-            return map_tree(lambda tensor: tensor, self._tensors)  # type: ignore[no-any-return]
+            return _renewed(self._tensors)
 
 
 class Episodes:
@@ -208,6 +208,14 @@ class Episodes:
         np.logical_or(outputs["terminated"], outputs["truncated"], out=done)
         self._ended = bool(done.any())
         outputs["episode_return"][:] = self._returns
+
+
+def _renewed(outputs: Outputs) -> Outputs:
+    """Returns the same arrays in a dict that the user may change."""
+    return {
+        name: map_tree(lambda array: array, part) if isinstance(part, (dict, tuple)) else part
+        for name, part in outputs.items()
+    }
 
 
 def _copy(array: Array, memory: WarmMemory) -> Array:
