@@ -684,6 +684,36 @@ class EnvironmentRows:
         Steps rows from `first`, one an action. ``take(row, result)`` gets what is more than an array of the right kind within an episode, ``begin(row)`` a row that is due. What an environment raises ends this; the current word tells which it was.
         """
 
+def copy_within(
+    room: numpy.typing.NDArray[numpy.int64],
+    given: numpy.typing.NDArray[numpy.int64],
+    low: int,
+    high: int,
+) -> bool:
+    """
+    Copies int64 numbers that are all from `low` to `high`; returns False, and copies nothing, if one is not, or there are too few or too many.
+    """
+
+class EpisodeCounts:
+    """The episodes of a batch: what its steps' results add up to."""
+
+    def __init__(
+        self,
+        reward: numpy.typing.NDArray[numpy.float32],
+        terminated: numpy.typing.NDArray[numpy.bool_],
+        truncated: numpy.typing.NDArray[numpy.bool_],
+        done: numpy.typing.NDArray[numpy.bool_],
+        episode_return: numpy.typing.NDArray[numpy.float32],
+        episode_step: numpy.typing.NDArray[numpy.int64],
+        sum: numpy.typing.NDArray[numpy.float64],
+    ) -> None:
+        """The arrays of one batch; `sum` keeps returns in full precision."""
+
+    def count_step(self) -> None:
+        """
+        Counts a step whose results are in the arrays; a batch's first one is a reset.
+        """
+
 class AccumulatorCore:
     """The base of moolink's accumulators: flat buckets in, flat results out."""
 

@@ -33,10 +33,6 @@ nb::object attribute_of(PyObject* object, const nb::object& name) {
 
 }  // namespace
 
-HeldBuffer::HeldBuffer(nb::handle object, int flags) {
-  if (PyObject_GetBuffer(object.ptr(), &view_, flags) != 0) throw nb::python_error();
-}
-
 EnvironmentRows::EnvironmentRows(nb::dict environments, nb::object observation, nb::handle reward,
                                  nb::handle terminated, nb::handle truncated, nb::handle current,
                                  bool keeps_infos)

@@ -5,27 +5,11 @@
 #include <cstddef>
 #include <optional>
 
+#include "bind/held_buffer.h"
+
 namespace moolink::bind {
 
 namespace nb = nanobind;
-
-// Memory of a Python object, held for as long as this lives.
-class HeldBuffer {
- public:
-  HeldBuffer(nb::handle object, int flags);  // raises as Python does
-  HeldBuffer(const HeldBuffer&) = delete;
-  HeldBuffer& operator=(const HeldBuffer&) = delete;
-  ~HeldBuffer() { PyBuffer_Release(&view_); }
-
-  [[nodiscard]] const Py_buffer& view() const { return view_; }
-  template <class T>
-  [[nodiscard]] T* data() const {
-    return static_cast<T*>(view_.buf);
-  }
-
- private:
-  Py_buffer view_{};
-};
 
 // Steps the environments of a worker one after the other, and writes what most steps give, an array
 // that fits and no end of an episode, into shared memory. Python does the rest.

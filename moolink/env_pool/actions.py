@@ -23,6 +23,7 @@ class ActionWriter:
         self._check = check
         self._leaves: list[Leaf] = leaves(tree)
         self._arrays: list[Array] = leaves(arrays)
+        self._range = _range(tree, check=check)
 
     def write(self, action: Any) -> bool:
         """Copies the actions of all rows; returns whether they are torch tensors.
@@ -31,6 +32,15 @@ class ActionWriter:
             ValueError: structure or shape are wrong, or a value is outside of its space.
             TypeError: the dtype cannot stand for the space's.
         """
+        if (
+            self._range is not None
+            and type(action) is np.ndarray
+            and action.dtype is self._arrays[0].dtype
+            and action.ndim == 1
+            and action.flags.c_contiguous
+            and _core.copy_within(self._arrays[0], action, *self._range)
+        ):
+            return False  # The usual case in one call; what it does not take is looked at below.
         values, sources = self._checked(action, None)
         for array, source in zip(self._arrays, sources, strict=True):
             np.copyto(array, source, casting="same_kind")
@@ -51,6 +61,16 @@ class ActionWriter:
             if self._check:
                 _require_bounds(leaf, source)
         return values, sources
+
+
+def _range(tree: Tree, *, check: bool) -> tuple[int, int] | None:
+    """Returns the least and the greatest action if actions are int64 numbers, else None."""
+    if not isinstance(tree, Leaf) or not tree.scalar or tree.dtype != np.dtype(np.int64).str:
+        return None
+    limits = np.iinfo(np.int64)
+    low = limits.min if not check or tree.low is None else int(tree.low)
+    high = limits.max if not check or tree.high is None else int(tree.high)
+    return int(low), int(high)
 
 
 def is_torch(value: Any) -> bool:
