@@ -40,9 +40,9 @@ class Driven(Protocol):
         """Waits for rows that are ready.
 
         Returns:
-            observations, rewards, terminated, truncated, infos; arrays of n rows as the
-            environments gave them, without a copy, so they may change at the next `send` or
-            `recv`. ``infos["env_id"]``, ints [n], names the rows; ``infos["mask"]``, bool [n], is
+            observations, rewards (float32; float64 from a `moolink.VectorEnv`), terminated,
+            truncated, infos; arrays of n rows as the environments gave them, without a copy, so
+            they may change at the next `send` or `recv`. ``infos["env_id"]``, ints [n], names the rows; ``infos["mask"]``, bool [n], is
             there if rows can be without an agent, and False for these.
         """
 
@@ -118,7 +118,7 @@ class _InStep(_Adapter):
         if is_torch(first):
             rewards = first.new_zeros(self.num_envs, dtype=_torch().float32)
         else:
-            rewards = np.zeros(self.num_envs)
+            rewards = np.zeros(self.num_envs, np.float32)
         self._ready = (observations, rewards, rewards != 0, rewards != 0, infos)
 
     def send(self, actions: Any, env_ids: Any = None) -> None:
@@ -140,6 +140,8 @@ class _InStep(_Adapter):
             raise Error("nothing is under way: call async_reset or send first")
         observations, rewards, terminated, truncated, infos = ready
         infos = {"env_id": self._last} | infos
+        # One dtype for all, as a Batcher needs it: ALE's rewards are int32, Gymnasium's float64.
+        rewards = rewards.float() if is_torch(rewards) else np.asarray(rewards, np.float32)
         return observations, rewards, terminated, truncated, infos
 
 

@@ -51,6 +51,7 @@ def test_gymnasiums_environments_step_as_by_themselves(kind):
     observations, rewards, terminated, _, infos = envs.recv()
     np.testing.assert_array_equal(observations, own.reset(seed=3)[0])
     assert rewards.tolist() == [0, 0]
+    assert rewards.dtype == np.float32
     assert not terminated.any()
     assert infos["env_id"].tolist() == [0, 1]
     for number in range(20):
@@ -58,6 +59,8 @@ def test_gymnasiums_environments_step_as_by_themselves(kind):
         envs.send(torch.from_numpy(actions))
         for a, b in zip(envs.recv()[:4], own.step(actions)[:4], strict=True):
             np.testing.assert_array_equal(a, b)
+    envs.send(actions)
+    assert envs.recv()[1].dtype == np.float32  # As the first one, or no Batcher takes it.
     envs.close()
 
 
