@@ -654,6 +654,19 @@ class SharedWords:
     def store(self, index: int, value: int) -> None:
         """Writes a word; raises IndexError if there is none."""
 
+    def sum(self, first: int, stride: int, count: int) -> int:
+        """Adds up `count` words, `stride` apart."""
+
+    def push(self, line: int, ring: int, capacity: int, entry: int) -> bool:
+        """
+        Writes `entry` into a ring, whose count is the word `line`, and counts it; returns whether the word after the count is set.
+        """
+
+    def serve(self, served: int, goal: int, first: int, stride: int, count: int) -> bool:
+        """
+        Counts up the word `served`. If the sum of the words from `first` reaches `goal`, clears that and returns True; a goal of 0 is none.
+        """
+
 class EnvironmentRows:
     """
     The environments of a pool's worker, and where their steps' results lie in shared memory.

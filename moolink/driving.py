@@ -42,8 +42,9 @@ class Driven(Protocol):
         Returns:
             observations, rewards (float32; float64 from a `moolink.VectorEnv`), terminated,
             truncated, infos; arrays of n rows as the environments gave them, without a copy, so
-            they may change at the next `send` or `recv`. ``infos["env_id"]``, ints [n], names the rows; ``infos["mask"]``, bool [n], is
-            there if rows can be without an agent, and False for these.
+            they may change at the next `send` or `recv`. ``infos["env_id"]``, ints [n], names the
+            rows; ``infos["mask"]``, bool [n], is there if rows can be without an agent, and False
+            for these.
         """
 
     def close(self) -> None:
