@@ -72,12 +72,15 @@ class Requests:
         arguments: channel.Arguments | None,
     ) -> None:
         """Makes one request for each (worker, first row, number of rows), or none if it raises."""
-        encoded = [None if arguments is None else _encoded(arguments, *part[1:]) for part in parts]
         supervisor = self._supervisor
+        encoded = [] if arguments is None else [_encoded(arguments, *part[1:]) for part in parts]
         with supervisor.lock:
             supervisor.raise_failure()
-            for (worker, first, count), part in zip(parts, encoded, strict=True):
-                supervisor.push(worker, first, count, command, part)
+            if arguments is None:
+                supervisor.push(parts, command)
+            else:
+                for part, data in zip(parts, encoded, strict=True):
+                    supervisor.push_with(part, command, data)
             self.made += len(parts)
 
     def served(self) -> int:
