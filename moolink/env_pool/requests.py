@@ -55,15 +55,14 @@ class Requests:
         self._push(self._parts, command, arguments)
         return self.made
 
-    def of_rows(
+    def of_runs(
         self,
-        worker_of: list[int],
-        rows: list[int],
+        runs: list[tuple[int, int, int]],
         arguments: channel.Arguments | None,
         command: Command,
     ) -> None:
-        """Makes a request about each of some rows, in the order given."""
-        self._push([(worker_of[row], row, 1) for row in rows], command, arguments)
+        """Makes requests about some rows, in order: (worker, first row, number of rows) of each."""
+        self._push(runs, command, arguments)
 
     def _push(
         self,

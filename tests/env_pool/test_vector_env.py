@@ -67,6 +67,21 @@ def test_a_slow_environment_holds_up_nobody_of_another_worker():
     envs.close()
 
 
+def test_a_half_batch_is_one_request_a_worker():
+    envs = moolink.VectorEnv(environments.Informed, 8, num_workers=2, batch_size=4)
+    envs.async_reset()
+    assert envs._requests.made == 4  # 0 and 1, 2 and 3, 4 and 5, 6 and 7
+    seen = np.zeros(8, np.int64)
+    for _ in range(20):
+        made = envs._requests.made
+        *_, infos = envs.recv(LONG)
+        seen[infos["env_id"]] += 1
+        envs.send(np.ones(4, np.int64), infos["env_id"])
+        assert envs._requests.made == made + 2
+    assert seen.sum() == 80
+    envs.close()
+
+
 def test_attributes_and_errors_of_calls_leave_the_pool_usable():
     envs = moolink.VectorEnv(environments.Informed, 2)
     envs.reset()
