@@ -95,12 +95,16 @@ class Ready:
         self._served = [self._requests.made_of(worker) for worker in range(len(self._served))]
 
     def _look(self) -> None:
-        """Collects the environments that have become ready."""
-        for worker, asked in enumerate(self._asked):
-            served = self._requests.served_by(worker)
-            for _ in range(served - self._served[worker]):
-                self._ready.extend(asked.popleft())
-            self._served[worker] = served
+        """Collects the environments that have become ready, of all workers in turn.
+
+        So a batch is of several workers, which then have its next step to do at the same time.
+        """
+        news = [self._requests.served_by(worker) for worker in range(len(self._asked))]
+        while self._served != news:
+            for worker, asked in enumerate(self._asked):
+                if self._served[worker] < news[worker]:
+                    self._ready.extend(asked.popleft())
+                    self._served[worker] += 1
 
     def _runs(self, rows: list[int]) -> list[tuple[int, int, int]]:
         """Joins neighbours in `rows`, in its order: (worker, first row, number of rows)."""
