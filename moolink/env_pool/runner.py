@@ -76,7 +76,8 @@ class Runner:
         )
         while row < stop:
             try:
-                self._rows.step(row, actions[row - first :], self._take, self._begin)
+                left = actions if row == first else actions[row - first :]
+                self._rows.step(row, left, self._take, self._begin)
                 row = stop
             except BaseException as error:  # noqa: BLE001 - `_recover` reports or raises it
                 failed = self._current[0] - 1
@@ -189,6 +190,8 @@ class Runner:
 
     def _succeeded(self, first: int, stop: int) -> None:
         """Forgets the failures of environments that have taken a step since."""
+        if not self._failing:
+            return
         for row in [row for row in self._failing if first <= row < stop]:
             self.environments[row].failures = 0
             self._failing.discard(row)
