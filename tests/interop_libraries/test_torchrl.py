@@ -90,8 +90,12 @@ def test_a_queue_gives_the_same_tensordict():
 
 def test_batches_of_tensordicts():
     batches = moolink.Batcher(6)
+    one = steps()
+    assert one.to_dict()["obs"].data_ptr() == one["obs"].data_ptr()
     for _ in range(2):
         batches.cat(steps().to_dict())
-    batch = TensorDict(batches.get(), batch_size=[6])
+    got = batches.get()
+    batch = TensorDict(got, batch_size=[6])
+    assert batch["obs"].data_ptr() == got["obs"].data_ptr()
     assert batch["next"].batch_size == torch.Size([6])
     assert batch["obs"][3:].equal(steps()["obs"])
