@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from moolink.batch_replies import BatchReturn
     from moolink.batcher import Batcher
     from moolink.broker_peer import Broker
+    from moolink.driving import Driven, drive
     from moolink.env_pool import EnvPool, EnvStepper, EnvStepperFuture
     from moolink.env_pool.vector_env import VectorEnv
     from moolink.group import AllReduce, Group
@@ -71,6 +72,7 @@ _HOME = {
     "BatchReturn": "moolink.batch_replies",
     "Batcher": "moolink.batcher",
     "Broker": "moolink.broker_peer",
+    "Driven": "moolink.driving",
     "EnvPool": "moolink.env_pool",
     "EnvStepper": "moolink.env_pool",
     "EnvStepperFuture": "moolink.env_pool",
@@ -88,6 +90,7 @@ _HOME = {
     "Stream": "moolink._core",
     "VectorEnv": "moolink.env_pool.vector_env",
     "create_uid": "moolink._core",
+    "drive": "moolink.driving",
     "dump": "moolink._core",
     "empty": "moolink.lending",
     "lend": "moolink.lending",
@@ -96,7 +99,7 @@ _HOME = {
     "set_logging": "moolink.logs",
     "set_max_threads": "moolink._core",
 }
-_SUBMODULES = {"jax", "replay", "torch"}
+_SUBMODULES = {"jax", "pettingzoo", "replay", "sb3", "tensordict", "torch"}
 
 __all__ = [
     "Accumulator",
@@ -107,6 +110,7 @@ __all__ = [
     "Broker",
     "CancelledError",
     "Closed",
+    "Driven",
     "EnvError",
     "EnvPool",
     "EnvStepper",
@@ -135,6 +139,7 @@ __all__ = [
     "VectorEnv",
     "WireError",
     "create_uid",
+    "drive",
     "dump",
     "empty",
     "lend",
