@@ -1,8 +1,8 @@
 """moolink: communication for distributed reinforcement learning.
 
 RPC for any DLPack tensor, elastic groups, allreduce, a gradient accumulator, an environment pool,
-a batcher and a replay, over shared memory and TCP. Importing this package imports neither torch
-nor JAX.
+a batcher, a replay and versioned weights, over shared memory and TCP. Importing this package
+imports neither torch nor JAX.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from moolink.reports import Explanation, GradientStats, PeerInfo, RpcStats
     from moolink.rpc import Rpc
     from moolink.values import register
+    from moolink.weights import Publisher, Subscriber, Weights
 
 __version__ = "0.1.0"
 
@@ -80,13 +81,16 @@ _HOME = {
     "Group": "moolink.group",
     "Lent": "moolink._core",
     "PeerInfo": "moolink.reports",
+    "Publisher": "moolink.weights",
     "Queue": "moolink.queue",
     "Replay": "moolink.replay",
     "Rpc": "moolink.rpc",
     "RpcDeferredReturn": "moolink._core",
     "RpcStats": "moolink.reports",
     "Stream": "moolink._core",
+    "Subscriber": "moolink.weights",
     "VectorEnv": "moolink.env_pool.vector_env",
+    "Weights": "moolink.weights",
     "create_uid": "moolink._core",
     "dump": "moolink._core",
     "empty": "moolink.lending",
@@ -96,7 +100,7 @@ _HOME = {
     "set_logging": "moolink.logs",
     "set_max_threads": "moolink._core",
 }
-_SUBMODULES = {"jax", "replay", "torch"}
+_SUBMODULES = {"jax", "replay", "torch", "weights"}
 
 __all__ = [
     "Accumulator",
@@ -121,6 +125,7 @@ __all__ = [
     "NoSuchFunction",
     "PeerInfo",
     "PeerLost",
+    "Publisher",
     "Queue",
     "QueueFull",
     "RemoteError",
@@ -131,8 +136,10 @@ __all__ = [
     "RpcStats",
     "StateError",
     "Stream",
+    "Subscriber",
     "TimeoutError",
     "VectorEnv",
+    "Weights",
     "WireError",
     "create_uid",
     "dump",

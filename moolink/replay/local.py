@@ -14,14 +14,15 @@ from typing import Any, Literal, Self
 import numpy as np
 import numpy.typing as npt
 
+from moolink import skeletons
 from moolink._core import ReplayCore
 from moolink.errors import QueueFull, TimeoutError
-from moolink.replay import placement, structure
+from moolink.replay import placement
 from moolink.replay.batch import Batch, Batches
 from moolink.replay.layout import Layout
 from moolink.replay.options import Table
-from moolink.replay.structure import Skeleton
 from moolink.replay.writer import Item, Steps, Writer
+from moolink.skeletons import Skeleton
 
 Arrays = Literal["same", "numpy", "torch", "jax"]
 Stop = Callable[[], bool]
@@ -360,7 +361,7 @@ class Replay:
             elif repr(table.skeleton) != repr(item.skeleton):
                 raise ValueError(
                     f"the items of table {table.options.name!r} are another tree: it has "
-                    f"{', '.join(structure.paths(table.skeleton))}"
+                    f"{', '.join(skeletons.paths(table.skeleton))}"
                 )
             pattern = {"store": layout.store, "width": item.width, "pieces": item.pieces}
             self._pattern_numbers[name] = self._add_pattern(pattern)
@@ -391,21 +392,21 @@ class Replay:
     def _layout(self, tree: Any, dropped: int) -> Layout:
         """Of arrays without their first `dropped` dimensions."""
         for layout in self.layouts:
-            leaves = structure.leaves_like(tree, layout.skeleton)
+            leaves = skeletons.leaves_like(tree, layout.skeleton)
             if leaves is None:
                 continue
-            given = [structure.layout_of(structure.as_array(leaf)) for leaf in leaves]
+            given = [skeletons.layout_of(skeletons.as_array(leaf)) for leaf in leaves]
             if [(dtype, shape[dropped:]) for dtype, shape in given] == [
                 column[1:] for column in layout.columns
             ]:
                 return layout
-        leaves, skeleton = structure.flatten(tree)
-        leaves = [structure.as_array(leaf) for leaf in leaves]
+        leaves, skeleton = skeletons.flatten(tree)
+        leaves = [skeletons.as_array(leaf) for leaf in leaves]
         columns = []
-        for name, leaf in zip(structure.paths(skeleton), leaves, strict=True):
-            dtype, shape = structure.layout_of(leaf)
+        for name, leaf in zip(skeletons.paths(skeleton), leaves, strict=True):
+            dtype, shape = skeletons.layout_of(leaf)
             columns.append((name, dtype, shape[dropped:]))
-        return self.add_layout(skeleton, columns, structure.framework_of(leaves))
+        return self.add_layout(skeleton, columns, skeletons.framework_of(leaves))
 
     def _open_steps(self, table: OpenTable, layout: Layout) -> tuple[Layout, int]:
         pieces = [(column, 0, 0) for column in range(len(layout.columns))]
@@ -429,7 +430,7 @@ class Replay:
             return None
         arrays, keys, probabilities, priorities, times_sampled = sampled
         kind = table.framework if self._arrays == "same" else self._arrays
-        data = structure.unflatten(table.skeleton, placement.convert(arrays, kind, device))
+        data = skeletons.unflatten(table.skeleton, placement.convert(arrays, kind, device))
         return Batch(data, keys, probabilities, priorities, times_sampled, table.options.name)
 
     def _late(
