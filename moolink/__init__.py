@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from moolink.replay import Replay
     from moolink.reports import Explanation, GradientStats, PeerInfo, RpcStats
     from moolink.rpc import Rpc
+    from moolink.trajectories import TrajectoryBatch, TrajectoryQueue, TrajectoryWriter
     from moolink.values import register
     from moolink.weights import Publisher, Subscriber, Weights
 
@@ -89,6 +90,9 @@ _HOME = {
     "RpcStats": "moolink.reports",
     "Stream": "moolink._core",
     "Subscriber": "moolink.weights",
+    "TrajectoryBatch": "moolink.trajectories",
+    "TrajectoryQueue": "moolink.trajectories",
+    "TrajectoryWriter": "moolink.trajectories",
     "VectorEnv": "moolink.env_pool.vector_env",
     "Weights": "moolink.weights",
     "create_uid": "moolink._core",
@@ -100,7 +104,7 @@ _HOME = {
     "set_logging": "moolink.logs",
     "set_max_threads": "moolink._core",
 }
-_SUBMODULES = {"jax", "replay", "torch", "weights"}
+_SUBMODULES = {"jax", "replay", "torch", "trajectories", "weights"}
 
 __all__ = [
     "Accumulator",
@@ -138,6 +142,9 @@ __all__ = [
     "Stream",
     "Subscriber",
     "TimeoutError",
+    "TrajectoryBatch",
+    "TrajectoryQueue",
+    "TrajectoryWriter",
     "VectorEnv",
     "Weights",
     "WireError",

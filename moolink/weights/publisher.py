@@ -8,7 +8,7 @@ from collections.abc import Collection
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from moolink import _core, deadlines, forks, lending
+from moolink import _core, deadlines, forks, functions, lending
 from moolink.errors import Closed, Error, TimeoutError
 from moolink.hosts import host_key
 from moolink.keywords import names_keywords
@@ -182,7 +182,7 @@ class Publisher:
         for request in requests:
             request.reply.reject(f"the publisher of {self._name!r} was closed")
         for function in (names.NEXT, names.SOURCE, names.CHUNK):
-            names.undefine(self._rpc, function.format(self._name))
+            functions.undefine(self._rpc, function.format(self._name))
         self._thread.join()
 
     def __enter__(self) -> Self:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from moolink import deadlines, forks, lending, logs
+from moolink import deadlines, forks, functions, lending, logs
 from moolink.errors import CancelledError, Closed, Error, TimeoutError
 from moolink.hosts import host_key
 from moolink.keywords import names_keywords
@@ -162,7 +162,7 @@ class Subscriber:
             call.cancel()
         self._thread.join()
         for function in (names.COPY_CHUNK, names.COPY):
-            names.undefine(self._rpc, function.format(self._name))
+            functions.undefine(self._rpc, function.format(self._name))
 
     def __enter__(self) -> Self:
         return self
