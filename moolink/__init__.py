@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from moolink.env_pool import EnvPool, EnvStepper, EnvStepperFuture
     from moolink.env_pool.vector_env import VectorEnv
     from moolink.group import AllReduce, Group
+    from moolink.inference import InferenceBatch, InferenceClient, InferenceServer
     from moolink.lending import empty, lend
     from moolink.logs import set_log_level, set_logging
     from moolink.queue import Queue
@@ -80,6 +81,9 @@ _HOME = {
     "Future": "moolink._core",
     "GradientStats": "moolink.reports",
     "Group": "moolink.group",
+    "InferenceBatch": "moolink.inference",
+    "InferenceClient": "moolink.inference",
+    "InferenceServer": "moolink.inference",
     "Lent": "moolink._core",
     "PeerInfo": "moolink.reports",
     "Publisher": "moolink.weights",
@@ -104,7 +108,7 @@ _HOME = {
     "set_logging": "moolink.logs",
     "set_max_threads": "moolink._core",
 }
-_SUBMODULES = {"jax", "replay", "torch", "trajectories", "weights"}
+_SUBMODULES = {"inference", "jax", "replay", "torch", "trajectories", "weights"}
 
 __all__ = [
     "Accumulator",
@@ -125,6 +129,9 @@ __all__ = [
     "GradientStats",
     "Group",
     "GroupChanged",
+    "InferenceBatch",
+    "InferenceClient",
+    "InferenceServer",
     "Lent",
     "NoSuchFunction",
     "PeerInfo",
