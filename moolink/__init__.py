@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from moolink.lending import empty, lend
     from moolink.logs import set_log_level, set_logging
     from moolink.queue import Queue
-    from moolink.replay import Replay
+    from moolink.replay import Replay, ReplayClient, ReplayServer
     from moolink.reports import Explanation, GradientStats, PeerInfo, RpcStats
     from moolink.rpc import Rpc
     from moolink.trajectories import TrajectoryBatch, TrajectoryQueue, TrajectoryWriter
@@ -89,6 +89,8 @@ _HOME = {
     "Publisher": "moolink.weights",
     "Queue": "moolink.queue",
     "Replay": "moolink.replay",
+    "ReplayClient": "moolink.replay",
+    "ReplayServer": "moolink.replay",
     "Rpc": "moolink.rpc",
     "RpcDeferredReturn": "moolink._core",
     "RpcStats": "moolink.reports",
@@ -141,6 +143,8 @@ __all__ = [
     "QueueFull",
     "RemoteError",
     "Replay",
+    "ReplayClient",
+    "ReplayServer",
     "Rpc",
     "RpcDeferredReturn",
     "RpcError",
