@@ -12,6 +12,8 @@ for simulator in session rpc group accumulate stack shared_reduce shared_pipelin
   "build/dev/tests/sim/sim_$simulator" --seeds "$first..$((first + seeds - 1))"
 done
 MOOLINK_BUILD_DIR=build/dev .venv/bin/python -m pytest -q --timeout 900 tests/nightly
+tools/interop.sh
+PYTHONPATH=$PWD build/interop/current/bin/python -m pytest -q tests/nightly/test_sb3_cartpole.py
 .venv/bin/python -m tests.faults.storm --kills 400
 .venv/bin/python -m tests.faults.storm --broker-restarts 50
 .venv/bin/python -m tests.faults.storm --churn 600

@@ -119,7 +119,7 @@ void Machine::handle_kept(Time now, Inbound inbound) {
   const Uid from = inbound.from;
   try {
     handle(now, std::move(inbound));
-  } catch (const std::exception& e) {
+  } catch (const Exception& e) {
     log(LogLevel::warning, "a message of " + name_of(from) + " is ignored: " + e.what());
   }
 }

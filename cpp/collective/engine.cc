@@ -179,10 +179,13 @@ void Engine::begin(OpId id, Operation::Request request) {
   }
   auto [at, added] = operations_.try_emplace(id, id, next_run_++, key, std::move(request),
                                              std::move(place), *config_.memory);
-  by_key_.emplace(key, id);
-  at->second.begin();
-  carry_out(id);
-  replay_early(key);
+  Operation& operation = at->second;
+  guarded(id, [&] {
+    by_key_.emplace(key, id);
+    operation.begin();
+    carry_out(id);
+    replay_early(key);
+  });
 }
 
 // Operations of one name that are under way at the same time: the first one has it.
@@ -289,8 +292,10 @@ void Engine::passed(std::uint64_t s) {
   in_shared_memory_.erase(found);
   const auto operation = operations_.find(id);
   if (operation == operations_.end()) return;
-  operation->second.passed();
-  carry_out(id);
+  guarded(id, [&] {
+    operation->second.passed();
+    carry_out(id);
+  });
 }
 
 void Engine::failed(std::uint64_t s, Error error) {
@@ -421,15 +426,19 @@ void Engine::summed(OpId op, RunId run, std::uint32_t slice) {
   }
   const auto found = operations_.find(op);
   if (found == operations_.end() || found->second.run() != run) return;
-  found->second.summed(slice);
-  carry_out(op);
+  guarded(op, [&] {
+    found->second.summed(slice);
+    carry_out(op);
+  });
 }
 
 void Engine::combined(OpId op, RunId run, std::variant<wire::Payload, Error> result) {
   const auto found = operations_.find(op);
   if (found == operations_.end() || found->second.run() != run) return;
-  found->second.combined(std::move(result));
-  carry_out(op);
+  guarded(op, [&] {
+    found->second.combined(std::move(result));
+    carry_out(op);
+  });
 }
 
 void Engine::cancel(OpId op, Error error) {

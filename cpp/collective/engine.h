@@ -10,6 +10,7 @@
 #include <variant>
 #include <vector>
 
+#include "base/barrier.h"
 #include "base/buffer.h"
 #include "base/error.h"
 #include "base/uid.h"
@@ -132,6 +133,10 @@ class Engine {
   // names. False: this member knows, or it is not under way.
   bool ask_why(OpId op, const Error& error);
 
+  // Set if this member cannot go on with what it has begun, for lack of memory for example: it is
+  // to leave these members. Look after every event.
+  Error take_failure() { return std::exchange(failure_, {}); }
+
   std::vector<Action> take_actions() { return std::exchange(actions_, {}); }
 
   const Members& members() const { return members_; }
@@ -165,6 +170,14 @@ class Engine {
   void begin(OpId id, Operation::Request request);
   MutableBuffer take_residual(const std::string& name, const OpSpec& spec);
   void keep_residual(const Operation& operation);
+  // The exception barrier: what a peer has broken fails the operation; all else, the engine.
+  template <class Work>
+  void guarded(OpId id, Work&& work) {
+    guard(work, [&](const Error& error) {
+      if (error.code == ErrorCode::wire) return cancel(id, error);
+      failure_ = error;
+    });
+  }
   void carry_out(OpId id);
   void finish(OpId id, Operation& operation, bool unsettled);
   void pass(std::uint64_t s, const OpSpec& spec, const Operation* operation);
@@ -202,6 +215,7 @@ class Engine {
   std::map<std::pair<std::uint64_t, OpKey>, EarlyFrames> early_;  // by epoch and key
   std::size_t early_bytes_ = 0;
   std::vector<Action> actions_;
+  Error failure_;
 };
 
 }  // namespace moolink::collective

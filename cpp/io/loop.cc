@@ -7,10 +7,9 @@
 #include <cerrno>
 #include <cstring>
 #include <ctime>
-#include <exception>
-#include <new>
 #include <string>
 
+#include "base/barrier.h"
 #include "base/error.h"
 
 namespace moolink::io {
@@ -54,20 +53,25 @@ Loop::WatchId Loop::watch(int fd, std::uint32_t events, std::function<void(std::
   epoll_event event{};
   event.events = events;
   event.data.u64 = id;
-  if (epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, fd, &event) != 0) fail("epoll_ctl");
   auto shared = std::make_shared<std::function<void(std::uint32_t)>>(std::move(ready));
-  watches_.emplace(id, Watch{fd, events, std::move(shared)});
+  const auto added = watches_.emplace(id, Watch{fd, events, std::move(shared)}).first;
+  if (epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, fd, &event) != 0) {
+    const int error = errno;
+    watches_.erase(added);
+    errno = error;
+    fail("epoll_ctl");
+  }
   return id;
 }
 
 void Loop::change(WatchId id, std::uint32_t events) {
   const auto it = watches_.find(id);
   if (it == watches_.end() || it->second.events == events) return;
-  it->second.events = events;
   epoll_event event{};
   event.events = events;
   event.data.u64 = id;
   if (epoll_ctl(epoll_fd_, EPOLL_CTL_MOD, it->second.fd, &event) != 0) fail("epoll_ctl");
+  it->second.events = events;
 }
 
 void Loop::unwatch(WatchId id) {
@@ -75,6 +79,13 @@ void Loop::unwatch(WatchId id) {
   if (it == watches_.end()) return;
   epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, it->second.fd, nullptr);
   watches_.erase(it);
+}
+
+template <class Work>
+bool Loop::run(Work&& work) noexcept {
+  return guard(work, [this](const Error& error) {
+    if (failed_) failed_(error.message.c_str());
+  });
 }
 
 Loop::TimerKey Loop::at(Time when, std::function<void()> due) {
@@ -90,7 +101,9 @@ void Loop::remove(Pollable& pollable) { std::erase(pollables_, &pollable); }
 bool Loop::poll_pollables() {
   bool something = false;
   // By index: a pollable may add or remove pollables.
-  for (std::size_t i = 0; i < pollables_.size(); ++i) something |= pollables_[i]->poll();
+  for (std::size_t i = 0; i < pollables_.size(); ++i) {
+    run([&] { something |= pollables_[i]->poll(); });
+  }
   return something;
 }
 
@@ -104,7 +117,9 @@ int Loop::prepare(Time until) {
   // Order matters: whoever posts or wakes after this store writes to the wake descriptor.
   sleeping_.store(true);
   bool idle = !woken_.exchange(false);
-  for (std::size_t i = 0; i < pollables_.size(); ++i) idle &= pollables_[i]->prepare_sleep();
+  for (std::size_t i = 0; i < pollables_.size(); ++i) {
+    run([&] { idle &= pollables_[i]->prepare_sleep(); });
+  }
   return idle ? timeout_us(until) : 0;
 }
 
@@ -125,7 +140,9 @@ bool Loop::finish(int count) {
   awake_since_ = now();
   sleeping_.store(false);
   woken_.store(false);
-  for (std::size_t i = 0; i < pollables_.size(); ++i) pollables_[i]->awake();
+  for (std::size_t i = 0; i < pollables_.size(); ++i) {
+    run([&] { pollables_[i]->awake(); });
+  }
   bool something = dispatch(count);
   something |= poll_pollables();
   something |= run_timers();
@@ -169,19 +186,6 @@ bool Loop::run_timers() {
     something = true;
   }
   return something;
-}
-
-void Loop::run(const std::function<void()>& work) noexcept {
-  try {
-    work();
-  } catch (const std::exception& e) {
-    if (!failed_) return;
-    try {
-      failed_(e.what());
-    } catch (const std::bad_alloc&) {
-      return;  // no memory even to say so
-    }
-  }
 }
 
 bool Loop::take_posted() {

@@ -52,8 +52,8 @@ class Loop {
   void add(Pollable& pollable) { pollables_.push_back(&pollable); }
   void remove(Pollable& pollable);
 
-  // Hears of what a callback, timer or posted work has thrown; the others run all the same. Those
-  // that can fail what they belong to do so themselves: this is the last barrier.
+  // Hears of what a callback, timer, pollable or posted work has thrown; the others run all the
+  // same. Those that can fail what they belong to do so themselves: this is the last barrier.
   void on_failure(std::function<void(const char* reason)> failed) { failed_ = std::move(failed); }
 
   // Takes what the pollables have; true if there was something. Does not block.
@@ -105,7 +105,8 @@ class Loop {
   bool take_posted();
   bool dispatch(int count);
   bool run_timers();
-  void run(const std::function<void()>& work) noexcept;
+  template <class Work>
+  bool run(Work&& work) noexcept;
 
   int epoll_fd_ = -1;
   Event woken_up_;

@@ -44,30 +44,39 @@ CallId NodeState::call(Time now, const std::string& peer_name, const std::string
   call.started = now;
   if (timeout >= Duration(0) && timeout < kNever - now) call.deadline = now + timeout;
   if (credit > 0) call.stream = ItemsIn{credit, 0, 0, timeout, {}, {}, 0};
+  guard([&] { begin_call(now, id, call); },
+        [&](const Error& error) {
+          if (!calls_.contains(id)) return;
+          if (call.state == Call::State::local) stop_running({config.instance, id}, true);
+          complete(id, call_error(error.code, error.message, call, may_have_run(call)));
+        });
+  return id;
+}
+
+void NodeState::begin_call(Time now, CallId id, Call& call) {
   if (closing_) {
     complete(id,
              call_error(ErrorCode::closed, "peer '" + config.name + "' was closed", call, Ran::no));
-    return id;
+    return;
   }
   timers.push({call.deadline, Timer::Kind::call, id, {}});
-  if (peer_name == config.name) {
+  if (call.peer == config.name) {
     run_locally(id, call);
-  } else if (Peer* peer = find_peer(peer_name); peer != nullptr && peer->up) {
+  } else if (Peer* peer = find_peer(call.peer); peer != nullptr && peer->up) {
     dispatch(now, *peer, id, call);
   } else {
-    const bool is_new = !searches_.contains(peer_name);
-    Search& search = search_for(now, peer_name);
+    const bool is_new = !searches_.contains(call.peer);
+    Search& search = search_for(now, call.peer);
     if (is_new) ask_everybody(now, search);
     if (search.calls.size() >= config.max_waiting_calls) {
       complete(id, call_error(ErrorCode::queue_full,
-                              "too many calls wait for peer '" + peer_name + "', " +
-                                  why_unreached(peer_name),
+                              "too many calls wait for peer '" + call.peer + "', " +
+                                  why_unreached(call.peer),
                               call, Ran::no));
-      return id;
+      return;
     }
     search.calls.push_back(id);
   }
-  return id;
 }
 
 void NodeState::run_locally(CallId id, Call& call) {
@@ -129,27 +138,29 @@ bool NodeState::transmit_call(Time now, Peer& peer, CallId id, Call& call) {
   if (!call.stream) message.deadline = call.deadline;
   message.cookie = id;
   const std::uint64_t credit = call.stream ? call.stream->allowed : 0;
-  message.payload = with_head(CallHead{id, call.function, credit}, std::move(call.arguments));
-  try {
-    if (!peer.session.send(now, std::move(message))) {
-      complete(id, call_error(ErrorCode::queue_full, "the send window is full", call, Ran::no));
-      return false;
-    }
-  } catch (const Exception& refused) {
-    complete(id, call_error(refused.error().code, refused.error().message, call, Ran::no));
-    return false;
-  }
+  const auto make = [&] {
+    message.payload = with_head(CallHead{id, call.function, credit}, std::move(call.arguments));
+    peer.session.check(message);
+  };
+  const bool made = guard(make, [&](const Error& refused) {
+    complete(id, call_error(refused.code, refused.message, call, Ran::no));
+  });
+  if (!made) return false;
+  // From here on it ends with the session, if that breaks.
   call.state = Call::State::sent;
   call.instance = peer.instance;
   if (call.stream) call.stream->told = credit;
-  touch(peer);
+  guarded(peer, [&] {
+    touch(peer);
+    peer.session.send(now, std::move(message));
+  });
   return true;
 }
 
 void NodeState::complete(CallId id, Reply result) {
-  auto node = calls_.extract(id);
-  if (node.empty()) return;
-  const Call& call = node.mapped();
+  const auto found = calls_.find(id);
+  if (found == calls_.end()) return;
+  const Call& call = found->second;
   if (auto* error = std::get_if<Error>(&result)) {
     if (error->peer.empty()) error->peer = call.peer;
     if (error->function.empty()) error->function = call.function;
@@ -158,7 +169,9 @@ void NodeState::complete(CallId id, Reply result) {
     actions.push_back(Complete{id, result});
   }
   actions.push_back(Complete{id, std::move(result)});
-  if (call.deadline != kNever) timers.forget([this](const Timer& timer) { return counts(timer); });
+  const bool has_timer = call.deadline != kNever;
+  calls_.erase(found);
+  if (has_timer) timers.forget([this](const Timer& timer) { return counts(timer); });
 }
 
 void NodeState::time_out(Time now, CallId id) {
@@ -312,12 +325,13 @@ void NodeState::delivered_call(Time now, Peer& peer, session::Deliver& delivered
   if (ignores_window(peer, bytes)) wire::fail("calls beyond the window");
   Running running{delivered.deadline, bytes, {}};
   if (head.credit > 0) running.stream = ItemsOut{head.credit, 0};
-  if (!running_.try_emplace(key, running).second) wire::fail("a call's id was used twice");
+  if (running_.contains(key)) wire::fail("a call's id was used twice");
+  actions.push_back(RunHandler{key, peer.name, head.function, std::move(arguments),
+                               delivered.deadline, head.credit});
+  running_.emplace(key, running);
   ++peer.running;
   peer.running_bytes += bytes;
   timers.push({delivered.deadline, Timer::Kind::handler, head.id, peer.instance});
-  actions.push_back(RunHandler{key, peer.name, head.function, std::move(arguments),
-                               delivered.deadline, head.credit});
 }
 
 void NodeState::delivered_result(Peer& peer, session::Deliver& delivered) {
@@ -371,12 +385,15 @@ void NodeState::reply(Time now, const CallKey& key, Reply reply) {
 void NodeState::send_result(Time now, Peer& peer, CallId id, Reply reply, std::uint64_t items) {
   session::OutgoingMessage message;
   message.kind = static_cast<std::uint8_t>(MessageKind::result);
-  if (auto* error = std::get_if<Error>(&reply)) {
-    message.payload = head_only(ResultHead{id, std::move(*error), items});
-  } else {
-    message.payload =
-        with_head(ResultHead{id, {}, items}, std::move(std::get<wire::Payload>(reply)));
-  }
+  const bool made = guarded(peer, [&] {
+    if (auto* error = std::get_if<Error>(&reply)) {
+      message.payload = head_only(ResultHead{id, std::move(*error), items});
+    } else {
+      message.payload =
+          with_head(ResultHead{id, {}, items}, std::move(std::get<wire::Payload>(reply)));
+    }
+  });
+  if (!made) return;
   try {
     send_or_queue(now, peer, std::move(message));
   } catch (const Exception& refused) {
@@ -388,14 +405,15 @@ void NodeState::send_result(Time now, Peer& peer, CallId id, Reply reply, std::u
 }
 
 void NodeState::stop_running(const CallKey& key, bool tell_handler) {
-  auto node = running_.extract(key);
-  if (node.empty()) return;
-  if (Peer* peer = find_peer(key.caller)) {
+  if (!running_.contains(key)) return;
+  if (tell_handler) actions.push_back(CancelHandler{key});
+  Peer* peer = find_peer(key.caller);
+  if (peer != nullptr) guarded(*peer, [&] { touch(*peer); });
+  const auto node = running_.extract(key);
+  if (peer != nullptr) {
     --peer->running;
     peer->running_bytes -= node.mapped().bytes;
-    touch(*peer);
   }
-  if (tell_handler) actions.push_back(CancelHandler{key});
   if (node.mapped().deadline != kNever) {
     timers.forget([this](const Timer& timer) { return counts(timer); });
   }

@@ -88,27 +88,36 @@ void NodeState::opened(Time now, ConnectionId id, wire::PathKind kind,
   actions.push_back(Write{id, wire::make_frame(wire::FrameType::hello, connection.ours)});
 }
 
+// There was no memory for it.
+void NodeState::drop_after_opening(Time now, ConnectionId id, const std::string& dialled,
+                                   const Error& error) {
+  if (DialTarget* target = dialler_.find(dialled)) dialler_.opened(*target, id);
+  if (find_connection(id) != nullptr) return drop_connection(now, id, error, true);
+  actions.push_back(CloseConnection{id, error});
+  if (DialTarget* target = dialler_.of_connection(id)) redial(now, *target, error, false);
+}
+
 void NodeState::received(Time now, ConnectionId id, const wire::ReceivedFrame& frame) {
   Connection* connection = find_connection(id);
   if (connection == nullptr) return;  // closed by this side
   // The acceptor's refusal of the dialler's proof comes when the dialler already trusts it.
   const bool refusal = frame.header.type == wire::FrameType::refuse && !connection->attached;
   if (!connection->proven || refusal) {
-    try {
-      greet(now, *connection, frame);
-    } catch (const Exception& broken) {
-      complain(now, "a connection is closed: " + broken.error().message);
-      drop_connection(now, id, broken.error(), true);
-    }
+    guard([&] { greet(now, *connection, frame); },
+          [&](const Error& broken) {
+            drop_connection(now, id, broken, true);
+            complain(now, "a connection is closed: " + broken.message);
+          });
     return;
   }
   Peer& peer = *connection->peer;
-  if (frame.header.type == wire::FrameType::close) {
-    end_peer(peer, Down::closed, "it was closed");
-    return;
-  }
-  peer.session.received(now, id, frame);
-  touch(peer);
+  guarded(peer, [&] {
+    touch(peer);
+    if (frame.header.type != wire::FrameType::close) return peer.session.received(now, id, frame);
+    const auto close = wire::decode_control<wire::Close>(frame);
+    if (close.code == ErrorCode::closed) return end_peer(peer, Down::closed, "it was closed");
+    end_peer(peer, Down::unreachable, "it ended the session: " + close.text);
+  });
 }
 
 // Of who has not proven itself nothing but this is looked at.
@@ -340,8 +349,8 @@ void NodeState::fail_callers(const std::string& address, const std::string& name
 }
 
 void NodeState::closed(Time now, ConnectionId id, const Error& error) {
-  turned_away(now, error);
   drop_connection(now, id, error, false);
+  turned_away(now, error);
 }
 
 // Takes a connection off the books, and out of its session if that has not dropped it itself.
@@ -349,23 +358,34 @@ void NodeState::drop_connection(Time now, ConnectionId id, const Error& error,
                                 bool tell_transport) {
   Connection* connection = find_connection(id);
   if (connection == nullptr) return;
-  if (DialTarget* target = dialler_.of_connection(id)) {
-    if (!connection->attached) note_failure(*target, error.message);
-    dialler_.failed(*target, now, connection->attached ? "" : error.message);
-    if (!connection->attached) tell_of_lost_path(*target);
-    arm(*target);
-  }
+  if (tell_transport) actions.push_back(CloseConnection{id, error});
   Peer* peer = connection->peer;
   const bool attached = connection->attached;
   connections_.erase(id);
   if (!attached) timers.forget([this](const Timer& timer) { return counts(timer); });
-  if (tell_transport) actions.push_back(CloseConnection{id, error});
-  if (peer != nullptr && peer->session.has(id)) {
-    peer->session.disconnected(now, id);
-    touch(*peer);
-  }
-  // One that was refused is dialled again after longer and longer pauses.
-  if (attached && peer->up && !peer->session.connected()) disconnected_from(now, *peer);
+  if (DialTarget* target = dialler_.of_connection(id)) redial(now, *target, error, attached);
+  if (peer == nullptr) return;
+  guarded(*peer, [&] {
+    if (peer->session.has(id)) {
+      touch(*peer);
+      peer->session.disconnected(now, id);
+    }
+    // One that was refused is dialled again after longer and longer pauses.
+    if (attached && peer->up && !peer->session.connected()) disconnected_from(now, *peer);
+  });
+}
+
+// Its connection has ended. What is told of it is worth less than that it is dialled again.
+void NodeState::redial(Time now, DialTarget& target, const Error& error, bool attached) {
+  const auto tell = [&] {
+    if (attached) return;
+    note_failure(target, error.message);
+    target.last_error = error.message;
+    tell_of_lost_path(target);
+  };
+  dialler_.failed(target, now, {});
+  guard(tell, [](const Error&) {});
+  guard([&] { arm(target); }, [&](const Error&) { arm(target); });
 }
 
 void NodeState::disconnected_from(Time now, Peer& peer) {

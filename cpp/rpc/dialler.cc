@@ -47,15 +47,13 @@ void sort_by_preference(std::vector<std::string>& addresses) {
 }
 
 DialTarget& Dialler::add(const std::string& address, Time when) {
-  const auto [entry, is_new] = targets_.try_emplace(address);
-  DialTarget& target = entry->second;
-  if (is_new) {
-    target.number = ++last_number_;
-    target.address = address;
-    target.pause = first_pause_;
-    target.next_try = when;
-  }
-  return target;
+  if (DialTarget* known = find(address)) return *known;
+  DialTarget target;
+  target.number = ++last_number_;
+  target.address = address;
+  target.pause = first_pause_;
+  target.next_try = when;
+  return targets_.emplace(address, std::move(target)).first->second;
 }
 
 DialTarget* Dialler::find(const std::string& address) {

@@ -36,15 +36,14 @@ wire::Payload encode_directory(DirectoryMessage message) {
 // ---- searches ----
 
 Search& NodeState::search_for(Time now, const std::string& name) {
-  const auto [entry, is_new] = searches_.try_emplace(name);
-  Search& search = entry->second;
-  if (!is_new) return search;
+  if (const auto known = searches_.find(name); known != searches_.end()) return known->second;
+  Search search;
   search.number = ++last_search_;
   search.name = name;
   search.pause = config.find_first;
   search.next_find = now + search.pause;
   timers.push({search.next_find, Timer::Kind::search, search.number, {}});
-  return search;
+  return searches_.emplace(name, std::move(search)).first->second;
 }
 
 void NodeState::keep_for(Time now, const std::string& name, Search::Waiting waiting) {
@@ -98,10 +97,10 @@ void NodeState::search_due(Time now, std::uint64_t number) {
 
 // The peer is there: what waited for its name goes out, in order.
 void NodeState::end_search(Time now, Peer& peer) {
+  std::deque<Search::Waiting> others;  // for a peer of this name in another group
   auto node = searches_.extract(peer.name);
   if (node.empty()) return;
   Search& search = node.mapped();
-  std::deque<Search::Waiting> others;  // for a peer of this name in another group
   for (Search::Waiting& waiting : search.services) {
     if (!peer.scope.empty() && !waiting.scope.empty() && waiting.scope != peer.scope) {
       others.push_back(std::move(waiting));
@@ -113,7 +112,9 @@ void NodeState::end_search(Time now, Peer& peer) {
   }
   for (const CallId id : search.calls) {
     const auto found = calls_.find(id);
-    if (found != calls_.end()) dispatch(now, peer, id, found->second);
+    if (found == calls_.end()) continue;
+    guard([&] { dispatch(now, peer, id, found->second); },
+          [&](const Error& error) { complete(id, error); });
   }
   search.calls.clear();
   search.services = std::move(others);
@@ -296,8 +297,8 @@ void NodeState::dial_due(Time now, std::uint64_t number) {
     return;
   }
   if (needed(now, *target)) {
-    target->state = DialTarget::State::dialling;
     actions.push_back(Dial{target->address});
+    target->state = DialTarget::State::dialling;
   } else if (target->wanted_by_user && !closing_) {  // connected in another way: look again later
     target->next_try = now + config.redial_last;
     arm(*target);
@@ -378,10 +379,7 @@ void NodeState::dial_failed(Time now, const std::string& address, const Error& e
   } else if (target->failures == 0 && target->wanted_by_user) {
     log(LogLevel::warning, error.message + "; trying again");
   }
-  note_failure(*target, error.message);
-  dialler_.failed(*target, now, error.message);
-  tell_of_lost_path(*target);
-  arm(*target);
+  redial(now, *target, error, false);
   if (error.code != ErrorCode::peer_lost) return;
   // Nobody listens there. Whoever was met there and is not connected has ended; so has a peer of
   // this host that had announced the address.

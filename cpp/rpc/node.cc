@@ -100,7 +100,10 @@ void Node::close(Time now) {
 
 void Node::opened(Time now, ConnectionId connection, wire::PathKind kind,
                   const wire::PathTraits& traits, const std::string& dialled_address) {
-  state_->opened(now, connection, kind, traits, dialled_address);
+  guard([&] { state_->opened(now, connection, kind, traits, dialled_address); },
+        [&](const Error& error) {
+          state_->drop_after_opening(now, connection, dialled_address, error);
+        });
   state_->settle(now);
 }
 
@@ -109,7 +112,9 @@ void Node::turned_away(Time now, const Error& error) { state_->turned_away(now, 
 void Node::cannot_accept(Time now, const Error& error) { state_->cannot_accept(now, error); }
 
 void Node::dial_failed(Time now, const std::string& address, const Error& error) {
-  state_->dial_failed(now, address, error);
+  // It is dialled again whatever there is no memory for.
+  guard([&] { state_->dial_failed(now, address, error); },
+        [&](const Error& lacking) { state_->dial_failed(now, address, lacking); });
   state_->settle(now);
 }
 
@@ -121,32 +126,29 @@ void Node::received(Time now, ConnectionId connection, const wire::ReceivedFrame
 std::span<std::byte> Node::chunk_target(ConnectionId connection, const wire::ChunkHead& head) {
   Connection* found = state_->find_connection(connection);
   if (found == nullptr || !found->attached) return {};
-  return found->peer->session.chunk_target(connection, head);
+  std::span<std::byte> target;
+  state_->guarded(*found->peer,
+                  [&] { target = found->peer->session.chunk_target(connection, head); });
+  return target;
 }
 
 void Node::chunk_received(Time now, ConnectionId connection, const wire::ChunkHead& head) {
-  Connection* found = state_->find_connection(connection);
-  if (found == nullptr || !found->attached) return;
-  found->peer->session.chunk_received(now, connection, head);
-  state_->touch(*found->peer);
-  state_->settle(now);
+  state_->event_of(now, connection, [&](session::Session& session) {
+    session.chunk_received(now, connection, head);
+  });
 }
 
 void Node::grant_ready(Time now, ConnectionId connection, std::uint64_t seq, std::uint32_t part,
                        const wire::GrantPlace& place, MutableBuffer memory) {
-  Connection* found = state_->find_connection(connection);
-  if (found == nullptr || !found->attached) return;
-  found->peer->session.grant_ready(now, connection, seq, part, place, std::move(memory));
-  state_->touch(*found->peer);
-  state_->settle(now);
+  state_->event_of(now, connection, [&](session::Session& session) {
+    session.grant_ready(now, connection, seq, part, place, std::move(memory));
+  });
 }
 
 void Node::grant_filled(Time now, ConnectionId connection, std::uint64_t grant) {
-  Connection* found = state_->find_connection(connection);
-  if (found == nullptr || !found->attached) return;
-  found->peer->session.grant_filled(now, connection, grant);
-  state_->touch(*found->peer);
-  state_->settle(now);
+  state_->event_of(now, connection, [&](session::Session& session) {
+    session.grant_filled(now, connection, grant);
+  });
 }
 
 bool Node::flushed(const Uid& instance) const {
@@ -178,36 +180,25 @@ std::optional<session::Session::StandingPlace> Node::take_standing(Time now, con
 }
 
 void Node::release_standing(Time now, ConnectionId connection, std::uint64_t grant) {
-  Connection* found = state_->find_connection(connection);
-  if (found == nullptr || !found->attached) return;
-  found->peer->session.release_standing(connection, grant);
-  state_->touch(*found->peer);
-  state_->settle(now);
+  state_->event_of(now, connection,
+                   [&](session::Session& session) { session.release_standing(connection, grant); });
 }
 
 void Node::end_session(Time now, ConnectionId connection, const Error& reason) {
-  Connection* found = state_->find_connection(connection);
-  if (found == nullptr || !found->attached) return;
-  found->peer->session.end(reason, false);
-  state_->touch(*found->peer);
-  state_->settle(now);
+  state_->event_of(now, connection, [&](session::Session& session) { session.end(reason, false); });
 }
 
 void Node::segments_passed(Time now, ConnectionId connection, std::uint64_t seq, bool passed) {
-  Connection* found = state_->find_connection(connection);
-  if (found == nullptr || !found->attached) return;
-  found->peer->session.segments_passed(now, connection, seq, passed);
-  state_->touch(*found->peer);
-  state_->settle(now);
+  state_->event_of(now, connection, [&](session::Session& session) {
+    session.segments_passed(now, connection, seq, passed);
+  });
 }
 
 void Node::loan_mapped(Time now, ConnectionId connection, std::uint64_t seq, std::uint32_t part,
                        Buffer bytes, const Error& error) {
-  Connection* found = state_->find_connection(connection);
-  if (found == nullptr || !found->attached) return;
-  found->peer->session.loan_mapped(now, connection, seq, part, std::move(bytes), error);
-  state_->touch(*found->peer);
-  state_->settle(now);
+  state_->event_of(now, connection, [&](session::Session& session) {
+    session.loan_mapped(now, connection, seq, part, std::move(bytes), error);
+  });
 }
 
 void Node::return_loans(Time now, const Uid& lender, std::uint64_t session,
@@ -222,15 +213,17 @@ void Node::closed(Time now, ConnectionId connection, const Error& error) {
 }
 
 void Node::writable(Time now, ConnectionId connection) {
-  Connection* found = state_->find_connection(connection);
-  if (found == nullptr || !found->attached) return;
-  found->peer->session.writable(now, connection);
-  state_->touch(*found->peer);
+  state_->event_of(now, connection,
+                   [&](session::Session& session) { session.writable(now, connection); });
+}
+
+void Node::fail_peer(Time now, const Uid& instance, const Error& error) {
+  state_->break_off(instance, error);
   state_->settle(now);
 }
 
 void Node::peer_dead(Time now, const Uid& instance) {
-  state_->peer_dead(instance);
+  guard([&] { state_->peer_dead(instance); }, [&](const Error&) { state_->peer_dead(instance); });
   state_->settle(now);
 }
 
@@ -275,39 +268,46 @@ NodeState::NodeState(Config config_of, Allocator& allocator, const Policy& polic
       random_(seed),
       dialler_(config.redial_first, config.redial_last) {}
 
+// What throws is due again with the next tick.
 void NodeState::tick(Time now) {
   while (!timers.empty() && timers.next() <= now) {
     const Timer timer = timers.top();
     timers.pop();
     if (!counts(timer)) continue;
-    switch (timer.kind) {
-      case Timer::Kind::call:
-        time_out(now, timer.id);
-        break;
-      case Timer::Kind::handler:
-        stop_running({timer.instance, timer.id}, true);
-        break;
-      case Timer::Kind::session: {
-        Peer& peer = *find_peer(timer.instance);
-        peer.timer = kNever;
-        peer.session.tick(now);
-        touch(peer);
-        watch_silence(now, peer);
-        break;
-      }
-      case Timer::Kind::greeting:
-        greeting_timed_out(now, timer.id);
-        break;
-      case Timer::Kind::dial:
-        dial_due(now, timer.id);
-        break;
-      case Timer::Kind::search:
-        search_due(now, timer.id);
-        break;
-      case Timer::Kind::close:
-        break;  // settle() looks
+    try {
+      due(now, timer);
+    } catch (...) {
+      timers.push(timer);
+      throw;
     }
     settle(now);  // what a timer has ended, the next one must not find
+  }
+}
+
+void NodeState::due(Time now, const Timer& timer) {
+  switch (timer.kind) {
+    case Timer::Kind::call:
+      return time_out(now, timer.id);
+    case Timer::Kind::handler:
+      return stop_running({timer.instance, timer.id}, true);
+    case Timer::Kind::session: {
+      Peer& peer = *find_peer(timer.instance);
+      peer.timer = kNever;
+      guarded(peer, [&] {
+        touch(peer);
+        peer.session.tick(now);
+        watch_silence(now, peer);
+      });
+      return;
+    }
+    case Timer::Kind::greeting:
+      return greeting_timed_out(now, timer.id);
+    case Timer::Kind::dial:
+      return dial_due(now, timer.id);
+    case Timer::Kind::search:
+      return search_due(now, timer.id);
+    case Timer::Kind::close:
+      return;  // settle() looks
   }
 }
 

@@ -291,6 +291,9 @@ class Node {
   void writable(Time now, ConnectionId connection);
   // Everything that was sent to the instance has come there, or it is not connected.
   bool flushed(const Uid& instance) const;
+  // Something that came from the peer, or is for it, could not be carried out, whatever the path:
+  // the session with it ends at both ends, for that reason.
+  void fail_peer(Time now, const Uid& instance, const Error& error);
   // Proof that the process of the instance has ended.
   void peer_dead(Time now, const Uid& instance);
   // The instance at the other end of a connection; empty while it is not known.

@@ -9,17 +9,15 @@
 namespace moolink::rpc {
 
 Peer& NodeState::ensure_peer(const Uid& instance) {
-  std::unique_ptr<Peer>& peer = peers_[instance];
-  if (peer == nullptr) {
-    session::Config of_session;
-    of_session.self = config.instance;
-    of_session.peer = instance;
-    of_session.first_id = ++peers_made_ << 32;
-    of_session.limits = config.limits;
-    of_session.timing = config.timing;
-    peer = std::make_unique<Peer>(std::move(of_session), *allocator_);
-  }
-  return *peer;
+  if (Peer* known = find_peer(instance)) return *known;
+  session::Config of_session;
+  of_session.self = config.instance;
+  of_session.peer = instance;
+  of_session.first_id = ++peers_made_ << 32;
+  of_session.limits = config.limits;
+  of_session.timing = config.timing;
+  auto peer = std::make_unique<Peer>(std::move(of_session), *allocator_);
+  return *peers_.emplace(instance, std::move(peer)).first->second;
 }
 
 Peer* NodeState::find_peer(const Uid& instance) const {
@@ -39,11 +37,12 @@ Peer* NodeState::find_peer(const std::string& name, const std::string& scope) co
 
 void NodeState::touch(Peer& peer) {
   if (peer.touched) return;
-  peer.touched = true;
   touched_.push_back(&peer);
+  peer.touched = true;
 }
 
 void NodeState::settle(Time now) {
+  if (any_broken_) mend(now);
   while (!touched_.empty()) {
     Peer& peer = *touched_.front();
     touched_.pop_front();
@@ -54,13 +53,43 @@ void NodeState::settle(Time now) {
 
 void NodeState::settle_peer(Time now, Peer& peer) {
   do {
-    balance_window(now, peer);
+    guarded(peer, [&] { balance_window(now, peer); });
     peer.session.drain(session_actions_);
-    for (session::Action& action : session_actions_) perform(now, peer, action);
+    for (session::Action& action : session_actions_) {
+      guarded(peer, [&] { perform(now, peer, action); });
+    }
   } while (!session_actions_.empty());
   peer.touched = false;
-  arm(peer);
-  forget_if_gone(peer);
+  guarded(peer, [&] { arm(peer); });
+  if (!peer.lost) forget_if_gone(peer);
+}
+
+// What this side cannot carry out is lost to the peer: both ends of the session learn why it ends.
+void NodeState::break_off(Peer& peer, const Error& error) {
+  touch(peer);
+  peer.how = Down::unreachable;
+  peer.session.end(make_error(ErrorCode::error, error.message), true);
+}
+
+void NodeState::break_off(const Uid& instance, const Error& error) {
+  Peer* peer = find_peer(instance);
+  if (peer == nullptr || !peer->up) return undelivered(instance);
+  guarded(*peer, [&] { break_off(*peer, error); });
+}
+
+// Ends what could not be ended for lack of memory.
+void NodeState::mend(Time now) {
+  any_broken_ = false;
+  for (const auto& [instance, entry] : peers_) {
+    Peer& peer = *entry;
+    guarded(peer, [&] {
+      if (std::exchange(peer.broken, false)) {
+        break_off(peer, make_error(ErrorCode::error, "out of memory"));
+      }
+      if (peer.lost) lost(now, peer);
+    });
+    any_broken_ = any_broken_ || peer.lost;
+  }
 }
 
 void NodeState::arm(Peer& peer) {
@@ -117,7 +146,9 @@ void NodeState::perform(Time now, Peer& peer, session::Action& action) {
   } else if (auto* close = std::get_if<session::CloseConnection>(&action)) {
     drop_connection(now, close->connection, close->error, true);
   } else if (auto* lost_session = std::get_if<session::Lost>(&action)) {
-    lost(now, peer, *lost_session);
+    peer.lost = std::move(*lost_session);
+    any_broken_ = true;
+    lost(now, peer);
   }
 }
 
@@ -187,14 +218,16 @@ void NodeState::deliver(Time now, Peer& peer, session::Deliver& delivered) {
     }
     wire::fail("a message of an unknown kind");
   } catch (const Exception& broken) {
+    if (broken.error().code != ErrorCode::wire) throw;
     log(LogLevel::warning, "peer '" + peer.name + "' broke the protocol and is disconnected: " +
                                broken.error().message);
     end_peer(peer, Down::unreachable, broken.error().message);
   }
 }
 
-// The session is gone: so is everything that depended on it.
-void NodeState::lost(Time now, Peer& peer, session::Lost& lost) {
+// The session is gone: so is everything that depended on it. Can be done again if it throws.
+void NodeState::lost(Time now, Peer& peer) {
+  const session::Lost& lost = *peer.lost;
   peer.queued.clear();
   peer.queued_bytes = 0;
   peer.queued_lanes.clear();
@@ -205,11 +238,12 @@ void NodeState::lost(Time now, Peer& peer, session::Lost& lost) {
   stop_all_of(peer.instance);
   peer.held = false;
   if (peer.up) {
-    peer.up = false;
     remember(now, peer.name, {now, lost.reason.message, {}, peer.tried});
     actions.push_back(PeerDown{peer.instance, peer.name, peer.how});
+    peer.up = false;
   }
   peer.how = Down::unreachable;
+  peer.lost.reset();
 }
 
 void NodeState::end_peer(Peer& peer, Down how, const std::string& why) {
@@ -226,12 +260,18 @@ void NodeState::return_loans(Time now, const Uid& lender, std::uint64_t session,
                              std::span<const std::uint64_t> loans) {
   Peer* peer = find_peer(lender);
   if (peer == nullptr || mutant("loans_are_not_returned")) return;
-  peer->session.return_loans(now, session, loans);
-  touch(*peer);
+  guarded(*peer, [&] {
+    touch(*peer);
+    peer->session.return_loans(now, session, loans);
+  });
 }
 
 void NodeState::forget_if_gone(Peer& peer) {
   if (peer.touched || peer.up || peer.session.id() != 0 || peer.session.has_connection()) return;
+  // Lacking memory, its end may not have been carried out.
+  const bool referred_to = std::ranges::any_of(
+      connections_, [&](const auto& entry) { return entry.second.peer == &peer; });
+  if (referred_to) return;
   const auto name = names_.find({peer.name, peer.scope});
   if (name != names_.end() && name->second == peer.instance) names_.erase(name);
   peers_.erase(peer.instance);
@@ -242,6 +282,11 @@ void NodeState::forget_if_gone(Peer& peer) {
 void NodeState::send_or_queue(Time now, Peer& peer, session::OutgoingMessage message) {
   peer.session.check(message);
   if (!peer.session.ready()) return;  // it is being lost
+  guarded(peer, [&] { send_checked(now, peer, std::move(message)); });
+}
+
+void NodeState::send_checked(Time now, Peer& peer, session::OutgoingMessage message) {
+  touch(peer);
   const bool small = message.payload.bytes() <= session::kInlineBytes;
   const bool has_order = peer.queued_lanes.must_wait(message.lane) && !mutant("overtake_in_queue");
   if (has_order || (!small && !peer.queued.empty()) ||
@@ -251,7 +296,6 @@ void NodeState::send_or_queue(Time now, Peer& peer, session::OutgoingMessage mes
   } else {
     peer.session.send(now, std::move(message));
   }
-  touch(peer);
 }
 
 // Calls are held back while what they bring about waits here; who goes on all the same is cut off.
@@ -297,8 +341,11 @@ void NodeState::send_to(Time now, Peer& peer, Service service, wire::Payload pay
   message.kind = static_cast<std::uint8_t>(MessageKind::service);
   message.lane = static_cast<std::uint16_t>(kServiceLanes | static_cast<std::uint16_t>(service));
   if (mutant("unordered_services")) message.lane = 0;
-  message.payload = with_head(ServiceHead{static_cast<std::uint8_t>(service)}, std::move(payload));
-  send_or_queue(now, peer, std::move(message));
+  const bool made = guarded(peer, [&] {
+    message.payload =
+        with_head(ServiceHead{static_cast<std::uint8_t>(service)}, std::move(payload));
+  });
+  if (made) send_or_queue(now, peer, std::move(message));
 }
 
 bool NodeState::send_service(Time now, const Uid& instance, Service service,

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/barrier.h"
 #include "rpc/complaints.h"
 #include "rpc/dialler.h"
 #include "rpc/messages.h"
@@ -69,6 +70,11 @@ struct Peer {
   Tried tried;
   Down how = Down::unreachable;  // what PeerDown will say
   Time timer = kNever;
+
+  // Its session has ended in `lost`, or is to end: there was no memory to carry that out, which is
+  // tried again with the next event.
+  std::optional<session::Lost> lost;
+  bool broken = false;
 
   // Nothing is on its way to it, as far as there is a way.
   bool flushed() const { return !up || (session.flushed() && queued.empty()); }
@@ -196,6 +202,7 @@ class NodeState {
   NodeState(Config config, Allocator& allocator, const Policy& policy, std::uint64_t seed);
 
   // calls.cc
+  // Throws std::bad_alloc if it could not even be begun.
   CallId call(Time now, const std::string& peer, const std::string& function,
               wire::Payload arguments, Duration timeout, std::uint16_t lane, std::uint64_t credit);
   void cancel(Time now, CallId id);
@@ -210,6 +217,8 @@ class NodeState {
               const wire::PathTraits& traits, const std::string& dialled_address);
   void received(Time now, ConnectionId connection, const wire::ReceivedFrame& frame);
   void closed(Time now, ConnectionId connection, const Error& error);
+  void drop_after_opening(Time now, ConnectionId id, const std::string& dialled,
+                          const Error& error);
   void turned_away(Time now, const Error& error);
   void cannot_accept(Time now, const Error& error) { warn_once(now, error.message); }
   Connection* find_connection(ConnectionId id);
@@ -223,6 +232,27 @@ class NodeState {
   void dial_failed(Time now, const std::string& address, const Error& error);
 
   // peers.cc
+  // The exception barrier: what `work` throws ends the peer's session, here and at the peer.
+  template <class Work>
+  bool guarded(Peer& peer, Work&& work) {
+    if (guard(work, [&](const Error& error) { break_off(peer, error); })) return true;
+    if (!peer.session.ended()) peer.broken = any_broken_ = true;
+    return false;
+  }
+  // Of the connection's peer, if it carries messages.
+  template <class Work>
+  void event_of(Time now, ConnectionId id, Work&& work) {
+    Connection* found = find_connection(id);
+    if (found == nullptr || !found->attached) return;
+    Peer& peer = *found->peer;
+    guarded(peer, [&] {
+      touch(peer);
+      work(peer.session);
+    });
+    settle(now);
+  }
+  void break_off(Peer& peer, const Error& error);
+  void break_off(const Uid& instance, const Error& error);
   bool send_service(Time now, const Uid& instance, Service service, wire::Payload payload);
   void send_service_to(Time now, const Uid& instance, const std::string& peer, Service service,
                        wire::Payload payload, const std::string& scope);
@@ -257,6 +287,7 @@ class NodeState {
 
  private:
   // calls.cc
+  void begin_call(Time now, CallId id, Call& call);
   void run_locally(CallId id, Call& call);
   void dispatch(Time now, Peer& peer, CallId id, Call& call);
   bool transmit_call(Time now, Peer& peer, CallId id, Call& call);
@@ -300,6 +331,7 @@ class NodeState {
   static bool tells_callers(const Connection& connection);
   void fail_callers(const std::string& address, const std::string& name, Error error);
   void drop_connection(Time now, ConnectionId id, const Error& error, bool tell_transport);
+  void redial(Time now, DialTarget& target, const Error& error, bool attached);
   void disconnected_from(Time now, Peer& peer);
   void greeting_timed_out(Time now, ConnectionId id);
   void log(LogLevel level, std::string text);
@@ -312,14 +344,17 @@ class NodeState {
   void attached(Time now, Peer& peer, ConnectionId connection);
   void rdma_works(DialTarget& target, Peer& peer);
   void deliver(Time now, Peer& peer, session::Deliver& delivered);
-  void lost(Time now, Peer& peer, session::Lost& lost);
+  void lost(Time now, Peer& peer);
   void end_peer(Peer& peer, Down how, const std::string& why);
+  void mend(Time now);
   void forget_if_gone(Peer& peer);
   void send_or_queue(Time now, Peer& peer, session::OutgoingMessage message);
+  void send_checked(Time now, Peer& peer, session::OutgoingMessage message);
   void queue(Peer& peer, session::OutgoingMessage message);
   void send_to(Time now, Peer& peer, Service service, wire::Payload payload);
   void flush(Time now, Peer& peer);
   void arm(Peer& peer);
+  void due(Time now, const Timer& timer);
   bool counts(const Timer& timer) const;
 
   // directory.cc
@@ -383,6 +418,7 @@ class NodeState {
   std::map<std::string, Past, std::less<>> past_;  // a few
   Complaints complaints_;
 
+  bool any_broken_ = false;
   bool closing_ = false;
   bool closed_ = false;
   Time close_at_ = kNever;

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/barrier.h"
 #include "base/format.h"
 #include "base/names.h"
 #include "io/loop.h"
@@ -55,33 +56,40 @@ AccumulatorPeer::AccumulatorPeer(std::shared_ptr<GroupPeer> group, Options optio
       moved_at_(io::now()) {
   const Engine::Lock lock = rpc_->context()->lock();
   group_->check_role(options.role);
+  const Time now = io::now();
   try {
     register_services();
+    rpc_->context()->engine().add(*this);
+    group_->add(now, *this, options.role);
   } catch (...) {
-    unregister_services();  // of a name that another object of this peer has
+    unregister_services();  // of a name that another object of this peer has, for example
+    group_->remove(now, *this);
+    rpc_->context()->engine().remove(*this);
     throw;
   }
-  rpc_->context()->engine().add(*this);
-  const Time now = io::now();
-  group_->add(now, *this, options.role);
   settle(now);
 }
 
 AccumulatorPeer::~AccumulatorPeer() { close(); }
 
 void AccumulatorPeer::register_services() {
+  services_.reserve(2);  // what is added is noted, whatever fails
   for (const rpc::Service service : {rpc::Service::accumulate, rpc::Service::snapshot}) {
-    rpc_->router().add(service, scope_, group_->name(),
-                       [this, service](const Uid& from, const wire::Payload& payload) {
-                         const Time now = io::now();
-                         machine_.received(now, from, static_cast<std::uint8_t>(service), payload);
-                         carry_out(now);
-                       });
+    rpc_->router().add(
+        service, scope_, group_->name(),
+        [this, service](const Uid& from, const wire::Payload& payload) {
+          const Time now = io::now();
+          group_->event_from(
+              [&] { machine_.received(now, from, static_cast<std::uint8_t>(service), payload); });
+          carry_out(now);
+        });
     services_.push_back(service);
   }
   runner_ = OperationRunner::create(
       rpc_, group_->name(), "rounds:" + scope_,
-      {{}, [this](collective::Engine::Done done) { section_done(std::move(done)); }});
+      {{},
+       [this](collective::Engine::Done done) { section_done(std::move(done)); },
+       [this](const Error& error) { group_->start_over(error); }});
   shared_ = SharedRounds::create(
       rpc_, group_->name(), "segments:" + scope_, shared_sections(layout_), layout_.bytes,
       {[this](std::uint64_t epoch) { machine_.shared_ready(epoch); },
@@ -104,7 +112,8 @@ void AccumulatorPeer::close() {
   const Engine::Lock lock = rpc_->context()->lock();
   if (std::exchange(closed_, true)) return;
   unregister_services();
-  group_->remove(io::now(), *this);
+  guard([this] { group_->remove(io::now(), *this); },
+        [this](const Error& error) { group_->start_over(error); });
   rpc_->settle(group_->next_deadline());
   rpc_->context()->engine().remove(*this);
   wake();
@@ -120,14 +129,28 @@ Engine::Lock AccumulatorPeer::lock_open() {
   return lock;
 }
 
+// The exception barrier of an event from the user. A refusal changes nothing; anything else leaves
+// the machine in the midst of it, so that this peer starts over.
+template <class Event>
+void AccumulatorPeer::from_user(Time now, Event&& event) {
+  try {
+    event();
+  } catch (...) {
+    const Error error = current_error();
+    if (error.code == ErrorCode::error) group_->start_over(error);
+    rpc_->settle(group_->next_deadline());
+    throw;
+  }
+  settle(now);
+}
+
 // --- what the user sees
 
 void AccumulatorPeer::update(OnDivergence on_divergence) {
   const Engine::Lock lock = lock_open();
   const Time now = io::now();
   news_ = false;
-  machine_.user_active(now);
-  settle(now);
+  from_user(now, [&] { machine_.user_active(now); });
   look(now);
   if (failure_) throw Exception(failure_);
   group_->throw_refusal();
@@ -137,8 +160,7 @@ void AccumulatorPeer::update(OnDivergence on_divergence) {
     if (on_divergence == OnDivergence::raise) throw Exception(divergence);
     rpc_->context()->log(LogLevel::warning, divergence.message);
     if (on_divergence != OnDivergence::resync || !here) return;
-    machine_.resync(now);
-    settle(now);
+    from_user(now, [&] { machine_.resync(now); });
     look(now);
   }
 }
@@ -262,8 +284,7 @@ AccumulatorPeer::Stats AccumulatorPeer::stats() {
 
 void AccumulatorPeer::set_model_version(std::uint64_t version) {
   const Engine::Lock lock = lock_open();
-  machine_.set_model_version(version);
-  settle(io::now());
+  from_user(io::now(), [&] { machine_.set_model_version(version); });
   seen_.version = machine_.model_version();
 }
 
@@ -291,10 +312,11 @@ MutableBuffer AccumulatorPeer::bucket() {
 void AccumulatorPeer::offer(std::int64_t batch, accumulate::Counters counters) {
   const Engine::Lock lock = lock_open();
   const Time now = io::now();
-  machine_.offer(now, batch > 0 ? Buffer(std::exchange(bucket_, {})) : Buffer(), batch,
-                 std::move(counters));
+  from_user(now, [&] {
+    machine_.offer(now, batch > 0 ? Buffer(std::exchange(bucket_, {})) : Buffer(), batch,
+                   std::move(counters));
+  });
   moved_at_ = now;
-  settle(now);
   seen_.wants_gradients = machine_.wants_gradients(now);
 }
 
@@ -305,8 +327,7 @@ void AccumulatorPeer::set_state(wire::Payload state) {
   if (!seen_.wants_state) {
     throw Exception(ErrorCode::error, "set_state was called while wants_state() is false");
   }
-  machine_.set_state(now, std::move(state));
-  settle(now);
+  from_user(now, [&] { machine_.set_state(now, std::move(state)); });
   look(now);
 }
 
@@ -320,16 +341,14 @@ std::optional<AccumulatorPeer::NewState> AccumulatorPeer::new_state() {
 void AccumulatorPeer::state_installed(std::uint64_t number) {
   const Engine::Lock lock = lock_open();
   const Time now = io::now();
-  machine_.state_installed(now, number);
-  settle(now);
+  from_user(now, [&] { machine_.state_installed(now, number); });
   look(now);
 }
 
 void AccumulatorPeer::refuse_state(std::uint64_t number) {
   const Engine::Lock lock = lock_open();
   const Time now = io::now();
-  machine_.refuse_state(now, number);
-  settle(now);
+  from_user(now, [&] { machine_.refuse_state(now, number); });
   look(now);
 }
 
@@ -359,17 +378,15 @@ void AccumulatorPeer::release_result() {
   const std::uint64_t round = seen_.result->number();
   seen_.result.reset();
   shown_.reset();
-  machine_.delivered(now, round);
+  from_user(now, [&] { machine_.delivered(now, round); });
   moved_at_ = now;
-  settle(now);
   seen_.version = machine_.model_version();
   seen_.wants_gradients = machine_.wants_gradients(now);
 }
 
 void AccumulatorPeer::checksum(std::uint64_t round, std::uint64_t value) {
   const Engine::Lock lock = lock_open();
-  machine_.checksum(io::now(), round, value);
-  settle(io::now());
+  from_user(io::now(), [&] { machine_.checksum(io::now(), round, value); });
 }
 
 // --- events
@@ -385,8 +402,11 @@ void AccumulatorPeer::evicted(Time now) {
 }
 
 void AccumulatorPeer::tick(Time now) {
-  shared_->tick(now);
-  machine_.tick(now);
+  const auto act = [&] {
+    shared_->tick(now);
+    machine_.tick(now);
+  };
+  guard(act, [this](const Error& error) { group_->start_over(error); });
   carry_out(now);
 }
 
@@ -397,12 +417,11 @@ void AccumulatorPeer::settle(Time now) {
 }
 
 void AccumulatorPeer::carry_out(Time now) {
-  for (auto actions = machine_.take_actions(); !actions.empty();
-       actions = machine_.take_actions()) {
-    for (accumulate::Machine::Action& action : actions) {
-      std::visit([&](auto& which) { perform(now, which); }, action);
-    }
-  }
+  pump_.run([this] { return machine_.take_actions(); },
+            [&](auto& action) { std::visit([&](auto& which) { perform(now, which); }, action); },
+            [&](auto& action, const Error& error) {
+              std::visit([&](auto& which) { end(which, error); }, action);
+            });
   runner_->carry_out();
 }
 

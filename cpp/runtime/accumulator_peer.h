@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "accumulate/machine.h"
+#include "runtime/action_pump.h"
 #include "runtime/bucket_layout.h"
 #include "runtime/group_peer.h"
 #include "runtime/operation_runner.h"
@@ -135,6 +136,8 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
   void remind(Time now);
   std::string explain(Time now) const;
   void show(const accumulate::Round& round);
+  template <class Event>
+  void from_user(Time now, Event&& event);
   void settle(Time now);
   void carry_out(Time now);
   // accumulator_peer_actions.cc
@@ -152,6 +155,14 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
   void perform(Time now, accumulate::Machine::Failed& action);
   void perform(Time now, accumulate::Machine::Wake& action);
   void perform(Time now, accumulate::Machine::Log& action);
+  // What could not be carried out: a message ends the session, a reduction fails, all else has this
+  // peer start over.
+  void end(const accumulate::Machine::Send& action, const Error& error);
+  void end(const accumulate::Machine::Reduce& action, const Error& error);
+  template <class Other>
+  void end(const Other& /*action*/, const Error& error) {
+    group_->start_over(error);
+  }
   void reduced(std::uint64_t epoch, std::uint64_t round, Buffer result, bool exclusive);
   void not_reduced(std::uint64_t epoch, std::uint64_t round, const Error& error);
   void section_done(collective::Engine::Done done);
@@ -181,6 +192,7 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
   Time moved_at_;  // when the user last had, or gave, anything
   std::string awaited_;
   Reminder reminder_;
+  ActionPump pump_;
   std::vector<Waiter*> waiters_;
   bool news_ = false;
   bool closed_ = false;

@@ -5,6 +5,7 @@
 #include <iterator>
 #include <utility>
 
+#include "base/barrier.h"
 #include "io/loop.h"
 #include "runtime/accumulator_peer.h"
 
@@ -82,7 +83,7 @@ void AccumulatorPeer::perform(Time, Machine::Log& action) {
 
 // --- rounds
 
-void AccumulatorPeer::perform(Time now, Machine::Reduce& action) {
+void AccumulatorPeer::perform(Time, Machine::Reduce& action) {
   if (action.shared != 0) {
     shared_->reduce({action.epoch, action.shared, action.round, action.total,
                      std::move(action.inputs), std::move(action.contributors),
@@ -110,12 +111,19 @@ void AccumulatorPeer::perform(Time now, Machine::Reduce& action) {
           runner_->engine().start("round", std::move(spec), std::move(inputs),
                                   {false, action.round * layout_.sections.size() + index});
       operations_[op] = {key, index};
-    } catch (const Exception& e) {
+    } catch (...) {
       reductions_.erase(key);
-      machine_.reduce_failed(now, action.epoch, action.round, e.error());
-      return;
+      throw;
     }
   }
+}
+
+void AccumulatorPeer::end(const Machine::Send& action, const Error& error) {
+  rpc_->fail_peer(action.instance, error);
+}
+
+void AccumulatorPeer::end(const Machine::Reduce& action, const Error& error) {
+  machine_.reduce_failed(io::now(), action.epoch, action.round, error);
 }
 
 void AccumulatorPeer::section_done(collective::Engine::Done done) {
@@ -137,7 +145,10 @@ void AccumulatorPeer::section_done(collective::Engine::Done done) {
   if (--found->second.missing == 0) {
     Reduction reduction = std::move(found->second);
     reductions_.erase(found);
-    finish(std::move(reduction));
+    const std::uint64_t epoch = reduction.epoch;
+    const std::uint64_t round = reduction.round;
+    guard([&] { finish(std::move(reduction)); },
+          [&](const Error& error) { not_reduced(epoch, round, error); });
   }
 }
 
@@ -157,7 +168,8 @@ void AccumulatorPeer::finish(Reduction reduction) {
 void AccumulatorPeer::reduced(std::uint64_t epoch, std::uint64_t round, Buffer result,
                               bool exclusive) {
   const Time now = io::now();
-  machine_.reduced(now, epoch, round, std::move(result), exclusive);
+  guard([&] { machine_.reduced(now, epoch, round, std::move(result), exclusive); },
+        [&](const Error& error) { machine_.reduce_failed(now, epoch, round, error); });
   carry_out(now);
 }
 

@@ -20,10 +20,16 @@ bool Awaitable::wait(Time deadline, const Engine::Interrupt& interrupt) {
 
 void Awaitable::notify(const std::shared_ptr<Completions>& completions, std::uint64_t token) {
   const Engine::Lock lock = context_->lock();
+  completions->expect();
   if (ready()) {
     completions->add(token);
   } else {
-    watchers_.emplace_back(completions, token);
+    try {
+      watchers_.emplace_back(completions, token);
+    } catch (...) {
+      completions->expect_no_more();
+      throw;
+    }
     context_->engine().flush();  // somebody waits
   }
 }
@@ -31,9 +37,10 @@ void Awaitable::notify(const std::shared_ptr<Completions>& completions, std::uin
 void Awaitable::forget(const std::shared_ptr<Completions>& completions, std::uint64_t token) {
   if (context_->abandoned()) return;
   const Engine::Lock lock = context_->lock();
-  std::erase_if(watchers_, [&](const auto& watcher) {
+  const auto taken_back = std::erase_if(watchers_, [&](const auto& watcher) {
     return watcher.second == token && watcher.first.lock() == completions;
   });
+  for (std::size_t i = 0; i < taken_back; ++i) completions->expect_no_more();
 }
 
 void Awaitable::set_ready() {

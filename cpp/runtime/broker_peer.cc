@@ -27,8 +27,13 @@ BrokerPeer::BrokerPeer(std::shared_ptr<RpcPeer> rpc, group::BrokerConfig config)
                        broker_.received(io::now(), from, payload.body.span());
                        carry_out();
                      });
-  rpc_->add(static_cast<PeerObserver&>(*this));
-  rpc_->context()->engine().add(*this);
+  try {
+    rpc_->add(static_cast<PeerObserver&>(*this));
+    rpc_->context()->engine().add(*this);
+  } catch (...) {
+    forget();
+    throw;
+  }
 }
 
 BrokerPeer::~BrokerPeer() { close(); }
@@ -37,6 +42,10 @@ void BrokerPeer::close() {
   if (rpc_->context()->abandoned()) return;
   const Engine::Lock lock = rpc_->context()->lock();
   if (std::exchange(closed_, true)) return;
+  forget();
+}
+
+void BrokerPeer::forget() {
   rpc_->router().remove(rpc::Service::group, ServiceRouter::kBroker);
   rpc_->remove(static_cast<PeerObserver&>(*this));
   rpc_->context()->engine().remove(*this);
@@ -81,14 +90,22 @@ void BrokerPeer::peer_down(const rpc::PeerDown& peer) {
 }
 
 void BrokerPeer::carry_out() {
-  for (group::Broker::Action& action : broker_.drain()) {
-    if (auto* send = std::get_if<group::Broker::Send>(&action)) {
-      rpc_->router().send(send->instance, send->name, rpc::Service::group, {send->bytes, {}},
-                          send->group);
-    } else if (auto* log = std::get_if<group::Broker::Log>(&action)) {
-      rpc_->context()->log(log->level, std::move(log->text));
-    }
-  }
+  pump_.run([this] { return broker_.drain(); },
+            [this](auto& action) { std::visit([this](auto& which) { perform(which); }, action); },
+            [this](auto&, const Error& error) {
+              // Members announce themselves again and again, and are answered each time.
+              rpc_->context()->log(LogLevel::error,
+                                   "the broker went on after an error: " + error.message);
+            });
+}
+
+void BrokerPeer::perform(group::Broker::Send& action) {
+  rpc_->router().send(action.instance, action.name, rpc::Service::group, {action.bytes, {}},
+                      action.group);
+}
+
+void BrokerPeer::perform(group::Broker::Log& action) {
+  rpc_->context()->log(action.level, std::move(action.text));
 }
 
 }  // namespace moolink::runtime

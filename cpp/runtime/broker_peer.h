@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "group/broker.h"
+#include "runtime/action_pump.h"
 #include "runtime/rpc_peer.h"
 #include "runtime/service_router.h"
 
@@ -33,9 +34,13 @@ class BrokerPeer final : public Driven, private PeerObserver {
   void peer_up(const rpc::PeerUp& peer) override;
   void peer_down(const rpc::PeerDown& peer) override;
   void carry_out();
+  void perform(group::Broker::Send& action);
+  void perform(group::Broker::Log& action);
+  void forget();
 
   std::shared_ptr<RpcPeer> rpc_;
   group::Broker broker_;
+  ActionPump pump_;
   bool closed_ = false;
 };
 

@@ -20,7 +20,13 @@ void Completions::close() {
   closed_ = true;
 }
 
-void Completions::add(std::uint64_t token) {
+void Completions::expect() {
+  tokens_.reserve(tokens_.size() + expected_ + 1);
+  ++expected_;
+}
+
+void Completions::add(std::uint64_t token) noexcept {
+  --expected_;
   if (closed_) return;
   tokens_.push_back(token);
   if (tokens_.size() == 1) ready_.set();
@@ -28,8 +34,10 @@ void Completions::add(std::uint64_t token) {
 
 std::vector<std::uint64_t> Completions::take() {
   const Engine::Lock lock = context_->lock();
+  std::vector<std::uint64_t> next;
+  next.reserve(expected_);
   ready_.clear();
-  return std::exchange(tokens_, {});
+  return std::exchange(tokens_, std::move(next));
 }
 
 }  // namespace moolink::runtime

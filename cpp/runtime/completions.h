@@ -25,7 +25,10 @@ class Completions final : public Forkable {
   std::vector<std::uint64_t> take();
 
   // --- with the engine's lock held
-  void add(std::uint64_t token);
+  // A token will come, or be taken back: room is made for it, so that add() cannot fail.
+  void expect();
+  void expect_no_more() { --expected_; }
+  void add(std::uint64_t token) noexcept;
 
   void abandon() noexcept override { ready_.abandon(); }
 
@@ -35,6 +38,7 @@ class Completions final : public Forkable {
   std::shared_ptr<Context> context_;
   io::Event ready_;
   std::vector<std::uint64_t> tokens_;
+  std::size_t expected_ = 0;
   bool closed_ = false;
 };
 

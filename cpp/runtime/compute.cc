@@ -23,8 +23,8 @@ Compute::~Compute() {
 void Compute::submit(std::function<void()> task) {
   {
     const std::lock_guard lock(state_->mutex);
-    state_->tasks.push_back(std::move(task));
     if (!thread_.joinable()) thread_ = io::quiet_thread([state = state_] { run(*state); });
+    state_->tasks.push_back(std::move(task));
   }
   state_->changed.notify_one();
 }

@@ -18,7 +18,9 @@ class Compute {
   Compute(const Compute&) = delete;
   Compute& operator=(const Compute&) = delete;
 
-  // Tasks run in the order of their submission, without any lock; they must not throw.
+  // Tasks run in the order of their submission, without any lock; they must not throw. Throws
+  // std::system_error or std::bad_alloc, and does not run the task, if there is no thread or
+  // memory.
   void submit(std::function<void()> task);
 
  private:

@@ -40,17 +40,27 @@ std::shared_ptr<Context> Context::create(ContextOptions options) {
   std::shared_ptr<Context> context(new Context(std::move(options)));
   context->workers_.set_owner(context);
   context->engine_.add(context->workers_);
-  context->engine_.loop().on_failure([&sink = *context](const char* reason) {
-    sink.log(LogLevel::error, std::string("the network thread went on after an error: ") + reason);
-  });
+  const auto told = [&sink = *context](std::string_view reason) {
+    sink.log(LogLevel::error, "the network thread went on after an error: " + std::string(reason));
+  };
+  context->engine_.loop().on_failure(told);
+  context->engine_.on_failure([told](const Error& error) { told(error.message); });
+  context->workers_.on_failure(
+      [&sink = *context](const Error& error) { sink.log(LogLevel::warning, error.message); });
   {
     const Engine::Lock held = context->engine_.lock();
     if (const Error error = context->dump_server_.open()) {
       context->log(LogLevel::info, error.message);
     }
   }
-  context->reactor_ = io::quiet_thread([&engine = context->engine_] { engine.run_reactor(); });
-  context->join_forks(Rank::context);
+  context->workers_.start();
+  try {
+    context->reactor_ = io::quiet_thread([&engine = context->engine_] { engine.run_reactor(); });
+    context->join_forks(Rank::context);
+  } catch (...) {
+    context->stop();  // the worker's thread holds a reference
+    throw;
+  }
   return context;
 }
 

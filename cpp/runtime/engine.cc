@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/barrier.h"
 #include "base/format.h"
 
 namespace moolink::runtime {
@@ -17,6 +18,7 @@ constexpr Duration kLeaveWithin = microseconds(200);
 constexpr std::size_t kMostPutOff = 16;
 constexpr Duration kStandBy = milliseconds(1);  // the reactor is never away for longer
 constexpr Duration kInterruptEvery = milliseconds(50);
+constexpr Duration kTickAgain = milliseconds(10);  // after one that failed
 
 thread_local int thread_number = 0;
 
@@ -76,7 +78,12 @@ void Engine::flush_bursts() {
 void Engine::flush() {
   put_off_ = 0;
   leave_at_ = kNever;
-  for (std::size_t i = 0; i < driven_.size(); ++i) driven_[i]->flush();
+  for (std::size_t i = 0; i < driven_.size(); ++i) {
+    guard([&] { driven_[i]->flush(); },
+          [this](const Error& error) {
+            if (failed_) failed_(error);
+          });
+  }
 }
 
 bool Engine::wait(Lock& lock, Waiter& waiter, Time deadline, const Interrupt& interrupt) {
@@ -119,7 +126,10 @@ void Engine::describe(Time now, Describe how, std::string& text) const {
 }
 
 int Engine::this_thread() {
-  if (thread_number == 0) thread_number = gettid();
+  if (thread_number == 0) {
+    thread_number = gettid();
+    prepare_for_exceptions();
+  }
   return thread_number;
 }
 
@@ -154,15 +164,26 @@ bool Engine::turn(Lock& lock, Time until) {
   const bool undisturbed = found || loop_.turn(lock, polling_until_);
   polling_until_ = kNever;
   const Time current = io::now();
+  const bool ticked = tick(current);
+  if (ticked || found || !loop_.only_woken() || current >= leave_at_) flush();
+  return undisturbed;
+}
+
+// Each behind the barrier. What has failed is due again at once, and is tried again in a moment.
+bool Engine::tick(Time now) {
+  if (now < ticks_at_) return false;
   bool ticked = false;
   // By index: a tick may add or remove what is driven.
   for (std::size_t i = 0; i < driven_.size(); ++i) {
-    if (driven_[i]->next_deadline() > current) continue;
-    driven_[i]->tick(current);
+    if (driven_[i]->next_deadline() > now) continue;
     ticked = true;
+    guard([&] { driven_[i]->tick(now); },
+          [&](const Error& error) {
+            ticks_at_ = now + kTickAgain;
+            if (failed_) failed_(error);
+          });
   }
-  if (ticked || found || !loop_.only_woken() || current >= leave_at_) flush();
-  return undisturbed;
+  return ticked;
 }
 
 // Looks for a moment more before it sleeps, if that has been worth it. Who wants the lock is not
@@ -198,7 +219,9 @@ bool Engine::look_again(Lock& lock, Time begin, bool long_turn) {
 
 Time Engine::next_deadline() const {
   Time first = leave_at_;
-  for (const Driven* driven : driven_) first = std::min(first, driven->next_deadline());
+  for (const Driven* driven : driven_) {
+    first = std::min(first, std::max(ticks_at_, driven->next_deadline()));
+  }
   return first;
 }
 

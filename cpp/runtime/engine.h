@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "base/time.h"
 #include "io/loop.h"
 #include "runtime/driven.h"
@@ -46,6 +47,10 @@ class Engine {
   Lock lock() { return Lock(mutex_); }
   Lock try_lock() { return Lock(mutex_, std::try_to_lock); }
   io::Loop& loop() { return loop_; }
+
+  // Hears of what a tick or a flush has thrown: those that can end what they belong to do so
+  // themselves. The others go on.
+  void on_failure(std::function<void(const Error&)> failed) { failed_ = std::move(failed); }
 
   // --- with the lock held
   void add(Driven& driven) { driven_.push_back(&driven); }
@@ -94,16 +99,19 @@ class Engine {
   bool turn(Lock& lock, Time until);
   bool look_again(Lock& lock, Time begin, bool long_turn);
   Time next_deadline() const;
+  bool tick(Time now);
   void stand_by(Lock& lock);
   void nap_while_others_poll();
 
   EngineMutex mutex_;
   io::Loop loop_;
   std::vector<Driven*> driven_;
+  std::function<void(const Error&)> failed_;
   std::vector<Waiter*> waiters_;  // blocked ones, in order
   std::vector<const Waiter*> all_waiters_;
   Time written_at_{};       // flush_bursts() was called last
   Time leave_at_ = kNever;  // what was put off
+  Time ticks_at_{};         // a tick has failed: none before
   std::size_t put_off_ = 0;
   bool role_taken_ = false;
   bool handed_over_ = false;

@@ -26,8 +26,7 @@ void Future::complete(rpc::Reply outcome) {
   outcome_ = std::move(outcome);
   cancel_ = nullptr;
   set_ready();
-  for (Task& task : tasks_) context().workers().submit(std::move(task));
-  tasks_.clear();
+  context().workers().submit(std::move(tasks_));
 }
 
 }  // namespace moolink::runtime

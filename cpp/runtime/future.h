@@ -2,7 +2,6 @@
 
 #include <functional>
 #include <memory>
-#include <vector>
 
 #include "base/error.h"
 #include "rpc/node.h"
@@ -32,7 +31,7 @@ class Future final : public Awaitable {
 
  private:
   rpc::Reply outcome_;
-  std::vector<Task> tasks_;
+  Tasks tasks_;
   std::function<void()> cancel_;
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/barrier.h"
 #include "base/crash_point.h"
 #include "base/format.h"
 #include "base/names.h"
@@ -47,14 +48,14 @@ GroupPeer::GroupPeer(std::shared_ptr<RpcPeer> rpc, std::string name)
   const Engine::Lock lock = rpc_->context()->lock();
   try {
     register_services();
+    rpc_->add(static_cast<PeerObserver&>(*this));
+    rpc_->context()->engine().add(*this);
+    for (const rpc::PeerInfo& peer : rpc_->peers_locked()) {
+      if (peer.connected) peer_up({peer.instance, peer.name, peer.host_key, false, peer.scope});
+    }
   } catch (...) {
-    unregister_services();  // of a name that another object of this peer has
+    unregister_services();  // of a name that another object of this peer has, for example
     throw;
-  }
-  rpc_->add(static_cast<PeerObserver&>(*this));
-  rpc_->context()->engine().add(*this);
-  for (const rpc::PeerInfo& peer : rpc_->peers_locked()) {
-    if (peer.connected) peer_up({peer.instance, peer.name, peer.host_key, false, peer.scope});
   }
   settle(io::now());
 }
@@ -65,7 +66,7 @@ void GroupPeer::register_services() {
   rpc_->router().add(rpc::Service::group, name_, name_,
                      [this](const Uid& from, const wire::Payload& payload) {
                        const Time now = io::now();
-                       member_.received(now, from, payload.body.span());
+                       event_from([&] { member_.received(now, from, payload.body.span()); });
                        carry_out(now);
                      });
   routed_ = true;
@@ -73,6 +74,7 @@ void GroupPeer::register_services() {
       rpc_, name_, "group:" + name_,
       {[this](collective::Engine::Combine asked) { combine(std::move(asked)); },
        [this](collective::Engine::Done ended) { done(std::move(ended)); },
+       [this](const Error& error) { start_over(error); },
        [this](collective::Engine::Pass pass) { shared_->start(std::move(pass.operation)); },
        [this](collective::Engine::Abandon abandon) { shared_->abandon(abandon.s); }});
   shared_ = SharedCollectives::create(
@@ -85,19 +87,24 @@ void GroupPeer::register_services() {
        [this](std::uint64_t s, const Error& error) {
          runner_->engine().failed(s, error);
          runner_->carry_out();
-       }});
+       },
+       [this](const Error& error) { start_over(error); }});
 }
 
 void GroupPeer::unregister_services() {
   if (runner_ != nullptr) runner_->close();
   if (shared_ != nullptr) shared_->close();
   if (routed_) rpc_->router().remove(rpc::Service::group, name_);
+  rpc_->remove(static_cast<PeerObserver&>(*this));
+  rpc_->context()->engine().remove(*this);
 }
 
+// Whatever fails, the group is closed when this returns.
 void GroupPeer::close() {
   if (rpc_->context()->abandoned()) return;
   Engine::Lock lock = rpc_->context()->lock();
-  rpc_->wait_until_delivered(lock, [this] { return has_delivered(); });
+  const auto wait = [&] { rpc_->wait_until_delivered(lock, [this] { return has_delivered(); }); };
+  guard(wait, [](const Error&) {});
   shut();
 }
 
@@ -114,16 +121,21 @@ bool GroupPeer::has_delivered() const {
 void GroupPeer::shut() {
   if (std::exchange(closed_, true)) return;
   const Time now = io::now();
-  member_.leave(now);
-  carry_out(now);
-  rpc_->flush();
+  const auto ignore = [](const Error&) {};
+  const auto say = [&] {
+    member_.leave(now);
+    carry_out(now);
+    rpc_->flush();
+  };
+  guard(say, ignore);
   next_.reset();
   unregister_services();
-  rpc_->remove(static_cast<PeerObserver&>(*this));
-  rpc_->context()->engine().remove(*this);
-  for (const Attached& attached : std::vector(attached_)) attached.observer->evicted(now);
+  for (std::size_t i = attached_.size(); i-- > 0;) {
+    guard([&] { attached_[i].observer->evicted(now); }, ignore);
+  }
   for (auto& [op, running] : std::exchange(running_, {})) {
-    running.future->complete(left_error(name_));
+    guard([&] { running.future->complete(left_error(name_)); },
+          [&](const Error& error) { running.future->complete(error); });
   }
 }
 
@@ -332,6 +344,7 @@ void GroupPeer::ask_demotion(Time now, const Uid& instance) {
 }
 
 void GroupPeer::tick(Time now) {
+  if (starts_over_) rejoin(now);
   member_.tick(now);
   shared_->tick(now);
   carry_out(now);
@@ -346,6 +359,7 @@ void GroupPeer::tick(Time now) {
 }
 
 Time GroupPeer::next_deadline() const {
+  if (starts_over_) return {};
   Time deadline = std::min(member_.next_deadline(), shared_->next_deadline());
   if (next_) deadline = std::min(deadline, enter_at_);
   if (waits_since_ != kNever) deadline = std::min(deadline, reminder_.next(waits_since_));
@@ -375,27 +389,72 @@ void GroupPeer::describe(Time now, Describe how, std::string& text) const {
 }
 
 void GroupPeer::carry_out(Time now) {
-  for (group::Member::Action& action : member_.drain()) {
-    if (auto* send = std::get_if<group::Member::SendToBroker>(&action)) {
-      rpc_->send_service_to_name(broker_name_, rpc::Service::group, {send->bytes, {}}, name_);
-      crash_point("announce.sent");
-    } else if (auto* direct = std::get_if<group::Member::SendToMember>(&action)) {
-      rpc_->router().send(direct->instance, direct->name, rpc::Service::group, {direct->bytes, {}},
-                          name_);
-    } else if (auto* view = std::get_if<group::Member::NewView>(&action)) {
-      rpc_->context()->recorder().record(now, FlightKind::view, rpc_->name_locked(), "",
-                                         view->view.epoch, group::describe(view->view));
-      if (view->active) enter_in_time(now, view->view);
-      for (const Attached& attached : std::vector(attached_)) {
-        attached.observer->new_view(now, view->view);
-      }
-    } else if (std::get_if<group::Member::Evicted>(&action) != nullptr) {
-      enter({});
-      for (const Attached& attached : std::vector(attached_)) attached.observer->evicted(now);
-    } else if (auto* log = std::get_if<group::Member::Log>(&action)) {
-      rpc_->context()->log(log->level, std::move(log->text));
-    }
+  pump_.run([this] { return member_.drain(); },
+            [&](auto& action) { std::visit([&](auto& which) { perform(now, which); }, action); },
+            [this](auto&, const Error& error) { start_over(error); });
+}
+
+void GroupPeer::perform(Time, group::Member::SendToBroker& action) {
+  rpc_->send_service_to_name(broker_name_, rpc::Service::group, {action.bytes, {}}, name_);
+  crash_point("announce.sent");
+}
+
+void GroupPeer::perform(Time, group::Member::SendToMember& action) {
+  rpc_->router().send(action.instance, action.name, rpc::Service::group, {action.bytes, {}}, name_);
+}
+
+void GroupPeer::perform(Time now, group::Member::NewView& action) {
+  rpc_->context()->recorder().record(now, FlightKind::view, rpc_->name_locked(), "",
+                                     action.view.epoch, group::describe(action.view));
+  if (action.active) enter_in_time(now, action.view);
+  for (const Attached& attached : std::vector(attached_)) {
+    attached.observer->new_view(now, action.view);
   }
+}
+
+void GroupPeer::perform(Time now, group::Member::Evicted&) {
+  enter({});
+  for (const Attached& attached : std::vector(attached_)) attached.observer->evicted(now);
+}
+
+void GroupPeer::perform(Time, group::Member::Log& action) {
+  rpc_->context()->log(action.level, std::move(action.text));
+}
+
+// Done by tick(), until it is done: now it may be in the midst of a machine's event.
+void GroupPeer::start_over(const Error& error) noexcept {
+  if (closed_ || std::exchange(starts_over_, true)) return;
+  guard([&] { broken_by_ = error; }, [](const Error&) {});
+}
+
+void GroupPeer::rejoin(Time now) {
+  Error error{
+      ErrorCode::error,
+      "group '" + name_ + "': this peer joins it again after an error: " + broken_by_.message,
+      {},
+      name_,
+      {},
+      {},
+      Ran::maybe};
+  rpc_->context()->log(LogLevel::error, error.message);
+  group::Member anew(member_.config(), now);
+  anew.hold_soft_views(!attached_.empty());
+  member_.leave(now);
+  carry_out(now);
+  member_ = std::move(anew);
+  for (auto running = running_.begin(); running != running_.end(); running = running_.begin()) {
+    running->second.future->complete(error);
+    running_.erase(running);
+  }
+  runner_->engine().drop_operations();
+  enter({});
+  for (Attached& attached : attached_) {
+    attached.activated = 0;
+    attached.has_state = false;
+  }
+  for (const Attached& attached : std::vector(attached_)) attached.observer->evicted(now);
+  if (broker_) member_.broker_up(now, broker_);
+  starts_over_ = false;
 }
 
 // After an event from outside of the loop.

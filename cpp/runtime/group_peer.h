@@ -8,7 +8,9 @@
 #include <variant>
 #include <vector>
 
+#include "base/barrier.h"
 #include "group/member.h"
+#include "runtime/action_pump.h"
 #include "runtime/future.h"
 #include "runtime/operation_runner.h"
 #include "runtime/reminder.h"
@@ -81,6 +83,21 @@ class GroupPeer final : public Driven, private PeerObserver {
   // While this peer is in no view: throws Exception{auth} once for each time that its key was
   // refused where it looks for the broker.
   void throw_refusal();
+  // The exception barrier of what belongs to nobody but this peer's part in the group: soon it
+  // leaves, for that reason, and joins again as a newcomer.
+  void start_over(const Error& error) noexcept;
+  // An event of a machine of the group. What the sender has broken is thrown on; anything else
+  // leaves the machine in the midst of it, so that this peer starts over.
+  template <class Event>
+  void event_from(Event&& event) {
+    try {
+      event();
+    } catch (...) {
+      const Error error = current_error();
+      if (error.code != ErrorCode::error) throw;
+      start_over(error);
+    }
+  }
   const group::Member& member() const { return member_; }
   bool closed() const { return closed_; }
 
@@ -109,9 +126,16 @@ class GroupPeer final : public Driven, private PeerObserver {
   void undelivered(const Uid& instance) override;
   void lost_session(Time now, const Uid& instance, group::Down how);
   void refused(const rpc::Refused& refusal) override;
+  void failed(const Error& error) override { start_over(error); }
   void closing() override { shut(); }
   bool has_delivered() const override;
   void carry_out(Time now);
+  void perform(Time now, group::Member::SendToBroker& action);
+  void perform(Time now, group::Member::SendToMember& action);
+  void perform(Time now, group::Member::NewView& action);
+  void perform(Time now, group::Member::Evicted& action);
+  void perform(Time now, group::Member::Log& action);
+  void rejoin(Time now);
   void settle(Time now);
   void register_services();
   void unregister_services();
@@ -148,6 +172,9 @@ class GroupPeer final : public Driven, private PeerObserver {
   Time enter_at_{};
   std::map<collective::OpId, Running> running_;
   std::vector<Attached> attached_;
+  ActionPump pump_;
+  bool starts_over_ = false;
+  Error broken_by_;
   Duration operation_timeout_ = seconds(120);
   Time waits_since_ = kNever;  // without a broker, or for it
   Reminder reminder_;

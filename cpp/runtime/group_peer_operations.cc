@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/barrier.h"
 #include "io/loop.h"
 #include "runtime/group_peer.h"
 
@@ -81,14 +82,21 @@ std::shared_ptr<Future> GroupPeer::all_reduce_value(const std::string& operation
 
 std::shared_ptr<Future> GroupPeer::begin(collective::OpId op, const std::string& operation,
                                          Combine combine) {
-  auto future = std::make_shared<Future>(rpc_->context());
   const Time now = io::now();
-  running_[op] = {operation, future, now + operation_timeout_, std::move(combine)};
-  future->on_cancel([this, op] {
-    runner_->engine().cancel(
-        op, {ErrorCode::cancelled, "the operation was cancelled", {}, name_, {}, {}, Ran::maybe});
-    settle(io::now());
-  });
+  std::shared_ptr<Future> future;
+  try {
+    future = std::make_shared<Future>(rpc_->context());
+    future->on_cancel([this, op] {
+      runner_->engine().cancel(
+          op, {ErrorCode::cancelled, "the operation was cancelled", {}, name_, {}, {}, Ran::maybe});
+      settle(io::now());
+    });
+    running_[op] = {operation, future, now + operation_timeout_, std::move(combine)};
+  } catch (...) {
+    runner_->engine().cancel(op, current_error());  // nobody could hear of its end
+    settle(now);
+    throw;
+  }
   settle(now);
   return future;
 }
@@ -107,7 +115,8 @@ void GroupPeer::done(collective::Engine::Done ended) {
   } else if (!ended.value.body.empty()) {
     future->complete(std::move(ended.value));
   } else {
-    future->complete(wire::Payload{{}, {std::move(ended.tensor)}});
+    guard([&] { future->complete(wire::Payload{{}, {std::move(ended.tensor)}}); },
+          [&](const Error& error) { future->complete(error); });
   }
 }
 
@@ -117,7 +126,8 @@ void GroupPeer::combine(collective::Engine::Combine asked) {
   // The group may be closed and gone by the time the user's code has run.
   rpc_->context()->workers().submit(
       [runner = runner_, rpc = rpc_, run = found->second.combine, asked = std::move(asked)] {
-        auto result = run(asked.payloads);
+        std::variant<wire::Payload, Error> result;
+        guard([&] { result = run(asked.payloads); }, [&](const Error& error) { result = error; });
         const Engine::Lock lock = rpc->context()->lock();
         runner->engine().combined(asked.op, asked.run, std::move(result));
         runner->carry_out();
@@ -140,6 +150,7 @@ void GroupPeer::end_late(Time now, collective::OpId op) {
                     {},
                     {},
                     Ran::maybe};
+  running.deadline = kNever;
   if (!std::exchange(running.asked_why, true) && runner_->engine().ask_why(op, error)) {
     running.deadline = now + kAnswerWhy;
     return;

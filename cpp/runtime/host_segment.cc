@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/barrier.h"
 #include "wire/archive.h"
 
 namespace moolink::runtime {
@@ -34,12 +35,18 @@ std::shared_ptr<HostSegment> HostSegment::create(std::shared_ptr<RpcPeer> rpc, s
                                                  std::string scope, Use use) {
   std::shared_ptr<HostSegment> made(
       new HostSegment(std::move(rpc), std::move(group), std::move(scope), std::move(use)));
-  made->rpc_->router().add(
-      made->use_.service, made->scope_, made->group_,
-      [weak = std::weak_ptr(made)](const Uid& from, const wire::Payload& payload) {
-        if (const auto self = weak.lock()) self->received(from, payload);
-      });
-  made->rpc_->context()->add(static_cast<Forkable&>(*made));
+  Context& context = *made->rpc_->context();
+  context.add(static_cast<Forkable&>(*made));
+  try {
+    made->rpc_->router().add(
+        made->use_.service, made->scope_, made->group_,
+        [weak = std::weak_ptr(made)](const Uid& from, const wire::Payload& payload) {
+          if (const auto self = weak.lock()) self->received(from, payload);
+        });
+  } catch (...) {
+    context.remove(static_cast<Forkable&>(*made));
+    throw;
+  }
   return made;
 }
 
@@ -110,8 +117,8 @@ void HostSegment::make(Time now) {
       bells_.push_back(std::move(bell.rung));
       watched_.push_back(std::move(bell.watched));
     }
-  } catch (const Exception& e) {
-    return warn(e.error());
+  } catch (...) {
+    return warn(current_error());
   }
   key_ = Uid::from_entropy();
   for (std::uint32_t rank = 1; rank < members_.instances.size(); ++rank) {
@@ -190,8 +197,8 @@ void HostSegment::attach(std::vector<Descriptor> descriptors) {
       (i == 1 ? watched_ : bells_).push_back(std::move(descriptors[i]));
     }
     begin();
-  } catch (const Exception& e) {
-    return warn(e.error());
+  } catch (...) {
+    return warn(current_error());
   }
   send(0, {scope_, Message::Kind::attached, members_.epoch, {}});
 }

@@ -3,8 +3,8 @@
 #include <utility>
 #include <variant>
 
+#include "base/barrier.h"
 #include "base/crash_point.h"
-#include "base/scoped.h"
 #include "runtime/service_router.h"
 
 namespace moolink::runtime {
@@ -50,45 +50,74 @@ void OperationRunner::close() {
 }
 
 void OperationRunner::carry_out() {
-  // An event's handler may start the next operation: its actions are taken by the loop below.
-  if (carrying_out_) return;
-  const Scoped carrying_out(carrying_out_);
-  for (auto actions = engine_.take_actions(); !actions.empty() && !closed_;
-       actions = engine_.take_actions()) {
-    for (collective::Engine::Action& action : actions) {
-      if (auto* send = std::get_if<collective::Engine::Send>(&action)) {
-        rpc_->router().send(send->instance, send->name, rpc::Service::collective,
-                            std::move(send->payload), group_);
-        crash_point("slice.sent");
-      } else if (auto* task = std::get_if<collective::Engine::Sum>(&action)) {
-        sum(std::move(*task));
-      } else if (auto* combine = std::get_if<collective::Engine::Combine>(&action)) {
-        events_.combine(std::move(*combine));
-      } else if (auto* pass = std::get_if<collective::Engine::Pass>(&action)) {
-        events_.pass(std::move(*pass));
-      } else if (auto* abandon = std::get_if<collective::Engine::Abandon>(&action)) {
-        events_.abandon(*abandon);
-      } else if (auto* done = std::get_if<collective::Engine::Done>(&action)) {
-        events_.done(std::move(*done));
-      }
-    }
-  }
+  if (const Error failure = engine_.take_failure()) events_.broken(failure);
+  const auto take = [this] {
+    return closed_ ? std::vector<collective::Engine::Action>() : engine_.take_actions();
+  };
+  pump_.run(
+      take, [this](auto& action) { std::visit([this](auto& which) { perform(which); }, action); },
+      [this](auto& action, const Error& error) {
+        std::visit([&](auto& which) { end(which, error); }, action);
+      });
 }
 
-void OperationRunner::sum(collective::Engine::Sum sum) {
-  if (sum.task.bytes() <= kInlineBytes) {
-    collective::run(sum.task);
-    engine_.summed(sum.op, sum.run, sum.slice);
-    return;
+void OperationRunner::perform(collective::Engine::Send& action) {
+  rpc_->router().send(action.instance, action.name, rpc::Service::collective,
+                      std::move(action.payload), group_);
+  crash_point("slice.sent");
+}
+
+void OperationRunner::perform(collective::Engine::Sum& action) {
+  if (action.task.bytes() > kInlineBytes) {
+    const auto submit = [&] { submit_sum(action); };
+    if (guard(submit, [this](const Error& error) { no_thread(error); })) return;
   }
-  rpc_->context()->compute().submit([self = shared_from_this(), sum = std::move(sum)] {
-    collective::run(sum.task);
+  collective::run(action.task);
+  engine_.summed(action.op, action.run, action.slice);
+}
+
+// It is done on this thread, which keeps the network waiting.
+void OperationRunner::no_thread(const Error& error) {
+  if (std::exchange(lacks_thread_, true)) return;
+  rpc_->context()->log(LogLevel::warning, "group '" + group_ +
+                                              "': no thread for large reductions, which are slow "
+                                              "therefore: " +
+                                              error.message);
+}
+
+void OperationRunner::submit_sum(const collective::Engine::Sum& action) {
+  rpc_->context()->compute().submit([self = shared_from_this(), sum = action] {
+    Error error;
+    guard([&] { collective::run(sum.task); }, [&](const Error& why) { error = why; });
     const Engine::Lock lock = self->rpc_->context()->lock();
     if (self->closed_) return;
-    self->engine_.summed(sum.op, sum.run, sum.slice);
+    const auto go_on = [&] {
+      if (error) throw Exception(error);
+      self->engine_.summed(sum.op, sum.run, sum.slice);
+    };
+    guard(go_on, [&](const Error& why) { self->end(sum, why); });
     self->carry_out();
     self->rpc_->settle();
   });
+}
+
+// The rest: of an operation, which fails everywhere.
+void OperationRunner::end(const collective::Engine::Send& action, const Error& error) {
+  rpc_->fail_peer(action.instance, error);
+}
+
+void OperationRunner::end(const collective::Engine::Sum& action, const Error& error) {
+  // An operation whose result is being put in its place cannot be cancelled any more.
+  if (action.slice == collective::kResult) return events_.broken(error);
+  engine_.cancel(action.op, error);
+}
+
+void OperationRunner::end(const collective::Engine::Combine& action, const Error& error) {
+  engine_.cancel(action.op, error);
+}
+
+void OperationRunner::end(const collective::Engine::Pass& action, const Error& error) {
+  engine_.failed(action.operation.s, error);
 }
 
 }  // namespace moolink::runtime

@@ -3,8 +3,10 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "collective/engine.h"
+#include "runtime/action_pump.h"
 #include "runtime/rpc_peer.h"
 
 namespace moolink::runtime {
@@ -16,6 +18,7 @@ class OperationRunner final : public std::enable_shared_from_this<OperationRunne
   struct Events {
     std::function<void(collective::Engine::Combine)> combine;  // may be empty
     std::function<void(collective::Engine::Done)> done;
+    std::function<void(const Error&)> broken;  // as of Engine::take_failure()
     // May be empty if no output is ever given.
     std::function<void(collective::Engine::Pass)> pass = {};
     std::function<void(collective::Engine::Abandon)> abandon = {};
@@ -35,14 +38,28 @@ class OperationRunner final : public std::enable_shared_from_this<OperationRunne
  private:
   OperationRunner(std::shared_ptr<RpcPeer> rpc, std::string group, std::string scope,
                   Events events);
-  void sum(collective::Engine::Sum sum);
+  void perform(collective::Engine::Send& action);
+  void perform(collective::Engine::Sum& action);
+  void perform(collective::Engine::Combine& action) { events_.combine(std::move(action)); }
+  void perform(collective::Engine::Pass& action) { events_.pass(std::move(action)); }
+  void perform(collective::Engine::Abandon& action) { events_.abandon(action); }
+  void perform(collective::Engine::Done& action) { events_.done(std::move(action)); }
+  void submit_sum(const collective::Engine::Sum& action);
+  void no_thread(const Error& error);
+  void end(const collective::Engine::Send& action, const Error& error);
+  void end(const collective::Engine::Sum& action, const Error& error);
+  void end(const collective::Engine::Combine& action, const Error& error);
+  void end(const collective::Engine::Pass& action, const Error& error);
+  void end(const collective::Engine::Abandon&, const Error&) {}
+  void end(const collective::Engine::Done&, const Error&) {}  // its owner answers for it
 
   std::shared_ptr<RpcPeer> rpc_;
   const std::string group_;
   const std::string scope_;
   Events events_;
   collective::Engine engine_;
-  bool carrying_out_ = false;
+  ActionPump pump_;
+  bool lacks_thread_ = false;  // and that has been told
   bool closed_ = false;
 };
 

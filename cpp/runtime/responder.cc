@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "base/barrier.h"
 #include "runtime/rpc_peer.h"
 
 namespace moolink::runtime {
@@ -12,7 +13,7 @@ Recipient Responder::recipient() const { return {*peer_, key_.caller}; }
 
 bool Responder::send(rpc::Reply reply) {
   if (sent_.exchange(true)) return false;
-  std::vector<Task> forgotten;  // destroyed without the lock
+  Tasks forgotten;  // destroyed without the lock
   const Engine::Lock lock = peer_->context()->lock();
   forgotten.swap(on_cancel_);
   peer_->reply_locked(key_, std::move(reply));
@@ -33,7 +34,8 @@ void Responder::send_item(wire::Payload item) {
 
 void Responder::when_room(Task task) {
   const Engine::Lock lock = peer_->context()->lock();
-  resume_ = std::move(task);
+  resume_.clear();
+  resume_.push_back(std::move(task));
   if (has_room() || cancelled_) resume();
 }
 
@@ -46,28 +48,29 @@ void Responder::cancel() {
   cancelled_ = true;
   (void)take_arguments();
   resume();
-  Workers& workers = peer_->context()->workers();
-  for (Task& task : std::exchange(on_cancel_, {})) workers.submit(std::move(task));
+  peer_->context()->workers().submit(std::move(on_cancel_));
 }
 
-void Responder::resume() {
-  if (resume_) peer_->context()->workers().submit(std::exchange(resume_, nullptr));
-}
+void Responder::resume() { peer_->context()->workers().submit(std::move(resume_)); }
 
 Responder::~Responder() {
   if (sent_ || peer_->closed() || peer_->context()->abandoned()) return;
   // Through the loop, because the last reference may go while the engine's lock is held.
-  peer_->context()->engine().loop().post([peer = peer_, key = key_, function = function_] {
-    const std::string& name = peer->node_.name();
-    peer->reply_locked(key, Error{ErrorCode::remote,
-                                  "the handler of '" + function + "' at peer '" + name +
-                                      "' dropped the call without a reply",
-                                  name,
-                                  function,
-                                  "RuntimeError",
-                                  {},
-                                  Ran::yes});
-  });
+  const auto post = [this] {
+    peer_->context()->engine().loop().post([peer = peer_, key = key_, function = function_] {
+      const std::string& name = peer->node_.name();
+      peer->reply_locked(key, Error{ErrorCode::remote,
+                                    "the handler of '" + function + "' at peer '" + name +
+                                        "' dropped the call without a reply",
+                                    name,
+                                    function,
+                                    "RuntimeError",
+                                    {},
+                                    Ran::yes});
+    });
+  };
+  // Without memory for it the caller waits until its time is up.
+  guard(post, [](const Error&) {});
 }
 
 }  // namespace moolink::runtime

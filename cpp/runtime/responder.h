@@ -6,7 +6,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "base/time.h"
 #include "rpc/node.h"
@@ -44,6 +43,8 @@ class Responder {
   // False if there was a reply already.
   bool send(rpc::Reply reply);
   bool sent() const { return sent_; }
+  // Somebody else replies.
+  void disown() { sent_ = true; }
   // The caller does not wait any more.
   bool cancelled() const { return cancelled_; }
   // Runs `task` on a worker as soon as that is so; never once there was a reply.
@@ -99,9 +100,9 @@ class Responder {
   const bool streamed_;
   std::atomic<std::uint64_t> allowed_;
   std::uint64_t items_ = 0;
-  Task resume_;
-  std::vector<Task> on_cancel_;  // guarded by the engine's lock
-  Time began_{};                 // written once, before thread_
+  Tasks resume_;     // one, or none
+  Tasks on_cancel_;  // guarded by the engine's lock
+  Time began_{};     // written once, before thread_
   std::atomic<int> thread_{0};
 };
 

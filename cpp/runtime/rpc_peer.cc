@@ -6,6 +6,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/barrier.h"
 #include "base/names.h"
 #include "rpc/token_policy.h"
 #include "transport/shm/transport.h"
@@ -15,10 +16,6 @@
 namespace moolink::runtime {
 namespace {
 
-constexpr Duration kFinishHandlers = milliseconds(500);
-constexpr Duration kDeliver = seconds(1);
-constexpr Duration kCloseMargin = milliseconds(500);
-
 // The handlers that run on this thread, the innermost first.
 struct Frame {
   const RpcPeer* peer;
@@ -26,8 +23,6 @@ struct Frame {
   const Frame* outer;
 };
 thread_local const Frame* innermost = nullptr;
-
-bool in_handler_of(const RpcPeer* peer) { return innermost != nullptr && innermost->peer == peer; }
 
 bool in_handler_of_function(const void* function) {
   for (const Frame* frame = innermost; frame != nullptr; frame = frame->outer) {
@@ -99,14 +94,21 @@ std::string with_scheme(const std::string& address) {
 
 }  // namespace
 
+bool RpcPeer::runs_handler_here() const { return innermost != nullptr && innermost->peer == this; }
+
 // --- life
 
 std::shared_ptr<RpcPeer> RpcPeer::create(std::shared_ptr<Context> context, RpcOptions options) {
   const Engine::Lock lock = context->lock();
   std::shared_ptr<RpcPeer> peer(new RpcPeer(context, std::move(options)));
-  context->engine().add(*peer);
-  context->add(static_cast<Forkable&>(*peer));
   peer->returns_ = std::make_shared<LoanReturns>(peer);
+  context->engine().add(*peer);
+  try {
+    context->add(static_cast<Forkable&>(*peer));
+  } catch (...) {
+    context->engine().remove(*peer);
+    throw;
+  }
   return peer;
 }
 
@@ -124,57 +126,6 @@ RpcPeer::RpcPeer(std::shared_ptr<Context> context, RpcOptions options)
 }
 
 RpcPeer::~RpcPeer() = default;
-
-void RpcPeer::close() {
-  if (context_->abandoned() || closing_.exchange(true)) return;
-  std::vector<std::unique_ptr<transport::Transport>> transports;  // destroyed without the lock
-  Engine::Lock lock = context_->lock();
-  idle_at_ = in_handler_of(this) ? 1 : 0;
-  if (stats_.calls_running > idle_at_) {
-    Waiter idle;
-    idle.what = "close(): handlers that run";
-    idle_ = &idle;
-    context_->wait(lock, idle, io::now() + kFinishHandlers, {});
-    idle_ = nullptr;
-  }
-  wait_until_delivered(
-      lock, [this] { return std::ranges::all_of(observers_, &PeerObserver::has_delivered); });
-  for (PeerObserver* observer : std::vector(observers_)) observer->closing();
-  Waiter closed;
-  closed.what = "close(): replies to be sent";
-  node_closed_ = &closed;
-  node_.close(io::now());
-  operation_done();
-  context_->wait(lock, closed, io::now() + rpc::Config{}.close_within + kCloseMargin, {});
-  node_closed_ = nullptr;
-  finished_ = true;
-  for (const auto& transport : transports_) transport->stop();
-  transports.swap(transports_);
-  connections_.clear();
-  dirty_.clear();
-  context_->engine().remove(*this);
-  context_->remove(static_cast<Forkable&>(*this));
-  const Error error{
-      ErrorCode::closed, "the peer '" + node_.name() + "' was closed", node_.name(), {}, {}, {},
-      Ran::maybe};
-  for (auto& [id, future] : std::exchange(futures_, {})) future->complete(error);
-  for (auto& [id, stream] : std::exchange(streams_, {})) stream->end(error);
-  for (auto& [key, running] : std::exchange(running_, {})) {
-    if (const auto responder = running.responder.lock()) responder->cancel();
-  }
-  functions_.clear();
-  services_.clear();
-  observers_.clear();
-}
-
-void RpcPeer::wait_until_delivered(Engine::Lock& lock, const std::function<bool()>& delivered) {
-  const Time deadline = io::now() + kDeliver;
-  for (Time now = io::now(); now < deadline && !delivered(); now = io::now()) {
-    Waiter moment;  // no event tells when the last peer has taken what lies in a shared segment
-    moment.what = "close(): what is on its way to other members";
-    context_->wait(lock, moment, now + milliseconds(1), {});
-  }
-}
 
 void RpcPeer::abandon() noexcept {
   for (const auto& transport : transports_) transport->abandon();
@@ -313,11 +264,17 @@ std::shared_ptr<Future> RpcPeer::start_call(const std::string& peer, const std::
   const rpc::CallId id = node_.call(clock(), peer, function, std::move(arguments), timeout, lane);
   record(FlightKind::call, peer, id, function);
   future->set_subject("call", id);
-  futures_.emplace(id, future);
-  future->on_cancel([this, id] {
-    node_.cancel(io::now(), id);
+  try {
+    future->on_cancel([this, id] {
+      node_.cancel(io::now(), id);
+      operation_done();
+    });
+    futures_.emplace(id, future);
+  } catch (...) {
+    node_.cancel(io::now(), id);  // nobody could hear of it
     operation_done();
-  });
+    throw;
+  }
   call_done();
   return future;
 }
@@ -332,15 +289,21 @@ std::shared_ptr<Stream> RpcPeer::stream(const std::string& peer, const std::stri
       node_.stream(clock(), peer, function, std::move(arguments), timeout, lane, credit);
   record(FlightKind::call, peer, id, function);
   stream->set_subject("stream", id);
-  streams_.emplace(id, stream);
-  stream->control({[this, id](std::uint64_t more) {
-                     node_.raise_credit(io::now(), id, more);
-                     operation_done();
-                   },
-                   [this, id] {
-                     node_.cancel(io::now(), id);
-                     operation_done();
-                   }});
+  try {
+    stream->control({[this, id](std::uint64_t more) {
+                       node_.raise_credit(io::now(), id, more);
+                       operation_done();
+                     },
+                     [this, id] {
+                       node_.cancel(io::now(), id);
+                       operation_done();
+                     }});
+    streams_.emplace(id, stream);
+  } catch (...) {
+    node_.cancel(io::now(), id);
+    operation_done();
+    throw;
+  }
   operation_done();
   return stream;
 }
@@ -349,11 +312,17 @@ void RpcPeer::define(const std::string& function, CallHandler handler, const std
   const Engine::Lock lock = lock_open();
   auto entry = std::make_shared<Function>();
   entry->handler = std::move(handler);
-  if (!functions_.emplace(function, std::move(entry)).second) {
+  const auto [defined, is_new] = functions_.emplace(function, std::move(entry));
+  if (!is_new) {
     throw Exception(ErrorCode::invalid_argument,
                     "function '" + function + "' is defined already; undefine it first");
   }
-  node_.define(function, group);
+  try {
+    node_.define(function, group);
+  } catch (...) {
+    functions_.erase(defined);
+    throw;
+  }
   operation_done();
 }
 
@@ -401,6 +370,10 @@ void RpcPeer::send_item(const rpc::CallKey& key, wire::Payload item) {
   operation_done();
 }
 
+void RpcPeer::tell_who_waited(Awaitable& late) {
+  guard([&] { late.set_detail(context_->who_waited(now_)); }, [](const Error&) {});
+}
+
 void RpcPeer::forget_if_over(HandlingOf::iterator handling) {
   const Handling& entry = handling->second;
   if (entry.returned && (entry.replied || entry.unwanted)) running_.erase(handling);
@@ -428,8 +401,12 @@ void RpcPeer::run(const std::shared_ptr<Function>& function, Incoming incoming) 
       function->handler(std::move(incoming));
     }
   } catch (const std::exception& e) {
-    responder->send(Error{
-        ErrorCode::remote, e.what(), {}, responder->function(), "RuntimeError", {}, Ran::yes});
+    const std::string what = e.what();
+    const auto fail = [&] {
+      responder->send(
+          Error{ErrorCode::remote, what, {}, responder->function(), "RuntimeError", {}, Ran::yes});
+    };
+    guard(fail, [](const Error&) {});  // it replies when it is dropped
   }
   innermost = frame.outer;
   const Engine::Lock lock = context_->lock();
@@ -494,6 +471,12 @@ void RpcPeer::send_service_to_name(const std::string& peer, rpc::Service service
                                    wire::Payload payload, const std::string& group) {
   if (finished_) return;
   node_.send_service_to_name(io::now(), peer, service, std::move(payload), group);
+  carry_out();
+}
+
+void RpcPeer::fail_peer(const Uid& instance, const Error& error) {
+  if (finished_) return;
+  node_.fail_peer(io::now(), instance, error);
   carry_out();
 }
 

@@ -14,6 +14,7 @@
 #include "crypto/keyring.h"
 #include "rpc/node.h"
 #include "rpc/policy.h"
+#include "runtime/action_pump.h"
 #include "runtime/context.h"
 #include "runtime/descriptor_exchange.h"
 #include "runtime/driven.h"
@@ -73,6 +74,8 @@ class PeerObserver {
   virtual void undelivered(const Uid& /*instance*/) {}
   // Where this peer dials, somebody has another key.
   virtual void refused(const rpc::Refused& /*refusal*/) {}
+  // The exception barrier: one of these, or a message to a service, could not be dealt with.
+  virtual void failed(const Error& /*error*/) {}
   // close() was called: what is pending fails, a farewell may still be sent. May remove itself.
   virtual void closing() {}
   // Nothing that others need of it is on its way to them; close() waits for that, not for long.
@@ -154,6 +157,9 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
                        wire::Payload payload, const std::string& group = {});
   void send_service_to_name(const std::string& peer, rpc::Service service, wire::Payload payload,
                             const std::string& group = {});
+  // Something that came from the peer, or is for it, cannot be carried out: the session ends at
+  // both ends, for that reason, and groups go on in another epoch.
+  void fail_peer(const Uid& instance, const Error& error);
   bool may_concern(const Uid& instance, const std::string& group) const {
     return node_.may_concern(instance, group);
   }
@@ -243,6 +249,7 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   void refuse_path(wire::ConnectionId id, const Error& error);
   template <class Bytes>
   bool can_bring_to_host(wire::ConnectionId connection, Bytes& bytes);
+  void tell_who_waited(Awaitable& late);
   void tell_refusal(const std::string& reason);
   bool reads_devices(std::optional<wire::ConnectionId> in_use);
   std::optional<PlacedMemory> hold(const std::optional<session::Session::StandingPlace>& standing,
@@ -255,6 +262,15 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   void perform(rpc::Refused& action);
   void perform(rpc::Log& action);
   void perform(rpc::Closed& action);
+  // rpc_peer_ends.cc: what an action was for, which could not be carried out, ends.
+  void end(rpc::Action& action, const Error& error);
+  void end(const rpc::RunHandler& action, const Error& error);
+  void end(const rpc::StreamItem& action, const Error& error);
+  void end(const rpc::CreditRaised& action, const Error& error);
+  void end(const rpc::ServiceMessage& action, const Error& error);
+  void end(const rpc::Dial& action, const Error& error);
+  template <class Tell>
+  void tell_observers(const Tell& tell);
   void record(FlightKind kind, std::string_view peer, std::uint64_t id, std::string_view text) {
     context_->recorder().record(now_, kind, node_.name(), peer, id, text);
   }
@@ -278,6 +294,12 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   Engine::Lock lock_open();
   std::shared_ptr<Future> start_call(const std::string& peer, const std::string& function,
                                      wire::Payload arguments, Duration timeout, std::uint16_t lane);
+  // Whether this thread runs a handler of this peer.
+  bool runs_handler_here() const;
+  template <class Begin>
+  void await(Engine::Lock& lock, Waiter*& waiter, const char* what, Duration within,
+             const Begin& begin);
+  void fail_pending();
   void operation_done();
   void call_done();
   void start();
@@ -299,7 +321,7 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   std::vector<std::shared_ptr<transport::Connection>> dirty_;  // written to in this turn
   std::vector<wire::ConnectionId> fed_;  // chunks were written to since the Node was last asked
   std::vector<rpc::Action> actions_;
-  bool carrying_out_ = false;
+  ActionPump pump_;
 
   std::unordered_map<rpc::CallId, std::shared_ptr<Future>> futures_;
   std::unordered_map<rpc::CallId, std::shared_ptr<Stream>> streams_;

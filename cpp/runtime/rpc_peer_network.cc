@@ -2,11 +2,10 @@
 
 #include <algorithm>
 #include <map>
-#include <new>
 #include <string_view>
 #include <utility>
 
-#include "base/scoped.h"
+#include "base/barrier.h"
 #include "device/block.h"
 #include "rpc/dialler.h"
 #include "runtime/device_parts.h"
@@ -150,16 +149,17 @@ void RpcPeer::listen_beside(const transport::Connection& connection) {
 }
 
 void RpcPeer::listen_unasked(const std::string& address) {
-  try {
+  const auto listen = [&] {
     transport::Transport& transport = transport_for(address);
     const std::vector<std::string> bound = transport.listen(address);
     listens_.insert(transport.kind());
     addresses_.insert(addresses_.end(), bound.begin(), bound.end());
     node_.listening(addresses_);
     listen_for_rdma(bound);
-  } catch (const Exception& e) {
-    context_->log(LogLevel::warning, "others cannot dial this peer: " + e.error().message);
-  }
+  };
+  guard(listen, [this](const Error& error) {
+    context_->log(LogLevel::warning, "others cannot dial this peer: " + error.message);
+  });
 }
 
 // Beside a listener of tcp that is bound to these addresses.
@@ -196,14 +196,15 @@ const char* to_string(rpc::Service service) {
 }  // namespace
 
 void RpcPeer::carry_out() {
-  if (carrying_out_) return;  // a service handler sent something: the loop below goes on
-  const Scoped carrying_out(carrying_out_);
-  for (node_.drain(actions_); !actions_.empty(); node_.drain(actions_)) {
-    for (rpc::Action& action : actions_) {
-      std::visit([this](auto& which) { perform(which); }, action);
-    }
+  const auto take = [this]() -> std::vector<rpc::Action>& {
     ask_for_more();
-  }
+    node_.drain(actions_);
+    return actions_;
+  };
+  pump_.run(
+      take,
+      [this](rpc::Action& action) { std::visit([this](auto& which) { perform(which); }, action); },
+      [this](rpc::Action& action, const Error& error) { end(action, error); });
 }
 
 // A session writes two chunks at a time and waits to be told of room. The transport tells when its
@@ -263,18 +264,25 @@ void RpcPeer::perform(rpc::RunHandler& action) {
     return node_.reply(io::now(), action.key,
                        make_error(ErrorCode::wire, "the number of a call was used twice"));
   }
-  ++stats_.calls_received;
-  ++stats_.calls_running;
-  ++found->second->running;
   auto responder =
       std::make_shared<Responder>(shared_from_this(), action.key, std::move(action.function),
                                   action.credit, std::move(action.arguments));
   record(FlightKind::handler, action.caller, action.key.id, responder->function());
-  running_.emplace(action.key, Handling{responder, action.caller, now_});
-  Incoming incoming{std::move(responder), std::move(action.caller), {}, action.deadline};
-  context_->workers().submit(
-      [self = shared_from_this(), function = found->second,
-       incoming = std::move(incoming)]() mutable { self->run(function, std::move(incoming)); });
+  const auto handling =
+      running_.emplace(action.key, Handling{responder, action.caller, now_}).first;
+  Incoming incoming{responder, std::move(action.caller), {}, action.deadline};
+  try {
+    context_->workers().submit(
+        [self = shared_from_this(), function = found->second,
+         incoming = std::move(incoming)]() mutable { self->run(function, std::move(incoming)); });
+  } catch (...) {
+    responder->disown();  // the caller is told why it does not run
+    running_.erase(handling);
+    throw;
+  }
+  ++stats_.calls_received;
+  ++stats_.calls_running;
+  ++found->second->running;
 }
 
 void RpcPeer::perform(rpc::Complete& action) {
@@ -284,11 +292,11 @@ void RpcPeer::perform(rpc::Complete& action) {
   record(FlightKind::result, error ? error->peer : "", action.id, error ? error->message : "");
   const bool late = error && error->code == ErrorCode::timeout;
   if (const auto future = futures_.extract(action.id); !future.empty()) {
-    if (late) future.mapped()->set_detail(context_->who_waited(now_));
+    if (late) tell_who_waited(*future.mapped());
     future.mapped()->complete(std::move(action.result));
   } else if (const auto stream = streams_.extract(action.id); !stream.empty()) {
-    if (late) stream.mapped()->set_detail(context_->who_waited(now_));
-    stream.mapped()->end(std::move(action.result));
+    if (late) tell_who_waited(*stream.mapped());
+    stream.mapped()->complete(std::move(action.result));
   }
 }
 
@@ -324,11 +332,7 @@ void RpcPeer::perform(rpc::CancelHandler& action) {
 
 void RpcPeer::perform(rpc::Dial& action) {
   record(FlightKind::dial, "", 0, action.address);
-  try {
-    transport_for(action.address).dial(action.address);
-  } catch (const Exception& e) {
-    node_.dial_failed(io::now(), action.address, e.error());
-  }
+  transport_for(action.address).dial(action.address);
 }
 
 void RpcPeer::perform(rpc::Establish& action) {
@@ -364,23 +368,12 @@ void RpcPeer::perform(rpc::FillGrant& action) {
       if (!can_bring_to_host(action.connection, action.bytes)) return;
     }
   }
-  try {
-    connection->fill_grant(action.place, std::move(action.bytes));
-  } catch (const Exception& e) {
-    refuse_path(action.connection, e.error());
-  }
+  connection->fill_grant(action.place, std::move(action.bytes));
 }
 
 void RpcPeer::tell_refusal(const std::string& reason) {
   if (std::exchange(told_refusal_, true)) return;
   context_->log(LogLevel::info, "arrays on CUDA devices go through the host's memory: " + reason);
-}
-
-// The peer has said something of its memory that cannot be.
-void RpcPeer::refuse_path(wire::ConnectionId id, const Error& error) {
-  const auto node = connections_.extract(id);
-  if (!node.empty()) node.mapped()->close();
-  node_.closed(io::now(), id, error);
 }
 
 std::optional<PlacedMemory> RpcPeer::place(const std::string& peer, std::size_t bytes) {
@@ -419,8 +412,8 @@ std::optional<PlacedMemory> RpcPeer::hold(
     stats_.paths[static_cast<std::size_t>(connection->path())].bytes_written += bytes;
     return hold_grant(weak_from_this(), standing->connection, standing->place.grant,
                       memory.slice(0, bytes));
-  } catch (const Exception& e) {
-    refuse_path(standing->connection, e.error());
+  } catch (...) {
+    refuse_path(standing->connection, current_error());
     operation_done();
     return std::nullopt;
   }
@@ -446,15 +439,13 @@ void RpcPeer::perform(rpc::MapLoan& action) {
   if (connection == nullptr) return;  // the Node will hear of it or has
   Buffer bytes;
   Error error;
-  try {
-    const Uid lender = node_.instance_of(action.connection);
-    bytes = returns_->borrow(connection->map_loan(action.place),
-                             {lender, action.session, action.place.loan});
-  } catch (const Exception& e) {
-    error = e.error();
-  } catch (const std::bad_alloc&) {
-    error = make_error(ErrorCode::error, "no memory to map a lent part");
-  }
+  guard(
+      [&] {
+        const Uid lender = node_.instance_of(action.connection);
+        bytes = returns_->borrow(connection->map_loan(action.place),
+                                 {lender, action.session, action.place.loan});
+      },
+      [&](const Error& why) { error = why; });
   node_.loan_mapped(io::now(), action.connection, action.seq, action.part, std::move(bytes), error);
 }
 
@@ -472,22 +463,31 @@ void RpcPeer::return_loans() {
 
 void RpcPeer::perform(rpc::PeerUp& action) {
   record(FlightKind::peer_up, action.name, 0, action.same_host ? "same host" : "another host");
-  for (std::size_t i = 0; i < observers_.size(); ++i) observers_[i]->peer_up(action);
+  tell_observers([&](PeerObserver& observer) { observer.peer_up(action); });
+}
+
+// Each behind the barrier.
+template <class Tell>
+void RpcPeer::tell_observers(const Tell& tell) {
+  for (std::size_t i = 0; i < observers_.size(); ++i) {
+    PeerObserver& observer = *observers_[i];
+    guard([&] { tell(observer); }, [&](const Error& error) { observer.failed(error); });
+  }
 }
 
 void RpcPeer::perform(rpc::Undelivered& action) {
-  for (std::size_t i = 0; i < observers_.size(); ++i) observers_[i]->undelivered(action.instance);
+  tell_observers([&](PeerObserver& observer) { observer.undelivered(action.instance); });
 }
 
 void RpcPeer::perform(rpc::Refused& action) {
-  for (std::size_t i = 0; i < observers_.size(); ++i) observers_[i]->refused(action);
+  tell_observers([&](PeerObserver& observer) { observer.refused(action); });
 }
 
 void RpcPeer::perform(rpc::PeerDown& action) {
   constexpr const char* kHow[] = {"dead", "unreachable", "closed"};
   record(FlightKind::peer_down, action.name, 0, kHow[static_cast<std::size_t>(action.how)]);
   ++stats_.peers_lost;
-  for (std::size_t i = 0; i < observers_.size(); ++i) observers_[i]->peer_down(action);
+  tell_observers([&](PeerObserver& observer) { observer.peer_down(action); });
 }
 
 void RpcPeer::perform(rpc::Log& action) { context_->log(action.level, std::move(action.text)); }

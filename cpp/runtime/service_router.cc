@@ -43,15 +43,27 @@ void ServiceRouter::add(rpc::Service service, const std::string& scope, const st
                         ? "this Rpc already has a broker"
                         : "this Rpc already has a group or accumulator called '" + scope + "'");
   }
-  if (registered_[service]++ > 0) return;
-  peer_.register_service(service, [this, service](const Uid& from, const std::string& from_name,
-                                                  const wire::Payload& payload) {
-    dispatch(service, from, from_name, payload);
-  });
+  try {
+    std::size_t& routes = registered_[service];
+    if (routes == 0) {
+      peer_.register_service(service, [this, service](const Uid& from, const std::string& from_name,
+                                                      const wire::Payload& payload) {
+        dispatch(service, from, from_name, payload);
+      });
+    }
+    ++routes;
+  } catch (...) {
+    routes_.erase({service, scope});
+    throw;
+  }
 }
 
 void ServiceRouter::remove(rpc::Service service, const std::string& scope) {
-  if (routes_.erase({service, scope}) == 0) return;
+  // Without memory for a key: what closes must not fail.
+  const auto removed = std::erase_if(routes_, [&](const auto& route) {
+    return route.first.first == service && route.first.second == scope;
+  });
+  if (removed == 0) return;
   if (--registered_[service] == 0) peer_.register_service(service, nullptr);
 }
 
@@ -75,7 +87,8 @@ void ServiceRouter::dispatch(rpc::Service service, const Uid& from, const std::s
       peer_.context()->log(LogLevel::warning, "ignored a message of peer '" + from_name +
                                                   "' for a group whose key it has not shown");
     }
-  } catch (const std::exception& e) {  // of the wire, or no memory
+  } catch (const Exception& e) {
+    if (e.error().code == ErrorCode::error) throw;  // of the system, not of the sender
     peer_.context()->log(LogLevel::warning,
                          "ignored a message of peer '" + from_name + "': " + e.what());
   }

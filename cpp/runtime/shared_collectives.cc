@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "base/barrier.h"
+
 namespace moolink::runtime {
 namespace {
 
@@ -42,10 +44,15 @@ std::shared_ptr<SharedCollectives> SharedCollectives::create(std::shared_ptr<Rpc
     const auto self = weak.lock();
     if (self && self->segment_->rank() == 0) self->events_.ready(self->segment_->members().epoch);
   };
-  made->loans_ = HostLoans::create(made->rpc_, group, "loans:" + scope);
-  made->segment_ =
-      HostSegment::create(made->rpc_, std::move(group), std::move(scope), std::move(use));
-  made->rpc_->context()->engine().loop().add(*made);
+  try {
+    made->loans_ = HostLoans::create(made->rpc_, group, "loans:" + scope);
+    made->segment_ =
+        HostSegment::create(made->rpc_, std::move(group), std::move(scope), std::move(use));
+    made->rpc_->context()->engine().loop().add(*made);
+  } catch (...) {
+    made->close();
+    throw;
+  }
   return made;
 }
 
@@ -70,8 +77,8 @@ void SharedCollectives::close() {
   if (std::exchange(closed_, true)) return;
   if (pipeline_) pipeline_->withdraw();
   pipeline_.reset();
-  loans_->close();
-  segment_->close();
+  if (loans_) loans_->close();
+  if (segment_) segment_->close();
   rpc_->context()->engine().loop().remove(*this);
 }
 
@@ -87,8 +94,8 @@ void SharedCollectives::start(collective::PipelineOperation operation) {
     }
     pipeline_->start(std::move(operation));
     rpc_->context()->engine().loop().wake();
-  } catch (const Exception& e) {
-    events_.failed(s, e.error());
+  } catch (...) {
+    events_.failed(s, current_error());
   }
 }
 
@@ -110,9 +117,13 @@ std::vector<std::string> SharedCollectives::waiting_for() const {
 bool SharedCollectives::poll() {
   if (!pipeline_ || (pipeline_->idle() && !pipeline_->must_look())) return false;
   const auto keep = shared_from_this();
-  if (!advance()) return false;
-  take_ended();
-  return true;
+  bool worked = true;
+  const auto go_on = [&] {
+    worked = advance();
+    if (worked) take_ended();
+  };
+  guard(go_on, [this](const Error& error) { events_.broken(error); });
+  return worked;
 }
 
 // As much as can be done now, for a while. Whoever sleeps for what was stored is rung at once.

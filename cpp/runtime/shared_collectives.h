@@ -26,6 +26,7 @@ class SharedCollectives final : public io::Pollable,
     std::function<void(std::uint64_t epoch)> ready;  // at rank 0: all can take part
     std::function<void(std::uint64_t s)> ended;      // with its result in place
     std::function<void(std::uint64_t s, const Error& error)> failed;
+    std::function<void(const Error& error)> broken;  // none can be passed any more
   };
 
   static std::shared_ptr<SharedCollectives> create(std::shared_ptr<RpcPeer> rpc, std::string group,

@@ -5,6 +5,7 @@
 #include <set>
 #include <utility>
 
+#include "base/barrier.h"
 #include "base/crash_point.h"
 #include "collective/kernels.h"
 
@@ -41,7 +42,12 @@ std::shared_ptr<SharedRounds> SharedRounds::create(std::shared_ptr<RpcPeer> rpc,
   };
   made->segment_ =
       HostSegment::create(made->rpc_, std::move(group), std::move(scope), std::move(use));
-  made->rpc_->context()->engine().loop().add(*made);
+  try {
+    made->rpc_->context()->engine().loop().add(*made);
+  } catch (...) {
+    made->close();
+    throw;
+  }
   return made;
 }
 
@@ -143,14 +149,9 @@ std::optional<std::uint32_t> SharedRounds::lent_bucket(const Buffer& input) cons
 bool SharedRounds::poll() {
   if (!reduce_) return false;
   const auto keep = shared_from_this();
-  try {
-    return advance();
-  } catch (const Exception& e) {
-    fail(e.error());
-  } catch (const std::bad_alloc&) {
-    fail({ErrorCode::error, "out of memory", {}, {}, {}, {}, Ran::no});
-  }
-  return true;
+  bool worked = true;
+  guard([&] { worked = advance(); }, [this](const Error& error) { fail(error); });
+  return worked;
 }
 
 // One piece of copying or arithmetic, so that other work is never far behind.

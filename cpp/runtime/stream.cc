@@ -23,7 +23,7 @@ bool Stream::ended() {
 void Stream::cancel() {
   if (context().abandoned()) return;  // in a forked child: the call is the parent's
   const Engine::Lock lock = context().lock();
-  // end() destroys what is called here.
+  // complete() destroys what is called here.
   if (!outcome_) std::exchange(control_.cancel, nullptr)();
 }
 
@@ -32,7 +32,7 @@ void Stream::add(wire::Payload item) {
   if (!ready()) set_ready();
 }
 
-void Stream::end(rpc::Reply outcome) {
+void Stream::complete(rpc::Reply outcome) {
   if (outcome_) return;
   outcome_ = std::move(outcome);
   control_ = {};

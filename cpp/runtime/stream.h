@@ -35,7 +35,7 @@ class Stream final : public Awaitable {
   // --- with the engine's lock held
   void control(Control control) { control_ = std::move(control); }
   void add(wire::Payload item);
-  void end(rpc::Reply outcome);
+  void complete(rpc::Reply outcome);
 
  private:
   const std::uint64_t credit_;

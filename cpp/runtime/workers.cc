@@ -4,8 +4,10 @@
 
 #include <csignal>
 #include <cstdlib>
-#include <system_error>
+#include <string>
+#include <utility>
 
+#include "base/barrier.h"
 #include "io/quiet_thread.h"
 
 namespace moolink::runtime {
@@ -32,13 +34,20 @@ bool Workers::on_worker_thread() { return current_workers != nullptr; }
 bool Workers::in_forked_child() { return current_workers != nullptr && current_workers->forked_; }
 
 void Workers::submit(Task task) {
-  if (stopping_) return;
-  queue_.push_back(std::move(task));
+  Tasks one;
+  one.push_back(std::move(task));
+  submit(std::move(one));
+}
+
+void Workers::submit(Tasks&& tasks) noexcept {
+  if (stopping_ || tasks.empty()) return;
+  const bool first = queue_.empty();
+  queue_.splice(queue_.end(), tasks);
   if (current_workers == this && polls_as_worker)
     return;  // this very thread takes it when its turn of the loop ends
-  if (queue_.size() == 1 && polling_) {
+  if (first && polling_) {
     engine_.loop().wake();
-  } else if (queue_.size() == 1 && (idle_ > 0 || threads_ - lent_ < 1)) {
+  } else if (first && (idle_ > 0 || threads_ - lent_ < 1)) {
     call_in_another();
   } else if (help_at_ == kNever) {
     help_at_ = io::now() + kHelpAfter;
@@ -69,15 +78,29 @@ void Workers::call_in_another() {
   }
 }
 
+void Workers::start() {
+  const Engine::Lock lock = engine_.lock();
+  io::quiet_thread([this, owner = owner_.lock()] { run(); }).detach();
+  ++threads_;
+}
+
 void Workers::start_thread() {
-  try {
+  const auto start = [this] {
     io::quiet_thread([this, owner = owner_.lock()] { run(); }).detach();
     ++threads_;
-  } catch (const std::system_error&) {
-    // The system has no thread for it now: whoever is free next takes the task.
-    help_at_ = io::now() + kTryAgainAfter;
-    engine_.rearm(help_at_);
-  }
+    lacks_threads_ = false;
+  };
+  guard(start, [this](const Error& error) { no_thread(error); });
+}
+
+// Whoever is free next takes the task.
+void Workers::no_thread(const Error& error) {
+  help_at_ = io::now() + kTryAgainAfter;
+  engine_.rearm(help_at_);
+  if (std::exchange(lacks_threads_, true) || !failed_) return;
+  failed_(make_error(ErrorCode::error, "no thread to run handlers beside the " +
+                                           std::to_string(threads_) +
+                                           " there are: " + error.message));
 }
 
 void Workers::run() {
@@ -112,28 +135,25 @@ void Workers::run() {
 
 void Workers::run_queued() {
   interpreter_.enter();
-  for (Task task; take(task); task = nullptr) {
-    try {
-      task();
-    } catch (const std::exception& e) {
-      // Tasks answer for their own errors: this is a mistake of the library, and no reason to end
-      // the user's process.
-      if (!forked_) interpreter_.failed(e.what());
-    }
+  for (Tasks task; take(task); task.clear()) {
+    // Tasks answer for their own errors: what comes here is a mistake of the library, or no memory
+    // even for an error.
+    guard(task.front(), [this](const Error& error) {
+      if (!forked_) interpreter_.failed(error.message.c_str());
+    });
     // A child that comes back from the task: what is left to do is the parent's.
     if (forked_) _exit(EXIT_SUCCESS);
   }
   interpreter_.leave();
 }
 
-bool Workers::take(Task& task) {
+bool Workers::take(Tasks& task) {
   const Engine::Lock lock = engine_.lock();
   if (queue_.empty() || stopping_) {
     engine_.flush();  // the replies of what has run
     return false;
   }
-  task = std::move(queue_.front());
-  queue_.pop_front();
+  task.splice(task.end(), queue_, queue_.begin());
   if (!queue_.empty() && help_at_ == kNever) {
     help_at_ = io::now() + kHelpAfter;
     engine_.rearm(help_at_);
@@ -142,7 +162,7 @@ bool Workers::take(Task& task) {
 }
 
 bool Workers::stop(Time deadline) {
-  std::deque<Task> dropped;  // destroyed without the lock
+  Tasks dropped;  // destroyed without the lock
   Engine::Lock lock = engine_.lock();
   stopping_ = true;
   dropped.swap(queue_);

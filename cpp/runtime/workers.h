@@ -4,8 +4,8 @@
 
 #include <condition_variable>
 #include <cstddef>
-#include <deque>
 #include <functional>
+#include <list>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -17,6 +17,8 @@
 namespace moolink::runtime {
 
 using Task = std::function<void()>;
+// What is to be run later is kept in a list: to submit it then takes no memory, and cannot fail.
+using Tasks = std::list<Task>;
 
 // The threads that run handlers and callbacks: user code, inside of Interpreter::enter and leave.
 //
@@ -30,6 +32,7 @@ class Workers final : public Driven {
 
   // --- with the engine's lock held
   void submit(Task task);
+  void submit(Tasks&& tasks) noexcept;
   std::size_t queued() const { return queue_.size(); }
   std::size_t threads() const { return threads_; }
   void set_limit(std::size_t limit) { limit_ = limit; }
@@ -50,6 +53,11 @@ class Workers final : public Driven {
   };
 
   // --- without the lock
+  // The first thread. It is there from the beginning, so that whatever the process lacks later
+  // there is one that runs handlers and writes the log. Throws std::system_error.
+  void start();
+  // Hears that the system has no other thread, although tasks wait.
+  void on_failure(std::function<void(const Error&)> failed) { failed_ = std::move(failed); }
   // Ends the threads; tasks not yet begun are dropped. False if some are still in user code at the
   // deadline: they are left alone, keep `owner` alive, and end when that code returns.
   bool stop(Time deadline);
@@ -65,16 +73,17 @@ class Workers final : public Driven {
  private:
   void run();
   void run_queued();
-  bool take(Task& task);
+  bool take(Tasks& task);
   void call_in_another();
   void start_thread();
+  void no_thread(const Error& error);
 
   Engine& engine_;
   Interpreter& interpreter_;
   std::size_t limit_;
   sigset_t signals_{};  // the mask of the thread that made the context
   std::weak_ptr<void> owner_;
-  std::deque<Task> queue_;
+  Tasks queue_;
   std::condition_variable_any work_;
   std::condition_variable_any ended_;
   std::size_t threads_ = 0;
@@ -83,6 +92,8 @@ class Workers final : public Driven {
   bool polling_ = false;  // an idle worker polls the loop
   Time help_at_ = kNever;
   bool stopping_ = false;
+  std::function<void(const Error&)> failed_;
+  bool lacks_threads_ = false;  // and that has been told
   bool forked_ = false;
 };
 

@@ -4,6 +4,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/barrier.h"
 #include "base/mutant.h"
 
 namespace moolink::session {
@@ -185,10 +186,13 @@ Time Session::next_deadline() const {
 
 void Session::end(const Error& reason, bool farewell) {
   if (farewell) {
-    const wire::Close close{reason.code, reason.message};
-    for (auto& [connection, link] : links_) {
-      if (link.attached) write(link, wire::make_frame(wire::FrameType::close, close));
-    }
+    const auto say = [&] {
+      const wire::Close close{reason.code, reason.message};
+      for (auto& [connection, link] : links_) {
+        if (link.attached) write(link, wire::make_frame(wire::FrameType::close, close));
+      }
+    };
+    guard(say, [](const Error&) {});  // the connections end all the same
   }
   lose(reason, 0);
 }

@@ -222,6 +222,8 @@ class Session {
   // `farewell`: say CLOSE on each connection first.
   void end(const Error& reason, bool farewell);
 
+  // Nothing is left of a session or a connection.
+  bool ended() const { return id_ == 0 && links_.empty(); }
   bool connected() const;  // over a connection that carries messages
   bool has_connection() const { return !links_.empty(); }
   bool has(ConnectionId connection) const { return links_.contains(connection); }

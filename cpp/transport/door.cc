@@ -30,8 +30,8 @@ Door::Answer Door::knock(Time now, const std::string& source, bool this_host) {
 }
 
 void Door::entered(Time now, Guest guest, const std::string& source) {
-  strangers_.emplace(guest, Stranger{source, now});
   Source& from = sources_[source];
+  strangers_.emplace(guest, Stranger{source, now});
   ++from.strangers;
   from.last = now;
   if (sources_.size() > config_.sources) forget_one();

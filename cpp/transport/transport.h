@@ -26,6 +26,9 @@ namespace moolink::transport {
 // Everything here is called, and calls, with the engine's lock held. What a caller asks for
 // (write, close, dial) never calls the handler back before it has returned: failures found there
 // are reported from the loop.
+//
+// The exception barrier: a connection in which something throws, without memory for example, fails
+// with an error that names the cause. write(), flush(), establish() and close() never throw.
 
 // Memory at the receiver that the sender of a part may fill, on paths with traits().grants.
 struct Grant {

@@ -1,9 +1,9 @@
 #include "transport/shm/connection.h"
 
 #include <algorithm>
-#include <new>
 #include <utility>
 
+#include "base/barrier.h"
 #include "io/descriptor_passing.h"
 
 namespace moolink::transport::shm {
@@ -49,13 +49,15 @@ ShmConnection::ShmConnection(Environment& environment, Owner& owner, Link link)
 
 ShmConnection::~ShmConnection() = default;
 
+// The exception barrier of the connection: false, it has failed.
+template <class Work>
+bool ShmConnection::guarded(Work&& work) noexcept {
+  return guard(work, [this](const Error& error) { fail(with_peer(error), false); });
+}
+
 void ShmConnection::start() {
   if (state_ == State::closed) return;  // the handler did not want it
-  try {
-    watch_peer();
-  } catch (const std::exception& e) {
-    fail(with_peer(make_error(ErrorCode::error, e.what())), false);
-  }
+  guarded([this] { watch_peer(); });
 }
 
 void ShmConnection::watch_peer() {
@@ -82,21 +84,19 @@ void ShmConnection::establish() {
   established_ = true;
   receiver_.set_max_frame(environment_.limits.max_frame);
   if (!end_of_file_) cancel_timer();
-  owner_.established(id_);
-  try {
+  guarded([this] {
+    owner_.established(id_);
     for (io::DescriptorMessage& message : std::exchange(early_notices_, {})) {
       take_notice(std::move(message));
     }
-  } catch (const Exception& e) {
-    fail(with_peer(e.error()), false);
-  }
+  });
 }
 
 // --- sending
 
 void ShmConnection::write(wire::Frame frame) {
   if (state_ != State::open || failed_) return;
-  queue_.push(std::move(frame));
+  guarded([&] { queue_.push(std::move(frame)); });
   if (queue_.bytes() >= kHighWater) above_high_water_ = true;
 }
 
@@ -105,14 +105,14 @@ void ShmConnection::flush() {
 }
 
 void ShmConnection::send_queued() {
-  try {
-    queue_.write_to(writer_);
-    // Room that appeared meanwhile is for the loop to fill, so that no caller stays here for long;
-    // otherwise the reader rings when there is room.
-    if (!queue_.empty() && !writer_.await_room()) environment_.loop.wake();
-  } catch (const Exception& e) {
-    return fail(with_peer(e.error()), false);
-  }
+  guarded([this] { write_queued(); });
+}
+
+void ShmConnection::write_queued() {
+  queue_.write_to(writer_);
+  // Room that appeared meanwhile is for the loop to fill, so that no caller stays here for long;
+  // otherwise the reader rings when there is room.
+  if (!queue_.empty() && !writer_.await_room()) environment_.loop.wake();
   if (above_high_water_ && queue_.bytes() <= kLowWater && state_ == State::open) {
     above_high_water_ = false;
     // Posted: the caller may be the handler itself, in the middle of a batch of writes.
@@ -135,16 +135,12 @@ bool ShmConnection::poll() {
     something = queue_.bytes() != before;
   }
   if (state_ != State::open || failed_) return something;
-  try {
+  guarded([&] {
     something |= fill();
     something |= receive();
     if (grants_->changed()) tell_grant_segments();
     if (lent_.changed()) lent_.tell_retired(socket_.get());
-  } catch (const Exception& e) {
-    fail(with_peer(e.error()), false);
-  } catch (const std::exception& e) {
-    fail(with_peer(make_error(ErrorCode::error, e.what())), false);
-  }
+  });
   return something;
 }
 
@@ -174,7 +170,7 @@ void ShmConnection::retire_idle_grants() {
   idle_timer_.reset();
   if (!again) return;
   idle_timer_ = environment_.loop.at(io::now() + kIdle, [self = shared_from_this()] {
-    if (self->state_ == State::open) self->retire_idle_grants();
+    if (self->state_ == State::open) self->guarded([&] { self->retire_idle_grants(); });
   });
 }
 
@@ -325,18 +321,19 @@ void ShmConnection::take_notice(io::DescriptorMessage message) {
 
 void ShmConnection::socket_ready() {
   const auto keep = shared_from_this();
-  try {
-    if (take_notices()) return;
-  } catch (const Exception& e) {
-    return fail(with_peer(e.error()), false);
-  }
+  guarded([this] {
+    if (!take_notices()) socket_ended();
+  });
+}
+
+void ShmConnection::socket_ended() {
   if (state_ == State::closed) return;
   if (state_ == State::closing) return finish_close();
   environment_.loop.unwatch(std::exchange(socket_watch_, 0));
   end_of_file_ = true;
   read_to_the_end();
   if (state_ != State::open || failed_) return;
-  const auto closed_by_peer = [self = keep] {
+  const auto closed_by_peer = [self = shared_from_this()] {
     self->fail(make_error(ErrorCode::peer_lost,
                           "connection with " + self->peer_address_ + ": closed by the peer"),
                false);
@@ -359,9 +356,12 @@ void ShmConnection::close() {
   if (state_ != State::open) return;
   state_ = State::closing;
   receiver_.stop();
-  set_timer(kLinger, [self = shared_from_this()] { self->finish_close(); });
   const auto keep = shared_from_this();
-  send_queued();
+  const auto linger = [&] {
+    set_timer(kLinger, [self = keep] { self->finish_close(); });
+    write_queued();
+  };
+  guard(linger, [this](const Error&) { finish_close(); });
 }
 
 void ShmConnection::finish_close() {
@@ -401,11 +401,8 @@ void ShmConnection::drop() {
 }
 
 void ShmConnection::say_bye() {
-  try {
-    send_notice(socket_.get(), Notice{}, {});
-  } catch (const Exception&) {
-    // The peer has closed first and needs no farewell.
-  }
+  // One that has closed first needs no farewell.
+  guard([this] { send_notice(socket_.get(), Notice{}, {}); }, [](const Error&) {});
 }
 
 void ShmConnection::abandon() noexcept {
@@ -418,19 +415,27 @@ void ShmConnection::abandon() noexcept {
   }
 }
 
-void ShmConnection::fail(Error error, bool peer_dead) {
+void ShmConnection::fail(Error error, bool peer_dead) noexcept {
   if (state_ == State::closed || failed_) return;
   const bool tell = state_ == State::open;
   failed_ = true;
   receiver_.stop();
   // The handler hears of it from the loop only.
-  environment_.loop.post([self = shared_from_this(), error = std::move(error), tell, peer_dead] {
-    if (self->state_ == State::closed) return;
-    const bool still_open = self->state_ == State::open;
-    self->drop();
-    self->owner_.ended(self->id_);
-    if (tell && still_open) self->environment_.handler.closed(*self, error, peer_dead);
-  });
+  const auto post = [&] {
+    environment_.loop.post([self = shared_from_this(), error = std::move(error), tell, peer_dead] {
+      self->end(error, tell, peer_dead);
+    });
+  };
+  // Without memory even for that: the session finds the silence out, and the peer the end of file.
+  guard(post, [this](const Error&) { drop(); });
+}
+
+void ShmConnection::end(const Error& error, bool tell, bool peer_dead) {
+  if (state_ == State::closed) return;
+  const bool still_open = state_ == State::open;
+  drop();
+  owner_.ended(id_);
+  if (tell && still_open) environment_.handler.closed(*this, error, peer_dead);
 }
 
 Error ShmConnection::with_peer(const Error& error) const {

@@ -63,6 +63,8 @@ class ShmConnection final : public Connection,
   bool prepare_sleep() override;
   void awake() override;
 
+  // It ends, and the handler hears why.
+  void fail(Error error, bool peer_dead) noexcept;
   // A stranger that others need the place of: it fails.
   void make_room();
   // Closes at once and tells nobody.
@@ -72,6 +74,8 @@ class ShmConnection final : public Connection,
  private:
   enum class State { open, closing, closed };
 
+  template <class Work>
+  bool guarded(Work&& work) noexcept;
   bool receive();
   void watch_peer();
   bool fill();
@@ -82,14 +86,16 @@ class ShmConnection final : public Connection,
   void take_notice(io::DescriptorMessage message);
   void tell_shared(const Uid& key, std::vector<Descriptor> descriptors);
   void socket_ready();
+  void socket_ended();
   void peer_exited();
   void read_to_the_end();
   void send_queued();
+  void write_queued();
   void finish_close();
   void say_bye();
   void set_timer(Duration after, std::function<void()> due);
   void cancel_timer();
-  void fail(Error error, bool peer_dead);
+  void end(const Error& error, bool tell, bool peer_dead);
   Error with_peer(const Error& error) const;
 
   static constexpr std::size_t kHighWater = std::size_t{4} << 20;

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/barrier.h"
 #include "io/descriptor_passing.h"
 #include "io/doorbell.h"
 #include "io/pidfd.h"
@@ -58,8 +59,9 @@ void Handshake::connect() {
   const SocketAddress address(name_);
   if (::connect(socket_.get(), address.get(), address.size) == 0) return greet();
   if (errno == EAGAIN || errno == EINTR) {
-    retry_ = environment_.loop.at(io::now() + kConnectAgain,
-                                  [self = shared_from_this()] { self->connect(); });
+    retry_ = environment_.loop.at(io::now() + kConnectAgain, [self = shared_from_this()] {
+      self->guarded([&] { self->connect(); });
+    });
     return;
   }
   const bool nobody = errno == ECONNREFUSED;
@@ -68,33 +70,40 @@ void Handshake::connect() {
                       (nobody ? "no process of this host listens there" : std::strerror(errno))));
 }
 
+// The exception barrier of the handshake.
+template <class Work>
+void Handshake::guarded(Work&& work) noexcept {
+  guard(work, [this](const Error& error) { fail(error); });
+}
+
 void Handshake::greet() {
-  try {
-    const io::PeerProcess process = io::peer_process(socket_.get());
-    if (peer_.empty()) peer_ = "process " + std::to_string(process.pid) + " of this host";
-    if (process.uid != ::geteuid()) {
-      return fail(make_error(ErrorCode::auth, "refused " + peer_ + ": it is of user " +
-                                                  std::to_string(process.uid) + ", this one of " +
-                                                  std::to_string(::geteuid())));
-    }
-    pidfd_ = io::open_pidfd(socket_.get());
-    incoming_ = make_ring(kDefaultRingBytes);
-    Notice greeting;
-    greeting.kind = NoticeKind::greeting;
-    io::Doorbell bell = io::make_doorbell();
-    bell_ = std::move(bell.watched);
-    const std::array<int, 2> passed{incoming_->descriptor(), bell.rung.get()};
-    send_notice(socket_.get(), greeting, passed);
-    incoming_->close_descriptor();
-    watch_ = environment_.loop.watch(
-        socket_.get(), EPOLLIN, [self = shared_from_this()](std::uint32_t) { self->readable(); });
-  } catch (const Exception& e) {
-    fail(e.error());
+  guarded([this] { pass_ring(); });
+}
+
+void Handshake::pass_ring() {
+  const io::PeerProcess process = io::peer_process(socket_.get());
+  if (peer_.empty()) peer_ = "process " + std::to_string(process.pid) + " of this host";
+  if (process.uid != ::geteuid()) {
+    return fail(make_error(ErrorCode::auth, "refused " + peer_ + ": it is of user " +
+                                                std::to_string(process.uid) + ", this one of " +
+                                                std::to_string(::geteuid())));
   }
+  pidfd_ = io::open_pidfd(socket_.get());
+  incoming_ = make_ring(kDefaultRingBytes);
+  Notice greeting;
+  greeting.kind = NoticeKind::greeting;
+  io::Doorbell bell = io::make_doorbell();
+  bell_ = std::move(bell.watched);
+  const std::array<int, 2> passed{incoming_->descriptor(), bell.rung.get()};
+  send_notice(socket_.get(), greeting, passed);
+  incoming_->close_descriptor();
+  watch_ = environment_.loop.watch(
+      socket_.get(), EPOLLIN, [self = shared_from_this()](std::uint32_t) { self->readable(); });
 }
 
 void Handshake::readable() {
-  try {
+  const auto keep = shared_from_this();
+  guarded([this] {
     io::DescriptorMessage message;
     switch (io::receive_message(socket_.get(), message)) {
       case io::Received::nothing:
@@ -106,9 +115,7 @@ void Handshake::readable() {
                                peer_ + " closed the socket before its greeting: it is of another "
                                        "user, is stopping, or has too many unknown peers"));
     }
-  } catch (const Exception& e) {
-    fail(e.error());
-  }
+  });
 }
 
 void Handshake::finish(io::DescriptorMessage message) {
@@ -132,10 +139,14 @@ void Handshake::finish(io::DescriptorMessage message) {
 
 void Handshake::fail(Error error) {
   const auto self = shared_from_this();
+  if (std::exchange(failed_, true)) return;
   release();
-  environment_.loop.post([self, error = std::move(error)] {
-    if (!self->dropped_) self->owner_.failed(*self, error);
-  });
+  const auto post = [&](const Error& why) {
+    environment_.loop.post([self, why] {
+      if (!self->dropped_) self->owner_.failed(*self, why);
+    });
+  };
+  guard([&] { post(error); }, [&](const Error&) { post(error); });
 }
 
 void Handshake::drop() {

@@ -56,7 +56,10 @@ class Handshake : public std::enable_shared_from_this<Handshake> {
  private:
   void connect();
   void begin();
+  template <class Work>
+  void guarded(Work&& work) noexcept;
   void greet();
+  void pass_ring();
   void readable();
   void finish(io::DescriptorMessage message);
   void fail(Error error);
@@ -74,6 +77,7 @@ class Handshake : public std::enable_shared_from_this<Handshake> {
   io::Loop::WatchId watch_ = 0;
   io::Loop::TimerKey deadline_{};
   io::Loop::TimerKey retry_{};
+  bool failed_ = false;
   bool dropped_ = false;
 };
 

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/barrier.h"
 #include "transport/shm/address.h"
 
 namespace moolink::transport::shm {
@@ -40,16 +41,23 @@ std::vector<std::string> ShmTransport::listen(const std::string& address) {
   const SocketAddress bound(wanted.name);
   if (!socket || ::bind(socket.get(), bound.get(), bound.size) != 0 ||
       ::listen(socket.get(), kBacklog) != 0) {
-    const bool taken = errno == EADDRINUSE;
+    const int error = errno;
+    const bool taken = error == EADDRINUSE;
     throw Exception(ErrorCode::error,
                     "cannot listen at " + wanted.text() + ": " +
                         (taken ? "another socket of this host listens there; choose another "
                                  "name, or none"
-                               : std::strerror(errno)));
+                               : std::strerror(error)));
   }
+  std::vector<std::string> text{wanted.text()};
   listeners_.push_back({std::move(socket), 0, {}});
-  watch(listeners_.back());
-  return {wanted.text()};
+  try {
+    watch(listeners_.back());
+  } catch (...) {
+    listeners_.pop_back();
+    throw;
+  }
+  return text;
 }
 
 void ShmTransport::watch(Listener& listener) {
@@ -59,30 +67,50 @@ void ShmTransport::watch(Listener& listener) {
 
 void ShmTransport::accept_all(Listener& listener) {
   // Not all at once: those who have come must be heard before there is need to turn others away.
-  for (int accepted = 0; accepted < kAcceptedAtOnce; ++accepted) {
-    Descriptor socket(
-        ::accept4(listener.socket.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-    if (socket) {
-      // A stranger too many is refused by closing its socket.
-      const Door::Answer answer = door_.knock(io::now(), kHere, true);
-      if (!answer.welcome) continue;
-      if (answer.leaves) make_room(*answer.leaves);
-      const Door::Guest guest = environment_.next_connection_id();
-      door_.entered(io::now(), guest, kHere);
-      new_handshake({}, guest)->accept(std::move(socket));
-      continue;
-    }
-    if (errno == EINTR || errno == ECONNABORTED) continue;
-    if (errno == EAGAIN || errno == EWOULDBLOCK) return;
-    environment_.handler.cannot_accept(cannot_accept_error(errno));
-    // The socket stays readable, so look away for a moment.
-    environment_.loop.unwatch(listener.watch);
-    listener.pause = environment_.loop.at(io::now() + kAcceptPause, [this, &listener] {
-      listener.pause.reset();
-      watch(listener);
-    });
-    return;
+  bool more = true;
+  for (int accepted = 0; more && accepted < kAcceptedAtOnce; ++accepted) {
+    // One that there is no memory for is closed, and dials again.
+    guard([&] { more = accept_one(listener); },
+          [this](const Error& error) { environment_.handler.cannot_accept(error); });
   }
+}
+
+// False: there are no more now.
+bool ShmTransport::accept_one(Listener& listener) {
+  Descriptor socket(
+      ::accept4(listener.socket.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+  if (!socket) {
+    const int error = errno;
+    if (error == EINTR || error == ECONNABORTED) return true;
+    if (error == EAGAIN || error == EWOULDBLOCK) return false;
+    look_away(listener);
+    environment_.handler.cannot_accept(cannot_accept_error(error));
+    return false;
+  }
+  // A stranger too many is refused by closing its socket.
+  const Door::Answer answer = door_.knock(io::now(), kHere, true);
+  if (!answer.welcome) return true;
+  if (answer.leaves) make_room(*answer.leaves);
+  const Door::Guest guest = environment_.next_connection_id();
+  door_.entered(io::now(), guest, kHere);
+  try {
+    const auto handshake = new_handshake({}, guest);
+    guard([&] { handshake->accept(std::move(socket)); },
+          [&](const Error& error) { handshake->refuse(error); });
+  } catch (...) {
+    door_.left(io::now(), guest);
+    throw;
+  }
+  return true;
+}
+
+// The socket stays readable. Watched anew it is a new watch: if that fails, later.
+void ShmTransport::look_away(Listener& listener) {
+  listener.pause = environment_.loop.at(io::now() + kAcceptPause, [this, &listener] {
+    listener.pause.reset();
+    guard([&] { watch(listener); }, [&](const Error&) { look_away(listener); });
+  });
+  environment_.loop.unwatch(listener.watch);
 }
 
 void ShmTransport::check(const std::string& address) const {
@@ -103,7 +131,9 @@ void ShmTransport::dial(const std::string& address) {
                               host_ + ")"));
     return;
   }
-  new_handshake(address)->dial(parsed.name);
+  const auto handshake = new_handshake(address);
+  guard([&] { handshake->dial(parsed.name); },
+        [&](const Error& error) { handshake->refuse(error); });
 }
 
 void ShmTransport::make_room(Door::Guest guest) {
@@ -128,14 +158,23 @@ std::shared_ptr<Handshake> ShmTransport::new_handshake(const std::string& addres
 
 void ShmTransport::linked(Handshake& handshake, Link link) {
   const std::string dialled = handshake.dialled_address();
-  door_.left(io::now(), handshakes_.at(&handshake).guest);
-  handshakes_.erase(&handshake);
   auto connection = std::make_shared<ShmConnection>(
       environment_, static_cast<ShmConnection::Owner&>(*this), std::move(link));
   connections_.emplace(connection->id(), connection);
-  if (dialled.empty()) door_.entered(io::now(), connection->id(), kHere);
-  environment_.handler.opened(connection, dialled);
-  connection->start();
+  // From here on what fails ends the connection; before, the handshake.
+  door_.left(io::now(), handshakes_.at(&handshake).guest);
+  handshakes_.erase(&handshake);
+  guard(
+      [&] {
+        if (dialled.empty()) door_.entered(io::now(), connection->id(), kHere);
+        environment_.handler.opened(connection, dialled);
+        connection->start();
+      },
+      [&](const Error& error) {
+        connection->fail(error, false);
+        // The handler may not have come to know it.
+        if (!dialled.empty()) environment_.handler.dial_failed(dialled, error);
+      });
 }
 
 void ShmTransport::failed(Handshake& handshake, const Error& error) {

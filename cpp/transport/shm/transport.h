@@ -47,6 +47,8 @@ class ShmTransport final : public Transport,
   std::shared_ptr<Handshake> new_handshake(const std::string& address, Door::Guest guest = 0);
   void watch(Listener& listener);
   void accept_all(Listener& listener);
+  bool accept_one(Listener& listener);
+  void look_away(Listener& listener);
   void make_room(Door::Guest guest);
   void linked(Handshake& handshake, Link link) override;
   void failed(Handshake& handshake, const Error& error) override;

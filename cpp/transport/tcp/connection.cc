@@ -9,6 +9,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/barrier.h"
 #include "transport/tcp/address.h"
 #include "transport/tcp/tls.h"
 
@@ -70,7 +71,21 @@ std::string TcpConnection::local_address() const {
   return local.text();
 }
 
+// The exception barrier of the connection: false, it has failed.
+template <class Work>
+bool TcpConnection::guarded(Work&& work) noexcept {
+  return guard(work, [this](Error error) {
+    error.message = "connection with " + peer_address_ + " closed: " + error.message;
+    fail(std::move(error));
+  });
+}
+
 void TcpConnection::start(std::unique_ptr<ByteStream> stream) {
+  const auto keep = shared_from_this();
+  guarded([&] { begin(std::move(stream)); });
+}
+
+void TcpConnection::begin(std::unique_ptr<ByteStream> stream) {
   stream_ = std::move(stream);
   traits_.cipher = stream_->cipher();
   watch_ = environment_.loop.watch(
@@ -97,9 +112,9 @@ void TcpConnection::shake_hands() {
     say_in_plain(failure.answer);
     return owner_.not_opened(*this, failure);
   }
-  opened_ = true;
   traits_.binding = stream_->binding();
   owner_.opened(*this);
+  opened_ = true;
   // What came with the end of the handshake is not in the socket any more.
   if (state_ == State::open && stream_->holds_bytes()) receive();
 }
@@ -130,16 +145,12 @@ void TcpConnection::establish() {
   limits_.max_frame = environment_.limits.max_frame;
   if (timer_set_) environment_.loop.cancel(timer_);
   timer_set_ = false;
-  owner_.established(id_);
+  guarded([this] { owner_.established(id_); });
 }
 
 void TcpConnection::ready(std::uint32_t events) {
   const auto keep = shared_from_this();
-  try {
-    handle(events);
-  } catch (const std::exception& e) {
-    fail(make_error(ErrorCode::error, e.what()));
-  }
+  guarded([&] { handle(events); });
 }
 
 void TcpConnection::handle(std::uint32_t events) {
@@ -156,14 +167,19 @@ bool TcpConnection::writable() const { return queued_bytes_ < kHighWater; }
 
 void TcpConnection::write(wire::Frame frame) {
   if (state_ != State::open) return;
-  queued_bytes_ += frame.bytes();
-  const auto header = wire::encode_header(frame.header);
-  queue_.push_back({header, std::move(frame)});
+  const std::size_t bytes = frame.bytes();
+  const bool queued = guarded([&] {
+    const auto header = wire::encode_header(frame.header);
+    queue_.push_back({header, std::move(frame)});
+  });
+  if (!queued) return;
+  queued_bytes_ += bytes;
   if (queued_bytes_ >= kHighWater) above_high_water_ = true;
 }
 
 void TcpConnection::flush() {
-  if (state_ == State::open && !queue_.empty() && !blocked_) send_queued();
+  if (state_ != State::open || queue_.empty() || blocked_ || failure_posted_) return;
+  guarded([this] { send_queued(); });
 }
 
 std::size_t TcpConnection::gather(iovec* vectors, std::size_t limit) const {
@@ -228,8 +244,8 @@ void TcpConnection::update_watch() {
 
 void TcpConnection::receive() {
   const auto keep = shared_from_this();
-  std::size_t budget = kReceiveBudget;
-  try {
+  guarded([this] {
+    std::size_t budget = kReceiveBudget;
     // What was read from the socket is dealt with in any case: nothing tells of it again.
     while (state_ == State::open && (budget > 0 || stream_->holds_bytes())) {
       const std::size_t received = receive_some(budget);
@@ -237,13 +253,7 @@ void TcpConnection::receive() {
       if (drained_) return;  // if there is more by now, the socket is ready again
       budget -= std::min(budget, std::max(received, kLeastCharge));
     }
-  } catch (const Exception& e) {
-    Error error = e.error();
-    error.message = "connection with " + peer_address_ + " closed: " + error.message;
-    fail(std::move(error));
-  } catch (const std::exception& e) {
-    fail(make_error(ErrorCode::error, "connection with " + peer_address_ + " closed: " + e.what()));
-  }
+  });
 }
 
 // A stranger makes this side hold no more than a frame of its own.
@@ -405,6 +415,12 @@ void TcpConnection::begin_closing() {
   bulk_ = {};
   ahead_begin_ = ahead_end_ = 0;
   if (timer_set_) environment_.loop.cancel(timer_);
+  timer_set_ = false;
+  const auto keep = shared_from_this();
+  guard([this] { linger(); }, [this](const Error&) { finish_close(); });
+}
+
+void TcpConnection::linger() {
   timer_ = environment_.loop.at(io::now() + kLinger, [self = shared_from_this()] {
     self->timer_set_ = false;
     self->finish_close();
@@ -439,20 +455,27 @@ void TcpConnection::finish_close() {
   owner_.ended(id_);
 }
 
-void TcpConnection::fail(Error error) {
+void TcpConnection::fail(Error error) noexcept {
   if (state_ == State::closed || failure_posted_) return;
   const bool tell = state_ == State::open;
   failure_posted_ = true;
   // Nothing may be received or sent any more, but the handler hears of it from the loop only.
   environment_.loop.unwatch(watch_);
-  environment_.loop.post([self = shared_from_this(), error = std::move(error), tell] {
-    if (self->state_ == State::closed) return;
-    const bool still_open = self->state_ == State::open;
-    self->finish_close();
-    if (!tell || !still_open) return;
-    if (!self->opened_) return self->owner_.not_opened(*self, HandshakeFailure(error));
-    self->environment_.handler.closed(*self, error, false);
-  });
+  const auto post = [&] {
+    environment_.loop.post(
+        [self = shared_from_this(), error = std::move(error), tell] { self->end(error, tell); });
+  };
+  // Without memory even for that: the session finds the silence out, and the peer the end of file.
+  guard(post, [this](const Error&) { drop(); });
+}
+
+void TcpConnection::end(const Error& error, bool tell) {
+  if (state_ == State::closed) return;
+  const bool still_open = state_ == State::open;
+  finish_close();
+  if (!tell || !still_open) return;
+  if (!opened_) return owner_.not_opened(*this, HandshakeFailure(error));
+  environment_.handler.closed(*this, error, false);
 }
 
 }  // namespace moolink::transport::tcp

@@ -58,6 +58,8 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
   void establish() override;
   void close() override;
 
+  // It ends, and the handler, or the owner of one that was never opened, hears why.
+  void fail(Error error) noexcept;
   // A stranger that others need the place of: it fails.
   void make_room();
   // Closes at once and tells nobody.
@@ -82,6 +84,9 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
     MutableBuffer frame;       // not chunk
   };
 
+  template <class Work>
+  bool guarded(Work&& work) noexcept;
+  void begin(std::unique_ptr<ByteStream> stream);
   void ready(std::uint32_t events);
   void handle(std::uint32_t events);
   void shake_hands();
@@ -101,8 +106,9 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
   std::size_t gather(iovec* vectors, std::size_t limit) const;
   void sent(std::size_t count);
   void update_watch();
+  void linger();
   void finish_close();
-  void fail(Error error);
+  void end(const Error& error, bool tell);
 
   static constexpr std::size_t kReadAhead = std::size_t{128} << 10;
   static constexpr std::size_t kSmallFrame = std::size_t{32} << 10;

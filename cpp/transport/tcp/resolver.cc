@@ -3,6 +3,7 @@
 #include <new>
 #include <utility>
 
+#include "base/barrier.h"
 #include "io/quiet_thread.h"
 
 namespace moolink::transport::tcp {
@@ -20,19 +21,15 @@ void Resolver::abandon() noexcept { new (&thread_) std::thread(); }
 
 void Resolver::resolve(HostPort address, Found found) {
   const std::lock_guard guard(mutex_);
-  questions_.push_back({std::move(address), std::move(found)});
   if (!thread_.joinable()) thread_ = io::quiet_thread([this] { run(); });
+  questions_.push_back({std::move(address), std::move(found)});
   changed_.notify_one();
 }
 
 void Resolver::answer(const HostPort& address, const Found& found) {
   std::vector<SocketAddress> addresses;
   Error error;
-  try {
-    addresses = tcp::resolve(address);
-  } catch (const Exception& e) {
-    error = e.error();
-  }
+  guard([&] { addresses = tcp::resolve(address); }, [&](const Error& why) { error = why; });
   found(std::move(addresses), std::move(error));
 }
 
@@ -44,7 +41,8 @@ void Resolver::run() {
     Question question = std::move(questions_.front());
     questions_.pop_front();
     lock.unlock();
-    answer(question.address, question.found);
+    guard([&] { answer(question.address, question.found); },
+          [&](const Error& error) { question.found({}, error); });
     lock.lock();
   }
 }

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/barrier.h"
 #include "transport/tcp/address.h"
 
 namespace moolink::transport::tcp {
@@ -137,6 +138,11 @@ std::vector<std::string> TcpTransport::listen(const std::string& address) {
     add_listener(std::move(socket), false, bound);
     if (wanted.port == 0) break;  // a second family would get another port
   }
+  if (bound.empty() && error == 0) {
+    listen_refused(address,
+                   "no interface of this host has an address of that family: IPv6 for [::], IPv4 "
+                   "for 0.0.0.0");
+  }
   if (bound.empty()) listen_failed(address, error);
   return bound;
 }
@@ -172,6 +178,10 @@ std::vector<std::string> TcpTransport::listen_on_chosen(const std::string& addre
 void TcpTransport::add_listener(Descriptor socket, bool dual_stack,
                                 std::vector<std::string>& bound) {
   const SocketAddress local = local_address(socket.get());
+  if (local.size == 0) {
+    throw Exception(ErrorCode::error,
+                    std::string("cannot listen: getsockname: ") + std::strerror(errno));
+  }
   if (local.is_any()) {
     for (SocketAddress& candidate : interface_addresses(choice_)) {
       const bool reached =
@@ -182,43 +192,67 @@ void TcpTransport::add_listener(Descriptor socket, bool dual_stack,
   } else {
     bound.push_back(local.text());
   }
+  if (bound.empty()) return;
   auto listener = std::make_unique<Listener>();
   Listener& added = *listener;
   added.socket = std::move(socket);
-  added.watch = environment_.loop.watch(added.socket.get(), EPOLLIN,
-                                        [this, &added](std::uint32_t) { accept_from(added); });
   listeners_.push_back(std::move(listener));
+  try {
+    added.watch = environment_.loop.watch(added.socket.get(), EPOLLIN,
+                                          [this, &added](std::uint32_t) { accept_from(added); });
+  } catch (...) {
+    listeners_.pop_back();
+    throw;
+  }
 }
 
 void TcpTransport::accept_from(Listener& listener) {
   // Not all at once: those who have come must be heard before there is need to turn others away.
-  for (int accepted = 0; accepted < kAcceptedAtOnce; ++accepted) {
-    SocketAddress remote;
-    remote.size = sizeof remote.storage;
-    Descriptor socket(
-        ::accept4(listener.socket.get(), remote.get(), &remote.size, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (!socket) {
-      if (errno == EINTR || errno == ECONNABORTED) continue;
-      if (errno == EAGAIN || errno == EWOULDBLOCK) return;
-      environment_.handler.cannot_accept(cannot_accept_error(errno));
-      // The listener would stay ready and spin: look again later.
-      environment_.loop.change(listener.watch, 0);
-      listener.pause = environment_.loop.at(io::now() + kAcceptPause, [this, &listener] {
-        listener.pause.reset();
-        environment_.loop.change(listener.watch, EPOLLIN);
-      });
-      return;
-    }
-    const std::string source = source_of(remote);
-    const bool this_host = is_same_host(local_address(socket.get()), remote);
-    const Door::Answer answer = door_.knock(io::now(), source, this_host);
-    if (!answer.welcome) continue;  // closed
-    if (answer.leaves) {
-      connections_.at(*answer.leaves)->make_room();
-      door_.left(io::now(), *answer.leaves);
-    }
-    adopt(std::move(socket), {}, source);
+  bool more = true;
+  for (int accepted = 0; more && accepted < kAcceptedAtOnce; ++accepted) {
+    // One that there is no memory for is closed, and dials again.
+    guard([&] { more = accept_one(listener); },
+          [this](const Error& error) { environment_.handler.cannot_accept(error); });
   }
+}
+
+// False: there are no more now.
+bool TcpTransport::accept_one(Listener& listener) {
+  SocketAddress remote;
+  remote.size = sizeof remote.storage;
+  Descriptor socket(
+      ::accept4(listener.socket.get(), remote.get(), &remote.size, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (!socket) {
+    const int error = errno;
+    if (error == EINTR || error == ECONNABORTED) return true;
+    if (error == EAGAIN || error == EWOULDBLOCK) return false;
+    look_away(listener);
+    environment_.handler.cannot_accept(cannot_accept_error(error));
+    return false;
+  }
+  const std::string source = source_of(remote);
+  const bool this_host = is_same_host(local_address(socket.get()), remote);
+  const Door::Answer answer = door_.knock(io::now(), source, this_host);
+  if (!answer.welcome) return true;  // closed
+  if (answer.leaves) {
+    connections_.at(*answer.leaves)->make_room();
+    door_.left(io::now(), *answer.leaves);
+  }
+  adopt(std::move(socket), {}, source);
+  return true;
+}
+
+// The listener would stay ready and spin.
+void TcpTransport::look_away(Listener& listener) {
+  listener.pause =
+      environment_.loop.at(io::now() + kAcceptPause, [this, &listener] { accept_again(listener); });
+  environment_.loop.change(listener.watch, 0);
+}
+
+void TcpTransport::accept_again(Listener& listener) {
+  listener.pause.reset();
+  guard([&] { environment_.loop.change(listener.watch, EPOLLIN); },
+        [&](const Error&) { look_away(listener); });
 }
 
 void TcpTransport::adopt(Descriptor socket, const std::string& dialled_address,
@@ -226,8 +260,12 @@ void TcpTransport::adopt(Descriptor socket, const std::string& dialled_address,
   auto connection =
       std::make_shared<TcpConnection>(environment_, *this, std::move(socket), dialled_address);
   connections_.emplace(connection->id(), connection);
-  if (dialled_address.empty()) door_.entered(io::now(), connection->id(), source);
-  connection->start(stream_for(*connection));
+  guard(
+      [&] {
+        if (dialled_address.empty()) door_.entered(io::now(), connection->id(), source);
+        connection->start(stream_for(*connection));
+      },
+      [&](const Error& error) { connection->fail(error); });
 }
 
 std::unique_ptr<ByteStream> TcpTransport::stream_for(const TcpConnection& connection) const {
@@ -281,21 +319,45 @@ void TcpTransport::dial(const std::string& address) {
   check(address);
   const HostPort wanted = parse_address(address);
   const DialId id = ++last_dial_;
-  Dial& dial = dials_[id];
+  Dial dial;
   dial.address = address;
+  dials_.emplace(id, std::move(dial));
   // Answered through the loop even when it does not block: a failure at once must not call the
   // handler back from here.
   auto found = [this, id, &loop = environment_.loop, alive = std::weak_ptr<bool>(alive_)](
                    std::vector<SocketAddress> candidates, Error error) {
     loop.post([this, id, alive, candidates = std::move(candidates), error = std::move(error)] {
-      if (!alive.expired()) resolved(id, candidates, error);
+      if (alive.expired()) return;
+      event_of(id, [&] { resolved(id, candidates, error); });
     });
   };
-  if (is_numeric(wanted.host)) {
-    Resolver::answer(wanted, found);
-  } else {
-    resolver_.resolve(wanted, std::move(found));
+  try {
+    if (is_numeric(wanted.host)) {
+      Resolver::answer(wanted, found);
+    } else {
+      resolver_.resolve(wanted, std::move(found));
+    }
+  } catch (...) {
+    dials_.erase(id);
+    throw;
   }
+}
+
+// The exception barrier of a dial.
+template <class Work>
+void TcpTransport::event_of(DialId id, Work&& work) {
+  guard(work, [&](const Error& error) { dial_ended(id, error); });
+}
+
+// It has failed: the next address would, too.
+void TcpTransport::dial_ended(DialId id, const Error& error) {
+  const auto found = dials_.extract(id);
+  if (found.empty()) return;
+  Dial& dial = found.mapped();
+  if (dial.socket) stop_attempt(dial);
+  environment_.handler.dial_failed(
+      dial.address,
+      make_error(error.code, "cannot connect to " + dial.address + ": " + error.message));
 }
 
 void TcpTransport::resolved(DialId id, std::vector<SocketAddress> candidates, const Error& error) {
@@ -337,11 +399,12 @@ bool TcpTransport::start_connect(DialId id, Dial& dial, const SocketAddress& can
     dial.socket.reset();
     return false;
   }
-  dial.watch = environment_.loop.watch(dial.socket.get(), EPOLLOUT,
-                                       [this, id](std::uint32_t) { connected(id); });
+  dial.watch = environment_.loop.watch(dial.socket.get(), EPOLLOUT, [this, id](std::uint32_t) {
+    event_of(id, [&] { connected(id); });
+  });
   dial.timer = environment_.loop.at(io::now() + kConnectTimeout, [this, id] {
     dials_.at(id).timer_set = false;
-    attempt_failed(id, "no answer within 5 s", false);
+    event_of(id, [&] { attempt_failed(id, "no answer within 5 s", false); });
   });
   dial.timer_set = true;
   return true;
@@ -375,12 +438,16 @@ void TcpTransport::connected(DialId id) {
     attempt_failed(id, std::strerror(error), error == ECONNREFUSED);
     return;
   }
+  const auto done = dials_.extract(id);
   Descriptor socket = std::move(dial.socket);
   environment_.loop.unwatch(dial.watch);
   stop_attempt(dial);
-  const std::string address = dial.address;
-  dials_.erase(id);
-  adopt(std::move(socket), address, {});
+  guard([&] { adopt(std::move(socket), dial.address, {}); },
+        [&](const Error& why) {
+          environment_.handler.dial_failed(
+              dial.address,
+              make_error(why.code, "cannot connect to " + dial.address + ": " + why.message));
+        });
 }
 
 // --- the end

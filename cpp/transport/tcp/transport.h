@@ -66,6 +66,9 @@ class TcpTransport final : public Transport, public Owner {
   std::vector<std::string> listen_on_chosen(const std::string& address, std::uint16_t port);
   void add_listener(Descriptor socket, bool dual_stack, std::vector<std::string>& bound);
   void accept_from(Listener& listener);
+  bool accept_one(Listener& listener);
+  void look_away(Listener& listener);
+  void accept_again(Listener& listener);
   void adopt(Descriptor socket, const std::string& dialled_address, const std::string& source);
   std::unique_ptr<ByteStream> stream_for(const TcpConnection& connection) const;
   // A token forbids to send what others can read.
@@ -73,6 +76,9 @@ class TcpTransport final : public Transport, public Owner {
     return tls_ != nullptr || environment_.keyring.empty() || address.is_loopback();
   }
   std::string why_not_allowed() const;
+  template <class Work>
+  void event_of(DialId id, Work&& work);
+  void dial_ended(DialId id, const Error& error);
   void resolved(DialId id, std::vector<SocketAddress> candidates, const Error& error);
   void dial_next(DialId id);
   bool start_connect(DialId id, Dial& dial, const SocketAddress& candidate);

@@ -3,15 +3,20 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <csignal>
+#include <functional>
+#include <new>
 #include <stdexcept>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "check.h"
+#include "runtime/action_pump.h"
 
 namespace moolink::runtime {
 namespace engine_test {
@@ -29,6 +34,72 @@ struct Running {
     reactor.join();
   }
 };
+
+// Its ticks throw, as its flushes do.
+struct Failing final : Driven {
+  void tick(Time) override {
+    ++ticks;
+    throw std::bad_alloc();
+  }
+  Time next_deadline() const override { return {}; }
+  void flush() override { throw std::runtime_error("a flush"); }
+  int ticks = 0;
+};
+
+TEST("a tick that throws is told, keeps no other from its tick and comes out of no wait") {
+  struct Sound final : Driven {
+    void tick(Time now) override {
+      due = kNever;
+      ticked = now;
+    }
+    Time next_deadline() const override { return due; }
+    Time due{};
+    Time ticked{};
+  };
+  Engine engine;
+  std::vector<std::string> told;
+  engine.on_failure([&](const Error& error) { told.push_back(error.message); });
+  Failing failing;
+  Sound sound;
+  Engine::Lock lock = engine.lock();
+  engine.add(failing);
+  engine.add(sound);
+  Waiter waiter;
+  engine.loop().at(io::now() + milliseconds(50), [&] { engine.finish(waiter); });
+  CHECK(engine.wait(lock, waiter, kNever, {}));
+  CHECK(sound.ticked != Time{});
+  // It is tried again, and not without a pause.
+  CHECK(failing.ticks >= 2 && failing.ticks <= 10);
+  CHECK(std::ranges::count(told, "out of memory") == failing.ticks);
+  CHECK(std::ranges::count(told, "a flush") > 0);
+}
+
+TEST("an action that throws ends what it is for, and the rest are carried out in order") {
+  std::vector<std::vector<int>> batches{{1, 2, 3}, {4}};
+  std::vector<int> done;
+  std::vector<std::pair<int, std::string>> ended;
+  ActionPump pump;
+  std::size_t taken = 0;
+  const auto take = [&] { return taken < batches.size() ? batches[taken++] : std::vector<int>(); };
+  std::function<void()> run;
+  run = [&] {
+    pump.run(
+        take,
+        [&](int& action) {
+          run();  // an action brings about others: they come after these
+          if (action == 2) throw std::bad_alloc();
+          done.push_back(action);
+        },
+        [&](int action, const Error& error) {
+          ended.emplace_back(action, error.message);
+          throw std::runtime_error("not even that");
+        });
+  };
+  run();
+  CHECK(done == std::vector<int>({1, 3, 4}));
+  CHECK_EQ(ended.size(), 1U);
+  CHECK(ended.at(0) == std::pair(2, std::string("out of memory")));
+}
 
 TEST("the reactor runs what is posted while nobody waits") {
   Running running;

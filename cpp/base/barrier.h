@@ -1,0 +1,49 @@
+#pragma once
+
+#include <exception>
+#include <new>
+#include <utility>
+
+#include "base/error.h"
+
+namespace moolink {
+
+// The exception that is being handled, as an error that names its cause. For a catch clause.
+inline Error current_error() {
+  try {
+    throw;
+  } catch (const Exception& e) {
+    return e.error();
+  } catch (const std::bad_alloc&) {
+    return make_error(ErrorCode::error, "out of memory");
+  } catch (const std::exception& e) {
+    return make_error(ErrorCode::error, e.what());
+  } catch (...) {
+    return make_error(ErrorCode::error, "an exception of an unknown type");
+  }
+}
+
+// The C++ library allocates what it keeps of a thread's exceptions with the first of them, and ends
+// the process if there is no memory for it. A thread that calls this has that behind it.
+inline void prepare_for_exceptions() noexcept { (void)std::uncaught_exceptions(); }
+
+// The exception barrier: an exception ends what it belongs to, and nothing else. Runs `work`; what
+// that throws is given to `end` as an Error, which ends the operation, connection or peer that
+// `work` was for. False if `work` threw. What `end` itself throws is dropped: with no memory left
+// even for an error, whatever watches over the work (a time limit, the silence of a peer) ends it.
+template <class Work, class End>
+bool guard(Work&& work, End&& end) noexcept {
+  try {
+    std::forward<Work>(work)();
+    return true;
+  } catch (...) {
+    try {
+      std::forward<End>(end)(current_error());
+    } catch (...) {
+      return false;
+    }
+  }
+  return false;
+}
+
+}  // namespace moolink

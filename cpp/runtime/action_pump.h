@@ -1,0 +1,31 @@
+#pragma once
+
+#include "base/barrier.h"
+#include "base/error.h"
+#include "base/scoped.h"
+
+namespace moolink::runtime {
+
+// Carries the actions of one machine out, in their order, each behind the exception barrier.
+class ActionPump {
+ public:
+  // `take` returns the machine's next actions, a container that is empty once there are none.
+  // `perform` does one; if it throws, `end` is given the action and the error, and ends what the
+  // action is for. Called from within `perform`, or from what that calls, this returns at once: the
+  // loop here takes the new actions after the ones before them.
+  template <class Take, class Perform, class End>
+  void run(Take&& take, Perform&& perform, End&& end) {
+    if (running_) return;
+    const Scoped running(running_);
+    for (auto&& actions = take(); !actions.empty(); actions = take()) {
+      for (auto& action : actions) {
+        guard([&] { perform(action); }, [&](const Error& error) { end(action, error); });
+      }
+    }
+  }
+
+ private:
+  bool running_ = false;
+};
+
+}  // namespace moolink::runtime
