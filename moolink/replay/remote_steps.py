@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import time
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from moolink import _core, logs, skeletons
-from moolink.errors import CancelledError, Closed, NoSuchFunction, PeerLost, TimeoutError
+from moolink.errors import CancelledError, Closed, Error, NoSuchFunction, PeerLost, TimeoutError
 from moolink.replay import names
 from moolink.replay.writer import Item, Steps
 
@@ -94,6 +95,11 @@ class RemoteSteps(Steps):
     def flush(self) -> None:
         while self._call is not None or self._gathered.items:
             self._send(wait=True)
+
+    def close(self) -> None:
+        with contextlib.suppress(Error):  # a server that is lost has forgotten the writer
+            self._rpc.async_(self._server, self._end, self._id)
+        self._begin()
 
     def _begin(self) -> None:
         """A writer anew, at the server's side."""

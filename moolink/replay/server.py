@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable
 from types import TracebackType
@@ -170,10 +169,12 @@ class ReplayServer:
         try:
             result = work()
         except (ValueError, TypeError) as wrong:
-            reply.error(wrong)
-        else:
-            with contextlib.suppress(*[Error] * reply.cancelled()):
-                reply(result)
+            result = wrong  # raised at the caller
+        try:
+            reply(result)
+        except Error:
+            if not reply.cancelled():
+                raise
 
     def _end(self, writer: str) -> None:
         self._drop({writer})

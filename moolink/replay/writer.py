@@ -47,6 +47,10 @@ class Steps(abc.ABC):
         """Waits until what was inserted is in the table."""
         return None
 
+    def close(self) -> None:
+        """The writer has ended."""
+        return None
+
 
 @dataclasses.dataclass(frozen=True)
 class Part:
@@ -180,6 +184,8 @@ class Writer:
         """Flushes, and gives up the steps that no item refers to."""
         self.flush()
         self.end_episode()
+        if self._steps is not None:
+            self._steps.close()
 
     def __enter__(self) -> Self:
         return self

@@ -162,6 +162,18 @@ def test_items_of_a_writer_share_their_steps(net: Net) -> None:
     assert net.replay.stats()["tables"]["t"]["size"] == 17
 
 
+def test_a_writer_that_is_closed_leaves_nothing_and_can_go_on(net: Net) -> None:
+    writer = net.client().writer(keep=3)
+    for _ in range(2):
+        for i in range(5):
+            writer.append({"i": i})
+        writer.create_item({"i": writer.history["i"][-1]})
+        writer.close()
+        waiting.until(lambda: net.server.stats()["writers"] == 0, "the writer's end")
+    assert net.replay.stats()["stores"][0]["steps"] == 2
+    assert net.replay.stats()["tables"]["t"]["size"] == 2
+
+
 @table(max_size=40, sampler=Fifo(), remover=None, max_times_sampled=1)
 def test_writers_of_many_episodes_lose_nothing(net: Net) -> None:
     def write(name: str) -> None:
