@@ -109,7 +109,7 @@ class ReplayServer:
     def _reset(self, table: str | None) -> None:
         self._replay.reset(table=table)
 
-    # Those that may wait, for limiter or room, until the caller gives up.
+    # These wait for limiter or room, until the caller gives up.
 
     def _extend(
         self,

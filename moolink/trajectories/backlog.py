@@ -1,4 +1,4 @@
-"""What waits for a learner, and what is too old for it: a machine without I/O.
+"""The items that wait for a learner, with their ages: a machine without I/O.
 
 Its rules: docs/design/protocol/trajectories.md.
 """

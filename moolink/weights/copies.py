@@ -1,4 +1,4 @@
-"""What a subscriber has of a version while it fetches it, and gives to others."""
+"""A subscriber's copy of a version, complete or being fetched, which it gives to others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Copy:
-    """A block that fills up with chunks; those who ask for one that is not there yet wait.
+    """A block that fills up with chunks; a request for a missing chunk waits.
 
     For any thread.
     """
@@ -65,7 +65,7 @@ class Copy:
         reply(None if self._abandoned else lending.lend(self.block))
 
     def abandon(self) -> None:
-        """It will not be completed: those who wait get None."""
+        """It will not be completed: requests that wait get None."""
         with self._lock:
             self._abandoned = True
             waiting = [reply for replies in self._waiting.values() for reply in replies]

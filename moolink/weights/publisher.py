@@ -1,4 +1,4 @@
-"""Publisher: makes versions of a tree of arrays, each whole."""
+"""Publisher: gives versions of a tree of arrays to subscribers."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class Publisher:
         `acknowledged()`.
 
         Raises:
-            TimeoutError: fewer have it after `timeout` seconds; the message says who has what.
+            TimeoutError: fewer have it after `timeout` seconds; the message lists their versions.
             moolink.Closed: the publisher was closed.
         """
         deadline = deadlines.after(timeout)
@@ -254,7 +254,7 @@ class Publisher:
                 return None
             return snapshot.forms.get(dtype)
 
-    # The thread that answers those who wait
+    # The thread that answers the requests
 
     def _serve(self) -> None:
         while True:

@@ -1,4 +1,4 @@
-"""From whom each subscriber takes a version: a machine without I/O.
+"""The choice of the source from which each subscriber fetches a version: a machine without I/O.
 
 Its states and rules: docs/design/protocol/publication.md.
 """
@@ -26,8 +26,8 @@ class Member:
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Who has a version for a subscriber: a peer, or the publisher (None). From a peer of its own
-    host it takes the whole, once that is complete; else chunk by chunk."""
+    """Where a subscriber fetches a version: from a peer, or from the publisher (None). From a peer
+    of its own host it takes the whole block, once that is complete; else chunk by chunk."""
 
     peer: str | None
     whole: bool
