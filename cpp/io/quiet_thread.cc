@@ -3,6 +3,8 @@
 #include <csignal>
 #include <utility>
 
+#include "base/barrier.h"
+
 namespace moolink::io {
 
 std::thread quiet_thread(std::function<void()> body) {
@@ -19,7 +21,10 @@ std::thread quiet_thread(std::function<void()> body) {
     }
     ~Blocked() { pthread_sigmask(SIG_SETMASK, &before, nullptr); }
   } const blocked;
-  return std::thread(std::move(body));
+  return std::thread([body = std::move(body)] {
+    prepare_for_exceptions();
+    body();
+  });
 }
 
 }  // namespace moolink::io

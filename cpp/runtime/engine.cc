@@ -126,7 +126,10 @@ void Engine::describe(Time now, Describe how, std::string& text) const {
 }
 
 int Engine::this_thread() {
-  if (thread_number == 0) thread_number = gettid();
+  if (thread_number == 0) {
+    thread_number = gettid();
+    prepare_for_exceptions();
+  }
   return thread_number;
 }
 

@@ -138,8 +138,12 @@ std::vector<std::string> TcpTransport::listen(const std::string& address) {
     add_listener(std::move(socket), false, bound);
     if (wanted.port == 0) break;  // a second family would get another port
   }
-  // Bound, but nothing of this host is of that family: [::] where there is no IPv6.
-  if (bound.empty()) listen_failed(address, error == 0 ? EADDRNOTAVAIL : error);
+  if (bound.empty() && error == 0) {
+    listen_refused(address,
+                   "no interface of this host has an address of that family: IPv6 for [::], IPv4 "
+                   "for 0.0.0.0");
+  }
+  if (bound.empty()) listen_failed(address, error);
   return bound;
 }
 

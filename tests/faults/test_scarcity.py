@@ -1,0 +1,118 @@
+"""A process that has too little memory, or may have no more threads, answers for that alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import moolink
+from tests.processes import killed_at_the_end, start_python
+
+SERVER = """
+import os
+import resource
+import sys
+
+import numpy as np
+
+import moolink
+
+def deny_threads():
+    if os.getuid() == 0:  # whose threads are not counted
+        os.setresgid(65534, 65534, 65534)
+        os.setresuid(65534, 65534, 65534)
+    resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+
+def limit_memory(more):
+    pages = int(open("/proc/self/statm").read().split()[0])
+    limit = pages * resource.getpagesize() + more
+    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+
+def lift():
+    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+kept = []
+rpc = moolink.Rpc("server", transports=sys.argv[2].split(","), timeout=20)
+rpc.define("echo", lambda value: value)
+rpc.define("keep", lambda value: kept.append(value))
+rpc.define("forget", kept.clear)
+rpc.define("lift", lift)
+rpc.define("nested", lambda: rpc.async_("server", "echo", 1).result(2))
+print(rpc.listen("127.0.0.1:0")[0], flush=True)
+if sys.argv[1] == "threads":
+    deny_threads()
+else:
+    limit_memory(100 << 20)
+print("limited", flush=True)
+sys.stdin.read()
+"""
+
+
+class Server:
+    """A server that lacks ``what``, and a client that is connected to it."""
+
+    def __init__(self, what: str, transports: list[str], client: moolink.Rpc) -> None:
+        self.process = start_python("-c", SERVER, what, ",".join(transports))
+        assert self.process.stdout is not None
+        address = self.process.stdout.readline().strip()
+        assert self.process.stdout.readline() == "limited\n"
+        client.connect(address)
+
+    def end(self) -> str:
+        """Returns what the server has written to its log."""
+        _, errors = self.process.communicate(timeout=30)
+        assert self.process.returncode == 0, errors
+        return errors
+
+
+def error_of(future: moolink.Future) -> moolink.RpcError | None:
+    try:
+        future.result(60)
+    except moolink.RpcError as error:
+        return error
+    return None
+
+
+@pytest.fixture(params=[["tcp"], ["shm", "tcp"]], ids=["tcp", "shm"])
+def transports(request: pytest.FixtureRequest) -> list[str]:
+    return list(request.param)
+
+
+@pytest.fixture
+def client(transports: list[str]) -> Iterator[moolink.Rpc]:
+    with moolink.Rpc("client", transports=transports, timeout=20) as rpc:
+        yield rpc
+
+
+def test_a_server_without_memory_for_many_calls_lives(
+    transports: list[str], client: moolink.Rpc
+) -> None:
+    with killed_at_the_end() as processes:
+        server = Server("memory", transports, client)
+        processes.append(server.process)
+        array = np.zeros(64 << 10, np.uint8)
+        futures = [client.async_("server", "keep", array + i % 7) for i in range(3000)]
+        failures = [str(error) for future in futures if (error := error_of(future))]
+        assert failures, "there was memory for all of them"
+        assert server.process.poll() is None
+        client.sync("server", "forget")
+        client.sync("server", "lift")
+        assert client.sync("server", "echo", "well") == "well"
+        assert any("memory" in failure for failure in failures), set(failures)
+        server.end()
+
+
+def test_without_more_threads_calls_are_served_and_the_lack_is_logged(
+    transports: list[str], client: moolink.Rpc
+) -> None:
+    with killed_at_the_end() as processes:
+        server = Server("threads", transports, client)
+        processes.append(server.process)
+        assert client.sync("server", "echo", "well") == "well"
+        with pytest.raises(moolink.RpcError):  # the only thread waits for what it is to run itself
+            client.sync("server", "nested")
+        assert client.sync("server", "echo", "well") == "well"
+        log = server.end()
+        assert log.count("no thread to run handlers") == 1, log
