@@ -70,7 +70,7 @@ test-python: dev
 SIMULATORS := session rpc group accumulate stack shared_reduce shared_pipeline exchange replay
 # What most mistakes show in: the C++ tests, a seed of each simulator, and the tests without training.
 quick: dev
-	$(CTEST) --quiet
+	@$(CTEST) > build/quick.log || { cat build/quick.log; exit 1; }
 	@for simulator in $(SIMULATORS); do \
 	  $(DEV)/tests/sim/sim_$$simulator --seeds 0..0 > build/quick.log || \
 	    { cat build/quick.log; exit 1; }; done

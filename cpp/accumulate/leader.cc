@@ -46,13 +46,14 @@ void Leader::offer(const Uid& from, const Offer& offer) {
   if (!bytes || offer.k <= member->second.last_k) return;
   Queue& queue = member->second.queue(offer.batch);
   if (*bytes > kQueuedBytes - queue.bytes || offer.batch > kQueuedBatch - queue.batch) return;
+  // First, because there may be no memory for it.
+  queue_.push_back({{from, member->second.peer.name, offer.k, offer.batch, offer.version},
+                    offer.counters,
+                    *bytes});
   member->second.last_k = offer.k;
   queue.bytes += *bytes;
   queue.batch += offer.batch;
   queued_batch_ += offer.batch;
-  queue_.push_back({{from, member->second.peer.name, offer.k, offer.batch, offer.version},
-                    offer.counters,
-                    *bytes});
 }
 
 void Leader::have(const Uid& from, const Have& have) {

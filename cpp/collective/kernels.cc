@@ -13,6 +13,9 @@ namespace {
 
 using tensor::DType;
 
+bool is_bitwise(ReduceOp op) {
+  return op == ReduceOp::bit_and || op == ReduceOp::bit_or || op == ReduceOp::bit_xor;
+}
 bool is_half(DType dtype) { return dtype == DType::float16 || dtype == DType::bfloat16; }
 
 MOOLINK_INLINE float widen_half(std::uint32_t half) {
@@ -63,11 +66,11 @@ struct IsComplex : std::false_type {};
 template <class T>
 struct IsComplex<std::complex<T>> : std::true_type {};
 
-// Signed overflow is undefined; the same bits come out of unsigned arithmetic, which wraps.
+// Small types are promoted to int, whose overflow is undefined; unsigned arithmetic wraps.
 template <class T, class Function>
 MOOLINK_INLINE T wrapping(T a, T b, Function function) {
-  if constexpr (std::is_integral_v<T>) {
-    using Wide = std::common_type_t<std::make_unsigned_t<T>, unsigned>;
+  if constexpr (std::is_unsigned_v<T>) {
+    using Wide = std::common_type_t<T, unsigned>;
     return static_cast<T>(function(static_cast<Wide>(a), static_cast<Wide>(b)));
   } else {
     return function(a, b);
@@ -89,14 +92,10 @@ MOOLINK_INLINE T combine(T a, T b) {
     return wrapping(a, b, [](auto x, auto y) { return x + y; });
   } else if constexpr (op == ReduceOp::prod) {
     return multiply(a, b);
-  } else if constexpr (IsComplex<T>::value) {
-    return a;  // refused before
   } else if constexpr (op == ReduceOp::min) {
     return (b < a || b != b) ? b : a;  // NOLINT(misc-redundant-expression): NaN differs from itself
   } else if constexpr (op == ReduceOp::max) {
     return (b > a || b != b) ? b : a;  // NOLINT(misc-redundant-expression)
-  } else if constexpr (!std::is_integral_v<T>) {
-    return a;  // refused before
   } else if constexpr (op == ReduceOp::bit_and) {
     return static_cast<T>(a & b);
   } else if constexpr (op == ReduceOp::bit_or) {
@@ -251,38 +250,48 @@ MOOLINK_INLINE void reduce_one_op(const SumTask& task) {
 }
 
 template <class Load, class Store>
+MOOLINK_INLINE void reduce_sum_or_prod(const SumTask& task) {
+  if (task.op == ReduceOp::prod) return reduce_one_op<Load, Store, ReduceOp::prod>(task);
+  reduce_one_op<Load, Store, ReduceOp::sum>(task);
+}
+template <class Load, class Store>
+MOOLINK_INLINE void reduce_min_or_max(const SumTask& task) {
+  if (task.op == ReduceOp::min) return reduce_one_op<Load, Store, ReduceOp::min>(task);
+  reduce_one_op<Load, Store, ReduceOp::max>(task);
+}
+template <class Load, class Store>
 MOOLINK_INLINE void reduce_by_op(const SumTask& task) {
-  switch (task.op) {
-    case ReduceOp::sum:
-    case ReduceOp::mean:
-      return reduce_one_op<Load, Store, ReduceOp::sum>(task);
-    case ReduceOp::min:
-      return reduce_one_op<Load, Store, ReduceOp::min>(task);
-    case ReduceOp::max:
-      return reduce_one_op<Load, Store, ReduceOp::max>(task);
-    case ReduceOp::prod:
-      return reduce_one_op<Load, Store, ReduceOp::prod>(task);
-    case ReduceOp::bit_and:
-    case ReduceOp::bit_or:
-    case ReduceOp::bit_xor:
-      break;
+  if (task.op == ReduceOp::min || task.op == ReduceOp::max) {
+    return reduce_min_or_max<Load, Store>(task);
   }
-  if constexpr (std::is_integral_v<typename Load::Value>) {
-    if (task.op == ReduceOp::bit_and) return reduce<Load, Store, ReduceOp::bit_and>(task);
-    if (task.op == ReduceOp::bit_or) return reduce<Load, Store, ReduceOp::bit_or>(task);
-    reduce<Load, Store, ReduceOp::bit_xor>(task);
-  }
+  reduce_sum_or_prod<Load, Store>(task);
 }
 
 template <class T>
 MOOLINK_INLINE void reduce_plain(const SumTask& task) {
   reduce_by_op<Plain<T>, Plain<T>>(task);
 }
+template <class T>
+MOOLINK_INLINE void order_plain(const SumTask& task) {
+  reduce_min_or_max<Plain<T>, Plain<T>>(task);
+}
+template <class T>
+MOOLINK_INLINE void add_plain(const SumTask& task) {
+  reduce_sum_or_prod<Plain<T>, Plain<T>>(task);
+}
 
-MOOLINK_CLONES void reduce_int8(const SumTask& task) { reduce_plain<std::int8_t>(task); }
-MOOLINK_CLONES void reduce_int16(const SumTask& task) { reduce_plain<std::int16_t>(task); }
-MOOLINK_CLONES void reduce_int32(const SumTask& task) { reduce_plain<std::int32_t>(task); }
-MOOLINK_CLONES void reduce_int64(const SumTask& task) { reduce_plain<std::int64_t>(task); }
+// Bit operations of all integers, byte by byte.
+MOOLINK_CLONES void reduce_bits(const SumTask& task) {
+  using Byte = Plain<std::uint8_t>;
+  if (task.op == ReduceOp::bit_and) return reduce<Byte, Byte, ReduceOp::bit_and>(task);
+  if (task.op == ReduceOp::bit_or) return reduce<Byte, Byte, ReduceOp::bit_or>(task);
+  reduce<Byte, Byte, ReduceOp::bit_xor>(task);
+}
+
+MOOLINK_CLONES void order_int8(const SumTask& task) { order_plain<std::int8_t>(task); }
+MOOLINK_CLONES void order_int16(const SumTask& task) { order_plain<std::int16_t>(task); }
+MOOLINK_CLONES void order_int32(const SumTask& task) { order_plain<std::int32_t>(task); }
+MOOLINK_CLONES void order_int64(const SumTask& task) { order_plain<std::int64_t>(task); }
 MOOLINK_CLONES void reduce_uint8(const SumTask& task) { reduce_plain<std::uint8_t>(task); }
 MOOLINK_CLONES void reduce_uint16(const SumTask& task) { reduce_plain<std::uint16_t>(task); }
 MOOLINK_CLONES void reduce_uint32(const SumTask& task) { reduce_plain<std::uint32_t>(task); }
@@ -299,12 +308,8 @@ MOOLINK_CLONES void round_bfloat16s(const SumTask& task) {
 }
 MOOLINK_CLONES void reduce_float32(const SumTask& task) { reduce_plain<float>(task); }
 MOOLINK_CLONES void reduce_float64(const SumTask& task) { reduce_plain<double>(task); }
-MOOLINK_CLONES void reduce_complex64(const SumTask& task) {
-  reduce_plain<std::complex<float>>(task);
-}
-MOOLINK_CLONES void reduce_complex128(const SumTask& task) {
-  reduce_plain<std::complex<double>>(task);
-}
+MOOLINK_CLONES void add_complex64(const SumTask& task) { add_plain<std::complex<float>>(task); }
+MOOLINK_CLONES void add_complex128(const SumTask& task) { add_plain<std::complex<double>>(task); }
 
 // Stored halves in or out, or partial sums, which are float32.
 void reduce_half(const SumTask& task) {
@@ -317,9 +322,20 @@ void reduce_half(const SumTask& task) {
 
 // Booleans are bytes of value 0 or 1: "any" is their maximum, "all" their minimum.
 void reduce_boolean(SumTask task) {
+  if (is_bitwise(task.op)) return reduce_bits(task);
   if (task.op == ReduceOp::sum) task.op = ReduceOp::max;
   if (task.op == ReduceOp::prod) task.op = ReduceOp::min;
   reduce_uint8(task);
+}
+
+// Of two's complement numbers only min and max depend on the sign.
+using Kernel = void (*)(const SumTask&);
+void reduce_unsigned(const SumTask& task, Kernel arithmetic) {
+  is_bitwise(task.op) ? reduce_bits(task) : arithmetic(task);
+}
+void reduce_signed(const SumTask& task, Kernel order, Kernel arithmetic) {
+  const bool by_order = task.op == ReduceOp::min || task.op == ReduceOp::max;
+  by_order ? order(task) : reduce_unsigned(task, arithmetic);
 }
 
 template <class Bits>
@@ -354,21 +370,21 @@ void compute(const SumTask& task) {
     case DType::boolean:
       return reduce_boolean(task);
     case DType::int8:
-      return reduce_int8(task);
+      return reduce_signed(task, order_int8, reduce_uint8);
     case DType::int16:
-      return reduce_int16(task);
+      return reduce_signed(task, order_int16, reduce_uint16);
     case DType::int32:
-      return reduce_int32(task);
+      return reduce_signed(task, order_int32, reduce_uint32);
     case DType::int64:
-      return reduce_int64(task);
+      return reduce_signed(task, order_int64, reduce_uint64);
     case DType::uint8:
-      return reduce_uint8(task);
+      return reduce_unsigned(task, reduce_uint8);
     case DType::uint16:
-      return reduce_uint16(task);
+      return reduce_unsigned(task, reduce_uint16);
     case DType::uint32:
-      return reduce_uint32(task);
+      return reduce_unsigned(task, reduce_uint32);
     case DType::uint64:
-      return reduce_uint64(task);
+      return reduce_unsigned(task, reduce_uint64);
     case DType::float16:
     case DType::bfloat16:
       return reduce_half(task);
@@ -377,9 +393,9 @@ void compute(const SumTask& task) {
     case DType::float64:
       return reduce_float64(task);
     case DType::complex64:
-      return reduce_complex64(task);
+      return add_complex64(task);
     case DType::complex128:
-      return reduce_complex128(task);
+      return add_complex128(task);
     case DType::float8_e4m3fn:
     case DType::float8_e4m3fnuz:
     case DType::float8_e5m2:

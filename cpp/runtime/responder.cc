@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "base/barrier.h"
 #include "runtime/rpc_peer.h"
 
 namespace moolink::runtime {
@@ -33,7 +34,8 @@ void Responder::send_item(wire::Payload item) {
 
 void Responder::when_room(Task task) {
   const Engine::Lock lock = peer_->context()->lock();
-  resume_.assign(1, std::move(task));
+  resume_.clear();
+  resume_.push_back(std::move(task));
   if (has_room() || cancelled_) resume();
 }
 
@@ -54,17 +56,21 @@ void Responder::resume() { peer_->context()->workers().submit(std::move(resume_)
 Responder::~Responder() {
   if (sent_ || peer_->closed() || peer_->context()->abandoned()) return;
   // Through the loop, because the last reference may go while the engine's lock is held.
-  peer_->context()->engine().loop().post([peer = peer_, key = key_, function = function_] {
-    const std::string& name = peer->node_.name();
-    peer->reply_locked(key, Error{ErrorCode::remote,
-                                  "the handler of '" + function + "' at peer '" + name +
-                                      "' dropped the call without a reply",
-                                  name,
-                                  function,
-                                  "RuntimeError",
-                                  {},
-                                  Ran::yes});
-  });
+  const auto post = [this] {
+    peer_->context()->engine().loop().post([peer = peer_, key = key_, function = function_] {
+      const std::string& name = peer->node_.name();
+      peer->reply_locked(key, Error{ErrorCode::remote,
+                                    "the handler of '" + function + "' at peer '" + name +
+                                        "' dropped the call without a reply",
+                                    name,
+                                    function,
+                                    "RuntimeError",
+                                    {},
+                                    Ran::yes});
+    });
+  };
+  // Without memory for it the caller waits until its time is up.
+  guard(post, [](const Error&) {});
 }
 
 }  // namespace moolink::runtime

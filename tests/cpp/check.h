@@ -13,7 +13,7 @@
 namespace moolink::check {
 
 void add_test(std::string name, std::function<void()> body);
-void fail(const char* file, int line, const std::string& what);
+void fail(const char* file, int line, const char* what);
 
 struct Registration {
   Registration(std::string name, std::function<void()> body) {
@@ -27,7 +27,7 @@ void check_equal(const A& a, const B& b, const char* text, const char* file, int
   std::ostringstream what;
   what << text;
   if constexpr (requires { what << a << b; }) what << ": " << a << " != " << b;
-  fail(file, line, what.str());
+  fail(file, line, what.str().c_str());
 }
 
 }  // namespace moolink::check

@@ -25,7 +25,7 @@ bool run(const Test& test) {
   try {
     test.body();
   } catch (const std::exception& e) {
-    fail(test.name.c_str(), 0, std::string("unexpected exception: ") + e.what());
+    fail(test.name.c_str(), 0, (std::string("unexpected exception: ") + e.what()).c_str());
   }
   if (failures_in_test > 0) std::printf("FAILED  %s\n", test.name.c_str());
   return failures_in_test == 0;
@@ -37,9 +37,9 @@ void add_test(std::string name, std::function<void()> body) {
   tests().push_back({std::move(name), std::move(body)});
 }
 
-void fail(const char* file, int line, const std::string& what) {
+void fail(const char* file, int line, const char* what) {
   ++failures_in_test;
-  std::printf("%s:%d: %s\n", file, line, what.c_str());
+  std::printf("%s:%d: %s\n", file, line, what);
 }
 
 }  // namespace moolink::check

@@ -44,7 +44,7 @@ print(rpc.listen("127.0.0.1:0")[0], flush=True)
 if sys.argv[1] == "threads":
     deny_threads()
 else:
-    limit_memory(100 << 20)
+    limit_memory(40 << 20)
 print("limited", flush=True)
 sys.stdin.read()
 """
@@ -93,7 +93,7 @@ def test_a_server_without_memory_for_many_calls_lives(
         server = Server("memory", transports, client)
         processes.append(server.process)
         array = np.zeros(64 << 10, np.uint8)
-        futures = [client.async_("server", "keep", array + i % 7) for i in range(3000)]
+        futures = [client.async_("server", "keep", array + i % 7) for i in range(1000)]
         failures = [str(error) for future in futures if (error := error_of(future))]
         assert failures, "there was memory for all of them"
         assert server.process.poll() is None

@@ -4,7 +4,7 @@
 
 #include "collective/members.h"
 
-namespace {
+namespace collectives_test {
 
 using namespace moolink;
 using namespace moolink::collective;
@@ -195,4 +195,4 @@ TEST("a change of epoch ends what passes through shared memory, or begins it aga
   }
 }
 
-}  // namespace
+}  // namespace collectives_test

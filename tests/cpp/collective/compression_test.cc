@@ -10,7 +10,7 @@
 #include "base/random.h"
 #include "check.h"
 
-namespace {
+namespace compression_test {
 
 using namespace moolink;
 using namespace moolink::collective;
@@ -160,4 +160,4 @@ TEST("zeros, denormals and the greatest numbers") {
   }
 }
 
-}  // namespace
+}  // namespace compression_test

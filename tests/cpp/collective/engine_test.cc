@@ -4,7 +4,7 @@
 
 #include "collective/members.h"
 
-namespace {
+namespace engine_test {
 
 using namespace moolink;
 using namespace moolink::collective;
@@ -409,4 +409,4 @@ TEST("wrong use is refused where it happens") {
   CHECK_THROWS(alone.start("x", floats(1), {one}, {}), ErrorCode::closed);
 }
 
-}  // namespace
+}  // namespace engine_test

@@ -6,7 +6,7 @@
 #include "collective/hierarchy.h"
 #include "collective/members.h"
 
-namespace {
+namespace hosts_test {
 
 using namespace moolink;
 using namespace moolink::collective;
@@ -196,4 +196,4 @@ TEST("compression is refused where it has no meaning") {
   CHECK_THROWS(members.start(0, "x", spec, {input}), ErrorCode::invalid_argument);
 }
 
-}  // namespace
+}  // namespace hosts_test

@@ -16,7 +16,7 @@
 #include "base/random.h"
 #include "check.h"
 
-namespace {
+namespace kernels_test {
 
 using moolink::Buffer;
 using moolink::HeapAllocator;
@@ -351,4 +351,4 @@ TEST("partial sums of halves are float32, and rounding them once is the sum in o
   CHECK(partial_dtype(DType::float64) == DType::float64);
 }
 
-}  // namespace
+}  // namespace kernels_test

@@ -6,7 +6,7 @@
 #include "members.h"
 
 namespace moolink::collective {
-namespace {
+namespace name_counts_test {
 
 TEST("name counts: each name has numbers of its own, and the latest are remembered") {
   NameCounts counts(3);
@@ -37,5 +37,5 @@ TEST("name counts: names that count do not make a member grow, and old ones can 
   }
 }
 
-}  // namespace
+}  // namespace name_counts_test
 }  // namespace moolink::collective

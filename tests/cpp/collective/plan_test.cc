@@ -5,7 +5,7 @@
 
 #include "check.h"
 
-namespace {
+namespace plan_test {
 
 using namespace moolink::collective;
 
@@ -183,4 +183,4 @@ TEST("a small tensor has one owner, a large one is shared evenly at cache lines"
   }
 }
 
-}  // namespace
+}  // namespace plan_test

@@ -9,7 +9,7 @@
 #include "base/random.h"
 #include "check.h"
 
-namespace {
+namespace schedule_test {
 
 using moolink::Random;
 using moolink::collective::Chain;
@@ -230,4 +230,4 @@ TEST("the size chooses, and nothing to reduce is a schedule, too") {
   CHECK_EQ(schedule(1 << 18, 4, 2, 0).chains.size(), std::size_t{8});   // of 128 KiB each
 }
 
-}  // namespace
+}  // namespace schedule_test

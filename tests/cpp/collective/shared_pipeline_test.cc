@@ -14,7 +14,7 @@
 #include "memory/segment.h"
 
 namespace moolink::collective {
-namespace {
+namespace shared_pipeline_test {
 
 PipelineLayout layout_of(std::uint32_t ranks, std::uint64_t window_bytes = 4096) {
   return {7, ranks, 3, window_bytes};
@@ -249,5 +249,5 @@ TEST("shared pipeline: whatever a rank writes, the others stay within memory") {
   }
 }
 
-}  // namespace
+}  // namespace shared_pipeline_test
 }  // namespace moolink::collective

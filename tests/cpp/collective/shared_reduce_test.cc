@@ -19,7 +19,7 @@
 #include "memory/segment.h"
 
 namespace moolink::collective {
-namespace {
+namespace shared_reduce_test {
 
 using tensor::DType;
 
@@ -396,5 +396,5 @@ TEST("shared reduce: processes, of which one is killed in the middle") {
   CHECK_EQ(::waitpid(children[0], nullptr, 0), children[0]);
 }
 
-}  // namespace
+}  // namespace shared_reduce_test
 }  // namespace moolink::collective

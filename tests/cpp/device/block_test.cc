@@ -13,7 +13,7 @@
 #include "fake_driver.h"
 
 namespace moolink::device {
-namespace {
+namespace block_test {
 
 constexpr Status kNotSupported = 801;
 
@@ -123,5 +123,5 @@ TEST("device: a driver that is too old for dmabufs serves for all else") {
   CHECK(std::memcmp(copy_to_host(memory, heap).data(), from.data(), from.size()) == 0);
 }
 
-}  // namespace
+}  // namespace block_test
 }  // namespace moolink::device

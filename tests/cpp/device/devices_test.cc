@@ -10,7 +10,7 @@
 #include "fake_driver.h"
 
 namespace moolink::device {
-namespace {
+namespace devices_test {
 
 constexpr StagingOptions kSmall{.slot_bytes = 4096, .most_slots = 3};
 
@@ -144,5 +144,5 @@ TEST("device: many threads share the pinned slots") {
   CHECK(all.counters().pinned_bytes <= kSmall.slot_bytes * kSmall.most_slots);
 }
 
-}  // namespace
+}  // namespace devices_test
 }  // namespace moolink::device

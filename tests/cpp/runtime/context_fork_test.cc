@@ -11,7 +11,7 @@
 #include "runtime/context.h"
 
 namespace moolink::runtime {
-namespace {
+namespace context_fork_test {
 
 constexpr unsigned kHang = 20;  // seconds
 
@@ -85,5 +85,5 @@ TEST("a child that comes back from its task ends, and runs no other") {
   context->stop();
 }
 
-}  // namespace
+}  // namespace context_fork_test
 }  // namespace moolink::runtime

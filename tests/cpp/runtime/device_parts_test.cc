@@ -12,7 +12,7 @@
 #include "runtime/rpc_peer.h"
 
 namespace moolink::runtime {
-namespace {
+namespace device_parts_test {
 
 constexpr Duration kCallTimeout = seconds(30);
 
@@ -106,5 +106,5 @@ TEST(
   CHECK(std::holds_alternative<wire::Payload>(echo.call({expected})));
 }
 
-}  // namespace
+}  // namespace device_parts_test
 }  // namespace moolink::runtime

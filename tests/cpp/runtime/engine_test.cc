@@ -19,7 +19,7 @@
 #include "runtime/action_pump.h"
 
 namespace moolink::runtime {
-namespace {
+namespace engine_test {
 
 // An engine with its reactor.
 struct Running {
@@ -326,5 +326,5 @@ TEST("machines are ticked when they are due, also one that is armed from another
   running.engine.remove(clock);
 }
 
-}  // namespace
+}  // namespace engine_test
 }  // namespace moolink::runtime

@@ -21,7 +21,7 @@
 #include "transport/shm/transport.h"
 
 namespace moolink::runtime {
-namespace {
+namespace lending_test {
 
 constexpr Duration kPatience = seconds(30);
 constexpr std::size_t kBytes = 200'000;
@@ -316,5 +316,5 @@ TEST("lending: the memory is mapped, and comes back when the borrower lets go") 
   context->stop();
 }
 
-}  // namespace
+}  // namespace lending_test
 }  // namespace moolink::runtime

@@ -3,7 +3,7 @@
 #include "check.h"
 
 namespace moolink::runtime {
-namespace {
+namespace paths_test {
 
 using transport::verbs::Availability;
 using wire::PathKind;
@@ -50,5 +50,5 @@ TEST("a value of MOOLINK_VERBS that means nothing is refused") {
   CHECK_THROWS(default_paths(device(), true, "yes"), ErrorCode::invalid_argument);
 }
 
-}  // namespace
+}  // namespace paths_test
 }  // namespace moolink::runtime

@@ -6,7 +6,7 @@
 
 #include "check.h"
 
-namespace {
+namespace reminder_test {
 
 using namespace moolink;
 using runtime::Reminder;
@@ -48,4 +48,4 @@ TEST("reminder: the next time is the one at which it is due") {
   CHECK(reminder.next(at(0)) == at(13));
 }
 
-}  // namespace
+}  // namespace reminder_test

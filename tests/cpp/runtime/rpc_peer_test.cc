@@ -12,7 +12,7 @@
 #include "check.h"
 
 namespace moolink::runtime {
-namespace {
+namespace rpc_peer_test {
 
 constexpr Duration kCallTimeout = seconds(30);
 
@@ -336,5 +336,5 @@ TEST("a forked child says so and the parent goes on") {
   CHECK(answers(pair.call("echo", 3), 3, 0));
 }
 
-}  // namespace
+}  // namespace rpc_peer_test
 }  // namespace moolink::runtime

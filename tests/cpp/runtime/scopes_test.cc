@@ -12,7 +12,7 @@
 #include "runtime/rpc_peer.h"
 
 namespace moolink::runtime {
-namespace {
+namespace scopes_test {
 
 std::shared_ptr<RpcPeer> make_peer(const std::shared_ptr<Context>& context, std::string name,
                                    crypto::Key key) {
@@ -74,5 +74,5 @@ TEST("a broker hears of a group from those only that have shown its key, or the 
   server_context->stop();
 }
 
-}  // namespace
+}  // namespace scopes_test
 }  // namespace moolink::runtime

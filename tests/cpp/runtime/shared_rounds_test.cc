@@ -13,7 +13,7 @@
 #include "io/loop.h"
 
 namespace moolink::runtime {
-namespace {
+namespace shared_rounds_test {
 
 constexpr std::uint64_t kElements = 700000;  // several pieces of several slices
 constexpr std::size_t kBytes = kElements * sizeof(float);
@@ -224,5 +224,5 @@ TEST("shared rounds: without shared memory nobody is ready, and a round is refus
   CHECK_EQ(b.ready, 0u);
 }
 
-}  // namespace
+}  // namespace shared_rounds_test
 }  // namespace moolink::runtime

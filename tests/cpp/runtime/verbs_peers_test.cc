@@ -32,7 +32,7 @@
 #include "transport/verbs/library.h"
 
 namespace moolink::runtime {
-namespace {
+namespace verbs_peers_test {
 
 using transport::verbs::Library;
 using wire::PathKind;
@@ -312,5 +312,5 @@ const OnDevice removed("a device that is away for a while: the calls wait for it
 const OnDevice beside_tcp("tcp takes over from a device that fails, until it can be opened again",
                           test_tcp_stands_in);
 
-}  // namespace
+}  // namespace verbs_peers_test
 }  // namespace moolink::runtime

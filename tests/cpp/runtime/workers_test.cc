@@ -10,7 +10,7 @@
 #include "runtime/context.h"
 
 namespace moolink::runtime {
-namespace {
+namespace workers_test {
 
 std::shared_ptr<Context> context_with(std::size_t workers) {
   ContextOptions options;
@@ -125,5 +125,5 @@ TEST("stopping does not wait for ever for a task that does not return") {
   returned.wait();
 }
 
-}  // namespace
+}  // namespace workers_test
 }  // namespace moolink::runtime

@@ -7,7 +7,7 @@
 #include "session/pair.h"
 
 namespace moolink::session::testing {
-namespace {
+namespace lending_test {
 
 constexpr std::size_t kBytes = 100'000;
 
@@ -252,5 +252,5 @@ TEST("what no honest borrower says ends the session") {
   breaks("a return that is none", {garbage});
 }
 
-}  // namespace
+}  // namespace lending_test
 }  // namespace moolink::session::testing

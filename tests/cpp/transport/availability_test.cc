@@ -5,7 +5,7 @@
 #include "check.h"
 
 namespace moolink::transport::verbs {
-namespace {
+namespace availability_test {
 
 TEST("verbs: RDMA is usable, or there is a reason why not") {
   const Availability& found = availability();
@@ -14,5 +14,5 @@ TEST("verbs: RDMA is usable, or there is a reason why not") {
   CHECK_EQ(&found, &availability());
 }
 
-}  // namespace
+}  // namespace availability_test
 }  // namespace moolink::transport::verbs

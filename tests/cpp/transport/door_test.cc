@@ -3,7 +3,7 @@
 #include "check.h"
 
 namespace moolink::transport {
-namespace {
+namespace door_test {
 
 const Time kStart{seconds(100)};
 
@@ -104,5 +104,5 @@ TEST("door: so many sources are remembered and no more") {
   CHECK_EQ(door.sources(), std::size_t{10});
 }
 
-}  // namespace
+}  // namespace door_test
 }  // namespace moolink::transport

@@ -17,7 +17,7 @@
 #include "transport/shm/transport.h"
 
 namespace moolink::transport {
-namespace {
+namespace shm_grant_test {
 
 using conformance::pattern;
 using conformance::same_bytes;
@@ -237,5 +237,5 @@ TEST("shm: released grant memory is retired at the sender too") {
   CHECK_EQ(known, 4);
 }
 
-}  // namespace
+}  // namespace shm_grant_test
 }  // namespace moolink::transport

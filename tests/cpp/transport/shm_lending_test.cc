@@ -16,7 +16,7 @@
 #include "transport/shm/transport.h"
 
 namespace moolink::transport {
-namespace {
+namespace shm_lending_test {
 
 using conformance::pattern;
 using conformance::same_bytes;
@@ -160,5 +160,5 @@ TEST("shm: a peer that may not be ready is lent a few segments only") {
   }
 }
 
-}  // namespace
+}  // namespace shm_lending_test
 }  // namespace moolink::transport

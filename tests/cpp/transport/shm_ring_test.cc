@@ -12,7 +12,7 @@
 #include "transport/shm/ring.h"
 
 namespace moolink::transport::shm {
-namespace {
+namespace shm_ring_test {
 
 struct Ring {
   explicit Ring(std::size_t capacity)
@@ -233,5 +233,5 @@ TEST("ring: two threads that sleep whenever they must lose no byte and no wake-u
   CHECK(got == sent);
 }
 
-}  // namespace
+}  // namespace shm_ring_test
 }  // namespace moolink::transport::shm

@@ -23,7 +23,7 @@
 #include "transport/shm/address.h"
 
 namespace moolink::transport {
-namespace {
+namespace shm_transport_test {
 
 using conformance::message_frame;
 using conformance::Side;
@@ -399,5 +399,5 @@ TEST("shm: two threads that sleep between messages lose no wake-up") {
   other.join();
 }
 
-}  // namespace
+}  // namespace shm_transport_test
 }  // namespace moolink::transport

@@ -16,7 +16,7 @@
 #include "transport/tcp/interface.h"
 
 namespace moolink::transport {
-namespace {
+namespace tcp_test {
 
 using conformance::Side;
 using conformance::Subject;
@@ -247,5 +247,5 @@ TEST("tcp: a link-local address names its interface") {
   CHECK_EQ(tcp::resolve(tcp::parse_address(address.text())).at(0).text(), address.text());
 }
 
-}  // namespace
+}  // namespace tcp_test
 }  // namespace moolink::transport

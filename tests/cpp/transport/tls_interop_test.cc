@@ -20,7 +20,7 @@
 #include "transport/tcp/tls.h"
 
 namespace moolink::transport {
-namespace {
+namespace tls_interop_test {
 
 using conformance::pattern;
 using conformance::Side;
@@ -206,5 +206,5 @@ TEST("tls: what is behind many empty records is heard at once, though the socket
         b.closures[0].code == ErrorCode::peer_lost);
 }
 
-}  // namespace
+}  // namespace tls_interop_test
 }  // namespace moolink::transport

@@ -13,7 +13,7 @@
 #include "transport/tcp/tls.h"
 
 namespace moolink::transport {
-namespace {
+namespace tls_stream_test {
 
 using conformance::pattern;
 
@@ -125,5 +125,5 @@ TEST("tls: what was read from the socket is given without another look at it") {
   CHECK_EQ(std::memcmp(got.data(), all.data(), all.size()), 0);
 }
 
-}  // namespace
+}  // namespace tls_stream_test
 }  // namespace moolink::transport

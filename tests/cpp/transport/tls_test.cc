@@ -19,7 +19,7 @@
 #include "transport/tcp/transport.h"
 
 namespace moolink::transport {
-namespace {
+namespace tls_test {
 
 using conformance::message_frame;
 using conformance::pattern;
@@ -490,5 +490,5 @@ TEST("tls: one readiness takes a bounded number of small frames") {
   CHECK(most * frame_bytes <= std::size_t{640} << 10);
 }
 
-}  // namespace
+}  // namespace tls_test
 }  // namespace moolink::transport

@@ -16,7 +16,7 @@
 #include "transport/verbs/transport.h"
 
 namespace moolink::transport::verbs {
-namespace {
+namespace verbs_apart_test {
 
 using conformance::check_messages;
 using conformance::message_frame;
@@ -216,5 +216,5 @@ const bool added = [] {
   return true;
 }();
 
-}  // namespace
+}  // namespace verbs_apart_test
 }  // namespace moolink::transport::verbs

@@ -11,7 +11,7 @@
 #include "transport/verbs/packets.h"
 
 namespace moolink::transport::verbs {
-namespace {
+namespace verbs_arrivals_test {
 
 std::array<std::byte, 1> byte(int value) { return {static_cast<std::byte>(value)}; }
 
@@ -61,5 +61,5 @@ TEST("verbs: both numbers that go with a SEND come back from its 32 bits") {
   CHECK_EQ(got.marks, sent.marks);
 }
 
-}  // namespace
+}  // namespace verbs_arrivals_test
 }  // namespace moolink::transport::verbs

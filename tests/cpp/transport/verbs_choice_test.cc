@@ -8,7 +8,7 @@
 #include "fake_verbs.h"
 
 namespace moolink::transport::verbs {
-namespace {
+namespace verbs_choice_test {
 
 const char* const kV4 = "::ffff:10.77.0.1";
 const char* const kGlobal = "2001:db8::1";
@@ -23,7 +23,8 @@ FakeDevice roce(const std::string& name, std::vector<FakeGid> gids, std::uint8_t
 
 bool says(const std::string& text, const std::string& words) {
   if (text.find(words) != std::string::npos) return true;
-  check::fail(__FILE__, __LINE__, "'" + text + "' does not say '" + words + "'");
+  const std::string what = "'" + text + "' does not say '" + words + "'";
+  check::fail(__FILE__, __LINE__, what.c_str());
   return false;
 }
 
@@ -239,5 +240,5 @@ TEST("verbs: a device without an address is of no use") {
   says(look(fake.wishes(), installed).reason, "its network interface has no address");
 }
 
-}  // namespace
+}  // namespace verbs_choice_test
 }  // namespace moolink::transport::verbs

@@ -17,7 +17,7 @@
 #include "transport/verbs/transport.h"
 
 namespace moolink::transport::verbs {
-namespace {
+namespace verbs_transport_test {
 
 using conformance::chunk_frame;
 using conformance::message_frame;
@@ -449,5 +449,5 @@ const OnDevice no_pair("a queue pair that cannot be made is told to both sides",
   }
 });
 
-}  // namespace
+}  // namespace verbs_transport_test
 }  // namespace moolink::transport::verbs

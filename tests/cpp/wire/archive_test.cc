@@ -13,7 +13,7 @@
 #include "check.h"
 #include "wire/payload.h"
 
-namespace {
+namespace archive_test {
 
 using namespace moolink;
 
@@ -163,4 +163,4 @@ TEST("archive: random bytes throw wire errors and nothing else") {
   }
 }
 
-}  // namespace
+}  // namespace archive_test

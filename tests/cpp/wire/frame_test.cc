@@ -8,7 +8,7 @@
 #include "check.h"
 #include "wire/crc32c.h"
 
-namespace {
+namespace frame_test {
 
 using namespace moolink;
 
@@ -131,4 +131,4 @@ TEST("frame: a message's sizes are checked, their sum without overflow") {
   CHECK_THROWS(wire::decode_message_head(wire::encode(head), few), ErrorCode::wire);
 }
 
-}  // namespace
+}  // namespace frame_test

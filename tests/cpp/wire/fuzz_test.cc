@@ -11,7 +11,7 @@
 #include "wire/frame.h"
 #include "wire/value.h"
 
-namespace {
+namespace fuzz_test {
 
 using namespace moolink;
 
@@ -120,4 +120,4 @@ TEST("fuzz: random bytes as values and headers") {
   }
 }
 
-}  // namespace
+}  // namespace fuzz_test

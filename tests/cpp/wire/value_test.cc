@@ -6,7 +6,7 @@
 #include "check.h"
 #include "value_example.h"
 
-namespace {
+namespace value_test {
 
 using namespace moolink;
 using wire::ValueReader;
@@ -173,4 +173,4 @@ TEST("value: only numpy's own dates and strings have a numpy description") {
   }
 }
 
-}  // namespace
+}  // namespace value_test
