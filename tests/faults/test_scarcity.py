@@ -102,11 +102,13 @@ def test_a_server_without_memory_for_many_calls_lives(
         server = Server("memory", transports, client)
         processes.append(server.process)
         array = np.zeros(64 << 10, np.uint8)
+        client.set_timeout(5)  # a server without any memory takes no new connection
         futures = [client.async_("server", "keep", array + i % 7) for i in range(4000)]
         failures = [error for future in futures if (error := error_of(future))]
         assert failures, "there was memory for all of them"
         assert server.process.poll() is None
         server.free_memory()
+        client.set_timeout(20)
         assert client.sync("server", "echo", "well") == "well"
         server.end()
 
