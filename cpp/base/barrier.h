@@ -25,7 +25,10 @@ inline Error current_error() {
 
 // The C++ library allocates what it keeps of a thread's exceptions with the first of them, and ends
 // the process if there is no memory for it. A thread that calls this has that behind it.
-inline void prepare_for_exceptions() noexcept { (void)std::uncaught_exceptions(); }
+inline void prepare_for_exceptions() noexcept {
+  // The function is declared pure: without a use of its result the compiler leaves the call out.
+  [[maybe_unused]] const volatile int used = std::uncaught_exceptions();
+}
 
 // The exception barrier: an exception ends what it belongs to, and nothing else. Runs `work`; what
 // that throws is given to `end` as an Error, which ends the operation, connection or peer that

@@ -400,11 +400,15 @@ void RpcPeer::run(const std::shared_ptr<Function>& function, Incoming incoming) 
       incoming.arguments = std::move(*arguments);
       function->handler(std::move(incoming));
     }
-  } catch (const std::exception& e) {
-    const std::string what = e.what();
+  } catch (const std::exception&) {
     const auto fail = [&] {
-      responder->send(
-          Error{ErrorCode::remote, what, {}, responder->function(), "RuntimeError", {}, Ran::yes});
+      responder->send(Error{ErrorCode::remote,
+                            current_error().message,
+                            {},
+                            responder->function(),
+                            "RuntimeError",
+                            {},
+                            Ran::yes});
     };
     guard(fail, [](const Error&) {});  // it replies when it is dropped
   }
