@@ -204,9 +204,12 @@ class Run:
         time_is_up = self.totals.get("time_is_up", 0) > 0
         reason = "the time is up" if time_is_up else "all steps are done"
         if leads:
-            if self._contributors is not None:
+            # The last round may have been applied without a turn after it.
+            if self.totals.get("steps", 0) > self._row_steps:
+                stats = accumulator.get_gradient_stats()
+                self._contributors = self._contributors or len(set(stats["contributors"]))
                 self._slide_window()
-                self._log(accumulator.get_gradient_stats(), time.monotonic())
+                self._log(stats, time.monotonic())
             self._save()
         reason = self._signal if hurried else reason
         self.terminal.say(
