@@ -1,6 +1,7 @@
 # make demo   the main job: two peers learn Breakout through a broker, about three minutes
 # make test   all that a change must pass: C++ programs, simulators, Python
 # make quick  the part of it that takes less than two minutes
+# make test-interop   moolink beside other libraries of the field, in environments of their own
 # make nightly   hours: tests/nightly, 10,000 seeds of each simulator, storms of deaths, a soak
 # make lint   layer check, ruff, mypy, clang-format, clang-tidy (SINCE=REV: of what changed)
 # make fuzz       each fuzz target for 60 s, with clang (FUZZ=600: ten minutes)
@@ -17,7 +18,7 @@ DEV := build/dev
 RELEASE := build/release
 CMAKE := $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DPython_EXECUTABLE=$(RUN)
 
-.PHONY: all demo quick test test-cpp test-python nightly lint format fuzz sanitize clean
+.PHONY: all demo quick test test-cpp test-python test-interop nightly lint format fuzz sanitize clean
 all: release
 
 $(VENV)/.created:
@@ -66,6 +67,10 @@ test-cpp: dev
 
 test-python: dev
 	$(RUN_TESTS) tests --ignore tests/nightly
+
+# One environment for each file of requirements; `make test` skips these tests.
+test-interop: dev
+	tools/interop.sh $(PYTEST)
 
 SIMULATORS := session rpc group accumulate stack shared_reduce shared_pipeline exchange replay
 # What most mistakes show in: the C++ tests, a seed of each simulator, and the tests without training.

@@ -1,5 +1,6 @@
-"""EnvPool beside the same environments in one process, in a bare loop over shared memory, and in
-gymnasium's worker processes.
+"""EnvPool and VectorEnv beside the same environments in one process, in a bare loop over shared
+memory, and in the worker processes of Gymnasium and, where they are installed, of
+Stable-Baselines3 and PufferLib.
 
     python benchmarks/env_pool.py --workers 2 --batch-size 64
 
@@ -11,6 +12,7 @@ The trivial environments do nothing, so what is measured is what the pool itself
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import mmap
 import multiprocessing
 import os
@@ -24,7 +26,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from moolink import EnvPool
+import moolink
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -69,7 +71,7 @@ class PoolRunner:
     """EnvPool, with one batch or two that take turns."""
 
     def __init__(self, make: Callable[[], Any], workers: int, size: int, batches: int) -> None:
-        self.pool = EnvPool(make, workers, size // batches, batches)
+        self.pool = moolink.EnvPool(make, workers, size // batches, batches)
         self.actions = np.zeros(size // batches, np.int64)
         self.futures = [self.pool.step(i, self.actions) for i in range(batches)]
 
@@ -81,6 +83,33 @@ class PoolRunner:
 
     def close(self) -> None:
         self.pool.close()
+
+
+class VectorRunner:
+    """VectorEnv: all environments in step, or half of them at a time, first ready first served."""
+
+    def __init__(self, make: Callable[[], Any], workers: int, size: int, halves: int) -> None:
+        self.envs = moolink.VectorEnv(
+            make, size, num_workers=workers, batch_size=size // halves, copy=False
+        )
+        self.actions = np.zeros(size // halves, np.int64)
+        self.halves = halves
+        if halves == 1:
+            self.envs.reset()
+        else:
+            self.envs.async_reset()
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            if self.halves == 1:
+                self.envs.step(self.actions)
+                continue
+            for _ in range(self.halves):
+                *_, infos = self.envs.recv()
+                self.envs.send(self.actions, infos["env_id"])
+
+    def close(self) -> None:
+        self.envs.close()
 
 
 class InProcess:
@@ -206,6 +235,76 @@ class GymnasiumAsync:
         self.environments.close()
 
 
+class StableBaselines3:
+    """SubprocVecEnv, a process for each environment."""
+
+    def __init__(self, make: Callable[[], Any], size: int) -> None:
+        from stable_baselines3.common.vec_env import SubprocVecEnv
+
+        self.environments = SubprocVecEnv([make] * size, start_method="fork")
+        self.environments.reset()
+        self.actions = np.zeros(size, np.int64)
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            self.environments.step(self.actions)
+
+    def close(self) -> None:
+        self.environments.close()
+
+
+class PufferLib:
+    """Its Multiprocessing vectorization; its workers never sleep."""
+
+    def __init__(self, make: Callable[[], Any], workers: int, size: int) -> None:
+        import pufferlib.emulation
+        import pufferlib.vector
+
+        def emulated(buf: Any = None, seed: int = 0) -> Any:
+            return pufferlib.emulation.GymnasiumPufferEnv(make(), buf=buf, seed=seed)
+
+        self.environments = pufferlib.vector.make(
+            emulated,
+            num_envs=size,
+            num_workers=workers,
+            batch_size=size // 2,
+            backend=pufferlib.vector.Multiprocessing,
+        )
+        self.environments.async_reset()
+        self.actions = np.zeros(size // 2, np.int64)
+
+    def run(self, steps: int) -> None:
+        for _ in range(2 * steps):
+            self.environments.recv()
+            self.environments.send(self.actions)
+
+    def close(self) -> None:
+        self.environments.close()
+
+
+def vector_runners(make: Callable[[], Any], workers: int, size: int) -> dict[str, tuple[Any, int]]:
+    """Returns VectorEnv's runners; none where gymnasium is too old for it."""
+    if not hasattr(gymnasium.vector, "AutoresetMode"):
+        return {}
+    return {
+        "VectorEnv, step": (VectorRunner(make, workers, size, 1), size),
+        "VectorEnv, recv of half": (VectorRunner(make, workers, size, 2), size),
+    }
+
+
+def of_other_libraries(
+    make: Callable[[], Any], workers: int, size: int
+) -> dict[str, tuple[Any, int]]:
+    """Returns the runners of the libraries that are installed here."""
+    found: dict[str, tuple[Any, int]] = {}
+    if importlib.util.find_spec("stable_baselines3") is not None:
+        title = f"SB3 Subproc, {workers} processes"
+        found[title] = (StableBaselines3(make, workers), workers)
+    if importlib.util.find_spec("pufferlib") is not None:
+        found["PufferLib, half batches"] = (PufferLib(make, workers, size), size)
+    return found
+
+
 def cpu_seconds(pid: int) -> float:
     """Returns the CPU time used so far by `pid` and its descendants, while they live."""
     with open(f"/proc/{pid}/stat", encoding="ascii") as file:
@@ -257,8 +356,10 @@ def main() -> None:
             "in one process, no pool": (InProcess(make, size), size),
             "EnvPool, one batch": (PoolRunner(make, workers, size, 1), size),
             "EnvPool, two half batches": (PoolRunner(make, workers, size, 2), size),
+            **vector_runners(make, workers, size),
             "bare loop, two half batches": (BareLoop(make, workers, size, 2), size),
             f"gymnasium Async, {workers} processes": (GymnasiumAsync(make, workers), workers),
+            **of_other_libraries(make, workers, size),
         }
         measure(runners, options.seconds, options.turns)
         for runner, _ in runners.values():

@@ -1,6 +1,6 @@
 """What a user meets first: how soon it learns, how much memory it takes, how fast it ends.
 
-    python benchmarks/first_hour.py --peers 2 --env breakout
+    python benchmarks/first_hour.py --peers 2 --env-id ALE/Breakout-v5
 
 Runs `moolink run -n PEERS -m examples.torch.impala`, and measures the seconds from the command to
 the first applied update, the memory of all its processes (PSS), and the seconds from Ctrl-C to the
@@ -28,10 +28,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @dataclass
 class Options:
-    env: str = "breakout"
+    env_id: str = "ALE/Breakout-v5"
     """Environment of the learner."""
-    net: str = "small"
-    """Its network: `small` or `shallow`; `mlp` for Catch."""
     peers: int = 2
     """Number of peers."""
     seconds: float = 30.0
@@ -52,7 +50,7 @@ class Result:
 def measure(options: Options) -> Result:
     with tempfile.TemporaryDirectory() as directory:
         command = [sys.executable, "-m", "moolink", "run", "-n", str(options.peers)]
-        command += ["-m", "examples.torch.impala", "--env", options.env, "--net", options.net]
+        command += ["-m", "examples.torch.impala", "--env-id", options.env_id]
         command += ["--save-dir", directory]
         started = time.monotonic()
         job = subprocess.Popen(
@@ -86,7 +84,7 @@ def main() -> None:
     options = tyro.cli(Options, description=__doc__)
     result = measure(options)
     print(
-        f"{options.env}, net {options.net}, {result.peers} peers: first update after "
+        f"{options.env_id}, {result.peers} peers: first update after "
         f"{result.first_update_seconds:.1f} s, {result.memory_mb:.0f} MB, ended "
         f"{result.interrupt_seconds:.2f} s after Ctrl-C, {result.left_processes} processes left"
     )

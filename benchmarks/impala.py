@@ -1,6 +1,6 @@
 """Speed of the whole IMPALA job against what its parts allow.
 
-    python benchmarks/impala.py --env pong --net shallow --peers 1 2
+    python benchmarks/impala.py --env-id ALE/Pong-v5 --frame-size 84 --peers 1 2
 
 Each part is measured alone, on one thread, with the shapes it has in the job: stepping the
 environments, inferring actions, and training (loss, gradients, optimiser). The parts take turns, so
@@ -34,27 +34,21 @@ import process_tree  # noqa: E402
 import torch  # noqa: E402
 import tyro  # noqa: E402
 
-from examples.common.config import Config, parse  # noqa: E402
-from examples.common.environments import make_env  # noqa: E402
+from examples.common.environments import make_envs  # noqa: E402
 from examples.common.memory import keep_freed_memory  # noqa: E402
-from examples.common.unrolls import Batch, Unroll  # noqa: E402
-from examples.torch.impala import (  # noqa: E402
-    ActingPolicy,
-    apply_gradients,
-    impala_loss,
-    make_net,
-)
-from examples.torch.optimizers import make_optimizer  # noqa: E402
+from examples.common.options import ImpalaOptions, parse  # noqa: E402
+from examples.common.run import Run  # noqa: E402
+from examples.torch.impala import Actor, impala_loss, make_net, make_optimizer  # noqa: E402
 
 TURN = 0.25  # CPU-seconds of a part's turn
 
 
 @dataclass
 class Options:
-    env: str = "pong"
-    """Atari game."""
-    net: str = "shallow"
-    """`shallow` (84x84) or `small` (42x42)."""
+    env_id: str = "ALE/Pong-v5"
+    """Environment of the learner."""
+    frame_size: int = 84
+    """Height and width of Atari frames."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Arithmetic of the network."""
     peers: tuple[int, ...] = (1, 2)
@@ -88,48 +82,54 @@ class Result:
 
 
 def job_arguments(options: Options, peers: int) -> list[str]:
-    arguments = ["--env", options.env, "--net", options.net, "--precision", options.precision]
+    arguments = ["--env-id", options.env_id, "--frame-size", str(options.frame_size)]
+    arguments += ["--precision", options.precision]
     if options.num_envs is not None:
         arguments += ["--num-envs", str(options.num_envs // peers)]
     return arguments
 
 
-def job_config(options: Options, peers: int) -> Config:
-    return parse(job_arguments(options, peers), {"MOOLINK_NUM_PEERS": str(peers)})
+def job_options(options: Options, peers: int) -> ImpalaOptions:
+    environ = {"MOOLINK_NUM_PEERS": str(peers)}
+    return parse(ImpalaOptions, [*job_arguments(options, peers), "--no-resume"], environ)
 
 
-def make_parts(config: Config) -> dict[str, tuple[Callable[[], object], int]]:
+def make_parts(o: ImpalaOptions) -> dict[str, tuple[Callable[[], object], int]]:
     """Each part: a call, and the agent steps that one call is worth."""
-    num_envs, length = config.envs_per_group, config.actor.unroll_length
-    batch_size = config.learner.batch_size
-    env = make_env(config, num_envs, num_threads=1)
-    net = make_net(config, env, None)
-    policy = ActingPolicy(net, 0, getattr(torch, config.learner.precision))
-    optimizer = make_optimizer(net.parameters(), config.learner)
-    random = np.random.default_rng(0)
-    unroll = Unroll(length, num_envs, env.observation_shape)
-    unroll.observation[0] = env.reset(None)
-    for t in range(length):
-        unroll.action[t], unroll.log_prob[t] = policy(unroll.observation[t])
-        env.send(unroll.action[t])
-        step = env.recv()
-        unroll.observation[t + 1], unroll.reward[t] = step.observation, step.reward
-        unroll.done[t] = step.done
-    batch = Batch(unroll, slice(0, batch_size))
+    o.env_threads = 1
+    envs = make_envs(o, o.envs_per_group)
+    num_envs = envs.num_envs
+    net = make_net(envs, o, None)
+    optimizer = make_optimizer(net, o)
+    actor = Actor(o, envs, net, Run(o, envs))
+    acting = actor.play(envs, 0)
+    while actor.full.empty():
+        next(acting)
+    batch = actor.full.get()
+    observation = {name: x[0].numpy() for name, x in batch.unroll.observation.items()}
+    first, memory = batch.unroll.first[0], actor.net.no_memory(num_envs)
+    random, sizes = np.random.default_rng(0), envs.actions.choices
 
     def step_environment() -> None:
-        env.send(random.integers(env.num_actions, size=num_envs))
-        env.recv()
+        envs.send(random.integers(sizes, size=(num_envs, len(sizes))))
+        envs.recv()
+
+    def infer() -> None:
+        tensors = {name: torch.from_numpy(x) for name, x in observation.items()}
+        pi, _, _ = actor.infer(tensors, first, memory)
+        pi.log_prob(pi.sample())
 
     def train() -> None:
-        impala_loss(net, batch, config.learner).total.backward()
-        apply_gradients(net, optimizer, 0.0, config.learner.max_grad_norm)
-        policy.update(net)
+        impala_loss(net, batch, o).total.backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), o.max_grad_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+        actor.take_parameters(net, actor.version + 1)
 
     return {
         "environment": (step_environment, num_envs),
-        "inference": (lambda: policy(unroll.observation[0]), num_envs),
-        "training": (train, length * batch_size),
+        "inference": (infer, num_envs),
+        "training": (train, o.unroll_length * o.batch_size),
     }
 
 
@@ -189,7 +189,7 @@ def wait_for_row(
 
 def measure(options: Options, peers: int) -> Result:
     cores = len(os.sched_getaffinity(0))
-    parts = make_parts(job_config(options, peers))
+    parts = make_parts(job_options(options, peers))
     figures = measure_parts(parts, options.turns // 2)
     steps_per_second, steps_per_cpu_second, cores_used = run_job(options, peers)
     for name, more in measure_parts(parts, options.turns - options.turns // 2).items():
@@ -212,7 +212,7 @@ def measure(options: Options, peers: int) -> Result:
 
 def table(options: Options, results: list[Result]) -> str:
     lines = [
-        f"{options.env}, net {options.net}, {options.precision}; {machine()}",
+        f"{options.env_id}, frames of {options.frame_size}, {options.precision}; {machine()}",
         "",
         "| peers | environment | inference | training | parts allow | job | ratio "
         "| per CPU-second | cores used |",

@@ -1,6 +1,6 @@
 """Learning curves of the torch and the JAX learner, one over the other.
 
-    python benchmarks/learning_curves.py --env catch --total-steps 300000 --seeds 0 1 2
+    python benchmarks/learning_curves.py --total-steps 300000 --seeds 0 1 2
 
 Runs each learner with each seed (`moolink run`), and draws the mean return over the steps: a line
 for each framework's middle seed, a band from its least to its greatest. Says whether the bands
@@ -32,7 +32,7 @@ COLORS = {"torch": "tab:orange", "jax": "tab:blue"}
 
 @dataclass
 class Options:
-    env: str = "catch"
+    env_id: str = "moolink/Catch-v0"
     total_steps: int = 300_000
     seeds: tuple[int, ...] = (0, 1, 2)
     peers: int = 2
@@ -42,6 +42,11 @@ class Options:
     """Directory in which the jobs are kept, and from which those that have ended before are taken:
     a comparison that was interrupted goes on."""
     output: Path = ROOT / "docs" / "results"
+
+    @property
+    def env_name(self) -> str:
+        """For names of files: `Catch-v0`."""
+        return self.env_id.rpartition("/")[2]
 
 
 @dataclass
@@ -61,7 +66,8 @@ def learn(options: Options, framework: str, seed: int) -> Curve:
         if options.runs is None:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         else:
-            directory = options.runs / f"{options.env}-{options.total_steps}-{framework}-{seed}"
+            name = f"{options.env_name}-{options.total_steps}-{framework}-{seed}"
+            directory = options.runs / name
         ended = directory / "ended.json"
         if not ended.exists():
             before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -79,7 +85,7 @@ def learn(options: Options, framework: str, seed: int) -> Curve:
 
 def run_job(options: Options, framework: str, seed: int, directory: Path) -> None:
     command = [sys.executable, "-m", "moolink", "run", "-n", str(options.peers)]
-    command += ["-m", f"examples.{framework}.impala", "--env", options.env]
+    command += ["-m", f"examples.{framework}.impala", "--env-id", options.env_id]
     command += ["--total-steps", str(options.total_steps), "--seed", str(seed), "--no-resume"]
     command += ["--log-interval", str(options.log_interval), "--save-dir", str(directory)]
     subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
@@ -104,7 +110,7 @@ def draw(options: Options, curves: dict[str, list[Curve]], path: Path) -> None:
         axes.fill_between(at / 1e6, least, greatest, alpha=0.25, color=COLORS[framework])
         label = f"{framework}, {np.median([c.cpu_seconds for c in of_seeds]):.0f} s of a processor"
         axes.plot(at / 1e6, middle, color=COLORS[framework], label=label)
-    title = f"{options.env}, {options.peers} peers, {len(options.seeds)} seeds each"
+    title = f"{options.env_name}, {options.peers} peers, {len(options.seeds)} seeds each"
     axes.set(title=title, xlabel="million agent steps", ylabel="mean return of 100 games")
     axes.legend(loc="lower right")
     axes.grid(alpha=0.3)
@@ -129,7 +135,7 @@ def main() -> int:
     per_framework = {name: bands(of_seeds, tenths) for name, of_seeds in curves.items()}
     options.output.mkdir(parents=True, exist_ok=True)
     apart = 0
-    with (options.output / f"learning_{options.env}.csv").open("w", newline="") as file:
+    with (options.output / f"learning_{options.env_name}.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         columns = [f"{name}_{what}" for name in FRAMEWORKS for what in ("least", "middle", "most")]
         writer.writerow(["steps", *columns, "overlap"])
@@ -140,7 +146,7 @@ def main() -> int:
             figures = [f"{x:.3f}" for x in (*mine, *theirs)]
             writer.writerow([int(steps), *figures, "yes" if overlap else "no"])
             print(f"{int(steps):>9,} steps: {' '.join(figures)} {'' if overlap else 'apart'}")
-    draw(options, curves, options.output / f"learning_{options.env}.png")
+    draw(options, curves, options.output / f"learning_{options.env_name}.png")
     print(f"bands overlap at {10 - apart} of 10 tenths")
     return 0
 

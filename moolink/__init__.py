@@ -1,8 +1,8 @@
 """moolink: communication for distributed reinforcement learning.
 
 RPC for any DLPack tensor, elastic groups, allreduce, a gradient accumulator, an environment pool,
-a batcher and a replay, over shared memory and TCP. Importing this package imports neither torch
-nor JAX.
+a batcher, a replay and versioned weights, over shared memory and TCP. Importing this package
+imports neither torch nor JAX.
 """
 
 from __future__ import annotations
@@ -43,16 +43,20 @@ if TYPE_CHECKING:
     from moolink.batch_replies import BatchReturn
     from moolink.batcher import Batcher
     from moolink.broker_peer import Broker
+    from moolink.driving import Driven, drive
     from moolink.env_pool import EnvPool, EnvStepper, EnvStepperFuture
     from moolink.env_pool.vector_env import VectorEnv
     from moolink.group import AllReduce, Group
+    from moolink.inference import InferenceBatch, InferenceClient, InferenceServer
     from moolink.lending import empty, lend
     from moolink.logs import set_log_level, set_logging
     from moolink.queue import Queue
-    from moolink.replay import Replay
+    from moolink.replay import Replay, ReplayClient, ReplayServer
     from moolink.reports import Explanation, GradientStats, PeerInfo, RpcStats
     from moolink.rpc import Rpc
+    from moolink.trajectories import TrajectoryBatch, TrajectoryQueue, TrajectoryWriter
     from moolink.values import register
+    from moolink.weights import Publisher, Subscriber, Weights
 
 __version__ = "0.1.0"
 
@@ -71,6 +75,7 @@ _HOME = {
     "BatchReturn": "moolink.batch_replies",
     "Batcher": "moolink.batcher",
     "Broker": "moolink.broker_peer",
+    "Driven": "moolink.driving",
     "EnvPool": "moolink.env_pool",
     "EnvStepper": "moolink.env_pool",
     "EnvStepperFuture": "moolink.env_pool",
@@ -78,16 +83,28 @@ _HOME = {
     "Future": "moolink._core",
     "GradientStats": "moolink.reports",
     "Group": "moolink.group",
+    "InferenceBatch": "moolink.inference",
+    "InferenceClient": "moolink.inference",
+    "InferenceServer": "moolink.inference",
     "Lent": "moolink._core",
     "PeerInfo": "moolink.reports",
+    "Publisher": "moolink.weights",
     "Queue": "moolink.queue",
     "Replay": "moolink.replay",
+    "ReplayClient": "moolink.replay",
+    "ReplayServer": "moolink.replay",
     "Rpc": "moolink.rpc",
     "RpcDeferredReturn": "moolink._core",
     "RpcStats": "moolink.reports",
     "Stream": "moolink._core",
+    "Subscriber": "moolink.weights",
+    "TrajectoryBatch": "moolink.trajectories",
+    "TrajectoryQueue": "moolink.trajectories",
+    "TrajectoryWriter": "moolink.trajectories",
     "VectorEnv": "moolink.env_pool.vector_env",
+    "Weights": "moolink.weights",
     "create_uid": "moolink._core",
+    "drive": "moolink.driving",
     "dump": "moolink._core",
     "empty": "moolink.lending",
     "lend": "moolink.lending",
@@ -96,7 +113,17 @@ _HOME = {
     "set_logging": "moolink.logs",
     "set_max_threads": "moolink._core",
 }
-_SUBMODULES = {"jax", "replay", "torch"}
+_SUBMODULES = {
+    "inference",
+    "jax",
+    "pettingzoo",
+    "replay",
+    "sb3",
+    "tensordict",
+    "torch",
+    "trajectories",
+    "weights",
+}
 
 __all__ = [
     "Accumulator",
@@ -107,6 +134,7 @@ __all__ = [
     "Broker",
     "CancelledError",
     "Closed",
+    "Driven",
     "EnvError",
     "EnvPool",
     "EnvStepper",
@@ -117,24 +145,36 @@ __all__ = [
     "GradientStats",
     "Group",
     "GroupChanged",
+    "InferenceBatch",
+    "InferenceClient",
+    "InferenceServer",
     "Lent",
     "NoSuchFunction",
     "PeerInfo",
     "PeerLost",
+    "Publisher",
     "Queue",
     "QueueFull",
     "RemoteError",
     "Replay",
+    "ReplayClient",
+    "ReplayServer",
     "Rpc",
     "RpcDeferredReturn",
     "RpcError",
     "RpcStats",
     "StateError",
     "Stream",
+    "Subscriber",
     "TimeoutError",
+    "TrajectoryBatch",
+    "TrajectoryQueue",
+    "TrajectoryWriter",
     "VectorEnv",
+    "Weights",
     "WireError",
     "create_uid",
+    "drive",
     "dump",
     "empty",
     "lend",

@@ -654,6 +654,79 @@ class SharedWords:
     def store(self, index: int, value: int) -> None:
         """Writes a word; raises IndexError if there is none."""
 
+    def sum(self, first: int, stride: int, count: int) -> int:
+        """Adds up `count` words, `stride` apart."""
+
+    def push(self, line: int, ring: int, capacity: int, entry: int) -> bool:
+        """
+        Writes `entry` into a ring, whose count is the word `line`, and counts it; returns whether the word after the count is set.
+        """
+
+    def serve(self, served: int, goal: int, first: int, stride: int, count: int) -> bool:
+        """
+        Counts up the word `served`. If the sum of the words from `first` reaches `goal`, clears that and returns True; a goal of 0 is none.
+        """
+
+class EnvironmentRows:
+    """
+    The environments of a pool's worker, and where their steps' results lie in shared memory.
+    """
+
+    def __init__(
+        self,
+        environments: dict[int, Any],
+        observation: numpy.typing.NDArray[Any] | None,
+        reward: numpy.typing.NDArray[Any],
+        terminated: numpy.typing.NDArray[numpy.bool_],
+        truncated: numpy.typing.NDArray[numpy.bool_],
+        current: memoryview,
+        keeps_infos: bool,
+    ) -> None:
+        """
+        `environments` by row, with `due` and `env`; arrays of all rows; `observation` is None if it is no single array.
+        """
+
+    def step(
+        self,
+        first: int,
+        actions: list[Any],
+        take: Callable[[int, Any], None],
+        begin: Callable[[int], None],
+    ) -> None:
+        """
+        Steps rows from `first`, one an action. ``take(row, result)`` gets what is more than an array of the right kind within an episode, ``begin(row)`` a row that is due. What an environment raises ends this; the current word tells which it was.
+        """
+
+def copy_within(
+    room: numpy.typing.NDArray[numpy.int64],
+    given: numpy.typing.NDArray[numpy.int64],
+    low: int,
+    high: int,
+) -> bool:
+    """
+    Copies int64 numbers that are all from `low` to `high`; returns False, and copies nothing, if one is not, or there are too few or too many.
+    """
+
+class EpisodeCounts:
+    """The episodes of a batch: what its steps' results add up to."""
+
+    def __init__(
+        self,
+        reward: numpy.typing.NDArray[numpy.float32],
+        terminated: numpy.typing.NDArray[numpy.bool_],
+        truncated: numpy.typing.NDArray[numpy.bool_],
+        done: numpy.typing.NDArray[numpy.bool_],
+        episode_return: numpy.typing.NDArray[numpy.float32],
+        episode_step: numpy.typing.NDArray[numpy.int64],
+        sum: numpy.typing.NDArray[numpy.float64],
+    ) -> None:
+        """The arrays of one batch; `sum` keeps returns in full precision."""
+
+    def count_step(self) -> None:
+        """
+        Counts a step whose results are in the arrays; a batch's first one is a reset.
+        """
+
 class AccumulatorCore:
     """The base of moolink's accumulators: flat buckets in, flat results out."""
 

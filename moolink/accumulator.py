@@ -522,6 +522,7 @@ class AccumulatorBase(Adapter):
         load_state: Callable[[Any], None] | None = None,
         until: Callable[[dict[str, int]], bool] | None = None,
         totals: Mapping[str, int] | None = None,
+        idle: Callable[[], None] | None = None,
     ) -> Iterator[TrainingStep]:
         """Iterates over the turns of a training loop in which gradients are wanted.
 
@@ -537,12 +538,36 @@ class AccumulatorBase(Adapter):
                 every member (a counter that no round had is 0): true ends the iteration there, at
                 the same round everywhere.
             totals: those of a checkpoint, with which the counters go on.
+            idle: called while the loop waits, five times a second: between two rounds, so that what
+                it raises ends the loop with whole parameters.
 
         An observer gets a turn after each round and each state; it cannot contribute. One that
         falls behind goes on from a later state, and has no turns for the rounds in between.
         """
+        return self._turns(
+            lambda totals: apply(),
+            state=state,
+            load_state=load_state,
+            until=until,
+            totals=totals,
+            idle=idle,
+        )
+
+    def _turns(
+        self,
+        apply: Callable[[dict[str, int]], None],
+        *,
+        state: Callable[[], Any] | None,
+        load_state: Callable[[Any], None] | None,
+        until: Callable[[dict[str, int]], bool] | None,
+        totals: Mapping[str, int] | None,
+        idle: Callable[[], None] | None,
+    ) -> Iterator[TrainingStep]:
+        """The same, with the totals before each round for what applies it."""
         kind = self._kind_of_step
-        return training_steps(self, self._group, apply, state, load_state, until, totals, kind)
+        return training_steps(
+            self, self._group, apply, state, load_state, until, totals, idle, kind
+        )
 
     def close(self) -> None:
         """Takes part no more and releases its memory. Leaves the group, at once for the others,

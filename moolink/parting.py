@@ -149,8 +149,12 @@ def _came_to_nothing(question: Future) -> bool:
     return error is not None and not isinstance(error, NoSuchFunction)
 
 
-def leave_together(accumulator: AccumulatorBase, state: Callable[[], Any]) -> bool:
-    """See :meth:`moolink.accumulator.AccumulatorBase.finish`."""
+def leave_together(
+    accumulator: AccumulatorBase,
+    state: Callable[[], Any],
+    idle: Callable[[], None] | None = None,
+) -> bool:
+    """See :meth:`moolink.accumulator.AccumulatorBase.finish`. What `idle` raises ends it."""
     group, parting, sync = accumulator._group, accumulator._parting, accumulator._sync
     version, own = accumulator.model_version(), group.rpc.get_name()
     deadline = time.monotonic() + LONGEST
@@ -189,6 +193,8 @@ def leave_together(accumulator: AccumulatorBase, state: Callable[[], Any]) -> bo
             break
         accumulator._await(_awaited(accumulator, [n for n in missing if n != own], has_last))
         accumulator.wait(_LOOK)
+        if idle is not None:
+            idle()
     accumulator._await("")
     sync.end()
     parting.forget()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from moolink import logs
-from moolink.parting import take_news
+from moolink.parting import leave_together, take_news
 
 if TYPE_CHECKING:
     from moolink.accumulator import AccumulatorBase
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 
 PATIENCE = 1.0  # seconds of one wait for news; the accumulator wakes it up
+IDLE = 0.2  # the same where the user's `idle` is called
 MARK = "moolink.training_steps"  # of the states that these loops send
 
 
@@ -72,11 +73,12 @@ Step = TypeVar("Step", bound=TrainingStep)
 def training_steps(
     accumulator: AccumulatorBase,
     group: Group,
-    apply: Callable[[], None],
+    apply: Callable[[dict[str, int]], None],
     state: Callable[[], Any] | None,
     load_state: Callable[[Any], None] | None,
     until: Callable[[dict[str, int]], bool] | None,
     first_totals: Mapping[str, int] | None,
+    idle: Callable[[], None] | None,
     kind: type[Step],
 ) -> Iterator[Step]:
     """See :meth:`moolink.accumulator.AccumulatorBase.training_steps`."""
@@ -93,7 +95,7 @@ def training_steps(
         accumulator._parting.expect_end()
     while True:
         group.update()
-        if over and accumulator.finish(captured):
+        if over and leave_together(accumulator, captured, idle):
             return
         take_news(accumulator.update)
         if accumulator.wants_state():
@@ -108,7 +110,7 @@ def training_steps(
             changed = True
         if accumulator.has_gradients():
             stats = accumulator.get_gradient_stats()
-            apply()
+            apply(totals)
             accumulator.zero_gradients()
             totals = Totals(totals)  # a step that was given out keeps its own
             for name, value in stats["counters"].items():
@@ -122,7 +124,29 @@ def training_steps(
         if accumulator.wants_gradients() or (changed and accumulator.is_observer()):
             yield kind(accumulator, totals, stats)
         elif not changed:
-            accumulator.wait(PATIENCE)
+            _wait(accumulator, PATIENCE, idle)
+
+
+def _wait(accumulator: AccumulatorBase, timeout: float, idle: Callable[[], None] | None) -> None:
+    accumulator.wait(timeout if idle is None else min(timeout, IDLE))
+    if idle is not None:
+        idle()
+
+
+def checked_loop_state(received: Any, framework: str) -> dict[str, Any]:
+    """What an adapter's ``steps()`` sent, in a form that this framework understands.
+
+    Raises:
+        RuntimeError: it is another loop's, or an optimizer's that only its framework knows.
+    """
+    if not isinstance(received, dict) or not {"optimizer", "users"} <= set(received):
+        raise RuntimeError("the leader's state is not one of steps(): use the same loop everywhere")
+    if received["optimizer"] is None and received.get(framework) is None:
+        raise RuntimeError(
+            f"the leader's optimizer has a state that {framework} does not understand: use Adam, "
+            "RMSProp or SGD, or training_steps() with a state of your own"
+        )
+    return received
 
 
 def _is_whole(received: Any) -> bool:

@@ -1,9 +1,9 @@
 #!/bin/sh
 # Usage: tools/nightly.sh [SEEDS]
 # The checks that take hours: SEEDS (10,000) seeds of each simulator that no night before had,
-# tests/nightly (RDMA between emulated machines), storms of deaths, broker kills and comings and
-# goings, ten minutes of a torch and a JAX learner in one group, more examples of the properties,
-# clang-tidy on all files, twenty minutes of each fuzz target and an hour's soak.
+# tests/nightly (RDMA between emulated machines, trainings to their ends), storms of deaths, broker
+# kills and comings and goings, ten minutes of a torch and a JAX learner in one group, more examples
+# of the properties, clang-tidy on all files, twenty minutes of each fuzz target and an hour's soak.
 set -eu
 seeds=${1:-10000}
 first=$(( $(date +%s) / 86400 * seeds ))
@@ -12,6 +12,8 @@ for simulator in session rpc group accumulate stack shared_reduce shared_pipelin
   "build/dev/tests/sim/sim_$simulator" --seeds "$first..$((first + seeds - 1))"
 done
 MOOLINK_BUILD_DIR=build/dev .venv/bin/python -m pytest -q --timeout 900 tests/nightly
+tools/interop.sh
+PYTHONPATH=$PWD build/interop/current/bin/python -m pytest -q tests/nightly/test_sb3_cartpole.py
 .venv/bin/python -m tests.faults.storm --kills 400
 .venv/bin/python -m tests.faults.storm --broker-restarts 50
 .venv/bin/python -m tests.faults.storm --churn 600

@@ -8,10 +8,12 @@
 #include "bind/context.h"
 #include "bind/deferred.h"
 #include "bind/device.h"
+#include "bind/environment_rows.h"
 #include "bind/errors.h"
 #include "bind/future.h"
 #include "bind/group.h"
 #include "bind/lending.h"
+#include "bind/pool_batch.h"
 #include "bind/replay.h"
 #include "bind/rpc.h"
 #include "bind/shared_words.h"
@@ -39,6 +41,8 @@ NB_MODULE(_core_of_any_interpreter, m) {
   moolink::bind::bind_group(m);
   moolink::bind::bind_tensor_layouts(m);
   moolink::bind::bind_shared_words(m);
+  moolink::bind::bind_environment_rows(m);
+  moolink::bind::bind_pool_batch(m);
   moolink::bind::bind_accumulator(m);
   moolink::bind::bind_replay(m);
   moolink::bind::bind_xla(m);

@@ -17,6 +17,31 @@ void SharedWords::store(std::size_t index, std::uint64_t value) {
   std::atomic_ref(word(index)).store(value);
 }
 
+std::uint64_t SharedWords::sum(std::size_t first, std::size_t stride, std::size_t count) const {
+  std::uint64_t total = 0;
+  for (std::size_t i = 0; i < count; ++i) total += load(first + i * stride);
+  return total;
+}
+
+// The entry is written before it is counted, and counted before the next word is read.
+bool SharedWords::push(std::size_t line, std::size_t ring, std::size_t capacity,
+                       std::uint64_t entry) {
+  const std::uint64_t position = load(line);
+  store(ring + position % capacity, entry);
+  store(line, position + 1);
+  return load(line + 1) != 0;
+}
+
+// The request is counted before the goal is read.
+bool SharedWords::serve(std::size_t served, std::size_t goal, std::size_t first, std::size_t stride,
+                        std::size_t count) {
+  store(served, load(served) + 1);
+  const std::uint64_t wanted = load(goal);
+  if (wanted == 0 || sum(first, stride, count) < wanted) return false;
+  store(goal, 0);
+  return true;
+}
+
 void bind_shared_words(nb::module_& m) {
   nb::class_<SharedWords>(m, "SharedWords",
                           "Words of shared memory that all processes see change in one order: one "
@@ -27,7 +52,17 @@ void bind_shared_words(nb::module_& m) {
       .def("load", &SharedWords::load, nb::arg("index"),
            "Reads a word; raises IndexError if there is none.")
       .def("store", &SharedWords::store, nb::arg("index"), nb::arg("value"),
-           "Writes a word; raises IndexError if there is none.");
+           "Writes a word; raises IndexError if there is none.")
+      .def("sum", &SharedWords::sum, nb::arg("first"), nb::arg("stride"), nb::arg("count"),
+           "Adds up `count` words, `stride` apart.")
+      .def("push", &SharedWords::push, nb::arg("line"), nb::arg("ring"), nb::arg("capacity"),
+           nb::arg("entry"),
+           "Writes `entry` into a ring, whose count is the word `line`, and counts it; returns "
+           "whether the word after the count is set.")
+      .def("serve", &SharedWords::serve, nb::arg("served"), nb::arg("goal"), nb::arg("first"),
+           nb::arg("stride"), nb::arg("count"),
+           "Counts up the word `served`. If the sum of the words from `first` reaches `goal`, "
+           "clears that and returns True; a goal of 0 is none.");
 }
 
 }  // namespace moolink::bind

@@ -20,6 +20,10 @@ class SharedWords {
 
   std::uint64_t load(std::size_t index) const;
   void store(std::size_t index, std::uint64_t value);
+  std::uint64_t sum(std::size_t first, std::size_t stride, std::size_t count) const;
+  bool push(std::size_t line, std::size_t ring, std::size_t capacity, std::uint64_t entry);
+  bool serve(std::size_t served, std::size_t goal, std::size_t first, std::size_t stride,
+             std::size_t count);
 
  private:
   std::uint64_t& word(std::size_t index) const;

@@ -1,11 +1,22 @@
 #include "io/quiet_thread.h"
 
+#include <array>
 #include <csignal>
+#include <cstddef>
+#include <memory>
 #include <utility>
 
 #include "base/barrier.h"
 
 namespace moolink::io {
+namespace {
+
+// A thread's first use of thread-local data allocates it, and ends the process if there is no
+// memory for it. So a thread starts with some set aside, and uses its data at once.
+using Room = std::array<std::byte, std::size_t{64} << 10>;
+thread_local volatile bool thread_has_data = false;
+
+}  // namespace
 
 std::thread quiet_thread(std::function<void()> body) {
   struct Blocked {
@@ -21,8 +32,10 @@ std::thread quiet_thread(std::function<void()> body) {
     }
     ~Blocked() { pthread_sigmask(SIG_SETMASK, &before, nullptr); }
   } const blocked;
-  return std::thread([body = std::move(body)] {
+  return std::thread([body = std::move(body), room = std::make_unique<Room>()]() mutable {
+    room.reset();
     prepare_for_exceptions();
+    thread_has_data = true;
     body();
   });
 }

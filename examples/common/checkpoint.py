@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from examples.common.config import Config, ConfigError
+from examples.common.options import OptionError, Options
 
 NAME = "checkpoint.npz"
 PREVIOUS = "checkpoint.previous.npz"
@@ -84,24 +84,23 @@ def load(directory: Path) -> dict[str, Any] | None:
     return None
 
 
-def check_can_go_on(config: Config, saved: dict[str, Any]) -> None:
-    """Raises ConfigError if the checkpoint is that of another job, or of one that is done."""
-    playing = config.job.mode == "evaluate"
-    for option, want, have in (
-        ("env", config.job.env, saved["config"]["job"]["env"]),
-        ("net", config.learner.net, saved["config"]["learner"]["net"]),
-        ("optimizer", config.learner.optimizer, saved["config"]["learner"]["optimizer"]),
-    ):
-        if have != want and not (playing and option == "optimizer"):
-            raise ConfigError(
-                f"the checkpoint in {config.save_dir} is of --{option} {have}, not {want}; "
+def check_can_go_on(options: Options, saved: dict[str, Any]) -> None:
+    """Raises OptionError if the checkpoint is that of another job, or of one that is done."""
+    playing = options.mode == "evaluate"
+    mine, theirs = options.as_dict(), saved["options"]
+    for name in ("env_id", "hidden_size", "lstm", "frame_size", "normalize", "optimizer"):
+        want, have = mine.get(name), theirs.get(name)
+        if have != want and not (playing and name == "optimizer"):
+            option = "--" + name.replace("_", "-")
+            raise OptionError(
+                f"the checkpoint in {options.run_dir} is of {option} {have}, not {want}; "
                 "give another --save-dir, or --no-resume to start anew"
             )
-    steps, total_steps = saved["state"]["steps"], config.job.total_steps
-    if not playing and steps >= total_steps:
-        raise ConfigError(
-            f"the checkpoint in {config.save_dir} has learned from {steps:,} steps already; "
-            f"give more than --total-steps {total_steps}, or --no-resume to start anew"
+    steps = saved["totals"].get("steps", 0)
+    if not playing and steps >= options.total_steps:
+        raise OptionError(
+            f"the checkpoint in {options.run_dir} has learned from {steps:,} steps already; "
+            f"give more than --total-steps {options.total_steps}, or --no-resume to start anew"
         )
 
 

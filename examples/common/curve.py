@@ -1,23 +1,27 @@
-"""The learning curve: a CSV file that grows as the job goes, and a picture of it."""
+"""The learning curve: a CSV file that grows as the job goes, a picture of it, and the same rows for
+TensorBoard and Weights & Biases."""
 
 from __future__ import annotations
 
 import csv
+import importlib.util
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+from examples.common.options import OptionError, Options
 
 COLUMNS = (
     "seconds",  # since this peer began
-    "steps",  # agent steps of the whole group that were learned from
-    "frames",
+    "steps",  # of the whole group's environments that were learned from
     "updates",  # rounds applied, which is the model's version
-    "episodes",  # games that `mean_return` is the mean of
+    "episodes",  # that `mean_return` is the mean of
     "mean_return",
     "steps_per_second",  # of the whole group, since the row before
     "cpu_seconds",  # of this peer
     "contributors",  # fewest peers in any round since the row before
-    "batch_size",  # environments in the last round
+    "batch_size",  # of the last round
     "learning_rate",
     "gradient_norm",
     "loss",
@@ -26,18 +30,20 @@ COLUMNS = (
 
 
 class LearningCurve:
-    """`learning_curve.csv` and `learning_curve.png` in a directory."""
+    """`learning_curve.csv`, `learning_curve.png` and `tensorboard/` in a directory."""
 
     def __init__(self, directory: Path) -> None:
         self.csv_path = directory / "learning_curve.csv"
         self.png_path = directory / "learning_curve.png"
+        self._events = directory / "tensorboard"
+        self._tensorboard: Any = None
+        self._wandb: Any = None
 
-    def start(self, from_step: int) -> None:
-        """Makes the file ready for rows after `from_step`; earlier rows of the same job stay.
-
-        Raises OSError if the file there is not such a curve.
+    def start(self, from_step: int, options: Options) -> None:
+        """Makes the files ready for rows after `from_step`; earlier rows of the same job stay.
 
         Rows after it belong to a job that was not resumed, or that went on after its checkpoint.
+        Raises OSError if the file there is not such a curve.
         """
         self.csv_path.parent.mkdir(parents=True, exist_ok=True)
         rows = [row for row in self._rows() if int(row["steps"]) <= from_step] if from_step else []
@@ -47,13 +53,38 @@ class LearningCurve:
             writer.writeheader()
             writer.writerows(rows)
         os.replace(temporary, self.csv_path)
+        # Imported here: only the leader needs it, and it takes half a second.
+        from tensorboard.summary import Writer
 
-    def append(self, row: Mapping[str, object]) -> None:
+        self._tensorboard = Writer(str(self._events))
+        if options.wandb_project is not None:
+            self._wandb = _wandb().init(
+                project=options.wandb_project,
+                dir=str(self.csv_path.parent),
+                config=options.as_dict(),
+            )
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Adds a row; what has no column goes to TensorBoard only."""
         with self.csv_path.open("a", newline="") as file:
-            csv.DictWriter(file, COLUMNS).writerow(row)
+            csv.DictWriter(file, COLUMNS, extrasaction="ignore").writerow(row)
+        known = {name: value for name, value in row.items() if value is not None}
+        if self._tensorboard is not None:
+            for name, value in known.items():
+                self._tensorboard.add_scalar(name, value, step=row["steps"])
+            self._tensorboard.flush()
+        if self._wandb is not None:
+            self._wandb.log(known, step=row["steps"])
+
+    def close(self) -> None:
+        """Ends the files of TensorBoard and Weights & Biases."""
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+        if self._wandb is not None:
+            self._wandb.finish()
 
     def plot(self, title: str) -> None:
-        """Draws the mean return over the steps, as far as any game has ended."""
+        """Draws the mean return over the steps, as far as any episode has ended."""
         rows = [row for row in self._rows() if row["mean_return"]]
         # Imported here: it costs half a second and 50 MB, and only the leader needs it.
         import matplotlib
@@ -66,7 +97,7 @@ class LearningCurve:
             [int(row["steps"]) / 1e6 for row in rows],
             [float(row["mean_return"]) for row in rows],
         )
-        axes.set(title=title, xlabel="million agent steps", ylabel="mean return of 100 games")
+        axes.set(title=title, xlabel="million steps", ylabel="mean return of 100 episodes")
         axes.grid(alpha=0.3)
         temporary = self.png_path.with_suffix(".tmp.png")
         figure.savefig(temporary, dpi=120)
@@ -81,3 +112,11 @@ class LearningCurve:
             if tuple(reader.fieldnames or COLUMNS) != COLUMNS:
                 raise OSError(f"{self.csv_path} is not a learning curve of this program")
             return [row for row in reader if None not in row.values()]
+
+
+def _wandb() -> Any:
+    if importlib.util.find_spec("wandb") is None:
+        raise OptionError("--wandb-project needs Weights & Biases: pip install wandb")
+    import wandb
+
+    return wandb

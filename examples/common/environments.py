@@ -1,203 +1,368 @@
-"""Environments in vectors: Atari through ALE's own C++ vector environment, and Catch.
+"""Environments of Gymnasium as the learners see them.
 
 A vector of environments is stepped by `send(actions)` and `recv()`, so that its owner can do other
-work in between; one that ends is reset in the same step.
+work in between. One that ends is reset in the same step.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Protocol
+import importlib
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
 
+import gymnasium
 import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from numpy.typing import NDArray
 
-from examples.common.config import FRAME_SIZE, Config, ConfigError
+import moolink
+from examples.common import tasks
+from examples.common.agents import ParallelEnvs
+from examples.common.options import ATARI, OptionError, Options
 
-STACK = 4  # frames in an observation
-FRAMES_PER_STEP = 4  # frames for which an Atari action is repeated
+Observation = dict[str, NDArray[Any]]  # a part of the observation space each, [E, ...]
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """What the environments answered to one action each; E is their number."""
 
-    observation: NDArray[np.uint8]
-    """[E, channels, height, width]. After the end of a game it is the first of the next one."""
+    observation: Observation
+    """[E, ...]. After the end of an episode it is the first of the next one."""
     reward: NDArray[np.float32]
-    """[E], as the game gives it, not clipped."""
-    done: NDArray[np.bool_]
-    """[E]: the return ends here. In Atari also when a life is lost, though the game goes on."""
-    game_over: NDArray[np.bool_]
-    """[E]: the game ended, by its rules or by the limit of frames."""
+    """[E], as the environment gives it."""
+    terminated: NDArray[np.bool_]
+    """[E]: nothing follows. In Atari also when a life is lost, though the game goes on."""
+    truncated: NDArray[np.bool_]
+    """[E]: cut off by a limit; what would have followed counts."""
+    episode_over: NDArray[np.bool_]
+    """[E]: the observation is the first of an episode."""
+    last_observation: Observation | None
+    """[E, ...]: the last of each episode that was cut off; other rows are undefined. None: none."""
 
 
-class VectorEnv(Protocol):
-    """E environments of one kind."""
+class DictOfBoxes(gymnasium.ObservationWrapper[Any, Any, Any]):
+    """Observations as dicts of arrays: uint8 stays, all else becomes float32."""
 
-    num_envs: int
-    num_actions: int
-    observation_shape: tuple[int, int, int]  # (channels, height, width)
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self._parts = dict(parts_of(env.observation_space))
+        self.observation_space = spaces.Dict({k: as_box(s) for k, s in self._parts.items()})
 
-    def reset(self, seed: int | None) -> NDArray[np.uint8]:
-        """Starts all, environment i from seed + i, or from chance if `seed` is None.
+    def observation(self, observation: Any) -> Observation:
+        values = dict(values_of(self.env.observation_space, observation))
+        return {name: flat(space, values[name]) for name, space in self._parts.items()}
 
-        Returns observations [E, C, H, W].
-        """
 
-    def send(self, actions: NDArray[np.int64]) -> None:
-        """Starts a step with actions [E]."""
+def parts_of(
+    space: spaces.Space[Any], name: str = "obs"
+) -> Iterator[tuple[str, spaces.Space[Any]]]:
+    """The spaces in a Dict of any depth, by names such as `camera/left`."""
+    if not isinstance(space, spaces.Dict):
+        yield name, space
+        return
+    for key, part in space.spaces.items():
+        yield from parts_of(part, str(key) if name == "obs" else f"{name}/{key}")
+
+
+def values_of(space: spaces.Space[Any], value: Any, name: str = "obs") -> Iterator[tuple[str, Any]]:
+    """The parts of an observation, by the same names."""
+    if not isinstance(space, spaces.Dict):
+        yield name, value
+        return
+    for key, part in space.spaces.items():
+        yield from values_of(part, value[key], str(key) if name == "obs" else f"{name}/{key}")
+
+
+def as_box(space: spaces.Space[Any]) -> spaces.Box:
+    """The Box whose arrays `flat` gives."""
+    if isinstance(space, spaces.Box):
+        if space.dtype == np.uint8:
+            return space
+        return spaces.Box(space.low.astype(np.float32), space.high.astype(np.float32))
+    flattened = spaces.flatten_space(space)
+    return spaces.Box(-np.inf, np.inf, flattened.shape, np.float32)
+
+
+def flat(space: spaces.Space[Any], value: Any) -> NDArray[Any]:
+    """A value of any space as an array: Discrete as one-hot, Box as it is."""
+    if isinstance(space, spaces.Box):
+        return np.asarray(value, np.uint8 if space.dtype == np.uint8 else np.float32)
+    return np.asarray(spaces.flatten(space, value), np.float32)
+
+
+class Actions:
+    """What a policy gives for an action space, and what the environments take.
+
+    Attributes:
+        choices: the size of each choice; empty for Box.
+        size: actions are arrays [E, size].
+        dtype: int64 for choices, else float32, where -1 ... 1 are the bounds of the space.
+    """
+
+    def __init__(self, space: spaces.Space[Any]) -> None:
+        self._space = space
+        self.choices: tuple[int, ...] = ()
+        self.dtype: type[np.generic] = np.int64
+        if isinstance(space, spaces.Discrete):
+            self.choices = (int(space.n),)
+        elif isinstance(space, spaces.MultiDiscrete):
+            self.choices = tuple(int(n) for n in space.nvec.reshape(-1))
+        elif isinstance(space, spaces.MultiBinary):
+            self.choices = (2,) * math.prod(space.shape)
+        elif isinstance(space, spaces.Box):
+            self.dtype = np.float32
+        else:
+            raise OptionError(
+                f"actions are {space}: Discrete, MultiDiscrete, MultiBinary and Box are known"
+            )
+        self.size = len(self.choices) or math.prod(space.shape)
+
+    def of(self, action: NDArray[Any]) -> NDArray[Any]:
+        """The environments' actions, from the policy's [E, size]."""
+        space = self._space
+        if isinstance(space, spaces.Discrete):
+            return action[:, 0] + space.start
+        if not isinstance(space, spaces.Box):
+            start = getattr(space, "start", 0)
+            return (action.reshape(-1, *space.shape) + start).astype(space.dtype)
+        action = action.reshape(-1, *space.shape)
+        bounded = np.isfinite(space.low) & np.isfinite(space.high)
+        middle = np.where(bounded, (space.low + space.high) / 2, 0.0)
+        half = np.where(bounded, (space.high - space.low) / 2, 1.0)
+        return np.clip(action * half + middle, space.low, space.high).astype(space.dtype)
+
+
+class Environments:
+    """E environments: any `gymnasium.vector.VectorEnv` that resets in the same step.
+
+    Attributes:
+        num_envs: E.
+        observation_spaces: the Box of each part of an observation.
+        actions: what a policy gives.
+    """
+
+    def __init__(self, envs: Any) -> None:
+        self._envs = envs
+        self._sent: Any = None
+        self.num_envs: int = envs.num_envs
+        space = envs.single_observation_space
+        self.observation_spaces: dict[str, spaces.Box] = dict(parts_of(space))  # type: ignore[arg-type]
+        self.actions = Actions(envs.single_action_space)
+
+    def reset(self, seed: int | None) -> Observation:
+        """Starts all, environment i from seed + i, or from chance if `seed` is None."""
+        observation, infos = self._envs.reset(seed=seed)
+        self._began(infos)
+        return self._parts(observation)
+
+    def send(self, action: NDArray[Any]) -> None:
+        """Starts a step with a policy's actions [E, size]."""
+        self._sent = self.actions.of(action)
+        if hasattr(self._envs, "send"):
+            self._envs.send(self._sent)
 
     def recv(self) -> Step:
-        """Waits, without the GIL, for the step that `send` started."""
+        """Waits for the step that `send` started."""
+        if hasattr(self._envs, "recv"):
+            observation, reward, terminated, truncated, infos = self._envs.recv()
+        else:
+            observation, reward, terminated, truncated, infos = self._envs.step(self._sent)
+        last = None
+        if truncated.any():
+            last = self._last(infos["final_obs"], np.flatnonzero(truncated), observation)
+        over = self._over(terminated, truncated, infos)
+        rewards = np.asarray(reward, np.float32)
+        return Step(self._parts(observation), rewards, terminated, truncated, over, last)
 
     def close(self) -> None:
         """Ends the environments."""
+        self._envs.close()
+
+    def _began(self, infos: dict[str, Any]) -> None:
+        """Takes note of new episodes."""
+
+    def _over(self, terminated: Any, truncated: Any, infos: dict[str, Any]) -> NDArray[np.bool_]:
+        over: NDArray[np.bool_] = terminated | truncated
+        return over
+
+    def _parts(self, observation: Any) -> Observation:
+        return observation if isinstance(observation, dict) else {"obs": observation}
+
+    def _last(self, final: Any, rows: NDArray[np.int64], like: Any) -> Observation:
+        """The last observations, in arrays of all environments."""
+        if not (isinstance(final, np.ndarray) and final.dtype == object):
+            return self._parts(final)
+        arrays = {name: x.copy() for name, x in self._parts(like).items()}
+        for row in rows:
+            for name, value in self._parts(final[row]).items():
+                arrays[name][row] = value
+        return arrays
 
 
-def make_ale_env(
-    game: str, num_envs: int, frame_size: int, max_frames: int, num_threads: int
-) -> Any:
-    """ALE's C++ vector environment: grey frames, 4 stacked, each action for 4 frames.
+class Atari(Environments):
+    """ALE's vector environment, whose threads step the games: grey frames, 4 stacked, each action
+    for 4 frames. A lost life ends the return, but not the game."""
 
-    A lost life is told as the end of an episode, but the game goes on: `life_loss_info` does that.
-    (`episodic_life` would restart the whole game.) Raises ConfigError for an unknown game.
-    """
-    # Imported here because Catch and --help need no emulator.
-    from ale_py import roms
+    def _began(self, infos: dict[str, Any]) -> None:
+        self._frames = infos["episode_frame_number"]
+
+    def _over(self, terminated: Any, truncated: Any, infos: dict[str, Any]) -> NDArray[np.bool_]:
+        # A game's frames are counted from its start: a smaller number is another game.
+        over: NDArray[np.bool_] = infos["episode_frame_number"] < self._frames
+        self._frames = infos["episode_frame_number"]
+        return over
+
+
+class Pooled:
+    """Environments in the worker processes of a `moolink.EnvPool`, with Gymnasium's interface."""
+
+    def __init__(self, make: Callable[[], gymnasium.Env[Any, Any]], num_envs: int, workers: int):
+        env = make()
+        self.single_observation_space, self.single_action_space = (
+            env.observation_space,
+            env.action_space,
+        )
+        env.close()
+        self.num_envs = num_envs
+        self._make, self._workers = make, workers
+        self._pool: moolink.EnvPool | None = None
+
+    def reset(self, *, seed: int | None) -> tuple[Observation, dict[str, Any]]:
+        """Starts new worker processes."""
+        self.close()
+        self._pool = moolink.EnvPool(
+            self._make,
+            self._workers,
+            self.num_envs,
+            seed=seed,
+            arrays="numpy",
+            copy=True,
+            terminal_observation=True,
+        )
+        actions = [self.single_action_space.sample() for _ in range(self.num_envs)]
+        self.send(np.array(actions))  # a pool's first step is the reset
+        return self.recv()[0], {}
+
+    def send(self, actions: NDArray[Any]) -> None:
+        assert self._pool is not None, "reset comes first"
+        self._pending = self._pool.step(0, actions)
+
+    def recv(self) -> tuple[Observation, Any, Any, Any, dict[str, Any]]:
+        outputs = self._pending.result()
+        names = self.single_observation_space.spaces  # type: ignore[attr-defined]
+        observation = {name: outputs[name] for name in names}
+        final = outputs["final_observation"]
+        flags = (outputs[name].astype(np.bool_) for name in ("terminated", "truncated"))
+        return observation, outputs["reward"], *flags, {"final_obs": final}
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.close()
+
+
+def make_envs(options: Options, num_envs: int) -> Environments:
+    """`num_envs` environments. Raises OptionError for an id that is unknown."""
+    if options.env_id.startswith(ATARI):
+        return make_atari(options, num_envs)
+    make = partial(make_one, options.env_id)
+    kind = constructor(options.env_id)
+    if kind is not None:
+        env = kind()
+        if hasattr(env, "possible_agents"):  # a parallel environment of PettingZoo
+            agents = len(env.possible_agents)
+            if num_envs % agents:
+                raise OptionError(f"--num-envs {num_envs} must be a multiple of {agents} agents")
+            copies = [env, *(kind() for _ in range(num_envs // agents - 1))]
+            return Environments(ParallelEnvs(copies))
+        env.close()
+    elif spec_of(options.env_id).vector_entry_point is not None:
+        envs = gymnasium.make_vec(options.env_id, num_envs=num_envs)
+        if envs.metadata.get("autoreset_mode") is AutoresetMode.SAME_STEP:
+            return Environments(envs)
+        envs.close()  # such as Gymnasium's CartPole, which loses last observations
+    if options.env_processes:
+        return Environments(Pooled(make, num_envs, min(options.env_processes, num_envs)))
+    return Environments(
+        SyncVectorEnv([make] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP, copy=True)
+    )
+
+
+def agents_of(env_id: str) -> int:
+    """How many rows an environment has: 1, or its number of agents."""
+    kind = constructor(env_id)
+    env = kind() if kind is not None else None
+    if env is None:
+        return 1
+    env.close()
+    return len(getattr(env, "possible_agents", (None,)))
+
+
+def make_one(env_id: str) -> gymnasium.Env[Any, Any]:
+    """One environment, in whatever process it is stepped."""
+    kind = constructor(env_id)
+    return DictOfBoxes(kind() if kind is not None else gymnasium.make(env_id))
+
+
+def constructor(env_id: str) -> Callable[[], Any] | None:
+    """The function that `module:function` names; None for an id of Gymnasium."""
+    module, colon, name = env_id.partition(":")
+    if not colon:
+        return None
+    return getattr(importlib.import_module(module), name, None)
+
+
+def spec_of(env_id: str) -> Any:
+    assert tasks  # imported for its registrations
+    try:
+        return gymnasium.spec(env_id)
+    except gymnasium.error.Error as error:
+        raise OptionError(f"no environment {env_id!r}: {error}") from None
+
+
+def make_atari(options: Options, num_envs: int) -> Atari:
+    # Imported here because other environments need no emulator.
+    import ale_py
     from ale_py.vector_env import AtariVectorEnv
 
-    if game not in roms.get_all_rom_ids():
-        raise ConfigError(
-            f"no environment {game!r}: `catch`, or an Atari game in snake case, one of "
-            + ", ".join(sorted(roms.get_all_rom_ids()))
-        )
-    return AtariVectorEnv(
-        game,
-        num_envs,
-        num_threads=num_threads,
-        img_height=frame_size,
-        img_width=frame_size,
-        stack_num=STACK,
-        frameskip=FRAMES_PER_STEP,
-        max_num_frames_per_episode=max_frames,
-        autoreset_mode="SameStep",
-        life_loss_info=True,
-        reward_clipping=False,
-    )
-
-
-class Atari:
-    """ALE's vector environment, whose threads step the games."""
-
-    def __init__(
-        self, game: str, num_envs: int, frame_size: int, *, max_frames: int, num_threads: int
-    ) -> None:
-        self._env = make_ale_env(game, num_envs, frame_size, max_frames, num_threads)
-        self.num_envs = num_envs
-        self.num_actions = int(self._env.single_action_space.n)
-        self.observation_shape = (STACK, frame_size, frame_size)
-        self._game_frames = np.zeros(num_envs, np.int32)
-
-    def reset(self, seed: int | None) -> NDArray[np.uint8]:
-        observation, info = self._env.reset(seed=seed)
-        self._game_frames = info["episode_frame_number"]
-        return observation
-
-    def send(self, actions: NDArray[np.int64]) -> None:
-        self._env.send(actions)
-
-    def recv(self) -> Step:
-        observation, reward, terminated, truncated, info = self._env.recv()
-        # A game's frames are counted from its start: a smaller number is another game.
-        game_over = info["episode_frame_number"] < self._game_frames
-        self._game_frames = info["episode_frame_number"]
-        return Step(observation, reward.astype(np.float32), terminated | truncated, game_over)
-
-    def close(self) -> None:
-        self._env.close()
-
-
-class Catch:
-    """A ball falls through a grid of 10 x 5; a paddle in the last row must be under it.
-
-    Actions: left, stay, right. The reward, +1 or -1, comes with the ball's last move.
-    """
-
-    ROWS, COLUMNS = 10, 5
-
-    def __init__(self, num_envs: int) -> None:
-        self.num_envs = num_envs
-        self.num_actions = 3
-        self.observation_shape = (1, self.ROWS, self.COLUMNS)
-        self._index = np.arange(num_envs)
-        self._row = np.zeros(num_envs, np.int64)
-        self._ball = np.zeros(num_envs, np.int64)
-        self._paddle = np.zeros(num_envs, np.int64)
-        self._random = np.random.default_rng()
-        self._actions = np.ones(num_envs, np.int64)
-
-    def reset(self, seed: int | None) -> NDArray[np.uint8]:
-        self._random = np.random.default_rng(seed)
-        self._restart(np.ones(self.num_envs, np.bool_))
-        return self._render()
-
-    def send(self, actions: NDArray[np.int64]) -> None:
-        self._actions = actions
-
-    def recv(self) -> Step:
-        self._row += 1
-        self._paddle = np.clip(self._paddle + self._actions - 1, 0, self.COLUMNS - 1)
-        done = self._row == self.ROWS - 1
-        reward = np.where(done, np.where(self._paddle == self._ball, 1.0, -1.0), 0.0)
-        self._restart(done)
-        return Step(self._render(), reward.astype(np.float32), done, done)
-
-    def close(self) -> None:
-        """Nothing to end: the grids are arrays of this process."""
-
-    def _restart(self, which: NDArray[np.bool_]) -> None:
-        count = int(which.sum())
-        self._row[which] = 0
-        self._ball[which] = self._random.integers(self.COLUMNS, size=count)
-        self._paddle[which] = self.COLUMNS // 2
-
-    def _render(self) -> NDArray[np.uint8]:
-        grid = np.zeros((self.num_envs, *self.observation_shape), np.uint8)
-        grid[self._index, 0, self._row, self._ball] = 255
-        grid[self._index, 0, self.ROWS - 1, self._paddle] = 255
-        return grid
-
-
-def make_env(config: Config, num_envs: int, num_threads: int | None = None) -> VectorEnv:
-    """`num_envs` environments of the configured kind.
-
-    Raises ConfigError, naming the environments there are, for an unknown one.
-    """
-    if config.job.env == "catch":
-        return Catch(num_envs)
-    if config.actor.env_pool:
-        from examples.common.pooled import PooledAtari
-
-        return PooledAtari(config, num_envs, num_processes=num_threads or config.env_threads)
+    gymnasium.register_envs(ale_py)
+    kwargs = spec_of(options.env_id).kwargs
     return Atari(
-        config.job.env,
-        num_envs,
-        FRAME_SIZE[config.learner.net],
-        max_frames=config.actor.max_frames_per_episode,
-        num_threads=num_threads or config.env_threads,
+        AtariVectorEnv(
+            kwargs["game"],
+            num_envs,
+            num_threads=options.env_threads or options.cores,
+            img_height=options.frame_size,
+            img_width=options.frame_size,
+            stack_num=4,
+            frameskip=4,
+            max_num_frames_per_episode=options.max_frames,
+            autoreset_mode=AutoresetMode.SAME_STEP,
+            life_loss_info=True,  # `episodic_life` would restart the whole game
+            reward_clipping=False,
+        )
     )
 
 
-def estimate_pixel_mean(env: VectorEnv, seed: int, steps: int = 100) -> NDArray[np.float32]:
-    """Mean [height, width] of the frames seen in random play, with which inputs are standardised.
+def random_means(envs: Environments, seed: int, steps: int = 100) -> Observation:
+    """The mean of each uint8 part of an observation in random play, float32, of the part's shape.
 
-    Without it the ball of a game in small frames is one pixel that differs little from its ground,
-    and nothing is learned. All peers use the leader's: it is part of the state it hands over.
+    Networks subtract it. Without it the ball of a game in small frames is one pixel that differs
+    little from its ground, and nothing is learned. All peers use the leader's.
     """
     random = np.random.default_rng(seed)
-    total = env.reset(None)[:, -1].sum(0, dtype=np.float64)
-    for _ in range(steps):
-        env.send(random.integers(env.num_actions, size=env.num_envs))
-        total += env.recv().observation[:, -1].sum(0, dtype=np.float64)
-    return (total / (env.num_envs * (steps + 1))).astype(np.float32)
+    observation = envs.reset(None)
+    names = [k for k, space in envs.observation_spaces.items() if space.dtype == np.uint8]
+    sums = {name: observation[name].sum(0, dtype=np.float64) for name in names}
+    for _ in range(steps if names else 0):
+        choices = [random.integers(n, size=envs.num_envs) for n in envs.actions.choices]
+        uniform = random.uniform(-1, 1, (envs.num_envs, envs.actions.size))
+        action = np.stack(choices, -1) if choices else uniform
+        envs.send(action.astype(envs.actions.dtype))
+        observation = envs.recv().observation
+        for name in names:
+            sums[name] += observation[name].sum(0, dtype=np.float64)
+    count = envs.num_envs * (steps + 1)
+    return {name: (total / count).astype(np.float32) for name, total in sums.items()}

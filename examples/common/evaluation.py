@@ -1,41 +1,78 @@
-"""Playing whole games with a fixed policy, to say how good it is."""
+"""Playing whole episodes from a checkpoint, to say how good it is."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import math
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
-from examples.common.config import Config
-from examples.common.environments import make_env
+from examples.common import checkpoint
+from examples.common.environments import agents_of, make_envs
+from examples.common.normalizer import Normalizer
+from examples.common.options import OptionError, Options
 
 MAX_ENVS = 32
 
 
-def play(
-    config: Config, policy: Callable[[NDArray[np.uint8]], NDArray[np.int64]]
-) -> NDArray[np.float64]:
-    """Returns of `config.job.episodes` games played with `policy` (observations -> actions).
+class Evaluation:
+    """Environments that play their share of the episodes to their ends. (The first episodes to end
+    would be a sample of the short ones.)
 
-    Each environment plays its share of the games to their ends. (The first games to end would be
-    a sample of the short ones.)
+    Attributes:
+        saved: the checkpoint.
+        observation: of all environments, normalised as in training.
+        first: [E], whether it is the first of an episode.
+        returns: of the episodes that are over.
     """
-    num_envs = min(MAX_ENVS, config.job.episodes)
-    games_left = np.full(num_envs, config.job.episodes // num_envs)
-    games_left[: config.job.episodes % num_envs] += 1
-    running, finished = np.zeros(num_envs), []
-    env = make_env(config, num_envs)
-    observation = env.reset(config.job.seed)
-    while games_left.any():
-        env.send(policy(observation))
-        step = env.recv()
-        observation = step.observation
-        running += step.reward
-        for index in np.flatnonzero(step.game_over):
-            if games_left[index]:
-                finished.append(running[index])
-                games_left[index] -= 1
-            running[index] = 0.0
-    env.close()
-    return np.array(finished)
+
+    def __init__(self, options: Options) -> None:
+        saved = checkpoint.load(options.run_dir)
+        if saved is None:
+            raise OptionError(f"no checkpoint in {options.run_dir}: give the --save-dir of a job")
+        checkpoint.check_can_go_on(options, saved)
+        self.saved, self.options = saved, options
+        agents = agents_of(options.env_id)  # of each environment, whose rows come together
+        rows = math.ceil(min(MAX_ENVS, options.episodes) / agents) * agents
+        self.envs = make_envs(options, rows)
+        self._normalizer = Normalizer(options, self.envs)
+        self._normalizer.load(saved["state"]["normalizer"])
+        self._left = np.full(rows, options.episodes // rows)
+        self._left[: options.episodes % rows] += 1
+        self._running = np.zeros(rows)
+        self.returns: list[float] = []
+        self.observation = self._normalizer(self.envs.reset(options.seed))
+        self.first = np.ones(rows, np.bool_)
+
+    def is_over(self) -> bool:
+        return not self._left.any()
+
+    def step(self, action: NDArray[np.generic]) -> None:
+        """Takes a policy's actions [E, N]."""
+        self.envs.send(action)
+        step = self.envs.recv()
+        self.observation, self.first = self._normalizer(step.observation), step.episode_over
+        self._running += step.reward
+        for row in np.flatnonzero(step.episode_over):
+            if self._left[row]:
+                self.returns.append(float(self._running[row]))
+                self._left[row] -= 1
+            self._running[row] = 0.0
+
+
+@contextlib.contextmanager
+def evaluated(options: Options) -> Iterator[Evaluation]:
+    """An evaluation that prints its result at the end. Raises OptionError without a checkpoint."""
+    evaluation = Evaluation(options)
+    try:
+        yield evaluation
+    finally:
+        evaluation.envs.close()
+    returns = np.array(evaluation.returns)
+    print(
+        f"{options.env_id} after {evaluation.saved['totals']['steps']:,} steps: mean return "
+        f"{returns.mean():.2f} of {len(returns)} episodes (deviation {returns.std():.2f}, least "
+        f"{returns.min():g}, greatest {returns.max():g})"
+    )

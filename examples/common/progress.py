@@ -80,9 +80,11 @@ def process_start() -> float:
 def progress_line(row: Mapping[str, float | int | None], total_steps: int, peers: int) -> str:
     """The line for one row of the learning curve. Steps are of the whole group."""
     mean = row["mean_return"]
-    score = "no game over yet" if mean is None else f"return {mean:.2f} ({row['episodes']} games)"
+    score = (
+        "no episode over yet" if mean is None else f"return {mean:.2f} ({row['episodes']} episodes)"
+    )
     return (
         f"{row['steps']:,}/{total_steps:,} steps | {row['steps_per_second']:,.0f} steps/s of "
         f"{peers} peer{'s' if peers > 1 else ''} | {score} | update {row['updates']} | "
-        f"entropy {row['entropy']:.3f} | lr {row['learning_rate']:.1e}"
+        f"entropy {row.get('entropy', 0.0):.3f} | lr {row['learning_rate']:.1e}"
     )

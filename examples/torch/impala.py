@@ -1,36 +1,368 @@
 """IMPALA in PyTorch: every peer acts and learns; gradients are reduced through a moolink group.
 
-    moolink run -n 2 -m examples.torch.impala                        two peers and a broker
-    python -m examples.torch.impala --connect HOST:PORT --group G    one more peer
-    python -m examples.torch.impala --mode evaluate                  play from the checkpoint
+    moolink run -n 2 -m examples.torch.impala                              two peers and a broker
+    moolink run -n 2 -m examples.torch.impala --env-id CartPole-v1         any Gymnasium environment
+    python -m examples.torch.impala --connect HOST:PORT --group G          one more peer
+    python -m examples.torch.impala --mode evaluate                        play from the checkpoint
 
-In each peer one thread acts (`examples.common.actor`) and the main thread learns. Both spend most
-of their time in code that has released the GIL. The parameters are equal on all peers because all
-apply the same gradients in the same order; a newcomer gets them from the group's leader.
+In each peer one thread acts (`Actor`) and the main thread learns (`train`). Both spend most of
+their time in code that has released the GIL. The parameters are equal at all peers because all
+apply the same rounds of gradients in the same order; a newcomer gets them from the group's leader.
 
 Time is the first axis of all tensors, the batch the second. `x_t` is x at time t, `x_tm1` at t - 1
-and `x_tp1` at t + 1.
+and `x_tp1` at t + 1. T is the length of an unroll, E the number of environments that step together,
+B that of a contribution, N the number of parts of an action.
 """
 
 from __future__ import annotations
 
+import copy
+import queue
 import sys
-from collections.abc import Callable
-from typing import Any, NamedTuple
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import moolink.torch
-from examples.common import learner
-from examples.common.config import Config, LearnerConfig
-from examples.common.environments import VectorEnv
-from examples.common.unrolls import Batch
-from examples.torch.net import ActingPolicy, Net
-from examples.torch.optimizers import Optimizer, make_optimizer
+from examples.common.environments import Environments, make_envs, random_means
+from examples.common.evaluation import evaluated
+from examples.common.options import ImpalaOptions
+from examples.common.run import Run, main, make_group
+
+State = tuple[Tensor, Tensor]  # h and c of the LSTM, each [E, hidden]
+
+# The network and its policy
+
+
+class Choices:
+    """The policy in Discrete and MultiDiscrete spaces: N independent choices, actions [..., N]."""
+
+    def __init__(self, logits: Tensor, sizes: tuple[int, ...]) -> None:
+        self.log_pis = [F.log_softmax(x, dim=-1) for x in logits.split(sizes, dim=-1)]
+
+    def sample(self) -> Tensor:
+        # The largest of log p_i - log e_i, with e_i exponential, is i with probability p_i.
+        noisy = [x - torch.empty_like(x).exponential_().log_() for x in self.log_pis]
+        return torch.stack([x.argmax(-1) for x in noisy], -1)
+
+    def mode(self) -> Tensor:
+        return torch.stack([x.argmax(-1) for x in self.log_pis], -1)
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        parts = zip(self.log_pis, action.split(1, dim=-1), strict=True)
+        return sum(x.gather(-1, a).squeeze(-1) for x, a in parts)
+
+    def entropy(self) -> Tensor:
+        return sum(-(x.exp() * x).sum(-1) for x in self.log_pis)
+
+
+class Gaussian:
+    """The policy in Box spaces: actions [..., N], of which the environments see -1 ... 1."""
+
+    def __init__(self, mean: Tensor, log_std: Tensor) -> None:
+        self.normal = torch.distributions.Normal(mean, log_std.exp(), validate_args=False)
+
+    def sample(self) -> Tensor:
+        return self.normal.sample()
+
+    def mode(self) -> Tensor:
+        return self.normal.mean
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        return self.normal.log_prob(action).sum(-1)
+
+    def entropy(self) -> Tensor:
+        return self.normal.entropy().sum(-1)
+
+
+class Encoder(nn.Module):
+    """Features of one part of the observation: by convolutions of images, else by a dense layer."""
+
+    mean: Tensor
+
+    def __init__(self, shape: tuple[int, ...], mean: np.ndarray | None, width: int) -> None:
+        """`mean`, of random play, standardises uint8 input. It travels with the parameters."""
+        super().__init__()
+        # Gymnasium's images have their channels last, ALE's stacks of frames have them first.
+        self.channels_last = len(shape) == 3 and shape[2] < shape[0]
+        if self.channels_last:
+            shape = (shape[2], *shape[:2])
+            mean = None if mean is None else np.moveaxis(mean, 2, 0)
+        self.is_uint8 = mean is not None
+        self.register_buffer("mean", torch.zeros(()) if mean is None else torch.tensor(mean))
+        layers: list[nn.Module] = []
+        channels = shape[0]
+        for out_channels, kernel, stride in convolutions(shape):
+            layers += [nn.Conv2d(channels, out_channels, kernel, stride), nn.ReLU()]
+            channels = out_channels
+        layers.append(nn.Flatten())
+        if not convolutions(shape):
+            layers += [nn.Linear(int(np.prod(shape)), width), nn.Tanh()]
+        self.layers = nn.Sequential(*layers).to(memory_format=torch.channels_last)  # twice as fast
+        self.size = self.layers(torch.zeros(1, *shape)).shape[1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, B, ...] -> [T * B, size]."""
+        x = x.movedim(-1, 2) if self.channels_last else x
+        layout = torch.channels_last if x.dim() == 5 else torch.contiguous_format
+        T, B, *shape = x.shape
+        flat = torch.empty(T * B, *shape, device=x.device, memory_format=layout)
+        # Step by step, so that what is computed stays in the cache: twice as fast.
+        for out_t, x_t in zip(flat.split(B), x, strict=True):
+            x_t = x_t.float()
+            out_t.copy_(x_t.sub_(self.mean).mul_(1 / 32).clamp_(-4, 4) if self.is_uint8 else x_t)
+        return self.layers(flat)
+
+
+def convolutions(shape: tuple[int, ...]) -> list[tuple[int, int, int]]:
+    """(channels, kernel, stride) for images [C, H, W]; none where they are too small."""
+    if len(shape) != 3 or min(shape[1:]) < 32:
+        return []
+    return [(16, 8, 4), (32, 4, 2)] if min(shape[1:]) >= 64 else [(16, 6, 3), (32, 3, 2)]
+
+
+class Net(nn.Module):
+    """An encoder for each part of the observation, a dense layer, perhaps an LSTM, two heads."""
+
+    def __init__(
+        self, envs: Environments, means: Mapping[str, np.ndarray], o: ImpalaOptions
+    ) -> None:
+        super().__init__()
+        self.choices, width = envs.actions.choices, o.hidden_size
+        self.encoders = nn.ModuleDict(
+            {
+                key: Encoder(space.shape, means.get(key), width)
+                for key, space in envs.observation_spaces.items()
+            }
+        )
+        self.hidden = nn.Linear(sum(encoder.size for encoder in self.encoders.values()), width)
+        self.lstm = nn.LSTMCell(width, width) if o.lstm else None
+        if self.lstm is not None:  # remembers at first
+            nn.init.ones_(self.lstm.bias_ih.data[width : 2 * width])
+        self.policy = nn.Linear(width, sum(self.choices) or envs.actions.size)
+        self.baseline = nn.Linear(width, 1)
+        self.log_std = None if self.choices else nn.Parameter(torch.zeros(envs.actions.size))
+        self.dtype = getattr(torch, o.precision)
+
+    def forward(
+        self, observation: Mapping[str, Tensor], first: Tensor, state: State
+    ) -> tuple[Tensor, Tensor, State]:
+        """Observations [T, B, ...], whether each is the first of an episode [T, B], and the memory
+        [B, H] before them -> what `pi` takes, the baseline [T, B], and the memory after them."""
+        device, half = first.device.type, self.dtype != torch.float32
+        with torch.autocast(device, self.dtype, enabled=half):
+            features = [encoder(observation[key]) for key, encoder in self.encoders.items()]
+            x = F.relu(self.hidden(torch.cat(features, -1)))
+            if self.lstm is not None:
+                outputs = []
+                for x_t, first_t in zip(x.unflatten(0, first.shape), first, strict=True):
+                    h, c = (s.masked_fill(first_t[:, None], 0.0) for s in state)
+                    state = self.lstm(x_t, (h, c))
+                    outputs.append(state[0])
+                x = torch.cat(outputs)
+            policy, baseline = self.policy(x).float(), self.baseline(x).float()
+        return policy.unflatten(0, first.shape), baseline.view(first.shape), state
+
+    def pi(self, policy: Tensor) -> Choices | Gaussian:
+        """The distribution of actions."""
+        return Choices(policy, self.choices) if self.choices else Gaussian(policy, self.log_std)
+
+    def no_memory(self, num_envs: int) -> State:
+        """The state of the LSTM before an episode."""
+        size = 0 if self.lstm is None else self.lstm.hidden_size
+        zeros = torch.zeros(num_envs, size, device=self.device)
+        return zeros, zeros
+
+    @property
+    def device(self) -> torch.device:
+        return self.baseline.weight.device
+
+
+# Acting
+
+
+class Batch(NamedTuple):
+    """B environments of an unroll, as views of its arrays.
+
+    Entry t of `action` ... `bootstrap` belongs to the step from observation t to t + 1. Where it
+    ended an episode the discount is 0. Where a limit cut the episode off, `bootstrap` is the value
+    of what would have followed, else 0.
+    """
+
+    observation: dict[str, Tensor]  # [T + 1, B, ...]
+    first: Tensor  # [T + 1, B]: whether observation t is the first of an episode
+    action: Tensor  # [T, B, N]
+    log_prob: Tensor  # [T, B]: of the action, under the policy that took it
+    reward: Tensor  # [T, B]
+    discount: Tensor  # [T, B]
+    bootstrap: Tensor  # [T, B]
+    state: State  # [B, H]: the memory before observation 0, stored as in R2D2
+    unroll: Unroll
+
+    def to(self, device: torch.device) -> Batch:
+        def move(x: Any) -> Any:
+            return x.to(device) if isinstance(x, Tensor) else x
+
+        observation = {key: move(x) for key, x in self.observation.items()}
+        return Batch(observation, *map(move, self[1:]))
+
+
+class Unroll:
+    """T steps of E environments, in arrays that are filled again and again."""
+
+    def __init__(self, envs: Environments, o: ImpalaOptions) -> None:
+        T, E = o.unroll_length, envs.num_envs
+        self.observation = {
+            key: torch.from_numpy(np.empty((T + 1, E, *space.shape), space.dtype))
+            for key, space in envs.observation_spaces.items()
+        }
+        self.first = torch.empty(T + 1, E, dtype=torch.bool)
+        action = np.empty((T, E, envs.actions.size), envs.actions.dtype)
+        self.action = torch.from_numpy(action)
+        self.log_prob, self.reward, self.discount, self.bootstrap = (
+            torch.empty(T, E) for _ in range(4)
+        )
+        self.state: State
+        self.unread = 0  # batches that the learner has not released
+
+    def batches(self, size: int) -> list[Batch]:
+        """The unroll in batches of some of its environments."""
+        starts = range(0, self.first.shape[1], size)
+        self.unread = len(starts)
+        return [self._batch(slice(start, start + size)) for start in starts]
+
+    def _batch(self, b: slice) -> Batch:
+        observation = {key: x[:, b] for key, x in self.observation.items()}
+        arrays = (
+            self.first,
+            self.action,
+            self.log_prob,
+            self.reward,
+            self.discount,
+            self.bootstrap,
+        )
+        h, c = self.state
+        return Batch(observation, *(x[:, b] for x in arrays), (h[b], c[b]), self)
+
+
+class Actor(threading.Thread):
+    """Acts with a copy of the network, in groups of environments in turn: while those of one group
+    step, the network infers for another."""
+
+    def __init__(self, o: ImpalaOptions, envs: Environments, net: Net, run: Run) -> None:
+        """`envs` is the first group of environments; the thread makes the others."""
+        super().__init__(name="actor", daemon=True)
+        self.o, self.run_, self.envs = o, run, [envs]
+        self.net, self.lock = copy.deepcopy(net).requires_grad_(False), threading.Lock()
+        self.device, self.version = net.device, -1  # of the parameters
+        self.full: queue.SimpleQueue[Batch | BaseException] = queue.SimpleQueue()
+        self.released, self.stopped = threading.Event(), False
+
+    def run(self) -> None:
+        try:
+            groups = [self.play(self.envs[0], 0)]
+            while not self.stopped:
+                self.released.clear()
+                stepping = [next(group) for group in groups]
+                if len(groups) < self.o.num_groups and self.full.qsize():
+                    # Making environments takes a moment, in which there is something to learn.
+                    self.envs.append(make_envs(self.o, self.o.envs_per_group))
+                    groups.append(self.play(self.envs[-1], len(groups)))
+                elif not any(stepping):
+                    self.released.wait(0.1)
+        except BaseException as error:  # noqa: BLE001 - raised again by next_batch
+            self.full.put(error)
+
+    def play(self, envs: Environments, group: int) -> Iterator[bool]:
+        """Plays for ever. Yields True while the environments step, and False while the learner
+        still reads the group's unroll: so memory and the lag of the policy are bounded."""
+        o, E, normalizer = self.o, envs.num_envs, self.run_.normalizer
+        returns, rewards = self.run_.episodes.column(E), normalizer.column()
+        observation = envs.reset(o.acting_seed + group * E if o.seed_envs else None)
+        first, state = np.ones(E, np.bool_), self.net.no_memory(E)
+        unroll = Unroll(envs, o)
+        while True:
+            while unroll.unread:
+                yield False
+            unroll.state = state
+            for t in range(o.unroll_length + 1):
+                observation_t = tensors(normalizer.observe(observation))
+                for key, x in observation_t.items():
+                    unroll.observation[key][t] = x
+                unroll.first[t] = first_t = torch.from_numpy(first)
+                if t == o.unroll_length:
+                    break
+                pi, _, state = self.infer(observation_t, first_t, state)
+                action = pi.sample()
+                unroll.action[t], unroll.log_prob[t] = action[0], pi.log_prob(action)[0]
+                envs.send(unroll.action[t].numpy())
+                yield True
+                observation, reward, terminated, truncated, first, last = envs.recv()
+                returns.add(reward, first)
+                unroll.reward[t] = torch.from_numpy(rewards.scaled(reward, first))
+                ended = torch.from_numpy(terminated | truncated)
+                unroll.discount[t] = torch.where(ended, 0.0, o.discount)
+                unroll.bootstrap[t] = 0.0
+                if last is not None:
+                    _, value, _ = self.infer(
+                        tensors(normalizer(last)), torch.zeros_like(first_t), state
+                    )
+                    unroll.bootstrap[t, truncated] = value[0, truncated].cpu()
+            for batch in unroll.batches(o.batch_size):
+                self.full.put(batch)
+
+    def infer(
+        self, observation: Mapping[str, Tensor], first: Tensor, state: State
+    ) -> tuple[Choices | Gaussian, Tensor, State]:
+        """One step of all environments of a group: the policy and values, [1, E, ...]."""
+        moved = {key: x[None].to(self.device) for key, x in observation.items()}
+        with torch.no_grad(), self.lock:
+            policy, value, state = self.net(moved, first[None].to(self.device), state)
+            return self.net.pi(policy), value, state
+
+    def take_parameters(self, net: Net, version: int) -> None:
+        """Acts with them from the next step on."""
+        if version != self.version:
+            with self.lock:
+                self.net.load_state_dict(net.state_dict())
+            self.version = version
+
+    def next_batch(self, timeout: float) -> Batch | None:
+        """The oldest one; None if there is none in time. Raises what the thread has raised."""
+        try:
+            batch = self.full.get(timeout=timeout)
+        except queue.Empty:
+            return None
+        if isinstance(batch, BaseException):
+            raise batch
+        return batch
+
+    def release(self, batch: Batch) -> None:
+        """Says that the batch is read."""
+        batch.unroll.unread -= 1
+        self.released.set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stopped = True
+        if self.is_alive():
+            self.join()
+        for envs in self.envs:
+            envs.close()
+
+
+def tensors(observation: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+    return {key: torch.from_numpy(x) for key, x in observation.items()}
+
+
+# Learning
 
 
 class VTrace(NamedTuple):
@@ -86,117 +418,131 @@ class Losses(NamedTuple):
     entropy: Tensor
 
 
-def impala_loss(net: Net, batch: Batch, config: LearnerConfig) -> Losses:
+def impala_loss(net: Net, batch: Batch, o: ImpalaOptions) -> Losses:
     """The loss of one contribution.
 
-    `mean`: over time and batch. `sum`: summed over time and averaged over the batch, so that the
-    round's weighted mean times its batch size is the paper's sum over everything.
+    `mean`: over time and batch. `sum`: over time and the whole round, as in the paper; a round's
+    gradient is the mean of its contributions, hence the factor.
     """
-    with torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "bfloat16"):
-        logits, baseline = net(torch.from_numpy(batch.observation))
-    log_pi = F.log_softmax(logits[:-1], dim=-1)
-    action_t = torch.from_numpy(batch.action)
-    log_pi_a = log_pi.gather(-1, action_t[..., None]).squeeze(-1)
-    reward_t = torch.from_numpy(batch.reward)
+    policy, baseline, _ = net(batch.observation, batch.first, batch.state)
+    pi = net.pi(policy[:-1])
+    log_pi_a = pi.log_prob(batch.action)
     with torch.no_grad():
+        reward = batch.reward.sign() if o.clip_reward else batch.reward
         targets = vtrace(
-            log_pi_a - torch.from_numpy(batch.log_prob),
-            config.discount * torch.from_numpy(~batch.done),
-            reward_t.sign() if config.clip_reward else reward_t,
+            log_pi_a - batch.log_prob,
+            batch.discount,
+            reward + o.discount * batch.bootstrap,
             baseline[:-1],
             baseline[-1],
-            lambda_=config.vtrace_lambda,
-            clip_rho=config.clip_rho,
-            clip_c=config.clip_c,
+            lambda_=o.vtrace_lambda,
+            clip_rho=o.clip_rho,
+            clip_c=o.clip_c,
         )
-    entropy = -(log_pi.exp() * log_pi).sum(-1)
+    entropy = pi.entropy()
     loss_t = (
         -targets.pg_advantages * log_pi_a
-        + config.baseline_cost * 0.5 * (targets.vs - baseline[:-1]).square()
-        - config.entropy_cost * entropy
+        + o.baseline_cost * 0.5 * (targets.vs - baseline[:-1]).square()
+        - o.entropy_cost * entropy
     )
-    total = loss_t.mean() if config.loss == "mean" else loss_t.sum(0).mean()
+    total = loss_t.mean() if o.loss == "mean" else loss_t.sum(0).mean() * o.round_size
     return Losses(total, entropy.detach().mean())
 
 
-def apply_gradients(
-    net: Net, optimizer: Optimizer, learning_rate: float, max_grad_norm: float
-) -> float:
-    """Clips the gradients, steps the optimiser and returns the norm before clipping.
-
-    Raises FloatingPointError, changing nothing, if the norm is not finite.
-    """
-    norm = nn.utils.clip_grad_norm_(net.parameters(), max_grad_norm)
-    if not norm.isfinite():
-        raise FloatingPointError(f"the norm of the gradients is {norm.item()}")
-    optimizer.step(learning_rate)
-    return norm.item()
-
-
-class Impala:
-    """What `examples.common.learner` needs of torch."""
-
-    def __init__(
-        self, config: Config, env: VectorEnv, parameters: dict[str, NDArray[Any]] | None
-    ) -> None:
-        self.config = config.learner
-        self.net = make_net(config, env, parameters)
-        self.optimizer = make_optimizer(self.net.parameters(), config.learner)
-        dtype = getattr(torch, config.learner.precision)
-        self.policy = ActingPolicy(self.net, config.actor_seed, dtype)
-
-    def join(self, group: moolink.Group) -> moolink.torch.Accumulator:
-        self.accumulator = moolink.torch.Accumulator(
-            "impala", self.net.parameters(), self.net.buffers(), group=group
+def make_net(envs: Environments, o: ImpalaOptions, saved: dict[str, Any] | None) -> Net:
+    """The network: with the parameters of a checkpoint, or new and equal at all peers."""
+    torch.manual_seed(o.seed)
+    if saved is None:
+        net = Net(envs, random_means(envs, o.seed), o)
+    else:
+        spaces = envs.observation_spaces.items()
+        net = Net(
+            envs, {k: np.zeros(s.shape, np.float32) for k, s in spaces if s.dtype == np.uint8}, o
         )
-        return self.accumulator
-
-    def contribute(
-        self, batch: Batch, release: Callable[[], None], **reduce: Any
-    ) -> learner.Losses:
-        losses = impala_loss(self.net, batch, self.config)
-        losses.total.backward()
-        release()
-        self.accumulator.reduce_gradients(**reduce)
-        return learner.Losses(losses.total.item(), losses.entropy.item())
-
-    def apply_round(self, learning_rate: float, factor: float) -> float:
-        if factor != 1.0:
-            torch._foreach_mul_([p.grad for p in self.net.parameters()], factor)
-        norm = apply_gradients(self.net, self.optimizer, learning_rate, self.config.max_grad_norm)
-        self.accumulator.zero_gradients()
-        self.policy.update(self.net)
-        return norm
-
-    def state(self) -> dict[str, Any]:
-        return self.optimizer.state()
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        self.optimizer.load_state(state)
-        self.policy.update(self.net)
-
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        return {name: x.numpy() for name, x in self.net.state_dict().items()}
-
-    def best_actions(self, observation: NDArray[np.uint8]) -> NDArray[np.int64]:
-        with torch.inference_mode():
-            logits, _ = self.net(torch.from_numpy(observation)[None])
-            return logits[0].argmax(-1).numpy()
+        net.load_state_dict({k: torch.from_numpy(x) for k, x in saved["parameters"].items()})
+    torch.manual_seed(o.acting_seed)  # no two peers take the same actions
+    auto = "cuda" if torch.cuda.is_available() else "cpu"
+    return net.to(auto if o.device == "auto" else o.device)
 
 
-def make_net(config: Config, env: VectorEnv, parameters: dict[str, NDArray[Any]] | None) -> Net:
-    """The network: with the parameters of a checkpoint, or new and equal on all peers."""
-    mean = learner.pixel_mean(config, env, parameters)
-    torch.manual_seed(config.job.seed)
-    net = Net(config.learner.net, env.observation_shape, env.num_actions, mean)
-    if parameters is not None:
-        net.load_state_dict({k: torch.from_numpy(x) for k, x in parameters.items()})
-    return net
+def make_optimizer(net: Net, o: ImpalaOptions) -> torch.optim.Optimizer:
+    if o.optimizer == "adam":
+        return torch.optim.Adam(net.parameters(), lr=o.learning_rate, eps=o.adam_eps)
+    return torch.optim.RMSprop(
+        net.parameters(), lr=o.learning_rate, alpha=o.rmsprop_decay, eps=o.rmsprop_eps
+    )
 
 
-def main() -> int:
-    return learner.run(Impala, lambda config: torch.set_num_threads(config.torch_threads))
+def train(o: ImpalaOptions) -> None:
+    """Learns, until the job's steps or seconds are over, or until a signal comes."""
+    torch.set_num_threads(o.torch_threads or max(1, o.cores // 2))
+    envs = make_envs(o, o.envs_per_group)
+    run = Run(o, envs)
+    net = make_net(envs, o, run.saved)
+    optimizer = make_optimizer(net, o)
+    if run.saved is not None:
+        moolink.torch.load_optimizer_state(optimizer, run.saved["optimizer"])
+
+    def snapshot() -> dict[str, Any]:
+        optimizer_state = moolink.torch.optimizer_state(optimizer)
+        return {"parameters": net.state_dict(), "optimizer": optimizer_state}
+
+    with (
+        make_group(o) as (group, connect),
+        moolink.torch.Accumulator(
+            "impala",
+            net.parameters(),
+            net.buffers(),
+            group=group,
+            max_grad_norm=o.max_grad_norm,
+            on_nonfinite="raise",
+        ) as accumulator,
+        Actor(o, envs, net, run) as actor,
+        run.joined(group, accumulator, snapshot),
+    ):
+        accumulator.set_virtual_batch_size(o.round_size)
+        accumulator.set_parallel_gradients(o.parallel_gradients)
+        accumulator.set_model_version(run.version)
+        connect()
+        for step in accumulator.steps(
+            optimizer,
+            learning_rate=o.rate,
+            until=run.is_over,
+            totals=run.totals,
+            state=run.state,
+            load_state=run.load_state,
+            idle=run.idle,
+        ):
+            if not run.turn(step):
+                continue
+            actor.take_parameters(net, step.version)
+            if actor.ident is None:  # not before: a newcomer's parameters come from the leader
+                actor.start()
+            batch = actor.next_batch(timeout=0.01)
+            if batch is None:
+                continue
+            T, B = batch.reward.shape
+            losses = impala_loss(net, batch.to(actor.device), o)
+            losses.total.backward()
+            actor.release(batch)
+            step.reduce(batch_size=B, counters={"steps": T * B, **run.counters()})
+            run.metrics = {"loss": losses.total.item(), "entropy": losses.entropy.item()}
+
+
+def evaluate(o: ImpalaOptions) -> None:
+    """Plays with the likeliest actions from the checkpoint and prints the returns."""
+    with evaluated(o) as evaluation:
+        net = make_net(evaluation.envs, o, evaluation.saved)
+        device, state = net.device, net.no_memory(evaluation.envs.num_envs)
+        while not evaluation.is_over():
+            observation = {
+                k: x[None].to(device) for k, x in tensors(evaluation.observation).items()
+            }
+            first = torch.from_numpy(evaluation.first)[None].to(device)
+            with torch.no_grad():
+                policy, _, state = net(observation, first, state)
+                evaluation.step(net.pi(policy).mode()[0].cpu().numpy())
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(ImpalaOptions, train, evaluate))

@@ -19,9 +19,11 @@ class ActionWriter:
 
     def __init__(self, tree: Tree, arrays: Tree, *, check: bool) -> None:
         self._tree = tree
+        self._single = isinstance(tree, Leaf)
         self._check = check
         self._leaves: list[Leaf] = leaves(tree)
         self._arrays: list[Array] = leaves(arrays)
+        self._range = _range(tree, check=check)
 
     def write(self, action: Any) -> bool:
         """Copies the actions of all rows; returns whether they are torch tensors.
@@ -30,6 +32,15 @@ class ActionWriter:
             ValueError: structure or shape are wrong, or a value is outside of its space.
             TypeError: the dtype cannot stand for the space's.
         """
+        if (
+            self._range is not None
+            and type(action) is np.ndarray
+            and action.dtype is self._arrays[0].dtype
+            and action.ndim == 1
+            and action.flags.c_contiguous
+            and _core.copy_within(self._arrays[0], action, *self._range)
+        ):
+            return False  # The usual case in one call; what it does not take is looked at below.
         values, sources = self._checked(action, None)
         for array, source in zip(self._arrays, sources, strict=True):
             np.copyto(array, source, casting="same_kind")
@@ -43,13 +54,23 @@ class ActionWriter:
 
     def _checked(self, action: Any, count: int | None) -> tuple[list[Any], list[Array]]:
         """Returns the arrays of an action for `count` rows, as given and as numpy sees them."""
-        values = parts(self._tree, action, "action")
+        values = [action] if self._single else parts(self._tree, action, "action")
         sources = [as_numpy(value) for value in values]
         for leaf, array, source in zip(self._leaves, self._arrays, sources, strict=True):
             _require_shape_and_dtype(leaf, array if count is None else array[:count], source)
             if self._check:
                 _require_bounds(leaf, source)
         return values, sources
+
+
+def _range(tree: Tree, *, check: bool) -> tuple[int, int] | None:
+    """Returns the least and the greatest action if actions are int64 numbers, else None."""
+    if not isinstance(tree, Leaf) or not tree.scalar or tree.dtype != np.dtype(np.int64).str:
+        return None
+    limits = np.iinfo(np.int64)
+    low = limits.min if not check or tree.low is None else int(tree.low)
+    high = limits.max if not check or tree.high is None else int(tree.high)
+    return int(low), int(high)
 
 
 def is_torch(value: Any) -> bool:
@@ -71,6 +92,8 @@ def as_numpy(value: Any) -> Array:
 
 
 def _require_shape_and_dtype(leaf: Leaf, array: Array, source: Array) -> None:
+    if source.dtype is array.dtype and source.shape == array.shape:
+        return  # the usual case
     if source.shape != array.shape:
         raise ValueError(f"{leaf.path}: expected shape {array.shape}, got {source.shape}")
     integers = array.dtype.kind in "iub" and source.dtype.kind in "iub"

@@ -54,10 +54,7 @@ class Board:
         # Where each worker's words begin: pushed, sleeping, current, sent, served of each batch.
         self._of = list(range(self._lines, ring, self._line_size))
         self._capacity = _capacity(num_envs)
-        self._rings = [
-            words[ring + i * self._capacity : ring + (i + 1) * self._capacity].data
-            for i in range(workers)
-        ]
+        self._rings = [ring + i * self._capacity for i in range(workers)]
         self._current = [words[self._of[i] + 2 : self._of[i] + 3].data for i in range(workers)]
 
     @staticmethod
@@ -74,19 +71,12 @@ class Board:
 
     def push(self, worker: int, first: int, count: int, command: Command = Command.STEP) -> bool:
         """Asks `worker` to treat `count` rows from `first`; returns whether it has to be woken."""
-        line = self._of[worker]
-        position = self._words.load(line)
-        self._rings[worker][position & (self._capacity - 1)] = (
-            first | count << _FIRST_BITS | command << (_FIRST_BITS + _COUNT_BITS)
-        )
-        self._words.store(line, position + 1)
-        return self._words.load(line + 1) != 0
+        entry = first | count << _FIRST_BITS | command << (_FIRST_BITS + _COUNT_BITS)
+        return self._words.push(self._of[worker], self._rings[worker], self._capacity, entry)
 
     def served(self, batch: int) -> int:
         """Returns how many requests about `batch` all workers have served."""
-        load, size = self._words.load, self._line_size
-        first = self._lines + 4 + batch
-        return sum([load(first + worker * size) for worker in range(self._workers)])
+        return self._words.sum(self._lines + 4 + batch, self._line_size, self._workers)
 
     def served_by(self, worker: int, batch: int) -> int:
         """Returns how many requests about `batch` a worker has served."""
@@ -94,7 +84,7 @@ class Board:
 
     def position(self, worker: int) -> int:
         """Returns how many requests a worker has served."""
-        return sum(self.served_by(worker, batch) for batch in range(self._batches))
+        return self._words.sum(self._of[worker] + 4, 1, self._batches)
 
     def pushed(self, worker: int) -> int:
         """Returns how many requests were made of a worker."""
@@ -132,7 +122,7 @@ class Board:
 
     def request(self, worker: int, position: int) -> tuple[Command, int, int]:
         """Returns the request at `position`: the command, the first row, the number of rows."""
-        word = self._rings[worker][position & (self._capacity - 1)]
+        word = self._words.load(self._rings[worker] + position % self._capacity)
         count = word >> _FIRST_BITS & ((1 << _COUNT_BITS) - 1)
         command = word >> (_FIRST_BITS + _COUNT_BITS)
         return _COMMANDS[command], word & ((1 << _FIRST_BITS) - 1), count
@@ -143,14 +133,13 @@ class Board:
 
     def serve(self, worker: int, batch: int) -> bool:
         """Counts a request as served; returns whether the batch's bell has to be rung."""
-        words = self._words
-        index = self._of[worker] + 4 + batch
-        words.store(index, words.load(index) + 1)
-        goal = words.load(self._goals + batch)
-        if goal == 0 or self.served(batch) < goal:
-            return False
-        words.store(self._goals + batch, 0)
-        return True
+        return self._words.serve(
+            self._of[worker] + 4 + batch,
+            self._goals + batch,
+            self._lines + 4 + batch,
+            self._line_size,
+            self._workers,
+        )
 
     def count_message(self, worker: int) -> None:
         """Counts a message with results as sent."""

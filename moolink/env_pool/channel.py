@@ -156,7 +156,7 @@ class Arguments:
     Attributes:
         of_row: a reset's seed, a step's action, or a call's arguments, for each row concerned; the
             request's other rows are left alone.
-        shared: a reset's options, or a call's function.
+        shared: a reset's options, or a call's function of `calls` and the name it gets.
     """
 
     of_row: dict[int, Any]

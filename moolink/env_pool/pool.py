@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import resource
 import weakref
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Literal, Self
 
 from moolink.env_pool import channel, server, starting
+from moolink.env_pool.options import PoolOptions
 from moolink.env_pool.stepper import (
     FINAL_OBSERVATION,
     RESULTS,
@@ -17,10 +17,8 @@ from moolink.env_pool.stepper import (
     Framework,
     OutputOptions,
 )
-from moolink.env_pool.supervisor import PoolOptions, Supervisor
+from moolink.env_pool.supervisor import Supervisor
 from moolink.keywords import names_keywords
-
-MOST_ENVIRONMENTS = 2**20
 
 _BEHAVIOUR = channel.Behaviour(
     autoreset="same",
@@ -107,18 +105,12 @@ class EnvPool:
         for name, value in counts.items():
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
-        if batch_size * num_batches > MOST_ENVIRONMENTS:
-            raise ValueError(
-                f"an EnvPool has at most {MOST_ENVIRONMENTS} environments, not {batch_size} x "
-                f"{num_batches}"
-            )
         if arrays not in ("auto", "numpy", "torch"):
             raise ValueError(f'arrays must be "auto", "numpy" or "torch", got {arrays!r}')
         if not callable(create_env):
             raise TypeError(f"create_env must be callable, got {create_env!r}")
         server.require_loaded_main("EnvPool")
         self.num_processes = min(num_processes, batch_size)
-        _require_descriptors(self.num_processes, num_batches)
         self.batch_size = batch_size
         self.num_batches = num_batches
         options = PoolOptions(
@@ -215,17 +207,6 @@ class EnvPool:
         exception_traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def _require_descriptors(processes: int, batches: int) -> None:
-    needed = 3 * processes + batches  # a doorbell and a pair of sockets; a bell
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if needed > limit:
-        raise ValueError(
-            f"an EnvPool of {processes} processes and {batches} batches needs {needed} file "
-            f"descriptors, and this process may have {limit}: make it smaller, or raise the limit "
-            "with `ulimit -n`"
-        )
 
 
 def _require_free_names(observation: Any) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from moolink import deadlines
 from moolink.env_pool import channel
 from moolink.env_pool.board import Command
 from moolink.env_pool.memory import PoolShape, rows_of
@@ -15,7 +16,10 @@ from moolink.errors import Error
 
 
 class Ready:
-    """Requests of one environment each. A worker serves its own in order, so its count tells which.
+    """Requests of a few environments each. A worker serves its own in order: its count tells which.
+
+    A request is of neighbours of one worker, at most of a worker's share of what `take` gives:
+    they are ready together, and a message is for all of them.
 
     Attributes:
         under_way: how many environments were asked and not received.
@@ -29,7 +33,8 @@ class Ready:
             for worker in range(shape.workers)
             for _ in rows_of(worker, shape.workers, shape.batch_size)
         ]
-        self._asked: list[collections.deque[int]] = [
+        self._share = max(1, batch_size // shape.workers)
+        self._asked: list[collections.deque[range]] = [
             collections.deque() for _ in range(shape.workers)
         ]
         self._served = [0] * shape.workers  # Of each worker's requests, those that were looked at.
@@ -58,9 +63,10 @@ class Ready:
         self, rows: list[int], arguments: channel.Arguments | None, command: Command
     ) -> None:
         """Has some environments stepped or reset."""
-        self._requests.of_rows(self._worker_of, rows, arguments, command)
-        for row in rows:
-            self._asked[self._worker_of[row]].append(row)
+        runs = self._runs(rows)
+        self._requests.of_runs(runs, arguments, command)
+        for worker, first, count in runs:
+            self._asked[worker].append(range(first, first + count))
         self._idle[rows] = False
         self.under_way += len(rows)
 
@@ -71,12 +77,11 @@ class Ready:
                 f"recv gives {self._batch_size} environments, but only {self.under_way} are under "
                 "way: send actions to more first"
             )
-        requests = self._requests
-        missing = self._batch_size - len(self._ready)
-        if missing > 0:
-            # All that were served before are looked at.
-            goal = requests.made - self.under_way + self._batch_size
-            if not requests.wait(goal, timeout):
+        deadline = deadlines.after(timeout)
+        while (missing := self._batch_size - len(self._ready)) > 0:
+            # All that were served before are looked at; as few more as can be enough.
+            goal = sum(self._served) + -(-missing // self._share)
+            if not self._requests.wait(goal, deadlines.left(deadline)):
                 return None
             self._look()
         taken = [self._ready.popleft() for _ in range(self._batch_size)]
@@ -90,9 +95,28 @@ class Ready:
         self._served = [self._requests.made_of(worker) for worker in range(len(self._served))]
 
     def _look(self) -> None:
-        """Collects the environments that have become ready."""
-        for worker, asked in enumerate(self._asked):
-            served = self._requests.served_by(worker)
-            for _ in range(served - self._served[worker]):
-                self._ready.append(asked.popleft())
-            self._served[worker] = served
+        """Collects the environments that have become ready, of all workers in turn.
+
+        So a batch is of several workers, which then have its next step to do at the same time.
+        """
+        news = [self._requests.served_by(worker) for worker in range(len(self._asked))]
+        while self._served != news:
+            for worker, asked in enumerate(self._asked):
+                if self._served[worker] < news[worker]:
+                    self._ready.extend(asked.popleft())
+                    self._served[worker] += 1
+
+    def _runs(self, rows: list[int]) -> list[tuple[int, int, int]]:
+        """Joins neighbours in `rows`, in its order: (worker, first row, number of rows)."""
+        runs: list[tuple[int, int, int]] = []
+        worker, first, count = -1, 0, 0
+        for row in rows:
+            if row == first + count and self._worker_of[row] == worker and count < self._share:
+                count += 1
+                continue
+            if count:
+                runs.append((worker, first, count))
+            worker, first, count = self._worker_of[row], row, 1
+        if count:
+            runs.append((worker, first, count))
+        return runs

@@ -7,6 +7,7 @@ import math
 import os
 import pickle
 import select
+import weakref
 from collections.abc import Iterable
 
 from moolink import deadlines
@@ -34,6 +35,8 @@ class Requests:
         self._batch = batch
         self._board = supervisor.memory.board
         self._bell = supervisor.bells[batch]
+        self._waited = os.dup(self._bell)  # Stays valid when the pool closes.
+        weakref.finalize(self, os.close, self._waited)
         self._wanted = 0  # The number of served requests at which the bell is to ring.
         shape = supervisor.shape
         size = shape.batch_size
@@ -52,15 +55,14 @@ class Requests:
         self._push(self._parts, command, arguments)
         return self.made
 
-    def of_rows(
+    def of_runs(
         self,
-        worker_of: list[int],
-        rows: list[int],
+        runs: list[tuple[int, int, int]],
         arguments: channel.Arguments | None,
         command: Command,
     ) -> None:
-        """Makes a request about each of some rows, in the order given."""
-        self._push([(worker_of[row], row, 1) for row in rows], command, arguments)
+        """Makes requests about some rows, in order: (worker, first row, number of rows) of each."""
+        self._push(runs, command, arguments)
 
     def _push(
         self,
@@ -69,12 +71,15 @@ class Requests:
         arguments: channel.Arguments | None,
     ) -> None:
         """Makes one request for each (worker, first row, number of rows), or none if it raises."""
-        encoded = [None if arguments is None else _encoded(arguments, *part[1:]) for part in parts]
         supervisor = self._supervisor
+        encoded = [] if arguments is None else [_encoded(arguments, *part[1:]) for part in parts]
         with supervisor.lock:
             supervisor.raise_failure()
-            for (worker, first, count), part in zip(parts, encoded, strict=True):
-                supervisor.push(worker, first, count, command, part)
+            if arguments is None:
+                supervisor.push(parts, command)
+            else:
+                for part, data in zip(parts, encoded, strict=True):
+                    supervisor.push_with(part, command, data)
             self.made += len(parts)
 
     def served(self) -> int:
@@ -100,21 +105,17 @@ class Requests:
             return True
         supervisor = self._supervisor
         deadline = deadlines.after(timeout)
-        bell = self._duplicate()
-        try:
-            poll = select.poll()
-            poll.register(bell, select.POLLIN)
-            poll.register(supervisor.alarms, select.POLLIN)
-            while not self._ask(goal):
-                remaining = deadlines.left(deadline)
-                ready = poll.poll(None if remaining is None else math.ceil(remaining * 1000))
-                if any(descriptor == supervisor.alarms for descriptor, _ in ready):
-                    supervisor.handle_alarms()
-                elif remaining == 0.0:
-                    return self.served() >= goal
-            return True
-        finally:
-            os.close(bell)
+        poll = select.poll()
+        poll.register(self._waited, select.POLLIN)
+        poll.register(supervisor.alarms, select.POLLIN)
+        while not self._ask(goal):
+            remaining = deadlines.left(deadline)
+            ready = poll.poll(None if remaining is None else math.ceil(remaining * 1000))
+            if any(descriptor == supervisor.alarms for descriptor, _ in ready):
+                supervisor.handle_alarms()
+            elif remaining == 0.0:
+                return self.served() >= goal
+        return True
 
     async def wait_async(self, goal: int) -> None:
         """Waits in an event loop until `goal` requests are served."""
@@ -123,7 +124,7 @@ class Requests:
         supervisor = self._supervisor
         loop = asyncio.get_running_loop()
         # Duplicates: a loop knows one reader a descriptor, and they survive the pool's close.
-        bell, alarms = self._duplicate(), os.dup(supervisor.alarms)
+        bell, alarms = os.dup(self._waited), os.dup(supervisor.alarms)
         rung = asyncio.Event()
         try:
             loop.add_reader(bell, rung.set)
@@ -146,12 +147,6 @@ class Requests:
                 what = "has not begun" if row is None else f"is in environment {row}"
                 parts.append(f"worker {worker} (pid {supervisor.pid(worker)}) {what}")
         return ", ".join(parts)
-
-    def _duplicate(self) -> int:
-        """Returns a descriptor of the bell that stays valid when the pool closes."""
-        with self._supervisor.lock:
-            self._supervisor.raise_failure()
-            return os.dup(self._bell)
 
     def _ask(self, goal: int) -> bool:
         """Wants the bell to ring at `goal`; returns whether it is reached already."""

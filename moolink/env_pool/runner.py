@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
+from moolink._core import EnvironmentRows
 from moolink.env_pool import channel
 from moolink.env_pool.environment import Environment, EnvironmentFailed, as_five
 from moolink.env_pool.memory import Array, PoolMemory, PoolShape
@@ -40,6 +41,16 @@ class Runner:
         self._failed = failed
         for environment in environments.values():
             environment.doing = "step"
+        self._failing: set[int] = set()  # Rows whose environments have failures to forget.
+        self._rows = EnvironmentRows(
+            environments,
+            memory.observation if isinstance(shape.observation, Leaf) else None,
+            memory.reward,
+            memory.terminated,
+            memory.truncated,
+            current,
+            behaviour.infos,
+        )
         self._action_tree = shape.action
         self._write = self._writer(shape.observation, memory.observation, "observations")
         self._write_final: Write | None = None
@@ -59,41 +70,23 @@ class Runner:
 
     def step(self, first: int, count: int, given: dict[int, Any] | None) -> None:
         """Steps `count` environments from `first`; `given` are their actions if not shared."""
-        rewards: list[float] = []
-        ended: list[tuple[int, bool, bool]] = []
-        rows = range(first, first + count)
-        actions = self._actions(first, count) if given is None else [given[row] for row in rows]
-        current, write, environments = self._current, self._write, self.environments
-        keep_infos = self._behaviour.infos
-        for row, action in zip(rows, actions, strict=True):
-            environment = environments[row]
-            current[0] = row + 1
+        row, stop = first, first + count
+        actions = (
+            self._actions(first, count) if given is None else [given[i] for i in range(row, stop)]
+        )
+        while row < stop:
             try:
-                if environment.due:
-                    reward, terminated, truncated = 0.0, False, self._begin(environment)
-                    if truncated:
-                        ended.append((row, False, True))
-                else:
-                    result = environment.env.step(action)
-                    if os.getpid() != environment.pid:
-                        environment.end_forked_child()
-                    if type(result) is not tuple or len(result) != 5:
-                        result = as_five(result)
-                    observation, reward, terminated, truncated, info = result
-                    if terminated or truncated:
-                        ended.append((row, bool(terminated), bool(truncated)))
-                        self._end(environment, observation, info)
-                    else:
-                        write(row, observation)
-                        if info and keep_infos:
-                            self.results.infos[row] = info
-                    environment.failures = 0
-                rewards.append(float(reward))
+                left = actions if row == first else actions[row - first :]
+                self._rows.step(row, left, self._take, self._begin)
+                row = stop
             except BaseException as error:  # noqa: BLE001 - `_recover` reports or raises it
-                self._recover(environment, error)
-                rewards.append(0.0)
-                ended = [end for end in ended if end[0] != row] + [(row, False, True)]
-        self._finish(first, count, rewards, ended)
+                failed = self._current[0] - 1
+                self._succeeded(row, failed)
+                self._recover(self.environments[failed], error)
+                self._write_outcome(failed, 0.0, False, True)
+                row = failed + 1
+            else:
+                self._succeeded(first, stop)
 
     def reset(self, rows: range, arguments: channel.Arguments) -> None:
         """Resets the environments among `rows` that have a seed, be it None, in `arguments`."""
@@ -106,17 +99,20 @@ class Runner:
                 observation, info = environment.reset(arguments.of_row[row], arguments.shared)
                 self._write(row, observation)
             self._started(environment, info)
-            self._finish(row, 1, [0.0], [])
+            self._write_outcome(row, 0.0, False, False)
 
     def call(self, rows: range, arguments: channel.Arguments) -> None:
-        """Calls a method of each environment, or gets or sets an attribute."""
-        name = arguments.shared
+        """Calls a function of `calls` with each environment among `rows` that has arguments."""
+        function, name = arguments.shared
         for row in rows:
+            if row not in arguments.of_row:
+                continue
             environment = self.environments[row]
             self._current[0] = row + 1
             environment.doing = name
             try:
-                answer = _call(environment.env, name, *arguments.of_row[row])
+                positional, keywords = arguments.of_row[row]
+                answer = function(environment.env, name, *positional, **keywords)
                 if os.getpid() != environment.pid:
                     environment.end_forked_child()
                 self.results.answers[row] = answer
@@ -143,15 +139,31 @@ class Runner:
         self._write(row, observation)
         self._started(environment, info)
 
-    def _begin(self, environment: Environment) -> bool:
-        """Begins an episode in place of a step; returns whether that cut off another one."""
-        if environment.interrupted:
+    def _take(self, row: int, result: Any) -> None:
+        """Takes what a step gave, if it is more than an array within an episode."""
+        if type(result) is not tuple or len(result) != 5:
+            result = as_five(result)
+        observation, reward, terminated, truncated, info = result
+        terminated, truncated = bool(terminated), bool(truncated)
+        if terminated or truncated:
+            self._end(self.environments[row], observation, info)
+        else:
+            self._write(row, observation)
+            if info and self._behaviour.infos:
+                self.results.infos[row] = info
+        self._write_outcome(row, float(reward), terminated, truncated)
+
+    def _begin(self, row: int) -> None:
+        """Begins an episode in place of a step, which may cut off another one."""
+        environment = self.environments[row]
+        interrupted = environment.interrupted
+        if interrupted:
             self._cut_off(environment)
-            return True
-        observation, info = environment.begin()
-        self._write(environment.index, observation)
-        self._started(environment, info)
-        return False
+        else:
+            observation, info = environment.begin()
+            self._write(row, observation)
+            self._started(environment, info)
+        self._write_outcome(row, 0.0, False, interrupted)
 
     def _cut_off(self, environment: Environment) -> None:
         """Ends the episode that a crash has cut off, at the last observation that there was."""
@@ -176,15 +188,24 @@ class Runner:
         if info and self._behaviour.infos:
             self.results.infos[environment.index] = info
 
+    def _succeeded(self, first: int, stop: int) -> None:
+        """Forgets the failures of environments that have taken a step since."""
+        if not self._failing:
+            return
+        for row in [row for row in self._failing if first <= row < stop]:
+            self.environments[row].failures = 0
+            self._failing.discard(row)
+
     def _recover(self, environment: Environment, error: BaseException) -> None:
         """An environment raised: has it reported, which may raise, and begins another episode."""
+        self._failing.add(environment.index)
         self._failed(environment, environment.failed(error))
         with environment.reporting():
             self._cut_off(environment)
 
     # Shared arrays.
 
-    def _actions(self, first: int, count: int) -> Sequence[Any]:
+    def _actions(self, first: int, count: int) -> list[Any]:
         """Returns each row's action as the environment expects it; arrays are copies."""
         part = slice(first, first + count)
 
@@ -192,7 +213,7 @@ class Runner:
             values = array[part]
             return values.tolist() if leaf.scalar else [row.copy() for row in values]
 
-        columns = map_tree(per_row, self._action_tree, self._memory.action)
+        columns: Any = map_tree(per_row, self._action_tree, self._memory.action)
         if isinstance(columns, list):
             return columns
         return [
@@ -200,26 +221,8 @@ class Runner:
             for row in range(count)
         ]
 
-    def _finish(
-        self, first: int, count: int, rewards: list[float], ended: list[tuple[int, bool, bool]]
-    ) -> None:
-        memory, part = self._memory, slice(first, first + count)
-        memory.reward[part] = rewards
-        memory.terminated[part] = False
-        memory.truncated[part] = False
-        for row, terminated, truncated in ended:
-            memory.terminated[row] = terminated
-            memory.truncated[row] = truncated
-
-
-def _call(env: Any, name: str, positional: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    if name == "set_attr":
-        set_attribute = getattr(env, "set_wrapper_attr", None)
-        if set_attribute is None:
-            setattr(env, *positional)
-        else:
-            set_attribute(*positional)
-        return None
-    get = getattr(env, "get_wrapper_attr", None)
-    attribute = getattr(env, name) if get is None else get(name)
-    return attribute(*positional, **keywords) if callable(attribute) else attribute
+    def _write_outcome(self, row: int, reward: float, terminated: bool, truncated: bool) -> None:
+        memory = self._memory
+        memory.reward[row] = reward
+        memory.terminated[row] = terminated
+        memory.truncated[row] = truncated

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from moolink import forks
+from moolink._core import EpisodeCounts
 from moolink.env_pool.actions import ActionWriter
 from moolink.env_pool.memory import Array
 from moolink.env_pool.requests import Requests
@@ -167,10 +168,10 @@ class EnvStepper:
                 outputs: Outputs = map_tree(_copy, self._outputs, self._copies)
                 return _tensors(outputs) if torch else outputs
             if not torch:
-                return map_tree(lambda array: array, self._outputs)  # type: ignore[no-any-return]
+                return _renewed(self._outputs)
             if self._tensors is None:
                 self._tensors = _tensors(self._outputs)
-            return map_tree(lambda tensor: tensor, self._tensors)  # type: ignore[no-any-return]
+            return _renewed(self._tensors)
 
 
 class Episodes:
@@ -190,24 +191,27 @@ class Episodes:
             "episode_return": np.zeros(size, np.float32),
             "episode_step": np.zeros(size, np.int64),
         }
-        self._returns = np.zeros(size, np.float64)
-        self._ended = False  # Whether an episode ended in the last step.
-        self._begun = False
+        self._counts = EpisodeCounts(
+            reward,
+            terminated,
+            truncated,
+            self.outputs["done"],
+            self.outputs["episode_return"],
+            self.outputs["episode_step"],
+            np.zeros(size, np.float64),
+        )
 
     def count_step(self) -> None:
         """Counts a step whose results are in the arrays; a batch's first one is a reset."""
-        outputs, steps = self.outputs, self.outputs["episode_step"]
-        done = outputs["done"]
-        if self._ended:
-            self._returns[done] = 0.0
-            steps[done] = 0
-        if self._begun:
-            self._returns += outputs["reward"]
-            steps += 1
-        self._begun = True
-        np.logical_or(outputs["terminated"], outputs["truncated"], out=done)
-        self._ended = bool(done.any())
-        outputs["episode_return"][:] = self._returns
+        self._counts.count_step()
+
+
+def _renewed(outputs: Outputs) -> Outputs:
+    """Returns the same arrays in a dict that the user may change."""
+    return {
+        name: map_tree(lambda array: array, part) if isinstance(part, (dict, tuple)) else part
+        for name, part in outputs.items()
+    }
 
 
 def _copy(array: Array, memory: WarmMemory) -> Array:

@@ -11,13 +11,14 @@ import select
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from collections.abc import Iterable
+from typing import Any
 
 from moolink import deadlines, forks, logs
 from moolink.env_pool import channel, starting
 from moolink.env_pool.board import Command
 from moolink.env_pool.memory import PoolMemory, PoolShape, rows_of
+from moolink.env_pool.options import PoolOptions
 from moolink.env_pool.spaces import keys
 from moolink.errors import Closed, EnvError, Error, TimeoutError
 from moolink.processes import describe_exit
@@ -26,30 +27,6 @@ _GRACE = 2.0  # seconds that workers have to close their environments
 _FAILED_GRACE = 0.2  # the same, when the pool has failed
 _SERVER_GRACE = 3.0  # further seconds that the server has to end
 _FRUITLESS_RESTARTS = 3  # restarts of a worker that finishes no step between them
-
-
-@dataclasses.dataclass(frozen=True)
-class PoolOptions:
-    """What the user asked for; see EnvPool and VectorEnv for the meaning."""
-
-    create_env: Callable[..., Any]
-    workers: int
-    batches: int
-    batch_size: int
-    seed: int | None
-    terminal_observation: bool
-    reward: str
-    start: starting.Start
-    on_crash: Literal["raise", "restart"]
-    behaviour: channel.Behaviour
-    start_timeout: float | None
-
-    def __post_init__(self) -> None:
-        """Raises ValueError for a word that is none of those to choose from."""
-        if self.on_crash not in ("raise", "restart"):
-            raise ValueError(f'on_crash must be "raise" or "restart", got {self.on_crash!r}')
-        if self.start not in ("program", "fork"):
-            raise ValueError(f'start must be "program" or "fork", got {self.start!r}')
 
 
 class Supervisor:
@@ -77,6 +54,7 @@ class Supervisor:
         """
         self._options = options
         self._owner = os.getpid()
+        self._in_child = False
         self.lock = threading.RLock()
         forks.changes_in_children(self)
         self._failure: dict[str, Any] | None = None
@@ -124,6 +102,7 @@ class Supervisor:
 
     def _forked(self) -> None:
         self.lock = threading.RLock()
+        self._in_child = True
 
     def _wait_until_made(self) -> None:
         poll = select.poll()
@@ -157,29 +136,28 @@ class Supervisor:
 
     # Requests.
 
-    def push(
-        self,
-        worker: int,
-        first: int,
-        count: int,
-        command: Command,
-        arguments: bytes | None,
-    ) -> None:
-        """Makes a request of `worker`; the caller holds the lock, and actions are in place.
+    def push(self, parts: list[tuple[int, int, int]], command: Command) -> None:
+        """Makes requests without arguments: (worker, first row, number of rows) of each.
 
-        `arguments` are `channel.Arguments`, encoded.
+        The caller holds the lock, and actions are in place.
         """
-        board = self.memory.board
-        if arguments is not None:
-            kept = self._arguments[worker]
-            position = board.position(worker)
-            while kept and kept[0][0] < position:
-                kept.popleft()
-            kept.append((board.pushed(worker), arguments))
-        if board.push(worker, first, count, command):
+        push = self.memory.board.push
+        asleep = {part[0] for part in parts if push(*part, command)}
+        # When all are made: a worker that is woken may take the core that this process runs on.
+        for worker in asleep:
             os.eventfd_write(self._doorbells[worker], 1)
-        # A worker that is awake, as long arguments need one to read them.
-        if arguments is not None and self._made[worker] is not None:
+
+    def push_with(self, part: tuple[int, int, int], command: Command, arguments: bytes) -> None:
+        """Makes a request with `channel.Arguments`, encoded; the caller holds the lock."""
+        board, worker = self.memory.board, part[0]
+        kept = self._arguments[worker]
+        position = board.position(worker)
+        while kept and kept[0][0] < position:
+            kept.popleft()
+        kept.append((board.pushed(worker), arguments))
+        # Awake before they are sent, as long arguments need one to read them.
+        self.push([part], command)
+        if self._made[worker] is not None:
             self._send(worker, arguments)  # Otherwise it is told when it is there again.
 
     def _send(self, worker: int, arguments: bytes) -> None:
@@ -229,7 +207,7 @@ class Supervisor:
             raise EnvError(**self._failure)
         if self._closed:
             raise Closed("the EnvPool is closed")
-        if os.getpid() != self._owner:
+        if self._in_child:
             raise Closed("this EnvPool belongs to the process that made it, not to its fork")
 
     def state(self) -> str:
@@ -437,7 +415,7 @@ class Supervisor:
 
     def close(self) -> None:
         """Ends all processes and closes all descriptors. Idempotent; does nothing in a fork."""
-        if os.getpid() != self._owner:
+        if self._in_child:
             return
         with self.lock:
             if self._closed:

@@ -16,14 +16,17 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector import VectorEnv as GymnasiumVectorEnv
 from gymnasium.vector.utils import batch_differing_spaces, batch_space, iterate
 
-from moolink.env_pool import channel, server, starting
+from moolink.env_pool import calls, channel, server, starting
 from moolink.env_pool.actions import ActionWriter
 from moolink.env_pool.board import Command
+from moolink.env_pool.options import PoolOptions
 from moolink.env_pool.outputs import Outputs
 from moolink.env_pool.ready import Ready
 from moolink.env_pool.requests import Requests
-from moolink.env_pool.supervisor import PoolOptions, Supervisor
+from moolink.env_pool.supervisor import Supervisor
+from moolink.env_pool.vector_arguments import checked_mask, require_sensible
 from moolink.errors import Closed, EnvError, TimeoutError
+from moolink.keywords import names_keywords
 from moolink.processes import available_cores
 
 Array = npt.NDArray[Any]
@@ -89,6 +92,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any]):
         Error: the environments, or their spaces, cannot be pickled.
     """
 
+    @names_keywords
     def __init__(
         self,
         create_env: Callable[..., Any] | Sequence[Callable[[], Any]],
@@ -112,7 +116,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any]):
         if num_envs is None or num_envs < 1:
             raise ValueError(f"num_envs must be at least 1, got {num_envs}")
         batch_size = num_envs if batch_size is None else batch_size
-        _require_sensible(num_envs, num_workers, batch_size, observation_mode)
+        require_sensible(num_envs, num_workers, batch_size, observation_mode)
         server.require_loaded_main("VectorEnv")
         self.num_envs = num_envs
         self.batch_size = batch_size
@@ -212,7 +216,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any]):
         mask = np.ones(self.num_envs, np.bool_)
         if options is not None and "reset_mask" in options:
             options = dict(options)
-            mask = _checked_mask(options.pop("reset_mask"), self.num_envs)
+            mask = checked_mask(options.pop("reset_mask"), self.num_envs)
         of_row = {row: seeds[row] for row in np.flatnonzero(mask).tolist()}
         self._begin("reset", Command.RESET, channel.Arguments(of_row, options))
 
@@ -312,20 +316,29 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any]):
         self._require_idle("call_async")
         if name in ("reset", "step", "close"):
             raise ValueError(f"use VectorEnv.{name}, not call({name!r})")
-        of_row = dict.fromkeys(range(self.num_envs), (args, kwargs))
-        self._begin("call", Command.CALL, channel.Arguments(of_row, name))
+        self._begin_call(calls.call, name, dict.fromkeys(range(self.num_envs), (args, kwargs)))
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
         """Waits, for at most `timeout` seconds, for `call_async`; may be called again then."""
-        self._wait("call", timeout)
-        results = self._requests.results()
-        for raised in results.errors.values():
-            raise EnvError(
-                f"environment {raised.environment} raised in {raised.doing}: {raised.error}",
-                environments=(raised.environment,),
-                remote_traceback=raised.traceback,
-            )
-        return tuple(results.answers[row] for row in range(self.num_envs))
+        answers = self._answers(timeout)
+        return tuple(answers[row] for row in range(self.num_envs))
+
+    def call_some(
+        self, function: Callable[..., Any], name: str, of_row: dict[int, Any]
+    ) -> dict[int, Any]:
+        """Calls ``function(env, name, *positional, **keywords)`` with some environments.
+
+        Args:
+            function: one that the workers can import, as `moolink.env_pool.calls` has them.
+            name: what errors call it.
+            of_row: (positional, keywords) for each environment that is to be called.
+
+        Returns:
+            what it gave for each.
+        """
+        self._require_idle("call_some")
+        self._begin_call(function, name, of_row)
+        return self._answers()
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """Returns each environment's attribute `name`."""
@@ -339,8 +352,8 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any]):
             raise ValueError(
                 f"values must be one, or a list or tuple of {self.num_envs}, got {len(each)}"
             )
-        of_row: dict[int, Any] = {row: ((name, value), {}) for row, value in enumerate(each)}
-        self._begin("call", Command.CALL, channel.Arguments(of_row, "set_attr"))
+        of_row: dict[int, Any] = {row: ((value,), {}) for row, value in enumerate(each)}
+        self._begin_call(calls.assign, name, of_row)
         self.call_wait()
 
     def render(self) -> tuple[Any, ...] | None:
@@ -391,6 +404,22 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any]):
         self._ready.forget()
         self._waiting_for = what
 
+    def _begin_call(self, function: Callable[..., Any], name: str, of_row: dict[int, Any]) -> None:
+        """Begins to call a function of `calls` with some environments: (positional, keywords)."""
+        self._begin("call", Command.CALL, channel.Arguments(of_row, (function, name)))
+
+    def _answers(self, timeout: float | None = None) -> dict[int, Any]:
+        """Waits for `_begin_call`; returns the answers by row, or raises the first error."""
+        self._wait("call", timeout)
+        results = self._requests.results()
+        for raised in results.errors.values():
+            raise EnvError(
+                f"environment {raised.environment} raised in {raised.doing}: {raised.error}",
+                environments=(raised.environment,),
+                remote_traceback=raised.traceback,
+            )
+        return results.answers
+
     def _wait(self, what: str, timeout: float | None) -> None:
         self._require_open()
         if self._waiting_for != what:
@@ -427,36 +456,6 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any]):
         if len(seed) != self.num_envs:
             raise ValueError(f"expected {self.num_envs} seeds, got {len(seed)}")
         return list(seed)
-
-
-def _require_sensible(
-    num_envs: int, num_workers: int | None, batch_size: int, observation_mode: Any
-) -> None:
-    if not 1 <= batch_size <= num_envs:
-        raise ValueError(f"batch_size must be 1 to num_envs={num_envs}, got {batch_size}")
-    if num_workers is not None and num_workers < 1:
-        raise ValueError(f"num_workers must be at least 1, got {num_workers}")
-    if observation_mode not in ("same", "different") and not isinstance(observation_mode, tuple):
-        raise ValueError(
-            "Invalid `observation_mode`, expected: 'same' or 'different' or tuple of single "
-            f"and batch observation space, actual got {observation_mode}"
-        )
-
-
-def _checked_mask(mask: Any, num_envs: int) -> npt.NDArray[np.bool_]:
-    name = "`options['reset_mask']`"
-    if not isinstance(mask, np.ndarray):
-        raise TypeError(f"{name} must be a numpy array, got {type(mask)}")
-    if mask.shape != (num_envs,):
-        raise ValueError(f"{name} must have shape `({num_envs},)`, got {mask.shape}")
-    if mask.dtype != np.bool_:
-        raise TypeError(f"{name} must have `dtype=np.bool_`, got {mask.dtype}")
-    if not mask.any():
-        raise ValueError(
-            f"{name} must contain a boolean array with at least one True value, got "
-            f"reset_mask={mask}"
-        )
-    return mask
 
 
 def _options(

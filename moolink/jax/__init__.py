@@ -2,6 +2,7 @@
 
 from moolink.jax.accumulator import Accumulator, TrainingStep
 from moolink.jax.collectives import all_gather, broadcast, gather, reduce_scatter, scatter
+from moolink.jax.optimizers import load_optimizer_state, optimizer_state
 from moolink.jax.programs import Token, all_reduce, token, translate_errors
 from moolink.jax.states import plain_tree, tree_like
 
@@ -13,6 +14,8 @@ __all__ = [
     "all_reduce",
     "broadcast",
     "gather",
+    "load_optimizer_state",
+    "optimizer_state",
     "plain_tree",
     "reduce_scatter",
     "scatter",

@@ -18,9 +18,9 @@ from moolink.accumulator_options import AccumulatorOptions
 from moolink.buckets import Description, Section, layout, sections
 from moolink.group import Group
 from moolink.jax import arrays
+from moolink.jax.optimizers import load_optimizer_state
+from moolink.jax.optimizers import optimizer_state as common_state
 from moolink.jax.states import plain_tree, tree_like
-
-OPTIMIZER, USERS = "optimizer", "users"  # keys of the states that steps() sends
 
 
 class Accumulator(AccumulatorBase):
@@ -128,6 +128,10 @@ class Accumulator(AccumulatorBase):
         """
         self._buffers = self._checked("buffers", buffers, self._buffers, self._buffer_structure)
 
+    def optimizer_state(self) -> Any:
+        """As the optimizer of :meth:`steps` left it after the last round; None before ``steps``."""
+        return self._optimizer_state
+
     def gradients(self) -> Any:
         """The round's mean, a pytree of JAX arrays as the parameters are.
 
@@ -197,10 +201,12 @@ class Accumulator(AccumulatorBase):
         optimizer: Any,
         *,
         optimizer_state: Any = None,
+        learning_rate: Callable[[dict[str, int]], float] | None = None,
         state: Callable[[], Any] | None = None,
         load_state: Callable[[Any], None] | None = None,
         until: Callable[[dict[str, int]], bool] | None = None,
         totals: Mapping[str, int] | None = None,
+        idle: Callable[[], None] | None = None,
     ) -> Iterator[TrainingStep]:
         """Iterates over the turns of a training loop in which gradients are wanted::
 
@@ -209,7 +215,8 @@ class Accumulator(AccumulatorBase):
                 step.reduce(gradients, batch_size=32, counters={"samples": 32})
 
         Between two turns rounds are applied with ``optimizer.update``, compiled once; its state
-        travels to newcomers with the model. The rest is as in
+        travels to newcomers with the model. Members in other frameworks understand the states
+        that :func:`moolink.jax.optimizer_state` knows. The rest is as in
         :meth:`~moolink.accumulator.AccumulatorBase.training_steps`.
 
         Args:
@@ -217,41 +224,46 @@ class Accumulator(AccumulatorBase):
                 ``init(parameters)`` and ``update(gradients, state, parameters)``; the same at
                 every member.
             optimizer_state: that of a checkpoint; None: ``optimizer.init(parameters)``.
+            learning_rate: returns a factor of a round's updates from the totals of the rounds
+                before it, which are equal at every member: with ``optax.adam(1.0)``, the rate.
             state: returns what newcomers need besides: a plain tree, or any pytree.
             load_state: takes it, as a plain tree.
             until: ends the iteration when true of the counters' totals.
             totals: those of a checkpoint.
+            idle: called while the loop waits; what it raises ends the loop.
         """
         if optimizer_state is None:
             optimizer_state = optimizer.init(self.parameters())
         self._optimizer_state = optimizer_state
         update = jax.jit(partial(_optimize, optimizer))
 
-        def apply() -> None:
+        def apply(totals: dict[str, int]) -> None:
+            rate = 1.0 if learning_rate is None else learning_rate(totals)
             parameters, self._optimizer_state = update(
-                self.parameters(), self._optimizer_state, self.gradients()
+                self.parameters(), self._optimizer_state, self.gradients(), rate
             )
             self.set_parameters(parameters)
 
         def capture() -> Any:
             users = None if state is None else plain_tree(state())
-            return {OPTIMIZER: plain_tree(self._optimizer_state), USERS: users}
+            common = common_state(self._optimizer_state)
+            own = plain_tree(self._optimizer_state) if common is None else None
+            return {"optimizer": common, "jax": own, "users": users}
 
         def install(received: Any) -> None:
-            if not isinstance(received, dict) or set(received) != {OPTIMIZER, USERS}:
-                raise RuntimeError(
-                    "the leader's state is not one of JAX's steps(): members of several "
-                    "frameworks use training_steps(), with a state that all understand"
-                )
-            self._optimizer_state = tree_like(
-                self._optimizer_state, received[OPTIMIZER], "the optimiser's state"
-            )
+            received = loops.checked_loop_state(received, self.framework)
+            mine, common = self._optimizer_state, received["optimizer"]
+            if common is not None:
+                self._optimizer_state = load_optimizer_state(mine, common)
+            else:
+                self._optimizer_state = tree_like(mine, received["jax"], "the optimizer's state")
             if load_state is not None:
-                load_state(received[USERS])
+                load_state(received["users"])
 
-        return self.training_steps(
-            apply, state=capture, load_state=install, until=until, totals=totals
+        turns = self._turns(
+            apply, state=capture, load_state=install, until=until, totals=totals, idle=idle
         )
+        return cast(Iterator[TrainingStep], turns)
 
     def training_steps(self, apply: Callable[[], None], **options: Any) -> Iterator[TrainingStep]:
         """Iterates over the turns of a training loop in which gradients are wanted, with steps as
@@ -389,9 +401,11 @@ def _unpack(
     return [leaves[index] for index in range(len(parameters))]
 
 
-def _optimize(optimizer: Any, parameters: Any, state: Any, gradients: Any) -> tuple[Any, Any]:
+def _optimize(
+    optimizer: Any, parameters: Any, state: Any, gradients: Any, rate: float
+) -> tuple[Any, Any]:
     updates, state = optimizer.update(gradients, state, parameters)
-    return jax.tree.map(lambda p, u: (p + u).astype(p.dtype), parameters, updates), state
+    return jax.tree.map(lambda p, u: (p + rate * u).astype(p.dtype), parameters, updates), state
 
 
 def _leaves(what: str, tree: Any) -> tuple[list[jax.Array], Any, list[str]]:

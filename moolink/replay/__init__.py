@@ -1,6 +1,7 @@
 """Replay: tables of items in this process, and those of another one. See docs/replay.md."""
 
 from moolink.replay.batch import Batch, Batches
+from moolink.replay.client import ReplayClient
 from moolink.replay.local import Replay
 from moolink.replay.options import (
     Fifo,
@@ -15,6 +16,7 @@ from moolink.replay.options import (
     Table,
     Uniform,
 )
+from moolink.replay.server import ReplayServer
 from moolink.replay.writer import Writer
 
 __all__ = [
@@ -28,6 +30,8 @@ __all__ = [
     "MinSize",
     "Prioritized",
     "Replay",
+    "ReplayClient",
+    "ReplayServer",
     "SampleToInsertRatio",
     "Selector",
     "Table",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from moolink.replay import structure
-from moolink.replay.structure import Skeleton
+from moolink import skeletons
+from moolink.skeletons import Skeleton
 
 
 @dataclasses.dataclass
@@ -24,11 +24,11 @@ class Layout:
         Raises:
             ValueError: the step is another tree.
         """
-        leaves = structure.leaves_like(tree, self.skeleton)
+        leaves = skeletons.leaves_like(tree, self.skeleton)
         if leaves is None:
-            difference = structure.difference(tree, self.skeleton)
+            difference = skeletons.difference(tree, self.skeleton)
             raise ValueError(f"a step differs from the first one: it is {difference}")
         return [
-            structure.as_array(leaf, column[1])
+            skeletons.as_array(leaf, column[1])
             for leaf, column in zip(leaves, self.columns, strict=True)
         ]

@@ -14,14 +14,16 @@ from typing import Any, Literal, Self
 import numpy as np
 import numpy.typing as npt
 
+from moolink import skeletons
 from moolink._core import ReplayCore
 from moolink.errors import QueueFull, TimeoutError
-from moolink.replay import placement, structure
+from moolink.replay import placement
 from moolink.replay.batch import Batch, Batches
 from moolink.replay.layout import Layout
+from moolink.replay.local_steps import LocalSteps
 from moolink.replay.options import Table
-from moolink.replay.structure import Skeleton
-from moolink.replay.writer import Item, Steps, Writer
+from moolink.replay.writer import Item, Writer
+from moolink.skeletons import Skeleton
 
 Arrays = Literal["same", "numpy", "torch", "jax"]
 Stop = Callable[[], bool]
@@ -145,19 +147,8 @@ class Replay:
             as insert; what was inserted before the time-out stays.
         """
         of = self.open_table(table)
-        layout, pattern = of.steps or self._open_steps(of, self._layout(items, 1))
-        leaves = layout.leaves(items)
-        shape = tuple(leaves[0].shape)
-        if not shape:
-            raise ValueError("all arrays must have the items as their first dimension")
-        of_each = np.empty(shape[0], np.float64)
-        of_each[:] = np.asarray(priorities, np.float64)
-        rows = self._core.extend(layout.store, leaves, shape[0])
-        try:
-            keys = self.insert_rows(pattern, rows, of_each, of, timeout)
-        finally:
-            self._core.release(layout.store, rows)
-        self.raise_if_late(len(keys), len(rows), of.options.name, timeout)
+        keys, asked = self.extend_until(of, items, priorities, timeout, None)
+        self.raise_if_late(len(keys), asked, of.options.name, timeout)
         return keys
 
     def sample(
@@ -227,7 +218,7 @@ class Replay:
 
     def writer(self, keep: int) -> Writer:
         """A writer of steps, from whose last `keep` ones items are made. For one thread."""
-        return Writer(functools.partial(_LocalSteps, self), keep)
+        return Writer(functools.partial(LocalSteps, self), keep)
 
     def stats(self) -> dict[str, Any]:
         """Of each table its size, counts and who waits; of the stores, steps and bytes."""
@@ -323,13 +314,29 @@ class Replay:
             raise ValueError(f"there is no table {name!r}; the tables are {known}")
         return self._tables[name]
 
-    def layout_of(self, step: Any) -> Layout:
-        """The layout of steps like this one.
+    def layout_of(self, tree: Any, stacked: bool = False) -> Layout:
+        """The layout of steps like this one, or of many that are stacked.
 
         Raises:
             TypeError: what is in it cannot be stored.
         """
-        return self._layout(step, 0)
+        dropped = int(stacked)
+        for layout in self.layouts:
+            leaves = skeletons.leaves_like(tree, layout.skeleton)
+            if leaves is None:
+                continue
+            given = [skeletons.layout_of(skeletons.as_array(leaf)) for leaf in leaves]
+            if [(dtype, shape[dropped:]) for dtype, shape in given] == [
+                column[1:] for column in layout.columns
+            ]:
+                return layout
+        leaves, skeleton = skeletons.flatten(tree)
+        leaves = [skeletons.as_array(leaf) for leaf in leaves]
+        columns = []
+        for name, leaf in zip(skeletons.paths(skeleton), leaves, strict=True):
+            dtype, shape = skeletons.layout_of(leaf)
+            columns.append((name, dtype, shape[dropped:]))
+        return self.add_layout(skeleton, columns, skeletons.framework_of(leaves))
 
     def add_layout(
         self,
@@ -360,11 +367,34 @@ class Replay:
             elif repr(table.skeleton) != repr(item.skeleton):
                 raise ValueError(
                     f"the items of table {table.options.name!r} are another tree: it has "
-                    f"{', '.join(structure.paths(table.skeleton))}"
+                    f"{', '.join(skeletons.paths(table.skeleton))}"
                 )
             pattern = {"store": layout.store, "width": item.width, "pieces": item.pieces}
             self._pattern_numbers[name] = self._add_pattern(pattern)
             return self._pattern_numbers[name]
+
+    def extend_until(
+        self,
+        of: OpenTable,
+        items: Any,
+        priorities: npt.ArrayLike,
+        timeout: float | None,
+        stop: Stop | None,
+    ) -> tuple[npt.NDArray[np.int64], int]:
+        """As extend, until the time is up or `stop` returns True: the keys of the items that are
+        in, and how many were given."""
+        layout, pattern = of.steps or self._open_steps(of, self.layout_of(items, stacked=True))
+        leaves = layout.leaves(items)
+        shape = tuple(leaves[0].shape)
+        if not shape:
+            raise ValueError("all arrays must have the items as their first dimension")
+        of_each = np.empty(shape[0], np.float64)
+        of_each[:] = np.asarray(priorities, np.float64)
+        rows = self._core.extend(layout.store, leaves, shape[0])
+        try:
+            return self.insert_rows(pattern, rows, of_each, of, timeout, stop), len(rows)
+        finally:
+            self._core.release(layout.store, rows)
 
     def insert_rows(
         self,
@@ -388,25 +418,6 @@ class Replay:
         self._patterns.append(pattern)
         return number
 
-    def _layout(self, tree: Any, dropped: int) -> Layout:
-        """Of arrays without their first `dropped` dimensions."""
-        for layout in self.layouts:
-            leaves = structure.leaves_like(tree, layout.skeleton)
-            if leaves is None:
-                continue
-            given = [structure.layout_of(structure.as_array(leaf)) for leaf in leaves]
-            if [(dtype, shape[dropped:]) for dtype, shape in given] == [
-                column[1:] for column in layout.columns
-            ]:
-                return layout
-        leaves, skeleton = structure.flatten(tree)
-        leaves = [structure.as_array(leaf) for leaf in leaves]
-        columns = []
-        for name, leaf in zip(structure.paths(skeleton), leaves, strict=True):
-            dtype, shape = structure.layout_of(leaf)
-            columns.append((name, dtype, shape[dropped:]))
-        return self.add_layout(skeleton, columns, structure.framework_of(leaves))
-
     def _open_steps(self, table: OpenTable, layout: Layout) -> tuple[Layout, int]:
         pieces = [(column, 0, 0) for column in range(len(layout.columns))]
         pattern = self.add_pattern(table, layout, Item(layout.skeleton, 1, pieces))
@@ -429,7 +440,7 @@ class Replay:
             return None
         arrays, keys, probabilities, priorities, times_sampled = sampled
         kind = table.framework if self._arrays == "same" else self._arrays
-        data = structure.unflatten(table.skeleton, placement.convert(arrays, kind, device))
+        data = skeletons.unflatten(table.skeleton, placement.convert(arrays, kind, device))
         return Batch(data, keys, probabilities, priorities, times_sampled, table.options.name)
 
     def _late(
@@ -443,37 +454,3 @@ class Replay:
         if timeout == 0:
             return QueueFull(f"an item would have to wait to {what}: {why}")
         return TimeoutError(f"nothing to {what} for {timeout} s: {why}")
-
-
-class _LocalSteps(Steps):
-    """The last steps of a writer of this process."""
-
-    def __init__(self, replay: Replay, step: Any) -> None:
-        self._replay = replay
-        self._layout = replay.layout_of(step)
-        self._rows: list[int] = []
-        self.skeleton = self._layout.skeleton
-        self.columns = self._layout.columns
-
-    def append(self, step: Any) -> None:
-        core, layout = self._replay.core, self._layout
-        self._rows.append(core.append(layout.store, layout.leaves(step)))
-
-    def forget(self, count: int) -> None:
-        rows, self._rows = self._rows[:count], self._rows[count:]
-        self._replay.core.release(self._layout.store, np.array(rows, np.uint32))
-
-    def insert(
-        self, item: Item, first: int, priority: float, table: str | None, timeout: float | None
-    ) -> int:
-        of = self._replay.open_table(table)
-        pattern = self._replay.add_pattern(of, self._layout, item)
-        rows = np.array(self._rows[first : first + item.width], np.uint32)
-        keys = self._replay.insert_rows(
-            pattern, rows, np.array([priority], np.float64), of, timeout
-        )
-        self._replay.raise_if_late(len(keys), 1, of.options.name, timeout)
-        return int(keys[0])
-
-    def __del__(self) -> None:
-        self.forget(len(self._rows))

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
-from moolink.replay import structure
-from moolink.replay.structure import Skeleton
+from moolink import skeletons
+from moolink.skeletons import Skeleton
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +45,10 @@ class Steps(abc.ABC):
 
     def flush(self) -> None:
         """Waits until what was inserted is in the table."""
+        return None
+
+    def close(self) -> None:
+        """The writer has ended."""
         return None
 
 
@@ -105,7 +109,7 @@ class Writer:
         if self._steps is None:
             self._steps = self._open(step)
             columns = [Column(self, i) for i in range(len(self._steps.columns))]
-            self._history = structure.unflatten(self._steps.skeleton, columns)
+            self._history = skeletons.unflatten(self._steps.skeleton, columns)
         self._steps.append(step)
         self._end += 1
         self._forget(max(0, self._end - self._oldest - self._keep))
@@ -147,7 +151,7 @@ class Writer:
             QueueFull, TimeoutError: it was not inserted in time.
             ValueError: a step is not kept any more, or the table has items of another layout.
         """
-        leaves, skeleton = structure.flatten(parts)
+        leaves, skeleton = skeletons.flatten(parts)
         for leaf in leaves:
             if not isinstance(leaf, Part):
                 raise TypeError(
@@ -180,6 +184,8 @@ class Writer:
         """Flushes, and gives up the steps that no item refers to."""
         self.flush()
         self.end_episode()
+        if self._steps is not None:
+            self._steps.close()
 
     def __enter__(self) -> Self:
         return self

@@ -20,7 +20,8 @@ from moolink.accumulator_options import AccumulatorOptions
 from moolink.buckets import Description, Section, layout, sections
 from moolink.device_arrays import torch_on_device
 from moolink.group import Group
-from moolink.training_steps import TrainingStep
+from moolink.torch.optimizers import load_optimizer_state, optimizer_state
+from moolink.training_steps import TrainingStep, checked_loop_state
 
 
 class Accumulator(AccumulatorBase):
@@ -89,10 +90,12 @@ class Accumulator(AccumulatorBase):
         optimizer: torch.optim.Optimizer,
         *,
         scheduler: Any = None,
+        learning_rate: Callable[[dict[str, int]], float] | None = None,
         state: Callable[[], Any] | None = None,
         load_state: Callable[[Any], None] | None = None,
         until: Callable[[dict[str, int]], bool] | None = None,
         totals: Mapping[str, int] | None = None,
+        idle: Callable[[], None] | None = None,
     ) -> Iterator[TrainingStep]:
         """Iterates over the turns of a training loop in which gradients are wanted::
 
@@ -102,17 +105,22 @@ class Accumulator(AccumulatorBase):
                 step.reduce(batch_size=32, counters={"samples": 32})
 
         Between two turns rounds are applied with ``optimizer.step()``, and then
-        ``scheduler.step()``; the states of both travel to newcomers with the model. The rest is
-        as in :meth:`~moolink.accumulator.AccumulatorBase.training_steps`.
+        ``scheduler.step()``; the states of both travel to newcomers with the model. Members in
+        other frameworks understand the state of the optimizers that
+        :func:`moolink.torch.optimizer_state` knows. The rest is as in
+        :meth:`~moolink.accumulator.AccumulatorBase.training_steps`.
 
         Args:
             optimizer: of this accumulator's parameters; the same at every member.
             scheduler: one of ``torch.optim.lr_scheduler``, stepped once a round, without
                 arguments.
+            learning_rate: returns that of a round, of all parameters, from the totals of the
+                rounds before it, which are equal at every member.
             state: returns what newcomers need besides.
             load_state: takes it.
             until: ends the iteration when true of the counters' totals.
             totals: those of a checkpoint.
+            idle: called while the loop waits; what it raises ends the loop.
 
         Raises:
             TypeError: ``scheduler.step`` needs an argument, as ``ReduceLROnPlateau``'s does.
@@ -120,7 +128,10 @@ class Accumulator(AccumulatorBase):
         if scheduler is not None:
             _require_plain_step(scheduler)
 
-        def apply() -> None:
+        def apply(totals: dict[str, int]) -> None:
+            if learning_rate is not None:
+                for group in optimizer.param_groups:
+                    group["lr"] = learning_rate(totals)
             optimizer.step()
             if scheduler is not None:
                 scheduler.step()
@@ -128,23 +139,29 @@ class Accumulator(AccumulatorBase):
         def capture() -> Any:
             schedule = None if scheduler is None else scheduler.state_dict()
             users = None if state is None else state()
-            return _plain_tree(optimizer.state_dict()), _plain_tree(schedule), users
+            common = optimizer_state(optimizer)
+            own = optimizer.state_dict() if common is None else None
+            return {
+                "optimizer": _plain_tree(common),
+                "torch": _plain_tree(own),
+                "scheduler": _plain_tree(schedule),
+                "users": users,
+            }
 
         def install(received: Any) -> None:
-            if not isinstance(received, tuple) or len(received) != 3:
-                raise RuntimeError(
-                    "the leader's state is not one of torch's steps(): members of several "
-                    "frameworks use training_steps(), with a state that all understand"
-                )
-            optimizer_state, schedule, users = received
-            optimizer.load_state_dict(optimizer_state)
-            if scheduler is not None:
-                scheduler.load_state_dict(_tree_like(scheduler.state_dict(), schedule))
+            received = checked_loop_state(received, self.framework)
+            if received["optimizer"] is not None:
+                load_optimizer_state(optimizer, received["optimizer"])
+            else:
+                optimizer.load_state_dict(received["torch"])
+            if scheduler is not None and received.get("scheduler") is not None:
+                schedule = _tree_like(scheduler.state_dict(), received["scheduler"])
+                scheduler.load_state_dict(schedule)
             if load_state is not None:
-                load_state(users)
+                load_state(received["users"])
 
-        return self.training_steps(
-            apply, state=capture, load_state=install, until=until, totals=totals
+        return self._turns(
+            apply, state=capture, load_state=install, until=until, totals=totals, idle=idle
         )
 
     def _gradient_addresses(self) -> list[int] | None:

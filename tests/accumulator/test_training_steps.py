@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import moolink
-from tests.accumulator.loops import Make
+from tests.accumulator.loops import Make, connect
 from tests.waiting import PATIENCE, until
 
 BATCH = 4
@@ -262,3 +262,73 @@ def test_a_turn_that_is_over_is_refused(make: Make) -> None:
     with pytest.raises(RuntimeError, match="version 0 that is over"):
         old.reduce(1)
     new.reduce(1)
+
+
+def contributing(peer: Peer, **options: Any) -> Any:
+    """The peer's turns, each with a contribution already made."""
+    for step in peer.accumulator.steps(peer.optimizer, **options):
+        peer.model(torch.ones(BATCH, 3)).sum().backward()
+        step.reduce(BATCH, {"samples": BATCH})
+        yield step
+
+
+def test_the_learning_rate_is_that_of_the_totals_before_the_round(make: Make) -> None:
+    peer = Peer(make, "first", until=0)
+    peer.accumulator.set_virtual_batch_size(BATCH)
+    seen, rates = [], []
+
+    def rate(totals: dict[str, int]) -> float:
+        seen.append(totals["samples"])
+        return 1.0 / (1 + totals["samples"])
+
+    def over(totals: dict[str, int]) -> bool:
+        rates.append(peer.optimizer.param_groups[0]["lr"])
+        return totals["samples"] >= 3 * BATCH
+
+    for _ in contributing(peer, learning_rate=rate, until=over):
+        pass
+    assert seen == [0, BATCH, 2 * BATCH]
+    assert rates == [1.0, 1 / (1 + BATCH), 1 / (1 + 2 * BATCH)]
+
+
+class Stopped(Exception):
+    pass
+
+
+def test_what_idle_raises_ends_a_loop_that_waits() -> None:
+    model = torch.nn.Linear(3, 1)
+    called = 0
+
+    def idle() -> None:
+        nonlocal called
+        called += 1
+        if called == 3:
+            raise Stopped
+
+    with moolink.Accumulator("g", list(model.parameters())) as accumulator:  # is connected nowhere
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with pytest.raises(Stopped):
+            next(iter(accumulator.steps(optimizer, idle=idle)))
+    assert called == 3
+
+
+def test_what_idle_raises_ends_the_wait_for_others_to_end(make: Make) -> None:
+    peers = [Peer(make, name, until=0) for name in ("first", "second one")]
+    for peer in peers:
+        peer.accumulator.set_virtual_batch_size(BATCH)
+    connect([peer.accumulator for peer in peers])  # the other one does not end, however
+    (leader,) = (peer for peer in peers if peer.accumulator.is_leader())
+    ended = False
+
+    def over(totals: dict[str, int]) -> bool:
+        nonlocal ended
+        ended = totals["samples"] > 0
+        return ended
+
+    def stop_at_the_end() -> None:
+        if ended:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        for _ in contributing(leader, until=over, idle=stop_at_the_end):
+            assert not ended

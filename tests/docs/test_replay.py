@@ -6,7 +6,7 @@ import pytest
 
 from tests.docs.examples import examples_of, run_example
 
-WANTED = ["(32, 84, 84) float32\n32\n", "(2, 3) 10\n"]
+WANTED = ["(32, 84, 84) float32\n32\n", "(2, 3) 10\n", "(16, 2) 8\n"]
 
 
 @pytest.mark.parametrize("number", range(len(WANTED)))

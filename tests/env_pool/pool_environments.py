@@ -319,6 +319,31 @@ class Remembering(Counter):
         return np.array([self.index, self.seed, self.option, action], np.float32)
 
 
+class Shapeshifter(Counter):
+    """Observes a matrix of its action, in as many ways as there are to hold one in memory."""
+
+    observation_space = spaces.Box(-1e6, 1e6, (2, 3), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros((2, 3), np.float32), {}
+
+    def step(self, action):
+        plain = np.arange(6, dtype=np.float32).reshape(2, 3) + action
+        shapes = [
+            plain,
+            np.asfortranarray(plain),
+            np.repeat(plain, 2, axis=1)[:, ::2],
+            plain.astype(">f4"),
+            plain.astype(np.float64),
+            plain.tolist(),
+            plain.view(np.recarray),
+            np.broadcast_to(plain[:1], (2, 3)),
+        ]
+        rewards = [float, int, np.float32, np.float64, np.int16, np.array, bool, float]
+        flag = [False, 0, np.bool_(False), np.array(False)][action % 4]
+        return shapes[action], rewards[action](action), flag, flag, {}
+
+
 class Flagging(Informed):
     """Environment 2 writes a file when it is reset."""
 

@@ -72,3 +72,15 @@ def test_a_fork_has_what_main_made_and_is_refused_once_threads_run():
     lines = done.stdout.splitlines()
     assert lines[0] == "[7.0, 8.0, 9.0, 10.0]"
     assert "the threads logger run" in lines[1]
+
+
+def test_observations_rewards_and_flags_come_in_every_form():
+    with EnvPool(environments.Shapeshifter, 1, 8) as pool:
+        pool.step(0, np.zeros(8, np.int64)).result()
+        outputs = pool.step(0, np.arange(8)).result()
+        plain = np.arange(6).reshape(2, 3)
+        for row in range(7):
+            np.testing.assert_array_equal(outputs["state"][row], plain + row)
+        np.testing.assert_array_equal(outputs["state"][7], [[7, 8, 9]] * 2)
+        assert outputs["reward"].tolist() == [0, 1, 2, 3, 4, 5, 1, 7]
+        assert not outputs["done"].any()

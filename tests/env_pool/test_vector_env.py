@@ -67,6 +67,21 @@ def test_a_slow_environment_holds_up_nobody_of_another_worker():
     envs.close()
 
 
+def test_a_half_batch_is_one_request_a_worker():
+    envs = moolink.VectorEnv(environments.Informed, 8, num_workers=2, batch_size=4)
+    envs.async_reset()
+    assert envs._requests.made == 4  # 0 and 1, 2 and 3, 4 and 5, 6 and 7
+    seen = np.zeros(8, np.int64)
+    for _ in range(20):
+        made = envs._requests.made
+        *_, infos = envs.recv(LONG)
+        seen[infos["env_id"]] += 1
+        envs.send(np.ones(4, np.int64), infos["env_id"])
+        assert envs._requests.made == made + 2
+    assert seen.sum() == 80
+    envs.close()
+
+
 def test_attributes_and_errors_of_calls_leave_the_pool_usable():
     envs = moolink.VectorEnv(environments.Informed, 2)
     envs.reset()
@@ -238,6 +253,23 @@ def test_arguments_that_cannot_be_pickled_leave_the_pool_usable():
 def test_wrong_arguments_are_refused(num_envs, options):
     with pytest.raises(ValueError):
         moolink.VectorEnv(environments.Informed, num_envs, **options)
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "workers", "message"),
+    [
+        (2**40, 2, "at most 1048576 environments, not 1099511627776 x 1"),
+        (2**20, 2**20, r"needs \d+ file descriptors, and this process may have \d+"),
+    ],
+)
+def test_a_vector_environment_of_absurd_size_is_refused(num_envs, workers, message):
+    with pytest.raises(ValueError, match=message):
+        moolink.VectorEnv(environments.Informed, num_envs, num_workers=workers)
+
+
+def test_an_unknown_keyword_is_refused_with_the_one_that_was_meant():
+    with pytest.raises(TypeError, match="did you mean 'num_workers'"):
+        moolink.VectorEnv(environments.Informed, 2, num_worker=2)
 
 
 def test_functions_and_their_number_must_agree():

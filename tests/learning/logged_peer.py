@@ -15,8 +15,6 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from examples.common.learner import model_checksum
-
 
 def hashed(arrays: list[Any]) -> str:
     digest = hashlib.blake2b(digest_size=8)
@@ -25,47 +23,44 @@ def hashed(arrays: list[Any]) -> str:
     return digest.hexdigest()
 
 
-def gradients_of(model: Any, framework: str) -> list[Any]:
-    """In the order of the parameters, before anything is done to them."""
-    if framework == "torch":
-        return [p.grad.numpy() for p in model.net.parameters()]
+def gradients_of(accumulator: Any) -> list[Any]:
+    """In the order of the parameters."""
+    if accumulator.framework == "torch":
+        return [p.grad.numpy() for p in accumulator._parameters]
     import jax
 
-    return jax.tree.leaves(model.accumulator.gradients())
+    return jax.tree.leaves(accumulator.gradients())
 
 
-def logged(kind: Any, framework: str, log: TextIO) -> Any:
-    """The example's model, which writes a line once the parameters of a round are final."""
+def parameters_of(accumulator: Any) -> list[Any]:
+    """In the same order."""
+    if accumulator.framework == "torch":
+        return [p.detach().numpy() for p in accumulator._parameters]
+    import jax
+
+    return jax.tree.leaves(accumulator.parameters())
+
+
+def logged(kind: Any, log: TextIO) -> Any:
+    """An accumulator that writes a line once the parameters of a round are final."""
 
     class Logged(kind):  # type: ignore[misc]
         due: tuple[int, str, str] | None = None
 
-        def join(self, group: Any) -> Any:
-            accumulator = super().join(group)
-            update = accumulator.update
+        def zero_gradients(self) -> None:
+            if self.has_gradients():
+                names = ",".join(sorted(set(self.get_gradient_stats()["contributors"])))
+                self.due = self.model_version(), hashed(gradients_of(self)), names
+            super().zero_gradients()
 
-            def update_and_log() -> None:
-                update()
-                self.log()
-
-            accumulator.update = update_and_log
-            return accumulator
-
-        def apply_round(self, learning_rate: float, factor: float) -> float:
-            accumulator = self.accumulator
-            names = ",".join(sorted(set(accumulator.get_gradient_stats()["contributors"])))
-            version = accumulator.model_version()
-            self.due = version, hashed(gradients_of(self, framework)), names
-            norm: float = super().apply_round(learning_rate, factor)
-            return norm
-
-        def log(self) -> None:
-            if self.accumulator.has_new_state():  # the parameters are of a later version
+        def _update_all_but_rounds(self) -> None:
+            super()._update_all_but_rounds()
+            if self.has_new_state():  # the parameters are of a later version
                 self.due = None
-            if self.due is None or self.accumulator.awaits_parameters():
+            if self.due is None or self.awaits_parameters():
                 return
             version, gradients, contributors = self.due
-            parameters = model_checksum(self) if self.accumulator.in_step() else "-"
+            parameters = hashed(parameters_of(self)) if self.in_step() else "-"
             print(version, gradients, parameters, contributors, time.monotonic(), file=log)
             self.due = None
 
@@ -74,12 +69,12 @@ def logged(kind: Any, framework: str, log: TextIO) -> Any:
 
 def main() -> int:
     framework, path = sys.argv[1:3]
+    adapter = importlib.import_module(f"moolink.{framework}")
     example = importlib.import_module(f"examples.{framework}.impala")
     sys.argv[1:3] = []
     with open(path, "a", buffering=1) as log:
-        example.Impala = logged(example.Impala, framework, log)
-        status: int = example.main()
-    return status
+        adapter.Accumulator = logged(adapter.Accumulator, log)
+        return int(example.main(example.ImpalaOptions, example.train, example.evaluate))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """A torch and a JAX peer of the examples learn one game in one group, and each is killed.
 
-    python -m tests.learning.mixed_job [--seconds 600] [--env breakout] [--kills 4]
+    python -m tests.learning.mixed_job [--seconds 600] [--env-id ALE/Breakout-v5] [--kills 4]
 
 SIGKILL of the leader, of the next leader, which is of the other framework, of one that follows, and
 so on; each time the other one goes on alone, and who was killed comes back. In each round that two
@@ -165,12 +165,12 @@ def last_for(seconds: float, began: float) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=600.0)
-    parser.add_argument("--env", default="breakout")
+    parser.add_argument("--env-id", default="ALE/Breakout-v5")
     parser.add_argument("--kills", type=int, default=4)
     options = parser.parse_args()
     with (
         tempfile.TemporaryDirectory() as directory,
-        job(Path(directory), ["--env", options.env]) as made,
+        job(Path(directory), ["--env-id", options.env_id]) as made,
     ):
         play(made, options.seconds, options.kills)
         rounds, equal, both = made.check()

@@ -1,192 +1,196 @@
-"""Unrolls, their queue, the actor's thread and the statistics of games."""
+"""Unrolls, the actor's thread in both frameworks, the statistics of episodes, and evaluation."""
 
+import importlib
 import threading
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
-from examples.common.actor import Actor
-from examples.common.config import default_config
-from examples.common.environments import Catch, Step
-from examples.common.evaluation import play
-from examples.common.statistics import EpisodeReturns, ReturnWindow
-from examples.common.unrolls import UnrollQueue, UnrollsClosed
-
-SHAPE = (1, 2, 2)
-
-
-class Counting:
-    """Environment e shows its own number and how often it was stepped; ends every seventh step."""
-
-    num_actions = 3
-    observation_shape = SHAPE
-
-    def __init__(self, num_envs, fail_at=None):
-        self.num_envs = num_envs
-        self.count = 0
-        self.fail_at = fail_at
-        self.closed = False
-
-    def observe(self):
-        observation = np.zeros((self.num_envs, *SHAPE), np.uint8)
-        observation[:, 0, 0, 0] = np.arange(self.num_envs)
-        observation[:, 0, 0, 1] = self.count
-        return observation
-
-    def reset(self, seed):
-        self.count = 0
-        return self.observe()
-
-    def send(self, actions):
-        self.actions = actions
-
-    def recv(self):
-        self.count += 1
-        if self.count == self.fail_at:
-            raise OSError("the emulator is gone")
-        over = np.full(self.num_envs, self.count % 7 == 0)
-        return Step(self.observe(), self.actions * 10.0 + self.count, over, over)
-
-    def close(self):
-        self.closed = True
+from examples.common import checkpoint
+from examples.common.evaluation import Evaluation
+from examples.common.options import ImpalaOptions, defaults
+from examples.common.run import Run
+from tests.learning.stubs import Counting, options, run_of
 
 
-def policy(observation):
-    count = observation[:, 0, 0, 1].astype(np.int64)
-    return count % 3, -count.astype(np.float32)
+class Fixed:
+    """Takes action count % 3, of which -count is said to be the logarithm of its probability."""
+
+    def __init__(self, count):
+        self.count = count
+
+    def sample(self, *key):
+        return (self.count % 3)[..., None]
+
+    def log_prob(self, action):
+        return -self.count * 1.0
 
 
-def make_actor(env, unroll_length=5, batch_size=2):
-    config = default_config("catch", 1, {})
-    config.actor.num_groups, config.actor.num_envs = 1, env.num_envs
-    config.actor.unroll_length, config.learner.batch_size = unroll_length, batch_size
-    returns = EpisodeReturns()
-    return Actor(config, env, policy, returns), returns
+class TorchNet(nn.Module):
+    """Whose value is 100 x count."""
+
+    device = torch.device("cpu")
+
+    def forward(self, observation, first, state):
+        count = observation["obs"][..., 1]
+        return count.long(), 100 * count, state
+
+    def pi(self, policy):
+        return Fixed(policy)
+
+    def no_memory(self, num_envs):
+        return torch.zeros(num_envs, 0), torch.zeros(num_envs, 0)
 
 
-def test_entries_of_an_unroll_belong_together():
+class JaxNet:
+    """The same."""
+
+    def __call__(self, p, buffers, observation, first, state):
+        count = observation["obs"][..., 1]
+        return count.astype("int32"), 100 * count, state
+
+    def pi(self, p, policy):
+        return Fixed(policy)
+
+    def no_memory(self, num_envs):
+        return np.zeros((num_envs, 0), np.float32), np.zeros((num_envs, 0), np.float32)
+
+
+class Acting:
+    """An actor of a framework, whose batches are read alike."""
+
+    def __init__(self, framework, envs, unroll_length=5, batch_size=2, num_groups=1):
+        module = importlib.import_module(f"examples.{framework}.impala")
+        self.options = options(unroll_length=unroll_length, batch_size=batch_size)
+        self.options.num_groups = num_groups
+        self.run = run_of(self.options, envs)
+        net = TorchNet() if framework == "torch" else JaxNet()
+        self.actor = module.Actor(self.options, envs, net, self.run)
+        if framework == "jax":
+            self.actor.parameters = {}, {}
+
+    def batch(self, timeout=10):
+        """The batch, and what `release` takes."""
+        batch = self.actor.next_batch(timeout)
+        if isinstance(batch, tuple) and len(batch) == 2:
+            return batch[1], batch[0]
+        return batch, batch
+
+    def __enter__(self):
+        self.actor.start()
+        return self
+
+    def __exit__(self, *error):
+        self.actor.__exit__(*error)
+
+
+@pytest.fixture(params=["torch", "jax"])
+def framework(request):
+    pytest.importorskip(request.param)
+    return request.param
+
+
+def test_entries_of_an_unroll_belong_together(framework):
     """Action and reward t lead from observation t to t + 1, also across unrolls."""
     env = Counting(4)
-    actor, returns = make_actor(env)
-    actor.start()
-    for start in (0, 5, 10):
-        for first_env in (0, 2):
-            batch = actor.unrolls.get(timeout=10)
-            before = np.arange(start, start + 5)[:, None].repeat(2, 1)
-            assert (batch.observation[:, :, 0, 0, 0] == [first_env, first_env + 1]).all()
-            assert (batch.observation[:-1, :, 0, 0, 1] == before).all()
-            assert (batch.observation[-1, :, 0, 0, 1] == start + 5).all()
-            assert (batch.action == before % 3).all()
-            assert (batch.log_prob == -before).all()
-            assert (batch.reward == (before % 3) * 10 + before + 1).all()
-            assert (batch.done == ((before + 1) % 7 == 0)).all()
-            actor.unrolls.release(batch)
-    actor.stop()
+    with Acting(framework, env) as acting:
+        for start in (0, 5, 10):
+            for first_env in (0, 2):
+                batch, token = acting.batch()
+                before = np.arange(start, start + 5)[:, None].repeat(2, 1)
+                seen = np.asarray(batch.observation["obs"])
+                assert (seen[:, :, 0] == [first_env, first_env + 1]).all()
+                assert (seen[:-1, :, 1] == before).all()
+                assert (seen[-1, :, 1] == start + 5).all()
+                assert (np.asarray(batch.action)[..., 0] == before % 3).all()
+                assert (np.asarray(batch.log_prob) == -before).all()
+                assert (np.asarray(batch.reward) == (before % 3) * 10 + before + 1).all()
+                ended, cut_off = (before + 1) % 7 == 0, (before + 1) % 5 == 0
+                discount = np.where(ended | cut_off, 0, np.float32(0.99))
+                assert (np.asarray(batch.discount) == discount).all()
+                assert (np.asarray(batch.first)[1:] == (ended | cut_off)).all()
+                # What a limit hides is worth what the network says of the last observation.
+                value = np.where(cut_off & ~ended, 100 * (before + 1), 0)
+                assert (np.asarray(batch.bootstrap) == value).all()
+                acting.actor.release(token)
     assert env.closed
-    assert not actor.is_alive()
-    counters = returns.take()
-    steps = np.arange(env.count // 7 * 7)
-    assert counters["episodes"] == 4 * (env.count // 7)
-    assert counters["return_thousandths"] == 4000 * int(((steps % 3) * 10 + steps + 1).sum())
-    assert returns.take() == {"episodes": 0, "return_thousandths": 0}
+    assert not acting.actor.is_alive()
+    counters = acting.run.episodes.take()
+    steps = np.arange(env.count)
+    ends = [n for n in range(1, env.count + 1) if n % 7 == 0 or n % 5 == 0]
+    returns = ((steps % 3) * 10 + steps + 1)[: ends[-1]].sum()
+    assert counters == {"episodes": 4 * len(ends), "return_thousandths": 4000 * int(returns)}
+    assert acting.run.episodes.take() == {"episodes": 0, "return_thousandths": 0}
 
 
-def test_an_actor_ahead_of_its_learner_waits():
+def test_an_actor_ahead_of_its_learner_waits(framework):
     env = Counting(2)
-    actor, _ = make_actor(env)
-    actor.start()
-    batch = actor.unrolls.get(timeout=10)
-    # Its group's unroll is unread: it cannot go on, and gives no more.
-    assert actor.unrolls.get(timeout=0.2) is None
-    assert env.count == 5
-    actor.unrolls.release(batch)
-    assert actor.unrolls.get(timeout=10) is not None
-    actor.stop()
+    with Acting(framework, env) as acting:
+        _, token = acting.batch()
+        # Its group's unroll is unread: it cannot go on, and gives no more.
+        assert acting.actor.next_batch(timeout=0.2) is None
+        assert env.count == 5
+        acting.actor.release(token)
+        assert acting.batch()[0] is not None
 
 
-def test_groups_take_turns_when_the_learner_is_the_slower_side(monkeypatch):
-    config = default_config("catch", 1, {})
-    config.actor.num_groups, config.actor.num_envs = 2, 4
-    config.actor.unroll_length, config.learner.batch_size = 5, 2
+def test_groups_take_turns_when_the_learner_is_the_slower_side(framework, monkeypatch):
     envs = [Counting(2), Counting(2)]
-    monkeypatch.setattr("examples.common.actor.make_env", lambda config, num_envs: envs[1])
-    actor = Actor(config, envs[0], policy, EpisodeReturns())
-    actor.start()
-    actor.unrolls.release(actor.unrolls.get(timeout=10))
-    unread = [actor.unrolls.get(timeout=10) for _ in range(2)]
-    for _ in range(20):
-        actor.unrolls.release(unread.pop(0))
-        unread.append(actor.unrolls.get(timeout=10))
-    actor.stop()
+    monkeypatch.setattr(f"examples.{framework}.impala.make_envs", lambda o, num_envs: envs[1])
+    with Acting(framework, envs[0], num_groups=2) as acting:
+        acting.actor.release(acting.batch()[1])
+        unread = [acting.batch()[1] for _ in range(2)]
+        for _ in range(20):
+            acting.actor.release(unread.pop(0))
+            unread.append(acting.batch()[1])
     assert abs(envs[0].count - envs[1].count) <= 3 * 5, "one group played more than the other"
+    assert envs[1].count > 0, "the other group did not start"
 
 
-def test_an_error_of_the_environment_reaches_the_learner():
-    actor, _ = make_actor(Counting(2, fail_at=3))
-    actor.start()
-    with pytest.raises(OSError, match="the emulator is gone"):
-        actor.unrolls.get(timeout=10)
-    actor.stop()
+def test_an_error_of_the_environment_reaches_the_learner(framework):
+    env = Counting(2, fail_at=3)
+    with Acting(framework, env) as acting, pytest.raises(OSError, match="the emulator is gone"):
+        acting.actor.next_batch(timeout=10)
 
 
-def test_other_groups_start_when_the_learner_has_begun():
-    config = default_config("catch", 1, {})
-    actor = Actor(config, Catch(config.envs_per_group), lambda o: random_catch(o), EpisodeReturns())
-    actor.start()
-    shapes = set()
-    for _ in range(3 * config.actor.num_groups):
-        batch = actor.unrolls.get(timeout=10)
-        shapes.add(id(batch.unroll))
-        actor.unrolls.release(batch)
-    actor.stop()
-    assert len(shapes) > 1
+def test_closing_wakes_a_waiting_actor(framework):
+    with Acting(framework, Counting(2)) as acting:
+        assert acting.batch()[0] is not None  # and is not released
+        ending = threading.Thread(target=acting.actor.__exit__, args=(None, None, None))
+        ending.start()
+        ending.join(timeout=10)
+        assert not acting.actor.is_alive()
 
 
-def random_catch(observation):
-    return np.ones(len(observation), np.int64), np.zeros(len(observation), np.float32)
-
-
-def test_closing_wakes_a_waiting_actor():
-    unrolls = UnrollQueue(1, 3, 2, SHAPE, 1)
-    assert unrolls.take(wait=True) is not None
-    assert unrolls.take(wait=False) is None
-    ended = []
-
-    def wait():
-        with pytest.raises(UnrollsClosed):
-            unrolls.take(wait=True)
-        ended.append(True)
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    unrolls.close()
-    thread.join(timeout=10)
-    assert ended
-
-
-def test_window_holds_the_last_games_of_whole_rounds():
-    window = ReturnWindow(size=10)
-    assert window.mean is None
+def test_window_holds_the_last_episodes_of_whole_rounds(tmp_path, monkeypatch):
+    monkeypatch.setattr("examples.common.run.WINDOW", 10)
+    run = Run(options(save_dir=tmp_path), Counting(2))
+    assert run.mean_return is None
+    episodes = thousandths = 0
     for value in range(1, 6):
-        window.add({"episodes": 4, "return_thousandths": 4000 * value})
-        window.add({"episodes": 0, "return_thousandths": 0})
-    assert window.episodes == 12  # three rounds hold at least ten games, two do not
-    assert window.mean == pytest.approx(4.0)
-    other = ReturnWindow(size=10)
-    other.load(window.state())
-    assert (other.mean, other.episodes) == (window.mean, window.episodes)
+        for count in (4, 0):
+            episodes, thousandths = episodes + count, thousandths + 1000 * count * value
+            run.totals = {"episodes": episodes, "return_thousandths": thousandths}
+            run._slide_window()
+    # Three rounds hold at least ten episodes, two do not.
+    assert episodes - run._window[0][0] == 12
+    assert run.mean_return == pytest.approx(4.0)
 
 
-def test_evaluation_plays_each_game_to_its_end():
-    config = default_config("catch", 1, {})
-    config.job.episodes = 45
-    returns = play(config, follow_the_ball)
-    assert len(returns) == 45
-    assert (returns == 1.0).all()
-    config.job.episodes = 3
-    assert len(play(config, lambda o: np.zeros(len(o), np.int64))) == 3
+@pytest.mark.parametrize("episodes", [45, 3])
+def test_evaluation_plays_each_episode_to_its_end(tmp_path, episodes):
+    o = defaults(ImpalaOptions, {}, env_id="moolink/Catch-v0", num_peers=1)
+    o.save_dir, o.episodes, o.mode = tmp_path, episodes, "evaluate"
+    saved = {"options": o.as_dict(), "totals": {"steps": 1}, "state": {"normalizer": {}}}
+    checkpoint.save(tmp_path, saved)
+    evaluation = Evaluation(o)
+    while not evaluation.is_over():
+        evaluation.step(follow_the_ball(evaluation.observation["obs"]))
+    assert evaluation.returns == [1.0] * episodes
 
 
 def follow_the_ball(observation):
-    grid = observation[:, 0] > 0
-    return np.sign(grid[:, :-1].any(1).argmax(-1) - grid[:, -1].argmax(-1)) + 1
+    grid = observation > 0
+    return (np.sign(grid[:, :-1].any(1).argmax(-1) - grid[:, -1].argmax(-1)) + 1)[:, None]

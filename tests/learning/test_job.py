@@ -13,7 +13,7 @@ from examples.common import checkpoint
 from tests.learning.processes import broker, finish, read_until, run, start
 
 LEARNER = ["-m", "examples.torch.impala"]
-CATCH = ["--env", "catch", "--log-interval", "1"]
+CATCH = ["--env-id", "moolink/Catch-v0", "--log-interval", "1"]
 
 pytestmark = pytest.mark.timeout(150)
 
@@ -54,7 +54,7 @@ def test_all_peers_end_at_one_round_when_the_time_is_up(tmp_path):
 def test_a_job_goes_on_from_its_checkpoint_and_can_be_evaluated(tmp_path):
     status, output = job(1, tmp_path, "--total-steps", "150000")
     assert status == 0, output
-    assert checkpoint.load(tmp_path)["state"]["steps"] >= 150_000
+    assert checkpoint.load(tmp_path)["totals"]["steps"] >= 150_000
     status, output = job(2, tmp_path, "--total-steps", "200000")
     assert status == 0, output
     assert re.search(r"resumed from .* at step 150,", output)
@@ -62,7 +62,7 @@ def test_a_job_goes_on_from_its_checkpoint_and_can_be_evaluated(tmp_path):
     arguments = [*CATCH, "--mode", "evaluate", "--save-dir", str(tmp_path), "--episodes", "200"]
     status, output = run(*LEARNER, *arguments)
     assert status == 0, output
-    mean = float(re.search(r"mean return (-?[\d.]+) of 200 games", output)[1])
+    mean = float(re.search(r"mean return (-?[\d.]+) of 200 episodes", output)[1])
     assert mean >= 0.9
 
 
@@ -97,7 +97,7 @@ def test_a_signal_saves_and_ends_the_job(tmp_path, number):
     output = finish(process, timeout=30)
     assert process.returncode == 128 + number, output
     saved = checkpoint.load(tmp_path)
-    assert saved["state"]["steps"] >= int(rows(tmp_path)[0]["steps"])
+    assert saved["totals"]["steps"] >= int(rows(tmp_path)[0]["steps"])
 
 
 def test_a_full_disk_does_not_end_the_job(tmp_path):
@@ -130,7 +130,7 @@ def test_a_truncated_checkpoint_is_named_and_the_previous_one_used(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--env", "Breakout"], "no environment 'Breakout'"),
+        (["--env-id", "Breakout"], "no environment 'Breakout'"),
         (["--mode", "evaluate"], "no checkpoint in"),
         (["--num-envs", "7"], "--num-envs 7 must be a multiple"),
     ],
@@ -145,7 +145,7 @@ def test_mistakes_are_said_in_one_line(tmp_path, arguments, message):
 def test_the_checkpoint_of_another_job_or_a_finished_one_is_refused(tmp_path):
     assert job(1, tmp_path, "--total-steps", "5000")[0] == 0
     for arguments, message in (
-        (["--env", "pong"], "is of --env catch, not pong"),
+        (["--env-id", "ALE/Pong-v5"], "is of --env-id moolink/Catch-v0, not ALE/Pong-v5"),
         ([*CATCH, "--optimizer", "rmsprop"], "is of --optimizer adam, not rmsprop"),
         ([*CATCH, "--total-steps", "5000"], "has learned from 5,"),
     ):
@@ -157,7 +157,7 @@ def test_the_checkpoint_of_another_job_or_a_finished_one_is_refused(tmp_path):
 
 def test_environments_that_die_end_the_job_with_their_error(tmp_path):
     """The worker processes of the pool are killed; the job ends with EnvError, at once."""
-    arguments = ["--env", "pong", "--env-pool", "--num-envs", "16", "--save-dir", str(tmp_path)]
+    arguments = ["--env-id", "CartPole-v1", "--env-processes", "2", "--save-dir", str(tmp_path)]
     process = start(*LEARNER, *arguments, "--log-interval", "1")
     for _ in range(3):  # by then both groups of environments are there
         read_until(process, "| update ")

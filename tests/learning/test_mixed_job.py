@@ -16,7 +16,16 @@ from tests.processes import killed_at_the_end
 pytest.importorskip("jax")
 pytest.importorskip("optax")
 
-CATCH = ["--env", "catch", "--log-interval", "1", "--num-peers", "2", "--total-steps", "100000000"]
+CATCH = [
+    "--env-id",
+    "moolink/Catch-v0",
+    "--log-interval",
+    "1",
+    "--num-peers",
+    "2",
+    "--total-steps",
+    "100000000",
+]
 
 pytestmark = pytest.mark.timeout(150)
 
@@ -36,8 +45,8 @@ def test_two_jax_peers_learn_catch(tmp_path):
     assert len(set(checksums)) == 1, output
     evaluate = [*CATCH[:2], "--mode", "evaluate", "--save-dir", str(tmp_path), "--episodes", "200"]
     for framework in ("jax", "torch"):
-        output = start("-m", f"examples.{framework}.impala", *evaluate).communicate(timeout=60)[0]
-        mean = re.search(r"mean return (-?[\d.]+) of 200 games", output)
+        output = start("-m", f"examples.{framework}.impala", *evaluate).communicate(timeout=90)[0]
+        mean = re.search(r"mean return (-?[\d.]+) of 200 episodes", output)
         assert mean is not None, output
         assert float(mean[1]) >= 0.9
 
@@ -64,9 +73,9 @@ def peer(tmp_path):
 def test_the_parameters_are_the_same_at_the_end(peer, first, second):
     leader = peer(first)
     read_until(leader, "of 1 peer |")
-    other = peer(second, "--max-seconds", "15")
+    other = peer(second, "--max-seconds", "30")
     read_until(leader, "of 2 peers |")
-    outputs = [process.communicate(timeout=60)[0] for process in (other, leader)]
+    outputs = [process.communicate(timeout=90)[0] for process in (other, leader)]
     ends = [re.search(r"model (\w{16}) at update (\d+)", output) for output in outputs]
     assert all(ends), outputs
     assert ends[0].groups() == ends[1].groups(), outputs
@@ -84,9 +93,9 @@ def test_the_other_framework_goes_on_when_the_leader_is_killed(peer, tmp_path, f
     killed = time.monotonic()
     read_until(other, "of 1 peer |")  # says so at once when it leads
     assert time.monotonic() - killed < 15.0
-    again = peer(first, "--max-seconds", "15")  # a newcomer, now with the other's optimiser state
+    again = peer(first, "--max-seconds", "30")  # a newcomer, now with the other's optimiser state
     read_until(other, "of 2 peers |")
-    outputs = [process.communicate(timeout=60)[0] for process in (again, other)]
+    outputs = [process.communicate(timeout=90)[0] for process in (again, other)]
     ends = [re.search(r"model (\w{16}) at update (\d+)", output) for output in outputs]
     assert all(ends), outputs
     assert ends[0].groups() == ends[1].groups(), outputs
@@ -112,14 +121,14 @@ def test_a_checkpoint_of_one_framework_is_gone_on_from_in_the_other(tmp_path, fi
     outputs = []
     for framework, steps in ((first, "20000"), (second, "30000")):
         process = start("-m", f"examples.{framework}.impala", *arguments, "--total-steps", steps)
-        outputs.append(process.communicate(timeout=60)[0])
+        outputs.append(process.communicate(timeout=90)[0])
         assert process.returncode == 0, outputs
         saved = checkpoint.load(tmp_path)
         if framework == first:
             before = saved
     assert re.search(r"resumed from .* at step 20,", outputs[1])
-    assert saved["state"]["optimizer"]["count"] > before["state"]["optimizer"]["count"]
-    assert list(saved["parameters"]) == list(before["parameters"])
+    assert saved["optimizer"]["count"] > before["optimizer"]["count"]
+    assert sorted(saved["parameters"]) == sorted(before["parameters"])
     for name, array in before["parameters"].items():
         assert saved["parameters"][name].shape == array.shape
         assert saved["parameters"][name].dtype == np.float32

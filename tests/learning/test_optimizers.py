@@ -1,15 +1,21 @@
-"""The optimisers against torch's own, and the schedule of the learning rate."""
+"""States of torch's optimizers, as they travel to members of any framework."""
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from examples.common.config import Config, LearnerConfig
-from examples.common.learner import learning_rate
-from examples.torch.impala import apply_gradients
-from examples.torch.optimizers import Adam, RMSProp, make_optimizer
+from moolink.torch import load_optimizer_state, optimizer_state
+
+KINDS = {
+    "adam": lambda p: torch.optim.Adam(p, lr=1e-2, eps=1e-5),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=1e-2, alpha=0.9),
+    "momentum": lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9),
+    "sgd": lambda p: torch.optim.SGD(p, lr=1e-2),
+}
 
 
 def make_parameters():
@@ -17,88 +23,63 @@ def make_parameters():
     return [nn.Parameter(torch.randn(5, 3)), nn.Parameter(torch.randn(7))]
 
 
-def set_gradients(parameters, seed):
+def step(optimizer, seed):
     generator = torch.Generator().manual_seed(seed)
-    for p in parameters:
-        p.grad = torch.randn(p.shape, generator=generator)
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            p.grad = torch.randn(p.shape, generator=generator)
+    optimizer.step()
 
 
-@pytest.mark.parametrize(
-    ("config", "reference"),
-    [
-        (LearnerConfig(optimizer="adam", adam_eps=1e-5), lambda p: torch.optim.Adam(p, eps=1e-5)),
-        (
-            LearnerConfig(optimizer="rmsprop", rmsprop_decay=0.9, rmsprop_eps=0.1),
-            lambda p: torch.optim.RMSprop(p, alpha=0.9, eps=0.1),
-        ),
-    ],
-    ids=["adam", "rmsprop"],
-)
-def test_steps_like_torchs(config, reference):
-    ours, theirs = make_parameters(), make_parameters()
-    optimizer, torchs = make_optimizer(ours, config), reference(theirs)
-    for step in range(100):
-        rate = 1e-2 * (1 - step / 100)
-        set_gradients(ours, step)
-        set_gradients(theirs, step)
-        optimizer.step(rate)
-        torchs.param_groups[0]["lr"] = rate
-        torchs.step()
-    for a, b in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("kind", ["adam", "rmsprop"])
-def test_state_carries_on_bit_for_bit(kind):
-    config = LearnerConfig(optimizer=kind)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("steps", [0, 3])
+def test_a_state_carries_on_bit_for_bit(kind, steps):
     first = make_parameters()
-    optimizer = make_optimizer(first, config)
-    for step in range(3):
-        set_gradients(first, step)
-        optimizer.step(1e-2)
-    second = copy.deepcopy(first)
-    successor = make_optimizer(second, config)
-    successor.load_state(copy.deepcopy(optimizer.state()))
-    for parameters, opt in ((first, optimizer), (second, successor)):
-        set_gradients(parameters, 9)
-        opt.step(1e-2)
+    optimizer = KINDS[kind](first)
+    for seed in range(steps):
+        step(optimizer, seed)
+    second = [nn.Parameter(p.detach().clone()) for p in first]
+    successor = KINDS[kind](second)
+    load_optimizer_state(successor, copy.deepcopy(optimizer_state(optimizer)))
+    for one in (optimizer, successor):
+        step(one, 9)
+        step(one, 10)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-def test_a_missing_gradient_counts_as_zero():
-    for optimizer_class, arguments in ((Adam, ((0.9, 0.999), 1e-8)), (RMSProp, (0.99, 0.01))):
-        parameters = make_parameters()
-        before = [p.detach().clone() for p in parameters]
-        set_gradients(parameters[:1], 0)
-        optimizer_class(parameters, *arguments).step(1e-2)
-        assert not torch.equal(before[0], parameters[0])
-        assert torch.equal(before[1], parameters[1])
+def test_hyperparameters_travel_between_torchs():
+    optimizer, successor = (KINDS["adam"](make_parameters()) for _ in range(2))
+    optimizer.param_groups[0]["lr"] = 0.5
+    load_optimizer_state(successor, optimizer_state(optimizer))
+    assert successor.param_groups[0]["lr"] == 0.5
 
 
-def test_gradients_are_clipped_to_their_norm():
-    net = nn.Linear(3, 2)
-    for p in net.parameters():
-        p.grad = torch.full_like(p, 10.0)
-    norm = apply_gradients(net, make_optimizer(net.parameters(), LearnerConfig()), 0.0, 0.5)
-    assert norm == pytest.approx((8 * 100.0) ** 0.5)
-    clipped = torch.stack([p.grad.norm() for p in net.parameters()]).norm()
-    assert clipped.item() == pytest.approx(0.5, rel=1e-4)
+def test_a_state_of_numpy_arrays_is_taken_by_value():
+    """As a checkpoint or a member of another framework gives it."""
+    optimizer, successor = (KINDS["adam"](make_parameters()) for _ in range(2))
+    step(optimizer, 0)
+    moments = {
+        name: [x.numpy().copy() for x in moment]
+        for name, moment in optimizer_state(optimizer)["moments"].items()
+    }
+    load_optimizer_state(successor, {"count": 1, "moments": moments})
+    moments["mean"][0][:] = np.nan
+    taken = optimizer_state(successor)
+    assert taken["count"] == 1
+    assert torch.isfinite(taken["moments"]["mean"][0]).all()
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_gradients_that_are_not_finite_change_nothing(bad):
-    net = nn.Linear(3, 2)
-    before = copy.deepcopy(net.state_dict())
-    for p in net.parameters():
-        p.grad = torch.full_like(p, bad)
-    with pytest.raises(FloatingPointError, match="norm of the gradients"):
-        apply_gradients(net, make_optimizer(net.parameters(), LearnerConfig()), 1e-3, 0.5)
-    assert all(torch.equal(before[k], v) for k, v in net.state_dict().items())
+def test_one_that_keeps_more_has_no_common_state():
+    parameters = make_parameters()
+    for optimizer in (torch.optim.Adam(parameters, amsgrad=True), torch.optim.Adagrad(parameters)):
+        step(optimizer, 0)
+        assert optimizer_state(optimizer) is None
 
 
-def test_learning_rate_follows_the_steps():
-    config = Config()
-    config.job.total_steps = 1000
-    config.learner.learning_rate = 0.5
-    rates = [learning_rate(config, steps) for steps in (0, 250, 1000, 1500)]
-    assert rates == [0.5, 0.375, 0.0, 0.0]
+def test_the_state_of_another_optimizer_is_refused():
+    optimizer = KINDS["adam"](make_parameters())
+    step(optimizer, 0)
+    with pytest.raises(ValueError, match=r"RMSprop .*use the same optimizer"):
+        load_optimizer_state(KINDS["rmsprop"](make_parameters()), optimizer_state(optimizer))
+    with pytest.raises(ValueError, match="not of 1 parameters"):
+        load_optimizer_state(KINDS["adam"](make_parameters()[:1]), optimizer_state(optimizer))

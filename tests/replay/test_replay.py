@@ -37,6 +37,16 @@ def test_a_batch_is_the_items_stacked() -> None:
     assert batch.probabilities.tolist() == [1.0, 1.0]
 
 
+def test_torch_keeps_its_own_dtypes() -> None:
+    import torch
+
+    replay = moolink.Replay(Table("t", 10))
+    replay.insert({"x": torch.ones(3, dtype=torch.bfloat16)})
+    x = replay.sample(2).data["x"]
+    assert x.dtype == torch.bfloat16
+    assert x.tolist() == [[1, 1, 1]] * 2
+
+
 def test_priorities_weigh_and_weights_make_up_for_it() -> None:
     replay = moolink.Replay(Table("t", 10, Prioritized(0.5)), seed=3)
     keys = replay.extend({"i": np.arange(3)}, [1.0, 4.0, 0.0])

@@ -1,0 +1,129 @@
+"""Requests of actors that an InferenceServer batches, beside plain calls of the same model.
+
+    python -m benchmarks.inference --actors 64 --seconds 3 --turns 5
+
+The model is a dense layer of 256 units and a head, in torch on one thread; the actors are threads
+of two processes, each with one row of 84 float32 numbers a request. Plain calls run the model on
+one row each. Both ways take turns in one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+import moolink
+
+_PROCESSES = 2
+
+
+def make_model() -> Any:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(84, 256), torch.nn.ReLU(), torch.nn.Linear(256, 6))
+
+
+def act(address: str, name: str, count: int) -> None:
+    """A process of actors; each line of its input is a way and seconds, each of its output a
+    number of calls."""
+    peer = moolink.Rpc(name)
+    peer.connect(address)
+    inputs = np.ones((1, 84), np.float32)
+    clients = [moolink.InferenceClient(peer, "batched", "server") for _ in range(count)]
+    for line in sys.stdin:
+        way, seconds = line.split()
+        calls = [0] * count
+        deadline = time.monotonic() + float(seconds)
+
+        def run(i: int) -> None:
+            while time.monotonic() < deadline:  # noqa: B023 - the threads end with the turn
+                if way == "batched":  # noqa: B023
+                    clients[i].infer(inputs)
+                else:
+                    peer.sync("server", "plain", inputs)
+                calls[i] += 1  # noqa: B023
+
+        threads = [threading.Thread(target=run, args=(i,)) for i in range(count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        print(sum(calls), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--actors", type=int, default=64)
+    parser.add_argument("--seconds", type=float, default=3)
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--act", nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.act:
+        act(options.act[0], options.act[1], int(options.act[2]))
+        return
+
+    torch.set_num_threads(1)
+    model = make_model()
+
+    @torch.no_grad()
+    def serve(batch: moolink.InferenceBatch) -> Any:
+        return model(torch.from_numpy(batch.inputs)).argmax(1)
+
+    @torch.no_grad()
+    def plain(inputs: Any) -> Any:
+        return model(torch.from_numpy(inputs)).argmax(1)
+
+    peer = moolink.Rpc("server")
+    peer.define("plain", plain)
+    address = peer.listen("127.0.0.1:0")[0]
+    started = [
+        subprocess.Popen(
+            [
+                *(sys.executable, "-m", "benchmarks.inference"),
+                *("--act", address, f"actors-{i}", str(options.actors // _PROCESSES)),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for i in range(_PROCESSES)
+    ]
+
+    def turn(way: str, seconds: float) -> float:
+        for process in started:
+            assert process.stdin is not None
+            process.stdin.write(f"{way} {seconds}\n")
+            process.stdin.flush()
+        return sum(int(p.stdout.readline()) for p in started if p.stdout is not None) / seconds
+
+    rates: dict[str, list[float]] = {"batched": [], "plain": []}
+    try:
+        with moolink.InferenceServer(peer, "batched", serve) as server:
+            for way in rates:
+                turn(way, 0.5)
+            for _ in range(options.turns):
+                for way, of_way in rates.items():
+                    of_way.append(turn(way, options.seconds))
+            stats = server.stats()
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+        peer.close()
+    batched, single = (statistics.median(of_way) for of_way in rates.values())
+    print(
+        f"{options.actors} actors: {batched:,.0f} requests/s in batches of "
+        f"{stats['rows'] / stats['batches']:.1f}; plain calls: {single:,.0f}/s; "
+        f"ratio {batched / single:.2f}"
+    )
+
+
+if __name__ == "__main__":
+    main()

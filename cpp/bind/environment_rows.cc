@@ -1,0 +1,157 @@
+#include "bind/environment_rows.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <string_view>
+#include <utility>
+
+namespace moolink::bind {
+
+namespace {
+
+nb::object interned_name(const char* name) {
+  PyObject* made = PyUnicode_InternFromString(name);
+  if (made == nullptr) throw nb::python_error();
+  return nb::steal(made);
+}
+
+bool is_true(PyObject* value) {
+  const int truth = PyObject_IsTrue(value);
+  if (truth < 0) throw nb::python_error();
+  return truth != 0;
+}
+
+nb::object attribute_of(PyObject* object, const nb::object& name) {
+  PyObject* found = PyObject_GetAttr(object, name.ptr());
+  if (found == nullptr) throw nb::python_error();
+  return nb::steal(found);
+}
+
+}  // namespace
+
+EnvironmentRows::EnvironmentRows(nb::dict environments, nb::object observation, nb::handle reward,
+                                 nb::handle terminated, nb::handle truncated, nb::handle current,
+                                 bool keeps_infos)
+    : environments_(std::move(environments)),
+      reward_(reward, PyBUF_CONTIG | PyBUF_FORMAT),
+      terminated_(terminated, PyBUF_CONTIG),
+      truncated_(truncated, PyBUF_CONTIG),
+      current_(current, PyBUF_CONTIG),
+      rows_(static_cast<std::size_t>(reward_.view().len / reward_.view().itemsize)),
+      keeps_infos_(keeps_infos),
+      pid_(getpid()),
+      due_name_(interned_name("due")),
+      env_name_(interned_name("env")),
+      step_name_(interned_name("step")) {
+  if (observation.is_none()) return;
+  array_type_ = nb::borrow(observation.type());
+  observation_.emplace(observation, PyBUF_CONTIG | PyBUF_FORMAT);
+  observation_size_ = static_cast<std::size_t>(observation_->view().len) / rows_;
+}
+
+void EnvironmentRows::step(std::size_t first, const nb::list& actions, nb::handle take,
+                           nb::handle begin) {
+  const std::size_t count = actions.size();
+  if (first > rows_ || count > rows_ - first) throw nb::index_error("there are no such rows");
+  for (std::size_t i = 0; i < count; ++i) {
+    std::atomic_ref(*current_.data<std::uint64_t>()).store(first + i + 1);
+    step_row(first + i, actions[i], take, begin);
+  }
+}
+
+void EnvironmentRows::step_row(std::size_t row, nb::handle action, nb::handle take,
+                               nb::handle begin) {
+  const nb::object environment = environments_[nb::int_(row)];
+  if (is_true(attribute_of(environment.ptr(), due_name_).ptr())) {
+    begin(row);
+    return;
+  }
+  const nb::object env = attribute_of(environment.ptr(), env_name_);
+  PyObject* arguments[] = {env.ptr(), action.ptr()};
+  const nb::object result =
+      nb::steal(PyObject_VectorcallMethod(step_name_.ptr(), arguments, 2, nullptr));
+  if (!result.is_valid()) throw nb::python_error();
+  if (getpid() != pid_) environment.attr("end_forked_child")();
+  if (!write_plain(row, result.ptr())) take(row, result);
+}
+
+// Whether all is done: false, and nothing is written, if Python has to look at the result.
+bool EnvironmentRows::write_plain(std::size_t row, PyObject* result) {
+  if (!PyTuple_CheckExact(result) || PyTuple_GET_SIZE(result) != 5) return false;
+  if (keeps_infos_) {
+    PyObject* info = PyTuple_GET_ITEM(result, 4);
+    if (!PyDict_CheckExact(info) || PyDict_GET_SIZE(info) != 0) return false;
+  }
+  if (is_true(PyTuple_GET_ITEM(result, 2)) || is_true(PyTuple_GET_ITEM(result, 3))) return false;
+  PyObject* reward = PyTuple_GET_ITEM(result, 1);
+  if (!PyNumber_Check(reward)) return false;
+  const double value = PyFloat_AsDouble(reward);
+  if (value == -1.0 && PyErr_Occurred() != nullptr) throw nb::python_error();
+  if (!write_observation(row, PyTuple_GET_ITEM(result, 0))) return false;
+  write_reward(row, value);
+  terminated_.data<bool>()[row] = false;
+  truncated_.data<bool>()[row] = false;
+  return true;
+}
+
+// Copies an array of just the shape and the dtype that the memory has; else returns false.
+bool EnvironmentRows::write_observation(std::size_t row, PyObject* value) {
+  if (!observation_ || reinterpret_cast<PyObject*>(Py_TYPE(value)) != array_type_.ptr()) {
+    return false;
+  }
+  Py_buffer given;
+  if (PyObject_GetBuffer(value, &given, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0) {
+    PyErr_Clear();  // Strides, or a dtype that no buffer can have: numpy copies it.
+    return false;
+  }
+  const Py_buffer& room = observation_->view();
+  const bool fits = given.ndim == room.ndim - 1 &&
+                    std::equal(given.shape, given.shape + given.ndim, room.shape + 1) &&
+                    std::string_view(given.format) == room.format;
+  if (fits && observation_size_ > 0) {
+    std::memcpy(observation_->data<std::byte>() + row * observation_size_, given.buf,
+                observation_size_);
+  }
+  PyBuffer_Release(&given);
+  return fits;
+}
+
+void EnvironmentRows::write_reward(std::size_t row, double value) {
+  if (reward_.view().itemsize == sizeof(float)) {
+    reward_.data<float>()[row] = static_cast<float>(value);
+  } else {
+    reward_.data<double>()[row] = value;
+  }
+}
+
+void bind_environment_rows(nb::module_& m) {
+  nb::class_<EnvironmentRows>(m, "EnvironmentRows",
+                              "The environments of a pool's worker, and where their steps' results "
+                              "lie in shared memory.")
+      .def(nb::init<nb::dict, nb::object, nb::handle, nb::handle, nb::handle, nb::handle, bool>(),
+           nb::arg("environments"), nb::arg("observation").none(), nb::arg("reward"),
+           nb::arg("terminated"), nb::arg("truncated"), nb::arg("current"), nb::arg("keeps_infos"),
+           nb::sig("def __init__(self, environments: dict[int, typing.Any], observation: "
+                   "numpy.typing.NDArray[typing.Any] | None, reward: "
+                   "numpy.typing.NDArray[typing.Any], terminated: "
+                   "numpy.typing.NDArray[numpy.bool_], truncated: "
+                   "numpy.typing.NDArray[numpy.bool_], current: memoryview, keeps_infos: bool) -> "
+                   "None"),
+           "`environments` by row, with `due` and `env`; arrays of all rows; `observation` is None "
+           "if it is no single array.")
+      .def(
+          "step", &EnvironmentRows::step, nb::arg("first"), nb::arg("actions"), nb::arg("take"),
+          nb::arg("begin"),
+          nb::sig("def step(self, first: int, actions: list[typing.Any], take: "
+                  "collections.abc.Callable[[int, typing.Any], None], begin: "
+                  "collections.abc.Callable[[int], None]) -> None"),
+          "Steps rows from `first`, one an action. ``take(row, result)`` gets what is more than an "
+          "array of the right kind within an episode, ``begin(row)`` a row that is due. What an "
+          "environment raises ends this; the current word tells which it was.");
+}
+
+}  // namespace moolink::bind

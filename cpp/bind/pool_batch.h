@@ -1,0 +1,36 @@
+#pragma once
+
+// What a pool does with the arrays of one batch at each step: actions in, episodes counted.
+
+#include <nanobind/nanobind.h>
+
+#include <cstddef>
+
+#include "bind/held_buffer.h"
+
+namespace moolink::bind {
+
+// The episodes of a batch: what its steps' results add up to.
+class EpisodeCounts {
+ public:
+  EpisodeCounts(nb::handle reward, nb::handle terminated, nb::handle truncated, nb::handle done,
+                nb::handle episode_return, nb::handle episode_step, nb::handle sum);
+
+  // Counts a step whose results are in the arrays; a batch's first one is a reset.
+  void count_step();
+
+ private:
+  HeldBuffer reward_;
+  HeldBuffer terminated_;
+  HeldBuffer truncated_;
+  HeldBuffer done_;
+  HeldBuffer return_;
+  HeldBuffer steps_;
+  HeldBuffer sum_;
+  std::size_t rows_;
+  bool begun_ = false;
+};
+
+void bind_pool_batch(nb::module_& m);
+
+}  // namespace moolink::bind

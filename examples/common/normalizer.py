@@ -1,0 +1,134 @@
+"""Running statistics by which observations and rewards are normalised, shared by all peers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import moolink
+from examples.common.options import Options
+
+INTERVAL = 8  # turns between two sums over the group
+
+
+class Normalizer:
+    """Mean and deviation of float observations, and the deviation of discounted returns.
+
+    Each peer adds what its own environments show. Every few turns the peers sum over the group what
+    is new at each. They may differ for a moment, which does no harm: gradients are still applied
+    alike by all.
+    """
+
+    def __init__(self, options: Options, envs: Any) -> None:
+        self._lock = threading.Lock()
+        self._names = [
+            name
+            for name, space in envs.observation_spaces.items()
+            if options.normalize and space.dtype != np.uint8
+        ]
+        self._rewards, self._discount = options.normalize_reward, options.discount
+        shapes = {name: envs.observation_spaces[name].shape for name in self._names}
+        shapes |= {"return": ()} if self._rewards else {}
+        # count, sum, sum of squares: of the whole job, and of this peer since the last exchange
+        self._total = {name: _moments(shape) for name, shape in shapes.items()}
+        self._new = {name: _moments(shape) for name, shape in shapes.items()}
+        self._scale: dict[str, tuple[Any, Any]] = dict.fromkeys(shapes, (0.0, 1.0))
+        self._turns = 0
+        self._pending: tuple[Any, dict[str, NDArray[np.float64]]] | None = None
+
+    def column(self) -> _Returns:
+        """The returns under way of one vector of environments."""
+        return _Returns(self, self._discount)
+
+    def observe(self, observation: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Counts the observations [E, ...] of a step and returns them normalised."""
+        with self._lock:
+            for name in self._names:
+                _add(self._new[name], observation[name])
+        return self(observation)
+
+    def __call__(self, observation: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """The observations normalised, within -10 ... 10."""
+        result = dict(observation)
+        for name in self._names:
+            mean, scale = self._scale[name]
+            result[name] = np.clip((observation[name] - mean) * scale, -10, 10).astype(np.float32)
+        return result
+
+    def exchange(self, group: moolink.Group) -> None:
+        """Shares what is new with the group, now and then; never waits. One turn of the learner."""
+        if not self._total:
+            return
+        self._turns += 1
+        if self._pending is not None:
+            future, mine = self._pending
+            if not future.done():
+                return
+            self._pending = None
+            try:
+                summed = future.result()
+            except moolink.Error:  # the membership has changed
+                summed = mine
+            with self._lock:
+                for name, values in summed.items():
+                    self._total[name] += values
+            self._refresh()
+        elif self._turns % INTERVAL == 1 and group.members():
+            with self._lock:
+                mine = self._new
+                self._new = {name: np.zeros_like(x) for name, x in mine.items()}
+            self._pending = group.all_reduce("normalizer", mine), mine
+
+    def state(self) -> dict[str, NDArray[np.float64]]:
+        """For checkpoints and newcomers."""
+        with self._lock:
+            return {name: x.copy() for name, x in self._total.items()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        with self._lock:
+            for name in self._total:
+                self._total[name] = np.array(state[name], np.float64)
+        self._refresh()
+
+    def _refresh(self) -> None:
+        """Scales of what the group has summed; before that there are none."""
+        for name, (count, sums, squares) in self._total.items():
+            if count.max() > 0:
+                mean = sums / count
+                variance = np.maximum(squares / count - mean**2, 1e-8)
+                self._scale[name] = mean, 1 / np.sqrt(variance)
+
+
+class _Returns:
+    """Discounted returns under way, whose deviation is the scale of the rewards."""
+
+    def __init__(self, normalizer: Normalizer, discount: float) -> None:
+        self._normalizer, self._discount = normalizer, discount
+        self._running: Any = 0.0
+
+    def scaled(self, reward: NDArray[np.float32], over: NDArray[np.bool_]) -> NDArray[np.float32]:
+        """The rewards of a step, divided by the deviation, within -10 ... 10."""
+        normalizer = self._normalizer
+        if not normalizer._rewards:
+            return reward
+        self._running = self._running * self._discount + reward
+        with normalizer._lock:
+            _add(normalizer._new["return"], self._running)
+        self._running = np.where(over, 0.0, self._running)
+        scaled = np.clip(reward * normalizer._scale["return"][1], -10, 10)
+        return scaled.astype(np.float32)
+
+
+def _moments(shape: tuple[int, ...]) -> NDArray[np.float64]:
+    return np.zeros((3, *shape))
+
+
+def _add(moments: NDArray[np.float64], values: NDArray[Any]) -> None:
+    wide = values.astype(np.float64)
+    moments[0] += len(wide)
+    moments[1] += wide.sum(0)
+    moments[2] += np.square(wide).sum(0)

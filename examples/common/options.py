@@ -1,0 +1,328 @@
+"""Options of the learners: dataclasses whose fields are the command line's options.
+
+The defaults come from the preset of the chosen `--env-id`, and from the environment variables that
+`moolink run` sets for each peer it starts (`MOOLINK_BROKER`, `MOOLINK_GROUP`, `MOOLINK_PEER_INDEX`,
+`MOOLINK_PEER_NAME`, `MOOLINK_NUM_PEERS`, `MOOLINK_CORES`). The command line wins over both.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import tyro
+
+ATARI = "ALE/"  # what the ids of ALE's environments begin with
+
+
+class OptionError(ValueError):
+    """Options contradict each other or what they name; the message says what to change."""
+
+
+@dataclass
+class Options:
+    """What every learner has."""
+
+    env_id: str = "ALE/Breakout-v5"
+    """An environment of Gymnasium (`CartPole-v1`, `module:Id-v0`), or `module:function` that makes
+    one, or a parallel environment of PettingZoo."""
+    mode: Literal["train", "evaluate"] = "train"
+    """`evaluate` plays with the likeliest actions from the checkpoint and prints returns."""
+    total_steps: int = 1_000_000
+    """Length of the job in steps of all peers' environments. The learning rate falls linearly to 0
+    over it."""
+    max_seconds: float | None = None
+    """Stop after this many seconds, all peers at the same round."""
+    seed: int = 0
+    """Seed of the parameters, equal on all peers, and with the peer's index of its actions."""
+    save_dir: Path | None = None
+    """Checkpoint, learning_curve.csv and .png, and TensorBoard's files; written by the group's
+    leader. Default: runs/ENV_ID."""
+    resume: bool = True
+    """Go on from the checkpoint in the save directory if there is one."""
+    result_json: Path | None = None
+    """The leader writes the final return, steps and seconds here, for programs that search."""
+    wandb_project: str | None = None
+    """Also log to this project of Weights & Biases; needs `pip install wandb`."""
+    log_interval: float = 5.0
+    """Seconds between two lines of progress, which are also the rows of the learning curve."""
+    checkpoint_interval: float = 60.0
+    """Seconds between two checkpoints. The last one is written when the job ends."""
+    episodes: int = 100
+    """Number of episodes of an evaluation."""
+
+    num_envs: int = 32
+    """Environments of this peer. The default shares them out among the peers."""
+    env_processes: int = 0
+    """Worker processes that step them; 0: this process."""
+    seed_envs: bool = False
+    """Also seed the environments, which otherwise seed themselves."""
+    frame_size: int = 42
+    """Height and width of Atari frames."""
+    max_frames: int = 108_000
+    """An Atari episode is cut off after this many frames (30 minutes of play)."""
+    env_threads: int | None = None
+    """Threads of Atari emulators in each group of environments. Default: this peer's cores."""
+    normalize: bool = False
+    """Subtract the running mean of float observations and divide them by their deviation."""
+    normalize_reward: bool = False
+    """Divide rewards by the deviation of discounted returns."""
+    clip_reward: bool = False
+    """Learn from the sign of the rewards. Reported returns are never changed."""
+
+    hidden_size: int = 128
+    """Width of the network's dense layers."""
+    lstm: bool = False
+    """Give the network a memory: an LSTM after the dense layer."""
+    device: str = "auto"
+    """`cpu`, `cuda`, or `auto`: a GPU where there is one."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Arithmetic of layers; parameters stay float32."""
+    torch_threads: int | None = None
+    """Threads of a tensor operation in torch. Default: half of this peer's cores."""
+
+    learning_rate: float = 1e-3
+    """At step 0."""
+    adam_eps: float = 1e-8
+    """Epsilon of Adam."""
+    max_grad_norm: float = 0.5
+    """A round's gradient is scaled down to this norm."""
+    discount: float = 0.99
+    """Gamma."""
+    entropy_cost: float = 0.01
+    """Weight of the entropy bonus."""
+    baseline_cost: float = 0.5
+    """Weight of the value loss."""
+    parallel_gradients: int = 1
+    """Rounds that may be under way at once. With 1 no peer is twice in one round."""
+
+    connect: str | None = None
+    """HOST:PORT of a broker. Default: MOOLINK_BROKER, else a broker of this process's own."""
+    group: str | None = None
+    """Name of the group. Default: MOOLINK_GROUP, else the environment's."""
+    name: str | None = None
+    """Name of this peer, unique among the broker's. Default: MOOLINK_PEER_NAME, else of host and
+    process."""
+    peer_index: int = 0
+    """Place of this peer in the job: different seeds for different peers."""
+    num_peers: int = 1
+    """Number of peers the job is meant for; they may come and go nevertheless."""
+    cores: int = 1
+    """Cores this peer may use. Default: its share of those it may run on."""
+
+    @property
+    def env_name(self) -> str:
+        """Of the environment, for paths and groups."""
+        return re.sub(r"\W+", "-", self.env_id.removeprefix(ATARI)).strip("-")
+
+    @property
+    def run_dir(self) -> Path:
+        return self.save_dir or Path("runs") / self.env_name
+
+    @property
+    def group_name(self) -> str:
+        return self.group or self.env_name
+
+    @property
+    def peer_name(self) -> str:
+        return self.name or f"{socket.gethostname()}-{os.getpid()}"
+
+    @property
+    def acting_seed(self) -> int:
+        """Of this peer's environments and actions: no two peers play the same games."""
+        return self.seed * 1_000_003 + self.peer_index * 10_007
+
+    def rate(self, totals: Mapping[str, int]) -> float:
+        """The learning rate falls linearly to 0 with the steps that the rounds counted, so it does
+        not depend on batch sizes or on how many peers there are."""
+        return self.learning_rate * max(0.0, 1.0 - totals.get("steps", 0) / self.total_steps)
+
+    def validate(self) -> None:
+        """Raises OptionError, naming the option and what to do, where options contradict."""
+        for name in ("total_steps", "num_envs", "episodes", "hidden_size"):
+            if getattr(self, name) < 1:
+                option = "--" + name.replace("_", "-")
+                raise OptionError(f"{option} is {getattr(self, name)}; it must be at least 1")
+
+    def as_dict(self) -> dict[str, Any]:
+        """All options as JSON values, for the checkpoint."""
+        return {
+            name: str(value) if isinstance(value, Path) else value
+            for name, value in dataclasses.asdict(self).items()
+        }
+
+
+@dataclass
+class ImpalaOptions(Options):
+    """IMPALA: every peer acts and learns, off-policy data is corrected by V-trace."""
+
+    num_groups: int = 2
+    """The environments step in this many groups: while one steps, another is being inferred for."""
+    unroll_length: int = 20
+    """T, the number of steps of an unroll."""
+    batch_size: int = 8
+    """Environments in one contribution, which holds batch_size x unroll_length steps. The default
+    shares 8 out among the peers."""
+    virtual_batch_size: int | None = None
+    """Environments in one round; equal on all peers. Default: batch_size x the number of peers."""
+    optimizer: Literal["adam", "rmsprop"] = "adam"
+    """RMSProp is the paper's: use it with `--loss sum`."""
+    rmsprop_decay: float = 0.99
+    """Decay of RMSProp's mean of squares (momentum is 0)."""
+    rmsprop_eps: float = 0.01
+    """Epsilon of RMSProp, added to the root. The paper adds 0.1 inside it."""
+    loss: Literal["mean", "sum"] = "mean"
+    """`mean` over time and batch (moolib), or `sum` over both (the paper)."""
+    vtrace_lambda: float = 0.95
+    """Mixes n-step returns in V-trace's traces; 1 is the paper's."""
+    clip_rho: float = 1.0
+    """Clips the importance weights of the temporal differences and of the policy gradient."""
+    clip_c: float = 1.0
+    """Clips the importance weights of the traces."""
+
+    @property
+    def envs_per_group(self) -> int:
+        return self.num_envs // self.num_groups
+
+    @property
+    def round_size(self) -> int:
+        return self.virtual_batch_size or self.batch_size * self.num_peers
+
+    def validate(self) -> None:
+        super().validate()
+        for name in ("num_groups", "unroll_length", "batch_size"):
+            if getattr(self, name) < 1:
+                option = "--" + name.replace("_", "-")
+                raise OptionError(f"{option} is {getattr(self, name)}; it must be at least 1")
+        if self.num_envs % (self.num_groups * self.batch_size):
+            raise OptionError(
+                f"--num-envs {self.num_envs} must be a multiple of --num-groups x --batch-size "
+                f"= {self.num_groups * self.batch_size}: each group's unroll is cut into "
+                "contributions of batch_size environments"
+            )
+
+    def preset(self) -> None:
+        """Changes the defaults to those for the environment, shared out among the peers."""
+        if self.env_id.startswith(ATARI):
+            self.total_steps, self.hidden_size = 2_000_000, 256
+            self.entropy_cost, self.clip_reward = 0.005, True
+            if self.frame_size >= 64:
+                self.num_envs = 64  # inference for few frames of this size is slow
+        elif self.env_id.endswith("Catch-v0"):
+            self.total_steps, self.entropy_cost = 400_000, 0.005
+        elif self.env_id.startswith("CartPole"):
+            self.total_steps, self.num_envs, self.normalize_reward = 300_000, 16, True
+            self.learning_rate, self.max_grad_norm, self.entropy_cost = 3e-3, 40.0, 0.003
+        self.batch_size = max(1, self.batch_size // self.num_peers)
+        batches = self.num_groups * self.batch_size
+        self.num_envs = max(batches, self.num_envs // self.num_peers // batches * batches)
+
+
+@dataclass
+class PpoOptions(Options):
+    """PPO: rounds of minibatches over rollouts of the peers, each with the newest parameters."""
+
+    num_envs: int = 8
+    """Environments of this peer. The default shares 8 out among the peers."""
+    rollout_length: int = 128
+    """T, the number of steps of a rollout."""
+    epochs: int = 4
+    """Times that each rollout is learned from."""
+    minibatches: int = 4
+    """Contributions that a rollout is cut into, in each epoch. With `--lstm` each holds whole
+    environments."""
+    gae_lambda: float = 0.95
+    """Mixes n-step returns in the advantages."""
+    clip: float = 0.2
+    """Policy ratios are clipped to 1 - clip ... 1 + clip."""
+
+    @property
+    def round_size(self) -> int:
+        return self.num_envs * self.rollout_length // self.minibatches * self.num_peers
+
+    def validate(self) -> None:
+        super().validate()
+        whole = self.num_envs if self.lstm else self.num_envs * self.rollout_length
+        if whole % self.minibatches:
+            raise OptionError(
+                f"--minibatches {self.minibatches} must divide "
+                f"{'--num-envs' if self.lstm else '--num-envs x --rollout-length'} = {whole}"
+            )
+
+    def preset(self) -> None:
+        """Changes the defaults to those for the environment, shared out among the peers."""
+        self.learning_rate, self.adam_eps = 3e-4, 1e-5
+        if self.env_id.startswith(ATARI):
+            self.total_steps, self.hidden_size, self.clip_reward = 10_000_000, 256, True
+            self.learning_rate, self.clip = 2.5e-4, 0.1
+        elif self.env_id.startswith("CartPole"):
+            self.total_steps, self.learning_rate, self.rollout_length = 100_000, 2.5e-3, 64
+        self.num_envs = max(1, self.num_envs // self.num_peers)
+
+
+Kind = TypeVar("Kind", ImpalaOptions, PpoOptions)
+
+
+def defaults(kind: type[Kind], environ: Mapping[str, str], **given: Any) -> Kind:
+    """The options of a learner without a command line, but for those `given`."""
+    num_peers = given.pop("num_peers", None)
+    if num_peers is None:
+        num_peers = _integer("MOOLINK_NUM_PEERS", environ.get("MOOLINK_NUM_PEERS", "1"))
+    cores = max(1, len(os.sched_getaffinity(0)) // num_peers)
+    options = kind(
+        **given,
+        num_peers=num_peers,
+        connect=environ.get("MOOLINK_BROKER"),
+        group=environ.get("MOOLINK_GROUP"),
+        name=environ.get("MOOLINK_PEER_NAME"),
+        peer_index=_integer("MOOLINK_PEER_INDEX", environ.get("MOOLINK_PEER_INDEX", "0"), least=0),
+        cores=_integer("MOOLINK_CORES", environ.get("MOOLINK_CORES", str(cores))),
+    )
+    options.preset()
+    return options
+
+
+def parse(
+    kind: type[Kind],
+    argv: Sequence[str] | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> Kind:
+    """Reads the command line. Exits with a message, as is usual there, when it is wrong."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    # The preset depends on these, and must be known before the other options are read.
+    given: dict[str, Any] = {"env_id": _option(arguments, "--env-id") or kind.env_id}
+    for name in ("num_peers", "frame_size"):
+        option = "--" + name.replace("_", "-")
+        if (text := _option(arguments, option)) is not None:
+            given[name] = _integer(option, text)
+    default = defaults(kind, environ, **given)
+    options = tyro.cli(kind, default=default, args=arguments)
+    try:
+        options.validate()
+    except OptionError as error:
+        raise SystemExit(f"error: {error}") from None
+    return options
+
+
+def _option(arguments: Sequence[str], name: str) -> str | None:
+    for index, spelled in enumerate(arguments):
+        option, equals, value = spelled.partition("=")
+        argument = option.replace("_", "-") + equals + value  # tyro takes both
+        if argument.startswith(name + "="):
+            return argument[len(name) + 1 :]
+        if argument == name and index + 1 < len(arguments):
+            return arguments[index + 1]
+    return None
+
+
+def _integer(what: str, text: str, least: int = 1) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise SystemExit(f"error: {what} is {text!r}; it must be a whole number >= {least}")
+    return int(text)

@@ -1,0 +1,377 @@
+"""PPO in PyTorch over several peers, in one file.
+
+    moolink run -n 2 -m examples.torch.ppo --env-id CartPole-v1
+    moolink run -n 2 -m examples.torch.ppo --env-id HalfCheetah-v5 --normalize --normalize-reward
+    python -m examples.torch.ppo --env-id CartPole-v1 --mode evaluate
+
+Each peer plays a rollout with the newest parameters and learns from it in epochs of minibatches. A
+minibatch of each peer makes a round: the accumulator averages their gradients, and every peer
+applies them with the same optimizer. So two peers with four environments each compute what one
+would with eight, and the loop is that of one process but for `step.reduce`.
+
+Time is the first axis of all tensors, environments are the second. T is the length of a rollout, E
+the number of environments, N the number of parts of an action.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import moolink.torch
+from examples.common.environments import Environments, make_envs, random_means
+from examples.common.evaluation import evaluated
+from examples.common.options import PpoOptions
+from examples.common.run import Run, main, make_group
+
+State = tuple[Tensor, Tensor]  # h and c of the LSTM, each [E, H]
+
+# The network and its policy
+
+
+class Choices:
+    """The policy in Discrete and MultiDiscrete spaces: N independent choices, actions [..., N]."""
+
+    def __init__(self, logits: Tensor, sizes: tuple[int, ...]) -> None:
+        self.log_pis = [F.log_softmax(x, dim=-1) for x in logits.split(sizes, dim=-1)]
+
+    def sample(self) -> Tensor:
+        # The largest of log p_i - log e_i, with e_i exponential, is i with probability p_i.
+        noisy = [x - torch.empty_like(x).exponential_().log_() for x in self.log_pis]
+        return torch.stack([x.argmax(-1) for x in noisy], -1)
+
+    def mode(self) -> Tensor:
+        return torch.stack([x.argmax(-1) for x in self.log_pis], -1)
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        parts = zip(self.log_pis, action.split(1, dim=-1), strict=True)
+        return sum(x.gather(-1, a).squeeze(-1) for x, a in parts)
+
+    def entropy(self) -> Tensor:
+        return sum(-(x.exp() * x).sum(-1) for x in self.log_pis)
+
+
+class Gaussian:
+    """The policy in Box spaces: actions [..., N], of which the environments see -1 ... 1."""
+
+    def __init__(self, mean: Tensor, log_std: Tensor) -> None:
+        self.normal = torch.distributions.Normal(mean, log_std.exp(), validate_args=False)
+
+    def sample(self) -> Tensor:
+        return self.normal.sample()
+
+    def mode(self) -> Tensor:
+        return self.normal.mean
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        return self.normal.log_prob(action).sum(-1)
+
+    def entropy(self) -> Tensor:
+        return self.normal.entropy().sum(-1)
+
+
+def layer(inputs: int, outputs: int, gain: float) -> nn.Linear:
+    """A dense layer with orthogonal weights and no biases at first."""
+    dense = nn.Linear(inputs, outputs)
+    nn.init.orthogonal_(dense.weight, gain)
+    nn.init.zeros_(dense.bias)
+    return dense
+
+
+class Encoder(nn.Module):
+    """One part of the observation as features: images by convolutions, all else as it is."""
+
+    mean: Tensor
+
+    def __init__(self, shape: tuple[int, ...], mean: np.ndarray | None) -> None:
+        """`mean`, of random play, standardises uint8 input. It travels with the parameters."""
+        super().__init__()
+        # Gymnasium's images have their channels last, ALE's stacks of frames have them first.
+        self.channels_last = len(shape) == 3 and shape[2] < shape[0]
+        self.is_uint8 = mean is not None
+        self.register_buffer("mean", torch.zeros(()) if mean is None else torch.tensor(mean))
+        layers: list[nn.Module] = []
+        if len(shape) == 3 and sorted(shape)[1] >= 32:
+            channels = min(shape)
+            for out_channels, kernel, stride in ((16, 8, 4), (32, 4, 2)):
+                layers += [nn.Conv2d(channels, out_channels, kernel, stride), nn.ReLU()]
+                channels = out_channels
+        self.layers = nn.Sequential(*layers, nn.Flatten())
+        self.size = self(torch.zeros(1, *shape)).shape[1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[M, ...] -> [M, size]."""
+        x = x.float()
+        if self.is_uint8:
+            x = ((x - self.mean) / 32).clamp(-4, 4)
+        return self.layers(x.movedim(-1, 1) if self.channels_last else x)
+
+
+class Net(nn.Module):
+    """Features, perhaps an LSTM, and a dense network each for the policy and the value."""
+
+    def __init__(self, envs: Environments, means: Mapping[str, np.ndarray], o: PpoOptions) -> None:
+        super().__init__()
+        self.choices, width = envs.actions.choices, o.hidden_size
+        spaces = envs.observation_spaces.items()
+        self.encoders = nn.ModuleDict({k: Encoder(s.shape, means.get(k)) for k, s in spaces})
+        size = sum(encoder.size for encoder in self.encoders.values())
+        self.lstm = nn.LSTMCell(size, width) if o.lstm else None
+        if self.lstm is not None:  # remembers at first
+            nn.init.ones_(self.lstm.bias_ih.data[width : 2 * width])
+        size = width if o.lstm else size
+        root2, outputs = 2**0.5, sum(self.choices) or envs.actions.size
+
+        def network(outputs: int, gain: float) -> nn.Sequential:
+            hidden = [layer(size, width, root2), nn.Tanh(), layer(width, width, root2), nn.Tanh()]
+            return nn.Sequential(*hidden, layer(width, outputs, gain))
+
+        self.policy, self.value = network(outputs, 0.01), network(1, 1.0)
+        self.log_std = None if self.choices else nn.Parameter(torch.zeros(envs.actions.size))
+
+    def forward(
+        self, observation: Mapping[str, Tensor], first: Tensor, state: State
+    ) -> tuple[Choices | Gaussian, Tensor, State]:
+        """Observations [T, E, ...], whether each is the first of an episode [T, E], and the memory
+        [E, H] before them -> the policy, the value [T, E], and the memory after them."""
+        parts = [net(observation[key].flatten(0, 1)) for key, net in self.encoders.items()]
+        x = torch.cat(parts, -1).unflatten(0, first.shape)
+        if self.lstm is not None:
+            outputs = []
+            for x_t, first_t in zip(x, first, strict=True):
+                h, c = (s.masked_fill(first_t[:, None], 0.0) for s in state)
+                state = self.lstm(x_t, (h, c))
+                outputs.append(state[0])
+            x = torch.stack(outputs)
+        policy = self.policy(x)
+        pi = Choices(policy, self.choices) if self.choices else Gaussian(policy, self.log_std)
+        return pi, self.value(x).squeeze(-1), state
+
+    def no_memory(self, num_envs: int) -> State:
+        """The state of the LSTM before an episode."""
+        size = 0 if self.lstm is None else self.lstm.hidden_size
+        zeros = torch.zeros(num_envs, size, device=next(self.parameters()).device)
+        return zeros, zeros
+
+
+# Rollouts
+
+
+class Batch(NamedTuple):
+    """Steps that are learned from, [T, E, ...]: of a rollout, or a part of one."""
+
+    observation: dict[str, Tensor]
+    first: Tensor  # whether the observation is the first of an episode
+    action: Tensor
+    log_prob: Tensor  # of the action, when it was taken
+    advantage: Tensor
+    target: Tensor  # of the value
+    state: State  # the memory before the first of them
+
+    def columns(self, which: Tensor) -> Batch:
+        """Some of the environments."""
+        observation = {key: x[:, which] for key, x in self.observation.items()}
+        h, c = self.state
+        return Batch(observation, *(x[:, which] for x in self[1:-1]), (h[which], c[which]))
+
+    def flat(self) -> Batch:
+        """All steps as environments of one step each: for networks without a memory."""
+        observation = {key: x.flatten(0, 1)[None] for key, x in self.observation.items()}
+        h, c = (s.repeat(self.first.shape[0], 1) for s in self.state)
+        return Batch(observation, *(x.flatten(0, 1)[None] for x in self[1:-1]), (h, c))
+
+
+def advantages(
+    reward: Tensor, discount: Tensor, value: Tensor, last_value: Tensor, lambda_: float
+) -> Tensor:
+    """Generalised advantage estimation (arXiv 1506.02438):
+
+        delta_t = r_t + gamma_t V_{t+1} - V_t
+        A_t = delta_t + gamma_t lambda A_{t+1}
+
+    Args:
+        reward, discount, value: [T, E]; the discount is 0 where an episode ended with the step.
+        last_value: V of the observation after the last step [E].
+    """
+    value_tp1 = torch.cat([value[1:], last_value[None]])
+    delta = reward + discount * value_tp1 - value
+    result, advantage = torch.empty_like(delta), torch.zeros_like(last_value)
+    for t in reversed(range(len(delta))):
+        result[t] = advantage = delta[t] + discount[t] * lambda_ * advantage
+    return result
+
+
+class Player:
+    """Plays rollouts with the network, and goes on where the last one ended."""
+
+    def __init__(self, envs: Environments, net: Net, run: Run, o: PpoOptions) -> None:
+        self.envs, self.net, self.o, self.normalizer = envs, net, o, run.normalizer
+        self.returns = run.episodes.column(envs.num_envs)
+        self.rewards = run.normalizer.column()
+        self.device = next(net.parameters()).device
+        seed = o.acting_seed if o.seed_envs else None
+        self.observation = self.tensors(self.normalizer.observe(envs.reset(seed)))
+        self.first = torch.ones(1, envs.num_envs, dtype=torch.bool, device=self.device)
+        self.state = net.no_memory(envs.num_envs)
+
+    def tensors(self, observation: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+        """[1, E, ...]"""
+        return {k: torch.from_numpy(x)[None].to(self.device) for k, x in observation.items()}
+
+    @torch.no_grad()
+    def rollout(self) -> Batch:
+        o, state = self.o, self.state
+        rows: list[tuple[Any, ...]] = []
+        for _ in range(o.rollout_length):
+            observation, first = self.observation, self.first
+            pi, value, self.state = self.net(observation, first, self.state)
+            action = pi.sample()
+            self.envs.send(action[0].cpu().numpy())
+            step = self.envs.recv()
+            self.returns.add(step.reward, step.episode_over)
+            reward = torch.from_numpy(self.rewards.scaled(step.reward, step.episode_over))
+            reward = (reward.sign() if o.clip_reward else reward).to(self.device)
+            if step.last_observation is not None:  # cut off: what would have followed counts
+                last = self.tensors(self.normalizer(step.last_observation))
+                _, last_value, _ = self.net(last, torch.zeros_like(first), self.state)
+                truncated = torch.from_numpy(step.truncated).to(self.device)
+                reward = reward + o.discount * truncated * last_value[0]
+            ended = torch.from_numpy(step.terminated | step.truncated).to(self.device)
+            discount = o.discount * ~ended
+            rows.append((observation, first, action, pi.log_prob(action), value, reward, discount))
+            self.observation = self.tensors(self.normalizer.observe(step.observation))
+            self.first = torch.from_numpy(step.episode_over)[None].to(self.device)
+        _, last_value, _ = self.net(self.observation, self.first, self.state)
+        observations, *columns = zip(*rows, strict=True)
+        first, action, log_prob, value = map(torch.cat, columns[:4])
+        reward, discount = map(torch.stack, columns[4:])
+        advantage = advantages(reward, discount, value, last_value[0], o.gae_lambda)
+        observation = {k: torch.cat([x[k] for x in observations]) for k in self.observation}
+        return Batch(observation, first, action, log_prob, advantage, advantage + value, state)
+
+
+def minibatches(player: Player, o: PpoOptions) -> Iterator[tuple[Batch, int]]:
+    """Contributions without end, and the steps of the environments that are new in each."""
+    while True:
+        rollout = player.rollout()
+        new_steps = rollout.first.numel()
+        if not o.lstm:
+            rollout = rollout.flat()
+        for _ in range(o.epochs):
+            order = torch.randperm(rollout.first.shape[1], device=player.device)
+            for which in order.chunk(o.minibatches):
+                yield rollout.columns(which), new_steps
+                new_steps = 0
+
+
+# Learning
+
+
+class Losses(NamedTuple):
+    """Scalars. `entropy` is the mean entropy of the policy in nats, not a loss."""
+
+    total: Tensor
+    entropy: Tensor
+
+
+def ppo_loss(net: Net, batch: Batch, o: PpoOptions) -> Losses:
+    """The clipped loss (arXiv 1707.06347) of one contribution."""
+    pi, value, _ = net(batch.observation, batch.first, batch.state)
+    ratio = (pi.log_prob(batch.action) - batch.log_prob).exp()
+    advantage = batch.advantage
+    advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+    clipped = ratio.clamp(1 - o.clip, 1 + o.clip)
+    policy_loss = -torch.min(ratio * advantage, clipped * advantage).mean()
+    value_loss = 0.5 * (value - batch.target).square().mean()
+    entropy = pi.entropy().mean()
+    total = policy_loss + o.baseline_cost * value_loss - o.entropy_cost * entropy
+    return Losses(total, entropy.detach())
+
+
+def make_net(envs: Environments, o: PpoOptions, saved: dict[str, Any] | None) -> Net:
+    """The network: with the parameters of a checkpoint, or new and equal at all peers."""
+    torch.manual_seed(o.seed)
+    if saved is None:
+        net = Net(envs, random_means(envs, o.seed), o)
+    else:
+        spaces = envs.observation_spaces.items()
+        net = Net(
+            envs, {k: np.zeros(s.shape, np.float32) for k, s in spaces if s.dtype == np.uint8}, o
+        )
+        net.load_state_dict({k: torch.from_numpy(x) for k, x in saved["parameters"].items()})
+    torch.manual_seed(o.acting_seed)  # no two peers take the same actions
+    auto = "cuda" if torch.cuda.is_available() else "cpu"
+    return net.to(auto if o.device == "auto" else o.device)
+
+
+def train(o: PpoOptions) -> None:
+    """Learns, until the job's steps or seconds are over, or until a signal comes."""
+    torch.set_num_threads(o.torch_threads or max(1, o.cores // 2))
+    envs = make_envs(o, o.num_envs)
+    run = Run(o, envs)
+    net = make_net(envs, o, run.saved)
+    optimizer = torch.optim.Adam(net.parameters(), lr=o.learning_rate, eps=o.adam_eps)
+    if run.saved is not None:
+        moolink.torch.load_optimizer_state(optimizer, run.saved["optimizer"])
+
+    def snapshot() -> dict[str, Any]:
+        optimizer_state = moolink.torch.optimizer_state(optimizer)
+        return {"parameters": net.state_dict(), "optimizer": optimizer_state}
+
+    batches = minibatches(Player(envs, net, run, o), o)
+    with (
+        make_group(o) as (group, connect),
+        moolink.torch.Accumulator(
+            "ppo",
+            net.parameters(),
+            net.buffers(),
+            group=group,
+            max_grad_norm=o.max_grad_norm,
+            on_nonfinite="raise",
+        ) as accumulator,
+        run.joined(group, accumulator, snapshot),
+    ):
+        accumulator.set_virtual_batch_size(o.round_size)
+        accumulator.set_parallel_gradients(o.parallel_gradients)
+        accumulator.set_model_version(run.version)
+        connect()
+        for step in accumulator.steps(
+            optimizer,
+            learning_rate=o.rate,
+            until=run.is_over,
+            totals=run.totals,
+            state=run.state,
+            load_state=run.load_state,
+            idle=run.idle,
+        ):
+            if not run.turn(step):
+                continue
+            batch, new_steps = next(batches)
+            losses = ppo_loss(net, batch, o)
+            losses.total.backward()
+            step.reduce(batch.first.numel(), {"steps": new_steps, **run.counters()})
+            run.metrics = {"loss": losses.total.item(), "entropy": losses.entropy.item()}
+    envs.close()
+
+
+def evaluate(o: PpoOptions) -> None:
+    """Plays with the likeliest actions from the checkpoint and prints the returns."""
+    with evaluated(o) as evaluation:
+        net = make_net(evaluation.envs, o, evaluation.saved)
+        device, state = next(net.parameters()).device, net.no_memory(evaluation.envs.num_envs)
+        while not evaluation.is_over():
+            observation, first = evaluation.observation, torch.from_numpy(evaluation.first)[None]
+            moved = {k: torch.from_numpy(x)[None].to(device) for k, x in observation.items()}
+            with torch.no_grad():
+                pi, _, state = net(moved, first.to(device), state)
+                evaluation.step(pi.mode()[0].cpu().numpy())
+
+
+if __name__ == "__main__":
+    sys.exit(main(PpoOptions, train, evaluate))

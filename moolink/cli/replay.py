@@ -1,0 +1,151 @@
+"""``moolink replay``: serves tables that a TOML file describes, and keeps a checkpoint of them."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import tomllib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from moolink.replay import Limiter, Replay, Selector, Table
+
+_SELECTORS = ("Uniform", "Prioritized", "Fifo", "Lifo", "MinHeap", "MaxHeap")
+_LIMITERS = ("MinSize", "SampleToInsertRatio")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="moolink replay",
+        description="Serves the tables of a replay to moolink.ReplayClient.",
+        epilog="TABLES is a TOML file with a [[table]] each, whose keys are the options of "
+        "moolink.replay.Table; see docs/replay.md.",
+    )
+    parser.add_argument("tables", metavar="TABLES", help="the tables, a TOML file")
+    parser.add_argument(
+        "--listen",
+        metavar="HOST:PORT",
+        default="127.0.0.1:0",
+        help="where clients connect (default: a free port of this machine only)",
+    )
+    parser.add_argument(
+        "--connect",
+        metavar="HOST:PORT",
+        default=os.environ.get("MOOLINK_BROKER"),
+        help="a broker, through which clients find the server by name (default: $MOOLINK_BROKER)",
+    )
+    parser.add_argument("--peer", metavar="NAME", default="replay", help="this peer's name")
+    parser.add_argument("--name", default="replay", help="the replay's name at the peer")
+    parser.add_argument(
+        "--checkpoint",
+        metavar="FILE",
+        help="restored at the start if it is there, written at the end and every --every seconds",
+    )
+    parser.add_argument("--every", metavar="SECONDS", type=float, default=300.0)
+    parser.add_argument("--token-file", metavar="FILE", help="the job's token")
+    parser.add_argument("--insecure", action="store_true", help="ask for no token")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serves until SIGINT or SIGTERM; returns the exit status, 1 if it cannot begin."""
+    options = _parser().parse_args(arguments)
+    # Blocked in every thread that is started from here on, so that the wait below takes them.
+    signals = {signal.SIGINT, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+
+    import moolink
+    from moolink.replay import ReplayServer
+
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    try:
+        replay = _open(read_tables(options.tables), options.checkpoint)
+        token_file, insecure = options.token_file, options.insecure
+        rpc = moolink.Rpc(options.peer, token_file=token_file, insecure=insecure)
+        server = ReplayServer(rpc, replay, options.name)
+        addresses = rpc.listen(options.listen)
+        if options.connect:
+            rpc.connect(options.connect)
+    except (moolink.Error, ValueError, OSError) as error:
+        print(f"moolink replay: {error}", file=sys.stderr)
+        return 1
+    reachable = " ".join(address for address in addresses if address.startswith("tcp://"))
+    print(f"moolink replay {options.peer!r} listens on {reachable}", flush=True)
+    with rpc, server, replay:
+        while True:
+            received = signal.sigtimedwait(signals, options.every)
+            if options.checkpoint is not None:
+                replay.checkpoint(options.checkpoint)
+            if received is not None:
+                return 0
+
+
+def read_tables(path: str) -> list[Table]:
+    """The tables of a TOML file.
+
+    Raises:
+        ValueError: the file is not understood; the message names the table and the option.
+        OSError: it cannot be read.
+    """
+    with open(path, "rb") as file:
+        try:
+            described = tomllib.load(file)
+        except tomllib.TOMLDecodeError as error:
+            raise ValueError(f"{path}: {error}") from error
+    tables = described.pop("table", None)
+    if described or not isinstance(tables, list) or not tables:
+        raise ValueError(f"{path}: expected one [[table]] or several, and nothing else")
+    return [_table(path, table) for table in tables]
+
+
+def _table(path: str, options: dict[str, Any]) -> Table:
+    from moolink.replay import Table
+
+    where = f"{path}: table {options.get('name', '?')!r}"
+    given = dict(options)
+    try:
+        for which in ("sampler", "remover"):
+            if which in given:
+                given[which] = _selector(given[which])
+        if "limiter" in given:
+            given["limiter"] = _limiter(given["limiter"])
+        return Table(**given)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{where}: {error}") from error
+
+
+def _selector(given: Any) -> Selector | None:
+    """A name, a table of a name and options, or "none" for no remover."""
+    from moolink import replay
+
+    if given == "none":
+        return None
+    options = {"name": given} if isinstance(given, str) else dict(given)
+    name = options.pop("name", None)
+    if name not in _SELECTORS:
+        raise ValueError(f"a selector is one of {', '.join(_SELECTORS)}, not {name!r}")
+    selector: Selector = getattr(replay, name)(**options)
+    return selector
+
+
+def _limiter(given: Any) -> Limiter:
+    from moolink import replay
+
+    options = dict(given)
+    name = options.pop("name", None)
+    if name not in _LIMITERS:
+        raise ValueError(f"a limiter is one of {', '.join(_LIMITERS)}, not {name!r}")
+    limiter: Limiter = getattr(replay, name)(**options)
+    return limiter
+
+
+def _open(tables: list[Table], checkpoint: str | None) -> Replay:
+    from moolink.replay import Replay
+
+    if checkpoint is not None and os.path.exists(checkpoint):
+        return Replay.restore(checkpoint, tables)
+    return Replay(tables)

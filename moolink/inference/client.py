@@ -1,0 +1,213 @@
+"""InferenceClient: an actor's side."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from moolink import _core, deadlines, logs, skeletons
+from moolink.errors import Closed, Error, NoSuchFunction, PeerLost, TimeoutError
+from moolink.inference import names
+from moolink.keywords import names_keywords
+
+if TYPE_CHECKING:
+    from moolink._core import Future
+    from moolink.rpc import Rpc
+
+_LOAD_PATIENCE = 1.0  # seconds for which a server's load is waited for
+_PAUSE = 0.05  # seconds before servers that were lost, all of them, are asked again
+
+
+class InferenceClient:
+    """Has a model run by one of several servers: by the one that has the fewest rows to serve when
+    the client begins, and by another one when that is lost.
+
+    A client has at most one request under way; an actor with two halves of environments has two
+    clients. Each row of its requests, an environment, has a recurrent state at the server; when a
+    server is lost, states begin anew at the next one.
+
+    Args:
+        rpc: this peer, connected to the servers or to a peer that knows them.
+        name: what is served.
+        servers: the servers' peers.
+
+    Raises:
+        ValueError: no server is named.
+    """
+
+    @names_keywords
+    def __init__(self, rpc: Rpc, name: str, servers: str | Sequence[str]) -> None:
+        self._servers = [servers] if isinstance(servers, str) else list(servers)
+        if not self._servers:
+            raise ValueError("a client needs the name of at least one server")
+        self._rpc = rpc
+        self._name = name
+        self._id = f"{rpc.get_name()}/{_core.create_uid()}"
+        self._server: str | None = None
+        self._lost: set[str] = set()
+        self._under_way = threading.Lock()
+        self._moves = 0
+        self.version = 0
+        """The version of the weights that made the last outputs; 0: they are not versioned."""
+
+    @property
+    def server(self) -> str | None:
+        """The peer that serves this client; None: it has made no request yet."""
+        return self._server
+
+    @property
+    def moves(self) -> int:
+        """How often a server was lost; recurrent states began anew then."""
+        return self._moves
+
+    def infer(
+        self,
+        inputs: Any,
+        first: npt.ArrayLike | None = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """Runs the model; returns its outputs, a tree of arrays with the same rows.
+
+        Args:
+            inputs: a tree of arrays with a row for each environment.
+            first: bool [rows]: where an episode begins, so that the state is the initial one;
+                default: nowhere.
+            timeout: seconds to wait at most.
+
+        Raises:
+            TimeoutError: no server has answered in time.
+            moolink.RemoteError: the model raised, or the inputs differ from others'.
+            moolink.Closed: this peer was closed.
+        """
+        return self.request(inputs, first).result(timeout)
+
+    def request(self, inputs: Any, first: npt.ArrayLike | None = None) -> InferenceRequest:
+        """As infer, but returns at once: `result()` of what it returns waits for the outputs. The
+        inputs must not change until then: they are sent again if the server is lost.
+
+        Raises:
+            ValueError: the request before has not been waited for, or inputs have no rows.
+        """
+        rows = _rows_of(inputs)
+        of_each = np.zeros(rows, bool)
+        if first is not None:
+            of_each[:] = np.asarray(first, bool)
+        if not self._under_way.acquire(blocking=False):
+            raise ValueError("a client has one request under way: take its result first")
+        try:
+            return InferenceRequest(self, inputs, of_each)
+        except BaseException:
+            self._under_way.release()
+            raise
+
+    def close(self) -> None:
+        """Tells the server, which forgets this client's states."""
+        if self._server is not None:
+            with contextlib.suppress(Error):
+                self._rpc.async_(self._server, names.END.format(self._name), self._id)
+            self._server = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _send(self, inputs: Any, first: npt.NDArray[np.bool_]) -> Future:
+        if self._server is None:
+            self._server = self._choose()
+        row = np.arange(len(first))
+        function = names.INFER.format(self._name)
+        return self._rpc.async_(self._server, function, inputs, self._id, row, first)
+
+    def _lose(self, error: Error) -> None:
+        assert self._server is not None
+        logs.logger.warning("inference server %r is lost: %s", self._server, error)
+        self._lost.add(self._server)
+        self._server = None
+        self._moves += 1
+
+    def _choose(self) -> str:
+        """The server with the fewest rows; one that was lost only if there is no other."""
+        candidates = [one for one in self._servers if one not in self._lost]
+        if not candidates:
+            time.sleep(_PAUSE)
+            self._lost.clear()
+            candidates = self._servers
+        if len(candidates) == 1:
+            return candidates[0]
+        asked = self._rpc.async_many(candidates, names.LOAD.format(self._name))
+        deadline = deadlines.after(_LOAD_PATIENCE)
+        loads: dict[str, int] = {}
+        for server, future in asked.items():
+            try:
+                loads[server] = future.result(deadlines.left(deadline))
+            except Closed:
+                raise
+            except Error as error:
+                future.cancel()
+                logs.logger.info("inference server %r tells no load: %s", server, error)
+        return min(loads, key=loads.__getitem__) if loads else candidates[0]
+
+
+class InferenceRequest:
+    """A request under way; see :meth:`InferenceClient.request`."""
+
+    def __init__(self, client: InferenceClient, inputs: Any, first: npt.NDArray[np.bool_]) -> None:
+        self._client = client
+        self._inputs = inputs
+        self._first = first
+        self._call = client._send(inputs, first)
+        self._done = False
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Waits for the outputs, once. After a time-out the request is given up.
+
+        Raises:
+            as :meth:`InferenceClient.infer`.
+        """
+        if self._done:
+            raise ValueError("the result of this request was taken")
+        deadline = deadlines.after(timeout)
+        lost = None
+        try:
+            while True:
+                if not self._call.wait(deadlines.left(deadline)):
+                    why = "" if lost is None else f"; the last one was lost: {lost}"
+                    raise TimeoutError(
+                        f"no server of {self._client._name!r} has answered within {timeout:g} s"
+                        f"{why}"
+                    )
+                try:
+                    reply = self._call.result()
+                    break
+                except (PeerLost, NoSuchFunction) as error:
+                    lost = error
+                    self._client._lose(error)
+                    self._call = self._client._send(self._inputs, self._first)
+        finally:
+            self._done = True
+            self._call.cancel()
+            self._client._under_way.release()
+        self._client.version = reply["version"]
+        return reply["outputs"]
+
+
+def _rows_of(inputs: Any) -> int:
+    leaves, _ = skeletons.flatten(inputs)
+    shapes = {tuple(leaf.shape)[:1] for leaf in leaves if hasattr(leaf, "shape")}
+    if len(shapes) != 1 or () in shapes:
+        raise ValueError("all inputs must be arrays with the same number of rows")
+    return int(next(iter(shapes))[0])

@@ -1,0 +1,207 @@
+"""InferenceServer: runs a model on batches of requests of many actors."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from moolink import forks, functions
+from moolink.inference import names
+from moolink.inference.states import States
+from moolink.keywords import names_keywords
+
+if TYPE_CHECKING:
+    from moolink.rpc import Rpc
+    from moolink.weights import Subscriber
+
+BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+@dataclasses.dataclass(frozen=True)
+class InferenceBatch:
+    """What a model is run on. Arrays have the requests' rows as their first dimension, filled up
+    with zeros to the next bucket.
+
+    Attributes:
+        inputs: the requests' tree.
+        first: bool [rows], whether an episode begins; the state is the initial one there.
+        rows: how many of the rows are requests; the others are padding.
+        state: the actors' recurrent states, or None.
+        weights: the tree of the newest :class:`moolink.Weights`, or None.
+        version: their version, or 0.
+    """
+
+    inputs: Any
+    first: npt.NDArray[np.bool_]
+    rows: int
+    state: Any
+    weights: Any
+    version: int
+
+
+class InferenceServer:
+    """Serves :class:`InferenceClient` in dynamic batches: a batch has the requests that came while
+    the one before it ran.
+
+    Args:
+        rpc: the peer that clients name among their `servers`.
+        name: what is served.
+        model: called with an :class:`InferenceBatch`, on a worker thread, one batch at a time.
+            Returns a tree of arrays with the same rows; with `state`, a pair of it and the new
+            state. What it raises is raised at the clients whose requests were in the batch.
+        buckets: the numbers of rows that batches are filled up to, rising. A request has at most
+            the largest number of rows.
+        device: where inputs are put; any but "cpu" gives torch tensors.
+        state: an actor's recurrent state when an episode begins: a tree of arrays without a batch
+            dimension, of the framework and on the device that the model wants.
+        max_actors: states that are kept; the least recently used makes room.
+        weights: a subscriber, whose newest weights each batch gets. Until there are any, requests
+            wait.
+
+    Raises:
+        ValueError: this peer serves the name already, or an argument is out of range.
+    """
+
+    @names_keywords
+    def __init__(
+        self,
+        rpc: Rpc,
+        name: str,
+        model: Callable[[InferenceBatch], Any],
+        *,
+        buckets: Iterable[int] = BUCKETS,
+        device: str = "cpu",
+        state: Any = None,
+        max_actors: int = 4096,
+        weights: Subscriber | None = None,
+    ) -> None:
+        if max_actors < 1:
+            raise ValueError(f"max_actors must be at least 1, got {max_actors}")
+        self._rpc = rpc
+        self._name = name
+        self._model = model
+        self._weights = weights
+        self._states = None if state is None else States(state, max_actors)
+        self._clients: dict[str, int] = {}  # rows of each one's last request
+        self._counts = {"batches": 0, "requests": 0, "rows": 0, "padding": 0}
+        self._closed = False
+        self._forked()
+        rpc.define(
+            names.INFER.format(name),
+            self._infer,
+            dynamic_batching=True,
+            mode="cat",
+            bucket_sizes=tuple(buckets),
+            device=device,
+        )
+        rpc.define(names.LOAD.format(name), self._load)
+        rpc.define(names.END.format(name), self._end)
+        forks.changes_in_children(self)
+
+    def stats(self) -> dict[str, Any]:
+        """Counts since the beginning: batches, requests, their rows, and rows of padding; clients
+        and states now, and the version of the newest weights."""
+        with self._lock:
+            version = None if self._weights is None else self._weights.version
+            return {
+                **self._counts,
+                "clients": len(self._clients),
+                "states": 0 if self._states is None else len(self._states),
+                "version": version,
+            }
+
+    def close(self) -> None:
+        """Ends it; clients go to other servers."""
+        if self._closed:
+            return
+        self._closed = True
+        for function in (names.INFER, names.LOAD, names.END):
+            functions.undefine(self._rpc, function.format(self._name))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<moolink.InferenceServer of {self._name!r}, {len(self._clients)} clients>"
+
+    def _forked(self) -> None:
+        self._lock = threading.Lock()
+
+    def _infer(
+        self,
+        inputs: Any,
+        client: list[str | None],
+        row: Any,
+        first: Any,
+    ) -> dict[str, Any]:
+        rows = sum(name is not None for name in client)
+        first = np.asarray(first.cpu() if hasattr(first, "cpu") else first)
+        row = np.asarray(row.cpu() if hasattr(row, "cpu") else row)
+        weights = None if self._weights is None else self._weights.wait()
+        version = 0 if weights is None else weights.version
+        tree = None if weights is None else weights.tree
+        with self._lock:
+            slots, state = self._gather(client, row, first)
+            batch = InferenceBatch(inputs, first, rows, state, tree, version)
+            outputs = self._model(batch)
+            if self._states is not None:
+                outputs, new = outputs
+                self._states.scatter(slots, new)
+            self._count(client, row, rows)
+        return {"outputs": outputs, "version": version}
+
+    def _gather(
+        self,
+        client: list[str | None],
+        row: npt.NDArray[np.int64],
+        first: npt.NDArray[np.bool_],
+    ) -> tuple[npt.NDArray[np.int64], Any]:
+        if self._states is None:
+            return np.zeros(0, np.int64), None
+        actors = [
+            None if name is None else (name, number)
+            for name, number in zip(client, row.tolist(), strict=True)
+        ]
+        slots = self._states.slots(actors)
+        self._states.reset(slots[: len(first)][first])
+        return slots, self._states.gather(slots)
+
+    def _count(self, client: list[str | None], row: npt.NDArray[np.int64], rows: int) -> None:
+        requests = 0
+        for name, number in zip(client, row.tolist(), strict=True):
+            if name is not None:
+                requests += number == 0
+                self._clients[name] = max(number + 1, self._clients.get(name, 0))
+        self._counts["batches"] += 1
+        self._counts["requests"] += requests
+        self._counts["rows"] += rows
+        self._counts["padding"] += len(client) - rows
+
+    def _load(self) -> int:
+        """Rows of all clients that live."""
+        connected = {peer["name"] for peer in self._rpc.peers() if peer["connected"]}
+        with self._lock:
+            for client in list(self._clients):
+                if client.rpartition("/")[0] not in connected:
+                    del self._clients[client]
+            return sum(self._clients.values())
+
+    def _end(self, client: str) -> None:
+        with self._lock:
+            self._clients.pop(client, None)
+            if self._states is not None:
+                self._states.forget(client)

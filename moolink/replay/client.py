@@ -1,0 +1,229 @@
+"""ReplayClient: the tables of a replay that another process serves."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from moolink import deadlines, logs, skeletons
+from moolink.errors import NoSuchFunction, PeerLost, QueueFull, TimeoutError
+from moolink.keywords import names_keywords
+from moolink.replay import names, placement
+from moolink.replay.batch import Batch, Batches
+from moolink.replay.local import Arrays
+from moolink.replay.remote_steps import RemoteSteps
+from moolink.replay.writer import Writer
+
+if TYPE_CHECKING:
+    from moolink.rpc import Rpc
+
+_TURN = 5.0  # seconds that the server waits at a time, below the time limit of calls
+_PAUSE = 0.1  # seconds before a server that is lost is asked again
+
+
+class ReplayClient:
+    """Uses a replay that a :class:`ReplayServer` serves, with the methods of :class:`Replay`.
+
+    On the server's host, batches of numpy's and JAX's arrays are mapped, not copied, and cannot be
+    written. While the server is away, `sample`, `batches` and writers wait for the one that takes
+    its place; `insert`, `extend` and the others raise `PeerLost`.
+
+    Args:
+        rpc: this peer, connected to the server or to a peer that knows it.
+        server: the server's peer.
+        name: the replay's name there.
+        arrays: what batches are made of: "numpy", "torch", "jax", or "same": what the table's first
+            item was made of.
+    """
+
+    @names_keywords
+    def __init__(
+        self, rpc: Rpc, server: str, name: str = "replay", *, arrays: Arrays = "same"
+    ) -> None:
+        self._rpc = rpc
+        self._server = server
+        self._name = name
+        self._arrays = arrays
+        self._frameworks: dict[str | None, str] = {}  # of each table's items
+
+    def insert(
+        self,
+        item: Any,
+        priority: float = 1.0,
+        *,
+        table: str | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        """As :meth:`Replay.insert`."""
+        leaves, skeleton = skeletons.flatten(item)
+        arrays = [skeletons.as_array(leaf)[None] for leaf in leaves]
+        return int(
+            self.extend(
+                skeletons.unflatten(skeleton, arrays), priority, table=table, timeout=timeout
+            )[0]
+        )
+
+    def extend(
+        self,
+        items: Any,
+        priorities: npt.ArrayLike = 1.0,
+        *,
+        table: str | None = None,
+        timeout: float | None = None,
+    ) -> npt.NDArray[np.int64]:
+        """As :meth:`Replay.extend`. While items wait for limiter and room, those that are not in
+        are sent again every 5 s."""
+        leaves, skeleton = skeletons.flatten(items)
+        arrays = [skeletons.as_array(leaf) for leaf in leaves]
+        if not arrays or any(not array.shape for array in arrays):
+            raise ValueError("all arrays must have the items as their first dimension")
+        count = len(arrays[0])
+        of_each = np.empty(count, np.float64)
+        of_each[:] = np.asarray(priorities, np.float64)
+        keys: list[npt.NDArray[np.int64]] = []
+        done = 0
+        for left in _turns(timeout):
+            rest = skeletons.unflatten(skeleton, [array[done:] for array in arrays])
+            keys.append(self._call(names.EXTEND, table, rest, of_each[done:], left))
+            done += len(keys[-1])
+            if done == count:
+                return np.concatenate(keys)
+        raise self._late("insert", table, timeout, f"; {done} of {count} items are in")
+
+    def sample(
+        self,
+        batch_size: int,
+        *,
+        table: str | None = None,
+        timeout: float | None = None,
+        device: Any = None,
+    ) -> Batch:
+        """As :meth:`Replay.sample`."""
+        batch = self._sample(batch_size, table, timeout, device, None)
+        if batch is None:
+            raise self._late("sample", table, timeout)
+        return batch
+
+    def batches(
+        self,
+        batch_size: int,
+        *,
+        table: str | None = None,
+        prefetch: int = 2,
+        device: Any = None,
+    ) -> Batches:
+        """As :meth:`Replay.batches`."""
+        return Batches(lambda stop: self._sample(batch_size, table, None, device, stop), prefetch)
+
+    def update_priorities(
+        self, keys: npt.ArrayLike, priorities: npt.ArrayLike, *, table: str | None = None
+    ) -> int:
+        """As :meth:`Replay.update_priorities`."""
+        of_each = np.asarray(priorities, np.float64)
+        return int(self._call(names.UPDATE, table, np.asarray(keys, np.int64), of_each))
+
+    def remove(self, keys: npt.ArrayLike, *, table: str | None = None) -> int:
+        """As :meth:`Replay.remove`."""
+        return int(self._call(names.REMOVE, table, np.asarray(keys, np.int64)))
+
+    def reset(self, *, table: str | None = None) -> None:
+        """As :meth:`Replay.reset`."""
+        self._call(names.RESET, table)
+
+    def tables(self) -> list[dict[str, Any]]:
+        """The options of each table."""
+        described: list[dict[str, Any]] = self._call(names.DESCRIBE)
+        return described
+
+    def writer(self, keep: int, *, chunk: int = 16) -> Writer:
+        """As :meth:`Replay.writer`. Steps are sent once, several at a time, and items refer to
+        them; `chunk` is how many steps may wait while those before are on their way."""
+        steps = functools.partial(RemoteSteps, self._rpc, self._server, self._name, chunk)
+        return Writer(steps, keep)
+
+    def stats(self) -> dict[str, Any]:
+        """As :meth:`ReplayServer.stats`."""
+        stats: dict[str, Any] = self._call(names.STATS)
+        return stats
+
+    def __repr__(self) -> str:
+        return f"<moolink.ReplayClient of {self._name!r} at {self._server!r}>"
+
+    def _call(self, function: str, *args: Any) -> Any:
+        return self._rpc.sync(self._server, function.format(self._name), *args)
+
+    def _sample(
+        self,
+        count: int,
+        table: str | None,
+        timeout: float | None,
+        device: Any,
+        stop: Callable[[], bool] | None,
+    ) -> Batch | None:
+        """None: the time is up, or `stop` returned True."""
+        if count < 1:
+            raise ValueError(f"batch_size must be at least 1, got {count}")
+        for left in _turns(timeout, 1.0 if stop else _TURN):
+            if stop is not None and stop():
+                return None
+            try:
+                sampled = self._call(names.SAMPLE, table, count, left, self._maps(table))
+            except (PeerLost, NoSuchFunction) as lost:
+                logs.logger.warning("waiting for the replay %r: %s", self._name, lost)
+                time.sleep(_PAUSE)
+                continue
+            if sampled is not None:
+                self._frameworks[table] = sampled[2]
+                return self._batch(*sampled, device=device)
+        return None
+
+    def _maps(self, table: str | None) -> bool:
+        """Whether arrays that cannot be written will do: not for torch's, which could be."""
+        kind = self._frameworks.get(table) if self._arrays == "same" else self._arrays
+        return kind in ("numpy", "jax")
+
+    def _batch(
+        self,
+        arrays: list[Any],
+        skeleton: Any,
+        framework: str,
+        table: str,
+        keys: npt.NDArray[np.int64],
+        probabilities: npt.NDArray[np.float64],
+        priorities: npt.NDArray[np.float64],
+        times_sampled: npt.NDArray[np.uint32],
+        *,
+        device: Any,
+    ) -> Batch:
+        kind = framework if self._arrays == "same" else self._arrays
+        given = [np.asarray(array) for array in arrays]  # of another framework: Rpc(arrays=)
+        data = skeletons.unflatten(skeleton, placement.convert(given, kind, device))
+        return Batch(data, keys, probabilities, priorities, times_sampled, table)
+
+    def _late(
+        self, what: str, table: str | None, timeout: float | None, more: str = ""
+    ) -> QueueFull | TimeoutError:
+        tables = self.stats()["tables"]
+        stats = tables[table] if table in tables else next(iter(tables.values()))
+        why = (
+            f"table {table or next(iter(tables))!r} at {self._server!r} has {stats['size']} items "
+            f"after {stats['inserts']} inserts and {stats['samples']} samples{more}"
+        )
+        if timeout == 0:
+            return QueueFull(f"an item would have to wait to {what}: {why}")
+        return TimeoutError(f"nothing to {what} for {timeout} s: {why}")
+
+
+def _turns(timeout: float | None, longest: float = _TURN) -> Any:
+    """The seconds of each turn of a wait, at least one."""
+    deadline = deadlines.after(timeout)
+    while True:
+        left = deadlines.left(deadline)
+        yield longest if left is None else min(longest, left)
+        if deadline is not None and time.monotonic() >= deadline:
+            return

@@ -1,0 +1,70 @@
+"""The last steps of a writer, in the replay's own memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from moolink.replay.writer import Item, Steps
+
+if TYPE_CHECKING:
+    from moolink.replay.local import Replay
+
+
+class LocalSteps(Steps):
+    """The last steps of a writer of this process, or of a client's.
+
+    Args:
+        first: a step, or several, stacked, which fixes what all look like; it is not appended.
+    """
+
+    def __init__(self, replay: Replay, first: Any, stacked: bool = False) -> None:
+        self._rows: list[int] = []
+        self._replay = replay
+        self._layout = replay.layout_of(first, stacked)
+        self.skeleton = self._layout.skeleton
+        self.columns = self._layout.columns
+
+    def append(self, step: Any) -> None:
+        core, layout = self._replay.core, self._layout
+        self._rows.append(core.append(layout.store, layout.leaves(step)))
+
+    def extend(self, steps: Any, count: int) -> None:
+        """Copies many steps, stacked."""
+        core, layout = self._replay.core, self._layout
+        self._rows += core.extend(layout.store, layout.leaves(steps), count).tolist()
+
+    def forget(self, count: int) -> None:
+        rows, self._rows = self._rows[:count], self._rows[count:]
+        self._replay.core.release(self._layout.store, np.array(rows, np.uint32))
+
+    def insert(
+        self, item: Item, first: int, priority: float, table: str | None, timeout: float | None
+    ) -> int:
+        keys = self.insert_until(item, first, priority, table, timeout, None)
+        self._replay.raise_if_late(
+            len(keys), 1, self._replay.open_table(table).options.name, timeout
+        )
+        return int(keys[0])
+
+    def insert_until(
+        self,
+        item: Item,
+        first: int,
+        priority: float,
+        table: str | None,
+        timeout: float | None,
+        stop: Callable[[], bool] | None,
+    ) -> npt.NDArray[np.int64]:
+        """As insert, until the time is up or `stop` returns True: no key then."""
+        of = self._replay.open_table(table)
+        pattern = self._replay.add_pattern(of, self._layout, item)
+        rows = np.array(self._rows[first : first + item.width], np.uint32)
+        priorities = np.array([priority], np.float64)
+        return self._replay.insert_rows(pattern, rows, priorities, of, timeout, stop)
+
+    def __del__(self) -> None:
+        self.forget(len(self._rows))

@@ -1,0 +1,239 @@
+"""ReplayServer: gives other processes the tables of a replay."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from moolink import deadlines, forks, functions, lending
+from moolink.errors import Error
+from moolink.replay import names
+from moolink.replay.local import Replay
+from moolink.replay.local_steps import LocalSteps
+from moolink.replay.writer import Item
+
+if TYPE_CHECKING:
+    from moolink._core import RpcDeferredReturn
+    from moolink.rpc import Rpc
+
+_TURN = 5.0  # seconds for which items of a writer wait for room in one call
+
+
+class ReplayServer:
+    """Serves a :class:`Replay` to any number of :class:`ReplayClient`. The replay can be used here
+    as well, and is not closed with the server.
+
+    Args:
+        rpc: the peer that clients know as `server`.
+        replay: the tables.
+        name: what clients call it; one of a name at a peer.
+
+    Raises:
+        ValueError: this peer serves a replay of the name already.
+    """
+
+    def __init__(self, rpc: Rpc, replay: Replay, name: str = "replay") -> None:
+        self._rpc = rpc
+        self._replay = replay
+        self._name = name
+        self._writers: dict[str, _RemoteWriter] = {}
+        self._closed = False
+        self._forked()
+        handlers: dict[str, Callable[..., Any]] = {
+            names.DESCRIBE: self._describe,
+            names.UPDATE: self._update,
+            names.REMOVE: self._remove,
+            names.RESET: self._reset,
+            names.STATS: self.stats,
+            names.END: self._end,
+        }
+        for function, handler in handlers.items():
+            rpc.define(function.format(name), handler)
+        waiting: dict[str, Callable[..., Any]] = {
+            names.EXTEND: self._extend,
+            names.SAMPLE: self._sample,
+            names.WRITE: self._write,
+        }
+        for function, handler in waiting.items():
+            rpc.define_deferred(function.format(name), handler)
+        forks.changes_in_children(self)
+
+    def stats(self) -> dict[str, Any]:
+        """The replay's, and how many writers there are."""
+        with self._lock:
+            return {**self._replay.stats(), "writers": len(self._writers)}
+
+    def close(self) -> None:
+        """Ends it; clients wait for a server of the name."""
+        if self._closed:
+            return
+        self._closed = True
+        for function in names.ALL:
+            functions.undefine(self._rpc, function.format(self._name))
+        self._drop(set(self._writers))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        tables = ", ".join(table.name for table in self._replay.tables)
+        return f"<moolink.ReplayServer {self._name!r} of {tables}>"
+
+    def _forked(self) -> None:
+        self._lock = threading.Lock()
+
+    def _describe(self) -> list[dict[str, Any]]:
+        return [table.describe() for table in self._replay.tables]
+
+    def _update(
+        self, table: str | None, keys: npt.NDArray[Any], priorities: npt.NDArray[Any]
+    ) -> int:
+        return self._replay.update_priorities(keys, priorities, table=table)
+
+    def _remove(self, table: str | None, keys: npt.NDArray[Any]) -> int:
+        return self._replay.remove(keys, table=table)
+
+    def _reset(self, table: str | None) -> None:
+        self._replay.reset(table=table)
+
+    # Those that may wait, for limiter or room, until the caller gives up.
+
+    def _extend(
+        self,
+        reply: RpcDeferredReturn,
+        table: str | None,
+        items: Any,
+        priorities: npt.NDArray[np.float64],
+        timeout: float,
+    ) -> None:
+        def extend() -> npt.NDArray[np.int64]:
+            of = self._replay.open_table(table)
+            return self._replay.extend_until(of, items, priorities, timeout, reply.cancelled)[0]
+
+        self._answer(reply, extend)
+
+    def _sample(
+        self,
+        reply: RpcDeferredReturn,
+        table: str | None,
+        count: int,
+        timeout: float,
+        lend: bool,
+    ) -> None:
+        def sample() -> Any:
+            of = self._replay.open_table(table)
+            core = self._replay.core
+            sampled = core.sample(of.index, count, timeout, "numpy", lend, reply.cancelled)
+            if sampled is None:
+                return None
+            arrays, *numbers = sampled
+            data = lending.lend(arrays) if lend else arrays
+            return data, of.skeleton, of.framework, of.options.name, *numbers
+
+        self._answer(reply, sample)
+
+    def _write(
+        self,
+        reply: RpcDeferredReturn,
+        writer: str,
+        turn: int,
+        forgotten: int,
+        steps: Any,
+        count: int,
+        items: list[Any],
+    ) -> None:
+        with self._lock:
+            if turn == 0:
+                self._drop_dead()
+                self._writers[writer] = _RemoteWriter(self._replay)
+            of = self._writers.get(writer)
+        if of is None or of.turn != turn:
+            reply(None)  # this server has restarted since the writer began
+            return
+        self._answer(reply, lambda: of.write(forgotten, steps, count, items, reply.cancelled))
+
+    def _answer(self, reply: RpcDeferredReturn, work: Callable[[], Any]) -> None:
+        try:
+            result = work()
+        except (ValueError, TypeError) as wrong:
+            result = wrong  # raised at the caller
+        try:
+            reply(result)
+        except Error:
+            if not reply.cancelled():
+                raise
+
+    def _end(self, writer: str) -> None:
+        self._drop({writer})
+
+    def _drop_dead(self) -> None:
+        """Writers whose processes are gone; the caller holds the lock."""
+        connected = {peer["name"] for peer in self._rpc.peers() if peer["connected"]}
+        for name in [n for n in self._writers if n.rpartition("/")[0] not in connected]:
+            self._writers.pop(name).close()
+
+    def _drop(self, writers: set[str]) -> None:
+        with self._lock:
+            dropped = [self._writers.pop(name) for name in writers & self._writers.keys()]
+        for writer in dropped:
+            writer.close()
+
+
+class _RemoteWriter:
+    """The steps of a client's writer, from which it makes items."""
+
+    def __init__(self, replay: Replay) -> None:
+        self.turn = 0
+        self._replay = replay
+        self._steps: LocalSteps | None = None
+        self._first = 0  # the number of the oldest step that is kept
+        self._lock = threading.Lock()
+
+    def write(
+        self,
+        forgotten: int,
+        steps: Any,
+        count: int,
+        items: list[Any],
+        stop: Callable[[], bool],
+    ) -> int:
+        """Appends `count` steps, stacked, makes items of the last ones, and forgets those before
+        the step `forgotten`; returns how many items are in: those that found no room in some
+        seconds are not."""
+        deadline = deadlines.after(_TURN)
+        with self._lock:
+            self.turn += 1
+            if count:
+                if self._steps is None:
+                    self._steps = LocalSteps(self._replay, steps, stacked=True)
+                self._steps.extend(steps, count)
+            done = 0
+            for skeleton, width, pieces, first, priority, table in items:
+                assert self._steps is not None
+                item = Item(skeleton, width, [(c, f, n) for c, f, n in pieces])
+                offset = first - self._first
+                left = deadlines.left(deadline)
+                if not len(self._steps.insert_until(item, offset, priority, table, left, stop)):
+                    break
+                done += 1
+            if self._steps is not None:
+                self._steps.forget(forgotten - self._first)
+            self._first = forgotten
+            return done
+
+    def close(self) -> None:
+        with self._lock:
+            self._steps = None

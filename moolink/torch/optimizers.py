@@ -1,0 +1,69 @@
+"""States of torch's optimizers in a form that members in other frameworks understand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+# Names of the running means, here and in each optimizer.
+MOMENTS: dict[type[torch.optim.Optimizer], dict[str, str]] = {
+    torch.optim.Adam: {"mean": "exp_avg", "mean_of_squares": "exp_avg_sq"},
+    torch.optim.AdamW: {"mean": "exp_avg", "mean_of_squares": "exp_avg_sq"},
+    torch.optim.RMSprop: {"mean_of_squares": "square_avg"},
+    torch.optim.SGD: {"momentum": "momentum_buffer"},
+}
+
+
+def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
+    """Returns the state of Adam, AdamW, RMSprop or SGD for members of any framework.
+
+    ``count`` is the number of updates; ``moments`` has ``mean``, ``mean_of_squares`` or
+    ``momentum``, lists of tensors in the order of the parameters, by reference; ``groups`` has
+    torch's hyperparameters, which other frameworks ignore. None: another optimizer, or one with
+    more (``amsgrad``, ``centered``).
+    """
+    names = MOMENTS.get(type(optimizer))
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    states = [optimizer.state.get(p, {}) for p in parameters]
+    used = {key for state in states for key, value in state.items() if value is not None}
+    if names is None or not used <= {"step", *names.values()}:
+        return None
+    moments = {
+        name: [s.get(key, torch.zeros_like(p)) for p, s in zip(parameters, states, strict=True)]
+        for name, key in names.items()
+        if key in used
+    }
+    groups = [
+        {key: value for key, value in group.items() if key != "params"}
+        for group in optimizer.param_groups
+    ]
+    count = max((int(state.get("step", 0)) for state in states), default=0)
+    return {"count": count, "moments": moments, "groups": groups}
+
+
+def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """Takes over, by value, what :func:`optimizer_state` of this or another framework gave.
+
+    Raises:
+        ValueError: the state is that of another optimizer.
+    """
+    names, moments = MOMENTS.get(type(optimizer), {}), state["moments"]
+    if not set(moments) <= set(names):
+        raise ValueError(
+            f"the state that came has {sorted(moments)}, and {type(optimizer).__name__} "
+            f"{sorted(names)}: use the same optimizer at every member"
+        )
+    own = optimizer.state_dict()
+    indices = [index for group in own["param_groups"] for index in group["params"]]
+    if any(len(moment) != len(indices) for moment in moments.values()):
+        raise ValueError(f"the state that came is not of {len(indices)} parameters")
+    states: dict[int, dict[str, Any]] = {index: {} for index in indices} if moments else {}
+    for name, moment in moments.items():
+        for index, value in zip(indices, moment, strict=True):
+            states[index][names[name]] = torch.as_tensor(value).clone()
+            states[index]["step"] = torch.tensor(float(state["count"]))
+    groups = state.get("groups") or [{} for _ in own["param_groups"]]
+    merged = [mine | dict(theirs) for mine, theirs in zip(own["param_groups"], groups, strict=True)]
+    optimizer.load_state_dict({"state": states, "param_groups": merged})

@@ -1,0 +1,266 @@
+"""TrajectoryQueue: the learner's side."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from moolink import batch_layout, deadlines, forks, functions
+from moolink._core import LentSlot
+from moolink.batch_layout import Nest, Node, Spec
+from moolink.errors import Closed, Error, TimeoutError
+from moolink.keywords import names_keywords
+from moolink.trajectories import names
+from moolink.trajectories.backlog import Backlog, Item
+
+if TYPE_CHECKING:
+    from moolink._core import RpcDeferredReturn
+    from moolink.rpc import Rpc
+
+Late = Literal["drop", "mask"]
+
+
+@dataclasses.dataclass(frozen=True)
+class TrajectoryBatch:
+    """Items that were taken together; `len` is their number.
+
+    Attributes:
+        data: the items' tree, whose arrays have the items along `dim`. The batch is the taker's.
+        begin: int64 [items], the version of the weights at each item's first step.
+        end: int64 [items], at its last step.
+        version: the learner's, when the batch was taken.
+        fresh: bool [items], whether version - begin is at most `max_lag`.
+    """
+
+    data: Any
+    begin: npt.NDArray[np.int64]
+    end: npt.NDArray[np.int64]
+    version: int
+    fresh: npt.NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.begin)
+
+
+@dataclasses.dataclass(eq=False)
+class _Put:
+    """An item with its writer's call."""
+
+    tree: Nest
+    reply: RpcDeferredReturn
+
+
+class TrajectoryQueue:
+    """Items of actors, for a learner that must not learn from weights that are too old.
+
+    Items are trees of arrays, such as unrolls, put by any number of :class:`TrajectoryWriter`.
+    Each is taken once while both processes live. The first item fixes tree, shapes and dtypes; one
+    that differs is an error at its writer.
+
+    Args:
+        rpc: the peer that writers know as `learner`.
+        name: the queue's name; one of a name at a peer.
+        max_size: items that may wait; writers of more wait for room.
+        dim: the dimension of a batch's arrays along which the items lie: 1 for unrolls whose first
+            dimension is time.
+        device: where batches are made; any but "cpu" gives torch tensors.
+
+    Raises:
+        ValueError: this peer has a queue of the name already, or `max_size` is below 1.
+    """
+
+    @names_keywords
+    def __init__(
+        self, rpc: Rpc, name: str, *, max_size: int = 64, dim: int = 0, device: str = "cpu"
+    ) -> None:
+        if max_size < 1:
+            raise ValueError(f"max_size must be at least 1, got {max_size}")
+        self._rpc = rpc
+        self._name = name
+        self._dim = dim
+        self._device = str(device)
+        self._backlog: Backlog[_Put] = Backlog(max_size)
+        self._expected: Node | None = None
+        self._layouts: dict[int, Node] = {}  # by the size of batches
+        self._closed = False
+        self._forked()
+        rpc.define_deferred(names.PUT.format(name), self._on_put)
+        forks.changes_in_children(self)
+
+    @property
+    def version(self) -> int:
+        """The version of the learner's weights."""
+        return self._backlog.version
+
+    @version.setter
+    def version(self, version: int) -> None:
+        """Sets it, after each update of the weights; items count their age by it.
+
+        Raises:
+            ValueError: it is below the one before.
+        """
+        with self._changed:
+            self._backlog.advance(version)
+            self._changed.notify_all()
+
+    def get(
+        self,
+        count: int,
+        *,
+        max_lag: int | None = None,
+        late: Late = "drop",
+        timeout: float | None = None,
+        at_least: int | None = None,
+    ) -> TrajectoryBatch:
+        """Takes the `count` oldest items as a batch, waiting until there are as many.
+
+        Args:
+            max_lag: versions that the learner's weights may be ahead of an item's first step.
+            late: what becomes of an item that is too old: "drop" it, and wait for others, or hand
+                it out with False in `fresh` ("mask").
+            timeout: seconds to wait at most.
+            at_least: items that are enough once the time is up; by default all.
+
+        Raises:
+            TimeoutError: there were fewer than `at_least`; none was taken.
+            moolink.Closed: the queue was closed, and has not enough items.
+            ValueError: an argument is out of range.
+        """
+        enough = count if at_least is None else at_least
+        if not 1 <= enough <= count:
+            raise ValueError(f"1 <= at_least <= count does not hold: {enough}, {count}")
+        if late not in ("drop", "mask"):
+            raise ValueError(f'late must be "drop" or "mask", got {late!r}')
+        drop = max_lag if late == "drop" else None
+        deadline = deadlines.after(timeout)
+        with self._changed:
+            while True:
+                self._settle(drop)
+                if len(self._backlog) >= count:
+                    break
+                left = deadlines.left(deadline)
+                if left == 0 or self._closed:
+                    if len(self._backlog) >= enough:
+                        break
+                    self._require_open()
+                    raise TimeoutError(
+                        f"{len(self._backlog)} of {enough} items of {self._name!r} came within "
+                        f"{timeout:g} s; {self._backlog.counts.dropped} were dropped so far"
+                    )
+                with LentSlot():
+                    self._changed.wait(left)
+            items = self._backlog.take(count)
+            version = self._backlog.version
+            self._settle(None)
+        return self._batch(items, count, version, max_lag)
+
+    def stats(self) -> dict[str, Any]:
+        """Items that wait, in the queue and for room, and counts since the beginning; mean lags of
+        the items that were taken, in versions: while acting (`acting`: from the first step to the
+        last), until the item came (`in_flight`) and until it was taken (`in_queue`)."""
+        with self._changed:
+            counts = dataclasses.asdict(self._backlog.counts)
+            size, in_line = len(self._backlog), self._backlog.in_line
+        taken = max(1, counts["taken"])
+        lags = {
+            part: counts.pop(f"lag_{part}") / taken for part in ("acting", "in_flight", "in_queue")
+        }
+        return {"size": size, "waiting_for_room": in_line, **counts, "mean_lag": lags}
+
+    def close(self) -> None:
+        """Refuses further items; those that are there can still be taken."""
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            self._changed.notify_all()
+        functions.undefine(self._rpc, names.PUT.format(self._name))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<moolink.TrajectoryQueue {self._name!r}, {len(self._backlog)} items waiting>"
+
+    def _forked(self) -> None:
+        self._changed = threading.Condition()
+
+    def _on_put(self, reply: RpcDeferredReturn, tree: Nest, begin: int, end: int) -> None:
+        put = _Put(tree, reply)
+        with self._changed:
+            try:
+                self._require_open()
+                self._check(tree)
+            except (Closed, ValueError) as refused:
+                reply.reject(str(refused))
+                return
+            has_room = self._backlog.put(put, begin, end)
+            version = self._backlog.version
+            self._changed.notify_all()
+        if has_room:
+            _answer(put, version)
+        else:
+            reply.add_cancel_callback(lambda: self._withdraw(put))
+
+    def _withdraw(self, put: _Put) -> None:
+        with self._changed:
+            self._backlog.withdraw(put)
+
+    # The caller of the next ones holds the lock.
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise Closed(f"the queue {self._name!r} was closed")
+
+    def _check(self, tree: Nest) -> None:
+        if self._expected is None:
+            self._expected = batch_layout.build(tree, Spec("stack", 1, self._dim, self._device))
+        self._expected.check(tree)
+
+    def _settle(self, max_lag: int | None) -> None:
+        """Drops what is too old, and lets in what waits for room."""
+        answered = [] if max_lag is None else self._backlog.expire(max_lag)
+        answered += self._backlog.admit()
+        for item in answered:
+            _answer(item.payload, self._backlog.version)
+
+    def _batch(
+        self, items: list[Item[_Put]], size: int, version: int, max_lag: int | None
+    ) -> TrajectoryBatch:
+        layout = self._layouts.get(size)
+        if layout is None:
+            spec = Spec("stack", size, self._dim, self._device)
+            layout = self._layouts[size] = batch_layout.build(items[0].payload.tree, spec)
+        layout.allocate()
+        for row, item in enumerate(items):
+            layout.put_row(item.payload.tree, row)
+        begin = np.array([item.begin for item in items], np.int64)
+        fresh = np.ones(len(items), bool) if max_lag is None else version - begin <= max_lag
+        return TrajectoryBatch(
+            layout.take(len(items) if len(items) < size else None),
+            begin,
+            np.array([item.end for item in items], np.int64),
+            version,
+            fresh,
+        )
+
+
+def _answer(put: _Put, version: int) -> None:
+    try:
+        put.reply(version)
+    except Error:  # its caller has given up at this very moment
+        if not put.reply.cancelled():
+            raise

@@ -1,0 +1,121 @@
+"""TrajectoryWriter: an actor's side."""
+
+from __future__ import annotations
+
+import collections
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from moolink import deadlines, logs
+from moolink.errors import Closed, PeerLost, TimeoutError
+from moolink.keywords import names_keywords
+from moolink.trajectories import names
+
+if TYPE_CHECKING:
+    from moolink._core import Future
+    from moolink.rpc import Rpc
+
+
+class TrajectoryWriter:
+    """Puts items into a :class:`TrajectoryQueue` of another process. For one thread.
+
+    Args:
+        rpc: this peer, connected to the learner or to a peer that knows it.
+        name: the queue's name.
+        learner: the learner's peer.
+        ahead: items that may be on their way or wait for room before `put` waits.
+
+    Raises:
+        ValueError: `ahead` is below 1.
+    """
+
+    @names_keywords
+    def __init__(self, rpc: Rpc, name: str, learner: str, *, ahead: int = 2) -> None:
+        if ahead < 1:
+            raise ValueError(f"ahead must be at least 1, got {ahead}")
+        self._rpc = rpc
+        self._function = names.PUT.format(name)
+        self._learner = learner
+        self._ahead = ahead
+        self._pending: collections.deque[Future] = collections.deque()
+        self._counts = {"put": 0, "accepted": 0, "lost": 0}
+        self.learner_version: int | None = None
+        """The learner's version when it accepted the last item; None: it has accepted none."""
+
+    def put(
+        self, tree: Any, begin: int, end: int | None = None, timeout: float | None = None
+    ) -> None:
+        """Sends an item: a tree of arrays, which are captured. Waits while `ahead` items before it
+        are not accepted: the queue is full.
+
+        An item that is lost with a learner that dies is counted (`stats()`), and no error: the next
+        one goes to the learner that takes its place.
+
+        Args:
+            begin, end: the version of the weights at the item's first and last step; `end` is
+                `begin` by default.
+            timeout: seconds to wait at most.
+
+        Raises:
+            TimeoutError: the queue had no room in time; the item was not sent.
+            moolink.RemoteError: an item before this one differs from the queue's first, or the
+                queue was closed.
+            moolink.Closed: this peer was closed.
+        """
+        self._wait_for(self._ahead - 1, timeout)
+        end = begin if end is None else end
+        call = self._rpc.async_(self._learner, self._function, tree, begin, end)
+        self._pending.append(call)
+        self._counts["put"] += 1
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Waits until the learner has accepted all items.
+
+        Raises:
+            as put.
+        """
+        self._wait_for(0, timeout)
+
+    def stats(self) -> dict[str, int]:
+        """Items that were put, accepted, and lost with a learner."""
+        return dict(self._counts)
+
+    def close(self) -> None:
+        """Gives up the items that wait for room."""
+        while self._pending:
+            self._pending.popleft().cancel()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _wait_for(self, left_over: int, timeout: float | None) -> None:
+        """Waits until at most so many items are pending."""
+        deadline = deadlines.after(timeout)
+        while self._pending and (len(self._pending) > left_over or self._pending[0].done()):
+            call = self._pending[0]
+            if not call.wait(deadlines.left(deadline)):
+                raise TimeoutError(
+                    f"{self._learner!r} accepted no item within {timeout:g} s: its queue is full",
+                    peer=self._learner,
+                    function=self._function,
+                )
+            self._pending.popleft()
+            self._accept(call)
+
+    def _accept(self, call: Future) -> None:
+        try:
+            self.learner_version = call.result()
+            self._counts["accepted"] += 1
+        except Closed:
+            raise
+        except (PeerLost, TimeoutError) as lost:
+            self._counts["lost"] += 1
+            logs.logger.warning("an item for %r is lost: %s", self._learner, lost)

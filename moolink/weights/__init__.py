@@ -1,0 +1,6 @@
+"""Versioned weights: a publisher makes whole versions, subscribers switch from one to the next."""
+
+from moolink.weights.publisher import Publisher
+from moolink.weights.subscriber import Subscriber, Weights
+
+__all__ = ["Publisher", "Subscriber", "Weights"]

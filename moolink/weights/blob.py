@@ -1,0 +1,180 @@
+"""A tree of arrays as one block of bytes, which peers can map or fetch in chunks."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from moolink import lending, skeletons, trees
+from moolink.skeletons import Skeleton
+
+Bytes = npt.NDArray[np.uint8]
+Arrays = Literal["same", "numpy", "torch", "jax"]
+FloatType = Literal["float32", "float16", "bfloat16"]
+
+CHUNK = 1 << 20  # bytes
+_ALIGNMENT = 64
+_FLOATS = ("float64", "float32", "float16", "bfloat16")
+
+
+@dataclasses.dataclass(frozen=True)
+class Field:
+    """An array in a block."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    framework: str  # what it was made of: "numpy", "torch", "jax" or "number"
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Where the arrays of a tree lie in a block."""
+
+    skeleton: Skeleton
+    fields: tuple[Field, ...]
+    size: int
+
+    def to_wire(self) -> tuple[Any, ...]:
+        return self.skeleton, [dataclasses.astuple(field) for field in self.fields], self.size
+
+    @classmethod
+    def from_wire(cls, wire: tuple[Any, ...]) -> Layout:
+        skeleton, fields, size = wire
+        return cls(skeleton, tuple(Field(d, tuple(s), o, f) for d, s, o, f in fields), size)
+
+    @property
+    def chunks(self) -> int:
+        return -(-self.size // CHUNK)
+
+
+def pack(tree: Any) -> tuple[Layout, Bytes]:
+    """Copies a tree into a new block.
+
+    Raises:
+        TypeError: a leaf is no array, tensor or number.
+    """
+    values, skeleton = skeletons.flatten(tree)
+    leaves, _ = trees.flatten(values, "weights")
+    dtypes = [leaf.dtype for leaf in leaves]
+    layout = _layout(skeleton, [(leaf.array.shape, leaf.kind) for leaf in leaves], dtypes)
+    block = lending.empty(layout.size, "uint8")
+    for leaf, field in zip(leaves, layout.fields, strict=True):
+        np.copyto(_place(block, field, leaf.array.dtype), leaf.array)
+    return layout, block
+
+
+def converted(layout: Layout, block: Bytes, dtype: FloatType) -> tuple[Layout, Bytes]:
+    """A block in which the floating-point numbers are of another type, rounded to nearest even."""
+    dtypes = [dtype if field.dtype in _FLOATS else field.dtype for field in layout.fields]
+    result = _layout(layout.skeleton, [(f.shape, f.framework) for f in layout.fields], dtypes)
+    target = lending.empty(result.size, "uint8")
+    for old, new in zip(layout.fields, result.fields, strict=True):
+        source = _place(block, old, _seen_as(old.dtype))
+        place = _place(target, new, _seen_as(new.dtype))
+        if old.dtype == new.dtype:
+            np.copyto(place, source)
+        elif new.dtype == "bfloat16":
+            np.copyto(place, _narrow(_as_float(source, old.dtype)))
+        else:
+            np.copyto(place, _as_float(source, old.dtype), casting="same_kind")
+    return result, target
+
+
+def unpack(layout: Layout, block: Bytes, arrays: Arrays) -> Any:
+    """The tree in a block. Numpy's and JAX's arrays are views of it, numbers and torch's tensors
+    copies; a framework that is not imported here is replaced by numpy."""
+    leaves = [_restored(block, field, arrays) for field in layout.fields]
+    return skeletons.unflatten(layout.skeleton, leaves)
+
+
+def equal_chunks(old: Bytes, new: Bytes) -> list[int]:
+    """The chunks that two blocks of one layout have in common."""
+    size = len(new)
+    return [
+        i
+        for i in range(-(-size // CHUNK))
+        if np.array_equal(
+            _words(old[i * CHUNK : (i + 1) * CHUNK]), _words(new[i * CHUNK : (i + 1) * CHUNK])
+        )
+    ]
+
+
+def _words(chunk: Bytes) -> npt.NDArray[Any]:
+    return chunk.view(np.uint64) if len(chunk) % 8 == 0 else chunk
+
+
+def _layout(
+    skeleton: Skeleton, arrays: Sequence[tuple[tuple[int, ...], str]], dtypes: list[str]
+) -> Layout:
+    fields: list[Field] = []
+    end = 0
+    for (shape, framework), dtype in zip(arrays, dtypes, strict=True):
+        fields.append(Field(dtype, tuple(shape), end, framework))
+        size = int(np.prod(shape, dtype=np.int64)) * _seen_as(dtype).itemsize
+        end += -(-size // _ALIGNMENT) * _ALIGNMENT
+    return Layout(skeleton, tuple(fields), max(end, _ALIGNMENT))
+
+
+def _seen_as(dtype: str) -> np.dtype[Any]:
+    """Numpy's dtype for the bytes of a dtype, which it may not have itself."""
+    if dtype == "bfloat16":
+        return np.dtype(np.uint16)
+    if dtype.startswith("float8"):
+        return np.dtype(np.uint8)
+    return np.dtype(dtype)
+
+
+def _place(block: Bytes, field: Field, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    count = int(np.prod(field.shape, dtype=np.int64))
+    end = field.offset + count * dtype.itemsize
+    return block[field.offset : end].view(dtype).reshape(field.shape)
+
+
+def _as_float(array: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
+    if dtype != "bfloat16":
+        return array.astype(np.float32) if dtype == "float16" else array
+    return (array.astype(np.uint32) << 16).view(np.float32)
+
+
+def _narrow(array: npt.NDArray[Any]) -> npt.NDArray[np.uint16]:
+    """float32 as bfloat16: to nearest, ties to even; a NaN stays one."""
+    bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
+    rounded = bits + 0x7FFF + ((bits >> 16) & 1)
+    quiet = bits | 0x400000
+    return (np.where(np.isnan(array), quiet, rounded) >> 16).astype(np.uint16)
+
+
+def _restored(block: Bytes, field: Field, arrays: Arrays) -> Any:
+    view = _place(block, field, _seen_as(field.dtype))
+    if field.framework == "number":
+        return view.item() if view.ndim == 0 else view.copy()
+    framework = field.framework if arrays == "same" else arrays
+    if framework == "torch" and (arrays == "torch" or "torch" in sys.modules):
+        return _as_torch(view, field.dtype)
+    named = _in_numpy(view, field.dtype)
+    if framework == "jax" and (arrays == "jax" or "jax" in sys.modules):
+        import jax
+
+        return jax.numpy.asarray(named)
+    return named
+
+
+def _as_torch(view: npt.NDArray[Any], dtype: str) -> Any:
+    import torch
+
+    tensor = torch.from_numpy(view.copy())
+    return tensor if view.dtype.name == dtype else tensor.view(getattr(torch, dtype))
+
+
+def _in_numpy(view: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
+    if view.dtype.name == dtype:
+        return view
+    import ml_dtypes
+
+    return view.view(getattr(ml_dtypes, dtype))

@@ -1,0 +1,79 @@
+"""What a subscriber has of a version while it fetches it, and gives to others."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from moolink import lending
+from moolink.weights.blob import CHUNK, Bytes, Layout
+from moolink.weights.spread import Key
+
+if TYPE_CHECKING:
+    from moolink._core import RpcDeferredReturn
+
+
+class Copy:
+    """A block that fills up with chunks; those who ask for one that is not there yet wait.
+
+    For any thread.
+    """
+
+    def __init__(self, key: Key, layout: Layout, block: Bytes, has: set[int]) -> None:
+        self.key = key
+        self.layout = layout
+        self.block = block
+        self._lock = threading.Lock()
+        self._missing = set(range(layout.chunks)) - has
+        self._waiting: dict[int, list[RpcDeferredReturn]] = {}  # by chunk
+        self._waiting_for_all: list[RpcDeferredReturn] = []
+        self._abandoned = False
+
+    @property
+    def missing(self) -> list[int]:
+        with self._lock:
+            return sorted(self._missing)
+
+    def put(self, index: int, data: Bytes) -> None:
+        """A chunk has come."""
+        self.block[index * CHUNK : (index + 1) * CHUNK] = data
+        with self._lock:
+            self._missing.discard(index)
+            waiting = self._waiting.pop(index, [])
+            for_all: list[RpcDeferredReturn] = []
+            if not self._missing:
+                for_all, self._waiting_for_all = self._waiting_for_all, []
+        for reply in waiting:
+            reply(self._chunk(index))
+        for reply in for_all:
+            reply(lending.lend(self.block))
+
+    def give_chunk(self, reply: RpcDeferredReturn, index: int) -> None:
+        """Replies with a chunk, now or when it has come; with None if it never will."""
+        with self._lock:
+            if not self._abandoned and index in self._missing:
+                self._waiting.setdefault(index, []).append(reply)
+                return
+        reply(None if self._abandoned else self._chunk(index))
+
+    def give(self, reply: RpcDeferredReturn) -> None:
+        """Replies with the whole block, now or when it is complete."""
+        with self._lock:
+            if not self._abandoned and self._missing:
+                self._waiting_for_all.append(reply)
+                return
+        reply(None if self._abandoned else lending.lend(self.block))
+
+    def abandon(self) -> None:
+        """It will not be completed: those who wait get None."""
+        with self._lock:
+            self._abandoned = True
+            waiting = [reply for replies in self._waiting.values() for reply in replies]
+            waiting += self._waiting_for_all
+            self._waiting.clear()
+            self._waiting_for_all.clear()
+        for reply in waiting:
+            reply(None)
+
+    def _chunk(self, index: int) -> Any:
+        return lending.lend(self.block[index * CHUNK : (index + 1) * CHUNK])

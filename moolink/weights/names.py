@@ -1,0 +1,9 @@
+"""The functions by which publishers and subscribers call each other."""
+
+# Of a publisher.
+NEXT = "moolink.weights/{}/next"
+SOURCE = "moolink.weights/{}/source"
+CHUNK = "moolink.weights/{}/chunk"
+# Of a subscriber, for others.
+COPY_CHUNK = "moolink.weights/{}/copy/chunk"
+COPY = "moolink.weights/{}/copy"

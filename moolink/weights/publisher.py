@@ -1,0 +1,322 @@
+"""Publisher: makes versions of a tree of arrays, each whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Collection
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from moolink import _core, deadlines, forks, functions, lending
+from moolink.errors import Closed, Error, TimeoutError
+from moolink.hosts import host_key
+from moolink.keywords import names_keywords
+from moolink.weights import blob, names
+from moolink.weights.blob import Bytes, Layout
+from moolink.weights.spread import Key, Source, Spread
+
+if TYPE_CHECKING:
+    from moolink._core import RpcDeferredReturn
+    from moolink.rpc import Rpc
+
+
+@dataclasses.dataclass
+class _Snapshot:
+    """A version, in the floating-point types in which it was asked for; "": as it was published."""
+
+    version: int
+    forms: dict[str, tuple[Layout, Bytes]]
+    unchanged: dict[tuple[int, str], list[int]] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass
+class _Request:
+    """A subscriber that waits for a version newer than the one it has."""
+
+    reply: RpcDeferredReturn
+    subscriber: str
+    host: str
+    held: Key | None
+    dtype: str
+
+
+class Publisher:
+    """Gives versions of a tree of arrays to any number of :class:`Subscriber`.
+
+    A version is taken over whole or not at all, whoever dies when. Subscribers of this host map
+    one copy. Of each other host one subscriber fetches a version, from the publisher or from
+    another host's that has it; so the publisher's link carries each version about once.
+
+    Args:
+        rpc: the peer that subscribers know as `publisher`.
+        name: what is published; one publisher of a name at a peer.
+        keep: newest versions that can still be fetched, at least 1.
+
+    Raises:
+        ValueError: this peer publishes that name already, or `keep` is below 1.
+    """
+
+    @names_keywords
+    def __init__(self, rpc: Rpc, name: str, *, keep: int = 2) -> None:
+        if keep < 1:
+            raise ValueError(f"keep must be at least 1, got {keep}")
+        self._rpc = rpc
+        self._name = name
+        self._keep = keep
+        self._instance = _core.create_uid()
+        self._snapshots: dict[int, _Snapshot] = {}  # by version, the oldest first
+        self._version: int | None = None
+        self._least = 0  # versions below were seen at subscribers
+        self._acknowledged: dict[str, int] = {}
+        self._requests: list[_Request] = []
+        self._spread = Spread(host_key())
+        self._closed = False
+        self._forked()
+        rpc.define_deferred(names.NEXT.format(name), self._on_next)
+        rpc.define(names.SOURCE.format(name), self._on_source)
+        rpc.define(names.CHUNK.format(name), self._on_chunk)
+        forks.changes_in_children(self)
+        self._thread = threading.Thread(
+            target=self._serve, name=f"moolink-publisher-{name}", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def version(self) -> int | None:
+        """The newest version; None: nothing was published."""
+        return self._version
+
+    def publish(self, tree: Any, version: int | None = None) -> int:
+        """Copies a tree of arrays and makes the copy the newest version; returns its number.
+
+        Does not wait for subscribers. One that is slow skips versions.
+
+        Args:
+            tree: arrays of any framework and numbers, in dicts, lists, tuples and registered
+                namedtuples.
+            version: its number, above those before; None: the next one, above those that
+                subscribers have from a publisher before this one.
+
+        Raises:
+            TypeError: a leaf is no array, tensor or number.
+            ValueError: `version` is not above the last one.
+            moolink.Closed: the publisher is closed.
+        """
+        packed = blob.pack(tree)
+        with self._changed:
+            self._require_open()
+            last = self._least - 1 if self._version is None else self._version
+            if version is None:
+                version = max(last + 1, self._least)
+            elif self._version is not None and version <= self._version:
+                raise ValueError(f"version {version} is not above the last one, {self._version}")
+            self._version = version
+            self._snapshots[version] = _Snapshot(version, {"": packed})
+            while len(self._snapshots) > self._keep:
+                del self._snapshots[next(iter(self._snapshots))]
+            self._changed.notify_all()
+        return version
+
+    def acknowledged(self) -> dict[str, int]:
+        """The version that each connected subscriber has, by its peer's name."""
+        connected = self._connected()
+        with self._changed:
+            return {peer: v for peer, v in self._acknowledged.items() if peer in connected}
+
+    def wait_acknowledged(
+        self, version: int, count: int = 1, timeout: float | None = None
+    ) -> dict[str, int]:
+        """Waits until at least `count` subscribers have `version` or a newer one; returns
+        `acknowledged()`.
+
+        Raises:
+            TimeoutError: fewer have it after `timeout` seconds; the message says who has what.
+            moolink.Closed: the publisher was closed.
+        """
+        deadline = deadlines.after(timeout)
+        with self._changed:
+            while True:
+                self._require_open()
+                ready = [peer for peer, v in self._acknowledged.items() if v >= version]
+                if len(ready) >= count:
+                    break
+                left = deadlines.left(deadline)
+                if left == 0:
+                    raise TimeoutError(
+                        f"{len(ready)} of {count} subscribers of {self._name!r} have version "
+                        f"{version} after {timeout:g} s; they have {self._acknowledged}"
+                    )
+                self._changed.wait(left)
+        return self.acknowledged()
+
+    def stats(self) -> dict[str, Any]:
+        """The newest version, its bytes, the versions that can be fetched, and for each subscriber
+        its version, its host and from whom it fetches or has fetched ("": the publisher)."""
+        acknowledged = self.acknowledged()
+        with self._changed:
+            newest = self._snapshots.get(-1 if self._version is None else self._version)
+            return {
+                "version": self._version,
+                "bytes": 0 if newest is None else newest.forms[""][0].size,
+                "kept": list(self._snapshots),
+                "waiting": len(self._requests),
+                "subscribers": {
+                    peer: {
+                        "version": acknowledged.get(peer),
+                        "host": member.host,
+                        "source": member.source or "",
+                    }
+                    for peer, member in self._spread.members.items()
+                },
+            }
+
+    def close(self) -> None:
+        """Ends it. Subscribers keep what they have, and wait for a publisher of this name."""
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            requests, self._requests = self._requests, []
+            self._changed.notify_all()
+        for request in requests:
+            request.reply.reject(f"the publisher of {self._name!r} was closed")
+        for function in (names.NEXT, names.SOURCE, names.CHUNK):
+            functions.undefine(self._rpc, function.format(self._name))
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<moolink.Publisher of {self._name!r}, version {self._version}>"
+
+    def _forked(self) -> None:
+        self._changed = threading.Condition()
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise Closed(f"the publisher of {self._name!r} was closed")
+
+    def _connected(self) -> Collection[str]:
+        return {peer["name"] for peer in self._rpc.peers() if peer["connected"]}
+
+    # Calls of subscribers
+
+    def _on_next(
+        self,
+        reply: RpcDeferredReturn,
+        subscriber: str,
+        host: str,
+        held: tuple[str, int, str] | None,
+        dtype: str,
+    ) -> None:
+        request = _Request(reply, subscriber, host, held, dtype)
+        with self._changed:
+            if self._closed:
+                reply.reject(f"the publisher of {self._name!r} was closed")
+                return
+            if held is not None:
+                self._acknowledged[subscriber] = held[1]
+                self._spread.done(subscriber)
+                if held[0] != self._instance:
+                    self._least = max(self._least, held[1] + 1)
+            else:
+                self._acknowledged.pop(subscriber, None)
+            self._requests.append(request)
+            self._changed.notify_all()
+
+    def _on_source(self, subscriber: str, failed: str | None) -> tuple[str | None, bool] | None:
+        connected = self._connected()
+        with self._changed:
+            source = self._spread.again(subscriber, failed, connected)
+        return None if source is None else (source.peer, source.whole)
+
+    def _on_chunk(self, key: tuple[str, int, str], index: int) -> Any:
+        form = self._form(key)
+        if form is None:
+            return None
+        return lending.lend(form[1][index * blob.CHUNK : (index + 1) * blob.CHUNK])
+
+    def _form(self, key: Key) -> tuple[Layout, Bytes] | None:
+        instance, version, dtype = key
+        with self._changed:
+            snapshot = self._snapshots.get(version)
+            if instance != self._instance or snapshot is None:
+                return None
+            return snapshot.forms.get(dtype)
+
+    # The thread that answers those who wait
+
+    def _serve(self) -> None:
+        while True:
+            with self._changed:
+                while not self._closed and not self._due():
+                    self._changed.wait(1.0 if self._requests else None)
+                    self._drop_cancelled()
+                if self._closed:
+                    return
+                due = self._due()
+                self._requests = [request for request in self._requests if request not in due]
+                assert self._version is not None
+                snapshot = self._snapshots[self._version]
+            connected = self._connected()
+            for request in due:
+                try:
+                    request.reply(self._offer(request, snapshot, connected))
+                except Error as error:
+                    if not request.reply.cancelled():
+                        request.reply.error(error)
+
+    def _due(self) -> list[_Request]:
+        """Those for whom there is a newer version."""
+        if self._version is None:
+            return []
+        return [
+            request
+            for request in self._requests
+            if request.held is None or request.held[1] < self._version
+        ]
+
+    def _drop_cancelled(self) -> None:
+        self._requests = [r for r in self._requests if not r.reply.cancelled()]
+
+    def _offer(
+        self, request: _Request, snapshot: _Snapshot, connected: Collection[str]
+    ) -> dict[str, Any]:
+        if request.dtype not in snapshot.forms:
+            made = blob.converted(*snapshot.forms[""], request.dtype)  # type: ignore[arg-type]
+            with self._changed:
+                snapshot.forms[request.dtype] = made
+        layout, block = snapshot.forms[request.dtype]
+        key = (self._instance, snapshot.version, request.dtype)
+        with self._changed:
+            source = self._spread.begin(request.subscriber, request.host, key, connected)
+        mapped = source == Source(None, whole=True)
+        return {
+            "key": key,
+            "layout": layout.to_wire(),
+            "source": (source.peer, source.whole),
+            "block": lending.lend(block) if mapped else None,
+            "unchanged": [] if mapped else self._unchanged(request, snapshot),
+        }
+
+    def _unchanged(self, request: _Request, snapshot: _Snapshot) -> list[int]:
+        """The chunks that the subscriber has from its version."""
+        if request.held is None or request.held[0] != self._instance:
+            return []
+        of = (request.held[1], request.dtype)
+        if of not in snapshot.unchanged:
+            held = self._form(request.held)
+            layout, block = snapshot.forms[request.dtype]
+            same = held is not None and held[0] == layout
+            snapshot.unchanged[of] = blob.equal_chunks(held[1], block) if held and same else []
+        return snapshot.unchanged[of]

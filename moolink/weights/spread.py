@@ -1,0 +1,109 @@
+"""From whom each subscriber takes a version: a machine without I/O.
+
+Its states and rules: docs/design/protocol/publication.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+
+Key = tuple[str, int, str]
+"""What is fetched: the publisher's instance, the version, the floating-point type."""
+
+
+@dataclasses.dataclass
+class Member:
+    """A subscriber, and what it fetches or has."""
+
+    host: str
+    key: Key
+    complete: bool = False
+    source: str | None = None  # None: the publisher
+    borrows: bool = False  # has no copy of its own that others could borrow
+    avoided: set[str] = dataclasses.field(default_factory=set)
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Who has a version for a subscriber: a peer, or the publisher (None). From a peer of its own
+    host it takes the whole, once that is complete; else chunk by chunk."""
+
+    peer: str | None
+    whole: bool
+
+
+class Spread:
+    """Keeps the publisher's link free: of each host one subscriber takes a version from another
+    host, in a chain, and the others of the host take it from that one."""
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+        self._members: dict[str, Member] = {}
+
+    @property
+    def members(self) -> dict[str, Member]:
+        return self._members
+
+    def begin(self, name: str, host: str, key: Key, alive: Collection[str]) -> Source:
+        """A subscriber begins to fetch; `alive` are the subscribers that can be asked."""
+        self._members.pop(name, None)  # so that it becomes the newest
+        self._members[name] = Member(host, key)
+        return self._assign(name, alive)
+
+    def again(self, name: str, failed: str | None, alive: Collection[str]) -> Source | None:
+        """What a subscriber was to fetch from did not give it. None: it must ask for the next
+        version instead."""
+        member = self._members.get(name)
+        if member is None or member.complete or failed is None:
+            return None
+        member.avoided.add(failed)
+        return self._assign(name, alive)
+
+    def done(self, name: str) -> None:
+        """A subscriber has all of what it fetched."""
+        member = self._members.get(name)
+        if member is not None:
+            member.complete = True
+            member.source = None
+
+    def forget(self, name: str) -> None:
+        """A subscriber has ended."""
+        self._members.pop(name, None)
+
+    def _assign(self, name: str, alive: Collection[str]) -> Source:
+        member = self._members[name]
+        member.source = None
+        member.borrows = member.host == self._host
+        if member.borrows:
+            return Source(None, whole=True)
+        holders = [
+            other
+            for other, it in self._members.items()
+            if other != name
+            and other in alive
+            and it.key == member.key
+            and not it.borrows
+            and other not in member.avoided
+            and not self._depends_on(other, name)
+        ]
+        near = [other for other in holders if self._members[other].host == member.host]
+        far = [other for other in holders if other not in near]
+        member.borrows = bool(near)
+        if near or far:
+            member.source = self._least_asked(near or far)
+        return Source(member.source, whole=member.borrows)
+
+    def _depends_on(self, name: str, other: str) -> bool:
+        """Whether a subscriber fetches from another one, directly or not."""
+        source = self._members[name].source
+        while source is not None and source != other:
+            source = self._members[source].source if source in self._members else None
+        return source == other
+
+    def _least_asked(self, names: list[str]) -> str:
+        asked = dict.fromkeys(names, 0)
+        for member in self._members.values():
+            if not member.complete and member.source in asked:
+                asked[member.source] += 1
+        return min(names, key=lambda name: (asked[name], not self._members[name].complete))

@@ -1,0 +1,96 @@
+"""``moolink replay``: tables of a TOML file, served by a program of its own."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+import moolink
+from moolink.cli.replay import read_tables
+from moolink.replay import (
+    Fifo,
+    MinSize,
+    Prioritized,
+    ReplayClient,
+    SampleToInsertRatio,
+    Table,
+    Uniform,
+)
+from tests import processes
+
+TABLES = """
+[[table]]
+name = "train"
+max_size = 1000
+sampler = {name = "Prioritized", exponent = 0.6}
+limiter = {name = "SampleToInsertRatio", samples_per_insert = 4, min_size = 2, error_buffer = 20}
+
+[[table]]
+name = "queue"
+max_size = 10
+sampler = "Fifo"
+remover = "none"
+limiter = {name = "MinSize", min_size = 3}
+max_times_sampled = 1
+"""
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> Path:
+    path = tmp_path / "tables.toml"
+    path.write_text(TABLES)
+    return path
+
+
+def test_tables_of_a_file(tables: Path) -> None:
+    assert read_tables(str(tables)) == [
+        Table("train", 1000, Prioritized(0.6), Fifo(), SampleToInsertRatio(4, 2, 20)),
+        Table("queue", 10, Fifo(), None, MinSize(3), 1),
+    ]
+    tables.write_text('[[table]]\nname = "t"\nmax_size = 3\n')
+    assert read_tables(str(tables)) == [Table("t", 3, Uniform())]
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("x = 1", "expected one"),
+        ("[[table]", "tables.toml: Expected"),
+        ('[[table]]\nname = "t"\nmax_size = 0', "table 't': max_size must be from 1"),
+        ('[[table]]\nname = "t"\nmax_size = 1\nsize = 2', "table 't': .*'size'"),
+        ('[[table]]\nname = "t"\nmax_size = 1\nsampler = "Best"', "one of Uniform, .*not 'Best'"),
+        ('[[table]]\nname = "t"\nmax_size = 1\nlimiter = {name = "No"}', "one of MinSize"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said(text: str, error: str, tables: Path) -> None:
+    tables.write_text(text)
+    with pytest.raises(ValueError, match=error):
+        read_tables(str(tables))
+
+
+def test_a_server_keeps_its_tables_over_a_restart(tables: Path, tmp_path: Path) -> None:
+    command = ("-m", "moolink.cli.main", "replay", tables, "--checkpoint", tmp_path / "kept")
+    with moolink.Rpc("client") as rpc, processes.killed_at_the_end() as started:
+        client = ReplayClient(rpc, "replay")
+        for life in range(2):
+            server = processes.start_python(*command)
+            started.append(server)
+            assert server.stdout is not None
+            line = server.stdout.readline()
+            assert line.startswith("moolink replay 'replay' listens on tcp://127.0.0.1:")
+            rpc.connect(line.split()[-1])
+            if life == 0:
+                client.insert({"x": 5}, table="train")
+            assert client.stats()["tables"]["train"]["size"] == 1
+            server.send_signal(signal.SIGTERM)
+            assert server.wait(20) == 0
+
+
+def test_a_server_that_cannot_begin_says_why() -> None:
+    with processes.killed_at_the_end() as started:
+        started.append(processes.start_python("-m", "moolink.cli.main", "replay", "nowhere.toml"))
+        _, errors = started[0].communicate()
+        assert started[0].returncode == 1
+        assert "moolink replay: [Errno 2] No such file" in errors

@@ -1,0 +1,81 @@
+"""The scripts of docs/adapting.md, run as a reader would: with `examples` in the path."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.docs.examples import ROOT, examples_of
+
+PAGE = "docs/adapting.md"
+WALK, WIDE, REINFORCE = examples_of(PAGE)
+
+pytestmark = pytest.mark.timeout(150)
+
+
+def moolink_run(folder, *arguments):
+    """Two peers in the folder."""
+    done = subprocess.run(
+        [sys.executable, "-m", "moolink", "run", "-n", "2", *arguments],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def last_models(output):
+    """Checksums and updates at which the peers ended."""
+    return re.findall(r"model (\w{16}) at update (\d+)", output)
+
+
+def test_your_own_environment(tmp_path):
+    (tmp_path / "walk.py").write_text(WALK)
+    ends = last_models(moolink_run(tmp_path, "walk.py", "--total-steps", "6000"))
+    assert len(ends) == 2
+    assert len(set(ends)) == 1
+
+
+def test_your_own_model(tmp_path):
+    (tmp_path / "wide.py").write_text(WIDE)
+    ends = last_models(moolink_run(tmp_path, "wide.py", "--total-steps", "6000"))
+    assert len(ends) == 2
+    assert len(set(ends)) == 1
+
+
+def test_a_copy_with_a_new_network_learns_a_new_environment_after_a_few_changes(tmp_path):
+    page = (ROOT / PAGE).read_text()
+    change = re.search(r"```diff\n(.*?)```", page, re.DOTALL)[1].splitlines()
+    assert sum(line.startswith("+") for line in change) <= 20
+    said = re.search(r"after this change of (\d+) lines", page)[1]
+    assert int(said) == sum(line.startswith("+") for line in change)
+    learner = (ROOT / "examples" / "torch" / "impala.py").read_text()
+    for hunk in "\n".join(change).split("@@ ")[1:]:
+        lines = hunk.splitlines()[1:]
+        old = "\n".join(line[1:] for line in lines if line[0] == "-")
+        new = "\n".join(line[1:] for line in lines if line[0] == "+")
+        assert learner.count(old) == 1, f"the learner has not these lines once:\n{old}"
+        learner = learner.replace(old, new)
+    (tmp_path / "learner.py").write_text(learner)
+    (tmp_path / "walk.py").write_text(WALK)
+    output = moolink_run(tmp_path, "learner.py", "--total-steps", "60000")
+    ends = last_models(output)
+    assert len(ends) == 2
+    assert len(set(ends)) == 1
+    returns = re.findall(r"return (-?[\d.]+) \(", output)
+    assert float(returns[-1]) > 0.5, output  # at random: -0.2
+
+
+def test_a_program_of_one_process_becomes_one_of_many(tmp_path):
+    (tmp_path / "reinforce.py").write_text(REINFORCE)
+    output = moolink_run(tmp_path, "reinforce.py", "4000")
+    said = re.findall(r"(\d+) steps, (\d+) a game, by (\d+) updates", output)
+    assert len(said) == 2, output
+    assert len(set(said)) == 1, output
+    assert int(said[0][0]) >= 4000 - 256  # the last turn's totals are those before the last round

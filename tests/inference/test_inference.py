@@ -1,0 +1,251 @@
+"""InferenceServer and InferenceClient: batches, recurrent states, weights, servers that die."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import moolink
+from moolink import InferenceBatch, InferenceClient, InferenceServer
+from moolink.inference.states import States
+from tests import processes, waiting
+
+
+class Net:
+    """Peers that know each other through a hub."""
+
+    def __init__(self) -> None:
+        self.hub = moolink.Rpc("hub")
+        self.address = self.hub.listen("127.0.0.1:0")[0]
+        self.peers = [self.hub]
+
+    def peer(self, name: str) -> moolink.Rpc:
+        peer = moolink.Rpc(name)
+        peer.listen("127.0.0.1:0")
+        peer.connect(self.address)
+        self.peers.append(peer)
+        return peer
+
+
+@pytest.fixture
+def net() -> Iterator[Net]:
+    net = Net()
+    yield net
+    for peer in reversed(net.peers):
+        peer.close()
+
+
+def double(batch: InferenceBatch) -> npt.NDArray[Any]:
+    return 2 * batch.inputs
+
+
+def counting(batch: InferenceBatch) -> tuple[Any, Any]:
+    """Outputs how many steps an episode has, which the state counts."""
+    steps = batch.state["steps"] + 1
+    return steps, {"steps": steps}
+
+
+def test_each_client_gets_the_outputs_of_its_own_rows(net: Net) -> None:
+    sizes = []
+
+    def model(batch: InferenceBatch) -> npt.NDArray[Any]:
+        sizes.append((len(batch.inputs), batch.rows))
+        return double(batch)
+
+    with InferenceServer(net.peer("server"), "policy", model, buckets=(1, 4, 16)) as server:
+        clients = [InferenceClient(net.peer(f"actor{i}"), "policy", "server") for i in range(4)]
+        for step in range(5):
+            given = [np.full((1 + i % 2, 3), 10 * step + i) for i in range(4)]
+            requests = [c.request(x) for c, x in zip(clients, given, strict=True)]
+            for request, x in zip(requests, given, strict=True):
+                np.testing.assert_array_equal(request.result(20), 2 * x)
+        stats = server.stats()
+        assert stats["rows"] == 5 * 6
+        assert stats["requests"] == 5 * 4
+        assert {rows for rows, _ in sizes} <= {1, 4, 16}
+        assert sum(rows - used for rows, used in sizes) == stats["padding"]
+
+
+def test_requests_that_come_while_a_batch_runs_are_one_batch(net: Net) -> None:
+    running, go = threading.Event(), threading.Event()
+    rows = []
+
+    def model(batch: InferenceBatch) -> npt.NDArray[Any]:
+        rows.append(batch.rows)
+        running.set()
+        assert go.wait(20)
+        return double(batch)
+
+    with InferenceServer(net.peer("server"), "policy", model) as server:
+        clients = [InferenceClient(net.peer(f"actor{i}"), "policy", "server") for i in range(5)]
+        requests = [clients[0].request(np.ones(1))]
+        assert running.wait(20)
+        requests += [client.request(np.ones(1)) for client in clients[1:]]
+        waiting.until(
+            lambda: sum(p["calls_running"] for p in server._rpc.peers()) == 5, "all five requests"
+        )
+        go.set()
+        for request in requests:
+            request.result(20)
+    assert rows == [1, 4]
+
+
+def test_states_are_kept_by_client_and_row_and_reset(net: Net) -> None:
+    state = {"steps": np.zeros((), np.int64)}
+    with InferenceServer(net.peer("server"), "policy", counting, state=state) as server:
+        clients = [InferenceClient(net.peer(f"actor{i}"), "policy", "server") for i in range(2)]
+        for step in range(1, 4):
+            for client in clients:
+                assert client.infer(np.ones((2, 1)), timeout=20).tolist() == [step, step]
+        first = [True, False]
+        assert clients[0].infer(np.ones((2, 1)), first, timeout=20).tolist() == [1, 4]
+        assert clients[1].infer(np.ones((2, 1)), timeout=20).tolist() == [4, 4]
+        assert server.stats()["states"] == 4
+        clients[0].close()
+        waiting.until(lambda: server.stats()["states"] == 2, "the end of a client")
+        assert clients[0].infer(np.ones((2, 1)), timeout=20).tolist() == [1, 1]
+
+
+def test_the_states_used_least_recently_make_room() -> None:
+    states = States({"h": np.zeros(2, np.float32)}, most=3)
+    slots = states.slots([("a", 0), ("b", 0), ("c", 0), None])
+    states.scatter(slots, {"h": np.array([[1, 1], [2, 2], [3, 3], [9, 9]], np.float32)})
+    states.slots([("a", 0)])
+    states.slots([("d", 0)])  # takes the place of b
+    slots = states.slots([("a", 0), ("c", 0), ("d", 0)])
+    np.testing.assert_array_equal(states.gather(slots)["h"][:, 0], [1, 3, 0])
+    with pytest.raises(ValueError, match="does not fit into 3 states"):
+        states.slots([(name, 0) for name in "abcd"])
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch", "jax"])
+def test_states_of_every_framework_grow(framework: str) -> None:
+    import jax
+    import torch
+
+    make: Any = {"numpy": np.zeros, "torch": torch.zeros, "jax": jax.numpy.zeros}[framework]
+    states = States([make(2), make((1, 3))], most=500)
+    for count in (10, 100, 300):
+        actors: list[tuple[str, int] | None] = [("a", i) for i in range(count)]
+        slots = states.slots(actors)
+        old = states.gather(slots)
+        states.scatter(slots, [old[0] + 1, old[1] + 2])
+    state = states.gather(states.slots([("a", 0), ("a", 50), ("a", 299)]))
+    assert np.asarray(state[0])[:, 0].tolist() == [3, 2, 1]
+    assert np.asarray(state[1]).shape == (3, 1, 3)
+    assert np.asarray(state[1])[0, 0, 0] == 6
+
+
+def test_new_weights_are_used_from_the_next_batch_on(net: Net) -> None:
+    with (
+        moolink.Publisher(net.peer("learner"), "w") as publisher,
+        moolink.Subscriber(net.peer("server"), "w", "learner") as subscriber,
+    ):
+
+        def model(batch: InferenceBatch) -> npt.NDArray[Any]:
+            return batch.inputs * batch.weights["scale"]
+
+        with InferenceServer(net.peers[-1], "policy", model, weights=subscriber):
+            client = InferenceClient(net.peer("actor"), "policy", "server")
+            request = client.request(np.ones(1))  # waits for the first weights
+            publisher.publish({"scale": 3})
+            assert request.result(20).tolist() == [3]
+            publisher.publish({"scale": 5})
+            subscriber.wait(1, 20)
+            assert client.infer(np.ones(1), timeout=20).tolist() == [5]
+            assert client.version == 1
+
+
+def test_torch_models_get_tensors(net: Net) -> None:
+    import torch
+
+    def model(batch: InferenceBatch) -> dict[str, Any]:
+        assert isinstance(batch.inputs["obs"], torch.Tensor)
+        return {"action": batch.inputs["obs"].argmax(1)}
+
+    with InferenceServer(net.peer("server"), "policy", model):
+        client = InferenceClient(net.peer("actor"), "policy", "server")
+        assert client.infer({"obs": torch.eye(3)}, timeout=20)["action"].tolist() == [0, 1, 2]
+
+
+def test_a_model_that_raises_is_its_clients_error_and_serves_on(net: Net) -> None:
+    def model(batch: InferenceBatch) -> npt.NDArray[Any]:
+        if batch.inputs[0] < 0:
+            raise ArithmeticError("negative")
+        return double(batch)
+
+    with InferenceServer(net.peer("server"), "policy", model):
+        client = InferenceClient(net.peer("actor"), "policy", "server")
+        with pytest.raises(moolink.RemoteError, match="negative"):
+            client.infer(-np.ones(1), timeout=20)
+        assert client.infer(np.ones(1), timeout=20).tolist() == [2]
+
+
+def test_clients_go_to_the_server_with_the_fewest_rows(net: Net) -> None:
+    names = ["server0", "server1"]
+    servers = [InferenceServer(net.peer(name), "policy", double) for name in names]
+    clients = [InferenceClient(net.peer(f"actor{i}"), "policy", names) for i in range(3)]
+    clients[0].infer(np.ones(5), timeout=20)
+    clients[1].infer(np.ones(2), timeout=20)
+    clients[2].infer(np.ones(2), timeout=20)
+    assert clients[0].server != clients[1].server == clients[2].server
+    assert sorted(server.stats()["rows"] for server in servers) == [4, 5]
+    for server in servers:
+        server.close()
+
+
+def test_a_request_of_a_killed_server_is_sent_to_another(net: Net) -> None:
+    with processes.killed_at_the_end() as started:
+        for i in range(2):
+            arguments = ("-m", "tests.inference.serving", net.address, f"server{i}")
+            started.append(processes.start_python(*arguments))
+        names = {p["name"] for p in net.hub.peers()}
+        waiting.until(
+            lambda: {"server0", "server1"} <= {p["name"] for p in net.hub.peers()}, f"{names}"
+        )
+        client = InferenceClient(net.peer("actor"), "policy", ["server0", "server1"])
+        assert client.infer(np.ones(1), timeout=20).tolist() == [1]
+        assert client.infer(np.ones(1), timeout=20).tolist() == [2]
+        victim = int(str(client.server)[-1])
+        request = client.request(np.full(1, 0.5))  # the server sleeps for half a second
+        started[victim].kill()
+        assert request.result(20).tolist() == [1]  # the next server's state begins anew
+        assert client.moves == 1
+        assert client.server == f"server{1 - victim}"
+
+
+def test_a_server_that_was_closed_is_left_and_found_again(net: Net) -> None:
+    peer = net.peer("server")
+    server = InferenceServer(peer, "policy", double)
+    client = InferenceClient(net.peer("actor"), "policy", "server")
+    client.infer(np.ones(1), timeout=20)
+    server.close()
+    with pytest.raises(moolink.TimeoutError, match="no server of 'policy' has answered"):
+        client.infer(np.ones(1), timeout=0.2)
+    with InferenceServer(peer, "policy", double):
+        assert client.infer(np.ones(1), timeout=20).tolist() == [2]
+
+
+def test_bad_arguments_are_refused(net: Net) -> None:
+    peer = net.peer("server")
+    with InferenceServer(peer, "policy", double):
+        with pytest.raises(ValueError, match="defined already"):
+            InferenceServer(peer, "policy", double)
+        client = InferenceClient(peer, "policy", "server")
+        with pytest.raises(ValueError, match="same number of rows"):
+            client.infer({"a": np.ones(2), "b": np.ones(3)})
+        request = client.request(np.ones(1))
+        with pytest.raises(ValueError, match="one request under way"):
+            client.request(np.ones(1))
+        request.result(20)
+        with pytest.raises(ValueError, match="was taken"):
+            request.result()
+    with pytest.raises(ValueError, match="at least one server"):
+        InferenceClient(peer, "policy", [])
+    with pytest.raises(ValueError, match="max_actors must be at least 1"):
+        InferenceServer(peer, "other", double, max_actors=0)

@@ -1,0 +1,59 @@
+"""Every learner in environments of every kind, through the real path: trained by two peers, gone on
+with from the checkpoint, and evaluated."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from examples.common import checkpoint
+from tests.learning.processes import run
+
+COUNTDOWN = "tests.learning.stubs:Countdown"
+SMALL = ["--hidden-size", "16", "--log-interval", "0.5"]
+JOBS = {
+    "torch.ppo": ["--env-id", "CartPole-v1", "--normalize-reward"],
+    "jax.ppo": ["--env-id", "Pendulum-v1", "--lstm", "--normalize"],
+    "torch.impala": ["--env-id", COUNTDOWN, "--lstm", "--normalize"],
+    "jax.impala": ["--env-id", "examples.common.tasks:Meet"],
+}
+
+pytestmark = pytest.mark.timeout(200)
+
+
+@pytest.mark.parametrize("learner", JOBS)
+def test_trains_goes_on_and_is_evaluated(tmp_path, learner):
+    pytest.importorskip(learner.partition(".")[0])
+    arguments = [*JOBS[learner], *SMALL, "--save-dir", str(tmp_path)]
+    result = tmp_path / "result.json"
+    for steps in (4000, 8000):
+        command = ["-m", "moolink", "run", "-n", "2", "-m", f"examples.{learner}", *arguments]
+        status, output = run(*command, "--total-steps", str(steps), "--result-json", str(result))
+        assert status == 0, output
+        ends = re.findall(r"model (\w{16}) at update (\d+)", output)
+        assert len(ends) == 2, output
+        assert len(set(ends)) == 1, output
+    assert re.search(r"resumed from .* at step 4,", output)
+    saved = checkpoint.load(tmp_path)
+    assert saved["totals"]["steps"] >= 8000
+    assert saved["model_version"] == int(ends[0][1])
+    assert json.loads(result.read_text())["mean_return"] is not None
+    for count, total, squares in saved["state"]["normalizer"].values():
+        assert np.min(count) > 0
+        assert np.isfinite(total).all()
+        assert (np.asarray(squares) >= 0).all()
+    command = ["-m", f"examples.{learner}", *arguments, "--mode", "evaluate", "--episodes", "5"]
+    status, output = run(*command)
+    assert status == 0, output
+    assert re.search(r"after 8,\d+ steps: mean return -?[\d.]+ of 5 episodes", output)
+
+
+@pytest.mark.parametrize("learner", ["torch.impala", "jax.ppo"])
+def test_parameters_that_are_not_finite_end_the_job_with_advice(tmp_path, learner):
+    pytest.importorskip(learner.partition(".")[0])
+    arguments = ["--env-id", "CartPole-v1", "--learning-rate", "1e30", "--max-grad-norm", "1e30"]
+    status, output = run("-m", f"examples.{learner}", *arguments, "--save-dir", str(tmp_path))
+    assert status == 1, output
+    assert re.search(r"error: FloatingPointError: .*lower --learning-rate", output)
+    assert "Traceback" not in output

@@ -1,0 +1,65 @@
+"""What the learners reach on whole environments; `tests/learning/test_job.py` has a short twin."""
+
+import csv
+
+import pytest
+
+from tests.learning.processes import run
+
+RECALL = ["--env-id", "moolink/Recall-v0", "--total-steps", "200000", "--learning-rate", "3e-3"]
+RECALL += ["--entropy-cost", "0.003", "--max-grad-norm", "40"]
+CARTPOLE = ["--env-id", "CartPole-v1"]
+PONG = ["--env-id", "ALE/Pong-v5", "--total-steps", "1200000"]
+BREAKOUT = ["--env-id", "ALE/Breakout-v5", "--total-steps", "800000"]
+MEET = ["--env-id", "examples.common.tasks:Meet", "--total-steps", "200000"]
+PENDULUM = ["--env-id", "Pendulum-v1", "--total-steps", "200000", "--normalize"]
+PENDULUM += ["--normalize-reward", "--learning-rate", "1e-3", "--discount", "0.9"]
+PENDULUM += ["--entropy-cost", "0", "--epochs", "10", "--rollout-length", "256"]
+CHEETAH = ["--env-id", "HalfCheetah-v5", "--total-steps", "2000000", "--normalize"]
+CHEETAH += [
+    "--normalize-reward",
+    "--entropy-cost",
+    "0",
+    "--epochs",
+    "10",
+    "--rollout-length",
+    "512",
+]
+CHEETAH += ["--minibatches", "16"]
+
+
+def best_return(tmp_path, learner, arguments):
+    """The greatest mean return of 100 episodes that two peers came to."""
+    command = ["-m", "moolink", "run", "-n", "2", "-m", f"examples.{learner}", *arguments]
+    status, output = run(*command, "--save-dir", str(tmp_path), timeout=3000)
+    assert status == 0, output
+    with (tmp_path / "learning_curve.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if int(row["episodes"]) >= 100]
+    return max(float(row["mean_return"]) for row in rows)
+
+
+@pytest.mark.timeout(3100)
+@pytest.mark.parametrize(
+    ("learner", "arguments", "least"),
+    [
+        ("torch.impala", PONG, 18),
+        ("jax.impala", PONG, 18),
+        ("torch.impala", BREAKOUT, 20),
+        ("jax.impala", BREAKOUT, 20),
+        *((f"{f}.{a}", CARTPOLE, 475) for f in ("torch", "jax") for a in ("impala", "ppo")),
+        ("torch.impala", [*RECALL, "--lstm"], 0.9),
+        ("jax.impala", [*RECALL, "--lstm"], 0.9),
+        ("torch.impala", MEET, 0.85),
+        ("torch.ppo", PENDULUM, -250),
+        ("torch.ppo", CHEETAH, 3000),
+    ],
+)
+def test_two_peers_learn(tmp_path, learner, arguments, least):
+    if arguments is CHEETAH:
+        pytest.importorskip("mujoco", reason="the extra `mujoco` is not installed")
+    assert best_return(tmp_path, learner, arguments) >= least
+
+
+@pytest.mark.timeout(3100)
+def test_a_network_without_a_memory_does_not_recall(tmp_path):
+    assert best_return(tmp_path, "torch.impala", RECALL) <= 0.45  # at best 1/4, but for chance

@@ -1,0 +1,310 @@
+"""Publisher and Subscriber: whole versions, on one host and on several."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import moolink
+from moolink import Publisher, Subscriber
+from moolink.weights import blob, subscriber
+from tests import processes, waiting
+
+MEGABYTE = 1 << 20
+
+
+def tree_of(value: int, size: int = 1000) -> dict[str, Any]:
+    return {
+        "layers": [np.full((2, size), value, np.float32), {"bias": np.full(3, value)}],
+        "n": value,
+    }
+
+
+def value_of(tree: dict[str, Any]) -> int:
+    """The one value that all of a tree's elements have."""
+    values = {*np.unique(tree["layers"][0]), *np.unique(tree["layers"][1]["bias"]), tree["n"]}
+    assert len(values) == 1, f"a torn tree: {values}"
+    return int(values.pop())
+
+
+class Net:
+    """A publisher's peer, and peers that know its address."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.peers: list[moolink.Rpc] = []
+        self.subscribers: list[Subscriber] = []
+        self.monkeypatch = monkeypatch
+        self.learner = self.peer("learner")
+        self.address = self.learner.listen("127.0.0.1:0")[0]
+
+    def peer(self, name: str) -> moolink.Rpc:
+        self.peers.append(moolink.Rpc(name))
+        return self.peers[-1]
+
+    def subscribe(self, name: str, host: str | None = None, **options: Any) -> Subscriber:
+        """One that takes itself for a process of another host, if `host` is given."""
+        peer = self.peer(name)
+        peer.connect(self.address)
+        with self.monkeypatch.context() as patch:
+            if host is not None:
+                patch.setattr(subscriber, "host_key", lambda: host)
+            self.subscribers.append(Subscriber(peer, "w", "learner", **options))
+        return self.subscribers[-1]
+
+    def close(self) -> None:
+        for one in self.subscribers:
+            one.close()
+        for peer in self.peers:
+            peer.close()
+
+
+@pytest.fixture
+def net(monkeypatch: pytest.MonkeyPatch) -> Iterator[Net]:
+    net = Net(monkeypatch)
+    yield net
+    net.close()
+
+
+def test_subscribers_get_the_newest_version_whole(net: Net) -> None:
+    with Publisher(net.learner, "w") as publisher:
+        subscribers = [net.subscribe(f"actor{i}") for i in range(3)]
+        assert subscribers[0].latest() is None
+        for version in range(5):
+            assert publisher.publish(tree_of(version)) == version
+            for one in subscribers:
+                weights = one.wait(version, 20)
+                assert weights.version == version
+                assert value_of(weights.tree) == version
+        assert subscribers[0].latest() is subscribers[0].latest()
+        assert publisher.wait_acknowledged(4, 3, 20) == {f"actor{i}": 4 for i in range(3)}
+        assert subscribers[0].stats()["bytes_fetched"] == 0  # mapped
+
+
+def test_what_is_mapped_cannot_be_written_and_outlives_everything(net: Net) -> None:
+    publisher = Publisher(net.learner, "w")
+    one = net.subscribe("actor")
+    publisher.publish(tree_of(7))
+    weights = one.wait(0, 20)
+    with pytest.raises(ValueError, match="read-only"):
+        weights.tree["layers"][0][0, 0] = 1
+    for version in range(8, 12):
+        publisher.publish(tree_of(version))
+    publisher.close()
+    one.close()
+    net.close()
+    assert value_of(weights.tree) == 7
+
+
+def test_publish_copies(net: Net) -> None:
+    with Publisher(net.learner, "w") as publisher:
+        tree = tree_of(1)
+        publisher.publish(tree)
+        tree["layers"][0][:] = 99
+        assert value_of(net.subscribe("actor").wait(0, 20).tree) == 1
+
+
+def test_other_hosts_fetch_in_a_chain(net: Net) -> None:
+    size = 4 * MEGABYTE  # elements of 4 bytes, twice
+    with Publisher(net.learner, "w") as publisher:
+        subscribers = [net.subscribe(f"actor{host}{i}", host) for host in "pqr" for i in range(2)]
+        waiting.until(lambda: publisher.stats()["waiting"] == 6, "six requests")
+        publisher.publish(tree_of(3, size))
+        for one in subscribers:
+            assert value_of(one.wait(0, 20).tree) == 3
+        sources = {name: s["source"] for name, s in publisher.stats()["subscribers"].items()}
+    assert list(sources.values()).count("") >= 1
+    fetched = [one.stats()["bytes_fetched"] for one in subscribers]
+    total = publisher.stats()["bytes"]
+    # One of each host has fetched it, the other one has mapped that one's copy.
+    assert sorted(fetched) == [0, 0, 0, total, total, total]
+
+
+def test_a_late_joiner_does_not_ask_the_publisher(net: Net) -> None:
+    with Publisher(net.learner, "w") as publisher:
+        net.subscribe("early", "p")
+        publisher.publish(tree_of(3, MEGABYTE))
+        publisher.wait_acknowledged(0, 1, 20)
+        sent = net.learner.stats()["bytes_written"]
+        late = net.subscribe("late", "q")
+        assert value_of(late.wait(0, 20).tree) == 3
+        assert net.learner.stats()["bytes_written"] - sent < 0.05 * late.stats()["bytes_fetched"]
+
+
+def test_only_chunks_that_have_changed_are_fetched(net: Net) -> None:
+    with Publisher(net.learner, "w") as publisher:
+        one = net.subscribe("actor", "p")
+        tree = tree_of(0, 5 * MEGABYTE)
+        publisher.publish(tree)
+        one.wait(0, 20)
+        publisher.wait_acknowledged(0, 1, 20)
+        before = one.stats()["bytes_fetched"]
+        tree["layers"][0][1, -1] = 5
+        publisher.publish(tree)
+        weights = one.wait(1, 20)
+        assert weights.tree["layers"][0][1, -1] == 5
+        assert not weights.tree["layers"][0][0].any()
+        assert one.stats()["bytes_fetched"] - before <= 2 * blob.CHUNK
+
+
+def test_a_tree_of_another_shape_is_fetched_whole(net: Net) -> None:
+    with Publisher(net.learner, "w") as publisher:
+        one = net.subscribe("actor", "p")
+        publisher.publish(tree_of(1, 2000))
+        one.wait(0, 20)
+        publisher.publish([np.arange(4)])
+        np.testing.assert_array_equal(one.wait(1, 20).tree[0], np.arange(4))
+
+
+def test_no_version_is_torn_while_others_are_published(net: Net) -> None:
+    with Publisher(net.learner, "w") as publisher:
+        subscribers = [net.subscribe("near"), net.subscribe("far", "p"), net.subscribe("by", "q")]
+        stop = threading.Event()
+
+        def publish() -> None:
+            value = 0
+            while not stop.is_set():
+                publisher.publish(tree_of(value, MEGABYTE // 2))
+                value += 1
+
+        thread = threading.Thread(target=publish)
+        thread.start()
+        try:
+            for _ in range(15):
+                for one in subscribers:
+                    before = one.version
+                    weights = one.wait(0 if before is None else before + 1, 20)
+                    assert value_of(weights.tree) == weights.version
+        finally:
+            stop.set()
+            thread.join()
+
+
+def test_a_publisher_that_is_restarted_goes_on_above_what_subscribers_have(net: Net) -> None:
+    one = net.subscribe("actor")
+    with Publisher(net.learner, "w") as publisher:
+        for version in range(4):
+            publisher.publish(tree_of(version))
+        one.wait(3, 20)
+    with Publisher(net.learner, "w") as publisher:
+        waiting.until(lambda: publisher.stats()["waiting"] == 1, "the subscriber")
+        assert publisher.publish(tree_of(10)) == 4
+        assert value_of(one.wait(4, 20).tree) == 10
+        with pytest.raises(ValueError, match="version 2 is not above the last one, 4"):
+            publisher.publish(tree_of(11), version=2)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_floating_point_numbers_are_converted(net: Net, dtype: str) -> None:
+    given = np.array(
+        [1.0, 1 + 2**-8, 1 + 3 * 2**-9, np.pi, -0.0, np.inf, np.nan, 1e-40], np.float32
+    )
+    with Publisher(net.learner, "w") as publisher:
+        one = net.subscribe("actor", dtype=dtype)
+        publisher.publish({"x": given, "d": given.astype(np.float64), "i": np.arange(3)})
+        tree = one.wait(0, 20).tree
+    expected = given.astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    assert tree["x"].dtype == tree["d"].dtype == expected.dtype
+    np.testing.assert_array_equal(tree["x"].astype(np.float32), expected.astype(np.float32))
+    assert tree["i"].dtype == np.int64
+
+
+def test_torch_publishes_and_jax_subscribes_and_the_other_way(net: Net) -> None:
+    import jax
+    import torch
+
+    with Publisher(net.learner, "w") as publisher:
+        as_jax, as_torch, same = (
+            net.subscribe("jax", arrays="jax"),
+            net.subscribe("torch", arrays="torch"),
+            net.subscribe("same"),
+        )
+        publisher.publish({"w": torch.arange(6, dtype=torch.bfloat16).reshape(2, 3)})
+        assert isinstance(as_jax.wait(0, 20).tree["w"], jax.Array)
+        assert as_jax.wait(0).tree["w"].dtype == jax.numpy.bfloat16
+        assert same.wait(0, 20).tree["w"].dtype == torch.bfloat16
+        publisher.publish({"w": jax.numpy.arange(6.0).reshape(2, 3)})
+        tensor = as_torch.wait(1, 20).tree["w"]
+        tensor += 1  # a copy of its own
+        assert tensor.tolist() == [[1, 2, 3], [4, 5, 6]]
+        assert isinstance(same.wait(1, 20).tree["w"], jax.Array)
+
+
+def test_a_source_that_dies_is_replaced(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The peers do not reach each other: nobody tells the subscriber of the death.
+    monkeypatch.setattr(subscriber, "_PATIENCE", 1.0)
+    size = 4 * MEGABYTE
+    with Publisher(net.learner, "w") as publisher, processes.killed_at_the_end() as started:
+        dying = processes.start_python("-m", "tests.weights.subscribing", net.address, "p")
+        started.append(dying)
+        waiting.until(lambda: publisher.stats()["waiting"] == 1, "the process")
+        one = net.subscribe("actor", "q")
+        waiting.until(lambda: publisher.stats()["waiting"] == 2, "two requests")
+        dying.send_signal(signal.SIGSTOP)  # it answers nothing
+        publisher.publish(tree_of(1, size))
+        waiting.until(
+            lambda: publisher.stats()["subscribers"].get("actor", {}).get("source") == "dying",
+            "a source that does not answer",
+        )
+        dying.kill()
+        assert value_of(one.wait(0, 20).tree) == 1
+
+
+def test_a_wait_in_vain_says_why(net: Net) -> None:
+    one = net.subscribe("actor")
+    with pytest.raises(moolink.TimeoutError, match="no version 3 of 'w' came from 'learner'"):
+        one.wait(3, 0.05)
+    with Publisher(net.learner, "w") as publisher:
+        publisher.publish(tree_of(1))
+        one.wait(0, 20)
+        with pytest.raises(moolink.TimeoutError, match="there is version 0: there is no newer"):
+            one.wait(1, 0.05)
+        with pytest.raises(moolink.TimeoutError, match="1 of 2 subscribers of 'w' have version 0"):
+            publisher.wait_acknowledged(0, 2, 0.05)
+
+
+def test_closing_ends_those_who_wait(net: Net) -> None:
+    one = net.subscribe("actor")
+    raised: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            one.wait(0)
+        except moolink.Closed as closed:
+            raised.append(closed)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    one.close()
+    thread.join(waiting.PATIENCE)
+    assert len(raised) == 1
+    publisher = Publisher(net.learner, "w")
+    publisher.close()
+    with pytest.raises(moolink.Closed):
+        publisher.publish(tree_of(1))
+
+
+def test_a_closed_peer_ends_its_subscriber(net: Net) -> None:
+    one = net.subscribe("actor")
+    net.peers[-1].close()
+    with pytest.raises(moolink.Closed):
+        one.wait(0, 20)
+
+
+def test_bad_arguments_are_refused(net: Net) -> None:
+    with pytest.raises(ValueError, match="keep must be at least 1"):
+        Publisher(net.learner, "w", keep=0)
+    with pytest.raises(ValueError, match="dtype must be"):
+        Subscriber(net.learner, "w", "x", dtype="int8")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="did you mean 'keep'"):
+        Publisher(net.learner, "w", kep=1)  # type: ignore[call-arg]
+    with Publisher(net.learner, "w") as publisher:
+        with pytest.raises(ValueError, match="defined already"):
+            Publisher(net.learner, "w")
+        with pytest.raises(TypeError, match="weights"):
+            publisher.publish({"x": "text"})
