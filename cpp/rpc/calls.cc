@@ -405,16 +405,17 @@ void NodeState::send_result(Time now, Peer& peer, CallId id, Reply reply, std::u
 }
 
 void NodeState::stop_running(const CallKey& key, bool tell_handler) {
-  if (!running_.contains(key)) return;
+  const auto found = running_.find(key);
+  if (found == running_.end()) return;
   if (tell_handler) actions.push_back(CancelHandler{key});
-  Peer* peer = find_peer(key.caller);
-  if (peer != nullptr) guarded(*peer, [&] { touch(*peer); });
-  const auto node = running_.extract(key);
-  if (peer != nullptr) {
+  const Running running = found->second;
+  if (Peer* peer = find_peer(key.caller)) {
+    guarded(*peer, [&] { touch(*peer); });
     --peer->running;
-    peer->running_bytes -= node.mapped().bytes;
+    peer->running_bytes -= running.bytes;
   }
-  if (node.mapped().deadline != kNever) {
+  running_.erase(found);
+  if (running.deadline != kNever) {
     timers.forget([this](const Timer& timer) { return counts(timer); });
   }
 }

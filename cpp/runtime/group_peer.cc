@@ -133,9 +133,10 @@ void GroupPeer::shut() {
   for (std::size_t i = attached_.size(); i-- > 0;) {
     guard([&] { attached_[i].observer->evicted(now); }, ignore);
   }
-  for (auto& [op, running] : std::exchange(running_, {})) {
-    guard([&] { running.future->complete(left_error(name_)); },
-          [&](const Error& error) { running.future->complete(error); });
+  for (const auto& entry : std::exchange(running_, {})) {
+    Future& future = *entry.second.future;
+    guard([&] { future.complete(left_error(name_)); },
+          [&](const Error& error) { future.complete(error); });
   }
 }
 
