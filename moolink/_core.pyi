@@ -77,6 +77,11 @@ def copy_to_device(array: Any, address: int, device: int) -> None:
 def cuda_info() -> moolink.reports.CudaInfo:
     """What this process has copied from and to CUDA devices."""
 
+def host_key() -> str:
+    """
+    The same text in all processes that can reach this one over shared memory.
+    """
+
 def create_uid() -> str:
     """A random string of 16 hexadecimal digits."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Self, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from moolink._core import AccumulatorCore
 from moolink.accumulator_adapter import Adapter
 from moolink.accumulator_checks import checked_batch_size, checked_counters, require_one_of
 from moolink.accumulator_options import Divergence, Nonfinite, Role
+from moolink.closing import Closing
 from moolink.errors import Closed, StateError
 from moolink.group import Group
 from moolink.keywords import names_keywords
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 PATIENCE = 0.02  # seconds of waiting for the leader's parameters between two looks at the group
 
 
-class AccumulatorBase(Adapter):
+class AccumulatorBase(Adapter, Closing):
     """Elastic data-parallel training: every member applies the same rounds in the same order.
 
     A round is the weighted mean of the shortest run of contributions, in the order of their arrival
@@ -588,12 +589,6 @@ class AccumulatorBase(Adapter):
             f"{self._group.name()!r}, version {self.model_version()}, "
             + (f"led by {leader!r}>" if leader else "without a leader>")
         )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def _require_wanted(self, method: str) -> None:
         if self.wants_gradients():

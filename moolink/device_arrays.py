@@ -55,7 +55,7 @@ def empty_of_cupy(shape: tuple[int, ...], dtype: str, device: int) -> tuple[Any,
     import cupy
 
     with cupy.cuda.Device(device):
-        array = cupy.empty(shape, _numpy_dtype(dtype))
+        array = cupy.empty(shape, numpy_dtype(dtype))
         return array, array.data.ptr, cupy.cuda.get_current_stream().ptr
 
 
@@ -86,7 +86,8 @@ def put_by_jax(array: Any, device: int) -> Any:
     return jax.device_put(array, devices[device])
 
 
-def _numpy_dtype(name: str) -> Any:
+def numpy_dtype(name: str) -> Any:
+    """Numpy's dtype of a name, or that of ml_dtypes."""
     import numpy as np
 
     try:

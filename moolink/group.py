@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
 
 from moolink._core import GroupCore
+from moolink.closing import Closing
 from moolink.collectives import AllReduce, Collective, Kind
 from moolink.errors import AuthError, Closed
 from moolink.keywords import names_keywords
@@ -21,7 +22,7 @@ Reduction = Literal["sum", "mean", "min", "max", "prod", "and", "or", "xor"]
 Op = Reduction | Callable[[Any, Any], Any]
 
 
-class Group:
+class Group(Closing):
     """An elastic set of peers with a common view of who is in it.
 
     The view is numbered by an epoch, changes only in :meth:`update`, and needs no pumping: the
@@ -369,12 +370,6 @@ class Group:
         members = f"epoch {self.epoch()}, members {', '.join(self.members())}"
         state = "closed" if closed else members if self.active() else "no view yet"
         return f"<moolink.Group {self._name!r}, {state}>"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
 
 def _is_retry(kind: str, name: str, on_change: str) -> bool:

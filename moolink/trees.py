@@ -49,7 +49,7 @@ class Leaf:
         if self.kind == "cupy":
             with self.device:
                 return sys.modules["cupy"].asarray(array)
-        tensor = self._as_torch(array)
+        tensor = as_torch(array, self.dtype)
         return tensor if self.device is None else self._on_device(tensor)
 
     def _on_device(self, tensor: Any) -> Any:
@@ -58,11 +58,6 @@ class Leaf:
             if self.device.type == "cuda"
             else tensor.to(self.device)
         )
-
-    def _as_torch(self, array: npt.NDArray[Any]) -> Any:
-        torch = sys.modules["torch"]
-        tensor = torch.from_numpy(np.ascontiguousarray(array))
-        return tensor if array.dtype.name == self.dtype else tensor.view(getattr(torch, self.dtype))
 
     def writable(self) -> bool:
         """Whether what is written into ``array`` is seen in what this leaf was made of."""
@@ -88,7 +83,7 @@ class Leaf:
                 self.tensor[...] = sys.modules["cupy"].asarray(array)
             return
         with sys.modules["torch"].no_grad():
-            self.tensor.copy_(self._on_device(self._as_torch(array)))
+            self.tensor.copy_(self._on_device(as_torch(array, self.dtype)))
 
     def span(self) -> tuple[int, int]:
         """Addresses of the first byte and of the one after the last."""
@@ -109,6 +104,17 @@ class Leaf:
             theirs.shape,
             theirs.strides,
         )
+
+
+def as_torch(array: npt.NDArray[Any], dtype: str | None = None) -> Any:
+    """An array as torch's tensor, without a copy if it is contiguous. `dtype` is what the elements
+    are where numpy sees their bits only; torch takes those of ml_dtypes by their bits, too."""
+    import torch
+
+    name = array.dtype.name if dtype is None else dtype
+    bits = array.view(f"u{array.dtype.itemsize}") if array.dtype.kind == "V" else array
+    tensor = torch.from_numpy(np.asarray(bits, order="C"))
+    return tensor if bits.dtype.name == name else tensor.view(getattr(torch, name))
 
 
 def note_written(array: Any) -> None:
@@ -284,7 +290,7 @@ def _numpy_leaf(array: npt.NDArray[Any], kind: Literal["numpy", "jax", "cupy"], 
     return Leaf(array, _name(dtype), kind, path)
 
 
-def _seen_as(dtype: str, item_size: int) -> str:
+def seen_as(dtype: str, item_size: int) -> str:
     """The name of numpy's dtype for elements of a dtype of torch's."""
     if dtype == "bfloat16" or dtype.startswith("float8"):
         return "uint16" if item_size == 2 else "uint8"
@@ -297,13 +303,13 @@ def _torch_leaf(torch: Any, value: Any, path: str) -> Leaf:
     if tensor.dtype == torch.bool:
         name = "bool"
     if tensor.is_cuda:
-        array = np.empty(tuple(tensor.shape), _seen_as(name, tensor.element_size()))
+        array = np.empty(tuple(tensor.shape), seen_as(name, tensor.element_size()))
         return Leaf(array, name, "torch", path, tensor=value, device=value.device, pending=True)
     if not tensor.is_cpu:
         tensor = tensor.cpu()
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
-    if _seen_as(name, tensor.element_size()) != name:
+    if seen_as(name, tensor.element_size()) != name:
         tensor = tensor.view(torch.uint16 if tensor.element_size() == 2 else torch.uint8)
     array = tensor.numpy()
     device = None if value.is_cpu else value.device

@@ -177,6 +177,11 @@ nb::dict verbs_info() {
   return result;
 }
 
+std::string host_key() {
+  const auto context = default_context();
+  return context->host_key().hex();
+}
+
 std::string create_uid() { return Uid::from_entropy().hex().substr(0, 16); }
 
 }  // namespace
@@ -225,6 +230,8 @@ Time deadline_after(std::optional<double> timeout) {
 }
 
 void bind_context(nb::module_& m) {
+  m.def("host_key", &host_key,
+        "The same text in all processes that can reach this one over shared memory.");
   m.def("create_uid", &create_uid, "A random string of 16 hexadecimal digits.");
   m.def("set_max_threads", &set_max_threads, nb::arg("count"),
         "The most handlers and callbacks that run at once. Handlers that wait inside of moolink do "

@@ -19,8 +19,8 @@ class EnvironmentRows {
                   nb::handle terminated, nb::handle truncated, nb::handle current,
                   bool keeps_infos);
 
-  // Steps `actions.size()` rows from `first`. What is not plain goes to `take(row, result)`, and a
-  // row that is due to be reset to `begin(row)`.
+  // Steps `actions.size()` rows from `first`. `take(row, result)` gets a result that is not plain,
+  // `begin(row)` a row that is due to be reset.
   void step(std::size_t first, const nb::list& actions, nb::handle take, nb::handle begin);
 
  private:

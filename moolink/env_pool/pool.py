@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
+from moolink.closing import Closing
 from moolink.env_pool import channel, server, starting
 from moolink.env_pool.options import PoolOptions
 from moolink.env_pool.stepper import (
@@ -30,7 +30,7 @@ _BEHAVIOUR = channel.Behaviour(
 )
 
 
-class EnvPool:
+class EnvPool(Closing):
     """`num_batches` batches of `batch_size` environments, run by worker processes.
 
     Environments have the API of Gymnasium or of the old Gym (`reset` without info, steps of three
@@ -196,17 +196,6 @@ class EnvPool:
             f"<moolink.EnvPool of {self.num_batches} x {self.batch_size} environments in "
             f"{self.num_processes} processes, {self._supervisor.state()}>"
         )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exception_type: type[BaseException] | None,
-        exception: BaseException | None,
-        exception_traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _require_free_names(observation: Any) -> None:

@@ -6,13 +6,13 @@ import contextlib
 import threading
 import time
 from collections.abc import Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from moolink import _core, deadlines, logs, skeletons
+from moolink import deadlines, logs, serving, skeletons
+from moolink.closing import Closing
 from moolink.errors import Closed, Error, NoSuchFunction, PeerLost, TimeoutError
 from moolink.inference import names
 from moolink.keywords import names_keywords
@@ -25,7 +25,7 @@ _LOAD_PATIENCE = 1.0  # seconds for which a server's load is waited for
 _PAUSE = 0.05  # seconds before servers that were lost, all of them, are asked again
 
 
-class InferenceClient:
+class InferenceClient(Closing):
     """Has a model run by one of several servers: by the one that has the fewest rows to serve when
     the client begins, and by another one when that is lost.
 
@@ -49,7 +49,7 @@ class InferenceClient:
             raise ValueError("a client needs the name of at least one server")
         self._rpc = rpc
         self._name = name
-        self._id = f"{rpc.get_name()}/{_core.create_uid()}"
+        self._id = serving.make_id(rpc)
         self._server: str | None = None
         self._lost: set[str] = set()
         self._under_way = threading.Lock()
@@ -113,17 +113,6 @@ class InferenceClient:
             with contextlib.suppress(Error):
                 self._rpc.async_(self._server, names.END.format(self._name), self._id)
             self._server = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _send(self, inputs: Any, first: npt.NDArray[np.bool_]) -> Future:
         if self._server is None:

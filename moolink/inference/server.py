@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable, Iterable
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from moolink import forks, functions
+from moolink import forks, serving
+from moolink.closing import Closing
 from moolink.inference import names
 from moolink.inference.states import States
 from moolink.keywords import names_keywords
@@ -45,7 +45,7 @@ class InferenceBatch:
     version: int
 
 
-class InferenceServer:
+class InferenceServer(Closing):
     """Serves :class:`InferenceClient` in dynamic batches: a batch has the requests that came while
     the one before it ran.
 
@@ -122,18 +122,7 @@ class InferenceServer:
             return
         self._closed = True
         for function in (names.INFER, names.LOAD, names.END):
-            functions.undefine(self._rpc, function.format(self._name))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
+            serving.undefine(self._rpc, function.format(self._name))
 
     def __repr__(self) -> str:
         return f"<moolink.InferenceServer of {self._name!r}, {len(self._clients)} clients>"
@@ -193,11 +182,9 @@ class InferenceServer:
 
     def _load(self) -> int:
         """Rows of all clients that live."""
-        connected = {peer["name"] for peer in self._rpc.peers() if peer["connected"]}
         with self._lock:
-            for client in list(self._clients):
-                if client.rpartition("/")[0] not in connected:
-                    del self._clients[client]
+            for client in serving.gone(self._rpc, self._clients):
+                del self._clients[client]
             return sum(self._clients.values())
 
     def _end(self, client: str) -> None:

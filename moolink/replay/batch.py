@@ -6,12 +6,12 @@ import dataclasses
 import queue
 import threading
 from collections.abc import Callable, Iterator
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from moolink.closing import Closing
 from moolink.errors import Closed
 
 
@@ -46,7 +46,7 @@ class Batch:
         return weights.astype(np.float32)
 
 
-class Batches:
+class Batches(Closing):
     """Batches without end, which a thread samples ahead. Close it, use it in a `with` statement, or
     drop it; a replay that is closed ends it with moolink.Closed.
 
@@ -87,17 +87,6 @@ class Batches:
                 self._ready.get_nowait()  # it may wait for room
             except queue.Empty:
                 self._thread.join(0.01)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __del__(self) -> None:
         self._stopped.set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -219,7 +219,7 @@ class ReplayClient:
         return TimeoutError(f"nothing to {what} for {timeout} s: {why}")
 
 
-def _turns(timeout: float | None, longest: float = _TURN) -> Any:
+def _turns(timeout: float | None, longest: float = _TURN) -> Iterator[float]:
     """The seconds of each turn of a wait, at least one."""
     deadline = deadlines.after(timeout)
     while True:

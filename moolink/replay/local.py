@@ -8,7 +8,6 @@ import os
 import secrets
 import threading
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -16,6 +15,7 @@ import numpy.typing as npt
 
 from moolink import skeletons
 from moolink._core import ReplayCore
+from moolink.closing import Closing
 from moolink.errors import QueueFull, TimeoutError
 from moolink.replay import placement
 from moolink.replay.batch import Batch, Batches
@@ -40,7 +40,7 @@ class OpenTable:
     steps: tuple[Layout, int] | None = None  # layout and pattern of items of one step
 
 
-class Replay:
+class Replay(Closing):
     """Tables of items, from which batches are sampled.
 
     An item is a tree of arrays with a key and a priority. Any number of threads may insert, sample
@@ -262,17 +262,6 @@ class Replay:
     def close(self) -> None:
         """Ends whoever waits with moolink.Closed."""
         self._core.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     # For writers, servers and checkpoints.
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from moolink import trees
+
 
 def convert(arrays: list[Any], kind: str, device: Any) -> list[Any]:
     """Numpy's arrays, which nobody else writes, as torch's or JAX's, without a copy where they stay
@@ -13,7 +15,7 @@ def convert(arrays: list[Any], kind: str, device: Any) -> list[Any]:
         ValueError: numpy's arrays are wanted on a device.
     """
     if kind == "torch":
-        tensors = [_as_torch(array) for array in arrays]
+        tensors = [trees.as_torch(array) for array in arrays]
         return tensors if device is None else [tensor.to(device) for tensor in tensors]
     if kind == "jax":
         import jax
@@ -24,13 +26,3 @@ def convert(arrays: list[Any], kind: str, device: Any) -> list[Any]:
     if device is not None and str(device) != "cpu":
         raise ValueError(f'numpy\'s arrays are on the host: ask for arrays="torch" for {device}')
     return arrays
-
-
-def _as_torch(array: Any) -> Any:
-    import torch
-
-    if array.dtype.kind != "V":
-        return torch.from_numpy(array)
-    # Of ml_dtypes: torch takes the bits.
-    bits = torch.from_numpy(array.view(f"u{array.dtype.itemsize}"))
-    return bits.view(getattr(torch, array.dtype.name))

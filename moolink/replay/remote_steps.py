@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moolink import _core, logs, skeletons
+from moolink import logs, serving, skeletons
 from moolink.errors import CancelledError, Closed, Error, NoSuchFunction, PeerLost, TimeoutError
 from moolink.replay import names
 from moolink.replay.writer import Item, Steps
@@ -103,7 +103,7 @@ class RemoteSteps(Steps):
 
     def _begin(self) -> None:
         """A writer anew, at the server's side."""
-        self._id = f"{self._rpc.get_name()}/{_core.create_uid()}"
+        self._id = serving.make_id(self._rpc)
         self._turn = 0
         self._base = self._next  # the number of the server's first step
 
@@ -113,8 +113,6 @@ class RemoteSteps(Steps):
             if not wait and not self._call.done():
                 return
             self._finish()
-        if self._call is not None or not (self._gathered.items or self._gathered.steps):
-            return
         if not self._gathered.items and len(self._gathered.steps) < self._chunk:
             return  # steps alone are in no hurry
         turn, self._gathered = self._gathered, _Turn()

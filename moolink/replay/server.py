@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from moolink import deadlines, forks, functions, lending
-from moolink.errors import Error
+from moolink import deadlines, forks, lending, serving
+from moolink.closing import Closing
 from moolink.replay import names
 from moolink.replay.local import Replay
 from moolink.replay.local_steps import LocalSteps
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 _TURN = 5.0  # seconds for which items of a writer wait for room in one call
 
 
-class ReplayServer:
+class ReplayServer(Closing):
     """Serves a :class:`Replay` to any number of :class:`ReplayClient`. The replay can be used here
     as well, and is not closed with the server.
 
@@ -74,19 +73,8 @@ class ReplayServer:
             return
         self._closed = True
         for function in names.ALL:
-            functions.undefine(self._rpc, function.format(self._name))
+            serving.undefine(self._rpc, function.format(self._name))
         self._drop(set(self._writers))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         tables = ", ".join(table.name for table in self._replay.tables)
@@ -170,19 +158,14 @@ class ReplayServer:
             result = work()
         except (ValueError, TypeError) as wrong:
             result = wrong  # raised at the caller
-        try:
-            reply(result)
-        except Error:
-            if not reply.cancelled():
-                raise
+        serving.answer(reply, result)
 
     def _end(self, writer: str) -> None:
         self._drop({writer})
 
     def _drop_dead(self) -> None:
         """Writers whose processes are gone; the caller holds the lock."""
-        connected = {peer["name"] for peer in self._rpc.peers() if peer["connected"]}
-        for name in [n for n in self._writers if n.rpartition("/")[0] not in connected]:
+        for name in serving.gone(self._rpc, self._writers):
             self._writers.pop(name).close()
 
     def _drop(self, writers: set[str]) -> None:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch._utils import _unflatten_dense_tensors
 
-from moolink import logs
+from moolink import logs, trees
 from moolink._core import TensorLayouts
 from moolink.accumulator import AccumulatorBase
 from moolink.accumulator_options import AccumulatorOptions
@@ -417,10 +417,8 @@ def _as_torch(value: Any) -> torch.Tensor:
     array = np.asarray(value)
     if not array.flags.writeable:  # of JAX
         array = array.copy()
-    if array.dtype.kind == "V":  # of ml_dtypes, which torch does not know
-        bits = torch.from_numpy(array.view(f"u{array.dtype.itemsize}"))
-        return bits.view(getattr(torch, array.dtype.name))
-    return torch.as_tensor(array)
+    tensor: torch.Tensor = trees.as_torch(array)
+    return tensor
 
 
 def _fitting(mine: Sequence[torch.Tensor], values: Sequence[Any]) -> list[torch.Tensor]:

@@ -77,7 +77,7 @@ class Backlog(Generic[T]):
         return False
 
     def withdraw(self, payload: T) -> bool:
-        """Whoever has put an item waits for room no more; returns whether it was in line."""
+        """The writer of an item has given up; returns whether the item was in line."""
         for item in self._line:
             if item.payload is payload:
                 self._line.remove(item)

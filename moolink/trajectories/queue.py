@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from moolink import batch_layout, deadlines, forks, functions
+from moolink import batch_layout, deadlines, forks, serving
 from moolink._core import LentSlot
 from moolink.batch_layout import Nest, Node, Spec
-from moolink.errors import Closed, Error, TimeoutError
+from moolink.closing import Closing
+from moolink.errors import Closed, TimeoutError
 from moolink.keywords import names_keywords
 from moolink.trajectories import names
 from moolink.trajectories.backlog import Backlog, Item
@@ -55,7 +55,7 @@ class _Put:
     reply: RpcDeferredReturn
 
 
-class TrajectoryQueue:
+class TrajectoryQueue(Closing):
     """Items of actors, for a learner that must not learn from weights that are too old.
 
     Items are trees of arrays, such as unrolls, put by any number of :class:`TrajectoryWriter`.
@@ -179,18 +179,7 @@ class TrajectoryQueue:
                 return
             self._closed = True
             self._changed.notify_all()
-        functions.undefine(self._rpc, names.PUT.format(self._name))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
+        serving.undefine(self._rpc, names.PUT.format(self._name))
 
     def __repr__(self) -> str:
         return f"<moolink.TrajectoryQueue {self._name!r}, {len(self._backlog)} items waiting>"
@@ -211,7 +200,7 @@ class TrajectoryQueue:
             version = self._backlog.version
             self._changed.notify_all()
         if has_room:
-            _answer(put, version)
+            serving.answer(reply, version)
         else:
             reply.add_cancel_callback(lambda: self._withdraw(put))
 
@@ -235,7 +224,7 @@ class TrajectoryQueue:
         answered = [] if max_lag is None else self._backlog.expire(max_lag)
         answered += self._backlog.admit()
         for item in answered:
-            _answer(item.payload, self._backlog.version)
+            serving.answer(item.payload.reply, self._backlog.version)
 
     def _batch(
         self, items: list[Item[_Put]], size: int, version: int, max_lag: int | None
@@ -256,11 +245,3 @@ class TrajectoryQueue:
             version,
             fresh,
         )
-
-
-def _answer(put: _Put, version: int) -> None:
-    try:
-        put.reply(version)
-    except Error:  # its caller has given up at this very moment
-        if not put.reply.cancelled():
-            raise

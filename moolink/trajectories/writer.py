@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import collections
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from moolink import deadlines, logs
+from moolink.closing import Closing
 from moolink.errors import Closed, PeerLost, TimeoutError
 from moolink.keywords import names_keywords
 from moolink.trajectories import names
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from moolink.rpc import Rpc
 
 
-class TrajectoryWriter:
+class TrajectoryWriter(Closing):
     """Puts items into a :class:`TrajectoryQueue` of another process. For one thread.
 
     Args:
@@ -84,17 +84,6 @@ class TrajectoryWriter:
         """Gives up the items that wait for room."""
         while self._pending:
             self._pending.popleft().cancel()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _wait_for(self, left_over: int, timeout: float | None) -> None:
         """Waits until at most so many items are pending."""

@@ -1,6 +1,7 @@
 """Versioned weights: a publisher makes whole versions, subscribers switch from one to the next."""
 
+from moolink.weights.copies import Weights
 from moolink.weights.publisher import Publisher
-from moolink.weights.subscriber import Subscriber, Weights
+from moolink.weights.subscriber import Subscriber
 
 __all__ = ["Publisher", "Subscriber", "Weights"]

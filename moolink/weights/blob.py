@@ -10,7 +10,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from moolink import lending, skeletons, trees
+from moolink import _core, lending, skeletons, trees
+from moolink.device_arrays import numpy_dtype
 from moolink.skeletons import Skeleton
 
 Bytes = npt.NDArray[np.uint8]
@@ -123,11 +124,7 @@ def _layout(
 
 def _seen_as(dtype: str) -> np.dtype[Any]:
     """Numpy's dtype for the bytes of a dtype, which it may not have itself."""
-    if dtype == "bfloat16":
-        return np.dtype(np.uint16)
-    if dtype.startswith("float8"):
-        return np.dtype(np.uint8)
-    return np.dtype(dtype)
+    return np.dtype(trees.seen_as(dtype, _core.item_size(dtype)))
 
 
 def _place(block: Bytes, field: Field, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
@@ -156,25 +153,10 @@ def _restored(block: Bytes, field: Field, arrays: Arrays) -> Any:
         return view.item() if view.ndim == 0 else view.copy()
     framework = field.framework if arrays == "same" else arrays
     if framework == "torch" and (arrays == "torch" or "torch" in sys.modules):
-        return _as_torch(view, field.dtype)
-    named = _in_numpy(view, field.dtype)
+        return trees.as_torch(view.copy(), field.dtype)
+    named = view.view(numpy_dtype(field.dtype))
     if framework == "jax" and (arrays == "jax" or "jax" in sys.modules):
         import jax
 
         return jax.numpy.asarray(named)
     return named
-
-
-def _as_torch(view: npt.NDArray[Any], dtype: str) -> Any:
-    import torch
-
-    tensor = torch.from_numpy(view.copy())
-    return tensor if view.dtype.name == dtype else tensor.view(getattr(torch, dtype))
-
-
-def _in_numpy(view: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
-    if view.dtype.name == dtype:
-        return view
-    import ml_dtypes
-
-    return view.view(getattr(ml_dtypes, dtype))

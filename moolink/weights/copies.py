@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from typing import TYPE_CHECKING, Any
 
 from moolink import lending
-from moolink.weights.blob import CHUNK, Bytes, Layout
+from moolink.weights import blob
+from moolink.weights.blob import CHUNK, Arrays, Bytes, Layout
 from moolink.weights.spread import Key
 
 if TYPE_CHECKING:
     from moolink._core import RpcDeferredReturn
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """A version, whole.
+
+    Attributes:
+        version: its number.
+        tree: the arrays as they were published. Those of numpy cannot be written: they may lie in
+            memory that other processes read. Copy what you want to change.
+    """
+
+    version: int
+    tree: Any
 
 
 class Copy:
@@ -28,6 +44,7 @@ class Copy:
         self._waiting: dict[int, list[RpcDeferredReturn]] = {}  # by chunk
         self._waiting_for_all: list[RpcDeferredReturn] = []
         self._abandoned = False
+        self._weights: Weights | None = None  # once they were asked for
 
     @property
     def missing(self) -> list[int]:
@@ -47,6 +64,14 @@ class Copy:
             reply(self._chunk(index))
         for reply in for_all:
             reply(lending.lend(self.block))
+
+    def weights(self, arrays: Arrays) -> Weights:
+        """What is in the block once it is complete; the same object each time."""
+        with self._lock:
+            if self._weights is None:
+                tree = blob.unpack(self.layout, self.block, arrays)
+                self._weights = Weights(self.key[1], tree)
+            return self._weights
 
     def give_chunk(self, reply: RpcDeferredReturn, index: int) -> None:
         """Replies with a chunk, now or when it has come; with None if it never will."""

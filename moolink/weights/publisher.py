@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Collection
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
-from moolink import _core, deadlines, forks, functions, lending
-from moolink.errors import Closed, Error, TimeoutError
-from moolink.hosts import host_key
+from moolink import _core, deadlines, forks, lending, serving
+from moolink.closing import Closing
+from moolink.errors import Closed, TimeoutError
 from moolink.keywords import names_keywords
 from moolink.weights import blob, names
 from moolink.weights.blob import Bytes, Layout
@@ -41,12 +40,12 @@ class _Request:
     dtype: str
 
 
-class Publisher:
+class Publisher(Closing):
     """Gives versions of a tree of arrays to any number of :class:`Subscriber`.
 
-    A version is taken over whole or not at all, whoever dies when. Subscribers of this host map
-    one copy. Of each other host one subscriber fetches a version, from the publisher or from
-    another host's that has it; so the publisher's link carries each version about once.
+    A subscriber takes a version over whole or not at all, whichever process dies. Subscribers of
+    this host map one copy. Of each other host one subscriber fetches a version, from the publisher
+    or from another host's that has it; so the publisher's link carries each version about once.
 
     Args:
         rpc: the peer that subscribers know as `publisher`.
@@ -70,7 +69,7 @@ class Publisher:
         self._least = 0  # versions below were seen at subscribers
         self._acknowledged: dict[str, int] = {}
         self._requests: list[_Request] = []
-        self._spread = Spread(host_key())
+        self._spread = Spread(_core.host_key())
         self._closed = False
         self._forked()
         rpc.define_deferred(names.NEXT.format(name), self._on_next)
@@ -120,7 +119,7 @@ class Publisher:
 
     def acknowledged(self) -> dict[str, int]:
         """The version that each connected subscriber has, by its peer's name."""
-        connected = self._connected()
+        connected = serving.connected(self._rpc)
         with self._changed:
             return {peer: v for peer, v in self._acknowledged.items() if peer in connected}
 
@@ -182,19 +181,8 @@ class Publisher:
         for request in requests:
             request.reply.reject(f"the publisher of {self._name!r} was closed")
         for function in (names.NEXT, names.SOURCE, names.CHUNK):
-            functions.undefine(self._rpc, function.format(self._name))
+            serving.undefine(self._rpc, function.format(self._name))
         self._thread.join()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<moolink.Publisher of {self._name!r}, version {self._version}>"
@@ -205,9 +193,6 @@ class Publisher:
     def _require_open(self) -> None:
         if self._closed:
             raise Closed(f"the publisher of {self._name!r} was closed")
-
-    def _connected(self) -> Collection[str]:
-        return {peer["name"] for peer in self._rpc.peers() if peer["connected"]}
 
     # Calls of subscribers
 
@@ -235,7 +220,7 @@ class Publisher:
             self._changed.notify_all()
 
     def _on_source(self, subscriber: str, failed: str | None) -> tuple[str | None, bool] | None:
-        connected = self._connected()
+        connected = serving.connected(self._rpc)
         with self._changed:
             source = self._spread.again(subscriber, failed, connected)
         return None if source is None else (source.peer, source.whole)
@@ -259,22 +244,17 @@ class Publisher:
     def _serve(self) -> None:
         while True:
             with self._changed:
-                while not self._closed and not self._due():
+                while not (due := self._due()) and not self._closed:
                     self._changed.wait(1.0 if self._requests else None)
-                    self._drop_cancelled()
+                    self._requests = [r for r in self._requests if not r.reply.cancelled()]
                 if self._closed:
                     return
-                due = self._due()
                 self._requests = [request for request in self._requests if request not in due]
                 assert self._version is not None
                 snapshot = self._snapshots[self._version]
-            connected = self._connected()
+            connected = serving.connected(self._rpc)
             for request in due:
-                try:
-                    request.reply(self._offer(request, snapshot, connected))
-                except Error as error:
-                    if not request.reply.cancelled():
-                        request.reply.error(error)
+                serving.answer(request.reply, self._offer(request, snapshot, connected))
 
     def _due(self) -> list[_Request]:
         """Those for whom there is a newer version."""
@@ -285,9 +265,6 @@ class Publisher:
             for request in self._requests
             if request.held is None or request.held[1] < self._version
         ]
-
-    def _drop_cancelled(self) -> None:
-        self._requests = [r for r in self._requests if not r.reply.cancelled()]
 
     def _offer(
         self, request: _Request, snapshot: _Snapshot, connected: Collection[str]

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import threading
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moolink import deadlines, forks, functions, lending, logs
+from moolink import deadlines, forks, lending, logs, serving
+from moolink._core import host_key
+from moolink.closing import Closing
 from moolink.errors import CancelledError, Closed, Error, TimeoutError
-from moolink.hosts import host_key
 from moolink.keywords import names_keywords
-from moolink.weights import blob, names
+from moolink.weights import names
 from moolink.weights.blob import Arrays, Bytes, FloatType, Layout
-from moolink.weights.copies import Copy
+from moolink.weights.copies import Copy, Weights
 from moolink.weights.spread import Key
 
 if TYPE_CHECKING:
@@ -28,21 +27,7 @@ _PATIENCE = 10.0  # seconds without a chunk, after which another source is asked
 _PAUSES = (0.05, 2.0)  # seconds between attempts: the first, the longest
 
 
-@dataclasses.dataclass(frozen=True)
-class Weights:
-    """A version, whole.
-
-    Attributes:
-        version: its number.
-        tree: the arrays as they were published. Those of numpy cannot be written: they may lie in
-            memory that other processes read. Copy what you want to change.
-    """
-
-    version: int
-    tree: Any
-
-
-class Subscriber:
+class Subscriber(Closing):
     """Follows a :class:`Publisher`: a thread fetches each new version, which becomes the current
     one when it is whole. Versions never go back, also if the publisher is restarted.
 
@@ -79,7 +64,6 @@ class Subscriber:
         self._host = host_key()
         self._held: Copy | None = None  # the current version
         self._fetched: Copy | None = None  # the next one, while it is fetched
-        self._current: Weights | None = None
         self._early: list[tuple[Key, int | None, RpcDeferredReturn]] = []
         self._call: Future | None = None  # that the thread waits for
         self._reason = "it has not answered yet"
@@ -98,19 +82,8 @@ class Subscriber:
         """The current version, without waiting; None: there was none yet. The same object until
         the next version is whole."""
         with self._changed:
-            copy, current = self._held, self._current
-        if copy is None:
-            return None
-        if current is None or current.version != copy.key[1]:
-            tree = blob.unpack(copy.layout, copy.block, self._arrays)
-            with self._changed:
-                if self._held is copy and (
-                    self._current is None or self._current.version != copy.key[1]
-                ):
-                    self._current = Weights(copy.key[1], tree)
-                current = self._current if self._held is copy else Weights(copy.key[1], tree)
-        assert current is not None
-        return current
+            copy = self._held
+        return None if copy is None else copy.weights(self._arrays)
 
     @property
     def version(self) -> int | None:
@@ -162,18 +135,7 @@ class Subscriber:
             call.cancel()
         self._thread.join()
         for function in (names.COPY_CHUNK, names.COPY):
-            functions.undefine(self._rpc, function.format(self._name))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
+            serving.undefine(self._rpc, function.format(self._name))
 
     def __repr__(self) -> str:
         return (
@@ -244,7 +206,7 @@ class Subscriber:
     def _fetch(
         self, key: Key, layout: Layout, source: tuple[str | None, bool], unchanged: set[int]
     ) -> Copy | None:
-        """Fetches a version from its sources. None: nobody has it any more."""
+        """Fetches a version from its sources. None: no source has it any more."""
         copy: Copy | None = None
         while True:
             peer, whole = source

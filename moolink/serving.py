@@ -1,0 +1,44 @@
+"""Functions that moolink's own objects serve at a peer, and the objects that call them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from moolink import _core
+from moolink.errors import Closed, Error
+
+if TYPE_CHECKING:
+    from moolink.rpc import Rpc
+
+
+def undefine(rpc: Rpc, function: str) -> None:
+    """Withdraws a function; a peer that is closed has none."""
+    with contextlib.suppress(Closed):
+        rpc.undefine(function)
+
+
+def answer(reply: _core.RpcDeferredReturn, value: Any) -> None:
+    """Replies with a value, or with what is wrong with it; a caller that has given up gets none."""
+    try:
+        reply(value)
+    except Error as error:
+        if not reply.cancelled():
+            reply.error(error)
+
+
+def connected(rpc: Rpc) -> set[str]:
+    """The names of the peers that are connected."""
+    return {peer["name"] for peer in rpc.peers() if peer["connected"]}
+
+
+def make_id(rpc: Rpc) -> str:
+    """A name for an object of this peer, under which another peer keeps something for it."""
+    return f"{rpc.get_name()}/{_core.create_uid()}"
+
+
+def gone(rpc: Rpc, ids: Iterable[str]) -> list[str]:
+    """Those of the names that belong to peers which are not connected."""
+    there = connected(rpc)
+    return [one for one in ids if one.rpartition("/")[0] not in there]
