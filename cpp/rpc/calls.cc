@@ -325,10 +325,12 @@ void NodeState::delivered_call(Time now, Peer& peer, session::Deliver& delivered
   if (ignores_window(peer, bytes)) wire::fail("calls beyond the window");
   Running running{delivered.deadline, bytes, {}};
   if (head.credit > 0) running.stream = ItemsOut{head.credit, 0};
-  if (running_.contains(key)) wire::fail("a call's id was used twice");
   actions.push_back(RunHandler{key, peer.name, head.function, std::move(arguments),
                                delivered.deadline, head.credit});
-  running_.emplace(key, running);
+  if (!running_.try_emplace(key, running).second) {
+    actions.pop_back();
+    wire::fail("a call's id was used twice");
+  }
   ++peer.running;
   peer.running_bytes += bytes;
   timers.push({delivered.deadline, Timer::Kind::handler, head.id, peer.instance});

@@ -18,6 +18,7 @@ constexpr Duration kHelpAfter = milliseconds(1);
 // However many of them wait inside of handlers: a task that is left in the queue then waits for one
 // of these waits to end, which each has its time-out.
 constexpr std::size_t kMostThreads = 512;
+constexpr std::size_t kSpareTasks = 64;
 
 thread_local Workers* current_workers = nullptr;
 thread_local bool polls_as_worker = false;
@@ -35,7 +36,12 @@ bool Workers::in_forked_child() { return current_workers != nullptr && current_w
 
 void Workers::submit(Task task) {
   Tasks one;
-  one.push_back(std::move(task));
+  if (spare_.empty()) {
+    one.push_back(std::move(task));
+  } else {
+    one.splice(one.end(), spare_, spare_.begin());
+    one.front() = std::move(task);
+  }
   submit(std::move(one));
 }
 
@@ -135,7 +141,7 @@ void Workers::run() {
 
 void Workers::run_queued() {
   interpreter_.enter();
-  for (Tasks task; take(task); task.clear()) {
+  for (Tasks task; take(task); task.front() = nullptr) {
     // Tasks answer for their own errors: what comes here is a mistake of the library, or no memory
     // even for an error.
     guard(task.front(), [this](const Error& error) {
@@ -149,6 +155,8 @@ void Workers::run_queued() {
 
 bool Workers::take(Tasks& task) {
   const Engine::Lock lock = engine_.lock();
+  if (spare_.size() < kSpareTasks) spare_.splice(spare_.end(), task);
+  task.clear();
   if (queue_.empty() || stopping_) {
     engine_.flush();  // the replies of what has run
     return false;

@@ -84,6 +84,7 @@ class Workers final : public Driven {
   sigset_t signals_{};  // the mask of the thread that made the context
   std::weak_ptr<void> owner_;
   Tasks queue_;
+  Tasks spare_;  // empty; the next tasks take their places
   std::condition_variable_any work_;
   std::condition_variable_any ended_;
   std::size_t threads_ = 0;
