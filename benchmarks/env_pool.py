@@ -12,6 +12,7 @@ The trivial environments do nothing, so what is measured is what the pool itself
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.util
 import mmap
 import multiprocessing
@@ -88,9 +89,21 @@ class PoolRunner:
 class VectorRunner:
     """VectorEnv: all environments in step, or half of them at a time, first ready first served."""
 
-    def __init__(self, make: Callable[[], Any], workers: int, size: int, halves: int) -> None:
+    def __init__(
+        self,
+        make: Callable[[], Any],
+        workers: int,
+        size: int,
+        halves: int,
+        autoreset_mode: str = "SameStep",
+    ) -> None:
         self.envs = moolink.VectorEnv(
-            make, size, num_workers=workers, batch_size=size // halves, copy=False
+            make,
+            size,
+            num_workers=workers,
+            batch_size=size // halves,
+            autoreset_mode=autoreset_mode,
+            copy=False,
         )
         self.actions = np.zeros(size // halves, np.int64)
         self.halves = halves
@@ -305,6 +318,39 @@ def of_other_libraries(
     return found
 
 
+def native_cart_poles(rows: int) -> Any:
+    from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
+
+    return CartPoleVectorEnv(num_envs=rows)
+
+
+class InProcessNative:
+    """One of Gymnasium's own vector environments, without a pool."""
+
+    def __init__(self, size: int) -> None:
+        self.environments = native_cart_poles(size)
+        self.environments.reset()
+        self.actions = np.zeros(size, np.int64)
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            self.environments.step(self.actions)
+
+    def close(self) -> None:
+        self.environments.close()
+
+
+def native_runners(workers: int, rows: int) -> dict[str, tuple[Any, int]]:
+    """Vector environments of `rows` rows in the workers, and all their rows in one process."""
+    make, mode = functools.partial(native_cart_poles, rows), "NextStep"
+    step, halves = rows * workers, 2 * rows * workers
+    return {
+        "in one process, no pool": (InProcessNative(step), step),
+        "VectorEnv, step": (VectorRunner(make, workers, step, 1, mode), step),
+        "VectorEnv, recv of half": (VectorRunner(make, workers, halves, 2, mode), halves),
+    }
+
+
 def cpu_seconds(pid: int) -> float:
     """Returns the CPU time used so far by `pid` and its descendants, while they live."""
     with open(f"/proc/{pid}/stat", encoding="ascii") as file:
@@ -347,6 +393,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=0.5, help="of one turn")
     parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--native-rows", type=int, default=4096, help="of a vector environment")
     options = parser.parse_args()
     workers, size = options.workers, options.batch_size
     print(f"{len(os.sched_getaffinity(0))} cores, {workers} workers, {size} environments")
@@ -364,6 +411,11 @@ def main() -> None:
         measure(runners, options.seconds, options.turns)
         for runner, _ in runners.values():
             runner.close()
+    print(f"\n{f'CartPoleVectorEnv, {options.native_rows} rows':34} {'steps/s':>10}")
+    runners = native_runners(workers, options.native_rows)
+    measure(runners, options.seconds, options.turns)
+    for runner, _ in runners.values():
+        runner.close()
 
 
 if __name__ == "__main__":

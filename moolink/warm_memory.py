@@ -19,7 +19,7 @@ SMALL = 64 * 1024  # bytes; malloc keeps such blocks warm itself
 
 
 class WarmMemory:
-    """Makes arrays of one size, handing out the memory of those that nobody refers to any more.
+    """Makes arrays, handing out the memory of those of the same size that are no longer used.
 
     Args:
         keep: how many unused blocks are kept at most.
@@ -29,18 +29,27 @@ class WarmMemory:
         self._unused: collections.deque[mmap.mmap] = collections.deque(maxlen=keep)
 
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """Returns an array with arbitrary contents; every call must ask for the same size."""
+        """Returns an array with arbitrary contents."""
         dtype = np.dtype(dtype)
         count = math.prod(shape)
         size = count * dtype.itemsize
         if size < SMALL or dtype.hasobject:
             return np.empty(shape, dtype)
-        try:
-            block = self._unused.pop()
-        except IndexError:
+        block = self._unused_of(size)
+        if block is None:
             # Private: after a fork neither process sees the writes of the other.
             block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         flat = np.frombuffer(block, dtype, count)
         # Every view of the array, and every tensor made of it, refers to `flat`.
         weakref.finalize(flat, self._unused.append, block).atexit = False
         return flat.reshape(shape)
+
+    def _unused_of(self, size: int) -> mmap.mmap | None:
+        """Takes a block of `size` bytes; drops those of other sizes that it meets."""
+        while True:
+            try:
+                block = self._unused.pop()
+            except IndexError:
+                return None
+            if len(block) == size:
+                return block

@@ -123,6 +123,8 @@ class Made:
         spaces: pickle of a list of (observation space, action space), one an environment, or only
             one if all are equal.
         warning: what the user should know about the layout; empty if nothing.
+        rows: how many rows each environment has, all of them vector environments; None: each is a
+            single one.
     """
 
     pid: int
@@ -131,6 +133,7 @@ class Made:
     face: bytes
     spaces: bytes
     warning: str
+    rows: int | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,6 +174,8 @@ class Results:
     final_observations: dict[int, Any] = dataclasses.field(default_factory=dict)
     infos: dict[int, dict[str, Any]] = dataclasses.field(default_factory=dict)
     final_infos: dict[int, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    # Of vector environments, by their first rows: arrays of all their rows.
+    vector_infos: dict[int, dict[str, Any]] = dataclasses.field(default_factory=dict)
     answers: dict[int, Any] = dataclasses.field(default_factory=dict)
     errors: dict[int, Raised] = dataclasses.field(default_factory=dict)
 
@@ -195,6 +200,7 @@ class Results:
             or self.infos
             or self.final_observations
             or self.final_infos
+            or self.vector_infos
             or self.answers
             or self.errors
         )

@@ -15,6 +15,7 @@ import numpy as np
 from moolink.env_pool import channel
 from moolink.env_pool.spaces import UNDECLARED_ACTION, Tree, describe, fits, infer, keys, leaves
 
+_MODES = {"same": "SameStep", "next": "NextStep", "never": "Disabled"}  # Gymnasium's names
 _NEITHER = "EnvPool needs the API of Gymnasium or of the old Gym"
 
 
@@ -31,7 +32,8 @@ class Environment:
 
     Attributes:
         env: the user's object.
-        index: its number in the pool, and its row.
+        index: its number in the pool, and its row, of a vector environment the first one.
+        rows: how many rows a vector environment has; None: it is a single one.
         doing: which call of the user's code is under way, for reports.
         due: whether it is to be reset instead of being stepped.
         interrupted: whether the episode that it continues was cut off by a crash.
@@ -60,6 +62,13 @@ class Environment:
                     f"create_env returned {self.env!r}, which has no {name}. {_NEITHER}"
                 )
         self._reset_takes = _parameters(self.env.reset)
+        vector = hasattr(self.env, "single_observation_space") and hasattr(self.env, "num_envs")
+        self.rows: int | None = int(self.env.num_envs) if vector else None
+
+    def space(self, kind: str) -> Any:
+        """The "observation" or "action" space of a row; None: it declares none."""
+        prefix = "" if self.rows is None else "single_"
+        return getattr(self.env, f"{prefix}{kind}_space", None)
 
     @contextlib.contextmanager
     def reporting(self) -> Iterator[None]:
@@ -190,8 +199,11 @@ class Layouts:
         self.warning = ""
         self._any = behaviour.any_space
         self._bounds = behaviour.compare == "spaces"
-        self.observation = self._described(getattr(env, "observation_space", None), "obs")
-        self.action = self._described(getattr(env, "action_space", None), "action")
+        self.observation = self._described(environment.space("observation"), "obs")
+        self.action = self._described(environment.space("action"), "action")
+        if environment.rows is not None:
+            self._require_vector(environment, behaviour.autoreset)
+            return
         declared = hasattr(env, "observation_space") and hasattr(env, "action_space")
         if not declared or (behaviour.infer and self.observation is not None):
             self._look(environment)
@@ -205,6 +217,23 @@ class Layouts:
             if self._any:
                 return None
             raise
+
+    def _require_vector(self, environment: Environment, autoreset: str) -> None:
+        """Raises unless a pool can run this vector environment."""
+        if self.observation is None or self.action is None:
+            raise TypeError(
+                "a vector environment needs Box, Discrete, MultiDiscrete, MultiBinary, Dict or "
+                f"Tuple spaces, got {environment.space('observation')} and "
+                f"{environment.space('action')}"
+            )
+        metadata = getattr(environment.env, "metadata", None) or {}
+        mode = metadata.get("autoreset_mode", _MODES[autoreset])
+        name = str(getattr(mode, "value", mode))
+        if name != _MODES[autoreset]:
+            raise ValueError(
+                f"create_env made a vector environment of autoreset mode {name}, in a pool of mode "
+                f"{_MODES[autoreset]}: give both one mode"
+            )
 
     def _look(self, environment: Environment) -> None:
         """Lets the first observation decide where nothing is declared, or what does not fit."""

@@ -25,7 +25,10 @@ class Ready:
         under_way: how many environments were asked and not received.
     """
 
-    def __init__(self, requests: Requests, shape: PoolShape, batch_size: int) -> None:
+    def __init__(
+        self, requests: Requests, shape: PoolShape, batch_size: int, together: int
+    ) -> None:
+        """`together`: rows of each vector environment, which are asked and ready together."""
         self._requests = requests
         self._batch_size = batch_size
         self._worker_of = [
@@ -33,7 +36,8 @@ class Ready:
             for worker in range(shape.workers)
             for _ in rows_of(worker, shape.workers, shape.batch_size)
         ]
-        self._share = max(1, batch_size // shape.workers)
+        self._together = together
+        self._share = max(1, batch_size // shape.workers // together) * together
         self._asked: list[collections.deque[range]] = [
             collections.deque() for _ in range(shape.workers)
         ]
@@ -54,10 +58,22 @@ class Ready:
                 raise IndexError(f"there is no environment {row}: num_envs is {len(self._idle)}")
         if len(set(rows)) != len(rows):
             raise ValueError(f"an environment is there twice: {rows}")
+        if self._together > 1:
+            self._require_whole(rows)
         if not self._idle[rows].all():
             busy = [row for row in rows if not self._idle[row]]
             raise Error(f"the environments {busy} are under way: receive their results first")
         return rows
+
+    def _require_whole(self, rows: list[int]) -> None:
+        step = self._together
+        firsts = rows[::step]
+        whole = [first + i for first in firsts for i in range(step)]
+        if rows != whole or any(first % step for first in firsts):
+            raise ValueError(
+                f"the rows of a vector environment are stepped together, {step} of them in order "
+                f"from a multiple of {step}; got {rows}"
+            )
 
     def request(
         self, rows: list[int], arguments: channel.Arguments | None, command: Command
@@ -110,13 +126,14 @@ class Ready:
         """Joins neighbours in `rows`, in its order: (worker, first row, number of rows)."""
         runs: list[tuple[int, int, int]] = []
         worker, first, count = -1, 0, 0
-        for row in rows:
+        step = self._together
+        for row in rows[::step]:
             if row == first + count and self._worker_of[row] == worker and count < self._share:
-                count += 1
+                count += step
                 continue
             if count:
                 runs.append((worker, first, count))
-            worker, first, count = self._worker_of[row], row, 1
+            worker, first, count = self._worker_of[row], row, step
         if count:
             runs.append((worker, first, count))
         return runs

@@ -40,6 +40,7 @@ class Supervisor:
         spaces: for each worker, the pickle of its environments' spaces; empty if they cannot be
             pickled.
         face: pickle of the first environment's `channel.Face`.
+        rows: rows that are stepped together: those of a vector environment, else 1.
     """
 
     memory: PoolMemory
@@ -294,6 +295,7 @@ class Supervisor:
             options.reward,
         )
         self.face = first.face
+        self.rows = first.rows or 1
         self.spaces = []
         if first.warning:
             logs.logger.warning("%s", first.warning)
@@ -312,6 +314,11 @@ class Supervisor:
             [keys(tree, bounds=bounds) for tree in (has.observation, has.action)]
             for has in (self.shape, made)
         )
+        if (made.rows or 1) != self.rows:
+            self._fail(
+                f"all environments of a pool need as many rows, but those of worker {made.pid} "
+                f"have {made.rows or 1}; others have {self.rows}"
+            )
         if ours != theirs:
             self._fail(
                 "all environments of a pool need the same spaces, but those of worker "

@@ -16,6 +16,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector import VectorEnv as GymnasiumVectorEnv
 from gymnasium.vector.utils import batch_differing_spaces, batch_space, iterate
 
+from moolink.closing import Closing
 from moolink.env_pool import calls, channel, server, starting
 from moolink.env_pool.actions import ActionWriter
 from moolink.env_pool.board import Command
@@ -43,7 +44,7 @@ class VectorTimeout(TimeoutError, multiprocessing.TimeoutError):
     """The environments were not ready in time; wait again if you like."""
 
 
-class VectorEnv(GymnasiumVectorEnv[Any, Any, Any]):
+class VectorEnv(GymnasiumVectorEnv[Any, Any, Any], Closing):
     """`num_envs` environments run by worker processes, as a `gymnasium.vector.VectorEnv`.
 
     In step, like Gymnasium's AsyncVectorEnv:
@@ -62,8 +63,10 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any]):
 
     Args:
         create_env: makes an environment, as for `EnvPool`; or a sequence of functions without
-            arguments, one an environment.
-        num_envs: number of environments; with a sequence of functions, their number.
+            arguments, one an environment. It may make vector environments, all of one number of
+            rows and in the autoreset mode given here; the rows of one are stepped together.
+        num_envs: number of environments, or of rows of vector environments; with a sequence of
+            functions, their number.
         num_workers: number of processes; by default as many as this process may use cores. Each
             steps its environments one after the other.
         batch_size: environments of which `recv` gives the results; by default all.
@@ -151,7 +154,14 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any]):
             same_step=self.autoreset_mode == AutoresetMode.SAME_STEP,
             copy=copy,
         )
-        self._ready = Ready(self._requests, shape, batch_size)
+        together = self._supervisor.rows
+        if batch_size % together:
+            self._finalize()
+            raise ValueError(
+                f"batch_size must be a multiple of {together}, the rows of each vector environment "
+                f"that create_env makes, got {batch_size}"
+            )
+        self._ready = Ready(self._requests, shape, batch_size, together)
         self._waiting_for = ""  # "reset", "step" or "call": what was begun and not waited for.
         self._goal = 0
 

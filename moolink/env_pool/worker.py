@@ -16,6 +16,7 @@ from moolink.env_pool.board import Command
 from moolink.env_pool.environment import Environment, EnvironmentFailed, Layouts, derive_seed
 from moolink.env_pool.memory import PoolMemory, PoolShape, rows_of
 from moolink.env_pool.runner import Runner
+from moolink.env_pool.vector_runner import VectorRunner
 
 RECREATIONS = 3  # times in a row that an environment is made anew without a step in between
 
@@ -63,8 +64,9 @@ class Worker:
     def _make(self, environments: dict[int, Environment]) -> None:
         setup = self._setup
         for batch in range(setup.batches):
-            for row in rows_of(self._index, setup.workers, setup.batch_size):
-                index = batch * setup.batch_size + row
+            rows = rows_of(self._index, setup.workers, setup.batch_size)
+            index, stop = (batch * setup.batch_size + row for row in (rows.start, rows.stop))
+            while index < stop:
                 seed = None if setup.seed is None else derive_seed(setup.seed, index, self._life)
 
                 self._tell(channel.Making(os.getpid(), index))
@@ -72,7 +74,10 @@ class Worker:
                 def create(index: int = index) -> Any:
                     return self._create_env(*([index] if setup.passes_index else []))
 
-                environments[index] = Environment(create, index, seed)
+                made = environments[index] = Environment(create, index, seed)
+                if index + (made.rows or 1) > stop:
+                    raise made.failed(_too_many(made.rows, len(rows)))
+                index += made.rows or 1
 
     def _describe(self, environments: list[Environment]) -> channel.Made:
         """Describes the spaces, which all environments of this worker must share."""
@@ -82,6 +87,10 @@ class Worker:
         declared = dataclasses.replace(self._setup.behaviour, infer=False)
         if not layouts.warning:
             for environment in environments[1:]:
+                if environment.rows != first.rows:
+                    raise environment.failed(
+                        ValueError(f"create_env made environments of {first.rows} rows before")
+                    )
                 with environment.reporting():
                     Layouts(environment, declared).require_same(layouts, first.index)
         return channel.Made(
@@ -91,6 +100,7 @@ class Worker:
             _pickled(_face(first.env)),
             _pickled(_spaces(environments)),
             layouts.warning,
+            first.rows,
         )
 
     def _serve(self, shape: PoolShape, environments: dict[int, Environment]) -> None:
@@ -100,7 +110,8 @@ class Worker:
             environment.interrupted = self._life > 0 and bool(memory.begun[row])
             environment.due = environment.interrupted or self._setup.behaviour.first_step_resets
         current = board.current_word(worker)
-        runner = Runner(shape, memory, self._setup.behaviour, environments, current, self._failed)
+        kind = Runner if next(iter(environments.values())).rows is None else VectorRunner
+        runner = kind(shape, memory, self._setup.behaviour, environments, current, self._failed)
         # The requests of a worker's earlier lives are served, but for one that it died in.
         position = board.position(worker)
         shared_actions = shape.action is not None
@@ -138,7 +149,7 @@ class Worker:
     def _given(self) -> dict[int, Any]:
         return self._arguments().of_row
 
-    def _send(self, runner: Runner, memory: PoolMemory, row: int) -> None:
+    def _send(self, runner: Runner | VectorRunner, memory: PoolMemory, row: int) -> None:
         """Sends the results that have no place in the shared memory."""
         results, runner.results = runner.results, channel.Results()
         try:
@@ -158,6 +169,13 @@ class Worker:
         environment.recreate()
 
 
+def _too_many(rows: int | None, share: int) -> ValueError:
+    return ValueError(
+        f"create_env made a vector environment of {rows} rows, but this worker has only {share} "
+        "left: num_envs must be num_workers times a multiple of the rows of one"
+    )
+
+
 def _face(env: Any) -> channel.Face:
     spec = getattr(env, "spec", None)
     return channel.Face(
@@ -170,10 +188,9 @@ def _face(env: Any) -> channel.Face:
 def _spaces(environments: list[Environment]) -> list[tuple[Any, ...]]:
     """The spaces of each environment, or one pair if they are all equal."""
     spaces = [
-        tuple(
-            getattr(environment.env, name, None) for name in ("observation_space", "action_space")
-        )
+        (environment.space("observation"), environment.space("action"))
         for environment in environments
+        for _ in range(environment.rows or 1)
     ]
     return spaces if any(pair != spaces[0] for pair in spaces) else spaces[:1]
 

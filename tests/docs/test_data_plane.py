@@ -10,7 +10,7 @@ from tests.docs.examples import examples_of, run_example
 
 EXAMPLES = dict(
     zip(
-        ("env_pool", "vector_env", "batcher"),
+        ("env_pool", "vector_env", "native", "batcher"),
         examples_of("docs/data-plane.md"),
         strict=True,
     )
@@ -18,6 +18,7 @@ EXAMPLES = dict(
 PRINTED = {
     "env_pool": r"random returns: \d+\.\d\n",
     "vector_env": r"200 results of \d environments\n",
+    "native": r"\(256, 4\)\n",
     "batcher": r"\{'frame': \(5, 8, 84, 84\), 'reward': \(5, 8\)\}\n",
 }
 

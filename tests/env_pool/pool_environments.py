@@ -33,6 +33,23 @@ class Counter:
         return np.array([self.index, self.episode, self.steps, action], np.float32)
 
 
+class Picture:
+    """Large observations, full of the episode's number."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, side: int):
+        self.observation_space = spaces.Box(0, 255, (side, side, 4), np.uint8)
+        self.episode = -1
+
+    def reset(self, *, seed=None, options=None):
+        self.episode += 1
+        return np.full(self.observation_space.shape, self.episode, np.uint8), {}
+
+    def step(self, action):
+        return np.full(self.observation_space.shape, self.episode, np.uint8), 0.0, False, False, {}
+
+
 # What a Misbehaving environment does when told so by its action.
 RAISE, EXIT, DIE, SEGFAULT, HANG, BAD_SHAPE, BAD_DTYPE, NO_REWARD, TWO_VALUES = range(1, 10)
 

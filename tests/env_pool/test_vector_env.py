@@ -275,3 +275,19 @@ def test_an_unknown_keyword_is_refused_with_the_one_that_was_meant():
 def test_functions_and_their_number_must_agree():
     with pytest.raises(ValueError, match="num_envs is 3, with 2 functions"):
         moolink.VectorEnv([make, make], 3)
+
+
+def test_large_observations_of_some_and_of_all_in_turn():
+    make = functools.partial(environments.Picture, side=128)
+    with moolink.VectorEnv(make, 4, num_workers=2, batch_size=2) as envs:
+        for episode in range(0, 6, 2):
+            envs.async_reset()
+            for _ in range(2):
+                some = envs.recv()[0]
+                assert some.shape == (2, 128, 128, 4)
+                assert (some == episode).all()
+                del some
+            observations, _ = envs.reset()
+            assert observations.shape == (4, 128, 128, 4)
+            assert (observations == episode + 1).all()
+            del observations

@@ -1,0 +1,218 @@
+"""Carrying out the requests of a pool on vector environments, each of which has several rows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from moolink.env_pool import channel
+from moolink.env_pool.actions import as_numpy
+from moolink.env_pool.environment import Environment, EnvironmentFailed
+from moolink.env_pool.memory import Array, PoolMemory, PoolShape
+from moolink.env_pool.observations import writer
+from moolink.env_pool.runner import Failed
+from moolink.env_pool.spaces import Leaf, Tree, leaves, map_tree, parts
+
+_FINAL = "final_obs"
+
+
+class VectorRunner:
+    """Steps, resets and calls vector environments; as `Runner` does with single ones.
+
+    A request is about whole vector environments. They begin their next episodes themselves, in the
+    autoreset mode of the pool.
+
+    Attributes:
+        environments: by first row.
+        results: what the last request gave that has no place in the shared memory.
+    """
+
+    def __init__(
+        self,
+        shape: PoolShape,
+        memory: PoolMemory,
+        behaviour: channel.Behaviour,
+        environments: dict[int, Environment],
+        current: memoryview,
+        failed: Failed,
+    ) -> None:
+        self.results = channel.Results()
+        self.environments = environments
+        self._memory = memory
+        self._behaviour = behaviour
+        self._current = current
+        self._failed = failed
+        self._tree: Tree = shape.observation
+        self._write_final = (
+            writer(self._tree, memory.final_observation) if shape.terminal_observation else None
+        )
+
+    def step(self, first: int, count: int, given: dict[int, Any] | None) -> None:
+        """Steps the vector environments that have `count` rows from `first`."""
+        del given  # Their actions are in the shared memory: `Layouts` requires it.
+        for environment in self._of(range(first, first + count)):
+            try:
+                with environment.reporting():
+                    self._step(environment)
+                environment.failures = 0
+            except EnvironmentFailed as error:
+                self._failed(environment, error)
+                with environment.reporting():
+                    self._cut_off(environment)
+
+    def reset(self, rows: range, arguments: channel.Arguments) -> None:
+        """Resets the rows among `rows` that have a seed, be it None, in `arguments`."""
+        for environment in self._of(rows):
+            mask = np.array([row in arguments.of_row for row in _rows(environment)])
+            if not mask.any():
+                continue
+            options = arguments.shared
+            if not mask.all():
+                options = (options or {}) | {"reset_mask": mask}
+            seeds = [arguments.of_row.get(row) for row in _rows(environment)]
+            with environment.reporting():
+                observations, infos = environment.reset(_seed(seeds), options)
+                self._begun(environment, observations, infos)
+
+    def call(self, rows: range, arguments: channel.Arguments) -> None:
+        """Calls a function of `calls` once with each vector environment; all its rows have what
+        it gave."""
+        function, name = arguments.shared
+        for environment in self._of(rows):
+            asked = [row for row in _rows(environment) if row in arguments.of_row]
+            if not asked:
+                continue
+            environment.doing = name
+            try:
+                positional, keywords = arguments.of_row[asked[0]]
+                answer = function(environment.env, name, *positional, **keywords)
+                if os.getpid() != environment.pid:
+                    environment.end_forked_child()
+                self.results.answers |= dict.fromkeys(asked, answer)
+            except Exception as error:  # noqa: BLE001 - the caller is told, and the pool goes on
+                self.results.errors[asked[0]] = environment.failed(error).report
+            environment.doing = "step"
+
+    def _of(self, rows: range) -> Iterator[Environment]:
+        row = rows.start
+        while row < rows.stop:
+            environment = self.environments[row]
+            self._current[0] = row + 1
+            yield environment
+            row = _rows(environment).stop
+
+    def _step(self, environment: Environment) -> None:
+        if environment.interrupted:
+            self._cut_off(environment)
+            return
+        if environment.due:
+            self._begin(environment)
+            return
+        environment.doing = "step"
+        part, memory = _part(environment), self._memory
+        actions = map_tree(lambda array: array[part].copy(), memory.action)
+        observations, *outcome, infos = environment.env.step(actions)
+        self._write(environment, observations)
+        outcomes = ("reward", "terminated", "truncated")
+        for name, values in zip(outcomes, outcome, strict=True):
+            array = as_numpy(values)
+            if array.shape != (environment.rows,):
+                raise ValueError(
+                    f"step() gave {name} of shape {array.shape}, for {environment.rows} rows"
+                )
+            getattr(memory, name)[part] = array
+        self._take_infos(environment, infos)
+
+    def _take_infos(self, environment: Environment, infos: dict[str, Any]) -> None:
+        """Keeps the infos for the pool; those of last observations go where the pool has them."""
+        part, memory = _part(environment), self._memory
+        ended = np.logical_or(memory.terminated[part], memory.truncated[part])
+        if self._behaviour.autoreset == "same" and ended.any():
+            infos = dict(infos)
+            last = infos.pop(_FINAL, None)
+            infos.pop(f"_{_FINAL}", None)
+            if last is None:
+                raise ValueError(
+                    f"an episode ended, and infos have no {_FINAL!r}, which SAME_STEP asks for"
+                )
+            if self._write_final is not None:
+                for i in np.flatnonzero(ended).tolist():
+                    self._write_final(environment.index + i, _at(last, i))
+        if infos and self._behaviour.infos:
+            self.results.vector_infos[environment.index] = infos
+
+    def _begin(self, environment: Environment) -> None:
+        observations, infos = environment.begin()
+        self._begun(environment, observations, infos)
+
+    def _begun(self, environment: Environment, observations: Any, infos: dict[str, Any]) -> None:
+        environment.due = environment.interrupted = False
+        part, memory = _part(environment), self._memory
+        memory.begun[part] = True
+        self._write(environment, observations)
+        memory.reward[part], memory.terminated[part], memory.truncated[part] = 0.0, False, False
+        if infos and self._behaviour.infos:
+            self.results.vector_infos[environment.index] = infos
+
+    def _cut_off(self, environment: Environment) -> None:
+        """Ends the episodes that a crash or an error has cut off, at their last observations."""
+        part, memory = _part(environment), self._memory
+        environment.interrupted = False
+        if self._behaviour.autoreset == "same":
+            if memory.final_observation is not None:
+
+                def keep(observation: Array, final: Array) -> None:
+                    final[part] = observation[part]
+
+                map_tree(keep, memory.observation, memory.final_observation)
+            self._begin(environment)
+        else:
+            environment.due = self._behaviour.autoreset == "next"
+        memory.reward[part], memory.terminated[part], memory.truncated[part] = 0.0, False, True
+
+    def _write(self, environment: Environment, observations: Any) -> None:
+        part = _part(environment)
+        given = parts(self._tree, observations, "obs")
+        arrays = leaves(self._memory.observation)
+        for leaf, array, value in zip(leaves(self._tree), arrays, given, strict=True):
+            batch = as_numpy(value)
+            _require_batch(leaf, environment, batch)
+            array[part] = batch
+
+
+def _rows(environment: Environment) -> range:
+    return range(environment.index, environment.index + (environment.rows or 1))
+
+
+def _part(environment: Environment) -> slice:
+    rows = _rows(environment)
+    return slice(rows.start, rows.stop)
+
+
+def _seed(seeds: list[int | None]) -> Any:
+    """One seed where Gymnasium makes the others of it, as not every environment takes a list."""
+    first = seeds[0]
+    if first is None:
+        return None if all(seed is None for seed in seeds) else seeds
+    return first if seeds == list(range(first, first + len(seeds))) else seeds
+
+
+def _at(batch: Any, index: int) -> Any:
+    """A row of a batched observation, or an element of an array of observations."""
+    if isinstance(batch, dict):
+        return {key: _at(part, index) for key, part in batch.items()}
+    if isinstance(batch, tuple):
+        return tuple(_at(part, index) for part in batch)
+    return batch[index]
+
+
+def _require_batch(leaf: Leaf, environment: Environment, batch: Array) -> None:
+    what = f"{leaf.path}: the observations have"
+    shape = (environment.rows, *leaf.shape)
+    if batch.shape != shape:
+        raise ValueError(f"{what} shape {batch.shape}, not {shape} ({leaf.space})")
+    if not np.can_cast(batch.dtype, leaf.dtype, "same_kind"):
+        raise TypeError(f"{what} dtype {batch.dtype}, their space has {leaf.dtype} ({leaf.space})")
