@@ -732,6 +732,17 @@ class EpisodeCounts:
         Counts a step whose results are in the arrays; a batch's first one is a reset.
         """
 
+class BatchRows:
+    """The rows of a batch of numpy arrays and torch tensors on the host."""
+
+    def __init__(self, batch: Any) -> None:
+        """Raises ValueError for a batch with other leaves."""
+
+    def put(self, item: Any, row: int) -> bool:
+        """
+        Copies an item of the batch's structure, dtypes and shapes to a row. False: it is of another kind, and nothing was copied.
+        """
+
 class AccumulatorCore:
     """The base of moolink's accumulators: flat buckets in, flat results out."""
 

@@ -310,8 +310,11 @@ class _NumpyLeaf(_ArrayLeaf):
         super().__init__(path, first.shape, spec)
         self._dtype = first.dtype
         self._memory = WarmMemory()
+        self._batch: Any = None
+        self._rows: Any = None
 
     def allocate(self) -> None:
+        self._batch = self._rows = None  # or this would keep the last batch's memory
         self._batch = self._memory.empty(self._batch_shape, self._dtype)
         self._rows = np.moveaxis(self._batch, self._dim, 0) if self._dim else self._batch
 
@@ -347,23 +350,27 @@ class _TorchLeaf(_ArrayLeaf):
         self._dtype = first.dtype
         self._device = spec.device
         self._memory = WarmMemory()
+        self._batch: Any = None
+        self._rows: Any = None
+        # Numpy copies a small row in a third of torch's time.
+        self._numpy_rows: Any = None
+        self._numpy_dtype = _numpy_dtype(first.dtype) if spec.device == "cpu" else None
 
     def allocate(self) -> None:
         import torch
 
+        self._batch = self._rows = self._numpy_rows = None  # as in _NumpyLeaf
         shape, itemsize = self._batch_shape, self._dtype.itemsize
-        if self._device == "cpu" and math.prod(shape) * itemsize >= SMALL:
-            # As bytes: numpy does not know all of torch's dtypes.
-            memory = torch.from_numpy(self._memory.empty((*shape, itemsize), np.uint8))
-            self._batch = memory.view(self._dtype).squeeze(-1)
+        if self._numpy_dtype is not None:
+            memory = self._memory.empty(shape, self._numpy_dtype)
+            self._batch = torch.from_numpy(memory)
+            self._numpy_rows = np.moveaxis(memory, self._dim, 0) if self._dim else memory
+        elif self._device == "cpu" and math.prod(shape) * itemsize >= SMALL:
+            memory = self._memory.empty((*shape, itemsize), np.uint8)
+            self._batch = torch.from_numpy(memory).view(self._dtype).squeeze(-1)
         else:
             self._batch = torch.empty(shape, dtype=self._dtype, device=self._device)
         self._rows = self._batch.movedim(self._dim, 0) if self._dim else self._batch
-        # numpy copies a small row in a third of torch's time; some dtypes and devices have no twin.
-        try:
-            self._numpy_rows: Any = self._rows.numpy()
-        except TypeError:
-            self._numpy_rows = None
 
     def check(self, item: Nest) -> None:
         if not _is_torch(item):
@@ -398,6 +405,16 @@ class _TorchLeaf(_ArrayLeaf):
 
     def take(self, rows: int | None = None) -> Nest:
         return self._first(self._batch, rows)
+
+
+def _numpy_dtype(dtype: Any) -> np.dtype[Any] | None:
+    """Numpy's dtype for one of torch's, None where there is none, as for bfloat16."""
+    import torch
+
+    try:
+        return torch.empty(0, dtype=dtype).numpy().dtype
+    except TypeError:
+        return None
 
 
 def _detached(item: Any) -> Any:

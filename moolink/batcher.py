@@ -9,7 +9,7 @@ from collections.abc import Generator
 from typing import Any
 
 from moolink import batch_layout, deadlines, forks
-from moolink._core import LentSlot
+from moolink._core import BatchRows, LentSlot
 from moolink.batch_layout import Mode, Nest, Node
 from moolink.errors import Closed, QueueFull, TimeoutError
 from moolink.keywords import names_keywords
@@ -47,6 +47,10 @@ class Batcher:
         self._make_locks()
         self._layout: Node | None = None
         self._mode: Mode | None = None
+        # The batch being filled: whether it has its memory, and what copies plain items into it.
+        self._begun = False
+        self._rows: BatchRows | None = None
+        self._plain = True
         self._filled = 0
         # Guarded by _changed:
         self._batches: collections.deque[tuple[Nest, Any]] = collections.deque()
@@ -78,7 +82,9 @@ class Batcher:
         """
         with self._filling:
             # A row that is not counted in the end is overwritten by the next one.
-            self._prepare("stack", item).put_row(item, self._filled)
+            rows = self._rows
+            if rows is None or self._closed or not rows.put(item, self._filled):
+                self._prepare("stack", item).put_row(item, self._filled)
             if self._filled + 1 == self._size:
                 self._wait_for_room(1, _deadline(block, timeout))
             self._count(1)
@@ -102,6 +108,8 @@ class Batcher:
                 part = min(count - offset, self._size - self._filled)
                 if deadline is None:
                     self._wait_for_room((self._filled + part) // self._size, None)
+                if not self._begun:
+                    self._begin()
                 layout.put_rows(item, self._filled, part, offset)
                 self._count(part)
                 offset += part
@@ -149,17 +157,28 @@ class Batcher:
     # Filling; the caller holds _filling.
 
     def _prepare(self, mode: Mode, item: Nest) -> Node:
-        if self._mode == mode and self._layout is not None and not self._closed:
+        if self._mode == mode and self._layout is not None and self._begun and not self._closed:
             return self._layout
         if self._closed:
             raise Closed("the batcher is closed")
         if self._layout is None:
             spec = batch_layout.Spec(mode, self._size, self._dim, self._device)
-            layout = batch_layout.build(item, spec)
-            layout.allocate()
-            self._layout, self._mode = layout, mode
-            return layout
+            self._layout, self._mode = batch_layout.build(item, spec), mode
+        if self._mode == mode:
+            self._begin()
+            return self._layout
         raise ValueError(f"a batcher used with {self._mode} cannot be used with {mode}")
+
+    def _begin(self) -> None:
+        """Begins a batch: not before its first item, so that the last one's memory may be free."""
+        assert self._layout is not None
+        self._layout.allocate()
+        self._begun = True
+        if self._mode == "stack" and self._dim == 0 and self._plain:
+            try:
+                self._rows = BatchRows(self._layout.take())
+            except ValueError:  # it has other leaves, as all batches will
+                self._plain = False
 
     def _wait_for_room(self, finished: int, deadline: float | None) -> None:
         """Waits until `finished` more batches may be put beside those that wait."""
@@ -191,7 +210,8 @@ class Batcher:
         assert self._layout is not None
         batch = (self._layout.take(), self._record_event())
         self._filled = 0
-        self._layout.allocate()
+        self._rows = None
+        self._begun = False
         with self._changed:
             self._batches.append(batch)
             self._wake()

@@ -3,6 +3,7 @@
 #include <cstdlib>
 
 #include "bind/accumulator.h"
+#include "bind/batch_rows.h"
 #include "bind/broker.h"
 #include "bind/completions.h"
 #include "bind/context.h"
@@ -43,6 +44,7 @@ NB_MODULE(_core_of_any_interpreter, m) {
   moolink::bind::bind_shared_words(m);
   moolink::bind::bind_environment_rows(m);
   moolink::bind::bind_pool_batch(m);
+  moolink::bind::bind_batch_rows(m);
   moolink::bind::bind_accumulator(m);
   moolink::bind::bind_replay(m);
   moolink::bind::bind_xla(m);

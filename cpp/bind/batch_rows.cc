@@ -1,0 +1,203 @@
+#include "bind/batch_rows.h"
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <utility>
+
+#include "bind/gil.h"
+#include "tensor/layout.h"
+
+namespace moolink::bind {
+
+namespace {
+
+constexpr std::size_t kGiveUpGil = std::size_t{128} << 10;  // bytes; less is copied with it
+
+bool on_host(const DLTensor& tensor) { return tensor.device.device_type == kDLCPU; }
+
+bool has_gaps(const DLTensor& tensor) {
+  const auto dims = static_cast<std::size_t>(tensor.ndim);
+  return tensor.strides != nullptr &&
+         !tensor::is_contiguous({tensor.shape, dims}, {tensor.strides, dims});
+}
+
+bool same(DLDataType a, DLDataType b) {
+  return a.code == b.code && a.bits == b.bits && a.lanes == b.lanes;
+}
+
+// What DLPack tells of a torch tensor; nothing where torch raises, as for sparse ones.
+std::optional<DLTensor> exchanged(const DLPackExchangeAPI* api, PyObject* value) {
+  DLTensor tensor;
+  if (api->dltensor_from_py_object_no_sync(value, &tensor) != 0) {
+    PyErr_Clear();
+    return std::nullopt;
+  }
+  return tensor;
+}
+
+}  // namespace
+
+BatchRows::BatchRows(nb::handle batch)
+    : is_neg_name_(nb::steal(PyUnicode_InternFromString("is_neg"))) {
+  root_ = build(batch);
+  if (leaves_.empty()) throw nb::value_error("the batch has no arrays");
+  sources_.resize(leaves_.size());
+}
+
+BatchRows::Node BatchRows::build(nb::handle batch) {
+  Node node;
+  node.type = Py_TYPE(batch.ptr());
+  if (PyDict_CheckExact(batch.ptr())) {
+    for (const auto& [key, part] : nb::borrow<nb::dict>(batch)) {
+      node.keys.push_back(nb::borrow(key));
+      node.parts.push_back(build(part));
+    }
+  } else if (PyList_CheckExact(batch.ptr()) || PyTuple_Check(batch.ptr())) {
+    for (const nb::handle part : nb::borrow<nb::sequence>(batch)) {
+      node.parts.push_back(build(part));
+    }
+  } else {
+    node.leaf = add_leaf(batch);
+  }
+  return node;
+}
+
+std::size_t BatchRows::add_leaf(nb::handle array) {
+  Leaf leaf;
+  leaf.array = nb::borrow(array);
+  const TypeKind kind = kind_of(array);
+  std::size_t rows = 0;
+  if (kind.importer == Importer::torch && kind.api != nullptr &&
+      kind.api->dltensor_from_py_object_no_sync != nullptr) {
+    leaf.api = kind.api;
+    const std::optional<DLTensor> tensor = exchanged(leaf.api, array.ptr());
+    if (!tensor || !on_host(*tensor) || tensor->ndim < 1 || has_gaps(*tensor) ||
+        tensor->dtype.code == kDLComplex || tensor->dtype.bits % 8 != 0) {
+      throw nb::value_error("a leaf of the batch cannot be filled by rows");
+    }
+    leaf.data = static_cast<std::byte*>(tensor->data) + tensor->byte_offset;
+    leaf.dtype = tensor->dtype;
+    leaf.shape.assign(tensor->shape + 1, tensor->shape + tensor->ndim);
+    rows = static_cast<std::size_t>(tensor->shape[0]);
+    leaf.row_bytes = std::size_t{leaf.dtype.bits} / 8 * leaf.dtype.lanes;
+  } else if (kind.importer == Importer::numpy) {
+    try {
+      leaf.buffer = std::make_unique<HeldBuffer>(array, PyBUF_CONTIG | PyBUF_FORMAT);
+    } catch (const nb::python_error&) {  // a dtype that no buffer has
+      throw nb::value_error("a leaf of the batch cannot be filled by rows");
+    }
+    const Py_buffer& view = leaf.buffer->view();
+    // References are counted, which a copy of bytes does not.
+    if (view.ndim < 1 || std::string_view(view.format).find('O') != std::string_view::npos) {
+      throw nb::value_error("a leaf of the batch cannot be filled by rows");
+    }
+    leaf.data = leaf.buffer->data<std::byte>();
+    leaf.shape.assign(view.shape + 1, view.shape + view.ndim);
+    rows = static_cast<std::size_t>(view.shape[0]);
+    leaf.row_bytes = static_cast<std::size_t>(view.itemsize);
+  } else {
+    throw nb::value_error("a leaf of the batch is neither numpy's nor torch's");
+  }
+  for (const std::int64_t size : leaf.shape) leaf.row_bytes *= static_cast<std::size_t>(size);
+  if (!leaves_.empty() && rows != rows_) throw nb::value_error("leaves differ in their rows");
+  rows_ = rows;
+  item_bytes_ += leaf.row_bytes;
+  leaves_.push_back(std::move(leaf));
+  return leaves_.size() - 1;
+}
+
+bool BatchRows::put(nb::handle item, std::size_t row) {
+  if (row >= rows_) throw nb::index_error("there is no such row");
+  const bool found = find_sources(root_, item.ptr());
+  if (found) {
+    std::optional<GilRelease> unlocked;
+    if (item_bytes_ >= kGiveUpGil) unlocked.emplace();
+    for (std::size_t i = 0; i < leaves_.size(); ++i) {
+      const Leaf& leaf = leaves_[i];
+      if (leaf.row_bytes == 0) continue;
+      std::memcpy(leaf.data + row * leaf.row_bytes, sources_[i], leaf.row_bytes);
+    }
+  }
+  owners_.clear();
+  return found;
+}
+
+bool BatchRows::find_sources(const Node& node, PyObject* item) {
+  if (Py_TYPE(item) != node.type) return false;
+  if (node.type == &PyDict_Type) {
+    if (static_cast<std::size_t>(PyDict_GET_SIZE(item)) != node.keys.size()) return false;
+    for (std::size_t i = 0; i < node.keys.size(); ++i) {
+      PyObject* part = PyDict_GetItemWithError(item, node.keys[i].ptr());
+      if (part == nullptr) {
+        if (PyErr_Occurred() != nullptr) throw nb::python_error();
+        return false;
+      }
+      if (!find_sources(node.parts[i], part)) return false;
+    }
+    return true;
+  }
+  if (PyList_CheckExact(item) || PyTuple_Check(item)) {
+    const std::span parts(PySequence_Fast_ITEMS(item),
+                          static_cast<std::size_t>(PySequence_Fast_GET_SIZE(item)));
+    if (parts.size() != node.parts.size()) return false;
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      if (!find_sources(node.parts[i], parts[i])) return false;
+    }
+    return true;
+  }
+  return find_source(leaves_[node.leaf], node.leaf, item);
+}
+
+bool BatchRows::find_source(const Leaf& leaf, std::size_t index, PyObject* array) {
+  if (item_bytes_ >= kGiveUpGil) owners_.push_back(nb::borrow(array));
+  return leaf.api != nullptr ? find_torch_source(leaf, index, array)
+                             : find_numpy_source(leaf, index, array);
+}
+
+bool BatchRows::find_torch_source(const Leaf& leaf, std::size_t index, PyObject* tensor) {
+  const std::optional<DLTensor> given = exchanged(leaf.api, tensor);
+  if (!given || !on_host(*given) || !same(given->dtype, leaf.dtype) ||
+      !std::ranges::equal(std::span(given->shape, static_cast<std::size_t>(given->ndim)),
+                          leaf.shape) ||
+      has_gaps(*given)) {
+    return false;
+  }
+  if (leaf.dtype.code == kDLFloat) {  // a view of negated numbers has others in its memory
+    const nb::object negated = nb::steal(PyObject_CallMethodNoArgs(tensor, is_neg_name_.ptr()));
+    if (!negated.is_valid()) throw nb::python_error();
+    if (negated.ptr() != Py_False) return false;
+  }
+  sources_[index] = static_cast<const std::byte*>(given->data) + given->byte_offset;
+  return true;
+}
+
+bool BatchRows::find_numpy_source(const Leaf& leaf, std::size_t index, PyObject* array) {
+  Py_buffer given;
+  if (PyObject_GetBuffer(array, &given, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0) {
+    PyErr_Clear();
+    return false;
+  }
+  const std::span shape(given.shape, static_cast<std::size_t>(given.ndim));
+  const bool fits = std::ranges::equal(shape, leaf.shape) &&
+                    std::string_view(given.format) == leaf.buffer->view().format;
+  sources_[index] = static_cast<const std::byte*>(given.buf);
+  PyBuffer_Release(&given);  // the array, which the item holds, keeps its memory
+  return fits;
+}
+
+void bind_batch_rows(nb::module_& m) {
+  nb::class_<BatchRows>(m, "BatchRows",
+                        "The rows of a batch of numpy arrays and torch tensors on the host.")
+      .def(nb::init<nb::handle>(), nb::arg("batch"),
+           nb::sig("def __init__(self, batch: typing.Any) -> None"),
+           "Raises ValueError for a batch with other leaves.")
+      .def("put", &BatchRows::put, nb::arg("item"), nb::arg("row"),
+           nb::sig("def put(self, item: typing.Any, row: int) -> bool"),
+           "Copies an item of the batch's structure, dtypes and shapes to a row. False: it is of "
+           "another kind, and nothing was copied.");
+}
+
+}  // namespace moolink::bind
