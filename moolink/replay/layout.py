@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from moolink import skeletons
 from moolink.skeletons import Skeleton
 
@@ -32,3 +35,15 @@ class Layout:
             skeletons.as_array(leaf, column[1])
             for leaf, column in zip(leaves, self.columns, strict=True)
         ]
+
+
+def priorities_of(count: int, priorities: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """The priority of each of `count` items: its own, or one for all.
+
+    Raises:
+        ValueError: there is another number of them.
+    """
+    given = np.asarray(priorities, np.float64)
+    if given.shape not in ((), (count,)):
+        raise ValueError(f"expected one priority, or {count}, got an array of shape {given.shape}")
+    return np.array(np.broadcast_to(given, count))

@@ -19,7 +19,7 @@ from moolink.closing import Closing
 from moolink.errors import QueueFull, TimeoutError
 from moolink.replay import placement
 from moolink.replay.batch import Batch, Batches
-from moolink.replay.layout import Layout
+from moolink.replay.layout import Layout, priorities_of
 from moolink.replay.local_steps import LocalSteps
 from moolink.replay.options import Table
 from moolink.replay.writer import Item, Writer
@@ -65,6 +65,9 @@ class Replay(Closing):
         arrays: Arrays = "same",
     ) -> None:
         options = [tables] if isinstance(tables, Table) else list(tables)
+        for table in options:
+            if not isinstance(table, Table):
+                raise TypeError(f"expected a Table or several, got a {type(table).__name__}")
         if len({table.name for table in options}) != len(options) or not options:
             raise ValueError("a replay needs tables, each with a name of its own")
         self._core = ReplayCore()
@@ -119,7 +122,7 @@ class Replay(Closing):
             TypeError, ValueError: its arrays are not like those of the first item.
         """
         of = self.open_table(table)
-        layout, pattern = of.steps or self._open_steps(of, self.layout_of(item))
+        layout, pattern = of.steps or self._open_steps(of, self.layout_of(item), priority)
         key = self._core.insert_step(
             of.index, pattern, layout.store, layout.leaves(item), priority, timeout
         )
@@ -341,26 +344,39 @@ class Replay(Closing):
                 self._layouts[name] = Layout(store, skeleton, columns, framework)
             return self._layouts[name]
 
-    def add_pattern(self, table: OpenTable, layout: Layout, item: Item) -> int:
-        """The core's number of a pattern of items for a table.
+    def add_pattern(
+        self, table: OpenTable, layout: Layout, item: Item, priorities: npt.ArrayLike
+    ) -> int:
+        """The core's number of a pattern of items for a table. The first one fixes the tree of the
+        table's items, if the items that it is for can be inserted.
 
         Raises:
-            ValueError: the table has items of another tree.
+            ValueError: the table has items of another tree, or a priority is out of range.
         """
         name = repr((table.index, layout.store, item.width, item.pieces, item.skeleton))
         with self._lock:
             if name in self._pattern_numbers:
                 return self._pattern_numbers[name]
+            # The item's arrays in the order of the table's, whose dicts may be in another one.
+            numbers, skeleton = skeletons.flatten(item.skeleton)
             if table.skeleton is None:
-                table.skeleton, table.framework = item.skeleton, layout.framework
-            elif repr(table.skeleton) != repr(item.skeleton):
+                self._check_priorities(table, priorities)
+            elif (found := skeletons.leaves_like(item.skeleton, table.skeleton)) is not None:
+                numbers = found
+            else:
                 raise ValueError(
-                    f"the items of table {table.options.name!r} are another tree: it has "
+                    f"the items of table {table.options.name!r} are another tree: one has "
                     f"{', '.join(skeletons.paths(table.skeleton))}"
                 )
-            pattern = {"store": layout.store, "width": item.width, "pieces": item.pieces}
-            self._pattern_numbers[name] = self._add_pattern(pattern)
-            return self._pattern_numbers[name]
+            if sorted(numbers) != list(range(len(item.pieces))):
+                raise ValueError("an item has an array for each leaf of its tree")
+            pieces = [item.pieces[number] for number in numbers]
+            pattern = {"store": layout.store, "width": item.width, "pieces": pieces}
+            number = self._add_pattern(pattern)
+            if table.skeleton is None:
+                table.skeleton, table.framework = skeleton, layout.framework
+            self._pattern_numbers[name] = number
+            return number
 
     def extend_until(
         self,
@@ -372,13 +388,13 @@ class Replay(Closing):
     ) -> tuple[npt.NDArray[np.int64], int]:
         """As extend, until the time is up or `stop` returns True: the keys of the items that are
         in, and how many were given."""
-        layout, pattern = of.steps or self._open_steps(of, self.layout_of(items, stacked=True))
+        layout = of.steps[0] if of.steps else self.layout_of(items, stacked=True)
         leaves = layout.leaves(items)
-        shape = tuple(leaves[0].shape)
+        shape = tuple(leaves[0].shape) if leaves else ()
         if not shape:
             raise ValueError("all arrays must have the items as their first dimension")
-        of_each = np.empty(shape[0], np.float64)
-        of_each[:] = np.asarray(priorities, np.float64)
+        of_each = priorities_of(shape[0], priorities)
+        layout, pattern = of.steps or self._open_steps(of, layout, of_each)
         rows = self._core.extend(layout.store, leaves, shape[0])
         try:
             return self.insert_rows(pattern, rows, of_each, of, timeout, stop), len(rows)
@@ -407,9 +423,16 @@ class Replay(Closing):
         self._patterns.append(pattern)
         return number
 
-    def _open_steps(self, table: OpenTable, layout: Layout) -> tuple[Layout, int]:
+    def _check_priorities(self, table: OpenTable, priorities: npt.ArrayLike) -> None:
+        of_each = np.atleast_1d(np.asarray(priorities, np.float64))
+        self._core.update(table.index, np.full(len(of_each), -1), of_each)  # -1 is no item's key
+
+    def _open_steps(
+        self, table: OpenTable, layout: Layout, priorities: npt.ArrayLike
+    ) -> tuple[Layout, int]:
         pieces = [(column, 0, 0) for column in range(len(layout.columns))]
-        pattern = self.add_pattern(table, layout, Item(layout.skeleton, 1, pieces))
+        item = Item(layout.skeleton, 1, pieces)
+        pattern = self.add_pattern(table, layout, item, priorities)
         table.steps = (layout, pattern)
         return table.steps
 

@@ -181,11 +181,15 @@ class Writer:
             self._steps.flush()
 
     def close(self) -> None:
-        """Flushes, and gives up the steps that no item refers to."""
+        """Flushes, and gives up the steps that no item refers to. A `with` statement that an
+        exception ends does not flush."""
         self.flush()
-        self.end_episode()
+        self._abandon()
+
+    def _abandon(self) -> None:
         if self._steps is not None:
             self._steps.close()
+        self.end_episode()
 
     def __enter__(self) -> Self:
         return self
@@ -198,6 +202,8 @@ class Writer:
     ) -> None:
         if kind is None:
             self.close()
+        else:
+            self._abandon()
 
     def steps_at(self, index: int | slice) -> int | range:
         """Which steps an index of the episode means, counted from the writer's first step."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 import threading
 from typing import Any
 
@@ -15,7 +17,9 @@ from moolink.replay import (
     Prioritized,
     SampleToInsertRatio,
     Table,
+    Uniform,
 )
+from tests import waiting
 
 
 def item(i: int) -> dict[str, Any]:
@@ -180,3 +184,70 @@ def test_torch_in_torch_out() -> None:
     batch = replay.sample(2)
     assert isinstance(batch.data["x"], torch.Tensor)
     assert batch.data["x"].tolist() == [[0.0, 1.0, 2.0]] * 2
+
+
+def test_closing_batches_ends_those_who_wait_for_one() -> None:
+    with moolink.Replay(Table("t", 10)) as replay:
+        batches = replay.batches(1)
+        raised: list[BaseException] = []
+
+        def take() -> None:
+            try:
+                next(batches)
+            except moolink.Closed as closed:
+                raised.append(closed)
+
+        threads = [threading.Thread(target=take) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        waiting.until(lambda: replay.stats()["tables"]["t"]["waiting_samples"] == 1, "a sample")
+        batches.close()
+        for thread in threads:
+            thread.join(waiting.PATIENCE)
+        assert len(raised) == 2
+
+
+def test_an_item_that_was_refused_fixes_nothing() -> None:
+    with moolink.Replay(Table("t", 10)) as replay:
+        with pytest.raises(ValueError, match="finite and not negative"):
+            replay.insert({"x": 1}, priority=-1.0)
+        with pytest.raises(ValueError, match="finite and not negative"):
+            replay.extend({"x": np.zeros(2)}, [1.0, float("nan")])
+        replay.insert({"y": 2.0})
+        assert replay.sample(1).data["y"].tolist() == [2.0]
+
+
+def test_a_step_that_cannot_be_stored_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    unraisable: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+    with moolink.Replay(Table("t", 10)) as replay:
+        with pytest.raises(TypeError, match="a str is in a step"):
+            replay.writer(1).append({"x": "text"})
+        gc.collect()
+    assert not unraisable
+
+
+def test_items_whose_dicts_are_in_another_order_are_alike() -> None:
+    with moolink.Replay(Table("t", 10)) as replay, replay.writer(1) as writer:
+        writer.append({"a": 1, "b": 2})
+        history = writer.history
+        writer.create_item({"x": history["a"][-1], "y": history["b"][-1]})
+        writer.create_item({"y": history["b"][-1], "x": history["a"][-1]})
+        data = replay.sample(20).data
+        assert set(data["x"].tolist()) == {1}
+        assert set(data["y"].tolist()) == {2}
+
+
+def test_options_that_are_no_options_are_named() -> None:
+    with pytest.raises(TypeError, match=r"sampler of table 't' must be a Selector, .* Uniform"):
+        Table("t", 10, sampler=Uniform)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="remover of table 't' must be a Selector or None"):
+        Table("t", 10, remover="fifo")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="limiter of table 't' must be a Limiter"):
+        Table("t", 10, limiter=MinSize)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="max_size of table 't' must be an int"):
+        Table("t", 1e6)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="error_buffer must be at least"):
+        SampleToInsertRatio(1.0, 1, float("nan"))
+    with pytest.raises(TypeError, match="expected a Table or several, got a str"):
+        moolink.Replay("t")  # type: ignore[arg-type]
