@@ -1,27 +1,10 @@
-"""What queues and writers have in common: the function that puts items, and versions."""
+"""The function by which writers put items into a queue."""
 
 from __future__ import annotations
 
-import operator
+from moolink.versions import version_of
 
 PUT = "moolink.trajectories/{}/put"
-_LARGEST = 1 << 62
-
-
-def version_of(name: str, value: int) -> int:
-    """A version of weights, as Python's integer.
-
-    Raises:
-        TypeError: it is no integer.
-        ValueError: it is too large.
-    """
-    try:
-        version = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be an integer, got {value!r}") from None
-    if abs(version) > _LARGEST:
-        raise ValueError(f"{name} must be at most 2**62, got {version}")
-    return version
 
 
 def versions_of(begin: int, end: int) -> tuple[int, int]:
@@ -30,7 +13,7 @@ def versions_of(begin: int, end: int) -> tuple[int, int]:
     Raises:
         TypeError, ValueError: they are none, or the last one is below the first.
     """
-    begin, end = version_of("begin", begin), version_of("end", end)
+    begin, end = version_of(begin, "begin"), version_of(end, "end")
     if end < begin:
         raise ValueError(f"end, {end}, is below begin, {begin}")
     return begin, end

@@ -17,6 +17,7 @@ from moolink.errors import Closed, TimeoutError
 from moolink.keywords import names_keywords
 from moolink.trajectories import names
 from moolink.trajectories.backlog import Backlog, Item
+from moolink.versions import version_of
 
 if TYPE_CHECKING:
     from moolink._core import RpcDeferredReturn
@@ -105,7 +106,7 @@ class TrajectoryQueue(Closing):
         Raises:
             ValueError: it is below the one before.
         """
-        version = names.version_of("version", version)
+        version = version_of(version)
         with self._changed:
             self._backlog.advance(version)
             self._changed.notify_all()

@@ -20,7 +20,7 @@ FloatType = Literal["float32", "float16", "bfloat16"]
 
 CHUNK = 1 << 20  # bytes
 _ALIGNMENT = 64
-_FLOATS = ("float64", "float32", "float16", "bfloat16")
+FLOATS = ("float64", "float32", "float16", "bfloat16")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +72,7 @@ def pack(tree: Any) -> tuple[Layout, Bytes]:
 
 def converted(layout: Layout, block: Bytes, dtype: FloatType) -> tuple[Layout, Bytes]:
     """A block in which the floating-point numbers are of another type, rounded to nearest even."""
-    dtypes = [dtype if field.dtype in _FLOATS else field.dtype for field in layout.fields]
+    dtypes = [dtype if field.dtype in FLOATS else field.dtype for field in layout.fields]
     result = _layout(layout.skeleton, [(f.shape, f.framework) for f in layout.fields], dtypes)
     target = lending.empty(result.size, "uint8")
     for old, new in zip(layout.fields, result.fields, strict=True):

@@ -8,12 +8,14 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from moolink import _core, deadlines, forks, lending, serving
+from moolink._core import LentSlot
 from moolink.closing import Closing
 from moolink.errors import Closed, TimeoutError
 from moolink.keywords import names_keywords
+from moolink.versions import version_of
 from moolink.weights import blob, names
 from moolink.weights.blob import Bytes, Layout
-from moolink.weights.spread import Key, Source, Spread
+from moolink.weights.spread import Key, Source, Spread, key_of
 
 if TYPE_CHECKING:
     from moolink._core import RpcDeferredReturn
@@ -50,7 +52,8 @@ class Publisher(Closing):
     Args:
         rpc: the peer that subscribers know as `publisher`.
         name: what is published; one publisher of a name at a peer.
-        keep: newest versions that can still be fetched, at least 1.
+        keep: newest versions that can be fetched, at least 1. Others are kept while a subscriber
+            of another host fetches them.
 
     Raises:
         ValueError: this peer publishes that name already, or `keep` is below 1.
@@ -98,10 +101,12 @@ class Publisher(Closing):
                 subscribers have from a publisher before this one.
 
         Raises:
-            TypeError: a leaf is no array, tensor or number.
-            ValueError: `version` is not above the last one.
+            TypeError: a leaf is no array, tensor or number, or `version` no integer.
+            ValueError: `version` is not above the last one, or negative.
             moolink.Closed: the publisher is closed.
         """
+        if version is not None:
+            version = version_of(version, least=0)
         packed = blob.pack(tree)
         with self._changed:
             self._require_open()
@@ -112,16 +117,16 @@ class Publisher(Closing):
                 raise ValueError(f"version {version} is not above the last one, {self._version}")
             self._version = version
             self._snapshots[version] = _Snapshot(version, {"": packed})
-            while len(self._snapshots) > self._keep:
-                del self._snapshots[next(iter(self._snapshots))]
+            for old in set(list(self._snapshots)[: -self._keep]) - self._spread.fetched:
+                del self._snapshots[old]
             self._changed.notify_all()
         return version
 
     def acknowledged(self) -> dict[str, int]:
         """The version that each connected subscriber has, by its peer's name."""
-        connected = serving.connected(self._rpc)
         with self._changed:
-            return {peer: v for peer, v in self._acknowledged.items() if peer in connected}
+            self._forget_the_dead()
+            return dict(self._acknowledged)
 
     def wait_acknowledged(
         self, version: int, count: int = 1, timeout: float | None = None
@@ -133,27 +138,31 @@ class Publisher(Closing):
             TimeoutError: fewer have it after `timeout` seconds; the message lists their versions.
             moolink.Closed: the publisher was closed.
         """
-        deadline = deadlines.after(timeout)
+        wait = deadlines.Wait(timeout)
         with self._changed:
             while True:
                 self._require_open()
-                ready = [peer for peer, v in self._acknowledged.items() if v >= version]
-                if len(ready) >= count:
-                    break
-                left = deadlines.left(deadline)
-                if left == 0:
+                there = self.acknowledged()
+                ready = sum(v >= version for v in there.values())
+                if ready >= count:
+                    return there
+                if wait.over:
                     raise TimeoutError(
-                        f"{len(ready)} of {count} subscribers of {self._name!r} have version "
-                        f"{version} after {timeout:g} s; they have {self._acknowledged}"
+                        f"{ready} of {count} subscribers of {self._name!r} have version "
+                        f"{version} after {timeout:g} s; they have {there}"
                     )
-                self._changed.wait(left)
-        return self.acknowledged()
+                turn = wait.turn(
+                    f"the publisher of {self._name!r} waits for {count} subscribers that have "
+                    f"version {version}; they have {there}"
+                )
+                with LentSlot():
+                    self._changed.wait(turn)
 
     def stats(self) -> dict[str, Any]:
         """The newest version, its bytes, the versions that can be fetched, and for each subscriber
         its version, its host and from whom it fetches or has fetched ("": the publisher)."""
-        acknowledged = self.acknowledged()
         with self._changed:
+            acknowledged = self.acknowledged()
             newest = self._snapshots.get(-1 if self._version is None else self._version)
             return {
                 "version": self._version,
@@ -201,9 +210,12 @@ class Publisher(Closing):
         reply: RpcDeferredReturn,
         subscriber: str,
         host: str,
-        held: tuple[str, int, str] | None,
+        held: Any,
         dtype: str,
     ) -> None:
+        if dtype not in ("", *blob.FLOATS) or not isinstance(subscriber, str):
+            raise TypeError(f"{subscriber!r} is no subscriber, or {dtype!r} no type to convert to")
+        held = None if held is None else key_of(held)
         request = _Request(reply, subscriber, host, held, dtype)
         with self._changed:
             if self._closed:
@@ -225,8 +237,8 @@ class Publisher(Closing):
             source = self._spread.again(subscriber, failed, connected)
         return None if source is None else (source.peer, source.whole)
 
-    def _on_chunk(self, key: tuple[str, int, str], index: int) -> Any:
-        form = self._form(key)
+    def _on_chunk(self, key: Any, index: int) -> Any:
+        form = self._form(key_of(key))
         if form is None:
             return None
         return lending.lend(form[1][index * blob.CHUNK : (index + 1) * blob.CHUNK])
@@ -250,11 +262,24 @@ class Publisher(Closing):
                 if self._closed:
                     return
                 self._requests = [request for request in self._requests if request not in due]
+                self._forget_the_dead()
                 assert self._version is not None
                 snapshot = self._snapshots[self._version]
             connected = serving.connected(self._rpc)
             for request in due:
-                serving.answer(request.reply, self._offer(request, snapshot, connected))
+                try:
+                    serving.answer(request.reply, self._offer(request, snapshot, connected))
+                except Exception as error:  # noqa: BLE001 - such as no memory: others are served
+                    request.reply.error(error)
+
+    def _forget_the_dead(self) -> None:
+        """Subscribers that are not connected, and do not wait; the caller holds the lock."""
+        alive = serving.connected(self._rpc)
+        alive |= {r.subscriber for r in self._requests if not r.reply.cancelled()}
+        for peer in self._acknowledged.keys() - alive:
+            del self._acknowledged[peer]
+        for peer in self._spread.members.keys() - alive:
+            self._spread.forget(peer)
 
     def _due(self) -> list[_Request]:
         """Those for whom there is a newer version."""

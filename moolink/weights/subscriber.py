@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import collections
+import contextlib
+import logging
 import threading
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from moolink import deadlines, forks, lending, logs, serving
-from moolink._core import host_key
+from moolink._core import LentSlot, host_key
 from moolink.closing import Closing
 from moolink.errors import CancelledError, Closed, Error, TimeoutError
 from moolink.keywords import names_keywords
 from moolink.weights import names
-from moolink.weights.blob import Arrays, Bytes, FloatType, Layout
+from moolink.weights.blob import CHUNK, Arrays, Bytes, FloatType, Layout
 from moolink.weights.copies import Copy, Weights
-from moolink.weights.spread import Key
+from moolink.weights.spread import Key, key_of
 
 if TYPE_CHECKING:
     from moolink._core import Future, RpcDeferredReturn
     from moolink.rpc import Rpc
 
 _WINDOW = 8  # chunks asked for at once
+_TURN = 2.0  # seconds between two looks at whether the publisher is connected
 _PATIENCE = 10.0  # seconds without a chunk, after which another source is asked for
 _PAUSES = (0.05, 2.0)  # seconds between attempts: the first, the longest
 
@@ -98,20 +102,24 @@ class Subscriber(Closing):
             TimeoutError: there was none in `timeout` seconds; the message says why.
             moolink.Closed: the subscriber or its peer was closed.
         """
-        deadline = deadlines.after(timeout)
+        wait = deadlines.Wait(timeout)
         with self._changed:
             while self._held is None or self._held.key[1] < min_version:
                 if self._closed:
                     raise Closed(f"the subscriber of {self._name!r} was closed")
-                left = deadlines.left(deadline)
-                if left == 0:
+                if wait.over:
                     has = "none" if self._held is None else f"version {self._held.key[1]}"
                     raise TimeoutError(
                         f"no version {min_version} of {self._name!r} came from "
                         f"{self._publisher!r} within {timeout:g} s; there is {has}: {self._reason}",
                         peer=self._publisher,
                     )
-                self._changed.wait(left)
+                turn = wait.turn(
+                    f"the subscriber of {self._name!r} waits for version {min_version} from "
+                    f"{self._publisher!r}: {self._reason}"
+                )
+                with LentSlot():
+                    self._changed.wait(turn)
         weights = self.latest()
         assert weights is not None
         return weights
@@ -159,7 +167,7 @@ class Subscriber(Closing):
                 except Closed as closed:
                     self._reason = str(closed)
                     return
-                except Error as error:
+                except Exception as error:  # noqa: BLE001 - a peer may send anything
                     self._note(error)
                     self._pause(pause)
                     pause = min(2 * pause, _PAUSES[1])
@@ -173,24 +181,16 @@ class Subscriber(Closing):
         """Waits for the next version and fetches it; a TimeoutError of the call is no error."""
         held = None if self._held is None else self._held.key
         try:
-            offer = self._result(
-                self._rpc.async_(
-                    self._publisher,
-                    names.NEXT.format(self._name),
-                    self._rpc.get_name(),
-                    self._host,
-                    held,
-                    self._dtype,
-                )
-            )
+            offer = self._next(held)
         except TimeoutError as error:
             self._reason = str(error)
             return
         layout = Layout.from_wire(offer["layout"])
-        key: Key = offer["key"]
+        key = key_of(offer["key"])
+        if held is not None and key[1] <= held[1]:
+            raise ValueError(f"{self._publisher!r} offers version {key[1]} after {held[1]}")
         if offer["block"] is not None:
-            copy = Copy(key, layout, _as_bytes(offer["block"]), set(range(layout.chunks)))
-            self._count(bytes_mapped=layout.size)
+            copy = self._mapped(key, layout, offer["block"])
         else:
             fetched = self._fetch(key, layout, offer["source"], set(offer["unchanged"]))
             if fetched is None:
@@ -203,43 +203,54 @@ class Subscriber(Closing):
             self._changed.notify_all()
         self._answer_early(copy)
 
+    def _next(self, held: Key | None) -> Any:
+        call = self._rpc.async_(
+            self._publisher,
+            names.NEXT.format(self._name),
+            self._rpc.get_name(),
+            self._host,
+            held,
+            self._dtype,
+        )
+        away = deadlines.Wait()
+        with self._under_way(call):
+            # In turns of which the log does not tell: there may be no newer version for long.
+            while not call.wait(_TURN):
+                if self._publisher not in serving.connected(self._rpc):
+                    away.turn(
+                        f"the subscriber of {self._name!r} waits for the peer "
+                        f"{self._publisher!r}, which is not connected: is its name right?"
+                    )
+            return call.result()
+
     def _fetch(
         self, key: Key, layout: Layout, source: tuple[str | None, bool], unchanged: set[int]
     ) -> Copy | None:
         """Fetches a version from its sources. None: no source has it any more."""
         copy: Copy | None = None
-        while True:
-            peer, whole = source
-            try:
-                if whole and peer is not None:
-                    block = self._borrow(peer, key)
-                    if block is not None:
-                        self._count(bytes_mapped=layout.size)
-                        return self._replace(copy, key, layout, block)
-                else:
-                    if copy is None:
-                        copy = self._begin(key, layout, unchanged)
-                    if self._fetch_chunks(peer, key, copy):
-                        return copy
-            except (CancelledError, Closed):
-                if copy is not None:
-                    copy.abandon()
-                raise
-            except Error as error:
-                self._note(error)
-            again = self._result(
-                self._rpc.async_(
-                    self._publisher,
-                    names.SOURCE.format(self._name),
-                    self._rpc.get_name(),
-                    peer,
-                )
-            )
-            if again is None:
-                if copy is not None:
-                    copy.abandon()
-                return None
-            source = again
+        whole: Copy | None = None
+        try:
+            while whole is None:
+                peer, borrows = source
+                try:
+                    if borrows and peer is not None:
+                        whole = self._borrow(peer, key, layout)
+                    else:
+                        copy = copy or self._begin(key, layout, unchanged)
+                        whole = copy if self._fetch_chunks(peer, key, copy) else None
+                except (CancelledError, Closed):
+                    raise
+                except (Error, TypeError, ValueError) as error:  # what came is no chunk
+                    self._note(error)
+                if whole is None:
+                    other = self._other_source(peer)
+                    if other is None:
+                        return None
+                    source = other
+        finally:
+            if copy is not None and copy is not whole:
+                copy.abandon()
+        return whole
 
     def _begin(self, key: Key, layout: Layout, unchanged: set[int]) -> Copy:
         block = lending.empty(layout.size, "uint8")
@@ -254,14 +265,23 @@ class Subscriber(Closing):
         self._answer_early(copy)
         return copy
 
-    def _replace(self, begun: Copy | None, key: Key, layout: Layout, block: Bytes) -> Copy:
-        if begun is not None:
-            begun.abandon()
+    def _borrow(self, peer: str, key: Key, layout: Layout) -> Copy | None:
+        """Maps a copy of this host; None: the peer has it no more."""
+        reply = self._result(self._rpc.async_(peer, names.COPY.format(self._name), key))
+        return None if reply is None else self._mapped(key, layout, reply)
+
+    def _mapped(self, key: Key, layout: Layout, block: Any) -> Copy:
+        block = _as_bytes(block)
+        if block.shape != (layout.size,):
+            raise ValueError(f"a version of {layout.size} bytes came as {block.shape}")
+        self._count(bytes_mapped=layout.size)
         return Copy(key, layout, block, set(range(layout.chunks)))
 
-    def _borrow(self, peer: str, key: Key) -> Bytes | None:
-        reply = self._result(self._rpc.async_(peer, names.COPY.format(self._name), key))
-        return None if reply is None else _as_bytes(reply)
+    def _other_source(self, failed: str | None) -> tuple[str | None, bool] | None:
+        function = names.SOURCE.format(self._name)
+        call = self._rpc.async_(self._publisher, function, self._rpc.get_name(), failed)
+        source: tuple[str | None, bool] | None = self._result(call)
+        return source
 
     def _fetch_chunks(self, peer: str | None, key: Key, copy: Copy) -> bool:
         """Asks for what is missing, some chunks ahead; returns False if the peer has it no more."""
@@ -280,6 +300,8 @@ class Subscriber(Closing):
                 if data is None:
                     return False
                 data = _as_bytes(data)
+                if data.shape != copy.block[index * CHUNK : (index + 1) * CHUNK].shape:
+                    raise ValueError(f"{to!r} gave a chunk of {data.shape} bytes")
                 copy.put(index, data)
                 self._count(chunks=1, bytes_fetched=len(data))
         finally:
@@ -289,13 +311,18 @@ class Subscriber(Closing):
 
     def _result(self, future: Future, timeout: float | None = None) -> Any:
         """Waits for a call, which close() cancels."""
+        with self._under_way(future):
+            return future.result(timeout)
+
+    @contextlib.contextmanager
+    def _under_way(self, call: Future) -> Iterator[None]:
         with self._changed:
-            self._call = future
+            self._call = call
             closed = self._closed
         if closed:
-            future.cancel()
+            call.cancel()
         try:
-            return future.result(timeout)
+            yield
         finally:
             with self._changed:
                 self._call = None
@@ -305,9 +332,10 @@ class Subscriber(Closing):
             for name, count in counts.items():
                 self._counts[name] += count
 
-    def _note(self, error: Error) -> None:
-        self._reason = str(error)
-        logs.logger.info("subscriber of %r: %s", self._name, error)
+    def _note(self, error: Exception) -> None:
+        self._reason = str(error) if isinstance(error, Error) else repr(error)
+        level = logging.INFO if isinstance(error, Error) else logging.WARNING
+        logs.logger.log(level, "subscriber of %r: %s", self._name, self._reason)
 
     def _pause(self, seconds: float) -> None:
         with self._changed:
@@ -326,16 +354,17 @@ class Subscriber(Closing):
 
     # Calls of other subscribers
 
-    def _on_chunk(self, reply: RpcDeferredReturn, key: tuple[str, int, str], index: int) -> None:
-        self._give(reply, key, index)
+    def _on_chunk(self, reply: RpcDeferredReturn, key: Any, index: int) -> None:
+        self._give(reply, key_of(key), index)
 
-    def _on_copy(self, reply: RpcDeferredReturn, key: tuple[str, int, str]) -> None:
-        self._give(reply, key, None)
+    def _on_copy(self, reply: RpcDeferredReturn, key: Any) -> None:
+        self._give(reply, key_of(key), None)
 
     def _give(self, reply: RpcDeferredReturn, key: Key, index: int | None) -> None:
         with self._changed:
             copy = next((c for c in (self._held, self._fetched) if c and c.key == key), None)
             if copy is None and not self._closed and self._will_fetch(key):
+                self._early = [one for one in self._early if not one[2].cancelled()]
                 self._early.append((key, index, reply))
                 return
         _give(reply, copy, index)
