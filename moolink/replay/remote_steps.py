@@ -191,7 +191,7 @@ class RemoteSteps(Steps):
     def _lose(self, items: list[tuple[Any, ...]], why: str) -> None:
         self.lost += len(items)
         if items:
-            logs.logger.warning("%d items of a writer may be lost: %s", len(items), why)
+            logs.logger.warning("a writer may have lost items, %d: %s", len(items), why)
 
     def __del__(self) -> None:
         call = getattr(self, "_call", None)
