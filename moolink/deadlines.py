@@ -17,6 +17,12 @@ def left(deadline: float | None) -> float | None:
     return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
+def check(timeout: float | None) -> None:
+    """Raises ValueError unless it is a time limit."""
+    if timeout is not None and not timeout >= 0:
+        raise ValueError(f"a time limit must be a number of seconds, not negative: got {timeout}")
+
+
 _FIRST_LINE = 3.0  # seconds of waiting until the log tells of it
 _NEXT_LINE = 30.0  # seconds from one line to the next
 

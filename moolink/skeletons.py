@@ -107,6 +107,18 @@ def as_array(leaf: Any, dtype: str | None = None) -> Any:
     return leaf
 
 
+def arrays_of(leaves: list[Any]) -> list[Any]:
+    """The leaves as arrays.
+
+    Raises:
+        TypeError: one is no array and no number.
+    """
+    arrays = [as_array(leaf) for leaf in leaves]
+    for array in arrays:
+        layout_of(array)
+    return arrays
+
+
 def framework_of(leaves: list[Any]) -> str:
     """ "torch" or "jax" if the first array that is no numpy's is of it, else "numpy"."""
     for leaf in leaves:

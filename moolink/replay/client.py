@@ -15,9 +15,10 @@ from moolink import deadlines, skeletons
 from moolink.errors import Error, NoSuchFunction, PeerLost, QueueFull, TimeoutError
 from moolink.keywords import names_keywords
 from moolink.replay import names, placement
-from moolink.replay.batch import Batch, Batches
-from moolink.replay.layout import priorities_of
-from moolink.replay.local import Arrays, Stop
+from moolink.replay.batch import Batch, Batches, size_of_batch
+from moolink.replay.layout import keys_of, priorities_of
+from moolink.replay.local import Stop
+from moolink.replay.placement import Arrays
 from moolink.replay.remote_steps import RemoteSteps
 from moolink.replay.writer import Writer
 
@@ -66,7 +67,7 @@ class ReplayClient:
         self._rpc = rpc
         self._server = server
         self._name = name
-        self._arrays = arrays
+        self._arrays = placement.kind_of(arrays)
         self._frameworks: dict[str | None, str] = {}  # of each table's items
 
     def insert(
@@ -79,7 +80,7 @@ class ReplayClient:
     ) -> int:
         """As :meth:`Replay.insert`."""
         leaves, skeleton = skeletons.flatten(item)
-        arrays = [array[None] for array in _arrays(leaves)]
+        arrays = [array[None] for array in skeletons.arrays_of(leaves)]
         return int(
             self.extend(
                 skeletons.unflatten(skeleton, arrays), priority, table=table, timeout=timeout
@@ -97,7 +98,7 @@ class ReplayClient:
         """As :meth:`Replay.extend`. While items wait for limiter and room, those that are not in
         are sent again every 5 s."""
         leaves, skeleton = skeletons.flatten(items)
-        arrays = _arrays(leaves)
+        arrays = skeletons.arrays_of(leaves)
         if not arrays or any(not array.shape for array in arrays):
             raise ValueError("all arrays must have the items as their first dimension")
         count = len(arrays[0])
@@ -121,7 +122,7 @@ class ReplayClient:
         device: Any = None,
     ) -> Batch:
         """As :meth:`Replay.sample`."""
-        batch = self._sample(batch_size, table, timeout, device, None)
+        batch = self._sample(size_of_batch(batch_size), table, timeout, device, None)
         if batch is None:
             raise self._late("sample", table, timeout)
         return batch
@@ -135,18 +136,19 @@ class ReplayClient:
         device: Any = None,
     ) -> Batches:
         """As :meth:`Replay.batches`."""
-        return Batches(lambda stop: self._sample(batch_size, table, None, device, stop), prefetch)
+        size = size_of_batch(batch_size)
+        return Batches(lambda stop: self._sample(size, table, None, device, stop), prefetch)
 
     def update_priorities(
         self, keys: npt.ArrayLike, priorities: npt.ArrayLike, *, table: str | None = None
     ) -> int:
         """As :meth:`Replay.update_priorities`."""
         of_each = np.asarray(priorities, np.float64)
-        return int(self._call(names.UPDATE, table, np.asarray(keys, np.int64), of_each))
+        return int(self._call(names.UPDATE, table, keys_of(keys), of_each))
 
     def remove(self, keys: npt.ArrayLike, *, table: str | None = None) -> int:
         """As :meth:`Replay.remove`."""
-        return int(self._call(names.REMOVE, table, np.asarray(keys, np.int64)))
+        return int(self._call(names.REMOVE, table, keys_of(keys)))
 
     def reset(self, *, table: str | None = None) -> None:
         """As :meth:`Replay.reset`."""
@@ -184,8 +186,6 @@ class ReplayClient:
     ) -> Batch | None:
         """None: the time is up, or `stop` returned True. A server grants a batch in several turns
         where the limiter does; those are joined."""
-        if count < 1:
-            raise ValueError(f"batch_size must be at least 1, got {count}")
         parts: list[_Sampled] = []
         wait = deadlines.Wait(timeout)
         lost: Error | None = None
@@ -263,13 +263,6 @@ class ReplayClient:
         if timeout == 0:
             return QueueFull(f"an item would have to wait to {what}: {why}")
         return TimeoutError(f"nothing to {what} for {timeout} s: {why}")
-
-
-def _arrays(leaves: list[Any]) -> list[Any]:
-    arrays = [skeletons.as_array(leaf) for leaf in leaves]
-    for array in arrays:
-        skeletons.layout_of(array)  # raises where it is none
-    return arrays
 
 
 def _joined(parts: Sequence[Any]) -> npt.NDArray[Any]:

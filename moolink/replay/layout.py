@@ -47,3 +47,15 @@ def priorities_of(count: int, priorities: npt.ArrayLike) -> npt.NDArray[np.float
     if given.shape not in ((), (count,)):
         raise ValueError(f"expected one priority, or {count}, got an array of shape {given.shape}")
     return np.array(np.broadcast_to(given, count))
+
+
+def keys_of(keys: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    """The keys that a program gives.
+
+    Raises:
+        ValueError: they have not one dimension.
+    """
+    given = np.ascontiguousarray(keys, np.int64)
+    if given.ndim != 1:
+        raise ValueError(f"keys must have one dimension, got shape {given.shape}")
+    return given

@@ -8,24 +8,24 @@ import os
 import secrets
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from moolink import skeletons
+from moolink import deadlines, skeletons
 from moolink._core import ReplayCore
 from moolink.closing import Closing
 from moolink.errors import QueueFull, TimeoutError
 from moolink.replay import placement
-from moolink.replay.batch import Batch, Batches
-from moolink.replay.layout import Layout, priorities_of
+from moolink.replay.batch import Batch, Batches, size_of_batch
+from moolink.replay.layout import Layout, keys_of, priorities_of
 from moolink.replay.local_steps import LocalSteps
 from moolink.replay.options import Table
+from moolink.replay.placement import Arrays
 from moolink.replay.writer import Item, Writer
 from moolink.skeletons import Skeleton
 
-Arrays = Literal["same", "numpy", "torch", "jax"]
 Stop = Callable[[], bool]
 
 
@@ -71,7 +71,7 @@ class Replay(Closing):
         if len({table.name for table in options}) != len(options) or not options:
             raise ValueError("a replay needs tables, each with a name of its own")
         self._core = ReplayCore()
-        self._arrays = arrays
+        self._arrays = placement.kind_of(arrays)
         self._lock = threading.Lock()
         self._layouts: dict[str, Layout] = {}
         self._pattern_numbers: dict[str, int] = {}
@@ -122,7 +122,13 @@ class Replay(Closing):
             TypeError, ValueError: its arrays are not like those of the first item.
         """
         of = self.open_table(table)
-        layout, pattern = of.steps or self._open_steps(of, self.layout_of(item), priority)
+        if of.steps is None:
+            # The first one fixes what others are like only if nothing is wrong with it.
+            leaves, skeleton = skeletons.flatten(item)
+            stacked = [array[None] for array in skeletons.arrays_of(leaves)]
+            items = skeletons.unflatten(skeleton, stacked)
+            return int(self.extend(items, priority, table=table, timeout=timeout)[0])
+        layout, pattern = of.steps
         key = self._core.insert_step(
             of.index, pattern, layout.store, layout.leaves(item), priority, timeout
         )
@@ -175,9 +181,10 @@ class Replay(Closing):
             QueueFull: with a time-out of 0, no item can be sampled now.
             TimeoutError: no item could be sampled in time.
         """
-        batch = self._sample(self.open_table(table), batch_size, timeout, device)
+        of = self.open_table(table)
+        batch = self._sample(of, size_of_batch(batch_size), timeout, device)
         if batch is None:
-            raise self._late("sample", self.open_table(table).options.name, timeout)
+            raise self._late("sample", of.options.name, timeout)
         return batch
 
     def batches(
@@ -190,7 +197,8 @@ class Replay(Closing):
     ) -> Batches:
         """An iterator over batches without end, of which `prefetch` are sampled ahead."""
         of = self.open_table(table)
-        return Batches(lambda stop: self._sample(of, batch_size, None, device, stop), prefetch)
+        size = size_of_batch(batch_size)
+        return Batches(lambda stop: self._sample(of, size, None, device, stop), prefetch)
 
     def update_priorities(
         self,
@@ -207,13 +215,13 @@ class Replay(Closing):
         """
         return self._core.update(
             self.open_table(table).index,
-            np.ascontiguousarray(keys, np.int64),
+            keys_of(keys),
             np.ascontiguousarray(priorities, np.float64),
         )
 
     def remove(self, keys: npt.ArrayLike, *, table: str | None = None) -> int:
         """Removes items; returns how many of them were still there."""
-        return self._core.remove(self.open_table(table).index, np.ascontiguousarray(keys, np.int64))
+        return self._core.remove(self.open_table(table).index, keys_of(keys))
 
     def reset(self, *, table: str | None = None) -> None:
         """Removes all items, and lets the limiter count anew."""
@@ -394,9 +402,10 @@ class Replay(Closing):
         if not shape:
             raise ValueError("all arrays must have the items as their first dimension")
         of_each = priorities_of(shape[0], priorities)
-        layout, pattern = of.steps or self._open_steps(of, layout, of_each)
+        deadlines.check(timeout)
         rows = self._core.extend(layout.store, leaves, shape[0])
         try:
+            _, pattern = of.steps or self._open_steps(of, layout, of_each)
             return self.insert_rows(pattern, rows, of_each, of, timeout, stop), len(rows)
         finally:
             self._core.release(layout.store, rows)
@@ -444,8 +453,6 @@ class Replay(Closing):
         device: Any,
         stop: Stop | None = None,
     ) -> Batch | None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         # Until the table's first item is there nobody knows what "same" is.
         sampled = self._core.sample(table.index, batch_size, timeout, "numpy", False, stop)
         if sampled is None:

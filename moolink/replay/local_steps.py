@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from moolink import deadlines
 from moolink.replay.writer import Item, Steps
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class LocalSteps(Steps):
         stop: Callable[[], bool] | None,
     ) -> npt.NDArray[np.int64]:
         """As insert, until the time is up or `stop` returns True: no key then."""
+        deadlines.check(timeout)
         of = self._replay.open_table(table)
         pattern = self._replay.add_pattern(of, self._layout, item, priority)
         rows = np.array(self._rows[first : first + item.width], np.uint32)

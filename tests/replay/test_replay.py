@@ -213,6 +213,11 @@ def test_an_item_that_was_refused_fixes_nothing() -> None:
             replay.insert({"x": 1}, priority=-1.0)
         with pytest.raises(ValueError, match="finite and not negative"):
             replay.extend({"x": np.zeros(2)}, [1.0, float("nan")])
+        with pytest.raises(ValueError, match="a time limit must be"):
+            replay.insert({"x": 1}, timeout=-1)
+        for wrong in (np.array(["a"]), np.array([1], object), "text"):
+            with pytest.raises(TypeError):
+                replay.insert({"x": wrong})
         replay.insert({"y": 2.0})
         assert replay.sample(1).data["y"].tolist() == [2.0]
 
@@ -251,3 +256,17 @@ def test_options_that_are_no_options_are_named() -> None:
         SampleToInsertRatio(1.0, 1, float("nan"))
     with pytest.raises(TypeError, match="expected a Table or several, got a str"):
         moolink.Replay("t")  # type: ignore[arg-type]
+
+
+def test_numbers_that_are_none_are_named() -> None:
+    with moolink.Replay(Table("t", 10)) as replay:
+        replay.insert({"x": 1})
+        for wrong in (2.5, "3", None):
+            with pytest.raises(TypeError, match="batch_size must be an integer, got"):
+                replay.sample(wrong)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+            replay.batches(0)
+        with pytest.raises(ValueError, match=r"keys must have one dimension, got shape \(1, 2\)"):
+            replay.update_priorities([[1, 2]], [[1.0, 2.0]])
+        with pytest.raises(ValueError, match="arrays must be"):
+            moolink.Replay(Table("t", 10), arrays="tensorflow")  # type: ignore[arg-type]
