@@ -32,7 +32,7 @@ class Layout:
             difference = skeletons.difference(tree, self.skeleton)
             raise ValueError(f"a step differs from the first one: it is {difference}")
         return [
-            skeletons.as_array(leaf, column[1])
+            skeletons.as_array(leaf, column[1], column[0])
             for leaf, column in zip(leaves, self.columns, strict=True)
         ]
 

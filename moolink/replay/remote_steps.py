@@ -68,7 +68,7 @@ class RemoteSteps(Steps):
             raise ValueError(f"a step differs from the first one: it is {difference}")
         copied = []
         for leaf, (path, dtype, shape) in zip(leaves, self.columns, strict=True):
-            array = skeletons.as_array(leaf, dtype)
+            array = skeletons.as_array(leaf, dtype, path)
             if skeletons.layout_of(array) != (dtype, shape):
                 given = skeletons.layout_of(array)
                 raise ValueError(f"{path}: expected {dtype} {shape}, got {given[0]} {given[1]}")

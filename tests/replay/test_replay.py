@@ -270,3 +270,18 @@ def test_numbers_that_are_none_are_named() -> None:
             replay.update_priorities([[1, 2]], [[1.0, 2.0]])
         with pytest.raises(ValueError, match="arrays must be"):
             moolink.Replay(Table("t", 10), arrays="tensorflow")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "dtype"), [(0, 0.5, "int64"), (False, 2, "bool"), (True, 0.5, "bool")]
+)
+def test_no_number_is_cut_to_what_the_first_item_had(first: Any, later: Any, dtype: str) -> None:
+    with moolink.Replay(Table("t", 10)) as replay, replay.writer(1) as writer:
+        replay.insert({"r": first})
+        with pytest.raises(ValueError, match=f"r: expected {dtype}, got the number {later}"):
+            replay.insert({"r": later})
+        writer.append({"r": first})
+        with pytest.raises(ValueError, match=f"r: expected {dtype}, got the number {later}"):
+            writer.append({"r": later})
+        replay.insert({"r": False})
+        assert replay.sample(1).data["r"].dtype == dtype

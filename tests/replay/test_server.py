@@ -213,9 +213,11 @@ def test_writers_of_many_episodes_lose_nothing(net: Net) -> None:
 def test_a_writer_s_mistakes_are_its_errors(net: Net) -> None:
     client = net.client()
     writer = client.writer(keep=2)
-    writer.append({"x": np.zeros(3)})
+    writer.append({"x": np.zeros(3), "n": 0})
     with pytest.raises(ValueError, match=r"x: expected float64 \(3,\), got float64 \(4,\)"):
-        writer.append({"x": np.zeros(4)})
+        writer.append({"x": np.zeros(4), "n": 0})
+    with pytest.raises(ValueError, match=r"n: expected int64, got the number 0\.5"):
+        writer.append({"x": np.zeros(3), "n": 0.5})
     with pytest.raises(ValueError, match="without waiting"):
         writer.create_item({"x": writer.history["x"][-1]}, timeout=0)
     writer.create_item({"x": writer.history["x"][-1]}, table="nowhere")
