@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import operator
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -15,22 +14,6 @@ import numpy.typing as npt
 
 from moolink.closing import Closing
 from moolink.errors import Closed
-
-
-def size_of_batch(batch_size: int) -> int:
-    """The number of items that a program asks for.
-
-    Raises:
-        TypeError: it is no integer.
-        ValueError: it is below 1.
-    """
-    try:
-        size = operator.index(batch_size)
-    except TypeError:
-        raise TypeError(f"batch_size must be an integer, got {batch_size!r}") from None
-    if size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {size}")
-    return size
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,9 +13,10 @@ import numpy.typing as npt
 
 from moolink import deadlines, skeletons
 from moolink.errors import Error, NoSuchFunction, PeerLost, QueueFull, TimeoutError
+from moolink.integers import integer_of
 from moolink.keywords import names_keywords
 from moolink.replay import names, placement
-from moolink.replay.batch import Batch, Batches, size_of_batch
+from moolink.replay.batch import Batch, Batches
 from moolink.replay.layout import keys_of, priorities_of
 from moolink.replay.local import Stop
 from moolink.replay.placement import Arrays
@@ -122,7 +123,9 @@ class ReplayClient:
         device: Any = None,
     ) -> Batch:
         """As :meth:`Replay.sample`."""
-        batch = self._sample(size_of_batch(batch_size), table, timeout, device, None)
+        batch = self._sample(
+            integer_of(batch_size, "batch_size", least=1), table, timeout, device, None
+        )
         if batch is None:
             raise self._late("sample", table, timeout)
         return batch
@@ -136,7 +139,7 @@ class ReplayClient:
         device: Any = None,
     ) -> Batches:
         """As :meth:`Replay.batches`."""
-        size = size_of_batch(batch_size)
+        size = integer_of(batch_size, "batch_size", least=1)
         return Batches(lambda stop: self._sample(size, table, None, device, stop), prefetch)
 
     def update_priorities(

@@ -17,8 +17,9 @@ from moolink import deadlines, skeletons
 from moolink._core import ReplayCore
 from moolink.closing import Closing
 from moolink.errors import QueueFull, TimeoutError
+from moolink.integers import integer_of
 from moolink.replay import placement
-from moolink.replay.batch import Batch, Batches, size_of_batch
+from moolink.replay.batch import Batch, Batches
 from moolink.replay.layout import Layout, keys_of, priorities_of
 from moolink.replay.local_steps import LocalSteps
 from moolink.replay.options import Table
@@ -182,7 +183,7 @@ class Replay(Closing):
             TimeoutError: no item could be sampled in time.
         """
         of = self.open_table(table)
-        batch = self._sample(of, size_of_batch(batch_size), timeout, device)
+        batch = self._sample(of, integer_of(batch_size, "batch_size", least=1), timeout, device)
         if batch is None:
             raise self._late("sample", of.options.name, timeout)
         return batch
@@ -197,7 +198,7 @@ class Replay(Closing):
     ) -> Batches:
         """An iterator over batches without end, of which `prefetch` are sampled ahead."""
         of = self.open_table(table)
-        size = size_of_batch(batch_size)
+        size = integer_of(batch_size, "batch_size", least=1)
         return Batches(lambda stop: self._sample(of, size, None, device, stop), prefetch)
 
     def update_priorities(

@@ -209,6 +209,8 @@ class Writer:
         """Which steps an index of the episode means, counted from the writer's first step."""
         episode = range(self._begin, self._end)
         if not isinstance(index, slice):
+            if not -len(episode) <= index < len(episode):
+                raise IndexError(f"step {index} of an episode that has {len(episode)} steps")
             return episode[index]
         if index.step not in (None, 1):
             raise ValueError("an item's steps follow one another: a slice has no step")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moolink.versions import version_of
+from moolink.integers import integer_of
 
 PUT = "moolink.trajectories/{}/put"
 
@@ -13,7 +13,7 @@ def versions_of(begin: int, end: int) -> tuple[int, int]:
     Raises:
         TypeError, ValueError: they are none, or the last one is below the first.
     """
-    begin, end = version_of(begin, "begin"), version_of(end, "end")
+    begin, end = integer_of(begin, "begin"), integer_of(end, "end")
     if end < begin:
         raise ValueError(f"end, {end}, is below begin, {begin}")
     return begin, end

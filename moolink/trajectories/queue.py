@@ -14,10 +14,10 @@ from moolink._core import LentSlot
 from moolink.batch_layout import Nest, Node, Spec
 from moolink.closing import Closing
 from moolink.errors import Closed, TimeoutError
+from moolink.integers import integer_of
 from moolink.keywords import names_keywords
 from moolink.trajectories import names
 from moolink.trajectories.backlog import Backlog, Item
-from moolink.versions import version_of
 
 if TYPE_CHECKING:
     from moolink._core import RpcDeferredReturn
@@ -79,11 +79,10 @@ class TrajectoryQueue(Closing):
     def __init__(
         self, rpc: Rpc, name: str, *, max_size: int = 64, dim: int = 0, device: str = "cpu"
     ) -> None:
-        if max_size < 1:
-            raise ValueError(f"max_size must be at least 1, got {max_size}")
+        max_size = integer_of(max_size, "max_size", least=1)
         self._rpc = rpc
         self._name = name
-        self._dim = dim
+        self._dim = integer_of(dim, "dim")
         self._device = str(device)
         self._max_size = max_size
         self._backlog: Backlog[_Put] = Backlog(max_size)
@@ -106,7 +105,7 @@ class TrajectoryQueue(Closing):
         Raises:
             ValueError: it is below the one before.
         """
-        version = version_of(version)
+        version = integer_of(version, "version")
         with self._changed:
             self._backlog.advance(version)
             self._changed.notify_all()
@@ -133,8 +132,11 @@ class TrajectoryQueue(Closing):
         Raises:
             TimeoutError: there were fewer than `at_least`; none was taken.
             moolink.Closed: the queue was closed, and has not enough items.
-            ValueError: an argument is out of range.
+            TypeError, ValueError: an argument is no integer, or out of range.
         """
+        count = integer_of(count, "count", least=1)
+        if max_lag is not None:
+            max_lag = integer_of(max_lag, "max_lag", least=0)
         enough = count if at_least is None else at_least
         if not 1 <= enough <= count:
             raise ValueError(f"1 <= at_least <= count does not hold: {enough}, {count}")

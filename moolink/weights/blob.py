@@ -61,6 +61,7 @@ def pack(tree: Any) -> tuple[Layout, Bytes]:
         TypeError: a leaf is no array, tensor or number.
     """
     values, skeleton = skeletons.flatten(tree)
+    _check(values, skeleton)
     leaves, _ = trees.flatten(values, "weights")
     dtypes = [leaf.dtype for leaf in leaves]
     layout = _layout(skeleton, [(leaf.array.shape, leaf.kind) for leaf in leaves], dtypes)
@@ -68,6 +69,16 @@ def pack(tree: Any) -> tuple[Layout, Bytes]:
     for leaf, field in zip(leaves, layout.fields, strict=True):
         np.copyto(_place(block, field, leaf.array.dtype), leaf.array)
     return layout, block
+
+
+def _check(values: list[Any], skeleton: Skeleton) -> None:
+    for path, value in zip(skeletons.paths(skeleton), values, strict=True):
+        dtype = getattr(skeletons.as_array(value), "dtype", None)
+        if dtype is None or str(dtype) == "object":
+            what = f"a {type(value).__qualname__}" if dtype is None else "an array of object"
+            raise TypeError(
+                f"{path}: {what} cannot be published: only arrays, tensors and numbers can"
+            )
 
 
 def converted(layout: Layout, block: Bytes, dtype: FloatType) -> tuple[Layout, Bytes]:

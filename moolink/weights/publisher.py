@@ -11,8 +11,8 @@ from moolink import _core, deadlines, forks, lending, serving
 from moolink._core import LentSlot
 from moolink.closing import Closing
 from moolink.errors import Closed, TimeoutError
+from moolink.integers import integer_of
 from moolink.keywords import names_keywords
-from moolink.versions import version_of
 from moolink.weights import blob, names
 from moolink.weights.blob import Bytes, Layout
 from moolink.weights.spread import Key, Source, Spread, key_of
@@ -106,7 +106,7 @@ class Publisher(Closing):
             moolink.Closed: the publisher is closed.
         """
         if version is not None:
-            version = version_of(version, least=0)
+            version = integer_of(version, "version", least=0)
         packed = blob.pack(tree)
         with self._changed:
             self._require_open()

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Collection
 from typing import Any
 
-from moolink.versions import version_of
+from moolink.integers import integer_of
 
 Key = tuple[str, int, str]
 """What is fetched: the publisher's instance, the version, the floating-point type."""
@@ -24,7 +24,7 @@ def key_of(given: Any) -> Key:
     instance, version, dtype = given
     if not isinstance(instance, str) or not isinstance(dtype, str):
         raise TypeError(f"{given!r} is no key of a version")
-    return instance, version_of(version, least=0), dtype
+    return instance, integer_of(version, "version", least=0), dtype
 
 
 @dataclasses.dataclass

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
@@ -45,7 +45,7 @@ class Subscriber(Closing):
             ask for it ("float32", "float16", "bfloat16"); None: they stay.
 
     Raises:
-        ValueError: this peer subscribes to that name already, or `dtype` is another one.
+        ValueError: this peer subscribes to that name already, or `arrays` or `dtype` is unknown.
     """
 
     @names_keywords
@@ -60,6 +60,8 @@ class Subscriber(Closing):
     ) -> None:
         if dtype not in (None, "float32", "float16", "bfloat16"):
             raise ValueError(f"dtype must be float32, float16 or bfloat16, got {dtype!r}")
+        if arrays not in get_args(Arrays):
+            raise ValueError(f"arrays must be one of {', '.join(get_args(Arrays))}, got {arrays!r}")
         self._rpc = rpc
         self._name = name
         self._publisher = publisher

@@ -258,6 +258,13 @@ def test_options_that_are_no_options_are_named() -> None:
         moolink.Replay("t")  # type: ignore[arg-type]
 
 
+def test_a_step_beyond_the_episode_is_named() -> None:
+    with moolink.Replay(Table("t", 10)) as replay, replay.writer(5) as writer:
+        writer.append({"x": 1})
+        with pytest.raises(IndexError, match="step -2 of an episode that has 1 steps"):
+            writer.history["x"][-2]
+
+
 def test_numbers_that_are_none_are_named() -> None:
     with moolink.Replay(Table("t", 10)) as replay:
         replay.insert({"x": 1})

@@ -210,10 +210,18 @@ def test_bad_arguments_are_refused(net: Net) -> None:
     with TrajectoryQueue(net.learner, "unrolls") as queue:
         with pytest.raises(ValueError, match="at_least <= count"):
             queue.get(1, at_least=2)
+        with pytest.raises(TypeError, match="count must be an integer, got 1"):
+            queue.get(1.5)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="max_lag must be an integer, got '3'"):
+            queue.get(1, max_lag="3")  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="max_lag must be at least 0, got -1"):
+            queue.get(1, max_lag=-1)
         with pytest.raises(ValueError, match="late must be"):
             queue.get(1, late="keep")  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="defined already"):
             TrajectoryQueue(net.learner, "unrolls")
+    with pytest.raises(TypeError, match="dim must be an integer"):
+        TrajectoryQueue(net.learner, "unrolls", dim="time")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="max_size must be at least 1"):
         TrajectoryQueue(net.learner, "unrolls", max_size=0)
     with pytest.raises(ValueError, match="ahead must be at least 1"):

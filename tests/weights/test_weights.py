@@ -306,8 +306,12 @@ def test_bad_arguments_are_refused(net: Net) -> None:
     with Publisher(net.learner, "w") as publisher:
         with pytest.raises(ValueError, match="defined already"):
             Publisher(net.learner, "w")
-        with pytest.raises(TypeError, match="weights"):
-            publisher.publish({"x": "text"})
+        with pytest.raises(TypeError, match=r"layers\[1\].name: a str cannot be published"):
+            publisher.publish({"layers": [np.zeros(1), {"name": "text"}]})
+        with pytest.raises(TypeError, match="x: an array of object cannot be published"):
+            publisher.publish({"x": np.array([None])})
+        with pytest.raises(ValueError, match="arrays must be one of"):
+            Subscriber(net.learner, "w", "learner", arrays="tf")  # type: ignore[arg-type]
 
 
 def test_a_message_that_no_subscriber_sends_harms_nobody(net: Net) -> None:
