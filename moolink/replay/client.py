@@ -200,12 +200,15 @@ class ReplayClient:
                 lost = None
             except (PeerLost, NoSuchFunction, TimeoutError) as error:
                 lost = error
-                pause = wait.turn(f"a client of the replay {self._name!r} waits: {lost}")
-                time.sleep(min(_PAUSE, pause))
+                time.sleep(_PAUSE)
             else:
                 if sampled is not None:
                     parts.append(_Sampled(*sampled))
                     self._frameworks[table] = parts[0].framework
+            wait.turn(
+                f"a client of the replay {self._name!r} waits for {wanted} items of "
+                f"{self._server!r}: {lost or 'its limiter grants none'}"
+            )
             if stop is not None and stop():
                 return None
             if sum(len(part.keys) for part in parts) == count or wait.over:
@@ -228,10 +231,12 @@ class ReplayClient:
         future = self._rpc.async_(self._server, function, table, count, left, self._maps(table))
         deadline = deadlines.after(None if patient else left + _GRACE)
         try:
-            while stop is not None and not future.wait(_LOOK):
-                if stop():
+            while not future.wait(_LOOK):
+                if stop is not None and stop():
                     return None
-            return future.result(deadlines.left(deadline))
+                if deadlines.left(deadline) == 0:
+                    raise TimeoutError(f"peer {self._server!r} gave no reply to {function!r}")
+            return future.result()
         finally:
             future.cancel()
 

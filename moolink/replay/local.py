@@ -421,7 +421,18 @@ class Replay(Closing):
         stop: Stop | None = None,
     ) -> npt.NDArray[np.int64]:
         """Inserts items of rows that the caller holds; returns the keys of those that are in."""
+        stop = self._telling(f"an insert of {len(priorities)} items", table.options.name, stop)
         return self._core.insert(table.index, pattern, rows, priorities, timeout, stop)
+
+    def _telling(self, what: str, table: str, stop: Stop | None) -> Stop:
+        """`stop`, which also tells the log of a wait that is long."""
+        wait = deadlines.Wait()
+
+        def look() -> bool:
+            wait.turn(f"{what} waits for table {table!r}: its limiter or its size keeps it back")
+            return stop is not None and stop()
+
+        return look
 
     def raise_if_late(self, inserted: int, asked: int, table: str, timeout: float | None) -> None:
         """Raises unless as many items were inserted as were asked for."""
@@ -455,6 +466,7 @@ class Replay(Closing):
         stop: Stop | None = None,
     ) -> Batch | None:
         # Until the table's first item is there nobody knows what "same" is.
+        stop = self._telling(f"a sample of {batch_size} items", table.options.name, stop)
         sampled = self._core.sample(table.index, batch_size, timeout, "numpy", False, stop)
         if sampled is None:
             return None

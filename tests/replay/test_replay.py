@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import moolink
+from moolink import deadlines
 from moolink.replay import (
     Fifo,
     MinSize,
@@ -292,3 +293,16 @@ def test_no_number_is_cut_to_what_the_first_item_had(first: Any, later: Any, dty
             writer.append({"r": later})
         replay.insert({"r": False})
         assert replay.sample(1).data["r"].dtype == dtype
+
+
+def test_a_long_wait_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(deadlines, "_FIRST_LINE", 0.01)
+    with moolink.Replay(Table("t", 1, remover=None)) as replay:
+        with pytest.raises(moolink.TimeoutError):
+            replay.sample(3, timeout=0.2)
+        assert "a sample of 3 items waits for table 't'" in caplog.text
+        with pytest.raises(moolink.TimeoutError):
+            replay.extend({"x": np.zeros(2)}, timeout=0.2)
+        assert "an insert of 2 items waits for table 't'" in caplog.text
