@@ -15,6 +15,7 @@ from moolink.integers import integer_of
 from moolink.keywords import names_keywords
 from moolink.weights import blob, names
 from moolink.weights.blob import Bytes, Layout
+from moolink.weights.placement import region_given
 from moolink.weights.spread import Key, Source, Spread, key_of
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ class _Request:
     host: str
     held: Key | None
     dtype: str
+    above: int  # the version that it has or has heard of
+    parts: bool = False  # of a ShardedSubscriber, which fetches pieces of arrays
 
 
 class Publisher(Closing):
@@ -78,6 +81,8 @@ class Publisher(Closing):
         rpc.define_deferred(names.NEXT.format(name), self._on_next)
         rpc.define(names.SOURCE.format(name), self._on_source)
         rpc.define(names.CHUNK.format(name), self._on_chunk)
+        rpc.define_deferred(names.PARTS_NEXT.format(name), self._on_parts_next)
+        rpc.define(names.PARTS.format(name), self._on_parts)
         forks.changes_in_children(self)
         self._thread = threading.Thread(
             target=self._serve, name=f"moolink-publisher-{name}", daemon=True
@@ -95,8 +100,8 @@ class Publisher(Closing):
         Does not wait for subscribers. One that is slow skips versions.
 
         Args:
-            tree: arrays of any framework and numbers, in dicts, lists, tuples and registered
-                namedtuples.
+            tree: arrays of any framework, :class:`Shard` and numbers, in dicts, lists, tuples and
+                registered namedtuples.
             version: its number, above those before; None: the next one, above those that
                 subscribers have from a publisher before this one.
 
@@ -189,7 +194,8 @@ class Publisher(Closing):
             self._changed.notify_all()
         for request in requests:
             request.reply.reject(f"the publisher of {self._name!r} was closed")
-        for function in (names.NEXT, names.SOURCE, names.CHUNK):
+        served = (names.NEXT, names.SOURCE, names.CHUNK, names.PARTS_NEXT, names.PARTS)
+        for function in served:
             serving.undefine(self._rpc, function.format(self._name))
         self._thread.join()
 
@@ -216,7 +222,8 @@ class Publisher(Closing):
         if dtype not in ("", *blob.FLOATS) or not isinstance(subscriber, str):
             raise TypeError(f"{subscriber!r} is no subscriber, or {dtype!r} no type to convert to")
         held = None if held is None else key_of(held)
-        request = _Request(reply, subscriber, host, held, dtype)
+        above = -1 if held is None else held[1]
+        request = _Request(reply, subscriber, host, held, dtype, above)
         with self._changed:
             if self._closed:
                 reply.reject(f"the publisher of {self._name!r} was closed")
@@ -230,6 +237,34 @@ class Publisher(Closing):
                 self._acknowledged.pop(subscriber, None)
             self._requests.append(request)
             self._changed.notify_all()
+
+    def _on_parts_next(
+        self, reply: RpcDeferredReturn, subscriber: str, held: Any, above: int, dtype: str
+    ) -> None:
+        if dtype not in ("", *blob.FLOATS) or not isinstance(subscriber, str):
+            raise TypeError(f"{subscriber!r} is no subscriber, or {dtype!r} no type to convert to")
+        above = integer_of(above, "version", least=-1)
+        version = None if held is None else integer_of(held, "version", least=0)
+        with self._changed:
+            if self._closed:
+                reply.reject(f"the publisher of {self._name!r} was closed")
+                return
+            if version is None:
+                self._acknowledged.pop(subscriber, None)
+            else:
+                self._acknowledged[subscriber] = version
+                self._least = max(self._least, version + 1)
+            self._requests.append(_Request(reply, subscriber, "", None, dtype, above, parts=True))
+            self._changed.notify_all()
+
+    def _on_parts(self, key: Any, pieces: Any) -> list[Any] | None:
+        form = self._form(key_of(key))
+        if form is None:
+            return None
+        return [
+            lending.lend(blob.part(*form, integer_of(index, "array"), region_given(region)))
+            for index, region in pieces
+        ]
 
     def _on_source(self, subscriber: str, failed: str | None) -> tuple[str | None, bool] | None:
         connected = serving.connected(self._rpc)
@@ -285,11 +320,7 @@ class Publisher(Closing):
         """Those for whom there is a newer version."""
         if self._version is None:
             return []
-        return [
-            request
-            for request in self._requests
-            if request.held is None or request.held[1] < self._version
-        ]
+        return [request for request in self._requests if request.above < self._version]
 
     def _offer(
         self, request: _Request, snapshot: _Snapshot, connected: Collection[str]
@@ -300,6 +331,8 @@ class Publisher(Closing):
                 snapshot.forms[request.dtype] = made
         layout, block = snapshot.forms[request.dtype]
         key = (self._instance, snapshot.version, request.dtype)
+        if request.parts:
+            return {"key": key, "layout": layout.to_wire()}
         with self._changed:
             source = self._spread.begin(request.subscriber, request.host, key, connected)
         mapped = source == Source(None, whole=True)

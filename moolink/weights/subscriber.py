@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import collections
-import contextlib
-import logging
-import threading
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
-from moolink import deadlines, forks, lending, logs, serving
-from moolink._core import LentSlot, host_key
-from moolink.closing import Closing
+from moolink import lending, serving
+from moolink._core import host_key
 from moolink.errors import CancelledError, Closed, Error, TimeoutError
 from moolink.keywords import names_keywords
 from moolink.weights import names
 from moolink.weights.blob import CHUNK, Arrays, Bytes, FloatType, Layout
 from moolink.weights.copies import Copy, Weights
+from moolink.weights.following import Following
 from moolink.weights.spread import Key, key_of
 
 if TYPE_CHECKING:
@@ -26,12 +22,10 @@ if TYPE_CHECKING:
     from moolink.rpc import Rpc
 
 _WINDOW = 8  # chunks asked for at once
-_TURN = 2.0  # seconds between two looks at whether the publisher is connected
 _PATIENCE = 10.0  # seconds without a chunk, after which another source is asked for
-_PAUSES = (0.05, 2.0)  # seconds between attempts: the first, the longest
 
 
-class Subscriber(Closing):
+class Subscriber(Following):
     """Follows a :class:`Publisher`: a thread fetches each new version, which becomes the current
     one when it is whole. Versions never go back, also if the publisher is restarted.
 
@@ -62,8 +56,7 @@ class Subscriber(Closing):
             raise ValueError(f"dtype must be float32, float16 or bfloat16, got {dtype!r}")
         if arrays not in get_args(Arrays):
             raise ValueError(f"arrays must be one of {', '.join(get_args(Arrays))}, got {arrays!r}")
-        self._rpc = rpc
-        self._name = name
+        super().__init__(rpc, name, repr(publisher))
         self._publisher = publisher
         self._arrays: Arrays = arrays
         self._dtype = dtype or ""
@@ -71,60 +64,15 @@ class Subscriber(Closing):
         self._held: Copy | None = None  # the current version
         self._fetched: Copy | None = None  # the next one, while it is fetched
         self._early: list[tuple[Key, int | None, RpcDeferredReturn]] = []
-        self._call: Future | None = None  # that the thread waits for
-        self._reason = "it has not answered yet"
-        self._closed = False
         self._counts = {"versions": 0, "chunks": 0, "bytes_fetched": 0, "bytes_mapped": 0}
-        self._forked()
         rpc.define_deferred(names.COPY_CHUNK.format(name), self._on_chunk)
         rpc.define_deferred(names.COPY.format(name), self._on_copy)
-        forks.changes_in_children(self)
-        self._thread = threading.Thread(
-            target=self._run, name=f"moolink-subscriber-{name}", daemon=True
-        )
         self._thread.start()
 
     def latest(self) -> Weights | None:
-        """The current version, without waiting; None: there was none yet. The same object until
-        the next version is whole."""
         with self._changed:
             copy = self._held
         return None if copy is None else copy.weights(self._arrays)
-
-    @property
-    def version(self) -> int | None:
-        """The current version's number."""
-        with self._changed:
-            return None if self._held is None else self._held.key[1]
-
-    def wait(self, min_version: int = 0, timeout: float | None = None) -> Weights:
-        """Waits for a version of at least `min_version`, and returns the current one.
-
-        Raises:
-            TimeoutError: there was none in `timeout` seconds; the message says why.
-            moolink.Closed: the subscriber or its peer was closed.
-        """
-        wait = deadlines.Wait(timeout)
-        with self._changed:
-            while self._held is None or self._held.key[1] < min_version:
-                if self._closed:
-                    raise Closed(f"the subscriber of {self._name!r} was closed")
-                if wait.over:
-                    has = "none" if self._held is None else f"version {self._held.key[1]}"
-                    raise TimeoutError(
-                        f"no version {min_version} of {self._name!r} came from "
-                        f"{self._publisher!r} within {timeout:g} s; there is {has}: {self._reason}",
-                        peer=self._publisher,
-                    )
-                turn = wait.turn(
-                    f"the subscriber of {self._name!r} waits for version {min_version} from "
-                    f"{self._publisher!r}: {self._reason}"
-                )
-                with LentSlot():
-                    self._changed.wait(turn)
-        weights = self.latest()
-        assert weights is not None
-        return weights
 
     def stats(self) -> dict[str, Any]:
         """The current version, and what came so far: versions, chunks, bytes that were fetched and
@@ -133,17 +81,7 @@ class Subscriber(Closing):
             version = None if self._held is None else self._held.key[1]
             return {"version": version, **self._counts, "waiting_for": self._reason}
 
-    def close(self) -> None:
-        """Ends it. Trees that it has given out stay valid."""
-        with self._changed:
-            if self._closed:
-                return
-            self._closed = True
-            call = self._call
-            self._changed.notify_all()
-        if call is not None:
-            call.cancel()
-        self._thread.join()
+    def _withdraw(self) -> None:
         for function in (names.COPY_CHUNK, names.COPY):
             serving.undefine(self._rpc, function.format(self._name))
 
@@ -152,38 +90,24 @@ class Subscriber(Closing):
             f"<moolink.Subscriber of {self._name!r} at {self._publisher!r}, version {self.version}>"
         )
 
-    def _forked(self) -> None:
-        self._changed = threading.Condition()
+    def _current(self) -> int | None:
+        return None if self._held is None else self._held.key[1]
 
     # The thread
-
-    def _run(self) -> None:
-        pause = _PAUSES[0]
-        try:
-            while True:
-                try:
-                    self._follow_once()
-                    pause = _PAUSES[0]
-                except CancelledError:
-                    pass  # by close()
-                except Closed as closed:
-                    self._reason = str(closed)
-                    return
-                except Exception as error:  # noqa: BLE001 - a peer may send anything
-                    self._note(error)
-                    self._pause(pause)
-                    pause = min(2 * pause, _PAUSES[1])
-                with self._changed:
-                    if self._closed:
-                        return
-        finally:
-            self._end()
 
     def _follow_once(self) -> None:
         """Waits for the next version and fetches it; a TimeoutError of the call is no error."""
         held = None if self._held is None else self._held.key
         try:
-            offer = self._next(held)
+            call = self._rpc.async_(
+                self._publisher,
+                names.NEXT.format(self._name),
+                self._rpc.get_name(),
+                self._host,
+                held,
+                self._dtype,
+            )
+            offer = self._next(call, self._publisher)
         except TimeoutError as error:
             self._reason = str(error)
             return
@@ -204,26 +128,6 @@ class Subscriber(Closing):
             self._reason = "there is no newer version"
             self._changed.notify_all()
         self._answer_early(copy)
-
-    def _next(self, held: Key | None) -> Any:
-        call = self._rpc.async_(
-            self._publisher,
-            names.NEXT.format(self._name),
-            self._rpc.get_name(),
-            self._host,
-            held,
-            self._dtype,
-        )
-        away = deadlines.Wait()
-        with self._under_way(call):
-            # In turns of which the log does not tell: there may be no newer version for long.
-            while not call.wait(_TURN):
-                if self._publisher not in serving.connected(self._rpc):
-                    away.turn(
-                        f"the subscriber of {self._name!r} waits for the peer "
-                        f"{self._publisher!r}, which is not connected: is its name right?"
-                    )
-            return call.result()
 
     def _fetch(
         self, key: Key, layout: Layout, source: tuple[str | None, bool], unchanged: set[int]
@@ -311,44 +215,16 @@ class Subscriber(Closing):
                 future.cancel()
         return True
 
-    def _result(self, future: Future, timeout: float | None = None) -> Any:
-        """Waits for a call, which close() cancels."""
-        with self._under_way(future):
-            return future.result(timeout)
-
-    @contextlib.contextmanager
-    def _under_way(self, call: Future) -> Iterator[None]:
-        with self._changed:
-            self._call = call
-            closed = self._closed
-        if closed:
-            call.cancel()
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._call = None
-
     def _count(self, **counts: int) -> None:
         with self._changed:
             for name, count in counts.items():
                 self._counts[name] += count
 
-    def _note(self, error: Exception) -> None:
-        self._reason = str(error) if isinstance(error, Error) else repr(error)
-        level = logging.INFO if isinstance(error, Error) else logging.WARNING
-        logs.logger.log(level, "subscriber of %r: %s", self._name, self._reason)
-
-    def _pause(self, seconds: float) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed, seconds)
-
     def _end(self) -> None:
+        super()._end()
         with self._changed:
-            self._closed = True
             early, self._early = self._early, []
             fetched, self._fetched = self._fetched, None
-            self._changed.notify_all()
         if fetched is not None:
             fetched.abandon()
         for _, _, reply in early:
