@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from moolink.rpc import Rpc
     from moolink.trajectories import TrajectoryBatch, TrajectoryQueue, TrajectoryWriter
     from moolink.values import register
-    from moolink.weights import Publisher, Subscriber, Weights
+    from moolink.weights import Publisher, Shard, ShardedSubscriber, Subscriber, Weights
 
 __version__ = "0.1.0"
 
@@ -97,6 +97,8 @@ _HOME = {
     "RpcDeferredReturn": "moolink._core",
     "RpcStats": "moolink.reports",
     "Stream": "moolink._core",
+    "Shard": "moolink.weights",
+    "ShardedSubscriber": "moolink.weights",
     "Subscriber": "moolink.weights",
     "TrajectoryBatch": "moolink.trajectories",
     "TrajectoryQueue": "moolink.trajectories",
@@ -163,6 +165,8 @@ __all__ = [
     "RpcDeferredReturn",
     "RpcError",
     "RpcStats",
+    "Shard",
+    "ShardedSubscriber",
     "StateError",
     "Stream",
     "Subscriber",

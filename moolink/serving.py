@@ -29,8 +29,8 @@ def answer(reply: _core.RpcDeferredReturn, value: Any) -> None:
 
 
 def connected(rpc: Rpc) -> set[str]:
-    """The names of the peers that are connected."""
-    return {peer["name"] for peer in rpc.peers() if peer["connected"]}
+    """The names of the peers that are connected, and this one's."""
+    return {peer["name"] for peer in rpc.peers() if peer["connected"]} | {rpc.get_name()}
 
 
 def make_id(rpc: Rpc) -> str:

@@ -93,18 +93,38 @@ def difference(tree: Any, skeleton: Skeleton) -> str:
     return " and ".join(parts) or "in other containers"
 
 
-def as_array(leaf: Any, dtype: str | None = None) -> Any:
+def as_array(leaf: Any, dtype: str | None = None, path: str = "") -> Any:
     """The leaf itself if it is an array; a number as one of `dtype`, by default float32, int64 or
-    bool."""
+    bool.
+
+    Raises:
+        ValueError: the number is of a wider kind than `dtype`; the message names the path.
+    """
     if isinstance(leaf, np.ndarray):
         return leaf
     if isinstance(leaf, _Numbers):
-        if dtype is None:
-            dtype = "bool" if type(leaf) is bool else "int64" if type(leaf) is int else "float32"
-        return np.asarray(leaf, dtype)
+        own = "bool" if isinstance(leaf, bool) else "int64" if isinstance(leaf, int) else "float32"
+        narrower = {"bool": ("int64", "float32"), "int64": ("float32",)}
+        if own in narrower.get("int64" if dtype and "int" in dtype else str(dtype), ()):
+            raise ValueError(
+                f"{path}: expected {dtype}, got the number {leaf}; the first item fixes the type"
+            )
+        return np.asarray(leaf, dtype or own)
     if isinstance(leaf, np.generic):
         return np.asarray(leaf)
     return leaf
+
+
+def arrays_of(leaves: list[Any]) -> list[Any]:
+    """The leaves as arrays.
+
+    Raises:
+        TypeError: one is no array and no number.
+    """
+    arrays = [as_array(leaf) for leaf in leaves]
+    for array in arrays:
+        layout_of(array)
+    return arrays
 
 
 def framework_of(leaves: list[Any]) -> str:

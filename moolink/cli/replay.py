@@ -52,8 +52,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serves until SIGINT or SIGTERM; returns the exit status, 1 if it cannot begin."""
-    options = _parser().parse_args(arguments)
+    """Serves until SIGINT or SIGTERM. Returns the exit status, 1 if it cannot begin or cannot write
+    its last checkpoint."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if not options.every > 0:
+        parser.error(f"--every must be above 0 seconds, got {options.every:g}")
     # Blocked in every thread that is started from here on, so that the wait below takes them.
     signals = {signal.SIGINT, signal.SIGTERM}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
@@ -75,13 +79,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     reachable = " ".join(address for address in addresses if address.startswith("tcp://"))
     print(f"moolink replay {options.peer!r} listens on {reachable}", flush=True)
-    with rpc, server, replay:
-        while True:
+    with rpc, replay, server:
+        received = None
+        while received is None:
             received = signal.sigtimedwait(signals, options.every)
-            if options.checkpoint is not None:
-                replay.checkpoint(options.checkpoint)
             if received is not None:
-                return 0
+                server.close()  # the last checkpoint has all that clients were told is in
+            saved = options.checkpoint is None or _save(replay, options.checkpoint)
+        return 0 if saved else 1
+
+
+def _save(replay: Replay, path: str) -> bool:
+    try:
+        replay.checkpoint(path)
+    except OSError as error:
+        logging.getLogger("moolink").error("no checkpoint was written: %s", error)
+        return False
+    return True
 
 
 def read_tables(path: str) -> list[Table]:
@@ -124,6 +138,8 @@ def _selector(given: Any) -> Selector | None:
 
     if given == "none":
         return None
+    if not isinstance(given, str | dict):
+        raise ValueError(f'a selector is a name or a table, such as "Fifo", not {given!r}')
     options = {"name": given} if isinstance(given, str) else dict(given)
     name = options.pop("name", None)
     if name not in _SELECTORS:
@@ -135,6 +151,8 @@ def _selector(given: Any) -> Selector | None:
 def _limiter(given: Any) -> Limiter:
     from moolink import replay
 
+    if not isinstance(given, dict):
+        raise ValueError(f'a limiter is a table, such as {{name = "MinSize"}}, not {given!r}')
     options = dict(given)
     name = options.pop("name", None)
     if name not in _LIMITERS:

@@ -51,6 +51,7 @@ class InferenceClient(Closing):
         self._name = name
         self._id = serving.make_id(rpc)
         self._server: str | None = None
+        self._served = False  # by this server, at least once
         self._lost: set[str] = set()
         self._under_way = threading.Lock()
         self._moves = 0
@@ -96,9 +97,9 @@ class InferenceClient(Closing):
             ValueError: the request before has not been waited for, or inputs have no rows.
         """
         rows = _rows_of(inputs)
-        of_each = np.zeros(rows, bool)
-        if first is not None:
-            of_each[:] = np.asarray(first, bool)
+        of_each = np.zeros(rows, bool) if first is None else np.array(first, bool)
+        if of_each.shape != (rows,):
+            raise ValueError(f"first has shape {of_each.shape}, and there are {rows} rows")
         if not self._under_way.acquire(blocking=False):
             raise ValueError("a client has one request under way: take its result first")
         try:
@@ -114,6 +115,8 @@ class InferenceClient(Closing):
                 self._rpc.async_(self._server, names.END.format(self._name), self._id)
             self._server = None
 
+    # For requests.
+
     def _send(self, inputs: Any, first: npt.NDArray[np.bool_]) -> Future:
         if self._server is None:
             self._server = self._choose()
@@ -121,12 +124,14 @@ class InferenceClient(Closing):
         function = names.INFER.format(self._name)
         return self._rpc.async_(self._server, function, inputs, self._id, row, first)
 
-    def _lose(self, error: Error) -> None:
+    def _lose(self, why: str) -> None:
         assert self._server is not None
-        logs.logger.warning("inference server %r is lost: %s", self._server, error)
+        if self._served:
+            logs.logger.warning("inference server %r is lost: %s", self._server, why)
+            self._moves += 1
         self._lost.add(self._server)
         self._server = None
-        self._moves += 1
+        self._served = False
 
     def _choose(self) -> str:
         """The server with the fewest rows; one that was lost only if there is no other."""
@@ -155,6 +160,7 @@ class InferenceRequest:
     """A request under way; see :meth:`InferenceClient.request`."""
 
     def __init__(self, client: InferenceClient, inputs: Any, first: npt.NDArray[np.bool_]) -> None:
+        self._done = True
         self._client = client
         self._inputs = inputs
         self._first = first
@@ -169,29 +175,39 @@ class InferenceRequest:
         """
         if self._done:
             raise ValueError("the result of this request was taken")
-        deadline = deadlines.after(timeout)
-        lost = None
+        wait = deadlines.Wait(timeout)
+        why = ""
         try:
             while True:
-                if not self._call.wait(deadlines.left(deadline)):
-                    why = "" if lost is None else f"; the last one was lost: {lost}"
+                if not self._call.wait(wait.left):
                     raise TimeoutError(
                         f"no server of {self._client._name!r} has answered within {timeout:g} s"
-                        f"{why}"
+                        f"{why and f'; the last one was lost: {why}'}"
                     )
                 try:
                     reply = self._call.result()
-                    break
+                    if reply is not None:
+                        break
+                    why = "it was closed"
                 except (PeerLost, NoSuchFunction) as error:
-                    lost = error
-                    self._client._lose(error)
-                    self._call = self._client._send(self._inputs, self._first)
+                    why = str(error)
+                self._client._lose(why)
+                wait.turn(f"a client of inference server {self._client._name!r} waits: {why}")
+                self._call = self._client._send(self._inputs, self._first)
         finally:
-            self._done = True
-            self._call.cancel()
-            self._client._under_way.release()
+            self._give_up()
+        self._client._served = True
         self._client.version = reply["version"]
         return reply["outputs"]
+
+    def _give_up(self) -> None:
+        self._done = True
+        self._call.cancel()
+        self._client._under_way.release()
+
+    def __del__(self) -> None:
+        if not self._done:
+            self._give_up()
 
 
 def _rows_of(inputs: Any) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable, Iterable
@@ -10,16 +11,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from moolink import forks, serving
+from moolink import deadlines, forks, serving
 from moolink.closing import Closing
+from moolink.errors import TimeoutError
 from moolink.inference import names
 from moolink.inference.states import States
 from moolink.keywords import names_keywords
 
 if TYPE_CHECKING:
     from moolink.rpc import Rpc
-    from moolink.weights import Subscriber
+    from moolink.weights import Subscriber, Weights
 
+_LOOK = 0.2  # seconds between two looks at whether the server ends
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
@@ -53,7 +56,7 @@ class InferenceServer(Closing):
         rpc: the peer that clients name among their `servers`.
         name: what is served.
         model: called with an :class:`InferenceBatch`, on a worker thread, one batch at a time.
-            Returns a tree of arrays with the same rows; with `state`, a pair of it and the new
+            Returns a tree of arrays with the same rows; with `state`, a pair: that tree and the new
             state. What it raises is raised at the clients whose requests were in the batch.
         buckets: the numbers of rows that batches are filled up to, rising. A request has at most
             the largest number of rows.
@@ -65,6 +68,7 @@ class InferenceServer(Closing):
             wait.
 
     Raises:
+        TypeError: `model` is not callable, or `state` no tree of arrays and numbers.
         ValueError: this peer serves the name already, or an argument is out of range.
     """
 
@@ -81,6 +85,8 @@ class InferenceServer(Closing):
         max_actors: int = 4096,
         weights: Subscriber | None = None,
     ) -> None:
+        if not callable(model):
+            raise TypeError(f"model must be callable, got {model!r}")
         if max_actors < 1:
             raise ValueError(f"max_actors must be at least 1, got {max_actors}")
         self._rpc = rpc
@@ -108,6 +114,7 @@ class InferenceServer(Closing):
         """Counts since the beginning: batches, requests, their rows, and rows of padding; clients
         and states now, and the version of the newest weights."""
         with self._lock:
+            self._forget_the_dead()
             version = None if self._weights is None else self._weights.version
             return {
                 **self._counts,
@@ -117,7 +124,7 @@ class InferenceServer(Closing):
             }
 
     def close(self) -> None:
-        """Ends it; clients go to other servers."""
+        """Ends it, after the batch that runs; clients go to other servers."""
         if self._closed:
             return
         self._closed = True
@@ -136,22 +143,45 @@ class InferenceServer(Closing):
         client: list[str | None],
         row: Any,
         first: Any,
-    ) -> dict[str, Any]:
+    ) -> dict[str, Any] | None:
+        """The replies to a batch; None: this server ends, and clients go to others. One batch at a
+        time; the lock is not held while the model runs."""
         rows = sum(name is not None for name in client)
         first = np.asarray(first.cpu() if hasattr(first, "cpu") else first)
         row = np.asarray(row.cpu() if hasattr(row, "cpu") else row)
-        weights = None if self._weights is None else self._weights.wait()
+        weights = self._newest()
+        if self._closed:
+            return None
         version = 0 if weights is None else weights.version
         tree = None if weights is None else weights.tree
         with self._lock:
             slots, state = self._gather(client, row, first)
-            batch = InferenceBatch(inputs, first, rows, state, tree, version)
-            outputs = self._model(batch)
+        outputs = self._model(InferenceBatch(inputs, first, rows, state, tree, version))
+        with self._lock:
             if self._states is not None:
+                if not isinstance(outputs, tuple | list) or len(outputs) != 2:
+                    raise TypeError(
+                        "with state=, a model must return a pair, outputs and the new state; it "
+                        f"returned a {type(outputs).__qualname__}"
+                    )
                 outputs, new = outputs
                 self._states.scatter(slots, new)
             self._count(client, row, rows)
         return {"outputs": outputs, "version": version}
+
+    def _newest(self) -> Weights | None:
+        """The newest weights, once there are any; None: none are wanted, or this server ends."""
+        if self._weights is None:
+            return None
+        wait = deadlines.Wait()
+        while (weights := self._weights.latest()) is None and not self._closed:
+            turn = wait.turn(
+                f"the inference server of {self._name!r} waits for weights: "
+                f"{self._weights.stats()['waiting_for']}"
+            )
+            with contextlib.suppress(TimeoutError):
+                self._weights.wait(timeout=min(turn, _LOOK))
+        return weights
 
     def _gather(
         self,
@@ -174,17 +204,24 @@ class InferenceServer(Closing):
         for name, number in zip(client, row.tolist(), strict=True):
             if name is not None:
                 requests += number == 0
+                if name not in self._clients:
+                    self._forget_the_dead()
                 self._clients[name] = max(number + 1, self._clients.get(name, 0))
         self._counts["batches"] += 1
         self._counts["requests"] += requests
         self._counts["rows"] += rows
         self._counts["padding"] += len(client) - rows
 
+    def _forget_the_dead(self) -> None:
+        """Clients whose peers are not connected; the caller holds the lock. Their states stay: they
+        may be back, and whoever comes in their place makes use of the room."""
+        for client in serving.gone(self._rpc, self._clients):
+            del self._clients[client]
+
     def _load(self) -> int:
         """Rows of all clients that live."""
         with self._lock:
-            for client in serving.gone(self._rpc, self._clients):
-                del self._clients[client]
+            self._forget_the_dead()
             return sum(self._clients.values())
 
     def _end(self, client: str) -> None:

@@ -23,10 +23,17 @@ class States:
     Args:
         initial: the state at the start of an episode: a tree of arrays without a batch dimension.
         most: actors whose states are kept.
+
+    Raises:
+        TypeError: a leaf of the initial state is no array and no number.
     """
 
     def __init__(self, initial: Any, most: int) -> None:
         leaves, self._skeleton = skeletons.flatten(initial)
+        leaves = [skeletons.as_array(leaf) for leaf in leaves]
+        for path, leaf in zip(skeletons.paths(self._skeleton, "state"), leaves, strict=True):
+            if not hasattr(leaf, "dtype"):
+                raise TypeError(f"{path}: a {type(leaf).__qualname__} is no array and no number")
         self._initial = [leaf[None] for leaf in leaves]
         self._most = most
         self._capacity = min(_FIRST_CAPACITY, most)
@@ -49,19 +56,18 @@ class States:
                 f"a batch of {len(actors)} rows does not fit into {self._most} states: "
                 "make max_actors larger"
             )
-        slots = []
+        for actor in actors:  # first, so that none of them makes room for a new one
+            if actor is not None and actor in self._slots:
+                self._slots.move_to_end(actor)
         new = []
         for actor in actors:
-            if actor is None:
-                slots.append(-1)
-                continue
-            if actor not in self._slots:
+            if actor is not None and actor not in self._slots:
                 self._slots[actor] = self._take()
                 new.append(self._slots[actor])
-            self._slots.move_to_end(actor)
-            slots.append(self._slots[actor])
         self.reset(np.array(new, np.int64))
-        return np.array([self._capacity if slot < 0 else slot for slot in slots], np.int64)
+        # The row of padding is known only now that the arrays have grown.
+        slots = [self._capacity if actor is None else self._slots[actor] for actor in actors]
+        return np.array(slots, np.int64)
 
     def reset(self, slots: npt.NDArray[np.int64]) -> None:
         """Puts the initial state there."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import queue
 import threading
@@ -76,6 +77,7 @@ class Batches(Closing):
         ready = self._ready.get()
         if isinstance(ready, BaseException):
             self._failed = ready
+            self._ready.put(ready)  # for others who wait; nothing else comes after it
             raise ready
         return ready
 
@@ -87,6 +89,8 @@ class Batches(Closing):
                 self._ready.get_nowait()  # it may wait for room
             except queue.Empty:
                 self._thread.join(0.01)
+        with contextlib.suppress(queue.Full):  # nobody waits then
+            self._ready.put_nowait(Closed("the batches were closed"))
 
     def __del__(self) -> None:
         self._stopped.set()

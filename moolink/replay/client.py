@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from moolink import deadlines, logs, skeletons
-from moolink.errors import NoSuchFunction, PeerLost, QueueFull, TimeoutError
+from moolink import deadlines, skeletons
+from moolink.errors import Error, NoSuchFunction, PeerLost, QueueFull, TimeoutError
+from moolink.integers import integer_of
 from moolink.keywords import names_keywords
 from moolink.replay import names, placement
 from moolink.replay.batch import Batch, Batches
-from moolink.replay.local import Arrays
+from moolink.replay.layout import keys_of, priorities_of
+from moolink.replay.local import Stop
+from moolink.replay.placement import Arrays
 from moolink.replay.remote_steps import RemoteSteps
 from moolink.replay.writer import Writer
 
@@ -24,6 +28,22 @@ if TYPE_CHECKING:
 
 _TURN = 5.0  # seconds that the server waits at a time, below the time limit of calls
 _PAUSE = 0.1  # seconds before a server that is lost is asked again
+_GRACE = 2.0  # seconds that a reply may take beyond the time for which the server waits
+_LOOK = 0.2  # seconds between two looks at whether a batch is still wanted
+
+
+@dataclasses.dataclass
+class _Sampled:
+    """What the server replies to SAMPLE."""
+
+    arrays: list[Any]
+    skeleton: Any
+    framework: str
+    table: str
+    keys: Any
+    probabilities: Any
+    priorities: Any
+    times_sampled: Any
 
 
 class ReplayClient:
@@ -48,7 +68,7 @@ class ReplayClient:
         self._rpc = rpc
         self._server = server
         self._name = name
-        self._arrays = arrays
+        self._arrays = placement.kind_of(arrays)
         self._frameworks: dict[str | None, str] = {}  # of each table's items
 
     def insert(
@@ -61,7 +81,7 @@ class ReplayClient:
     ) -> int:
         """As :meth:`Replay.insert`."""
         leaves, skeleton = skeletons.flatten(item)
-        arrays = [skeletons.as_array(leaf)[None] for leaf in leaves]
+        arrays = [array[None] for array in skeletons.arrays_of(leaves)]
         return int(
             self.extend(
                 skeletons.unflatten(skeleton, arrays), priority, table=table, timeout=timeout
@@ -79,12 +99,11 @@ class ReplayClient:
         """As :meth:`Replay.extend`. While items wait for limiter and room, those that are not in
         are sent again every 5 s."""
         leaves, skeleton = skeletons.flatten(items)
-        arrays = [skeletons.as_array(leaf) for leaf in leaves]
+        arrays = skeletons.arrays_of(leaves)
         if not arrays or any(not array.shape for array in arrays):
             raise ValueError("all arrays must have the items as their first dimension")
         count = len(arrays[0])
-        of_each = np.empty(count, np.float64)
-        of_each[:] = np.asarray(priorities, np.float64)
+        of_each = priorities_of(count, priorities)
         keys: list[npt.NDArray[np.int64]] = []
         done = 0
         for left in _turns(timeout):
@@ -104,7 +123,9 @@ class ReplayClient:
         device: Any = None,
     ) -> Batch:
         """As :meth:`Replay.sample`."""
-        batch = self._sample(batch_size, table, timeout, device, None)
+        batch = self._sample(
+            integer_of(batch_size, "batch_size", least=1), table, timeout, device, None
+        )
         if batch is None:
             raise self._late("sample", table, timeout)
         return batch
@@ -118,18 +139,19 @@ class ReplayClient:
         device: Any = None,
     ) -> Batches:
         """As :meth:`Replay.batches`."""
-        return Batches(lambda stop: self._sample(batch_size, table, None, device, stop), prefetch)
+        size = integer_of(batch_size, "batch_size", least=1)
+        return Batches(lambda stop: self._sample(size, table, None, device, stop), prefetch)
 
     def update_priorities(
         self, keys: npt.ArrayLike, priorities: npt.ArrayLike, *, table: str | None = None
     ) -> int:
         """As :meth:`Replay.update_priorities`."""
         of_each = np.asarray(priorities, np.float64)
-        return int(self._call(names.UPDATE, table, np.asarray(keys, np.int64), of_each))
+        return int(self._call(names.UPDATE, table, keys_of(keys), of_each))
 
     def remove(self, keys: npt.ArrayLike, *, table: str | None = None) -> int:
         """As :meth:`Replay.remove`."""
-        return int(self._call(names.REMOVE, table, np.asarray(keys, np.int64)))
+        return int(self._call(names.REMOVE, table, keys_of(keys)))
 
     def reset(self, *, table: str | None = None) -> None:
         """As :meth:`Replay.reset`."""
@@ -163,47 +185,79 @@ class ReplayClient:
         table: str | None,
         timeout: float | None,
         device: Any,
-        stop: Callable[[], bool] | None,
+        stop: Stop | None,
     ) -> Batch | None:
-        """None: the time is up, or `stop` returned True."""
-        if count < 1:
-            raise ValueError(f"batch_size must be at least 1, got {count}")
-        for left in _turns(timeout, 1.0 if stop else _TURN):
+        """None: the time is up, or `stop` returned True. A server grants a batch in several turns
+        where the limiter does; those are joined."""
+        parts: list[_Sampled] = []
+        wait = deadlines.Wait(timeout)
+        lost: Error | None = None
+        while True:
+            left = _TURN if wait.left is None else min(_TURN, wait.left)
+            wanted = count - sum(len(part.keys) for part in parts)
+            try:
+                sampled = self._ask(wanted, table, left, timeout is None, stop)
+                lost = None
+            except (PeerLost, NoSuchFunction, TimeoutError) as error:
+                lost = error
+                time.sleep(_PAUSE)
+            else:
+                if sampled is not None:
+                    parts.append(_Sampled(*sampled))
+                    self._frameworks[table] = parts[0].framework
+            wait.turn(
+                f"a client of the replay {self._name!r} waits for {wanted} items of "
+                f"{self._server!r}: {lost or 'its limiter grants none'}"
+            )
             if stop is not None and stop():
                 return None
-            try:
-                sampled = self._call(names.SAMPLE, table, count, left, self._maps(table))
-            except (PeerLost, NoSuchFunction) as lost:
-                logs.logger.warning("waiting for the replay %r: %s", self._name, lost)
-                time.sleep(_PAUSE)
-                continue
-            if sampled is not None:
-                self._frameworks[table] = sampled[2]
-                return self._batch(*sampled, device=device)
+            if sum(len(part.keys) for part in parts) == count or wait.over:
+                break
+        if parts:
+            return self._batch(parts, device)
+        if lost is not None:
+            raise TimeoutError(
+                f"the replay {self._name!r} at {self._server!r} did not answer within "
+                f"{timeout:g} s: {lost}",
+                peer=self._server,
+            )
         return None
+
+    def _ask(
+        self, count: int, table: str | None, left: float, patient: bool, stop: Stop | None
+    ) -> Any:
+        """What the server has sampled in `left` seconds; None: nothing, or `stop` returned True."""
+        function = names.SAMPLE.format(self._name)
+        future = self._rpc.async_(self._server, function, table, count, left, self._maps(table))
+        deadline = deadlines.after(None if patient else left + _GRACE)
+        try:
+            while not future.wait(_LOOK):
+                if stop is not None and stop():
+                    return None
+                if deadlines.left(deadline) == 0:
+                    raise TimeoutError(f"peer {self._server!r} gave no reply to {function!r}")
+            return future.result()
+        finally:
+            future.cancel()
 
     def _maps(self, table: str | None) -> bool:
         """Whether arrays that cannot be written will do: not for torch's, which could be."""
         kind = self._frameworks.get(table) if self._arrays == "same" else self._arrays
         return kind in ("numpy", "jax")
 
-    def _batch(
-        self,
-        arrays: list[Any],
-        skeleton: Any,
-        framework: str,
-        table: str,
-        keys: npt.NDArray[np.int64],
-        probabilities: npt.NDArray[np.float64],
-        priorities: npt.NDArray[np.float64],
-        times_sampled: npt.NDArray[np.uint32],
-        *,
-        device: Any,
-    ) -> Batch:
-        kind = framework if self._arrays == "same" else self._arrays
-        given = [np.asarray(array) for array in arrays]  # of another framework: Rpc(arrays=)
-        data = skeletons.unflatten(skeleton, placement.convert(given, kind, device))
-        return Batch(data, keys, probabilities, priorities, times_sampled, table)
+    def _batch(self, parts: list[_Sampled], device: Any) -> Batch:
+        first = parts[0]
+        kind = first.framework if self._arrays == "same" else self._arrays
+        columns = zip(*(part.arrays for part in parts), strict=True)
+        arrays = placement.convert([_joined(column) for column in columns], kind, device)
+        return Batch(
+            skeletons.unflatten(first.skeleton, arrays),
+            _joined([part.keys for part in parts]),
+            _joined([part.probabilities for part in parts]),
+            _joined([part.priorities for part in parts]),
+            _joined([part.times_sampled for part in parts]),
+            first.table,
+        )
 
     def _late(
         self, what: str, table: str | None, timeout: float | None, more: str = ""
@@ -219,11 +273,16 @@ class ReplayClient:
         return TimeoutError(f"nothing to {what} for {timeout} s: {why}")
 
 
-def _turns(timeout: float | None, longest: float = _TURN) -> Iterator[float]:
+def _joined(parts: Sequence[Any]) -> npt.NDArray[Any]:
+    arrays = [np.asarray(part) for part in parts]  # of another framework: Rpc(arrays=)
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
+def _turns(timeout: float | None) -> Iterator[float]:
     """The seconds of each turn of a wait, at least one."""
     deadline = deadlines.after(timeout)
     while True:
         left = deadlines.left(deadline)
-        yield longest if left is None else min(longest, left)
+        yield _TURN if left is None else min(_TURN, left)
         if deadline is not None and time.monotonic() >= deadline:
             return

@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from moolink import skeletons
 from moolink.skeletons import Skeleton
 
@@ -29,6 +32,30 @@ class Layout:
             difference = skeletons.difference(tree, self.skeleton)
             raise ValueError(f"a step differs from the first one: it is {difference}")
         return [
-            skeletons.as_array(leaf, column[1])
+            skeletons.as_array(leaf, column[1], column[0])
             for leaf, column in zip(leaves, self.columns, strict=True)
         ]
+
+
+def priorities_of(count: int, priorities: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """The priority of each of `count` items: its own, or one for all.
+
+    Raises:
+        ValueError: there is another number of them.
+    """
+    given = np.asarray(priorities, np.float64)
+    if given.shape not in ((), (count,)):
+        raise ValueError(f"expected one priority, or {count}, got an array of shape {given.shape}")
+    return np.array(np.broadcast_to(given, count))
+
+
+def keys_of(keys: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    """The keys that a program gives.
+
+    Raises:
+        ValueError: they have not one dimension.
+    """
+    given = np.ascontiguousarray(keys, np.int64)
+    if given.ndim != 1:
+        raise ValueError(f"keys must have one dimension, got shape {given.shape}")
+    return given

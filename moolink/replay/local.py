@@ -8,24 +8,25 @@ import os
 import secrets
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from moolink import skeletons
+from moolink import deadlines, skeletons
 from moolink._core import ReplayCore
 from moolink.closing import Closing
 from moolink.errors import QueueFull, TimeoutError
+from moolink.integers import integer_of
 from moolink.replay import placement
 from moolink.replay.batch import Batch, Batches
-from moolink.replay.layout import Layout
+from moolink.replay.layout import Layout, keys_of, priorities_of
 from moolink.replay.local_steps import LocalSteps
 from moolink.replay.options import Table
+from moolink.replay.placement import Arrays
 from moolink.replay.writer import Item, Writer
 from moolink.skeletons import Skeleton
 
-Arrays = Literal["same", "numpy", "torch", "jax"]
 Stop = Callable[[], bool]
 
 
@@ -65,10 +66,13 @@ class Replay(Closing):
         arrays: Arrays = "same",
     ) -> None:
         options = [tables] if isinstance(tables, Table) else list(tables)
+        for table in options:
+            if not isinstance(table, Table):
+                raise TypeError(f"expected a Table or several, got a {type(table).__name__}")
         if len({table.name for table in options}) != len(options) or not options:
             raise ValueError("a replay needs tables, each with a name of its own")
         self._core = ReplayCore()
-        self._arrays = arrays
+        self._arrays = placement.kind_of(arrays)
         self._lock = threading.Lock()
         self._layouts: dict[str, Layout] = {}
         self._pattern_numbers: dict[str, int] = {}
@@ -119,7 +123,13 @@ class Replay(Closing):
             TypeError, ValueError: its arrays are not like those of the first item.
         """
         of = self.open_table(table)
-        layout, pattern = of.steps or self._open_steps(of, self.layout_of(item))
+        if of.steps is None:
+            # The first one fixes what others are like only if nothing is wrong with it.
+            leaves, skeleton = skeletons.flatten(item)
+            stacked = [array[None] for array in skeletons.arrays_of(leaves)]
+            items = skeletons.unflatten(skeleton, stacked)
+            return int(self.extend(items, priority, table=table, timeout=timeout)[0])
+        layout, pattern = of.steps
         key = self._core.insert_step(
             of.index, pattern, layout.store, layout.leaves(item), priority, timeout
         )
@@ -172,9 +182,10 @@ class Replay(Closing):
             QueueFull: with a time-out of 0, no item can be sampled now.
             TimeoutError: no item could be sampled in time.
         """
-        batch = self._sample(self.open_table(table), batch_size, timeout, device)
+        of = self.open_table(table)
+        batch = self._sample(of, integer_of(batch_size, "batch_size", least=1), timeout, device)
         if batch is None:
-            raise self._late("sample", self.open_table(table).options.name, timeout)
+            raise self._late("sample", of.options.name, timeout)
         return batch
 
     def batches(
@@ -187,7 +198,8 @@ class Replay(Closing):
     ) -> Batches:
         """An iterator over batches without end, of which `prefetch` are sampled ahead."""
         of = self.open_table(table)
-        return Batches(lambda stop: self._sample(of, batch_size, None, device, stop), prefetch)
+        size = integer_of(batch_size, "batch_size", least=1)
+        return Batches(lambda stop: self._sample(of, size, None, device, stop), prefetch)
 
     def update_priorities(
         self,
@@ -204,13 +216,13 @@ class Replay(Closing):
         """
         return self._core.update(
             self.open_table(table).index,
-            np.ascontiguousarray(keys, np.int64),
+            keys_of(keys),
             np.ascontiguousarray(priorities, np.float64),
         )
 
     def remove(self, keys: npt.ArrayLike, *, table: str | None = None) -> int:
         """Removes items; returns how many of them were still there."""
-        return self._core.remove(self.open_table(table).index, np.ascontiguousarray(keys, np.int64))
+        return self._core.remove(self.open_table(table).index, keys_of(keys))
 
     def reset(self, *, table: str | None = None) -> None:
         """Removes all items, and lets the limiter count anew."""
@@ -341,26 +353,39 @@ class Replay(Closing):
                 self._layouts[name] = Layout(store, skeleton, columns, framework)
             return self._layouts[name]
 
-    def add_pattern(self, table: OpenTable, layout: Layout, item: Item) -> int:
-        """The core's number of a pattern of items for a table.
+    def add_pattern(
+        self, table: OpenTable, layout: Layout, item: Item, priorities: npt.ArrayLike
+    ) -> int:
+        """The core's number of a pattern of items for a table. The first one fixes the tree of the
+        table's items, if the items that it is for can be inserted.
 
         Raises:
-            ValueError: the table has items of another tree.
+            ValueError: the table has items of another tree, or a priority is out of range.
         """
         name = repr((table.index, layout.store, item.width, item.pieces, item.skeleton))
         with self._lock:
             if name in self._pattern_numbers:
                 return self._pattern_numbers[name]
+            # The item's arrays in the order of the table's, whose dicts may be in another one.
+            numbers, skeleton = skeletons.flatten(item.skeleton)
             if table.skeleton is None:
-                table.skeleton, table.framework = item.skeleton, layout.framework
-            elif repr(table.skeleton) != repr(item.skeleton):
+                self._check_priorities(table, priorities)
+            elif (found := skeletons.leaves_like(item.skeleton, table.skeleton)) is not None:
+                numbers = found
+            else:
                 raise ValueError(
-                    f"the items of table {table.options.name!r} are another tree: it has "
+                    f"the items of table {table.options.name!r} are another tree: one has "
                     f"{', '.join(skeletons.paths(table.skeleton))}"
                 )
-            pattern = {"store": layout.store, "width": item.width, "pieces": item.pieces}
-            self._pattern_numbers[name] = self._add_pattern(pattern)
-            return self._pattern_numbers[name]
+            if sorted(numbers) != list(range(len(item.pieces))):
+                raise ValueError("an item has an array for each leaf of its tree")
+            pieces = [item.pieces[number] for number in numbers]
+            pattern = {"store": layout.store, "width": item.width, "pieces": pieces}
+            number = self._add_pattern(pattern)
+            if table.skeleton is None:
+                table.skeleton, table.framework = skeleton, layout.framework
+            self._pattern_numbers[name] = number
+            return number
 
     def extend_until(
         self,
@@ -372,15 +397,16 @@ class Replay(Closing):
     ) -> tuple[npt.NDArray[np.int64], int]:
         """As extend, until the time is up or `stop` returns True: the keys of the items that are
         in, and how many were given."""
-        layout, pattern = of.steps or self._open_steps(of, self.layout_of(items, stacked=True))
+        layout = of.steps[0] if of.steps else self.layout_of(items, stacked=True)
         leaves = layout.leaves(items)
-        shape = tuple(leaves[0].shape)
+        shape = tuple(leaves[0].shape) if leaves else ()
         if not shape:
             raise ValueError("all arrays must have the items as their first dimension")
-        of_each = np.empty(shape[0], np.float64)
-        of_each[:] = np.asarray(priorities, np.float64)
+        of_each = priorities_of(shape[0], priorities)
+        deadlines.check(timeout)
         rows = self._core.extend(layout.store, leaves, shape[0])
         try:
+            _, pattern = of.steps or self._open_steps(of, layout, of_each)
             return self.insert_rows(pattern, rows, of_each, of, timeout, stop), len(rows)
         finally:
             self._core.release(layout.store, rows)
@@ -395,7 +421,18 @@ class Replay(Closing):
         stop: Stop | None = None,
     ) -> npt.NDArray[np.int64]:
         """Inserts items of rows that the caller holds; returns the keys of those that are in."""
+        stop = self._telling(f"an insert of {len(priorities)} items", table.options.name, stop)
         return self._core.insert(table.index, pattern, rows, priorities, timeout, stop)
+
+    def _telling(self, what: str, table: str, stop: Stop | None) -> Stop:
+        """`stop`, which also tells the log of a wait that is long."""
+        wait = deadlines.Wait()
+
+        def look() -> bool:
+            wait.turn(f"{what} waits for table {table!r}: its limiter or its size keeps it back")
+            return stop is not None and stop()
+
+        return look
 
     def raise_if_late(self, inserted: int, asked: int, table: str, timeout: float | None) -> None:
         """Raises unless as many items were inserted as were asked for."""
@@ -407,9 +444,16 @@ class Replay(Closing):
         self._patterns.append(pattern)
         return number
 
-    def _open_steps(self, table: OpenTable, layout: Layout) -> tuple[Layout, int]:
+    def _check_priorities(self, table: OpenTable, priorities: npt.ArrayLike) -> None:
+        of_each = np.atleast_1d(np.asarray(priorities, np.float64))
+        self._core.update(table.index, np.full(len(of_each), -1), of_each)  # -1 is no item's key
+
+    def _open_steps(
+        self, table: OpenTable, layout: Layout, priorities: npt.ArrayLike
+    ) -> tuple[Layout, int]:
         pieces = [(column, 0, 0) for column in range(len(layout.columns))]
-        pattern = self.add_pattern(table, layout, Item(layout.skeleton, 1, pieces))
+        item = Item(layout.skeleton, 1, pieces)
+        pattern = self.add_pattern(table, layout, item, priorities)
         table.steps = (layout, pattern)
         return table.steps
 
@@ -421,9 +465,8 @@ class Replay(Closing):
         device: Any,
         stop: Stop | None = None,
     ) -> Batch | None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         # Until the table's first item is there nobody knows what "same" is.
+        stop = self._telling(f"a sample of {batch_size} items", table.options.name, stop)
         sampled = self._core.sample(table.index, batch_size, timeout, "numpy", False, stop)
         if sampled is None:
             return None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from moolink import deadlines
 from moolink.replay.writer import Item, Steps
 
 if TYPE_CHECKING:
@@ -22,9 +23,9 @@ class LocalSteps(Steps):
     """
 
     def __init__(self, replay: Replay, first: Any, stacked: bool = False) -> None:
-        self._rows: list[int] = []
-        self._replay = replay
         self._layout = replay.layout_of(first, stacked)
+        self._replay = replay
+        self._rows: list[int] = []
         self.skeleton = self._layout.skeleton
         self.columns = self._layout.columns
 
@@ -60,11 +61,17 @@ class LocalSteps(Steps):
         stop: Callable[[], bool] | None,
     ) -> npt.NDArray[np.int64]:
         """As insert, until the time is up or `stop` returns True: no key then."""
+        deadlines.check(timeout)
         of = self._replay.open_table(table)
-        pattern = self._replay.add_pattern(of, self._layout, item)
+        pattern = self._replay.add_pattern(of, self._layout, item, priority)
         rows = np.array(self._rows[first : first + item.width], np.uint32)
         priorities = np.array([priority], np.float64)
         return self._replay.insert_rows(pattern, rows, priorities, of, timeout, stop)
 
+    def __len__(self) -> int:
+        """Steps that are kept."""
+        return len(self._rows)
+
     def __del__(self) -> None:
-        self.forget(len(self._rows))
+        if hasattr(self, "_rows"):
+            self.forget(len(self._rows))

@@ -91,7 +91,7 @@ def SampleToInsertRatio(samples_per_insert: float, min_size: int, error_buffer: 
         ValueError: `error_buffer` is below max(1, samples_per_insert), which could stop both.
     """
     least = max(1.0, samples_per_insert)
-    if error_buffer < least:
+    if not error_buffer >= least:  # so that what is no number fails, too
         raise ValueError(
             f"error_buffer must be at least max(1, samples_per_insert) = {least:g}, got "
             f"{error_buffer:g}: inserts and samples could wait for each other"
@@ -112,6 +112,10 @@ class Table:
             sampled `max_times_sampled` times, or removed.
         limiter: when items may be inserted and sampled.
         max_times_sampled: an item is removed when it was sampled so often; 0: never.
+
+    Raises:
+        TypeError: an option is of another type.
+        ValueError: an option is out of range, or nothing could ever be sampled.
     """
 
     name: str
@@ -122,6 +126,7 @@ class Table:
     max_times_sampled: int = 0
 
     def __post_init__(self) -> None:
+        self._check_types()
         if not 1 <= self.max_size <= _LARGEST:
             raise ValueError(f"max_size must be from 1 to 2**32 - 1, got {self.max_size}")
         if not 0 <= self.max_times_sampled <= _LARGEST:
@@ -131,6 +136,20 @@ class Table:
                 f"table {self.name!r} has at most {self.max_size} items, and its limiter waits for "
                 f"{self.limiter.min_size}: nothing would ever be sampled"
             )
+
+    def _check_types(self) -> None:
+        expected: dict[str, tuple[Any, str]] = {
+            "name": (str, "a str"),
+            "max_size": (int, "an int"),
+            "sampler": (Selector, "a Selector, such as Uniform()"),
+            "remover": (Selector | None, "a Selector or None, such as Fifo()"),
+            "limiter": (Limiter, "a Limiter, such as MinSize(1)"),
+            "max_times_sampled": (int, "an int"),
+        }
+        for option, (kind, text) in expected.items():
+            given = getattr(self, option)
+            if not isinstance(given, kind):
+                raise TypeError(f"{option} of table {self.name!r} must be {text}, got {given!r}")
 
     @classmethod
     def queue(cls, name: str, max_size: int) -> Table:

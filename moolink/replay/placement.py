@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, get_args
 
 from moolink import trees
+
+Arrays = Literal["same", "numpy", "torch", "jax"]
+
+
+def kind_of(arrays: Arrays) -> Arrays:
+    """What batches are to be made of.
+
+    Raises:
+        ValueError: it is nothing of the kind.
+    """
+    if arrays not in get_args(Arrays):
+        raise ValueError(f"arrays must be one of {', '.join(get_args(Arrays))}, got {arrays!r}")
+    return arrays
 
 
 def convert(arrays: list[Any], kind: str, device: Any) -> list[Any]:

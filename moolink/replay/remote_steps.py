@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moolink import logs, serving, skeletons
+from moolink import deadlines, logs, serving, skeletons
 from moolink.errors import CancelledError, Closed, Error, NoSuchFunction, PeerLost, TimeoutError
 from moolink.replay import names
 from moolink.replay.writer import Item, Steps
@@ -56,6 +56,7 @@ class RemoteSteps(Steps):
         self._gathered = _Turn()
         self._sent: _Turn | None = None
         self._call: Future | None = None
+        self._away = deadlines.Wait()  # since a call succeeded
         self._begin()
         self.lost = 0
         """Items that may not be in their tables, because a server was lost."""
@@ -67,15 +68,17 @@ class RemoteSteps(Steps):
             raise ValueError(f"a step differs from the first one: it is {difference}")
         copied = []
         for leaf, (path, dtype, shape) in zip(leaves, self.columns, strict=True):
-            array = skeletons.as_array(leaf, dtype)
+            array = skeletons.as_array(leaf, dtype, path)
             if skeletons.layout_of(array) != (dtype, shape):
                 given = skeletons.layout_of(array)
                 raise ValueError(f"{path}: expected {dtype} {shape}, got {given[0]} {given[1]}")
             copied.append(array.clone() if hasattr(array, "clone") else np.array(array))
+        # What went wrong before is raised before the step is taken.
+        self._settle(wait=len(self._gathered.steps) >= self._chunk)
         self._kept.append(copied)
         self._gathered.steps.append(copied)
         self._next += 1
-        self._send(wait=len(self._gathered.steps) >= self._chunk)
+        self._send()
 
     def forget(self, count: int) -> None:
         self._oldest += count
@@ -86,20 +89,29 @@ class RemoteSteps(Steps):
     ) -> None:
         if timeout == 0:
             raise ValueError("over a network a writer cannot insert without waiting")
+        self._settle(wait=len(self._gathered.items) >= self._chunk)
         number = self._oldest + first
         pieces = [list(piece) for piece in item.pieces]
         row = (item.skeleton, item.width, pieces, number, float(priority), table)
         self._gathered.items.append(row)
-        self._send(wait=len(self._gathered.items) > self._chunk)
+        self._send()
 
     def flush(self) -> None:
         while self._call is not None or self._gathered.items:
-            self._send(wait=True)
+            self._settle(wait=True)
+            self._send()
 
     def close(self) -> None:
+        if self._call is not None:
+            self._call.cancel()
+        self._call = self._sent = None
+        self._gathered = _Turn()
+        self._end_at_server()
+        self._begin()
+
+    def _end_at_server(self) -> None:
         with contextlib.suppress(Error):  # a server that is lost has forgotten the writer
             self._rpc.async_(self._server, self._end, self._id)
-        self._begin()
 
     def _begin(self) -> None:
         """A writer anew, at the server's side."""
@@ -107,12 +119,15 @@ class RemoteSteps(Steps):
         self._turn = 0
         self._base = self._next  # the number of the server's first step
 
-    def _send(self, wait: bool) -> None:
-        """Calls the server unless a call is under way; `wait` until it is not."""
-        if self._call is not None:
-            if not wait and not self._call.done():
-                return
+    def _settle(self, wait: bool) -> None:
+        """Takes the reply to the call under way; `wait` for it if need be."""
+        if self._call is not None and (wait or self._call.done()):
             self._finish()
+
+    def _send(self) -> None:
+        """Calls the server, unless a call is under way."""
+        if self._call is not None:
+            return
         if not self._gathered.items and len(self._gathered.steps) < self._chunk:
             return  # steps alone are in no hurry
         turn, self._gathered = self._gathered, _Turn()
@@ -146,8 +161,7 @@ class RemoteSteps(Steps):
 
     def _finish(self) -> None:
         """Waits for the call under way."""
-        call, self._call = self._call, None
-        turn, self._sent = self._sent, None
+        call, turn = self._call, self._sent
         assert call is not None
         assert turn is not None
         try:
@@ -158,8 +172,17 @@ class RemoteSteps(Steps):
             if lost.ran != "no":
                 self._lose(turn.items, str(lost))
                 turn.items = []
+            time.sleep(min(_PAUSE, self._away.turn(f"a writer waits: {lost}")))
             done = None
-            time.sleep(_PAUSE)
+        except Error:
+            # How much of the turn was done is not known: the writer begins anew at the server.
+            self._call = self._sent = None
+            self._end_at_server()
+            self._begin()
+            raise
+        else:
+            self._away = deadlines.Wait()
+        self._call = self._sent = None
         self._gathered.items = turn.items[done or 0 :] + self._gathered.items
         self._trim()
         if done is None:
@@ -168,7 +191,7 @@ class RemoteSteps(Steps):
     def _lose(self, items: list[tuple[Any, ...]], why: str) -> None:
         self.lost += len(items)
         if items:
-            logs.logger.warning("%d items of a writer may be lost: %s", len(items), why)
+            logs.logger.warning("a writer may have lost items, %d: %s", len(items), why)
 
     def __del__(self) -> None:
         call = getattr(self, "_call", None)

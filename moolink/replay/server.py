@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from moolink import deadlines, forks, lending, serving
+from moolink import deadlines, forks, lending, serving, skeletons
 from moolink.closing import Closing
 from moolink.replay import names
 from moolink.replay.local import Replay
@@ -97,7 +97,7 @@ class ReplayServer(Closing):
     def _reset(self, table: str | None) -> None:
         self._replay.reset(table=table)
 
-    # These wait for limiter or room, until the caller gives up.
+    # These wait for limiter or room.
 
     def _extend(
         self,
@@ -109,7 +109,8 @@ class ReplayServer(Closing):
     ) -> None:
         def extend() -> npt.NDArray[np.int64]:
             of = self._replay.open_table(table)
-            return self._replay.extend_until(of, items, priorities, timeout, reply.cancelled)[0]
+            stop = self._stop(reply)
+            return self._replay.extend_until(of, items, priorities, timeout, stop)[0]
 
         self._answer(reply, extend)
 
@@ -124,7 +125,8 @@ class ReplayServer(Closing):
         def sample() -> Any:
             of = self._replay.open_table(table)
             core = self._replay.core
-            sampled = core.sample(of.index, count, timeout, "numpy", lend, reply.cancelled)
+            stop = self._stop(reply)
+            sampled = core.sample(of.index, count, timeout, "numpy", lend, stop)
             if sampled is None:
                 return None
             arrays, *numbers = sampled
@@ -151,12 +153,17 @@ class ReplayServer(Closing):
         if of is None or of.turn != turn:
             reply(None)  # this server has restarted since the writer began
             return
-        self._answer(reply, lambda: of.write(forgotten, steps, count, items, reply.cancelled))
+        stop = self._stop(reply)
+        self._answer(reply, lambda: of.write(forgotten, steps, count, items, stop))
+
+    def _stop(self, reply: RpcDeferredReturn) -> Callable[[], bool]:
+        """Whether a wait is to end: the caller has given up, or the server ends."""
+        return lambda: self._closed or reply.cancelled()
 
     def _answer(self, reply: RpcDeferredReturn, work: Callable[[], Any]) -> None:
         try:
             result = work()
-        except (ValueError, TypeError) as wrong:
+        except (ValueError, TypeError, KeyError) as wrong:
             result = wrong  # raised at the caller
         serving.answer(reply, result)
 
@@ -182,6 +189,7 @@ class _RemoteWriter:
         self.turn = 0
         self._replay = replay
         self._steps: LocalSteps | None = None
+        self._columns: dict[int, int] = {}  # the store's by the client's
         self._first = 0  # the number of the oldest step that is kept
         self._lock = threading.Lock()
 
@@ -199,23 +207,40 @@ class _RemoteWriter:
         deadline = deadlines.after(_TURN)
         with self._lock:
             self.turn += 1
+            if self._steps is None:
+                self._steps = self._open(steps)
             if count:
-                if self._steps is None:
-                    self._steps = LocalSteps(self._replay, steps, stacked=True)
                 self._steps.extend(steps, count)
             done = 0
             for skeleton, width, pieces, first, priority, table in items:
-                assert self._steps is not None
-                item = Item(skeleton, width, [(c, f, n) for c, f, n in pieces])
-                offset = first - self._first
+                item = Item(skeleton, width, [(self._columns[c], f, n) for c, f, n in pieces])
+                offset = self._place(first, width)
                 left = deadlines.left(deadline)
                 if not len(self._steps.insert_until(item, offset, priority, table, left, stop)):
                     break
                 done += 1
-            if self._steps is not None:
-                self._steps.forget(forgotten - self._first)
+            self._steps.forget(self._place(forgotten, 0))
             self._first = forgotten
             return done
+
+    def _open(self, steps: Any) -> LocalSteps:
+        opened = LocalSteps(self._replay, steps, stacked=True)
+        # The client numbers arrays in the order of its own dicts.
+        order = skeletons.leaves_like(skeletons.flatten(steps)[1], opened.skeleton)
+        assert order is not None
+        self._columns = {theirs: ours for ours, theirs in enumerate(order)}
+        return opened
+
+    def _place(self, step: int, width: int) -> int:
+        """The place of a step among those that are kept."""
+        assert self._steps is not None
+        place = step - self._first
+        if not 0 <= place <= place + width <= len(self._steps):
+            raise ValueError(
+                f"steps {step} to {step + width} are not among the writer's steps "
+                f"{self._first} to {self._first + len(self._steps)}"
+            )
+        return place
 
     def close(self) -> None:
         with self._lock:

@@ -181,11 +181,15 @@ class Writer:
             self._steps.flush()
 
     def close(self) -> None:
-        """Flushes, and gives up the steps that no item refers to."""
+        """Flushes, and gives up the steps that no item refers to. A `with` statement that an
+        exception ends does not flush."""
         self.flush()
-        self.end_episode()
+        self._abandon()
+
+    def _abandon(self) -> None:
         if self._steps is not None:
             self._steps.close()
+        self.end_episode()
 
     def __enter__(self) -> Self:
         return self
@@ -198,11 +202,15 @@ class Writer:
     ) -> None:
         if kind is None:
             self.close()
+        else:
+            self._abandon()
 
     def steps_at(self, index: int | slice) -> int | range:
         """Which steps an index of the episode means, counted from the writer's first step."""
         episode = range(self._begin, self._end)
         if not isinstance(index, slice):
+            if not -len(episode) <= index < len(episode):
+                raise IndexError(f"step {index} of an episode that has {len(episode)} steps")
             return episode[index]
         if index.step not in (None, 1):
             raise ValueError("an item's steps follow one another: a slice has no step")

@@ -85,6 +85,13 @@ class Backlog(Generic[T]):
                 return True
         return False
 
+    def withdraw_all(self) -> list[T]:
+        """Nothing is let in any more; returns what was in line."""
+        line = [item.payload for item in self._line]
+        self._line.clear()
+        self.counts.withdrawn += len(line)
+        return line
+
     def expire(self, max_lag: int) -> list[Item[T]]:
         """Drops items begun more than `max_lag` versions ago; returns those that were in line."""
         line = [item for item in self._line if self.lag(item) > max_lag]

@@ -14,6 +14,7 @@ from moolink._core import LentSlot
 from moolink.batch_layout import Nest, Node, Spec
 from moolink.closing import Closing
 from moolink.errors import Closed, TimeoutError
+from moolink.integers import integer_of
 from moolink.keywords import names_keywords
 from moolink.trajectories import names
 from moolink.trajectories.backlog import Backlog, Item
@@ -78,12 +79,12 @@ class TrajectoryQueue(Closing):
     def __init__(
         self, rpc: Rpc, name: str, *, max_size: int = 64, dim: int = 0, device: str = "cpu"
     ) -> None:
-        if max_size < 1:
-            raise ValueError(f"max_size must be at least 1, got {max_size}")
+        max_size = integer_of(max_size, "max_size", least=1)
         self._rpc = rpc
         self._name = name
-        self._dim = dim
+        self._dim = integer_of(dim, "dim")
         self._device = str(device)
+        self._max_size = max_size
         self._backlog: Backlog[_Put] = Backlog(max_size)
         self._expected: Node | None = None
         self._layouts: dict[int, Node] = {}  # by the size of batches
@@ -104,6 +105,7 @@ class TrajectoryQueue(Closing):
         Raises:
             ValueError: it is below the one before.
         """
+        version = integer_of(version, "version")
         with self._changed:
             self._backlog.advance(version)
             self._changed.notify_all()
@@ -117,7 +119,8 @@ class TrajectoryQueue(Closing):
         timeout: float | None = None,
         at_least: int | None = None,
     ) -> TrajectoryBatch:
-        """Takes the `count` oldest items as a batch, waiting until there are as many.
+        """Takes the `count` oldest items as a batch, waiting until there are as many. For any
+        thread.
 
         Args:
             max_lag: versions that the learner's weights may be ahead of an item's first step.
@@ -129,22 +132,26 @@ class TrajectoryQueue(Closing):
         Raises:
             TimeoutError: there were fewer than `at_least`; none was taken.
             moolink.Closed: the queue was closed, and has not enough items.
-            ValueError: an argument is out of range.
+            TypeError, ValueError: an argument is no integer, or out of range.
         """
+        count = integer_of(count, "count", least=1)
+        if max_lag is not None:
+            max_lag = integer_of(max_lag, "max_lag", least=0)
         enough = count if at_least is None else at_least
         if not 1 <= enough <= count:
             raise ValueError(f"1 <= at_least <= count does not hold: {enough}, {count}")
+        if count > self._max_size:
+            raise ValueError(f"{count} items are more than max_size, {self._max_size}")
         if late not in ("drop", "mask"):
             raise ValueError(f'late must be "drop" or "mask", got {late!r}')
         drop = max_lag if late == "drop" else None
-        deadline = deadlines.after(timeout)
+        wait = deadlines.Wait(timeout)
         with self._changed:
             while True:
                 self._settle(drop)
                 if len(self._backlog) >= count:
                     break
-                left = deadlines.left(deadline)
-                if left == 0 or self._closed:
+                if wait.over or self._closed:
                     if len(self._backlog) >= enough:
                         break
                     self._require_open()
@@ -152,12 +159,17 @@ class TrajectoryQueue(Closing):
                         f"{len(self._backlog)} of {enough} items of {self._name!r} came within "
                         f"{timeout:g} s; {self._backlog.counts.dropped} were dropped so far"
                     )
+                turn = wait.turn(
+                    f"the queue {self._name!r} waits for {count} items; {len(self._backlog)} are "
+                    f"there, {self._backlog.counts.dropped} were dropped"
+                )
                 with LentSlot():
-                    self._changed.wait(left)
+                    self._changed.wait(turn)
             items = self._backlog.take(count)
             version = self._backlog.version
             self._settle(None)
-        return self._batch(items, count, version, max_lag)
+        with self._copying:  # a layout makes one batch at a time
+            return self._batch(items, count, version, max_lag)
 
     def stats(self) -> dict[str, Any]:
         """Items that wait, in the queue and for room, and counts since the beginning; mean lags of
@@ -173,11 +185,14 @@ class TrajectoryQueue(Closing):
         return {"size": size, "waiting_for_room": in_line, **counts, "mean_lag": lags}
 
     def close(self) -> None:
-        """Refuses further items; those that are there can still be taken."""
+        """Refuses further items, also those that wait for room; what is in the queue can still be
+        taken."""
         with self._changed:
             if self._closed:
                 return
             self._closed = True
+            for put in self._backlog.withdraw_all():
+                put.reply.reject(self._refusal())
             self._changed.notify_all()
         serving.undefine(self._rpc, names.PUT.format(self._name))
 
@@ -186,14 +201,16 @@ class TrajectoryQueue(Closing):
 
     def _forked(self) -> None:
         self._changed = threading.Condition()
+        self._copying = threading.Lock()
 
     def _on_put(self, reply: RpcDeferredReturn, tree: Nest, begin: int, end: int) -> None:
         put = _Put(tree, reply)
         with self._changed:
             try:
                 self._require_open()
+                begin, end = names.versions_of(begin, end)
                 self._check(tree)
-            except (Closed, ValueError) as refused:
+            except (Closed, ValueError, TypeError) as refused:
                 reply.reject(str(refused))
                 return
             has_room = self._backlog.put(put, begin, end)
@@ -212,7 +229,10 @@ class TrajectoryQueue(Closing):
 
     def _require_open(self) -> None:
         if self._closed:
-            raise Closed(f"the queue {self._name!r} was closed")
+            raise Closed(self._refusal())
+
+    def _refusal(self) -> str:
+        return f"the queue {self._name!r} was closed"
 
     def _check(self, tree: Nest) -> None:
         if self._expected is None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import collections
+import time
 from typing import TYPE_CHECKING, Any
 
 from moolink import deadlines, logs
 from moolink.closing import Closing
-from moolink.errors import Closed, PeerLost, TimeoutError
+from moolink.errors import Closed, NoSuchFunction, PeerLost, TimeoutError
 from moolink.keywords import names_keywords
 from moolink.trajectories import names
 
 if TYPE_CHECKING:
     from moolink._core import Future
     from moolink.rpc import Rpc
+
+_PAUSE = 0.1  # seconds before the next item, where the learner has no such queue
 
 
 class TrajectoryWriter(Closing):
@@ -38,6 +41,7 @@ class TrajectoryWriter(Closing):
         self._learner = learner
         self._ahead = ahead
         self._pending: collections.deque[Future] = collections.deque()
+        self._refused = deadlines.Wait()  # since an item was accepted
         self._counts = {"put": 0, "accepted": 0, "lost": 0}
         self.learner_version: int | None = None
         """The learner's version when it accepted the last item; None: it has accepted none."""
@@ -48,8 +52,8 @@ class TrajectoryWriter(Closing):
         """Sends an item: a tree of arrays, which are captured. Waits while `ahead` items before it
         are not accepted: the queue is full.
 
-        An item that is lost with a learner that dies is counted (`stats()`), and no error: the next
-        one goes to the learner that takes its place.
+        An item that is lost with a learner that dies, or that has no such queue yet, is counted
+        (`stats()`), and no error: the next one goes to the learner that takes its place.
 
         Args:
             begin, end: the version of the weights at the item's first and last step; `end` is
@@ -61,9 +65,10 @@ class TrajectoryWriter(Closing):
             moolink.RemoteError: an item before this one differs from the queue's first, or the
                 queue was closed.
             moolink.Closed: this peer was closed.
+            TypeError, ValueError: a version is no integer, or `end` is below `begin`.
         """
+        begin, end = names.versions_of(begin, begin if end is None else end)
         self._wait_for(self._ahead - 1, timeout)
-        end = begin if end is None else end
         call = self._rpc.async_(self._learner, self._function, tree, begin, end)
         self._pending.append(call)
         self._counts["put"] += 1
@@ -103,8 +108,12 @@ class TrajectoryWriter(Closing):
         try:
             self.learner_version = call.result()
             self._counts["accepted"] += 1
+            self._refused = deadlines.Wait()
         except Closed:
             raise
+        except NoSuchFunction as lost:
+            self._counts["lost"] += 1
+            time.sleep(min(_PAUSE, self._refused.turn(f"items of a writer are lost: {lost}")))
         except (PeerLost, TimeoutError) as lost:
             self._counts["lost"] += 1
             logs.logger.warning("an item for %r is lost: %s", self._learner, lost)

@@ -1,7 +1,9 @@
 """Versioned weights: a publisher makes whole versions, subscribers switch from one to the next."""
 
 from moolink.weights.copies import Weights
+from moolink.weights.placement import Shard
 from moolink.weights.publisher import Publisher
+from moolink.weights.sharded_subscriber import ShardedSubscriber
 from moolink.weights.subscriber import Subscriber
 
-__all__ = ["Publisher", "Subscriber", "Weights"]
+__all__ = ["Publisher", "Shard", "ShardedSubscriber", "Subscriber", "Weights"]

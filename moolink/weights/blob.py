@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,8 @@ import numpy.typing as npt
 from moolink import _core, lending, skeletons, trees
 from moolink.device_arrays import numpy_dtype
 from moolink.skeletons import Skeleton
+from moolink.weights import placement
+from moolink.weights.placement import Region, Shard
 
 Bytes = npt.NDArray[np.uint8]
 Arrays = Literal["same", "numpy", "torch", "jax"]
@@ -20,17 +22,23 @@ FloatType = Literal["float32", "float16", "bfloat16"]
 
 CHUNK = 1 << 20  # bytes
 _ALIGNMENT = 64
-_FLOATS = ("float64", "float32", "float16", "bfloat16")
+FLOATS = ("float64", "float32", "float16", "bfloat16")
 
 
 @dataclasses.dataclass(frozen=True)
 class Field:
-    """An array in a block."""
+    """An array in a block, or a part of one: of an array of shape `whole`, that from `start`."""
 
     dtype: str
     shape: tuple[int, ...]
     offset: int
     framework: str  # what it was made of: "numpy", "torch", "jax" or "number"
+    start: tuple[int, ...]
+    whole: tuple[int, ...]
+
+    @property
+    def region(self) -> Region:
+        return placement.region_of(self.start, self.shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +55,7 @@ class Layout:
     @classmethod
     def from_wire(cls, wire: tuple[Any, ...]) -> Layout:
         skeleton, fields, size = wire
-        return cls(skeleton, tuple(Field(d, tuple(s), o, f) for d, s, o, f in fields), size)
+        return cls(skeleton, tuple(_field(*field) for field in fields), size)
 
     @property
     def chunks(self) -> int:
@@ -60,20 +68,39 @@ def pack(tree: Any) -> tuple[Layout, Bytes]:
     Raises:
         TypeError: a leaf is no array, tensor or number.
     """
-    values, skeleton = skeletons.flatten(tree)
+    given, skeleton = skeletons.flatten(tree)
+    values = [value.array if isinstance(value, Shard) else value for value in given]
+    _check(values, skeleton)
     leaves, _ = trees.flatten(values, "weights")
-    dtypes = [leaf.dtype for leaf in leaves]
-    layout = _layout(skeleton, [(leaf.array.shape, leaf.kind) for leaf in leaves], dtypes)
+    parts = []
+    for value, leaf in zip(given, leaves, strict=True):
+        shape = tuple(leaf.array.shape)
+        start, whole = (
+            (value.start, value.shape) if isinstance(value, Shard) else ((0,) * len(shape), shape)
+        )
+        parts.append(_Part(leaf.dtype, shape, leaf.kind, tuple(start), tuple(whole)))
+    layout = _layout(skeleton, parts)
     block = lending.empty(layout.size, "uint8")
     for leaf, field in zip(leaves, layout.fields, strict=True):
         np.copyto(_place(block, field, leaf.array.dtype), leaf.array)
     return layout, block
 
 
+def _check(values: list[Any], skeleton: Skeleton) -> None:
+    for path, value in zip(skeletons.paths(skeleton), values, strict=True):
+        dtype = getattr(skeletons.as_array(value), "dtype", None)
+        if dtype is None or str(dtype) == "object":
+            what = f"a {type(value).__qualname__}" if dtype is None else "an array of object"
+            raise TypeError(
+                f"{path}: {what} cannot be published: only arrays, tensors and numbers can"
+            )
+
+
 def converted(layout: Layout, block: Bytes, dtype: FloatType) -> tuple[Layout, Bytes]:
     """A block in which the floating-point numbers are of another type, rounded to nearest even."""
-    dtypes = [dtype if field.dtype in _FLOATS else field.dtype for field in layout.fields]
-    result = _layout(layout.skeleton, [(f.shape, f.framework) for f in layout.fields], dtypes)
+    parts = [_part_of(field) for field in layout.fields]
+    parts = [part._replace(dtype=dtype) if part.dtype in FLOATS else part for part in parts]
+    result = _layout(layout.skeleton, parts)
     target = lending.empty(result.size, "uint8")
     for old, new in zip(layout.fields, result.fields, strict=True):
         source = _place(block, old, _seen_as(old.dtype))
@@ -110,16 +137,59 @@ def _words(chunk: Bytes) -> npt.NDArray[Any]:
     return chunk.view(np.uint64) if len(chunk) % 8 == 0 else chunk
 
 
-def _layout(
-    skeleton: Skeleton, arrays: Sequence[tuple[tuple[int, ...], str]], dtypes: list[str]
-) -> Layout:
+class _Part(NamedTuple):
+    dtype: str
+    shape: tuple[int, ...]
+    framework: str
+    start: tuple[int, ...]
+    whole: tuple[int, ...]
+
+
+def _part_of(field: Field) -> _Part:
+    return _Part(field.dtype, field.shape, field.framework, field.start, field.whole)
+
+
+def _field(dtype: str, shape: Any, offset: int, framework: str, start: Any, whole: Any) -> Field:
+    return Field(dtype, tuple(shape), offset, framework, tuple(start), tuple(whole))
+
+
+def _layout(skeleton: Skeleton, parts: Sequence[_Part]) -> Layout:
     fields: list[Field] = []
     end = 0
-    for (shape, framework), dtype in zip(arrays, dtypes, strict=True):
-        fields.append(Field(dtype, tuple(shape), end, framework))
+    for part in parts:
+        dtype, shape, framework, start, whole = part
+        fields.append(Field(dtype, shape, end, framework, start, whole))
         size = int(np.prod(shape, dtype=np.int64)) * _seen_as(dtype).itemsize
         end += -(-size // _ALIGNMENT) * _ALIGNMENT
     return Layout(skeleton, tuple(fields), max(end, _ALIGNMENT))
+
+
+def of_parts(layout: Layout, regions: Sequence[Region]) -> Layout:
+    """The layout of a block of these regions of the whole arrays."""
+    parts = [
+        _part_of(field)._replace(
+            shape=placement.shape_of(region), start=tuple(first for first, _ in region)
+        )
+        for field, region in zip(layout.fields, regions, strict=True)
+    ]
+    return _layout(layout.skeleton, parts)
+
+
+def part(layout: Layout, block: Bytes, index: int, region: Region) -> npt.NDArray[Any]:
+    """A view of a region of the `index`-th array, as numpy sees its elements.
+
+    Raises:
+        ValueError: the block does not have all of it.
+    """
+    if not 0 <= index < len(layout.fields):
+        raise ValueError(f"there is no array {index}: the tree has {len(layout.fields)}")
+    field = layout.fields[index]
+    if not placement.contains(field.region, region):
+        raise ValueError(f"{region} is not in {field.region}, which this publisher has")
+    whole = _place(block, field, _seen_as(field.dtype))
+    part: Any = (*placement.relative(region, field.region), ...)  # an array also of a number
+    view: npt.NDArray[Any] = whole[part]
+    return view
 
 
 def _seen_as(dtype: str) -> np.dtype[Any]:

@@ -4,6 +4,8 @@
 NEXT = "moolink.weights/{}/next"
 SOURCE = "moolink.weights/{}/source"
 CHUNK = "moolink.weights/{}/chunk"
+PARTS_NEXT = "moolink.weights/{}/parts/next"
+PARTS = "moolink.weights/{}/parts"
 # Of a subscriber, for others.
 COPY_CHUNK = "moolink.weights/{}/copy/chunk"
 COPY = "moolink.weights/{}/copy"

@@ -8,12 +8,15 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from moolink import _core, deadlines, forks, lending, serving
+from moolink._core import LentSlot
 from moolink.closing import Closing
 from moolink.errors import Closed, TimeoutError
+from moolink.integers import integer_of
 from moolink.keywords import names_keywords
 from moolink.weights import blob, names
 from moolink.weights.blob import Bytes, Layout
-from moolink.weights.spread import Key, Source, Spread
+from moolink.weights.placement import region_given
+from moolink.weights.spread import Key, Source, Spread, key_of
 
 if TYPE_CHECKING:
     from moolink._core import RpcDeferredReturn
@@ -38,6 +41,8 @@ class _Request:
     host: str
     held: Key | None
     dtype: str
+    above: int  # the version that it has or has heard of
+    parts: bool = False  # of a ShardedSubscriber, which fetches pieces of arrays
 
 
 class Publisher(Closing):
@@ -50,7 +55,8 @@ class Publisher(Closing):
     Args:
         rpc: the peer that subscribers know as `publisher`.
         name: what is published; one publisher of a name at a peer.
-        keep: newest versions that can still be fetched, at least 1.
+        keep: newest versions that can be fetched, at least 1. Others are kept while a subscriber
+            of another host fetches them.
 
     Raises:
         ValueError: this peer publishes that name already, or `keep` is below 1.
@@ -75,6 +81,8 @@ class Publisher(Closing):
         rpc.define_deferred(names.NEXT.format(name), self._on_next)
         rpc.define(names.SOURCE.format(name), self._on_source)
         rpc.define(names.CHUNK.format(name), self._on_chunk)
+        rpc.define_deferred(names.PARTS_NEXT.format(name), self._on_parts_next)
+        rpc.define(names.PARTS.format(name), self._on_parts)
         forks.changes_in_children(self)
         self._thread = threading.Thread(
             target=self._serve, name=f"moolink-publisher-{name}", daemon=True
@@ -92,16 +100,18 @@ class Publisher(Closing):
         Does not wait for subscribers. One that is slow skips versions.
 
         Args:
-            tree: arrays of any framework and numbers, in dicts, lists, tuples and registered
-                namedtuples.
+            tree: arrays of any framework, :class:`Shard` and numbers, in dicts, lists, tuples and
+                registered namedtuples.
             version: its number, above those before; None: the next one, above those that
                 subscribers have from a publisher before this one.
 
         Raises:
-            TypeError: a leaf is no array, tensor or number.
-            ValueError: `version` is not above the last one.
+            TypeError: a leaf is no array, tensor or number, or `version` no integer.
+            ValueError: `version` is not above the last one, or negative.
             moolink.Closed: the publisher is closed.
         """
+        if version is not None:
+            version = integer_of(version, "version", least=0)
         packed = blob.pack(tree)
         with self._changed:
             self._require_open()
@@ -112,16 +122,16 @@ class Publisher(Closing):
                 raise ValueError(f"version {version} is not above the last one, {self._version}")
             self._version = version
             self._snapshots[version] = _Snapshot(version, {"": packed})
-            while len(self._snapshots) > self._keep:
-                del self._snapshots[next(iter(self._snapshots))]
+            for old in set(list(self._snapshots)[: -self._keep]) - self._spread.fetched:
+                del self._snapshots[old]
             self._changed.notify_all()
         return version
 
     def acknowledged(self) -> dict[str, int]:
         """The version that each connected subscriber has, by its peer's name."""
-        connected = serving.connected(self._rpc)
         with self._changed:
-            return {peer: v for peer, v in self._acknowledged.items() if peer in connected}
+            self._forget_the_dead()
+            return dict(self._acknowledged)
 
     def wait_acknowledged(
         self, version: int, count: int = 1, timeout: float | None = None
@@ -133,27 +143,31 @@ class Publisher(Closing):
             TimeoutError: fewer have it after `timeout` seconds; the message lists their versions.
             moolink.Closed: the publisher was closed.
         """
-        deadline = deadlines.after(timeout)
+        wait = deadlines.Wait(timeout)
         with self._changed:
             while True:
                 self._require_open()
-                ready = [peer for peer, v in self._acknowledged.items() if v >= version]
-                if len(ready) >= count:
-                    break
-                left = deadlines.left(deadline)
-                if left == 0:
+                there = self.acknowledged()
+                ready = sum(v >= version for v in there.values())
+                if ready >= count:
+                    return there
+                if wait.over:
                     raise TimeoutError(
-                        f"{len(ready)} of {count} subscribers of {self._name!r} have version "
-                        f"{version} after {timeout:g} s; they have {self._acknowledged}"
+                        f"{ready} of {count} subscribers of {self._name!r} have version "
+                        f"{version} after {timeout:g} s; they have {there}"
                     )
-                self._changed.wait(left)
-        return self.acknowledged()
+                turn = wait.turn(
+                    f"the publisher of {self._name!r} waits for {count} subscribers that have "
+                    f"version {version}; they have {there}"
+                )
+                with LentSlot():
+                    self._changed.wait(turn)
 
     def stats(self) -> dict[str, Any]:
         """The newest version, its bytes, the versions that can be fetched, and for each subscriber
         its version, its host and from whom it fetches or has fetched ("": the publisher)."""
-        acknowledged = self.acknowledged()
         with self._changed:
+            acknowledged = self.acknowledged()
             newest = self._snapshots.get(-1 if self._version is None else self._version)
             return {
                 "version": self._version,
@@ -180,7 +194,8 @@ class Publisher(Closing):
             self._changed.notify_all()
         for request in requests:
             request.reply.reject(f"the publisher of {self._name!r} was closed")
-        for function in (names.NEXT, names.SOURCE, names.CHUNK):
+        served = (names.NEXT, names.SOURCE, names.CHUNK, names.PARTS_NEXT, names.PARTS)
+        for function in served:
             serving.undefine(self._rpc, function.format(self._name))
         self._thread.join()
 
@@ -201,10 +216,14 @@ class Publisher(Closing):
         reply: RpcDeferredReturn,
         subscriber: str,
         host: str,
-        held: tuple[str, int, str] | None,
+        held: Any,
         dtype: str,
     ) -> None:
-        request = _Request(reply, subscriber, host, held, dtype)
+        if dtype not in ("", *blob.FLOATS) or not isinstance(subscriber, str):
+            raise TypeError(f"{subscriber!r} is no subscriber, or {dtype!r} no type to convert to")
+        held = None if held is None else key_of(held)
+        above = -1 if held is None else held[1]
+        request = _Request(reply, subscriber, host, held, dtype, above)
         with self._changed:
             if self._closed:
                 reply.reject(f"the publisher of {self._name!r} was closed")
@@ -219,14 +238,42 @@ class Publisher(Closing):
             self._requests.append(request)
             self._changed.notify_all()
 
+    def _on_parts_next(
+        self, reply: RpcDeferredReturn, subscriber: str, held: Any, above: int, dtype: str
+    ) -> None:
+        if dtype not in ("", *blob.FLOATS) or not isinstance(subscriber, str):
+            raise TypeError(f"{subscriber!r} is no subscriber, or {dtype!r} no type to convert to")
+        above = integer_of(above, "version", least=-1)
+        version = None if held is None else integer_of(held, "version", least=0)
+        with self._changed:
+            if self._closed:
+                reply.reject(f"the publisher of {self._name!r} was closed")
+                return
+            if version is None:
+                self._acknowledged.pop(subscriber, None)
+            else:
+                self._acknowledged[subscriber] = version
+                self._least = max(self._least, version + 1)
+            self._requests.append(_Request(reply, subscriber, "", None, dtype, above, parts=True))
+            self._changed.notify_all()
+
+    def _on_parts(self, key: Any, pieces: Any) -> list[Any] | None:
+        form = self._form(key_of(key))
+        if form is None:
+            return None
+        return [
+            lending.lend(blob.part(*form, integer_of(index, "array"), region_given(region)))
+            for index, region in pieces
+        ]
+
     def _on_source(self, subscriber: str, failed: str | None) -> tuple[str | None, bool] | None:
         connected = serving.connected(self._rpc)
         with self._changed:
             source = self._spread.again(subscriber, failed, connected)
         return None if source is None else (source.peer, source.whole)
 
-    def _on_chunk(self, key: tuple[str, int, str], index: int) -> Any:
-        form = self._form(key)
+    def _on_chunk(self, key: Any, index: int) -> Any:
+        form = self._form(key_of(key))
         if form is None:
             return None
         return lending.lend(form[1][index * blob.CHUNK : (index + 1) * blob.CHUNK])
@@ -250,21 +297,30 @@ class Publisher(Closing):
                 if self._closed:
                     return
                 self._requests = [request for request in self._requests if request not in due]
+                self._forget_the_dead()
                 assert self._version is not None
                 snapshot = self._snapshots[self._version]
             connected = serving.connected(self._rpc)
             for request in due:
-                serving.answer(request.reply, self._offer(request, snapshot, connected))
+                try:
+                    serving.answer(request.reply, self._offer(request, snapshot, connected))
+                except Exception as error:  # noqa: BLE001 - such as no memory: others are served
+                    request.reply.error(error)
+
+    def _forget_the_dead(self) -> None:
+        """Subscribers that are not connected, and do not wait; the caller holds the lock."""
+        alive = serving.connected(self._rpc)
+        alive |= {r.subscriber for r in self._requests if not r.reply.cancelled()}
+        for peer in self._acknowledged.keys() - alive:
+            del self._acknowledged[peer]
+        for peer in self._spread.members.keys() - alive:
+            self._spread.forget(peer)
 
     def _due(self) -> list[_Request]:
         """Those for whom there is a newer version."""
         if self._version is None:
             return []
-        return [
-            request
-            for request in self._requests
-            if request.held is None or request.held[1] < self._version
-        ]
+        return [request for request in self._requests if request.above < self._version]
 
     def _offer(
         self, request: _Request, snapshot: _Snapshot, connected: Collection[str]
@@ -275,6 +331,8 @@ class Publisher(Closing):
                 snapshot.forms[request.dtype] = made
         layout, block = snapshot.forms[request.dtype]
         key = (self._instance, snapshot.version, request.dtype)
+        if request.parts:
+            return {"key": key, "layout": layout.to_wire()}
         with self._changed:
             source = self._spread.begin(request.subscriber, request.host, key, connected)
         mapped = source == Source(None, whole=True)

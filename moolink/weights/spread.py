@@ -7,9 +7,24 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection
+from typing import Any
+
+from moolink.integers import integer_of
 
 Key = tuple[str, int, str]
 """What is fetched: the publisher's instance, the version, the floating-point type."""
+
+
+def key_of(given: Any) -> Key:
+    """The key that a peer has sent.
+
+    Raises:
+        TypeError, ValueError: it is none.
+    """
+    instance, version, dtype = given
+    if not isinstance(instance, str) or not isinstance(dtype, str):
+        raise TypeError(f"{given!r} is no key of a version")
+    return instance, integer_of(version, "version", least=0), dtype
 
 
 @dataclasses.dataclass
@@ -70,6 +85,13 @@ class Spread:
     def forget(self, name: str) -> None:
         """A subscriber has ended."""
         self._members.pop(name, None)
+
+    @property
+    def fetched(self) -> set[int]:
+        """The versions that subscribers of other hosts fetch now."""
+        return {
+            it.key[1] for it in self._members.values() if not it.complete and it.host != self._host
+        }
 
     def _assign(self, name: str, alive: Collection[str]) -> Source:
         member = self._members[name]

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import collections
-import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
-from moolink import deadlines, forks, lending, logs, serving
+from moolink import lending, serving
 from moolink._core import host_key
-from moolink.closing import Closing
 from moolink.errors import CancelledError, Closed, Error, TimeoutError
 from moolink.keywords import names_keywords
 from moolink.weights import names
-from moolink.weights.blob import Arrays, Bytes, FloatType, Layout
+from moolink.weights.blob import CHUNK, Arrays, Bytes, FloatType, Layout
 from moolink.weights.copies import Copy, Weights
-from moolink.weights.spread import Key
+from moolink.weights.following import Following
+from moolink.weights.spread import Key, key_of
 
 if TYPE_CHECKING:
     from moolink._core import Future, RpcDeferredReturn
@@ -24,10 +23,9 @@ if TYPE_CHECKING:
 
 _WINDOW = 8  # chunks asked for at once
 _PATIENCE = 10.0  # seconds without a chunk, after which another source is asked for
-_PAUSES = (0.05, 2.0)  # seconds between attempts: the first, the longest
 
 
-class Subscriber(Closing):
+class Subscriber(Following):
     """Follows a :class:`Publisher`: a thread fetches each new version, which becomes the current
     one when it is whole. Versions never go back, also if the publisher is restarted.
 
@@ -41,7 +39,7 @@ class Subscriber(Closing):
             ask for it ("float32", "float16", "bfloat16"); None: they stay.
 
     Raises:
-        ValueError: this peer subscribes to that name already, or `dtype` is another one.
+        ValueError: this peer subscribes to that name already, or `arrays` or `dtype` is unknown.
     """
 
     @names_keywords
@@ -56,8 +54,9 @@ class Subscriber(Closing):
     ) -> None:
         if dtype not in (None, "float32", "float16", "bfloat16"):
             raise ValueError(f"dtype must be float32, float16 or bfloat16, got {dtype!r}")
-        self._rpc = rpc
-        self._name = name
+        if arrays not in get_args(Arrays):
+            raise ValueError(f"arrays must be one of {', '.join(get_args(Arrays))}, got {arrays!r}")
+        super().__init__(rpc, name, repr(publisher))
         self._publisher = publisher
         self._arrays: Arrays = arrays
         self._dtype = dtype or ""
@@ -65,56 +64,15 @@ class Subscriber(Closing):
         self._held: Copy | None = None  # the current version
         self._fetched: Copy | None = None  # the next one, while it is fetched
         self._early: list[tuple[Key, int | None, RpcDeferredReturn]] = []
-        self._call: Future | None = None  # that the thread waits for
-        self._reason = "it has not answered yet"
-        self._closed = False
         self._counts = {"versions": 0, "chunks": 0, "bytes_fetched": 0, "bytes_mapped": 0}
-        self._forked()
         rpc.define_deferred(names.COPY_CHUNK.format(name), self._on_chunk)
         rpc.define_deferred(names.COPY.format(name), self._on_copy)
-        forks.changes_in_children(self)
-        self._thread = threading.Thread(
-            target=self._run, name=f"moolink-subscriber-{name}", daemon=True
-        )
         self._thread.start()
 
     def latest(self) -> Weights | None:
-        """The current version, without waiting; None: there was none yet. The same object until
-        the next version is whole."""
         with self._changed:
             copy = self._held
         return None if copy is None else copy.weights(self._arrays)
-
-    @property
-    def version(self) -> int | None:
-        """The current version's number."""
-        with self._changed:
-            return None if self._held is None else self._held.key[1]
-
-    def wait(self, min_version: int = 0, timeout: float | None = None) -> Weights:
-        """Waits for a version of at least `min_version`, and returns the current one.
-
-        Raises:
-            TimeoutError: there was none in `timeout` seconds; the message says why.
-            moolink.Closed: the subscriber or its peer was closed.
-        """
-        deadline = deadlines.after(timeout)
-        with self._changed:
-            while self._held is None or self._held.key[1] < min_version:
-                if self._closed:
-                    raise Closed(f"the subscriber of {self._name!r} was closed")
-                left = deadlines.left(deadline)
-                if left == 0:
-                    has = "none" if self._held is None else f"version {self._held.key[1]}"
-                    raise TimeoutError(
-                        f"no version {min_version} of {self._name!r} came from "
-                        f"{self._publisher!r} within {timeout:g} s; there is {has}: {self._reason}",
-                        peer=self._publisher,
-                    )
-                self._changed.wait(left)
-        weights = self.latest()
-        assert weights is not None
-        return weights
 
     def stats(self) -> dict[str, Any]:
         """The current version, and what came so far: versions, chunks, bytes that were fetched and
@@ -123,17 +81,7 @@ class Subscriber(Closing):
             version = None if self._held is None else self._held.key[1]
             return {"version": version, **self._counts, "waiting_for": self._reason}
 
-    def close(self) -> None:
-        """Ends it. Trees that it has given out stay valid."""
-        with self._changed:
-            if self._closed:
-                return
-            self._closed = True
-            call = self._call
-            self._changed.notify_all()
-        if call is not None:
-            call.cancel()
-        self._thread.join()
+    def _withdraw(self) -> None:
         for function in (names.COPY_CHUNK, names.COPY):
             serving.undefine(self._rpc, function.format(self._name))
 
@@ -142,55 +90,33 @@ class Subscriber(Closing):
             f"<moolink.Subscriber of {self._name!r} at {self._publisher!r}, version {self.version}>"
         )
 
-    def _forked(self) -> None:
-        self._changed = threading.Condition()
+    def _current(self) -> int | None:
+        return None if self._held is None else self._held.key[1]
 
     # The thread
-
-    def _run(self) -> None:
-        pause = _PAUSES[0]
-        try:
-            while True:
-                try:
-                    self._follow_once()
-                    pause = _PAUSES[0]
-                except CancelledError:
-                    pass  # by close()
-                except Closed as closed:
-                    self._reason = str(closed)
-                    return
-                except Error as error:
-                    self._note(error)
-                    self._pause(pause)
-                    pause = min(2 * pause, _PAUSES[1])
-                with self._changed:
-                    if self._closed:
-                        return
-        finally:
-            self._end()
 
     def _follow_once(self) -> None:
         """Waits for the next version and fetches it; a TimeoutError of the call is no error."""
         held = None if self._held is None else self._held.key
         try:
-            offer = self._result(
-                self._rpc.async_(
-                    self._publisher,
-                    names.NEXT.format(self._name),
-                    self._rpc.get_name(),
-                    self._host,
-                    held,
-                    self._dtype,
-                )
+            call = self._rpc.async_(
+                self._publisher,
+                names.NEXT.format(self._name),
+                self._rpc.get_name(),
+                self._host,
+                held,
+                self._dtype,
             )
+            offer = self._next(call, self._publisher)
         except TimeoutError as error:
             self._reason = str(error)
             return
         layout = Layout.from_wire(offer["layout"])
-        key: Key = offer["key"]
+        key = key_of(offer["key"])
+        if held is not None and key[1] <= held[1]:
+            raise ValueError(f"{self._publisher!r} offers version {key[1]} after {held[1]}")
         if offer["block"] is not None:
-            copy = Copy(key, layout, _as_bytes(offer["block"]), set(range(layout.chunks)))
-            self._count(bytes_mapped=layout.size)
+            copy = self._mapped(key, layout, offer["block"])
         else:
             fetched = self._fetch(key, layout, offer["source"], set(offer["unchanged"]))
             if fetched is None:
@@ -208,38 +134,29 @@ class Subscriber(Closing):
     ) -> Copy | None:
         """Fetches a version from its sources. None: no source has it any more."""
         copy: Copy | None = None
-        while True:
-            peer, whole = source
-            try:
-                if whole and peer is not None:
-                    block = self._borrow(peer, key)
-                    if block is not None:
-                        self._count(bytes_mapped=layout.size)
-                        return self._replace(copy, key, layout, block)
-                else:
-                    if copy is None:
-                        copy = self._begin(key, layout, unchanged)
-                    if self._fetch_chunks(peer, key, copy):
-                        return copy
-            except (CancelledError, Closed):
-                if copy is not None:
-                    copy.abandon()
-                raise
-            except Error as error:
-                self._note(error)
-            again = self._result(
-                self._rpc.async_(
-                    self._publisher,
-                    names.SOURCE.format(self._name),
-                    self._rpc.get_name(),
-                    peer,
-                )
-            )
-            if again is None:
-                if copy is not None:
-                    copy.abandon()
-                return None
-            source = again
+        whole: Copy | None = None
+        try:
+            while whole is None:
+                peer, borrows = source
+                try:
+                    if borrows and peer is not None:
+                        whole = self._borrow(peer, key, layout)
+                    else:
+                        copy = copy or self._begin(key, layout, unchanged)
+                        whole = copy if self._fetch_chunks(peer, key, copy) else None
+                except (CancelledError, Closed):
+                    raise
+                except (Error, TypeError, ValueError) as error:  # what came is no chunk
+                    self._note(error)
+                if whole is None:
+                    other = self._other_source(peer)
+                    if other is None:
+                        return None
+                    source = other
+        finally:
+            if copy is not None and copy is not whole:
+                copy.abandon()
+        return whole
 
     def _begin(self, key: Key, layout: Layout, unchanged: set[int]) -> Copy:
         block = lending.empty(layout.size, "uint8")
@@ -254,14 +171,23 @@ class Subscriber(Closing):
         self._answer_early(copy)
         return copy
 
-    def _replace(self, begun: Copy | None, key: Key, layout: Layout, block: Bytes) -> Copy:
-        if begun is not None:
-            begun.abandon()
+    def _borrow(self, peer: str, key: Key, layout: Layout) -> Copy | None:
+        """Maps a copy of this host; None: the peer has it no more."""
+        reply = self._result(self._rpc.async_(peer, names.COPY.format(self._name), key))
+        return None if reply is None else self._mapped(key, layout, reply)
+
+    def _mapped(self, key: Key, layout: Layout, block: Any) -> Copy:
+        block = _as_bytes(block)
+        if block.shape != (layout.size,):
+            raise ValueError(f"a version of {layout.size} bytes came as {block.shape}")
+        self._count(bytes_mapped=layout.size)
         return Copy(key, layout, block, set(range(layout.chunks)))
 
-    def _borrow(self, peer: str, key: Key) -> Bytes | None:
-        reply = self._result(self._rpc.async_(peer, names.COPY.format(self._name), key))
-        return None if reply is None else _as_bytes(reply)
+    def _other_source(self, failed: str | None) -> tuple[str | None, bool] | None:
+        function = names.SOURCE.format(self._name)
+        call = self._rpc.async_(self._publisher, function, self._rpc.get_name(), failed)
+        source: tuple[str | None, bool] | None = self._result(call)
+        return source
 
     def _fetch_chunks(self, peer: str | None, key: Key, copy: Copy) -> bool:
         """Asks for what is missing, some chunks ahead; returns False if the peer has it no more."""
@@ -280,6 +206,8 @@ class Subscriber(Closing):
                 if data is None:
                     return False
                 data = _as_bytes(data)
+                if data.shape != copy.block[index * CHUNK : (index + 1) * CHUNK].shape:
+                    raise ValueError(f"{to!r} gave a chunk of {data.shape} bytes")
                 copy.put(index, data)
                 self._count(chunks=1, bytes_fetched=len(data))
         finally:
@@ -287,38 +215,16 @@ class Subscriber(Closing):
                 future.cancel()
         return True
 
-    def _result(self, future: Future, timeout: float | None = None) -> Any:
-        """Waits for a call, which close() cancels."""
-        with self._changed:
-            self._call = future
-            closed = self._closed
-        if closed:
-            future.cancel()
-        try:
-            return future.result(timeout)
-        finally:
-            with self._changed:
-                self._call = None
-
     def _count(self, **counts: int) -> None:
         with self._changed:
             for name, count in counts.items():
                 self._counts[name] += count
 
-    def _note(self, error: Error) -> None:
-        self._reason = str(error)
-        logs.logger.info("subscriber of %r: %s", self._name, error)
-
-    def _pause(self, seconds: float) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed, seconds)
-
     def _end(self) -> None:
+        super()._end()
         with self._changed:
-            self._closed = True
             early, self._early = self._early, []
             fetched, self._fetched = self._fetched, None
-            self._changed.notify_all()
         if fetched is not None:
             fetched.abandon()
         for _, _, reply in early:
@@ -326,16 +232,17 @@ class Subscriber(Closing):
 
     # Calls of other subscribers
 
-    def _on_chunk(self, reply: RpcDeferredReturn, key: tuple[str, int, str], index: int) -> None:
-        self._give(reply, key, index)
+    def _on_chunk(self, reply: RpcDeferredReturn, key: Any, index: int) -> None:
+        self._give(reply, key_of(key), index)
 
-    def _on_copy(self, reply: RpcDeferredReturn, key: tuple[str, int, str]) -> None:
-        self._give(reply, key, None)
+    def _on_copy(self, reply: RpcDeferredReturn, key: Any) -> None:
+        self._give(reply, key_of(key), None)
 
     def _give(self, reply: RpcDeferredReturn, key: Key, index: int | None) -> None:
         with self._changed:
             copy = next((c for c in (self._held, self._fetched) if c and c.key == key), None)
             if copy is None and not self._closed and self._will_fetch(key):
+                self._early = [one for one in self._early if not one[2].cancelled()]
                 self._early.append((key, index, reply))
                 return
         _give(reply, copy, index)

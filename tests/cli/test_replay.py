@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import signal
+import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import moolink
@@ -18,7 +20,7 @@ from moolink.replay import (
     Table,
     Uniform,
 )
-from tests import processes
+from tests import processes, waiting
 
 TABLES = """
 [[table]]
@@ -62,6 +64,7 @@ def test_tables_of_a_file(tables: Path) -> None:
         ('[[table]]\nname = "t"\nmax_size = 1\nsize = 2', "table 't': .*'size'"),
         ('[[table]]\nname = "t"\nmax_size = 1\nsampler = "Best"', "one of Uniform, .*not 'Best'"),
         ('[[table]]\nname = "t"\nmax_size = 1\nlimiter = {name = "No"}', "one of MinSize"),
+        ('[[table]]\nname = "t"\nmax_size = 1\nlimiter = "MinSize"', "a limiter is a table"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said(text: str, error: str, tables: Path) -> None:
@@ -94,3 +97,55 @@ def test_a_server_that_cannot_begin_says_why() -> None:
         _, errors = started[0].communicate()
         assert started[0].returncode == 1
         assert "moolink replay: [Errno 2] No such file" in errors
+
+
+def test_a_client_that_waits_waits_on_for_the_next_server(tables: Path, tmp_path: Path) -> None:
+    command = ["-m", "moolink.cli.main", "replay", tables, "--checkpoint", tmp_path / "kept"]
+    sampled: list[int] = []
+    with moolink.Rpc("client") as rpc, processes.killed_at_the_end() as started:
+        client = ReplayClient(rpc, "replay")
+        address = "127.0.0.1:0"
+        waits = threading.Thread(
+            target=lambda: sampled.append(len(client.sample(1, table="queue")))
+        )
+        for life in range(2):
+            started.append(processes.start_python(*command, "--listen", address))
+            assert started[-1].stdout is not None
+            address = started[-1].stdout.readline().split()[-1].removeprefix("tcp://")
+            if life == 0:
+                rpc.connect(address)
+                waits.start()
+                waiting.until(
+                    lambda: client.stats()["tables"]["queue"]["waiting_samples"] == 1, "a sample"
+                )
+                started[-1].send_signal(signal.SIGTERM)
+                assert started[-1].wait(20) == 0
+        waiting.until(lambda: bool(rpc.peers()) and rpc.peers()[0]["connected"], "the next one")
+        client.extend({"x": np.arange(3)}, table="queue")
+        waits.join(waiting.PATIENCE)
+    assert sampled == [1]
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_nothing(tables: Path, tmp_path: Path) -> None:
+    command = ("-m", "moolink.cli.main", "replay", tables, "--every", "0.1", "--checkpoint")
+    with moolink.Rpc("client") as rpc, processes.killed_at_the_end() as started:
+        server = processes.start_python(*command, tmp_path / "nowhere" / "kept")
+        started.append(server)
+        assert server.stdout is not None
+        assert server.stderr is not None
+        rpc.connect(server.stdout.readline().split()[-1])
+        for _ in range(2):
+            assert "no checkpoint was written: [Errno 2]" in server.stderr.readline()
+        client = ReplayClient(rpc, "replay")
+        client.insert({"x": 5}, table="train")
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(20) == 1
+
+
+def test_seconds_between_checkpoints_are_above_zero(tables: Path) -> None:
+    with processes.killed_at_the_end() as started:
+        command = ("-m", "moolink.cli.main", "replay", tables, "--every", "0")
+        started.append(processes.start_python(*command))
+        _, errors = started[0].communicate()
+        assert started[0].returncode == 2
+        assert "--every must be above 0" in errors

@@ -1,10 +1,20 @@
-"""The example of docs/weights.md runs as it stands."""
+"""The examples of docs/weights.md run as they stand."""
 
 from __future__ import annotations
 
+import pytest
+
 from tests.docs.examples import examples_of, run_example
 
+WHOLE, SHARDED = examples_of("docs/weights.md")
 
-def test_example_runs() -> None:
-    (example,) = examples_of("docs/weights.md")
-    assert run_example(example).stdout == "2 [3. 3. 3. 3.] 3\n{'actor': 2}\n"
+
+@pytest.mark.parametrize(
+    ("example", "printed"),
+    [
+        (WHOLE, "2 [3. 3. 3. 3.] 3\n{'actor': 2}\n"),
+        (SHARDED, "(40, 8) [0. 1. 2.]\n"),
+    ],
+)
+def test_the_example_runs(example: str, printed: str) -> None:
+    assert run_example(example).stdout == printed

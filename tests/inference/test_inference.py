@@ -249,3 +249,98 @@ def test_bad_arguments_are_refused(net: Net) -> None:
         InferenceClient(peer, "policy", [])
     with pytest.raises(ValueError, match="max_actors must be at least 1"):
         InferenceServer(peer, "other", double, max_actors=0)
+
+
+def test_a_server_without_weights_can_be_closed(net: Net) -> None:
+    with moolink.Subscriber(net.peer("server"), "w", "nobody") as subscriber:
+        server = InferenceServer(net.peers[-1], "policy", double, weights=subscriber)
+        request = InferenceClient(net.peer("actor"), "policy", "server").request(np.ones(1))
+        waiting.until(
+            lambda: sum(p["calls_running"] for p in server._rpc.peers()) == 1, "the request"
+        )
+        closing = threading.Thread(target=server.close, daemon=True)
+        closing.start()
+        closing.join(waiting.PATIENCE)
+        assert not closing.is_alive()
+        with InferenceServer(net.peers[-2], "policy", double):
+            assert request.result(20).tolist() == [2]
+
+
+def test_a_server_tells_its_load_while_the_model_runs(net: Net) -> None:
+    running, go = threading.Event(), threading.Event()
+
+    def model(batch: InferenceBatch) -> npt.NDArray[Any]:
+        running.set()
+        assert go.wait(20)
+        return double(batch)
+
+    with InferenceServer(net.peer("server"), "policy", model) as server:
+        actor = net.peer("actor")
+        request = InferenceClient(actor, "policy", "server").request(np.ones(1))
+        assert running.wait(20)
+        load = actor.async_("server", "moolink.inference/policy/load")
+        try:
+            assert load.result(10) == 0
+            assert server.stats()["batches"] == 0
+        finally:
+            go.set()
+        request.result(20)
+
+
+def test_the_actors_of_a_batch_do_not_make_room_for_each_other() -> None:
+    states = States(np.zeros(1), most=3)
+    states.scatter(states.slots([("a", 0), ("b", 0), ("c", 0)]), np.array([[1.0], [2], [3]]))
+    slots = states.slots([("d", 0), ("a", 0)])  # d takes the place of b
+    assert states.gather(slots)[:, 0].tolist() == [0, 1]
+
+
+def test_clients_that_are_gone_are_not_counted(net: Net) -> None:
+    with InferenceServer(net.peer("server"), "policy", double) as server:
+        for name in ("gone", "there"):
+            InferenceClient(net.peer(name), "policy", "server").infer(np.ones(2), timeout=20)
+        assert server.stats()["clients"] == 2
+        net.peers[-2].close()
+        waiting.until(lambda: server.stats()["clients"] == 1, "the end of a client")
+
+
+def test_attempts_at_a_server_that_is_away_are_no_moves(
+    net: Net, caplog: pytest.LogCaptureFixture
+) -> None:
+    peer = net.peer("server")
+    client = InferenceClient(net.peer("actor"), "policy", "server")
+    request = client.request(np.ones(1))
+    with pytest.raises(moolink.TimeoutError, match="has no function"):
+        request.result(0.5)
+    assert client.moves == 0
+    assert not caplog.records
+    with InferenceServer(peer, "policy", double):
+        client.infer(np.ones(1), timeout=20)
+    with pytest.raises(moolink.TimeoutError, match="has no function"):
+        client.infer(np.ones(1), timeout=0.5)
+    assert client.moves == 1
+    assert len(caplog.records) == 1
+
+
+def test_a_request_that_is_dropped_makes_way(net: Net) -> None:
+    with InferenceServer(net.peer("server"), "policy", double):
+        client = InferenceClient(net.peer("actor"), "policy", "server")
+        request = client.request(np.ones(1))
+        del request
+        assert client.infer(np.ones(1), timeout=20).tolist() == [2]
+
+
+def test_what_a_program_mistakes_is_named(net: Net) -> None:
+    def forgetful(batch: InferenceBatch) -> npt.NDArray[Any]:
+        return double(batch)
+
+    peer = net.peer("server")
+    with InferenceServer(peer, "policy", forgetful, state={"steps": 0}):
+        client = InferenceClient(net.peer("actor"), "policy", "server")
+        with pytest.raises(ValueError, match=r"first has shape \(3,\), and there are 2 rows"):
+            client.infer(np.ones(2), first=[True] * 3)
+        with pytest.raises(moolink.RemoteError, match="must return a pair"):
+            client.infer(np.ones(3), timeout=20)
+    with pytest.raises(TypeError, match="state: a str is no array"):
+        InferenceServer(peer, "policy", double, state="text")
+    with pytest.raises(TypeError, match="model must be callable"):
+        InferenceServer(peer, "policy", None)  # type: ignore[arg-type]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 import threading
 from typing import Any
 
@@ -9,13 +11,16 @@ import numpy as np
 import pytest
 
 import moolink
+from moolink import deadlines
 from moolink.replay import (
     Fifo,
     MinSize,
     Prioritized,
     SampleToInsertRatio,
     Table,
+    Uniform,
 )
+from tests import waiting
 
 
 def item(i: int) -> dict[str, Any]:
@@ -180,3 +185,124 @@ def test_torch_in_torch_out() -> None:
     batch = replay.sample(2)
     assert isinstance(batch.data["x"], torch.Tensor)
     assert batch.data["x"].tolist() == [[0.0, 1.0, 2.0]] * 2
+
+
+def test_closing_batches_ends_those_who_wait_for_one() -> None:
+    with moolink.Replay(Table("t", 10)) as replay:
+        batches = replay.batches(1)
+        raised: list[BaseException] = []
+
+        def take() -> None:
+            try:
+                next(batches)
+            except moolink.Closed as closed:
+                raised.append(closed)
+
+        threads = [threading.Thread(target=take) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        waiting.until(lambda: replay.stats()["tables"]["t"]["waiting_samples"] == 1, "a sample")
+        batches.close()
+        for thread in threads:
+            thread.join(waiting.PATIENCE)
+        assert len(raised) == 2
+
+
+def test_an_item_that_was_refused_fixes_nothing() -> None:
+    with moolink.Replay(Table("t", 10)) as replay:
+        with pytest.raises(ValueError, match="finite and not negative"):
+            replay.insert({"x": 1}, priority=-1.0)
+        with pytest.raises(ValueError, match="finite and not negative"):
+            replay.extend({"x": np.zeros(2)}, [1.0, float("nan")])
+        with pytest.raises(ValueError, match="a time limit must be"):
+            replay.insert({"x": 1}, timeout=-1)
+        for wrong in (np.array(["a"]), np.array([1], object), "text"):
+            with pytest.raises(TypeError):
+                replay.insert({"x": wrong})
+        replay.insert({"y": 2.0})
+        assert replay.sample(1).data["y"].tolist() == [2.0]
+
+
+def test_a_step_that_cannot_be_stored_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    unraisable: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+    with moolink.Replay(Table("t", 10)) as replay:
+        with pytest.raises(TypeError, match="a str is in a step"):
+            replay.writer(1).append({"x": "text"})
+        gc.collect()
+    assert not unraisable
+
+
+def test_items_whose_dicts_are_in_another_order_are_alike() -> None:
+    with moolink.Replay(Table("t", 10)) as replay, replay.writer(1) as writer:
+        writer.append({"a": 1, "b": 2})
+        history = writer.history
+        writer.create_item({"x": history["a"][-1], "y": history["b"][-1]})
+        writer.create_item({"y": history["b"][-1], "x": history["a"][-1]})
+        data = replay.sample(20).data
+        assert set(data["x"].tolist()) == {1}
+        assert set(data["y"].tolist()) == {2}
+
+
+def test_options_that_are_no_options_are_named() -> None:
+    with pytest.raises(TypeError, match=r"sampler of table 't' must be a Selector, .* Uniform"):
+        Table("t", 10, sampler=Uniform)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="remover of table 't' must be a Selector or None"):
+        Table("t", 10, remover="fifo")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="limiter of table 't' must be a Limiter"):
+        Table("t", 10, limiter=MinSize)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="max_size of table 't' must be an int"):
+        Table("t", 1e6)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="error_buffer must be at least"):
+        SampleToInsertRatio(1.0, 1, float("nan"))
+    with pytest.raises(TypeError, match="expected a Table or several, got a str"):
+        moolink.Replay("t")  # type: ignore[arg-type]
+
+
+def test_a_step_beyond_the_episode_is_named() -> None:
+    with moolink.Replay(Table("t", 10)) as replay, replay.writer(5) as writer:
+        writer.append({"x": 1})
+        with pytest.raises(IndexError, match="step -2 of an episode that has 1 steps"):
+            writer.history["x"][-2]
+
+
+def test_numbers_that_are_none_are_named() -> None:
+    with moolink.Replay(Table("t", 10)) as replay:
+        replay.insert({"x": 1})
+        for wrong in (2.5, "3", None):
+            with pytest.raises(TypeError, match="batch_size must be an integer, got"):
+                replay.sample(wrong)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+            replay.batches(0)
+        with pytest.raises(ValueError, match=r"keys must have one dimension, got shape \(1, 2\)"):
+            replay.update_priorities([[1, 2]], [[1.0, 2.0]])
+        with pytest.raises(ValueError, match="arrays must be"):
+            moolink.Replay(Table("t", 10), arrays="tensorflow")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "dtype"), [(0, 0.5, "int64"), (False, 2, "bool"), (True, 0.5, "bool")]
+)
+def test_no_number_is_cut_to_what_the_first_item_had(first: Any, later: Any, dtype: str) -> None:
+    with moolink.Replay(Table("t", 10)) as replay, replay.writer(1) as writer:
+        replay.insert({"r": first})
+        with pytest.raises(ValueError, match=f"r: expected {dtype}, got the number {later}"):
+            replay.insert({"r": later})
+        writer.append({"r": first})
+        with pytest.raises(ValueError, match=f"r: expected {dtype}, got the number {later}"):
+            writer.append({"r": later})
+        replay.insert({"r": False})
+        assert replay.sample(1).data["r"].dtype == dtype
+
+
+def test_a_long_wait_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(deadlines, "_FIRST_LINE", 0.01)
+    with moolink.Replay(Table("t", 1, remover=None)) as replay:
+        with pytest.raises(moolink.TimeoutError):
+            replay.sample(3, timeout=0.2)
+        assert "a sample of 3 items waits for table 't'" in caplog.text
+        with pytest.raises(moolink.TimeoutError):
+            replay.extend({"x": np.zeros(2)}, timeout=0.2)
+        assert "an insert of 2 items waits for table 't'" in caplog.text

@@ -11,7 +11,17 @@ import numpy as np
 import pytest
 
 import moolink
-from moolink.replay import Fifo, MinSize, Prioritized, ReplayClient, ReplayServer, Table, Writer
+from moolink.replay import (
+    Fifo,
+    MinSize,
+    Prioritized,
+    ReplayClient,
+    ReplayServer,
+    SampleToInsertRatio,
+    Table,
+    Writer,
+    client,
+)
 from tests import processes, waiting
 
 
@@ -203,9 +213,11 @@ def test_writers_of_many_episodes_lose_nothing(net: Net) -> None:
 def test_a_writer_s_mistakes_are_its_errors(net: Net) -> None:
     client = net.client()
     writer = client.writer(keep=2)
-    writer.append({"x": np.zeros(3)})
+    writer.append({"x": np.zeros(3), "n": 0})
     with pytest.raises(ValueError, match=r"x: expected float64 \(3,\), got float64 \(4,\)"):
-        writer.append({"x": np.zeros(4)})
+        writer.append({"x": np.zeros(4), "n": 0})
+    with pytest.raises(ValueError, match=r"n: expected int64, got the number 0\.5"):
+        writer.append({"x": np.zeros(3), "n": 0.5})
     with pytest.raises(ValueError, match="without waiting"):
         writer.create_item({"x": writer.history["x"][-1]}, timeout=0)
     writer.create_item({"x": writer.history["x"][-1]}, table="nowhere")
@@ -294,3 +306,146 @@ def test_two_replays_of_one_peer(net: Net) -> None:
         assert second.stats()["tables"]["u"]["size"] == 1
         with pytest.raises(ValueError, match="defined already"):
             ReplayServer(net.rpc, other, "other")
+
+
+def test_writers_whose_steps_name_their_arrays_in_another_order(net: Net) -> None:
+    for first, second in ("ab", "ba"):
+        with net.client(first).writer(keep=2) as writer:
+            for _ in range(2):
+                writer.append({first: np.array(ord(first)), second: np.array(ord(second))})
+            history = writer.history
+            writer.create_item({second: history[second][-1], first: history[first][-1]})
+    data = net.replay.sample(1).data
+    assert {name: set(column.tolist()) for name, column in data.items()} == {"a": {97}, "b": {98}}
+    net.replay.remove(net.replay.sample(1).keys)
+    data = net.replay.sample(1).data
+    assert {name: set(column.tolist()) for name, column in data.items()} == {"a": {97}, "b": {98}}
+
+
+def test_a_writer_goes_on_with_the_right_steps_after_an_error(net: Net) -> None:
+    writer = net.client().writer(keep=3, chunk=1)
+    raised = 0
+    for i in range(20):
+        try:
+            writer.append({"i": i})
+        except moolink.RemoteError:
+            raised += 1
+            continue
+        if i == 3:
+            writer.create_item({"i": writer.history["i"][-1]}, table="nowhere")
+        elif raised:
+            writer.create_item({"i": writer.history["i"][-1]})
+            break
+    writer.flush()
+    assert raised == 1
+    assert net.replay.sample(1).data["i"].tolist() == [i]
+
+
+@table(max_size=100, sampler=Fifo(), limiter=SampleToInsertRatio(1.0, 1, 1.0))
+def test_a_batch_that_the_limiter_grants_bit_by_bit_is_whole(
+    net: Net, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "_TURN", 0.05)
+    reader = net.client()
+    batches: list[moolink.replay.Batch] = []
+    thread = threading.Thread(target=lambda: batches.append(reader.sample(6)))
+    thread.start()
+    asked = net.rpc.stats()["calls_received"]
+    for i in range(6):
+        net.replay.insert({"i": i}, timeout=20)
+        waiting.until(
+            lambda n=i: net.rpc.stats()["calls_received"] > asked + n + 1 or bool(batches),  # type: ignore[misc]
+            "the next turn",
+        )
+    thread.join(waiting.PATIENCE)
+    assert len(batches[0]) == 6
+    assert batches[0].data["i"].shape == batches[0].keys.shape == (6,)
+
+
+def test_a_sample_in_time_from_a_server_that_is_not_there(
+    net: Net, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "_GRACE", 0.05)
+    nowhere = ReplayClient(net.client()._rpc, "nowhere")
+    with pytest.raises(moolink.TimeoutError, match="the replay 'replay' at 'nowhere'"):
+        nowhere.sample(1, timeout=0.05)
+    net.server.close()
+    with pytest.raises(moolink.TimeoutError, match="the replay 'replay' at 'replay'"):
+        net.client("other").sample(1, timeout=0.05)
+
+
+def test_a_writer_that_an_exception_ends_leaves_nothing(net: Net) -> None:
+    with pytest.raises(ArithmeticError), net.client().writer(keep=3, chunk=1) as writer:
+        for i in range(5):
+            writer.append({"i": i})
+        writer.create_item({"i": writer.history["i"][-1]})
+        waiting.until(lambda: net.server.stats()["writers"] == 1, "the writer")
+        raise ArithmeticError
+    waiting.until(lambda: net.server.stats()["writers"] == 0, "the writer's end")
+
+
+def test_a_writer_s_error_leaves_no_second_writer_at_the_server(net: Net) -> None:
+    writer = net.client().writer(keep=2)
+    for table in ("nowhere", None):
+        writer.append({"x": 1})
+        writer.create_item({"x": writer.history["x"][-1]}, table=table)
+        if table:
+            with pytest.raises(moolink.RemoteError, match="nowhere"):
+                writer.flush()
+    writer.flush()
+    waiting.until(lambda: net.server.stats()["writers"] == 1, "the end of the first one")
+    assert net.stats_of("size") == 1
+
+
+def test_values_that_are_no_arrays_are_named(net: Net) -> None:
+    with pytest.raises(TypeError, match="a str is in a step: only arrays"):
+        net.client().insert({"x": "text"})
+    with pytest.raises(ValueError, match=r"expected one priority, or 2, got .* shape \(3,\)"):
+        net.client("other").extend({"x": np.zeros(2)}, [1, 2, 3])
+
+
+def test_a_message_that_no_client_sends_harms_nobody(net: Net) -> None:
+    good = net.client().writer(keep=2)
+    good.append({"x": 1})
+    good.create_item({"x": good.history["x"][-1]})
+    good.flush()
+    call = net.peers[-1].sync
+    write = "moolink.replay/replay/write"
+    step = {"x": np.zeros(1, np.int64)}
+    ok = ({"x": 0}, 1, [(0, 0, 0)], 0, 1.0, None)
+    wrong: list[tuple[Any, ...]] = [
+        (-1, step, 1, []),
+        (5, step, 1, []),
+        (0, step, 2**40, [ok]),
+        (0, step, 1, [({"x": 0}, 1, [(0, 0, 0)], -1, 1.0, None)]),
+        (0, step, 1, [({"x": 7}, 1, [(0, 0, 0)], 0, 1.0, None)]),
+        (0, step, 1, [({"x": 0}, 1, [(9, 0, 0)], 0, 1.0, None)]),
+        (0, step, 1, [({"x": 0}, 2**32 - 1, [(0, 0, 2**32 - 1)], 0, 1.0, None)]),
+        (0, step, 1, [({"x": 0}, 1, [(0, 0, 0)], 0, float("nan"), None)]),
+        (0, None, 0, [ok]),
+        (0, {"x": "text"}, 1, [ok]),
+        ("first", step, 1, [ok]),
+        (0, step, 1, 7),
+    ]
+    for i, arguments in enumerate(wrong):
+        with pytest.raises(moolink.RemoteError):
+            call("replay", write, f"client/{i}", 0, *arguments)
+    with pytest.raises(moolink.RemoteError):
+        call("replay", "moolink.replay/replay/sample", None, -1, 1.0, False)
+    good.create_item({"x": good.history["x"][-1]})
+    good.flush()
+    assert net.replay.sample(4).data["x"].tolist() == [1, 1, 1, 1]
+
+
+def test_the_server_s_end_ends_what_waits_there(net: Net) -> None:
+    reader = net.client()
+    batches: list[moolink.replay.Batch] = []
+    thread = threading.Thread(target=lambda: batches.append(reader.sample(1)))
+    thread.start()
+    waiting.until(lambda: net.stats_of("waiting_samples") == 1, "a sample that waits")
+    net.server.close()
+    assert net.stats_of("waiting_samples") == 0
+    net.server = ReplayServer(net.rpc, net.replay)
+    net.replay.insert({"i": 3})
+    thread.join(waiting.PATIENCE)
+    assert batches[0].data["i"].tolist() == [3]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import moolink
-from moolink import TrajectoryQueue, TrajectoryWriter
+from moolink import TrajectoryQueue, TrajectoryWriter, deadlines
 from tests import processes, waiting
 
 
@@ -210,11 +210,103 @@ def test_bad_arguments_are_refused(net: Net) -> None:
     with TrajectoryQueue(net.learner, "unrolls") as queue:
         with pytest.raises(ValueError, match="at_least <= count"):
             queue.get(1, at_least=2)
+        with pytest.raises(TypeError, match="count must be an integer, got 1"):
+            queue.get(1.5)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="max_lag must be an integer, got '3'"):
+            queue.get(1, max_lag="3")  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="max_lag must be at least 0, got -1"):
+            queue.get(1, max_lag=-1)
         with pytest.raises(ValueError, match="late must be"):
             queue.get(1, late="keep")  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="defined already"):
             TrajectoryQueue(net.learner, "unrolls")
+    with pytest.raises(TypeError, match="dim must be an integer"):
+        TrajectoryQueue(net.learner, "unrolls", dim="time")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="max_size must be at least 1"):
         TrajectoryQueue(net.learner, "unrolls", max_size=0)
     with pytest.raises(ValueError, match="ahead must be at least 1"):
         net.writer(ahead=0)
+
+
+def test_a_batch_that_the_queue_can_never_have_is_refused(net: Net) -> None:
+    with (
+        TrajectoryQueue(net.learner, "unrolls", max_size=2) as queue,
+        pytest.raises(ValueError, match="3 items are more than max_size, 2"),
+    ):
+        queue.get(3, timeout=0.05)
+
+
+def test_versions_that_are_no_versions_are_refused_and_harm_nobody(net: Net) -> None:
+    with TrajectoryQueue(net.learner, "unrolls") as queue:
+        writer = net.writer()
+        with pytest.raises(TypeError, match="begin must be an integer, got None"):
+            writer.put(unroll(0), begin=None)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="end, 1, is below begin, 2"):
+            writer.put(unroll(0), begin=2, end=1)
+        with pytest.raises(TypeError, match="version must be an integer, got 1"):
+            queue.version = 1.5  # type: ignore[assignment]
+        for begin, end in ((None, 0), ("a", "b"), (0, None), (2, 1), (0, 2**70)):
+            with pytest.raises(moolink.Error):
+                net.actors[-1].sync(
+                    "learner", "moolink.trajectories/unrolls/put", unroll(9), begin, end
+                )
+        writer.put(unroll(1), begin=np.int64(0))  # type: ignore[arg-type]
+        batch = queue.get(1, max_lag=3, timeout=20)
+        assert batch.data["obs"].max() == 1
+
+
+def test_threads_that_take_at_once_get_items_of_their_own(net: Net) -> None:
+    with TrajectoryQueue(net.learner, "unrolls", max_size=1000) as queue:
+        writer = net.writer(ahead=300)
+        for i in range(240):
+            writer.put({"x": np.full(200_000, i, np.int16)}, begin=0)
+        writer.flush(60)
+        taken: list[int] = []
+
+        def take() -> None:
+            for _ in range(10):
+                x = queue.get(8, timeout=20).data["x"]
+                assert (x == x[:, :1]).all()
+                taken.extend(x[:, 0].tolist())
+
+        threads = [threading.Thread(target=take) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(waiting.PATIENCE)
+        assert sorted(taken) == list(range(240))
+
+
+def test_closing_ends_the_writers_that_wait_for_room(net: Net) -> None:
+    queue = TrajectoryQueue(net.learner, "unrolls", max_size=1)
+    writer = net.writer(ahead=3)
+    for begin in range(2):
+        writer.put(unroll(begin), begin=begin)
+    waiting.until(lambda: queue.stats()["waiting_for_room"] == 1, "a full queue")
+    queue.close()
+    with pytest.raises(moolink.RemoteError, match="the queue 'unrolls' was closed"):
+        writer.flush(20)
+    assert queue.get(1).begin.tolist() == [0]
+    assert queue.stats()["waiting_for_room"] == 0
+
+
+def test_a_learner_whose_queue_is_not_there_yet_gets_the_next_items(net: Net) -> None:
+    writer = net.writer()
+    writer.put(unroll(1), begin=0)
+    writer.flush(20)
+    assert writer.stats() == {"put": 1, "accepted": 0, "lost": 1}
+    with TrajectoryQueue(net.learner, "unrolls") as queue:
+        writer.put(unroll(2), begin=0)
+        assert queue.get(1, timeout=20).data["obs"].max() == 2
+
+
+def test_a_long_wait_is_logged(
+    net: Net, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(deadlines, "_FIRST_LINE", 0.01)
+    with (
+        TrajectoryQueue(net.learner, "unrolls") as queue,
+        pytest.raises(moolink.TimeoutError),
+    ):
+        queue.get(2, timeout=0.1)
+    assert "the queue 'unrolls' waits for 2 items; 0 are there, 0 were dropped" in caplog.text

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import moolink
-from moolink import Publisher, Subscriber
+from moolink import Publisher, Subscriber, deadlines
 from moolink.weights import blob, subscriber
 from tests import processes, waiting
 
@@ -306,5 +306,113 @@ def test_bad_arguments_are_refused(net: Net) -> None:
     with Publisher(net.learner, "w") as publisher:
         with pytest.raises(ValueError, match="defined already"):
             Publisher(net.learner, "w")
-        with pytest.raises(TypeError, match="weights"):
-            publisher.publish({"x": "text"})
+        with pytest.raises(TypeError, match=r"layers\[1\].name: a str cannot be published"):
+            publisher.publish({"layers": [np.zeros(1), {"name": "text"}]})
+        with pytest.raises(TypeError, match="x: an array of object cannot be published"):
+            publisher.publish({"x": np.array([None])})
+        with pytest.raises(ValueError, match="arrays must be one of"):
+            Subscriber(net.learner, "w", "learner", arrays="tf")  # type: ignore[arg-type]
+
+
+def test_a_message_that_no_subscriber_sends_harms_nobody(net: Net) -> None:
+    with Publisher(net.learner, "w") as publisher:
+        publisher.publish(tree_of(0))
+        one = net.subscribe("actor")
+        one.wait(0, 20)
+        other = net.peer("other")
+        other.connect(net.address)
+        calls: list[tuple[Any, ...]] = [
+            ("other", "h", None, "int8"),
+            ("other", "h", None, ["float32"]),
+            ("other", "h", ("i", "1", ""), ""),
+            ("other", "h", ("i", 2**63 - 1, ""), ""),
+            ("other", "h", ("i", -1, ""), ""),
+            ("other", "h", 7, ""),
+            (["other"], "h", None, ""),
+        ]
+        for arguments in calls:
+            with pytest.raises(moolink.RemoteError):
+                other.async_("learner", "moolink.weights/w/next", *arguments).result(20)
+        keys: list[Any] = [("i", "5", ""), 7, None, ("i", 5), ("i", 2**62 + 1, "")]
+        for key in keys:
+            for to, function in (("learner", "chunk"), ("actor", "copy/chunk")):
+                with pytest.raises(moolink.RemoteError):
+                    other.async_(to, f"moolink.weights/w/{function}", key, 0).result(20)
+        publisher.publish(tree_of(1))
+        assert value_of(one.wait(1, 20).tree) == 1
+        assert publisher.wait_acknowledged(1, 1, 20) == {"actor": 1}
+
+
+def test_a_source_that_gives_wrong_bytes_is_replaced(net: Net) -> None:
+    with Publisher(net.learner, "w") as publisher:
+        evil = net.peer("evil")
+        evil.define("moolink.weights/w/copy/chunk", lambda key, index: np.zeros(1, np.uint8))
+        evil.connect(net.address)
+        offered = evil.async_("learner", "moolink.weights/w/next", "evil", "p", None, "")
+        publisher.publish(tree_of(3))
+        offered.result(20)
+        one = net.subscribe("actor", "q")
+        assert value_of(one.wait(0, 20).tree) == 3
+        publisher.publish(tree_of(4))
+        assert value_of(one.wait(1, 20).tree) == 4
+
+
+def test_a_version_that_is_fetched_is_kept(net: Net) -> None:
+    with Publisher(net.learner, "w", keep=1) as publisher:
+        publisher.publish(tree_of(0))
+        slow = net.peer("slow")
+        slow.connect(net.address)
+        call = slow.async_("learner", "moolink.weights/w/next", "slow", "p", None, "")
+        key = call.result(20)["key"]
+        for value in range(1, 4):
+            publisher.publish(tree_of(value))
+        assert publisher.stats()["kept"] == [0, 3]
+        assert slow.sync("learner", "moolink.weights/w/chunk", key, 0) is not None
+        later = slow.async_("learner", "moolink.weights/w/next", "slow", "p", key, "").result(20)
+        assert later["key"][1] == 3
+        publisher.publish(tree_of(4))
+        assert publisher.stats()["kept"] == [3, 4]
+
+
+def test_subscribers_that_are_gone_do_not_count(net: Net) -> None:
+    with Publisher(net.learner, "w") as publisher:
+        publisher.publish(tree_of(0))
+        for name in ("gone", "there"):
+            net.subscribe(name)
+        publisher.wait_acknowledged(0, 2, 20)
+        net.subscribers[0].close()
+        net.peers[1].close()
+        waiting.until(lambda: "gone" not in publisher.acknowledged(), "the end of a peer")
+        with pytest.raises(moolink.TimeoutError, match="1 of 2 subscribers"):
+            publisher.wait_acknowledged(0, 2, 0.05)
+        assert list(publisher.stats()["subscribers"]) == ["there"]
+
+
+def test_a_subscriber_at_the_publisher_s_own_peer(net: Net) -> None:
+    with Publisher(net.learner, "w") as publisher, Subscriber(net.learner, "w", "learner") as one:
+        publisher.publish(tree_of(2))
+        assert value_of(one.wait(0, 20).tree) == 2
+        assert publisher.wait_acknowledged(0, 1, 20) == {"learner": 0}
+
+
+def test_versions_are_numbers(net: Net) -> None:
+    with Publisher(net.learner, "w") as publisher:
+        with pytest.raises(TypeError, match="version must be an integer, got '3'"):
+            publisher.publish(tree_of(0), version="3")  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="version must be at least 0, got -1"):
+            publisher.publish(tree_of(0), version=-1)
+        assert publisher.publish(tree_of(0), version=np.int64(4)) == 4  # type: ignore[arg-type]
+
+
+def test_long_waits_are_logged(
+    net: Net, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(deadlines, "_FIRST_LINE", 0.01)
+    with Publisher(net.learner, "w") as publisher, pytest.raises(moolink.TimeoutError):
+        publisher.wait_acknowledged(0, 2, 0.1)
+    assert "the publisher of 'w' waits for 2 subscribers that have version 0" in caplog.text
+    with pytest.raises(moolink.TimeoutError):
+        net.subscribe("actor").wait(3, 0.5)
+    assert "the subscriber of 'w' waits for version 3 from 'learner': peer 'learner' has no" in (
+        caplog.text
+    )

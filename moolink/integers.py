@@ -1,0 +1,24 @@
+"""Integers that a program or a peer gives: versions, counts."""
+
+from __future__ import annotations
+
+import operator
+
+_LARGEST = 1 << 62
+
+
+def integer_of(value: int, name: str, least: int = -_LARGEST) -> int:
+    """The value as Python's integer; `name` is the argument that it was given as.
+
+    Raises:
+        TypeError: it is no integer.
+        ValueError: it is out of range.
+    """
+    try:
+        integer = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {value!r}") from None
+    if not least <= integer <= _LARGEST:
+        bound = f"at least {least}" if integer < least else "at most 2**62"
+        raise ValueError(f"{name} must be {bound}, got {integer}")
+    return integer

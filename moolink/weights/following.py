@@ -1,0 +1,176 @@
+"""What subscribers share: the thread that follows versions, and waiting for one."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import logging
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from moolink import deadlines, forks, logs, serving
+from moolink._core import LentSlot
+from moolink.closing import Closing
+from moolink.errors import CancelledError, Closed, Error, TimeoutError
+from moolink.weights.copies import Weights
+
+if TYPE_CHECKING:
+    from moolink._core import Future
+    from moolink.rpc import Rpc
+
+_TURN = 2.0  # seconds between two looks at whether the publisher is connected
+_PAUSES = (0.05, 2.0)  # seconds between attempts: the first, the longest
+
+
+class Following(Closing):
+    """Has a current version, which a thread replaces by the next one when that is whole."""
+
+    def __init__(self, rpc: Rpc, name: str, source: str) -> None:
+        """`source` names the publishers in messages."""
+        self._rpc = rpc
+        self._name = name
+        self._source = source
+        self._call: Future | None = None  # that the thread waits for
+        self._reason = "it has not answered yet"
+        self._closed = False
+        self._forked()
+        forks.changes_in_children(self)
+        self._thread = threading.Thread(
+            target=self._run, name=f"moolink-subscriber-{name}", daemon=True
+        )
+
+    @abc.abstractmethod
+    def latest(self) -> Weights | None:
+        """The current version, without waiting; None: there was none yet. The same object until
+        the next version is whole."""
+
+    @property
+    def version(self) -> int | None:
+        """The current version's number."""
+        with self._changed:
+            return self._current()
+
+    def wait(self, min_version: int = 0, timeout: float | None = None) -> Weights:
+        """Waits for a version of at least `min_version`, and returns the current one.
+
+        Raises:
+            TimeoutError: there was none in `timeout` seconds; the message says why.
+            moolink.Closed: the subscriber or its peer was closed.
+        """
+        wait = deadlines.Wait(timeout)
+        with self._changed:
+            while (current := self._current()) is None or current < min_version:
+                if self._closed:
+                    raise Closed(f"the subscriber of {self._name!r} was closed")
+                if wait.over:
+                    has = "none" if current is None else f"version {current}"
+                    raise TimeoutError(
+                        f"no version {min_version} of {self._name!r} came from "
+                        f"{self._source} within {timeout:g} s; there is {has}: {self._reason}"
+                    )
+                turn = wait.turn(
+                    f"the subscriber of {self._name!r} waits for version {min_version} from "
+                    f"{self._source}: {self._reason}"
+                )
+                with LentSlot():
+                    self._changed.wait(turn)
+        weights = self.latest()
+        assert weights is not None
+        return weights
+
+    def close(self) -> None:
+        """Ends it. Trees that it has given out stay valid."""
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            call = self._call
+            self._changed.notify_all()
+        if call is not None:
+            call.cancel()
+        self._thread.join()
+        self._withdraw()
+
+    def _withdraw(self) -> None:
+        """Ends what it serves to others."""
+
+    def _forked(self) -> None:
+        self._changed = threading.Condition()
+
+    @abc.abstractmethod
+    def _current(self) -> int | None:
+        """The current version's number; the caller holds the lock."""
+
+    @abc.abstractmethod
+    def _follow_once(self) -> None:
+        """Waits for the next version and fetches it."""
+
+    # The thread
+
+    def _run(self) -> None:
+        pause = _PAUSES[0]
+        try:
+            while True:
+                try:
+                    self._follow_once()
+                    pause = _PAUSES[0]
+                except CancelledError:
+                    pass  # by close()
+                except Closed as closed:
+                    self._reason = str(closed)
+                    return
+                except Exception as error:  # noqa: BLE001 - a peer may send anything
+                    self._note(error)
+                    self._pause(pause)
+                    pause = min(2 * pause, _PAUSES[1])
+                with self._changed:
+                    if self._closed:
+                        return
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _next(self, call: Future, publisher: str) -> Any:
+        """Waits for a publisher's next version."""
+        away = deadlines.Wait()
+        with self._under_way(call):
+            # In turns of which the log does not tell: there may be no newer version for long.
+            while not call.wait(_TURN):
+                if publisher not in serving.connected(self._rpc):
+                    away.turn(
+                        f"the subscriber of {self._name!r} waits for the peer "
+                        f"{publisher!r}, which is not connected: is its name right?"
+                    )
+            return call.result()
+
+    def _result(self, future: Future, timeout: float | None = None) -> Any:
+        """Waits for a call, which close() cancels."""
+        with self._under_way(future):
+            return future.result(timeout)
+
+    @contextlib.contextmanager
+    def _under_way(self, call: Future) -> Iterator[None]:
+        with self._changed:
+            self._call = call
+            closed = self._closed
+        if closed:
+            call.cancel()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._call = None
+
+    def _note(self, error: Exception) -> None:
+        self._reason = str(error) if isinstance(error, Error) else repr(error)
+        level = logging.INFO if isinstance(error, Error) else logging.WARNING
+        logs.logger.log(level, "subscriber of %r: %s", self._name, self._reason)
+
+    def _pause(self, seconds: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed, seconds)

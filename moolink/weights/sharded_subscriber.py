@@ -1,0 +1,200 @@
+"""ShardedSubscriber: has the newest version that several publishers have made together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, get_args
+
+import numpy as np
+
+from moolink import lending, skeletons
+from moolink.errors import TimeoutError
+from moolink.keywords import names_keywords
+from moolink.weights import blob, names, placement
+from moolink.weights.blob import Arrays, Bytes, FloatType, Layout
+from moolink.weights.copies import Weights
+from moolink.weights.following import Following
+from moolink.weights.placement import Piece, Region, Where
+from moolink.weights.spread import Key, key_of
+
+if TYPE_CHECKING:
+    from moolink._core import Future
+    from moolink.rpc import Rpc
+
+
+def _everything(path: str, shape: tuple[int, ...]) -> None:
+    """Wants all of each array."""
+
+
+class ShardedSubscriber(Following):
+    """Follows several :class:`Publisher` that hold a tree together, each array in parts
+    (:class:`Shard`) or whole, and has a part of each array, or all of it. Only the bytes of these
+    parts are fetched.
+
+    A version becomes the current one when all of it has come, from publishers that all have it.
+    Versions never go back. One that a publisher keeps no more before another one has made it is
+    left out: let publishers that are far apart `keep` more.
+
+    Args:
+        rpc: this peer, connected to the publishers or to a peer that knows them.
+        name: what is published.
+        publishers: the publishers' peers.
+        where: called with each array's path ("layers[0].weight") and its whole shape; returns the
+            part that is wanted, a tuple of slices (dimensions that are left out are wanted whole),
+            or None: all of it. By default all of each array.
+        arrays, dtype: as for :class:`Subscriber`. Arrays are writable copies.
+
+    Raises:
+        ValueError: there are no publishers, or one is there twice; `arrays` or `dtype` is unknown.
+    """
+
+    @names_keywords
+    def __init__(
+        self,
+        rpc: Rpc,
+        name: str,
+        publishers: Sequence[str],
+        where: Where = _everything,
+        *,
+        arrays: Arrays = "same",
+        dtype: FloatType | None = None,
+    ) -> None:
+        if isinstance(publishers, str) or not publishers or len({*publishers}) < len(publishers):
+            raise ValueError(f"publishers must be the names of different peers, got {publishers!r}")
+        if dtype not in (None, "float32", "float16", "bfloat16"):
+            raise ValueError(f"dtype must be float32, float16 or bfloat16, got {dtype!r}")
+        if arrays not in get_args(Arrays):
+            raise ValueError(f"arrays must be one of {', '.join(get_args(Arrays))}, got {arrays!r}")
+        super().__init__(rpc, name, ", ".join(map(repr, publishers)))
+        self._publishers = list(publishers)
+        self._where = where
+        self._arrays: Arrays = arrays
+        self._dtype = dtype or ""
+        self._weights: Weights | None = None
+        self._skipped = -1  # the newest version that was left out
+        self._layouts: list[Layout] = []  # for which the plan was made
+        self._counts = {"versions": 0, "pieces": 0, "bytes": 0}
+        self._thread.start()
+
+    def latest(self) -> Weights | None:
+        with self._changed:
+            return self._weights
+
+    def stats(self) -> dict[str, Any]:
+        """The current version, and what came so far: versions, pieces of arrays, their bytes."""
+        with self._changed:
+            return {"version": self._current(), **self._counts, "waiting_for": self._reason}
+
+    def __repr__(self) -> str:
+        return (
+            f"<moolink.ShardedSubscriber of {self._name!r} at {self._source}, "
+            f"version {self.version}>"
+        )
+
+    def _current(self) -> int | None:
+        return None if self._weights is None else self._weights.version
+
+    # The thread
+
+    def _follow_once(self) -> None:
+        offers = self._offers()
+        if offers is None:
+            return
+        layouts = [layout for _, layout in offers]
+        if layouts != self._layouts:
+            self._make_plan(layouts)
+        version = min(key[1] for key, _ in offers)
+        keys = [(key[0], version, key[2]) for key, _ in offers]
+        block = self._fetch(keys)
+        if block is None:
+            self._skipped = version
+            self._reason = f"a publisher keeps version {version} no more"
+            return
+        weights = Weights(version, blob.unpack(self._wanted, block, self._arrays))
+        with self._changed:
+            self._weights = weights
+            self._counts["versions"] += 1
+            self._reason = "there is no newer version of all publishers"
+            self._changed.notify_all()
+
+    def _offers(self) -> list[tuple[Key, Layout]] | None:
+        """Waits until each publisher has a newer version; None: a call's time was up."""
+        held = self._current()
+        above = max(self._skipped, -1 if held is None else held)
+        function = names.PARTS_NEXT.format(self._name)
+        calls = [
+            self._rpc.async_(peer, function, self._rpc.get_name(), held, above, self._dtype)
+            for peer in self._publishers
+        ]
+        offers = []
+        try:
+            for peer, call in zip(self._publishers, calls, strict=True):
+                offer = self._next(call, peer)
+                key = key_of(offer["key"])
+                if key[1] <= above:
+                    raise ValueError(f"{peer!r} offers version {key[1]} after {above}")
+                offers.append((key, Layout.from_wire(offer["layout"])))
+        except TimeoutError as error:
+            self._reason = str(error)
+            return None
+        finally:
+            _cancel(calls)
+        return offers
+
+    def _make_plan(self, layouts: list[Layout]) -> None:
+        first = layouts[0]
+        for peer, layout in zip(self._publishers, layouts, strict=True):
+            same = layout.skeleton == first.skeleton and all(
+                (a.dtype, a.whole) == (b.dtype, b.whole)
+                for a, b in zip(layout.fields, first.fields, strict=True)
+            )
+            if not same:
+                raise ValueError(
+                    f"{peer!r} and {self._publishers[0]!r} publish trees of other arrays as "
+                    f"{self._name!r}"
+                )
+        paths = skeletons.paths(first.skeleton)
+        self._regions: list[Region] = [
+            placement.wanted_region(self._where, path, field.whole)
+            for path, field in zip(paths, first.fields, strict=True)
+        ]
+        held = [[field.region for field in layout.fields] for layout in layouts]
+        self._plan = placement.plan(self._regions, held, paths)
+        self._wanted = blob.of_parts(first, self._regions)
+        self._layouts = layouts
+
+    def _fetch(self, keys: list[Key]) -> Bytes | None:
+        """Fetches all pieces of a version; None: a publisher has it no more."""
+        function = names.PARTS.format(self._name)
+        block = lending.empty(self._wanted.size, "uint8")
+        calls: list[tuple[list[Piece], Future]] = []
+        try:
+            for peer, key, pieces in zip(self._publishers, keys, self._plan, strict=True):
+                if pieces:
+                    asked = [(piece.field, piece.region) for piece in pieces]
+                    calls.append((pieces, self._rpc.async_(peer, function, key, asked)))
+            for pieces, call in calls:
+                parts = self._result(call)
+                if parts is None:
+                    return None
+                for piece, part in zip(pieces, parts, strict=True):
+                    self._put(block, piece, np.asarray(part))
+        finally:
+            _cancel([call for _, call in calls])
+        return block
+
+    def _put(self, block: Bytes, piece: Piece, part: Any) -> None:
+        place = blob.part(self._wanted, block, piece.field, piece.region)
+        if part.shape != place.shape or part.dtype != place.dtype:
+            raise ValueError(
+                f"a piece of {place.shape} {place.dtype} came as {part.shape} {part.dtype}"
+            )
+        place[...] = part
+        with self._changed:
+            self._counts["pieces"] += 1
+            self._counts["bytes"] += part.nbytes
+
+
+def _cancel(calls: list[Future]) -> None:
+    for call in calls:
+        call.cancel()
