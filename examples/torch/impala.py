@@ -17,6 +17,7 @@ B that of a contribution, N the number of parts of an action.
 from __future__ import annotations
 
 import copy
+import itertools
 import queue
 import sys
 import threading
@@ -98,24 +99,32 @@ class Encoder(nn.Module):
         layers: list[nn.Module] = []
         channels = shape[0]
         for out_channels, kernel, stride in convolutions(shape):
-            layers += [nn.Conv2d(channels, out_channels, kernel, stride), nn.ReLU()]
+            layers += [nn.Conv2d(channels, out_channels, kernel, stride), nn.ReLU(inplace=True)]
             channels = out_channels
         layers.append(nn.Flatten())
         if not convolutions(shape):
             layers += [nn.Linear(int(np.prod(shape)), width), nn.Tanh()]
-        self.layers = nn.Sequential(*layers).to(memory_format=torch.channels_last)  # twice as fast
+        self.layers = nn.Sequential(*layers)
         self.size = self.layers(torch.zeros(1, *shape)).shape[1]
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, B, ...] -> [T * B, size]."""
         x = x.movedim(-1, 2) if self.channels_last else x
-        layout = torch.channels_last if x.dim() == 5 else torch.contiguous_format
         T, B, *shape = x.shape
+        # Gradients of convolutions are twice as fast with the channels last, inference is not.
+        channels_last = len(shape) == 3 and torch.is_grad_enabled()
+        layout = torch.channels_last if channels_last else torch.contiguous_format
         flat = torch.empty(T * B, *shape, device=x.device, memory_format=layout)
+        mean = torch.empty_like(flat[0]).copy_(self.mean)
         # Step by step, so that what is computed stays in the cache: twice as fast.
         for out_t, x_t in zip(flat.split(B), x, strict=True):
-            x_t = x_t.float()
-            out_t.copy_(x_t.sub_(self.mean).mul_(1 / 32).clamp_(-4, 4) if self.is_uint8 else x_t)
+            if channels_last:
+                for out_c, x_c in zip(out_t.unbind(1), x_t.unbind(1), strict=True):
+                    out_c.copy_(x_c)  # one by one: a third faster
+            else:
+                out_t.copy_(x_t)
+            if self.is_uint8:
+                out_t.sub_(mean).mul_(1 / 32).clamp_(-4, 4)
         return self.layers(flat)
 
 
@@ -289,7 +298,7 @@ class Actor(threading.Thread):
         while True:
             while unroll.unread:
                 yield False
-            unroll.state = state
+            unroll.state = state[0].clone(), state[1].clone()  # gradients need no inference's
             for t in range(o.unroll_length + 1):
                 observation_t = tensors(normalizer.observe(observation))
                 for key, x in observation_t.items():
@@ -321,15 +330,16 @@ class Actor(threading.Thread):
     ) -> tuple[Choices | Gaussian, Tensor, State]:
         """One step of all environments of a group: the policy and values, [1, E, ...]."""
         moved = {key: x[None].to(self.device) for key, x in observation.items()}
-        with torch.no_grad(), self.lock:
+        with torch.inference_mode(), self.lock:
             policy, value, state = self.net(moved, first[None].to(self.device), state)
             return self.net.pi(policy), value, state
 
     def take_parameters(self, net: Net, version: int) -> None:
         """Acts with them from the next step on."""
         if version != self.version:
-            with self.lock:
-                self.net.load_state_dict(net.state_dict())
+            with torch.no_grad(), self.lock:
+                for mine, new in zip(tensors_of(self.net), tensors_of(net), strict=True):
+                    mine.copy_(new)
             self.version = version
 
     def next_batch(self, timeout: float) -> Batch | None:
@@ -356,6 +366,10 @@ class Actor(threading.Thread):
             self.join()
         for envs in self.envs:
             envs.close()
+
+
+def tensors_of(net: Net) -> Iterator[Tensor]:
+    return itertools.chain(net.parameters(), net.buffers())
 
 
 def tensors(observation: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
@@ -404,8 +418,8 @@ def vtrace(
     delta_t = rho_t * (reward_t + discount_t * value_tp1 - value_t)
     corrections = torch.empty_like(delta_t)  # vs_t - V_t
     correction = torch.zeros_like(bootstrap_value)
-    for t in reversed(range(len(delta_t))):
-        correction = torch.addcmul(delta_t[t], discounted_c_t[t], correction, out=corrections[t])
+    for delta, discounted_c, out in reversed([*zip(delta_t, discounted_c_t, corrections)]):
+        correction = torch.addcmul(delta, discounted_c, correction, out=out)
     vs = value_t + corrections
     vs_tp1 = torch.cat([vs[1:], bootstrap_value[None]])
     return VTrace(vs, rho_t * (reward_t + discount_t * vs_tp1 - value_t))
@@ -467,7 +481,8 @@ def make_net(envs: Environments, o: ImpalaOptions, saved: dict[str, Any] | None)
 
 def make_optimizer(net: Net, o: ImpalaOptions) -> torch.optim.Optimizer:
     if o.optimizer == "adam":
-        return torch.optim.Adam(net.parameters(), lr=o.learning_rate, eps=o.adam_eps)
+        # Fused: one pass over the parameters, where the default takes ten.
+        return torch.optim.Adam(net.parameters(), o.learning_rate, eps=o.adam_eps, fused=True)
     return torch.optim.RMSprop(
         net.parameters(), lr=o.learning_rate, alpha=o.rmsprop_decay, eps=o.rmsprop_eps
     )
