@@ -222,19 +222,19 @@ class Batch(NamedTuple):
 
 
 class Unroll:
-    """T steps of E environments, in arrays that are filled again and again."""
+    """T steps of E environments, in arrays that are filled again and again: numpy's, for which an
+    assignment takes a tenth of the time that a tensor takes."""
 
     def __init__(self, envs: Environments, o: ImpalaOptions) -> None:
         T, E = o.unroll_length, envs.num_envs
         self.observation = {
-            key: torch.from_numpy(np.empty((T + 1, E, *space.shape), space.dtype))
+            key: np.empty((T + 1, E, *space.shape), space.dtype)
             for key, space in envs.observation_spaces.items()
         }
-        self.first = torch.empty(T + 1, E, dtype=torch.bool)
-        action = np.empty((T, E, envs.actions.size), envs.actions.dtype)
-        self.action = torch.from_numpy(action)
+        self.first = np.empty((T + 1, E), np.bool_)
+        self.action = np.empty((T, E, envs.actions.size), envs.actions.dtype)
         self.log_prob, self.reward, self.discount, self.bootstrap = (
-            torch.empty(T, E) for _ in range(4)
+            np.empty((T, E), np.float32) for _ in range(4)
         )
         self.state: State
         self.unread = 0  # batches that the learner has not released
@@ -246,7 +246,7 @@ class Unroll:
         return [self._batch(slice(start, start + size)) for start in starts]
 
     def _batch(self, b: slice) -> Batch:
-        observation = {key: x[:, b] for key, x in self.observation.items()}
+        observation = {key: torch.from_numpy(x[:, b]) for key, x in self.observation.items()}
         arrays = (
             self.first,
             self.action,
@@ -256,7 +256,7 @@ class Unroll:
             self.bootstrap,
         )
         h, c = self.state
-        return Batch(observation, *(x[:, b] for x in arrays), (h[b], c[b]), self)
+        return Batch(observation, *(torch.from_numpy(x[:, b]) for x in arrays), (h[b], c[b]), self)
 
 
 class Actor(threading.Thread):
@@ -300,28 +300,27 @@ class Actor(threading.Thread):
                 yield False
             unroll.state = state[0].clone(), state[1].clone()  # gradients need no inference's
             for t in range(o.unroll_length + 1):
-                observation_t = tensors(normalizer.observe(observation))
+                observation_t = normalizer.observe(observation)
                 for key, x in observation_t.items():
                     unroll.observation[key][t] = x
-                unroll.first[t] = first_t = torch.from_numpy(first)
+                unroll.first[t] = first
                 if t == o.unroll_length:
                     break
-                pi, _, state = self.infer(observation_t, first_t, state)
+                pi, _, state = self.infer(tensors(observation_t), torch.from_numpy(first), state)
                 action = pi.sample()
-                unroll.action[t], unroll.log_prob[t] = action[0], pi.log_prob(action)[0]
-                envs.send(unroll.action[t].numpy())
+                unroll.action[t] = action[0].cpu().numpy()
+                unroll.log_prob[t] = pi.log_prob(action)[0].cpu().numpy()
+                envs.send(unroll.action[t])
                 yield True
                 observation, reward, terminated, truncated, first, last = envs.recv()
                 returns.add(reward, first)
-                unroll.reward[t] = torch.from_numpy(rewards.scaled(reward, first))
-                ended = torch.from_numpy(terminated | truncated)
-                unroll.discount[t] = torch.where(ended, 0.0, o.discount)
+                unroll.reward[t] = rewards.scaled(reward, first)
+                unroll.discount[t] = np.where(terminated | truncated, 0.0, o.discount)
                 unroll.bootstrap[t] = 0.0
                 if last is not None:
-                    _, value, _ = self.infer(
-                        tensors(normalizer(last)), torch.zeros_like(first_t), state
-                    )
-                    unroll.bootstrap[t, truncated] = value[0, truncated].cpu()
+                    same_episode = torch.zeros(E, dtype=torch.bool)
+                    _, value, _ = self.infer(tensors(normalizer(last)), same_episode, state)
+                    unroll.bootstrap[t, truncated] = value[0].cpu().numpy()[truncated]
             for batch in unroll.batches(o.batch_size):
                 self.full.put(batch)
 
