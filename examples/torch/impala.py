@@ -111,7 +111,7 @@ class Encoder(nn.Module):
         """[T, B, ...] -> [T * B, size]."""
         x = x.movedim(-1, 2) if self.channels_last else x
         T, B, *shape = x.shape
-        # Gradients of convolutions are twice as fast with the channels last, inference is not.
+        # With the channels last, gradients of convolutions take half the time; inference does not.
         channels_last = len(shape) == 3 and torch.is_grad_enabled()
         layout = torch.channels_last if channels_last else torch.contiguous_format
         flat = torch.empty(T * B, *shape, device=x.device, memory_format=layout)
@@ -120,7 +120,7 @@ class Encoder(nn.Module):
         for out_t, x_t in zip(flat.split(B), x, strict=True):
             if channels_last:
                 for out_c, x_c in zip(out_t.unbind(1), x_t.unbind(1), strict=True):
-                    out_c.copy_(x_c)  # one by one: a third faster
+                    out_c.copy_(x_c)  # channel by channel, as long runs of memory are faster
             else:
                 out_t.copy_(x_t)
             if self.is_uint8:
@@ -222,8 +222,8 @@ class Batch(NamedTuple):
 
 
 class Unroll:
-    """T steps of E environments, in arrays that are filled again and again: numpy's, for which an
-    assignment takes a tenth of the time that a tensor takes."""
+    """T steps of E environments, in arrays that are filled again and again. They are numpy's, to
+    which small values are assigned faster than to tensors."""
 
     def __init__(self, envs: Environments, o: ImpalaOptions) -> None:
         T, E = o.unroll_length, envs.num_envs
@@ -298,7 +298,7 @@ class Actor(threading.Thread):
         while True:
             while unroll.unread:
                 yield False
-            unroll.state = state[0].clone(), state[1].clone()  # gradients need no inference's
+            unroll.state = state[0].clone(), state[1].clone()  # autograd takes no tensors of inference
             for t in range(o.unroll_length + 1):
                 observation_t = normalizer.observe(observation)
                 for key, x in observation_t.items():
@@ -417,7 +417,8 @@ def vtrace(
     delta_t = rho_t * (reward_t + discount_t * value_tp1 - value_t)
     corrections = torch.empty_like(delta_t)  # vs_t - V_t
     correction = torch.zeros_like(bootstrap_value)
-    for delta, discounted_c, out in reversed([*zip(delta_t, discounted_c_t, corrections)]):
+    steps = [*zip(delta_t, discounted_c_t, corrections, strict=True)]
+    for delta, discounted_c, out in reversed(steps):
         correction = torch.addcmul(delta, discounted_c, correction, out=out)
     vs = value_t + corrections
     vs_tp1 = torch.cat([vs[1:], bootstrap_value[None]])
