@@ -17,7 +17,6 @@ B that of a contribution, N the number of parts of an action.
 from __future__ import annotations
 
 import copy
-import itertools
 import queue
 import sys
 import threading
@@ -298,7 +297,7 @@ class Actor(threading.Thread):
         while True:
             while unroll.unread:
                 yield False
-            unroll.state = state[0].clone(), state[1].clone()  # autograd takes no tensors of inference
+            unroll.state = state[0].clone(), state[1].clone()  # for autograd
             for t in range(o.unroll_length + 1):
                 observation_t = normalizer.observe(observation)
                 for key, x in observation_t.items():
@@ -336,9 +335,10 @@ class Actor(threading.Thread):
     def take_parameters(self, net: Net, version: int) -> None:
         """Acts with them from the next step on."""
         if version != self.version:
-            with torch.no_grad(), self.lock:
-                for mine, new in zip(tensors_of(self.net), tensors_of(net), strict=True):
-                    mine.copy_(new)
+            mine, new = self.net.state_dict().values(), net.state_dict().values()
+            with self.lock:
+                for x, new_x in zip(mine, new, strict=True):
+                    x.copy_(new_x)
             self.version = version
 
     def next_batch(self, timeout: float) -> Batch | None:
@@ -365,10 +365,6 @@ class Actor(threading.Thread):
             self.join()
         for envs in self.envs:
             envs.close()
-
-
-def tensors_of(net: Net) -> Iterator[Tensor]:
-    return itertools.chain(net.parameters(), net.buffers())
 
 
 def tensors(observation: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
