@@ -106,8 +106,8 @@ def make_parts(o: ImpalaOptions) -> dict[str, tuple[Callable[[], object], int]]:
     while actor.full.empty():
         next(acting)
     batch = actor.full.get()
-    observation = {name: x[0].numpy() for name, x in batch.unroll.observation.items()}
-    first, memory = batch.unroll.first[0], actor.net.no_memory(num_envs)
+    observation = {name: x[0] for name, x in batch.unroll.observation.items()}
+    first, memory = torch.from_numpy(batch.unroll.first[0]), actor.net.no_memory(num_envs)
     random, sizes = np.random.default_rng(0), envs.actions.choices
 
     def step_environment() -> None:

@@ -98,24 +98,32 @@ class Encoder(nn.Module):
         layers: list[nn.Module] = []
         channels = shape[0]
         for out_channels, kernel, stride in convolutions(shape):
-            layers += [nn.Conv2d(channels, out_channels, kernel, stride), nn.ReLU()]
+            layers += [nn.Conv2d(channels, out_channels, kernel, stride), nn.ReLU(inplace=True)]
             channels = out_channels
         layers.append(nn.Flatten())
         if not convolutions(shape):
             layers += [nn.Linear(int(np.prod(shape)), width), nn.Tanh()]
-        self.layers = nn.Sequential(*layers).to(memory_format=torch.channels_last)  # twice as fast
+        self.layers = nn.Sequential(*layers)
         self.size = self.layers(torch.zeros(1, *shape)).shape[1]
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, B, ...] -> [T * B, size]."""
         x = x.movedim(-1, 2) if self.channels_last else x
-        layout = torch.channels_last if x.dim() == 5 else torch.contiguous_format
         T, B, *shape = x.shape
+        # With the channels last, gradients of convolutions take half the time; inference does not.
+        channels_last = len(shape) == 3 and torch.is_grad_enabled()
+        layout = torch.channels_last if channels_last else torch.contiguous_format
         flat = torch.empty(T * B, *shape, device=x.device, memory_format=layout)
+        mean = torch.empty_like(flat[0]).copy_(self.mean)
         # Step by step, so that what is computed stays in the cache: twice as fast.
         for out_t, x_t in zip(flat.split(B), x, strict=True):
-            x_t = x_t.float()
-            out_t.copy_(x_t.sub_(self.mean).mul_(1 / 32).clamp_(-4, 4) if self.is_uint8 else x_t)
+            if channels_last:
+                for out_c, x_c in zip(out_t.unbind(1), x_t.unbind(1), strict=True):
+                    out_c.copy_(x_c)  # channel by channel, as long runs of memory are faster
+            else:
+                out_t.copy_(x_t)
+            if self.is_uint8:
+                out_t.sub_(mean).mul_(1 / 32).clamp_(-4, 4)
         return self.layers(flat)
 
 
@@ -213,19 +221,19 @@ class Batch(NamedTuple):
 
 
 class Unroll:
-    """T steps of E environments, in arrays that are filled again and again."""
+    """T steps of E environments, in arrays that are filled again and again. They are numpy's, to
+    which small values are assigned faster than to tensors."""
 
     def __init__(self, envs: Environments, o: ImpalaOptions) -> None:
         T, E = o.unroll_length, envs.num_envs
         self.observation = {
-            key: torch.from_numpy(np.empty((T + 1, E, *space.shape), space.dtype))
+            key: np.empty((T + 1, E, *space.shape), space.dtype)
             for key, space in envs.observation_spaces.items()
         }
-        self.first = torch.empty(T + 1, E, dtype=torch.bool)
-        action = np.empty((T, E, envs.actions.size), envs.actions.dtype)
-        self.action = torch.from_numpy(action)
+        self.first = np.empty((T + 1, E), np.bool_)
+        self.action = np.empty((T, E, envs.actions.size), envs.actions.dtype)
         self.log_prob, self.reward, self.discount, self.bootstrap = (
-            torch.empty(T, E) for _ in range(4)
+            np.empty((T, E), np.float32) for _ in range(4)
         )
         self.state: State
         self.unread = 0  # batches that the learner has not released
@@ -237,7 +245,7 @@ class Unroll:
         return [self._batch(slice(start, start + size)) for start in starts]
 
     def _batch(self, b: slice) -> Batch:
-        observation = {key: x[:, b] for key, x in self.observation.items()}
+        observation = {key: torch.from_numpy(x[:, b]) for key, x in self.observation.items()}
         arrays = (
             self.first,
             self.action,
@@ -247,7 +255,7 @@ class Unroll:
             self.bootstrap,
         )
         h, c = self.state
-        return Batch(observation, *(x[:, b] for x in arrays), (h[b], c[b]), self)
+        return Batch(observation, *(torch.from_numpy(x[:, b]) for x in arrays), (h[b], c[b]), self)
 
 
 class Actor(threading.Thread):
@@ -289,30 +297,29 @@ class Actor(threading.Thread):
         while True:
             while unroll.unread:
                 yield False
-            unroll.state = state
+            unroll.state = state[0].clone(), state[1].clone()  # for autograd
             for t in range(o.unroll_length + 1):
-                observation_t = tensors(normalizer.observe(observation))
+                observation_t = normalizer.observe(observation)
                 for key, x in observation_t.items():
                     unroll.observation[key][t] = x
-                unroll.first[t] = first_t = torch.from_numpy(first)
+                unroll.first[t] = first
                 if t == o.unroll_length:
                     break
-                pi, _, state = self.infer(observation_t, first_t, state)
+                pi, _, state = self.infer(tensors(observation_t), torch.from_numpy(first), state)
                 action = pi.sample()
-                unroll.action[t], unroll.log_prob[t] = action[0], pi.log_prob(action)[0]
-                envs.send(unroll.action[t].numpy())
+                unroll.action[t] = action[0].cpu().numpy()
+                unroll.log_prob[t] = pi.log_prob(action)[0].cpu().numpy()
+                envs.send(unroll.action[t])
                 yield True
                 observation, reward, terminated, truncated, first, last = envs.recv()
                 returns.add(reward, first)
-                unroll.reward[t] = torch.from_numpy(rewards.scaled(reward, first))
-                ended = torch.from_numpy(terminated | truncated)
-                unroll.discount[t] = torch.where(ended, 0.0, o.discount)
+                unroll.reward[t] = rewards.scaled(reward, first)
+                unroll.discount[t] = np.where(terminated | truncated, 0.0, o.discount)
                 unroll.bootstrap[t] = 0.0
                 if last is not None:
-                    _, value, _ = self.infer(
-                        tensors(normalizer(last)), torch.zeros_like(first_t), state
-                    )
-                    unroll.bootstrap[t, truncated] = value[0, truncated].cpu()
+                    same_episode = torch.zeros(E, dtype=torch.bool)
+                    _, value, _ = self.infer(tensors(normalizer(last)), same_episode, state)
+                    unroll.bootstrap[t, truncated] = value[0].cpu().numpy()[truncated]
             for batch in unroll.batches(o.batch_size):
                 self.full.put(batch)
 
@@ -321,15 +328,17 @@ class Actor(threading.Thread):
     ) -> tuple[Choices | Gaussian, Tensor, State]:
         """One step of all environments of a group: the policy and values, [1, E, ...]."""
         moved = {key: x[None].to(self.device) for key, x in observation.items()}
-        with torch.no_grad(), self.lock:
+        with torch.inference_mode(), self.lock:
             policy, value, state = self.net(moved, first[None].to(self.device), state)
             return self.net.pi(policy), value, state
 
     def take_parameters(self, net: Net, version: int) -> None:
         """Acts with them from the next step on."""
         if version != self.version:
+            mine, new = self.net.state_dict().values(), net.state_dict().values()
             with self.lock:
-                self.net.load_state_dict(net.state_dict())
+                for x, new_x in zip(mine, new, strict=True):
+                    x.copy_(new_x)
             self.version = version
 
     def next_batch(self, timeout: float) -> Batch | None:
@@ -404,8 +413,9 @@ def vtrace(
     delta_t = rho_t * (reward_t + discount_t * value_tp1 - value_t)
     corrections = torch.empty_like(delta_t)  # vs_t - V_t
     correction = torch.zeros_like(bootstrap_value)
-    for t in reversed(range(len(delta_t))):
-        correction = torch.addcmul(delta_t[t], discounted_c_t[t], correction, out=corrections[t])
+    steps = [*zip(delta_t, discounted_c_t, corrections, strict=True)]
+    for delta, discounted_c, out in reversed(steps):
+        correction = torch.addcmul(delta, discounted_c, correction, out=out)
     vs = value_t + corrections
     vs_tp1 = torch.cat([vs[1:], bootstrap_value[None]])
     return VTrace(vs, rho_t * (reward_t + discount_t * vs_tp1 - value_t))
@@ -467,7 +477,8 @@ def make_net(envs: Environments, o: ImpalaOptions, saved: dict[str, Any] | None)
 
 def make_optimizer(net: Net, o: ImpalaOptions) -> torch.optim.Optimizer:
     if o.optimizer == "adam":
-        return torch.optim.Adam(net.parameters(), lr=o.learning_rate, eps=o.adam_eps)
+        # Fused: one pass over the parameters, where the default takes ten.
+        return torch.optim.Adam(net.parameters(), o.learning_rate, eps=o.adam_eps, fused=True)
     return torch.optim.RMSprop(
         net.parameters(), lr=o.learning_rate, alpha=o.rmsprop_decay, eps=o.rmsprop_eps
     )
