@@ -1,0 +1,105 @@
+"""Learners whose actors are other processes: they learn, and every process can be killed."""
+
+import csv
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+import moolink
+from examples.common import checkpoint
+from tests.learning.processes import finish, read_until, run, start
+from tests.waiting import until
+
+EXAMPLES = ["torch.actor_learner"]
+SMALL = ["--hidden-size", "32", "--log-interval", "0.2"]
+TIMEOUT = 60  # seconds for what should take a few
+
+pytestmark = pytest.mark.timeout(200)
+
+
+def job(example, save_dir, *arguments, launcher=()):
+    peers = ["-m", "moolink", "run", "-n", "3", *launcher, "-m", f"examples.{example}"]
+    return [*peers, *SMALL, "--save-dir", str(save_dir), *arguments]
+
+
+def rows(save_dir):
+    with Path(save_dir, "learning_curve.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_learns_catch_and_is_evaluated(tmp_path, example):
+    """From -0.6, the return of random play in Catch, towards 1; all processes end by themselves."""
+    pytest.importorskip(example.partition(".")[0])
+    arguments = ["--env-id", "moolink/Catch-v0", "--total-steps", "50000"]
+    status, output = run(*job(example, tmp_path, *arguments))
+    assert status == 0, output
+    assert float(rows(tmp_path)[-1]["mean_return"]) >= 0.5, output
+    assert checkpoint.load(tmp_path)["totals"]["steps"] >= 50_000
+    play = ["-m", f"examples.{example}", *SMALL, "--save-dir", str(tmp_path), *arguments[:2]]
+    status, output = run(*play, "--mode", "evaluate", "--episodes", "20")
+    assert status == 0, output
+    assert re.search(r"mean return -?[\d.]+ of 20 episodes", output)
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_any_process_can_be_killed(tmp_path, example):
+    """Actors are replaced, and the learner goes on from its checkpoint with higher versions."""
+    pytest.importorskip(example.partition(".")[0])
+    group = f"kills-{os.getpid()}-{example}"
+    arguments = ["--env-id", "CartPole-v1", "--total-steps", "100000000"]
+    launcher = ["--restart", "9", "--group", group]
+    intervals = ["--checkpoint-interval", "0.2"]
+    process = start(*job(example, tmp_path, *arguments, *intervals, launcher=launcher))
+    try:
+        found = re.search(r"127\.0\.0\.1:\d+", read_until(process, "listens on")[-1])
+        with (
+            moolink.Rpc("watcher") as rpc,
+            moolink.Subscriber(rpc, "policy", f"{group}-learner") as policy,
+        ):
+            rpc.connect(found[0])
+            policy.wait(20, TIMEOUT)
+            others = sorted(set(peers(group)) - {0})
+            for index in others:
+                os.kill(peers(group)[index], signal.SIGKILL)
+            for _ in others:
+                read_until(process, "restarting it")
+            # More than what those that were killed had sent.
+            policy.wait(policy.version + 50, TIMEOUT)
+            until(lambda: (tmp_path / checkpoint.NAME).exists(), "a checkpoint")
+            os.kill(peers(group)[0], signal.SIGKILL)
+            read_until(process, "resumed from")
+            policy.wait(policy.version + 50, TIMEOUT)
+        process.send_signal(signal.SIGINT)
+        output = finish(process)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 128 + signal.SIGINT, output
+    for name in ("steps", "updates"):
+        column = [int(row[name]) for row in rows(tmp_path)]
+        assert column == sorted(set(column)), f"{name} went back: {column}"
+
+
+def peers(group):
+    """The processes of the job, by the indices of its peers."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            variables = dict(v.split("=", 1) for v in path.read_text().split("\0") if "=" in v)
+        except OSError:  # it has ended, or is another user's
+            continue
+        pid = int(path.parent.name)
+        if variables.get("MOOLINK_GROUP") == group and os.getpgid(pid) == pid:
+            found[int(variables["MOOLINK_PEER_INDEX"])] = pid
+    return found
+
+
+def test_a_learner_without_a_broker_says_how_to_start_a_job(tmp_path):
+    status, output = run("-m", "examples.torch.actor_learner", "--save-dir", str(tmp_path))
+    assert status == 1
+    assert "moolink run -n 3" in output
+    assert "Traceback" not in output
