@@ -13,8 +13,9 @@ from examples.common import checkpoint
 from tests.learning.processes import finish, read_until, run, start
 from tests.waiting import until
 
-EXAMPLES = ["torch.actor_learner"]
-SMALL = ["--hidden-size", "32", "--log-interval", "0.2"]
+EXAMPLES = ["torch.actor_learner", "jax.actor_learner"]
+SMALL = ["--hidden-size", "64", "--log-interval", "0.2"]
+CATCH = ["--total-steps", "60000", "--learning-rate", "3e-3"]
 TIMEOUT = 60  # seconds for what should take a few
 
 pytestmark = pytest.mark.timeout(200)
@@ -34,11 +35,11 @@ def rows(save_dir):
 def test_learns_catch_and_is_evaluated(tmp_path, example):
     """From -0.6, the return of random play in Catch, towards 1; all processes end by themselves."""
     pytest.importorskip(example.partition(".")[0])
-    arguments = ["--env-id", "moolink/Catch-v0", "--total-steps", "50000"]
+    arguments = ["--env-id", "moolink/Catch-v0", *CATCH]
     status, output = run(*job(example, tmp_path, *arguments))
     assert status == 0, output
     assert float(rows(tmp_path)[-1]["mean_return"]) >= 0.5, output
-    assert checkpoint.load(tmp_path)["totals"]["steps"] >= 50_000
+    assert checkpoint.load(tmp_path)["totals"]["steps"] >= 60_000
     play = ["-m", f"examples.{example}", *SMALL, "--save-dir", str(tmp_path), *arguments[:2]]
     status, output = run(*play, "--mode", "evaluate", "--episodes", "20")
     assert status == 0, output
