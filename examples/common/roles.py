@@ -72,21 +72,37 @@ def connected(options: RoleOptions, name: str) -> Iterator[moolink.Rpc]:
         yield rpc
 
 
+class JobNews:
+    """What the learner says of the job to the others."""
+
+    def __init__(self, news: moolink.Subscriber, patience: float) -> None:
+        """Raises moolink.TimeoutError: there is no learner."""
+        self._news, self._latest = news, news.wait(timeout=patience)
+
+    def is_over(self) -> bool:
+        """Whether the learner has ended the job."""
+        return bool(self._news.wait().tree["over"])
+
+    def wait_over(self) -> None:
+        """Waits until it has."""
+        while not self.is_over():
+            self._latest = self._news.wait(self._latest.version + 1)
+
+
 @contextlib.contextmanager
 def follower(
     options: RoleOptions, name: str | None = None
-) -> Iterator[tuple[moolink.Rpc, Callable[[], bool]]]:
-    """A peer that is not the learner, and `is_over()`: whether the learner has ended the job.
+) -> Iterator[tuple[moolink.Rpc, JobNews]]:
+    """A peer that is not the learner, and the news of the job.
 
     Raises:
         moolink.TimeoutError: there is no learner.
     """
     with (
         connected(options, name or options.peer_name) as rpc,
-        moolink.Subscriber(rpc, "job", options.learner) as job,
+        moolink.Subscriber(rpc, "job", options.learner) as news,
     ):
-        job.wait(timeout=options.patience)
-        yield rpc, lambda: bool(job.wait().tree["over"])
+        yield rpc, JobNews(news, options.patience)
 
 
 class LearnerRun(Job):
@@ -95,7 +111,6 @@ class LearnerRun(Job):
     def __init__(self, options: RoleOptions) -> None:
         super().__init__(options)
         self._model = self.version
-        self._actors: set[str] = set()  # of the contributions since the row before
         self._batch_size = 0
 
     def joined(self, rpc: moolink.Rpc, snapshot: Callable[[], dict[str, Any]]) -> Self:
@@ -176,7 +191,7 @@ class LearnerRun(Job):
         followers = len(self._told.acknowledged())
         self._log(
             now,
-            f"{followers} actor{'' if followers == 1 else 's'}",
+            f"{followers} follower{'' if followers == 1 else 's'}",
             contributors=followers,
             batch_size=self._batch_size,
             gradient_norm=self._norm,

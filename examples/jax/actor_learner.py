@@ -170,13 +170,13 @@ def act(o: ActorLearnerOptions) -> None:
         "episode_return": np.empty((T, E), np.float32),  # where an episode ended, else NaN
     }
     with (
-        follower(o) as (rpc, is_over),
+        follower(o) as (rpc, job),
         moolink.Subscriber(rpc, "policy", o.learner) as policy,
         moolink.TrajectoryWriter(rpc, "unrolls", o.learner) as writer,
     ):
         observation = envs.reset(o.acting_seed if o.seed_envs else None)["obs"]
         returns = np.zeros(E)
-        while not is_over():
+        while not job.is_over():
             weights = policy.wait(timeout=o.patience)
             for t in range(T):
                 unroll["observation"][t] = observation
@@ -194,7 +194,11 @@ def act(o: ActorLearnerOptions) -> None:
                     value = np.asarray(step(weights.tree, key, last["obs"])[2])
                     unroll["bootstrap"][t, truncated] = value[truncated]
             unroll["observation"][T] = observation
-            writer.put(unroll, begin=weights.version)
+            try:
+                writer.put(unroll, begin=weights.version)
+            except moolink.RemoteError:
+                if not job.is_over():  # else the learner has closed its queue
+                    raise
     envs.close()
 
 

@@ -129,13 +129,13 @@ def act(o: ActorLearnerOptions) -> None:
         "episode_return": torch.empty(T, E),  # where the step ended an episode, else NaN
     }
     with (
-        follower(o) as (rpc, is_over),
+        follower(o) as (rpc, job),
         moolink.Subscriber(rpc, "policy", o.learner) as policy,
         moolink.TrajectoryWriter(rpc, "unrolls", o.learner) as writer,
     ):
         observation = envs.reset(o.acting_seed if o.seed_envs else None)["obs"]
         returns = np.zeros(E)
-        while not is_over():
+        while not job.is_over():
             weights = policy.wait(timeout=o.patience)
             net.load_state_dict(weights.tree)
             for t in range(T):
@@ -162,7 +162,11 @@ def act(o: ActorLearnerOptions) -> None:
                     _, value = net(torch.from_numpy(last["obs"])[None])
                     unroll["bootstrap"][t, truncated] = value[0, truncated]
             unroll["observation"][T] = torch.from_numpy(observation)
-            writer.put(unroll, begin=weights.version)
+            try:
+                writer.put(unroll, begin=weights.version)
+            except moolink.RemoteError:
+                if not job.is_over():  # else the learner has closed its queue
+                    raise
     envs.close()
 
 
