@@ -176,8 +176,11 @@ def act(o: ApexOptions) -> None:
     envs = make_envs(o, E)
     space, num_actions = spaces_of(envs)
     net = Net(space, num_actions, None, o.hidden_size).requires_grad_(False)
-    index, most = (o.peer_index - 1) * E + np.arange(E), max(1, (o.num_peers - 1) * E - 1)
-    epsilon = o.epsilon ** (1 + o.epsilon_spread * np.minimum(1, index / most))
+    actors = max(1, o.num_peers - 1)
+    place = (np.arange(E) * actors + o.peer_index - 1) / max(
+        1, actors * E - 1
+    )  # among all: 0 ... 1
+    epsilon = o.epsilon ** (1 + o.epsilon_spread * np.minimum(1, place))
     with follower(o) as (rpc, job), moolink.Subscriber(rpc, "policy", o.learner) as policy:
         writers = Writers(moolink.ReplayClient(rpc, o.learner), o)
         observation = envs.reset(o.acting_seed if o.seed_envs else None)["obs"]
