@@ -79,7 +79,7 @@ class ApexOptions(RoleOptions):
             self.learning_rate, self.min_size = 2.5e-4, 20_000
             self.target_interval = 1_000
         elif self.env_id.startswith("CartPole"):
-            self.total_steps = 150_000
+            self.total_steps = 200_000
 
 
 class Net(nn.Module):

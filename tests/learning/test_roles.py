@@ -22,7 +22,7 @@ EXAMPLES = {
 }
 SMALL = ["--hidden-size", "64", "--log-interval", "0.2", "--learning-rate", "2e-3"]
 SMALL_TABLE = ["--min-size", "500", "--publish-interval", "1"]
-TIMEOUT = 90  # seconds for what should take a few
+TIMEOUT = 150  # seconds for what takes a few on a machine without other work
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -85,11 +85,10 @@ def test_any_process_can_be_killed(tmp_path, example):
             os.kill(peers(group)[0], signal.SIGKILL)
             read_until(process, "resumed from")
             policy.wait(policy.version + 20, TIMEOUT)
+    finally:
         process.send_signal(signal.SIGINT)
         output = finish(process)
-    finally:
-        process.kill()
-        process.wait()
+        print(output)
     assert process.returncode == 128 + signal.SIGINT, output
     for name in ("steps", "updates"):
         column = [int(row[name]) for row in rows(tmp_path)]
