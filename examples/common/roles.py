@@ -110,6 +110,7 @@ class LearnerRun(Job):
 
     def __init__(self, options: RoleOptions) -> None:
         super().__init__(options)
+        self.totals = {"steps": 0, **self.totals}
         self._model = self.version
         self._batch_size = 0
 
