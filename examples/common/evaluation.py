@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
 from examples.common import checkpoint
-from examples.common.environments import agents_of, make_envs
+from examples.common.environments import Observation, agents_of, make_envs
 from examples.common.normalizer import Normalizer
-from examples.common.options import OptionError, Options
+from examples.common.options import GroupOptions, OptionError, Options
 
 MAX_ENVS = 32
 
@@ -37,8 +37,10 @@ class Evaluation:
         agents = agents_of(options.env_id)  # of each environment, whose rows come together
         rows = math.ceil(min(MAX_ENVS, options.episodes) / agents) * agents
         self.envs = make_envs(options, rows)
-        self._normalizer = Normalizer(options, self.envs)
-        self._normalizer.load(saved["state"]["normalizer"])
+        self._normalizer: Callable[[Observation], Observation] = dict
+        if isinstance(options, GroupOptions):
+            self._normalizer = normalizer = Normalizer(options, self.envs)
+            normalizer.load(saved["state"]["normalizer"])
         self._left = np.full(rows, options.episodes // rows)
         self._left[: options.episodes % rows] += 1
         self._running = np.zeros(rows)

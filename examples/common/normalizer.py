@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import moolink
-from examples.common.options import Options
+from examples.common.options import GroupOptions
 
 INTERVAL = 8  # turns between two sums over the group
 
@@ -23,7 +23,7 @@ class Normalizer:
     alike by all.
     """
 
-    def __init__(self, options: Options, envs: Any) -> None:
+    def __init__(self, options: GroupOptions, envs: Any) -> None:
         self._lock = threading.Lock()
         self._names = [
             name

@@ -70,21 +70,13 @@ class Options:
     """An Atari episode is cut off after this many frames (30 minutes of play)."""
     env_threads: int | None = None
     """Threads of Atari emulators in each group of environments. Default: this peer's cores."""
-    normalize: bool = False
-    """Subtract the running mean of float observations and divide them by their deviation."""
-    normalize_reward: bool = False
-    """Divide rewards by the deviation of discounted returns."""
     clip_reward: bool = False
     """Learn from the sign of the rewards. Reported returns are never changed."""
 
     hidden_size: int = 128
     """Width of the network's dense layers."""
-    lstm: bool = False
-    """Give the network a memory: an LSTM after the dense layer."""
     device: str = "auto"
     """`cpu`, `cuda`, or `auto`: a GPU where there is one."""
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """Arithmetic of layers; parameters stay float32."""
     torch_threads: int | None = None
     """Threads of a tensor operation in torch. Default: half of this peer's cores."""
 
@@ -96,12 +88,6 @@ class Options:
     """A round's gradient is scaled down to this norm."""
     discount: float = 0.99
     """Gamma."""
-    entropy_cost: float = 0.01
-    """Weight of the entropy bonus."""
-    baseline_cost: float = 0.5
-    """Weight of the value loss."""
-    parallel_gradients: int = 1
-    """Rounds that may be under way at once. With 1 no peer is twice in one round."""
 
     connect: str | None = None
     """HOST:PORT of a broker. Default: MOOLINK_BROKER, else a broker of this process's own."""
@@ -151,6 +137,9 @@ class Options:
                 option = "--" + name.replace("_", "-")
                 raise OptionError(f"{option} is {getattr(self, name)}; it must be at least 1")
 
+    def preset(self) -> None:
+        """Changes the defaults to those for the environment."""
+
     def as_dict(self) -> dict[str, Any]:
         """All options as JSON values, for the checkpoint."""
         return {
@@ -160,7 +149,27 @@ class Options:
 
 
 @dataclass
-class ImpalaOptions(Options):
+class GroupOptions(Options):
+    """What learners have whose peers reduce gradients in a group."""
+
+    normalize: bool = False
+    """Subtract the running mean of float observations and divide them by their deviation."""
+    normalize_reward: bool = False
+    """Divide rewards by the deviation of discounted returns."""
+    lstm: bool = False
+    """Give the network a memory: an LSTM after the dense layer."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Arithmetic of layers; parameters stay float32."""
+    entropy_cost: float = 0.01
+    """Weight of the entropy bonus."""
+    baseline_cost: float = 0.5
+    """Weight of the value loss."""
+    parallel_gradients: int = 1
+    """Rounds that may be under way at once. With 1 no peer is twice in one round."""
+
+
+@dataclass
+class ImpalaOptions(GroupOptions):
     """IMPALA: every peer acts and learns, off-policy data is corrected by V-trace."""
 
     num_groups: int = 2
@@ -226,7 +235,7 @@ class ImpalaOptions(Options):
 
 
 @dataclass
-class PpoOptions(Options):
+class PpoOptions(GroupOptions):
     """PPO: rounds of minibatches over rollouts of the peers, each with the newest parameters."""
 
     num_envs: int = 8
@@ -267,7 +276,7 @@ class PpoOptions(Options):
         self.num_envs = max(1, self.num_envs // self.num_peers)
 
 
-Kind = TypeVar("Kind", ImpalaOptions, PpoOptions)
+Kind = TypeVar("Kind", bound=Options)
 
 
 def defaults(kind: type[Kind], environ: Mapping[str, str], **given: Any) -> Kind:

@@ -77,14 +77,14 @@ def process_start() -> float:
     return time.monotonic() - age
 
 
-def progress_line(row: Mapping[str, float | int | None], total_steps: int, peers: int) -> str:
-    """The line for one row of the learning curve. Steps are of the whole group."""
+def progress_line(row: Mapping[str, float | int | None], total_steps: int, of_whom: str) -> str:
+    """The line for one row of the learning curve. Steps are of the whole job, made by `of_whom`."""
     mean = row["mean_return"]
     score = (
         "no episode over yet" if mean is None else f"return {mean:.2f} ({row['episodes']} episodes)"
     )
+    entropy = f"entropy {row['entropy']:.3f} | " if "entropy" in row else ""
     return (
         f"{row['steps']:,}/{total_steps:,} steps | {row['steps_per_second']:,.0f} steps/s of "
-        f"{peers} peer{'s' if peers > 1 else ''} | {score} | update {row['updates']} | "
-        f"entropy {row.get('entropy', 0.0):.3f} | lr {row['learning_rate']:.1e}"
+        f"{of_whom} | {score} | update {row['updates']} | {entropy}lr {row['learning_rate']:.1e}"
     )

@@ -165,7 +165,7 @@ def test_closing_wakes_a_waiting_actor(framework):
 
 
 def test_window_holds_the_last_episodes_of_whole_rounds(tmp_path, monkeypatch):
-    monkeypatch.setattr("examples.common.run.WINDOW", 10)
+    monkeypatch.setattr("examples.common.job.WINDOW", 10)
     run = Run(options(save_dir=tmp_path), Counting(2))
     assert run.mean_return is None
     episodes = thousandths = 0

@@ -1,4 +1,5 @@
-"""What the learners reach on whole environments; `tests/learning/test_job.py` has a short twin."""
+"""What the learners reach on whole environments; `test_job.py` and `test_roles.py` in
+`tests/learning` have short twins."""
 
 import csv
 
@@ -28,9 +29,9 @@ CHEETAH += [
 CHEETAH += ["--minibatches", "16"]
 
 
-def best_return(tmp_path, learner, arguments):
-    """The greatest mean return of 100 episodes that two peers came to."""
-    command = ["-m", "moolink", "run", "-n", "2", "-m", f"examples.{learner}", *arguments]
+def best_return(tmp_path, learner, arguments, peers=2):
+    """The greatest mean return of 100 episodes that the job came to."""
+    command = ["-m", "moolink", "run", "-n", str(peers), "-m", f"examples.{learner}", *arguments]
     status, output = run(*command, "--save-dir", str(tmp_path), timeout=3000)
     assert status == 0, output
     with (tmp_path / "learning_curve.csv").open(newline="") as file:
@@ -58,6 +59,20 @@ def test_two_peers_learn(tmp_path, learner, arguments, least):
     if arguments is CHEETAH:
         pytest.importorskip("mujoco", reason="the extra `mujoco` is not installed")
     assert best_return(tmp_path, learner, arguments) >= least
+
+
+@pytest.mark.timeout(3100)
+@pytest.mark.parametrize(
+    ("learner", "peers", "least"),
+    [
+        ("torch.actor_learner", 3, 475),
+        ("jax.actor_learner", 3, 475),
+        ("torch.seed", 4, 475),
+        ("torch.apex_dqn", 3, 195),
+    ],
+)
+def test_a_learner_with_actors_learns_cartpole(tmp_path, learner, peers, least):
+    assert best_return(tmp_path, learner, CARTPOLE, peers) >= least
 
 
 @pytest.mark.timeout(3100)

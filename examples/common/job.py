@@ -1,0 +1,203 @@
+"""What a learner keeps of its job: signals, progress, learning curve, checkpoints, final result."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from types import FrameType
+from typing import Any, Self
+
+import numpy as np
+
+from examples.common import checkpoint
+from examples.common.curve import LearningCurve
+from examples.common.options import Options
+from examples.common.progress import Terminal, process_start, progress_line
+
+THOUSANDTHS = 1000  # a round's counters are integers, so returns travel in thousandths
+WINDOW = 100  # episodes whose mean return is reported
+
+
+class Stopped(Exception):
+    """A signal has told the job to end."""
+
+
+class Job:
+    """The base of a peer's `Run` and of a learner's. It is a context around the training loop.
+
+    Attributes:
+        saved: the checkpoint to go on from, or None.
+        version: of the model, to go on from.
+        totals: sums of all counters of the job so far: `steps`, `episodes`, `return_thousandths`.
+        metrics: of the last contribution, for the learning curve; set by the loop.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.started = process_start()
+        self.terminal = Terminal(options.total_steps)
+        self.curve = LearningCurve(options.run_dir)
+        self.saved = checkpoint.load(options.run_dir) if options.resume else None
+        self.totals: Mapping[str, int] = {}
+        self.version = 0
+        if self.saved is not None:
+            checkpoint.check_can_go_on(options, self.saved)
+            # Why the job before ended is over and done with.
+            self.totals = {k: v for k, v in self.saved["totals"].items() if k != "time_is_up"}
+            self.version = self.saved["model_version"]
+            at = f"at step {self.totals.get('steps', 0):,}"
+            self.terminal.say(f"resumed from {options.run_dir / checkpoint.NAME} {at}")
+        self._signal: str | None = None
+        self._window: deque[tuple[int, int]] = deque([self._finished()])
+        self._row_steps, self._row_time = self.totals.get("steps", 0), self.started
+        self._next_log = self._next_checkpoint = 0.0
+        self._snapshot: Callable[[], dict[str, Any]]
+        self.metrics: dict[str, float] = {}
+
+    def __enter__(self) -> Self:
+        def on_signal(number: int, frame: FrameType | None) -> None:
+            self._signal = signal.Signals(number).name
+            signal.signal(number, signal.SIG_DFL)  # a second one ends the process at once
+
+        self._handlers = {n: signal.signal(n, on_signal) for n in (signal.SIGTERM, signal.SIGINT)}
+        self.terminal.__enter__()
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        try:
+            if kind is None or kind is Stopped:
+                self._finish(hurried=kind is Stopped)
+        finally:
+            self.terminal.__exit__()
+            for number, handler in self._handlers.items():
+                signal.signal(number, handler)
+        return kind is Stopped
+
+    @property
+    def mean_return(self) -> float | None:
+        """Of the last episodes of the job; None before the first has ended."""
+        episodes, returns = np.subtract(self._finished(), self._window[0]).tolist()
+        return returns / THOUSANDTHS / episodes if episodes else None
+
+    # What the kinds of jobs differ in.
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint has beside the model."""
+        return {}
+
+    def _finish(self, hurried: bool) -> None:
+        """Says why and where the job ended, and leaves the results on the disk."""
+        raise NotImplementedError
+
+    def _model_version(self) -> int:
+        raise NotImplementedError
+
+    # Reports.
+
+    def _finished(self) -> tuple[int, int]:
+        return self.totals.get("episodes", 0), self.totals.get("return_thousandths", 0)
+
+    def _slide_window(self) -> None:
+        if self._finished() != self._window[-1]:
+            self._window.append(self._finished())
+        while len(self._window) > 1 and self._window[-1][0] - self._window[1][0] >= WINDOW:
+            self._window.popleft()
+
+    def _start_curve(self) -> None:
+        self._write(self.curve.start, self.totals.get("steps", 0), self.options)
+
+    def _log(self, now: float, of_whom: str, **columns: Any) -> None:
+        """Writes one row of the learning curve and says it in the terminal."""
+        totals, options = self.totals, self.options
+        steps = totals["steps"]
+        row = {
+            "seconds": round(now - self.started, 2),
+            "steps": steps,
+            "updates": self._model_version(),
+            "episodes": totals.get("episodes", 0) - self._window[0][0],
+            "mean_return": self.mean_return,
+            "steps_per_second": round((steps - self._row_steps) / (now - self._row_time), 1),
+            "cpu_seconds": round(time.process_time(), 2),
+            "learning_rate": options.rate(totals),
+            **columns,
+            **self.metrics,
+        }
+        self._write(self.curve.append, row)
+        self.terminal.say(progress_line(row, options.total_steps, of_whom))
+        self._row_steps, self._row_time = steps, now
+
+    def _advance_bar(self) -> None:
+        self.terminal.advance(self.totals["steps"], f"return {self.mean_return or 0.0:.2f}")
+
+    # Files.
+
+    def _save(self) -> None:
+        tree = {
+            **to_numpy(self._snapshot()),
+            "state": self.state(),
+            "totals": dict(self.totals),
+            "model_version": self._model_version(),
+            "options": self.options.as_dict(),
+        }
+        self._write(checkpoint.save, self.options.run_dir, tree)
+
+    def _save_when_due(self, now: float) -> None:
+        if now >= self._next_checkpoint:
+            self._next_checkpoint = now + self.options.checkpoint_interval
+            self._save()
+            self._write(self.curve.plot, self.options.env_id)
+
+    def _say_end(self, reason: str, name: str) -> None:
+        self.terminal.say(
+            f"{reason} after {self.totals.get('steps', 0):,} steps; model "
+            f"{checksum(self._snapshot()['parameters'])} at update {self._model_version()} "
+            f"on {name}"
+        )
+
+    def _write_results(self) -> None:
+        self._write(self.curve.plot, self.options.env_id)
+        self.terminal.say(f"learning curve: {self.curve.csv_path}, {self.curve.png_path}")
+        self._write(self._write_json)
+        self.curve.close()
+
+    def _write_json(self) -> None:
+        if self.options.result_json is None:
+            return
+        result = {
+            "mean_return": self.mean_return,
+            "steps": self.totals.get("steps", 0),
+            "seconds": round(time.monotonic() - self.started, 2),
+            "updates": self._model_version(),
+            "options": self.options.as_dict(),
+        }
+        self.options.result_json.parent.mkdir(parents=True, exist_ok=True)
+        self.options.result_json.write_text(json.dumps(result, indent=2) + "\n")
+
+    def _write(self, function: Callable[..., Any], *args: Any) -> None:
+        """Calls something that writes a file. A full disk is said and does not end the job."""
+        try:
+            function(*args)
+        except (OSError, checkpoint.CheckpointError) as error:
+            self.terminal.warn(f"{error}; the job goes on")
+
+
+def checksum(arrays: Mapping[str, Any]) -> str:
+    """Of the bits of parameters and buffers: peers in step print the same one."""
+    digest = hashlib.sha256()
+    for name in sorted(arrays):  # each framework has an order of its own
+        digest.update(np.ascontiguousarray(to_numpy(arrays[name])).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def to_numpy(tree: Any) -> Any:
+    """The tree with its tensors as numpy arrays, as checkpoints hold them."""
+    if isinstance(tree, dict):
+        return {key: to_numpy(value) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(map(to_numpy, tree))
+    tree = tree.cpu() if hasattr(tree, "cpu") else tree  # a tensor of torch on any device
+    return np.asarray(tree) if hasattr(tree, "__array__") else tree

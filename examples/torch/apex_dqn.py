@@ -1,0 +1,323 @@
+"""Ape-X DQN in PyTorch: many actors fill a prioritised replay, from which one process learns.
+
+    moolink run -n 3 -m examples.torch.apex_dqn                            a learner and two actors
+    moolink run -n 3 --restart 9 -m examples.torch.apex_dqn                also when some are killed
+    python -m examples.torch.apex_dqn --connect HOST:PORT --group G --peer-index 3        an actor
+    python -m examples.torch.apex_dqn --mode evaluate                      play from the checkpoint
+
+Peer 0 is the learner (`learn`). It has the table, a `moolink.Replay`, and serves it to the actors
+(`act`), which write to it with a `moolink.ReplayClient`; weights go to them by `moolink.Publisher`
+and `Subscriber`. Actors explore with epsilons of their own and give each transition its first
+priority; the learner gives it those after. Double Q-learning, dueling heads, n-step returns. All
+processes find one another by name. An actor that is killed costs its last steps; a learner that is
+started again goes on from its checkpoint with an empty table.
+
+`x_t` is x at time t and `x_tpn` at t + n. E is the number of environments of an actor, B the size
+of a batch, A the number of actions.
+"""
+
+from __future__ import annotations
+
+import collections
+import copy
+import queue
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+import moolink.torch
+from examples.common.environments import make_envs, random_means
+from examples.common.evaluation import evaluated
+from examples.common.options import ATARI
+from examples.common.roles import LearnerRun, RoleOptions, connected, follower, spaces_of
+from examples.common.run import main
+from moolink.replay import Prioritized, SampleToInsertRatio, Table
+
+REPORTED = 0.02  # returns are those of environments with an epsilon below it
+REPORT_EVERY = 16  # steps
+
+
+@dataclass
+class ApexOptions(RoleOptions):
+    """Ape-X DQN: distributed prioritised replay."""
+
+    num_envs: int = 8
+    """E, environments of each actor."""
+    epsilon: float = 0.4
+    """Environment i of N takes a random action with probability epsilon ** (1 + spread * i / (N -
+    1))."""
+    epsilon_spread: float = 7.0
+    """The larger, the less do most environments explore."""
+    n_step: int = 3
+    """Rewards in a return."""
+    replay_size: int = 100_000
+    """Transitions in the table."""
+    min_size: int = 2_000
+    """Transitions that the learner waits for at first."""
+    samples_per_insert: float = 8.0
+    """How often a transition is learned from, on average; actors or learner wait for each other."""
+    priority_exponent: float = 0.6
+    """Transitions are sampled in proportion to priority ** exponent."""
+    importance_exponent: float = 0.4
+    """Corrects for that in the loss; 1 wholly."""
+    batch_size: int = 64
+    """B, transitions in an update."""
+    target_interval: int = 200
+    """Updates between two copies of the network to the target network."""
+    publish_interval: int = 8
+    """Updates between two versions of the weights."""
+
+    def preset(self) -> None:
+        self.learning_rate, self.max_grad_norm = 5e-4, 10.0
+        if self.env_id.startswith(ATARI):
+            self.total_steps, self.hidden_size, self.clip_reward = 2_000_000, 256, True
+            self.learning_rate, self.min_size = 2.5e-4, 20_000
+            self.target_interval = 1_000
+        elif self.env_id.startswith("CartPole"):
+            self.total_steps = 200_000
+
+
+class Net(nn.Module):
+    """Convolutions of images [C, H, W], else a dense layer; a dense layer; dueling heads."""
+
+    mean: Tensor
+
+    def __init__(self, space: spaces.Box, num_actions: int, mean: np.ndarray | None, width: int):
+        """`mean`, of random play, standardises uint8 input. It travels with the parameters."""
+        super().__init__()
+        self.is_uint8 = space.dtype == np.uint8
+        mean = np.zeros(space.shape, np.float32) if mean is None else mean
+        self.register_buffer("mean", torch.from_numpy(mean))
+        if len(space.shape) == 3:
+            first, second = ((8, 4), (4, 2)) if space.shape[1] >= 64 else ((6, 3), (3, 2))
+            layers = [nn.Conv2d(space.shape[0], 16, *first), nn.ReLU()]
+            layers += [nn.Conv2d(16, 32, *second), nn.ReLU(), nn.Flatten()]
+        else:
+            layers = [nn.Flatten(), nn.Linear(int(np.prod(space.shape)), width), nn.ReLU()]
+        size = nn.Sequential(*layers)(torch.zeros(1, *space.shape)).shape[1]
+        self.layers = nn.Sequential(*layers, nn.Linear(size, width), nn.ReLU())
+        self.value, self.advantage = nn.Linear(width, 1), nn.Linear(width, num_actions)
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """Observations [B, ...] -> Q [B, A]."""
+        x = observation.float()
+        x = self.layers(((x - self.mean) / 32).clamp(-4, 4) if self.is_uint8 else x)
+        advantage = self.advantage(x)
+        return self.value(x) + advantage - advantage.mean(-1, keepdim=True)
+
+
+def n_step(reward: Any, discount: Any) -> tuple[Any, Any]:
+    """The return of n steps, and the discount of what follows, [...] of [..., n]. Where an episode
+    ended the discount is 0, so that later rewards, which are another episode's, count nothing."""
+    total, product = 0.0, 1.0
+    for k in range(reward.shape[-1]):
+        total = total + product * reward[..., k]
+        product = product * discount[..., k]
+    return total, product
+
+
+# Acting
+
+
+class Writers:
+    """Makes transitions of n steps of each of E environments, with their first priorities."""
+
+    def __init__(self, client: moolink.ReplayClient, o: ApexOptions) -> None:
+        self.n = o.n_step
+        self.writers = [client.writer(keep=self.n + 1) for _ in range(o.num_envs)]
+        self.last: collections.deque[tuple[np.ndarray, ...]] = collections.deque(maxlen=self.n)
+
+    def append(self, observation: np.ndarray, q: np.ndarray, taken: tuple[np.ndarray, ...]) -> None:
+        """The step of all environments from an observation. `q` [E, A] is of the acting network,
+        `taken` are actions, rewards and discounts, [E] each."""
+        for row in range(len(self.writers)):
+            self._append(row, observation[row], q[row], [x[row] for x in taken])
+        self.last.append((np.take_along_axis(q, taken[0][:, None], 1)[:, 0], *taken[1:]))
+
+    def cut_off(self, row: int, observation: np.ndarray, q: np.ndarray) -> None:
+        """A limit ended the episode of an environment after the last step, with this observation.
+        Transitions that would reach beyond it are not made."""
+        self._append(row, observation, q, [np.int64(0), np.float32(0), np.float32(0)])
+        self.writers[row].end_episode()
+
+    def _append(self, row: int, observation: np.ndarray, q: np.ndarray, taken: list[Any]) -> None:
+        writer, n = self.writers[row], self.n
+        step = dict(zip(("action", "reward", "discount"), taken, strict=True))
+        writer.append({"observation": observation, **step})
+        if len(writer) <= n:
+            return
+        q_t, reward, discount = np.array([[x[row] for x in step] for step in self.last]).T
+        return_t, discount_t = n_step(reward, discount)
+        of = writer.history
+        transition = {
+            "x_t": of["observation"][-n - 1],
+            "action_t": of["action"][-n - 1],
+            "rewards": of["reward"][-n - 1 : -1],
+            "discounts": of["discount"][-n - 1 : -1],
+            "x_tpn": of["observation"][-1],
+        }
+        writer.create_item(transition, priority_of(return_t + discount_t * q.max() - q_t[0]))
+
+
+def priority_of(error: Any) -> Any:
+    """The priority of a transition by the error of its Q. Each is sampled now and then."""
+    return abs(error) + 1e-3
+
+
+def act(o: ApexOptions) -> None:
+    """Plays with the newest weights and writes transitions, until the learner ends the job."""
+    torch.set_num_threads(o.torch_threads or 1)
+    random, E = np.random.default_rng(o.acting_seed), o.num_envs
+    envs = make_envs(o, E)
+    space, num_actions = spaces_of(envs)
+    net = Net(space, num_actions, None, o.hidden_size).requires_grad_(False)
+    actors = max(1, o.num_peers - 1)
+    place = (np.arange(E) * actors + o.peer_index - 1) / max(
+        1, actors * E - 1
+    )  # among all: 0 ... 1
+    epsilon = o.epsilon ** (1 + o.epsilon_spread * np.minimum(1, place))
+    with follower(o) as (rpc, job), moolink.Subscriber(rpc, "policy", o.learner) as policy:
+        writers = Writers(moolink.ReplayClient(rpc, o.learner), o)
+        observation = envs.reset(o.acting_seed if o.seed_envs else None)["obs"]
+        version, returns, finished, steps = -1, np.zeros(E), [], 0
+        while not job.is_over():
+            weights = policy.wait(timeout=o.patience)
+            if weights.version != version:
+                net.load_state_dict(weights.tree)
+                version = weights.version
+            q = net(torch.from_numpy(observation)).numpy()
+            explores = random.random(E) < epsilon
+            action = np.where(explores, random.integers(num_actions, size=E), q.argmax(-1))
+            envs.send(action[:, None])
+            parts, reward, terminated, truncated, over, last = envs.recv()
+            learned = np.sign(reward) if o.clip_reward else reward
+            discount = np.where(terminated, 0.0, o.discount).astype(np.float32)
+            writers.append(observation, q, (action, learned, discount))
+            if last is not None:
+                q_last = net(torch.from_numpy(last["obs"])).numpy()
+                for row in np.flatnonzero(truncated):
+                    writers.cut_off(row, last["obs"][row], q_last[row])
+            observation, steps, returns = parts["obs"], steps + 1, returns + reward
+            finished += returns[over & (epsilon < REPORTED)].tolist()
+            returns[over] = 0.0
+            if steps % REPORT_EVERY == 0:  # nobody waits for the reply
+                rpc.async_(o.learner, "played", REPORT_EVERY * E, finished)
+                finished = []
+    envs.close()
+
+
+# Learning
+
+
+def errors_of(net: Net, target: Net, batch: dict[str, Tensor]) -> Tensor:
+    """The errors of Q [B] by double Q-learning: the network chooses the action at t + n, and the
+    target network values it."""
+    return_t, discount_t = n_step(batch["rewards"], batch["discounts"])
+    q_t = net(batch["x_t"]).gather(1, batch["action_t"][:, None])[:, 0]
+    with torch.no_grad():
+        action_tpn = net(batch["x_tpn"]).argmax(-1, keepdim=True)
+        value_tpn = target(batch["x_tpn"]).gather(1, action_tpn)[:, 0]
+    return return_t + discount_t * value_tpn - q_t
+
+
+def huber(error: Tensor) -> Tensor:
+    """Half the square of an error up to 1, beyond that linear."""
+    return torch.where(error.abs() <= 1, 0.5 * error.square(), error.abs() - 0.5)
+
+
+def make_replay(o: ApexOptions) -> moolink.Replay:
+    limiter = SampleToInsertRatio(
+        o.samples_per_insert, o.min_size, error_buffer=o.samples_per_insert * 256 + o.batch_size
+    )
+    sampler = Prioritized(o.priority_exponent)
+    table = Table("transitions", o.replay_size, sampler, limiter=limiter)
+    return moolink.Replay(table, seed=o.seed, arrays="torch")
+
+
+def learn(o: ApexOptions) -> None:
+    """Learns from the table that the actors fill, until the job's steps or seconds are over."""
+    torch.set_num_threads(o.torch_threads or o.cores)
+    torch.manual_seed(o.seed)
+    run = LearnerRun(o)
+    envs = make_envs(o, o.num_envs)
+    space, num_actions = spaces_of(envs)
+    net = Net(space, num_actions, random_means(envs, o.seed).get("obs"), o.hidden_size)
+    envs.close()
+    device = ("cuda" if torch.cuda.is_available() else "cpu") if o.device == "auto" else o.device
+    optimizer = torch.optim.Adam(net.to(device).parameters(), lr=o.learning_rate, eps=o.adam_eps)
+    if run.saved is not None:
+        net.load_state_dict({k: torch.from_numpy(x) for k, x in run.saved["parameters"].items()})
+        moolink.torch.load_optimizer_state(optimizer, run.saved["optimizer"])
+    target = copy.deepcopy(net).requires_grad_(False)
+    played: queue.SimpleQueue[tuple[int, list[float]]] = queue.SimpleQueue()
+
+    def snapshot() -> dict[str, Any]:
+        optimizer_state = moolink.torch.optimizer_state(optimizer)
+        return {"parameters": net.state_dict(), "optimizer": optimizer_state}
+
+    with (
+        connected(o, o.learner) as rpc,
+        make_replay(o) as replay,
+        moolink.ReplayServer(rpc, replay),
+        moolink.Publisher(rpc, "policy") as publisher,
+        run.joined(rpc, snapshot),
+    ):
+        rpc.define("played", lambda steps, returns: played.put((steps, returns)))
+        version, updates = publisher.publish(net.state_dict(), run.version + 1), 0
+        while not run.is_over():
+            try:
+                batch = replay.sample(o.batch_size, timeout=1.0, device=device)
+            except moolink.TimeoutError as late:
+                run.waits(late)
+                continue
+            error = errors_of(net, target, batch.data)
+            weights = torch.from_numpy(batch.weights(o.importance_exponent)).to(device)
+            loss = (weights * huber(error)).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            norm = nn.utils.clip_grad_norm_(net.parameters(), o.max_grad_norm)
+            for group in optimizer.param_groups:
+                group["lr"] = o.rate(run.totals)
+            optimizer.step()
+            replay.update_priorities(batch.keys, priority_of(error.detach()).cpu().numpy())
+            updates += 1
+            if updates % o.target_interval == 0:
+                target.load_state_dict(net.state_dict())
+            if updates % o.publish_interval == 0:
+                # Above all versions before, also those of a learner that was killed.
+                version = publisher.publish(net.state_dict())
+            reports = [played.get() for _ in range(played.qsize())]
+            run.learned(
+                version,
+                sum(steps for steps, _ in reports),
+                np.array([x for _, returns in reports for x in returns]),
+                batch_size=len(batch),
+                gradient_norm=norm.item(),
+                loss=loss.item(),
+            )
+
+
+def train(o: ApexOptions) -> None:
+    """Does what the peer's role is."""
+    (learn if o.is_learner else act)(o)
+
+
+def evaluate(o: ApexOptions) -> None:
+    """Plays with the actions of the largest Q from the checkpoint and prints the returns."""
+    with evaluated(o) as evaluation:
+        space, num_actions = spaces_of(evaluation.envs)
+        net = Net(space, num_actions, None, o.hidden_size).requires_grad_(False)
+        saved = evaluation.saved["parameters"]
+        net.load_state_dict({k: torch.from_numpy(x) for k, x in saved.items()})
+        while not evaluation.is_over():
+            q = net(torch.from_numpy(evaluation.observation["obs"]))
+            evaluation.step(q.argmax(-1, keepdim=True).numpy())
+
+
+if __name__ == "__main__":
+    sys.exit(main(ApexOptions, train, evaluate))
