@@ -56,7 +56,15 @@ if TYPE_CHECKING:
     from moolink.rpc import Rpc
     from moolink.trajectories import TrajectoryBatch, TrajectoryQueue, TrajectoryWriter
     from moolink.values import register
-    from moolink.weights import Publisher, Shard, ShardedSubscriber, Subscriber, Weights
+    from moolink.weights import (
+        ParameterClient,
+        ParameterServer,
+        Publisher,
+        Shard,
+        ShardedSubscriber,
+        Subscriber,
+        Weights,
+    )
 
 __version__ = "0.1.0"
 
@@ -88,6 +96,8 @@ _HOME = {
     "InferenceServer": "moolink.inference",
     "Lent": "moolink._core",
     "PeerInfo": "moolink.reports",
+    "ParameterClient": "moolink.weights",
+    "ParameterServer": "moolink.weights",
     "Publisher": "moolink.weights",
     "Queue": "moolink.queue",
     "Replay": "moolink.replay",
@@ -152,6 +162,8 @@ __all__ = [
     "InferenceServer",
     "Lent",
     "NoSuchFunction",
+    "ParameterClient",
+    "ParameterServer",
     "PeerInfo",
     "PeerLost",
     "Publisher",

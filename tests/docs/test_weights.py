@@ -6,7 +6,7 @@ import pytest
 
 from tests.docs.examples import examples_of, run_example
 
-WHOLE, SHARDED = examples_of("docs/weights.md")
+WHOLE, SHARDED, SERVER = examples_of("docs/weights.md")
 
 
 @pytest.mark.parametrize(
@@ -14,6 +14,7 @@ WHOLE, SHARDED = examples_of("docs/weights.md")
     [
         (WHOLE, "2 [3. 3. 3. 3.] 3\n{'actor': 2}\n"),
         (SHARDED, "(40, 8) [0. 1. 2.]\n"),
+        (SERVER, "50 True\n"),
     ],
 )
 def test_the_example_runs(example: str, printed: str) -> None:
