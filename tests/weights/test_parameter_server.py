@@ -128,6 +128,7 @@ def test_a_closed_server_is_an_error_of_push(job: Job) -> None:
     server = job.serve({"w": np.zeros(2)})
     client = job.client("client")
     client.push({"w": np.ones(2)}, 0)
+    client.pull(1, LONG)
     server.close()
     with pytest.raises(moolink.NoSuchFunction):
         client.push({"w": np.ones(2)}, 1)
