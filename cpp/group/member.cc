@@ -136,6 +136,7 @@ void Member::announce(Time now) {
   message.stateful = config_.stateful;
   message.has_state = !config_.stateful || has_state_;
   message.lineage = view_.lineage;
+  if (!view_.empty()) message.lineage_age = now - lineage_began_;
   message.epoch = view_.epoch;
   message.floor = floor_;
   message.evict_after = config_.evict_after;
@@ -152,9 +153,11 @@ void Member::received(Time now, const Uid& from, std::span<const std::byte> byte
   notice(now);
   const auto message = wire::decode<Message>(bytes);
   if (left_ || message.group != config_.group) return;
-  if (const auto* stale = std::get_if<Stale>(&message.body)) return on_view(now, from, stale->view);
+  if (const auto* stale = std::get_if<Stale>(&message.body)) {
+    return on_view(now, from, stale->view, stale->lineage_age);
+  }
   if (const auto* made = std::get_if<NewEpoch>(&message.body)) {
-    return on_view(now, from, made->view);
+    return on_view(now, from, made->view, made->lineage_age);
   }
   if (from != broker_) return;  // a broker that this peer has given up
   if (const auto* expel = std::get_if<Expel>(&message.body)) {
@@ -183,7 +186,7 @@ bool Member::believes(const Uid& from, const View& view) const {
   return !view_.empty() && view.epoch - std::min(view.epoch, floor_) <= kMostRaised;
 }
 
-void Member::on_view(Time now, const Uid& from, const View& view) {
+void Member::on_view(Time now, const Uid& from, const View& view, Duration lineage_age) {
   if (view.epoch <= floor_ && !mutant("member_accepts_lower_epoch")) return;
   if (!believes(from, view)) return;
   if (view.has_duplicates()) return;  // no broker makes such a one
@@ -198,6 +201,8 @@ void Member::on_view(Time now, const Uid& from, const View& view) {
   if (!same_lineage || (self->role == Role::newcomer && self->since > state_epoch_)) {
     has_state_ = has_state_ && mutant("zombie_keeps_state");
   }
+  const Time told = began(now, lineage_age);
+  lineage_began_ = same_lineage ? std::min(lineage_began_, told) : told;
   view_ = view;
   // What is sent in the new epoch to who is not reached yet may be lost, too.
   std::erase_if(lost_, [this](const Uid& instance) {
@@ -241,8 +246,9 @@ FrameEpoch Member::check_frame(Time now, const Uid& from, std::string_view from_
   const auto [sent, first] = stale_sent_.try_emplace(from, now);
   if (first || now - sent->second >= config_.stale_every) {
     sent->second = now;
+    Stale answer{view_, now - lineage_began_};
     actions_.push_back(SendToMember{from, std::string(from_name),
-                                    wire::encode(Message{config_.group, Stale{view_}})});
+                                    wire::encode(Message{config_.group, std::move(answer)})});
   }
   return FrameEpoch::older;
 }

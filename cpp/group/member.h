@@ -138,13 +138,14 @@ class Member {
   void forget_old_accusations(Time now);
   void probe(Time now);
   bool believes(const Uid& from, const View& view) const;
-  void on_view(Time now, const Uid& from, const View& view);
+  void on_view(Time now, const Uid& from, const View& view, Duration lineage_age);
   void evicted(Time now, std::string_view why);
   void say(LogLevel level, std::string text);
 
   MemberConfig config_;
   View view_;
   View active_;
+  Time lineage_began_{};
   std::uint64_t floor_ = 0;
   bool has_state_ = false;
   std::uint64_t state_epoch_ = 0;  // of view_ when the state was taken over

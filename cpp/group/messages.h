@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -12,6 +13,13 @@
 #include "wire/archive.h"
 
 namespace moolink::group {
+
+// The age of a lineage travels as a duration, since no two hosts share a clock. An age that nobody
+// can have is cut.
+inline Time began(Time now, Duration age) {
+  constexpr Duration kMost = std::chrono::hours(24 * 365);
+  return now - std::clamp(age, Duration(0), kMost);
+}
 
 struct Accusation {
   Uid instance;
@@ -31,6 +39,7 @@ struct Announce {
   bool stateful = false;    // the group's members share a state that newcomers must be given
   bool has_state = false;   // this peer has it, as of `epoch` of `lineage`
   Uid lineage;              // of the last view
+  Duration lineage_age{};   // since it was made, as far as this peer knows
   std::uint64_t epoch = 0;  // of the last view that this peer is in
   std::uint64_t floor = 0;  // the highest epoch ever seen: only higher views are accepted
   Duration evict_after{};   // how long this peer may be silent
@@ -42,7 +51,8 @@ struct Announce {
 
   template <class Fields>
   void fields(Fields& f) {
-    f(self, stateful, has_state, lineage, epoch, floor, evict_after, accused, gaps, view);
+    f(self, stateful, has_state, lineage, lineage_age, epoch, floor, evict_after, accused, gaps,
+      view);
   }
 };
 
@@ -66,20 +76,22 @@ struct Demote {
 // broker -> members, and those just evicted
 struct NewEpoch {
   View view;
+  Duration lineage_age{};
 
   template <class Fields>
   void fields(Fields& f) {
-    f(view);
+    f(view, lineage_age);
   }
 };
 
 // member -> member, the answer to a frame of an older epoch
 struct Stale {
   View view;
+  Duration lineage_age{};
 
   template <class Fields>
   void fields(Fields& f) {
-    f(view);
+    f(view, lineage_age);
   }
 };
 

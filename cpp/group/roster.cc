@@ -35,6 +35,7 @@ void Roster::announced(const Timing& timing, const Uid& from, Announce announce)
     peer.claim.reset();
   }
   peer.last = std::move(announce);
+  peer.lineage_began = began(timing.now, peer.last.lineage_age);
   peer.heard = timing.now;
   peer.unheard = peer.excused = false;
   if (!formed_ && !opened_) opened_ = timing.now;
@@ -221,7 +222,6 @@ void Roster::dissolve(const Timing& timing) {
   formed_ = false;
   issued_ = false;
   repair_ = false;
-  founded_.reset();
   opened_.reset();
   if (!peers_.empty()) opened_ = timing.now;
 }
@@ -236,7 +236,7 @@ bool Roster::renew_lineage(const Timing& timing) {
   if (view_.lineage) ended_[view_.lineage] = std::numeric_limits<std::uint64_t>::max();
   view_.lineage = Uid::random(random_);
   lineage_has_state_ = false;
-  founded_ = timing.now;
+  lineage_began_ = timing.now;
   for (const MemberInfo& member : view_.members) {
     peers_.at(member.instance).since = view_.epoch;
   }
@@ -245,7 +245,7 @@ bool Roster::renew_lineage(const Timing& timing) {
 
 void Roster::publish(const Timing& timing, const std::vector<MemberInfo>& evicted) {
   say(LogLevel::info, describe(view_));
-  const Buffer bytes = wire::encode(told(Message{group_, NewEpoch{view_}}));
+  const Buffer bytes = wire::encode(told(Message{group_, new_epoch(timing)}));
   for (const MemberInfo& member : view_.members) {
     peers_.at(member.instance).resend_at = timing.now + config_.resend_every;
     send(member.instance, member.name, bytes);

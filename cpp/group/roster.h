@@ -49,6 +49,7 @@ class Roster {
  private:
   struct Peer {
     Announce last;
+    Time lineage_began{};       // that of `last`
     std::optional<View> claim;  // the view it announced, if it sent it along
     Time heard;
     bool excused = false;            // since it was heard, the broker was cut off itself
@@ -105,6 +106,7 @@ class Roster {
   std::vector<MemberInfo> take_out_gone();
   void dissolve(const Timing& timing);
   bool renew_lineage(const Timing& timing);
+  NewEpoch new_epoch(const Timing& timing) const { return {view_, timing.now - lineage_began_}; }
   void publish(const Timing& timing, const std::vector<MemberInfo>& evicted);
 
   std::string group_;
@@ -119,9 +121,10 @@ class Roster {
   std::uint64_t floor_ = 0;         // the highest epoch announced or made
   std::uint64_t next_order_ = 0;
   View view_;
-  Time soft_at_ = Time::min();   // no soft view before
-  std::optional<Time> opened_;   // first announcement while gathering
-  std::optional<Time> founded_;  // when this broker made the lineage
+  Time soft_at_ = Time::min();  // no soft view before
+  std::optional<Time> opened_;  // first announcement while gathering
+  Time lineage_began_{};        // the view's; by what its members announce, if this broker did not
+                                // make it
   // Lineages that ended under this broker, and the first epoch whose members, if they were only
   // silent, may still bring them back.
   std::map<Uid, std::uint64_t> ended_;

@@ -52,8 +52,13 @@ void Roster::found(const Timing& timing) {
 void Roster::adopt(const Timing& timing, const Uid& claimant) {
   const Announce witness = peers_.at(claimant).last;
   view_ = *peers_.at(claimant).claim;
+  lineage_began_ = mutant("adopted_lineage_does_not_yield") ? Time{} : timing.now;
   const Time heard = opened_.value_or(timing.now);
-  for (auto& [instance, peer] : peers_) peer.order += view_.members.size();
+  for (auto& [instance, peer] : peers_) {
+    peer.order += view_.members.size();
+    if (peer.last.lineage != view_.lineage) continue;
+    lineage_began_ = std::min(lineage_began_, peer.lineage_began);
+  }
   next_order_ += view_.members.size();
   std::uint64_t order = 0;
   for (const MemberInfo& member : view_.members) {
@@ -64,6 +69,7 @@ void Roster::adopt(const Timing& timing, const Uid& claimant) {
     if (!missing) continue;
     peer.unheard = true;
     peer.heard = heard;
+    peer.lineage_began = lineage_began_;
     peer.last.self = member;
     peer.last.self.role = member.role == Role::observer ? Role::observer : Role::member;
     peer.last.stateful = witness.stateful;
@@ -75,7 +81,6 @@ void Roster::adopt(const Timing& timing, const Uid& claimant) {
   formed_ = true;
   issued_ = false;
   opened_.reset();
-  founded_.reset();
   lineage_has_state_ = false;
   say(LogLevel::info, "went on from what its members announce, " + describe(view_));
   for (const auto& [instance, peer] : peers_) put_right(timing, instance);
@@ -112,7 +117,7 @@ void Roster::put_right_member(const Timing& timing, const Uid& instance, Peer& p
     repair_ = true;
   } else if (timing.now >= peer.resend_at) {
     peer.resend_at = timing.now + config_.resend_every;
-    send(instance, peer.last.self.name, wire::encode(Message{group_, NewEpoch{view_}}));
+    send(instance, peer.last.self.name, wire::encode(Message{group_, new_epoch(timing)}));
   }
 }
 
@@ -141,13 +146,15 @@ bool Roster::ended(const Announce& announce) const {
 }
 
 // A broker that starts anew may found a lineage before it hears of an older one, whose state is
-// worth more. Even a newcomer may be the first to tell of it: then its view says who holds the
+// worth more. The next broker, which goes on from the young lineage, may be the first to hear of
+// the older one. Even a newcomer may be the first to tell of it: then its view says who holds the
 // state.
 bool Roster::yields_to(const Timing& timing, const Peer& peer) const {
   const Announce& last = peer.last;
   if (mutant("young_lineage_does_not_yield")) return false;
-  if (!founded_ || timing.now - *founded_ >= config_.lineage_settle) return false;
+  if (timing.now - lineage_began_ >= config_.lineage_settle) return false;
   if (last.epoch == 0 || last.lineage == view_.lineage || ended(last)) return false;
+  if (peer.lineage_began >= lineage_began_) return false;
   return last.has_state || !peer.claim ||
          std::ranges::any_of(peer.claim->members,
                              [](const MemberInfo& member) { return member.role == Role::member; });

@@ -31,6 +31,14 @@ def test_invariants_hold(simulation: Any) -> None:
     assert {what for what, times in result["coverage"].items() if times > 0} >= REACHED
 
 
+# Brokers that hear of two lineages (the first two seeds), and a proof of death that comes so late
+# that the dead peer has a successor: chains of faults that few seeds have.
+@pytest.mark.parametrize("seed", [103953, 108292, 106839, 108617])
+def test_rare_chains_of_faults(simulation: Any, seed: int) -> None:
+    result = simulation("group").run(f"{seed}..{seed}")
+    assert result["failures"] == 0, result["stderr"]
+
+
 def test_same_seed_same_trace(simulation: Any) -> None:
     group = simulation("group")
     first = group.run("0..40")["trace_hash"]

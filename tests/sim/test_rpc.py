@@ -28,6 +28,13 @@ def test_invariants_hold(simulation: Any) -> None:
     assert {what for what, times in result["coverage"].items() if times > 0} >= REACHED
 
 
+# Faults in a row keep a peer from being heard for as long as it takes to lose its name.
+def test_a_name_is_lost_to_an_imposter_after_several_faults(simulation: Any) -> None:
+    result = simulation("rpc").run("101438..101438")
+    assert result["failures"] == 0, result["stderr"]
+    assert result["coverage"]["peers down"] > 0
+
+
 def test_same_seed_same_trace(simulation: Any) -> None:
     node = simulation("rpc")
     first = node.run("0..20")["trace_hash"]

@@ -17,6 +17,7 @@ int main(int argc, char** argv) {
       "new_lineage_while_holder_lives",
       "zombie_keeps_state",
       "young_lineage_does_not_yield",
+      "adopted_lineage_does_not_yield",
       "lost_sessions_are_not_told",
   };
   return moolink::sim::run_program(argc, argv, mutants, moolink::sim::run_seed);

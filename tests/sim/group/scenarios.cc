@@ -98,6 +98,29 @@ void broker_restarts_into_change(World& world) {
   require(world.process(1).evictions == 0, "the broker's return evicted a live member");
 }
 
+// A broker founds a lineage with a new peer before the old members find it, and restarts. The next
+// broker hears of both lineages, in any order.
+void broker_restarts_twice(World& world) {
+  form(world, 1, 3);
+  const Uid lineage = view_of(world, 1).lineage;
+  const int old_members = world.peers();
+  world.crash(World::kBroker);
+  for (const int peer : world.live_peers()) {
+    world.partition(World::kBroker, peer, world.ms(1500, 3500));
+  }
+  world.start(World::kBroker);
+  world.add_peer();
+  world.run_for(world.ms(1200, 2500));
+  world.crash(World::kBroker);
+  world.at(world.ms(20, 1000), [&world] { world.start(World::kBroker); });
+  world.run_for(seconds(16));
+  expect_agreement(world, "16 s after a broker restarted twice");
+  require(view_of(world, 1).lineage == lineage, "the lineage of live holders ended");
+  for (int peer = 1; peer <= old_members; ++peer) {
+    require(world.process(peer).evictions == 0, "a broker that restarted evicted a live member");
+  }
+}
+
 void stopped_shortly(World& world) {
   form(world, 2, 5);
   const View before = view_of(world, 1);
@@ -316,6 +339,7 @@ constexpr std::array kScenarios = {one_dies,
                                    some_join,
                                    broker_restarts,
                                    broker_restarts_into_change,
+                                   broker_restarts_twice,
                                    stopped_shortly,
                                    stopped_long,
                                    last_holder_stopped,

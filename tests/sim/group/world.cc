@@ -299,11 +299,16 @@ void World::connect_broker(int index, Duration delay) {
 }
 
 void World::tell_down(int observer, int lost, Down how, Duration delay) {
-  const Uid instance = process(lost).instance;
+  tell_down(observer, lost, process(lost).instance, how, delay);
+}
+
+// A proof of death that comes late is still of the instance that died, not of its successor.
+void World::tell_down(int observer, int lost, const Uid& instance, Down how, Duration delay) {
   on(observer, delay, [=, this] {
     Process& process = this->process(observer);
     if (how == Down::dead && blocked(observer, lost)) {
-      tell_down(observer, lost, how, ms(20, 200));  // no proof comes through a cut link
+      // No proof comes through a cut link.
+      tell_down(observer, lost, instance, how, ms(20, 200));
       return;
     }
     note(observer, "peer down", static_cast<std::uint64_t>(lost));

@@ -117,6 +117,7 @@ class World {
   void schedule_tick(Process& process);
   void connect_broker(int index, Duration delay);
   void tell_down(int observer, int lost, group::Down how, Duration delay);
+  void tell_down(int observer, int lost, const Uid& instance, group::Down how, Duration delay);
   void tell_up(int observer, int found, Duration delay);
   void send_frames(int index);
   void receive_frame(int index, int from, const group::View& sent_in);

@@ -88,18 +88,29 @@ void Process::start() {
 
 // ---- what the network tells ----
 
+void Process::hear(ConnectionId connection) {
+  heard_[world_->other_end(connection, number)] = world_->simulation.now();
+}
+
 void Process::received(ConnectionId connection, const wire::ReceivedFrame& frame) {
   if (!alive_) return;
+  const wire::FrameType type = frame.header.type;
+  const bool greets = type == wire::FrameType::hello || type == wire::FrameType::welcome ||
+                      type == wire::FrameType::refuse;
+  if (!greets) hear(connection);
   node_.received(world_->simulation.now(), connection, frame);
   act();
 }
 
 std::span<std::byte> Process::chunk_target(ConnectionId connection, const wire::ChunkHead& head) {
-  return alive_ ? node_.chunk_target(connection, head) : std::span<std::byte>{};
+  if (!alive_) return {};
+  hear(connection);
+  return node_.chunk_target(connection, head);
 }
 
 void Process::chunk_received(ConnectionId connection, const wire::ChunkHead& head) {
   if (!alive_) return;
+  hear(connection);
   node_.chunk_received(world_->simulation.now(), connection, head);
   act();
 }

@@ -254,9 +254,22 @@ void Process::perform(rpc::Refused& action) {
   ++coverage["refusals"];
 }
 
+// Several short faults in a row can keep a peer from being heard for so long that an imposter may
+// take its name.
+bool Process::name_may_be_taken(const rpc::PeerDown& action) const {
+  const Process* imposter = world_->imposter;
+  if (imposter == nullptr || action.name != imposter->name) return false;
+  if (action.how != rpc::Down::dead || action.instance == imposter->instance) return false;
+  const auto heard = heard_.find(World::kNamesake);
+  return heard != heard_.end() &&
+         world_->simulation.now() - heard->second >= session::Timing{}.suspect_after;
+}
+
 void Process::perform(rpc::PeerDown& action) {
   note("has lost " + action.name);
   require(up_.erase(action.instance) == 1, "a peer went down that was not up");
+  // Both ends lose the session, and its calls: this run is not mild any more.
+  if (name_may_be_taken(action)) world_->settings.mild = false;
   const bool closing = action.how == rpc::Down::closed;
   require(!world_->settings.mild || closing || world_->imposter == this ||
               (world_->imposter != nullptr && action.instance == world_->imposter->instance),

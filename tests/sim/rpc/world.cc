@@ -233,13 +233,14 @@ void World::plan_faults() {
   }
   if (!settings.imposter || settings.peers < 2) return;
   settings.hosts.push_back(0);
-  imposter_ = std::make_unique<Process>(*this, settings.peers, process(1).name,
+  imposter_ = std::make_unique<Process>(*this, settings.peers, process(kNamesake).name,
                                         Uid::random(simulation.random));
   imposter = imposter_.get();
   // It may meet those who have just lost the connection to the one that bears its name.
   const bool after_a_cut = simulation.random.chance(1, 2);
   simulation.after(simulation.between(seconds(1), seconds(2)), [this, after_a_cut] {
-    if (after_a_cut && process(1).alive()) network.cut_all_of(process(1));
+    Process& namesake = process(kNamesake);
+    if (after_a_cut && namesake.alive()) network.cut_all_of(namesake);
     imposter->start();
   });
 }

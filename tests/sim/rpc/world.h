@@ -135,6 +135,8 @@ class Process final : public Endpoint {
   void perform(rpc::MapLoan& action);
   void perform(rpc::PeerUp& action);
   void perform(rpc::PeerDown& action);
+  void hear(ConnectionId connection);
+  bool name_may_be_taken(const rpc::PeerDown& action) const;
   void perform(rpc::Undelivered&) {}
   void perform(rpc::Refused& action);
   void perform(rpc::Log& action);
@@ -160,6 +162,7 @@ class Process final : public Endpoint {
   std::map<rpc::CallKey, CallRecord*> running_;
   std::map<Uid, std::string> up_;
   std::map<Uid, Services> services_;  // with each instance
+  std::map<int, Time> heard_;         // by number, but for greetings
   std::map<std::pair<Uid, std::uint16_t>, std::uint64_t> lane_order_;
   Time timer_ = kNever;
   std::uint64_t timer_token_ = 0;
@@ -167,6 +170,8 @@ class Process final : public Endpoint {
 
 class World {
  public:
+  static constexpr int kNamesake = 1;  // whose name the imposter takes
+
   World(std::uint64_t seed, bool trace);
   std::uint64_t run();
 
