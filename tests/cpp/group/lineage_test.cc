@@ -11,7 +11,7 @@
 namespace moolink::group {
 namespace lineage_test {
 
-constexpr Time kStart{seconds(100)};
+constexpr Time kFirstTime{seconds(100)};
 constexpr Uid kBroker{50, 50};
 constexpr Uid kOld{1001, 0};
 constexpr Uid kYoung{1002, 0};
@@ -60,30 +60,30 @@ TEST("of two lineages a broker that restarted goes on from the older one") {
   const Announce old = announced(1, kOld, seconds(8), 2);
   const Announce young = announced(2, kYoung, seconds(1), 3);
   for (const bool old_first : {true, false}) {
-    Broker broker({}, 1, kStart);
-    hear(broker, kStart, old_first ? old : young);
-    hear(broker, kStart, old_first ? young : old);
-    run(broker, kStart, kStart + seconds(2));
+    Broker broker({}, 1, kFirstTime);
+    hear(broker, kFirstTime, old_first ? old : young);
+    hear(broker, kFirstTime, old_first ? young : old);
+    run(broker, kFirstTime, kFirstTime + seconds(2));
     CHECK_EQ(broker.view("g")->lineage, kOld);
   }
 }
 
 TEST("a lineage that a broker did not make itself yields to an older one that comes later") {
-  Broker broker({}, 1, kStart);
-  hear(broker, kStart, announced(2, kYoung, seconds(1), 3));
-  run(broker, kStart, kStart + seconds(2));
+  Broker broker({}, 1, kFirstTime);
+  hear(broker, kFirstTime, announced(2, kYoung, seconds(1), 3));
+  run(broker, kFirstTime, kFirstTime + seconds(2));
   CHECK_EQ(broker.view("g")->lineage, kYoung);
-  hear(broker, kStart + seconds(2), announced(1, kOld, seconds(8), 2));
+  hear(broker, kFirstTime + seconds(2), announced(1, kOld, seconds(8), 2));
   CHECK_EQ(broker.view("g")->lineage, kOld);
 }
 
 TEST("a lineage yields to no younger one, nor to any once it is old itself") {
   for (const Duration age : {seconds(8), seconds(20)}) {
-    Broker broker({}, 1, kStart);
-    hear(broker, kStart, announced(1, kOld, age, 2));
-    run(broker, kStart, kStart + seconds(1) + milliseconds(100));
+    Broker broker({}, 1, kFirstTime);
+    hear(broker, kFirstTime, announced(1, kOld, age, 2));
+    run(broker, kFirstTime, kFirstTime + seconds(1) + milliseconds(100));
     const Duration other = age == seconds(8) ? seconds(1) : seconds(60);
-    hear(broker, kStart + seconds(1) + milliseconds(100), announced(2, kYoung, other, 3));
+    hear(broker, kFirstTime + seconds(1) + milliseconds(100), announced(2, kYoung, other, 3));
     CHECK_EQ(broker.view("g")->lineage, kOld);
   }
 }
@@ -92,12 +92,12 @@ TEST("a member tells how old its lineage is, whoever told it") {
   MemberConfig config;
   config.group = "g";
   config.self = info_of(1);
-  Member member(config, kStart);
-  member.broker_up(kStart, kBroker);
+  Member member(config, kFirstTime);
+  member.broker_up(kFirstTime, kBroker);
   const NewEpoch made{view_of(1, kOld, 5), seconds(7)};
-  member.received(kStart, kBroker, wire::encode(Message{"g", made}).span());
+  member.received(kFirstTime, kBroker, wire::encode(Message{"g", made}).span());
   member.drain();
-  const Time later = kStart + seconds(2);
+  const Time later = kFirstTime + seconds(2);
   member.tick(later);
   member.check_frame(later, Uid{2, 2}, "p2", 4);
   std::vector<Duration> ages;
@@ -113,10 +113,10 @@ TEST("a member tells how old its lineage is, whoever told it") {
 }
 
 TEST("an age that no lineage can have is cut") {
-  Broker broker({}, 1, kStart);
-  hear(broker, kStart, announced(1, kOld, Duration::max(), 2));
-  hear(broker, kStart, announced(2, kYoung, Duration::min(), 3));
-  run(broker, kStart, kStart + seconds(2));
+  Broker broker({}, 1, kFirstTime);
+  hear(broker, kFirstTime, announced(1, kOld, Duration::max(), 2));
+  hear(broker, kFirstTime, announced(2, kYoung, Duration::min(), 3));
+  run(broker, kFirstTime, kFirstTime + seconds(2));
   CHECK_EQ(broker.view("g")->lineage, kOld);
 }
 
