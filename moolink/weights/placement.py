@@ -33,7 +33,8 @@ class Shard:
         shape: that of the whole array.
 
     Raises:
-        ValueError: the part is not inside of the whole array.
+        TypeError: the part is no array.
+        ValueError: the part is not inside the whole array.
     """
 
     array: Any
@@ -41,7 +42,9 @@ class Shard:
     shape: Sequence[int]
 
     def __post_init__(self) -> None:
-        """Checks that the part is inside of the whole array."""
+        """Checks that the part is inside the whole array."""
+        if not hasattr(self.array, "shape"):
+            raise TypeError(f"a part must be an array, got a {type(self.array).__qualname__}")
         part = tuple(self.array.shape)
         start, shape = (tuple(map(operator.index, given)) for given in (self.start, self.shape))
         fits = len(part) == len(start) == len(shape) and all(
