@@ -15,6 +15,7 @@ from moolink.env_pool.memory import Array, PoolMemory, PoolShape
 from moolink.env_pool.observations import writer
 from moolink.env_pool.runner import Failed
 from moolink.env_pool.spaces import Leaf, Tree, leaves, map_tree, parts
+from moolink.env_pool.vector_infos import by_row
 
 _FINAL = "final_obs"
 
@@ -142,7 +143,8 @@ class VectorRunner:
                 for i in np.flatnonzero(ended).tolist():
                     self._write_final(environment.index + i, _at(last, i))
         if infos and self._behaviour.infos:
-            self.results.vector_infos[environment.index] = infos
+            rows = len(_rows(environment))
+            self.results.vector_infos[environment.index] = by_row(infos, rows)
 
     def _begin(self, environment: Environment) -> None:
         observations, infos = environment.begin()
@@ -155,7 +157,8 @@ class VectorRunner:
         self._write(environment, observations)
         memory.reward[part], memory.terminated[part], memory.truncated[part] = 0.0, False, False
         if infos and self._behaviour.infos:
-            self.results.vector_infos[environment.index] = infos
+            rows = len(_rows(environment))
+            self.results.vector_infos[environment.index] = by_row(infos, rows)
 
     def _cut_off(self, environment: Environment) -> None:
         """Ends the episodes that a crash or an error has cut off, at their last observations."""

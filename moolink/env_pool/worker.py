@@ -76,7 +76,7 @@ class Worker:
 
                 made = environments[index] = Environment(create, index, seed)
                 if index + (made.rows or 1) > stop:
-                    raise made.failed(_too_many(made.rows, len(rows)))
+                    raise made.failed(_too_many(made.rows, stop - index))
                 index += made.rows or 1
 
     def _describe(self, environments: list[Environment]) -> channel.Made:
@@ -169,9 +169,9 @@ class Worker:
         environment.recreate()
 
 
-def _too_many(rows: int | None, share: int) -> ValueError:
+def _too_many(rows: int | None, left: int) -> ValueError:
     return ValueError(
-        f"create_env made a vector environment of {rows} rows, but this worker has only {share} "
+        f"create_env made a vector environment of {rows} rows, but this worker has only {left} "
         "left: num_envs must be num_workers times a multiple of the rows of one"
     )
 
