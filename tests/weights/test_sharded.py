@@ -262,6 +262,12 @@ def test_a_part_outside_of_its_array_is_refused(arguments: Any, message: str) ->
     assert message in str(raised.value)
 
 
+@pytest.mark.parametrize("given", [slice(0, 2), [slice(0, 2)], (0,), np.arange(2), 0])
+def test_what_is_no_part_is_named(given: Any) -> None:
+    with pytest.raises(ValueError, match=r"w: .*(is no part of an array|slices without a step)"):
+        placement.wanted_region(lambda path, shape: given, "w", (4,))
+
+
 def test_a_part_that_is_no_array_is_refused() -> None:
     with pytest.raises(TypeError, match=r"a part must be an array, got a list"):
         Shard([1, 2], [0], [4])
