@@ -164,8 +164,9 @@ class Publisher(Closing):
                     self._changed.wait(turn)
 
     def stats(self) -> dict[str, Any]:
-        """The newest version, its bytes, the versions that can be fetched, and for each `Subscriber`
-        its version, its host and the peer from which it fetches ("": the publisher)."""
+        """The newest version, its bytes, the versions that can be fetched, and for each
+        `Subscriber` its version, its host and the peer that it fetches from ("": the publisher).
+        """
         with self._changed:
             acknowledged = self.acknowledged()
             newest = self._snapshots.get(-1 if self._version is None else self._version)
