@@ -20,7 +20,7 @@ def make_cart_poles(rows, mode="SameStep"):
 
 
 def make_mixed(rows, index):
-    return CartPoleVectorEnv(num_envs=rows) if index else gymnasium.make("CartPole-v1")
+    return gymnasium.make("CartPole-v1") if index else CartPoleVectorEnv(num_envs=rows)
 
 
 def make_native(rows):
@@ -259,7 +259,11 @@ def test_an_env_pool_runs_them_too():
     ("make", "options", "message"),
     [
         (make_native, {}, "autoreset mode NextStep, in a pool of mode SameStep"),
-        (make_mixed, {"autoreset_mode": "NextStep"}, "has 4 rows, and environment 0 is a single"),
+        (
+            make_mixed,
+            {"num_workers": 1, "autoreset_mode": "NextStep"},
+            "environment 4 is a single one, and environment 0 has 4 rows",
+        ),
         (make_cart_poles, {"num_envs": 6}, "of 4 rows, but this worker has only 3 left"),
         (make_cart_poles, {"num_envs": 12}, "of 4 rows, but this worker has only 2 left"),
         (make_cart_poles, {"num_envs": 16, "batch_size": 2}, "must be a multiple of 4"),
