@@ -12,6 +12,7 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 from moolink.env_pool import channel
 from moolink.env_pool.memory import PoolMemory, PoolShape
 from moolink.env_pool.spaces import Leaf, map_tree
+from moolink.env_pool.vector_infos import merge
 from moolink.warm_memory import WarmMemory
 
 Array = npt.NDArray[Any]
@@ -108,7 +109,7 @@ class Outputs:
         if results.vector_infos:
             position_of = {row: position for position, row in enumerate(rows)}
             for row, info in results.vector_infos.items():
-                _merge(infos, info, position_of[row], len(rows))
+                merge(infos, info, position_of[row], len(rows))
         return infos
 
     def _final_observation(self, row: int, results: channel.Results) -> Any:
@@ -119,19 +120,3 @@ class Outputs:
             return array[row].item() if leaf.scalar else array[row].copy()
 
         return map_tree(value, self._tree, self._memory.final_observation)
-
-
-def _merge(infos: dict[str, Any], info: dict[str, Any], position: int, size: int) -> None:
-    """Puts the infos of a vector environment where its rows are among `size` rows."""
-    for key, value in info.items():
-        if isinstance(value, dict):
-            _merge(infos.setdefault(key, {}), value, position, size)
-            continue
-        values = np.asarray(value)
-        part = slice(position, position + len(values))
-        if key not in infos:
-            infos[key] = np.zeros((size, *values.shape[1:]), values.dtype)
-        infos[key][part] = values
-        mask = f"_{key}"
-        if not key.startswith("_") and mask not in info:
-            infos.setdefault(mask, np.zeros(size, np.bool_))[part] = True

@@ -15,19 +15,19 @@ from moolink.env_pool.memory import Array, PoolMemory, PoolShape
 from moolink.env_pool.observations import writer
 from moolink.env_pool.runner import Failed
 from moolink.env_pool.spaces import Leaf, Tree, leaves, map_tree, parts
+from moolink.env_pool.vector_infos import by_row
 
 _FINAL = "final_obs"
 
 
 class VectorRunner:
-    """Steps, resets and calls vector environments; as `Runner` does with single ones.
+    """Steps, resets and calls vector environments, as `Runner` does single ones.
 
-    A request is about whole vector environments. They begin their next episodes themselves, in the
-    autoreset mode of the pool.
+    A request is for whole vector environments. They reset themselves in the pool's autoreset mode.
 
     Attributes:
         environments: by first row.
-        results: what the last request gave that has no place in the shared memory.
+        results: the results of the last request that have no place in the shared memory.
     """
 
     def __init__(
@@ -78,8 +78,8 @@ class VectorRunner:
                 self._begun(environment, observations, infos)
 
     def call(self, rows: range, arguments: channel.Arguments) -> None:
-        """Calls a function of `calls` once with each vector environment; all its rows have what
-        it gave."""
+        """Calls a function of `calls` once with each vector environment; each of its rows gets
+        the answer."""
         function, name = arguments.shared
         for environment in self._of(rows):
             asked = [row for row in _rows(environment) if row in arguments.of_row]
@@ -127,7 +127,7 @@ class VectorRunner:
         self._take_infos(environment, infos)
 
     def _take_infos(self, environment: Environment, infos: dict[str, Any]) -> None:
-        """Keeps the infos for the pool; those of last observations go where the pool has them."""
+        """Keeps the infos for the pool, and puts last observations in the shared memory."""
         part, memory = _part(environment), self._memory
         ended = np.logical_or(memory.terminated[part], memory.truncated[part])
         if self._behaviour.autoreset == "same" and ended.any():
@@ -142,7 +142,8 @@ class VectorRunner:
                 for i in np.flatnonzero(ended).tolist():
                     self._write_final(environment.index + i, _at(last, i))
         if infos and self._behaviour.infos:
-            self.results.vector_infos[environment.index] = infos
+            rows = len(_rows(environment))
+            self.results.vector_infos[environment.index] = by_row(infos, rows)
 
     def _begin(self, environment: Environment) -> None:
         observations, infos = environment.begin()
@@ -155,10 +156,11 @@ class VectorRunner:
         self._write(environment, observations)
         memory.reward[part], memory.terminated[part], memory.truncated[part] = 0.0, False, False
         if infos and self._behaviour.infos:
-            self.results.vector_infos[environment.index] = infos
+            rows = len(_rows(environment))
+            self.results.vector_infos[environment.index] = by_row(infos, rows)
 
     def _cut_off(self, environment: Environment) -> None:
-        """Ends the episodes that a crash or an error has cut off, at their last observations."""
+        """Ends the episodes that a crash or an error has cut off at their last observations."""
         part, memory = _part(environment), self._memory
         environment.interrupted = False
         if self._behaviour.autoreset == "same":
@@ -193,7 +195,7 @@ def _part(environment: Environment) -> slice:
 
 
 def _seed(seeds: list[int | None]) -> Any:
-    """One seed where Gymnasium makes the others of it, as not every environment takes a list."""
+    """The first seed if the others follow it by ones, as not every environment takes a list."""
     first = seeds[0]
     if first is None:
         return None if all(seed is None for seed in seeds) else seeds

@@ -76,7 +76,7 @@ class Worker:
 
                 made = environments[index] = Environment(create, index, seed)
                 if index + (made.rows or 1) > stop:
-                    raise made.failed(_too_many(made.rows, len(rows)))
+                    raise made.failed(_too_many(made.rows, stop - index))
                 index += made.rows or 1
 
     def _describe(self, environments: list[Environment]) -> channel.Made:
@@ -88,9 +88,7 @@ class Worker:
         if not layouts.warning:
             for environment in environments[1:]:
                 if environment.rows != first.rows:
-                    raise environment.failed(
-                        ValueError(f"create_env made environments of {first.rows} rows before")
-                    )
+                    raise environment.failed(_other_rows(environment, first))
                 with environment.reporting():
                     Layouts(environment, declared).require_same(layouts, first.index)
         return channel.Made(
@@ -169,10 +167,21 @@ class Worker:
         environment.recreate()
 
 
-def _too_many(rows: int | None, share: int) -> ValueError:
+def _too_many(rows: int | None, left: int) -> ValueError:
     return ValueError(
-        f"create_env made a vector environment of {rows} rows, but this worker has only {share} "
+        f"create_env made a vector environment of {rows} rows, but this worker has only {left} "
         "left: num_envs must be num_workers times a multiple of the rows of one"
+    )
+
+
+def _other_rows(environment: Environment, first: Environment) -> ValueError:
+    has, had = (
+        "is a single one" if rows is None else f"has {rows} rows"
+        for rows in (environment.rows, first.rows)
+    )
+    return ValueError(
+        f"environment {environment.index} {has}, and environment {first.index} {had}: create_env "
+        "must make all of them with as many rows"
     )
 
 

@@ -220,7 +220,8 @@ def _narrow(array: npt.NDArray[Any]) -> npt.NDArray[np.uint16]:
 def _restored(block: Bytes, field: Field, arrays: Arrays) -> Any:
     view = _place(block, field, _seen_as(field.dtype))
     if field.framework == "number":
-        return view.item() if view.ndim == 0 else view.copy()
+        number = _as_float(view, field.dtype) if field.dtype == "bfloat16" else view
+        return number.item() if number.ndim == 0 else number.copy()
     framework = field.framework if arrays == "same" else arrays
     if framework == "torch" and (arrays == "torch" or "torch" in sys.modules):
         return trees.as_torch(view.copy(), field.dtype)

@@ -1,4 +1,4 @@
-"""Arrays of which several publishers hold a part each, and the plan of what to fetch from whom."""
+"""Parts of arrays that several publishers hold, and the plan of what to fetch from which one."""
 
 from __future__ import annotations
 
@@ -24,16 +24,18 @@ _MOST_CELLS = 1 << 20  # of the grid on which coverage is checked
 class Shard:
     """A leaf of a tree to publish: a part of an array that several publishers hold together.
 
-    Of a sharded `jax.Array`, with ``s = array.addressable_shards[0]``:
+    For a sharded `jax.Array` and a process with one device, set
+    ``s = array.addressable_shards[0]`` and make
     ``Shard(s.data, [part.start or 0 for part in s.index], array.shape)``.
 
     Attributes:
-        array: the part, of any framework.
-        start: the index of its first element in the whole array, for each dimension.
-        shape: that of the whole array.
+        array: the part, an array of any framework.
+        start: the index of its first element in the whole array, one integer a dimension.
+        shape: the shape of the whole array.
 
     Raises:
-        ValueError: the part is not inside of the whole array.
+        TypeError: the part is no array.
+        ValueError: the part is not inside the whole array.
     """
 
     array: Any
@@ -41,7 +43,9 @@ class Shard:
     shape: Sequence[int]
 
     def __post_init__(self) -> None:
-        """Checks that the part is inside of the whole array."""
+        """Checks that the part is inside the whole array."""
+        if not hasattr(self.array, "shape"):
+            raise TypeError(f"a part must be an array, got a {type(self.array).__qualname__}")
         part = tuple(self.array.shape)
         start, shape = (tuple(map(operator.index, given)) for given in (self.start, self.shape))
         fits = len(part) == len(start) == len(shape) and all(
@@ -56,7 +60,7 @@ class Shard:
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """What is fetched from one publisher of one array: `region` of the whole array."""
+    """A region of the `field`-th array, to be fetched from one publisher."""
 
     field: int
     region: Region
@@ -71,7 +75,7 @@ def region_given(given: Any) -> Region:
     """The region that a peer has sent.
 
     Raises:
-        TypeError, ValueError: it is none.
+        TypeError, ValueError: `given` is not a region.
     """
     return tuple((integer_of(a, "index", least=0), integer_of(b, "index", a)) for a, b in given)
 
@@ -84,9 +88,10 @@ def wanted_region(where: Where, path: str, shape: tuple[int, ...]) -> Region:
     """The region of an array that a subscriber wants.
 
     Raises:
-        ValueError: there is no such part.
+        ValueError: `where` returns something else than slices of the array's dimensions.
     """
-    index = where(path, shape) or ()
+    index = where(path, shape)
+    index = () if index is None else index
     if not isinstance(index, tuple) or len(index) > len(shape):
         raise ValueError(f"{path}: {index!r} is no part of an array of shape {shape}")
     index += (slice(None),) * (len(shape) - len(index))
@@ -100,7 +105,7 @@ def wanted_region(where: Where, path: str, shape: tuple[int, ...]) -> Region:
 
 
 def intersection(a: Region, b: Region) -> Region | None:
-    """What two regions of one array have in common; None: nothing."""
+    """The overlap of two regions of one array; None: they have none."""
     common = tuple(
         (max(one[0], other[0]), min(one[1], other[1])) for one, other in zip(a, b, strict=True)
     )
@@ -108,7 +113,7 @@ def intersection(a: Region, b: Region) -> Region | None:
 
 
 def relative(region: Region, to: Region) -> tuple[slice, ...]:
-    """The index of a region in the array of a region that contains it."""
+    """The index of a region in an array that holds the region `to`."""
     return tuple(
         slice(first - base, stop - base)
         for (first, stop), (base, _) in zip(region, to, strict=True)
@@ -126,15 +131,15 @@ def plan(
 ) -> list[list[Piece]]:
     """For each publisher, the pieces to fetch from it.
 
-    What several publishers hold is fetched from one of them, another one for each array.
+    An array that several publishers hold whole comes from one of them, in turn.
 
     Args:
-        wanted: of each array.
-        held: for each publisher, its part of each array.
-        paths: of the arrays, for errors.
+        wanted: the region of each array.
+        held: for each publisher, the region of each array that it holds.
+        paths: the arrays' paths, for errors.
 
     Raises:
-        ValueError: elements of an array are with no publisher.
+        ValueError: no publisher holds some elements of an array.
     """
     pieces: list[list[Piece]] = [[] for _ in held]
     for field, region in enumerate(wanted):
@@ -150,7 +155,7 @@ def plan(
 
 
 def _cover(region: Region, found: list[tuple[int, Region]], path: str) -> list[tuple[int, Region]]:
-    """Those of the parts that are needed to have all of a region."""
+    """The parts that together cover a region."""
     if any(first == stop for first, stop in region):
         return []
     edges = [

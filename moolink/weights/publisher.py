@@ -164,8 +164,9 @@ class Publisher(Closing):
                     self._changed.wait(turn)
 
     def stats(self) -> dict[str, Any]:
-        """The newest version, its bytes, the versions that can be fetched, and for each subscriber
-        its version, its host and from whom it fetches or has fetched ("": the publisher)."""
+        """The newest version, its bytes, the versions that can be fetched, and for each
+        `Subscriber` its version, its host and the peer that it fetches from ("": the publisher).
+        """
         with self._changed:
             acknowledged = self.acknowledged()
             newest = self._snapshots.get(-1 if self._version is None else self._version)
@@ -284,7 +285,17 @@ class Publisher(Closing):
             snapshot = self._snapshots.get(version)
             if instance != self._instance or snapshot is None:
                 return None
-            return snapshot.forms.get(dtype)
+        return self._converted(snapshot, dtype)
+
+    def _converted(self, snapshot: _Snapshot, dtype: str) -> tuple[Layout, Bytes]:
+        """The version in a floating-point type; converts it when first asked for it."""
+        if dtype not in snapshot.forms:
+            if dtype not in blob.FLOATS:
+                raise TypeError(f"{dtype!r} is no type to convert to")
+            made = blob.converted(*snapshot.forms[""], dtype)  # type: ignore[arg-type]
+            with self._changed:
+                snapshot.forms.setdefault(dtype, made)
+        return snapshot.forms[dtype]
 
     # The thread that answers the requests
 
@@ -325,11 +336,7 @@ class Publisher(Closing):
     def _offer(
         self, request: _Request, snapshot: _Snapshot, connected: Collection[str]
     ) -> dict[str, Any]:
-        if request.dtype not in snapshot.forms:
-            made = blob.converted(*snapshot.forms[""], request.dtype)  # type: ignore[arg-type]
-            with self._changed:
-                snapshot.forms[request.dtype] = made
-        layout, block = snapshot.forms[request.dtype]
+        layout, block = self._converted(snapshot, request.dtype)
         key = (self._instance, snapshot.version, request.dtype)
         if request.parts:
             return {"key": key, "layout": layout.to_wire()}

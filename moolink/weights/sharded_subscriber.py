@@ -1,4 +1,4 @@
-"""ShardedSubscriber: has the newest version that several publishers have made together."""
+"""ShardedSubscriber: has the newest version that all of several publishers have published."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ def _everything(path: str, shape: tuple[int, ...]) -> None:
 
 class ShardedSubscriber(Following):
     """Follows several :class:`Publisher` that hold a tree together, each array in parts
-    (:class:`Shard`) or whole, and has a part of each array, or all of it. Only the bytes of these
-    parts are fetched.
+    (:class:`Shard`) or whole. Has a part of each array, or all of it, and fetches only the bytes
+    of these parts.
 
-    A version becomes the current one when all of it has come, from publishers that all have it.
-    Versions never go back. One that a publisher keeps no more before another one has made it is
-    left out: let publishers that are far apart `keep` more.
+    A version becomes current once all publishers have published it and all parts have arrived.
+    Versions never go back. The subscriber skips a version that a publisher has dropped before
+    another one has published it: let publishers that drift apart `keep` more.
 
     Args:
         rpc: this peer, connected to the publishers or to a peer that knows them.
         name: what is published.
-        publishers: the publishers' peers.
+        publishers: the names of the publishers' peers.
         where: called with each array's path ("layers[0].weight") and its whole shape; returns the
-            part that is wanted, a tuple of slices (dimensions that are left out are wanted whole),
-            or None: all of it. By default all of each array.
-        arrays, dtype: as for :class:`Subscriber`. Arrays are writable copies.
+            part that is wanted as a tuple of slices, or None for all of the array, the default.
+            The part has all of the last dimensions for which there is no slice.
+        arrays, dtype: as for :class:`Subscriber`. Numpy arrays and tensors are writable copies.
 
     Raises:
         ValueError: there are no publishers, or one is there twice; `arrays` or `dtype` is unknown.
@@ -81,7 +81,8 @@ class ShardedSubscriber(Following):
             return self._weights
 
     def stats(self) -> dict[str, Any]:
-        """The current version, and what came so far: versions, pieces of arrays, their bytes."""
+        """The current version, counts of the versions, pieces of arrays and bytes that have
+        arrived, and what the subscriber waits for."""
         with self._changed:
             return {"version": self._current(), **self._counts, "waiting_for": self._reason}
 
@@ -164,7 +165,7 @@ class ShardedSubscriber(Following):
         self._layouts = layouts
 
     def _fetch(self, keys: list[Key]) -> Bytes | None:
-        """Fetches all pieces of a version; None: a publisher has it no more."""
+        """Fetches all pieces of a version; None: a publisher no longer has it."""
         function = names.PARTS.format(self._name)
         block = lending.empty(self._wanted.size, "uint8")
         calls: list[tuple[list[Piece], Future]] = []

@@ -19,6 +19,10 @@ def make_cart_poles(rows, mode="SameStep"):
     return SyncVectorEnv([single] * rows, autoreset_mode=AutoresetMode(mode))
 
 
+def make_mixed(rows, index):
+    return gymnasium.make("CartPole-v1") if index else CartPoleVectorEnv(num_envs=rows)
+
+
 def make_native(rows):
     return CartPoleVectorEnv(num_envs=rows)
 
@@ -129,6 +133,73 @@ def test_structured_spaces_infos_and_options_go_through():
     theirs.close()
 
 
+class Talkative(SyncVectorEnv):
+    """Each worker's has infos of the types that its first action chooses from `INFOS`."""
+
+    def step(self, actions):
+        return *super().step(actions)[:4], INFOS[actions[0]]
+
+
+class Free(gymnasium.Env):
+    """An endless episode with many actions."""
+
+    observation_space = gymnasium.spaces.Box(0, 1, (1,))
+    action_space = gymnasium.spaces.Discrete(100)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(1, np.float32), 0.0, False, False, {}
+
+
+INFOS = [
+    {},
+    {"x": np.array(["a", None], object)},
+    {"x": {"y": np.array([b"a", None], object)}},
+    {"x": np.array(["ab", "c"])},
+    {"x": np.array(["abcd", "e"])},
+    {"x": np.array([1, 2])},
+    {"x": np.array([0.5, 2.5])},
+    {"x": np.ones((2, 3))},
+    {"x": np.ones((2, 2))},
+    {"x": 0.25},
+    {"x": "all"},
+    {"x": [[1], [2, 3]]},
+    {"x": np.arange(3)},
+]
+
+
+def make_talkative(rows):
+    return Talkative([Free] * rows)
+
+
+def test_infos_of_any_type_are_joined_by_row():
+    cases = {
+        (1, 0): ["a", None, None, None],
+        (0, 1): [None, None, "a", None],
+        (3, 4): ["ab", "c", "abcd", "e"],
+        (5, 6): [1, 2, 0.5, 2.5],
+        (6, 5): [0.5, 2.5, 1, 2],
+        (5, 3): [1, 2, "ab", "c"],
+        (7, 8): [[1] * 3, [1] * 3, [1] * 2, [1] * 2],
+        (9, 0): [0.25, 0.25, 0, 0],
+        (0, 10): [None, None, "all", "all"],
+        (11, 0): [[1], [2, 3], None, None],
+        (12, 0): [[0, 1, 2], [0, 1, 2], None, None],
+    }
+    make = functools.partial(make_talkative, 2)
+    with moolink.VectorEnv(make, 4, num_workers=2, autoreset_mode="NextStep") as envs:
+        envs.reset()
+        for (first, second), expected in cases.items():
+            infos = envs.step(np.array([first, 0, second, 0]))[4]
+            found = [x.tolist() if isinstance(x, np.ndarray) else x for x in infos["x"]]
+            assert found == expected
+            assert infos["_x"].tolist() == [first > 0] * 2 + [second > 0] * 2
+        infos = envs.step(np.array([0, 0, 2, 0]))[4]
+        assert infos["x"]["y"].tolist() == [None, None, b"a", None]
+
+
 def test_half_batches_have_whole_vector_environments():
     make = functools.partial(make_native, 2)
     with moolink.VectorEnv(make, 8, num_workers=2, batch_size=4, autoreset_mode="NextStep") as envs:
@@ -188,7 +259,13 @@ def test_an_env_pool_runs_them_too():
     ("make", "options", "message"),
     [
         (make_native, {}, "autoreset mode NextStep, in a pool of mode SameStep"),
+        (
+            make_mixed,
+            {"num_workers": 1, "autoreset_mode": "NextStep"},
+            "environment 4 is a single one, and environment 0 has 4 rows",
+        ),
         (make_cart_poles, {"num_envs": 6}, "of 4 rows, but this worker has only 3 left"),
+        (make_cart_poles, {"num_envs": 12}, "of 4 rows, but this worker has only 2 left"),
         (make_cart_poles, {"num_envs": 16, "batch_size": 2}, "must be a multiple of 4"),
     ],
 )

@@ -173,6 +173,16 @@ def test_a_version_is_current_once_all_publishers_have_made_it(job: Job) -> None
     assert weights.tree[0].tolist() == [1, 1]
 
 
+def test_an_older_version_is_converted_too(job: Job) -> None:
+    first, second = job.publisher("a"), job.publisher("b")
+    for version in range(2):
+        first.publish([Shard(np.full(2, version, np.float32), [0], [4])], version)
+    second.publish([Shard(np.zeros(2, np.float32), [2], [4])], 0)
+    subscriber = job.subscribe("s", dtype="float16")
+    (array,) = subscriber.wait(0, LONG).tree
+    assert (array.dtype, array.tolist()) == (np.float16, [0.0] * 4)
+
+
 def test_whole_arrays_come_from_another_publisher_each(job: Job) -> None:
     for rank in range(2):
         job.publisher(f"publisher-{rank}")
@@ -250,6 +260,17 @@ def test_a_part_outside_of_its_array_is_refused(arguments: Any, message: str) ->
     with pytest.raises(ValueError) as raised:
         Shard(*arguments)
     assert message in str(raised.value)
+
+
+@pytest.mark.parametrize("given", [slice(0, 2), [slice(0, 2)], (0,), np.arange(2), 0])
+def test_what_is_no_part_is_named(given: Any) -> None:
+    with pytest.raises(ValueError, match=r"w: .*(is no part of an array|slices without a step)"):
+        placement.wanted_region(lambda path, shape: given, "w", (4,))
+
+
+def test_a_part_that_is_no_array_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"a part must be an array, got a list"):
+        Shard([1, 2], [0], [4])
 
 
 def test_wrong_arguments_are_refused() -> None:

@@ -214,6 +214,15 @@ def test_floating_point_numbers_are_converted(net: Net, dtype: str) -> None:
     assert tree["i"].dtype == np.int64
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_python_numbers_are_converted_and_stay_numbers(net: Net, dtype: str) -> None:
+    with Publisher(net.learner, "w") as publisher:
+        publisher.publish({"rate": 0.1, "steps": 3})
+        tree = net.subscribe("s", dtype=dtype).wait(0, 20).tree
+    assert tree == {"rate": pytest.approx(0.1, rel=2**-8), "steps": 3}
+    assert isinstance(tree["rate"], float)
+
+
 def test_torch_publishes_and_jax_subscribes_and_the_other_way(net: Net) -> None:
     import jax
     import torch
