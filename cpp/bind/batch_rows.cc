@@ -111,6 +111,7 @@ std::size_t BatchRows::add_leaf(nb::handle array) {
 
 bool BatchRows::put(nb::handle item, std::size_t row) {
   if (row >= rows_) throw nb::index_error("there is no such row");
+  owners_.clear();
   const bool found = find_sources(root_, item.ptr());
   if (found) {
     std::optional<GilRelease> unlocked;
@@ -130,29 +131,32 @@ bool BatchRows::find_sources(const Node& node, PyObject* item) {
   if (node.type == &PyDict_Type) {
     if (static_cast<std::size_t>(PyDict_GET_SIZE(item)) != node.keys.size()) return false;
     for (std::size_t i = 0; i < node.keys.size(); ++i) {
-      PyObject* part = PyDict_GetItemWithError(item, node.keys[i].ptr());
-      if (part == nullptr) {
+      const nb::object part = nb::borrow(PyDict_GetItemWithError(item, node.keys[i].ptr()));
+      if (!part.is_valid()) {
         if (PyErr_Occurred() != nullptr) throw nb::python_error();
         return false;
       }
-      if (!find_sources(node.parts[i], part)) return false;
+      if (!find_sources(node.parts[i], part.ptr())) return false;
     }
     return true;
   }
   if (PyList_CheckExact(item) || PyTuple_Check(item)) {
-    const std::span parts(PySequence_Fast_ITEMS(item),
-                          static_cast<std::size_t>(PySequence_Fast_GET_SIZE(item)));
-    if (parts.size() != node.parts.size()) return false;
-    for (std::size_t i = 0; i < parts.size(); ++i) {
-      if (!find_sources(node.parts[i], parts[i])) return false;
+    // Looked at anew for each part: a thread of the program may change a list meanwhile.
+    for (std::size_t i = 0; i < node.parts.size(); ++i) {
+      if (static_cast<std::size_t>(PySequence_Fast_GET_SIZE(item)) != node.parts.size()) {
+        return false;
+      }
+      const nb::object part =
+          nb::borrow(PySequence_Fast_GET_ITEM(item, static_cast<Py_ssize_t>(i)));
+      if (!find_sources(node.parts[i], part.ptr())) return false;
     }
-    return true;
+    return static_cast<std::size_t>(PySequence_Fast_GET_SIZE(item)) == node.parts.size();
   }
   return find_source(leaves_[node.leaf], node.leaf, item);
 }
 
 bool BatchRows::find_source(const Leaf& leaf, std::size_t index, PyObject* array) {
-  if (item_bytes_ >= kGiveUpGil) owners_.push_back(nb::borrow(array));
+  owners_.push_back(nb::borrow(array));
   return leaf.api != nullptr ? find_torch_source(leaf, index, array)
                              : find_numpy_source(leaf, index, array);
 }
@@ -162,7 +166,7 @@ bool BatchRows::find_torch_source(const Leaf& leaf, std::size_t index, PyObject*
   if (!given || !on_host(*given) || !same(given->dtype, leaf.dtype) ||
       !std::ranges::equal(std::span(given->shape, static_cast<std::size_t>(given->ndim)),
                           leaf.shape) ||
-      has_gaps(*given)) {
+      has_gaps(*given) || (given->data == nullptr && leaf.row_bytes > 0)) {
     return false;
   }
   if (leaf.dtype.code == kDLFloat) {  // a view of negated numbers has others in its memory

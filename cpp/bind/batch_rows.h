@@ -57,7 +57,7 @@ class BatchRows {
   std::size_t rows_ = 0;
   std::size_t item_bytes_ = 0;
   std::vector<const std::byte*> sources_;  // of the item being copied, one a leaf
-  std::vector<nb::object> owners_;         // of these, while the GIL is given up
+  std::vector<nb::object> owners_;         // of these: Python runs before they are copied
   nb::object is_neg_name_;
 };
 

@@ -1,6 +1,8 @@
 """Items that are copied at once, and those that only look like them."""
 
 import collections
+import contextlib
+import sys
 import threading
 
 import numpy as np
@@ -31,6 +33,7 @@ TORCH = {
     "a parameter": lambda: torch.nn.Parameter(torch.arange(6.0)),
     "negated": negated_view,
     "from an offset": lambda: torch.arange(-3.0, 6.0)[3:],
+    "zeros without memory": lambda: torch._efficientzerotensor((6,)),
 }
 
 
@@ -109,6 +112,34 @@ def test_large_items_of_several_threads_stay_whole():
         assert (batch["x"] == batch["y"][:, None]).all()
     for thread in threads:
         thread.join()
+
+
+def test_an_item_that_another_thread_changes_is_whole_or_refused():
+    batcher = moolink.Batcher(4)
+    item = {"x": [torch.zeros(3) for _ in range(20)]}
+    batcher.stack(item)
+    done = threading.Event()
+
+    def change():
+        while not done.is_set():
+            item["x"][:] = []
+            item["x"][:] = [torch.ones(3) for _ in range(20)]
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    changer = threading.Thread(target=change)
+    changer.start()
+    try:
+        for _ in range(5000):
+            with contextlib.suppress(ValueError, IndexError):
+                batcher.stack(item)
+    finally:
+        done.set()
+        changer.join()
+        sys.setswitchinterval(interval)
+    while not batcher.empty():
+        batch = batcher.get()
+        assert all(((leaf == 0) | (leaf == 1)).all() for leaf in batch["x"])
 
 
 def test_a_batch_keeps_its_memory_while_the_next_one_is_filled():
