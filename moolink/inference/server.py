@@ -214,7 +214,7 @@ class InferenceServer(Closing):
 
     def _forget_the_dead(self) -> None:
         """Clients whose peers are not connected; the caller holds the lock. Their states stay: they
-        may be back, and whoever comes in their place makes use of the room."""
+        may be back, and a new client takes their room."""
         for client in serving.gone(self._rpc, self._clients):
             del self._clients[client]
 

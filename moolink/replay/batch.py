@@ -89,7 +89,7 @@ class Batches(Closing):
                 self._ready.get_nowait()  # it may wait for room
             except queue.Empty:
                 self._thread.join(0.01)
-        with contextlib.suppress(queue.Full):  # nobody waits then
+        with contextlib.suppress(queue.Full):  # full: no thread waits for it
             self._ready.put_nowait(Closed("the batches were closed"))
 
     def __del__(self) -> None:

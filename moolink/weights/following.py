@@ -7,12 +7,13 @@ import contextlib
 import logging
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from moolink import deadlines, forks, logs, serving
 from moolink._core import LentSlot
 from moolink.closing import Closing
 from moolink.errors import CancelledError, Closed, Error, TimeoutError
+from moolink.weights.blob import Arrays, FloatType
 from moolink.weights.copies import Weights
 
 if TYPE_CHECKING:
@@ -26,11 +27,19 @@ _PAUSES = (0.05, 2.0)  # seconds between attempts: the first, the longest
 class Following(Closing):
     """Has a current version, which a thread replaces by the next one when that is whole."""
 
-    def __init__(self, rpc: Rpc, name: str, source: str) -> None:
-        """`source` names the publishers in messages."""
+    def __init__(
+        self, rpc: Rpc, name: str, source: str, arrays: Arrays, dtype: FloatType | None
+    ) -> None:
+        """`source` names the publishers in messages; the others are as for `Subscriber`."""
+        if dtype not in (None, "float32", "float16", "bfloat16"):
+            raise ValueError(f"dtype must be float32, float16 or bfloat16, got {dtype!r}")
+        if arrays not in get_args(Arrays):
+            raise ValueError(f"arrays must be one of {', '.join(get_args(Arrays))}, got {arrays!r}")
         self._rpc = rpc
         self._name = name
         self._source = source
+        self._arrays: Arrays = arrays
+        self._dtype = dtype or ""
         self._call: Future | None = None  # that the thread waits for
         self._reason = "it has not answered yet"
         self._closed = False

@@ -220,42 +220,34 @@ class Publisher(Closing):
         held: Any,
         dtype: str,
     ) -> None:
-        if dtype not in ("", *blob.FLOATS) or not isinstance(subscriber, str):
-            raise TypeError(f"{subscriber!r} is no subscriber, or {dtype!r} no type to convert to")
         held = None if held is None else key_of(held)
-        above = -1 if held is None else held[1]
-        request = _Request(reply, subscriber, host, held, dtype, above)
-        with self._changed:
-            if self._closed:
-                reply.reject(f"the publisher of {self._name!r} was closed")
-                return
-            if held is not None:
-                self._acknowledged[subscriber] = held[1]
-                self._spread.done(subscriber)
-                if held[0] != self._instance:
-                    self._least = max(self._least, held[1] + 1)
-            else:
-                self._acknowledged.pop(subscriber, None)
-            self._requests.append(request)
-            self._changed.notify_all()
+        has = None if held is None else held[1]
+        self._ask(_Request(reply, subscriber, host, held, dtype, -1 if has is None else has), has)
 
     def _on_parts_next(
         self, reply: RpcDeferredReturn, subscriber: str, held: Any, above: int, dtype: str
     ) -> None:
+        above = integer_of(above, "version", least=-1)
+        has = None if held is None else integer_of(held, "version", least=0)
+        self._ask(_Request(reply, subscriber, "", None, dtype, above, parts=True), has)
+
+    def _ask(self, request: _Request, has: int | None) -> None:
+        """A subscriber that has a version waits for a newer one."""
+        subscriber, dtype = request.subscriber, request.dtype
         if dtype not in ("", *blob.FLOATS) or not isinstance(subscriber, str):
             raise TypeError(f"{subscriber!r} is no subscriber, or {dtype!r} no type to convert to")
-        above = integer_of(above, "version", least=-1)
-        version = None if held is None else integer_of(held, "version", least=0)
         with self._changed:
             if self._closed:
-                reply.reject(f"the publisher of {self._name!r} was closed")
+                request.reply.reject(f"the publisher of {self._name!r} was closed")
                 return
-            if version is None:
+            if has is None:
                 self._acknowledged.pop(subscriber, None)
             else:
-                self._acknowledged[subscriber] = version
-                self._least = max(self._least, version + 1)
-            self._requests.append(_Request(reply, subscriber, "", None, dtype, above, parts=True))
+                self._acknowledged[subscriber] = has
+                self._least = max(self._least, has + 1)
+            if not request.parts and has is not None:
+                self._spread.done(subscriber)
+            self._requests.append(request)
             self._changed.notify_all()
 
     def _on_parts(self, key: Any, pieces: Any) -> list[Any] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -61,15 +61,9 @@ class ShardedSubscriber(Following):
     ) -> None:
         if isinstance(publishers, str) or not publishers or len({*publishers}) < len(publishers):
             raise ValueError(f"publishers must be the names of different peers, got {publishers!r}")
-        if dtype not in (None, "float32", "float16", "bfloat16"):
-            raise ValueError(f"dtype must be float32, float16 or bfloat16, got {dtype!r}")
-        if arrays not in get_args(Arrays):
-            raise ValueError(f"arrays must be one of {', '.join(get_args(Arrays))}, got {arrays!r}")
-        super().__init__(rpc, name, ", ".join(map(repr, publishers)))
+        super().__init__(rpc, name, ", ".join(map(repr, publishers)), arrays, dtype)
         self._publishers = list(publishers)
         self._where = where
-        self._arrays: Arrays = arrays
-        self._dtype = dtype or ""
         self._weights: Weights | None = None
         self._skipped = -1  # the newest version that was left out
         self._layouts: list[Layout] = []  # for which the plan was made

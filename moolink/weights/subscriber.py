@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -52,14 +52,8 @@ class Subscriber(Following):
         arrays: Arrays = "same",
         dtype: FloatType | None = None,
     ) -> None:
-        if dtype not in (None, "float32", "float16", "bfloat16"):
-            raise ValueError(f"dtype must be float32, float16 or bfloat16, got {dtype!r}")
-        if arrays not in get_args(Arrays):
-            raise ValueError(f"arrays must be one of {', '.join(get_args(Arrays))}, got {arrays!r}")
-        super().__init__(rpc, name, repr(publisher))
+        super().__init__(rpc, name, repr(publisher), arrays, dtype)
         self._publisher = publisher
-        self._arrays: Arrays = arrays
-        self._dtype = dtype or ""
         self._host = host_key()
         self._held: Copy | None = None  # the current version
         self._fetched: Copy | None = None  # the next one, while it is fetched
