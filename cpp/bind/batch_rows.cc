@@ -14,8 +14,6 @@ namespace moolink::bind {
 
 namespace {
 
-constexpr std::size_t kGiveUpGil = std::size_t{128} << 10;  // bytes; less is copied with it
-
 bool on_host(const DLTensor& tensor) { return tensor.device.device_type == kDLCPU; }
 
 bool has_gaps(const DLTensor& tensor) {
@@ -114,13 +112,13 @@ bool BatchRows::put(nb::handle item, std::size_t row) {
   owners_.clear();
   const bool found = find_sources(root_, item.ptr());
   if (found) {
-    std::optional<GilRelease> unlocked;
-    if (item_bytes_ >= kGiveUpGil) unlocked.emplace();
-    for (std::size_t i = 0; i < leaves_.size(); ++i) {
-      const Leaf& leaf = leaves_[i];
-      if (leaf.row_bytes == 0) continue;
-      std::memcpy(leaf.data + row * leaf.row_bytes, sources_[i], leaf.row_bytes);
-    }
+    copy_unlocked(item_bytes_, [&] {
+      for (std::size_t i = 0; i < leaves_.size(); ++i) {
+        const Leaf& leaf = leaves_[i];
+        if (leaf.row_bytes == 0) continue;
+        std::memcpy(leaf.data + row * leaf.row_bytes, sources_[i], leaf.row_bytes);
+      }
+    });
   }
   owners_.clear();
   return found;

@@ -12,6 +12,8 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstddef>
+#include <optional>
 #include <utility>
 
 #include "runtime/context.h"
@@ -67,6 +69,16 @@ template <class Function>
 auto without_gil(Function&& function) {
   const GilRelease unlocked;
   return std::forward<Function>(function)();
+}
+
+// Copies of as many bytes run without the GIL: to give it up for less costs more than it brings.
+inline constexpr std::size_t kUnlockedCopy = std::size_t{128} << 10;
+
+template <class Function>
+void copy_unlocked(std::size_t bytes, Function&& function) {
+  std::optional<GilRelease> unlocked;
+  if (bytes >= kUnlockedCopy) unlocked.emplace();
+  std::forward<Function>(function)();
 }
 
 // Before a call that takes the engine's lock for a moment and needs the GIL, or is too short to

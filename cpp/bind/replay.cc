@@ -68,16 +68,6 @@ replay::SelectorOptions selector_of(const SelectorArgs& args) {
   throw nb::value_error(("no selector is called " + std::get<0>(args)).c_str());
 }
 
-// Copies more than this without the GIL: to give it up for less costs more than it brings.
-constexpr std::size_t kWithoutGil = std::size_t{128} << 10;
-
-template <class Function>
-void copy_unlocked(std::size_t bytes, Function&& function) {
-  std::optional<GilRelease> unlocked;
-  if (bytes >= kWithoutGil) unlocked.emplace();
-  std::forward<Function>(function)();
-}
-
 // What a waiting thread does now and then: signal handlers, and `stop`, which ends the wait with
 // True.
 // `stop` is borrowed.
