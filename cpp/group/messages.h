@@ -14,8 +14,8 @@
 
 namespace moolink::group {
 
-// The age of a lineage travels as a duration, since no two hosts share a clock. An age that nobody
-// can have is cut.
+// The age of a lineage travels as a duration, since no two hosts share a clock. An impossible
+// age is cut.
 inline Time began(Time now, Duration age) {
   constexpr Duration kMost = std::chrono::hours(24 * 365);
   return now - std::clamp(age, Duration(0), kMost);

@@ -147,8 +147,8 @@ bool Roster::ended(const Announce& announce) const {
 
 // A broker that starts anew may found a lineage before it hears of an older one, whose state is
 // worth more. The next broker, which goes on from the young lineage, may be the first to hear of
-// the older one. Even a newcomer may be the first to tell of it: then its view says who holds the
-// state.
+// the older one. A newcomer may be the first to report it; its view then names the members that
+// hold the state.
 bool Roster::yields_to(const Timing& timing, const Peer& peer) const {
   const Announce& last = peer.last;
   if (mutant("young_lineage_does_not_yield")) return false;

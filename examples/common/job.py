@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import hashlib
 import json
 import signal
@@ -26,7 +27,7 @@ class Stopped(Exception):
     """A signal has told the job to end."""
 
 
-class Job:
+class Job(abc.ABC):
     """The base of a peer's `Run` and of a learner's. It is a context around the training loop.
 
     Attributes:
@@ -89,12 +90,13 @@ class Job:
         """What a checkpoint has beside the model."""
         return {}
 
+    @abc.abstractmethod
     def _finish(self, hurried: bool) -> None:
         """Says why and where the job ended, and leaves the results on the disk."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _model_version(self) -> int:
-        raise NotImplementedError
+        """The version of the model now."""
 
     # Reports.
 

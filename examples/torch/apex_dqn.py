@@ -205,7 +205,7 @@ def act(o: ApexOptions) -> None:
             observation, steps, returns = parts["obs"], steps + 1, returns + reward
             finished += returns[over & (epsilon < REPORTED)].tolist()
             returns[over] = 0.0
-            if steps % REPORT_EVERY == 0:  # nobody waits for the reply
+            if steps % REPORT_EVERY == 0:  # without waiting for the reply
                 rpc.async_(o.learner, "played", REPORT_EVERY * E, finished)
                 finished = []
     envs.close()
