@@ -65,9 +65,7 @@ class Member:
         self.member = moolink.Rpc(f"member {rank}")
         self.member.connect(broker)
         self.group = moolink.Group(self.member, "cuda")
-        while len(self.group.members()) < 2:
-            time.sleep(0.01)
-            self.group.update()
+        self.group.wait_for_members(2, PATIENCE)
         self.group.barrier("begin", on_change="retry").result(PATIENCE)
         self.group.update()
         distributed.init_process_group(

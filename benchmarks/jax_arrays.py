@@ -144,8 +144,7 @@ def joined(rpc: moolink.Rpc, broker: str, name: str, members: int) -> moolink.Gr
     """A group that has so many members."""
     rpc.connect(broker)
     group = moolink.Group(rpc, name)
-    while len(group.members()) < members:
-        group.update()
+    group.wait_for_members(members)
     return group
 
 

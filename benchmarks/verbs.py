@@ -169,12 +169,7 @@ class Member:
     def join(self) -> None:
         """Joins the group of the two and waits for the other one."""
         self.group = moolink.Group(self.rpc, "verbs")
-        deadline = time.monotonic() + PATIENCE
-        while len(self.group.members()) < 2:
-            self.group.update()
-            if time.monotonic() > deadline:
-                raise SystemExit(f"the other one has not come: {self.group.waiting_for()}")
-            time.sleep(0.01)
+        self.group.wait_for_members(2, PATIENCE)
 
     def reduce(self) -> float:
         """Reduces once, both beginning together; returns the seconds."""

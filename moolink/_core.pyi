@@ -544,6 +544,11 @@ class GroupCore:
     def update(self) -> bool:
         """Takes over the newest view; returns whether it changed."""
 
+    def wait_for_members(self, count: int, timeout: float | None) -> bool:
+        """
+        Waits until update() shows so many members, or raises; returns whether it does.
+        """
+
     def members(self) -> list[str]:
         """Names of the members by rank, as of the last update()."""
 

@@ -8,10 +8,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from moolink import deadlines
 from moolink._core import GroupCore
 from moolink.closing import Closing
 from moolink.collectives import AllReduce, Collective, Kind
-from moolink.errors import AuthError, Closed
+from moolink.errors import AuthError, Closed, TimeoutError
 from moolink.keywords import names_keywords
 from moolink.rpc import Rpc
 from moolink.trees import note_written
@@ -60,13 +61,44 @@ class Group(Closing):
             AuthError: this peer is in no view, and its key was refused where it looks for the
                 broker. It goes on looking: the broker may be given the same token.
         """
+        self._is_updated = True
+        return self._update()
+
+    def _update(self) -> bool:
         changed = self._core.update() or self._is_untold
-        self._is_updated, self._is_untold = True, False
+        self._is_untold = False
         if changed:
             with ExitStack() as calls:  # all are called, in their order, even if one raises
                 for callback in reversed(self._callbacks):
                     calls.callback(callback, self)
         return changed
+
+    def wait_for_members(self, count: int, timeout: float | None = None) -> None:
+        """Blocks, without the GIL, until the group has at least ``count`` members.
+
+        Takes over the newest view, as :meth:`update` does, so that :meth:`members` shows them. The
+        group stays elastic: members may leave again at any time, and a peer that is restarted
+        when the others have ended waits until ``timeout``.
+
+        Args:
+            count: members, this peer among them.
+            timeout: seconds; None: without a limit.
+
+        Raises:
+            TimeoutError: the group had fewer members until then.
+            AuthError: as :meth:`update`.
+            Closed: the group is closed.
+        """
+        deadlines.check(timeout)
+        deadline = deadlines.after(timeout)
+        self._update()
+        while len(self.members()) < count:
+            if not self._core.wait_for_members(count, deadlines.left(deadline)):
+                raise TimeoutError(
+                    f"group {self._name!r} had {len(self.members())} of {count} members after "
+                    f"{timeout:g} s: {self.waiting_for() or 'start the others'}"
+                )
+            self._update()
 
     def follow(self) -> None:
         """Takes over the newest view for an accumulator whose user does not call :meth:`update`."""

@@ -143,6 +143,13 @@ bool PyGroup::update() {
   return group_->update();
 }
 
+bool PyGroup::wait_for_members(std::size_t count, std::optional<double> timeout) {
+  const Time deadline = deadline_after(timeout);
+  const auto interrupt = signal_check();
+  const GilRelease unlocked;
+  return group_->wait_for_members(count, deadline, interrupt);
+}
+
 bool PyGroup::closed() const {
   const runtime::Engine::Lock lock = group_->rpc()->context()->lock();
   return group_->closed();
@@ -311,6 +318,9 @@ Raises:
 void bind_membership(nb::class_<PyGroup>& bound) {
   const nb::call_guard<GilRelease> unlocked;
   bound.def("update", &PyGroup::update, "Takes over the newest view; returns whether it changed.")
+      .def("wait_for_members", &PyGroup::wait_for_members, nb::arg("count"),
+           nb::arg("timeout").none(),
+           "Waits until update() shows so many members, or raises; returns whether it does.")
       .def("members", &PyGroup::members, "Names of the members by rank, as of the last update().")
       .def("rank", &PyGroup::rank, "This peer's rank; None while it is in no view.")
       .def("epoch", &PyGroup::epoch, "Number of the view; 0: there is none.")

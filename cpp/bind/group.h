@@ -25,6 +25,7 @@ class PyGroup {
 
   // With the GIL, which guards the view that it changes.
   bool update();
+  bool wait_for_members(std::size_t count, std::optional<double> timeout);
   std::vector<std::string> members() const;
   std::optional<std::size_t> rank() const;
   std::uint64_t epoch() const { return group_->view().epoch; }

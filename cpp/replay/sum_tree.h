@@ -34,7 +34,9 @@ class SumTree {
 
   struct Level {
     struct Free {
-      void operator()(double* sums) const { ::operator delete(sums, std::align_val_t(kCacheLine)); }
+      void operator()(double* memory) const {
+        ::operator delete(memory, std::align_val_t(kCacheLine));
+      }
     };
     std::unique_ptr<double[], Free> sums;  // all zero beyond those in use
     std::size_t size = 0;                  // a multiple of kChildren

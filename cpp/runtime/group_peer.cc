@@ -128,6 +128,7 @@ void GroupPeer::shut() {
     rpc_->flush();
   };
   guard(say, ignore);
+  wake_waiters();
   next_.reset();
   unregister_services();
   for (std::size_t i = attached_.size(); i-- > 0;) {
@@ -154,6 +155,41 @@ bool GroupPeer::update() {
   if (member_.active_view() == seen_) return false;
   seen_ = member_.active_view();
   return true;
+}
+
+bool GroupPeer::wait_for_members(std::size_t count, Time deadline,
+                                 const Engine::Interrupt& interrupt) {
+  Engine::Lock lock = lock_open();
+  if (has_members(count)) return true;
+  MembersWaiter waiting{count, {}};
+  waiting.waiter.what = "members of a group";
+  waiting.waiter.explain = [this, count](Time now) {
+    const std::string why = member_.waiting_for().empty() ? std::string() : explain(now);
+    const std::size_t present = member_.active_view().members.size();
+    return why.empty() ? "group '" + name_ + "' has " + std::to_string(present) + " of " +
+                             std::to_string(count) + " members: start the others"
+                       : why;
+  };
+  waiters_.push_back(&waiting);
+  struct Forget {
+    std::vector<MembersWaiter*>& waiters;
+    MembersWaiter* waiting;
+    ~Forget() { std::erase(waiters, waiting); }
+  } const forget{waiters_, &waiting};
+  const bool done = rpc_->context()->wait(lock, waiting.waiter, deadline, interrupt);
+  if (closed_) throw Exception(left_error(name_));
+  return done;
+}
+
+// Also true where update() throws, so that a waiting thread learns of it.
+bool GroupPeer::has_members(std::size_t count) const {
+  return closed_ || refusal_ || member_.active_view().members.size() >= count;
+}
+
+void GroupPeer::wake_waiters() {
+  for (MembersWaiter* waiting : waiters_) {
+    if (has_members(waiting->count)) rpc_->context()->engine().finish(waiting->waiter);
+  }
 }
 
 std::string GroupPeer::waiting_for() {
@@ -271,6 +307,7 @@ void GroupPeer::refused(const rpc::Refused& refusal) {
   refusal_.function = name_;
   refusal_.message = "group '" + name_ + "' has no broker: " + refusal_.message;
   for (const Attached& attached : attached_) attached.observer->refused();
+  wake_waiters();
 }
 
 void GroupPeer::throw_refusal() {
@@ -393,6 +430,7 @@ void GroupPeer::carry_out(Time now) {
   pump_.run([this] { return member_.drain(); },
             [&](auto& action) { std::visit([&](auto& which) { perform(now, which); }, action); },
             [this](auto&, const Error& error) { start_over(error); });
+  wake_waiters();
 }
 
 void GroupPeer::perform(Time, group::Member::SendToBroker& action) {

@@ -50,6 +50,9 @@ class GroupPeer final : public Driven, private PeerObserver {
   // Whether the view changed. Throws as throw_refusal().
   bool update();
   const group::View& view() const { return seen_; }  // as of the last update(); empty: none
+  // Waits until update() would show a view of at least `count` members, or would throw; false if
+  // the deadline passed. Throws Exception{closed}.
+  bool wait_for_members(std::size_t count, Time deadline, const Engine::Interrupt& interrupt);
   std::string waiting_for();
   void set_timeout(Duration evict_after);
   void set_sort_order(std::int64_t sort);
@@ -129,6 +132,13 @@ class GroupPeer final : public Driven, private PeerObserver {
   void failed(const Error& error) override { start_over(error); }
   void closing() override { shut(); }
   bool has_delivered() const override;
+  struct MembersWaiter {
+    std::size_t count;
+    Waiter waiter;
+  };
+
+  bool has_members(std::size_t count) const;
+  void wake_waiters();
   void carry_out(Time now);
   void perform(Time now, group::Member::SendToBroker& action);
   void perform(Time now, group::Member::SendToMember& action);
@@ -172,6 +182,7 @@ class GroupPeer final : public Driven, private PeerObserver {
   Time enter_at_{};
   std::map<collective::OpId, Running> running_;
   std::vector<Attached> attached_;
+  std::vector<MembersWaiter*> waiters_;
   ActionPump pump_;
   bool starts_over_ = false;
   Error broken_by_;

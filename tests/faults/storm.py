@@ -213,7 +213,13 @@ class Storm:
 
     def _await_death(self, victim: Peer) -> None:
         victim.process.join(PATIENCE)
-        assert victim.process.exitcode is not None, f"peer {victim.slot} passed no crash point"
+        if victim.process.exitcode is None:
+            self.until(self.events.empty, "the events before")
+            books = [(p.slot, p.rounds, p.states, p.version) for p in self.alive]
+            raise AssertionError(
+                f"peer {victim.slot} passed no crash point; (slot, rounds, states, version) of the "
+                f"living: {books}"
+            )
         died_at = time.monotonic()
         assert victim.process.exitcode == -signal.SIGKILL
         self._bury(victim)

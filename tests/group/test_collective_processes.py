@@ -74,8 +74,7 @@ def test_members_that_end_after_an_operation_fail_nobody(broker_address: str) ->
         rpc = moolink.Rpc(sys.argv[1])
         rpc.connect(sys.argv[2])
         group = moolink.Group(rpc, sys.argv[3])
-        while len(group.members()) < 3:
-            group.update()
+        group.wait_for_members(3)
         group.all_reduce("x", np.ones(200_000, np.float32)).result(20)
         group.barrier("end").result(20)
         if len(sys.argv) > 4:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import namedtuple
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -40,6 +41,35 @@ def test_update_tells_of_changes_once_and_calls_back(join: Join) -> None:
     second.close()
     until(first.update, "the third view")
     assert seen[-1] == ["first"]
+
+
+def test_waiting_for_members(join: Join) -> None:
+    first = join("first")
+    first.wait_for_members(1, 20)
+    assert first.members() == ["first"]
+    with pytest.raises(moolink.TimeoutError, match=r"'.*' had 1 of 2 members after 0.01 s: start"):
+        first.wait_for_members(2, 0.01)
+    with pytest.raises(ValueError, match="not negative"):
+        first.wait_for_members(2, -1)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(first.wait_for_members, 3)
+        second = join("second")
+        second.wait_for_members(2, 20)
+        assert not waiting.done()
+        join("third")
+        waiting.result(20)
+    assert first.members() == ["first", "second", "third"]
+
+
+def test_closing_a_group_ends_the_waits_for_members(join: Join) -> None:
+    group = join("alone")
+    group.wait_for_members(1, 20)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(group.wait_for_members, 2)
+        until(lambda: "members of a group" in moolink.dump(), "the wait to begin")
+        group.close()
+        with pytest.raises(moolink.Closed):
+            waiting.result(20)
 
 
 def test_groups_do_not_mix(join: Join) -> None:

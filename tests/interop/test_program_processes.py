@@ -70,8 +70,7 @@ WAITS = """
     rpc = moolink.Rpc(sys.argv[1])
     rpc.connect(sys.argv[2])
     group = moolink.Group(rpc, "group")
-    while len(group.members()) < 2:
-        group.update()
+    group.wait_for_members(2)
     if sys.argv[1] == "b":
         print("ready", flush=True)
         sys.stdin.read()

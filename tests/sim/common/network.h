@@ -77,7 +77,7 @@ class Network {
         1000.0 * static_cast<double>(frame.bytes()) / path.bytes_per_us));
     end.departure = std::max(end.departure, simulation_->now()) + transfer;
     if (frame.header.type == wire::FrameType::chunk) {
-      simulation_->at(end.departure, [this, connection, side, id] {
+      simulation_->at(end.departure, [this, connection = connection, side = side, id] {
         tell_when_awake(connection, side, [id](Endpoint& owner) { owner.writable(id); });
       });
     }
@@ -209,18 +209,20 @@ class Network {
     require(memory != connection->grants.end(), "a grant was filled that was never given");
     const MutableBuffer target = memory->second;
     const std::size_t half = bytes.size() / 2;
-    const auto step = [this, connection, side, target, bytes](std::size_t from, std::size_t size) {
+    const auto step = [this, connection = connection, side = side, target, bytes](
+                          std::size_t from, std::size_t size) {
       if (!connection->ends[side].open) return;
       std::memcpy(target.data() + from, bytes.data() + from, size);
     };
     const Duration first = simulation_->between(Duration(0), milliseconds(2));
     const Duration second = first + simulation_->between(Duration(0), milliseconds(30));
     simulation_->after(first, [step, half] { step(0, half); });
-    simulation_->after(second, [this, step, half, bytes, connection, side, id, place] {
-      step(half, bytes.size() - half);
-      tell_when_awake(connection, side,
-                      [id, place](Endpoint& owner) { owner.grant_filled(id, place.grant); });
-    });
+    simulation_->after(
+        second, [this, step, half, bytes, connection = connection, side = side, id, place] {
+          step(half, bytes.size() - half);
+          tell_when_awake(connection, side,
+                          [id, place](Endpoint& owner) { owner.grant_filled(id, place.grant); });
+        });
   }
 
  private:

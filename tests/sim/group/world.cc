@@ -247,9 +247,9 @@ void World::partition(int a, int b, Duration duration) {
     Link& link = this->link(from, to);
     link.blocked_until = std::max(link.blocked_until, now_ + duration);
     link.lossy = lossy;
-    at(duration, [=, this] { release(from, to); });
+    at(duration, [this, from = from, to = to] { release(from, to); });
     if (duration <= kNodeEvictAfter) continue;
-    at(kNodeEvictAfter + ms(0, 100), [=, this] {
+    at(kNodeEvictAfter + ms(0, 100), [this, from = from, to = to] {
       if (blocked(from, to)) tell_down(from, to, Down::unreachable, ms(0, 10));
     });
     tell_up(from, to, duration + ms(1, 50));

@@ -177,7 +177,7 @@ void World::check_at_end() {
     require(message.state != Message::State::sent || dead.contains(message.from),
             name + " is neither acknowledged nor lost");
     require(!whole || message.delivered, name + " was not delivered though the session lives");
-    const auto of_message = [&message](std::uint64_t segment) {
+    const auto of_message = [&message = message](std::uint64_t segment) {
       const auto& segments = message.segments;
       return std::find(segments.begin(), segments.end(), segment) != segments.end();
     };

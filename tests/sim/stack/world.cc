@@ -7,9 +7,9 @@
 
 namespace moolink::sim {
 
-using Kind = Event::Kind;
-
 namespace {
+
+using Kind = Event::Kind;
 
 constexpr Duration kLeft = milliseconds(60);  // after which who leaves has ended
 constexpr Duration kFramesCome = milliseconds(500);
