@@ -36,9 +36,9 @@ MOOLINK_CLONES void encode_bf16(const float* input, float* residual, std::uint16
   }
 }
 
-MOOLINK_CLONES void decode_bf16(const std::uint16_t* __restrict input, float* __restrict output,
-                                std::size_t count) {
-  for (std::size_t i = 0; i < count; ++i) output[i] = widen_bfloat16(input[i]);
+MOOLINK_CLONES void decode_bf16(const Packed<std::uint16_t>* __restrict input,
+                                float* __restrict output, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) output[i] = widen_bfloat16(input[i].get());
 }
 
 // Returns the scale.
@@ -82,11 +82,11 @@ MOOLINK_CLONES void encode_int8(const float* input, float* residual, float* scal
   }
 }
 
-MOOLINK_CLONES void decode_int8(const float* scales, const std::int8_t* input, float* output,
-                                std::size_t count) {
+MOOLINK_CLONES void decode_int8(const Packed<float>* scales, const std::int8_t* input,
+                                float* output, std::size_t count) {
   for (std::size_t begin = 0; begin < count; begin += kBlock) {
     const std::size_t size = count - begin < kBlock ? count - begin : kBlock;
-    const float scale = *scales++;
+    const float scale = (scales++)->get();
     const std::int8_t* __restrict from = input + begin;
     float* __restrict to = output + begin;
     for (std::size_t i = 0; i < size; ++i) to[i] = scale * static_cast<float>(from[i]);
@@ -158,10 +158,11 @@ void run(const DecodeTask& task) {
       if (count != 0) std::memcpy(output, task.input.data(), task.output.size());
       return;
     case Compression::bf16:
-      return decode_bf16(reinterpret_cast<const std::uint16_t*>(task.input.data()), output, count);
+      return decode_bf16(reinterpret_cast<const Packed<std::uint16_t>*>(task.input.data()), output,
+                         count);
     case Compression::int8:
       return decode_int8(
-          reinterpret_cast<const float*>(task.input.data()),
+          reinterpret_cast<const Packed<float>*>(task.input.data()),
           reinterpret_cast<const std::int8_t*>(task.input.data() + scales_size(count)), output,
           count);
   }

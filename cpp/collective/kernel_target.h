@@ -5,7 +5,9 @@
 // loaded. Sanitizers and clang before 14 cannot have the resolvers that this needs.
 
 #include <bit>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #if defined(__x86_64__) && defined(__gnu_linux__) && !defined(__SANITIZE_ADDRESS__) && \
     !defined(__SANITIZE_THREAD__) && !defined(__clang__)
@@ -29,6 +31,18 @@
 #endif
 
 namespace moolink::collective {
+
+// An element in a message, which may lie at any address.
+template <class T>
+struct Packed {
+  std::byte bytes[sizeof(T)];
+  MOOLINK_INLINE T get() const {
+    T value;
+    std::memcpy(&value, bytes, sizeof value);
+    return value;
+  }
+  MOOLINK_INLINE void set(T value) { std::memcpy(bytes, &value, sizeof value); }
+};
 
 MOOLINK_INLINE std::uint32_t to_bits(float value) {
   return __builtin_bit_cast(std::uint32_t, value);

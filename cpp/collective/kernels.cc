@@ -129,16 +129,16 @@ MOOLINK_INLINE T divide(T value, T divisor) {
 template <class Load, ReduceOp op>
 MOOLINK_INLINE void gather(const SumTask& task, std::size_t begin, std::size_t size,
                            typename Load::Value* __restrict values) {
-  using Stored = typename Load::Stored;
+  using Stored = Packed<typename Load::Stored>;
   const auto at = [&](std::size_t n) {
     return reinterpret_cast<const Stored*>(task.inputs[n].data()) + begin;
   };
   const Stored* __restrict first = at(0);
-  for (std::size_t i = 0; i < size; ++i) values[i] = Load::load(first[i]);
+  for (std::size_t i = 0; i < size; ++i) values[i] = Load::load(first[i].get());
   for (std::size_t n = 1; n < task.inputs.size(); ++n) {
     const Stored* __restrict next = at(n);
     for (std::size_t i = 0; i < size; ++i) {
-      values[i] = combine<op>(values[i], Load::load(next[i]));
+      values[i] = combine<op>(values[i], Load::load(next[i].get()));
     }
   }
 }
@@ -155,13 +155,15 @@ MOOLINK_INLINE void reduce_range(const SumTask& task, std::size_t begin, std::si
   for (; begin < end; begin += kBlock) {
     const std::size_t size = end - begin < kBlock ? end - begin : kBlock;
     gather<Load, op>(task, begin, size, values);
-    Stored* out = reinterpret_cast<Stored*>(task.output.data()) + begin;
+    auto* out = reinterpret_cast<Packed<Stored>*>(task.output.data()) + begin;
     if (task.divisor != 1) {
       for (std::size_t i = 0; i < size; ++i) {
-        out[i] = static_cast<Stored>(Store::store(divide(values[i], divisor)));
+        out[i].set(static_cast<Stored>(Store::store(divide(values[i], divisor))));
       }
     } else {
-      for (std::size_t i = 0; i < size; ++i) out[i] = static_cast<Stored>(Store::store(values[i]));
+      for (std::size_t i = 0; i < size; ++i) {
+        out[i].set(static_cast<Stored>(Store::store(values[i])));
+      }
     }
   }
 }
@@ -173,18 +175,19 @@ MOOLINK_INLINE void reduce(const SumTask& task) {
   if (task.inputs.size() != 2 || task.divisor != 1) {
     return reduce_range<Load, Store, op>(task, 0, count);
   }
-  using Given = typename Load::Stored;
+  using Given = Packed<typename Load::Stored>;
   const auto* a = reinterpret_cast<const Given*>(task.inputs[0].data());
   const auto* b = reinterpret_cast<const Given*>(task.inputs[1].data());
-  auto* out = reinterpret_cast<Stored*>(task.output.data());
+  auto* out = reinterpret_cast<Packed<Stored>*>(task.output.data());
   MOOLINK_ELEMENTWISE
   for (std::size_t i = 0; i < count; ++i) {
-    out[i] = static_cast<Stored>(Store::store(combine<op>(Load::load(a[i]), Load::load(b[i]))));
+    out[i].set(static_cast<Stored>(
+        Store::store(combine<op>(Load::load(a[i].get()), Load::load(b[i].get())))));
   }
 }
 
 // Two halves that lie beside one another, in one lane: nothing moves between lanes.
-using Pair [[gnu::may_alias, gnu::aligned(2)]] = std::uint32_t;
+using Pair [[gnu::may_alias, gnu::aligned(1)]] = std::uint32_t;
 
 template <class Element>
 MOOLINK_INLINE std::uint32_t store_pair(float low, float high) {
@@ -275,10 +278,6 @@ template <class T>
 MOOLINK_INLINE void order_plain(const SumTask& task) {
   reduce_min_or_max<Plain<T>, Plain<T>>(task);
 }
-template <class T>
-MOOLINK_INLINE void add_plain(const SumTask& task) {
-  reduce_sum_or_prod<Plain<T>, Plain<T>>(task);
-}
 
 // Bit operations of all integers, byte by byte.
 MOOLINK_CLONES void reduce_bits(const SumTask& task) {
@@ -308,8 +307,12 @@ MOOLINK_CLONES void round_bfloat16s(const SumTask& task) {
 }
 MOOLINK_CLONES void reduce_float32(const SumTask& task) { reduce_plain<float>(task); }
 MOOLINK_CLONES void reduce_float64(const SumTask& task) { reduce_plain<double>(task); }
-MOOLINK_CLONES void add_complex64(const SumTask& task) { add_plain<std::complex<float>>(task); }
-MOOLINK_CLONES void add_complex128(const SumTask& task) { add_plain<std::complex<double>>(task); }
+template <class T>
+MOOLINK_INLINE void multiply_complex(const SumTask& task) {
+  reduce<Plain<std::complex<T>>, Plain<std::complex<T>>, ReduceOp::prod>(task);
+}
+MOOLINK_CLONES void multiply_complex64(const SumTask& task) { multiply_complex<float>(task); }
+MOOLINK_CLONES void multiply_complex128(const SumTask& task) { multiply_complex<double>(task); }
 
 // Stored halves in or out, or partial sums, which are float32.
 void reduce_half(const SumTask& task) {
@@ -340,10 +343,11 @@ void reduce_signed(const SumTask& task, Kernel order, Kernel arithmetic) {
 
 template <class Bits>
 MOOLINK_INLINE void replace_nans(MutableBuffer output, Bits magnitude, Bits infinity, Bits nan) {
-  auto* values = reinterpret_cast<Bits*>(output.data());
+  auto* values = reinterpret_cast<Packed<Bits>*>(output.data());
   const std::size_t count = output.size() / sizeof(Bits);
   for (std::size_t i = 0; i < count; ++i) {
-    values[i] = static_cast<Bits>(values[i] & magnitude) > infinity ? nan : values[i];
+    const Bits bits = values[i].get();
+    values[i].set(static_cast<Bits>(bits & magnitude) > infinity ? nan : bits);
   }
 }
 
@@ -392,10 +396,11 @@ void compute(const SumTask& task) {
       return reduce_float32(task);
     case DType::float64:
       return reduce_float64(task);
+    // A sum of complex numbers is one of twice as many real ones.
     case DType::complex64:
-      return add_complex64(task);
+      return task.op == ReduceOp::prod ? multiply_complex64(task) : reduce_float32(task);
     case DType::complex128:
-      return add_complex128(task);
+      return task.op == ReduceOp::prod ? multiply_complex128(task) : reduce_float64(task);
     case DType::float8_e4m3fn:
     case DType::float8_e4m3fnuz:
     case DType::float8_e5m2:

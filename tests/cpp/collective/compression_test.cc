@@ -42,7 +42,9 @@ std::vector<float> there_and_back(Compression compression, const std::vector<flo
   const MutableBuffer encoded = heap.allocate(encoded_size(compression, values.size()));
   run(EncodeTask{compression, input, kept, encoded});
   const MutableBuffer output = heap.allocate(bytes);
-  run(DecodeTask{compression, encoded, output});
+  const MutableBuffer arrived = heap.allocate(encoded.size() + 1).slice(1, encoded.size());
+  if (!encoded.empty()) std::memcpy(arrived.data(), encoded.data(), encoded.size());
+  run(DecodeTask{compression, arrived, output});
   if (!residual.empty()) std::memcpy(residual.data(), kept.data(), bytes);
   std::vector<float> result(values.size());
   std::memcpy(result.data(), output.data(), bytes);
