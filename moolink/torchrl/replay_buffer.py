@@ -1,0 +1,159 @@
+"""A table of a replay with the methods of TorchRL's replay buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+
+from moolink.replay import Replay, ReplayClient
+
+INDEX = "index"
+WEIGHT = "priority_weight"  # the key from which TorchRL's losses and users take it
+
+
+class ReplayBuffer:
+    """A table of a :class:`moolink.Replay` or :class:`moolink.ReplayClient` with the methods of
+    `torchrl.data.TensorDictReplayBuffer`, for TorchRL's collectors, trainers and losses:
+
+        table = moolink.replay.Table("steps", 100_000, sampler=moolink.replay.Prioritized(0.6))
+        buffer = moolink.torchrl.ReplayBuffer(moolink.Replay(table), batch_size=256, beta=0.4)
+
+    An item is a TensorDict without a batch dimension. Samples have the items' keys as `"index"`
+    and importance weights as `"priority_weight"`, both [batch_size].
+
+    Args:
+        replay: of this process, or of another one's. Any number of buffers may share it.
+        table: its name; may be left out where there is one only.
+        batch_size: of `sample()` without an argument, and of iteration.
+        priority_key: the entry of a TensorDict that has the priority of each item.
+        beta: the exponent of the importance weights.
+        timeout: seconds for which an insert or a sample waits for the table's limiter and for room;
+            None: for ever.
+        device: where samples are wanted; None: the host.
+    """
+
+    def __init__(
+        self,
+        replay: Replay | ReplayClient,
+        *,
+        table: str | None = None,
+        batch_size: int | None = None,
+        priority_key: str = "td_error",
+        beta: float = 1.0,
+        timeout: float | None = None,
+        device: Any = None,
+    ) -> None:
+        self._replay = replay
+        self._table = table
+        self._batch_size = batch_size
+        self._priority_key = priority_key
+        self._beta = beta
+        self._timeout = timeout
+        self._device = device
+        self._greatest = 1.0  # priority so far: that of new items, as in TorchRL
+
+    @property
+    def batch_size(self) -> int | None:
+        """Of `sample()` without an argument."""
+        return self._batch_size
+
+    @property
+    def write_count(self) -> int:
+        """Items that were inserted since the table was made or emptied, by anybody."""
+        return int(self._stats()["inserts"])
+
+    def __len__(self) -> int:
+        return int(self._stats()["size"])
+
+    def add(self, data: TensorDictBase) -> int:
+        """Inserts an item; returns its key."""
+        return int(self.extend(data.unsqueeze(0))[0])
+
+    def extend(self, tensordicts: TensorDictBase) -> Tensor:
+        """Inserts the entries along the first batch dimension; returns their keys, int64.
+
+        An item's priority is its entry `priority_key`, or else the greatest one so far.
+
+        Raises:
+            ValueError: there is no batch dimension.
+            TimeoutError: limiter or room did not let all in within `timeout`.
+        """
+        if not tensordicts.batch_dims:
+            raise ValueError("extend() takes a TensorDict with a batch dimension; add() takes one")
+        priorities = tensordicts.get(self._priority_key, None)
+        keys = self._replay.extend(
+            tensordicts.exclude(INDEX, WEIGHT, self._priority_key).to_dict(),
+            self._greatest if priorities is None else self._each(priorities, len(tensordicts)),
+            table=self._table,
+            timeout=self._timeout,
+        )
+        return torch.from_numpy(keys)
+
+    def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
+        """Samples items, as the table's sampler chooses them.
+
+        Returns:
+            A TensorDict of batch size [batch_size]; with `return_info`, a tuple of it and a dict
+            with `"index"`, `"probabilities"`, `"priorities"` and `"times_sampled"`.
+
+        Raises:
+            ValueError: no batch size is given, neither here nor to the constructor.
+            TimeoutError: the limiter granted no item within `timeout`.
+        """
+        size = self._size(batch_size)
+        batch = self._replay.sample(size, table=self._table, timeout=self._timeout)
+        data = self._tensordict(batch)
+        if not return_info:
+            return data
+        info = {name: getattr(batch, name) for name in ("probabilities", "priorities")}
+        return data, {INDEX: data[INDEX], **info, "times_sampled": batch.times_sampled}
+
+    def __iter__(self) -> Iterator[TensorDict]:
+        """Samples without end, two of them ahead."""
+        with self._replay.batches(self._size(None), table=self._table) as batches:
+            yield from map(self._tensordict, batches)
+
+    def update_priority(self, index: Any, priority: Any) -> None:
+        """Sets the priorities of the items with these keys; those that are gone are left out."""
+        keys = np.atleast_1d(np.asarray(torch.as_tensor(index).cpu(), np.int64)).reshape(-1)
+        priorities = self._each(priority, len(keys))
+        self._replay.update_priorities(keys, priorities, table=self._table)
+        if len(priorities):
+            self._greatest = max(self._greatest, float(priorities.max()))
+
+    def update_tensordict_priority(self, data: TensorDictBase) -> None:
+        """Sets the priorities of a sample's items to its entry `priority_key`."""
+        self.update_priority(data.get(INDEX), data.get(self._priority_key))
+
+    def empty(self) -> None:
+        """Removes all items, and counts anew."""
+        self._replay.reset(table=self._table)
+
+    def _stats(self) -> dict[str, Any]:
+        tables = self._replay.stats()["tables"]
+        stats: dict[str, Any] = tables[self._table or next(iter(tables))]
+        return stats
+
+    def _size(self, batch_size: int | None) -> int:
+        size = self._batch_size if batch_size is None else batch_size
+        if size is None:
+            raise ValueError("give a batch_size, here or to the buffer")
+        return size
+
+    def _each(self, priorities: Any, count: int) -> np.ndarray:
+        """One for each item: of several numbers the mean of their magnitudes."""
+        values = torch.as_tensor(priorities).detach().to("cpu", torch.float64).abs()
+        if values.dim() == 0:
+            values = values.expand(count)
+        return values.reshape(count, -1).mean(-1).numpy()
+
+    def _tensordict(self, batch: Any) -> TensorDict:
+        data = TensorDict(batch.data, batch_size=[len(batch)])
+        data[INDEX] = torch.from_numpy(batch.keys)
+        data[WEIGHT] = torch.from_numpy(batch.weights(self._beta))
+        return data if self._device is None else data.to(self._device)

@@ -1,0 +1,140 @@
+"""A moolink replay as TorchRL's replay buffer."""
+
+import functools
+
+import gymnasium
+import pytest
+
+import moolink
+
+pytest.importorskip("torchrl", reason="needs torchrl: make test-interop")
+
+import torch
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule, TensorDictSequential
+from torchrl.collectors import Collector
+from torchrl.data import OneHot
+from torchrl.envs import GymWrapper
+from torchrl.modules import EGreedyModule, QValueModule
+from torchrl.objectives import DQNLoss, SoftUpdate
+
+import moolink.torchrl
+from moolink.replay import Prioritized, Replay, ReplayClient, ReplayServer, Table
+
+make = functools.partial(gymnasium.make, "CartPole-v1")
+
+
+def steps(*values):
+    """Steps whose entries tell them apart."""
+    x = torch.tensor(values, dtype=torch.float32)
+    return TensorDict(
+        {"obs": torch.stack([x, -x], 1), "next": {"reward": x[:, None], "done": x[:, None] > 2}},
+        batch_size=[len(values)],
+    )
+
+
+@pytest.fixture(params=["local", "served"])
+def replay(request):
+    local = Replay(Table("steps", 100, sampler=Prioritized(1.0)), seed=0)
+    if request.param == "local":
+        yield local
+        return
+    with moolink.Rpc("server") as server, moolink.Rpc("client") as client:
+        client.connect(server.listen("127.0.0.1:0")[0])
+        with ReplayServer(server, local):
+            yield ReplayClient(client, "server")
+
+
+def test_samples_are_what_was_inserted(replay):
+    buffer = moolink.torchrl.ReplayBuffer(replay, batch_size=50, timeout=20)
+    keys = buffer.extend(steps(0, 1, 2, 3))
+    assert keys.dtype == torch.int64
+    assert (len(buffer), buffer.write_count, buffer.batch_size) == (4, 4, 50)
+    sample, info = buffer.sample(return_info=True)
+    assert sample.batch_size == torch.Size([50])
+    x = sample["obs"][:, 0]
+    assert set(x.tolist()) == {0.0, 1.0, 2.0, 3.0}
+    assert torch.equal(sample["next", "reward"][:, 0], x)
+    assert torch.equal(sample["next", "done"][:, 0], x > 2)
+    assert torch.equal(sample["index"], keys[x.long()])
+    assert sample["priority_weight"].tolist() == [1.0] * 50
+    assert info["probabilities"].tolist() == [0.25] * 50
+    assert int(buffer.add(steps(4)[0])) not in keys.tolist()
+    assert next(iter(buffer)).batch_size == torch.Size([50])
+    buffer.empty()
+    assert (len(buffer), buffer.write_count) == (0, 0)
+
+
+def test_priorities(replay):
+    buffer = moolink.torchrl.ReplayBuffer(replay, timeout=20)
+    buffer.extend(steps(0, 1))
+    sample = buffer.sample(30)
+    sample["td_error"] = torch.where(sample["obs"][:, 0] == 1, 3.0, -1.0)
+    buffer.update_tensordict_priority(sample)
+    sample, info = buffer.sample(400, return_info=True)
+    first = sample["obs"][:, 0] == 0
+    assert 50 <= first.sum() <= 150
+    assert set(info["probabilities"][first].tolist()) == {0.25}
+    assert sample["priority_weight"][first].tolist() == [1.0] * int(first.sum())
+    assert sample["priority_weight"][~first].allclose(torch.tensor(1 / 3))
+    # New items have the greatest priority so far, or their own.
+    buffer.extend(steps(2))
+    buffer.extend(steps(3).set("td_error", torch.tensor([5.0])))
+    sample, info = buffer.sample(400, return_info=True)
+    assert sample.get("td_error", None) is None
+    for value, priority in [(0, 1), (1, 3), (2, 3), (3, 5)]:
+        assert set(info["priorities"][sample["obs"][:, 0] == value].tolist()) == {priority}
+    buffer.update_priority(sample["index"][:1], 0.5)
+    with pytest.raises(ValueError, match="batch_size"):
+        buffer.sample()
+    with pytest.raises(ValueError, match="batch dimension"):
+        buffer.extend(steps(1)[0])
+
+
+def one_hot_envs(count):
+    return [GymWrapper(make(), categorical_action_encoding=False) for _ in range(count)]
+
+
+def test_a_collector_fills_it_and_dqn_learns_from_it():
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(
+        *(torch.nn.Linear(4, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64), torch.nn.ReLU()),
+        torch.nn.Linear(64, 2),
+    )
+    spec = OneHot(2)
+    greedy = TensorDictSequential(
+        TensorDictModule(net, in_keys=["observation"], out_keys=["action_value"]),
+        QValueModule(spec=spec),
+    )
+    explore = EGreedyModule(spec, eps_init=0.5, eps_end=0.02, annealing_num_steps=3000)
+    replay = Replay(Table("steps", 20_000, sampler=Prioritized(0.6)), seed=0)
+    buffer = moolink.torchrl.ReplayBuffer(replay, batch_size=64, beta=0.5, timeout=20)
+    collector = Collector(
+        *one_hot_envs(1),
+        TensorDictSequential(greedy, explore),
+        frames_per_batch=64,
+        total_frames=7_680,
+        replay_buffer=buffer,
+    )
+    collector.set_seed(0)
+    loss = DQNLoss(greedy, action_space=spec, delay_value=True, double_dqn=True)
+    loss.make_value_estimator(gamma=0.98)
+    target = SoftUpdate(loss, eps=0.98)
+    optimizer = torch.optim.Adam(loss.parameters(), 2.5e-3)
+    for i, batch in enumerate(collector):
+        assert batch is None
+        explore.step(64)
+        if i < 5:
+            continue
+        for _ in range(10):
+            sample = buffer.sample()
+            loss(sample)["loss"].backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            buffer.update_tensordict_priority(sample)
+            target.step()
+    assert buffer.write_count == 7_680
+    collector.shutdown()
+    with torch.no_grad():
+        lengths = [envs.rollout(500, greedy).shape[0] for envs in one_hot_envs(5)]
+    assert sum(lengths) / 5 > 100, lengths  # at random: about 22
