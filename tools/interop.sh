@@ -19,7 +19,7 @@ for requirements in "$tests"/requirements/*.txt; do
     cp "$requirements" "$venv/installed.txt"
   fi
   echo "== $name"
-  PYTHONPATH=$PWD "$venv/bin/python" -m pytest -q "$tests" tests/docs/test_{environments,torchrl}.py "$@" || failed+=("$name")
+  PYTHONPATH=$PWD "$venv/bin/python" -m pytest -q "$tests" tests/docs/test_{environments,torchrl,ray}.py "$@" || failed+=("$name")
 done
 if ((${#failed[@]})); then
   printf 'failed: %s\n' "${failed[@]}"

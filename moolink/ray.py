@@ -1,0 +1,143 @@
+"""Tensors of Ray's actors, handed from one to another by moolink."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+import torch
+from ray.experimental import register_tensor_transport
+from ray.experimental.rdt.tensor_transport_manager import (
+    CommunicatorMetadata,
+    TensorTransportManager,
+    TensorTransportMetadata,
+)
+
+from moolink.errors import StateError
+from moolink.rpc import Rpc
+
+NAME = "MOOLINK"
+_FETCH = "moolink.ray.fetch"
+_FIND = 10.0  # seconds until a source that cannot be reached counts as lost
+
+
+def register() -> None:
+    """Lets methods of actors return tensors through moolink. Call it before the actors' classes are
+    defined, in the process that makes the actors:
+
+        moolink.ray.register()
+
+        @ray.remote
+        class Learner:
+            @ray.method(tensor_transport="MOOLINK")
+            def weights(self):
+                return [parameter.detach() for parameter in self.net.parameters()]
+
+    What such a method returns stays with its actor. An actor that is given the reference fetches
+    the tensors from there: on one host over shared memory, else over tcp or InfiniBand. Tensors are
+    torch's, on the CPU. Actors listen on their node's address; on several nodes set `MOOLINK_TOKEN`
+    in the environment of all, for example by `runtime_env`.
+
+    Raises:
+        ValueError: it was called before in this process.
+    """
+    register_tensor_transport(NAME, ["cpu"], TensorTransport, torch.Tensor)
+
+
+@dataclass
+class Place(TensorTransportMetadata):  # type: ignore[misc]
+    """Where tensors are."""
+
+    peer: str = ""
+    address: str = ""
+
+
+class TensorTransport(TensorTransportManager):  # type: ignore[misc]
+    """One of each process, made by Ray: see :func:`register`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._rpc: Rpc | None = None
+        self._address = ""
+        self._known: set[str] = set()
+        self._objects: dict[str, list[torch.Tensor]] = {}
+
+    def tensor_transport_backend(self) -> str:
+        return NAME
+
+    @staticmethod
+    def is_one_sided() -> bool:
+        return True
+
+    @staticmethod
+    def can_abort_transport() -> bool:
+        """A fetch ends by itself when its source dies: there is nothing to abort."""
+        return True
+
+    def actor_has_tensor_transport(self, actor: Any) -> bool:
+        return True
+
+    def extract_tensor_transport_metadata(
+        self, obj_id: str, rdt_object: list[torch.Tensor]
+    ) -> Place:
+        peer = self._peer()
+        with self._lock:
+            self._objects[obj_id] = rdt_object
+        return Place(
+            tensor_meta=[(tensor.shape, tensor.dtype) for tensor in rdt_object],
+            tensor_device="cpu",
+            peer=peer.get_name(),
+            address=self._address,
+        )
+
+    def get_communicator_metadata(
+        self, src_actor: Any, dst_actor: Any, backend: str | None = None
+    ) -> CommunicatorMetadata:
+        return CommunicatorMetadata()
+
+    def recv_multiple_tensors(
+        self,
+        obj_id: str,
+        tensor_transport_metadata: Place,
+        communicator_metadata: CommunicatorMetadata,
+        target_buffers: list[Any] | None = None,
+    ) -> list[torch.Tensor]:
+        """Fetches an object's tensors.
+
+        Raises:
+            moolink.PeerLost, moolink.TimeoutError: its actor has died, or cannot be reached.
+            moolink.StateError: its actor has freed it.
+        """
+        place, peer = tensor_transport_metadata, self._peer()
+        if place.peer not in self._known:
+            peer.connect(place.address)
+            peer.async_(place.peer, _FETCH, "").result(_FIND)
+            self._known.add(place.peer)
+        tensors: list[torch.Tensor] = peer.sync(place.peer, _FETCH, obj_id)
+        if tensors is None:
+            raise StateError(f"object {obj_id} is not at {place.peer!r} any more")
+        if target_buffers is None:
+            return tensors
+        for buffer, tensor in zip(target_buffers, tensors, strict=True):
+            buffer.copy_(tensor)
+        return target_buffers
+
+    def send_multiple_tensors(self, *_: Any) -> None:
+        raise NotImplementedError("receivers fetch; nothing is sent")
+
+    def garbage_collect(self, obj_id: str, *_: Any) -> None:
+        with self._lock:
+            self._objects.pop(obj_id, None)
+
+    def abort_transport(self, *_: Any) -> None:
+        """Nothing: see can_abort_transport."""
+
+    def _peer(self) -> Rpc:
+        with self._lock:
+            if self._rpc is None:
+                self._rpc = Rpc()
+                self._rpc.define(_FETCH, self._objects.get)
+                self._address = self._rpc.listen(f"{ray.util.get_node_ip_address()}:0")[0]
+            return self._rpc
