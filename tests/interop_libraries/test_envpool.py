@@ -1,7 +1,5 @@
 """sail-sg's EnvPool, driven as it is."""
 
-import math
-
 import numpy as np
 import pytest
 
@@ -39,7 +37,7 @@ def test_a_seed_belongs_to_make():
     envs.close()
 
 
-def test_a_learner_trains_for_100_updates():
+def test_a_learner_plays_well_after_100_updates():
     envs = make(batch_size=4, num_threads=2)
-    assert math.isfinite(train(envs, 100))
+    assert train(envs, 100) > 100  # random play: 22
     envs.close()

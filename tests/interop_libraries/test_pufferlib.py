@@ -1,7 +1,6 @@
 """PufferLib 3: its vector environments and its native ones, driven as they are."""
 
 import functools
-import math
 
 import gymnasium
 import numpy as np
@@ -66,8 +65,12 @@ def test_a_native_environments_arrays_are_not_copied():
     ("backend", "options"),
     [("Serial", {}), ("Multiprocessing", {"num_workers": 2, "batch_size": 4})],
 )
-@pytest.mark.parametrize("make", [Native, emulated], ids=["native", "emulated"])
-def test_a_learner_trains_for_100_updates(make, backend, options):
+@pytest.mark.parametrize(
+    ("make", "batch_size", "random", "good"),
+    [(Native, 64, 2.5, 4.5), (emulated, 512, 22, 100)],
+    ids=["native", "emulated"],
+)
+def test_a_learner_plays_well_after_100_updates(make, batch_size, random, good, backend, options):
     envs = moolink.drive(
         pufferlib.vector.make(
             functools.partial(make),
@@ -76,5 +79,5 @@ def test_a_learner_trains_for_100_updates(make, backend, options):
             **options,
         )
     )
-    assert math.isfinite(train(envs, 100))
+    assert train(envs, 100, batch_size) > good > random
     envs.close()
