@@ -63,21 +63,21 @@ def test_a_native_environments_arrays_are_not_copied():
 
 @pytest.mark.parametrize(
     ("backend", "options"),
-    [("Serial", {}), ("Multiprocessing", {"num_workers": 2, "batch_size": 4})],
+    [("Serial", {}), ("Multiprocessing", {"num_workers": 2, "batch_size": 8})],
 )
 @pytest.mark.parametrize(
-    ("make", "batch_size", "random", "good"),
-    [(Native, 64, 2.5, 4.5), (emulated, 512, 22, 100)],
+    ("make", "batch_size", "good"),
+    [(Native, 64, 4.5), (emulated, 512, 100)],  # random play: 2.5 and 22
     ids=["native", "emulated"],
 )
-def test_a_learner_plays_well_after_100_updates(make, batch_size, random, good, backend, options):
+def test_a_learner_plays_well_after_100_updates(make, batch_size, good, backend, options):
     envs = moolink.drive(
         pufferlib.vector.make(
             functools.partial(make),
-            num_envs=8,
+            num_envs=16,
             backend=getattr(pufferlib.vector, backend),
             **options,
         )
     )
-    assert train(envs, 100, batch_size) > good > random
+    assert train(envs, 100, batch_size) > good
     envs.close()
