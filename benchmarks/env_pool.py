@@ -1,12 +1,18 @@
 """EnvPool and VectorEnv beside the same environments in one process, in a bare loop over shared
 memory, and in the worker processes of Gymnasium and, where they are installed, of
-Stable-Baselines3 and PufferLib.
+Stable-Baselines3 and PufferLib. Where sail-sg's EnvPool is installed, CartPole in it and here.
 
     python benchmarks/env_pool.py --workers 2 --batch-size 64
+    PYTHONPATH=. build/interop/current/bin/python benchmarks/env_pool.py      SB3 and EnvPool
+    PYTHONPATH=. build/interop/pufferlib/bin/python benchmarks/env_pool.py    PufferLib
 
-All take turns, so that a change of the machine's speed meets each of them. A row gives the median
-and the best turn's environment steps a second, and the CPU time a step of all processes together.
-The trivial environments do nothing, so what is measured is what the pool itself costs.
+`make test-interop` builds the Python environments of the last two. PufferLib's has a gymnasium that
+is too old for VectorEnv, whose rows are missing there.
+
+All but PufferLib take turns, so that a change of the machine's speed meets each of them. A row
+gives the median and the best turn's environment steps a second, and the CPU time a step of all
+processes together. The trivial environments do nothing, so what is measured is what the pool itself
+costs.
 """
 
 from __future__ import annotations
@@ -152,7 +158,9 @@ class InProcess:
 class BareLoop:
     """The least that worker processes cost: a loop over shared arrays, a byte each way a batch.
 
-    No checks, no statistics, no failures, no other spaces: what a pool is measured by.
+    No checks, no statistics, no failures, no other spaces, and one flag an environment instead of
+    `terminated` and `truncated`: what a pool is measured by. It has the same processes, copies and
+    arrays, and wakes its workers as often; a pool has to do all that it leaves out.
     """
 
     def __init__(self, make: Callable[[], Any], workers: int, size: int, batches: int) -> None:
@@ -295,6 +303,32 @@ class PufferLib:
         self.environments.close()
 
 
+class SailEnvPool:
+    """sail-sg's CartPole, whose environments are written in C++ and stepped by threads."""
+
+    def __init__(self, workers: int, size: int, halves: int) -> None:
+        import envpool
+
+        self.environments = envpool.make(
+            "CartPole-v1",
+            env_type="gymnasium",
+            num_envs=size,
+            batch_size=size // halves,
+            num_threads=workers,
+        )
+        self.environments.async_reset()
+        self.actions = np.zeros(size // halves, np.int64)
+        self.halves = halves
+
+    def run(self, steps: int) -> None:
+        for _ in range(self.halves * steps):
+            *_, infos = self.environments.recv()
+            self.environments.send(self.actions, infos["env_id"])
+
+    def close(self) -> None:
+        self.environments.close()
+
+
 def vector_runners(make: Callable[[], Any], workers: int, size: int) -> dict[str, tuple[Any, int]]:
     """Returns VectorEnv's runners; none where gymnasium is too old for it."""
     if not hasattr(gymnasium.vector, "AutoresetMode"):
@@ -303,19 +337,6 @@ def vector_runners(make: Callable[[], Any], workers: int, size: int) -> dict[str
         "VectorEnv, step": (VectorRunner(make, workers, size, 1), size),
         "VectorEnv, recv of half": (VectorRunner(make, workers, size, 2), size),
     }
-
-
-def of_other_libraries(
-    make: Callable[[], Any], workers: int, size: int
-) -> dict[str, tuple[Any, int]]:
-    """Returns the runners of the libraries that are installed here."""
-    found: dict[str, tuple[Any, int]] = {}
-    if importlib.util.find_spec("stable_baselines3") is not None:
-        title = f"SB3 Subproc, {workers} processes"
-        found[title] = (StableBaselines3(make, workers), workers)
-    if importlib.util.find_spec("pufferlib") is not None:
-        found["PufferLib, half batches"] = (PufferLib(make, workers, size), size)
-    return found
 
 
 def native_cart_poles(rows: int) -> Any:
@@ -351,6 +372,18 @@ def native_runners(workers: int, rows: int) -> dict[str, tuple[Any, int]]:
     }
 
 
+def cart_pole_runners(workers: int, size: int) -> dict[str, tuple[Any, int]]:
+    """CartPole in VectorEnv, as Gymnasium has it in Python and in numpy, and in EnvPool."""
+    make, mode = functools.partial(gymnasium.make, "CartPole-v1"), "NextStep"
+    native = functools.partial(native_cart_poles, size // workers)
+    return {
+        "VectorEnv, step": (VectorRunner(make, workers, size, 1, mode), size),
+        "VectorEnv of CartPoleVectorEnv": (VectorRunner(native, workers, size, 1, mode), size),
+        "EnvPool of sail-sg, step": (SailEnvPool(workers, size, 1), size),
+        "EnvPool of sail-sg, recv of half": (SailEnvPool(workers, size, 2), size),
+    }
+
+
 def cpu_seconds(pid: int) -> float:
     """Returns the CPU time used so far by `pid` and its descendants, while they live."""
     with open(f"/proc/{pid}/stat", encoding="ascii") as file:
@@ -363,7 +396,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def measure(runners: dict[str, tuple[Any, int]], seconds: float, turns: int) -> None:
-    """Runs each runner for `turns` turns of about `seconds` and prints a row for each."""
+    """Runs each runner for `turns` turns of about `seconds`, prints a row for each, closes it."""
     rates: dict[str, list[float]] = {name: [] for name in runners}
     used = dict.fromkeys(runners, 0.0)
     counts = {}
@@ -385,10 +418,14 @@ def measure(runners: dict[str, tuple[Any, int]], seconds: float, turns: int) -> 
             f"  {name:32} {statistics.median(rates[name]):>10,.0f} {max(rates[name]):>10,.0f}"
             f" {cost * 1e6:>8.2f}"
         )
+    for runner, _ in runners.values():
+        runner.close()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=0.5, help="of one turn")
@@ -406,16 +443,22 @@ def main() -> None:
             **vector_runners(make, workers, size),
             "bare loop, two half batches": (BareLoop(make, workers, size, 2), size),
             f"gymnasium Async, {workers} processes": (GymnasiumAsync(make, workers), workers),
-            **of_other_libraries(make, workers, size),
         }
+        if importlib.util.find_spec("stable_baselines3") is not None:
+            title = f"SB3 Subproc, {workers} processes"
+            runners[title] = (StableBaselines3(make, workers), workers)
         measure(runners, options.seconds, options.turns)
-        for runner, _ in runners.values():
-            runner.close()
+        if importlib.util.find_spec("pufferlib") is not None:
+            # After the others: its workers would take the processors in their turns, too.
+            runners = {"PufferLib, half batches": (PufferLib(make, workers, size), size)}
+            measure(runners, options.seconds, options.turns)
+    if not hasattr(gymnasium.vector, "AutoresetMode"):
+        return
     print(f"\n{f'CartPoleVectorEnv, {options.native_rows} rows':34} {'steps/s':>10}")
-    runners = native_runners(workers, options.native_rows)
-    measure(runners, options.seconds, options.turns)
-    for runner, _ in runners.values():
-        runner.close()
+    measure(native_runners(workers, options.native_rows), options.seconds, options.turns)
+    if importlib.util.find_spec("envpool") is not None:
+        print(f"\n{'CartPole-v1':34} {'steps/s':>10}")
+        measure(cart_pole_runners(workers, size), options.seconds, options.turns)
 
 
 if __name__ == "__main__":

@@ -672,6 +672,11 @@ class SharedWords:
         Writes `entry` into a ring, whose count is the word `line`, and counts it; returns whether the word after the count is set.
         """
 
+    def ask(self, goal: int, wanted: int, first: int, stride: int, count: int, bell: int) -> bool:
+        """
+        Tells whether the sum of the words from `first` is at least `wanted`. If it is not, empties the eventfd `bell` and writes `wanted` into the word `goal`, unless it is there; then looks again.
+        """
+
     def serve(self, served: int, goal: int, first: int, stride: int, count: int) -> bool:
         """
         Counts up the word `served`. If the sum of the words from `first` reaches `goal`, clears that and returns True; a goal of 0 is none.
@@ -707,15 +712,16 @@ class EnvironmentRows:
         Steps rows from `first`, one an action. ``take(row, result)`` gets what is more than an array of the right kind within an episode, ``begin(row)`` a row that is due. What an environment raises ends this; the current word tells which it was.
         """
 
-def copy_within(
-    room: numpy.typing.NDArray[numpy.int64],
-    given: numpy.typing.NDArray[numpy.int64],
-    low: int,
-    high: int,
-) -> bool:
-    """
-    Copies int64 numbers that are all from `low` to `high`; returns False, and copies nothing, if one is not, or there are too few or too many.
-    """
+class ActionNumbers:
+    """Where a batch's actions go that are int64 numbers."""
+
+    def __init__(self, room: numpy.typing.NDArray[numpy.int64], low: int, high: int) -> None:
+        """`room` has an element a row."""
+
+    def write(self, given: Any) -> bool:
+        """
+        Copies an int64 array of as many numbers as there is room for, if all are from `low` to `high`; returns False, and copies nothing, for anything else.
+        """
 
 class EpisodeCounts:
     """The episodes of a batch: what its steps' results add up to."""

@@ -1,13 +1,10 @@
 #include "bind/environment_rows.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <string_view>
-#include <utility>
 
 namespace moolink::bind {
 
@@ -31,22 +28,29 @@ nb::object attribute_of(PyObject* object, const nb::object& name) {
   return nb::steal(found);
 }
 
+// Other workers have flags on the same cache line: it stays theirs as well if nothing is written.
+void lower(bool& flag) {
+  if (flag) flag = false;
+}
+
 }  // namespace
 
-EnvironmentRows::EnvironmentRows(nb::dict environments, nb::object observation, nb::handle reward,
-                                 nb::handle terminated, nb::handle truncated, nb::handle current,
-                                 bool keeps_infos)
-    : environments_(std::move(environments)),
-      reward_(reward, PyBUF_CONTIG | PyBUF_FORMAT),
+EnvironmentRows::EnvironmentRows(const nb::dict& environments, nb::object observation,
+                                 nb::handle reward, nb::handle terminated, nb::handle truncated,
+                                 nb::handle current, bool keeps_infos)
+    : reward_(reward, PyBUF_CONTIG | PyBUF_FORMAT),
       terminated_(terminated, PyBUF_CONTIG),
       truncated_(truncated, PyBUF_CONTIG),
       current_(current, PyBUF_CONTIG),
       rows_(static_cast<std::size_t>(reward_.view().len / reward_.view().itemsize)),
       keeps_infos_(keeps_infos),
-      pid_(getpid()),
       due_name_(interned_name("due")),
       env_name_(interned_name("env")),
       step_name_(interned_name("step")) {
+  environments_.resize(rows_);
+  for (const auto& [row, environment] : environments) {
+    environments_.at(nb::cast<std::size_t>(row)) = nb::borrow(environment);
+  }
   if (observation.is_none()) return;
   array_type_ = nb::borrow(observation.type());
   observation_.emplace(observation, PyBUF_CONTIG | PyBUF_FORMAT);
@@ -58,14 +62,17 @@ void EnvironmentRows::step(std::size_t first, const nb::list& actions, nb::handl
   const std::size_t count = actions.size();
   if (first > rows_ || count > rows_ - first) throw nb::index_error("there are no such rows");
   for (std::size_t i = 0; i < count; ++i) {
-    std::atomic_ref(*current_.data<std::uint64_t>()).store(first + i + 1);
+    // Read when this process has died, or to tell a user; nothing is ordered by it.
+    std::atomic_ref(*current_.data<std::uint64_t>())
+        .store(first + i + 1, std::memory_order_relaxed);
     step_row(first + i, actions[i], take, begin);
   }
 }
 
 void EnvironmentRows::step_row(std::size_t row, nb::handle action, nb::handle take,
                                nb::handle begin) {
-  const nb::object environment = environments_[nb::int_(row)];
+  const nb::object& environment = environments_[row];
+  if (!environment.is_valid()) throw nb::index_error("this worker has no such row");
   if (is_true(attribute_of(environment.ptr(), due_name_).ptr())) {
     begin(row);
     return;
@@ -75,7 +82,7 @@ void EnvironmentRows::step_row(std::size_t row, nb::handle action, nb::handle ta
   const nb::object result =
       nb::steal(PyObject_VectorcallMethod(step_name_.ptr(), arguments, 2, nullptr));
   if (!result.is_valid()) throw nb::python_error();
-  if (getpid() != pid_) environment.attr("end_forked_child")();
+  if (forked_) environment.attr("end_forked_child")();
   if (!write_plain(row, result.ptr())) take(row, result);
 }
 
@@ -93,8 +100,8 @@ bool EnvironmentRows::write_plain(std::size_t row, PyObject* result) {
   if (value == -1.0 && PyErr_Occurred() != nullptr) throw nb::python_error();
   if (!write_observation(row, PyTuple_GET_ITEM(result, 0))) return false;
   write_reward(row, value);
-  terminated_.data<bool>()[row] = false;
-  truncated_.data<bool>()[row] = false;
+  lower(terminated_.data<bool>()[row]);
+  lower(truncated_.data<bool>()[row]);
   return true;
 }
 
@@ -132,7 +139,8 @@ void bind_environment_rows(nb::module_& m) {
   nb::class_<EnvironmentRows>(m, "EnvironmentRows",
                               "The environments of a pool's worker, and where their steps' results "
                               "lie in shared memory.")
-      .def(nb::init<nb::dict, nb::object, nb::handle, nb::handle, nb::handle, nb::handle, bool>(),
+      .def(nb::init<const nb::dict&, nb::object, nb::handle, nb::handle, nb::handle, nb::handle,
+                    bool>(),
            nb::arg("environments"), nb::arg("observation").none(), nb::arg("reward"),
            nb::arg("terminated"), nb::arg("truncated"), nb::arg("current"), nb::arg("keeps_infos"),
            nb::sig("def __init__(self, environments: dict[int, typing.Any], observation: "

@@ -4,18 +4,36 @@
 
 #include <cstddef>
 #include <optional>
+#include <vector>
 
+#include "base/at_fork.h"
 #include "bind/held_buffer.h"
 
 namespace moolink::bind {
 
 namespace nb = nanobind;
 
+// Whether this process is a fork of the one that made it; costs no system call to ask.
+class ForkedSince final : public AtFork {
+ public:
+  ForkedSince() { join_forks(Rank::memory); }
+  ~ForkedSince() { leave_forks(Rank::memory); }
+
+  explicit operator bool() const { return forked_; }
+
+ private:
+  void before_fork() noexcept override {}
+  void after_fork_in_parent() noexcept override {}
+  void after_fork_in_child() noexcept override { forked_ = true; }
+
+  bool forked_ = false;
+};
+
 // Steps the environments of a worker one after the other, and writes what most steps give, an array
 // that fits and no end of an episode, into shared memory. Python does the rest.
 class EnvironmentRows {
  public:
-  EnvironmentRows(nb::dict environments, nb::object observation, nb::handle reward,
+  EnvironmentRows(const nb::dict& environments, nb::object observation, nb::handle reward,
                   nb::handle terminated, nb::handle truncated, nb::handle current,
                   bool keeps_infos);
 
@@ -29,7 +47,7 @@ class EnvironmentRows {
   bool write_observation(std::size_t row, PyObject* value);
   void write_reward(std::size_t row, double value);
 
-  nb::dict environments_;
+  std::vector<nb::object> environments_;   // by row; null where a row is another worker's
   std::optional<HeldBuffer> observation_;  // none if it is no single array
   nb::object array_type_;
   std::size_t observation_size_ = 0;  // bytes of one row
@@ -39,7 +57,7 @@ class EnvironmentRows {
   HeldBuffer current_;
   std::size_t rows_;
   bool keeps_infos_;
-  int pid_;
+  ForkedSince forked_;
   nb::object due_name_;
   nb::object env_name_;
   nb::object step_name_;

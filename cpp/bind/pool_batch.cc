@@ -3,28 +3,33 @@
 #include <algorithm>
 #include <cstdint>
 #include <span>
-
-#include <nanobind/ndarray.h>
+#include <string_view>
 
 namespace moolink::bind {
 
-namespace {
-
-using Numbers = nb::ndarray<std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using ConstNumbers = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
-// Copies numbers that are all within bounds; false, and nothing is copied, if one is not.
-bool copy_within(const Numbers& room, const ConstNumbers& given, std::int64_t low,
-                 std::int64_t high) {
-  if (room.size() != given.size()) return false;
-  const std::span numbers(given.data(), given.size());
-  const auto fits = [=](std::int64_t number) { return low <= number && number <= high; };
-  if (!std::all_of(numbers.begin(), numbers.end(), fits)) return false;
-  std::copy(numbers.begin(), numbers.end(), room.data());
-  return true;
+ActionNumbers::ActionNumbers(nb::handle room, std::int64_t low, std::int64_t high)
+    : room_(room, PyBUF_CONTIG | PyBUF_FORMAT), low_(low), high_(high) {
+  if (room_.view().ndim != 1 || room_.view().itemsize != sizeof(std::int64_t)) {
+    throw nb::value_error("actions are int64 numbers, one a row");
+  }
 }
 
-}  // namespace
+bool ActionNumbers::write(nb::handle given) {
+  Py_buffer view;
+  if (PyObject_GetBuffer(given.ptr(), &view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0) {
+    PyErr_Clear();  // No array of numpy, or one with strides.
+    return false;
+  }
+  const Py_buffer& room = room_.view();
+  const std::span numbers(static_cast<const std::int64_t*>(view.buf), room.shape[0]);
+  const auto fits = [this](std::int64_t number) { return low_ <= number && number <= high_; };
+  const bool all_fit = view.ndim == 1 && view.shape[0] == room.shape[0] &&
+                       std::string_view(view.format) == room.format &&
+                       std::all_of(numbers.begin(), numbers.end(), fits);
+  if (all_fit) std::copy(numbers.begin(), numbers.end(), room_.data<std::int64_t>());
+  PyBuffer_Release(&view);
+  return all_fit;
+}
 
 EpisodeCounts::EpisodeCounts(nb::handle reward, nb::handle terminated, nb::handle truncated,
                              nb::handle done, nb::handle episode_return, nb::handle episode_step,
@@ -78,13 +83,17 @@ void EpisodeCounts::count_step() {
 }
 
 void bind_pool_batch(nb::module_& m) {
-  m.def(
-      "copy_within", &copy_within, nb::arg("room").noconvert(), nb::arg("given").noconvert(),
-      nb::arg("low"), nb::arg("high"),
-      nb::sig("def copy_within(room: numpy.typing.NDArray[numpy.int64], given: "
-              "numpy.typing.NDArray[numpy.int64], low: int, high: int) -> bool"),
-      "Copies int64 numbers that are all from `low` to `high`; returns False, and copies nothing, "
-      "if one is not, or there are too few or too many.");
+  nb::class_<ActionNumbers>(m, "ActionNumbers",
+                            "Where a batch's actions go that are int64 numbers.")
+      .def(nb::init<nb::handle, std::int64_t, std::int64_t>(), nb::arg("room"), nb::arg("low"),
+           nb::arg("high"),
+           nb::sig("def __init__(self, room: numpy.typing.NDArray[numpy.int64], low: int, high: "
+                   "int) -> None"),
+           "`room` has an element a row.")
+      .def("write", &ActionNumbers::write, nb::arg("given"),
+           nb::sig("def write(self, given: typing.Any) -> bool"),
+           "Copies an int64 array of as many numbers as there is room for, if all are from `low` "
+           "to `high`; returns False, and copies nothing, for anything else.");
   nb::class_<EpisodeCounts>(m, "EpisodeCounts",
                             "The episodes of a batch: what its steps' results add up to.")
       .def(nb::init<nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle,

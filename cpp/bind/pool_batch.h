@@ -5,10 +5,26 @@
 #include <nanobind/nanobind.h>
 
 #include <cstddef>
+#include <cstdint>
 
 #include "bind/held_buffer.h"
 
 namespace moolink::bind {
+
+// Where a batch's actions go that are int64 numbers.
+class ActionNumbers {
+ public:
+  ActionNumbers(nb::handle room, std::int64_t low, std::int64_t high);
+
+  // Copies as many numbers as there is room for, all within the bounds. Anything else is left
+  // alone, and the answer is false.
+  bool write(nb::handle given);
+
+ private:
+  HeldBuffer room_;
+  std::int64_t low_;
+  std::int64_t high_;
+};
 
 // The episodes of a batch: what its steps' results add up to.
 class EpisodeCounts {

@@ -1,6 +1,10 @@
 #include "bind/shared_words.h"
 
+#include <unistd.h>
+
 #include <atomic>
+#include <cerrno>
+#include <system_error>
 
 namespace moolink::bind {
 
@@ -32,6 +36,19 @@ bool SharedWords::push(std::size_t line, std::size_t ring, std::size_t capacity,
   return load(line + 1) != 0;
 }
 
+// The bell is silent before the goal is written, and that is written before the sum is read again.
+bool SharedWords::ask(std::size_t goal, std::uint64_t wanted, std::size_t first, std::size_t stride,
+                      std::size_t count, int bell) {
+  if (sum(first, stride, count) >= wanted) return true;
+  if (load(goal) == wanted) return false;
+  std::uint64_t rings = 0;
+  if (read(bell, &rings, sizeof rings) < 0 && errno != EAGAIN) {
+    throw std::system_error(errno, std::generic_category(), "a bell of an EnvPool");
+  }
+  store(goal, wanted);
+  return sum(first, stride, count) >= wanted;
+}
+
 // The request is counted before the goal is read.
 bool SharedWords::serve(std::size_t served, std::size_t goal, std::size_t first, std::size_t stride,
                         std::size_t count) {
@@ -59,6 +76,11 @@ void bind_shared_words(nb::module_& m) {
            nb::arg("entry"),
            "Writes `entry` into a ring, whose count is the word `line`, and counts it; returns "
            "whether the word after the count is set.")
+      .def("ask", &SharedWords::ask, nb::arg("goal"), nb::arg("wanted"), nb::arg("first"),
+           nb::arg("stride"), nb::arg("count"), nb::arg("bell"),
+           "Tells whether the sum of the words from `first` is at least `wanted`. If it is not, "
+           "empties the eventfd `bell` and writes `wanted` into the word `goal`, unless it is "
+           "there; then looks again.")
       .def("serve", &SharedWords::serve, nb::arg("served"), nb::arg("goal"), nb::arg("first"),
            nb::arg("stride"), nb::arg("count"),
            "Counts up the word `served`. If the sum of the words from `first` reaches `goal`, "

@@ -22,6 +22,8 @@ class SharedWords {
   void store(std::size_t index, std::uint64_t value);
   std::uint64_t sum(std::size_t first, std::size_t stride, std::size_t count) const;
   bool push(std::size_t line, std::size_t ring, std::size_t capacity, std::uint64_t entry);
+  bool ask(std::size_t goal, std::uint64_t wanted, std::size_t first, std::size_t stride,
+           std::size_t count, int bell);
   bool serve(std::size_t served, std::size_t goal, std::size_t first, std::size_t stride,
              std::size_t count);
 

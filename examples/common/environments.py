@@ -7,10 +7,11 @@ work in between. One that ends is reset in the same step.
 from __future__ import annotations
 
 import importlib
+import inspect
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import gymnasium
 import numpy as np
@@ -263,12 +264,94 @@ class Pooled:
             self._pool.close()
 
 
+class Driven(Environments):
+    """Vector environments that `moolink.drive` takes; a step is over when all rows have come.
+
+    Where `metadata` does not say SAME_STEP, the step after an end resets: its action is ignored,
+    its reward is 0, and its observation is the first of an episode. It is given as one that ends as
+    the step before it did, at the same observation, so that no return goes beyond it.
+    """
+
+    def __init__(self, envs: Any) -> None:
+        super().__init__(moolink.drive(envs))
+        metadata = getattr(envs, "metadata", None) or {}
+        self._mode = metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
+        if self._mode not in (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP):
+            raise OptionError(f"{self._mode} is for programs that reset environments themselves")
+        self._space = self._envs.single_observation_space
+        for name, space in parts_of(self._space):
+            if not isinstance(space, spaces.Box):
+                raise OptionError(f"observation {name} is {space}, which must be a Box")
+            self.observation_spaces[name] = as_box(space)
+        self._seeded = hasattr(envs, "all_env_ids")  # EnvPool, by envpool.make
+
+    def reset(self, seed: int | None) -> Observation:
+        self._envs.async_reset(None if self._seeded else seed)
+        self._ended = np.zeros((2, self.num_envs), np.bool_)
+        self._before = self._gather().observation
+        return self._before
+
+    def send(self, action: NDArray[Any]) -> None:
+        self._envs.send(self.actions.of(action), np.arange(self.num_envs))
+
+    def recv(self) -> Step:
+        step, before = self._gather(), self._before
+        self._before = step.observation
+        if self._mode is AutoresetMode.SAME_STEP:
+            return step
+        began = self._ended.any(0)
+        terminated, truncated = self._ended | [step.terminated, step.truncated]
+        self._ended = np.array([step.terminated, step.truncated]) & ~began
+        last = None
+        if truncated.any():
+            last = {name: x.copy() for name, x in step.observation.items()}
+            for name, x in last.items():
+                x[began] = before[name][began]
+        return Step(step.observation, step.reward, terminated, truncated, began, last)
+
+    def _gather(self) -> Step:
+        """Receives until each row has come once; the arrays have the rows in their order."""
+        E, left = self.num_envs, self.num_envs
+        reward, flags = np.empty(E, np.float32), np.empty((2, E), np.bool_)
+        observation, last = self._empty(), None
+        while left:
+            received, rewards, terminated, truncated, infos = self._envs.recv()
+            rows = on_host(infos["env_id"])
+            if not on_host(infos.get("mask", True)).all():
+                raise ValueError("a row is without an agent: each has to act in every step")
+            for name, value in self._parts(received).items():
+                observation[name][rows] = value
+            reward[rows] = on_host(rewards)
+            flags[0, rows], flags[1, rows] = on_host(terminated), on_host(truncated)
+            if self._mode is AutoresetMode.SAME_STEP and flags[1, rows].any():
+                last = last or self._empty()
+                ended = np.flatnonzero(flags[1, rows])
+                for name, value in self._last(infos["final_obs"], ended, received).items():
+                    last[name][rows] = value
+            left -= len(rows)
+        return Step(observation, reward, *flags, flags.any(0), last)
+
+    def _parts(self, observation: Any) -> Observation:
+        return {name: on_host(x) for name, x in values_of(self._space, observation)}
+
+    def _empty(self) -> Observation:
+        boxes = self.observation_spaces.items()
+        return {name: np.empty((self.num_envs, *box.shape), box.dtype) for name, box in boxes}
+
+
+def on_host(array: Any) -> NDArray[Any]:
+    """Any array as numpy's, also a tensor on a GPU."""
+    return np.asarray(array.cpu() if hasattr(array, "cpu") else array)
+
+
 def make_envs(options: Options, num_envs: int) -> Environments:
     """`num_envs` environments. Raises OptionError for an id that is unknown."""
     if options.env_id.startswith(ATARI):
         return make_atari(options, num_envs)
     make = partial(make_one, options.env_id)
     kind = constructor(options.env_id)
+    if makes_vectors(kind):
+        return Driven(kind(num_envs=num_envs))
     if kind is not None:
         env = kind()
         if hasattr(env, "possible_agents"):  # a parallel environment of PettingZoo
@@ -293,9 +376,9 @@ def make_envs(options: Options, num_envs: int) -> Environments:
 def agents_of(env_id: str) -> int:
     """How many rows an environment has: 1, or its number of agents."""
     kind = constructor(env_id)
-    env = kind() if kind is not None else None
-    if env is None:
+    if kind is None or makes_vectors(kind):
         return 1
+    env = kind()
     env.close()
     return len(getattr(env, "possible_agents", (None,)))
 
@@ -312,6 +395,11 @@ def constructor(env_id: str) -> Callable[[], Any] | None:
     if not colon:
         return None
     return getattr(importlib.import_module(module), name, None)
+
+
+def makes_vectors(kind: Callable[..., Any] | None) -> TypeGuard[Callable[..., Any]]:
+    """Whether it makes a vector environment of `num_envs` rows."""
+    return kind is not None and "num_envs" in inspect.signature(kind).parameters
 
 
 def spec_of(env_id: str) -> Any:

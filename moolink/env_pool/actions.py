@@ -23,7 +23,8 @@ class ActionWriter:
         self._check = check
         self._leaves: list[Leaf] = leaves(tree)
         self._arrays: list[Array] = leaves(arrays)
-        self._range = _range(tree, check=check)
+        limits = _range(tree, check=check)
+        self._numbers = None if limits is None else _core.ActionNumbers(self._arrays[0], *limits)
 
     def write(self, action: Any) -> bool:
         """Copies the actions of all rows; returns whether they are torch tensors.
@@ -32,14 +33,7 @@ class ActionWriter:
             ValueError: structure or shape are wrong, or a value is outside of its space.
             TypeError: the dtype cannot stand for the space's.
         """
-        if (
-            self._range is not None
-            and type(action) is np.ndarray
-            and action.dtype is self._arrays[0].dtype
-            and action.ndim == 1
-            and action.flags.c_contiguous
-            and _core.copy_within(self._arrays[0], action, *self._range)
-        ):
+        if self._numbers is not None and self._numbers.write(action):
             return False  # The usual case in one call; what it does not take is looked at below.
         values, sources = self._checked(action, None)
         for array, source in zip(self._arrays, sources, strict=True):

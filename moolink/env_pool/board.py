@@ -74,10 +74,6 @@ class Board:
         entry = first | count << _FIRST_BITS | command << (_FIRST_BITS + _COUNT_BITS)
         return self._words.push(self._of[worker], self._rings[worker], self._capacity, entry)
 
-    def served(self, batch: int) -> int:
-        """Returns how many requests about `batch` all workers have served."""
-        return self._words.sum(self._lines + 4 + batch, self._line_size, self._workers)
-
     def served_by(self, worker: int, batch: int) -> int:
         """Returns how many requests about `batch` a worker has served."""
         return self._words.load(self._of[worker] + 4 + batch)
@@ -90,13 +86,20 @@ class Board:
         """Returns how many requests were made of a worker."""
         return self._words.load(self._of[worker])
 
-    def ask(self, batch: int, goal: int) -> None:
-        """Wants the batch's bell to ring when `goal` requests are served; look again after it."""
-        self._words.store(self._goals + batch, goal)
+    def ask(self, batch: int, goal: int, bell: int) -> bool:
+        """Wants the batch's bell to ring when `goal` requests are served; tells whether they are.
 
-    def asked(self, batch: int) -> bool:
-        """Tells whether the bell that was asked for has not rung."""
-        return self._words.load(self._goals + batch) != 0
+        A bell that rang for less, or too early, is silenced. Whoever waits for the same goal too
+        looks at the board next.
+        """
+        return self._words.ask(
+            self._goals + batch,
+            goal,
+            self._lines + 4 + batch,
+            self._line_size,
+            self._workers,
+            bell,
+        )
 
     def current(self, worker: int) -> int | None:
         """Returns the row of the environment that a worker runs, None if it runs none."""
@@ -120,8 +123,13 @@ class Board:
         """Tells whether the workers are to end."""
         return self._words.load(_CLOSING) != 0
 
-    def request(self, worker: int, position: int) -> tuple[Command, int, int]:
-        """Returns the request at `position`: the command, the first row, the number of rows."""
+    def request(self, worker: int, position: int) -> tuple[Command, int, int] | None:
+        """Returns the request at `position`: the command, the first row, the number of rows.
+
+        None if there is none yet.
+        """
+        if self._words.load(self._of[worker]) == position:
+            return None
         word = self._words.load(self._rings[worker] + position % self._capacity)
         count = word >> _FIRST_BITS & ((1 << _COUNT_BITS) - 1)
         command = word >> (_FIRST_BITS + _COUNT_BITS)

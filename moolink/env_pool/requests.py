@@ -37,7 +37,7 @@ class Requests:
         self._bell = supervisor.bells[batch]
         self._waited = os.dup(self._bell)  # Stays valid when the pool closes.
         weakref.finalize(self, os.close, self._waited)
-        self._wanted = 0  # The number of served requests at which the bell is to ring.
+        self._rung = [(self._waited, select.POLLIN)]  # What poll gives if no process has news.
         shape = supervisor.shape
         size = shape.batch_size
         self.rows = range(batch * size, (batch + 1) * size)
@@ -82,11 +82,6 @@ class Requests:
                     supervisor.push_with(part, command, data)
             self.made += len(parts)
 
-    def served(self) -> int:
-        """Returns how many requests are served; raises if the pool failed or closed."""
-        self._supervisor.raise_failure()
-        return self._board.served(self._batch)
-
     def served_by(self, worker: int) -> int:
         """Returns how many of a worker's requests are served."""
         return self._board.served_by(worker, self._batch)
@@ -101,25 +96,26 @@ class Requests:
 
     def wait(self, goal: int, timeout: float | None) -> bool:
         """Waits until `goal` requests are served; returns whether they were in time."""
-        if self.served() >= goal:
+        if self._ask(goal):
             return True
         supervisor = self._supervisor
         deadline = deadlines.after(timeout)
         poll = select.poll()
         poll.register(self._waited, select.POLLIN)
         poll.register(supervisor.alarms, select.POLLIN)
-        while not self._ask(goal):
+        while True:
             remaining = deadlines.left(deadline)
             ready = poll.poll(None if remaining is None else math.ceil(remaining * 1000))
-            if any(descriptor == supervisor.alarms for descriptor, _ in ready):
+            if ready != self._rung:
                 supervisor.handle_alarms()
-            elif remaining == 0.0:
-                return self.served() >= goal
-        return True
+            if self._ask(goal):
+                return True
+            if remaining == 0.0:
+                return False
 
     async def wait_async(self, goal: int) -> None:
         """Waits in an event loop until `goal` requests are served."""
-        if self.served() >= goal:
+        if self._ask(goal):
             return
         supervisor = self._supervisor
         loop = asyncio.get_running_loop()
@@ -151,14 +147,8 @@ class Requests:
     def _ask(self, goal: int) -> bool:
         """Wants the bell to ring at `goal`; returns whether it is reached already."""
         with self._supervisor.lock:
-            if self.served() >= goal:
-                return True
-            # Rung for less, or too early; whoever waits for the same goal looks at the board next.
-            if self._wanted != goal or not self._board.asked(self._batch):
-                _silence(self._bell)
-                self._wanted = goal
-                self._board.ask(self._batch, goal)
-            return self.served() >= goal
+            self._supervisor.raise_failure()
+            return self._board.ask(self._batch, goal, self._bell)
 
 
 def _encoded(arguments: channel.Arguments, first: int, count: int) -> bytes:
@@ -172,11 +162,3 @@ def _encoded(arguments: channel.Arguments, first: int, count: int) -> bytes:
             "seeds, options, actions or arguments for environments "
             f"{first} to {first + count - 1} cannot be sent to the worker processes: {error}"
         ) from error
-
-
-def _silence(bell: int) -> None:
-    """Takes a ring from a bell, if it rang."""
-    try:
-        os.eventfd_read(bell)
-    except BlockingIOError:
-        return

@@ -52,6 +52,9 @@ class Runner:
             behaviour.infos,
         )
         self._action_tree = shape.action
+        # The usual case, Discrete: one array of numbers.
+        scalar = isinstance(shape.action, Leaf) and shape.action.scalar
+        self._numbers: Array | None = memory.action if scalar else None
         self._write = self._writer(shape.observation, memory.observation, "observations")
         self._write_final: Write | None = None
         if shape.terminal_observation:
@@ -207,6 +210,9 @@ class Runner:
 
     def _actions(self, first: int, count: int) -> list[Any]:
         """Returns each row's action as the environment expects it; arrays are copies."""
+        if self._numbers is not None:
+            numbers: list[Any] = self._numbers[first : first + count].tolist()
+            return numbers
         part = slice(first, first + count)
 
         def per_row(leaf: Leaf, array: Array) -> list[Any]:

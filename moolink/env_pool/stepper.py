@@ -133,6 +133,7 @@ class EnvStepper:
         self._outputs |= self._episodes.outputs
         if memory.final_observation is not None:
             self._outputs[FINAL_OBSERVATION] = map_tree(of_batch, memory.final_observation)
+        self._nested = any(isinstance(part, (dict, tuple)) for part in self._outputs.values())
         self._copies = map_tree(lambda _: WarmMemory(), self._outputs)
         self._tensors: Outputs | None = None
         forks.changes_in_children(self)
@@ -143,8 +144,8 @@ class EnvStepper:
     def step(self, action: Any) -> EnvStepperFuture:
         """Has each environment take its action; see `EnvPool.step`."""
         with self._lock:
-            self._supervisor.raise_failure()
             if self._pending:
+                self._supervisor.raise_failure()
                 raise Error(
                     f"batch {self._batch} is being stepped: take the result of its last step "
                     "before the next one"
@@ -167,11 +168,12 @@ class EnvStepper:
             if self._options.copy:
                 outputs: Outputs = map_tree(_copy, self._outputs, self._copies)
                 return _tensors(outputs) if torch else outputs
-            if not torch:
-                return _renewed(self._outputs)
-            if self._tensors is None:
+            if torch and self._tensors is None:
                 self._tensors = _tensors(self._outputs)
-            return _renewed(self._tensors)
+            arrays = self._tensors if torch else self._outputs
+            assert arrays is not None
+            # The same arrays in dicts that the user may change.
+            return map_tree(lambda array: array, arrays) if self._nested else arrays.copy()
 
 
 class Episodes:
@@ -204,14 +206,6 @@ class Episodes:
     def count_step(self) -> None:
         """Counts a step whose results are in the arrays; a batch's first one is a reset."""
         self._counts.count_step()
-
-
-def _renewed(outputs: Outputs) -> Outputs:
-    """Returns the same arrays in a dict that the user may change."""
-    return {
-        name: map_tree(lambda array: array, part) if isinstance(part, (dict, tuple)) else part
-        for name, part in outputs.items()
-    }
 
 
 def _copy(array: Array, memory: WarmMemory) -> Array:

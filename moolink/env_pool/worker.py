@@ -114,10 +114,11 @@ class Worker:
         position = board.position(worker)
         shared_actions = shape.action is not None
         while not board.closing():
-            if position == board.pushed(worker):
+            request = board.request(worker, position)
+            if request is None:
                 self._sleep(memory, position)
                 continue
-            command, first, count = board.request(worker, position)
+            command, first, count = request
             if command is Command.STEP:
                 runner.step(first, count, None if shared_actions else self._given())
             elif command is Command.RESET:

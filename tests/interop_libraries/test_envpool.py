@@ -1,12 +1,13 @@
 """sail-sg's EnvPool, driven as it is."""
 
-import math
+import re
 
 import numpy as np
 import pytest
 
 import moolink
 from tests.interop_libraries.learner import train
+from tests.learning.processes import run
 
 envpool = pytest.importorskip("envpool", reason="needs envpool: make test-interop")
 
@@ -39,7 +40,23 @@ def test_a_seed_belongs_to_make():
     envs.close()
 
 
-def test_a_learner_trains_for_100_updates():
+def test_a_learner_plays_well_after_100_updates():
     envs = make(batch_size=4, num_threads=2)
-    assert math.isfinite(train(envs, 100))
+    assert train(envs, 100) > 100  # random play: 22
     envs.close()
+
+
+def cart_poles(num_envs):
+    return envpool.make("CartPole-v1", env_type="gymnasium", num_envs=num_envs)
+
+
+def test_an_example_learns_in_it(tmp_path):
+    arguments = ["-m", "examples.torch.impala", "--save-dir", str(tmp_path), "--num-envs", "16"]
+    arguments += ["--env-id", "tests.interop_libraries.test_envpool:cart_poles"]
+    status, output = run(*arguments, "--learning-rate", "3e-3", "--total-steps", "40000")
+    assert status == 0, output
+    status, output = run(*arguments, "--mode", "evaluate", "--episodes", "16")
+    assert status == 0, output
+    found = re.search(r"mean return ([\d.]+) of 16 episodes", output)
+    assert found, output
+    assert float(found[1]) > 100  # random play: 22

@@ -1,7 +1,6 @@
 """PettingZoo's parallel environments as rows, with a mask of the living."""
 
 import functools
-import math
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from tests.interop_libraries.learner import train
 pytest.importorskip("pettingzoo", reason="needs pettingzoo: make test-interop")
 
 from pettingzoo import ParallelEnv
-from pettingzoo.butterfly import knights_archers_zombies_v11
 from pettingzoo.test import parallel_api_test
 
 from moolink.pettingzoo import Agents, Rows
@@ -115,8 +113,7 @@ def test_agents_with_other_spaces_are_refused():
         Agents(functools.partial(Mortal, odd=True))
 
 
-def test_a_learner_trains_for_100_updates():
-    rows = rows_of(knights_archers_zombies_v11.parallel_env, 2, num_workers=2)
-    assert rows.agents == 4
-    assert math.isfinite(train(rows, 100))
+def test_a_learner_plays_well_after_100_updates():
+    rows = rows_of(Mortal, 8, num_workers=2)
+    assert train(rows, 100, batch_size=64) > 13  # random play: 9; the best: 18
     rows.close()

@@ -14,6 +14,9 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torchrl.collectors import Collector
 from torchrl.envs import GymWrapper
+from torchrl.modules import ProbabilisticActor, ValueOperator
+from torchrl.objectives import ClipPPOLoss
+from torchrl.objectives.value import GAE
 
 import moolink.tensordict  # registers TensorDict
 
@@ -32,33 +35,47 @@ def test_a_rollouts_next_observation_is_the_one_that_ended_the_episode():
     envs.close()
 
 
-def test_a_collector_trains_a_learner_for_100_updates():
+def test_a_learner_fed_by_a_collector_plays_well_after_100_updates():
     torch.manual_seed(0)
-    net = torch.nn.Sequential(torch.nn.Linear(4, 32), torch.nn.Tanh(), torch.nn.Linear(32, 2))
-    optimizer = torch.optim.Adam(net.parameters(), 1e-2)
-
-    class Policy(torch.nn.Module):
-        def forward(self, observation):
-            action = torch.distributions.Categorical(logits=net(observation)).sample()
-            return torch.nn.functional.one_hot(action, 2)
-
     envs = GymWrapper(
-        moolink.VectorEnv(make, 4, num_workers=2, autoreset_mode="Disabled"),
-        categorical_action_encoding=False,
+        moolink.VectorEnv(make, 8, num_workers=2, autoreset_mode="Disabled"),
+        categorical_action_encoding=True,
     )
-    policy = TensorDictModule(Policy(), in_keys=["observation"], out_keys=["action"])
-    collector = Collector(envs, policy, frames_per_batch=64, total_frames=6400)
-    updates = 0
-    for batch in collector:
-        chosen = (net(batch["observation"]).log_softmax(-1) * batch["action"]).sum(-1)
-        still = 1.0 - batch["next", "done"][..., 0].float()
-        loss = -(chosen * still).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        updates += 1
-    assert updates == 100
+    envs.set_seed(0)
+    policy = ProbabilisticActor(
+        TensorDictModule(perceptron(2), in_keys=["observation"], out_keys=["logits"]),
+        in_keys=["logits"],
+        distribution_class=torch.distributions.Categorical,
+        return_log_prob=True,
+    )
+    critic = ValueOperator(perceptron(1))
+    advantage = GAE(gamma=0.99, lmbda=0.95, value_network=critic)
+    ppo = ClipPPOLoss(policy, critic)
+    optimizer = torch.optim.Adam(ppo.parameters(), 3e-3)
+    returns, late = torch.zeros(8), []
+    collector = Collector(envs, policy, frames_per_batch=1024, total_frames=25_600)
+    for number, batch in enumerate(collector):
+        for _ in range(4):
+            advantage(batch)
+            losses = ppo(batch)
+            loss = sum(losses[name] for name in ("loss_objective", "loss_critic", "loss_entropy"))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        for step in batch["next"].unbind(1):
+            returns += step["reward"][:, 0]
+            ended = step["done"][:, 0]
+            late += returns[ended].tolist() if number >= 20 else []
+            returns[ended] = 0
+    assert number == 24
     collector.shutdown()
+    assert sum(late) / len(late) > 100  # random play: 22
+
+
+def perceptron(outputs):
+    return torch.nn.Sequential(
+        torch.nn.Linear(4, 64), torch.nn.Tanh(), torch.nn.Linear(64, outputs)
+    )
 
 
 def steps(count=3):

@@ -132,3 +132,25 @@ class Countdown(gymnasium.Env[dict[str, Any], Any]):
         self.steps += 1
         ended = bool(action[0] == 1)
         return self.observe(), float(action[1]), ended, not ended and self.steps == 5, {}
+
+
+class Steps(gymnasium.Env[Any, Any]):
+    """Shows how many steps the episode has had. Action 1 ends it, and the fifth step cuts it off;
+    the reward is 1 + action."""
+
+    def __init__(self) -> None:
+        self.observation_space = spaces.Box(0, 5, (1,), np.float64)
+        self.action_space = spaces.Discrete(2)
+
+    def observe(self) -> Any:
+        return np.array([self.steps], np.float64)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.observe(), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        ended = action == 1
+        return self.observe(), 1.0 + action, ended, not ended and self.steps == 5, {}

@@ -1,12 +1,16 @@
 """What observations, actions, ends and rewards mean, in environments of every kind."""
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.vector import SyncVectorEnv
 
-from examples.common.environments import Actions, make_envs, random_means
+import moolink
+from examples.common.environments import Actions, Driven, make_envs, random_means
 from examples.common.options import ImpalaOptions, OptionError, defaults
 from examples.common.tasks import Catch, Meet
+from tests.learning.stubs import Steps
 
 COUNTDOWN = "tests.learning.stubs:Countdown"
 
@@ -209,6 +213,60 @@ def test_each_agent_is_a_row():
         assert (step.reward == np.where(step.terminated, 1.0, np.float32(-0.02))).all()
     with pytest.raises(OptionError, match="multiple of 2 agents"):
         make("examples.common.tasks:Meet", 3)
+
+
+def sync(num_envs, mode):
+    return SyncVectorEnv([Steps] * num_envs, autoreset_mode=mode)
+
+
+def first_ready(num_envs, mode):
+    return moolink.VectorEnv(Steps, num_envs, num_workers=2, batch_size=2, autoreset_mode=mode)
+
+
+@pytest.mark.parametrize("mode", ["SameStep", "NextStep"])
+@pytest.mark.parametrize("made", [sync, first_ready])
+def test_a_reset_in_the_next_step_ends_as_the_step_before(made, mode):
+    envs, random = Driven(made(6, gymnasium.vector.AutoresetMode(mode))), np.random.default_rng(0)
+    before, ended = envs.reset(0)["obs"][:, 0], np.zeros((2, 6), np.bool_)
+    for _ in range(60):
+        action = (random.random((6, 1)) < 0.15).astype(np.int64)
+        envs.send(action)
+        step = envs.recv()
+        began = ended.any(0) & (mode == "NextStep")  # the action is ignored
+        terminated = np.where(began, ended[0], action[:, 0] == 1)
+        truncated = np.where(began, ended[1], ~terminated & (before == 4))
+        np.testing.assert_array_equal(step.terminated, terminated)
+        np.testing.assert_array_equal(step.truncated, truncated)
+        np.testing.assert_array_equal(step.reward, np.where(began, 0, 1 + action[:, 0]))
+        over = began if mode == "NextStep" else terminated | truncated
+        np.testing.assert_array_equal(step.episode_over, over)
+        after = step.observation["obs"]
+        assert after.dtype == np.float32
+        np.testing.assert_array_equal(after[:, 0], np.where(over, 0, before + 1))
+        if truncated.any():
+            assert (step.last_observation["obs"][truncated] == 5).all()
+        before, ended = after[:, 0], np.array([terminated, truncated]) & ~began
+    envs.close()
+
+
+class Mortal:
+    """Two rows of PettingZoo's kind, of which one is without an agent."""
+
+    num_envs = 2
+    single_observation_space, single_action_space = spaces.Box(0, 1, (1,)), spaces.Discrete(2)
+
+    def reset(self):
+        return np.zeros((2, 1), np.float32), {"mask": np.array([True, False])}
+
+    def step(self, actions):
+        raise NotImplementedError
+
+
+def test_each_row_of_a_vector_environment_has_to_act():
+    with pytest.raises(ValueError, match="a row is without an agent"):
+        Driven(Mortal()).reset(None)
+    with pytest.raises(OptionError, match="reset environments themselves"):
+        Driven(sync(2, gymnasium.vector.AutoresetMode.DISABLED))
 
 
 def test_actions_are_those_of_the_space():

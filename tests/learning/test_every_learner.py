@@ -50,6 +50,22 @@ def test_trains_goes_on_and_is_evaluated(tmp_path, learner):
 
 
 @pytest.mark.parametrize("learner", ["torch.impala", "jax.ppo"])
+def test_learns_in_a_vector_environment_of_another_library(tmp_path, learner):
+    pytest.importorskip(learner.partition(".")[0])
+    arguments = ["--env-id", "gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv"]
+    arguments += ["--save-dir", str(tmp_path), "--learning-rate", "3e-3", "--num-envs", "16"]
+    status, output = run("-m", f"examples.{learner}", *arguments, "--total-steps", "40000")
+    assert status == 0, output
+    status, output = run(
+        "-m", f"examples.{learner}", *arguments, "--mode", "evaluate", "--episodes", "16"
+    )
+    assert status == 0, output
+    found = re.search(r"mean return ([\d.]+) of 16 episodes", output)
+    assert found, output
+    assert float(found[1]) > 100  # random play: 22
+
+
+@pytest.mark.parametrize("learner", ["torch.impala", "jax.ppo"])
 def test_parameters_that_are_not_finite_end_the_job_with_advice(tmp_path, learner):
     pytest.importorskip(learner.partition(".")[0])
     arguments = ["--env-id", "CartPole-v1", "--learning-rate", "1e30", "--max-grad-norm", "1e30"]
