@@ -6,8 +6,8 @@
 Items are one step of 28 KB (an observation of 84x84x4 uint8) or of 1 KB (256 float32), of random
 numbers, with an action, a reward and a flag. Tables are prioritised and full; batches have 256
 items, of which the learner reads one number each. Writers and learner run as fast as they can, all
-at once; then the learner runs alone, beside copies of a batch from one array of memory to another.
-All take turns in one run; figures are medians.
+at once; then the learner runs alone, beside copies of a batch's bytes out of as much memory as the
+table takes. All take turns in one run; figures are medians.
 """
 
 from __future__ import annotations
@@ -185,12 +185,9 @@ class Job:
         address = server.stdout.readline().strip()
         self.writers = [self._start("writer", address, f"writer-{i}") for i in range(WRITERS)]
         self.learner = self._start("learner", address, "learner")
-        while self.run(self.writers, 0.5)[0] * 0.5 * self._turns() < SIZES[size][2]:
-            pass
-
-    def _turns(self) -> int:
-        self._filled = getattr(self, "_filled", 0) + WRITERS
-        return self._filled
+        inserted = 0.0
+        while inserted < SIZES[size][2]:
+            inserted += sum(self.run(self.writers, 0.5)) / 2
 
     def _start(self, role: str, address: str, name: str = "") -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "benchmarks.replay_served", "--role", role]
@@ -218,19 +215,25 @@ class Job:
             process.wait()
 
 
-def copies(size: str, seconds: float) -> float:
-    """Copies of a batch in a second."""
-    source = np.ones(batch_bytes(size), np.uint8)
-    target = np.zeros_like(source)
-    count, begin = 0, time.perf_counter()
-    while (elapsed := time.perf_counter() - begin) < seconds:
-        np.copyto(target, source)
-        count += 1
-    return count / elapsed
+class Memory:
+    """As much of it as the table's items take."""
+
+    def __init__(self, size: str) -> None:
+        self._items = np.ones((SIZES[size][2] // BATCH, batch_bytes(size)), np.uint8)
+        self._batch = np.zeros(batch_bytes(size), np.uint8)
+
+    def copies(self, seconds: float) -> float:
+        """Copies of a batch's bytes in a second."""
+        count, begin = 0, time.perf_counter()
+        while (elapsed := time.perf_counter() - begin) < seconds:
+            np.copyto(self._batch, self._items[count % len(self._items)])
+            count += 1
+        return count / elapsed
 
 
 def measure(size: str, names: list[str], options: argparse.Namespace) -> None:
     jobs: dict[str, Job] = {}
+    memory = Memory(size)
     found: dict[str, dict[str, list[float]]] = {name: {} for name in [*names, "memcpy"]}
     try:
         for name in names:
@@ -243,7 +246,7 @@ def measure(size: str, names: list[str], options: argparse.Namespace) -> None:
                 for what, rate in rates.items():
                     if turn > 0:
                         found[name].setdefault(what, []).append(rate)
-            found["memcpy"].setdefault("sampled alone", []).append(copies(size, 0.3))
+            found["memcpy"].setdefault("sampled alone", []).append(memory.copies(0.3))
     finally:
         for job in jobs.values():
             job.close()
