@@ -122,7 +122,9 @@ def main() -> None:
 
     rates: dict[str, list[float]] = {"batched": [], "plain": []}
     try:
-        with moolink.InferenceServer(peer, "batched", serve) as server:
+        # The model is not compiled: batches of any size will do.
+        buckets = range(1, options.actors + 1)
+        with moolink.InferenceServer(peer, "batched", serve, buckets=buckets) as server:
             for way in rates:
                 turn(way, 0.5)
             for _ in range(options.turns):
