@@ -1,9 +1,11 @@
 """Requests of actors that an InferenceServer batches, beside plain calls of the same model.
 
     python -m benchmarks.inference --actors 64 --seconds 3 --turns 5
+    python -m benchmarks.inference --model dense
 
-The model is a dense layer of 256 units and a head, in torch on one thread; the actors are threads
-of two processes, each with one row of 84 float32 numbers a request. Plain calls run the model on
+The model is DQN's network for Atari games, of frames of 84x84x4 bytes, or a dense layer of 256
+units on 84 float32 numbers; both with a head for 6 actions, in torch, which uses its usual threads.
+The actors are threads of two processes, each with one row a request. Plain calls run the model on
 one row each. Both ways take turns in one run.
 """
 
@@ -18,6 +20,7 @@ import time
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 import moolink
@@ -25,17 +28,27 @@ import moolink
 _PROCESSES = 2
 
 
-def make_model() -> Any:
+def make_model(kind: str) -> Any:
     torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(84, 256), torch.nn.ReLU(), torch.nn.Linear(256, 6))
+    nn = torch.nn
+    if kind == "dense":
+        return nn.Sequential(nn.Linear(84, 256), nn.ReLU(), nn.Linear(256, 6))
+    return nn.Sequential(
+        *(nn.Conv2d(4, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU()),
+        *(nn.Conv2d(64, 64, 3, 1), nn.ReLU(), nn.Flatten()),
+        *(nn.Linear(3136, 512), nn.ReLU(), nn.Linear(512, 6)),
+    )
 
 
-def act(address: str, name: str, count: int) -> None:
+def inputs_of(kind: str) -> npt.NDArray[Any]:
+    return np.ones((1, 84), np.float32) if kind == "dense" else np.ones((1, 4, 84, 84), np.uint8)
+
+
+def act(address: str, name: str, count: int, inputs: npt.NDArray[Any]) -> None:
     """A process of actors; each line of its input is a way and seconds, each of its output a
     number of calls."""
     peer = moolink.Rpc(name)
     peer.connect(address)
-    inputs = np.ones((1, 84), np.float32)
     clients = [moolink.InferenceClient(peer, "batched", "server") for _ in range(count)]
     for line in sys.stdin:
         way, seconds = line.split()
@@ -63,22 +76,25 @@ def main() -> None:
     parser.add_argument("--actors", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=3)
     parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--model", choices=["atari", "dense"], default="atari")
     parser.add_argument("--act", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.act:
-        act(options.act[0], options.act[1], int(options.act[2]))
+        act(options.act[0], options.act[1], int(options.act[2]), inputs_of(options.model))
         return
 
-    torch.set_num_threads(1)
-    model = make_model()
+    model = make_model(options.model)
 
-    @torch.no_grad()
+    def choose(inputs: Any) -> Any:
+        with torch.no_grad():
+            rows = torch.from_numpy(inputs)
+            return model(rows / 255 if rows.dtype == torch.uint8 else rows).argmax(1)
+
     def serve(batch: moolink.InferenceBatch) -> Any:
-        return model(torch.from_numpy(batch.inputs)).argmax(1)
+        return choose(batch.inputs)
 
-    @torch.no_grad()
     def plain(inputs: Any) -> Any:
-        return model(torch.from_numpy(inputs)).argmax(1)
+        return choose(inputs)
 
     peer = moolink.Rpc("server")
     peer.define("plain", plain)
@@ -87,6 +103,7 @@ def main() -> None:
         subprocess.Popen(
             [
                 *(sys.executable, "-m", "benchmarks.inference"),
+                *("--model", options.model),
                 *("--act", address, f"actors-{i}", str(options.actors // _PROCESSES)),
             ],
             stdin=subprocess.PIPE,
@@ -105,7 +122,9 @@ def main() -> None:
 
     rates: dict[str, list[float]] = {"batched": [], "plain": []}
     try:
-        with moolink.InferenceServer(peer, "batched", serve) as server:
+        # The model is not compiled: batches of any size will do.
+        buckets = range(1, options.actors + 1)
+        with moolink.InferenceServer(peer, "batched", serve, buckets=buckets) as server:
             for way in rates:
                 turn(way, 0.5)
             for _ in range(options.turns):

@@ -63,6 +63,7 @@ class TorchRL:
         from tensordict import TensorDict
         from torchrl.data import LazyTensorStorage, TensorDictPrioritizedReplayBuffer
 
+        torch.set_num_threads(1)  # its threads get in one another's way on a busy machine
         self.torch, self.dict = torch, TensorDict
         self.buffer = TensorDictPrioritizedReplayBuffer(
             alpha=EXPONENT,
@@ -86,7 +87,8 @@ class TorchRL:
         return self.batch
 
     def update(self, priorities: np.ndarray[Any, Any]) -> None:
-        self.batch["priority"] = self.torch.from_numpy(priorities)
+        # As float32: its tree reads no other type.
+        self.batch["priority"] = self.torch.as_tensor(priorities, dtype=self.torch.float32)
         self.buffer.update_tensordict_priority(self.batch)
 
 

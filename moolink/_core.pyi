@@ -136,6 +136,15 @@ class Lent:
 def empty(shape: Sequence[int], dtype: str, arrays: str) -> Any:
     """See moolink.empty."""
 
+def fill_block(
+    block: numpy.typing.NDArray[numpy.uint8],
+    arrays: list[numpy.typing.NDArray[Any]],
+    offsets: list[int],
+) -> None:
+    """
+    Copies arrays of numbers, each to its offset, in bytes, of a block that peers will read.
+    """
+
 class Future:
     """
     The outcome of a call or operation. It may be read any number of times, from any thread, and awaited by many tasks on any event loops.

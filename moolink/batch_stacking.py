@@ -103,13 +103,14 @@ class BatchOptions:
         """Raises Misfit if the call alone brings more rows than the largest bucket has."""
         if self.mode != "cat":
             return
-        for leaf in _leaves(call[1:]):
-            if _rank(leaf) > 0 and 0 in leaf.shape[1:] and leaf.shape[0] > _MOST_EMPTY_ROWS:
-                raise Misfit(f"it brings {leaf.shape[0]} rows without elements")
+        shapes = [leaf.shape for leaf in _leaves(call[1:]) if _rank(leaf) > 0]
+        for shape in shapes:
+            if shape[0] > _MOST_EMPTY_ROWS and 0 in shape[1:]:
+                raise Misfit(f"it brings {shape[0]} rows without elements")
         if self.bucket_sizes is None:
             return
         largest = self.bucket_sizes[-1]
-        if (rows := rows_of(call)) > largest:
+        if shapes and (rows := shapes[0][0]) > largest:
             raise Misfit(
                 f"it brings {rows} rows, and a batch has at most {largest} "
                 f"(bucket_sizes={self.bucket_sizes}): make several calls of it"

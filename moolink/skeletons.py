@@ -13,6 +13,7 @@ import numpy as np
 
 Skeleton = Any
 _Numbers = (bool, int, float)
+_CONTAINERS = (dict, list, tuple)
 
 
 def flatten(tree: Any) -> tuple[list[Any], Skeleton]:
@@ -57,14 +58,22 @@ def leaves_like(tree: Any, skeleton: Skeleton) -> list[Any] | None:
 
 def _collect(node: Any, skeleton: Skeleton, leaves: list[Any]) -> bool:
     if isinstance(skeleton, int):
-        if isinstance(node, dict | list | tuple):
+        if isinstance(node, _CONTAINERS):
             return False
         leaves.append(node)
         return True
     if type(node) is not type(skeleton) or len(node) != len(skeleton):
         return False
     if isinstance(skeleton, dict):
-        return all(k in node and _collect(node[k], child, leaves) for k, child in skeleton.items())
+        for key, child in skeleton.items():  # a loop: it runs for every step of a writer
+            if key not in node:
+                return False
+            value = node[key]
+            if isinstance(child, int) and not isinstance(value, _CONTAINERS):
+                leaves.append(value)
+            elif not _collect(value, child, leaves):
+                return False
+        return True
     return all(_collect(a, b, leaves) for a, b in zip(node, skeleton, strict=True))
 
 

@@ -24,26 +24,41 @@ std::size_t cached_bytes() {
 
 #if defined(__SSE2__)
 constexpr std::size_t kLine = 64;
-constexpr std::size_t kAhead = 16 * kLine;
+constexpr std::size_t kPage = 4096;
+constexpr std::size_t kPages = 4;  // copied side by side
+constexpr std::size_t kLines = 4;  // of a page, before the next page's turn
+
+void copy_line(std::byte* to, const std::byte* from) {
+  const auto* source = reinterpret_cast<const __m128i*>(from);
+  auto* target = reinterpret_cast<__m128i*>(to);
+  const __m128i first = _mm_loadu_si128(source);
+  const __m128i second = _mm_loadu_si128(source + 1);
+  const __m128i third = _mm_loadu_si128(source + 2);
+  const __m128i fourth = _mm_loadu_si128(source + 3);
+  _mm_stream_si128(target, first);
+  _mm_stream_si128(target + 1, second);
+  _mm_stream_si128(target + 2, third);
+  _mm_stream_si128(target + 3, fourth);
+}
+
+// Processors prefetch within a page: of several pages at once, more lines are on their way.
+void copy_pages(std::byte* to, const std::byte* from) {
+  for (std::size_t at = 0; at < kPage; at += kLines * kLine) {
+    for (std::size_t page = 0; page < kPages; ++page) {
+      const std::size_t begin = page * kPage + at;
+      for (std::size_t line = 0; line < kLines; ++line) {
+        copy_line(to + begin + line * kLine, from + begin + line * kLine);
+      }
+    }
+  }
+}
 
 void copy_past_cache(std::byte* to, const std::byte* from, std::size_t size) {
-  const std::size_t head = (kLine - reinterpret_cast<std::uintptr_t>(to) % kLine) % kLine;
-  std::memcpy(to, from, head);
-  const std::size_t end = head + (size - head) / kLine * kLine;
-  for (std::size_t at = head; at < end; at += kLine) {
-    const auto* source = reinterpret_cast<const __m128i*>(from + at);
-    auto* target = reinterpret_cast<__m128i*>(to + at);
-    _mm_prefetch(reinterpret_cast<const char*>(from + at + kAhead), _MM_HINT_NTA);
-    const __m128i first = _mm_loadu_si128(source);
-    const __m128i second = _mm_loadu_si128(source + 1);
-    const __m128i third = _mm_loadu_si128(source + 2);
-    const __m128i fourth = _mm_loadu_si128(source + 3);
-    _mm_stream_si128(target, first);
-    _mm_stream_si128(target + 1, second);
-    _mm_stream_si128(target + 2, third);
-    _mm_stream_si128(target + 3, fourth);
-  }
-  std::memcpy(to + end, from + end, size - end);
+  std::size_t at = (kLine - reinterpret_cast<std::uintptr_t>(to) % kLine) % kLine;
+  std::memcpy(to, from, at);
+  for (; size - at >= kPages * kPage; at += kPages * kPage) copy_pages(to + at, from + at);
+  for (; size - at >= kLine; at += kLine) copy_line(to + at, from + at);
+  std::memcpy(to + at, from + at, size - at);
   _mm_sfence();  // before any store that tells others of it
 }
 #endif

@@ -1,5 +1,6 @@
 #include "bind/lending.h"
 
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
@@ -9,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/streaming_copy.h"
 #include "bind/context.h"
 #include "bind/gil.h"
 #include "bind/public_class.h"
@@ -40,6 +42,35 @@ nb::object empty(const tensor::Shape& shape, const std::string& dtype, std::stri
   if (!bytes) throw nb::value_error(("no array has shape " + tensor::shape_text(shape)).c_str());
   MutableBuffer memory = default_context()->lending().allocate(static_cast<std::size_t>(*bytes));
   return export_tensor(std::move(memory), {wire::Framework::numpy, *type, {}, shape}, kind);
+}
+
+using Block = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+// How many blocks of a size take turns; by then no line of one is in the cache any more.
+constexpr std::size_t kBlocksInTurn = 4;
+
+void fill_block(const Block& block, const nb::list& arrays,
+                const std::vector<std::size_t>& offsets) {
+  if (arrays.size() != offsets.size()) throw nb::value_error("each array needs its offset");
+  std::vector<ImportedTensor> given;
+  for (std::size_t i = 0; i < offsets.size(); ++i) {
+    given.push_back(import_numbers(arrays[i]));
+    if (offsets[i] > block.size() || given.back().bytes() > block.size() - offsets[i]) {
+      throw nb::value_error("the block has no room for the array");
+    }
+  }
+  copy_unlocked(block.size(), [&] {
+    for (std::size_t i = 0; i < given.size(); ++i) {
+      std::byte* to = reinterpret_cast<std::byte*>(block.data()) + offsets[i];
+      const tensor::TensorRef& tensor = given[i].tensor;
+      if (tensor::is_contiguous(tensor.shape, tensor.strides)) {
+        const std::size_t bytes = given[i].bytes();
+        streaming_copy({to, bytes}, {tensor.data, bytes}, kBlocksInTurn * block.size());
+      } else {
+        copy_elements(given[i], to);
+      }
+    }
+  });
 }
 
 PyType_Slot lent_slots[] = {
@@ -91,6 +122,10 @@ void bind_lending(nb::module_& m) {
         "See moolink.empty.",
         nb::sig("def empty(shape: collections.abc.Sequence[int], dtype: str, arrays: str) -> "
                 "typing.Any"));
+  m.def("fill_block", &fill_block, nb::arg("block"), nb::arg("arrays"), nb::arg("offsets"),
+        "Copies arrays of numbers, each to its offset, in bytes, of a block that peers will read.",
+        nb::sig("def fill_block(block: numpy.typing.NDArray[numpy.uint8], arrays: "
+                "list[numpy.typing.NDArray[typing.Any]], offsets: list[int]) -> None"));
 }
 
 }  // namespace moolink::bind

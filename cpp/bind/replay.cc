@@ -190,7 +190,7 @@ class ReplayCore {
     {
       const GilRelease unlocked;
       Allocator& allocator = lend ? static_cast<Allocator&>(context->lending()) : context->pool();
-      copied = replay_->copy(picked, allocator);
+      copied = replay_->copy(picked, allocator, lend);
     }
     nb::list batch;
     for (std::size_t i = 0; i < copied.size(); ++i) {

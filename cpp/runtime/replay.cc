@@ -4,9 +4,11 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <string>
 
 #include "base/error.h"
+#include "base/streaming_copy.h"
 #include "io/loop.h"
 
 namespace moolink::runtime {
@@ -14,6 +16,8 @@ namespace {
 
 constexpr auto kInterruptEvery = std::chrono::milliseconds(50);
 constexpr std::size_t kPrefetch = 8;  // items ahead
+// From here on another process finds a batch faster in memory than this one's cache takes it up.
+constexpr std::size_t kPastCache = std::size_t{4} << 20;
 
 std::string described(const ReplayColumn& column) {
   return std::string(tensor::dtype_name(column.dtype)) + " " + tensor::shape_text(column.shape);
@@ -23,7 +27,7 @@ bool same_layout(const ReplayColumn& a, const ReplayColumn& b) {
   return a.dtype == b.dtype && a.shape == b.shape;
 }
 
-void gather(const Replay::Picked& picked, const std::vector<MutableBuffer>& arrays) {
+void gather(const Replay::Picked& picked, const std::vector<MutableBuffer>& arrays, bool lent) {
   const ReplayStore::View& view = *picked.view;
   const std::vector<replay::Row>& rows = picked.picks.rows;
   std::vector<std::size_t> begins;  // of each item in the picks' rows
@@ -36,13 +40,15 @@ void gather(const Replay::Picked& picked, const std::vector<MutableBuffer>& arra
     std::byte* out = arrays[piece].data();
     const auto of = [&](std::size_t item) { return picked.patterns[item]->pieces[piece]; };
     const std::size_t bytes = picked.layouts[piece].bytes / of(0).rows();
+    const bool past_cache = lent && arrays[piece].size() >= kPastCache;
+    const std::size_t whole = past_cache ? std::numeric_limits<std::size_t>::max() : 0;
     for (std::size_t item = 0; item < picked.size(); ++item) {
       if (const std::size_t later = item + kPrefetch; later < picked.size()) {
         __builtin_prefetch(view.at(rows[begins[later] + of(later).first], of(later).column));
       }
       for (std::uint32_t row = 0; row < of(item).rows(); ++row, out += bytes) {
-        std::memcpy(out, view.at(rows[begins[item] + of(item).first + row], of(item).column),
-                    bytes);
+        const std::byte* from = view.at(rows[begins[item] + of(item).first + row], of(item).column);
+        streaming_copy({out, bytes}, {from, bytes}, whole);
       }
     }
   }
@@ -205,14 +211,14 @@ Replay::Picked Replay::sample(std::uint32_t table, std::size_t count, Time deadl
   return picked;
 }
 
-std::vector<MutableBuffer> Replay::copy(const Picked& picked, Allocator& allocator) {
+std::vector<MutableBuffer> Replay::copy(const Picked& picked, Allocator& allocator, bool lent) {
   std::vector<MutableBuffer> arrays;
   std::exception_ptr failed;
   try {
     for (const ReplayColumn& layout : picked.layouts) {
       arrays.push_back(allocator.allocate(layout.bytes * picked.size()));
     }
-    gather(picked, arrays);
+    gather(picked, arrays, lent);
   } catch (...) {
     failed = std::current_exception();
   }

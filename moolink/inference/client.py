@@ -50,6 +50,9 @@ class InferenceClient(Closing):
         self._rpc = rpc
         self._name = name
         self._id = serving.make_id(rpc)
+        self._function = names.INFER.format(name)
+        self._row = np.arange(0)  # the number of each of a request's rows
+        self._nowhere = np.zeros(0, bool)  # an episode begins
         self._server: str | None = None
         self._served = False  # by this server, at least once
         self._lost: set[str] = set()
@@ -97,13 +100,15 @@ class InferenceClient(Closing):
             ValueError: the request before has not been waited for, or inputs have no rows.
         """
         rows = _rows_of(inputs)
-        of_each = np.zeros(rows, bool) if first is None else np.array(first, bool)
-        if of_each.shape != (rows,):
+        of_each = None if first is None else np.array(first, bool)
+        if of_each is not None and of_each.shape != (rows,):
             raise ValueError(f"first has shape {of_each.shape}, and there are {rows} rows")
         if not self._under_way.acquire(blocking=False):
             raise ValueError("a client has one request under way: take its result first")
         try:
-            return InferenceRequest(self, inputs, of_each)
+            if len(self._row) != rows:
+                self._row, self._nowhere = np.arange(rows), np.zeros(rows, bool)
+            return InferenceRequest(self, inputs, self._nowhere if of_each is None else of_each)
         except BaseException:
             self._under_way.release()
             raise
@@ -120,9 +125,7 @@ class InferenceClient(Closing):
     def _send(self, inputs: Any, first: npt.NDArray[np.bool_]) -> Future:
         if self._server is None:
             self._server = self._choose()
-        row = np.arange(len(first))
-        function = names.INFER.format(self._name)
-        return self._rpc.async_(self._server, function, inputs, self._id, row, first)
+        return self._rpc.async_(self._server, self._function, inputs, self._id, self._row, first)
 
     def _lose(self, why: str) -> None:
         assert self._server is not None
@@ -211,6 +214,8 @@ class InferenceRequest:
 
 
 def _rows_of(inputs: Any) -> int:
+    if isinstance(inputs, np.ndarray) and inputs.ndim > 0:
+        return len(inputs)
     leaves, _ = skeletons.flatten(inputs)
     shapes = {tuple(leaf.shape)[:1] for leaf in leaves if hasattr(leaf, "shape")}
     if len(shapes) != 1 or () in shapes:

@@ -45,7 +45,7 @@ class LocalSteps(Steps):
     def insert(
         self, item: Item, first: int, priority: float, table: str | None, timeout: float | None
     ) -> int:
-        keys = self.insert_until(item, first, priority, table, timeout, None)
+        keys = self.insert_until(item, [first], np.array([priority]), table, timeout, None)
         self._replay.raise_if_late(
             len(keys), 1, self._replay.open_table(table).options.name, timeout
         )
@@ -54,18 +54,19 @@ class LocalSteps(Steps):
     def insert_until(
         self,
         item: Item,
-        first: int,
-        priority: float,
+        firsts: list[int],
+        priorities: npt.NDArray[np.float64],
         table: str | None,
         timeout: float | None,
         stop: Callable[[], bool] | None,
     ) -> npt.NDArray[np.int64]:
-        """As insert, until the time is up or `stop` returns True: no key then."""
+        """As insert, of many alike, until the time is up or `stop` returns True: the keys of those
+        that are in."""
         deadlines.check(timeout)
         of = self._replay.open_table(table)
-        pattern = self._replay.add_pattern(of, self._layout, item, priority)
-        rows = np.array(self._rows[first : first + item.width], np.uint32)
-        priorities = np.array([priority], np.float64)
+        pattern = self._replay.add_pattern(of, self._layout, item, priorities)
+        steps = [self._rows[first : first + item.width] for first in firsts]
+        rows = np.array(steps, np.uint32).reshape(-1)
         return self._replay.insert_rows(pattern, rows, priorities, of, timeout, stop)
 
     def __len__(self) -> int:

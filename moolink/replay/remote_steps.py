@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
+import itertools
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ import numpy as np
 from moolink import deadlines, logs, serving, skeletons
 from moolink.errors import CancelledError, Closed, Error, NoSuchFunction, PeerLost, TimeoutError
 from moolink.replay import names
+from moolink.replay.step_blocks import StepBlocks
 from moolink.replay.writer import Item, Steps
 
 if TYPE_CHECKING:
@@ -23,11 +24,20 @@ _PAUSE = 0.1  # seconds before a server that is lost is called again
 
 
 @dataclasses.dataclass
-class _Turn:
-    """What one call tells the server: steps, and items of the steps up to these."""
+class _Kind:
+    """What items that follow one another have in common."""
 
-    steps: list[list[Any]] = dataclasses.field(default_factory=list)
-    items: list[tuple[Any, ...]] = dataclasses.field(default_factory=list)
+    item: Item
+    table: str | None
+
+
+@dataclasses.dataclass(slots=True)
+class _Made:
+    """An item on its way."""
+
+    kind: _Kind
+    first: int  # the number of its first step
+    priority: float
 
 
 class RemoteSteps(Steps):
@@ -50,11 +60,12 @@ class RemoteSteps(Steps):
         self._function = names.WRITE.format(name)
         self._end = names.END.format(name)
         self._chunk = chunk
-        self._kept: collections.deque[list[Any]] = collections.deque()  # up to the next
-        self._next = 0  # the number of the next step
+        self._steps = StepBlocks(self.columns, chunk)
+        self._told = 0  # steps before this one were sent
         self._oldest = 0  # that an item may be made of
-        self._gathered = _Turn()
-        self._sent: _Turn | None = None
+        self._kind: _Kind | None = None  # of the last item
+        self._gathered: list[_Made] = []  # go with the next call
+        self._sent: list[_Made] = []  # are under way
         self._call: Future | None = None
         self._away = deadlines.Wait()  # since a call succeeded
         self._begin()
@@ -66,18 +77,10 @@ class RemoteSteps(Steps):
         if leaves is None:
             difference = skeletons.difference(step, self.skeleton)
             raise ValueError(f"a step differs from the first one: it is {difference}")
-        copied = []
-        for leaf, (path, dtype, shape) in zip(leaves, self.columns, strict=True):
-            array = skeletons.as_array(leaf, dtype, path)
-            if skeletons.layout_of(array) != (dtype, shape):
-                given = skeletons.layout_of(array)
-                raise ValueError(f"{path}: expected {dtype} {shape}, got {given[0]} {given[1]}")
-            copied.append(array.clone() if hasattr(array, "clone") else np.array(array))
+        arrays = self._steps.arrays_of(leaves)
         # What went wrong before is raised before the step is taken.
-        self._settle(wait=len(self._gathered.steps) >= self._chunk)
-        self._kept.append(copied)
-        self._gathered.steps.append(copied)
-        self._next += 1
+        self._settle(wait=self._steps.end - self._told >= self._chunk)
+        self._steps.append(arrays)
         self._send()
 
     def forget(self, count: int) -> None:
@@ -89,23 +92,22 @@ class RemoteSteps(Steps):
     ) -> None:
         if timeout == 0:
             raise ValueError("over a network a writer cannot insert without waiting")
-        self._settle(wait=len(self._gathered.items) >= self._chunk)
-        number = self._oldest + first
-        pieces = [list(piece) for piece in item.pieces]
-        row = (item.skeleton, item.width, pieces, number, float(priority), table)
-        self._gathered.items.append(row)
+        self._settle(wait=len(self._gathered) >= self._chunk)
+        if self._kind is None or self._kind.item is not item or self._kind.table != table:
+            self._kind = _Kind(item, table)
+        self._gathered.append(_Made(self._kind, self._oldest + first, float(priority)))
         self._send()
 
     def flush(self) -> None:
-        while self._call is not None or self._gathered.items:
+        while self._call is not None or self._gathered:
             self._settle(wait=True)
             self._send()
 
     def close(self) -> None:
         if self._call is not None:
             self._call.cancel()
-        self._call = self._sent = None
-        self._gathered = _Turn()
+        self._call = None
+        self._gathered, self._sent = [], []
         self._end_at_server()
         self._begin()
 
@@ -117,7 +119,7 @@ class RemoteSteps(Steps):
         """A writer anew, at the server's side."""
         self._id = serving.make_id(self._rpc)
         self._turn = 0
-        self._base = self._next  # the number of the server's first step
+        self._base = self._steps.end  # the number of the server's first step
 
     def _settle(self, wait: bool) -> None:
         """Takes the reply to the call under way; `wait` for it if need be."""
@@ -128,67 +130,70 @@ class RemoteSteps(Steps):
         """Calls the server, unless a call is under way."""
         if self._call is not None:
             return
-        if not self._gathered.items and len(self._gathered.steps) < self._chunk:
+        if not self._gathered and self._steps.end - self._told < self._chunk:
             return  # steps alone are in no hurry
-        turn, self._gathered = self._gathered, _Turn()
-        self._sent = turn
-        self._call = self._rpc.async_(self._server, self._function, *self._arguments(turn))
+        self._sent, self._gathered = self._gathered, []
+        arguments = self._arguments(self._sent)
+        self._call = self._rpc.async_(self._server, self._function, *arguments)
 
-    def _arguments(self, turn: _Turn) -> tuple[Any, ...]:
+    def _arguments(self, items: list[_Made]) -> tuple[Any, ...]:
+        needed = min([self._oldest, *(item.first for item in items)])
         if self._turn == 0:
-            turn.steps = list(self._kept)
-            self._base = self._next - len(turn.steps)
-        items = [
-            (skeleton, width, pieces, first - self._base, priority, table)
-            for skeleton, width, pieces, first, priority, table in turn.items
+            self._base = self._told = needed
+        steps = [
+            (count, skeletons.unflatten(self.skeleton, arrays))
+            for count, arrays in self._steps.between(self._told, self._steps.end)
         ]
-        steps = None
-        if turn.steps:
-            columns = [_stacked(column) for column in zip(*turn.steps, strict=True)]
-            steps = skeletons.unflatten(self.skeleton, columns)
-        needed = min([self._oldest, *(item[3] for item in turn.items)])
-        forgotten = max(0, needed - self._base)
+        self._told = self._steps.end
+        groups = []
+        for kind, group in itertools.groupby(items, lambda item: item.kind):
+            made = list(group)
+            firsts = [item.first - self._base for item in made]
+            priorities = np.array([item.priority for item in made])
+            what = kind.item
+            groups.append((what.skeleton, what.width, what.pieces, kind.table, firsts, priorities))
         number = self._turn
         self._turn += 1
-        return self._id, number, forgotten, steps, len(turn.steps), items
+        return self._id, number, max(0, needed - self._base), steps, groups
 
     def _trim(self) -> None:
         """Keeps the steps of which items may be made, here or, once more, at another server."""
-        items = self._gathered.items + (self._sent.items if self._sent else [])
-        needed = min([self._oldest, *(item[3] for item in items)])
-        for _ in range(needed - (self._next - len(self._kept))):
-            self._kept.popleft()
+        needed = min(self._oldest, self._told)
+        if not self._steps.gives_up(needed):
+            return
+        for item in itertools.chain(self._gathered, self._sent):
+            needed = min(needed, item.first)
+        self._steps.forget(needed)
 
     def _finish(self) -> None:
         """Waits for the call under way."""
-        call, turn = self._call, self._sent
+        call, sent = self._call, self._sent
         assert call is not None
-        assert turn is not None
         try:
             done = call.result()
         except (Closed, CancelledError):
             raise
         except (PeerLost, NoSuchFunction, TimeoutError) as lost:
             if lost.ran != "no":
-                self._lose(turn.items, str(lost))
-                turn.items = []
+                self._lose(sent, str(lost))
+                sent = []
             time.sleep(min(_PAUSE, self._away.turn(f"a writer waits: {lost}")))
             done = None
         except Error:
             # How much of the turn was done is not known: the writer begins anew at the server.
-            self._call = self._sent = None
+            self._call, self._sent = None, []
             self._end_at_server()
             self._begin()
             raise
         else:
             self._away = deadlines.Wait()
-        self._call = self._sent = None
-        self._gathered.items = turn.items[done or 0 :] + self._gathered.items
+        self._call, self._sent = None, []
+        self._gathered = sent[done or 0 :] + self._gathered
         self._trim()
         if done is None:
             self._begin()
 
-    def _lose(self, items: list[tuple[Any, ...]], why: str) -> None:
+    def _lose(self, items: list[_Made], why: str) -> None:
         self.lost += len(items)
         if items:
             logs.logger.warning("a writer may have lost items, %d: %s", len(items), why)
@@ -197,11 +202,3 @@ class RemoteSteps(Steps):
         call = getattr(self, "_call", None)
         if call is not None:
             call.cancel()
-
-
-def _stacked(column: tuple[Any, ...]) -> Any:
-    if hasattr(column[0], "clone"):
-        import torch
-
-        return torch.stack(column)
-    return np.stack(column)

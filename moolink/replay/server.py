@@ -141,8 +141,7 @@ class ReplayServer(Closing):
         writer: str,
         turn: int,
         forgotten: int,
-        steps: Any,
-        count: int,
+        steps: list[Any],
         items: list[Any],
     ) -> None:
         with self._lock:
@@ -154,7 +153,7 @@ class ReplayServer(Closing):
             reply(None)  # this server has restarted since the writer began
             return
         stop = self._stop(reply)
-        self._answer(reply, lambda: of.write(forgotten, steps, count, items, stop))
+        self._answer(reply, lambda: of.write(forgotten, steps, items, stop))
 
     def _stop(self, reply: RpcDeferredReturn) -> Callable[[], bool]:
         """Whether a wait is to end: the caller has given up, or the server ends."""
@@ -196,31 +195,33 @@ class _RemoteWriter:
     def write(
         self,
         forgotten: int,
-        steps: Any,
-        count: int,
+        steps: list[Any],
         items: list[Any],
         stop: Callable[[], bool],
     ) -> int:
-        """Appends `count` steps, stacked, makes items of the last ones, and forgets those before
-        the step `forgotten`; returns how many items are in: those that found no room in some
+        """Appends steps, stacked in several parts, makes items of the last ones, and forgets those
+        before the step `forgotten`; returns how many items are in: those that found no room in some
         seconds are not."""
         deadline = deadlines.after(_TURN)
         with self._lock:
             self.turn += 1
-            if self._steps is None:
-                self._steps = self._open(steps)
-            if count:
-                self._steps.extend(steps, count)
+            for count, part in steps:
+                if self._steps is None:
+                    self._steps = self._open(part)
+                self._steps.extend(part, count)
             done = 0
-            for skeleton, width, pieces, first, priority, table in items:
+            for skeleton, width, pieces, table, firsts, priorities in items:
                 item = Item(skeleton, width, [(self._columns[c], f, n) for c, f, n in pieces])
-                offset = self._place(first, width)
+                offsets = [self._place(first, width) for first in firsts]
+                assert self._steps is not None
                 left = deadlines.left(deadline)
-                if not len(self._steps.insert_until(item, offset, priority, table, left, stop)):
+                keys = self._steps.insert_until(item, offsets, priorities, table, left, stop)
+                done += len(keys)
+                if len(keys) < len(offsets):
                     break
-                done += 1
-            self._steps.forget(self._place(forgotten, 0))
-            self._first = forgotten
+            if self._steps is not None:
+                self._steps.forget(self._place(forgotten, 0))
+                self._first = forgotten
             return done
 
     def _open(self, steps: Any) -> LocalSteps:
@@ -233,7 +234,8 @@ class _RemoteWriter:
 
     def _place(self, step: int, width: int) -> int:
         """The place of a step among those that are kept."""
-        assert self._steps is not None
+        if self._steps is None:
+            raise ValueError("the writer has sent no steps")
         place = step - self._first
         if not 0 <= place <= place + width <= len(self._steps):
             raise ValueError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import operator
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
@@ -52,7 +53,7 @@ class Steps(abc.ABC):
         return None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(slots=True)
 class Part:
     """One array of a writer's steps, in one step or several: what an item is made of."""
 
@@ -99,6 +100,7 @@ class Writer:
         self._begin = 0  # of the episode
         self._oldest = 0  # that is kept
         self._end = 0
+        self._item = Item((), 0, [])  # as the last one was made
 
     def append(self, step: Any) -> None:
         """Copies a step: a tree of arrays.
@@ -151,24 +153,29 @@ class Writer:
             QueueFull, TimeoutError: it was not inserted in time.
             ValueError: a step is not kept any more, or the table has items of another layout.
         """
-        leaves, skeleton = skeletons.flatten(parts)
-        for leaf in leaves:
-            if not isinstance(leaf, Part):
+        skeleton = self._item.skeleton
+        leaves = skeletons.leaves_like(parts, skeleton)
+        if leaves is None:
+            leaves, skeleton = skeletons.flatten(parts)
+        first, end = self._end, 0
+        for part in leaves:
+            if not isinstance(part, Part):
                 raise TypeError(
-                    f"an item is made of parts of a history, not of a {type(leaf).__name__}"
+                    f"an item is made of parts of a history, not of a {type(part).__name__}"
                 )
+            first = min(first, part.first)
+            end = max(end, part.first + (part.count or 1))
         if not leaves or self._steps is None:
             raise ValueError("an item is made of at least one array")
-        first = min(part.first for part in leaves)
         if first < self._oldest:
             raise ValueError(
                 f"the item needs the last {self._end - first} steps, and the writer keeps "
                 f"{self._keep}: make it with a larger `keep`"
             )
-        width = max(part.first + max(part.count, 1) for part in leaves) - first
         pieces = [(part.column, part.first - first, part.count) for part in leaves]
-        item = Item(skeleton, width, pieces)
-        return self._steps.insert(item, first - self._oldest, priority, table, timeout)
+        if skeleton is not self._item.skeleton or pieces != self._item.pieces:
+            self._item = Item(skeleton, end - first, pieces)
+        return self._steps.insert(self._item, first - self._oldest, priority, table, timeout)
 
     def end_episode(self) -> None:
         """No later item reaches back beyond here."""
@@ -207,11 +214,12 @@ class Writer:
 
     def steps_at(self, index: int | slice) -> int | range:
         """Which steps an index of the episode means, counted from the writer's first step."""
-        episode = range(self._begin, self._end)
         if not isinstance(index, slice):
-            if not -len(episode) <= index < len(episode):
-                raise IndexError(f"step {index} of an episode that has {len(episode)} steps")
-            return episode[index]
+            step = operator.index(index) + (self._end if index < 0 else self._begin)
+            if not self._begin <= step < self._end:
+                raise IndexError(f"step {index} of an episode that has {len(self)} steps")
+            return step
+        episode = range(self._begin, self._end)
         if index.step not in (None, 1):
             raise ValueError("an item's steps follow one another: a slice has no step")
         steps = episode[index]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 import sys
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
@@ -40,6 +42,10 @@ class Field:
     def region(self) -> Region:
         return placement.region_of(self.start, self.shape)
 
+    @property
+    def wire(self) -> tuple[Any, ...]:
+        return self.dtype, self.shape, self.offset, self.framework, self.start, self.whole
+
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
@@ -50,7 +56,7 @@ class Layout:
     size: int
 
     def to_wire(self) -> tuple[Any, ...]:
-        return self.skeleton, [dataclasses.astuple(field) for field in self.fields], self.size
+        return self.skeleton, [field.wire for field in self.fields], self.size
 
     @classmethod
     def from_wire(cls, wire: tuple[Any, ...]) -> Layout:
@@ -81,15 +87,17 @@ def pack(tree: Any) -> tuple[Layout, Bytes]:
         parts.append(_Part(leaf.dtype, shape, leaf.kind, tuple(start), tuple(whole)))
     layout = _layout(skeleton, parts)
     block = lending.empty(layout.size, "uint8")
-    for leaf, field in zip(leaves, layout.fields, strict=True):
-        np.copyto(_place(block, field, leaf.array.dtype), leaf.array)
+    _core.fill_block(
+        block, [leaf.array for leaf in leaves], [field.offset for field in layout.fields]
+    )
     return layout, block
 
 
 def _check(values: list[Any], skeleton: Skeleton) -> None:
-    for path, value in zip(skeletons.paths(skeleton), values, strict=True):
+    for i, value in enumerate(values):
         dtype = getattr(skeletons.as_array(value), "dtype", None)
-        if dtype is None or str(dtype) == "object":
+        if dtype is None or getattr(dtype, "hasobject", False):
+            path = skeletons.paths(skeleton)[i]
             what = f"a {type(value).__qualname__}" if dtype is None else "an array of object"
             raise TypeError(
                 f"{path}: {what} cannot be published: only arrays, tensors and numbers can"
@@ -159,7 +167,7 @@ def _layout(skeleton: Skeleton, parts: Sequence[_Part]) -> Layout:
     for part in parts:
         dtype, shape, framework, start, whole = part
         fields.append(Field(dtype, shape, end, framework, start, whole))
-        size = int(np.prod(shape, dtype=np.int64)) * _seen_as(dtype).itemsize
+        size = math.prod(shape) * _seen_as(dtype).itemsize
         end += -(-size // _ALIGNMENT) * _ALIGNMENT
     return Layout(skeleton, tuple(fields), max(end, _ALIGNMENT))
 
@@ -192,15 +200,21 @@ def part(layout: Layout, block: Bytes, index: int, region: Region) -> npt.NDArra
     return view
 
 
+@functools.cache
 def _seen_as(dtype: str) -> np.dtype[Any]:
     """Numpy's dtype for the bytes of a dtype, which it may not have itself."""
     return np.dtype(trees.seen_as(dtype, _core.item_size(dtype)))
 
 
+@functools.cache
+def _named(dtype: str) -> np.dtype[Any]:
+    named: np.dtype[Any] = numpy_dtype(dtype)
+    return named
+
+
 def _place(block: Bytes, field: Field, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    count = int(np.prod(field.shape, dtype=np.int64))
-    end = field.offset + count * dtype.itemsize
-    return block[field.offset : end].view(dtype).reshape(field.shape)
+    """A view of a field's elements; one that cannot be written if the block cannot."""
+    return np.ndarray(field.shape, dtype, block, field.offset)
 
 
 def _as_float(array: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
@@ -218,14 +232,16 @@ def _narrow(array: npt.NDArray[Any]) -> npt.NDArray[np.uint16]:
 
 
 def _restored(block: Bytes, field: Field, arrays: Arrays) -> Any:
+    framework = field.framework if arrays == "same" else arrays
+    if field.framework == "numpy" == framework:
+        return _place(block, field, _named(field.dtype))
     view = _place(block, field, _seen_as(field.dtype))
     if field.framework == "number":
         number = _as_float(view, field.dtype) if field.dtype == "bfloat16" else view
         return number.item() if number.ndim == 0 else number.copy()
-    framework = field.framework if arrays == "same" else arrays
     if framework == "torch" and (arrays == "torch" or "torch" in sys.modules):
         return trees.as_torch(view.copy(), field.dtype)
-    named = view.view(numpy_dtype(field.dtype))
+    named = view.view(_named(field.dtype))
     if framework == "jax" and (arrays == "jax" or "jax" in sys.modules):
         import jax
 

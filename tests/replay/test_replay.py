@@ -21,6 +21,7 @@ from moolink.replay import (
     Uniform,
 )
 from tests import waiting
+from tests.replay.drift import check_probabilities
 
 
 def item(i: int) -> dict[str, Any]:
@@ -63,6 +64,10 @@ def test_priorities_weigh_and_weights_make_up_for_it() -> None:
     np.testing.assert_allclose(weights[batch.data["i"] == 0], 1.0)
     assert replay.update_priorities(keys, [0.0, 0.0, 9.0]) == 3
     assert set(replay.sample(50).data["i"].tolist()) == {2}
+
+
+def test_probabilities_are_exact_after_a_million_updates() -> None:
+    check_probabilities(1_000_000)
 
 
 def test_wrong_priorities_change_nothing() -> None:

@@ -411,21 +411,25 @@ def test_a_message_that_no_client_sends_harms_nobody(net: Net) -> None:
     good.flush()
     call = net.peers[-1].sync
     write = "moolink.replay/replay/write"
-    step = {"x": np.zeros(1, np.int64)}
-    ok = ({"x": 0}, 1, [(0, 0, 0)], 0, 1.0, None)
+    steps = [(1, {"x": np.zeros(1, np.int64)})]
+    ok = ({"x": 0}, 1, [(0, 0, 0)], None, [0], np.ones(1))
     wrong: list[tuple[Any, ...]] = [
-        (-1, step, 1, []),
-        (5, step, 1, []),
-        (0, step, 2**40, [ok]),
-        (0, step, 1, [({"x": 0}, 1, [(0, 0, 0)], -1, 1.0, None)]),
-        (0, step, 1, [({"x": 7}, 1, [(0, 0, 0)], 0, 1.0, None)]),
-        (0, step, 1, [({"x": 0}, 1, [(9, 0, 0)], 0, 1.0, None)]),
-        (0, step, 1, [({"x": 0}, 2**32 - 1, [(0, 0, 2**32 - 1)], 0, 1.0, None)]),
-        (0, step, 1, [({"x": 0}, 1, [(0, 0, 0)], 0, float("nan"), None)]),
-        (0, None, 0, [ok]),
-        (0, {"x": "text"}, 1, [ok]),
-        ("first", step, 1, [ok]),
-        (0, step, 1, 7),
+        (-1, steps, []),
+        (5, steps, []),
+        (0, [(2**40, steps[0][1])], [ok]),
+        (0, [*steps, (1, {"x": np.zeros(1)})], [ok]),
+        (0, steps, [({"x": 0}, 1, [(0, 0, 0)], None, [-1], np.ones(1))]),
+        (0, steps, [({"x": 7}, 1, [(0, 0, 0)], None, [0], np.ones(1))]),
+        (0, steps, [({"x": 0}, 1, [(9, 0, 0)], None, [0], np.ones(1))]),
+        (0, steps, [({"x": 0}, 2**32 - 1, [(0, 0, 2**32 - 1)], None, [0], np.ones(1))]),
+        (0, steps, [({"x": 0}, 1, [(0, 0, 0)], None, [0], np.array([np.nan]))]),
+        (0, steps, [({"x": 0}, 1, [(0, 0, 0)], None, [0], np.ones(2))]),
+        (0, steps, [({"x": 0}, 1, [(0, 0, 0)], None, [0], 1.0)]),
+        (0, [], [ok]),
+        (0, [(1, {"x": "text"})], [ok]),
+        ("first", steps, [ok]),
+        (0, steps, 7),
+        (0, 7, [ok]),
     ]
     for i, arguments in enumerate(wrong):
         with pytest.raises(moolink.RemoteError):

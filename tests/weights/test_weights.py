@@ -86,6 +86,18 @@ def test_subscribers_get_the_newest_version_whole(net: Net) -> None:
         assert subscribers[0].stats()["bytes_fetched"] == 0  # mapped
 
 
+def test_arrays_with_gaps_and_without_elements_are_published(net: Net) -> None:
+    numbers = np.arange(60_000, dtype=np.float64).reshape(200, 300)
+    tree = [numbers.T, numbers[::2, ::3], numbers[:0], np.float32(7), np.array(True)]
+    with Publisher(net.learner, "w") as publisher:
+        publisher.publish(tree)
+        got = net.subscribe("actor").wait(timeout=20).tree
+    for array, expected in zip(got, tree, strict=True):
+        np.testing.assert_array_equal(array, expected)
+        assert array.dtype == expected.dtype
+        assert array.shape == expected.shape
+
+
 def test_what_is_mapped_cannot_be_written_and_outlives_everything(net: Net) -> None:
     publisher = Publisher(net.learner, "w")
     one = net.subscribe("actor")

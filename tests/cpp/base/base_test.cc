@@ -37,12 +37,12 @@ TEST("heap allocator: blocks are 64-byte aligned, sized as asked") {
 }
 
 TEST("streaming copy: the same bytes past the cache as through it, at any alignment and size") {
-  std::vector<std::byte> from(3 * 4096 + 100);
+  std::vector<std::byte> from(9 * 4096 + 100);
   Random random(11);
   for (std::byte& byte : from) byte = static_cast<std::byte>(random.next());
   for (const std::size_t whole : {std::size_t{0}, std::size_t{1} << 40}) {
     for (const std::size_t offset : {0UL, 1UL, 63UL, 64UL}) {
-      for (const std::size_t size : {0UL, 1UL, 4095UL, 4096UL, 4097UL, 3 * 4096UL}) {
+      for (const std::size_t size : {0UL, 1UL, 4095UL, 4096UL, 4097UL, 3 * 4096UL, 9 * 4096UL}) {
         std::vector<std::byte> to(from.size(), std::byte{0xa5});
         streaming_copy(std::span(to).subspan(offset, size), std::span(from).subspan(7, size),
                        whole);
