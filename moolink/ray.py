@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
-import torch
 from ray.experimental import register_tensor_transport
 from ray.experimental.rdt.tensor_transport_manager import (
     CommunicatorMetadata,
@@ -17,6 +16,9 @@ from ray.experimental.rdt.tensor_transport_manager import (
 
 from moolink.errors import StateError
 from moolink.rpc import Rpc
+
+if TYPE_CHECKING:
+    import torch
 
 NAME = "MOOLINK"
 _FETCH = "moolink.ray.fetch"
@@ -43,6 +45,8 @@ def register() -> None:
     Raises:
         ValueError: it was called before in this process.
     """
+    import torch
+
     register_tensor_transport(NAME, ["cpu"], TensorTransport, torch.Tensor)
 
 

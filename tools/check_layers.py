@@ -51,6 +51,7 @@ FRAMEWORKS = {"torch", "jax", "jaxlib", "flax", "optax"}
 PYTHON_TREES: dict[str, set[str]] = {
     "moolink": set(),
     "moolink/torch": {"torch"},
+    "moolink/torchrl": {"torch"},
     "moolink/jax": {"jax", "jaxlib"},
     "examples/common": set(),
     "examples/torch": {"torch"},
