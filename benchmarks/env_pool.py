@@ -1,18 +1,18 @@
 """EnvPool and VectorEnv beside the same environments in one process, in a bare loop over shared
 memory, and in the worker processes of Gymnasium and, where they are installed, of
-Stable-Baselines3 and PufferLib. Where sail-sg's EnvPool is installed, CartPole in it and here.
+Stable-Baselines3 and PufferLib. If sail-sg's EnvPool is installed, CartPole in it and here.
 
     python benchmarks/env_pool.py --workers 2 --batch-size 64
     PYTHONPATH=. build/interop/current/bin/python benchmarks/env_pool.py      SB3 and EnvPool
     PYTHONPATH=. build/interop/pufferlib/bin/python benchmarks/env_pool.py    PufferLib
 
-`make test-interop` builds the Python environments of the last two. PufferLib's has a gymnasium that
-is too old for VectorEnv, whose rows are missing there.
+`make test-interop` builds the Python environments of the last two commands. PufferLib's has a
+gymnasium that is too old for VectorEnv, so VectorEnv's rows are missing there.
 
-All but PufferLib take turns, so that a change of the machine's speed meets each of them. A row
-gives the median and the best turn's environment steps a second, and the CPU time a step of all
-processes together. The trivial environments do nothing, so what is measured is what the pool itself
-costs.
+All but PufferLib take turns, so a change of the machine's speed affects each of them. A row gives
+the environment steps a second of the median and the best turn, and the CPU time a step of all
+processes together. The trivial environments do nothing, so the figures show the cost of the pool
+itself.
 """
 
 from __future__ import annotations
@@ -158,9 +158,9 @@ class InProcess:
 class BareLoop:
     """The least that worker processes cost: a loop over shared arrays, a byte each way a batch.
 
-    No checks, no statistics, no failures, no other spaces, and one flag an environment instead of
-    `terminated` and `truncated`: what a pool is measured by. It has the same processes, copies and
-    arrays, and wakes its workers as often; a pool has to do all that it leaves out.
+    A pool is compared with it. It has no checks, statistics, failures or other spaces, and one flag
+    for each environment instead of `terminated` and `truncated`. It has the processes, copies and
+    arrays of a pool, and wakes its workers as often. A pool has to do all that it leaves out.
     """
 
     def __init__(self, make: Callable[[], Any], workers: int, size: int, batches: int) -> None:
@@ -304,7 +304,7 @@ class PufferLib:
 
 
 class SailEnvPool:
-    """sail-sg's CartPole, whose environments are written in C++ and stepped by threads."""
+    """CartPole in sail-sg's EnvPool, which has it in C++ and steps it in threads."""
 
     def __init__(self, workers: int, size: int, halves: int) -> None:
         import envpool
@@ -373,7 +373,7 @@ def native_runners(workers: int, rows: int) -> dict[str, tuple[Any, int]]:
 
 
 def cart_pole_runners(workers: int, size: int) -> dict[str, tuple[Any, int]]:
-    """CartPole in VectorEnv, as Gymnasium has it in Python and in numpy, and in EnvPool."""
+    """Returns runners of CartPole: Gymnasium's, in Python and in numpy, and EnvPool's."""
     make, mode = functools.partial(gymnasium.make, "CartPole-v1"), "NextStep"
     native = functools.partial(native_cart_poles, size // workers)
     return {
@@ -396,7 +396,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def measure(runners: dict[str, tuple[Any, int]], seconds: float, turns: int) -> None:
-    """Runs each runner for `turns` turns of about `seconds`, prints a row for each, closes it."""
+    """Runs each runner for `turns` turns of about `seconds`, prints its row and closes it."""
     rates: dict[str, list[float]] = {name: [] for name in runners}
     used = dict.fromkeys(runners, 0.0)
     counts = {}
@@ -449,7 +449,7 @@ def main() -> None:
             runners[title] = (StableBaselines3(make, workers), workers)
         measure(runners, options.seconds, options.turns)
         if importlib.util.find_spec("pufferlib") is not None:
-            # After the others: its workers would take the processors in their turns, too.
+            # After the others, because its workers take the processors in others' turns too.
             runners = {"PufferLib, half batches": (PufferLib(make, workers, size), size)}
             measure(runners, options.seconds, options.turns)
     if not hasattr(gymnasium.vector, "AutoresetMode"):

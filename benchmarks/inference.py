@@ -3,10 +3,10 @@
     python -m benchmarks.inference --actors 64 --seconds 3 --turns 5
     python -m benchmarks.inference --model dense
 
-The model is DQN's network for Atari games, of frames of 84x84x4 bytes, or a dense layer of 256
-units on 84 float32 numbers; both with a head for 6 actions, in torch, which uses its usual threads.
-The actors are threads of two processes, each with one row a request. Plain calls run the model on
-one row each. Both ways take turns in one run.
+The model is DQN's network for Atari games, on frames of 84x84x4 bytes, or a dense layer of 256
+units on 84 float32 numbers. Both have a head for 6 actions, and run in torch with its default
+number of threads. The actors are threads of two processes, each with one row a request. Plain calls
+run the model on one row each. Both ways take turns in one run.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def main() -> None:
 
     rates: dict[str, list[float]] = {"batched": [], "plain": []}
     try:
-        # The model is not compiled: batches of any size will do.
+        # The model is not compiled, so it takes batches of any size.
         buckets = range(1, options.actors + 1)
         with moolink.InferenceServer(peer, "batched", serve, buckets=buckets) as server:
             for way in rates:

@@ -63,7 +63,7 @@ class TorchRL:
         from tensordict import TensorDict
         from torchrl.data import LazyTensorStorage, TensorDictPrioritizedReplayBuffer
 
-        torch.set_num_threads(1)  # its threads get in one another's way on a busy machine
+        torch.set_num_threads(1)  # several threads slow each other down on a busy machine
         self.torch, self.dict = torch, TensorDict
         self.buffer = TensorDictPrioritizedReplayBuffer(
             alpha=EXPONENT,
@@ -87,7 +87,7 @@ class TorchRL:
         return self.batch
 
     def update(self, priorities: np.ndarray[Any, Any]) -> None:
-        # As float32: its tree reads no other type.
+        # TorchRL's tree reads only float32.
         self.batch["priority"] = self.torch.as_tensor(priorities, dtype=self.torch.float32)
         self.buffer.update_tensordict_priority(self.batch)
 

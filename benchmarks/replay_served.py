@@ -1,13 +1,13 @@
-"""A served replay beside Reverb's: one server, two writers and a learner, each a process.
+"""A served replay beside Reverb: one server, two writers and a learner, each a process.
 
-    pip install 'dm-reverb[tensorflow]==0.14.0'  # for Python 3.11; the row appears if it is there
+    pip install 'dm-reverb[tensorflow]==0.14.0'  # on Python 3.11; adds the row of Reverb
     python -m benchmarks.replay_served --seconds 3 --turns 5
 
-Items are one step of 28 KB (an observation of 84x84x4 uint8) or of 1 KB (256 float32), of random
-numbers, with an action, a reward and a flag. Tables are prioritised and full; batches have 256
-items, of which the learner reads one number each. Writers and learner run as fast as they can, all
-at once; then the learner runs alone, beside copies of a batch's bytes out of as much memory as the
-table takes. All take turns in one run; figures are medians.
+An item is one step of 28 KB (an observation of 84x84x4 uint8) or of 1 KB (256 float32), with an
+action, a reward and a flag. Observations are random numbers. Tables are prioritised and full. A
+batch has 256 items, and the learner reads one number of each. The writers and the learner run
+together, as fast as they can. Then the learner runs alone. The row of memcpy copies a batch's bytes
+out of as much memory as the table takes. All take turns in one run. Figures are medians.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def batch_bytes(size: str) -> int:
 
 
 class System(abc.ABC):
-    """What a process of each role does."""
+    """A replay system: a method for the process of each role."""
 
     def __init__(self, size: str) -> None:
         self.step = step_of(size)
@@ -56,18 +56,18 @@ class System(abc.ABC):
 
     @abc.abstractmethod
     def serve(self) -> str:
-        """Starts the server in this process; returns what the others connect to."""
+        """Starts the server in this process; returns the address to which the others connect."""
 
     @abc.abstractmethod
     def write(self, address: str, name: str) -> Iterator[None]:
-        """Inserts an item each time that it is advanced; `flush` waits for all."""
+        """Inserts an item each time that it is advanced; `flush` waits for all items."""
 
     @abc.abstractmethod
     def flush(self) -> None: ...
 
     @abc.abstractmethod
     def sample(self, address: str, name: str) -> Iterator[Any]:
-        """The observations of a batch each time."""
+        """Yields the observations of a batch each time."""
 
 
 class Moolink(System):
@@ -155,7 +155,7 @@ SYSTEMS: dict[str, tuple[str, type[System]]] = {
 
 
 def play(role: str, system: System, address: str, name: str) -> None:
-    """A process; each line of its input is seconds, each of its output a number per second."""
+    """Runs a process that reads seconds, and writes items or batches a second, a line each time."""
     if role == "server":
         print(system.serve(), flush=True)
         sys.stdin.read()
@@ -216,14 +216,14 @@ class Job:
 
 
 class Memory:
-    """As much of it as the table's items take."""
+    """As much memory as the table's items take."""
 
     def __init__(self, size: str) -> None:
         self._items = np.ones((SIZES[size][2] // BATCH, batch_bytes(size)), np.uint8)
         self._batch = np.zeros(batch_bytes(size), np.uint8)
 
     def copies(self, seconds: float) -> float:
-        """Copies of a batch's bytes in a second."""
+        """Returns the number of copies of a batch's bytes in a second."""
         count, begin = 0, time.perf_counter()
         while (elapsed := time.perf_counter() - begin) < seconds:
             np.copyto(self._batch, self._items[count % len(self._items)])
@@ -238,7 +238,7 @@ def measure(size: str, names: list[str], options: argparse.Namespace) -> None:
     try:
         for name in names:
             jobs[name] = Job(name, size)
-        for turn in range(options.turns + 1):  # the first one makes memory warm
+        for turn in range(options.turns + 1):  # the first turn warms the memory up
             for name, job in jobs.items():
                 *writers, learner = job.run([*job.writers, job.learner], options.seconds)
                 alone = job.run([job.learner], options.seconds)[0]
@@ -268,7 +268,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3, help="of one turn")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--sizes", nargs="*", default=list(SIZES), choices=list(SIZES))
-    parser.add_argument("--without", nargs="*", default=[], help="systems that are left out")
+    parser.add_argument("--without", nargs="*", default=[], help="systems to leave out")
     for argument in ("--role", "--system", "--size", "--address", "--name"):
         parser.add_argument(argument, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -142,7 +142,7 @@ def fill_block(
     offsets: list[int],
 ) -> None:
     """
-    Copies arrays of numbers, each to its offset, in bytes, of a block that peers will read.
+    Copies each array of numbers to its offset, in bytes, in a block that peers will read.
     """
 
 class Future:
@@ -555,7 +555,7 @@ class GroupCore:
 
     def wait_for_members(self, count: int, timeout: float | None) -> bool:
         """
-        Waits until update() shows so many members, or raises; returns whether it does.
+        Waits until update() would show `count` members or raise; False: the time is up.
         """
 
     def members(self) -> list[str]:
@@ -683,7 +683,7 @@ class SharedWords:
 
     def ask(self, goal: int, wanted: int, first: int, stride: int, count: int, bell: int) -> bool:
         """
-        Tells whether the sum of the words from `first` is at least `wanted`. If it is not, empties the eventfd `bell` and writes `wanted` into the word `goal`, unless it is there; then looks again.
+        Returns whether the sum of the words from `first` is at least `wanted`. If it is not, and the word `goal` is not `wanted`, empties the eventfd `bell`, writes `wanted` into `goal` and reads the sum again.
         """
 
     def serve(self, served: int, goal: int, first: int, stride: int, count: int) -> bool:
@@ -722,14 +722,14 @@ class EnvironmentRows:
         """
 
 class ActionNumbers:
-    """Where a batch's actions go that are int64 numbers."""
+    """The array for a batch's actions, which are int64 numbers."""
 
     def __init__(self, room: numpy.typing.NDArray[numpy.int64], low: int, high: int) -> None:
-        """`room` has an element a row."""
+        """`room` has one element for each row."""
 
     def write(self, given: Any) -> bool:
         """
-        Copies an int64 array of as many numbers as there is room for, if all are from `low` to `high`; returns False, and copies nothing, for anything else.
+        Copies an int64 array of one number for each row, if all are from `low` to `high`; returns False, and copies nothing, for any other object.
         """
 
 class EpisodeCounts:

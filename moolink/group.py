@@ -76,17 +76,17 @@ class Group(Closing):
     def wait_for_members(self, count: int, timeout: float | None = None) -> None:
         """Blocks, without the GIL, until the group has at least ``count`` members.
 
-        Takes over the newest view, as :meth:`update` does, so that :meth:`members` shows them. The
-        group stays elastic: members may leave again at any time, and a peer that is restarted
-        when the others have ended waits until ``timeout``.
+        Takes over the newest view, as :meth:`update` does, so :meth:`members` returns them. The
+        group stays elastic: a member may leave at any time. If a peer restarts after the other
+        members have ended, it waits until ``timeout``.
 
         Args:
-            count: members, this peer among them.
-            timeout: seconds; None: without a limit.
+            count: number of members, including this peer.
+            timeout: seconds; None: no limit.
 
         Raises:
-            TimeoutError: the group had fewer members until then.
-            AuthError: as :meth:`update`.
+            TimeoutError: the group still has fewer members after ``timeout``.
+            AuthError: as in :meth:`update`.
             Closed: the group is closed.
         """
         deadlines.check(timeout)

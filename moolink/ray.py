@@ -1,4 +1,4 @@
-"""Tensors of Ray's actors, handed from one to another by moolink."""
+"""A tensor transport for Ray: actors fetch each other's tensors through moolink."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 NAME = "MOOLINK"
 _FETCH = "moolink.ray.fetch"
-_FIND = 10.0  # seconds until a source that cannot be reached counts as lost
+_FIND = 10.0  # seconds until an unreachable source counts as lost
 
 
 def register() -> None:
-    """Lets methods of actors return tensors through moolink. Call it before the actors' classes are
-    defined, in the process that makes the actors:
+    """Lets methods of actors return tensors through moolink. Call it in the process that makes the
+    actors, before it defines their classes:
 
         moolink.ray.register()
 
@@ -37,13 +37,13 @@ def register() -> None:
             def weights(self):
                 return [parameter.detach() for parameter in self.net.parameters()]
 
-    What such a method returns stays with its actor. An actor that is given the reference fetches
-    the tensors from there: on one host over shared memory, else over tcp or InfiniBand. Tensors are
-    torch's, on the CPU. Actors listen on their node's address; on several nodes set `MOOLINK_TOKEN`
-    in the environment of all, for example by `runtime_env`.
+    The actor keeps the tensors that such a method returns. Another actor that gets the reference
+    fetches them from it: on one host over shared memory, else over TCP or InfiniBand. The transport
+    takes torch tensors on the CPU. Actors listen on the address of their node. On several nodes,
+    set the same `MOOLINK_TOKEN` in the environment of all, for example with `runtime_env`.
 
     Raises:
-        ValueError: it was called before in this process.
+        ValueError: this process has called it before.
     """
     import torch
 
@@ -52,14 +52,14 @@ def register() -> None:
 
 @dataclass
 class Place(TensorTransportMetadata):  # type: ignore[misc]
-    """Where tensors are."""
+    """The peer that has an object's tensors, and its address."""
 
     peer: str = ""
     address: str = ""
 
 
 class TensorTransport(TensorTransportManager):  # type: ignore[misc]
-    """One of each process, made by Ray: see :func:`register`."""
+    """Ray makes one in each process: see :func:`register`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -77,7 +77,7 @@ class TensorTransport(TensorTransportManager):  # type: ignore[misc]
 
     @staticmethod
     def can_abort_transport() -> bool:
-        """A fetch ends by itself when its source dies: there is nothing to abort."""
+        """Returns True: a fetch ends by itself when its source dies, so abort has nothing to do."""
         return True
 
     def actor_has_tensor_transport(self, actor: Any) -> bool:
@@ -111,8 +111,9 @@ class TensorTransport(TensorTransportManager):  # type: ignore[misc]
         """Fetches an object's tensors.
 
         Raises:
-            moolink.PeerLost, moolink.TimeoutError: its actor has died, or cannot be reached.
-            moolink.StateError: its actor has freed it.
+            moolink.PeerLost, moolink.TimeoutError: the actor that has them died, or cannot be
+                reached.
+            moolink.StateError: that actor has freed the object.
         """
         place, peer = tensor_transport_metadata, self._peer()
         if place.peer not in self._known:
@@ -136,7 +137,7 @@ class TensorTransport(TensorTransportManager):  # type: ignore[misc]
             self._objects.pop(obj_id, None)
 
     def abort_transport(self, *_: Any) -> None:
-        """Nothing: see can_abort_transport."""
+        """Does nothing: see can_abort_transport."""
 
     def _peer(self) -> Rpc:
         with self._lock:

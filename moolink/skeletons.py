@@ -65,7 +65,7 @@ def _collect(node: Any, skeleton: Skeleton, leaves: list[Any]) -> bool:
     if type(node) is not type(skeleton) or len(node) != len(skeleton):
         return False
     if isinstance(skeleton, dict):
-        for key, child in skeleton.items():  # a loop: it runs for every step of a writer
+        for key, child in skeleton.items():  # a loop, as this runs for every step of a writer
             if key not in node:
                 return False
             value = node[key]

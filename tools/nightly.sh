@@ -1,9 +1,9 @@
 #!/bin/sh
 # Usage: tools/nightly.sh [SEEDS]
 # The checks that take hours: SEEDS (10,000) seeds of each simulator that no night before had,
-# tests/nightly (RDMA between emulated machines, trainings to their ends, 10^8 priorities), storms
-# of deaths, broker kills and comings and goings, ten minutes of a torch and a JAX learner in one
-# group, more examples of the properties, clang-tidy on all files, twenty minutes of each fuzz
+# tests/nightly (RDMA between emulated machines, trainings to their ends, 10^8 priority updates),
+# storms of deaths, broker kills and comings and goings, ten minutes of a torch and a JAX learner in
+# one group, more examples of the properties, clang-tidy on all files, twenty minutes of each fuzz
 # target and an hour's soak.
 set -eu
 seeds=${1:-10000}

@@ -5,7 +5,7 @@ cd "$(dirname "$0")/.."
 kind=$1
 build=build/sanitize-${kind%%,*}
 bin=.venv/bin
-# Clang instruments several times as fast as GCC.
+# Builds with sanitizers are several times as fast with clang as with GCC.
 compiler=$(command -v clang++ || command -v g++)
 $bin/cmake -S . -B "$build" -G Ninja -DCMAKE_MAKE_PROGRAM="$PWD/$bin/ninja" \
   -DCMAKE_CXX_COMPILER="$compiler" -DMOOLINK_TESTS=ON -DMOOLINK_DEVELOPMENT=ON \

@@ -26,7 +26,7 @@ std::size_t cached_bytes() {
 constexpr std::size_t kLine = 64;
 constexpr std::size_t kPage = 4096;
 constexpr std::size_t kPages = 4;  // copied side by side
-constexpr std::size_t kLines = 4;  // of a page, before the next page's turn
+constexpr std::size_t kLines = 4;  // copied of one page before the next page's turn
 
 void copy_line(std::byte* to, const std::byte* from) {
   const auto* source = reinterpret_cast<const __m128i*>(from);
@@ -41,7 +41,7 @@ void copy_line(std::byte* to, const std::byte* from) {
   _mm_stream_si128(target + 3, fourth);
 }
 
-// Processors prefetch within a page: of several pages at once, more lines are on their way.
+// Processors prefetch within a page, so they prefetch more lines of several pages at once.
 void copy_pages(std::byte* to, const std::byte* from) {
   for (std::size_t at = 0; at < kPage; at += kLines * kLine) {
     for (std::size_t page = 0; page < kPages; ++page) {

@@ -28,7 +28,7 @@ nb::object attribute_of(PyObject* object, const nb::object& name) {
   return nb::steal(found);
 }
 
-// Other workers have flags on the same cache line: it stays theirs as well if nothing is written.
+// Other workers have flags on the same cache line. Without a write, it stays in their caches too.
 void lower(bool& flag) {
   if (flag) flag = false;
 }
@@ -62,7 +62,7 @@ void EnvironmentRows::step(std::size_t first, const nb::list& actions, nb::handl
   const std::size_t count = actions.size();
   if (first > rows_ || count > rows_ - first) throw nb::index_error("there are no such rows");
   for (std::size_t i = 0; i < count; ++i) {
-    // Read when this process has died, or to tell a user; nothing is ordered by it.
+    // The pool reads it when this process has died, or to tell a user. It orders no other memory.
     std::atomic_ref(*current_.data<std::uint64_t>())
         .store(first + i + 1, std::memory_order_relaxed);
     step_row(first + i, actions[i], take, begin);

@@ -13,7 +13,7 @@ namespace moolink::bind {
 
 namespace nb = nanobind;
 
-// Whether this process is a fork of the one that made it; costs no system call to ask.
+// Tells, without a system call, whether this process is a fork of the one that made the object.
 class ForkedSince final : public AtFork {
  public:
   ForkedSince() { join_forks(Rank::memory); }
@@ -47,7 +47,7 @@ class EnvironmentRows {
   bool write_observation(std::size_t row, PyObject* value);
   void write_reward(std::size_t row, double value);
 
-  std::vector<nb::object> environments_;   // by row; null where a row is another worker's
+  std::vector<nb::object> environments_;   // by row; null for other workers' rows
   std::optional<HeldBuffer> observation_;  // none if it is no single array
   nb::object array_type_;
   std::size_t observation_size_ = 0;  // bytes of one row

@@ -320,7 +320,7 @@ void bind_membership(nb::class_<PyGroup>& bound) {
   bound.def("update", &PyGroup::update, "Takes over the newest view; returns whether it changed.")
       .def("wait_for_members", &PyGroup::wait_for_members, nb::arg("count"),
            nb::arg("timeout").none(),
-           "Waits until update() shows so many members, or raises; returns whether it does.")
+           "Waits until update() would show `count` members or raise; False: the time is up.")
       .def("members", &PyGroup::members, "Names of the members by rank, as of the last update().")
       .def("rank", &PyGroup::rank, "This peer's rank; None while it is in no view.")
       .def("epoch", &PyGroup::epoch, "Number of the view; 0: there is none.")

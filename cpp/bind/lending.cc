@@ -46,7 +46,7 @@ nb::object empty(const tensor::Shape& shape, const std::string& dtype, std::stri
 
 using Block = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-// How many blocks of a size take turns; by then no line of one is in the cache any more.
+// This many blocks of a size take turns. When a block's turn comes, none of its lines is cached.
 constexpr std::size_t kBlocksInTurn = 4;
 
 void fill_block(const Block& block, const nb::list& arrays,
@@ -123,7 +123,7 @@ void bind_lending(nb::module_& m) {
         nb::sig("def empty(shape: collections.abc.Sequence[int], dtype: str, arrays: str) -> "
                 "typing.Any"));
   m.def("fill_block", &fill_block, nb::arg("block"), nb::arg("arrays"), nb::arg("offsets"),
-        "Copies arrays of numbers, each to its offset, in bytes, of a block that peers will read.",
+        "Copies each array of numbers to its offset, in bytes, in a block that peers will read.",
         nb::sig("def fill_block(block: numpy.typing.NDArray[numpy.uint8], arrays: "
                 "list[numpy.typing.NDArray[typing.Any]], offsets: list[int]) -> None"));
 }

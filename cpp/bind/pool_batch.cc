@@ -17,7 +17,7 @@ ActionNumbers::ActionNumbers(nb::handle room, std::int64_t low, std::int64_t hig
 bool ActionNumbers::write(nb::handle given) {
   Py_buffer view;
   if (PyObject_GetBuffer(given.ptr(), &view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0) {
-    PyErr_Clear();  // No array of numpy, or one with strides.
+    PyErr_Clear();  // Not a numpy array, or not a contiguous one.
     return false;
   }
   const Py_buffer& room = room_.view();
@@ -84,16 +84,16 @@ void EpisodeCounts::count_step() {
 
 void bind_pool_batch(nb::module_& m) {
   nb::class_<ActionNumbers>(m, "ActionNumbers",
-                            "Where a batch's actions go that are int64 numbers.")
+                            "The array for a batch's actions, which are int64 numbers.")
       .def(nb::init<nb::handle, std::int64_t, std::int64_t>(), nb::arg("room"), nb::arg("low"),
            nb::arg("high"),
            nb::sig("def __init__(self, room: numpy.typing.NDArray[numpy.int64], low: int, high: "
                    "int) -> None"),
-           "`room` has an element a row.")
+           "`room` has one element for each row.")
       .def("write", &ActionNumbers::write, nb::arg("given"),
            nb::sig("def write(self, given: typing.Any) -> bool"),
-           "Copies an int64 array of as many numbers as there is room for, if all are from `low` "
-           "to `high`; returns False, and copies nothing, for anything else.");
+           "Copies an int64 array of one number for each row, if all are from `low` to `high`; "
+           "returns False, and copies nothing, for any other object.");
   nb::class_<EpisodeCounts>(m, "EpisodeCounts",
                             "The episodes of a batch: what its steps' results add up to.")
       .def(nb::init<nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle,

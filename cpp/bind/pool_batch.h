@@ -11,13 +11,13 @@
 
 namespace moolink::bind {
 
-// Where a batch's actions go that are int64 numbers.
+// The array for a batch's actions, which are int64 numbers.
 class ActionNumbers {
  public:
   ActionNumbers(nb::handle room, std::int64_t low, std::int64_t high);
 
-  // Copies as many numbers as there is room for, all within the bounds. Anything else is left
-  // alone, and the answer is false.
+  // Copies an int64 array of one number for each row, if all are within the bounds. Returns false,
+  // and copies nothing, for any other object.
   bool write(nb::handle given);
 
  private:

@@ -36,7 +36,7 @@ bool SharedWords::push(std::size_t line, std::size_t ring, std::size_t capacity,
   return load(line + 1) != 0;
 }
 
-// The bell is silent before the goal is written, and that is written before the sum is read again.
+// Silences the bell before it writes the goal, and writes the goal before it reads the sum again.
 bool SharedWords::ask(std::size_t goal, std::uint64_t wanted, std::size_t first, std::size_t stride,
                       std::size_t count, int bell) {
   if (sum(first, stride, count) >= wanted) return true;
@@ -78,9 +78,9 @@ void bind_shared_words(nb::module_& m) {
            "whether the word after the count is set.")
       .def("ask", &SharedWords::ask, nb::arg("goal"), nb::arg("wanted"), nb::arg("first"),
            nb::arg("stride"), nb::arg("count"), nb::arg("bell"),
-           "Tells whether the sum of the words from `first` is at least `wanted`. If it is not, "
-           "empties the eventfd `bell` and writes `wanted` into the word `goal`, unless it is "
-           "there; then looks again.")
+           "Returns whether the sum of the words from `first` is at least `wanted`. If it is not, "
+           "and the word `goal` is not `wanted`, empties the eventfd `bell`, writes `wanted` into "
+           "`goal` and reads the sum again.")
       .def("serve", &SharedWords::serve, nb::arg("served"), nb::arg("goal"), nb::arg("first"),
            nb::arg("stride"), nb::arg("count"),
            "Counts up the word `served`. If the sum of the words from `first` reaches `goal`, "

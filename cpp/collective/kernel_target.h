@@ -32,7 +32,7 @@
 
 namespace moolink::collective {
 
-// An element in a message, which may lie at any address.
+// An element of a message, which may lie at any address.
 template <class T>
 struct Packed {
   std::byte bytes[sizeof(T)];

@@ -396,7 +396,7 @@ void compute(const SumTask& task) {
       return reduce_float32(task);
     case DType::float64:
       return reduce_float64(task);
-    // A sum of complex numbers is one of twice as many real ones.
+    // A sum of complex numbers is a sum of twice as many real numbers.
     case DType::complex64:
       return task.op == ReduceOp::prod ? multiply_complex64(task) : reduce_float32(task);
     case DType::complex128:

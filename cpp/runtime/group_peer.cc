@@ -181,7 +181,7 @@ bool GroupPeer::wait_for_members(std::size_t count, Time deadline,
   return done;
 }
 
-// Also true where update() throws, so that a waiting thread learns of it.
+// Also true if update() would throw, so that a waiting thread learns of the error.
 bool GroupPeer::has_members(std::size_t count) const {
   return closed_ || refusal_ || member_.active_view().members.size() >= count;
 }

@@ -50,8 +50,8 @@ class GroupPeer final : public Driven, private PeerObserver {
   // Whether the view changed. Throws as throw_refusal().
   bool update();
   const group::View& view() const { return seen_; }  // as of the last update(); empty: none
-  // Waits until update() would show a view of at least `count` members, or would throw; false if
-  // the deadline passed. Throws Exception{closed}.
+  // Waits until update() would show a view of at least `count` members, or would throw. Returns
+  // false if the deadline passed. Throws Exception{closed}.
   bool wait_for_members(std::size_t count, Time deadline, const Engine::Interrupt& interrupt);
   std::string waiting_for();
   void set_timeout(Duration evict_after);

@@ -16,7 +16,7 @@ namespace {
 
 constexpr auto kInterruptEvery = std::chrono::milliseconds(50);
 constexpr std::size_t kPrefetch = 8;  // items ahead
-// From here on another process finds a batch faster in memory than this one's cache takes it up.
+// Bytes from which a lent array is faster if its copy bypasses this process's cache.
 constexpr std::size_t kPastCache = std::size_t{4} << 20;
 
 std::string described(const ReplayColumn& column) {

@@ -85,8 +85,8 @@ class Replay {
   // The same of samples: who gets any must have them copied.
   Picked sample(std::uint32_t table, std::size_t count, Time deadline, const Waiting& waiting,
                 const Interrupt& interrupt);
-  // The arrays of a batch, each with all items; without the lock, and takes a while. `lent`: to be
-  // read by other processes.
+  // The arrays of a batch, each with all items; without the lock, and takes a while. `lent`:
+  // other processes will read them.
   std::vector<MutableBuffer> copy(const Picked& picked, Allocator& allocator, bool lent);
   std::size_t update(std::uint32_t table, std::span<const replay::Key> keys,
                      std::span<const double> priorities);

@@ -265,11 +265,12 @@ class Pooled:
 
 
 class Driven(Environments):
-    """Vector environments that `moolink.drive` takes; a step is over when all rows have come.
+    """Vector environments that `moolink.drive` takes; a step is over when all rows have arrived.
 
-    Where `metadata` does not say SAME_STEP, the step after an end resets: its action is ignored,
-    its reward is 0, and its observation is the first of an episode. It is given as one that ends as
-    the step before it did, at the same observation, so that no return goes beyond it.
+    If `metadata` does not say SAME_STEP, the step after the end of an episode resets: its action is
+    ignored, its reward is 0, and its observation is the first of the next episode. This class
+    reports that step as one that ends like the step before it, at the same observation. So no
+    return goes beyond it.
     """
 
     def __init__(self, envs: Any) -> None:
@@ -283,7 +284,7 @@ class Driven(Environments):
             if not isinstance(space, spaces.Box):
                 raise OptionError(f"observation {name} is {space}, which must be a Box")
             self.observation_spaces[name] = as_box(space)
-        self._seeded = hasattr(envs, "all_env_ids")  # EnvPool, by envpool.make
+        self._seeded = hasattr(envs, "all_env_ids")  # EnvPool, whose seed envpool.make takes
 
     def reset(self, seed: int | None) -> Observation:
         self._envs.async_reset(None if self._seeded else seed)
@@ -310,7 +311,7 @@ class Driven(Environments):
         return Step(step.observation, step.reward, terminated, truncated, began, last)
 
     def _gather(self) -> Step:
-        """Receives until each row has come once; the arrays have the rows in their order."""
+        """Receives until each row has arrived once; returns arrays in the order of rows."""
         E, left = self.num_envs, self.num_envs
         reward, flags = np.empty(E, np.float32), np.empty((2, E), np.bool_)
         observation, last = self._empty(), None
@@ -340,7 +341,7 @@ class Driven(Environments):
 
 
 def on_host(array: Any) -> NDArray[Any]:
-    """Any array as numpy's, also a tensor on a GPU."""
+    """Returns any array, also a tensor on a GPU, as a numpy array."""
     return np.asarray(array.cpu() if hasattr(array, "cpu") else array)
 
 

@@ -32,8 +32,8 @@ class Options:
 
     env_id: str = "ALE/Breakout-v5"
     """An environment of Gymnasium (`CartPole-v1`, `module:Id-v0`), or `module:function` that makes
-    one, or a parallel environment of PettingZoo, or, if it has a parameter `num_envs`, a vector
-    environment of any library that `moolink.drive` takes."""
+    one or a parallel environment of PettingZoo. A function with a parameter `num_envs` makes a
+    vector environment of any library that `moolink.drive` takes."""
     mode: Literal["train", "evaluate"] = "train"
     """`evaluate` plays with the likeliest actions from the checkpoint and prints returns."""
     total_steps: int = 1_000_000

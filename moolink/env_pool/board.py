@@ -87,10 +87,10 @@ class Board:
         return self._words.load(self._of[worker])
 
     def ask(self, batch: int, goal: int, bell: int) -> bool:
-        """Wants the batch's bell to ring when `goal` requests are served; tells whether they are.
+        """Makes the batch's bell ring when `goal` requests are served; returns whether they are.
 
-        A bell that rang for less, or too early, is silenced. Whoever waits for the same goal too
-        looks at the board next.
+        Silences a bell that rang for a smaller goal or too early. A caller that waits for the same
+        goal too looks at the board next.
         """
         return self._words.ask(
             self._goals + batch,
@@ -126,7 +126,7 @@ class Board:
     def request(self, worker: int, position: int) -> tuple[Command, int, int] | None:
         """Returns the request at `position`: the command, the first row, the number of rows.
 
-        None if there is none yet.
+        Returns None if there is no request there yet.
         """
         if self._words.load(self._of[worker]) == position:
             return None

@@ -37,7 +37,7 @@ class Requests:
         self._bell = supervisor.bells[batch]
         self._waited = os.dup(self._bell)  # Stays valid when the pool closes.
         weakref.finalize(self, os.close, self._waited)
-        self._rung = [(self._waited, select.POLLIN)]  # What poll gives if no process has news.
+        self._rung = [(self._waited, select.POLLIN)]  # poll()'s result if only the bell rang.
         shape = supervisor.shape
         size = shape.batch_size
         self.rows = range(batch * size, (batch + 1) * size)

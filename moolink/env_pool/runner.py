@@ -52,7 +52,7 @@ class Runner:
             behaviour.infos,
         )
         self._action_tree = shape.action
-        # The usual case, Discrete: one array of numbers.
+        # Discrete actions, the usual case, are one array of numbers.
         scalar = isinstance(shape.action, Leaf) and shape.action.scalar
         self._numbers: Array | None = memory.action if scalar else None
         self._write = self._writer(shape.observation, memory.observation, "observations")

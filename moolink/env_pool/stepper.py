@@ -172,7 +172,7 @@ class EnvStepper:
                 self._tensors = _tensors(self._outputs)
             arrays = self._tensors if torch else self._outputs
             assert arrays is not None
-            # The same arrays in dicts that the user may change.
+            # The same arrays, in new dicts that the user may change.
             return map_tree(lambda array: array, arrays) if self._nested else arrays.copy()
 
 

@@ -51,8 +51,8 @@ class InferenceClient(Closing):
         self._name = name
         self._id = serving.make_id(rpc)
         self._function = names.INFER.format(name)
-        self._row = np.arange(0)  # the number of each of a request's rows
-        self._nowhere = np.zeros(0, bool)  # an episode begins
+        self._row = np.arange(0)  # the numbers of a request's rows
+        self._nowhere = np.zeros(0, bool)  # rows in which an episode begins: none
         self._server: str | None = None
         self._served = False  # by this server, at least once
         self._lost: set[str] = set()

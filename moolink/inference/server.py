@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from moolink.weights import Subscriber, Weights
 
 _LOOK = 0.2  # seconds between two looks at whether the server ends
-# Two for each power of two: at most a third of a batch is padding.
+# Two sizes for each power of two, so at most a third of a batch is padding.
 BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
 

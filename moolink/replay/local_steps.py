@@ -60,8 +60,8 @@ class LocalSteps(Steps):
         timeout: float | None,
         stop: Callable[[], bool] | None,
     ) -> npt.NDArray[np.int64]:
-        """As insert, of many alike, until the time is up or `stop` returns True: the keys of those
-        that are in."""
+        """Inserts an item of one layout from each of `firsts`, until the time is up or `stop`
+        returns True. Returns the keys of the inserted items."""
         deadlines.check(timeout)
         of = self._replay.open_table(table)
         pattern = self._replay.add_pattern(of, self._layout, item, priorities)

@@ -25,7 +25,7 @@ _PAUSE = 0.1  # seconds before a server that is lost is called again
 
 @dataclasses.dataclass
 class _Kind:
-    """What items that follow one another have in common."""
+    """The layout and the table of consecutive items."""
 
     item: Item
     table: str | None
@@ -33,7 +33,7 @@ class _Kind:
 
 @dataclasses.dataclass(slots=True)
 class _Made:
-    """An item on its way."""
+    """An item that the server has not confirmed yet."""
 
     kind: _Kind
     first: int  # the number of its first step
@@ -61,11 +61,11 @@ class RemoteSteps(Steps):
         self._end = names.END.format(name)
         self._chunk = chunk
         self._steps = StepBlocks(self.columns, chunk)
-        self._told = 0  # steps before this one were sent
+        self._told = 0  # the steps before this one were sent
         self._oldest = 0  # that an item may be made of
         self._kind: _Kind | None = None  # of the last item
-        self._gathered: list[_Made] = []  # go with the next call
-        self._sent: list[_Made] = []  # are under way
+        self._gathered: list[_Made] = []  # items for the next call
+        self._sent: list[_Made] = []  # items of the call under way
         self._call: Future | None = None
         self._away = deadlines.Wait()  # since a call succeeded
         self._begin()

@@ -199,9 +199,9 @@ class _RemoteWriter:
         items: list[Any],
         stop: Callable[[], bool],
     ) -> int:
-        """Appends steps, stacked in several parts, makes items of the last ones, and forgets those
-        before the step `forgotten`; returns how many items are in: those that found no room in some
-        seconds are not."""
+        """Appends steps, which come stacked in parts, makes items of the last ones, and forgets
+        the steps before `forgotten`. Returns the number of items that were inserted before one
+        found no room for some seconds."""
         deadline = deadlines.after(_TURN)
         with self._lock:
             self.turn += 1

@@ -1,4 +1,4 @@
-"""The steps that a writer keeps, several in an array."""
+"""The steps that a writer keeps, stacked in blocks."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import numpy as np
 
 from moolink import skeletons
 
-_BLOCK_BYTES = 1 << 20  # of an array, unless a step has more
+_BLOCK_BYTES = 1 << 20  # of an array in a block, unless one step has more
 
 Column = tuple[str, str, tuple[int, ...]]
-"""Name, dtype and shape of an array of a step."""
+"""The name, dtype and shape of an array of a step."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -26,33 +26,33 @@ class _Block:
 
 
 class StepBlocks:
-    """Steps by number. Those that follow one another lie side by side, and are sent as they are.
+    """Steps by number. Consecutive steps lie side by side in memory, and are sent as they are.
 
     Args:
         columns: the arrays of a step.
-        size: steps that are usually sent together.
+        size: the number of steps that are usually sent together.
     """
 
     def __init__(self, columns: list[Column], size: int) -> None:
         self._columns = columns
         self._size = size
-        self._dtypes: list[Any] = [None] * len(columns)  # of the arrays that came last
+        self._dtypes: list[Any] = [None] * len(columns)  # of the last step's arrays
         self._blocks: collections.deque[_Block] = collections.deque()
         self.end = 0
         """The number of the next step."""
 
     def arrays_of(self, leaves: list[Any]) -> list[Any]:
-        """The leaves of a step as arrays.
+        """Returns the leaves of a step as arrays.
 
         Raises:
-            TypeError, ValueError: they are not like the columns.
+            TypeError, ValueError: they differ from the columns.
         """
         arrays = []
         for i, (leaf, (path, dtype, shape)) in enumerate(zip(leaves, self._columns, strict=True)):
             array = skeletons.as_array(leaf, dtype, path)
             arrays.append(array)
             if getattr(array, "dtype", None) is self._dtypes[i] and array.shape == shape:
-                continue  # the names of dtypes are slow to find out
+                continue  # finding the name of a dtype is slow
             given = skeletons.layout_of(array)
             if given != (dtype, shape):
                 raise ValueError(f"{path}: expected {dtype} {shape}, got {given[0]} {given[1]}")
@@ -60,7 +60,7 @@ class StepBlocks:
         return arrays
 
     def append(self, arrays: list[Any]) -> None:
-        """Copies a step."""
+        """Copies a step to the end."""
         if not self._blocks or self._blocks[-1].used == self._blocks[-1].size:
             self._blocks.append(self._new_block(arrays))
         block = self._blocks[-1]
@@ -82,8 +82,8 @@ class StepBlocks:
         return _Block(self.end, size, made)
 
     def between(self, begin: int, end: int) -> list[tuple[int, list[Any]]]:
-        """The steps from `begin` up to `end`: the number of steps and their arrays, stacked, of
-        each block."""
+        """Returns the steps from `begin` up to `end`: for each block, the number of steps and their
+        stacked arrays."""
         parts = []
         for block in self._blocks:
             first = max(begin - block.first, 0)
@@ -93,10 +93,10 @@ class StepBlocks:
         return parts
 
     def gives_up(self, first: int) -> bool:
-        """Whether memory becomes free when steps before `first` are forgotten."""
+        """Returns whether forgetting the steps before `first` frees memory."""
         return bool(self._blocks) and self._blocks[0].first + self._blocks[0].size <= first
 
     def forget(self, first: int) -> None:
-        """Nobody will ask for steps before `first`."""
+        """Frees the blocks in which all steps are before `first`."""
         while self.gives_up(first):
             self._blocks.popleft()

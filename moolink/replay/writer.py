@@ -100,7 +100,7 @@ class Writer:
         self._begin = 0  # of the episode
         self._oldest = 0  # that is kept
         self._end = 0
-        self._item = Item((), 0, [])  # as the last one was made
+        self._item = Item((), 0, [])  # the layout of the last item
 
     def append(self, step: Any) -> None:
         """Copies a step: a tree of arrays.

@@ -1,4 +1,4 @@
-"""moolink under TorchRL's interfaces: a replay buffer and a scheme of weight updates."""
+"""moolink behind TorchRL's interfaces: a replay buffer and a weight sync scheme."""
 
 from moolink.torchrl.replay_buffer import ReplayBuffer
 from moolink.torchrl.weight_sync import WeightSyncScheme

@@ -1,4 +1,4 @@
-"""A table of a replay with the methods of TorchRL's replay buffers."""
+"""A replay's table with the methods of TorchRL's replay buffers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from moolink.replay import Replay, ReplayClient
 
 INDEX = "index"
-WEIGHT = "priority_weight"  # the key from which TorchRL's losses and users take it
+WEIGHT = "priority_weight"  # TorchRL's losses and users read the weights from this key
 
 
 class ReplayBuffer:
@@ -27,14 +27,14 @@ class ReplayBuffer:
     and importance weights as `"priority_weight"`, both [batch_size].
 
     Args:
-        replay: of this process, or of another one's. Any number of buffers may share it.
-        table: its name; may be left out where there is one only.
-        batch_size: of `sample()` without an argument, and of iteration.
+        replay: a replay of this process, or a client of one. Any number of buffers may share it.
+        table: the table's name; may be left out if the replay has only one table.
+        batch_size: the batch size of `sample()` without an argument, and of iteration.
         priority_key: the entry of a TensorDict that has the priority of each item.
         beta: the exponent of the importance weights.
         timeout: seconds for which an insert or a sample waits for the table's limiter and for room;
-            None: for ever.
-        device: where samples are wanted; None: the host.
+            None: no limit.
+        device: the device of samples; None: the CPU.
     """
 
     def __init__(
@@ -55,16 +55,16 @@ class ReplayBuffer:
         self._beta = beta
         self._timeout = timeout
         self._device = device
-        self._greatest = 1.0  # priority so far: that of new items, as in TorchRL
+        self._greatest = 1.0  # the greatest priority so far: new items get it, as in TorchRL
 
     @property
     def batch_size(self) -> int | None:
-        """Of `sample()` without an argument."""
+        """The batch size of `sample()` without an argument."""
         return self._batch_size
 
     @property
     def write_count(self) -> int:
-        """Items that were inserted since the table was made or emptied, by anybody."""
+        """The number of items that anyone inserted since the table was made or emptied."""
         return int(self._stats()["inserts"])
 
     def __len__(self) -> int:
@@ -75,13 +75,13 @@ class ReplayBuffer:
         return int(self.extend(data.unsqueeze(0))[0])
 
     def extend(self, tensordicts: TensorDictBase) -> Tensor:
-        """Inserts the entries along the first batch dimension; returns their keys, int64.
+        """Inserts the items along the first batch dimension; returns their keys, int64.
 
         An item's priority is its entry `priority_key`, or else the greatest one so far.
 
         Raises:
             ValueError: there is no batch dimension.
-            TimeoutError: limiter or room did not let all in within `timeout`.
+            TimeoutError: the table's limiter or lack of room kept items out until `timeout`.
         """
         if not tensordicts.batch_dims:
             raise ValueError("extend() takes a TensorDict with a batch dimension; add() takes one")
@@ -95,14 +95,14 @@ class ReplayBuffer:
         return torch.from_numpy(keys)
 
     def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
-        """Samples items, as the table's sampler chooses them.
+        """Samples items that the table's sampler chooses.
 
         Returns:
             A TensorDict of batch size [batch_size]; with `return_info`, a tuple of it and a dict
             with `"index"`, `"probabilities"`, `"priorities"` and `"times_sampled"`.
 
         Raises:
-            ValueError: no batch size is given, neither here nor to the constructor.
+            ValueError: neither this call nor the constructor gives a batch size.
             TimeoutError: the limiter granted no item within `timeout`.
         """
         size = self._size(batch_size)
@@ -114,12 +114,12 @@ class ReplayBuffer:
         return data, {INDEX: data[INDEX], **info, "times_sampled": batch.times_sampled}
 
     def __iter__(self) -> Iterator[TensorDict]:
-        """Samples without end, two of them ahead."""
+        """Yields samples without end, and samples two of them ahead."""
         with self._replay.batches(self._size(None), table=self._table) as batches:
             yield from map(self._tensordict, batches)
 
     def update_priority(self, index: Any, priority: Any) -> None:
-        """Sets the priorities of the items with these keys; those that are gone are left out."""
+        """Sets the priorities of the items with these keys; skips items that are gone."""
         keys = np.atleast_1d(np.asarray(torch.as_tensor(index).cpu(), np.int64)).reshape(-1)
         priorities = self._each(priority, len(keys))
         self._replay.update_priorities(keys, priorities, table=self._table)
@@ -131,7 +131,7 @@ class ReplayBuffer:
         self.update_priority(data.get(INDEX), data.get(self._priority_key))
 
     def empty(self) -> None:
-        """Removes all items, and counts anew."""
+        """Removes all items, and starts the counts anew."""
         self._replay.reset(table=self._table)
 
     def _stats(self) -> dict[str, Any]:
@@ -146,7 +146,7 @@ class ReplayBuffer:
         return size
 
     def _each(self, priorities: Any, count: int) -> np.ndarray:
-        """One for each item: of several numbers the mean of their magnitudes."""
+        """Returns one priority for each item: the mean of the magnitudes of its numbers."""
         values = torch.as_tensor(priorities).detach().to("cpu", torch.float64).abs()
         if values.dim() == 0:
             values = values.expand(count)

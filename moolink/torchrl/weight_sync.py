@@ -1,4 +1,4 @@
-"""Weights for TorchRL's collectors, by a Publisher and Subscribers."""
+"""Weight updates for TorchRL's collectors, through a Publisher and Subscribers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from moolink.rpc import Rpc
 from moolink.weights import Publisher, Subscriber
 
 _APPLIED = "moolink.torchrl.applied"
-_LOOK = 1.0  # seconds between two looks at whether a worker's thread is to stop
+_LOOK = 1.0  # seconds between two checks whether a worker's thread must stop
 
 
 class WeightSyncScheme(TorchRLWeightSyncScheme):  # type: ignore[misc]
@@ -25,10 +25,10 @@ class WeightSyncScheme(TorchRLWeightSyncScheme):  # type: ignore[misc]
         scheme = moolink.torchrl.WeightSyncScheme()
         collector = MultiSyncCollector(envs, policy, weight_sync_schemes={"policy": scheme})
 
-    The sender publishes whole versions, of which all workers of a host map one copy. A thread of
-    each worker writes the newest version into the model, as TorchRL's own schemes do, and skips
-    those in between. Programs that TorchRL has not started name an address, and the sender says how
-    many workers there are:
+    The sender publishes whole versions, and all workers of a host map one copy. A thread of each
+    worker writes the newest version into the model, as TorchRL's own schemes do, and skips those in
+    between. Programs that TorchRL did not start give the scheme an address, and the sender gives
+    the number of workers:
 
         scheme = moolink.torchrl.WeightSyncScheme("10.0.0.1:4455")
         scheme.init_on_sender(model_id="policy", model=policy, num_workers=8)  # in the trainer
@@ -36,10 +36,10 @@ class WeightSyncScheme(TorchRLWeightSyncScheme):  # type: ignore[misc]
         scheme.connect()  # in both; the trainer then calls send()
 
     Args:
-        address: where the sender listens.
+        address: the address on which the sender listens.
         sync: whether `send` waits until all workers have the version in their models.
         timeout: seconds for which `send` and `connect` wait.
-        strategy: how weights are taken from a model: TorchRL's "tensordict" or "state_dict".
+        strategy: TorchRL's way to read the weights of a model: "tensordict" or "state_dict".
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class WeightSyncScheme(TorchRLWeightSyncScheme):  # type: ignore[misc]
         self._end: _Sender | _Worker | None = None
 
     def create_transport(self, **_: Any) -> Any:
-        """The one of this process."""
+        """Returns the transport of this process."""
         return self._end
 
     def send(self, weights: Any = None, worker_ids: int | list[int] | None = None) -> None:
@@ -66,11 +66,11 @@ class WeightSyncScheme(TorchRLWeightSyncScheme):  # type: ignore[misc]
 
         Args:
             weights: a module, a TensorDict or a state dict; None: those of the model.
-            worker_ids: None, as every worker takes every version.
+            worker_ids: must be None, because the update goes to every worker.
 
         Raises:
             ValueError: `worker_ids` is given.
-            TimeoutError: some workers do not have them after `timeout`; the message names these.
+            TimeoutError: some workers do not have them after `timeout`; the message names those.
             RuntimeError: `init_on_sender` and `connect` were not called.
         """
         if worker_ids is not None:
@@ -82,7 +82,7 @@ class WeightSyncScheme(TorchRLWeightSyncScheme):  # type: ignore[misc]
             self._end.wait(version, self._num_workers, self._timeout)
 
     def shutdown(self) -> None:
-        """Ends the thread, and the peer of this process."""
+        """Ends the thread, and closes the peer of this process."""
         end, self._end = getattr(self, "_end", None), None
         super().shutdown()
         if end is not None:
@@ -113,7 +113,7 @@ class WeightSyncScheme(TorchRLWeightSyncScheme):  # type: ignore[misc]
         workers = getattr(context, "num_workers", 1)
         self._num_workers = workers if num_workers is None else num_workers
         self._end = _Sender(self._address, model_id)
-        self._address = self._end.address  # travels to the workers with this object
+        self._address = self._end.address  # pickling this object takes it to the workers
 
     def _init_on_receiver_impl(
         self,
@@ -201,7 +201,7 @@ class _Sender:
 
 
 class _Worker:
-    """The peer of a process that takes the weights."""
+    """The peer of a process that receives the weights."""
 
     def __init__(self, address: str, name: str, index: int) -> None:
         self._index, self._sender = index, _sender_of(name)
@@ -225,7 +225,7 @@ class _Worker:
         model: Any = None,
         strategy: WeightStrategy | None = None,
     ) -> TensorDict | None:
-        """Puts the newest version, if there is one that the model does not have, into it."""
+        """Writes the newest version into the model, if the model does not have it yet."""
         try:
             newest = self._subscriber.wait(self._version + 1, timeout)
         except TimeoutError:
@@ -234,7 +234,7 @@ class _Worker:
         if any("." in key for key in newest.tree):  # a state dict
             received = received.unflatten_keys(".")
         if model is not None and strategy is not None:
-            # Collectors give their workers a policy without memory; it gets memory of its own.
+            # Collectors give their workers a policy on the meta device, which has no memory yet.
             bare = any(x.is_meta for x in [*model.parameters(), *model.buffers()])
             strategy.apply_weights(model, received.clone() if bare else received, inplace=not bare)
         self._version = newest.version

@@ -213,7 +213,7 @@ def _named(dtype: str) -> np.dtype[Any]:
 
 
 def _place(block: Bytes, field: Field, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """A view of a field's elements; one that cannot be written if the block cannot."""
+    """Returns a view of a field's elements, which is read-only if the block is."""
     return np.ndarray(field.shape, dtype, block, field.offset)
 
 

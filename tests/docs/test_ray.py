@@ -1,4 +1,4 @@
-"""The example of docs/ray.md runs as it stands, where Ray is installed."""
+"""The example of docs/ray.md runs as it stands, if Ray is installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examples of docs/torchrl.md run as they stand, where TorchRL is installed."""
+"""The examples of docs/torchrl.md run as they stand, if TorchRL is installed."""
 
 from __future__ import annotations
 

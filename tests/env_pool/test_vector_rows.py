@@ -205,7 +205,7 @@ def test_half_batches_have_whole_vector_environments():
     with moolink.VectorEnv(make, 8, num_workers=2, batch_size=4, autoreset_mode="NextStep") as envs:
         envs.async_reset(seed=0)
         seen = set()
-        while seen != set(range(8)):  # for as long as a worker gets no processor
+        while seen != set(range(8)):  # a worker may wait long for a processor
             rows = envs.recv()[4]["env_id"]
             assert_array_equal(rows.reshape(2, 2), rows[::2, None] + [[0, 1]])
             seen.update(rows.tolist())

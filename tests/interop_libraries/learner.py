@@ -9,7 +9,7 @@ import moolink
 
 
 def train(envs: moolink.Driven, updates: int, batch_size: int = 512) -> float:
-    """Trains a policy of discrete actions for some updates of `batch_size` steps.
+    """Trains a policy of discrete actions for `updates` updates of `batch_size` steps.
 
     Returns the mean return of the episodes that ended during the last fifth of the updates.
     """
@@ -22,8 +22,8 @@ def train(envs: moolink.Driven, updates: int, batch_size: int = 512) -> float:
     )
     optimizer = torch.optim.Adam(net.parameters(), 1e-2)
     batches = moolink.Batcher(batch_size)
-    episodes: list[list] = [[] for _ in range(envs.num_envs)]  # the steps of each row's
-    late: list[float] = []  # returns
+    episodes: list[list] = [[] for _ in range(envs.num_envs)]  # the steps of each row's episode
+    late: list[float] = []  # returns of the last episodes
     done = 0
     envs.async_reset()
     while done < updates:
@@ -59,7 +59,7 @@ def train(envs: moolink.Driven, updates: int, batch_size: int = 512) -> float:
 
 
 def of_episode(steps: list[dict]) -> dict[str, torch.Tensor]:
-    """Stacks the steps of an episode, with the discounted sum of the rewards from each on."""
+    """Stacks the steps of an episode, with the discounted return from each step on."""
     worth, worths = 0.0, []
     for step in reversed(steps):
         worth = step["reward"] + 0.99 * worth

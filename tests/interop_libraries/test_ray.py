@@ -1,4 +1,4 @@
-"""Tensors between Ray's actors, by moolink."""
+"""moolink as a tensor transport between Ray's actors."""
 
 import os
 import signal

@@ -25,7 +25,7 @@ make = functools.partial(gymnasium.make, "CartPole-v1")
 
 
 def steps(*values):
-    """Steps whose entries tell them apart."""
+    """Returns steps with entries that tell them apart."""
     x = torch.tensor(values, dtype=torch.float32)
     return TensorDict(
         {"obs": torch.stack([x, -x], 1), "next": {"reward": x[:, None], "done": x[:, None] > 2}},
@@ -137,4 +137,4 @@ def test_a_collector_fills_it_and_dqn_learns_from_it():
     collector.shutdown()
     with torch.no_grad():
         lengths = [envs.rollout(500, greedy).shape[0] for envs in one_hot_envs(5)]
-    assert sum(lengths) / 5 > 100, lengths  # at random: about 22
+    assert sum(lengths) / 5 > 100, lengths  # random play: about 22

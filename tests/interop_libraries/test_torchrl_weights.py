@@ -1,4 +1,4 @@
-"""moolink's weight updates of TorchRL's collectors."""
+"""Weight updates of TorchRL's collectors, through moolink."""
 
 import multiprocessing
 import pickle
@@ -68,7 +68,7 @@ def test_a_collectors_workers_take_each_update():
 
 
 def worker(scheme, index, pipe):
-    """A process that TorchRL has not started."""
+    """A process that TorchRL did not start."""
     scheme = pickle.loads(scheme)
     model = make_policy()
     scheme.init_on_receiver(model_id="policy", model=model, worker_idx=index)

@@ -135,8 +135,8 @@ class Countdown(gymnasium.Env[dict[str, Any], Any]):
 
 
 class Steps(gymnasium.Env[Any, Any]):
-    """Shows how many steps the episode has had. Action 1 ends it, and the fifth step cuts it off;
-    the reward is 1 + action."""
+    """The observation is the number of steps in the episode so far. Action 1 ends the episode, and
+    the fifth step truncates it. The reward is 1 + action."""
 
     def __init__(self) -> None:
         self.observation_space = spaces.Box(0, 5, (1,), np.float64)

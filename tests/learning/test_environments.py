@@ -250,7 +250,7 @@ def test_a_reset_in_the_next_step_ends_as_the_step_before(made, mode):
 
 
 class Mortal:
-    """Two rows of PettingZoo's kind, of which one is without an agent."""
+    """Two rows, as of a PettingZoo environment; one of them has no agent."""
 
     num_envs = 2
     single_observation_space, single_action_space = spaces.Box(0, 1, (1,)), spaces.Discrete(2)

@@ -1,4 +1,4 @@
-"""Whether a prioritised table's probabilities are still exact after many updates."""
+"""Checks that a prioritised table's probabilities are still exact after many updates."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ SAMPLES = 50_000
 
 
 def check_probabilities(updates: int) -> None:
-    """Changes priorities so often, and compares the probabilities with those of a table that was
-    given the last priorities at once: to the last bit."""
+    """Changes priorities `updates` times. The probabilities must then equal, to the last bit, those
+    of a table that was given the last priorities at once."""
     random = np.random.default_rng(0)
     priorities = np.ones(ITEMS)
     updated, keys = _table(priorities)
     for _ in range(updates // BATCH):
         items = random.integers(0, ITEMS, BATCH)
-        # Of very different sizes, so that sums by differences would not be exact.
+        # Sizes differ so much that sums updated by differences would not be exact.
         priorities[items] = changed = random.random(BATCH) * 2.0 ** random.integers(0, 40, BATCH)
-        # Of an item that is named twice numpy keeps the last one, too.
+        # If an item occurs twice, numpy keeps its last priority, as the table does.
         assert updated.update_priorities(keys[items], changed) == BATCH
     anew, _ = _table(priorities)
     found, expected = _probabilities(updated), _probabilities(anew)
@@ -38,7 +38,7 @@ def _table(priorities: npt.NDArray[np.float64]) -> tuple[moolink.Replay, npt.NDA
 
 
 def _probabilities(replay: moolink.Replay) -> npt.NDArray[np.float64]:
-    """Of each item; NaN: it was not sampled."""
+    """Returns the probability of each item; NaN: it was not sampled."""
     batch = replay.sample(SAMPLES)
     found = np.full(ITEMS, np.nan)
     found[batch.data["item"]] = batch.probabilities

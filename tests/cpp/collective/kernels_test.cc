@@ -28,7 +28,7 @@ using moolink::collective::SumTask;
 using moolink::tensor::DType;
 using namespace moolink::collective;
 
-// At an odd address, as messages may lie: UBSan sees who takes it for an aligned one.
+// At an odd address, as in a message, so that UBSan reports code that assumes alignment.
 template <class T>
 Buffer buffer(const std::vector<T>& values) {
   const std::size_t size = values.size() * sizeof(T);

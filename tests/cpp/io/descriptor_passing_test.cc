@@ -97,7 +97,7 @@ TEST("who may open no more files is told so, and not only that the peer is at fa
   try {
     receive_message(pair.b.get(), message);
   } catch (const Exception& e) {
-    CHECK_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);  // UBSan opens files to look at the object
+    CHECK_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);  // UBSan opens files to inspect the object
     told = e.what();
   }
   CHECK_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);

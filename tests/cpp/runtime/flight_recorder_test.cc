@@ -19,7 +19,7 @@ void* operator new(std::size_t size) {
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }
-// AddressSanitizer's form of this does not fit the operator delete below.
+// AddressSanitizer's version of this operator does not match the operator delete below.
 void* operator new(std::size_t size, const std::nothrow_t&) noexcept {
   try {
     return operator new(size);
