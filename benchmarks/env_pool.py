@@ -379,7 +379,7 @@ def cart_pole_runners(workers: int, size: int) -> dict[str, tuple[Any, int]]:
     return {
         "VectorEnv, step": (VectorRunner(make, workers, size, 1, mode), size),
         "VectorEnv of CartPoleVectorEnv": (VectorRunner(native, workers, size, 1, mode), size),
-        "EnvPool of sail-sg, step": (SailEnvPool(workers, size, 1), size),
+        "EnvPool of sail-sg, recv of all": (SailEnvPool(workers, size, 1), size),
         "EnvPool of sail-sg, recv of half": (SailEnvPool(workers, size, 2), size),
     }
 

@@ -86,6 +86,7 @@ class Group(Closing):
 
         Raises:
             TimeoutError: the group still has fewer members after ``timeout``.
+            ValueError: ``timeout`` is negative.
             AuthError: as in :meth:`update`.
             Closed: the group is closed.
         """
