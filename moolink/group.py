@@ -13,6 +13,7 @@ from moolink._core import GroupCore
 from moolink.closing import Closing
 from moolink.collectives import AllReduce, Collective, Kind
 from moolink.errors import AuthError, Closed, TimeoutError
+from moolink.integers import integer_of
 from moolink.keywords import names_keywords
 from moolink.rpc import Rpc
 from moolink.trees import note_written
@@ -81,7 +82,7 @@ class Group(Closing):
         when the others have ended waits until ``timeout``.
 
         Args:
-            count: members, this peer among them.
+            count: members, this peer among them; at least 1.
             timeout: seconds; None: without a limit.
 
         Raises:
@@ -89,6 +90,7 @@ class Group(Closing):
             AuthError: as :meth:`update`.
             Closed: the group is closed.
         """
+        count = integer_of(count, "count", least=1)
         deadlines.check(timeout)
         deadline = deadlines.after(timeout)
         self._update()
