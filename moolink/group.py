@@ -13,6 +13,7 @@ from moolink._core import GroupCore
 from moolink.closing import Closing
 from moolink.collectives import AllReduce, Collective, Kind
 from moolink.errors import AuthError, Closed, TimeoutError
+from moolink.integers import integer_of
 from moolink.keywords import names_keywords
 from moolink.rpc import Rpc
 from moolink.trees import note_written
@@ -81,15 +82,16 @@ class Group(Closing):
         members have ended, it waits until ``timeout``.
 
         Args:
-            count: number of members, including this peer.
+            count: number of members, including this peer; at least 1.
             timeout: seconds; None: no limit.
 
         Raises:
             TimeoutError: the group still has fewer members after ``timeout``.
-            ValueError: ``timeout`` is negative.
+            ValueError: ``count`` is below 1, or ``timeout`` is negative.
             AuthError: as in :meth:`update`.
             Closed: the group is closed.
         """
+        count = integer_of(count, "count", least=1)
         deadlines.check(timeout)
         deadline = deadlines.after(timeout)
         self._update()

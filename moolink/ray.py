@@ -14,7 +14,7 @@ from ray.experimental.rdt.tensor_transport_manager import (
     TensorTransportMetadata,
 )
 
-from moolink.errors import StateError
+from moolink.errors import StateError, TimeoutError
 from moolink.rpc import Rpc
 
 if TYPE_CHECKING:
@@ -118,7 +118,14 @@ class TensorTransport(TensorTransportManager):  # type: ignore[misc]
         place, peer = tensor_transport_metadata, self._peer()
         if place.peer not in self._known:
             peer.connect(place.address)
-            peer.async_(place.peer, _FETCH, "").result(_FIND)
+            found = peer.async_(place.peer, _FETCH, "")
+            if not found.wait(_FIND):
+                found.cancel()
+                raise TimeoutError(
+                    f"the actor with object {obj_id} cannot be reached at {place.address} within "
+                    f"{_FIND:g} s: is it alive, and have both the same MOOLINK_TOKEN?"
+                )
+            found.result()
             self._known.add(place.peer)
         tensors: list[torch.Tensor] = peer.sync(place.peer, _FETCH, obj_id)
         if tensors is None:

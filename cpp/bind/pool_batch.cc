@@ -90,7 +90,7 @@ void bind_pool_batch(nb::module_& m) {
            nb::sig("def __init__(self, room: numpy.typing.NDArray[numpy.int64], low: int, high: "
                    "int) -> None"),
            "`room` has one element for each row.")
-      .def("write", &ActionNumbers::write, nb::arg("given"),
+      .def("write", &ActionNumbers::write, nb::arg("given").none(),
            nb::sig("def write(self, given: typing.Any) -> bool"),
            "Copies an int64 array of one number for each row, if all are from `low` to `high`; "
            "returns False, and copies nothing, for any other object.");

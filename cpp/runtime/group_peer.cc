@@ -355,6 +355,7 @@ void GroupPeer::activate_when_all_have(Time now) {
   if (!all || member_.active_view().epoch == newest) return;
   member_.activate(now, newest);
   enter_in_time(now, member_.active_view());
+  wake_waiters();
 }
 
 void GroupPeer::set_has_state(Time now, const ViewObserver& observer, bool has_state) {

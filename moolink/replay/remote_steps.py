@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import math
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -92,6 +93,8 @@ class RemoteSteps(Steps):
     ) -> None:
         if timeout == 0:
             raise ValueError("over a network a writer cannot insert without waiting")
+        if not 0 <= priority < math.inf:  # the server would refuse all that goes with it
+            raise ValueError(f"a priority must be finite and not negative, got {priority}")
         self._settle(wait=len(self._gathered) >= self._chunk)
         if self._kind is None or self._kind.item is not item or self._kind.table != table:
             self._kind = _Kind(item, table)

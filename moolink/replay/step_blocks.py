@@ -56,6 +56,8 @@ class StepBlocks:
             given = skeletons.layout_of(array)
             if given != (dtype, shape):
                 raise ValueError(f"{path}: expected {dtype} {shape}, got {given[0]} {given[1]}")
+            if type(array.dtype) is not type(self._dtypes[i]) and self._blocks:
+                self._blocks[-1].size = self._blocks[-1].used  # it is another library's
             self._dtypes[i] = array.dtype
         return arrays
 

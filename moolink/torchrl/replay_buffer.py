@@ -80,25 +80,28 @@ class ReplayBuffer:
         An item's priority is its entry `priority_key`, or else the greatest one so far.
 
         Raises:
-            ValueError: there is no batch dimension.
+            ValueError: there is no batch dimension, or the priorities do not fit the items.
             TimeoutError: the table's limiter or lack of room kept items out until `timeout`.
         """
         if not tensordicts.batch_dims:
             raise ValueError("extend() takes a TensorDict with a batch dimension; add() takes one")
-        priorities = tensordicts.get(self._priority_key, None)
+        given = tensordicts.get(self._priority_key, None)
+        priorities = _each(self._greatest if given is None else given, tensordicts.shape[:1])
         keys = self._replay.extend(
             tensordicts.exclude(INDEX, WEIGHT, self._priority_key).to_dict(),
-            self._greatest if priorities is None else self._each(priorities, len(tensordicts)),
+            priorities,
             table=self._table,
             timeout=self._timeout,
         )
+        self._greatest = priorities.max(initial=self._greatest)
         return torch.from_numpy(keys)
 
     def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
         """Samples items that the table's sampler chooses.
 
         Returns:
-            A TensorDict of batch size [batch_size]; with `return_info`, a tuple of it and a dict
+            A TensorDict of batch size [batch_size], or of fewer items where time was up before the
+            limiter had granted all; with `return_info`, a tuple of it and a dict
             with `"index"`, `"probabilities"`, `"priorities"` and `"times_sampled"`.
 
         Raises:
@@ -114,30 +117,40 @@ class ReplayBuffer:
         return data, {INDEX: data[INDEX], **info, "times_sampled": batch.times_sampled}
 
     def __iter__(self) -> Iterator[TensorDict]:
-        """Yields samples without end, and samples two of them ahead."""
+        """Yields samples without end and without a time limit, and samples two of them ahead."""
         with self._replay.batches(self._size(None), table=self._table) as batches:
             yield from map(self._tensordict, batches)
 
     def update_priority(self, index: Any, priority: Any) -> None:
-        """Sets the priorities of the items with these keys; skips items that are gone."""
-        keys = np.atleast_1d(np.asarray(torch.as_tensor(index).cpu(), np.int64)).reshape(-1)
-        priorities = self._each(priority, len(keys))
-        self._replay.update_priorities(keys, priorities, table=self._table)
-        if len(priorities):
-            self._greatest = max(self._greatest, float(priorities.max()))
+        """Sets the priorities of the items with these keys; skips items that are gone.
+
+        Raises:
+            ValueError: a priority is negative or not finite, or `priority` is neither a number nor
+                of a shape that begins with that of `index`.
+        """
+        keys = torch.as_tensor(index, dtype=torch.int64, device="cpu")
+        priorities = _each(priority, keys.shape)
+        self._replay.update_priorities(keys.reshape(-1).numpy(), priorities, table=self._table)
+        self._greatest = priorities.max(initial=self._greatest)
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
-        """Sets the priorities of a sample's items to its entry `priority_key`."""
-        self.update_priority(data.get(INDEX), data.get(self._priority_key))
+        """Sets the priorities of a sample's items to its entry `priority_key`.
+
+        Raises:
+            KeyError: it has no such entry.
+        """
+        self.update_priority(data[INDEX], data[self._priority_key])
 
     def empty(self) -> None:
         """Removes all items, and starts the counts anew."""
         self._replay.reset(table=self._table)
 
     def _stats(self) -> dict[str, Any]:
-        tables = self._replay.stats()["tables"]
-        stats: dict[str, Any] = tables[self._table or next(iter(tables))]
-        return stats
+        tables: dict[str, dict[str, Any]] = self._replay.stats()["tables"]
+        name = next(iter(tables)) if self._table is None and len(tables) == 1 else self._table
+        if name not in tables:
+            raise ValueError(f"there is no table {name!r}; the tables are {', '.join(tables)}")
+        return tables[name]
 
     def _size(self, batch_size: int | None) -> int:
         size = self._batch_size if batch_size is None else batch_size
@@ -145,15 +158,21 @@ class ReplayBuffer:
             raise ValueError("give a batch_size, here or to the buffer")
         return size
 
-    def _each(self, priorities: Any, count: int) -> np.ndarray:
-        """Returns one priority for each item: the mean of the magnitudes of its numbers."""
-        values = torch.as_tensor(priorities).detach().to("cpu", torch.float64).abs()
-        if values.dim() == 0:
-            values = values.expand(count)
-        return values.reshape(count, -1).mean(-1).numpy()
-
     def _tensordict(self, batch: Any) -> TensorDict:
         data = TensorDict(batch.data, batch_size=[len(batch)])
         data[INDEX] = torch.from_numpy(batch.keys)
         data[WEIGHT] = torch.from_numpy(batch.weights(self._beta))
         return data if self._device is None else data.to(self._device)
+
+
+def _each(priorities: Any, items: torch.Size) -> np.ndarray:
+    """One for each item: of several numbers the mean of their magnitudes."""
+    values = torch.as_tensor(priorities).detach().to("cpu", torch.float64).abs()
+    if values.dim() == 0:
+        values = values.expand(items)
+    if values.shape[: len(items)] != items:
+        raise ValueError(
+            f"items of shape {tuple(items)} need one priority each or more, got "
+            f"{tuple(values.shape)}"
+        )
+    return values.reshape(items.numel(), values.shape[len(items) :].numel()).mean(-1).numpy()

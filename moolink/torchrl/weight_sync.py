@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any, Literal
 
 from tensordict import TensorDict, TensorDictBase
@@ -160,7 +161,9 @@ class WeightSyncScheme(TorchRLWeightSyncScheme):  # type: ignore[misc]
             weights = self.model
         prepared = self.prepare_weights(weights, self._model_id, self._strategy, self.context)
         if prepared is None:
-            raise ValueError("there are no weights to send: give init_on_sender() a model")
+            raise ValueError(
+                "there are no weights to send: give init_on_sender() a model, and keep it"
+            )
         assert isinstance(self._end, _Sender)
         return self._end.publish(prepared)
 
@@ -173,12 +176,14 @@ class _Sender:
         self._changed = threading.Condition()
         self._rpc = Rpc(_sender_of(name))
         self._rpc.define(_APPLIED, self._on_applied)
-        self._publisher = Publisher(self._rpc, name)
         self.address = self._rpc.listen(address)[0]
+        self._publisher = Publisher(self._rpc, name)
 
     def publish(self, weights: Any) -> int:
         tree = weights.to_dict() if isinstance(weights, TensorDictBase) else weights
-        return self._publisher.publish(tree)
+        # Numbers are microseconds: above those of a sender of before, whose workers may be there.
+        last = self._publisher.version or 0
+        return self._publisher.publish(tree, max(last + 1, time.time_ns() // 1000))
 
     def wait(self, version: int, num_workers: int, timeout: float) -> None:
         wait = deadlines.Wait(timeout)
@@ -186,9 +191,10 @@ class _Sender:
             while late := [i for i in range(num_workers) if self._applied.get(i, -1) < version]:
                 if wait.over:
                     raise TimeoutError(
-                        f"workers {late} do not have version {version} after {timeout:g} s"
+                        f"workers {late} have not taken the weights after {timeout:g} s: are they "
+                        "running, and do they have the same model?"
                     )
-                self._changed.wait(wait.turn(f"version {version} waits for workers {late}"))
+                self._changed.wait(wait.turn(f"send() waits for workers {late}"))
 
     def close(self) -> None:
         self._publisher.close()
@@ -225,11 +231,12 @@ class _Worker:
         model: Any = None,
         strategy: WeightStrategy | None = None,
     ) -> TensorDict | None:
-        """Writes the newest version into the model, if the model does not have it yet."""
+        """Writes the newest version into the model, if there is one since the last."""
         try:
             newest = self._subscriber.wait(self._version + 1, timeout)
         except TimeoutError:
             return None
+        self._version = newest.version  # one that does not fit is not tried again
         received = TensorDict(newest.tree)
         if any("." in key for key in newest.tree):  # a state dict
             received = received.unflatten_keys(".")
@@ -237,7 +244,6 @@ class _Worker:
             # Collectors give their workers a policy on the meta device, which has no memory yet.
             bare = any(x.is_meta for x in [*model.parameters(), *model.buffers()])
             strategy.apply_weights(model, received.clone() if bare else received, inplace=not bare)
-        self._version = newest.version
         return received
 
     def send_ack(self, message: str = "updated") -> None:

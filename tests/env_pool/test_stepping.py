@@ -142,6 +142,7 @@ def test_actions_of_any_kind_and_stride(counters, actions):
         (np.array([0, 1, 1000, 2]), ValueError, r"action\[2\] is 1000, which is outside"),
         (np.array([0, 1, 2, -1]), ValueError, r"action\[3\] is -1, which is outside"),
         ({"a": np.zeros(4)}, ValueError, "expected shape"),
+        (None, ValueError, "expected shape"),
     ],
 )
 def test_wrong_actions_are_refused_and_the_pool_goes_on(counters, action, error, message):

@@ -51,6 +51,11 @@ def test_waiting_for_members(join: Join) -> None:
         first.wait_for_members(2, 0.01)
     with pytest.raises(ValueError, match="not negative"):
         first.wait_for_members(2, -1)
+    with pytest.raises(TypeError, match="count must be an integer, got '2'"):
+        first.wait_for_members("2", 1)  # type: ignore[arg-type]
+    for count in (0, 2**64):
+        with pytest.raises(ValueError, match="count must be at"):
+            first.wait_for_members(count, 1)
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(first.wait_for_members, 3)
         second = join("second")

@@ -12,6 +12,7 @@ import pytest
 
 import moolink
 from moolink import InferenceBatch, InferenceClient, InferenceServer
+from moolink.inference.names import INFER
 from moolink.inference.states import States
 from tests import processes, waiting
 
@@ -86,9 +87,8 @@ def test_requests_that_come_while_a_batch_runs_are_one_batch(net: Net) -> None:
         requests = [clients[0].request(np.ones(1))]
         assert running.wait(20)
         requests += [client.request(np.ones(1)) for client in clients[1:]]
-        waiting.until(
-            lambda: sum(p["calls_running"] for p in server._rpc.peers()) == 5, "all five requests"
-        )
+        queue = server._rpc._served[INFER.format("policy")]._batches.queue
+        waiting.until(lambda: len(queue._items) == 4, "the four other requests")
         go.set()
         for request in requests:
             request.result(20)

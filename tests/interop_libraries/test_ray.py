@@ -90,3 +90,11 @@ def test_a_source_that_dies_is_an_error_and_not_a_hang():
         ray.get(sink.ends.remote(tree), timeout=60)
     other = Source.remote()
     assert ray.get(sink.ends.remote(other.tensors.remote(2)))[0] == 1
+
+
+def test_a_source_that_cannot_be_reached_is_given_up(monkeypatch):
+    monkeypatch.setattr(moolink.ray, "_FIND", 0.1)
+    place = moolink.ray.Place([], "cpu", peer="gone", address="127.0.0.1:1")
+    with pytest.raises(moolink.TimeoutError, match=r"object x .* 127\.0\.0\.1:1 within 0\.1 s"):
+        moolink.ray.TensorTransport().recv_multiple_tensors("x", place, None)
+    assert "'moolink.ray.fetch' at 'gone'" not in moolink.dump()

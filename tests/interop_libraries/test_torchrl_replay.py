@@ -91,6 +91,36 @@ def test_priorities(replay):
         buffer.extend(steps(1)[0])
 
 
+def test_priorities_that_are_given_count_for_new_items(replay):
+    buffer = moolink.torchrl.ReplayBuffer(replay, timeout=20)
+    buffer.extend(steps(0, 1).set("td_error", torch.tensor([9.0, 1.0])))
+    buffer.extend(steps(2))
+    sample, info = buffer.sample(100, return_info=True)
+    assert set(info["priorities"][sample["obs"][:, 0] == 2].tolist()) == {9}
+
+
+def test_shapes_of_priorities(replay):
+    buffer = moolink.torchrl.ReplayBuffer(replay, timeout=20)
+    keys = buffer.extend(steps(0, 1, 2, 3))
+    buffer.update_priority(keys[:0], torch.zeros(0, 1))
+    buffer.update_priority(keys.reshape(2, 2), torch.tensor([[[1.0], [2.0]], [[3.0], [4.0]]]))
+    sample, info = buffer.sample(200, return_info=True)
+    assert (info["priorities"] == sample["obs"][:, 0].numpy() + 1).all()
+    for given in (torch.ones(4), torch.ones(3)):
+        with pytest.raises(ValueError, match=r"of shape \(2,\) .* got \(\d,\)"):
+            buffer.update_priority(keys[:2], given)
+    with pytest.raises(KeyError, match="td_error"):
+        buffer.update_tensordict_priority(sample)
+
+
+def test_a_table_that_is_not_there_is_an_error():
+    several = Replay([Table("one", 10), Table("two", 10)])
+    for table in (None, "three"):
+        buffer = moolink.torchrl.ReplayBuffer(several, table=table)
+        with pytest.raises(ValueError, match=f"no table {table!r}; the tables are one, two"):
+            len(buffer)
+
+
 def one_hot_envs(count):
     return [GymWrapper(make(), categorical_action_encoding=False) for _ in range(count)]
 

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import pickle
+import threading
 
 import gymnasium
 import pytest
@@ -123,7 +124,68 @@ def test_what_is_missing_is_named():
     ):
         receiver.connect()
     sender.connect()
-    with pytest.raises(moolink.TimeoutError, match=r"workers \[0, 1, 2\] do not have version 1"):
+    with pytest.raises(moolink.TimeoutError, match=r"workers \[0, 1, 2\] have not taken"):
         sender.send()
     receiver.shutdown()
     sender.shutdown()
+
+
+def pair(sender, model, policy):
+    """A receiver of this process, for a sender that has no connections yet."""
+    sender.init_on_sender(model_id="policy", model=model, num_workers=1)
+    receiver = pickle.loads(pickle.dumps(sender))
+    receiver.init_on_receiver(model_id="policy", model=policy, worker_idx=0)
+    sender.connect()
+    receiver.connect()
+    return receiver
+
+
+def test_weights_of_another_model_are_refused_once(monkeypatch):
+    model, policy = make_policy(), make_policy()
+    sender = moolink.torchrl.WeightSyncScheme(timeout=0.5)
+    receiver = pair(sender, model, policy)
+    refused = []
+    apply_weights = receiver._strategy.apply_weights
+
+    def apply(*args, **options):
+        try:
+            apply_weights(*args, **options)
+        except Exception as error:
+            refused.append(error)
+            raise
+
+    monkeypatch.setattr(receiver._strategy, "apply_weights", apply)
+    with pytest.raises(moolink.TimeoutError, match=r"workers \[0\] have not taken"):
+        sender.send(torch.nn.Linear(5, 5))
+    assert len(refused) == 1
+    set_weights(model, 7)
+    sender.send()
+    assert policy.module.number == 7
+    receiver.shutdown()
+    sender.shutdown()
+
+
+def test_workers_follow_a_sender_that_is_started_again():
+    model, policy = make_policy(), make_policy()
+    sender = moolink.torchrl.WeightSyncScheme(timeout=20)
+    receiver = pair(sender, model, policy)
+    for _ in range(3):
+        sender.send()
+    sender.shutdown()
+    again = moolink.torchrl.WeightSyncScheme(sender._address, timeout=2)
+    set_weights(model, 7)
+    again.init_on_sender(model_id="policy", model=model, num_workers=1)
+    again.connect()
+    again.send()
+    assert policy.module.number == 7
+    receiver.shutdown()
+    again.shutdown()
+
+
+def test_an_address_in_use_leaves_no_publisher():
+    with moolink.Rpc("other") as other:
+        address = other.listen("127.0.0.1:0")[0]
+        scheme = moolink.torchrl.WeightSyncScheme(address)
+        with pytest.raises(moolink.Error, match="in use"):
+            scheme.init_on_sender(model_id="unheard", model=make_policy(), num_workers=1)
+    assert "moolink-publisher-unheard" not in [thread.name for thread in threading.enumerate()]

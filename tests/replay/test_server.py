@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
+import torch
 
 import moolink
 from moolink.replay import (
@@ -220,9 +222,23 @@ def test_a_writer_s_mistakes_are_its_errors(net: Net) -> None:
         writer.append({"x": np.zeros(3), "n": 0.5})
     with pytest.raises(ValueError, match="without waiting"):
         writer.create_item({"x": writer.history["x"][-1]}, timeout=0)
+    for priority in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="finite and not negative"):
+            writer.create_item({"x": writer.history["x"][-1]}, priority)
     writer.create_item({"x": writer.history["x"][-1]}, table="nowhere")
     with pytest.raises(moolink.RemoteError, match="there is no table 'nowhere'"):
         writer.flush()
+
+
+def test_a_writer_takes_arrays_of_several_libraries(net: Net) -> None:
+    writer = net.client().writer(keep=8, chunk=100)
+    bf16 = ml_dtypes.bfloat16
+    for i in range(8):
+        of_torch = torch.full((2,), i, dtype=torch.bfloat16)
+        writer.append({"x": of_torch if i in (0, 1, 4) else np.full(2, i, bf16)})
+    writer.create_item({"x": writer.history["x"][:]})
+    writer.flush()
+    assert net.replay.sample(1).data["x"][0, :, 0].tolist() == list(range(8))
 
 
 def test_the_steps_of_a_writer_that_has_died_are_given_up(net: Net) -> None:
