@@ -106,11 +106,7 @@ class WeightSyncScheme(TorchRLWeightSyncScheme):  # type: ignore[misc]
         num_workers: int | None = None,
         **_: Any,
     ) -> None:
-        self.model_id = model_id
-        if context is not None:
-            self.context = context
-        if model is not None:
-            self.model = model
+        self._concern(model_id, context, model)
         workers = getattr(context, "num_workers", 1)
         self._num_workers = workers if num_workers is None else num_workers
         self._end = _Sender(self._address, model_id)
@@ -125,13 +121,17 @@ class WeightSyncScheme(TorchRLWeightSyncScheme):  # type: ignore[misc]
         worker_idx: int | None = None,
         **_: Any,
     ) -> None:
+        self._concern(model_id, context, model)
+        self.worker_idx = getattr(context, "worker_idx", 0) if worker_idx is None else worker_idx
+        self._end = self._receiver_transport = _Worker(self._address, model_id, self.worker_idx)
+
+    def _concern(self, model_id: str, context: Any, model: nn.Module | None) -> None:
+        """Sets the model that this process sends or receives, or the collector that has it."""
         self.model_id = model_id
         if context is not None:
             self.context = context
         if model is not None:
             self.model = model
-        self.worker_idx = getattr(context, "worker_idx", 0) if worker_idx is None else worker_idx
-        self._end = self._receiver_transport = _Worker(self._address, model_id, self.worker_idx)
 
     def _setup_connection_and_weights_on_sender_impl(
         self, *, worker_idx: int | None = None, weights: Any = None
