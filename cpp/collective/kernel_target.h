@@ -2,7 +2,8 @@
 
 // What the files with arithmetic on whole tensors have in common; include it last, and in no
 // header. One copy of each kernel is made for every instruction set, and chosen when the library is
-// loaded. Sanitizers and clang before 14 cannot have the resolvers that this needs.
+// loaded. Sanitizers and clang before 14 cannot have the resolvers that this needs. Everything is
+// inlined: GCC compiles lambdas without the options below and then calls them for each element.
 
 #include <bit>
 #include <cstddef>
@@ -11,7 +12,7 @@
 
 #if defined(__x86_64__) && defined(__gnu_linux__) && !defined(__SANITIZE_ADDRESS__) && \
     !defined(__SANITIZE_THREAD__) && !defined(__clang__)
-#define MOOLINK_CLONES __attribute__((target_clones("default", "avx2", "avx512f")))
+#define MOOLINK_CLONES __attribute__((flatten, target_clones("default", "avx2", "avx512f")))
 #else
 #define MOOLINK_CLONES
 #endif

@@ -1,7 +1,6 @@
 #include "collective/kernels.h"
 
 #include <algorithm>
-#include <complex>
 #include <cstring>
 #include <type_traits>
 
@@ -62,34 +61,39 @@ struct Bfloat16 {
 };
 
 template <class T>
+struct Complex {
+  T real;
+  T imag;
+};
+template <class T>
 struct IsComplex : std::false_type {};
 template <class T>
-struct IsComplex<std::complex<T>> : std::true_type {};
+struct IsComplex<Complex<T>> : std::true_type {};
 
-// Small types are promoted to int, whose overflow is undefined; unsigned arithmetic wraps.
-template <class T, class Function>
-MOOLINK_INLINE T wrapping(T a, T b, Function function) {
+// What an operator is applied to: small types are promoted to int, whose overflow is undefined, and
+// unsigned arithmetic wraps.
+template <class T>
+MOOLINK_INLINE auto operand(T value) {
   if constexpr (std::is_unsigned_v<T>) {
-    using Wide = std::common_type_t<T, unsigned>;
-    return static_cast<T>(function(static_cast<Wide>(a), static_cast<Wide>(b)));
+    return static_cast<std::common_type_t<T, unsigned>>(value);
   } else {
-    return function(a, b);
+    return value;
   }
 }
 
 template <class T>
 MOOLINK_INLINE T multiply(T a, T b) {
-  if constexpr (IsComplex<T>::value) {  // without the library's detour for infinities
-    return T(a.real() * b.real() - a.imag() * b.imag(), a.real() * b.imag() + a.imag() * b.real());
+  if constexpr (IsComplex<T>::value) {
+    return T{a.real * b.real - a.imag * b.imag, a.real * b.imag + a.imag * b.real};
   } else {
-    return wrapping(a, b, [](auto x, auto y) { return x * y; });
+    return static_cast<T>(operand(a) * operand(b));
   }
 }
 
 template <ReduceOp op, class T>
 MOOLINK_INLINE T combine(T a, T b) {
   if constexpr (op == ReduceOp::sum || op == ReduceOp::mean) {
-    return wrapping(a, b, [](auto x, auto y) { return x + y; });
+    return static_cast<T>(operand(a) + operand(b));
   } else if constexpr (op == ReduceOp::prod) {
     return multiply(a, b);
   } else if constexpr (op == ReduceOp::min) {
@@ -105,23 +109,13 @@ MOOLINK_INLINE T combine(T a, T b) {
   }
 }
 
+// A mean is one of real numbers: those of complex ones are means of their parts.
 template <class T>
-MOOLINK_INLINE T from_double(double value) {
-  if constexpr (IsComplex<T>::value) {
-    return T(static_cast<typename T::value_type>(value), 0);
+MOOLINK_INLINE T divide(T value, double divisor) {
+  if constexpr (std::is_floating_point_v<T>) {
+    return value / static_cast<T>(divisor);
   } else {
-    return static_cast<T>(value);
-  }
-}
-
-template <class T>
-MOOLINK_INLINE T divide(T value, T divisor) {
-  if constexpr (std::is_integral_v<T>) {
     return value;
-  } else if constexpr (IsComplex<T>::value) {
-    return T(value.real() / divisor.real(), value.imag() / divisor.real());
-  } else {
-    return value / divisor;
   }
 }
 
@@ -151,14 +145,13 @@ MOOLINK_INLINE void reduce_range(const SumTask& task, std::size_t begin, std::si
   using Value = typename Load::Value;
   constexpr std::size_t kBlock = 1024;
   alignas(64) Value values[kBlock];
-  const Value divisor = from_double<Value>(task.divisor);
   for (; begin < end; begin += kBlock) {
     const std::size_t size = end - begin < kBlock ? end - begin : kBlock;
     gather<Load, op>(task, begin, size, values);
     auto* out = reinterpret_cast<Packed<Stored>*>(task.output.data()) + begin;
     if (task.divisor != 1) {
       for (std::size_t i = 0; i < size; ++i) {
-        out[i].set(static_cast<Stored>(Store::store(divide(values[i], divisor))));
+        out[i].set(static_cast<Stored>(Store::store(divide(values[i], task.divisor))));
       }
     } else {
       for (std::size_t i = 0; i < size; ++i) {
@@ -200,7 +193,6 @@ MOOLINK_INLINE void reduce_pairs(const SumTask& task) {
   alignas(64) float low[kBlock];
   alignas(64) float high[kBlock];
   alignas(64) std::uint32_t packed[kBlock];
-  const auto divisor = static_cast<float>(task.divisor);
   const std::size_t count = task.output.size() / sizeof(std::uint16_t);
   const auto at = [&](std::size_t n, std::size_t begin) {
     return reinterpret_cast<const Pair*>(task.inputs[n].data()) + begin;
@@ -232,8 +224,8 @@ MOOLINK_INLINE void reduce_pairs(const SumTask& task) {
     }
     if (task.divisor != 1) {
       for (std::size_t i = 0; i < size; ++i) {
-        low[i] = divide(low[i], divisor);
-        high[i] = divide(high[i], divisor);
+        low[i] = divide(low[i], task.divisor);
+        high[i] = divide(high[i], task.divisor);
       }
     }
     for (std::size_t i = 0; i < size; ++i) packed[i] = store_pair<Element>(low[i], high[i]);
@@ -309,7 +301,7 @@ MOOLINK_CLONES void reduce_float32(const SumTask& task) { reduce_plain<float>(ta
 MOOLINK_CLONES void reduce_float64(const SumTask& task) { reduce_plain<double>(task); }
 template <class T>
 MOOLINK_INLINE void multiply_complex(const SumTask& task) {
-  reduce<Plain<std::complex<T>>, Plain<std::complex<T>>, ReduceOp::prod>(task);
+  reduce<Plain<Complex<T>>, Plain<Complex<T>>, ReduceOp::prod>(task);
 }
 MOOLINK_CLONES void multiply_complex64(const SumTask& task) { multiply_complex<float>(task); }
 MOOLINK_CLONES void multiply_complex128(const SumTask& task) { multiply_complex<double>(task); }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +49,19 @@ class Simulator:
         )
         return done.stdout.split()
 
-    def survivors(self, seeds: str = "0..999") -> list[str]:
-        """The mutants that no seed catches."""
-        return [name for name in self.mutants() if self.run(seeds, name)["failures"] == 0]
+    def survivors(
+        self, seeds: int = 1000, *, besides: Collection[str] = (), **first: int
+    ) -> list[str]:
+        """The mutants, besides those named, that none of `seeds` seeds catches.
+
+        They begin with seed 0, or with `first[mutant]`, which is known to catch that mutant.
+        """
+
+        def caught(mutant: str) -> bool:
+            begin = first.get(mutant, 0)
+            return self.run(f"{begin}..{begin + seeds - 1}", mutant)["failures"] > 0
+
+        return [name for name in self.mutants() if name not in besides and not caught(name)]
 
 
 @pytest.fixture(scope="session")
