@@ -76,6 +76,8 @@ class Options:
 
     hidden_size: int = 128
     """Width of the network's dense layers."""
+    initial_std: float = 1.0
+    """Deviation of the policy's actions at first, in Box spaces, whose bounds are -1 and 1 here."""
     device: str = "auto"
     """`cpu`, `cuda`, or `auto`: a GPU where there is one."""
     torch_threads: int | None = None
@@ -137,6 +139,8 @@ class Options:
             if getattr(self, name) < 1:
                 option = "--" + name.replace("_", "-")
                 raise OptionError(f"{option} is {getattr(self, name)}; it must be at least 1")
+        if not self.initial_std > 0:
+            raise OptionError(f"--initial-std is {self.initial_std}; it must be above 0")
 
     def preset(self) -> None:
         """Changes the defaults to those for the environment."""

@@ -150,6 +150,7 @@ class Net:
     def __init__(self, envs: Environments, o: ImpalaOptions) -> None:
         self.width, self.lstm, self.precision = o.hidden_size, o.lstm, o.precision
         self.choices, self.num_actions = envs.actions.choices, envs.actions.size
+        self.initial_std = o.initial_std
         spaces = envs.observation_spaces.items()
         self.encoders = {key: Encoder(key, space, self.width) for key, space in spaces}
 
@@ -166,7 +167,7 @@ class Net:
             p[name + ".bias"] = uniform(bound, shape[0])
 
         if not self.choices:
-            p["log_std"] = jnp.zeros(self.num_actions)
+            p["log_std"] = jnp.full(self.num_actions, np.log(self.initial_std), jnp.float32)
         for encoder in self.encoders.values():
             encoder.init(layer)
         layer("hidden", self.width, sum(encoder.size for encoder in self.encoders.values()))

@@ -138,6 +138,7 @@ class Net:
     def __init__(self, envs: Environments, o: PpoOptions) -> None:
         self.width, self.lstm = o.hidden_size, o.lstm
         self.choices, self.num_actions = envs.actions.choices, envs.actions.size
+        self.initial_std = o.initial_std
         spaces = envs.observation_spaces.items()
         self.encoders = {key: Encoder(key, space) for key, space in spaces}
 
@@ -145,7 +146,7 @@ class Net:
         """New parameters: orthogonal weights and no biases in the dense networks."""
         random, p = np.random.default_rng(seed), OrderedDict()
         if not self.choices:
-            p["log_std"] = jnp.zeros(self.num_actions)
+            p["log_std"] = jnp.full(self.num_actions, np.log(self.initial_std), jnp.float32)
         for encoder in self.encoders.values():
             encoder.init(p, random)
         size = sum(encoder.size for encoder in self.encoders.values())

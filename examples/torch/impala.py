@@ -154,7 +154,8 @@ class Net(nn.Module):
             nn.init.ones_(self.lstm.bias_ih.data[width : 2 * width])
         self.policy = nn.Linear(width, sum(self.choices) or envs.actions.size)
         self.baseline = nn.Linear(width, 1)
-        self.log_std = None if self.choices else nn.Parameter(torch.zeros(envs.actions.size))
+        log_std = torch.full((envs.actions.size,), o.initial_std).log()
+        self.log_std = None if self.choices else nn.Parameter(log_std)
         self.dtype = getattr(torch, o.precision)
 
     def forward(

@@ -133,7 +133,8 @@ class Net(nn.Module):
             return nn.Sequential(*hidden, layer(width, outputs, gain))
 
         self.policy, self.value = network(outputs, 0.01), network(1, 1.0)
-        self.log_std = None if self.choices else nn.Parameter(torch.zeros(envs.actions.size))
+        log_std = torch.full((envs.actions.size,), o.initial_std).log()
+        self.log_std = None if self.choices else nn.Parameter(log_std)
 
     def forward(
         self, observation: Mapping[str, Tensor], first: Tensor, state: State

@@ -34,6 +34,12 @@ def options(**given):
     return o
 
 
+def test_the_first_deviation_of_actions_is_an_option():
+    o, envs = options(initial_std=0.25), Spaces(spaces.Box(-1, 1, (4,)), spaces.Box(-2, 2, (3,)))
+    np.testing.assert_allclose(in_torch.Net(envs, {}, o).log_std.detach().exp(), [0.25] * 3)
+    np.testing.assert_allclose(np.exp(in_jax.Net(envs, o).init(0)["log_std"]), [0.25] * 3)
+
+
 def test_advantages_are_the_papers_sums():
     random = np.random.default_rng(0)
     reward, value = random.normal(size=(2, 6, 3))
