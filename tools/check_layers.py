@@ -2,8 +2,9 @@
 
 C++: a layer includes only itself and the layers below it, and the machines include nothing with
 which they could do I/O or start a thread, read no clock and walk no unordered container. Python:
-torch and JAX are imported at module level by their adapters and examples only, and what both
-examples share imports neither.
+at module level a package of moolink imports only itself and the packages below it; torch and JAX
+are imported there by their adapters and examples only, and what both examples share imports
+neither.
 
 Prints each offence as path:line and exits with status 1 if there is any.
 """
@@ -45,6 +46,24 @@ NOT_IN_MACHINES = re.compile(
 )
 CLOCK = re.compile(r"\b\w*[cC]lock::now\b")
 UNORDERED = re.compile(r"\bunordered_(?:multi)?(?:map|set)<.*>\s+(\w+)\s*[;={]")
+
+# The packages in moolink/, each with those right below it. All may import what is in none.
+PACKAGES: dict[str, tuple[str, ...]] = {
+    "internal": (),
+    "data": ("internal",),
+    "rpc": ("data",),
+    "group": ("rpc",),
+    "accumulate": ("group",),
+    "torch": ("accumulate",),
+    "jax": ("accumulate",),
+    "env_pool": ("data",),
+    "inference": ("rpc",),
+    "replay": ("rpc",),
+    "trajectories": ("rpc",),
+    "weights": ("rpc",),
+    "torchrl": ("replay", "weights"),
+    "cli": ("accumulate",),
+}
 
 FRAMEWORKS = {"torch", "jax", "jaxlib", "flax", "optax"}
 # Trees of Python files, and the frameworks they may import at module level.
@@ -118,8 +137,24 @@ def check_machines(root: pathlib.Path) -> Iterator[str]:
                 yield f"{place}: {name} is unordered, and machines must not walk such a container"
 
 
+def check_packages(root: pathlib.Path) -> Iterator[str]:
+    """Yields where a package in moolink/ imports, at module level, one that is not below it."""
+    for path in sorted((root / "moolink").glob("*/**/*.py")):
+        name = path.relative_to(root)
+        package = name.parts[1]
+        if package not in PACKAGES:
+            yield f"{name}:1: {package} is no package of tools/check_layers.py"
+            continue
+        allowed = below(package, PACKAGES)
+        for statement in at_import(ast.parse(path.read_text(), filename=str(name))):
+            for imported in imported_modules(statement):
+                first = imported.removeprefix("moolink.").split(".")[0]
+                if imported != first and first in PACKAGES.keys() - allowed:
+                    yield f"{name}:{statement.lineno}: {package} must not import {imported}"
+
+
 def check_python(root: pathlib.Path) -> Iterator[str]:
-    """Yields the offences of the Python trees."""
+    """Yields where a Python tree imports a framework that it may not."""
     for path in sorted({p for tree in PYTHON_TREES for p in (root / tree).rglob("*.py")}):
         name = path.relative_to(root).as_posix()
         # The deepest tree that holds the file says what it may import.
@@ -164,7 +199,8 @@ def main() -> int:
     here = pathlib.Path(__file__).resolve().parent.parent
     parser.add_argument("root", nargs="?", type=pathlib.Path, default=here)
     root = parser.parse_args().root
-    offences = [*check_cpp(root), *check_machines(root), *check_python(root)]
+    offences = [*check_cpp(root), *check_machines(root)]
+    offences += [*check_packages(root), *check_python(root)]
     for offence in offences:
         print(offence)
     return int(bool(offences))
