@@ -78,7 +78,7 @@ def test_a_program_that_configures_logging_gets_each_line_once() -> None:
 def _run(program: str) -> str:
     """What it writes to its standard error."""
     done = subprocess.run(
-        [sys.executable, "-c", f"from moolink import logs\n{program}"],
+        [sys.executable, "-c", f"from moolink.internal import logs\n{program}"],
         stderr=subprocess.PIPE,
         env=os.environ,
         text=True,
