@@ -23,7 +23,7 @@
 #include "bind/gil.h"
 #include "bind/lent_slot.h"
 #include "bind/tensor.h"
-#include "runtime/replay.h"
+#include "runtime/replay/replay.h"
 
 namespace moolink::bind {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <cstdlib>
 
-#include "runtime/workers.h"
+#include "runtime/engine/workers.h"
 
 namespace moolink::bind {
 namespace {

@@ -36,6 +36,12 @@ def test_the_repository_keeps_to_its_layers():
         ),
         ("cpp/session/a.cc", "#include <sys/socket.h>", "must not include <sys/socket.h>"),
         ("cpp/zebra/a.cc", "", "zebra is no layer"),
+        ("cpp/runtime/a.cc", "", "runtime is no layer"),
+        (
+            "cpp/runtime/engine/a.cc",
+            '#include "runtime/peer/b.h"',
+            "runtime/engine must not include runtime/peer/b.h",
+        ),
         ("moolink/a.py", "import torch", "must not import torch at module level"),
         (
             "moolink/data/b.py",
@@ -79,7 +85,10 @@ std::sort(ids.begin(), ids.end());
     ("path", "text"),
     [
         ("cpp/rpc/a.cc", SORTED),
-        ("cpp/runtime/a.cc", '#include "base/error.h"\n#include <thread>\n#include "rpc/node.h"'),
+        (
+            "cpp/runtime/peer/a.cc",
+            '#include "base/error.h"\n#include <thread>\n#include "rpc/node.h"',
+        ),
         ("cpp/transport/tcp/a.cc", '#include "transport/transport.h"\n#include "io/loop.h"'),
         ("cpp/group/a.cc", '#include <vector>\n// #include "bind/x.h"'),
         (
