@@ -45,7 +45,7 @@ PICTURE = ROOT / "docs" / "results" / "allreduce.png"
 SIZES = ["4", "4K", "64K", "1M", "16M", "64M", "256M"]
 SYSTEMS = ["moolink", "moolink-inplace", "gloo", "mpi4py", "moolink-jit", "jax-gloo", "copy"]
 IN_JAX = ("moolink-jit", "jax-gloo")
-PATIENCE = 120.0  # seconds for one answer
+TIMEOUT = 120.0  # seconds for one answer
 
 # A system's part in a process: a barrier, and one all_reduce of ones that returns the result.
 Barrier = Callable[[], None]
@@ -72,7 +72,7 @@ def joined(rpc: Any, name: str, rank: int, count: int, broker: str) -> Any:
     while group.members() != names:
         time.sleep(0.01)
         group.update()
-    group.barrier("begin", on_change="retry").result(PATIENCE)
+    group.barrier("begin", on_change="retry").result(TIMEOUT)
     return group
 
 
@@ -86,8 +86,8 @@ def moolink_system(
     with moolink.Rpc(f"{name}-{rank}-of-{count}") as rpc:
         group = joined(rpc, name, rank, count, broker)
         yield (
-            lambda: group.barrier("barrier").result(PATIENCE),
-            lambda tensor: group.all_reduce("x", tensor, inplace=in_place).result(PATIENCE),
+            lambda: group.barrier("barrier").result(TIMEOUT),
+            lambda tensor: group.all_reduce("x", tensor, inplace=in_place).result(TIMEOUT),
         )
 
 
@@ -129,7 +129,7 @@ def jit_system(rank: int, count: int, broker: str) -> Iterator[tuple[Barrier, Re
         group = joined(rpc, "jit", rank, count, broker)
         reduce = jax.jit(lambda array: moolink.jax.all_reduce(group, "x", array))
         yield (
-            lambda: group.barrier("barrier").result(PATIENCE),
+            lambda: group.barrier("barrier").result(TIMEOUT),
             lambda array: reduce(array).block_until_ready(),
         )
 
@@ -276,7 +276,7 @@ class System:
 
     def _start(self, name: str, count: int, meet: str) -> None:
         with socket.create_server(("127.0.0.1", 0)) as server:
-            server.settimeout(PATIENCE)
+            server.settimeout(TIMEOUT)
             command = [sys.executable, __file__, "--system", name, "--processes", str(count)]
             command += ["--port", str(server.getsockname()[1]), "--meet", meet]
             if name == "mpi4py":
@@ -288,7 +288,7 @@ class System:
                 ]
             for _ in range(count):
                 line = server.accept()[0]
-                line.settimeout(PATIENCE)
+                line.settimeout(TIMEOUT)
                 self._lines.append((line, line.makefile("r")))
         for _, answers in self._lines:
             answers.readline()

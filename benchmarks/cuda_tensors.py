@@ -35,7 +35,7 @@ import moolink
 from moolink._core import copy_to_host
 from moolink.data.device_arrays import torch_on_device
 
-PATIENCE = 60.0  # seconds for one operation
+TIMEOUT = 60.0  # seconds for one operation
 MEGABYTE = 1 << 20
 
 
@@ -65,8 +65,8 @@ class Member:
         self.member = moolink.Rpc(f"member {rank}")
         self.member.connect(broker)
         self.group = moolink.Group(self.member, "cuda")
-        self.group.wait_for_members(2, PATIENCE)
-        self.group.barrier("begin", on_change="retry").result(PATIENCE)
+        self.group.wait_for_members(2, TIMEOUT)
+        self.group.barrier("begin", on_change="retry").result(TIMEOUT)
         self.group.update()
         distributed.init_process_group(
             "gloo", init_method=f"file://{store}", rank=rank, world_size=2
@@ -78,7 +78,7 @@ class Member:
             distributed.all_reduce(tensor)
         else:
             in_place = system == "moolink inplace"
-            self.group.all_reduce("x", tensor, inplace=in_place).result(PATIENCE)
+            self.group.all_reduce("x", tensor, inplace=in_place).result(TIMEOUT)
         torch.cuda.synchronize()
 
     def receive(self, host: Any) -> None:

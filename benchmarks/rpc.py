@@ -34,7 +34,7 @@ from pathlib import Path
 
 from rpc_peers import PEERS, limits, measure, report
 
-from moolink.internal.processes import tethered
+from moolink.internal.processes import ends_with_parent
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURE = ROOT / "docs" / "results" / "rpc.png"
@@ -45,7 +45,8 @@ class ClientProcess:
 
     def __init__(self, name: str) -> None:
         self._process = subprocess.Popen(
-            tethered([sys.executable, __file__, "--client", name]),  # it may be stopped when we end
+            # It may be stopped when this process ends.
+            ends_with_parent([sys.executable, __file__, "--client", name]),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

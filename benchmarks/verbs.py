@@ -47,7 +47,7 @@ UCX = "ucx_perftest"
 LEAST_MESSAGES = 5  # of one run of a tool
 MESSAGE = 64 << 20
 REDUCED = 16 << 20
-PATIENCE = 120.0  # seconds: an emulated machine is slow
+TIMEOUT = 120.0  # seconds: an emulated machine is slow
 _LISTENING = "0A"  # a socket's state in /proc/net/tcp
 
 
@@ -108,14 +108,14 @@ class ToolServer:
     def end(self) -> None:
         """Waits until it has ended."""
         assert self._process is not None
-        self._process.communicate(timeout=PATIENCE)
+        self._process.communicate(timeout=TIMEOUT)
 
 
 def _printed(client: moolink.Rpc, address: str, tool: str, options: list[str]) -> list[list[str]]:
     """Runs a tool on both hosts; returns the words of the lines that it prints on this one."""
     client.sync("server", "tool", tool, options)
     process = _started(tool, [*options, address])
-    output, _ = process.communicate(timeout=PATIENCE)
+    output, _ = process.communicate(timeout=TIMEOUT)
     if process.returncode != 0:
         raise SystemExit(f"{tool}: {output}")
     client.sync("server", "tool_ended")
@@ -163,19 +163,19 @@ class Member:
 
     def __init__(self, name: str) -> None:
         # As named, RDMA is used with a token, too.
-        self.rpc = moolink.Rpc(name, transports=["verbs", "tcp"], timeout=PATIENCE)
+        self.rpc = moolink.Rpc(name, transports=["verbs", "tcp"], timeout=TIMEOUT)
         self._values = np.full(REDUCED // 4, 1.5, np.float32)
 
     def join(self) -> None:
         """Joins the group of the two and waits for the other one."""
         self.group = moolink.Group(self.rpc, "verbs")
-        self.group.wait_for_members(2, PATIENCE)
+        self.group.wait_for_members(2, TIMEOUT)
 
     def reduce(self) -> float:
         """Reduces once, both beginning together; returns the seconds."""
-        self.group.all_reduce("begin", 0).result(PATIENCE)
+        self.group.all_reduce("begin", 0).result(TIMEOUT)
         begin = time.perf_counter()
-        total = self.group.all_reduce("reduce", self._values).result(PATIENCE)
+        total = self.group.all_reduce("reduce", self._values).result(TIMEOUT)
         seconds = time.perf_counter() - begin
         assert total[0] == total[-1] == 3.0
         return seconds
@@ -289,7 +289,7 @@ def _print_table(turns: list[dict[str, float]]) -> None:
 
 
 def _wait_for_rdma(rpc: moolink.Rpc) -> None:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while rpc.explain("server")["path"] != "verbs":
         if time.monotonic() > deadline:
             raise SystemExit(f"no RDMA to the server: {rpc.explain('server')['paths']}")

@@ -9,16 +9,16 @@ from collections.abc import Callable
 import moolink
 
 # Seconds until something that should take a moment is called a hang; emulated machines need more.
-PATIENCE = float(os.environ.get("MOOLINK_TEST_PATIENCE", "20"))
+TIMEOUT = float(os.environ.get("MOOLINK_TEST_TIMEOUT", "20"))
 
 
 def until(
-    done: Callable[[], bool], what: str, poll: float = 0.01, patience: float = PATIENCE
+    done: Callable[[], bool], what: str, poll: float = 0.01, timeout: float = TIMEOUT
 ) -> None:
     """Waits for a condition that other threads bring about."""
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + timeout
     while not done():
-        assert time.monotonic() < deadline, f"waited {patience} s for {what}"
+        assert time.monotonic() < deadline, f"waited {timeout} s for {what}"
         time.sleep(poll)
 
 

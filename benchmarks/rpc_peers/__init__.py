@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from moolink.internal.processes import tethered
+from moolink.internal.processes import ends_with_parent
 
 SCRIPT = Path(__file__).resolve().parents[1] / "rpc.py"
 
@@ -92,7 +92,7 @@ class Server:
         self._folder = tempfile.TemporaryDirectory()
         where = [module, transport, place or self._folder.name]
         self._process = subprocess.Popen(
-            tethered([sys.executable, str(SCRIPT), "--serve", *where]),
+            ends_with_parent([sys.executable, str(SCRIPT), "--serve", *where]),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -60,13 +60,13 @@ class Machine {
     std::uint64_t layout = 0;              // hash of names, shapes and dtypes of the parameters
     std::string layout_text;               // the same for the error of a peer with another layout
     Duration member_stall = seconds(10);   // full result slots for this long: back to newcomer
-    Duration settings_patience = seconds(10);  // with settings that are not the leader's
+    Duration settings_timeout = seconds(10);  // with settings that are not the leader's
     Duration share_wait = seconds(1);      // then a fast member fills in for a slow one; 0: at once
     Duration soft_view_wait = seconds(1);  // a join waits at most this long for a round boundary
     Duration snapshot_gather = milliseconds(100);  // joins within this time share one snapshot
     std::size_t backlog_bytes = std::size_t{256} << 20;  // of results a newcomer may pile up
     std::size_t backlog_rounds = 64;
-    Duration snapshot_patience = seconds(5);  // then another parent is asked
+    Duration snapshot_timeout = seconds(5);   // then another parent is asked
     std::uint32_t chunk_bytes = kChunkBytes;  // of snapshots
     std::shared_ptr<Allocator> memory;        // for received snapshots; null: the heap
   };
@@ -99,7 +99,7 @@ class Machine {
     std::uint64_t shared = 0;  // number of the reduction in the epoch's segment; 0: over messages
   };
   // Python is to call set_state() with parameters, buffers and user state, at exactly the model
-  // version wants_state() names; the runtime bounds its patience and then sends without user state.
+  // version wants_state() names; the runtime waits for a bounded time, then sends without user state.
   struct WantState {
     std::uint64_t version = 0;
   };
@@ -180,7 +180,7 @@ class Machine {
   // The model version of the parameters this peer was started with (a checkpoint's).
   void set_model_version(std::uint64_t version);
   // Both throw Exception{invalid_argument} unless positive, and rounds at most kMostParallel. The
-  // leader's count, for all; a member whose own differ for settings_patience has Failed.
+  // leader's count, for all; a member whose own differ for settings_timeout has Failed.
   void set_virtual_batch_size(std::int64_t size);
   void set_parallel_gradients(std::uint32_t rounds);
   // A contribution of `batch` > 0 with its frozen bucket, or batch == 0 with none: statistics only

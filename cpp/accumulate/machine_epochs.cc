@@ -15,7 +15,7 @@ namespace {
 // sent to it until then is gone.
 constexpr Duration kFlushAgain = milliseconds(250);
 // Who goes on for so long after the decision has not got it: its accumulator was made since.
-constexpr Duration kLatePatience = seconds(2);
+constexpr Duration kLateTimeout = seconds(2);
 
 }  // namespace
 
@@ -157,7 +157,7 @@ void Machine::on(Time, const Uid& from, const Flush& flush, const std::vector<Bu
   }
   if (decision_) {
     Time& since = late_.try_emplace(from, awake_).first->second;
-    if (awake_ < since + kLatePatience) return;
+    if (awake_ < since + kLateTimeout) return;
     since = awake_;
     ask_for_view(from, "it came late to epoch " + std::to_string(epoch_));
     return;

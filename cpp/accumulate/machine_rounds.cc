@@ -101,11 +101,11 @@ void Machine::watch_settings() {
     return;
   }
   if (differs_since_ == kNever) differs_since_ = awake_;
-  if (awake_ < differs_since_ + config_.settings_patience) return;
+  if (awake_ < differs_since_ + config_.settings_timeout) return;
   if (std::exchange(settings_refused_, true)) return;
   Error error;
   error.code = ErrorCode::invalid_argument;
-  error.message = "for " + in_seconds(config_.settings_patience) + " " + text;
+  error.message = "for " + in_seconds(config_.settings_timeout) + " " + text;
   error.function = config_.group;
   actions_.push_back(Failed{std::move(error)});
 }

@@ -88,7 +88,7 @@ void Machine::on(Time now, const Uid& from, const SnapshotPromised& promised,
   standing_ = Standing::pending;
   snapshot_ = promised.id;
   ledger_.keep_after(promised.id.version);
-  fetch_.emplace(promised.id, config_.memory, config_.snapshot_patience);
+  fetch_.emplace(promised.id, config_.memory, config_.snapshot_timeout);
   pump_fetch(now);
 }
 

@@ -73,7 +73,7 @@ void SnapshotFetch::set_info(Time now, const SnapshotInfo& info) {
   segments_ = std::move(segments);
   have_ = std::move(have);
   missing_ = places_.size();
-  deadline_ = now + patience_;
+  deadline_ = now + timeout_;
 }
 
 void SnapshotFetch::set_parents(Time now, std::vector<Uid> parents) {
@@ -85,7 +85,7 @@ void SnapshotFetch::start_over(Time now) {
   asked_.clear();
   asked_info_ = false;
   misfits_ = 0;
-  deadline_ = parents_.empty() ? kNever : now + patience_;
+  deadline_ = parents_.empty() ? kNever : now + timeout_;
 }
 
 bool SnapshotFetch::give_up(Time now, const Uid& parent) {
@@ -111,7 +111,7 @@ bool SnapshotFetch::chunk(Time now, const Uid& from, std::uint32_t index, const 
   }
   have_[index] = true;
   --missing_;
-  deadline_ = now + patience_;
+  deadline_ = now + timeout_;
   return true;
 }
 
@@ -129,7 +129,7 @@ std::vector<SnapshotFetch::Request> SnapshotFetch::next_requests(Time now) {
   }
   for (std::uint32_t i = 0; i < have_.size() && asked_.size() < kRequestsUnderWay; ++i) {
     if (have_[i] || asked_.contains(i)) continue;
-    if (asked_.empty()) deadline_ = now + patience_;
+    if (asked_.empty()) deadline_ = now + timeout_;
     asked_.insert(i);
     requests.push_back({parents_.front(), FetchChunk{id_, i}});
   }

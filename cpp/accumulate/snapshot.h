@@ -55,8 +55,8 @@ class SnapshotFetch {
     std::variant<FetchInfo, FetchChunk> message;
   };
 
-  SnapshotFetch(SnapshotId id, std::shared_ptr<Allocator> memory, Duration patience)
-      : id_(id), memory_(std::move(memory)), patience_(patience) {}
+  SnapshotFetch(SnapshotId id, std::shared_ptr<Allocator> memory, Duration timeout)
+      : id_(id), memory_(std::move(memory)), timeout_(timeout) {}
 
   const SnapshotId& id() const { return id_; }
   const std::optional<SnapshotInfo>& info() const { return info_; }
@@ -85,7 +85,7 @@ class SnapshotFetch {
 
   SnapshotId id_;
   std::shared_ptr<Allocator> memory_;
-  Duration patience_;
+  Duration timeout_;
   std::optional<SnapshotInfo> info_;
   std::vector<ChunkPlace> places_;
   std::vector<MutableBuffer> segments_;

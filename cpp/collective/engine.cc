@@ -235,7 +235,7 @@ void Engine::carry_out(OpId id) {
     } else {
       waiting->second.operation.input = {};
       waiting->second.operation.output = {};
-      waiting->second.operation.dry = true;
+      waiting->second.operation.abandoned = true;
     }
   }
   if (effects.ready_to_go) {
@@ -271,8 +271,8 @@ void Engine::pass(std::uint64_t s, const OpSpec& spec, const Operation* operatio
   next.dtype = spec.dtype;
   next.op = spec.op;
   next.divisor = spec.divisor;
-  next.dry = operation == nullptr || operation->error();
-  if (!next.dry) {
+  next.abandoned = operation == nullptr || operation->error();
+  if (!next.abandoned) {
     if (!operation->request().inputs.empty()) next.input = operation->request().inputs.front();
     next.output = operation->request().output;
     in_shared_memory_[s] = operation->id();

@@ -33,7 +33,7 @@ namespace moolink::collective {
 //   Sum      run(task) on any thread, then summed(op, run, slice); no arithmetic in the machine
 //   Combine  call the user's Python operation on the payloads (rank 0 only), then combined(...)
 //   Pass     start the operation in the shared pipeline of this epoch (they come in order), then
-//            passed(s) when it has ended there, unless it ended dry
+//            passed(s) when it has ended there, unless it was abandoned
 //   Abandon  give it up there
 //   Done     complete the operation's future
 // Payloads of one service and several engines (a group's operations, its accumulator's rounds) are

@@ -29,17 +29,17 @@ struct Header {
 };
 static_assert(sizeof(Header) <= kLine);
 
-constexpr std::uint64_t kRemarkBytes = 32;
+constexpr std::uint64_t kStatusBytes = 32;
 
 std::uint64_t words_at(std::uint32_t rank) { return kLine * (1 + std::uint64_t{rank}); }
 
-// Of the operations that some rank may still look at: see remark().
-std::uint64_t remarks_stride(const PipelineLayout& layout) {
-  return round_up(kRemarkBytes * (layout.depth + 1), kLine);
+// Of the operations that some rank may still look at: see status().
+std::uint64_t statuses_stride(const PipelineLayout& layout) {
+  return round_up(kStatusBytes * (layout.depth + 1), kLine);
 }
 
 std::uint64_t windows_at(const PipelineLayout& layout) {
-  return round_up(words_at(layout.ranks) + remarks_stride(layout) * layout.ranks, kPage);
+  return round_up(words_at(layout.ranks) + statuses_stride(layout) * layout.ranks, kPage);
 }
 
 [[noreturn]] void refuse(const std::string& why) {
@@ -60,7 +60,7 @@ struct alignas(kLine) SharedPipeline::Words {
 };
 
 // What a rank says of one operation, before it posts the first chunk of it.
-struct SharedPipeline::Remark {
+struct SharedPipeline::Status {
   std::atomic<std::uint64_t> given_up;  // s: it has no input and no output here
   std::atomic<std::uint64_t> segment;   // where its memory is lent; 0: it passes through windows
   std::atomic<std::uint64_t> offset;
@@ -69,7 +69,7 @@ struct SharedPipeline::Remark {
 
 std::uint64_t SharedPipeline::segment_bytes(const PipelineLayout& layout) {
   static_assert(sizeof(Words) == kLine);
-  static_assert(sizeof(Remark) == kRemarkBytes);
+  static_assert(sizeof(Status) == kStatusBytes);
   const bool fits = layout.ranks != 0 && layout.ranks <= kMaxPipelineRanks && layout.depth != 0 &&
                     layout.depth <= kMaxPipelineDepth && layout.window_bytes % kLine == 0 &&
                     layout.window_bytes <= kMaxWindowBytes &&
@@ -116,10 +116,10 @@ SharedPipeline::Words& SharedPipeline::words(std::uint32_t rank) const {
 
 // There are depth + 1 of them: a rank begins operation s + depth + 1, at least as many chunks
 // later, when all have taken all chunks of s, and each looks at these words before it says so.
-SharedPipeline::Remark& SharedPipeline::remark(std::uint32_t rank, std::uint64_t s) const {
+SharedPipeline::Status& SharedPipeline::status(std::uint32_t rank, std::uint64_t s) const {
   const std::uint64_t slot = s % (layout_.depth + 1);
-  return *reinterpret_cast<Remark*>(segment_ + words_at(layout_.ranks) +
-                                    remarks_stride(layout_) * rank + kRemarkBytes * slot);
+  return *reinterpret_cast<Status*>(segment_ + words_at(layout_.ranks) +
+                                    statuses_stride(layout_) * rank + kStatusBytes * slot);
 }
 
 std::byte* SharedPipeline::window(std::uint32_t rank, std::uint64_t chunk) const {
@@ -131,7 +131,7 @@ std::byte* SharedPipeline::window(std::uint32_t rank, std::uint64_t chunk) const
 const std::byte* SharedPipeline::part_of(const Running& running, std::uint64_t chunk,
                                          const Move& move) const {
   const PipelineOperation& operation = running.operation;
-  const Remark& said = remark(move.rank, operation.s);
+  const Status& said = status(move.rank, operation.s);
   const std::uint64_t segment = said.segment.load(std::memory_order_relaxed);
   if (segment != 0 && lent_ && operation.passage.kind == Kind::all_reduce) {
     const std::span<const std::byte> memory = lent_(move.rank, segment);
@@ -172,7 +172,7 @@ void SharedPipeline::check(const PipelineOperation& operation) const {
     refuse("no " + op_name(operation.op) + " of " +
            std::string(tensor::dtype_name(operation.dtype)));
   }
-  if (operation.dry) return;
+  if (operation.abandoned) return;
   if (operation.lent.segment != 0 &&
       (passage.kind != Kind::all_reduce || operation.input.data() != operation.output.data())) {
     refuse("only the memory of an allreduce in place can be lent");
@@ -187,12 +187,12 @@ void SharedPipeline::check(const PipelineOperation& operation) const {
 void SharedPipeline::abandon(std::uint64_t s) {
   for (Running& running : running_) {
     PipelineOperation& operation = running.operation;
-    if (operation.s != s || std::exchange(operation.dry, true)) continue;
+    if (operation.s != s || std::exchange(operation.abandoned, true)) continue;
     operation.input = {};
     operation.output = {};
     // Before that its word may still tell of an earlier operation: post() will store it.
     if (cursors_[kPut].next > running.first && !mutant("abandon_in_silence")) {
-      remark(rank_, s).given_up.store(s, std::memory_order_seq_cst);
+      status(rank_, s).given_up.store(s, std::memory_order_seq_cst);
     }
   }
 }
@@ -304,9 +304,10 @@ void SharedPipeline::advance(Stage stage) {
     cursor.planned = cursor.next;
     if (mutant("publish_before_copying")) words(rank_).done[stage].store(cursor.next);
   }
-  const bool worked = !running.operation.dry && (stage == kPut      ? put_part(running, cursor)
-                                                 : stage == kReduce ? reduce_part(running, cursor)
-                                                                    : take_part(running, cursor));
+  const bool worked =
+      !running.operation.abandoned && (stage == kPut      ? put_part(running, cursor)
+                                       : stage == kReduce ? reduce_part(running, cursor)
+                                                          : take_part(running, cursor));
   if (worked) {
     ++cursor.part;
   } else {
@@ -378,7 +379,7 @@ bool SharedPipeline::take_part(const Running& running, const Cursor& cursor) {
 void SharedPipeline::post(Stage stage, Running& running) {
   Cursor& cursor = cursors_[stage];
   if (stage == kPut) {
-    remark_on(running);
+    publish_status(running);
     if (running.is_lent()) cursor.next = running.last();
   }
   if (stage == kTake && cursor.next == running.last()) {
@@ -392,14 +393,14 @@ void SharedPipeline::post(Stage stage, Running& running) {
   if (may_end()) end();
 }
 
-void SharedPipeline::remark_on(const Running& running) {
+void SharedPipeline::publish_status(const Running& running) {
   const PipelineOperation& operation = running.operation;
-  Remark& mine = remark(rank_, operation.s);
+  Status& mine = status(rank_, operation.s);
   if (cursors_[kPut].next == running.first && !mutant("lend_in_silence")) {
     mine.offset.store(operation.lent.offset, std::memory_order_relaxed);
-    mine.segment.store(operation.dry ? 0 : operation.lent.segment, std::memory_order_relaxed);
+    mine.segment.store(operation.abandoned ? 0 : operation.lent.segment, std::memory_order_relaxed);
   }
-  if (operation.dry && !mutant("abandon_in_silence")) {
+  if (operation.abandoned && !mutant("abandon_in_silence")) {
     mine.given_up.store(operation.s, std::memory_order_seq_cst);
   }
 }
@@ -413,14 +414,14 @@ bool SharedPipeline::may_end() const {
 
 void SharedPipeline::end() {
   const Running& first = running_.front();
-  ended_.push_back({first.operation.s, first.operation.dry || first.meaningless});
+  ended_.push_back({first.operation.s, first.operation.abandoned || first.meaningless});
   running_.pop_front();
 }
 
 bool SharedPipeline::was_given_up(std::uint64_t s) const {
   if (mutant("end_what_was_abandoned")) return false;
   for (std::uint32_t rank = 0; rank < layout_.ranks; ++rank) {
-    if (remark(rank, s).given_up.load(std::memory_order_seq_cst) == s) return true;
+    if (status(rank, s).given_up.load(std::memory_order_seq_cst) == s) return true;
   }
   return false;
 }

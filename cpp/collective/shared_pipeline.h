@@ -52,17 +52,17 @@ struct PipelineOperation {
   tensor::DType dtype = tensor::DType::uint8;
   ReduceOp op = ReduceOp::sum;
   double divisor = 1;
-  Buffer input;          // input_bytes() of the passage
-  MutableBuffer output;  // output_bytes(); may be the input's memory for all_reduce and broadcast
-  LentPlace lent;        // all_reduce in place only: the others read this memory where it is
-  bool dry = false;      // given up before it began: without memory
+  Buffer input;            // input_bytes() of the passage
+  MutableBuffer output;    // output_bytes(); may be the input's memory for all_reduce and broadcast
+  LentPlace lent;          // all_reduce in place only: the others read this memory where it is
+  bool abandoned = false;  // given up before it began: without memory
 };
 
 class SharedPipeline {
  public:
   struct Ended {
     std::uint64_t s = 0;
-    bool dry = false;  // some rank had given it up: the output means nothing
+    bool abandoned = false;  // some rank had given it up: the output means nothing
   };
 
   // Bytes of a segment; throws Exception{invalid_argument} if the layout is beyond the limits.
@@ -89,7 +89,7 @@ class SharedPipeline {
   // Operations that have ended here, in their order.
   std::vector<Ended> take_ended();
 
-  // This rank is in a newer epoch: what ends after this is of no history.
+  // This rank is in a newer epoch: what ends after this is discarded.
   void give_up();
   bool given_up() const;
 
@@ -113,7 +113,7 @@ class SharedPipeline {
 
  private:
   struct Words;
-  struct Remark;
+  struct Status;
   enum Stage : std::size_t { kPut, kReduce, kTake };  // also the order of the words
 
   struct Running {
@@ -124,7 +124,7 @@ class SharedPipeline {
     bool meaningless = false;  // some rank had given it up by then
 
     std::uint64_t last() const { return first + chunks - 1; }
-    bool is_lent() const { return operation.lent.segment != 0 && !operation.dry; }
+    bool is_lent() const { return operation.lent.segment != 0 && !operation.abandoned; }
   };
   // How far one stage has come.
   struct Cursor {
@@ -141,7 +141,7 @@ class SharedPipeline {
   };
 
   Words& words(std::uint32_t rank) const;
-  Remark& remark(std::uint32_t rank, std::uint64_t s) const;
+  Status& status(std::uint32_t rank, std::uint64_t s) const;
   std::byte* window(std::uint32_t rank, std::uint64_t chunk) const;
   const std::byte* part_of(const Running& running, std::uint64_t chunk, const Move& move) const;
   Running* running_at(std::uint64_t chunk);
@@ -155,7 +155,7 @@ class SharedPipeline {
                       std::uint64_t bytes);
   bool take_part(const Running& running, const Cursor& cursor);
   void post(Stage stage, Running& running);
-  void remark_on(const Running& running);
+  void publish_status(const Running& running);
   bool may_end() const;
   void end();
   bool was_given_up(std::uint64_t s) const;

@@ -96,7 +96,7 @@ class SharedReduce {
   // every store it takes a step() to find who sleeps until then.
   void release(std::uint64_t s);
 
-  // This rank is in a newer epoch: operations that end after this are of no history.
+  // This rank is in a newer epoch: operations that end after this are discarded.
   void give_up();
   // Some rank is. To be asked once a result was read, before anybody is told of it: a rank that was
   // stopped, and taken for dead, could still end an operation that the others have begun anew.

@@ -10,7 +10,7 @@
 namespace moolink::group {
 namespace {
 
-constexpr std::size_t kMostListed = 16'384;  // peers that an announcement accuses, or misses
+constexpr std::size_t kMostListed = 16'384;  // peers that an announcement suspects, or misses
 
 }  // namespace
 
@@ -53,7 +53,7 @@ void Broker::received(Time now, const Uid& from, std::span<const std::byte> byte
   auto it = rosters_.find(message.group);
   if (auto* announce = std::get_if<Announce>(&message.body)) {
     // They are looked through whenever the group is judged.
-    if (announce->accused.size() > kMostListed || announce->gaps.size() > kMostListed) {
+    if (announce->suspected.size() > kMostListed || announce->gaps.size() > kMostListed) {
       wire::fail("an announcement lists more peers than any group has");
     }
     if (it == rosters_.end()) {

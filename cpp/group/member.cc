@@ -32,7 +32,7 @@ void Member::tick(Time now) {
   notice(now);
   if (now >= next_tick_) next_tick_ = now + config_.announce_every;
   if (left_) return;
-  forget_old_accusations(now);
+  forget_old_suspicions(now);
   probe(now);
   if (now >= armed_at_ && !armed_) announce_soon(now);
   if (now >= next_announce_) announce(now);
@@ -67,10 +67,10 @@ void Member::peer_down(Time now, const Uid& instance, Down how) {
   notice(now);
   if (left_ || instance == config_.self.instance) return;
   // Who is dead stays so, whatever is heard later.
-  const auto [accused, first] = unreachable_.try_emplace(instance);
-  accused->second.dead = accused->second.dead || how != Down::unreachable;
-  accused->second.since = now;
-  if (first) accused->second.probe_at = now + config_.probe_every;
+  const auto [suspected, first] = unreachable_.try_emplace(instance);
+  suspected->second.dead = suspected->second.dead || how != Down::unreachable;
+  suspected->second.since = now;
+  if (first) suspected->second.probe_at = now + config_.probe_every;
   announce_soon(now);
   const MemberInfo* member = view_.find(instance);
   if (member == nullptr) return;
@@ -83,16 +83,16 @@ void Member::peer_down(Time now, const Uid& instance, Down how) {
 
 // ---- announcements
 
-bool Member::accuses(Time now, const Unreachable& unreachable) const {
-  return unreachable.dead || now >= armed_at_ || mutant("accuse_while_late");
+bool Member::suspects(Time now, const Unreachable& unreachable) const {
+  return unreachable.dead || now >= armed_at_ || mutant("suspect_while_late");
 }
 
-std::vector<Accusation> Member::accused(Time now) const {
-  std::vector<Accusation> accused;
+std::vector<Suspicion> Member::suspected(Time now) const {
+  std::vector<Suspicion> suspected;
   for (const auto& [instance, unreachable] : unreachable_) {
-    if (accuses(now, unreachable)) accused.push_back({instance, unreachable.dead});
+    if (suspects(now, unreachable)) suspected.push_back({instance, unreachable.dead});
   }
-  return accused;
+  return suspected;
 }
 
 // A session that is lost takes messages of its epoch with it. Nobody asks for them again: the two
@@ -106,12 +106,11 @@ std::vector<Uid> Member::gaps() const {
   return gaps;
 }
 
-// The broker does not let in whom the members accuse; so that this is not for ever when nobody
-// tries the path to an outsider again, such an accusation lapses.
-void Member::forget_old_accusations(Time now) {
+// The broker does not let in whom the members suspect; so that this is not for ever when nobody
+// tries the path to an outsider again, such a suspicion lapses.
+void Member::forget_old_suspicions(Time now) {
   const auto lapsed = std::erase_if(unreachable_, [&](const auto& item) {
-    return view_.find(item.first) == nullptr &&
-           now - item.second.since >= config_.accusation_memory;
+    return view_.find(item.first) == nullptr && now - item.second.since >= config_.suspicion_memory;
   });
   if (lapsed != 0) announce_soon(now);
 }
@@ -140,7 +139,7 @@ void Member::announce(Time now) {
   message.epoch = view_.epoch;
   message.floor = floor_;
   message.evict_after = config_.evict_after;
-  message.accused = accused(now);
+  message.suspected = suspected(now);
   message.gaps = gaps();
   if (send_view_ && !view_.empty()) message.view = view_;
   send_view_ = false;

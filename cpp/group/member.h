@@ -33,7 +33,7 @@ struct MemberConfig {
   Duration evict_after = seconds(3);         // how long this member may be silent
   Duration late = milliseconds(500);         // own lateness that makes its clock a bad witness ...
   Duration disarmed = seconds(1);            // ... of others' silence, for this long
-  Duration accusation_memory = seconds(10);  // of peers that are not in the view any more
+  Duration suspicion_memory = seconds(10);   // of peers that are not in the view any more
   Duration probe_every = seconds(1);         // of members that are not reached
   Duration stale_every = milliseconds(250);  // between STALE answers to one peer
 };
@@ -132,10 +132,10 @@ class Member {
   void notice(Time now);
   void announce(Time now);
   void announce_soon(Time now) { next_announce_ = now; }
-  bool accuses(Time now, const Unreachable& unreachable) const;
-  std::vector<Accusation> accused(Time now) const;
+  bool suspects(Time now, const Unreachable& unreachable) const;
+  std::vector<Suspicion> suspected(Time now) const;
   std::vector<Uid> gaps() const;
-  void forget_old_accusations(Time now);
+  void forget_old_suspicions(Time now);
   void probe(Time now);
   bool believes(const Uid& from, const View& view) const;
   void on_view(Time now, const Uid& from, const View& view, Duration lineage_age);
@@ -157,7 +157,7 @@ class Member {
   std::string refusal_;     // the broker's last reason for not letting this peer in
   Time next_announce_;
   Time next_tick_;
-  Time armed_at_;      // accusations of silence count from then on
+  Time armed_at_;      // suspicions of silence count from then on
   bool armed_ = true;  // as of the last announcement
   std::map<Uid, Unreachable> unreachable_;
   std::set<Uid> lost_;  // of the view, with whom a session was lost in this epoch

@@ -21,11 +21,11 @@ inline Time began(Time now, Duration age) {
   return now - std::clamp(age, Duration(0), kMost);
 }
 
-struct Accusation {
+struct Suspicion {
   Uid instance;
   bool dead = false;  // proof of death; otherwise silent
 
-  bool operator==(const Accusation&) const = default;
+  bool operator==(const Suspicion&) const = default;
 
   template <class Fields>
   void fields(Fields& f) {
@@ -43,7 +43,7 @@ struct Announce {
   std::uint64_t epoch = 0;  // of the last view that this peer is in
   std::uint64_t floor = 0;  // the highest epoch ever seen: only higher views are accepted
   Duration evict_after{};   // how long this peer may be silent
-  std::vector<Accusation> accused;
+  std::vector<Suspicion> suspected;
   // Of the last view, who is reached again after the session with it was lost: messages of this
   // epoch are missing between the two.
   std::vector<Uid> gaps;
@@ -51,7 +51,7 @@ struct Announce {
 
   template <class Fields>
   void fields(Fields& f) {
-    f(self, stateful, has_state, lineage, lineage_age, epoch, floor, evict_after, accused, gaps,
+    f(self, stateful, has_state, lineage, lineage_age, epoch, floor, evict_after, suspected, gaps,
       view);
   }
 };

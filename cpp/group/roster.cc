@@ -60,7 +60,7 @@ bool Roster::changed(const Announce& before, const Announce& after) const {
   return before.self != after.self || before.stateful != after.stateful ||
          before.has_state != after.has_state || before.lineage != after.lineage ||
          before.epoch != after.epoch || before.floor != after.floor ||
-         before.accused != after.accused || before.gaps != after.gaps;
+         before.suspected != after.suspected || before.gaps != after.gaps;
 }
 
 void Roster::left(const Timing& timing, const Uid& from) {
@@ -105,7 +105,7 @@ void Roster::decide(const Timing& timing) {
   find_gaps();
   find_replaced(timing);
   if (timing.armed) find_silent(timing);
-  find_accused(timing);
+  find_suspected(timing);
   const auto hard = hard_cause();
   if (!hard && timing.now < soft_at_) return;
   const std::vector<Uid> joined = joiners(timing);

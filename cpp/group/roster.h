@@ -26,7 +26,7 @@ struct RosterTiming {
 //
 // Gathering: nothing is decided, announcements come in. Then the highest announced view is adopted
 // or, if nobody announced one, a lineage is founded. Formed: from then on every view is made from
-// the one before: minus those who died, left, fell silent or were accused, plus those who ask to
+// the one before: minus those who died, left, fell silent or were suspected, plus those who ask to
 // join. A group that has lost everybody gathers again.
 class Roster {
  public:
@@ -52,13 +52,13 @@ class Roster {
     Time lineage_began{};       // that of `last`
     std::optional<View> claim;  // the view it announced, if it sent it along
     Time heard;
-    bool excused = false;            // since it was heard, the broker was cut off itself
-    std::uint64_t order = 0;         // of joining
-    std::uint64_t since = 0;         // epoch in which it came or was made a newcomer
-    std::optional<Cause> gone;       // to be left out of the next view
-    bool unheard = false;            // known from another's view only: `last` is a guess
-    std::optional<Time> accused_at;  // enough accuse it of silence since then
-    bool demote = false;             // to be a newcomer in the next view
+    bool excused = false;              // since it was heard, the broker was cut off itself
+    std::uint64_t order = 0;           // of joining
+    std::uint64_t since = 0;           // epoch in which it came or was made a newcomer
+    std::optional<Cause> gone;         // to be left out of the next view
+    bool unheard = false;              // known from another's view only: `last` is a guess
+    std::optional<Time> suspected_at;  // enough suspect it of silence since then
+    bool demote = false;               // to be a newcomer in the next view
     Time resend_at = Time::min();
     Time refuse_at = Time::min();
   };
@@ -89,9 +89,9 @@ class Roster {
   void find_gaps();
   void find_replaced(const Timing& timing);
   void find_silent(const Timing& timing);
-  void find_accused(const Timing& timing);
-  std::optional<Uid> worst_accused(const Timing& timing);
-  std::set<Uid> accused_members() const;
+  void find_suspected(const Timing& timing);
+  std::optional<Uid> worst_suspected(const Timing& timing);
+  std::set<Uid> suspected_members() const;
   std::vector<const Peer*> condemning(const Timing& timing, const Uid& instance, bool* dead) const;
   std::vector<Uid> joiners(const Timing& timing);
   bool admissible(const Timing& timing, const Uid& instance, Peer& peer);

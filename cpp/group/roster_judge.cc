@@ -75,48 +75,48 @@ void Roster::find_silent(const Timing& timing) {
   }
 }
 
-// Those of the view who accuse `instance`, if that is enough: one with a proof of death, or half of
-// the others for silence. Else nobody. Who is silent itself has no voice.
+// Those of the view who suspect `instance`, if that is enough: one with a proof of death, or half
+// of the others for silence. Else nobody. Who is silent itself has no voice.
 std::vector<const Roster::Peer*> Roster::condemning(const Timing& timing, const Uid& instance,
                                                     bool* dead) const {
-  std::vector<const Peer*> accusers;
+  std::vector<const Peer*> reporters;
   std::size_t others = 0;
   *dead = false;
   for (const MemberInfo& member : view_.members) {
     const Peer& peer = peers_.at(member.instance);
     if (member.instance == instance || member.role == Role::observer) continue;
-    if (!reachable(timing, peer) && !mutant("evict_both_accusers")) continue;
+    if (!reachable(timing, peer) && !mutant("evict_both_reporters")) continue;
     ++others;
-    const auto it = std::ranges::find(peer.last.accused, instance, &Accusation::instance);
-    if (it == peer.last.accused.end()) continue;
+    const auto it = std::ranges::find(peer.last.suspected, instance, &Suspicion::instance);
+    if (it == peer.last.suspected.end()) continue;
     *dead = *dead || it->dead;
-    accusers.push_back(&peer);
+    reporters.push_back(&peer);
   }
-  if (!*dead && 2 * accusers.size() < others) accusers.clear();
-  return accusers;
+  if (!*dead && 2 * reporters.size() < others) reporters.clear();
+  return reporters;
 }
 
-// The one whose going explains most: two that accuse each other must not both go, nor the one whose
-// accuser was merely faster. Who is sure to be dead comes first, who holds the state last; then the
-// number of accusers and the higher rank tell.
-std::optional<Uid> Roster::worst_accused(const Timing& timing) {
+// The one whose going explains most: two that suspect each other must not both go, nor the one
+// whose reporter was merely faster. Who is sure to be dead comes first, who holds the state last;
+// then the number of reporters and the higher rank tell.
+std::optional<Uid> Roster::worst_suspected(const Timing& timing) {
   std::optional<Uid> worst;
   std::tuple<bool, bool, std::size_t> worst_key;
   bool due = false;
-  const std::set<Uid> accused = accused_members();
+  const std::set<Uid> suspected = suspected_members();
   for (const MemberInfo& member : view_.members) {
     Peer& peer = peers_.at(member.instance);
-    if (peer.gone || (!accused.contains(member.instance) && !peer.accused_at)) continue;
+    if (peer.gone || (!suspected.contains(member.instance) && !peer.suspected_at)) continue;
     bool dead = false;
-    const auto accusers = condemning(timing, member.instance, &dead);
-    if (accusers.empty()) {
-      peer.accused_at.reset();
+    const auto reporters = condemning(timing, member.instance, &dead);
+    if (reporters.empty()) {
+      peer.suspected_at.reset();
       continue;
     }
-    if (!peer.accused_at) peer.accused_at = timing.now;
+    if (!peer.suspected_at) peer.suspected_at = timing.now;
     if (!dead && last_holder(timing, member.instance)) continue;
-    due = due || dead || timing.now - *peer.accused_at >= config_.accused_for;
-    const std::tuple key(dead, !holds_state(peer), accusers.size());
+    due = due || dead || timing.now - *peer.suspected_at >= config_.suspected_for;
+    const std::tuple key(dead, !holds_state(peer), reporters.size());
     if (!worst || key >= worst_key) {
       worst = member.instance;
       worst_key = key;
@@ -125,18 +125,18 @@ std::optional<Uid> Roster::worst_accused(const Timing& timing) {
   return due ? worst : std::nullopt;
 }
 
-std::set<Uid> Roster::accused_members() const {
-  std::set<Uid> accused;
+std::set<Uid> Roster::suspected_members() const {
+  std::set<Uid> suspected;
   for (const MemberInfo& member : view_.members) {
-    for (const Accusation& accusation : peers_.at(member.instance).last.accused) {
-      if (in_view(accusation.instance)) accused.insert(accusation.instance);
+    for (const Suspicion& suspicion : peers_.at(member.instance).last.suspected) {
+      if (in_view(suspicion.instance)) suspected.insert(suspicion.instance);
     }
   }
-  return accused;
+  return suspected;
 }
 
-void Roster::find_accused(const Timing& timing) {
-  while (const auto worst = worst_accused(timing)) {
+void Roster::find_suspected(const Timing& timing) {
+  while (const auto worst = worst_suspected(timing)) {
     bool dead = false;
     condemning(timing, *worst, &dead);
     peers_.at(*worst).gone = dead ? Cause::died : Cause::silent;
@@ -161,18 +161,18 @@ bool Roster::admissible(const Timing& timing, const Uid& instance, Peer& peer) {
            "the name '" + name + "' is taken by a peer that answers; give each peer its own name");
     return false;
   }
-  for (const Accusation& accusation : peer.last.accused) {
-    const MemberInfo* member = view_.find(accusation.instance);
+  for (const Suspicion& suspicion : peer.last.suspected) {
+    const MemberInfo* member = view_.find(suspicion.instance);
     if (member == nullptr || member->role == Role::observer) continue;
     refuse(timing, instance, peer, "this peer cannot reach member '" + member->name + "'");
     return false;
   }
   bool dead = false;
-  const auto accusers = condemning(timing, instance, &dead);
-  if (accusers.empty()) return true;
+  const auto reporters = condemning(timing, instance, &dead);
+  if (reporters.empty()) return true;
   refuse(timing, instance, peer,
-         "peer '" + accusers.front()->last.self.name + "' cannot reach this peer (accused by " +
-             std::to_string(accusers.size()) + " of " + std::to_string(view_.participants()) +
+         "peer '" + reporters.front()->last.self.name + "' cannot reach this peer (suspected by " +
+             std::to_string(reporters.size()) + " of " + std::to_string(view_.participants()) +
              " members)");
   return false;
 }

@@ -39,7 +39,7 @@ struct Timing {
   Duration suspect_after = seconds(1);      // silent for so long: use another path
   Duration evict_after = seconds(3);        // silent for so long: the session is lost
   Duration late_after = milliseconds(500);  // a tick so late means that this side was stopped,
-  Duration forgive_for = seconds(1);        //   and it accuses nobody for so long
+  Duration forgive_for = seconds(1);        //   and it suspects nobody for so long
   Duration ack_after = milliseconds(25);    // acknowledge without other traffic to ride on
   std::uint32_t ack_every = 16;             // ... or after so many messages
   Duration standing_for = seconds(5);       // a standing grant not used for so long is given back
@@ -328,7 +328,7 @@ class Session {
   bool was_full_ = false;            // a message was refused since WindowOpened
 
   Time last_heard_{};
-  Time forgiving_until_{};  // accuses nobody before
+  Time forgiving_until_{};  // suspects nobody before
   Time expected_tick_ = kNever;
 };
 

@@ -116,9 +116,9 @@ class Handler {
   // code auth: the two sides do not have the same key; error.peer is the name that the other one
   // claims, if it has said any.
   virtual void dial_failed(const std::string& address, const Error& error) = 0;
-  // Somebody at the door was sent away before there was a connection.
+  // A connection was refused before it was one.
   virtual void turned_away(const Error& /*error*/) {}
-  // Somebody waits at the door for whom this process has no descriptor or memory; tried again.
+  // A connection waits for which this process has no descriptor or memory; it is tried again.
   virtual void cannot_accept(const Error& /*error*/) {}
 
   virtual void received(Connection& connection, wire::ReceivedFrame frame) = 0;

@@ -29,7 +29,7 @@ GOODBYE = 10.0  # seconds for which the learner waits until all others know that
 class RoleOptions(Options):
     """What learners have whose actors are other processes. `--peer-index 0` is the learner."""
 
-    patience: float = 60.0
+    timeout: float = 60.0
     """Seconds for which an actor that starts waits for the learner."""
 
     @property
@@ -75,9 +75,9 @@ def connected(options: RoleOptions, name: str) -> Iterator[moolink.Rpc]:
 class JobNews:
     """What the learner says of the job to the others."""
 
-    def __init__(self, news: moolink.Subscriber, patience: float) -> None:
+    def __init__(self, news: moolink.Subscriber, timeout: float) -> None:
         """Raises moolink.TimeoutError: there is no learner."""
-        self._news, self._latest = news, news.wait(timeout=patience)
+        self._news, self._latest = news, news.wait(timeout=timeout)
 
     def is_over(self) -> bool:
         """Whether the learner has ended the job."""
@@ -102,7 +102,7 @@ def follower(
         connected(options, name or options.peer_name) as rpc,
         moolink.Subscriber(rpc, "job", options.learner) as news,
     ):
-        yield rpc, JobNews(news, options.patience)
+        yield rpc, JobNews(news, options.timeout)
 
 
 class LearnerRun(Job):

@@ -177,7 +177,7 @@ def act(o: ActorLearnerOptions) -> None:
         observation = envs.reset(o.acting_seed if o.seed_envs else None)["obs"]
         returns = np.zeros(E)
         while not job.is_over():
-            weights = policy.wait(timeout=o.patience)
+            weights = policy.wait(timeout=o.timeout)
             for t in range(T):
                 unroll["observation"][t] = observation
                 action, unroll["log_prob"][t], _, key = step(weights.tree, key, observation)

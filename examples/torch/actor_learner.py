@@ -136,7 +136,7 @@ def act(o: ActorLearnerOptions) -> None:
         observation = envs.reset(o.acting_seed if o.seed_envs else None)["obs"]
         returns = np.zeros(E)
         while not job.is_over():
-            weights = policy.wait(timeout=o.patience)
+            weights = policy.wait(timeout=o.timeout)
             net.load_state_dict(weights.tree)
             for t in range(T):
                 unroll["observation"][t] = torch.from_numpy(observation)

@@ -186,7 +186,7 @@ def act(o: ApexOptions) -> None:
         observation = envs.reset(o.acting_seed if o.seed_envs else None)["obs"]
         version, returns, finished, steps = -1, np.zeros(E), [], 0
         while not job.is_over():
-            weights = policy.wait(timeout=o.patience)
+            weights = policy.wait(timeout=o.timeout)
             if weights.version != version:
                 net.load_state_dict(weights.tree)
                 version = weights.version

@@ -146,7 +146,7 @@ def act(o: SeedOptions) -> None:
         while not job.is_over():
             # What came of the last actions, and the observations for the next ones.
             request = step | {"observation": observation}
-            envs.send(np.asarray(policy.infer(request, timeout=o.patience)["action"])[:, None])
+            envs.send(np.asarray(policy.infer(request, timeout=o.timeout)["action"])[:, None])
             parts, reward, terminated, truncated, over, last = envs.recv()
             observation, returns, ended = parts["obs"], returns + reward, terminated | truncated
             step["reward"] = reward
@@ -155,7 +155,7 @@ def act(o: SeedOptions) -> None:
             step["bootstrap"] = zeros
             returns = np.where(over, 0.0, returns)
             if last is not None:
-                value = values.infer({"observation": last["obs"]}, timeout=o.patience)
+                value = values.infer({"observation": last["obs"]}, timeout=o.timeout)
                 step["bootstrap"] = np.where(truncated, value, 0.0).astype(np.float32)
     envs.close()
 

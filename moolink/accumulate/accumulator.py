@@ -33,7 +33,7 @@ from moolink.rpc import Rpc
 if TYPE_CHECKING:
     from moolink.reports import GradientStats
 
-PATIENCE = 0.02  # seconds of waiting for the leader's parameters between two looks at the group
+POLL_INTERVAL = 0.02  # seconds between two looks at the group while the leader's state is awaited
 
 
 class AccumulatorBase(Adapter, Closing):
@@ -295,7 +295,7 @@ class AccumulatorBase(Adapter, Closing):
         deadline = time.monotonic() + timeout
         while (left := deadline - time.monotonic()) > 0:
             # Who is asked may lead no more, which only the core hears.
-            if self._sync.wait(min(left, PATIENCE)) or self._core.wait(0.0):
+            if self._sync.wait(min(left, POLL_INTERVAL)) or self._core.wait(0.0):
                 return True
         return False
 

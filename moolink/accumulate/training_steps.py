@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from moolink.reports import GradientStats
 
 
-PATIENCE = 1.0  # seconds of one wait for news; the accumulator wakes it up
+LONGEST_WAIT = 1.0  # seconds of one wait for news; the accumulator wakes it up
 IDLE = 0.2  # the same where the user's `idle` is called
 MARK = "moolink.accumulate.training_steps"  # of the states that these loops send
 
@@ -124,7 +124,7 @@ def training_steps(
         if accumulator.wants_gradients() or (changed and accumulator.is_observer()):
             yield kind(accumulator, totals, stats)
         elif not changed:
-            _wait(accumulator, PATIENCE, idle)
+            _wait(accumulator, LONGEST_WAIT, idle)
 
 
 def _wait(accumulator: AccumulatorBase, timeout: float, idle: Callable[[], None] | None) -> None:

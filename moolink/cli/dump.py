@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 
 _SOCKETS = pathlib.Path("/proc/net/unix")
-_PATIENCE = 5.0  # seconds
+_TIMEOUT = 5.0  # seconds
 
 
 class DumpError(Exception):
@@ -69,14 +69,14 @@ def dump(pid: int) -> str:
 
 
 def _ask(pid: int, name: str) -> str:
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + _TIMEOUT
     pieces = []
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         # The kernel's limit: with Python's, a socket that others queue for would fail at once.
-        limit = struct.pack("ll", math.ceil(_PATIENCE), 0)
+        limit = struct.pack("ll", math.ceil(_TIMEOUT), 0)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         connection.connect(f"\0{name}")
-        connection.settimeout(_PATIENCE)
+        connection.settimeout(_TIMEOUT)
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         _, uid, _ = struct.unpack("3i", credentials)
         if uid != os.geteuid():
@@ -107,7 +107,7 @@ def _why_silent(pid: int, error: OSError) -> str:
         return f"process {pid} has ended"
     if state in "Tt":
         return f"process {pid} is stopped (SIGCONT lets it go on): it cannot answer"
-    return f"process {pid} did not answer within {_PATIENCE:g} s: {error}"
+    return f"process {pid} did not answer within {_TIMEOUT:g} s: {error}"
 
 
 def _print_processes() -> None:

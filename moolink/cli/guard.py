@@ -2,7 +2,7 @@
 
 Reads lines ``+PGID`` (a group to watch) and ``-PGID`` (a group that has ended) from descriptor FD,
 whose other end only the launcher holds. When that end closes, every group still watched is killed.
-PR_SET_PDEATHSIG (tether.py) kills the peers themselves; this also reaches what they started.
+PR_SET_PDEATHSIG (end_with_parent.py) kills the peers themselves; this also reaches their children.
 
 Executed by path, without importing moolink.
 """

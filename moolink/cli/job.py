@@ -21,7 +21,7 @@ from typing import IO, TYPE_CHECKING, Self
 
 from moolink.accumulate import run_record
 from moolink.cli.output import PrefixedStream, Screen
-from moolink.internal.processes import describe_exit, exit_status, share_cores, tethered
+from moolink.internal.processes import describe_exit, ends_with_parent, exit_status, share_cores
 
 if TYPE_CHECKING:
     from moolink.cli.run import RunOptions
@@ -128,7 +128,7 @@ class Job:
         self, name: str, command: list[str], environment: dict[str, str], pass_fds: tuple[int, ...]
     ) -> Child:
         process = subprocess.Popen(
-            tethered(command),
+            ends_with_parent(command),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -23,7 +23,7 @@ from typing import Any
 
 from moolink.env_pool import channel, worker
 from moolink.errors import Error
-from moolink.internal.tether import tie_to_parent
+from moolink.internal.end_with_parent import end_with_parent
 
 # True while the user's main module is loaded again in this process.
 _loading_main = False
@@ -88,7 +88,7 @@ class Server:
         server = os.getpid()
         pid = os.fork()
         if pid == 0:
-            tie_to_parent(server)
+            end_with_parent(server)
             self._control.close()
             link = channel.Channel(socket.socket(fileno=self._setup.channels[start.worker]))
             assert self._create_env is not None

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from moolink._core import Future
     from moolink.rpc import Rpc
 
-_LOAD_PATIENCE = 1.0  # seconds for which a server's load is waited for
+_LOAD_TIMEOUT = 1.0  # seconds for which a server's load is waited for
 _PAUSE = 0.05  # seconds before servers that were lost, all of them, are asked again
 
 
@@ -148,7 +148,7 @@ class InferenceClient(Closing):
         if len(candidates) == 1:
             return candidates[0]
         asked = self._rpc.async_many(candidates, names.LOAD.format(self._name))
-        deadline = deadlines.after(_LOAD_PATIENCE)
+        deadline = deadlines.after(_LOAD_TIMEOUT)
         loads: dict[str, int] = {}
         for server, future in asked.items():
             try:

@@ -8,17 +8,17 @@ import signal
 import sys
 from collections.abc import Sequence
 
-_TETHER = str(pathlib.Path(__file__).with_name("tether.py"))
+_END_WITH_PARENT = str(pathlib.Path(__file__).with_name("end_with_parent.py"))
 _CGROUP_CPU_MAX = pathlib.Path("/sys/fs/cgroup/cpu.max")
 
 
-def tethered(command: Sequence[str]) -> list[str]:
+def ends_with_parent(command: Sequence[str]) -> list[str]:
     """Returns `command` wrapped so that it is killed when the calling thread's process ends.
 
     The kernel ties the child to the *thread* that starts it: start it from a thread that lives as
     long as the child should.
     """
-    return [sys.executable, "-I", "-S", _TETHER, str(os.getpid()), *command]
+    return [sys.executable, "-I", "-S", _END_WITH_PARENT, str(os.getpid()), *command]
 
 
 def exit_status(returncode: int) -> int:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Replies = Literal["result", "itself", "items"]
 
-_EXIT_PATIENCE = 1.0  # seconds that tasks have to end when the interpreter exits
+_EXIT_TIMEOUT = 1.0  # seconds that tasks have to end when the interpreter exits
 _LOOK_AGAIN = 0.05  # seconds; an event loop that was stopped says nothing
 
 
@@ -267,7 +267,7 @@ class _Background:
         if self._loop is not None and self._thread is not None:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(_EXIT_PATIENCE)
+            self._thread.join(_EXIT_TIMEOUT)
 
     def abandon(self) -> None:
         """In a forked child: closes the descriptors; what else there is stays as it is."""

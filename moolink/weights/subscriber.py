@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from moolink.rpc import Rpc
 
 _WINDOW = 8  # chunks asked for at once
-_PATIENCE = 10.0  # seconds without a chunk, after which another source is asked for
+_TIMEOUT = 10.0  # seconds without a chunk, after which another source is asked for
 
 
 class Subscriber(Following):
@@ -195,7 +195,7 @@ class Subscriber(Following):
                     index = wanted.popleft()
                     asked.append((index, self._rpc.async_(to, function, key, index)))
                 index, future = asked[0]
-                data = self._result(future, _PATIENCE)
+                data = self._result(future, _TIMEOUT)
                 asked.popleft()
                 if data is None:
                     return False

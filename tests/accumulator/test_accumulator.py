@@ -200,7 +200,7 @@ def test_gradients_of_a_model_that_was_replaced_are_gone(make: Make) -> None:
     assert all(torch.equal(p.grad, torch.zeros_like(p)) for p in model)
 
 
-def test_the_leader_is_asked_for_the_state_before_patience_with_it_ends(make: Make) -> None:
+def test_the_leader_is_asked_for_the_state_before_its_timeout_ends(make: Make) -> None:
     leader, model = parameters(1.0), parameters(2.0)
     first = make("first", leader)
     connect([first])
@@ -337,7 +337,7 @@ def test_a_loop_of_accumulator_updates_sees_the_members(broker_address: str) -> 
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_an_accumulator_made_after_its_group_accuses_nobody(
+def test_an_accumulator_made_after_its_group_suspects_nobody(
     broker_address: str, first: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     with contextlib.ExitStack() as stack:

@@ -12,7 +12,7 @@ import moolink
 import moolink.accumulate.parting
 from tests.accumulator.loops import Make, connect
 from tests.accumulator.test_mixed import Member, equal_parameters, jax_model, torch_model
-from tests.waiting import PATIENCE, until
+from tests.waiting import TIMEOUT, until
 
 
 def ended(totals: dict[str, int]) -> bool:
@@ -22,10 +22,10 @@ def ended(totals: dict[str, int]) -> bool:
 class Learner:
     """A member whose loop a thread of its own goes through, as a process does."""
 
-    def __init__(self, member: Member, patience: float = PATIENCE) -> None:
+    def __init__(self, member: Member, timeout: float = TIMEOUT) -> None:
         self.member = member
         self.error: Exception | None = None
-        self.patience = patience
+        self.timeout = timeout
         self.thread = threading.Thread(target=self.run, daemon=True)
 
     def turns(self) -> Any:
@@ -51,7 +51,7 @@ class Learner:
             self.member.accumulator._group.close()
 
     def join(self) -> None:
-        self.thread.join(self.patience)
+        self.thread.join(self.timeout)
         assert not self.thread.is_alive()
         if self.error is not None:
             raise self.error

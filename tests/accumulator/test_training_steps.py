@@ -13,7 +13,7 @@ import torch
 
 import moolink
 from tests.accumulator.loops import Make, connect
-from tests.waiting import PATIENCE, until
+from tests.waiting import TIMEOUT, until
 
 BATCH = 4
 
@@ -58,7 +58,7 @@ class Peer:
             step.reduce(BATCH, {"samples": BATCH})
 
     def join(self) -> None:
-        self.thread.join(PATIENCE)
+        self.thread.join(TIMEOUT)
         assert not self.thread.is_alive(), self.accumulator.get_gradient_stats()
         if self.error is not None:
             raise self.error
@@ -103,7 +103,7 @@ def test_a_round_after_the_end_is_not_begun(make: Make) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(PATIENCE)
+        thread.join(TIMEOUT)
         assert not thread.is_alive()
     for peer in (first, second):  # a round each, of which the first is the last one wanted
         peer.optimizer.zero_grad()

@@ -114,7 +114,7 @@ def test_a_wrong_pid(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_stopped_process_is_called_so(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dump, "_PATIENCE", 0.3)
+    monkeypatch.setattr(dump, "_TIMEOUT", 0.3)
     with program(STUCK) as process:
         line_of(process)
         process.send_signal(signal.SIGSTOP)

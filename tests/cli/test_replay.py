@@ -122,7 +122,7 @@ def test_a_client_that_waits_waits_on_for_the_next_server(tables: Path, tmp_path
                 assert started[-1].wait(20) == 0
         waiting.until(lambda: bool(rpc.peers()) and rpc.peers()[0]["connected"], "the next one")
         client.extend({"x": np.arange(3)}, table="queue")
-        waits.join(waiting.PATIENCE)
+        waits.join(waiting.TIMEOUT)
     assert sampled == [1]
 
 

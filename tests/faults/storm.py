@@ -41,7 +41,7 @@ _processes.set_forkserver_preload([one_hot_peer.__name__])
 JOINER_POINTS = ["announce.sent", "join", "flush.sent", "ready.sent", "offer.sent", "reduce.sent",
                  "slice.sent", "have.sent"]  # fmt: skip
 LEADER_POINTS = ["resume.sent", "go.sent", "cut.sent", "snapshot.sent"]
-PATIENCE = 30.0  # seconds until a step that should take one is called a hang
+TIMEOUT = 30.0  # seconds until a step that should take one is called a hang
 CONTRIBUTIONS = 1000  # that a peer can make, unless it is to live longer
 
 
@@ -123,13 +123,13 @@ class Storm:
 
     def until(self, done: Callable[[], bool], what: str) -> None:
         """Takes events until `done`; a hang is an error that shows where every peer stands."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while not done():
             try:
                 peer, event = self.events.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
                 state = {p.slot: (p.rounds, p.process.exitcode) for p in self.alive}
-                raise AssertionError(f"waited {PATIENCE} s for {what}; peers: {state}") from None
+                raise AssertionError(f"waited {TIMEOUT} s for {what}; peers: {state}") from None
             self._note(peer, event)
 
     def _note(self, peer: Peer, event: dict[str, Any]) -> None:
@@ -183,7 +183,7 @@ class Storm:
         self.until(lambda: peer.process.exitcode is not None, "a peer to leave")
         assert peer.process.exitcode == 0, f"peer {peer.slot}: {peer.process.exitcode}"
         assert peer.reader is not None
-        peer.reader.join(PATIENCE)
+        peer.reader.join(TIMEOUT)
         self.alive.remove(peer)
         self.left.append(peer)
 
@@ -212,7 +212,7 @@ class Storm:
         self.settle()
 
     def _await_death(self, victim: Peer) -> None:
-        victim.process.join(PATIENCE)
+        victim.process.join(TIMEOUT)
         if victim.process.exitcode is None:
             self.until(self.events.empty, "the events before")
             books = [(p.slot, p.rounds, p.states, p.version) for p in self.alive]
@@ -262,10 +262,10 @@ class Storm:
         for peer in self.alive:
             peer.stay.close()
         for peer in self.alive:
-            peer.process.join(PATIENCE)
+            peer.process.join(TIMEOUT)
             assert peer.process.exitcode == 0, f"peer {peer.slot}: {peer.process.exitcode}"
             assert peer.reader is not None
-            peer.reader.join(PATIENCE)
+            peer.reader.join(TIMEOUT)
         self.until(self.events.empty, "the last events")
         self.broker.close()
         count: dict[int, int] = {}

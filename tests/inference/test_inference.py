@@ -260,7 +260,7 @@ def test_a_server_without_weights_can_be_closed(net: Net) -> None:
         )
         closing = threading.Thread(target=server.close, daemon=True)
         closing.start()
-        closing.join(waiting.PATIENCE)
+        closing.join(waiting.TIMEOUT)
         assert not closing.is_alive()
         with InferenceServer(net.peers[-2], "policy", double):
             assert request.result(20).tolist() == [2]

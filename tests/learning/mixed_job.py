@@ -29,7 +29,7 @@ from tests.learning import processes
 from tests.waiting import until
 
 VICTIMS = ("leader", "leader", "follower")  # in turn
-PATIENCE = 300.0  # seconds for a framework to start beside whatever else the machine does
+TIMEOUT = 300.0  # seconds for a framework to start beside whatever else the machine does
 ENOUGH = 50  # rounds of both between two deaths
 
 
@@ -78,7 +78,7 @@ class Job:
             made = [line for line in round_log.lines(peers[0].log) if line.contributors == names]
             return len(made) >= (ENOUGH if len(peers) > 1 else 1)
 
-        until(enough, f"rounds of {names}", poll=0.1, patience=PATIENCE)
+        until(enough, f"rounds of {names}", poll=0.1, timeout=TIMEOUT)
 
     def kill(self, victim: Peer, survivor: Peer) -> float:
         """Returns the seconds to the survivor's next round."""
@@ -89,7 +89,7 @@ class Job:
         def pauses() -> list[float]:
             return round_log.alone_since(survivor.log, survivor.name, victim.killed)
 
-        until(lambda: bool(pauses()), "a round of the survivor", poll=0.05, patience=PATIENCE)
+        until(lambda: bool(pauses()), "a round of the survivor", poll=0.05, timeout=TIMEOUT)
         return pauses()[0]
 
     def check(self) -> tuple[int, int, int]:
@@ -124,7 +124,7 @@ def ends(peers: tuple[Peer, Peer]) -> list[tuple[str, str]]:
     """Checksum and update at which they ended."""
     found = []
     for peer in peers:
-        peer.process.wait(PATIENCE)
+        peer.process.wait(TIMEOUT)
         match = re.search(r"model (\w{16}) at update (\d+)", peer.output.read_text())
         assert match is not None, peer.output.read_text()
         found.append((match[1], match[2]))

@@ -10,7 +10,7 @@ import pytest
 
 import moolink
 from tests.network.relay import Relay
-from tests.waiting import PATIENCE, formed
+from tests.waiting import TIMEOUT, formed
 
 DELAY = 0.05
 
@@ -47,7 +47,7 @@ def test_calls_outlive_lost_connections(server: tuple[str, int]) -> None:
             futures = [client.async_("server", "echo", data) for _ in range(4)]
             relay.drop_connections()
             for future in futures:
-                np.testing.assert_array_equal(future.result(PATIENCE), data)
+                np.testing.assert_array_equal(future.result(TIMEOUT), data)
         # Through the relay again, or at the server's own address, which it has told.
         assert client.stats()["connections_opened"] > 1
 
@@ -60,7 +60,7 @@ def test_calls_wait_for_the_end_of_a_partition(server: tuple[str, int]) -> None:
         future = client.async_("server", "echo", 7)
         assert not future.wait(0.5), "nothing passes"
         relay.mend()
-        assert future.result(PATIENCE) == 7
+        assert future.result(TIMEOUT) == 7
 
 
 def test_a_group_reduces_through_a_slow_network() -> None:
@@ -78,4 +78,4 @@ def test_a_group_reduces_through_a_slow_network() -> None:
                 relay.drop_connections()
                 x = np.ones(100_000, np.float32)
                 futures = [g.all_reduce("x", x) for g in (left, right)]
-                assert all((f.result(PATIENCE) == 2).all() for f in futures)
+                assert all((f.result(TIMEOUT) == 2).all() for f in futures)

@@ -209,7 +209,7 @@ def test_closing_batches_ends_those_who_wait_for_one() -> None:
         waiting.until(lambda: replay.stats()["tables"]["t"]["waiting_samples"] == 1, "a sample")
         batches.close()
         for thread in threads:
-            thread.join(waiting.PATIENCE)
+            thread.join(waiting.TIMEOUT)
         assert len(raised) == 2
 
 

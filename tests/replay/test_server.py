@@ -127,7 +127,7 @@ def test_who_waits_in_vain_is_told_why(net: Net) -> None:
     thread.start()
     waiting.until(lambda: net.stats_of("waiting_samples") == 1, "a sample that waits")
     net.client("other").extend({"obs": np.ones((2, 3, 2), np.uint8), "reward": np.ones(2, "f4")})
-    thread.join(waiting.PATIENCE)
+    thread.join(waiting.TIMEOUT)
     assert sampled == [2]
 
 
@@ -141,7 +141,7 @@ def test_a_full_table_makes_writers_wait(net: Net) -> None:
     thread.start()
     waiting.until(lambda: net.stats_of("waiting_inserts") == 1, "an insert that waits")
     assert net.client("other").sample(2).data["i"].tolist() == [0, 1]
-    thread.join(waiting.PATIENCE)
+    thread.join(waiting.TIMEOUT)
     assert len(inserted) == 1
 
 
@@ -207,7 +207,7 @@ def test_writers_of_many_episodes_lose_nothing(net: Net) -> None:
         batch = reader.sample(10, timeout=20)
         pairs += [tuple(pair) for pair in batch.data["pair"].tolist()]
     for thread in threads:
-        thread.join(waiting.PATIENCE)
+        thread.join(waiting.TIMEOUT)
     expected = [(i - 1, i) for i in range(100) if i % 7 != 0]
     assert sorted(pairs) == sorted(3 * expected)
 
@@ -373,7 +373,7 @@ def test_a_batch_that_the_limiter_grants_bit_by_bit_is_whole(
             lambda n=i: net.rpc.stats()["calls_received"] > asked + n + 1 or bool(batches),  # type: ignore[misc]
             "the next turn",
         )
-    thread.join(waiting.PATIENCE)
+    thread.join(waiting.TIMEOUT)
     assert len(batches[0]) == 6
     assert batches[0].data["i"].shape == batches[0].keys.shape == (6,)
 
@@ -467,5 +467,5 @@ def test_the_server_s_end_ends_what_waits_there(net: Net) -> None:
     assert net.stats_of("waiting_samples") == 0
     net.server = ReplayServer(net.rpc, net.replay)
     net.replay.insert({"i": 3})
-    thread.join(waiting.PATIENCE)
+    thread.join(waiting.TIMEOUT)
     assert batches[0].data["i"].tolist() == [3]

@@ -14,7 +14,7 @@ import pytest
 import moolink
 from tests import descriptors
 from tests.rpc.conftest import Pair, Start
-from tests.waiting import PATIENCE, until
+from tests.waiting import TIMEOUT, until
 
 
 class Sleeper:
@@ -198,9 +198,9 @@ def test_cancelling_the_call_cancels_the_task(pair: Pair) -> None:
     sleeper = Sleeper()
     server.define("sleep", sleeper)
     future = client.async_("server", "sleep")
-    assert sleeper.started.wait(PATIENCE)
+    assert sleeper.started.wait(TIMEOUT)
     assert future.cancel()
-    assert sleeper.cancelled.wait(PATIENCE)
+    assert sleeper.cancelled.wait(TIMEOUT)
 
 
 def test_a_time_out_cancels_the_task(pair: Pair) -> None:
@@ -210,7 +210,7 @@ def test_a_time_out_cancels_the_task(pair: Pair) -> None:
     client.set_timeout(0.2)
     with pytest.raises(moolink.TimeoutError):
         client.sync("server", "sleep")
-    assert sleeper.cancelled.wait(PATIENCE)
+    assert sleeper.cancelled.wait(TIMEOUT)
 
 
 def test_the_death_of_the_caller_cancels_the_task(start: Start) -> None:
@@ -226,10 +226,10 @@ def test_the_death_of_the_caller_cancels_the_task(start: Start) -> None:
                 client.sync("server", "sleep")
             """
         )
-        assert sleeper.started.wait(PATIENCE)
+        assert sleeper.started.wait(TIMEOUT)
         assert not sleeper.cancelled.is_set()
         caller.kill()
-        assert sleeper.cancelled.wait(PATIENCE)
+        assert sleeper.cancelled.wait(TIMEOUT)
 
 
 def test_closing_the_server_cancels_the_task(pair: Pair) -> None:
@@ -237,9 +237,9 @@ def test_closing_the_server_cancels_the_task(pair: Pair) -> None:
     sleeper = Sleeper()
     server.define("sleep", sleeper)
     future = client.async_("server", "sleep")
-    assert sleeper.started.wait(PATIENCE)
+    assert sleeper.started.wait(TIMEOUT)
     server.close()
-    assert sleeper.cancelled.wait(PATIENCE)
+    assert sleeper.cancelled.wait(TIMEOUT)
     with pytest.raises(moolink.PeerLost):
         future.result()
 
@@ -261,7 +261,7 @@ def test_undefine_waits_for_tasks(pair: Pair) -> None:
 
     server.define("slow", slow)
     future = client.async_("server", "slow")
-    assert started.wait(PATIENCE)
+    assert started.wait(TIMEOUT)
     threading.Timer(0.05, release.set).start()
     server.undefine("slow")
     assert ended == ["ended"]
@@ -292,7 +292,7 @@ def test_close_waits_a_moment_for_tasks(pair: Pair) -> None:
 
     server.define("slow", slow)
     future = client.async_("server", "slow")
-    assert started.wait(PATIENCE)
+    assert started.wait(TIMEOUT)
     server.close()
     assert future.result() == "flushed"
 
@@ -377,7 +377,7 @@ def test_the_loop_does_not_keep_the_interpreter(start: Start, how: str) -> None:
         print("leaving", flush=True)
         """
     )
-    out, err = child.communicate(timeout=PATIENCE)
+    out, err = child.communicate(timeout=TIMEOUT)
     assert child.returncode == 0, err
     assert out == "leaving\n"
     assert "Traceback" not in err
@@ -414,7 +414,7 @@ def test_a_forked_child_has_a_loop_of_its_own(start: Start) -> None:
         print("parent", serve())
         """
     )
-    out, err = child.communicate(timeout=PATIENCE)
+    out, err = child.communicate(timeout=TIMEOUT)
     assert out == "child True\nparent True\n", err
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.rpc.batches import calls
 from tests.rpc.conftest import Pair
-from tests.waiting import PATIENCE, until
+from tests.waiting import TIMEOUT, until
 
 
 @pytest.mark.parametrize(
@@ -85,13 +85,13 @@ def test_undefine_waits_for_a_batch_that_was_due(pair: Pair) -> None:
 
     def serve(x: list[int]) -> list[int]:
         started.set()
-        release.wait(PATIENCE)
+        release.wait(TIMEOUT)
         ended.append(x)
         return x
 
     server.define("f", serve, batch_size=4, max_latency=0.01)
     future = client.async_("server", "f", 1)
-    assert started.wait(PATIENCE)
+    assert started.wait(TIMEOUT)
     threading.Timer(0.1, release.set).start()
     server.undefine("f")
     assert ended == [[1]]

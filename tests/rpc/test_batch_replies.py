@@ -14,7 +14,7 @@ import torch
 import moolink
 from tests.rpc.batches import calls, error_of, waiting
 from tests.rpc.conftest import Pair
-from tests.waiting import PATIENCE
+from tests.waiting import TIMEOUT
 
 Observation = collections.namedtuple("Observation", ["image", "reward"])
 moolink.register(Observation)
@@ -26,10 +26,10 @@ def reply_to(pair: Pair, count: int, value: Any) -> list[moolink.Future]:
     queue = server.define_queue("reply", dynamic_batching=True)
     futures = calls(client, "reply", list(range(count)))
     waiting(queue, count)
-    reply, _, _ = queue.get(PATIENCE)
+    reply, _, _ = queue.get(TIMEOUT)
     reply(value)
     for future in futures:
-        future.wait(PATIENCE)
+        future.wait(TIMEOUT)
     server.undefine("reply")
     return futures
 
@@ -133,7 +133,7 @@ def test_a_batch_nobody_waits_for_is_cancelled(pair: Pair) -> None:
 
     server.define("sleep", sleep, batch_size=2)
     futures = calls(client, "sleep", [1, 2])
-    assert started.wait(PATIENCE)
+    assert started.wait(TIMEOUT)
     futures[0].cancel()
     futures[1].cancel()
-    assert cancelled.wait(PATIENCE)
+    assert cancelled.wait(TIMEOUT)

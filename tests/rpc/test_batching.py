@@ -13,7 +13,7 @@ import torch
 import moolink
 from tests.rpc.batches import calls, error_of, waiting
 from tests.rpc.conftest import Pair
-from tests.waiting import PATIENCE, until
+from tests.waiting import TIMEOUT, until
 
 
 @pytest.mark.parametrize("framework", ["numpy", "torch"])
@@ -104,7 +104,7 @@ def test_queues_of_batches(pair: Pair) -> None:
     queue = server.define_queue("q", batch_size=3)
     futures = calls(client, "q", [np.array(i) for i in range(7)])
     for start in (0, 3):
-        reply, (x,), kwargs = queue.get(PATIENCE)
+        reply, (x,), kwargs = queue.get(TIMEOUT)
         assert x.tolist() == [start, start + 1, start + 2]
         assert kwargs == {}
         reply(x + 1)
@@ -136,7 +136,7 @@ def test_padding_is_zero(pair: Pair) -> None:
     client, server = pair
     queue = server.define_queue("q", batch_size=4, max_latency=0, pad=True)
     future = client.async_("server", "q", np.full(2, 7, np.int32), "label", torch.ones(1))
-    reply, (x, label, t), _ = queue.get(PATIENCE)
+    reply, (x, label, t), _ = queue.get(TIMEOUT)
     assert x.tolist() == [[7, 7], [0, 0], [0, 0], [0, 0]]
     assert label == ["label", None, None, None]
     assert t.tolist() == [[1], [0], [0], [0]]
@@ -152,7 +152,7 @@ def test_a_queue_wakes_for_an_incomplete_batch(pair: Pair) -> None:
     async def main() -> None:
         for i in range(3):
             future = client.async_("server", "q", i)
-            reply, (x,), _ = await asyncio.wait_for(queue, PATIENCE)
+            reply, (x,), _ = await asyncio.wait_for(queue, TIMEOUT)
             assert x == [i]
             reply(x)
             assert await future == i
@@ -211,7 +211,7 @@ def test_calls_nobody_waits_for_leave_their_batch(pair: Pair) -> None:
     futures[0].cancel()
     until(lambda: queue._items[0][1].reply.cancelled(), "the cancellation")
     futures += calls(client, "q", [2, 3])
-    reply, (x,), _ = queue.get(PATIENCE)
+    reply, (x,), _ = queue.get(TIMEOUT)
     assert x == [1, 2, 3]
     reply(x)
     assert [f.result() for f in futures[1:]] == [1, 2, 3]
@@ -229,7 +229,7 @@ def test_undefine_fails_calls_that_wait_for_others(pair: Pair) -> None:
     for future in futures:
         assert error_of(future).remote_type == "moolink.errors.Closed"
     with pytest.raises(moolink.Closed):
-        queue.get(PATIENCE)
+        queue.get(TIMEOUT)
 
 
 def test_max_size_counts_calls(pair: Pair) -> None:
@@ -260,5 +260,5 @@ def test_many_threads_fill_batches(pair: Pair) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(PATIENCE)
+        thread.join(TIMEOUT)
     assert not wrong

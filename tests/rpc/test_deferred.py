@@ -14,7 +14,7 @@ import pytest
 
 import moolink
 from tests.rpc.conftest import Pair
-from tests.waiting import PATIENCE, until
+from tests.waiting import TIMEOUT, until
 
 
 def test_cancel_callbacks(pair: Pair) -> None:
@@ -131,7 +131,7 @@ def later(server: moolink.Rpc, value: object) -> None:
 
 def from_a_queue(server: moolink.Rpc, value: object) -> None:
     queue = server.define_queue("f")
-    threading.Thread(target=lambda: queue.get(PATIENCE)[0](value)).start()
+    threading.Thread(target=lambda: queue.get(TIMEOUT)[0](value)).start()
 
 
 def in_a_batch(server: moolink.Rpc, value: object) -> None:

@@ -13,7 +13,7 @@ import torch
 import moolink
 from tests.rpc.batches import calls, error_of, waiting
 from tests.rpc.conftest import Pair
-from tests.waiting import PATIENCE, until
+from tests.waiting import TIMEOUT, until
 
 
 def test_dynamic_batches_take_what_waits(pair: Pair) -> None:
@@ -22,13 +22,13 @@ def test_dynamic_batches_take_what_waits(pair: Pair) -> None:
     futures = calls(client, "q", [np.full(2, i) for i in range(6)])
     waiting(queue, 6)
     for size in (4, 2):
-        reply, (x,), _ = queue.get(PATIENCE)
+        reply, (x,), _ = queue.get(TIMEOUT)
         assert x.shape == (size, 2)
         assert len(reply) == size
         reply(x * 10)
     assert [f.result().tolist() for f in futures] == [[10 * i] * 2 for i in range(6)]
     future = client.async_("server", "q", np.zeros((7, 7)))  # another shape, in its own batch
-    reply, (x,), _ = queue.get(PATIENCE)
+    reply, (x,), _ = queue.get(TIMEOUT)
     assert x.shape == (1, 7, 7)
     reply(x)
     assert future.result().shape == (7, 7)
@@ -40,7 +40,7 @@ def test_dynamic_batches_without_a_limit(pair: Pair) -> None:
     for count in (1, 100):
         futures = calls(client, "q", [np.array(i) for i in range(count)])
         waiting(queue, count)
-        reply, (x,), _ = queue.get(PATIENCE)
+        reply, (x,), _ = queue.get(TIMEOUT)
         assert x.tolist() == list(range(count))
         reply(x)
         assert [int(f.result()) for f in futures] == list(range(count))
@@ -55,7 +55,7 @@ def test_a_consumer_that_waits_gets_the_first_call_at_once(pair: Pair) -> None:
         await asyncio.sleep(0)
         assert not task.done()
         future = client.async_("server", "q", 5)
-        reply, (x,), _ = await asyncio.wait_for(task, PATIENCE)
+        reply, (x,), _ = await asyncio.wait_for(task, TIMEOUT)
         assert x == [5]
         reply(x)
         assert await future == 5
@@ -69,12 +69,12 @@ def test_buckets(pair: Pair) -> None:
     for count, size in [(1, 1), (2, 2), (3, 4), (5, 8), (8, 8), (11, 8)]:
         futures = calls(client, "q", [np.full(2, i + 1) for i in range(count)])
         waiting(queue, count)
-        reply, (x,), _ = queue.get(PATIENCE)
+        reply, (x,), _ = queue.get(TIMEOUT)
         assert x.shape == (size, 2)
         assert not x[count:].any()
         reply(x * 2)
         if count > 8:
-            reply, (x,), _ = queue.get(PATIENCE)
+            reply, (x,), _ = queue.get(TIMEOUT)
             assert x.shape == (4, 2)
             reply(x * 2)
         assert [f.result().tolist() for f in futures] == [[2 * i + 2] * 2 for i in range(count)]
@@ -92,7 +92,7 @@ def test_handlers_get_what_came_while_they_served(pair: Pair, kind: str) -> None
         assert len(running) == 1, "two batches at once"
         sizes.append(len(x))
         started.set()
-        release.wait(PATIENCE)
+        release.wait(TIMEOUT)
         running.pop()
         return x * 2
 
@@ -105,7 +105,7 @@ def test_handlers_get_what_came_while_they_served(pair: Pair, kind: str) -> None
     else:
         server.define("f", plain if kind == "plain" else as_task, **options)
     futures = calls(client, "f", [np.array(0)])
-    assert started.wait(PATIENCE)
+    assert started.wait(TIMEOUT)
     futures += calls(client, "f", [np.array(i) for i in range(1, 8)])
     until(lambda: server.stats()["calls_received"] == 8, "the calls")
     until(lambda: server.stats()["calls_running"] <= 1, "them to gather")
@@ -143,7 +143,7 @@ def test_cat(pair: Pair) -> None:
     ]
     waiting(queue, 6)
     for expected in ([2, 0, 3, 1], [9], [1]):
-        reply, (x, label), _ = queue.get(PATIENCE)
+        reply, (x, label), _ = queue.get(TIMEOUT)
         assert reply.sizes == expected
         assert x.shape == (sum(expected), 2)
         assert label == [str(row[0]) for row in x]
@@ -168,7 +168,7 @@ def test_cat_pads_rows(pair: Pair) -> None:
     queue = server.define_queue("q", dynamic_batching=True, mode="cat", bucket_sizes=(4, 8))
     futures = calls(client, "q", [torch.ones(2, 3), torch.ones(3, 3)])
     waiting(queue, 2)
-    reply, (x,), _ = queue.get(PATIENCE)
+    reply, (x,), _ = queue.get(TIMEOUT)
     assert tuple(x.shape) == (8, 3)
     assert float(x.sum()) == 15
     reply(x)
@@ -185,7 +185,7 @@ def test_a_call_of_more_rows_than_the_largest_bucket_fails(
     )
     too_many = client.async_("server", "q", np.ones((5, 3)))
     as_many = client.async_("server", "q", np.ones((4, 3)))
-    reply, (x,), _ = queue.get(PATIENCE)
+    reply, (x,), _ = queue.get(TIMEOUT)
     assert x.shape == (4, 3)
     reply(x)
     assert as_many.result().shape == (4, 3)
@@ -200,7 +200,7 @@ def test_a_call_of_very_many_rows_of_nothing_is_refused(pair: Pair) -> None:
     queue = server.define_queue("q", batch_size=8, dynamic_batching=True, mode="cat")
     nothing = client.async_("server", "q", np.empty((10**6, 0)), 0.5)
     something = client.async_("server", "q", np.ones((2, 3)), 0.5)
-    reply, (x, _), _ = queue.get(PATIENCE)
+    reply, (x, _), _ = queue.get(TIMEOUT)
     assert x.shape == (2, 3)
     reply(x)
     assert something.result().shape == (2, 3)
@@ -212,7 +212,7 @@ def test_a_call_that_does_not_fit_fails_alone(pair: Pair) -> None:
     queue = server.define_queue("q", batch_size=8, dynamic_batching=True)
     futures = calls(client, "q", [np.zeros(4), np.zeros(3), np.ones(3), {"a": 1}, np.ones(3)])
     waiting(queue, 5)
-    reply, (x,), _ = queue.get(PATIENCE)
+    reply, (x,), _ = queue.get(TIMEOUT)
     assert x.shape == (3, 3)
     reply(x)
     assert [futures[i].result()[0] for i in (1, 2, 4)] == [0, 1, 1]
@@ -229,7 +229,7 @@ def test_what_a_batch_holds_is_the_consumers_own(pair: Pair) -> None:
     batches = []
     for i in range(4):
         client.async_("server", "q", np.full(50_000, i))
-        reply, (x,), _ = queue.get(PATIENCE)
+        reply, (x,), _ = queue.get(TIMEOUT)
         reply(None)
         batches.append(x)
     assert [int(x[0, 0]) for x in batches] == [0, 1, 2, 3]

@@ -13,7 +13,7 @@ import pytest
 import moolink
 from tests import forks
 from tests.rpc.conftest import Pair, Start
-from tests.waiting import PATIENCE
+from tests.waiting import TIMEOUT
 
 Leave = Callable[[], None]
 
@@ -120,7 +120,7 @@ def test_a_child_ends_where_its_callback_ends(pair: Pair) -> None:
     client.async_("server", "echo", 1).add_done_callback(
         lambda future: pids.put(fork(lambda: None))
     )
-    assert forks.exit_status(pids.get(timeout=PATIENCE)) == 0
+    assert forks.exit_status(pids.get(timeout=TIMEOUT)) == 0
 
 
 def test_what_the_child_has_printed_is_there_once(start: Start) -> None:
@@ -144,7 +144,7 @@ def test_what_the_child_has_printed_is_there_once(start: Start) -> None:
         print("from the parent")
         """
     )
-    output, errors = process.communicate(timeout=PATIENCE)
+    output, errors = process.communicate(timeout=TIMEOUT)
     assert sorted(output.splitlines()) == ["from the child", "from the parent"], errors
     assert process.returncode == 0
 
@@ -180,6 +180,6 @@ def test_the_parents_handlers_run_once_each(start: Start) -> None:
         sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
         """
     )
-    output, errors = process.communicate(timeout=PATIENCE)
+    output, errors = process.communicate(timeout=TIMEOUT)
     assert output.split() == [str(n) for n in range(50)], errors
     assert process.returncode == 0

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import moolink as moolib
-from tests.waiting import PATIENCE, until
+from tests.waiting import TIMEOUT, until
 
 Peers = tuple[moolib.Rpc, moolib.Rpc]
 
@@ -266,7 +266,7 @@ def test_define_queue(peers: Peers) -> None:
         return_callback(args[0] + kwargs["y"])
 
     future = client.async_("host", "q", 1, y=2)
-    asyncio.run(asyncio.wait_for(serve(), PATIENCE))
+    asyncio.run(asyncio.wait_for(serve(), TIMEOUT))
     assert future.result() == 3
 
 
@@ -284,7 +284,7 @@ def test_define_queue_batched(peers: Peers) -> None:
     for name, queue in [("static", static), ("dynamic", dynamic), ("positional", positional)]:
         futures = [client.async_("host", name, torch.full((3,), i), str(i)) for i in range(2)]
         until(lambda queue=queue: queue.size() == 2, "the calls")
-        assert asyncio.run(asyncio.wait_for(serve(queue), PATIENCE)) == (2, 3)
+        assert asyncio.run(asyncio.wait_for(serve(queue), TIMEOUT)) == (2, 3)
         for i, future in enumerate(futures):
             doubled, label = future.result()
             assert doubled.tolist() == [2 * i] * 3
@@ -302,7 +302,7 @@ def test_undefine(peers: Peers) -> None:
 
     host.define("slow", slow)
     future = client.async_("host", "slow")
-    assert started.wait(PATIENCE)
+    assert started.wait(TIMEOUT)
     host.undefine("slow")
     assert future.result() == 1
     with pytest.raises(RuntimeError, match="slow"):
@@ -398,7 +398,7 @@ def test_calls_to_many_peers() -> None:
 def test_future(peers: Peers) -> None:
     host, client = peers
     release = threading.Event()
-    host.define("wait", lambda: release.wait(PATIENCE))
+    host.define("wait", lambda: release.wait(TIMEOUT))
     future = client.async_("host", "wait")
     assert isinstance(future, moolib.Future)
     assert not future.done()
@@ -423,7 +423,7 @@ def test_future(peers: Peers) -> None:
 def test_future_cancel(peers: Peers) -> None:
     host, client = peers
     release = threading.Event()
-    host.define("wait", lambda: release.wait(PATIENCE))
+    host.define("wait", lambda: release.wait(TIMEOUT))
     future = client.async_("host", "wait")
     future.cancel()
     release.set()

@@ -16,7 +16,7 @@ from moolink.accumulate import AccumulatorBase
 from moolink.accumulate.options import AccumulatorOptions
 from tests.env_pool import pool_environments as environments
 from tests.numpy_accumulator import NumpyAccumulator
-from tests.waiting import PATIENCE, until
+from tests.waiting import TIMEOUT, until
 
 # --- exports
 
@@ -52,7 +52,7 @@ def test_public_classes_of_the_core_bear_the_name_of_the_package() -> None:
 
 
 def test_repr_of_peers_and_calls() -> None:
-    with moolink.Rpc("server") as server, moolink.Rpc("client", timeout=PATIENCE) as client:
+    with moolink.Rpc("server") as server, moolink.Rpc("client", timeout=TIMEOUT) as client:
         deferred: list[moolink.RpcDeferredReturn] = []
         server.define_deferred("later", lambda reply: deferred.append(reply))
         address = server.listen("127.0.0.1:0")[0]
@@ -210,7 +210,7 @@ def test_a_subinterpreter_is_refused_and_does_no_harm(before: str) -> None:
         [sys.executable, "-c", ANOTHER_INTERPRETER.format(before=before)],
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=TIMEOUT,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -13,7 +13,7 @@ import pytest
 
 import moolink
 from tests.rpc.conftest import Pair, Start
-from tests.waiting import PATIENCE, until
+from tests.waiting import TIMEOUT, until
 
 
 def in_thread(function: object) -> threading.Thread:
@@ -23,7 +23,7 @@ def in_thread(function: object) -> threading.Thread:
 
 
 def joined(thread: threading.Thread) -> None:
-    thread.join(PATIENCE)
+    thread.join(TIMEOUT)
     assert not thread.is_alive()
 
 
@@ -155,7 +155,7 @@ def test_a_cancelled_awaiter_eats_no_item() -> None:
                 cancelled.cancel()
                 await asyncio.sleep(0)
                 queue.enqueue("item")
-            assert await asyncio.wait_for(other, PATIENCE) == "item"
+            assert await asyncio.wait_for(other, TIMEOUT) == "item"
             assert cancelled.cancelled()
         assert queue.empty()
 
@@ -196,7 +196,7 @@ def test_ctrl_c_ends_a_blocking_get(start: Start) -> None:
     time.sleep(0.05)  # Earlier, the signal may arrive before the wait; it is no less an interrupt.
     child.send_signal(signal.SIGINT)
     assert child.stdout.readline() == "still there 0\n"
-    assert child.wait(PATIENCE) == 0
+    assert child.wait(TIMEOUT) == 0
 
 
 # --- of calls
@@ -237,7 +237,7 @@ def test_calls_are_answered_from_asyncio(pair: Pair) -> None:
         server_task = asyncio.create_task(answer())
         assert [await f for f in futures] == [i * i for i in range(10)]
         server.undefine("q")
-        await asyncio.wait_for(server_task, PATIENCE)
+        await asyncio.wait_for(server_task, TIMEOUT)
 
     asyncio.run(main())
 
@@ -246,7 +246,7 @@ def test_a_reply_may_be_an_error(pair: Pair) -> None:
     client, server = pair
     queue = server.define_queue("q")
     future = client.async_("server", "q")
-    reply, _, _ = queue.get(PATIENCE)
+    reply, _, _ = queue.get(TIMEOUT)
     reply.error(LookupError("not here"))
     with pytest.raises(moolink.RemoteError, match="not here") as caught:
         future.result()
@@ -267,7 +267,7 @@ def test_a_dropped_call_is_an_error_at_once(pair: Pair) -> None:
     client, server = pair
     queue = server.define_queue("q")
     future = client.async_("server", "q")
-    queue.get(PATIENCE)
+    queue.get(TIMEOUT)
     with pytest.raises(moolink.RemoteError, match="without a reply"):
         future.result()
 
@@ -297,7 +297,7 @@ def test_calls_nobody_waits_for_are_left_out(pair: Pair) -> None:
     futures[0].cancel()
     futures[1].cancel()
     until(lambda: queue._items[1].reply.cancelled(), "the cancellation")
-    reply, args, _ = queue.get(PATIENCE)
+    reply, args, _ = queue.get(TIMEOUT)
     assert args == (2,)
     reply("served")
     assert futures[2].result() == "served"
@@ -311,18 +311,18 @@ def test_undefine_leaves_calls_that_wait_to_their_takers(pair: Pair) -> None:
     future = client.async_("server", "q", 1)
     until(lambda: queue.size() == 1, "the call")
     server.undefine("q")
-    reply, args, _ = queue.get(PATIENCE)
+    reply, args, _ = queue.get(TIMEOUT)
     reply(args)
     assert future.result() == (1,)
     with pytest.raises(moolink.Closed):
-        queue.get(PATIENCE)
+        queue.get(TIMEOUT)
 
 
 def test_a_queue_that_goes_answers_its_calls(pair: Pair) -> None:
     client, server = pair
     queue = server.define_queue("q")
     future = client.async_("server", "q", 1)
-    waiting = queue.get(PATIENCE)
+    waiting = queue.get(TIMEOUT)
     queue.enqueue(waiting)
     server.undefine("q")
     del queue, waiting
@@ -444,13 +444,13 @@ def test_items_of_the_programs_own_beside_calls(pair: Pair) -> None:
         queue.enqueue("one too many")
     with pytest.raises(moolink.QueueFull):
         client.sync("server", "f")
-    assert [queue.get(PATIENCE) for _ in own] == own
+    assert [queue.get(TIMEOUT) for _ in own] == own
     future = client.async_("server", "f", 5)
-    call = queue.get(PATIENCE)
+    call = queue.get(TIMEOUT)
     queue.enqueue(call)  # for another consumer
-    reply, (x,), kwargs = queue.get(PATIENCE)
+    reply, (x,), kwargs = queue.get(TIMEOUT)
     queue.enqueue((reply, (x,), kwargs))
-    reply, (x,), kwargs = queue.get(PATIENCE)
+    reply, (x,), kwargs = queue.get(TIMEOUT)
     reply(x + 1)
     assert future.result() == 6
 
@@ -465,7 +465,7 @@ def test_a_queue_of_batches_takes_calls_only(pair: Pair) -> None:
     single = server.define_queue("g")
     futures = [client.async_("server", "g", i) for i in range(2)]
     for _ in futures:
-        queue.enqueue(single.get(PATIENCE))
-    reply, (x,), _ = queue.get(PATIENCE)
+        queue.enqueue(single.get(TIMEOUT))
+    reply, (x,), _ = queue.get(TIMEOUT)
     reply(x)
     assert [f.result() for f in futures] == [0, 1]

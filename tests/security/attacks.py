@@ -19,7 +19,7 @@ from tests.mutation import bent
 
 HEADER = struct.Struct("<BBHIQQI")  # of a frame, before its checksum
 AT_ONCE = 16  # connections of an attack
-PATIENCE = 60.0  # seconds until a server that does not close a connection is called stuck
+TIMEOUT = 60.0  # seconds until a server that does not close a connection is called stuck
 
 Connect = Callable[[], socket.socket]
 
@@ -50,7 +50,7 @@ def seal(stream: bytes) -> bytes:
 
 def to_tcp(port: int) -> Connect:
     """How to reach a server's port."""
-    return lambda: socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
+    return lambda: socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT)
 
 
 def to_unix(name: str) -> Connect:
@@ -59,7 +59,7 @@ def to_unix(name: str) -> Connect:
     def connect() -> socket.socket:
         unix = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         unix.connect(name)  # waits for room in the backlog, as no socket with a time-out does
-        unix.settimeout(PATIENCE)
+        unix.settimeout(TIMEOUT)
         return unix
 
     return connect
@@ -113,9 +113,9 @@ def recorded_greeting(unix: bool) -> Iterator[tuple[bytes, list[int]]]:
         moolink.Rpc("recorded", transports=["shm" if unix else "tcp"]) as rpc,
     ):
         rpc.connect(address)
-        listener.settimeout(PATIENCE)
+        listener.settimeout(TIMEOUT)
         with listener.accept()[0] as connection:
-            connection.settimeout(PATIENCE)
+            connection.settimeout(TIMEOUT)
             if unix:
                 words, descriptors, _, _ = socket.recv_fds(connection, 65536, 16)
             else:

@@ -146,9 +146,9 @@ class Server(Process):
         under.connections = said["connections"]
 
 
-def wait_for(done: Any, what: str, patience: float = 60.0) -> None:
+def wait_for(done: Any, what: str, timeout: float = 60.0) -> None:
     """Waits for something that the server brings about."""
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + timeout
     while not done():
-        assert time.monotonic() < deadline, f"waited {patience} s for {what}"
+        assert time.monotonic() < deadline, f"waited {timeout} s for {what}"
         time.sleep(0.01)

@@ -116,7 +116,7 @@ MADE_FOR = {
     ),
 }
 
-# Two members lose each other, and the broker with which each could accuse the other; then they can
+# Two members lose each other, and the broker with which each could suspect the other; then they can
 # all reach each other again, and none of them must go.
 EVERYBODY_AWAY = """
     seed 102

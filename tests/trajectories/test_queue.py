@@ -192,7 +192,7 @@ def test_closing_ends_those_who_wait(net: Net) -> None:
     thread = threading.Thread(target=get)
     thread.start()
     queue.close()
-    thread.join(waiting.PATIENCE)
+    thread.join(waiting.TIMEOUT)
     assert len(raised) == 1
 
 
@@ -274,7 +274,7 @@ def test_threads_that_take_at_once_get_items_of_their_own(net: Net) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(waiting.PATIENCE)
+            thread.join(waiting.TIMEOUT)
         assert sorted(taken) == list(range(240))
 
 

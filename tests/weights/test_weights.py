@@ -259,7 +259,7 @@ def test_torch_publishes_and_jax_subscribes_and_the_other_way(net: Net) -> None:
 
 def test_a_source_that_dies_is_replaced(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
     # The peers do not reach each other: nobody tells the subscriber of the death.
-    monkeypatch.setattr(subscriber, "_PATIENCE", 1.0)
+    monkeypatch.setattr(subscriber, "_TIMEOUT", 1.0)
     size = 4 * MEGABYTE
     with Publisher(net.learner, "w") as publisher, processes.killed_at_the_end() as started:
         dying = processes.start_python("-m", "tests.weights.subscribing", net.address, "p")
@@ -303,7 +303,7 @@ def test_closing_ends_those_who_wait(net: Net) -> None:
     thread = threading.Thread(target=wait)
     thread.start()
     one.close()
-    thread.join(waiting.PATIENCE)
+    thread.join(waiting.TIMEOUT)
     assert len(raised) == 1
     publisher = Publisher(net.learner, "w")
     publisher.close()

@@ -143,7 +143,7 @@ void Engine::poll_while_idle(Lock& lock, const std::function<bool()>& leave) {
 
 void Engine::take_role() {
   role_taken_ = true;
-  ++stints_;
+  ++turns_taken_;
 }
 
 void Engine::release_role() {
@@ -189,19 +189,19 @@ bool Engine::tick(Time now) {
 // Looks for a moment more before it sleeps, if that has been worth it. Who wants the lock is not
 // kept waiting, and timers have their turn.
 bool Engine::look_again(Lock& lock, Time begin, bool long_turn) {
-  if (!patience_.is_worth_it(begin)) return false;
+  if (!spin_policy_.should_spin(begin)) return false;
   if (long_turn) {
     // The lock was given up: whoever had it may have asked for an earlier end of this turn, and
     // its wake-up is spent.
     loop_.turn(lock, begin);
     return true;
   }
-  const Duration alone = patience_.alone();
+  const Duration alone = spin_policy_.yield_after();
   bool something = false;
   bool offered = false;
   unsigned looks = 0;
   Time current = begin;
-  for (; current - begin < Patience::kMoment && current < polling_until_; current = io::now()) {
+  for (; current - begin < SpinPolicy::kSpin && current < polling_until_; current = io::now()) {
     if (mutex_.asked_for() || loop_.is_woken()) return false;
     // A look at descriptors is a system call: one in four.
     something = loop_.poll_pollables() || (looks % 4 == 0 && loop_.look_at_descriptors());
@@ -213,7 +213,7 @@ bool Engine::look_again(Lock& lock, Time begin, bool long_turn) {
       pause();
     }
   }
-  patience_.found(something, offered, begin, current);
+  spin_policy_.spun(something, offered, begin, current);
   return something;
 }
 
@@ -254,8 +254,8 @@ void Engine::nap_while_others_poll() {
   const auto stopped = [this] { return stopping_.load(); };
   std::uint64_t seen = 0;
   do {
-    seen = stints_;
-  } while (!nap_ends_.wait_for(guard, kStandBy, stopped) && stints_ != seen);
+    seen = turns_taken_;
+  } while (!nap_ends_.wait_for(guard, kStandBy, stopped) && turns_taken_ != seen);
 }
 
 void Engine::stop_reactor() {

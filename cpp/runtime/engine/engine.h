@@ -13,7 +13,7 @@
 #include "io/loop.h"
 #include "runtime/engine/driven.h"
 #include "runtime/engine/engine_mutex.h"
-#include "runtime/engine/patience.h"
+#include "runtime/engine/spin_policy.h"
 
 namespace moolink::runtime {
 
@@ -115,13 +115,13 @@ class Engine {
   std::size_t put_off_ = 0;
   bool role_taken_ = false;
   bool handed_over_ = false;
-  Patience patience_;
+  SpinPolicy spin_policy_;
   bool gave_way_ = false;        // since the last turn
   Time polling_until_ = kNever;  // while somebody is in a turn
   std::condition_variable_any reactor_;
   bool reactor_parked_ = false;  // it waits to be told that the role is free
   // What the reactor looks at without the lock.
-  std::atomic<std::uint64_t> stints_{0};  // times that the role was taken
+  std::atomic<std::uint64_t> turns_taken_{0};  // times that the role was taken
   std::atomic<bool> stopping_{false};
   std::mutex napping_;  // of nap_ends_
   std::condition_variable nap_ends_;

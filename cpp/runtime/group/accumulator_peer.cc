@@ -12,7 +12,7 @@
 namespace moolink::runtime {
 namespace {
 
-constexpr Duration kStatePatience = seconds(5);
+constexpr Duration kStateTimeout = seconds(5);
 
 // FNV-1a: tells layouts apart; not against malice, which authentication keeps out.
 std::uint64_t hash_of(const std::string& text) {
@@ -260,7 +260,7 @@ void AccumulatorPeer::wake() {
 
 bool AccumulatorPeer::state_overdue() const {
   return seen_.wants_state && state_wanted_at_ != kNever &&
-         io::now() - state_wanted_at_ > kStatePatience;
+         io::now() - state_wanted_at_ > kStateTimeout;
 }
 
 std::string AccumulatorPeer::why_not_wanted() {

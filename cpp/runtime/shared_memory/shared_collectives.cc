@@ -87,7 +87,7 @@ void SharedCollectives::start(collective::PipelineOperation operation) {
   if (outdated_) return;
   try {
     if (!pipeline_) throw Exception(ErrorCode::error, "this member has no shared memory for it");
-    if (!operation.dry && operation.passage.kind == collective::Kind::all_reduce &&
+    if (!operation.abandoned && operation.passage.kind == collective::Kind::all_reduce &&
         operation.input.data() == operation.output.data() &&
         operation.output.size() >= kLeastLentBytes) {
       operation.lent = loans_->place(operation.output.data(), operation.output.size());
@@ -147,7 +147,7 @@ void SharedCollectives::take_ended() {
     return;
   }
   for (const collective::SharedPipeline::Ended& ended : all) {
-    if (!ended.dry) events_.ended(ended.s);
+    if (!ended.abandoned) events_.ended(ended.s);
   }
 }
 

@@ -23,7 +23,7 @@ const std::string kHere = "here";
 ShmTransport::ShmTransport(Environment& environment)
     : environment_(environment),
       host_(environment.host_key.hex()),
-      door_({.strangers = environment.max_strangers}) {}
+      admission_({.waiting = environment.max_strangers}) {}
 
 ShmTransport::~ShmTransport() { stop(); }
 
@@ -87,18 +87,18 @@ bool ShmTransport::accept_one(Listener& listener) {
     environment_.handler.cannot_accept(cannot_accept_error(error));
     return false;
   }
-  // A stranger too many is refused by closing its socket.
-  const Door::Answer answer = door_.knock(io::now(), kHere, true);
-  if (!answer.welcome) return true;
-  if (answer.leaves) make_room(*answer.leaves);
-  const Door::Guest guest = environment_.next_connection_id();
-  door_.entered(io::now(), guest, kHere);
+  // One too many is refused by closing its socket.
+  const Admission::Answer answer = admission_.admit(io::now(), kHere, true);
+  if (!answer.admitted) return true;
+  if (answer.replaced) make_room(*answer.replaced);
+  const wire::ConnectionId id = environment_.next_connection_id();
+  admission_.accepted(io::now(), id, kHere);
   try {
-    const auto handshake = new_handshake({}, guest);
+    const auto handshake = new_handshake({}, id);
     guard([&] { handshake->accept(std::move(socket)); },
           [&](const Error& error) { handshake->refuse(error); });
   } catch (...) {
-    door_.left(io::now(), guest);
+    admission_.closed(io::now(), id);
     throw;
   }
   return true;
@@ -136,23 +136,23 @@ void ShmTransport::dial(const std::string& address) {
         [&](const Error& error) { handshake->refuse(error); });
 }
 
-void ShmTransport::make_room(Door::Guest guest) {
-  door_.left(io::now(), guest);
-  if (const auto found = connections_.find(guest); found != connections_.end()) {
+void ShmTransport::make_room(wire::ConnectionId id) {
+  admission_.closed(io::now(), id);
+  if (const auto found = connections_.find(id); found != connections_.end()) {
     return found->second->make_room();
   }
   const auto begun = std::find_if(handshakes_.begin(), handshakes_.end(),
-                                  [&](const auto& entry) { return entry.second.guest == guest; });
+                                  [&](const auto& entry) { return entry.second.id == id; });
   if (begun == handshakes_.end()) return;
   begun->second.handshake->drop();
   handshakes_.erase(begun);
 }
 
 std::shared_ptr<Handshake> ShmTransport::new_handshake(const std::string& address,
-                                                       Door::Guest guest) {
+                                                       wire::ConnectionId id) {
   auto handshake =
       std::make_shared<Handshake>(environment_, static_cast<Handshake::Owner&>(*this), address);
-  handshakes_.emplace(handshake.get(), Begun{handshake, guest});
+  handshakes_.emplace(handshake.get(), Begun{handshake, id});
   return handshake;
 }
 
@@ -162,11 +162,11 @@ void ShmTransport::linked(Handshake& handshake, Link link) {
       environment_, static_cast<ShmConnection::Owner&>(*this), std::move(link));
   connections_.emplace(connection->id(), connection);
   // From here on what fails ends the connection; before, the handshake.
-  door_.left(io::now(), handshakes_.at(&handshake).guest);
+  admission_.closed(io::now(), handshakes_.at(&handshake).id);
   handshakes_.erase(&handshake);
   guard(
       [&] {
-        if (dialled.empty()) door_.entered(io::now(), connection->id(), kHere);
+        if (dialled.empty()) admission_.accepted(io::now(), connection->id(), kHere);
         environment_.handler.opened(connection, dialled);
         connection->start();
       },
@@ -179,17 +179,17 @@ void ShmTransport::linked(Handshake& handshake, Link link) {
 
 void ShmTransport::failed(Handshake& handshake, const Error& error) {
   const std::string dialled = handshake.dialled_address();
-  door_.left(io::now(), handshakes_.at(&handshake).guest);
+  admission_.closed(io::now(), handshakes_.at(&handshake).id);
   handshakes_.erase(&handshake);
   if (!dialled.empty()) environment_.handler.dial_failed(dialled, error);
 }
 
 void ShmTransport::ended(wire::ConnectionId id) {
-  door_.left(io::now(), id);
+  admission_.closed(io::now(), id);
   connections_.erase(id);
 }
 
-void ShmTransport::established(wire::ConnectionId id) { door_.proven(id); }
+void ShmTransport::established(wire::ConnectionId id) { admission_.authenticated(id); }
 
 void ShmTransport::stop() {
   if (std::exchange(stopped_, true)) return;

@@ -9,7 +9,7 @@
 
 #include "base/descriptor.h"
 #include "io/loop.h"
-#include "transport/door.h"
+#include "transport/admission.h"
 #include "transport/shm/connection.h"
 #include "transport/shm/handshake.h"
 #include "transport/transport.h"
@@ -41,15 +41,15 @@ class ShmTransport final : public Transport,
 
   struct Begun {
     std::shared_ptr<Handshake> handshake;
-    Door::Guest guest = 0;  // of an accepted one
+    wire::ConnectionId id = 0;  // of an accepted one
   };
 
-  std::shared_ptr<Handshake> new_handshake(const std::string& address, Door::Guest guest = 0);
+  std::shared_ptr<Handshake> new_handshake(const std::string& address, wire::ConnectionId id = 0);
   void watch(Listener& listener);
   void accept_all(Listener& listener);
   bool accept_one(Listener& listener);
   void look_away(Listener& listener);
-  void make_room(Door::Guest guest);
+  void make_room(wire::ConnectionId id);
   void linked(Handshake& handshake, Link link) override;
   void failed(Handshake& handshake, const Error& error) override;
   void ended(wire::ConnectionId id) override;
@@ -58,7 +58,7 @@ class ShmTransport final : public Transport,
   Environment& environment_;
   const std::string host_;
   std::list<Listener> listeners_;
-  Door door_;  // all knock from one place
+  Admission admission_;  // all knock from one place
   std::unordered_map<Handshake*, Begun> handshakes_;
   std::unordered_map<wire::ConnectionId, std::shared_ptr<ShmConnection>> connections_;
   bool stopped_ = false;

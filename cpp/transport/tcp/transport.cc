@@ -81,7 +81,7 @@ Descriptor listen_everywhere(std::uint16_t port) {
 
 TcpTransport::TcpTransport(Environment& environment, const OpenSslFound& openssl)
     : environment_(environment),
-      door_({.strangers = environment.max_strangers}),
+      admission_({.waiting = environment.max_strangers}),
       choice_(environment.interface),
       alive_(std::make_shared<bool>(true)) {
   if (environment.keyring.empty()) return;
@@ -232,11 +232,11 @@ bool TcpTransport::accept_one(Listener& listener) {
   }
   const std::string source = source_of(remote);
   const bool this_host = is_same_host(local_address(socket.get()), remote);
-  const Door::Answer answer = door_.knock(io::now(), source, this_host);
-  if (!answer.welcome) return true;  // closed
-  if (answer.leaves) {
-    connections_.at(*answer.leaves)->make_room();
-    door_.left(io::now(), *answer.leaves);
+  const Admission::Answer answer = admission_.admit(io::now(), source, this_host);
+  if (!answer.admitted) return true;  // closed
+  if (answer.replaced) {
+    connections_.at(*answer.replaced)->make_room();
+    admission_.closed(io::now(), *answer.replaced);
   }
   adopt(std::move(socket), {}, source);
   return true;
@@ -262,7 +262,7 @@ void TcpTransport::adopt(Descriptor socket, const std::string& dialled_address,
   connections_.emplace(connection->id(), connection);
   guard(
       [&] {
-        if (dialled_address.empty()) door_.entered(io::now(), connection->id(), source);
+        if (dialled_address.empty()) admission_.accepted(io::now(), connection->id(), source);
         connection->start(stream_for(*connection));
       },
       [&](const Error& error) { connection->fail(error); });
@@ -301,7 +301,7 @@ void TcpTransport::not_opened(TcpConnection& connection, const HandshakeFailure&
 }
 
 void TcpTransport::ended(wire::ConnectionId id) {
-  door_.left(io::now(), id);
+  admission_.closed(io::now(), id);
   connections_.erase(id);
 }
 

@@ -9,7 +9,7 @@
 
 #include "base/descriptor.h"
 #include "io/loop.h"
-#include "transport/door.h"
+#include "transport/admission.h"
 #include "transport/tcp/connection.h"
 #include "transport/tcp/interface.h"
 #include "transport/tcp/openssl.h"
@@ -58,7 +58,7 @@ class TcpTransport final : public Transport, public Owner {
   using DialId = std::uint64_t;
 
   void ended(wire::ConnectionId id) override;
-  void established(wire::ConnectionId id) override { door_.proven(id); }
+  void established(wire::ConnectionId id) override { admission_.authenticated(id); }
   void opened(TcpConnection& connection) override;
   std::string why_plain() const override;
   void not_opened(TcpConnection& connection, const HandshakeFailure& failure) override;
@@ -87,7 +87,7 @@ class TcpTransport final : public Transport, public Owner {
   void stop_attempt(Dial& dial);
 
   Environment& environment_;
-  Door door_;
+  Admission admission_;
   const InterfaceChoice choice_;
   std::shared_ptr<TlsContext> tls_;  // null: connections are plain
   std::string why_no_tls_;

@@ -368,7 +368,7 @@ TEST("a failure that says no error is one") {
   engine.received({1, 1}, frame("x", Failure{Error{}, 1, false}));
   bool ended = false;
   for (const auto& action : engine.take_actions()) {
-    if (const auto* pass = std::get_if<Engine::Pass>(&action)) CHECK(pass->operation.dry);
+    if (const auto* pass = std::get_if<Engine::Pass>(&action)) CHECK(pass->operation.abandoned);
     if (const auto* done = std::get_if<Engine::Done>(&action)) {
       CHECK(done->error);
       ended = true;

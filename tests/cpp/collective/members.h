@@ -114,7 +114,7 @@ class Members {
       for (std::size_t i = 0; i < pipelines_.size(); ++i) {
         worked |= random_.chance(1, 2) && pipelines_[i]->step();
         for (const auto& ended : pipelines_[i]->take_ended()) {
-          if (!ended.dry) engines_[i]->passed(ended.s);
+          if (!ended.abandoned) engines_[i]->passed(ended.s);
           drain(i);
         }
       }

@@ -98,7 +98,7 @@ TEST("shared pipeline: threads that sleep whenever they must, several operations
           started.push_back(sum(i, kRanks, 200 * i, static_cast<float>(i + rank)));
           ranks[rank].start(started.back());
         }
-        for (const auto& ended : run_until(ranks, rank, s + 2)) CHECK(!ended.dry);
+        for (const auto& ended : run_until(ranks, rank, s + 2)) CHECK(!ended.abandoned);
         for (const PipelineOperation& operation : started) {
           CHECK(is_filled(operation.output, 3, static_cast<float>(3 * operation.s + 3)));
         }
@@ -129,7 +129,7 @@ TEST("shared pipeline: threads read in place what others lend, while some pass t
         operation.output = memory[rank];
         if ((s + rank) % 4 != 0) operation.lent = {1, 0};
         ranks[rank].start(operation);
-        for (const auto& ended : run_until(ranks, rank, s)) CHECK(!ended.dry);
+        for (const auto& ended : run_until(ranks, rank, s)) CHECK(!ended.abandoned);
         CHECK(is_filled(memory[rank], 3, static_cast<float>(3 * s + 3)));
         std::memset(memory[rank].data(), 0xff, memory[rank].size());
       }
@@ -171,7 +171,7 @@ TEST("shared pipeline: an operation that one rank gives up passes through, the n
       ranks[rank].start(next);
       const auto ended = run_until(ranks, rank, 2);
       CHECK_EQ(ended.size(), std::size_t{2});
-      CHECK(ended[0].dry && !ended[1].dry);
+      CHECK(ended[0].abandoned && !ended[1].abandoned);
       CHECK(is_filled(next.output, 3, 3));
     });
   }

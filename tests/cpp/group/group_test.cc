@@ -279,7 +279,7 @@ TEST("nobody lists more peers than any group has") {
   lists.gaps.resize(16385);
   CHECK_THROWS(announce(), ErrorCode::wire);
   lists.gaps.clear();
-  lists.accused.resize(16385);
+  lists.suspected.resize(16385);
   CHECK_THROWS(announce(), ErrorCode::wire);
 }
 
@@ -434,15 +434,15 @@ TEST("a member that is not reached is tried again each second") {
   CHECK(only<Member::SendToMember>(member.drain()).empty());
 }
 
-TEST("who was without the broker tries the others before it accuses them") {
+TEST("who was without the broker tries the others before it suspects them") {
   Member member = settled();
   Time now = kStart;
   member.broker_down(now);
   member.peer_down(now, Uid{2, 2}, Down::unreachable);
-  const auto accused = [&] {
+  const auto suspected = [&] {
     const auto announced = only<Member::SendToBroker>(member.drain());
     CHECK(!announced.empty());
-    return std::get<Announce>(wire::decode<Message>(announced.back().bytes).body).accused.size();
+    return std::get<Announce>(wire::decode<Message>(announced.back().bytes).body).suspected.size();
   };
   member.drain();
   member.broker_up(now += milliseconds(100), kBrokerInstance);
@@ -451,7 +451,7 @@ TEST("who was without the broker tries the others before it accuses them") {
   const Time armed = now + member.config().evict_after;
   while (now < armed) {
     member.tick(now += milliseconds(250));
-    CHECK_EQ(accused(), now < armed ? 0u : 1u);
+    CHECK_EQ(suspected(), now < armed ? 0u : 1u);
   }
 }
 
@@ -464,8 +464,8 @@ TEST("what cannot be delivered to the dead does not take the proof of their deat
   const auto sent = only<Member::SendToBroker>(member.drain());
   CHECK(sent.size() == 1);
   const auto message = wire::decode<Message>(sent.front().bytes.span());
-  const std::vector<Accusation> accused{{Uid{2, 2}, true}};
-  CHECK(std::get<Announce>(message.body).accused == accused);
+  const std::vector<Suspicion> suspected{{Uid{2, 2}, true}};
+  CHECK(std::get<Announce>(message.body).suspected == suspected);
 }
 
 TEST("the state is lost with a demotion and kept through an older newcomer's role") {

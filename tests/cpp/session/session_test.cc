@@ -159,7 +159,7 @@ TEST("a silent peer is given up after three seconds, with its messages") {
   CHECK(pair.a.lost[0].messages[0].written == Ran::maybe);
 }
 
-TEST("who was stopped itself accuses nobody for a second") {
+TEST("who was stopped itself suspects nobody for a second") {
   Pair pair;
   pair.connect();
   pair.now += seconds(10);  // no tick came meanwhile

@@ -65,7 +65,7 @@ class Side : public Handler {
 };
 
 // Turns both loops, or the one, until the condition holds; fails the test after 20 s, or what
-// MOOLINK_TEST_PATIENCE says.
+// MOOLINK_TEST_TIMEOUT says.
 bool wait_until(Side& a, Side& b, const std::function<bool()>& condition);
 bool wait_until(Side& side, const std::function<bool()>& condition);
 // b listens, a dials; both have one connection afterwards.

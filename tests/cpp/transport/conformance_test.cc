@@ -9,9 +9,9 @@
 namespace moolink::transport::conformance {
 namespace {
 
-// An emulated processor takes longer: MOOLINK_TEST_PATIENCE is in seconds.
-Duration patience() {
-  const char* given = std::getenv("MOOLINK_TEST_PATIENCE");
+// An emulated processor takes longer: MOOLINK_TEST_TIMEOUT is in seconds.
+Duration timeout() {
+  const char* given = std::getenv("MOOLINK_TEST_TIMEOUT");
   return seconds(given == nullptr ? 20 : std::max(20, std::atoi(given)));
 }
 
@@ -63,7 +63,7 @@ void Side::send(wire::Frame frame) {
 namespace {
 
 bool turn_until(const std::function<bool()>& condition, const std::function<void()>& turn) {
-  const Time deadline = io::now() + patience();
+  const Time deadline = io::now() + timeout();
   while (!condition()) {
     if (io::now() > deadline) {
       CHECK(!"the condition did not come true in time");

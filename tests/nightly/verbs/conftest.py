@@ -19,7 +19,7 @@ from moolink import _core
 
 ROOT = Path(__file__).resolve().parents[3]
 # An emulated processor is many times slower, and shared.
-PATIENCE = 900
+TIMEOUT = 900
 # Exit status of the tool where the machine did not start: on a busy host its clock may not.
 NO_RESULT = 125
 ADDRESS_OF_A = "10.77.0.1"  # the tool's, of the first of two machines
@@ -63,13 +63,13 @@ def _skip_if_left_out() -> None:
 
 
 def _run(
-    command: list[str | Path], patience: int, variables: dict[str, str]
+    command: list[str | Path], timeout: int, variables: dict[str, str]
 ) -> subprocess.CompletedProcess[str]:
     environment = {
         **os.environ,
         **variables,
         "RXE_ENV": " ".join(["XDG_CONFIG_HOME", *variables]),
-        "RXE_TIMEOUT": str(patience),
+        "RXE_TIMEOUT": str(timeout),
     }
     return subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
@@ -84,7 +84,7 @@ def in_rdma() -> InRdma:
 
     def run(*command: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
         for _ in range(3):
-            done = _run([*prefix, *command], PATIENCE, variables)
+            done = _run([*prefix, *command], TIMEOUT, variables)
             if not prefix or done.returncode != NO_RESULT:
                 break
         return done
@@ -103,7 +103,7 @@ def on_two_machines() -> InRdma:
     program = _fetched("two_vms.sh")
 
     def run(a: str, b: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        return _run([program, a, b], PATIENCE // 2, variables)
+        return _run([program, a, b], TIMEOUT // 2, variables)
 
     return run
 

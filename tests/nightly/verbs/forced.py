@@ -22,7 +22,7 @@ import moolink
 from tests.network.member import Member, elements
 from tests.network.members import BROKER_PORT
 from tests.nightly.verbs.reductions import COUNT, REDUCTIONS, reduced_right
-from tests.waiting import PATIENCE, until
+from tests.waiting import TIMEOUT, until
 
 VERBS = ["verbs"]
 NAMES = ("a", "b")
@@ -121,7 +121,7 @@ def main(address: str, what: str) -> None:
     with subprocess.Popen(command) as other:
         try:
             print(json.dumps(tell(address)), flush=True)
-            assert other.wait(PATIENCE) == 0
+            assert other.wait(TIMEOUT) == 0
         finally:
             other.kill()
 

@@ -17,7 +17,7 @@ import numpy as np
 
 import moolink
 from tests.network.member import Member, serve
-from tests.waiting import PATIENCE, until
+from tests.waiting import TIMEOUT, until
 
 CALLERS = 2
 # Bytes of the arguments of calls: in a message, in several, in chunks, in a grant.
@@ -76,7 +76,7 @@ class LoadedMember(Member):
             mine[0] = self._stop.is_set()
             try:
                 total = self.group.all_reduce(f"load {number}", mine, on_change="retry").result(
-                    PATIENCE
+                    TIMEOUT
                 )
             except moolink.Error as error:
                 self._failed.append(f"reduction {number}: {error}")
@@ -108,7 +108,7 @@ class LoadedMember(Member):
             call: the greatest number, and how many there were.
         """
         for thread in self._threads:
-            thread.join(PATIENCE)
+            thread.join(TIMEOUT)
             if thread.is_alive():
                 self._failed.append(f"{thread.name} hangs: {self.rpc.explain('a')}")
         return {

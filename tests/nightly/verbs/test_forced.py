@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from tests.nightly.verbs.conftest import ADDRESS_OF_A, PATIENCE, InRdma, told
+from tests.nightly.verbs.conftest import ADDRESS_OF_A, TIMEOUT, InRdma, told
 from tests.nightly.verbs.forced import ROUNDS, SIZES, SMALL_CALLS
 from tests.nightly.verbs.reductions import REDUCTIONS
 
-pytestmark = pytest.mark.timeout(PATIENCE)
+pytestmark = pytest.mark.timeout(TIMEOUT)
 MODULE = "tests.nightly.verbs.forced"
 
 
@@ -30,11 +30,11 @@ def _check(done: subprocess.CompletedProcess[str], mark: str = "") -> None:
 
 def test_a_group_of_two_processes(in_rdma: InRdma) -> None:
     command = (sys.executable, "-m", MODULE, "127.0.0.1", "both")
-    _check(in_rdma(*command, MOOLINK_TEST_PATIENCE="200"))
+    _check(in_rdma(*command, MOOLINK_TEST_TIMEOUT="200"))
 
 
 def test_a_group_of_two_machines(on_two_machines: InRdma) -> None:
     program = f"{shlex.quote(sys.executable)} -m {MODULE} {ADDRESS_OF_A}"
     # A token that each machine made for itself would not fit.
-    variables = {"MOOLINK_INSECURE": "1", "MOOLINK_TEST_PATIENCE": "100"}
+    variables = {"MOOLINK_INSECURE": "1", "MOOLINK_TEST_TIMEOUT": "100"}
     _check(on_two_machines(f"{program} tells", f"{program} other", **variables), "[a] ")

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from tests.network.hosts import why_not
-from tests.nightly.verbs.conftest import PATIENCE, InRdma, has_device
+from tests.nightly.verbs.conftest import TIMEOUT, InRdma, has_device
 
-pytestmark = pytest.mark.timeout(PATIENCE)
+pytestmark = pytest.mark.timeout(TIMEOUT)
 
 
 def _seen(in_rdma: InRdma, module: str, *arguments: str) -> dict[str, Any]:
     if has_device() and (reason := why_not()):  # in the virtual machine all is allowed
         pytest.skip(reason)
     command = (sys.executable, "-m", module, *arguments)
-    done = in_rdma(*command, MOOLINK_VERBS="1", MOOLINK_TEST_PATIENCE="200")
+    done = in_rdma(*command, MOOLINK_VERBS="1", MOOLINK_TEST_TIMEOUT="200")
     assert done.returncode == 0, done.stdout + done.stderr
     seen: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return seen

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cuda.test_without_a_device import FAKE_ARRAY
-from tests.nightly.verbs.conftest import PATIENCE, InRdma
+from tests.nightly.verbs.conftest import TIMEOUT, InRdma
 
 # Which peers announce an address for RDMA, by the value of MOOLINK_VERBS.
 _ANNOUNCED = """
@@ -45,7 +45,7 @@ _FROM_DEVICE = """
         print(json.dumps(near.stats()["cuda"]))
     """
 
-pytestmark = pytest.mark.timeout(PATIENCE)
+pytestmark = pytest.mark.timeout(TIMEOUT)
 
 
 def test_calls_of_every_size_and_the_death_of_their_peer(in_rdma: InRdma) -> None:

@@ -10,23 +10,23 @@ from pathlib import Path
 
 import pytest
 
-from tests.nightly.verbs.conftest import ADDRESS_OF_A, PATIENCE, InRdma
+from tests.nightly.verbs.conftest import ADDRESS_OF_A, TIMEOUT, InRdma
 
-pytestmark = pytest.mark.timeout(PATIENCE)
+pytestmark = pytest.mark.timeout(TIMEOUT)
 # Without a device the program has none of the tests that need one, and passes.
 AT_LEAST = 40
 APART = 7  # tests of two processes
 
 
 def _half(transport_tests: Path, role: str) -> str:
-    variables = f"MOOLINK_TEST_PATIENCE=100 MOOLINK_TEST_APART={shlex.quote(role)}"
+    variables = f"MOOLINK_TEST_TIMEOUT=100 MOOLINK_TEST_APART={shlex.quote(role)}"
     return f"{variables} {shlex.quote(str(transport_tests))} 'verbs apart: '"
 
 
 def test_the_transport_keeps_to_what_every_transport_must_do(
     in_rdma: InRdma, transport_tests: Path
 ) -> None:
-    done = in_rdma(transport_tests, "verbs: ", MOOLINK_TEST_PATIENCE="300")
+    done = in_rdma(transport_tests, "verbs: ", MOOLINK_TEST_TIMEOUT="300")
     assert done.returncode == 0, done.stdout + done.stderr
     counts = re.search(r"(\d+) passed, 0 failed", done.stdout)
     assert counts is not None, done.stdout + done.stderr

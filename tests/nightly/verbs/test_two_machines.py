@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.nightly.verbs.conftest import ADDRESS_OF_A, PATIENCE, InRdma, told
+from tests.nightly.verbs.conftest import ADDRESS_OF_A, TIMEOUT, InRdma, told
 from tests.nightly.verbs.two_machines import SHORT, SILENCE
 
-pytestmark = pytest.mark.timeout(PATIENCE)
+pytestmark = pytest.mark.timeout(TIMEOUT)
 
 
 def _seen(on_two_machines: InRdma, what: str, names: str = "b") -> dict[str, Any]:
@@ -20,7 +20,7 @@ def _seen(on_two_machines: InRdma, what: str, names: str = "b") -> dict[str, Any
         f"{program} {what}",
         "; ".join(f"{program} other {name}" for name in names),
         MOOLINK_INSECURE="1",  # a token that each machine made for itself would not fit
-        MOOLINK_TEST_PATIENCE="100",
+        MOOLINK_TEST_TIMEOUT="100",
     )
     return told(done, "[a] ")
 

@@ -27,7 +27,7 @@ import numpy as np
 import moolink
 from tests.network.members import BROKER_PORT
 from tests.nightly.verbs.loaded_member import LoadedMember
-from tests.waiting import PATIENCE, until
+from tests.waiting import TIMEOUT, until
 
 INTERFACE = "eth0"
 # Of each member, before and after each fault.
@@ -81,7 +81,7 @@ class MemberOnWire(LoadedMember):
     def reduce_once(self, name: str) -> float:
         """Reduces one element of 1; returns the sum."""
         one = np.ones(1, np.float32)
-        return float(self.group.all_reduce(name, one, on_change="retry").result(PATIENCE)[0])
+        return float(self.group.all_reduce(name, one, on_change="retry").result(TIMEOUT)[0])
 
     def begin_to_lose(self, percent: float, seconds: float) -> None:
         """Loses packets from now on, for so long."""
@@ -213,14 +213,14 @@ def _gone(wire: Wire, order: str) -> dict[str, Any]:
     threads = [
         _ends(lambda: member.rpc.sync("b", "forever"), ended),
         _ends(call_on, ended),
-        _ends(lambda: alone.result(PATIENCE), ended),
+        _ends(lambda: alone.result(TIMEOUT), ended),
     ]
     wire.ask("echo", 1)
     begin = time.monotonic()
     lost = member.rpc.async_("b", order)
     _ends(lost.result, ended).join()
     for thread in threads:
-        thread.join(2 * PATIENCE)
+        thread.join(2 * TIMEOUT)
     until(lambda: not _has(member, "b"), "the group to be without it")
     return {
         "ended": sorted({(one["error"], one["ran"]) for one in ended}),

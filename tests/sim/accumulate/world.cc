@@ -153,13 +153,13 @@ void World::start(int index, bool observer, std::uint64_t version) {
     peer.virtual_batch_size = 1 + static_cast<std::int64_t>(simulation_.random.below(12));
   }
   machine.virtual_batch_size = peer.virtual_batch_size;
-  machine.settings_patience = kForever;
+  machine.settings_timeout = kForever;
   machine.parallel_gradients = setting_.parallel_gradients;
   machine.bucket_bytes = setting_.elements * sizeof(std::int64_t);
   machine.share_wait = setting_.share_wait;
   machine.member_stall =
       seconds(4);  // above the time after which the silent are evicted, as by default
-  machine.snapshot_patience = milliseconds(500);
+  machine.snapshot_timeout = milliseconds(500);
   machine.backlog_rounds = 40;
   machine.chunk_bytes = 512;
   peer.machine = std::make_unique<Machine>(machine);

@@ -302,7 +302,7 @@ class Chaos {
     return other == peer ? World::kBroker : other;
   }
 
-  // The steady peer's links stay whole: it would be the one accused by everybody otherwise.
+  // The steady peer's links stay whole: it would be the one suspected by everybody otherwise.
   void isolate(int peer) {
     const Duration duration = world_.ms(100, 6000);
     for (int other = 0; other <= world_.peers(); ++other) {

@@ -117,12 +117,12 @@ bool SharedPipelineWorld::start_next(std::uint32_t index) {
                              : HeapAllocator().allocate(collective::output_bytes(passage, index));
   if (in_place) operation.input = output;
   if (gives_up_ && random_.chance(1, 20)) {  // cancelled before it heard that it goes
-    operation.dry = true;
+    operation.abandoned = true;
     operation.input = {};
     operations_[s - 1].abandoned = true;
     rank.given_up.push_back(s);
   }
-  operation.output = operation.dry ? MutableBuffer() : output;
+  operation.output = operation.abandoned ? MutableBuffer() : output;
   if (in_place && random_.chance(1, 2)) {
     operation.lent = {s, 0};
     ++coverage["lent"];
@@ -150,12 +150,12 @@ void SharedPipelineWorld::take_ended(std::uint32_t index, bool woken) {
   for (const SharedPipeline::Ended& ended : rank.pipeline->take_ended()) {
     require(ended.s == rank.ended + 1, "operations end out of order");
     rank.ended = ended.s;
-    note(index, ended.dry ? "ends dry" : "ends", ended.s);
+    note(index, ended.abandoned ? "ends without a result" : "ends", ended.s);
     const bool own =
         std::find(rank.given_up.begin(), rank.given_up.end(), ended.s) != rank.given_up.end();
-    require(!own || ended.dry, "an operation that was given up here has a result here");
-    require(!ended.dry || operations_[ended.s - 1].abandoned, "an end without a result");
-    if (ended.dry) {
+    require(!own || ended.abandoned, "an operation that was given up here has a result here");
+    require(!ended.abandoned || operations_[ended.s - 1].abandoned, "an end without a result");
+    if (ended.abandoned) {
       ++coverage["abandoned"];
       continue;
     }

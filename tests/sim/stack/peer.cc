@@ -47,7 +47,7 @@ void Process::make_group() {
   machine.bucket_bytes = scenario.elements * sizeof(std::int64_t);
   machine.share_wait = milliseconds(scenario.share_wait);
   machine.member_stall = seconds(4);  // above evict_after, as by default
-  machine.snapshot_patience = milliseconds(500);
+  machine.snapshot_timeout = milliseconds(500);
   machine.backlog_rounds = 40;
   machine.chunk_bytes = 512;
   machine_ = std::make_unique<Machine>(machine);

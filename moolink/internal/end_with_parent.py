@@ -1,4 +1,6 @@
-"""Run a command tied to the life of its parent: ``python -I -S tether.py PARENT_PID command ...``.
+"""Run a command that ends with its parent.
+
+    python -I -S end_with_parent.py PARENT_PID command ...
 
 The kernel kills this process when the thread that started it ends (PR_SET_PDEATHSIG), and the
 setting survives exec, so the command that replaces it dies with its parent even when the parent is
@@ -6,7 +8,7 @@ killed with SIGKILL. A stub that execs is used in place of ``subprocess``'s ``pr
 runs Python code between fork and exec and may deadlock when the parent has threads.
 
 Executed by path, without importing moolink: it must start fast and depend on the standard library
-only. `moolink.internal.processes.tethered` builds its command line.
+only. `moolink.internal.processes.ends_with_parent` builds its command line.
 """
 
 import ctypes
@@ -17,7 +19,7 @@ import sys
 PR_SET_PDEATHSIG = 1
 
 
-def tie_to_parent(parent_pid: int, signal_number: int = signal.SIGKILL) -> None:
+def end_with_parent(parent_pid: int, signal_number: int = signal.SIGKILL) -> None:
     """Asks the kernel to send `signal_number` to this process when its parent ends.
 
     `parent_pid` is the parent as it knew itself before the start: if this process has another
@@ -33,7 +35,7 @@ def tie_to_parent(parent_pid: int, signal_number: int = signal.SIGKILL) -> None:
 
 def main() -> None:
     parent_pid, command = int(sys.argv[1]), sys.argv[2:]
-    tie_to_parent(parent_pid)
+    end_with_parent(parent_pid)
     try:
         os.execvp(command[0], command)
     except OSError as error:
