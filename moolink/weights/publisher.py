@@ -14,6 +14,7 @@ from moolink.errors import Closed, TimeoutError
 from moolink.integers import integer_of
 from moolink.keywords import names_keywords
 from moolink.weights import blob, names
+from moolink.weights.agreement import Holds
 from moolink.weights.blob import Bytes, Layout
 from moolink.weights.placement import region_given
 from moolink.weights.spread import Key, Source, Spread, key_of
@@ -44,6 +45,10 @@ class _Request:
     above: int  # the version that it has or has heard of
     parts: bool = False  # of a ShardedSubscriber, which fetches pieces of arrays
 
+    @property
+    def waits_for_parts(self) -> bool:
+        return self.parts and not self.reply.cancelled()
+
 
 class Publisher(Closing):
     """Gives versions of a tree of arrays to any number of :class:`Subscriber`.
@@ -56,7 +61,7 @@ class Publisher(Closing):
         rpc: the peer that subscribers know as `publisher`.
         name: what is published; one publisher of a name at a peer.
         keep: newest versions that can be fetched, at least 1. Others are kept while a subscriber
-            of another host fetches them.
+            of another host fetches them, and one for each :class:`ShardedSubscriber`.
 
     Raises:
         ValueError: this peer publishes that name already, or `keep` is below 1.
@@ -76,6 +81,7 @@ class Publisher(Closing):
         self._acknowledged: dict[str, int] = {}
         self._requests: list[_Request] = []
         self._spread = Spread(_core.host_key())
+        self._holds = Holds()
         self._closed = False
         self._forked()
         rpc.define_deferred(names.NEXT.format(name), self._on_next)
@@ -122,10 +128,19 @@ class Publisher(Closing):
                 raise ValueError(f"version {version} is not above the last one, {self._version}")
             self._version = version
             self._snapshots[version] = _Snapshot(version, {"": packed})
-            for old in set(list(self._snapshots)[: -self._keep]) - self._spread.fetched:
-                del self._snapshots[old]
+            waiting = [(r.subscriber, r.above) for r in self._requests if r.waits_for_parts]
+            self._holds.published(version, waiting)
+            self._drop_old()
             self._changed.notify_all()
         return version
+
+    def _drop_old(self) -> None:
+        """Drops the versions that nobody fetches; the caller holds the lock."""
+        old = set(list(self._snapshots)[: -self._keep])
+        if old & (self._spread.fetched | self._holds.versions):
+            self._forget_the_dead()
+        for version in old - self._spread.fetched - self._holds.versions:
+            del self._snapshots[version]
 
     def acknowledged(self) -> dict[str, int]:
         """The version that each connected subscriber has, by its peer's name."""
@@ -245,7 +260,9 @@ class Publisher(Closing):
             else:
                 self._acknowledged[subscriber] = has
                 self._least = max(self._least, has + 1)
-            if not request.parts and has is not None:
+            if request.parts:
+                self._holds.asked(subscriber, request.above, self._version)
+            elif has is not None:
                 self._spread.done(subscriber)
             self._requests.append(request)
             self._changed.notify_all()
@@ -301,14 +318,20 @@ class Publisher(Closing):
                     return
                 self._requests = [request for request in self._requests if request not in due]
                 self._forget_the_dead()
-                assert self._version is not None
-                snapshot = self._snapshots[self._version]
+                answers = [(request, self._snapshot_for(request)) for request in due]
             connected = serving.connected(self._rpc)
-            for request in due:
+            for request, snapshot in answers:
                 try:
                     serving.answer(request.reply, self._offer(request, snapshot, connected))
                 except Exception as error:  # noqa: BLE001 - such as no memory: others are served
                     request.reply.error(error)
+
+    def _snapshot_for(self, request: _Request) -> _Snapshot:
+        assert self._version is not None
+        if not request.parts:
+            return self._snapshots[self._version]
+        version = self._holds.offer(request.subscriber, request.above, self._version)
+        return self._snapshots[version]
 
     def _forget_the_dead(self) -> None:
         """Subscribers that are not connected, and do not wait; the caller holds the lock."""
@@ -318,6 +341,7 @@ class Publisher(Closing):
             del self._acknowledged[peer]
         for peer in self._spread.members.keys() - alive:
             self._spread.forget(peer)
+        self._holds.forget(alive)
 
     def _due(self) -> list[_Request]:
         """Those for whom there is a newer version."""
