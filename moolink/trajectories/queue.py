@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from moolink import batch_layout, deadlines, forks, serving
+from moolink import batch_layout, deadlines, forks, serving, skeletons
 from moolink._core import LentSlot
 from moolink.batch_layout import Nest, Node, Spec
 from moolink.closing import Closing
@@ -236,6 +236,8 @@ class TrajectoryQueue(Closing):
 
     def _check(self, tree: Nest) -> None:
         if self._expected is None:
+            if not any(batch_layout.is_array(leaf) for leaf in skeletons.flatten(tree)[0]):
+                raise ValueError(f"an item has no array: a tree of arrays is wanted, got {tree!r}")
             self._expected = batch_layout.build(tree, Spec("stack", 1, self._dim, self._device))
         self._expected.check(tree)
 

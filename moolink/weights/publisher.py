@@ -16,12 +16,16 @@ from moolink.keywords import names_keywords
 from moolink.weights import blob, names
 from moolink.weights.agreement import Holds
 from moolink.weights.blob import Bytes, Layout
-from moolink.weights.placement import region_given
+from moolink.weights.placement import pieces_given
 from moolink.weights.spread import Key, Source, Spread, key_of
 
 if TYPE_CHECKING:
     from moolink._core import RpcDeferredReturn
     from moolink.rpc import Rpc
+
+
+# A version that a peer has from another publisher: the next ones must be numbers, too.
+_LARGEST_OF_OTHERS = 1 << 61
 
 
 @dataclasses.dataclass
@@ -235,22 +239,27 @@ class Publisher(Closing):
         held: Any,
         dtype: str,
     ) -> None:
+        serving.text_of(host, "host")
         held = None if held is None else key_of(held)
         has = None if held is None else held[1]
+        if held is not None and held[0] == self._instance and held[1] > (self._version or 0):
+            raise ValueError(f"version {has} was never made: the newest is {self._version}")
         self._ask(_Request(reply, subscriber, host, held, dtype, -1 if has is None else has), has)
 
     def _on_parts_next(
         self, reply: RpcDeferredReturn, subscriber: str, held: Any, above: int, dtype: str
     ) -> None:
-        above = integer_of(above, "version", least=-1)
+        above = integer_of(above, "above", least=-1)
         has = None if held is None else integer_of(held, "version", least=0)
         self._ask(_Request(reply, subscriber, "", None, dtype, above, parts=True), has)
 
     def _ask(self, request: _Request, has: int | None) -> None:
         """A subscriber that has a version waits for a newer one."""
-        subscriber, dtype = request.subscriber, request.dtype
-        if dtype not in ("", *blob.FLOATS) or not isinstance(subscriber, str):
-            raise TypeError(f"{subscriber!r} is no subscriber, or {dtype!r} no type to convert to")
+        subscriber = serving.text_of(request.subscriber, "subscriber")
+        if not isinstance(request.dtype, str) or request.dtype not in ("", *blob.FLOATS):
+            raise TypeError(f"{request.dtype!r} is no type to convert to")
+        if has is not None:
+            integer_of(has, "version", most=max(_LARGEST_OF_OTHERS, self._version or 0))
         with self._changed:
             if self._closed:
                 request.reply.reject(f"the publisher of {self._name!r} was closed")
@@ -268,24 +277,27 @@ class Publisher(Closing):
             self._changed.notify_all()
 
     def _on_parts(self, key: Any, pieces: Any) -> list[Any] | None:
+        wanted = pieces_given(pieces)
         form = self._form(key_of(key))
         if form is None:
             return None
-        return [
-            lending.lend(blob.part(*form, integer_of(index, "array"), region_given(region)))
-            for index, region in pieces
-        ]
+        return [lending.lend(blob.part(*form, piece.field, piece.region)) for piece in wanted]
 
     def _on_source(self, subscriber: str, failed: str | None) -> tuple[str | None, bool] | None:
+        serving.text_of(subscriber, "subscriber")
+        if failed is not None:
+            serving.text_of(failed, "failed")
         connected = serving.connected(self._rpc)
         with self._changed:
             source = self._spread.again(subscriber, failed, connected)
         return None if source is None else (source.peer, source.whole)
 
     def _on_chunk(self, key: Any, index: int) -> Any:
+        index = integer_of(index, "chunk", least=0)
         form = self._form(key_of(key))
         if form is None:
             return None
+        integer_of(index, "chunk", most=form[0].chunks - 1)
         return lending.lend(form[1][index * blob.CHUNK : (index + 1) * blob.CHUNK])
 
     def _form(self, key: Key) -> tuple[Layout, Bytes] | None:
