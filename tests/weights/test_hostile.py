@@ -19,6 +19,7 @@ from tests.hostile import HUGE, refused
 
 LONG = 20.0
 NAN = float("nan")
+PUSH = {"w": np.ones(2)}
 
 
 class Served:
@@ -38,7 +39,7 @@ class Served:
         self.subscriber = moolink.Subscriber(self.actor, "w", "server")
         self.sharded = moolink.ShardedSubscriber(self.actor, "w", ["server"])
         tree = {"w": np.zeros(2)}
-        self.parameters = moolink.ParameterServer(self.server, "p", tree, descend)
+        self.parameters = moolink.ParameterServer(self.server, "p", tree, descend, like=PUSH)
         self.client = moolink.ParameterClient(self.actor, "p", "server")
         self.works()
 
@@ -212,7 +213,6 @@ def test_a_chunk_that_a_subscriber_s_version_does_not_have_is_named(served: Serv
     served.works()
 
 
-PUSH = {"w": np.ones(2)}
 WRONG_PUSHES: list[tuple[str, tuple[Any, ...]]] = [
     ("version must be an integer, got '0'", (PUSH, "0")),
     ("version must be an integer, got None", (PUSH, None)),
@@ -222,6 +222,15 @@ WRONG_PUSHES: list[tuple[str, tuple[Any, ...]]] = [
     ("was never made", (PUSH, 1 << 40)),
     ("missing 1 required positional argument: 'version'", (PUSH,)),
     ("positional arguments but", (PUSH, 0, 0)),
+    ("the item: expected a dict, got NoneType", (None, 0)),
+    ("the item: expected a dict, got str", ("text", 0)),
+    ("missing keys ['w']", ({}, 0)),
+    ("unexpected keys ['b']", ({**PUSH, "b": 1}, 0)),
+    ("w: expected (2,) float64", ({"w": np.ones(3)}, 0)),
+    ("w: expected (2,) float64", ({"w": np.ones((HUGE, 0))}, 0)),
+    ("w: expected (2,) float64", ({"w": np.ones(2, np.float32)}, 0)),
+    ("w: expected (2,) float64", ({"w": 1.0}, 0)),
+    ("w: expected (2,) float64", ({"w": {"deep": np.ones(2)}}, 0)),
 ]
 
 
@@ -256,9 +265,9 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner),
     max_leaves=6,
 )
-# Pushes are the update's affair.
 ANY = [("server", one) for one in (names.NEXT, names.CHUNK, names.PARTS_NEXT, names.PARTS)]
 ANY += [("actor", names.COPY), ("actor", names.COPY_CHUNK), ("server", names.SOURCE)]
+ANY += [("server", names.PUSH)]
 
 
 @settings(deadline=None, max_examples=100)
@@ -268,7 +277,8 @@ def test_whatever_is_called_versions_arrive(
 ) -> None:
     peer, name = function
     with contextlib.suppress(moolink.RemoteError, moolink.TimeoutError, OverflowError):
-        call = served.rpc.async_(peer, name.format("w"), *arguments)
+        of = "p" if name == names.PUSH else "w"
+        call = served.rpc.async_(peer, name.format(of), *arguments)
         try:
             call.result(0.05)  # some wait for a later version
         finally:
