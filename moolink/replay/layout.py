@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from moolink import _core, skeletons
-from moolink.skeletons import Skeleton
+from moolink import _core
+from moolink.data import skeletons
+from moolink.data.skeletons import Skeleton
 
 
 @dataclasses.dataclass

@@ -12,10 +12,12 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from moolink import deadlines, skeletons
 from moolink._core import ReplayCore
-from moolink.closing import Closing
+from moolink.data import skeletons
+from moolink.data.skeletons import Skeleton
 from moolink.errors import QueueFull, TimeoutError
+from moolink.internal import deadlines
+from moolink.internal.closing import Closing
 from moolink.replay import placement
 from moolink.replay.batch import Batch, Batches
 from moolink.replay.layout import Layout, floats_of, keys_of, priorities_of, step_bytes
@@ -24,7 +26,6 @@ from moolink.replay.open_table import OpenTable
 from moolink.replay.options import Table
 from moolink.replay.placement import Arrays
 from moolink.replay.writer import Item, Writer
-from moolink.skeletons import Skeleton
 
 Stop = Callable[[], bool]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from moolink.integers import integer_of
+from moolink.data.skeletons import Skeleton
+from moolink.internal.integers import integer_of
 from moolink.replay.layout import Layout
 from moolink.replay.options import Table
-from moolink.skeletons import Skeleton
 
 _LARGEST_BATCH = 4 << 30  # bytes
 _LARGEST_FIRST_BATCH = 1 << 20  # items, where their bytes are not known yet

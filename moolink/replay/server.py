@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from moolink import deadlines, forks, lending, serving, skeletons
-from moolink.closing import Closing
-from moolink.integers import integer_of
+from moolink.data import skeletons
+from moolink.internal import deadlines, forks
+from moolink.internal.closing import Closing
+from moolink.internal.integers import integer_of
 from moolink.replay import names, turns
 from moolink.replay.local import Replay
 from moolink.replay.local_steps import LocalSteps
 from moolink.replay.turns import Group
 from moolink.replay.writer import Item
+from moolink.rpc import lending, serving
 
 if TYPE_CHECKING:
     from moolink._core import RpcDeferredReturn

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from moolink.integers import integer_of
+from moolink.internal.integers import integer_of
 from moolink.replay.layout import floats_of
 from moolink.replay.writer import Item
 

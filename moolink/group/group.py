@@ -8,15 +8,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from moolink import deadlines
 from moolink._core import GroupCore
-from moolink.closing import Closing
-from moolink.collectives import AllReduce, Collective, Kind
+from moolink.data.trees import note_written
 from moolink.errors import AuthError, Closed, TimeoutError
-from moolink.integers import integer_of
-from moolink.keywords import names_keywords
+from moolink.group.collectives import AllReduce, Collective, Kind
+from moolink.internal import deadlines
+from moolink.internal.closing import Closing
+from moolink.internal.integers import integer_of
+from moolink.internal.keywords import names_keywords
 from moolink.rpc import Rpc
-from moolink.trees import note_written
 
 __all__ = ["AllReduce", "Group"]
 

@@ -13,14 +13,15 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from moolink import forks, logs, run_record
 from moolink._core import Future, RpcDeferredReturn
+from moolink.accumulate import run_record
+from moolink.accumulate.owned_functions import define_owned
 from moolink.errors import Error, NoSuchFunction, StateError
 from moolink.group import Group
-from moolink.owned_functions import define_owned
+from moolink.internal import forks, logs
 
 if TYPE_CHECKING:
-    from moolink.accumulator import AccumulatorBase
+    from moolink.accumulate.accumulator import AccumulatorBase
 
 LONGEST = 60.0  # seconds that a leader waits for a member that stays in the group and does not end
 _FAREWELL = 1.0  # seconds for those it does not wait for to hear of it
@@ -36,7 +37,7 @@ class Parting:
 
     def __init__(self, group: Group, name: str, is_observer: bool) -> None:
         self._group = group
-        self._function = f"moolink.parting:{group.name()}:{name}"
+        self._function = f"moolink.accumulate.parting:{group.name()}:{name}"
         self._lock = threading.Lock()  # of what workers see:
         self._ended = -1  # the last version at which this member was ready to leave
         self._waiting: dict[str, tuple[int, RpcDeferredReturn]] = {}
@@ -154,7 +155,7 @@ def leave_together(
     state: Callable[[], Any],
     idle: Callable[[], None] | None = None,
 ) -> bool:
-    """See :meth:`moolink.accumulator.AccumulatorBase.finish`. What `idle` raises ends it."""
+    """See :meth:`moolink.accumulate.accumulator.AccumulatorBase.finish`. What `idle` raises ends it."""
     group, parting, sync = accumulator._group, accumulator._parting, accumulator._sync
     version, own = accumulator.model_version(), group.rpc.get_name()
     deadline = time.monotonic() + LONGEST

@@ -14,20 +14,21 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 import numpy.typing as npt
 
-from moolink import logs, run_record
 from moolink._core import AccumulatorCore
-from moolink.accumulator_adapter import Adapter
-from moolink.accumulator_checks import checked_batch_size, checked_counters, require_one_of
-from moolink.accumulator_options import Divergence, Nonfinite, Role
-from moolink.closing import Closing
+from moolink.accumulate import run_record
+from moolink.accumulate.adapter import Adapter
+from moolink.accumulate.checks import checked_batch_size, checked_counters, require_one_of
+from moolink.accumulate.left_out_rounds import LeftOutRounds, checked_carried
+from moolink.accumulate.options import Divergence, Nonfinite, Role
+from moolink.accumulate.parameter_sync import ParameterSync
+from moolink.accumulate.parting import Parting, leave_together
+from moolink.accumulate.training_steps import TrainingStep, training_steps
 from moolink.errors import Closed, StateError
 from moolink.group import Group
-from moolink.keywords import names_keywords
-from moolink.left_out_rounds import LeftOutRounds, checked_carried
-from moolink.parameter_sync import ParameterSync
-from moolink.parting import Parting, leave_together
+from moolink.internal import logs
+from moolink.internal.closing import Closing
+from moolink.internal.keywords import names_keywords
 from moolink.rpc import Rpc
-from moolink.training_steps import TrainingStep, training_steps
 
 if TYPE_CHECKING:
     from moolink.reports import GradientStats

@@ -14,13 +14,13 @@ import weakref
 from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Any, Literal
 
-from moolink import deadlines, forks
-from moolink.batch_replies import Return
 from moolink.errors import CancelledError, Error
+from moolink.internal import deadlines, forks
+from moolink.rpc.batch_replies import Return
 
 if TYPE_CHECKING:
     from moolink._core import RpcStreamReturn
-    from moolink.batch_stacking import Call
+    from moolink.rpc.batch_stacking import Call
 
 Replies = Literal["result", "itself", "items"]
 

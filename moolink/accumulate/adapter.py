@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Adapter(abc.ABC):
-    """The methods that :class:`moolink.accumulator.AccumulatorBase` needs of a framework."""
+    """The methods that :class:`moolink.accumulate.accumulator.AccumulatorBase` needs of a framework."""
 
     framework = "numpy"
     """In which the adapter computes: optimisers of two frameworks differ in the last bit."""

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moolink import _core
-from moolink.warm_memory import SMALL, WarmMemory
+from moolink.data.warm_memory import SMALL, WarmMemory
 
 Nest: TypeAlias = Any  # dict, list, tuple or namedtuple of nests; else a leaf
 Mode: TypeAlias = Literal["stack", "cat"]

@@ -9,10 +9,10 @@ import threading
 from collections.abc import Generator
 from typing import Any
 
-from moolink import deadlines, forks
 from moolink._core import LentSlot
 from moolink.errors import Closed, QueueFull, TimeoutError
-from moolink.keywords import names_keywords
+from moolink.internal import deadlines, forks
+from moolink.internal.keywords import names_keywords
 
 NOTHING: Any = object()  # there is nothing to take now
 

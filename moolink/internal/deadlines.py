@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from moolink import logs
+from moolink.internal import logs
 
 
 def after(timeout: float | None) -> float | None:

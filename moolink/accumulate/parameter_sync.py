@@ -14,11 +14,11 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from moolink import forks, logs
 from moolink._core import Future, RpcDeferredReturn
+from moolink.accumulate.owned_functions import define_owned
 from moolink.errors import Error
 from moolink.group import Group
-from moolink.owned_functions import define_owned
+from moolink.internal import forks, logs
 
 # Versions without a question after which the leader keeps no copy ready any more.
 IDLE_VERSIONS = 16

@@ -19,8 +19,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from moolink import logs
 from moolink.errors import AuthError
+from moolink.internal import logs
 
 TOKEN_PREFIX = "moolink-token:"
 GROUP_PREFIX = "moolink-group-key:"

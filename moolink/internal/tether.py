@@ -6,7 +6,7 @@ killed with SIGKILL. A stub that execs is used in place of ``subprocess``'s ``pr
 runs Python code between fork and exec and may deadlock when the parent has threads.
 
 Executed by path, without importing moolink: it must start fast and depend on the standard library
-only. `moolink.processes.tethered` builds its command line.
+only. `moolink.internal.processes.tethered` builds its command line.
 """
 
 import ctypes

@@ -6,11 +6,11 @@ import os
 from typing import TYPE_CHECKING
 
 from moolink._core import BrokerCore
-from moolink.keywords import names_keywords
+from moolink.internal.keywords import names_keywords
 from moolink.rpc import Rpc
 
 if TYPE_CHECKING:
-    from moolink.tokens import Key
+    from moolink.internal.tokens import Key
 
 
 class Broker(BrokerCore):

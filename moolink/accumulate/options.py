@@ -10,7 +10,7 @@ Nonfinite = Literal["keep", "skip", "raise"]
 
 
 class AccumulatorOptions(TypedDict, total=False):
-    """Keyword arguments, explained at :class:`moolink.accumulator.AccumulatorBase`."""
+    """Keyword arguments, explained at :class:`moolink.accumulate.accumulator.AccumulatorBase`."""
 
     role: Role
     checksum_every: int

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from moolink.batch_layout import as_numpy, is_array
+from moolink.data.batch_layout import as_numpy, is_array
 
 
 class Return(Protocol):

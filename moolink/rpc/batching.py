@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 from moolink._core import LentSlot, RpcDeferredReturn, call_later
-from moolink.batch_stacking import BatchOptions, Call, Misfit, Stacker, rows_of
 from moolink.errors import Closed, Error
-from moolink.queue import NOTHING, Queue
+from moolink.rpc.batch_stacking import BatchOptions, Call, Misfit, Stacker, rows_of
+from moolink.rpc.queue import NOTHING, Queue
 
 
 class CallQueue(Queue):

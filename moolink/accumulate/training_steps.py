@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from moolink import logs
-from moolink.parting import leave_together, take_news
+from moolink.accumulate.parting import leave_together, take_news
+from moolink.internal import logs
 
 if TYPE_CHECKING:
-    from moolink.accumulator import AccumulatorBase
+    from moolink.accumulate.accumulator import AccumulatorBase
     from moolink.group import Group
     from moolink.reports import GradientStats
 
 
 PATIENCE = 1.0  # seconds of one wait for news; the accumulator wakes it up
 IDLE = 0.2  # the same where the user's `idle` is called
-MARK = "moolink.training_steps"  # of the states that these loops send
+MARK = "moolink.accumulate.training_steps"  # of the states that these loops send
 
 
 class Totals(dict[str, int]):
@@ -81,7 +81,7 @@ def training_steps(
     idle: Callable[[], None] | None,
     kind: type[Step],
 ) -> Iterator[Step]:
-    """See :meth:`moolink.accumulator.AccumulatorBase.training_steps`."""
+    """See :meth:`moolink.accumulate.accumulator.AccumulatorBase.training_steps`."""
     totals = Totals(first_totals or {})
     over = False
     rounds = 0  # that are in the totals, beside those of the beginning

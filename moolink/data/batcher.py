@@ -8,11 +8,12 @@ import threading
 from collections.abc import Generator
 from typing import Any
 
-from moolink import batch_layout, deadlines, forks
 from moolink._core import BatchRows, LentSlot
-from moolink.batch_layout import Mode, Nest, Node
+from moolink.data import batch_layout
+from moolink.data.batch_layout import Mode, Nest, Node
 from moolink.errors import Closed, QueueFull, TimeoutError
-from moolink.keywords import names_keywords
+from moolink.internal import deadlines, forks
+from moolink.internal.keywords import names_keywords
 
 
 class Batcher:

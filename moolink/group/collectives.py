@@ -10,10 +10,10 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from moolink import deadlines
 from moolink._core import Future, GroupCore
+from moolink.data.trees import Leaf, Structure, flatten, layout, overlap, unflatten
 from moolink.errors import CancelledError, Error
-from moolink.trees import Leaf, Structure, flatten, layout, overlap, unflatten
+from moolink.internal import deadlines
 
 Kind = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "gather", "scatter"]
 

@@ -10,19 +10,19 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from moolink import deadlines, forks, logs, tokens
 from moolink._core import RpcCore, RpcDeferredReturn
 from moolink.errors import Error, QueueFull
-from moolink.keywords import names_keywords
+from moolink.internal import deadlines, forks, logs, tokens
+from moolink.internal.keywords import names_keywords
 
 # What they import, asyncio and numpy, starts threads and takes time: loaded when first needed.
 if TYPE_CHECKING:
-    from moolink.async_handlers import AsyncHandler
-    from moolink.batch_layout import Mode
-    from moolink.batch_stacking import BatchOptions, Call
-    from moolink.batching import BatchHandler, CallQueue
-    from moolink.queue import Queue
-    from moolink.tokens import Key
+    from moolink.data.batch_layout import Mode
+    from moolink.internal.tokens import Key
+    from moolink.rpc.async_handlers import AsyncHandler
+    from moolink.rpc.batch_stacking import BatchOptions, Call
+    from moolink.rpc.batching import BatchHandler, CallQueue
+    from moolink.rpc.queue import Queue
 
 Arrays = Literal["same", "numpy", "torch", "jax"]
 
@@ -175,7 +175,7 @@ class Rpc(RpcCore):
             ValueError: the name is defined already, the options contradict one another, or no
                 batch can be made on `device`.
         """
-        from moolink.batching import BatchQueue, CallQueue
+        from moolink.rpc.batching import BatchQueue, CallQueue
 
         options = _batch_options(
             batch_size, device, dynamic_batching, mode, max_latency, pad, bucket_sizes
@@ -251,7 +251,7 @@ class Rpc(RpcCore):
         if tasks is not None and yields:
             self._serve(name, tasks, _Closing(tasks=tasks), super()._define_streamed)
         elif options is not None:
-            from moolink.batching import BatchHandler
+            from moolink.rpc.batching import BatchHandler
 
             answer = functools.partial(_answer, function)
             serve = functools.partial(_defer, name, function) if deferred else answer
@@ -314,7 +314,7 @@ def _tasks_of(name: str, function: Callable[..., Any], deferred: bool) -> AsyncH
     yields = inspect.isasyncgenfunction(called)
     if not (yields or inspect.iscoroutinefunction(called)):
         return None
-    from moolink.async_handlers import AsyncHandler
+    from moolink.rpc.async_handlers import AsyncHandler
 
     return AsyncHandler(name, function, "items" if yields else "itself" if deferred else "result")
 
@@ -379,7 +379,7 @@ def _batch_options(
     asked = batch_size is not None or dynamic or max_latency is not None or pad
     if not asked and mode == "stack" and bucket_sizes is None:
         return None
-    from moolink.batch_stacking import BatchOptions
+    from moolink.rpc.batch_stacking import BatchOptions
 
     buckets = None if bucket_sizes is None else tuple(bucket_sizes)
     return BatchOptions(batch_size, str(device), dynamic, mode, max_latency, pad, buckets)

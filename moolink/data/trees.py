@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moolink import _core
-from moolink.device_arrays import torch_on_device
+from moolink.data.device_arrays import torch_on_device
 
 
 @dataclass

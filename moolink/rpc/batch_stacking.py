@@ -8,9 +8,9 @@ import threading
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from moolink import batch_layout
-from moolink.batch_layout import Mode, Nest, Node, is_array
-from moolink.batch_replies import BatchReturn, Return
+from moolink.data import batch_layout
+from moolink.data.batch_layout import Mode, Nest, Node, is_array
+from moolink.rpc.batch_replies import BatchReturn, Return
 
 _MOST_EMPTY_ROWS = 1 << 16  # of a call; they cost it nothing, and the batch much
 

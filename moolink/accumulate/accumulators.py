@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
-from moolink.accumulator_options import AccumulatorOptions
+from moolink.accumulate.options import AccumulatorOptions
 from moolink.group import Group
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def Accumulator(
         name, parameters, buffers, group: see :class:`moolink.torch.Accumulator` and
             :class:`moolink.jax.Accumulator`.
         options: ``role``, ``checksum_every``, ``on_divergence``, ``max_grad_norm``,
-            ``on_nonfinite`` and ``sync_every``; see :class:`moolink.accumulator.AccumulatorBase`.
+            ``on_nonfinite`` and ``sync_every``; see :class:`moolink.accumulate.accumulator.AccumulatorBase`.
 
     Raises:
         TypeError: the parameters are of no framework that has an adapter, or an option is unknown.
