@@ -96,6 +96,8 @@ class InferenceServer(Closing):
         self._model = model
         self._weights = weights
         self._states = None if state is None else States(state, max_actors)
+        sizes = tuple(buckets)
+        self._most_rows = max(sizes, default=0)
         self._clients: dict[str, int] = {}  # rows of each one's last request
         self._counts = {"batches": 0, "requests": 0, "rows": 0, "padding": 0}
         self._closed = False
@@ -105,7 +107,7 @@ class InferenceServer(Closing):
             self._infer,
             dynamic_batching=True,
             mode="cat",
-            bucket_sizes=tuple(buckets),
+            bucket_sizes=sizes,
             device=device,
         )
         rpc.define(names.LOAD.format(name), self._load)
@@ -148,9 +150,9 @@ class InferenceServer(Closing):
     ) -> dict[str, Any] | None:
         """The replies to a batch; None: this server ends, and clients go to others. One batch at a
         time; the lock is not held while the model runs."""
+        first, row = _on_host(first), _on_host(row)
+        self._check(client, row, first)
         rows = sum(name is not None for name in client)
-        first = np.asarray(first.cpu() if hasattr(first, "cpu") else first)
-        row = np.asarray(row.cpu() if hasattr(row, "cpu") else row)
         weights = self._newest()
         if self._closed:
             return None
@@ -170,6 +172,20 @@ class InferenceServer(Closing):
                 self._states.scatter(slots, new)
             self._count(client, row, rows)
         return {"outputs": outputs, "version": version}
+
+    def _check(
+        self, client: list[str | None], row: npt.NDArray[Any], first: npt.NDArray[Any]
+    ) -> None:
+        """Raises a TypeError or ValueError if requests have what no client sends."""
+        padded = False
+        for i, name in enumerate(client):
+            padded = padded or (name is None and i > 0)  # no batch begins with padding
+            if not padded or name is not None:
+                serving.text_of(None if padded else name, "client")
+        if row.ndim != 1 or row.dtype.kind not in "iu" or not _within(row, self._most_rows):
+            raise ValueError(f"row must be integers from 0 to {self._most_rows - 1}, got {row}")
+        if first.ndim != 1 or first.dtype != np.bool_:
+            raise TypeError(f"first must be bool, one for each row, got {first}")
 
     def _newest(self) -> Weights | None:
         """The newest weights, once there are any; None: none are wanted, or this server ends."""
@@ -227,7 +243,19 @@ class InferenceServer(Closing):
             return sum(self._clients.values())
 
     def _end(self, client: str) -> None:
+        serving.text_of(client, "client")
         with self._lock:
             self._clients.pop(client, None)
             if self._states is not None:
                 self._states.forget(client)
+
+
+def _within(numbers: npt.NDArray[Any], size: int) -> bool:
+    return not len(numbers) or bool(numbers.min() >= 0 and numbers.max() < size)
+
+
+def _on_host(array: Any) -> npt.NDArray[Any]:
+    """numpy's array; of what is no array, one of objects."""
+    if isinstance(array, list):
+        return np.array(array, object)
+    return np.asarray(array.cpu() if hasattr(array, "cpu") else array)

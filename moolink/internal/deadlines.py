@@ -19,8 +19,12 @@ def left(deadline: float | None) -> float | None:
 
 def check(timeout: float | None) -> None:
     """Raises ValueError unless it is a time limit."""
-    if timeout is not None and not timeout >= 0:
-        raise ValueError(f"a time limit must be a number of seconds, not negative: got {timeout}")
+    try:
+        valid = timeout is None or bool(timeout >= 0)
+    except (TypeError, ValueError):
+        valid = False
+    if not valid:
+        raise ValueError(f"a time limit must be a number of seconds, not negative: got {timeout!r}")
 
 
 _FIRST_LINE = 3.0  # seconds of waiting until the log tells of it

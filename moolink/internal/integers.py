@@ -7,7 +7,7 @@ import operator
 _LARGEST = 1 << 62
 
 
-def integer_of(value: int, name: str, least: int = -_LARGEST) -> int:
+def integer_of(value: int, name: str, least: int = -_LARGEST, most: int = _LARGEST) -> int:
     """The value as Python's integer; `name` is the argument that it was given as.
 
     Raises:
@@ -18,7 +18,8 @@ def integer_of(value: int, name: str, least: int = -_LARGEST) -> int:
         integer = operator.index(value)
     except TypeError:
         raise TypeError(f"{name} must be an integer, got {value!r}") from None
-    if not least <= integer <= _LARGEST:
-        bound = f"at least {least}" if integer < least else "at most 2**62"
+    if not least <= integer <= most:
+        largest = "2**62" if most == _LARGEST else most
+        bound = f"at least {least}" if integer < least else f"at most {largest}"
         raise ValueError(f"{name} must be {bound}, got {integer}")
     return integer

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moolink import _core
+from moolink.replay.layout import step_bytes
 from moolink.replay.options import Table
 
 if TYPE_CHECKING:
@@ -90,6 +91,8 @@ def load(replay: Replay, path: str) -> None:
             ]
             for table, state in zip(replay.opened, states, strict=True):
                 _map_rows(state, header["patterns"], restored)
+                for pattern in np.unique(state["patterns"]):
+                    table.has_items_of(replay.item_bytes(replay.patterns[pattern]))
                 replay.core.restore(table.index, state)
         finally:
             for store, _, rows in restored:
@@ -106,7 +109,7 @@ def _load_store(replay: Replay, file: BinaryIO, store: dict[str, Any]) -> _Resto
     rows = replay.core.take(layout.store, len(saved))
     for column, of in enumerate(columns):
         for part in _parts(rows, of):
-            size = len(part) * _step_bytes(of)
+            size = len(part) * step_bytes(of)
             replay.core.write(layout.store, column, part, _read(file, "uint8", size))
     return layout.store, saved, rows
 
@@ -128,13 +131,9 @@ def _map_rows(
 def _parts(
     rows: npt.NDArray[np.uint32], column: tuple[str, str, tuple[int, ...]]
 ) -> Iterator[npt.NDArray[np.uint32]]:
-    size = max(1, _AT_ONCE // max(1, _step_bytes(column)))
+    size = max(1, _AT_ONCE // max(1, step_bytes(column)))
     for begin in range(0, len(rows), size):
         yield rows[begin : begin + size]
-
-
-def _step_bytes(column: tuple[str, str, tuple[int, ...]]) -> int:
-    return int(_core.item_size(column[1]) * np.prod(column[2], dtype=np.int64))
 
 
 def _require_same(tables: list[Table], saved: list[dict[str, Any]], path: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from moolink import _core
 from moolink.data import skeletons
 from moolink.data.skeletons import Skeleton
 
@@ -37,13 +38,31 @@ class Layout:
         ]
 
 
+def step_bytes(column: tuple[str, str, tuple[int, ...]]) -> int:
+    """The bytes of one step in a column."""
+    return int(_core.item_size(column[1]) * np.prod(column[2], dtype=np.int64))
+
+
+def floats_of(priorities: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """Priorities, as they were given.
+
+    Raises:
+        TypeError: they are no numbers.
+    """
+    try:
+        return np.asarray(priorities, np.float64, order="C")
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"priorities must be numbers, got {priorities!r}") from error
+
+
 def priorities_of(count: int, priorities: npt.ArrayLike) -> npt.NDArray[np.float64]:
     """The priority of each of `count` items: its own, or one for all.
 
     Raises:
+        TypeError: they are no numbers.
         ValueError: there is another number of them.
     """
-    given = np.asarray(priorities, np.float64)
+    given = floats_of(priorities)
     if given.shape not in ((), (count,)):
         raise ValueError(f"expected one priority, or {count}, got an array of shape {given.shape}")
     return np.array(np.broadcast_to(given, count))
@@ -53,9 +72,12 @@ def keys_of(keys: npt.ArrayLike) -> npt.NDArray[np.int64]:
     """The keys that a program gives.
 
     Raises:
+        TypeError: they are no integers.
         ValueError: they have not one dimension.
     """
-    given = np.ascontiguousarray(keys, np.int64)
+    given = np.asarray(keys)
+    if given.dtype.kind not in "iu" and given.size > 0:
+        raise TypeError(f"keys must be integers, got {keys!r}")
     if given.ndim != 1:
         raise ValueError(f"keys must have one dimension, got shape {given.shape}")
-    return given
+    return np.ascontiguousarray(given, np.int64)

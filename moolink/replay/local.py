@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 import secrets
@@ -19,27 +18,16 @@ from moolink.data.skeletons import Skeleton
 from moolink.errors import QueueFull, TimeoutError
 from moolink.internal import deadlines
 from moolink.internal.closing import Closing
-from moolink.internal.integers import integer_of
 from moolink.replay import placement
 from moolink.replay.batch import Batch, Batches
-from moolink.replay.layout import Layout, keys_of, priorities_of
+from moolink.replay.layout import Layout, floats_of, keys_of, priorities_of, step_bytes
 from moolink.replay.local_steps import LocalSteps
+from moolink.replay.open_table import OpenTable
 from moolink.replay.options import Table
 from moolink.replay.placement import Arrays
 from moolink.replay.writer import Item, Writer
 
 Stop = Callable[[], bool]
-
-
-@dataclasses.dataclass
-class OpenTable:
-    """A table with what its items look like: none until the first one is there."""
-
-    index: int
-    options: Table
-    skeleton: Skeleton = None
-    framework: str = "numpy"
-    steps: tuple[Layout, int] | None = None  # layout and pattern of items of one step
 
 
 class Replay(Closing):
@@ -182,9 +170,10 @@ class Replay(Closing):
         Raises:
             QueueFull: with a time-out of 0, no item can be sampled now.
             TimeoutError: no item could be sampled in time.
+            TypeError, ValueError: `batch_size` is no integer, below 1, or more than 4 GB of items.
         """
         of = self.open_table(table)
-        batch = self._sample(of, integer_of(batch_size, "batch_size", least=1), timeout, device)
+        batch = self._sample(of, of.batch_size_of(batch_size), timeout, device)
         if batch is None:
             raise self._late("sample", of.options.name, timeout)
         return batch
@@ -199,7 +188,7 @@ class Replay(Closing):
     ) -> Batches:
         """An iterator over batches without end, of which `prefetch` are sampled ahead."""
         of = self.open_table(table)
-        size = integer_of(batch_size, "batch_size", least=1)
+        size = of.batch_size_of(batch_size)
         return Batches(lambda stop: self._sample(of, size, None, device, stop), prefetch)
 
     def update_priorities(
@@ -212,14 +201,14 @@ class Replay(Closing):
         """Sets the priorities of items; returns how many of them are still there.
 
         Raises:
+            TypeError: keys are no integers, or priorities no numbers.
             ValueError: a priority is negative, not finite, or too large for a table's exponent;
                 nothing has changed.
         """
-        return self._core.update(
-            self.open_table(table).index,
-            keys_of(keys),
-            np.ascontiguousarray(priorities, np.float64),
-        )
+        which, of_each = keys_of(keys), floats_of(priorities)
+        if of_each.ndim != 1:
+            raise ValueError(f"priorities must have one dimension, got shape {of_each.shape}")
+        return self._core.update(self.open_table(table).index, which, of_each)
 
     def remove(self, keys: npt.ArrayLike, *, table: str | None = None) -> int:
         """Removes items; returns how many of them were still there."""
@@ -311,10 +300,15 @@ class Replay(Closing):
         """
         if name is None and len(self._tables) == 1:
             return next(iter(self._tables.values()))
-        if name not in self._tables:
+        if not isinstance(name, str) or name not in self._tables:
             known = ", ".join(self._tables)
             raise ValueError(f"there is no table {name!r}; the tables are {known}")
         return self._tables[name]
+
+    def item_bytes(self, pattern: dict[str, Any]) -> int:
+        """The bytes of an item of this pattern in a batch."""
+        columns = self.layouts[pattern["store"]].columns
+        return sum(step_bytes(columns[c]) * max(1, count) for c, _, count in pattern["pieces"])
 
     def layout_of(self, tree: Any, stacked: bool = False) -> Layout:
         """The layout of steps like this one, or of many that are stacked.
@@ -378,11 +372,14 @@ class Replay(Closing):
                     f"the items of table {table.options.name!r} are another tree: one has "
                     f"{', '.join(skeletons.paths(table.skeleton))}"
                 )
-            if sorted(numbers) != list(range(len(item.pieces))):
+            if any(type(number) is not int for number in numbers) or (
+                sorted(numbers) != list(range(len(item.pieces)))
+            ):
                 raise ValueError("an item has an array for each leaf of its tree")
             pieces = [item.pieces[number] for number in numbers]
             pattern = {"store": layout.store, "width": item.width, "pieces": pieces}
             number = self._add_pattern(pattern)
+            table.has_items_of(self.item_bytes(pattern))
             if table.skeleton is None:
                 table.skeleton, table.framework = skeleton, layout.framework
             self._pattern_numbers[name] = number
@@ -400,7 +397,7 @@ class Replay(Closing):
         in, and how many were given."""
         layout = of.steps[0] if of.steps else self.layout_of(items, stacked=True)
         leaves = layout.leaves(items)
-        shape = tuple(leaves[0].shape) if leaves else ()
+        shape = skeletons.layout_of(leaves[0])[1] if leaves else ()
         if not shape:
             raise ValueError("all arrays must have the items as their first dimension")
         of_each = priorities_of(shape[0], priorities)
@@ -446,7 +443,7 @@ class Replay(Closing):
         return number
 
     def _check_priorities(self, table: OpenTable, priorities: npt.ArrayLike) -> None:
-        of_each = np.atleast_1d(np.asarray(priorities, np.float64))
+        of_each = np.atleast_1d(floats_of(priorities))
         self._core.update(table.index, np.full(len(of_each), -1), of_each)  # -1 is no item's key
 
     def _open_steps(

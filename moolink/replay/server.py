@@ -12,9 +12,11 @@ import numpy.typing as npt
 from moolink.data import skeletons
 from moolink.internal import deadlines, forks
 from moolink.internal.closing import Closing
-from moolink.replay import names
+from moolink.internal.integers import integer_of
+from moolink.replay import names, turns
 from moolink.replay.local import Replay
 from moolink.replay.local_steps import LocalSteps
+from moolink.replay.turns import Group
 from moolink.replay.writer import Item
 from moolink.rpc import lending, serving
 
@@ -128,7 +130,11 @@ class ReplayServer(Closing):
             of = self._replay.open_table(table)
             core = self._replay.core
             stop = self._stop(reply)
-            sampled = core.sample(of.index, count, timeout, "numpy", lend, stop)
+            size = of.batch_size_of(count)
+            deadlines.check(timeout)
+            if not isinstance(lend, bool):
+                raise TypeError(f"lend must be True or False, got {lend!r}")
+            sampled = core.sample(of.index, size, timeout, "numpy", lend, stop)
             if sampled is None:
                 return None
             arrays, *numbers = sampled
@@ -146,16 +152,26 @@ class ReplayServer(Closing):
         steps: list[Any],
         items: list[Any],
     ) -> None:
+        def write() -> int | None:
+            name = serving.text_of(writer, "writer")
+            number = integer_of(turn, "turn", least=0)
+            last = integer_of(forgotten, "forgotten", least=0)
+            parts, groups = turns.steps_given(steps), turns.groups_given(items)
+            of = self._writer(name, number)
+            if of is None:
+                return None  # this server has restarted since the writer began
+            return of.write(last, parts, groups, self._stop(reply))
+
+        self._answer(reply, write)
+
+    def _writer(self, name: str, turn: int) -> _RemoteWriter | None:
+        """The writer whose turn of this number it is."""
         with self._lock:
             if turn == 0:
                 self._drop_dead()
-                self._writers[writer] = _RemoteWriter(self._replay)
-            of = self._writers.get(writer)
-        if of is None or of.turn != turn:
-            reply(None)  # this server has restarted since the writer began
-            return
-        stop = self._stop(reply)
-        self._answer(reply, lambda: of.write(forgotten, steps, items, stop))
+                self._writers[name] = _RemoteWriter(self._replay)
+            of = self._writers.get(name)
+        return of if of is not None and of.turn == turn else None
 
     def _stop(self, reply: RpcDeferredReturn) -> Callable[[], bool]:
         """Whether a wait is to end: the caller has given up, or the server ends."""
@@ -169,7 +185,7 @@ class ReplayServer(Closing):
         serving.answer(reply, result)
 
     def _end(self, writer: str) -> None:
-        self._drop({writer})
+        self._drop({serving.text_of(writer, "writer")})
 
     def _drop_dead(self) -> None:
         """Writers whose processes are gone; the caller holds the lock."""
@@ -197,8 +213,8 @@ class _RemoteWriter:
     def write(
         self,
         forgotten: int,
-        steps: list[Any],
-        items: list[Any],
+        steps: list[tuple[int, Any]],
+        groups: list[Group],
         stop: Callable[[], bool],
     ) -> int:
         """Appends steps, which come stacked in parts, makes items of the last ones, and forgets
@@ -212,12 +228,14 @@ class _RemoteWriter:
                     self._steps = self._open(part)
                 self._steps.extend(part, count)
             done = 0
-            for skeleton, width, pieces, table, firsts, priorities in items:
-                item = Item(skeleton, width, [(self._columns[c], f, n) for c, f, n in pieces])
-                offsets = [self._place(first, width) for first in firsts]
-                assert self._steps is not None
+            for group in groups:
+                offsets = [self._place(first, group.item.width) for first in group.firsts]
+                if self._steps is None:
+                    continue  # no items of no steps
+                item = self._own(group.item)
                 left = deadlines.left(deadline)
-                keys = self._steps.insert_until(item, offsets, priorities, table, left, stop)
+                of_each = group.priorities
+                keys = self._steps.insert_until(item, offsets, of_each, group.table, left, stop)
                 done += len(keys)
                 if len(keys) < len(offsets):
                     break
@@ -233,6 +251,13 @@ class _RemoteWriter:
         assert order is not None
         self._columns = {theirs: ours for ours, theirs in enumerate(order)}
         return opened
+
+    def _own(self, item: Item) -> Item:
+        """The item with this server's numbers of columns."""
+        most = len(self._columns) - 1
+        columns = [integer_of(piece[0], "a column", most=most) for piece in item.pieces]
+        pieces = zip(columns, item.pieces, strict=True)
+        return Item(item.skeleton, item.width, [(self._columns[c], *p[1:]) for c, p in pieces])
 
     def _place(self, step: int, width: int) -> int:
         """The place of a step among those that are kept."""

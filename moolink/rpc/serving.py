@@ -28,6 +28,17 @@ def answer(reply: _core.RpcDeferredReturn, value: Any) -> None:
             reply.error(error)
 
 
+def text_of(value: Any, name: str) -> str:
+    """The str that a peer has given as an argument.
+
+    Raises:
+        TypeError: it is none; the message names the argument.
+    """
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a str, got {value!r}")
+    return value
+
+
 def connected(rpc: Rpc) -> set[str]:
     """The names of the peers that are connected, and this one's."""
     return {peer["name"] for peer in rpc.peers() if peer["connected"]} | {rpc.get_name()}

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moolink._core import LentSlot
-from moolink.data import batch_layout
+from moolink.data import batch_layout, skeletons
 from moolink.data.batch_layout import Nest, Node, Spec
 from moolink.errors import Closed, TimeoutError
 from moolink.internal import deadlines, forks
@@ -238,6 +238,8 @@ class TrajectoryQueue(Closing):
 
     def _check(self, tree: Nest) -> None:
         if self._expected is None:
+            if not any(batch_layout.is_array(leaf) for leaf in skeletons.flatten(tree)[0]):
+                raise ValueError(f"an item has no array: a tree of arrays is wanted, got {tree!r}")
             self._expected = batch_layout.build(tree, Spec("stack", 1, self._dim, self._device))
         self._expected.check(tree)
 

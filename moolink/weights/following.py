@@ -145,12 +145,14 @@ class Following(Closing):
             self._closed = True
             self._changed.notify_all()
 
-    def _next(self, call: Future, publisher: str) -> Any:
-        """Waits for a publisher's next version."""
+    def _next(self, call: Future, publisher: str, deadline: float | None = None) -> Any:
+        """Waits for a publisher's next version; None: the deadline is over."""
         away = deadlines.Wait()
         with self._under_way(call):
             # In turns of which the log does not tell: there may be no newer version for long.
-            while not call.wait(_TURN):
+            while not call.wait(_TURN if deadline is None else deadlines.left(deadline)):
+                if deadlines.left(deadline) == 0:
+                    return None
                 if publisher not in serving.connected(self._rpc):
                     away.turn(
                         f"the subscriber of {self._name!r} waits for the peer "

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from moolink.data import batch_layout
 from moolink.internal import forks
 from moolink.internal.closing import Closing
 from moolink.internal.integers import integer_of
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from moolink.rpc import Rpc
 
 Update = Callable[[Any, Any], Any]
+
+_ONE = batch_layout.Spec("stack", 1, 0, "cpu")
 
 
 class ParameterServer(Closing):
@@ -38,6 +41,9 @@ class ParameterServer(Closing):
         max_staleness: how many versions a push may be behind, at least 0; None: no limit.
         publish_every: publishes each version whose number is a multiple of it. Every publication
             copies the parameters.
+        like: a tree such as clients push. A push of another tree, or of arrays of other shapes or
+            dtypes, is an error at its client, and `update` does not see it. None: pushes are not
+            checked.
 
     Raises:
         ValueError: this peer serves that name already, or a number is out of range.
@@ -53,6 +59,7 @@ class ParameterServer(Closing):
         *,
         max_staleness: int | None = None,
         publish_every: int = 1,
+        like: Any = None,
     ) -> None:
         if max_staleness is not None:
             max_staleness = integer_of(max_staleness, "max_staleness", least=0)
@@ -62,6 +69,7 @@ class ParameterServer(Closing):
         self._tree = tree
         self._update = update
         self._max_staleness = max_staleness
+        self._expected = None if like is None else batch_layout.build(like, _ONE)
         self._version = 0
         self._counts = {"applied": 0, "dropped": 0}
         self._failure = ""
@@ -122,6 +130,8 @@ class ParameterServer(Closing):
 
     def _apply(self, pushed: Any, version: int) -> int | None:
         version = integer_of(version, "version", least=0)
+        if self._expected is not None:
+            self._expected.check(pushed)
         with self._lock:
             if self._failure:
                 raise RuntimeError(self._failure)

@@ -71,13 +71,29 @@ def region_of(start: Sequence[int], shape: Sequence[int]) -> Region:
     return tuple((first, first + size) for first, size in zip(start, shape, strict=True))
 
 
-def region_given(given: Any) -> Region:
-    """The region that a peer has sent.
+def pieces_given(given: Any) -> list[Piece]:
+    """The pieces that a peer has sent, as pairs of an array's number and a region.
 
     Raises:
-        TypeError, ValueError: `given` is not a region.
+        TypeError, ValueError: `given` is something else; the message says which part.
     """
-    return tuple((integer_of(a, "index", least=0), integer_of(b, "index", a)) for a, b in given)
+    pairs = _pairs(given, "pieces must be pairs of an array and a region")
+    return [Piece(integer_of(array, "array"), _region_given(region)) for array, region in pairs]
+
+
+def _region_given(given: Any) -> Region:
+    pairs = _pairs(given, "a region must be pairs of indices")
+    return tuple((integer_of(a, "index", least=0), integer_of(b, "index", a)) for a, b in pairs)
+
+
+def _pairs(given: Any, text: str) -> Sequence[Any]:
+    valid = isinstance(given, list | tuple) and all(
+        isinstance(pair, list | tuple) and len(pair) == 2 for pair in given
+    )
+    if not valid:
+        raise TypeError(f"{text}, got {given!r}")
+    pairs: Sequence[Any] = given
+    return pairs
 
 
 def shape_of(region: Region) -> tuple[int, ...]:

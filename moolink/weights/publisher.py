@@ -16,13 +16,18 @@ from moolink.internal.integers import integer_of
 from moolink.internal.keywords import names_keywords
 from moolink.rpc import lending, serving
 from moolink.weights import blob, names
+from moolink.weights.agreement import Holds
 from moolink.weights.blob import Bytes, Layout
-from moolink.weights.placement import region_given
+from moolink.weights.placement import pieces_given
 from moolink.weights.spread import Key, Source, Spread, key_of
 
 if TYPE_CHECKING:
     from moolink._core import RpcDeferredReturn
     from moolink.rpc import Rpc
+
+
+# A version that a peer has from another publisher: the next ones must be numbers, too.
+_LARGEST_OF_OTHERS = 1 << 61
 
 
 @dataclasses.dataclass
@@ -46,6 +51,10 @@ class _Request:
     above: int  # the version that it has or has heard of
     parts: bool = False  # of a ShardedSubscriber, which fetches pieces of arrays
 
+    @property
+    def waits_for_parts(self) -> bool:
+        return self.parts and not self.reply.cancelled()
+
 
 class Publisher(Closing):
     """Gives versions of a tree of arrays to any number of :class:`Subscriber`.
@@ -58,7 +67,7 @@ class Publisher(Closing):
         rpc: the peer that subscribers know as `publisher`.
         name: what is published; one publisher of a name at a peer.
         keep: newest versions that can be fetched, at least 1. Others are kept while a subscriber
-            of another host fetches them.
+            of another host fetches them, and one for each :class:`ShardedSubscriber`.
 
     Raises:
         ValueError: this peer publishes that name already, or `keep` is below 1.
@@ -78,6 +87,7 @@ class Publisher(Closing):
         self._acknowledged: dict[str, int] = {}
         self._requests: list[_Request] = []
         self._spread = Spread(_core.host_key())
+        self._holds = Holds()
         self._closed = False
         self._forked()
         rpc.define_deferred(names.NEXT.format(name), self._on_next)
@@ -124,10 +134,19 @@ class Publisher(Closing):
                 raise ValueError(f"version {version} is not above the last one, {self._version}")
             self._version = version
             self._snapshots[version] = _Snapshot(version, {"": packed})
-            for old in set(list(self._snapshots)[: -self._keep]) - self._spread.fetched:
-                del self._snapshots[old]
+            waiting = [(r.subscriber, r.above) for r in self._requests if r.waits_for_parts]
+            self._holds.published(version, waiting)
+            self._drop_old()
             self._changed.notify_all()
         return version
+
+    def _drop_old(self) -> None:
+        """Drops the versions that nobody fetches; the caller holds the lock."""
+        old = set(list(self._snapshots)[: -self._keep])
+        if old & (self._spread.fetched | self._holds.versions):
+            self._forget_the_dead()
+        for version in old - self._spread.fetched - self._holds.versions:
+            del self._snapshots[version]
 
     def acknowledged(self) -> dict[str, int]:
         """The version that each connected subscriber has, by its peer's name."""
@@ -222,22 +241,27 @@ class Publisher(Closing):
         held: Any,
         dtype: str,
     ) -> None:
+        serving.text_of(host, "host")
         held = None if held is None else key_of(held)
         has = None if held is None else held[1]
+        if held is not None and held[0] == self._instance and held[1] > (self._version or 0):
+            raise ValueError(f"version {has} was never made: the newest is {self._version}")
         self._ask(_Request(reply, subscriber, host, held, dtype, -1 if has is None else has), has)
 
     def _on_parts_next(
         self, reply: RpcDeferredReturn, subscriber: str, held: Any, above: int, dtype: str
     ) -> None:
-        above = integer_of(above, "version", least=-1)
+        above = integer_of(above, "above", least=-1)
         has = None if held is None else integer_of(held, "version", least=0)
         self._ask(_Request(reply, subscriber, "", None, dtype, above, parts=True), has)
 
     def _ask(self, request: _Request, has: int | None) -> None:
         """A subscriber that has a version waits for a newer one."""
-        subscriber, dtype = request.subscriber, request.dtype
-        if dtype not in ("", *blob.FLOATS) or not isinstance(subscriber, str):
-            raise TypeError(f"{subscriber!r} is no subscriber, or {dtype!r} no type to convert to")
+        subscriber = serving.text_of(request.subscriber, "subscriber")
+        if not isinstance(request.dtype, str) or request.dtype not in ("", *blob.FLOATS):
+            raise TypeError(f"{request.dtype!r} is no type to convert to")
+        if has is not None:
+            integer_of(has, "version", most=max(_LARGEST_OF_OTHERS, self._version or 0))
         with self._changed:
             if self._closed:
                 request.reply.reject(f"the publisher of {self._name!r} was closed")
@@ -247,30 +271,35 @@ class Publisher(Closing):
             else:
                 self._acknowledged[subscriber] = has
                 self._least = max(self._least, has + 1)
-            if not request.parts and has is not None:
+            if request.parts:
+                self._holds.asked(subscriber, request.above, self._version)
+            elif has is not None:
                 self._spread.done(subscriber)
             self._requests.append(request)
             self._changed.notify_all()
 
     def _on_parts(self, key: Any, pieces: Any) -> list[Any] | None:
+        wanted = pieces_given(pieces)
         form = self._form(key_of(key))
         if form is None:
             return None
-        return [
-            lending.lend(blob.part(*form, integer_of(index, "array"), region_given(region)))
-            for index, region in pieces
-        ]
+        return [lending.lend(blob.part(*form, piece.field, piece.region)) for piece in wanted]
 
     def _on_source(self, subscriber: str, failed: str | None) -> tuple[str | None, bool] | None:
+        serving.text_of(subscriber, "subscriber")
+        if failed is not None:
+            serving.text_of(failed, "failed")
         connected = serving.connected(self._rpc)
         with self._changed:
             source = self._spread.again(subscriber, failed, connected)
         return None if source is None else (source.peer, source.whole)
 
     def _on_chunk(self, key: Any, index: int) -> Any:
+        index = integer_of(index, "chunk", least=0)
         form = self._form(key_of(key))
         if form is None:
             return None
+        integer_of(index, "chunk", most=form[0].chunks - 1)
         return lending.lend(form[1][index * blob.CHUNK : (index + 1) * blob.CHUNK])
 
     def _form(self, key: Key) -> tuple[Layout, Bytes] | None:
@@ -303,14 +332,20 @@ class Publisher(Closing):
                     return
                 self._requests = [request for request in self._requests if request not in due]
                 self._forget_the_dead()
-                assert self._version is not None
-                snapshot = self._snapshots[self._version]
+                answers = [(request, self._snapshot_for(request)) for request in due]
             connected = serving.connected(self._rpc)
-            for request in due:
+            for request, snapshot in answers:
                 try:
                     serving.answer(request.reply, self._offer(request, snapshot, connected))
                 except Exception as error:  # noqa: BLE001 - such as no memory: others are served
                     request.reply.error(error)
+
+    def _snapshot_for(self, request: _Request) -> _Snapshot:
+        assert self._version is not None
+        if not request.parts:
+            return self._snapshots[self._version]
+        version = self._holds.offer(request.subscriber, request.above, self._version)
+        return self._snapshots[version]
 
     def _forget_the_dead(self) -> None:
         """Subscribers that are not connected, and do not wait; the caller holds the lock."""
@@ -320,6 +355,7 @@ class Publisher(Closing):
             del self._acknowledged[peer]
         for peer in self._spread.members.keys() - alive:
             self._spread.forget(peer)
+        self._holds.forget(alive)
 
     def _due(self) -> list[_Request]:
         """Those for whom there is a newer version."""

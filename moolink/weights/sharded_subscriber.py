@@ -9,9 +9,11 @@ import numpy as np
 
 from moolink.data import skeletons
 from moolink.errors import TimeoutError
+from moolink.internal import deadlines
 from moolink.internal.keywords import names_keywords
 from moolink.rpc import lending
 from moolink.weights import blob, names, placement
+from moolink.weights.agreement import Agreement
 from moolink.weights.blob import Arrays, Bytes, FloatType, Layout
 from moolink.weights.copies import Weights
 from moolink.weights.following import Following
@@ -21,6 +23,9 @@ from moolink.weights.spread import Key, key_of
 if TYPE_CHECKING:
     from moolink._core import Future
     from moolink.rpc import Rpc
+
+
+_HURRY = 1.0  # seconds for a version that is later than those that publishers have
 
 
 def _everything(path: str, shape: tuple[int, ...]) -> None:
@@ -33,8 +38,8 @@ class ShardedSubscriber(Following):
     of these parts.
 
     A version becomes current once all publishers have published it and all parts have arrived.
-    Versions never go back. The subscriber skips a version that a publisher has dropped before
-    another one has published it: let publishers that drift apart `keep` more.
+    Versions never go back. Publishers must publish the same versions; those that are ahead keep
+    one for the others to come to, for each subscriber.
 
     Args:
         rpc: this peer, connected to the publishers or to a peer that knows them.
@@ -66,7 +71,7 @@ class ShardedSubscriber(Following):
         self._publishers = list(publishers)
         self._where = where
         self._weights: Weights | None = None
-        self._skipped = -1  # the newest version that was left out
+        self._agreement = Agreement()
         self._layouts: list[Layout] = []  # for which the plan was made
         self._counts = {"versions": 0, "pieces": 0, "bytes": 0}
         self._thread.start()
@@ -99,13 +104,15 @@ class ShardedSubscriber(Following):
         layouts = [layout for _, layout in offers]
         if layouts != self._layouts:
             self._make_plan(layouts)
-        version = min(key[1] for key, _ in offers)
+        versions = [key[1] for key, _ in offers]
+        version = min(versions)
         keys = [(key[0], version, key[2]) for key, _ in offers]
         block = self._fetch(keys)
         if block is None:
-            self._skipped = version
+            self._agreement.missed(versions)
             self._reason = f"a publisher keeps version {version} no more"
             return
+        self._agreement.took(version)
         weights = Weights(version, blob.unpack(self._wanted, block, self._arrays))
         with self._changed:
             self._weights = weights
@@ -114,9 +121,10 @@ class ShardedSubscriber(Following):
             self._changed.notify_all()
 
     def _offers(self) -> list[tuple[Key, Layout]] | None:
-        """Waits until each publisher has a newer version; None: a call's time was up."""
+        """Waits until each publisher has a newer version; None: the time was up."""
         held = self._current()
-        above = max(self._skipped, -1 if held is None else held)
+        above = self._agreement.above
+        deadline = deadlines.after(_HURRY if self._agreement.asks_for_a_later_one else None)
         function = names.PARTS_NEXT.format(self._name)
         calls = [
             self._rpc.async_(peer, function, self._rpc.get_name(), held, above, self._dtype)
@@ -125,7 +133,10 @@ class ShardedSubscriber(Following):
         offers = []
         try:
             for peer, call in zip(self._publishers, calls, strict=True):
-                offer = self._next(call, peer)
+                offer = self._next(call, peer, deadline)
+                if offer is None:
+                    self._agreement.late()
+                    return None
                 key = key_of(offer["key"])
                 if key[1] <= above:
                     raise ValueError(f"{peer!r} offers version {key[1]} after {above}")

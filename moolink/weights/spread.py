@@ -21,6 +21,8 @@ def key_of(given: Any) -> Key:
     Raises:
         TypeError, ValueError: it is none.
     """
+    if not isinstance(given, tuple | list) or len(given) != 3:
+        raise TypeError(f"{given!r} is no key of a version")
     instance, version, dtype = given
     if not isinstance(instance, str) or not isinstance(dtype, str):
         raise TypeError(f"{given!r} is no key of a version")

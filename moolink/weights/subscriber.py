@@ -9,6 +9,7 @@ import numpy as np
 
 from moolink._core import host_key
 from moolink.errors import CancelledError, Closed, Error, TimeoutError
+from moolink.internal.integers import integer_of
 from moolink.internal.keywords import names_keywords
 from moolink.rpc import lending, serving
 from moolink.weights import names
@@ -227,7 +228,7 @@ class Subscriber(Following):
     # Calls of other subscribers
 
     def _on_chunk(self, reply: RpcDeferredReturn, key: Any, index: int) -> None:
-        self._give(reply, key_of(key), index)
+        self._give(reply, key_of(key), integer_of(index, "chunk", least=0))
 
     def _on_copy(self, reply: RpcDeferredReturn, key: Any) -> None:
         self._give(reply, key_of(key), None)
@@ -261,6 +262,8 @@ def _give(reply: RpcDeferredReturn, copy: Copy | None, index: int | None) -> Non
         reply(None)
     elif index is None:
         copy.give(reply)
+    elif index >= copy.layout.chunks:
+        reply.error(ValueError(f"chunk must be at most {copy.layout.chunks - 1}, got {index}"))
     else:
         copy.give_chunk(reply, index)
 

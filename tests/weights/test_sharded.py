@@ -158,9 +158,9 @@ def test_only_the_bytes_of_the_wanted_parts_are_fetched(job: Job) -> None:
 
 def test_a_version_is_current_once_all_publishers_have_made_it(job: Job) -> None:
     first, second = job.publisher("a"), job.publisher("b")
-    subscriber = job.subscribe("s")
     for version in range(3):
         first.publish([Shard(np.array([version]), [0], [2])], version)
+    subscriber = job.subscribe("s")
     with pytest.raises(moolink.TimeoutError, match="no version 0 of 'w' came from 'a', 'b'"):
         subscriber.wait(0, 0.3)
     second.publish([Shard(np.array([0]), [1], [2])], 0)  # which the first one keeps no more
@@ -171,6 +171,26 @@ def test_a_version_is_current_once_all_publishers_have_made_it(job: Job) -> None
     weights = subscriber.wait(0, LONG)
     assert weights.version == 1
     assert weights.tree[0].tolist() == [1, 1]
+
+
+def test_a_publisher_that_is_ahead_keeps_a_version_for_the_others(job: Job) -> None:
+    first, second = job.publisher("a", keep=1), job.publisher("b", keep=1)
+    subscriber = job.subscribe("s")
+    for publisher in (first, second):
+        waiting.until(lambda one=publisher: one.stats()["waiting"] == 1, "the subscriber")
+    for version in range(9):
+        first.publish([Shard(np.array([version]), [0], [2])], version)
+    assert first.stats()["kept"] == [0, 8]
+    for version in range(9):
+        second.publish([Shard(np.array([version]), [1], [2])], version)
+        if version == 0:
+            assert subscriber.wait(0, LONG).tree[0].tolist() == [0, 0]
+    assert subscriber.wait(8, LONG).tree[0].tolist() == [8, 8]
+    subscriber.close()
+    job.things[-2].close()
+    waiting.until(lambda: not first.acknowledged(), "the end of the subscriber's peer")
+    first.publish([Shard(np.array([9]), [0], [2])], 9)
+    assert first.stats()["kept"] == [9]
 
 
 def test_an_older_version_is_converted_too(job: Job) -> None:
@@ -310,3 +330,37 @@ def test_a_plan_has_each_wanted_element_from_a_publisher_that_has_it(data: st.Da
             assert placement.contains(wanted, piece.region)
             got[placement.relative(piece.region, whole)] = True
     assert got[asked].all()
+
+
+@pytest.mark.parametrize("step", [1, 1000])
+def test_publishers_that_never_rest_starve_no_subscriber(job: Job, step: int) -> None:
+    for rank in range(3):
+        job.publisher(f"publisher-{rank}")
+    subscriber = job.subscribe("s")
+    stop = threading.Event()
+    last = [0, 0, 0]
+
+    def publish(rank: int) -> None:
+        while not stop.is_set():
+            last[rank] += step
+            part = np.full((1, 5000), last[rank])
+            job.publishers[rank].publish([Shard(part, (rank, 0), (3, 5000))], last[rank])
+
+    threads = [threading.Thread(target=publish, args=(rank,)) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        seen = -1
+        for _ in range(20):
+            weights = subscriber.wait(seen + 1, LONG)
+            assert (weights.tree[0] == weights.version).all()
+            seen = weights.version
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    final = max(last) + step
+    for rank, publisher in enumerate(job.publishers):
+        publisher.publish([Shard(np.full((1, 5000), final), (rank, 0), (3, 5000))], final)
+    assert subscriber.wait(final, LONG).version == final
+    assert all(len(publisher.stats()["kept"]) <= 3 for publisher in job.publishers)
