@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from moolink import deadlines, skeletons
+from moolink import deadlines, forks, skeletons
 from moolink._core import ReplayCore
 from moolink.closing import Closing
 from moolink.errors import QueueFull, TimeoutError
@@ -64,6 +64,7 @@ class Replay(Closing):
         *,
         seed: int | None = None,
         arrays: Arrays = "same",
+        spill: str | os.PathLike[str] | None = None,
     ) -> None:
         options = [tables] if isinstance(tables, Table) else list(tables)
         for table in options:
@@ -71,9 +72,9 @@ class Replay(Closing):
                 raise TypeError(f"expected a Table or several, got a {type(table).__name__}")
         if len({table.name for table in options}) != len(options) or not options:
             raise ValueError("a replay needs tables, each with a name of its own")
-        self._core = ReplayCore()
+        self._core = ReplayCore(None if spill is None else os.fspath(spill))
         self._arrays = placement.kind_of(arrays)
-        self._lock = threading.Lock()
+        self._forked()
         self._layouts: dict[str, Layout] = {}
         self._pattern_numbers: dict[str, int] = {}
         self._patterns: list[dict[str, Any]] = []  # by number
@@ -94,6 +95,10 @@ class Replay(Closing):
                 (seed + i) % (1 << 64),
             )
             self._tables[table.name] = OpenTable(index, table)
+        forks.changes_in_children(self)
+
+    def _forked(self) -> None:
+        self._lock = threading.Lock()
 
     @property
     def tables(self) -> list[Table]:
@@ -256,6 +261,7 @@ class Replay(Closing):
         tables: Table | Sequence[Table],
         *,
         arrays: Arrays = "same",
+        spill: str | os.PathLike[str] | None = None,
     ) -> Self:
         """A replay of these tables with what a checkpoint has: items, keys, priorities, and the
         limiters' counts.
@@ -263,11 +269,11 @@ class Replay(Closing):
         Raises:
             ValueError: the file is no checkpoint, or one of other tables; the message names each
                 option that differs.
-            OSError: it cannot be read.
+            OSError: it cannot be read, or its steps cannot be spilled.
         """
         from moolink.replay import checkpoint
 
-        replay = cls(tables, arrays=arrays)
+        replay = cls(tables, arrays=arrays, spill=spill)
         checkpoint.load(replay, os.fspath(path))
         return replay
 
