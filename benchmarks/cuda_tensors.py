@@ -33,7 +33,7 @@ from torch import distributed
 
 import moolink
 from moolink._core import copy_to_host
-from moolink.device_arrays import torch_on_device
+from moolink.data.device_arrays import torch_on_device
 
 PATIENCE = 60.0  # seconds for one operation
 MEGABYTE = 1 << 20

@@ -34,7 +34,7 @@ from pathlib import Path
 
 from rpc_peers import PEERS, limits, measure, report
 
-from moolink.processes import tethered
+from moolink.internal.processes import tethered
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURE = ROOT / "docs" / "results" / "rpc.png"

@@ -39,23 +39,23 @@ if TYPE_CHECKING:
         dump,
         set_max_threads,
     )
-    from moolink.accumulators import Accumulator
-    from moolink.batch_replies import BatchReturn
-    from moolink.batcher import Batcher
-    from moolink.broker_peer import Broker
-    from moolink.driving import Driven, drive
+    from moolink.accumulate.accumulators import Accumulator
+    from moolink.data.batcher import Batcher
+    from moolink.data.values import register
     from moolink.env_pool import EnvPool, EnvStepper, EnvStepperFuture
+    from moolink.env_pool.driving import Driven, drive
     from moolink.env_pool.vector_env import VectorEnv
     from moolink.group import AllReduce, Group
+    from moolink.group.broker_peer import Broker
     from moolink.inference import InferenceBatch, InferenceClient, InferenceServer
-    from moolink.lending import empty, lend
-    from moolink.logs import set_log_level, set_logging
-    from moolink.queue import Queue
+    from moolink.internal.logs import set_log_level, set_logging
     from moolink.replay import Replay, ReplayClient, ReplayServer
     from moolink.reports import Explanation, GradientStats, PeerInfo, RpcStats
     from moolink.rpc import Rpc
+    from moolink.rpc.batch_replies import BatchReturn
+    from moolink.rpc.lending import empty, lend
+    from moolink.rpc.queue import Queue
     from moolink.trajectories import TrajectoryBatch, TrajectoryQueue, TrajectoryWriter
-    from moolink.values import register
     from moolink.weights import (
         ParameterClient,
         ParameterServer,
@@ -78,12 +78,12 @@ if importlib.util.find_spec("moolink._core") is None:
 
 # Loaded at first use, so that `import moolink` costs next to nothing.
 _HOME = {
-    "Accumulator": "moolink.accumulators",
+    "Accumulator": "moolink.accumulate.accumulators",
     "AllReduce": "moolink.group",
-    "BatchReturn": "moolink.batch_replies",
-    "Batcher": "moolink.batcher",
-    "Broker": "moolink.broker_peer",
-    "Driven": "moolink.driving",
+    "BatchReturn": "moolink.rpc.batch_replies",
+    "Batcher": "moolink.data.batcher",
+    "Broker": "moolink.group.broker_peer",
+    "Driven": "moolink.env_pool.driving",
     "EnvPool": "moolink.env_pool",
     "EnvStepper": "moolink.env_pool",
     "EnvStepperFuture": "moolink.env_pool",
@@ -99,7 +99,7 @@ _HOME = {
     "ParameterClient": "moolink.weights",
     "ParameterServer": "moolink.weights",
     "Publisher": "moolink.weights",
-    "Queue": "moolink.queue",
+    "Queue": "moolink.rpc.queue",
     "Replay": "moolink.replay",
     "ReplayClient": "moolink.replay",
     "ReplayServer": "moolink.replay",
@@ -116,13 +116,13 @@ _HOME = {
     "VectorEnv": "moolink.env_pool.vector_env",
     "Weights": "moolink.weights",
     "create_uid": "moolink._core",
-    "drive": "moolink.driving",
+    "drive": "moolink.env_pool.driving",
     "dump": "moolink._core",
-    "empty": "moolink.lending",
-    "lend": "moolink.lending",
-    "register": "moolink.values",
-    "set_log_level": "moolink.logs",
-    "set_logging": "moolink.logs",
+    "empty": "moolink.rpc.lending",
+    "lend": "moolink.rpc.lending",
+    "register": "moolink.data.values",
+    "set_log_level": "moolink.internal.logs",
+    "set_logging": "moolink.internal.logs",
     "set_max_threads": "moolink._core",
 }
 _SUBMODULES = {

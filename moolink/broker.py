@@ -105,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _tell_of_loopback(address: str) -> None:
     """A peer elsewhere is refused by its own machine, so nothing else would tell of it."""
-    from moolink import logs
+    from moolink.internal import logs
 
     host, _, port = address.rpartition(":")
     try:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from moolink.driving import Step
+from moolink.env_pool.driving import Step
 from moolink.env_pool.spaces import map_tree
 from moolink.env_pool.vector_env import VectorEnv
 
@@ -155,7 +155,7 @@ class Rows:
         self._envs.send(map_tree(of_environments, actions), self._last)
 
     def recv(self, timeout: float | None = None) -> Step:
-        """Waits for environments that are ready; see `moolink.driving.Driven`."""
+        """Waits for environments that are ready; see `moolink.env_pool.driving.Driven`."""
         observed, _, terminated, truncated, infos = self._envs.recv(timeout)
         self._last = infos["env_id"]
         for place in np.flatnonzero(terminated | truncated).tolist():

@@ -10,7 +10,7 @@ from typing import Any
 
 from tensordict import TensorDict
 
-from moolink.values import register
+from moolink.data.values import register
 
 __all__ = ["TensorDict"]
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 import moolink
-from moolink.accumulator import AccumulatorBase
+from moolink.accumulate.accumulator import AccumulatorBase
 
 
 class NumpyAccumulator(AccumulatorBase):

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from moolink.processes import tethered
+from moolink.internal.processes import tethered
 
 SCRIPT = Path(__file__).resolve().parents[1] / "rpc.py"
 

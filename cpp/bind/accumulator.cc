@@ -21,8 +21,8 @@
 #include "bind/device.h"
 #include "bind/gil.h"
 #include "bind/group.h"
-#include "runtime/accumulator_peer.h"
-#include "runtime/gradients.h"
+#include "runtime/group/accumulator_peer.h"
+#include "runtime/group/gradients.h"
 
 namespace moolink::bind {
 namespace {

@@ -13,7 +13,7 @@
 #include "bind/describe.h"
 #include "bind/gil.h"
 #include "bind/rpc.h"
-#include "runtime/broker_peer.h"
+#include "runtime/group/broker_peer.h"
 
 namespace moolink::bind {
 namespace {

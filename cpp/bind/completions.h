@@ -7,8 +7,8 @@
 #include <unordered_map>
 
 #include "bind/reference.h"
-#include "runtime/awaitable.h"
-#include "runtime/completions.h"
+#include "runtime/engine/awaitable.h"
+#include "runtime/engine/completions.h"
 
 namespace moolink::bind {
 

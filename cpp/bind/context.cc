@@ -26,7 +26,7 @@ namespace {
 
 void log_to_python(LogLevel level, std::string_view message) {
   try {
-    nb::module_::import_("moolink.logs")
+    nb::module_::import_("moolink.internal.logs")
         .attr("logger")
         .attr("log")(static_cast<int>(level), "%s", text(message));
   } catch (nb::python_error& e) {

@@ -8,8 +8,8 @@
 #include <memory>
 
 #include "base/time.h"
-#include "runtime/context.h"
-#include "runtime/rpc_peer.h"
+#include "runtime/engine/context.h"
+#include "runtime/peer/rpc_peer.h"
 
 namespace moolink::bind {
 

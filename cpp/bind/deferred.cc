@@ -72,7 +72,7 @@ Error to_remote_error(nb::python_error& raised, const std::string& function) {
 void send_raised(runtime::Responder& responder, nb::python_error& raised) {
   if (send(responder, to_remote_error(raised, responder.function()))) return;
   try {
-    nb::module_::import_("moolink.logs")
+    nb::module_::import_("moolink.internal.logs")
         .attr("raised_after_reply")(text(responder.function()), raised.value());
   } catch (nb::python_error& e) {
     e.discard_as_unraisable("moolink's log");

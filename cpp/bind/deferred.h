@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 #include "bind/value.h"
-#include "runtime/responder.h"
+#include "runtime/peer/responder.h"
 
 namespace moolink::bind {
 

@@ -9,7 +9,7 @@
 
 #include "rpc/explain.h"
 #include "rpc/node.h"
-#include "runtime/rpc_peer.h"
+#include "runtime/peer/rpc_peer.h"
 
 namespace moolink::bind {
 

@@ -40,7 +40,7 @@ Span span_of(const ImportedTensor& tensor) {
   return {begin, static_cast<std::size_t>(end - begin)};
 }
 
-nb::object device_arrays() { return nb::module_::import_("moolink.device_arrays"); }
+nb::object device_arrays() { return nb::module_::import_("moolink.data.device_arrays"); }
 
 bool is_imported(const char* name) {
   return PyDict_GetItemString(PyImport_GetModuleDict(), name) != nullptr;

@@ -38,7 +38,7 @@ void add_done_callback(nb::handle self, nb::callable callback) {
 }
 
 nb::object await(nb::handle self) {
-  return nb::module_::import_("moolink.asyncio_bridge").attr("wait_for")(self);
+  return nb::module_::import_("moolink.rpc.asyncio_bridge").attr("wait_for")(self);
 }
 
 PyType_Slot future_slots[] = {

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "bind/reference.h"
-#include "runtime/future.h"
+#include "runtime/engine/future.h"
 #include "wire/payload.h"
 
 namespace moolink::bind {

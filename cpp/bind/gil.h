@@ -16,8 +16,8 @@
 #include <optional>
 #include <utility>
 
-#include "runtime/context.h"
-#include "runtime/workers.h"
+#include "runtime/engine/context.h"
+#include "runtime/engine/workers.h"
 
 namespace moolink::bind {
 

@@ -231,7 +231,7 @@ nb::object PyGroup::all_reduce(const std::string& name, const std::string& op, n
   spec.op = parse_op(op);
   spec.dtype = given->tensor.dtype;
   spec.shape = {static_cast<std::int64_t>(given->bytes() / given->item_size())};
-  // As moolink.trees.layout() says it: others may have taken the other way.
+  // As moolink.data.trees.layout() says it: others may have taken the other way.
   spec.layout = "data: " + std::string(tensor::dtype_name(spec.dtype)) + " " +
                 tensor::shape_text(given->tensor.shape);
   if (output.is_none()) {

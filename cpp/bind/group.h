@@ -11,7 +11,7 @@
 #include "bind/future.h"
 #include "bind/rpc.h"
 #include "bind/tensor.h"
-#include "runtime/group_peer.h"
+#include "runtime/group/group_peer.h"
 
 namespace moolink::bind {
 

@@ -4,8 +4,8 @@
 
 #include <memory>
 
-#include "runtime/loans.h"
-#include "runtime/standing.h"
+#include "runtime/peer/loans.h"
+#include "runtime/peer/standing.h"
 
 namespace moolink::bind {
 

@@ -4,7 +4,7 @@
 #include <optional>
 
 #include "bind/context.h"
-#include "runtime/workers.h"
+#include "runtime/engine/workers.h"
 
 namespace moolink::bind {
 

@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "runtime/group_peer.h"
+#include "runtime/group/group_peer.h"
 
 namespace moolink::bind {
 

@@ -27,11 +27,11 @@ Registry& registry() {
 }
 
 // Whether anything was registered meanwhile. The types of the standard library and of frameworks
-// are moolink.values' affair, which is imported when the first of them is met.
+// are moolink.data.values' affair, which is imported when the first of them is met.
 bool register_late(nb::handle what) {
   Registry& types = registry();
   const std::size_t before = types.all.size();
-  if (types.late == nullptr) nb::module_::import_("moolink.values");
+  if (types.late == nullptr) nb::module_::import_("moolink.data.values");
   if (types.late == nullptr) return types.all.size() != before;
   return nb::cast<bool>(nb::handle(types.late)(what)) || types.all.size() != before;
 }

@@ -25,7 +25,7 @@
 #include "bind/tensor.h"
 #include "memory/pool.h"
 #include "memory/spill_file.h"
-#include "runtime/replay.h"
+#include "runtime/replay/replay.h"
 
 namespace moolink::bind {
 namespace {

@@ -13,7 +13,7 @@
 #include "bind/future.h"
 #include "bind/reference.h"
 #include "bind/value.h"
-#include "runtime/rpc_peer.h"
+#include "runtime/peer/rpc_peer.h"
 
 namespace moolink::bind {
 

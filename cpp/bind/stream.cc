@@ -144,7 +144,7 @@ void bind_stream(nb::module_& m) {
       .def(
           "__anext__",
           [](nb::handle self) {
-            return nb::module_::import_("moolink.asyncio_bridge").attr("next_item")(self);
+            return nb::module_::import_("moolink.rpc.asyncio_bridge").attr("next_item")(self);
           },
           nb::sig("def __anext__(self) -> typing.Coroutine[typing.Any, typing.Any, typing.Any]"))
       .def("_poll", &PyStream::poll, "An item that has come and True, or None and False.",

@@ -7,8 +7,8 @@
 #include <string>
 
 #include "bind/value.h"
-#include "runtime/responder.h"
-#include "runtime/stream.h"
+#include "runtime/engine/stream.h"
+#include "runtime/peer/responder.h"
 
 namespace moolink::bind {
 

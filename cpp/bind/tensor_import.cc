@@ -366,7 +366,7 @@ ImportedTensor import_jax(nb::handle value) {
 ImportedTensor import_cupy(nb::object value) {
   const bool compact = nb::cast<bool>(value.attr("flags").attr("c_contiguous"));
   if (!compact) {
-    value = nb::module_::import_("moolink.device_arrays").attr("cupy_contiguous")(value);
+    value = nb::module_::import_("moolink.data.device_arrays").attr("cupy_contiguous")(value);
   }
   ImportedTensor imported = import_dlpack(value);
   imported.framework = Framework::cupy;

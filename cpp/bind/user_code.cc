@@ -4,7 +4,7 @@
 
 #include <cstdlib>
 
-#include "runtime/workers.h"
+#include "runtime/engine/workers.h"
 
 namespace moolink::bind {
 namespace {
@@ -21,7 +21,7 @@ void end_if_forked() {
   if (!runtime::Workers::in_forked_child()) return;
   try {
     const nb::object raised = raised_error();
-    nb::module_::import_("moolink.forks").attr("end_child")(raised);
+    nb::module_::import_("moolink.internal.forks").attr("end_child")(raised);
   } catch (nb::python_error& e) {
     e.restore();
     PyErr_PrintEx(0);

@@ -17,7 +17,7 @@
 #include "bind/errors.h"
 #include "bind/program_groups.h"
 #include "bind/xla_ffi.h"
-#include "runtime/program_reduce.h"
+#include "runtime/group/program_reduce.h"
 
 namespace moolink::bind {
 

@@ -21,7 +21,7 @@ from typing import Literal
 
 import moolink
 from moolink.cli import dump
-from moolink.processes import available_cores
+from moolink.internal.processes import available_cores
 
 State = Literal["ok", "absent", "failed"]
 

@@ -1,7 +1,7 @@
 """``moolink dump PID``: how things stand in another process of this user.
 
 Every process that uses moolink has an abstract Unix socket for each of its contexts,
-``@moolink-dump-<uid>-<pid>-<number>``, and tells whoever connects; cpp/runtime/dump_server.h.
+``@moolink-dump-<uid>-<pid>-<number>``, and tells whoever connects; cpp/runtime/engine/dump_server.h.
 """
 
 from __future__ import annotations

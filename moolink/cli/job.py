@@ -19,9 +19,9 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import IO, TYPE_CHECKING, Self
 
-from moolink import run_record
+from moolink.accumulate import run_record
 from moolink.cli.output import PrefixedStream, Screen
-from moolink.processes import describe_exit, exit_status, share_cores, tethered
+from moolink.internal.processes import describe_exit, exit_status, share_cores, tethered
 
 if TYPE_CHECKING:
     from moolink.cli.run import RunOptions

@@ -9,10 +9,10 @@ import secrets
 import sys
 from collections.abc import Sequence
 
-from moolink import tokens
 from moolink.cli.job import Job
 from moolink.errors import AuthError
-from moolink.processes import available_cores
+from moolink.internal import tokens
+from moolink.internal.processes import available_cores
 
 _EPILOG = """\
 Each peer finds in its environment:

@@ -9,11 +9,11 @@ import numpy.typing as npt
 from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array
 
+from moolink.data.warm_memory import WarmMemory
 from moolink.env_pool import channel
 from moolink.env_pool.memory import PoolMemory, PoolShape
 from moolink.env_pool.spaces import Leaf, map_tree
 from moolink.env_pool.vector_infos import merge
-from moolink.warm_memory import WarmMemory
 
 Array = npt.NDArray[Any]
 Step = tuple[Any, Array, Array, Array, dict[str, Any]]

@@ -6,7 +6,6 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Literal
 
-from moolink.closing import Closing
 from moolink.env_pool import channel, server, starting
 from moolink.env_pool.options import PoolOptions
 from moolink.env_pool.stepper import (
@@ -18,7 +17,8 @@ from moolink.env_pool.stepper import (
     OutputOptions,
 )
 from moolink.env_pool.supervisor import Supervisor
-from moolink.keywords import names_keywords
+from moolink.internal.closing import Closing
+from moolink.internal.keywords import names_keywords
 
 _BEHAVIOUR = channel.Behaviour(
     autoreset="same",

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from moolink import deadlines
 from moolink.env_pool import channel
 from moolink.env_pool.board import Command
 from moolink.env_pool.memory import PoolShape, rows_of
 from moolink.env_pool.requests import Requests
 from moolink.errors import Error
+from moolink.internal import deadlines
 
 
 class Ready:

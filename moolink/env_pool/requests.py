@@ -10,12 +10,12 @@ import select
 import weakref
 from collections.abc import Iterable
 
-from moolink import deadlines
 from moolink.env_pool import channel
 from moolink.env_pool.board import Command
 from moolink.env_pool.memory import rows_of
 from moolink.env_pool.supervisor import Supervisor
 from moolink.errors import Error
+from moolink.internal import deadlines
 
 
 class Requests:

@@ -23,7 +23,7 @@ from typing import Any
 
 from moolink.env_pool import channel, worker
 from moolink.errors import Error
-from moolink.tether import tie_to_parent
+from moolink.internal.tether import tie_to_parent
 
 # True while the user's main module is loaded again in this process.
 _loading_main = False

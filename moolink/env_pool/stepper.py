@@ -9,15 +9,15 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from moolink import forks
 from moolink._core import EpisodeCounts
+from moolink.data.warm_memory import WarmMemory
 from moolink.env_pool.actions import ActionWriter
 from moolink.env_pool.memory import Array
 from moolink.env_pool.requests import Requests
 from moolink.env_pool.spaces import Tree, map_tree
 from moolink.env_pool.supervisor import Supervisor
 from moolink.errors import Error, TimeoutError
-from moolink.warm_memory import WarmMemory
+from moolink.internal import forks
 
 Outputs: TypeAlias = dict[str, Any]
 Framework: TypeAlias = Literal["auto", "numpy", "torch"]

@@ -14,14 +14,14 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
-from moolink import deadlines, forks, logs
 from moolink.env_pool import channel, starting
 from moolink.env_pool.board import Command
 from moolink.env_pool.memory import PoolMemory, PoolShape, rows_of
 from moolink.env_pool.options import PoolOptions
 from moolink.env_pool.spaces import keys
 from moolink.errors import Closed, EnvError, Error, TimeoutError
-from moolink.processes import describe_exit
+from moolink.internal import deadlines, forks, logs
+from moolink.internal.processes import describe_exit
 
 _GRACE = 2.0  # seconds that workers have to close their environments
 _FAILED_GRACE = 0.2  # the same, when the pool has failed

@@ -16,7 +16,6 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector import VectorEnv as GymnasiumVectorEnv
 from gymnasium.vector.utils import batch_differing_spaces, batch_space, iterate
 
-from moolink.closing import Closing
 from moolink.env_pool import calls, channel, server, starting
 from moolink.env_pool.actions import ActionWriter
 from moolink.env_pool.board import Command
@@ -27,8 +26,9 @@ from moolink.env_pool.requests import Requests
 from moolink.env_pool.supervisor import Supervisor
 from moolink.env_pool.vector_arguments import checked_mask, require_sensible
 from moolink.errors import Closed, EnvError, TimeoutError
-from moolink.keywords import names_keywords
-from moolink.processes import available_cores
+from moolink.internal.closing import Closing
+from moolink.internal.keywords import names_keywords
+from moolink.internal.processes import available_cores
 
 Array = npt.NDArray[Any]
 Step = tuple[Any, Array, Array, Array, dict[str, Any]]

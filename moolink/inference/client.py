@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from moolink import deadlines, logs, serving, skeletons
-from moolink.closing import Closing
+from moolink.data import skeletons
 from moolink.errors import Closed, Error, NoSuchFunction, PeerLost, TimeoutError
 from moolink.inference import names
-from moolink.keywords import names_keywords
+from moolink.internal import deadlines, logs
+from moolink.internal.closing import Closing
+from moolink.internal.keywords import names_keywords
+from moolink.rpc import serving
 
 if TYPE_CHECKING:
     from moolink._core import Future

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from moolink import deadlines, forks, serving
-from moolink.closing import Closing
 from moolink.errors import TimeoutError
 from moolink.inference import names
 from moolink.inference.states import States
-from moolink.keywords import names_keywords
+from moolink.internal import deadlines, forks
+from moolink.internal.closing import Closing
+from moolink.internal.keywords import names_keywords
+from moolink.rpc import serving
 
 if TYPE_CHECKING:
     from moolink.rpc import Rpc

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from moolink import skeletons
+from moolink.data import skeletons
 
 Actor = tuple[str, int]
 """A client's name, and the row of its requests."""

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from moolink import training_steps as loops
-from moolink.accumulator import AccumulatorBase
-from moolink.accumulator_options import AccumulatorOptions
-from moolink.buckets import Description, Section, layout, sections
+from moolink.accumulate import training_steps as loops
+from moolink.accumulate.accumulator import AccumulatorBase
+from moolink.accumulate.buckets import Description, Section, layout, sections
+from moolink.accumulate.options import AccumulatorOptions
 from moolink.group import Group
 from moolink.jax import arrays
 from moolink.jax.optimizers import load_optimizer_state
@@ -24,7 +24,7 @@ from moolink.jax.states import plain_tree, tree_like
 
 
 class Accumulator(AccumulatorBase):
-    """moolink's accumulator for pytrees; see :class:`moolink.accumulator.AccumulatorBase`.
+    """moolink's accumulator for pytrees; see :class:`moolink.accumulate.accumulator.AccumulatorBase`.
 
     JAX arrays are immutable, so parameters and gradients are handed in and out::
 
@@ -217,7 +217,7 @@ class Accumulator(AccumulatorBase):
         Between two turns rounds are applied with ``optimizer.update``, compiled once; its state
         travels to newcomers with the model. Members in other frameworks understand the states
         that :func:`moolink.jax.optimizer_state` knows. The rest is as in
-        :meth:`~moolink.accumulator.AccumulatorBase.training_steps`.
+        :meth:`~moolink.accumulate.accumulator.AccumulatorBase.training_steps`.
 
         Args:
             optimizer: an ``optax.GradientTransformation``, or anything with its

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from moolink import trees
+from moolink.data import trees
 
 WIDE = ("int64", "uint64", "float64", "complex128")
 

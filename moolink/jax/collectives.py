@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from moolink.collectives import AllReduce
 from moolink.group import Group, Reduction
+from moolink.group.collectives import AllReduce
 from moolink.jax import arrays
 
 

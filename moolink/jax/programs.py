@@ -20,9 +20,9 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
 from moolink import _core, errors
+from moolink.data.trees import layout_text
 from moolink.group import Group, Reduction
 from moolink.jax.arrays import require_whole
-from moolink.trees import layout_text
 
 _TARGET = "moolink_all_reduce"
 _LINEAR = ("sum", "mean")

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from moolink.closing import Closing
 from moolink.errors import Closed
+from moolink.internal.closing import Closing
 
 
 @dataclasses.dataclass(frozen=True)

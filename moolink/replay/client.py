@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from moolink import deadlines, skeletons
+from moolink.data import skeletons
 from moolink.errors import Error, NoSuchFunction, PeerLost, QueueFull, TimeoutError
-from moolink.integers import integer_of
-from moolink.keywords import names_keywords
+from moolink.internal import deadlines
+from moolink.internal.integers import integer_of
+from moolink.internal.keywords import names_keywords
 from moolink.replay import names, placement
 from moolink.replay.batch import Batch, Batches
 from moolink.replay.layout import keys_of, priorities_of

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from moolink import skeletons
-from moolink.skeletons import Skeleton
+from moolink.data import skeletons
+from moolink.data.skeletons import Skeleton
 
 
 @dataclasses.dataclass

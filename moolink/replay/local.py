@@ -13,11 +13,13 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from moolink import deadlines, forks, skeletons
 from moolink._core import ReplayCore
-from moolink.closing import Closing
+from moolink.data import skeletons
+from moolink.data.skeletons import Skeleton
 from moolink.errors import QueueFull, TimeoutError
-from moolink.integers import integer_of
+from moolink.internal import deadlines, forks
+from moolink.internal.closing import Closing
+from moolink.internal.integers import integer_of
 from moolink.replay import placement
 from moolink.replay.batch import Batch, Batches
 from moolink.replay.layout import Layout, keys_of, priorities_of
@@ -25,7 +27,6 @@ from moolink.replay.local_steps import LocalSteps
 from moolink.replay.options import Table
 from moolink.replay.placement import Arrays
 from moolink.replay.writer import Item, Writer
-from moolink.skeletons import Skeleton
 
 Stop = Callable[[], bool]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from moolink import deadlines
+from moolink.internal import deadlines
 from moolink.replay.writer import Item, Steps
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from moolink import skeletons
-from moolink.integers import integer_of
+from moolink.data import skeletons
+from moolink.internal.integers import integer_of
 from moolink.replay.writer import Writer
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, get_args
 
-from moolink import trees
+from moolink.data import trees
 
 Arrays = Literal["same", "numpy", "torch", "jax"]
 

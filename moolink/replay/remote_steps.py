@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moolink import deadlines, logs, serving, skeletons
+from moolink.data import skeletons
 from moolink.errors import CancelledError, Closed, Error, NoSuchFunction, PeerLost, TimeoutError
+from moolink.internal import deadlines, logs
 from moolink.replay import names
 from moolink.replay.step_blocks import StepBlocks
 from moolink.replay.writer import Item, Steps
+from moolink.rpc import serving
 
 if TYPE_CHECKING:
     from moolink._core import Future

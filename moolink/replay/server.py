@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from moolink import deadlines, forks, lending, serving, skeletons
-from moolink.closing import Closing
+from moolink.data import skeletons
+from moolink.internal import deadlines, forks
+from moolink.internal.closing import Closing
 from moolink.replay import names
 from moolink.replay.local import Replay
 from moolink.replay.local_steps import LocalSteps
 from moolink.replay.writer import Item
+from moolink.rpc import lending, serving
 
 if TYPE_CHECKING:
     from moolink._core import RpcDeferredReturn

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from moolink import skeletons
+from moolink.data import skeletons
 
 _BLOCK_BYTES = 1 << 20  # of an array in a block, unless one step has more
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
-from moolink import skeletons
-from moolink.skeletons import Skeleton
+from moolink.data import skeletons
+from moolink.data.skeletons import Skeleton
 
 
 @dataclasses.dataclass(frozen=True)

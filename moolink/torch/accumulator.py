@@ -13,19 +13,20 @@ import numpy.typing as npt
 import torch
 from torch._utils import _unflatten_dense_tensors
 
-from moolink import logs, trees
 from moolink._core import TensorLayouts
-from moolink.accumulator import AccumulatorBase
-from moolink.accumulator_options import AccumulatorOptions
-from moolink.buckets import Description, Section, layout, sections
-from moolink.device_arrays import torch_on_device
+from moolink.accumulate.accumulator import AccumulatorBase
+from moolink.accumulate.buckets import Description, Section, layout, sections
+from moolink.accumulate.options import AccumulatorOptions
+from moolink.accumulate.training_steps import TrainingStep, checked_loop_state
+from moolink.data import trees
+from moolink.data.device_arrays import torch_on_device
 from moolink.group import Group
+from moolink.internal import logs
 from moolink.torch.optimizers import load_optimizer_state, optimizer_state
-from moolink.training_steps import TrainingStep, checked_loop_state
 
 
 class Accumulator(AccumulatorBase):
-    """moolib's accumulator for torch parameters; see :class:`moolink.accumulator.AccumulatorBase`.
+    """moolib's accumulator for torch parameters; see :class:`moolink.accumulate.accumulator.AccumulatorBase`.
 
     Args:
         name: name of the model within the group.
@@ -108,7 +109,7 @@ class Accumulator(AccumulatorBase):
         ``scheduler.step()``; the states of both travel to newcomers with the model. Members in
         other frameworks understand the state of the optimizers that
         :func:`moolink.torch.optimizer_state` knows. The rest is as in
-        :meth:`~moolink.accumulator.AccumulatorBase.training_steps`.
+        :meth:`~moolink.accumulate.accumulator.AccumulatorBase.training_steps`.
 
         Args:
             optimizer: of this accumulator's parameters; the same at every member.

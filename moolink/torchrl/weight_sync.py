@@ -11,8 +11,8 @@ from torch import nn
 from torchrl.weight_update import WeightStrategy
 from torchrl.weight_update import WeightSyncScheme as TorchRLWeightSyncScheme
 
-from moolink import deadlines
 from moolink.errors import TimeoutError
+from moolink.internal import deadlines
 from moolink.rpc import Rpc
 from moolink.weights import Publisher, Subscriber
 

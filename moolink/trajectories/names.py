@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moolink.integers import integer_of
+from moolink.internal.integers import integer_of
 
 PUT = "moolink.trajectories/{}/put"
 

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from moolink import batch_layout, deadlines, forks, serving
 from moolink._core import LentSlot
-from moolink.batch_layout import Nest, Node, Spec
-from moolink.closing import Closing
+from moolink.data import batch_layout
+from moolink.data.batch_layout import Nest, Node, Spec
 from moolink.errors import Closed, TimeoutError
-from moolink.integers import integer_of
-from moolink.keywords import names_keywords
+from moolink.internal import deadlines, forks
+from moolink.internal.closing import Closing
+from moolink.internal.integers import integer_of
+from moolink.internal.keywords import names_keywords
+from moolink.rpc import serving
 from moolink.trajectories import names
 from moolink.trajectories.backlog import Backlog, Item
 

@@ -6,10 +6,10 @@ import collections
 import time
 from typing import TYPE_CHECKING, Any
 
-from moolink import deadlines, logs
-from moolink.closing import Closing
 from moolink.errors import Closed, NoSuchFunction, PeerLost, TimeoutError
-from moolink.keywords import names_keywords
+from moolink.internal import deadlines, logs
+from moolink.internal.closing import Closing
+from moolink.internal.keywords import names_keywords
 from moolink.trajectories import names
 
 if TYPE_CHECKING:

@@ -12,9 +12,11 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from moolink import _core, lending, skeletons, trees
-from moolink.device_arrays import numpy_dtype
-from moolink.skeletons import Skeleton
+from moolink import _core
+from moolink.data import skeletons, trees
+from moolink.data.device_arrays import numpy_dtype
+from moolink.data.skeletons import Skeleton
+from moolink.rpc import lending
 from moolink.weights import placement
 from moolink.weights.placement import Region, Shard
 

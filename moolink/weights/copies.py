@@ -6,7 +6,7 @@ import dataclasses
 import threading
 from typing import TYPE_CHECKING, Any
 
-from moolink import lending
+from moolink.rpc import lending
 from moolink.weights import blob
 from moolink.weights.blob import CHUNK, Arrays, Bytes, Layout
 from moolink.weights.spread import Key

@@ -9,10 +9,11 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, get_args
 
-from moolink import deadlines, forks, logs, serving
 from moolink._core import LentSlot
-from moolink.closing import Closing
 from moolink.errors import CancelledError, Closed, Error, TimeoutError
+from moolink.internal import deadlines, forks, logs
+from moolink.internal.closing import Closing
+from moolink.rpc import serving
 from moolink.weights.blob import Arrays, FloatType
 from moolink.weights.copies import Weights
 

@@ -6,10 +6,11 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from moolink import forks, serving
-from moolink.closing import Closing
-from moolink.integers import integer_of
-from moolink.keywords import names_keywords
+from moolink.internal import forks
+from moolink.internal.closing import Closing
+from moolink.internal.integers import integer_of
+from moolink.internal.keywords import names_keywords
+from moolink.rpc import serving
 from moolink.weights import names
 from moolink.weights.blob import Arrays
 from moolink.weights.copies import Weights

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from moolink.integers import integer_of
+from moolink.internal.integers import integer_of
 
 Region: TypeAlias = tuple[tuple[int, int], ...]
 """For each dimension the first index and the one after the last."""

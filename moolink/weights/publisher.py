@@ -7,12 +7,14 @@ import threading
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
-from moolink import _core, deadlines, forks, lending, serving
+from moolink import _core
 from moolink._core import LentSlot
-from moolink.closing import Closing
 from moolink.errors import Closed, TimeoutError
-from moolink.integers import integer_of
-from moolink.keywords import names_keywords
+from moolink.internal import deadlines, forks
+from moolink.internal.closing import Closing
+from moolink.internal.integers import integer_of
+from moolink.internal.keywords import names_keywords
+from moolink.rpc import lending, serving
 from moolink.weights import blob, names
 from moolink.weights.blob import Bytes, Layout
 from moolink.weights.placement import region_given

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moolink import lending, skeletons
+from moolink.data import skeletons
 from moolink.errors import TimeoutError
-from moolink.keywords import names_keywords
+from moolink.internal.keywords import names_keywords
+from moolink.rpc import lending
 from moolink.weights import blob, names, placement
 from moolink.weights.blob import Arrays, Bytes, FloatType, Layout
 from moolink.weights.copies import Weights

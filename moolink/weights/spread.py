@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Collection
 from typing import Any
 
-from moolink.integers import integer_of
+from moolink.internal.integers import integer_of
 
 Key = tuple[str, int, str]
 """What is fetched: the publisher's instance, the version, the floating-point type."""

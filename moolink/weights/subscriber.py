@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moolink import lending, serving
 from moolink._core import host_key
 from moolink.errors import CancelledError, Closed, Error, TimeoutError
-from moolink.keywords import names_keywords
+from moolink.internal.keywords import names_keywords
+from moolink.rpc import lending, serving
 from moolink.weights import names
 from moolink.weights.blob import CHUNK, Arrays, Bytes, FloatType, Layout
 from moolink.weights.copies import Copy, Weights

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 import moolink
-from moolink.accumulator import AccumulatorBase
+from moolink.accumulate.accumulator import AccumulatorBase
 from tests.waiting import until
 
 Make = Callable[..., AccumulatorBase]

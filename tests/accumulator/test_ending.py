@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import moolink
-import moolink.parting
+import moolink.accumulate.parting
 from tests.accumulator.loops import Make, connect
 from tests.accumulator.test_mixed import Member, equal_parameters, jax_model, torch_model
 from tests.waiting import PATIENCE, until
@@ -119,7 +119,7 @@ def test_a_leader_that_waits_no_longer_tells_whom_it_leaves(
     make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pytest.importorskip("jax")
-    monkeypatch.setattr(moolink.parting, "LONGEST", 0.0)
+    monkeypatch.setattr(moolink.accumulate.parting, "LONGEST", 0.0)
     first, second, third = learners(make, torch_model(), jax_model(), torch_model())
     turns = contribute_once(second)
     others = third.turns()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from moolink.accumulator import AccumulatorBase
+from moolink.accumulate.accumulator import AccumulatorBase
 from tests.accumulator.loops import Make, connect, pump
 from tests.waiting import until
 

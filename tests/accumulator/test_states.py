@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from moolink.accumulator import AccumulatorBase
+from moolink.accumulate.accumulator import AccumulatorBase
 from moolink.errors import StateError
 from tests.accumulator.loops import Make, connect, pump
 from tests.waiting import until

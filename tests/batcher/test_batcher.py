@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import moolink
-from moolink.batcher import Batcher
+from moolink.data.batcher import Batcher
 
 LONG = 30.0
 

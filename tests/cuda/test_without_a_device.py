@@ -216,7 +216,7 @@ def test_tensors_are_put_on_the_device_that_was_asked_for() -> None:
     run_with_fake_driver(
         """
         import torch
-        from moolink import device_arrays
+        from moolink.data import device_arrays
 
         def empty(shape, dtype, device):  # in place of torch's, which has no CUDA here
             devices.append(device)

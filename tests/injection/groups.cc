@@ -7,9 +7,9 @@
 #include <optional>
 #include <thread>
 
-#include "runtime/accumulator_peer.h"
-#include "runtime/broker_peer.h"
-#include "runtime/group_peer.h"
+#include "runtime/group/accumulator_peer.h"
+#include "runtime/group/broker_peer.h"
+#include "runtime/group/group_peer.h"
 #include "scenario.h"
 #include "scenarios.h"
 

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "faults.h"
-#include "runtime/context.h"
-#include "runtime/rpc_peer.h"
+#include "runtime/engine/context.h"
+#include "runtime/peer/rpc_peer.h"
 
 namespace moolink::injection {
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import moolink
-from moolink import deadlines
+from moolink.internal import deadlines
 from moolink.replay import (
     Fifo,
     MinSize,

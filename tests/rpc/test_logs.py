@@ -14,11 +14,11 @@ from unittest import mock
 import pytest
 
 import moolink
-from moolink import parting
-from moolink.accumulator import AccumulatorBase
+from moolink.accumulate import parting
+from moolink.accumulate.accumulator import AccumulatorBase
+from moolink.accumulate.parameter_sync import ParameterSync
 from moolink.env_pool import channel, supervisor
 from moolink.errors import StateError
-from moolink.parameter_sync import ParameterSync
 
 
 @pytest.fixture

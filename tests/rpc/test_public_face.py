@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import moolink
-from moolink.accumulator import AccumulatorBase
-from moolink.accumulator_options import AccumulatorOptions
+from moolink.accumulate.accumulator import AccumulatorBase
+from moolink.accumulate.options import AccumulatorOptions
 from tests.env_pool import pool_environments as environments
 from tests.numpy_accumulator import NumpyAccumulator
 from tests.waiting import PATIENCE, until

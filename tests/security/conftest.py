@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from moolink import tokens
+from moolink.internal import tokens
 
 MEMBER = Path(__file__).with_name("member.py")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from moolink import tokens
+from moolink.internal import tokens
 
 pytestmark = pytest.mark.timeout(120)
 

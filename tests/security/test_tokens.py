@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import moolink
-from moolink import tokens
+from moolink.internal import tokens
 
 pytestmark = pytest.mark.timeout(120)
 

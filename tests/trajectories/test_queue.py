@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import moolink
-from moolink import TrajectoryQueue, TrajectoryWriter, deadlines
+from moolink import TrajectoryQueue, TrajectoryWriter
+from moolink.internal import deadlines
 from tests import processes, waiting
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from moolink.values import register
+from moolink.data.values import register
 
 SCALE = int(os.environ.get("MOOLINK_EXAMPLES", "1"))
 

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from moolink import _core
+from moolink.data.values import register
 from moolink.errors import WireError
-from moolink.values import register
 
 
 def round_trip(value: Any) -> Any:
@@ -198,7 +198,7 @@ def test_a_type_that_only_the_sender_registered() -> None:
     script = (
         "import dataclasses, sys\n"
         "from moolink import _core\n"
-        "from moolink.values import register\n"
+        "from moolink.data.values import register\n"
         "@register\n"
         "@dataclasses.dataclass\n"
         "class OnlyThere:\n"

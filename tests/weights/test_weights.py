@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import moolink
-from moolink import Publisher, Subscriber, deadlines
+from moolink import Publisher, Subscriber
+from moolink.internal import deadlines
 from moolink.weights import blob, subscriber
 from tests import processes, waiting
 

@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "check.h"
-#include "runtime/context.h"
+#include "runtime/engine/context.h"
 
 namespace moolink::runtime {
 namespace context_fork_test {

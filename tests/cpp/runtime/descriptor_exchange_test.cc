@@ -1,4 +1,4 @@
-#include "runtime/descriptor_exchange.h"
+#include "runtime/peer/descriptor_exchange.h"
 
 #include <fcntl.h>
 

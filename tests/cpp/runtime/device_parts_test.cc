@@ -1,6 +1,6 @@
 // Parts in the memory of a CUDA device, on paths that cannot read it there.
 
-#include "runtime/device_parts.h"
+#include "runtime/peer/device_parts.h"
 
 #include <cstring>
 #include <memory>
@@ -9,7 +9,7 @@
 
 #include "check.h"
 #include "device/fake_cuda.h"
-#include "runtime/rpc_peer.h"
+#include "runtime/peer/rpc_peer.h"
 
 namespace moolink::runtime {
 namespace device_parts_test {

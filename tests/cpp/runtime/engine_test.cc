@@ -1,4 +1,4 @@
-#include "runtime/engine.h"
+#include "runtime/engine/engine.h"
 
 #include <pthread.h>
 #include <unistd.h>
@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "check.h"
-#include "runtime/action_pump.h"
+#include "runtime/engine/action_pump.h"
 
 namespace moolink::runtime {
 namespace engine_test {

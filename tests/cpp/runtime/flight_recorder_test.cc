@@ -1,4 +1,4 @@
-#include "runtime/flight_recorder.h"
+#include "runtime/engine/flight_recorder.h"
 
 #include <cstdlib>
 #include <new>

@@ -17,7 +17,7 @@
 #include "io/loop.h"
 #include "memory/lending_pool.h"
 #include "rpc/node.h"
-#include "runtime/rpc_peer.h"
+#include "runtime/peer/rpc_peer.h"
 #include "transport/shm/transport.h"
 
 namespace moolink::runtime {

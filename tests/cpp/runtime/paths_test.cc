@@ -1,4 +1,4 @@
-#include "runtime/paths.h"
+#include "runtime/peer/paths.h"
 
 #include "check.h"
 

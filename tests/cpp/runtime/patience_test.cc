@@ -1,4 +1,4 @@
-#include "runtime/patience.h"
+#include "runtime/engine/patience.h"
 
 #include "check.h"
 

@@ -1,6 +1,6 @@
 // When a wait is said, and said again.
 
-#include "runtime/reminder.h"
+#include "runtime/engine/reminder.h"
 
 #include <vector>
 

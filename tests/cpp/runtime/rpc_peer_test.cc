@@ -1,4 +1,4 @@
-#include "runtime/rpc_peer.h"
+#include "runtime/peer/rpc_peer.h"
 
 #include <sys/wait.h>
 #include <unistd.h>

@@ -8,8 +8,8 @@
 
 #include "check.h"
 #include "group/messages.h"
-#include "runtime/broker_peer.h"
-#include "runtime/rpc_peer.h"
+#include "runtime/group/broker_peer.h"
+#include "runtime/peer/rpc_peer.h"
 
 namespace moolink::runtime {
 namespace scopes_test {

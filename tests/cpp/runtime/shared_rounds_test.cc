@@ -1,4 +1,4 @@
-#include "runtime/shared_rounds.h"
+#include "runtime/shared_memory/shared_rounds.h"
 
 #include <condition_variable>
 #include <cstring>

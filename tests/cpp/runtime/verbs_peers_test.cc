@@ -26,7 +26,7 @@
 #include "check.h"
 #include "device/fake_cuda.h"
 #include "rpc/dialler.h"
-#include "runtime/rpc_peer.h"
+#include "runtime/peer/rpc_peer.h"
 #include "transport/fake_dmabuf.h"
 #include "transport/verbs/availability.h"
 #include "transport/verbs/library.h"

@@ -1,4 +1,4 @@
-#include "runtime/workers.h"
+#include "runtime/engine/workers.h"
 
 #include <atomic>
 #include <barrier>
@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "check.h"
-#include "runtime/context.h"
+#include "runtime/engine/context.h"
 
 namespace moolink::runtime {
 namespace workers_test {

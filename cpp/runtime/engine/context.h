@@ -1,0 +1,106 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <memory>
+#include <thread>
+
+#include "base/at_fork.h"
+#include "base/log.h"
+#include "base/uid.h"
+#include "memory/lending_pool.h"
+#include "memory/pool.h"
+#include "runtime/engine/compute.h"
+#include "runtime/engine/dump_server.h"
+#include "runtime/engine/engine.h"
+#include "runtime/engine/flight_recorder.h"
+#include "runtime/engine/interpreter.h"
+#include "runtime/engine/reminder.h"
+#include "runtime/engine/workers.h"
+
+namespace moolink::runtime {
+
+struct ContextOptions {
+  std::size_t workers = 0;                   // most handlers at once; 0: by the number of cores
+  std::shared_ptr<Interpreter> interpreter;  // nullptr: handlers are C++
+  LogSink log;                               // empty: nothing is logged; called by workers
+  Uid host_key;                              // empty: this host's; tests make several of one
+};
+
+// What a forked child must do away with: descriptors that belong to the parent. Called in the
+// child of fork(), with the engine's lock held; the object must then live for ever, because other
+// threads, which do not exist in the child, were using it.
+class Forkable {
+ public:
+  virtual ~Forkable() = default;
+  virtual void abandon() noexcept = 0;
+};
+
+// The threads and pools that peers share: the engine with its reactor, the workers, the memory.
+class Context final : public AtFork, public std::enable_shared_from_this<Context> {
+ public:
+  static std::shared_ptr<Context> create(ContextOptions options);
+  ~Context();
+  Engine& engine() { return engine_; }
+  Workers& workers() { return workers_; }
+  memory::Pool& pool() { return pool_; }
+  memory::LendingPool& lending() { return *lending_; }
+  Compute& compute() { return compute_; }
+  const Uid& host_key() const { return options_.host_key; }
+
+  // Takes the engine's lock; throws Exception{closed} in a forked child, where no thread runs.
+  Engine::Lock lock();
+  // The same unless it would have to wait, or this is a forked child: then it is not held.
+  Engine::Lock try_lock();
+  // Waits until engine().finish(waiter); a worker's slot is lent meanwhile. Logs what is waited for
+  // if it takes long.
+  bool wait(Engine::Lock& lock, Waiter& waiter, Time deadline, const Engine::Interrupt& interrupt);
+  // Logs through a worker. With the engine's lock held.
+  void log(LogLevel level, std::string text);
+
+  // --- with the engine's lock held
+  FlightRecorder& recorder() { return recorder_; }
+  // How things stand: peers, calls, handlers, groups, threads that wait, the last `events`.
+  std::string describe(std::size_t events) const;
+
+  // --- without it
+  std::string dump();
+  // Who waits for whom: calls, handlers, threads.
+  std::string who_waits();
+  // The same, at most a moment old, so that many calls may time out at once. With the lock held.
+  std::shared_ptr<const std::string> who_waited(Time now);
+
+  // Ends the threads. Peers must have been closed.
+  void stop();
+
+  // True in a child of fork(): everything of the context belongs to the parent.
+  bool abandoned() const { return abandoned_.load(std::memory_order_relaxed); }
+  // With the engine's lock held.
+  void add(Forkable& forkable) { forkables_.push_back(&forkable); }
+  void remove(Forkable& forkable) { std::erase(forkables_, &forkable); }
+
+ private:
+  explicit Context(ContextOptions options);
+  std::string explain(const Waiter& waiter, Time now) const;
+  void before_fork() noexcept override { engine_.before_fork(); }
+  void after_fork_in_parent() noexcept override { engine_.after_fork(); }
+  void after_fork_in_child() noexcept override;
+
+  ContextOptions options_;
+  Engine engine_;
+  memory::Pool pool_;
+  const std::shared_ptr<memory::LendingPool> lending_ = std::make_shared<memory::LendingPool>();
+  Workers workers_;
+  Compute compute_;
+  FlightRecorder recorder_;
+  Reminder reminder_;  // of threads that wait
+  DumpServer dump_server_;
+  std::thread reactor_;
+  std::shared_ptr<const std::string> who_waited_;
+  Time who_waited_at_{};
+  std::vector<Forkable*> forkables_;
+  std::atomic<bool> abandoned_{false};
+  bool stopped_ = false;
+};
+
+}  // namespace moolink::runtime

@@ -1,0 +1,271 @@
+#include "runtime/engine/engine.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/barrier.h"
+#include "base/format.h"
+
+namespace moolink::runtime {
+namespace {
+
+constexpr Duration kLongTurn = microseconds(50);  // after it others get the lock first
+constexpr Duration kBurst = microseconds(30);     // between two writes that belong together
+constexpr Duration kLeaveWithin = microseconds(200);
+constexpr std::size_t kMostPutOff = 16;
+constexpr Duration kStandBy = milliseconds(1);  // the reactor is never away for longer
+constexpr Duration kInterruptEvery = milliseconds(50);
+constexpr Duration kTickAgain = milliseconds(10);  // after one that failed
+
+thread_local int thread_number = 0;
+
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+void wait_on(std::condition_variable_any& condition, Engine::Lock& lock, Time until) {
+  if (until == kNever) {
+    condition.wait(lock);
+  } else {
+    condition.wait_until(lock, until);
+  }
+}
+
+// The lock is held again also if the function throws.
+void call_unlocked(Engine::Lock& lock, const Engine::Interrupt& function) {
+  struct Relock {
+    Engine::Lock& lock;
+    explicit Relock(Engine::Lock& held) : lock(held) { lock.unlock(); }
+    ~Relock() { lock.lock(); }
+  } relock(lock);
+  function();
+}
+
+}  // namespace
+
+void Engine::remove(Driven& driven) { std::erase(driven_, &driven); }
+
+void Engine::rearm(Time deadline) {
+  if (role_taken_ && deadline < polling_until_) loop_.wake();
+}
+
+void Engine::finish(Waiter& waiter) {
+  waiter.done = true;
+  if (!waiter.blocked) {
+    loop_.wake_sleeper();  // it may be the one that polls
+    return;
+  }
+  handed_over_ = true;
+  waiter.changed.notify_one();
+}
+
+void Engine::flush_bursts() {
+  const Time current = io::now();
+  const bool burst = current - std::exchange(written_at_, current) < kBurst;
+  if (!burst || ++put_off_ >= kMostPutOff) {
+    flush();
+    return;
+  }
+  leave_at_ = std::min(leave_at_, current + kLeaveWithin);
+  rearm(leave_at_);
+}
+
+void Engine::flush() {
+  put_off_ = 0;
+  leave_at_ = kNever;
+  for (std::size_t i = 0; i < driven_.size(); ++i) {
+    guard([&] { driven_[i]->flush(); },
+          [this](const Error& error) {
+            if (failed_) failed_(error);
+          });
+  }
+}
+
+bool Engine::wait(Lock& lock, Waiter& waiter, Time deadline, const Interrupt& interrupt) {
+  if (!waiter.done) flush();
+  if (waiter.since == Time{}) waiter.since = io::now();  // else it waits on
+  waiter.thread = this_thread();
+  all_waiters_.push_back(&waiter);
+  struct Forget {
+    std::vector<const Waiter*>& waiters;
+    Waiter* waiter;
+    ~Forget() { std::erase(waiters, waiter); }
+  } const forget{all_waiters_, &waiter};
+  while (!waiter.done) {
+    Time current = io::now();
+    if (current >= deadline) return false;
+    const Time until = interrupt ? std::min(deadline, current + kInterruptEvery) : deadline;
+    if (role_free()) {
+      const Role role(*this);
+      // A signal ends a turn early, so that it is honoured at once.
+      while (!waiter.done && current < until && turn(lock, until)) current = io::now();
+    } else {
+      waiter.blocked = true;
+      waiters_.push_back(&waiter);
+      wait_on(waiter.changed, lock, until);
+      std::erase(waiters_, &waiter);
+      waiter.blocked = false;
+    }
+    if (!waiter.done && interrupt) call_unlocked(lock, interrupt);
+  }
+  return true;
+}
+
+void Engine::describe(Time now, Describe how, std::string& text) const {
+  for (const Driven* driven : driven_) driven->describe(now, how, text);
+  for (const Waiter* waiter : all_waiters_) {
+    text += "thread " + std::to_string(waiter->thread) + " waits for " + waiter->what;
+    if (waiter->id != 0) text += " " + std::to_string(waiter->id);
+    text += " since " + in_seconds(now - waiter->since) + "\n";
+  }
+}
+
+int Engine::this_thread() {
+  if (thread_number == 0) {
+    thread_number = gettid();
+    prepare_for_exceptions();
+  }
+  return thread_number;
+}
+
+void Engine::forget_this_thread() { thread_number = 0; }
+
+void Engine::poll_while_idle(Lock& lock, const std::function<bool()>& leave) {
+  const Role role(*this);
+  handed_over_ = false;
+  while (!handed_over_ && !leave()) turn(lock, kNever);
+}
+
+void Engine::take_role() {
+  role_taken_ = true;
+  ++stints_;
+}
+
+void Engine::release_role() {
+  role_taken_ = false;
+  // Another waiting thread polls from now on; if none does within a moment, the reactor.
+  if (!waiters_.empty()) waiters_.front()->changed.notify_one();
+  if (reactor_parked_) reactor_.notify_one();
+}
+
+bool Engine::turn(Lock& lock, Time until) {
+  // Once: else the one that polls might never come to it. What it waits for may have happened.
+  const Time begin = io::now();
+  const bool long_turn = begin - loop_.awake_since() > kLongTurn;
+  gave_way_ = long_turn && !gave_way_ && mutex_.give_way();
+  if (gave_way_) return true;
+  polling_until_ = std::min(until, next_deadline());
+  const bool found = look_again(lock, begin, long_turn);
+  const bool undisturbed = found || loop_.turn(lock, polling_until_);
+  polling_until_ = kNever;
+  const Time current = io::now();
+  const bool ticked = tick(current);
+  if (ticked || found || !loop_.only_woken() || current >= leave_at_) flush();
+  return undisturbed;
+}
+
+// Each behind the barrier. What has failed is due again at once, and is tried again in a moment.
+bool Engine::tick(Time now) {
+  if (now < ticks_at_) return false;
+  bool ticked = false;
+  // By index: a tick may add or remove what is driven.
+  for (std::size_t i = 0; i < driven_.size(); ++i) {
+    if (driven_[i]->next_deadline() > now) continue;
+    ticked = true;
+    guard([&] { driven_[i]->tick(now); },
+          [&](const Error& error) {
+            ticks_at_ = now + kTickAgain;
+            if (failed_) failed_(error);
+          });
+  }
+  return ticked;
+}
+
+// Looks for a moment more before it sleeps, if that has been worth it. Who wants the lock is not
+// kept waiting, and timers have their turn.
+bool Engine::look_again(Lock& lock, Time begin, bool long_turn) {
+  if (!patience_.is_worth_it(begin)) return false;
+  if (long_turn) {
+    // The lock was given up: whoever had it may have asked for an earlier end of this turn, and
+    // its wake-up is spent.
+    loop_.turn(lock, begin);
+    return true;
+  }
+  const Duration alone = patience_.alone();
+  bool something = false;
+  bool offered = false;
+  unsigned looks = 0;
+  Time current = begin;
+  for (; current - begin < Patience::kMoment && current < polling_until_; current = io::now()) {
+    if (mutex_.asked_for() || loop_.is_woken()) return false;
+    // A look at descriptors is a system call: one in four.
+    something = loop_.poll_pollables() || (looks % 4 == 0 && loop_.look_at_descriptors());
+    if (something) break;
+    if (looks++ % 4 == 2 && current - begin >= alone) {
+      sched_yield();
+      offered = true;
+    } else {
+      pause();
+    }
+  }
+  patience_.found(something, offered, begin, current);
+  return something;
+}
+
+Time Engine::next_deadline() const {
+  Time first = leave_at_;
+  for (const Driven* driven : driven_) {
+    first = std::min(first, std::max(ticks_at_, driven->next_deadline()));
+  }
+  return first;
+}
+
+void Engine::run_reactor() {
+  Lock lock(mutex_);
+  while (!stopping_) {
+    stand_by(lock);
+    if (!stopping_) poll_while_idle(lock, [this] { return stopping_.load(); });
+  }
+}
+
+// Lets the others poll for as long as they keep doing so; the role is free when this returns, or
+// the reactor stops.
+void Engine::stand_by(Lock& lock) {
+  while (!stopping_) {
+    lock.unlock();
+    nap_while_others_poll();
+    lock.lock();
+    if (!role_taken_ || stopping_) return;
+    // One thread polls for long, or again: it will tell when it stops.
+    reactor_parked_ = true;
+    reactor_.wait(lock, [this] { return stopping_ || !role_taken_; });
+    reactor_parked_ = false;
+  }
+}
+
+// Without the lock: who polls would give way to somebody who wants nothing yet.
+void Engine::nap_while_others_poll() {
+  std::unique_lock guard(napping_);
+  const auto stopped = [this] { return stopping_.load(); };
+  std::uint64_t seen = 0;
+  do {
+    seen = stints_;
+  } while (!nap_ends_.wait_for(guard, kStandBy, stopped) && stints_ != seen);
+}
+
+void Engine::stop_reactor() {
+  stopping_ = true;
+  reactor_.notify_one();
+  {
+    const std::lock_guard guard(napping_);
+  }  // it sleeps, or has not looked yet
+  nap_ends_.notify_one();
+  loop_.wake();
+}
+
+}  // namespace moolink::runtime

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <optional>
+
+#include "rpc/node.h"
+#include "runtime/engine/awaitable.h"
+
+namespace moolink::runtime {
+
+// The items of a streamed call at its caller, and how it ended. Ready while take() has something to
+// say. Items that are taken make room for more.
+class Stream final : public Awaitable {
+ public:
+  // What a stream does to its call, with the engine's lock held.
+  struct Control {
+    std::function<void(std::uint64_t)> raise_credit;
+    std::function<void()> cancel;  // it must end the stream
+  };
+
+  Stream(std::shared_ptr<Context> context, std::uint64_t credit)
+      : Awaitable(std::move(context)), credit_(credit) {}
+
+  // The next item. None: it has not come yet if ended() is false, else there will be none.
+  std::optional<wire::Payload> take();
+  // All items have been taken, and the handler has replied or the call has failed.
+  bool ended();
+  // Only after ended().
+  const rpc::Reply& outcome() const { return *outcome_; }
+  // Tells the handler to stop. Items that have come can still be taken.
+  void cancel();
+
+  // --- with the engine's lock held
+  void control(Control control) { control_ = std::move(control); }
+  void add(wire::Payload item);
+  void complete(rpc::Reply outcome);
+
+ private:
+  const std::uint64_t credit_;
+  Control control_;
+  std::deque<wire::Payload> items_;
+  std::uint64_t taken_ = 0;  // since credit was raised
+  std::optional<rpc::Reply> outcome_;
+};
+
+}  // namespace moolink::runtime

@@ -1,0 +1,101 @@
+#pragma once
+
+#include <signal.h>
+
+#include <condition_variable>
+#include <cstddef>
+#include <functional>
+#include <list>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "runtime/engine/driven.h"
+#include "runtime/engine/engine.h"
+#include "runtime/engine/interpreter.h"
+
+namespace moolink::runtime {
+
+using Task = std::function<void()>;
+// What is to be run later is kept in a list: to submit it then takes no memory, and cannot fail.
+using Tasks = std::list<Task>;
+
+// The threads that run handlers and callbacks: user code, inside of Interpreter::enter and leave.
+//
+// Tasks start in the order in which they were submitted: a worker takes one only after it has
+// entered the interpreter. One worker takes all it can; if the first task in the queue has waited
+// for a millisecond, another one is called in, up to the limit. A worker that waits for something
+// in moolink does not count, so blocking calls inside of handlers cannot exhaust the pool.
+class Workers final : public Driven {
+ public:
+  Workers(Engine& engine, Interpreter& interpreter, std::size_t limit);
+
+  // --- with the engine's lock held
+  void submit(Task task);
+  void submit(Tasks&& tasks) noexcept;
+  std::size_t queued() const { return queue_.size(); }
+  std::size_t threads() const { return threads_; }
+  void set_limit(std::size_t limit) { limit_ = limit; }
+  void tick(Time now) override;
+  Time next_deadline() const override { return help_at_; }
+  void describe(Time now, Describe how, std::string& text) const override;
+
+  // While a worker waits inside of moolink; nothing on other threads.
+  class Lend {
+   public:
+    explicit Lend(Workers& workers);
+    ~Lend();
+    Lend(const Lend&) = delete;
+    Lend& operator=(const Lend&) = delete;
+
+   private:
+    Workers* workers_;  // nullptr: not on a worker's thread
+  };
+
+  // --- without the lock
+  // The first thread. It is there from the beginning, so that whatever the process lacks later
+  // there is one that runs handlers and writes the log. Throws std::system_error.
+  void start();
+  // Hears that the system has no other thread, although tasks wait.
+  void on_failure(std::function<void(const Error&)> failed) { failed_ = std::move(failed); }
+  // Ends the threads; tasks not yet begun are dropped. False if some are still in user code at the
+  // deadline: they are left alone, keep `owner` alive, and end when that code returns.
+  bool stop(Time deadline);
+  // Threads keep what owns the workers alive.
+  void set_owner(std::weak_ptr<void> owner) { owner_ = std::move(owner); }
+  static bool on_worker_thread();
+  // Of this thread: a task of it has forked, and this is the child.
+  static bool in_forked_child();
+
+  // In a forked child.
+  void abandon() noexcept { forked_ = true; }
+
+ private:
+  void run();
+  void run_queued();
+  bool take(Tasks& task);
+  void call_in_another();
+  void start_thread();
+  void no_thread(const Error& error);
+
+  Engine& engine_;
+  Interpreter& interpreter_;
+  std::size_t limit_;
+  sigset_t signals_{};  // the mask of the thread that made the context
+  std::weak_ptr<void> owner_;
+  Tasks queue_;
+  Tasks spare_;  // empty; the next tasks take their places
+  std::condition_variable_any work_;
+  std::condition_variable_any ended_;
+  std::size_t threads_ = 0;
+  std::size_t idle_ = 0;  // waiting on work_
+  std::size_t lent_ = 0;
+  bool polling_ = false;  // an idle worker polls the loop
+  Time help_at_ = kNever;
+  bool stopping_ = false;
+  std::function<void(const Error&)> failed_;
+  bool lacks_threads_ = false;  // and that has been told
+  bool forked_ = false;
+};
+
+}  // namespace moolink::runtime

@@ -1,0 +1,428 @@
+#include "runtime/group/accumulator_peer.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/barrier.h"
+#include "base/format.h"
+#include "base/names.h"
+#include "io/loop.h"
+
+namespace moolink::runtime {
+namespace {
+
+constexpr Duration kStatePatience = seconds(5);
+
+// FNV-1a: tells layouts apart; not against malice, which authentication keeps out.
+std::uint64_t hash_of(const std::string& text) {
+  std::uint64_t hash = 0xcbf29ce484222325ULL;
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ULL;
+  return hash;
+}
+
+std::vector<collective::SharedSection> shared_sections(const BucketLayout& layout) {
+  std::vector<collective::SharedSection> shared;
+  for (std::size_t i = 0; i < layout.sections.size(); ++i) {
+    shared.push_back({layout.sections[i].dtype, layout.offsets[i], layout.sections[i].count});
+  }
+  return shared;
+}
+
+accumulate::Machine::Config machine_config(const RpcPeer& rpc, const std::string& scope,
+                                           const AccumulatorPeer::Options& options,
+                                           const BucketLayout& bucket) {
+  check_name("an accumulator's name", options.name);
+  accumulate::Machine::Config config;
+  config.group = scope;
+  config.instance = rpc.instance();
+  config.name = rpc.name_locked();
+  config.role = options.role;
+  config.bucket_bytes = bucket.bytes;
+  config.layout = hash_of(options.layout);
+  config.layout_text = options.layout;
+  config.memory = {rpc.context(), &rpc.context()->pool()};
+  return config;
+}
+
+}  // namespace
+
+AccumulatorPeer::AccumulatorPeer(std::shared_ptr<GroupPeer> group, Options options)
+    : group_(std::move(group)),
+      rpc_(group_->rpc()),
+      scope_(group_->name() + "/" + options.name),
+      layout_(options.sections),
+      machine_(machine_config(*rpc_, scope_, options, layout_)),
+      moved_at_(io::now()) {
+  const Engine::Lock lock = rpc_->context()->lock();
+  group_->check_role(options.role);
+  const Time now = io::now();
+  try {
+    register_services();
+    rpc_->context()->engine().add(*this);
+    group_->add(now, *this, options.role);
+  } catch (...) {
+    unregister_services();  // of a name that another object of this peer has, for example
+    group_->remove(now, *this);
+    rpc_->context()->engine().remove(*this);
+    throw;
+  }
+  settle(now);
+}
+
+AccumulatorPeer::~AccumulatorPeer() { close(); }
+
+void AccumulatorPeer::register_services() {
+  services_.reserve(2);  // what is added is noted, whatever fails
+  for (const rpc::Service service : {rpc::Service::accumulate, rpc::Service::snapshot}) {
+    rpc_->router().add(
+        service, scope_, group_->name(),
+        [this, service](const Uid& from, const wire::Payload& payload) {
+          const Time now = io::now();
+          group_->event_from(
+              [&] { machine_.received(now, from, static_cast<std::uint8_t>(service), payload); });
+          carry_out(now);
+        });
+    services_.push_back(service);
+  }
+  runner_ = OperationRunner::create(
+      rpc_, group_->name(), "rounds:" + scope_,
+      {{},
+       [this](collective::Engine::Done done) { section_done(std::move(done)); },
+       [this](const Error& error) { group_->start_over(error); }});
+  shared_ = SharedRounds::create(
+      rpc_, group_->name(), "segments:" + scope_, shared_sections(layout_), layout_.bytes,
+      {[this](std::uint64_t epoch) { machine_.shared_ready(epoch); },
+       [this](std::uint64_t epoch, std::uint64_t round, Buffer result) {
+         reduced(epoch, round, std::move(result), true);
+       },
+       [this](std::uint64_t epoch, std::uint64_t round, const Error& error) {
+         not_reduced(epoch, round, error);
+       }});
+}
+
+void AccumulatorPeer::unregister_services() {
+  if (runner_ != nullptr) runner_->close();
+  if (shared_ != nullptr) shared_->close();
+  for (const rpc::Service service : services_) rpc_->router().remove(service, scope_);
+}
+
+void AccumulatorPeer::close() {
+  if (rpc_->context()->abandoned()) return;
+  const Engine::Lock lock = rpc_->context()->lock();
+  if (std::exchange(closed_, true)) return;
+  unregister_services();
+  guard([this] { group_->remove(io::now(), *this); },
+        [this](const Error& error) { group_->start_over(error); });
+  rpc_->settle(group_->next_deadline());
+  rpc_->context()->engine().remove(*this);
+  wake();
+}
+
+Engine::Lock AccumulatorPeer::lock_open() {
+  Engine::Lock lock = rpc_->context()->lock();
+  if (closed_ || group_->closed()) {
+    throw Exception(ErrorCode::closed, (closed_ ? "the accumulator '" + scope_
+                                                : "the group of accumulator '" + scope_) +
+                                           "' was closed");
+  }
+  return lock;
+}
+
+// The exception barrier of an event from the user. A refusal changes nothing; anything else leaves
+// the machine in the midst of it, so that this peer starts over.
+template <class Event>
+void AccumulatorPeer::from_user(Time now, Event&& event) {
+  try {
+    event();
+  } catch (...) {
+    const Error error = current_error();
+    if (error.code == ErrorCode::error) group_->start_over(error);
+    rpc_->settle(group_->next_deadline());
+    throw;
+  }
+  settle(now);
+}
+
+// --- what the user sees
+
+void AccumulatorPeer::update(OnDivergence on_divergence) {
+  const Engine::Lock lock = lock_open();
+  const Time now = io::now();
+  news_ = false;
+  from_user(now, [&] { machine_.user_active(now); });
+  look(now);
+  if (failure_) throw Exception(failure_);
+  group_->throw_refusal();
+  remind(now);
+  if (const Error divergence = std::exchange(divergence_, {})) {
+    const bool here = std::exchange(diverged_here_, false);
+    if (on_divergence == OnDivergence::raise) throw Exception(divergence);
+    rpc_->context()->log(LogLevel::warning, divergence.message);
+    if (on_divergence != OnDivergence::resync || !here) return;
+    from_user(now, [&] { machine_.resync(now); });
+    look(now);
+  }
+}
+
+void AccumulatorPeer::look(Time now) {
+  seen_.connected = machine_.connected();
+  seen_.wants_state = machine_.wants_state().has_value();
+  seen_.has_new_state = machine_.has_new_state();
+  seen_.wants_gradients = machine_.wants_gradients(now);
+  seen_.result = machine_.next_result();
+  if (!seen_.result || seen_.result->number() != shown_) shown_.reset();
+  seen_.version = shown_.value_or(machine_.model_version());
+  seen_.is_everywhere = machine_.is_everywhere();
+  seen_.leader = machine_.leader().value_or("");
+  seen_.is_leader = machine_.is_leader();
+  // The user's time to answer begins when the user is asked, not when newcomers come.
+  if (!seen_.wants_state) state_wanted_at_ = kNever;
+  if (seen_.wants_state && state_wanted_at_ == kNever) state_wanted_at_ = now;
+}
+
+void AccumulatorPeer::set_awaited(std::string text) {
+  const Engine::Lock lock = lock_open();
+  awaited_ = std::move(text);
+}
+
+// Who polls is told what nothing comes of.
+void AccumulatorPeer::remind(Time now) {
+  if (seen_.result || seen_.has_new_state || seen_.wants_state) moved_at_ = now;
+  if (now < reminder_.next(moved_at_)) return;
+  const std::string text = explain(now);
+  if (text.empty()) return;
+  reminder_.due(moved_at_, now);
+  rpc_->context()->log(LogLevel::warning, "accumulator '" + scope_ + "' of peer '" +
+                                              rpc_->name_locked() + "' waits for " +
+                                              in_seconds(now - moved_at_) + " for " + text);
+}
+
+// What is waited for, and what to do; empty while the group itself waits, and says so.
+std::string AccumulatorPeer::explain(Time now) const {
+  if (!awaited_.empty()) return awaited_;
+  if (!machine_.wants_gradients(now)) return machine_.explain();
+  return "gradients of this peer: compute them (backward()), and call reduce_gradients() or, in "
+         "steps(), step.reduce()";
+}
+
+// A round is delivered with the update() that shows it, before the user has applied it.
+void AccumulatorPeer::show(const accumulate::Round& round) {
+  shown_ = seen_.version = round.number();
+  stats_.record = round.record;
+  stats_.lost = std::exchange(lost_, {});
+  stats_.gradients = round.gradients();
+  stats_.skipped = round.skipped();
+  stats_.contributors = round.contributors();
+  stats_.staleness = round.staleness();
+}
+
+void AccumulatorPeer::describe(Time now, Describe how, std::string& text) const {
+  const std::string who = "accumulator '" + scope_ + "' of peer '" + rpc_->name_locked() + "'";
+  if (how == Describe::everything) {
+    text += who + ": model version " + std::to_string(machine_.model_version()) + ", leader '" +
+            machine_.leader().value_or("none") + "'" +
+            (machine_.connected() ? "" : ", not in possession of the state") +
+            (machine_.wants_state() ? ", the user is asked for set_state()" : "") +
+            (machine_.has_new_state() ? ", a new state waits for the user" : "") +
+            (machine_.next_result() ? ", a result waits for the user" : "") +
+            (machine_.wants_gradients(now) ? ", gradients are wanted of the user" : "") + "\n";
+  }
+  const std::vector<std::string> waiting = machine_.waiting_for();
+  if (waiting.empty()) return;
+  text += who + " waits for:";
+  for (const std::string& name : waiting) text += " '" + name + "'";
+  text += '\n';
+}
+
+bool AccumulatorPeer::wait(Time deadline, const Engine::Interrupt& interrupt) {
+  Engine::Lock lock = lock_open();
+  if (news_) return true;
+  Waiter waiter;
+  waiter.what = "an accumulator's news";
+  waiter.explain = [this](Time now) {
+    const std::string text = explain(now);
+    return text.empty() ? text : text + " (accumulator '" + scope_ + "')";
+  };
+  waiters_.push_back(&waiter);
+  struct Forget {
+    std::vector<Waiter*>& waiters;
+    Waiter* waiter;
+    ~Forget() { std::erase(waiters, waiter); }
+  } const forget{waiters_, &waiter};
+  return rpc_->context()->wait(lock, waiter, deadline, interrupt);
+}
+
+void AccumulatorPeer::wake() {
+  news_ = true;
+  for (Waiter* waiter : waiters_) rpc_->context()->engine().finish(*waiter);
+}
+
+bool AccumulatorPeer::state_overdue() const {
+  return seen_.wants_state && state_wanted_at_ != kNever &&
+         io::now() - state_wanted_at_ > kStatePatience;
+}
+
+std::string AccumulatorPeer::why_not_wanted() {
+  const Engine::Lock lock = lock_open();
+  if (!machine_.connected()) {
+    const std::string waiting = group_->member().waiting_for();
+    return "this peer is not connected yet" + (waiting.empty() ? "" : " (" + waiting + ")");
+  }
+  if (machine_.wants_state()) return "newcomers wait for set_state()";
+  return "its contribution waits for the round to be cut, or results wait to be used";
+}
+
+AccumulatorPeer::Stats AccumulatorPeer::stats() {
+  const Engine::Lock lock = lock_open();
+  Stats stats = stats_;
+  stats.waiting_for = machine_.waiting_for();
+  return stats;
+}
+
+// --- what the user does
+
+void AccumulatorPeer::set_model_version(std::uint64_t version) {
+  const Engine::Lock lock = lock_open();
+  from_user(io::now(), [&] { machine_.set_model_version(version); });
+  seen_.version = machine_.model_version();
+}
+
+void AccumulatorPeer::set_virtual_batch_size(std::int64_t size) {
+  const Engine::Lock lock = lock_open();
+  machine_.set_virtual_batch_size(size);
+  settle(io::now());
+}
+
+void AccumulatorPeer::set_parallel_gradients(std::uint32_t rounds) {
+  const Engine::Lock lock = lock_open();
+  machine_.set_parallel_gradients(rounds);
+  settle(io::now());
+}
+
+MutableBuffer AccumulatorPeer::bucket() {
+  if (bucket_.empty()) {
+    const Engine::Lock lock = lock_open();
+    bucket_ = shared_->input();
+    if (bucket_.empty()) bucket_ = rpc_->context()->pool().allocate(layout_.bytes);
+  }
+  return bucket_;
+}
+
+void AccumulatorPeer::offer(std::int64_t batch, accumulate::Counters counters) {
+  const Engine::Lock lock = lock_open();
+  const Time now = io::now();
+  from_user(now, [&] {
+    machine_.offer(now, batch > 0 ? Buffer(std::exchange(bucket_, {})) : Buffer(), batch,
+                   std::move(counters));
+  });
+  moved_at_ = now;
+  seen_.wants_gradients = machine_.wants_gradients(now);
+}
+
+void AccumulatorPeer::set_state(wire::Payload state) {
+  const Engine::Lock lock = lock_open();
+  const Time now = io::now();
+  // Shown to be wanted: if the members have changed since, the machine asks again.
+  if (!seen_.wants_state) {
+    throw Exception(ErrorCode::error, "set_state was called while wants_state() is false");
+  }
+  from_user(now, [&] { machine_.set_state(now, std::move(state)); });
+  look(now);
+}
+
+std::optional<AccumulatorPeer::NewState> AccumulatorPeer::new_state() {
+  const Engine::Lock lock = lock_open();
+  auto state = machine_.new_state();
+  if (!state) return std::nullopt;
+  return NewState{state->number, std::move(state->state)};
+}
+
+void AccumulatorPeer::state_installed(std::uint64_t number) {
+  const Engine::Lock lock = lock_open();
+  const Time now = io::now();
+  from_user(now, [&] { machine_.state_installed(now, number); });
+  look(now);
+}
+
+void AccumulatorPeer::refuse_state(std::uint64_t number) {
+  const Engine::Lock lock = lock_open();
+  const Time now = io::now();
+  from_user(now, [&] { machine_.refuse_state(now, number); });
+  look(now);
+}
+
+MutableBuffer AccumulatorPeer::take_result() {
+  Buffer result;
+  {
+    const Engine::Lock lock = lock_open();
+    if (!seen_.result) return {};
+    result = std::exchange(seen_.result->result, {});
+    if (!result.empty()) show(*seen_.result);
+    if (seen_.result->may_take && !machine_.take_result(seen_.result->number()).empty()) {
+      return {std::const_pointer_cast<void>(result.owner()), const_cast<std::byte*>(result.data()),
+              result.size()};
+    }
+  }
+  if (result.empty()) return {};
+  // Others may still be given this one.
+  const MutableBuffer copy = rpc_->context()->pool().allocate(result.size());
+  std::memcpy(copy.data(), result.data(), result.size());
+  return copy;
+}
+
+void AccumulatorPeer::release_result() {
+  const Engine::Lock lock = lock_open();
+  if (!seen_.result) return;
+  const Time now = io::now();
+  const std::uint64_t round = seen_.result->number();
+  seen_.result.reset();
+  shown_.reset();
+  from_user(now, [&] { machine_.delivered(now, round); });
+  moved_at_ = now;
+  seen_.version = machine_.model_version();
+  seen_.wants_gradients = machine_.wants_gradients(now);
+}
+
+void AccumulatorPeer::checksum(std::uint64_t round, std::uint64_t value) {
+  const Engine::Lock lock = lock_open();
+  from_user(io::now(), [&] { machine_.checksum(io::now(), round, value); });
+}
+
+// --- events
+
+void AccumulatorPeer::new_view(Time now, const group::View& view) {
+  machine_.view(now, view);
+  carry_out(now);
+}
+
+void AccumulatorPeer::evicted(Time now) {
+  machine_.evicted(now);
+  carry_out(now);
+}
+
+void AccumulatorPeer::tick(Time now) {
+  const auto act = [&] {
+    shared_->tick(now);
+    machine_.tick(now);
+  };
+  guard(act, [this](const Error& error) { group_->start_over(error); });
+  carry_out(now);
+}
+
+// After an event from outside of the loop.
+void AccumulatorPeer::settle(Time now) {
+  carry_out(now);
+  rpc_->settle(next_deadline());
+}
+
+void AccumulatorPeer::carry_out(Time now) {
+  pump_.run([this] { return machine_.take_actions(); },
+            [&](auto& action) { std::visit([&](auto& which) { perform(now, which); }, action); },
+            [&](auto& action, const Error& error) {
+              std::visit([&](auto& which) { end(which, error); }, action);
+            });
+  runner_->carry_out();
+}
+
+}  // namespace moolink::runtime

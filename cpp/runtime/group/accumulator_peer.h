@@ -1,0 +1,201 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "accumulate/machine.h"
+#include "runtime/engine/action_pump.h"
+#include "runtime/engine/reminder.h"
+#include "runtime/group/bucket_layout.h"
+#include "runtime/group/group_peer.h"
+#include "runtime/group/operation_runner.h"
+#include "runtime/shared_memory/shared_rounds.h"
+
+namespace moolink::runtime {
+
+// One accumulator on a peer: carries the actions of its machine out, runs its reductions, and holds
+// still what the user sees between two calls of update(). Buckets and results are flat bytes.
+class AccumulatorPeer final : public Driven, private ViewObserver {
+ public:
+  struct Options {
+    std::string name;
+    std::vector<BucketSection> sections;
+    std::string layout;                      // dtypes and shapes of the model, in words
+    group::Role role = group::Role::member;  // or observer
+  };
+  struct Stats {
+    accumulate::RoundRecord record;  // delivered last; round 0: none
+    std::uint32_t gradients = 0;
+    std::uint32_t skipped = 0;
+    std::vector<std::string> contributors;
+    std::vector<std::uint64_t> staleness;  // updates, of each contribution with gradients
+    std::vector<std::string> waiting_for;
+    std::vector<accumulate::Contribution> lost;  // found to be so since the round before
+  };
+
+  AccumulatorPeer(std::shared_ptr<GroupPeer> group, Options options);
+  ~AccumulatorPeer() override;
+
+  const std::shared_ptr<GroupPeer>& group() const { return group_; }
+  std::size_t bucket_bytes() const { return layout_.bytes; }
+
+  // --- without the lock; all belong to one user thread at a time.
+  // What update() makes of parameters that differ from the leader's: an error, once; a line of the
+  // log; a line, and the peer whose they are starts over as a newcomer.
+  enum class OnDivergence : std::uint8_t { raise, warn, resync };
+  // Takes over what has happened. Throws the error that keeps this peer out of the group, for ever
+  // or until its broker has the same key.
+  void update(OnDivergence on_divergence);
+  // Waits until update() may have something new; false: nothing within the time.
+  bool wait(Time deadline, const Engine::Interrupt& interrupt);
+
+  // What the user's side of the accumulator waits for, if it is more than the machine knows; "":
+  // nothing. Logged if it takes long.
+  void set_awaited(std::string text);
+
+  // As of the last update().
+  bool connected() const { return seen_.connected; }
+  bool wants_state() const { return seen_.wants_state; }
+  bool state_overdue() const;  // wanted for so long that parameters alone must do
+  bool has_new_state() const { return seen_.has_new_state; }
+  bool wants_gradients() const { return seen_.wants_gradients; }
+  // The result to be applied next, in memory that is the user's; empty if there is none, or if it
+  // was taken before.
+  MutableBuffer take_result();
+  bool has_result() const { return seen_.result && !seen_.result->result.empty(); }
+  std::uint64_t model_version() const { return seen_.version; }
+  bool is_everywhere() const { return seen_.is_everywhere; }  // what the version stands for
+  const std::string& leader() const { return seen_.leader; }
+  bool is_leader() const { return seen_.is_leader; }
+  std::string why_not_wanted();
+  Stats stats();
+
+  void set_model_version(std::uint64_t version);
+  void set_virtual_batch_size(std::int64_t size);
+  void set_parallel_gradients(std::uint32_t rounds);
+  // The bucket of the next contribution, to be filled with gradient times batch size.
+  MutableBuffer bucket();
+  const BucketLayout& layout() const { return layout_; }
+  void offer(std::int64_t batch, accumulate::Counters counters);  // 0: statistics only
+  void set_state(wire::Payload state);
+  // The state that has arrived, if it is still wanted.
+  struct NewState {
+    std::uint64_t number = 0;  // tells the states that come to this peer apart
+    wire::Payload state;
+  };
+  std::optional<NewState> new_state();
+  // The user has it in place: its version is the model's from now on, unless it was given up for
+  // another one meanwhile, which will be shown next.
+  void state_installed(std::uint64_t number);
+  void refuse_state(std::uint64_t number);
+  // The result was applied.
+  void release_result();
+  void checksum(std::uint64_t round, std::uint64_t value);
+  void close();
+
+  // --- Driven
+  void tick(Time now) override;
+  Time next_deadline() const override {
+    return std::min(machine_.next_deadline(), shared_->next_deadline());
+  }
+  void describe(Time now, Describe how, std::string& text) const override;
+
+ private:
+  struct Seen {
+    bool connected = false;
+    bool wants_state = false;
+    bool has_new_state = false;
+    bool wants_gradients = false;
+    std::optional<accumulate::Round> result;
+    std::uint64_t version = 0;
+    bool is_everywhere = false;
+    std::string leader;
+    bool is_leader = false;
+  };
+  // A round's reduction: one operation a section.
+  struct Reduction {
+    std::uint64_t epoch = 0;
+    std::uint64_t round = 0;
+    std::vector<Buffer> sections;
+    std::size_t missing = 0;
+  };
+
+  void new_view(Time now, const group::View& view) override;
+  void evicted(Time now) override;
+  void session_lost(const Uid& instance) override { machine_.session_lost(instance); }
+  void refused() override { wake(); }
+  void register_services();
+  void unregister_services();
+  Engine::Lock lock_open();
+  void look(Time now);
+  void remind(Time now);
+  std::string explain(Time now) const;
+  void show(const accumulate::Round& round);
+  template <class Event>
+  void from_user(Time now, Event&& event);
+  void settle(Time now);
+  void carry_out(Time now);
+  // accumulator_peer_actions.cc
+  void perform(Time now, accumulate::Machine::Send& action);
+  void perform(Time now, accumulate::Machine::EnterEpoch& action);
+  void perform(Time now, accumulate::Machine::Reduce& action);
+  void perform(Time now, accumulate::Machine::WantState& action);
+  void perform(Time now, accumulate::Machine::Dropped& action);
+  void perform(Time now, accumulate::Machine::Lost& action);
+  void perform(Time now, accumulate::Machine::Divergence& action);
+  void perform(Time now, accumulate::Machine::Demote& action);
+  void perform(Time now, accumulate::Machine::Activate& action);
+  void perform(Time now, accumulate::Machine::HasState& action);
+  void perform(Time now, accumulate::Machine::StaleFrame& action);
+  void perform(Time now, accumulate::Machine::Failed& action);
+  void perform(Time now, accumulate::Machine::Wake& action);
+  void perform(Time now, accumulate::Machine::Log& action);
+  // What could not be carried out: a message ends the session, a reduction fails, all else has this
+  // peer start over.
+  void end(const accumulate::Machine::Send& action, const Error& error);
+  void end(const accumulate::Machine::Reduce& action, const Error& error);
+  template <class Other>
+  void end(const Other& /*action*/, const Error& error) {
+    group_->start_over(error);
+  }
+  void reduced(std::uint64_t epoch, std::uint64_t round, Buffer result, bool exclusive);
+  void not_reduced(std::uint64_t epoch, std::uint64_t round, const Error& error);
+  void section_done(collective::Engine::Done done);
+  void finish(Reduction reduction);
+  void wake();
+
+  std::shared_ptr<GroupPeer> group_;
+  std::shared_ptr<RpcPeer> rpc_;
+  const std::string scope_;
+  const BucketLayout layout_;
+  accumulate::Machine machine_;
+  std::vector<rpc::Service> services_;  // whose messages come here
+  std::shared_ptr<OperationRunner> runner_;
+  std::shared_ptr<SharedRounds> shared_;
+  std::map<collective::OpId, std::pair<std::uint64_t, std::size_t>> operations_;
+  std::map<std::uint64_t, Reduction> reductions_;  // by the number of their first operation
+  std::uint64_t next_reduction_ = 0;
+  Seen seen_;
+  std::optional<std::uint64_t> shown_;  // the round that the user was given and has not applied
+  MutableBuffer bucket_;
+  Stats stats_;
+  std::vector<accumulate::Contribution> lost_;  // to be told with the next round
+  Error failure_;
+  Error divergence_;
+  bool diverged_here_ = false;
+  Time state_wanted_at_ = kNever;
+  Time moved_at_;  // when the user last had, or gave, anything
+  std::string awaited_;
+  Reminder reminder_;
+  ActionPump pump_;
+  std::vector<Waiter*> waiters_;
+  bool news_ = false;
+  bool closed_ = false;
+};
+
+}  // namespace moolink::runtime

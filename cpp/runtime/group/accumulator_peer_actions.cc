@@ -1,0 +1,181 @@
+// What the machine of an accumulator wants done, above all its reductions.
+
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+#include <utility>
+
+#include "base/barrier.h"
+#include "io/loop.h"
+#include "runtime/group/accumulator_peer.h"
+
+namespace moolink::runtime {
+
+using accumulate::Machine;
+
+void AccumulatorPeer::perform(Time, Machine::Send& action) {
+  rpc_->router().send(action.instance, action.name, static_cast<rpc::Service>(action.service),
+                      std::move(action.payload), group_->name());
+}
+
+void AccumulatorPeer::perform(Time now, Machine::EnterEpoch& action) {
+  const bool one_host = collective::share_a_host(action.host_keys);
+  shared_->enter(now, {action.epoch, action.instances, action.names, one_host});
+  runner_->engine().set_members(
+      {action.epoch, std::move(action.instances), std::move(action.names), one_host,
+       std::move(action.host_keys)},
+      {ErrorCode::group_changed, "the group changed", {}, scope_, {}, {}, Ran::maybe});
+}
+
+void AccumulatorPeer::perform(Time, Machine::WantState&) { wake(); }
+
+// Nobody is told: this peer is out of the group, and will start from another state.
+void AccumulatorPeer::perform(Time, Machine::Dropped&) {}
+
+void AccumulatorPeer::perform(Time, Machine::Lost& action) {
+  std::ranges::move(action.contributions, std::back_inserter(lost_));
+}
+
+void AccumulatorPeer::perform(Time, Machine::Divergence& action) {
+  std::string names;
+  for (const std::string& name : action.names) names += " '" + name + "'";
+  divergence_ = {ErrorCode::error,
+                 "the parameters of" + names + " differ from the leader's after round " +
+                     std::to_string(action.round) +
+                     ": do all peers use the same optimiser, settings and library versions?",
+                 {},
+                 scope_,
+                 {},
+                 {},
+                 Ran::no};
+  diverged_here_ = diverged_here_ || action.here;
+  wake();
+}
+
+void AccumulatorPeer::perform(Time now, Machine::Demote& action) {
+  rpc_->context()->log(LogLevel::warning, "accumulator '" + scope_ + "': peer '" + action.name +
+                                              "' becomes a newcomer: " + action.reason);
+  group_->ask_demotion(now, action.instance);
+}
+
+void AccumulatorPeer::perform(Time now, Machine::Activate& action) {
+  group_->activate(now, *this, action.epoch);
+}
+
+void AccumulatorPeer::perform(Time now, Machine::HasState& action) {
+  group_->set_has_state(now, *this, action.has_state);
+}
+
+void AccumulatorPeer::perform(Time now, Machine::StaleFrame& action) {
+  group_->stale_frame(now, action.instance, action.epoch);
+}
+
+void AccumulatorPeer::perform(Time, Machine::Failed& action) {
+  failure_ = std::move(action.error);
+  wake();
+}
+
+void AccumulatorPeer::perform(Time, Machine::Wake&) { wake(); }
+
+void AccumulatorPeer::perform(Time, Machine::Log& action) {
+  rpc_->context()->log(action.level, "accumulator '" + scope_ + "': " + action.text);
+}
+
+// --- rounds
+
+void AccumulatorPeer::perform(Time, Machine::Reduce& action) {
+  if (action.shared != 0) {
+    shared_->reduce({action.epoch, action.shared, action.round, action.total,
+                     std::move(action.inputs), std::move(action.contributors),
+                     std::move(action.reducers)});
+    return;
+  }
+  const std::uint64_t key = next_reduction_++;
+  Reduction reduction{action.epoch, action.round, std::vector<Buffer>(layout_.sections.size()),
+                      layout_.sections.size()};
+  reductions_.emplace(key, std::move(reduction));
+  for (std::size_t index = 0; index < layout_.sections.size(); ++index) {
+    const BucketSection& section = layout_.sections[index];
+    collective::OpSpec spec;
+    spec.dtype = section.dtype;
+    spec.divisor = static_cast<double>(action.total);
+    spec.shape = {static_cast<std::int64_t>(section.count)};
+    spec.contributors = action.contributors;
+    spec.reducers = action.reducers;
+    std::vector<Buffer> inputs;
+    for (const Buffer& input : action.inputs) {
+      inputs.push_back(input.slice(layout_.offsets[index], section.bytes()));
+    }
+    try {
+      const collective::OpId op =
+          runner_->engine().start("round", std::move(spec), std::move(inputs),
+                                  {false, action.round * layout_.sections.size() + index});
+      operations_[op] = {key, index};
+    } catch (...) {
+      reductions_.erase(key);
+      throw;
+    }
+  }
+}
+
+void AccumulatorPeer::end(const Machine::Send& action, const Error& error) {
+  rpc_->fail_peer(action.instance, error);
+}
+
+void AccumulatorPeer::end(const Machine::Reduce& action, const Error& error) {
+  machine_.reduce_failed(io::now(), action.epoch, action.round, error);
+}
+
+void AccumulatorPeer::section_done(collective::Engine::Done done) {
+  const auto operation = operations_.find(done.op);
+  if (operation == operations_.end()) return;
+  const auto [key, index] = operation->second;
+  operations_.erase(operation);
+  const auto found = reductions_.find(key);
+  if (found == reductions_.end()) return;
+  if (done.error) {
+    const Reduction failed = std::move(found->second);
+    reductions_.erase(found);
+    // A change of the group is the machine's own doing.
+    if (done.error.code == ErrorCode::group_changed) return;
+    not_reduced(failed.epoch, failed.round, done.error);
+    return;
+  }
+  found->second.sections[index] = std::move(done.tensor);
+  if (--found->second.missing == 0) {
+    Reduction reduction = std::move(found->second);
+    reductions_.erase(found);
+    const std::uint64_t epoch = reduction.epoch;
+    const std::uint64_t round = reduction.round;
+    guard([&] { finish(std::move(reduction)); },
+          [&](const Error& error) { not_reduced(epoch, round, error); });
+  }
+}
+
+void AccumulatorPeer::finish(Reduction reduction) {
+  Buffer result = reduction.sections.front();
+  if (reduction.sections.size() > 1) {
+    const MutableBuffer whole = rpc_->context()->pool().allocate(layout_.bytes);
+    for (std::size_t index = 0; index < reduction.sections.size(); ++index) {
+      const Buffer& section = reduction.sections[index];
+      std::memcpy(whole.data() + layout_.offsets[index], section.data(), section.size());
+    }
+    result = whole;
+  }
+  reduced(reduction.epoch, reduction.round, std::move(result), reduction.sections.size() > 1);
+}
+
+void AccumulatorPeer::reduced(std::uint64_t epoch, std::uint64_t round, Buffer result,
+                              bool exclusive) {
+  const Time now = io::now();
+  guard([&] { machine_.reduced(now, epoch, round, std::move(result), exclusive); },
+        [&](const Error& error) { machine_.reduce_failed(now, epoch, round, error); });
+  carry_out(now);
+}
+
+void AccumulatorPeer::not_reduced(std::uint64_t epoch, std::uint64_t round, const Error& error) {
+  machine_.reduce_failed(io::now(), epoch, round, error);
+  carry_out(io::now());
+}
+
+}  // namespace moolink::runtime

@@ -1,0 +1,111 @@
+#include "runtime/group/broker_peer.h"
+
+#include <utility>
+#include <variant>
+
+#include "io/loop.h"
+
+namespace moolink::runtime {
+
+group::Down group_down(rpc::Down how) {
+  switch (how) {
+    case rpc::Down::dead:
+      return group::Down::dead;
+    case rpc::Down::closed:
+      return group::Down::closed;
+    case rpc::Down::unreachable:
+      break;
+  }
+  return group::Down::unreachable;
+}
+
+BrokerPeer::BrokerPeer(std::shared_ptr<RpcPeer> rpc, group::BrokerConfig config)
+    : rpc_(std::move(rpc)), broker_(config, entropy64(), io::now()) {
+  const Engine::Lock lock = rpc_->context()->lock();
+  rpc_->router().add(rpc::Service::group, ServiceRouter::kBroker, ServiceRouter::kAnyGroup,
+                     [this](const Uid& from, const wire::Payload& payload) {
+                       broker_.received(io::now(), from, payload.body.span());
+                       carry_out();
+                     });
+  try {
+    rpc_->add(static_cast<PeerObserver&>(*this));
+    rpc_->context()->engine().add(*this);
+  } catch (...) {
+    forget();
+    throw;
+  }
+}
+
+BrokerPeer::~BrokerPeer() { close(); }
+
+void BrokerPeer::close() {
+  if (rpc_->context()->abandoned()) return;
+  const Engine::Lock lock = rpc_->context()->lock();
+  if (std::exchange(closed_, true)) return;
+  forget();
+}
+
+void BrokerPeer::forget() {
+  rpc_->router().remove(rpc::Service::group, ServiceRouter::kBroker);
+  rpc_->remove(static_cast<PeerObserver&>(*this));
+  rpc_->context()->engine().remove(*this);
+}
+
+bool BrokerPeer::closed() {
+  const Engine::Lock lock = rpc_->context()->lock();
+  return closed_;
+}
+
+std::vector<std::string> BrokerPeer::groups() {
+  const Engine::Lock lock = rpc_->context()->lock();
+  return broker_.groups();
+}
+
+group::View BrokerPeer::view(const std::string& group) {
+  const Engine::Lock lock = rpc_->context()->lock();
+  const group::View* view = broker_.view(group);
+  return view == nullptr ? group::View{} : *view;
+}
+
+void BrokerPeer::tick(Time now) {
+  broker_.tick(now);
+  carry_out();
+}
+
+void BrokerPeer::describe(Time, Describe how, std::string& text) const {
+  if (how != Describe::everything) return;
+  text += "broker '" + rpc_->name_locked() + "'\n";
+  for (const std::string& group : broker_.groups()) {
+    const group::View* view = broker_.view(group);
+    text += "  group '" + group + "': ";
+    text += (view == nullptr || view->empty() ? "no view yet" : group::describe(*view)) + "\n";
+  }
+}
+
+void BrokerPeer::peer_up(const rpc::PeerUp& /*peer*/) {}  // members announce themselves
+
+void BrokerPeer::peer_down(const rpc::PeerDown& peer) {
+  broker_.peer_down(io::now(), peer.instance, group_down(peer.how));
+  carry_out();
+}
+
+void BrokerPeer::carry_out() {
+  pump_.run([this] { return broker_.drain(); },
+            [this](auto& action) { std::visit([this](auto& which) { perform(which); }, action); },
+            [this](auto&, const Error& error) {
+              // Members announce themselves again and again, and are answered each time.
+              rpc_->context()->log(LogLevel::error,
+                                   "the broker went on after an error: " + error.message);
+            });
+}
+
+void BrokerPeer::perform(group::Broker::Send& action) {
+  rpc_->router().send(action.instance, action.name, rpc::Service::group, {action.bytes, {}},
+                      action.group);
+}
+
+void BrokerPeer::perform(group::Broker::Log& action) {
+  rpc_->context()->log(action.level, std::move(action.text));
+}
+
+}  // namespace moolink::runtime

@@ -1,0 +1,536 @@
+#include "runtime/group/group_peer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/barrier.h"
+#include "base/crash_point.h"
+#include "base/format.h"
+#include "base/names.h"
+#include "io/loop.h"
+#include "runtime/group/broker_peer.h"
+
+namespace moolink::runtime {
+namespace {
+
+// Operations may take so long to end in the epoch before, when nothing was lost.
+constexpr Duration kLastOperations = milliseconds(100);
+
+bool loses_nothing(group::Cause cause) {
+  return cause == group::Cause::left || cause == group::Cause::joined ||
+         cause == group::Cause::ordered;
+}
+
+group::MemberConfig member_config(RpcPeer& rpc, const std::string& group) {
+  check_name("a group's name", group);
+  group::MemberConfig config;
+  config.group = group;
+  config.self = {rpc.instance(), rpc.name(), 0, rpc.context()->host_key(), group::Role::member};
+  return config;
+}
+
+Error left_error(const std::string& group) {
+  return {ErrorCode::closed,
+          "this peer has left the group '" + group + "'",
+          {},
+          group,
+          {},
+          {},
+          Ran::no};
+}
+
+}  // namespace
+
+GroupPeer::GroupPeer(std::shared_ptr<RpcPeer> rpc, std::string name)
+    : rpc_(std::move(rpc)),
+      name_(std::move(name)),
+      member_(member_config(*rpc_, name_), io::now()) {
+  const Engine::Lock lock = rpc_->context()->lock();
+  try {
+    register_services();
+    rpc_->add(static_cast<PeerObserver&>(*this));
+    rpc_->context()->engine().add(*this);
+    for (const rpc::PeerInfo& peer : rpc_->peers_locked()) {
+      if (peer.connected) peer_up({peer.instance, peer.name, peer.host_key, false, peer.scope});
+    }
+  } catch (...) {
+    unregister_services();  // of a name that another object of this peer has, for example
+    throw;
+  }
+  settle(io::now());
+}
+
+GroupPeer::~GroupPeer() { close(); }
+
+void GroupPeer::register_services() {
+  rpc_->router().add(rpc::Service::group, name_, name_,
+                     [this](const Uid& from, const wire::Payload& payload) {
+                       const Time now = io::now();
+                       event_from([&] { member_.received(now, from, payload.body.span()); });
+                       carry_out(now);
+                     });
+  routed_ = true;
+  runner_ = OperationRunner::create(
+      rpc_, name_, "group:" + name_,
+      {[this](collective::Engine::Combine asked) { combine(std::move(asked)); },
+       [this](collective::Engine::Done ended) { done(std::move(ended)); },
+       [this](const Error& error) { start_over(error); },
+       [this](collective::Engine::Pass pass) { shared_->start(std::move(pass.operation)); },
+       [this](collective::Engine::Abandon abandon) { shared_->abandon(abandon.s); }});
+  shared_ = SharedCollectives::create(
+      rpc_, name_, "segment:" + name_,
+      {[this](std::uint64_t epoch) { runner_->engine().use_shared_memory(epoch); },
+       [this](std::uint64_t s) {
+         runner_->engine().passed(s);
+         runner_->carry_out();
+       },
+       [this](std::uint64_t s, const Error& error) {
+         runner_->engine().failed(s, error);
+         runner_->carry_out();
+       },
+       [this](const Error& error) { start_over(error); }});
+}
+
+void GroupPeer::unregister_services() {
+  if (runner_ != nullptr) runner_->close();
+  if (shared_ != nullptr) shared_->close();
+  if (routed_) rpc_->router().remove(rpc::Service::group, name_);
+  rpc_->remove(static_cast<PeerObserver&>(*this));
+  rpc_->context()->engine().remove(*this);
+}
+
+// Whatever fails, the group is closed when this returns.
+void GroupPeer::close() {
+  if (rpc_->context()->abandoned()) return;
+  Engine::Lock lock = rpc_->context()->lock();
+  const auto wait = [&] { rpc_->wait_until_delivered(lock, [this] { return has_delivered(); }); };
+  guard(wait, [](const Error&) {});
+  shut();
+}
+
+// Results that this member has may still be on their way to others, and the news that it has left,
+// which comes through the broker, could overtake them: operations would fail there that have ended
+// here.
+bool GroupPeer::has_delivered() const {
+  const auto flushed = [this](const group::MemberInfo& member) {
+    return rpc_->flushed(member.instance);
+  };
+  return closed_ || (shared_->ended_everywhere() && std::ranges::all_of(entered_.members, flushed));
+}
+
+void GroupPeer::shut() {
+  if (std::exchange(closed_, true)) return;
+  const Time now = io::now();
+  const auto ignore = [](const Error&) {};
+  const auto say = [&] {
+    member_.leave(now);
+    carry_out(now);
+    rpc_->flush();
+  };
+  guard(say, ignore);
+  wake_waiters();
+  next_.reset();
+  unregister_services();
+  for (std::size_t i = attached_.size(); i-- > 0;) {
+    guard([&] { attached_[i].observer->evicted(now); }, ignore);
+  }
+  for (const auto& entry : std::exchange(running_, {})) {
+    Future& future = *entry.second.future;
+    guard([&] { future.complete(left_error(name_)); },
+          [&](const Error& error) { future.complete(error); });
+  }
+}
+
+Engine::Lock GroupPeer::lock_open() {
+  Engine::Lock lock = rpc_->context()->lock();
+  if (closed_) throw Exception(left_error(name_));
+  return lock;
+}
+
+// --- membership
+
+bool GroupPeer::update() {
+  const Engine::Lock lock = lock_open();
+  throw_refusal();
+  if (member_.active_view() == seen_) return false;
+  seen_ = member_.active_view();
+  return true;
+}
+
+bool GroupPeer::wait_for_members(std::size_t count, Time deadline,
+                                 const Engine::Interrupt& interrupt) {
+  Engine::Lock lock = lock_open();
+  if (has_members(count)) return true;
+  MembersWaiter waiting{count, {}};
+  waiting.waiter.what = "members of a group";
+  waiting.waiter.explain = [this, count](Time now) {
+    const std::string why = member_.waiting_for().empty() ? std::string() : explain(now);
+    const std::size_t present = member_.active_view().members.size();
+    return why.empty() ? "group '" + name_ + "' has " + std::to_string(present) + " of " +
+                             std::to_string(count) + " members: start the others"
+                       : why;
+  };
+  waiters_.push_back(&waiting);
+  struct Forget {
+    std::vector<MembersWaiter*>& waiters;
+    MembersWaiter* waiting;
+    ~Forget() { std::erase(waiters, waiting); }
+  } const forget{waiters_, &waiting};
+  const bool done = rpc_->context()->wait(lock, waiting.waiter, deadline, interrupt);
+  if (closed_) throw Exception(left_error(name_));
+  return done;
+}
+
+// Also true if update() would throw, so that a waiting thread learns of the error.
+bool GroupPeer::has_members(std::size_t count) const {
+  return closed_ || refusal_ || member_.active_view().members.size() >= count;
+}
+
+void GroupPeer::wake_waiters() {
+  for (MembersWaiter* waiting : waiters_) {
+    if (has_members(waiting->count)) rpc_->context()->engine().finish(waiting->waiter);
+  }
+}
+
+std::string GroupPeer::waiting_for() {
+  const Engine::Lock lock = lock_open();
+  return member_.waiting_for().empty() ? std::string() : explain(io::now());
+}
+
+// One sentence: what the group waits for, and what to do; or what cannot be had meanwhile.
+std::string GroupPeer::explain(Time now) const {
+  std::string waiting = member_.waiting_for();
+  if (broker_) return waiting;
+  if (!waiting.empty()) return waiting + how_to_reach_the_broker(now);
+  return "group '" + name_ + "' goes on in epoch " + std::to_string(member_.view().epoch) +
+         " without its broker: nobody can join, and the death of a member would stop it" +
+         how_to_reach_the_broker(now);
+}
+
+std::string GroupPeer::how_to_reach_the_broker(Time now) const {
+  const rpc::Explanation known = rpc_->explain_locked(now, broker_name_);
+  std::string tried;
+  for (const rpc::TriedAddress& address : known.tried) {
+    tried += "; " + address.address + ": " + address.error;
+  }
+  const std::string broker = "'" + broker_name_ + "'";
+  if (!tried.empty()) return tried + ": does broker " + broker + " run there?";
+  if (rpc_->peers_locked().empty()) {
+    return ": call connect() with the address that broker " + broker + " listens on";
+  }
+  return ": no peer that is connected knows a broker " + broker +
+         "; call connect() with its address, or set_broker_name() if it has another name";
+}
+
+void GroupPeer::remind(Time now) {
+  const bool waits = !broker_ || !member_.waiting_for().empty();
+  if (!waits) waits_since_ = kNever;
+  if (waits && waits_since_ == kNever) waits_since_ = now;
+  if (waits && reminder_.due(waits_since_, now)) {
+    rpc_->context()->log(LogLevel::warning,
+                         explain(now) + " (for " + in_seconds(now - waits_since_) + ")");
+  }
+}
+
+void GroupPeer::set_timeout(Duration evict_after) {
+  const Engine::Lock lock = lock_open();
+  operation_timeout_ = std::max<Duration>(evict_after, seconds(1));
+  member_.set_evict_after(io::now(), operation_timeout_);
+  settle(io::now());
+}
+
+void GroupPeer::set_sort_order(std::int64_t sort) {
+  const Engine::Lock lock = lock_open();
+  member_.set_sort_order(io::now(), sort);
+  settle(io::now());
+}
+
+void GroupPeer::set_broker_name(const std::string& name) {
+  const Engine::Lock lock = lock_open();
+  if (name == broker_name_) return;
+  broker_name_ = name;
+  const Time now = io::now();
+  broker_ = {};
+  member_.broker_down(now);
+  for (const rpc::PeerInfo& peer : rpc_->peers_locked()) {
+    if (peer.connected && is_broker(peer.name, peer.instance, peer.scope)) {
+      member_.broker_up(now, broker_ = peer.instance);
+    }
+  }
+  settle(now);
+}
+
+// A peer that is confined to another group by its key cannot be the broker of this one; and one
+// that is confined to this one does not take the place of one that holds the job's token.
+bool GroupPeer::is_broker(const std::string& name, const Uid& instance, const std::string& scope) {
+  if (name != broker_name_ || !rpc_->may_concern(instance, name_)) return false;
+  if (broker_ && broker_scope_.empty() && !scope.empty()) return false;
+  broker_scope_ = scope;
+  return true;
+}
+
+void GroupPeer::peer_up(const rpc::PeerUp& peer) {
+  const Time now = io::now();
+  if (is_broker(peer.name, peer.instance, peer.scope)) {
+    broker_ = peer.instance;
+    member_.broker_up(now, broker_);
+  }
+  member_.peer_up(now, peer.instance);
+  carry_out(now);
+}
+
+void GroupPeer::peer_down(const rpc::PeerDown& peer) {
+  const Time now = io::now();
+  if (peer.instance == broker_) {
+    broker_ = {};
+    member_.broker_down(now);
+  }
+  lost_session(now, peer.instance, group_down(peer.how));
+}
+
+// As if a session with it had been lost.
+void GroupPeer::undelivered(const Uid& instance) {
+  lost_session(io::now(), instance, group::Down::unreachable);
+}
+
+void GroupPeer::lost_session(Time now, const Uid& instance, group::Down how) {
+  for (const Attached& attached : attached_) attached.observer->session_lost(instance);
+  member_.peer_down(now, instance, how);
+  carry_out(now);
+}
+
+// Who is in a group goes on without a broker; who waits for one would wait for ever.
+void GroupPeer::refused(const rpc::Refused& refusal) {
+  const bool of_broker = refusal.name == broker_name_ || refusal.only_way;
+  if (!of_broker || broker_ || !member_.view().empty()) return;
+  refusal_ = refusal.error;
+  refusal_.function = name_;
+  refusal_.message = "group '" + name_ + "' has no broker: " + refusal_.message;
+  for (const Attached& attached : attached_) attached.observer->refused();
+  wake_waiters();
+}
+
+void GroupPeer::throw_refusal() {
+  const Error refusal = std::exchange(refusal_, {});
+  if (refusal && !broker_ && member_.view().empty()) throw Exception(refusal);
+}
+
+// --- accumulators
+
+void GroupPeer::check_role(group::Role role) const {
+  if (attached_.empty() || member_.config().self.role == role) return;
+  throw Exception(ErrorCode::invalid_argument,
+                  "the accumulators of group '" + name_ +
+                      "' on this peer must all be members or all observers");
+}
+
+void GroupPeer::add(Time now, ViewObserver& observer, group::Role role) {
+  attached_.push_back({&observer});
+  member_.share_state(now, role);
+  member_.hold_soft_views(true);
+  tell_has_state(now);
+  if (!member_.view().empty()) observer.new_view(now, member_.view());
+}
+
+void GroupPeer::remove(Time now, ViewObserver& observer) {
+  std::erase_if(attached_,
+                [&](const Attached& attached) { return attached.observer == &observer; });
+  if (closed_) return;
+  if (attached_.empty()) member_.hold_soft_views(false);
+  tell_has_state(now);
+  activate_when_all_have(now);
+}
+
+void GroupPeer::activate(Time now, const ViewObserver& observer, std::uint64_t epoch) {
+  for (Attached& attached : attached_) {
+    if (attached.observer == &observer) attached.activated = epoch;
+  }
+  activate_when_all_have(now);
+}
+
+void GroupPeer::activate_when_all_have(Time now) {
+  const std::uint64_t newest = member_.view().epoch;
+  const bool all = std::ranges::all_of(
+      attached_, [&](const Attached& attached) { return attached.activated >= newest; });
+  if (!all || member_.active_view().epoch == newest) return;
+  member_.activate(now, newest);
+  enter_in_time(now, member_.active_view());
+  wake_waiters();
+}
+
+void GroupPeer::set_has_state(Time now, const ViewObserver& observer, bool has_state) {
+  for (Attached& attached : attached_) {
+    if (attached.observer == &observer) attached.has_state = has_state;
+  }
+  tell_has_state(now);
+}
+
+void GroupPeer::tell_has_state(Time now) {
+  const bool has_state = !attached_.empty() && std::ranges::all_of(attached_, &Attached::has_state);
+  member_.set_has_state(now, has_state);
+  rpc_->context()->engine().rearm(next_deadline());
+}
+
+void GroupPeer::stale_frame(Time now, const Uid& from, std::uint64_t epoch) {
+  const group::MemberInfo* member = member_.view().find(from);
+  member_.check_frame(now, from, member == nullptr ? "" : member->name, epoch);
+  carry_out(now);
+}
+
+void GroupPeer::ask_demotion(Time now, const Uid& instance) {
+  member_.ask_demotion(now, instance);
+  carry_out(now);
+}
+
+void GroupPeer::tick(Time now) {
+  if (starts_over_) rejoin(now);
+  member_.tick(now);
+  shared_->tick(now);
+  carry_out(now);
+  remind(now);
+  if (next_ && now >= enter_at_) enter(*next_);
+  std::vector<collective::OpId> late;
+  for (const auto& [op, running] : running_) {
+    if (running.deadline <= now) late.push_back(op);
+  }
+  for (const collective::OpId op : late) end_late(now, op);
+  runner_->carry_out();
+}
+
+Time GroupPeer::next_deadline() const {
+  if (starts_over_) return {};
+  Time deadline = std::min(member_.next_deadline(), shared_->next_deadline());
+  if (next_) deadline = std::min(deadline, enter_at_);
+  if (waits_since_ != kNever) deadline = std::min(deadline, reminder_.next(waits_since_));
+  for (const auto& [op, running] : running_) deadline = std::min(deadline, running.deadline);
+  return deadline;
+}
+
+void GroupPeer::describe(Time now, Describe how, std::string& text) const {
+  const std::string who = "group '" + name_ + "' of peer '" + rpc_->name_locked() + "'";
+  if (how == Describe::everything) {
+    const group::View& view = member_.active_view();
+    text += who + ": " + (view.empty() ? "in no epoch" : group::describe(view));
+    if (member_.view().epoch != view.epoch) {
+      text += "; next: " + group::describe(member_.view());
+    }
+    text += "; broker '" + broker_name_ + (broker_ ? "' connected\n" : "' not connected\n");
+  }
+  if (const std::string waiting = member_.waiting_for(); !waiting.empty()) {
+    text += who + " waits: " + waiting + "\n";
+  }
+  for (const auto& [op, running] : running_) {
+    text += who + ", operation '" + running.operation + "' waits for:";
+    const std::vector<std::string> names = waiting_for(op);
+    for (const std::string& name : names) text += " '" + name + "'";
+    text += (names.empty() ? " nobody, " : ", ") + in_seconds(running.deadline - now) + " left\n";
+  }
+}
+
+void GroupPeer::carry_out(Time now) {
+  pump_.run([this] { return member_.drain(); },
+            [&](auto& action) { std::visit([&](auto& which) { perform(now, which); }, action); },
+            [this](auto&, const Error& error) { start_over(error); });
+  wake_waiters();
+}
+
+void GroupPeer::perform(Time, group::Member::SendToBroker& action) {
+  rpc_->send_service_to_name(broker_name_, rpc::Service::group, {action.bytes, {}}, name_);
+  crash_point("announce.sent");
+}
+
+void GroupPeer::perform(Time, group::Member::SendToMember& action) {
+  rpc_->router().send(action.instance, action.name, rpc::Service::group, {action.bytes, {}}, name_);
+}
+
+void GroupPeer::perform(Time now, group::Member::NewView& action) {
+  rpc_->context()->recorder().record(now, FlightKind::view, rpc_->name_locked(), "",
+                                     action.view.epoch, group::describe(action.view));
+  if (action.active) enter_in_time(now, action.view);
+  for (const Attached& attached : std::vector(attached_)) {
+    attached.observer->new_view(now, action.view);
+  }
+}
+
+void GroupPeer::perform(Time now, group::Member::Evicted&) {
+  enter({});
+  for (const Attached& attached : std::vector(attached_)) attached.observer->evicted(now);
+}
+
+void GroupPeer::perform(Time, group::Member::Log& action) {
+  rpc_->context()->log(action.level, std::move(action.text));
+}
+
+// Done by tick(), until it is done: now it may be in the midst of a machine's event.
+void GroupPeer::start_over(const Error& error) noexcept {
+  if (closed_ || std::exchange(starts_over_, true)) return;
+  guard([&] { broken_by_ = error; }, [](const Error&) {});
+}
+
+void GroupPeer::rejoin(Time now) {
+  Error error{
+      ErrorCode::error,
+      "group '" + name_ + "': this peer joins it again after an error: " + broken_by_.message,
+      {},
+      name_,
+      {},
+      {},
+      Ran::maybe};
+  rpc_->context()->log(LogLevel::error, error.message);
+  group::Member anew(member_.config(), now);
+  anew.hold_soft_views(!attached_.empty());
+  member_.leave(now);
+  carry_out(now);
+  member_ = std::move(anew);
+  for (auto running = running_.begin(); running != running_.end(); running = running_.begin()) {
+    running->second.future->complete(error);
+    running_.erase(running);
+  }
+  runner_->engine().drop_operations();
+  enter({});
+  for (Attached& attached : attached_) {
+    attached.activated = 0;
+    attached.has_state = false;
+  }
+  for (const Attached& attached : std::vector(attached_)) attached.observer->evicted(now);
+  if (broker_) member_.broker_up(now, broker_);
+  starts_over_ = false;
+}
+
+// After an event from outside of the loop.
+void GroupPeer::settle(Time now) {
+  carry_out(now);
+  runner_->carry_out();
+  rpc_->settle(next_deadline());
+}
+
+// Who has left in order has ended what it took part in. Others may still be ending it: they have
+// all that they need from it, and would be failed by the news.
+void GroupPeer::enter_in_time(Time now, const group::View& view) {
+  if (running_.empty() || !loses_nothing(view.cause)) return enter(view);
+  if (!next_) enter_at_ = now + kLastOperations;
+  next_ = view;
+}
+
+// The members among whom operations run are those of `view`.
+void GroupPeer::enter(group::View view) {
+  next_.reset();
+  shared_->leave();  // nothing is read or written for what fails below
+  collective::Engine::Members members;
+  members.epoch = view.epoch;
+  for (std::size_t rank = 0; rank < view.participants(); ++rank) {
+    members.instances.push_back(view.members[rank].instance);
+    members.names.push_back(view.members[rank].name);
+    members.host_keys.push_back(view.members[rank].host_key);
+  }
+  members.one_host = collective::share_a_host(members.host_keys);
+  const SharedCollectives::Members same{members.epoch, members.instances, members.names,
+                                        members.one_host};
+  runner_->engine().set_members(std::move(members),
+                                group::group_changed(name_, "an operation", entered_, view));
+  entered_ = std::move(view);
+  runner_->carry_out();
+  shared_->enter(io::now(), same);
+}
+
+}  // namespace moolink::runtime

@@ -1,0 +1,183 @@
+// What a user asks of a group: one operation each, among the members of an epoch.
+
+#include <algorithm>
+#include <utility>
+
+#include "base/barrier.h"
+#include "io/loop.h"
+#include "runtime/group/group_peer.h"
+
+namespace moolink::runtime {
+namespace {
+
+// For the answer of who knows why an operation is late.
+constexpr Duration kAnswerWhy = milliseconds(500);
+// Of those that others have begun, in an error.
+constexpr std::size_t kOperationsNamed = 8;
+
+}  // namespace
+
+// What is retried goes among the newest members, all else among those that the user has seen.
+void GroupPeer::enter_newest(const std::string& operation, bool retry) {
+  if (next_) enter(*next_);
+  if (entered_.empty()) {
+    throw Exception(Error{ErrorCode::closed,
+                          "operation '" + operation + "' of group '" + name_ +
+                              "': this peer is in no view of it yet; update() shows when it is",
+                          {},
+                          name_,
+                          {},
+                          {},
+                          Ran::no});
+  }
+  if (retry || seen_.epoch == entered_.epoch) return;
+  if (seen_.empty()) {
+    throw Exception(ErrorCode::closed, "operation '" + operation + "' of group '" + name_ +
+                                           "': update() has shown no members yet; call it first");
+  }
+  Error error = group::group_changed(name_, "operation '" + operation + "'", seen_, entered_);
+  error.message += " update() shows its members.";
+  throw Exception(std::move(error));
+}
+
+std::shared_ptr<Future> GroupPeer::collective(const std::string& operation, collective::OpSpec spec,
+                                              Buffer input, MutableBuffer output, bool lent,
+                                              bool retry, std::uint32_t epoch) {
+  const Engine::Lock lock = lock_open();
+  enter_newest(operation, retry);
+  if (epoch != 0 && !retry && epoch != static_cast<std::uint32_t>(seen_.epoch)) {
+    throw Exception(Error{ErrorCode::group_changed,
+                          "operation '" + operation + "' of group '" + name_ + "' is of epoch " +
+                              std::to_string(epoch) +
+                              ", in which its token was made; update() has shown epoch " +
+                              std::to_string(seen_.epoch) + " since: make a new token",
+                          {},
+                          name_,
+                          {},
+                          {},
+                          Ran::no});
+  }
+  const collective::OpId op = runner_->engine().start(
+      operation, std::move(spec), {std::move(input)}, {retry, {}, std::move(output), lent});
+  return begin(op, operation, {});
+}
+
+bool GroupPeer::on_one_host() {
+  const Engine::Lock lock = lock_open();
+  const std::vector<group::MemberInfo>& members = entered_.members;
+  return std::ranges::all_of(members, [&](const group::MemberInfo& member) {
+    return member.host_key && member.host_key == members.front().host_key;
+  });
+}
+
+std::shared_ptr<Future> GroupPeer::all_reduce_value(const std::string& operation,
+                                                    wire::Payload value, Combine combine,
+                                                    bool retry) {
+  const Engine::Lock lock = lock_open();
+  enter_newest(operation, retry);
+  const collective::OpId op =
+      runner_->engine().start_value(operation, std::move(value), {retry, {}, {}, false});
+  return begin(op, operation, std::move(combine));
+}
+
+std::shared_ptr<Future> GroupPeer::begin(collective::OpId op, const std::string& operation,
+                                         Combine combine) {
+  const Time now = io::now();
+  std::shared_ptr<Future> future;
+  try {
+    future = std::make_shared<Future>(rpc_->context());
+    future->on_cancel([this, op] {
+      runner_->engine().cancel(
+          op, {ErrorCode::cancelled, "the operation was cancelled", {}, name_, {}, {}, Ran::maybe});
+      settle(io::now());
+    });
+    running_[op] = {operation, future, now + operation_timeout_, std::move(combine)};
+  } catch (...) {
+    runner_->engine().cancel(op, current_error());  // nobody could hear of its end
+    settle(now);
+    throw;
+  }
+  settle(now);
+  return future;
+}
+
+void GroupPeer::done(collective::Engine::Done ended) {
+  const auto found = running_.find(ended.op);
+  if (found == running_.end()) return;
+  const std::shared_ptr<Future> future = std::move(found->second.future);
+  running_.erase(found);
+  if (next_ && running_.empty()) {  // in the next turn: the engine is in the midst of its actions
+    enter_at_ = io::now();
+    rpc_->context()->engine().rearm(enter_at_);
+  }
+  if (ended.error) {
+    future->complete(std::move(ended.error));
+  } else if (!ended.value.body.empty()) {
+    future->complete(std::move(ended.value));
+  } else {
+    guard([&] { future->complete(wire::Payload{{}, {std::move(ended.tensor)}}); },
+          [&](const Error& error) { future->complete(error); });
+  }
+}
+
+void GroupPeer::combine(collective::Engine::Combine asked) {
+  const auto found = running_.find(asked.op);
+  if (found == running_.end()) return;
+  // The group may be closed and gone by the time the user's code has run.
+  rpc_->context()->workers().submit(
+      [runner = runner_, rpc = rpc_, run = found->second.combine, asked = std::move(asked)] {
+        std::variant<wire::Payload, Error> result;
+        guard([&] { result = run(asked.payloads); }, [&](const Error& error) { result = error; });
+        const Engine::Lock lock = rpc->context()->lock();
+        runner->engine().combined(asked.op, asked.run, std::move(result));
+        runner->carry_out();
+        rpc->settle();
+      });
+}
+
+// A member that waits for rank 0's word, say, does not know whose start rank 0 lacks: rank 0 gets a
+// moment to tell everyone.
+void GroupPeer::end_late(Time now, collective::OpId op) {
+  Running& running = running_.at(op);
+  std::string waiting;
+  for (const std::string& name : waiting_for(op)) waiting += " " + name;
+  const Error error{ErrorCode::timeout,
+                    "operation '" + running.operation + "' of group '" + name_ +
+                        "' did not end in time; " + rpc_->name_locked() +
+                        " waits for:" + (waiting.empty() ? " nobody" : waiting) + begun_elsewhere(),
+                    {},
+                    name_,
+                    {},
+                    {},
+                    Ran::maybe};
+  running.deadline = kNever;
+  if (!std::exchange(running.asked_why, true) && runner_->engine().ask_why(op, error)) {
+    running.deadline = now + kAnswerWhy;
+    return;
+  }
+  runner_->engine().cancel(op, error);
+}
+
+// Members that begin operations one after another, in different orders, wait for one another.
+std::string GroupPeer::begun_elsewhere() const {
+  std::string text;
+  std::size_t named = 0;
+  for (const auto& [operation, names] : runner_->engine().begun_elsewhere()) {
+    if (++named > kOperationsNamed) {
+      text += "; and others";
+      break;
+    }
+    text += "; '" + operation + "' was begun by";
+    for (const std::string& name : names) text += " " + name;
+    text += " and not by " + rpc_->name_locked();
+  }
+  if (!text.empty()) text += ": members must begin blocking operations in the same order";
+  return text;
+}
+
+std::vector<std::string> GroupPeer::waiting_for(collective::OpId op) const {
+  if (runner_->engine().in_shared_memory(op)) return shared_->waiting_for();
+  return runner_->engine().waiting_for(op);
+}
+
+}  // namespace moolink::runtime

@@ -1,0 +1,123 @@
+#include "runtime/group/operation_runner.h"
+
+#include <utility>
+#include <variant>
+
+#include "base/barrier.h"
+#include "base/crash_point.h"
+#include "runtime/peer/service_router.h"
+
+namespace moolink::runtime {
+namespace {
+
+// Below this the arithmetic is quicker than waking another thread for it.
+constexpr std::size_t kInlineBytes = std::size_t{64} << 10;
+
+std::shared_ptr<Allocator> pool_of(const std::shared_ptr<Context>& context) {
+  return {context, &context->pool()};
+}
+
+}  // namespace
+
+std::shared_ptr<OperationRunner> OperationRunner::create(std::shared_ptr<RpcPeer> rpc,
+                                                         std::string group, std::string scope,
+                                                         Events events) {
+  std::shared_ptr<OperationRunner> runner(
+      new OperationRunner(std::move(rpc), std::move(group), std::move(scope), std::move(events)));
+  runner->rpc_->router().add(
+      rpc::Service::collective, runner->scope_, runner->group_,
+      [weak = std::weak_ptr(runner)](const Uid& from, const wire::Payload& payload) {
+        const auto self = weak.lock();
+        if (!self) return;
+        self->engine_.received(from, payload);
+        self->carry_out();
+      });
+  return runner;
+}
+
+OperationRunner::OperationRunner(std::shared_ptr<RpcPeer> rpc, std::string group, std::string scope,
+                                 Events events)
+    : rpc_(std::move(rpc)),
+      group_(std::move(group)),
+      scope_(std::move(scope)),
+      events_(std::move(events)),
+      engine_({scope_, rpc_->instance(), pool_of(rpc_->context())}) {}
+
+void OperationRunner::close() {
+  if (std::exchange(closed_, true)) return;
+  rpc_->router().remove(rpc::Service::collective, scope_);
+  engine_.drop_operations();
+}
+
+void OperationRunner::carry_out() {
+  if (const Error failure = engine_.take_failure()) events_.broken(failure);
+  const auto take = [this] {
+    return closed_ ? std::vector<collective::Engine::Action>() : engine_.take_actions();
+  };
+  pump_.run(
+      take, [this](auto& action) { std::visit([this](auto& which) { perform(which); }, action); },
+      [this](auto& action, const Error& error) {
+        std::visit([&](auto& which) { end(which, error); }, action);
+      });
+}
+
+void OperationRunner::perform(collective::Engine::Send& action) {
+  rpc_->router().send(action.instance, action.name, rpc::Service::collective,
+                      std::move(action.payload), group_);
+  crash_point("slice.sent");
+}
+
+void OperationRunner::perform(collective::Engine::Sum& action) {
+  if (action.task.bytes() > kInlineBytes) {
+    const auto submit = [&] { submit_sum(action); };
+    if (guard(submit, [this](const Error& error) { no_thread(error); })) return;
+  }
+  collective::run(action.task);
+  engine_.summed(action.op, action.run, action.slice);
+}
+
+// It is done on this thread, which keeps the network waiting.
+void OperationRunner::no_thread(const Error& error) {
+  if (std::exchange(lacks_thread_, true)) return;
+  rpc_->context()->log(LogLevel::warning, "group '" + group_ +
+                                              "': no thread for large reductions, which are slow "
+                                              "therefore: " +
+                                              error.message);
+}
+
+void OperationRunner::submit_sum(const collective::Engine::Sum& action) {
+  rpc_->context()->compute().submit([self = shared_from_this(), sum = action] {
+    Error error;
+    guard([&] { collective::run(sum.task); }, [&](const Error& why) { error = why; });
+    const Engine::Lock lock = self->rpc_->context()->lock();
+    if (self->closed_) return;
+    const auto go_on = [&] {
+      if (error) throw Exception(error);
+      self->engine_.summed(sum.op, sum.run, sum.slice);
+    };
+    guard(go_on, [&](const Error& why) { self->end(sum, why); });
+    self->carry_out();
+    self->rpc_->settle();
+  });
+}
+
+// The rest: of an operation, which fails everywhere.
+void OperationRunner::end(const collective::Engine::Send& action, const Error& error) {
+  rpc_->fail_peer(action.instance, error);
+}
+
+void OperationRunner::end(const collective::Engine::Sum& action, const Error& error) {
+  // An operation whose result is being put in its place cannot be cancelled any more.
+  if (action.slice == collective::kResult) return events_.broken(error);
+  engine_.cancel(action.op, error);
+}
+
+void OperationRunner::end(const collective::Engine::Combine& action, const Error& error) {
+  engine_.cancel(action.op, error);
+}
+
+void OperationRunner::end(const collective::Engine::Pass& action, const Error& error) {
+  engine_.failed(action.operation.s, error);
+}
+
+}  // namespace moolink::runtime

@@ -1,0 +1,37 @@
+#pragma once
+
+// All-reduces that compiled programs call: they block, and their memory is the program's.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "runtime/group/group_peer.h"
+
+namespace moolink::runtime {
+
+// One operand and its result, of the same size; they may be the same memory.
+struct ProgramOperand {
+  tensor::DType dtype = tensor::DType::uint8;
+  const std::byte* input = nullptr;
+  std::byte* output = nullptr;
+  std::size_t bytes = 0;
+};
+
+struct ProgramReduction {
+  std::string name;
+  collective::ReduceOp op = collective::ReduceOp::sum;
+  std::string layout;  // of all operands, in words, as eager operations say it
+  bool retry = false;
+  std::uint32_t epoch = 0;  // the low bits of the one in which the program was dispatched; 0: any
+};
+
+// Starts one operation for the operands of each dtype, in the order in which dtypes first occur,
+// and waits for all. Nobody refers to the program's memory any more when this returns or throws.
+// Throws Exception, and what `interrupt` throws.
+void reduce_for_program(GroupPeer& group, const ProgramReduction& reduction,
+                        std::span<const ProgramOperand> operands,
+                        const Engine::Interrupt& interrupt);
+
+}  // namespace moolink::runtime

@@ -1,0 +1,80 @@
+#include "runtime/peer/loans.h"
+
+#include <utility>
+
+#include "runtime/peer/rpc_peer.h"
+
+namespace moolink::runtime {
+
+class LoanReturns::Borrowed {
+ public:
+  Borrowed(Buffer bytes, std::shared_ptr<LoanReturns> returns, const Ended& loan)
+      : bytes_(std::move(bytes)), returns_(std::move(returns)), loan_(loan) {}
+  ~Borrowed() { returns_->end(loan_); }
+  Borrowed(const Borrowed&) = delete;
+  Borrowed& operator=(const Borrowed&) = delete;
+
+ private:
+  Buffer bytes_;
+  std::shared_ptr<LoanReturns> returns_;
+  Ended loan_;
+};
+
+Buffer LoanReturns::borrow(Buffer bytes, const Ended& loan) {
+  const std::byte* data = bytes.data();
+  const std::size_t size = bytes.size();
+  auto owner = std::make_shared<Borrowed>(std::move(bytes), shared_from_this(), loan);
+  return {std::move(owner), data, size};
+}
+
+void LoanReturns::end(const Ended& loan) {
+  const auto peer = peer_.lock();
+  // A forked child has no part in its parent's loans, and its locks are in nobody's hands.
+  if (peer == nullptr || peer->context()->abandoned() || peer->closed()) return;
+  {
+    const std::lock_guard guard(mutex_);
+    ended_.push_back(loan);
+    if (ended_.size() > 1) return;  // those that end before the loop looks go together
+  }
+  peer->context()->engine().loop().post([peer] { peer->return_loans(); });
+}
+
+std::vector<LoanReturns::Ended> LoanReturns::take() {
+  const std::lock_guard guard(mutex_);
+  return std::exchange(ended_, {});
+}
+
+namespace {
+
+class Release {
+ public:
+  Release(std::shared_ptr<Context> context, std::shared_ptr<Future> future, Task task)
+      : context_(std::move(context)), future_(std::move(future)), task_(std::move(task)) {}
+  Release(const Release&) = delete;
+  Release& operator=(const Release&) = delete;
+
+  ~Release() {
+    if (context_->abandoned()) return;
+    // Through the loop: the engine's lock may be held here, or not.
+    io::Loop& loop = context_->engine().loop();
+    loop.post([context = std::move(context_), future = std::move(future_),
+               task = std::move(task_)]() mutable {
+      if (future != nullptr) future->complete(wire::Payload{});
+      if (task) context->workers().submit(std::move(task));
+    });
+  }
+
+ private:
+  std::shared_ptr<Context> context_;
+  std::shared_ptr<Future> future_;
+  Task task_;
+};
+
+}  // namespace
+
+std::shared_ptr<const void> on_release(std::shared_ptr<Context> context,
+                                       std::shared_ptr<Future> future, Task task) {
+  return std::make_shared<Release>(std::move(context), std::move(future), std::move(task));
+}
+
+}  // namespace moolink::runtime

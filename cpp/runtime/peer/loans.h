@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "base/buffer.h"
+#include "base/uid.h"
+#include "runtime/engine/context.h"
+#include "runtime/engine/future.h"
+
+namespace moolink::runtime {
+
+class RpcPeer;
+
+// What this process has borrowed and does not refer to any more, on its way to the lenders. Loans
+// end on any thread, with or without the GIL or the engine's lock.
+class LoanReturns : public std::enable_shared_from_this<LoanReturns> {
+ public:
+  struct Ended {
+    Uid lender;
+    std::uint64_t session = 0;
+    std::uint64_t loan = 0;
+  };
+
+  explicit LoanReturns(std::weak_ptr<RpcPeer> peer) : peer_(std::move(peer)) {}
+
+  // The same bytes; the loan ends with the last copy of the buffer.
+  Buffer borrow(Buffer bytes, const Ended& loan);
+  std::vector<Ended> take();
+
+ private:
+  class Borrowed;
+  void end(const Ended& loan);
+
+  const std::weak_ptr<RpcPeer> peer_;
+  std::mutex mutex_;
+  std::vector<Ended> ended_;
+};
+
+// Completes the future, and runs the task on a worker, when the last copy of the pointer is gone:
+// it travels with the buffers of what is lent, so that is when nobody reads them any more.
+std::shared_ptr<const void> on_release(std::shared_ptr<Context> context,
+                                       std::shared_ptr<Future> future, Task task);
+
+}  // namespace moolink::runtime

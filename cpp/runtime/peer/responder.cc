@@ -1,0 +1,76 @@
+#include "runtime/peer/responder.h"
+
+#include <utility>
+
+#include "base/barrier.h"
+#include "runtime/peer/rpc_peer.h"
+
+namespace moolink::runtime {
+
+const std::shared_ptr<Context>& Responder::context() const { return peer_->context(); }
+
+Recipient Responder::recipient() const { return {*peer_, key_.caller}; }
+
+bool Responder::send(rpc::Reply reply) {
+  if (sent_.exchange(true)) return false;
+  Tasks forgotten;  // destroyed without the lock
+  const Engine::Lock lock = peer_->context()->lock();
+  forgotten.swap(on_cancel_);
+  peer_->reply_locked(key_, std::move(reply));
+  return true;
+}
+
+void Responder::on_cancel(Task task) {
+  const Engine::Lock lock = peer_->context()->lock();
+  if (sent_) return;
+  on_cancel_.push_back(std::move(task));
+  if (cancelled_) cancel();
+}
+
+void Responder::send_item(wire::Payload item) {
+  peer_->send_item(key_, std::move(item));
+  ++items_;
+}
+
+void Responder::when_room(Task task) {
+  const Engine::Lock lock = peer_->context()->lock();
+  resume_.clear();
+  resume_.push_back(std::move(task));
+  if (has_room() || cancelled_) resume();
+}
+
+void Responder::raise_credit(std::uint64_t allowed) {
+  allowed_ = allowed;
+  resume();
+}
+
+void Responder::cancel() {
+  cancelled_ = true;
+  (void)take_arguments();
+  resume();
+  peer_->context()->workers().submit(std::move(on_cancel_));
+}
+
+void Responder::resume() { peer_->context()->workers().submit(std::move(resume_)); }
+
+Responder::~Responder() {
+  if (sent_ || peer_->closed() || peer_->context()->abandoned()) return;
+  // Through the loop, because the last reference may go while the engine's lock is held.
+  const auto post = [this] {
+    peer_->context()->engine().loop().post([peer = peer_, key = key_, function = function_] {
+      const std::string& name = peer->node_.name();
+      peer->reply_locked(key, Error{ErrorCode::remote,
+                                    "the handler of '" + function + "' at peer '" + name +
+                                        "' dropped the call without a reply",
+                                    name,
+                                    function,
+                                    "RuntimeError",
+                                    {},
+                                    Ran::yes});
+    });
+  };
+  // Without memory for it the caller waits until its time is up.
+  guard(post, [](const Error&) {});
+}
+
+}  // namespace moolink::runtime

@@ -1,0 +1,120 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "base/time.h"
+#include "rpc/node.h"
+#include "runtime/engine/workers.h"
+#include "runtime/peer/standing.h"
+#include "wire/payload.h"
+
+namespace moolink::runtime {
+
+class Context;
+class RpcPeer;
+
+// The way back of one call: the first reply is sent, from any thread. Dropped without one, it tells
+// the caller so at once. Of a streamed call: items, as many as the caller takes, and then the
+// reply.
+class Responder {
+ public:
+  // `credit`: items that the caller takes now; 0: it wants one reply.
+  Responder(std::shared_ptr<RpcPeer> peer, rpc::CallKey key, std::string function,
+            std::uint64_t credit, wire::Payload arguments)
+      : peer_(std::move(peer)),
+        key_(key),
+        function_(std::move(function)),
+        arguments_(std::move(arguments)),
+        streamed_(credit > 0),
+        allowed_(credit) {}
+  ~Responder();
+  Responder(const Responder&) = delete;
+  Responder& operator=(const Responder&) = delete;
+
+  // That of the peer which was called.
+  const std::shared_ptr<Context>& context() const;
+  // The caller, to whom the reply and items go.
+  Recipient recipient() const;
+  // False if there was a reply already.
+  bool send(rpc::Reply reply);
+  bool sent() const { return sent_; }
+  // Somebody else replies.
+  void disown() { sent_ = true; }
+  // The caller does not wait any more.
+  bool cancelled() const { return cancelled_; }
+  // Runs `task` on a worker as soon as that is so; never once there was a reply.
+  void on_cancel(Task task);
+  const std::string& function() const { return function_; }
+  const rpc::CallKey& key() const { return key_; }
+
+  // What the call was made with. It is the first one's to ask: of the worker that begins the call,
+  // or of its end before that, lest calls that wait for a worker hold memory though nobody wants
+  // them.
+  std::optional<wire::Payload> take_arguments() {
+    if (taken_.exchange(true)) return std::nullopt;
+    return std::move(arguments_);
+  }
+
+  // The thread that runs the handler; 0: none yet.
+  struct Run {
+    Time began{};
+    int thread = 0;
+  };
+  void begin(Time now, int thread) {
+    began_ = now;
+    thread_.store(thread, std::memory_order_release);
+  }
+  Run run() const {
+    const int thread = thread_.load(std::memory_order_acquire);
+    return thread == 0 ? Run{} : Run{began_, thread};
+  }
+
+  // --- of a streamed call, by one thread at a time
+  bool streamed() const { return streamed_; }
+  bool has_room() const { return items_ < allowed_; }
+  // Throws Exception{invalid_argument} if the item cannot travel, or there is no room.
+  void send_item(wire::Payload item);
+  // Runs the task on a worker once there is room, or the caller does not wait any more. Until then
+  // the task, and what it holds, is kept alive.
+  void when_room(Task task);
+
+  // --- with the engine's lock held
+  void cancel();
+  void raise_credit(std::uint64_t allowed);
+
+ private:
+  void resume();
+
+  std::shared_ptr<RpcPeer> peer_;
+  const rpc::CallKey key_;
+  const std::string function_;
+  wire::Payload arguments_;
+  std::atomic<bool> taken_{false};
+  std::atomic<bool> sent_{false};
+  std::atomic<bool> cancelled_{false};
+  const bool streamed_;
+  std::atomic<std::uint64_t> allowed_;
+  std::uint64_t items_ = 0;
+  Tasks resume_;     // one, or none
+  Tasks on_cancel_;  // guarded by the engine's lock
+  Time began_{};     // written once, before thread_
+  std::atomic<int> thread_{0};
+};
+
+// A call to be run by a handler.
+struct Incoming {
+  std::shared_ptr<Responder> responder;
+  std::string caller;  // its name
+  wire::Payload arguments;
+  Time deadline;  // kNever: none
+};
+
+// Runs on a worker.
+using CallHandler = std::function<void(Incoming)>;
+
+}  // namespace moolink::runtime

@@ -1,0 +1,496 @@
+#include "runtime/peer/rpc_peer.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <string_view>
+#include <utility>
+
+#include "base/barrier.h"
+#include "base/names.h"
+#include "rpc/token_policy.h"
+#include "transport/shm/transport.h"
+#include "transport/tcp/transport.h"
+#include "transport/verbs/availability.h"
+
+namespace moolink::runtime {
+namespace {
+
+// The handlers that run on this thread, the innermost first.
+struct Frame {
+  const RpcPeer* peer;
+  const void* function;
+  const Frame* outer;
+};
+thread_local const Frame* innermost = nullptr;
+
+bool in_handler_of_function(const void* function) {
+  for (const Frame* frame = innermost; frame != nullptr; frame = frame->outer) {
+    if (frame->function == function) return true;
+  }
+  return false;
+}
+
+std::unique_ptr<const rpc::Policy> make_policy(const crypto::Keyring& keyring,
+                                               const std::string& origin) {
+  if (keyring.empty()) return std::make_unique<rpc::OpenPolicy>();
+  crypto::Digest seed;
+  for (std::size_t at = 0; at < seed.size(); at += 8) {
+    const std::uint64_t word = entropy64();
+    std::memcpy(seed.data() + at, &word, 8);
+  }
+  return std::make_unique<rpc::TokenPolicy>(keyring, origin, seed);
+}
+
+rpc::Config node_config(const RpcOptions& options, const Context& context) {
+  rpc::Config config;
+  config.instance = Uid::from_entropy();
+  config.name = options.name.empty() ? config.instance.hex() : options.name;
+  check_name("a peer's name", config.name);
+  config.host_key = context.host_key();
+  config.limits = options.limits;
+  config.timing = options.timing;
+  if (options.transports) config.paths = *options.transports;
+  return config;
+}
+
+std::string environment_variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+std::string chosen_interface(const RpcOptions& options) {
+  return options.interface ? *options.interface : environment_variable("MOOLINK_INTERFACE");
+}
+
+std::unique_ptr<transport::Transport> make_transport(wire::PathKind kind,
+                                                     transport::Environment& environment) {
+  switch (kind) {
+    case wire::PathKind::tcp:
+      return std::make_unique<transport::tcp::TcpTransport>(environment);
+    case wire::PathKind::shm:
+      return std::make_unique<transport::shm::ShmTransport>(environment);
+    case wire::PathKind::verbs:
+      return transport::verbs::make_transport(environment);
+  }
+  throw Exception(ErrorCode::invalid_argument,
+                  "transport " + std::string(wire::path_name(kind)) + " is not available");
+}
+
+// moolib's "ipc://<name>" is the socket of that name on this host.
+std::string with_scheme(const std::string& address) {
+  constexpr std::string_view kIpc = "ipc://";
+  if (address.starts_with(kIpc)) {
+    std::string name = address.substr(kIpc.size());
+    if (name.empty()) {
+      throw Exception(ErrorCode::invalid_argument,
+                      "malformed address '" + address + "': it has no name (ipc://<name>)");
+    }
+    std::replace(name.begin(), name.end(), '/', '%');  // people use paths as names
+    return "shm:///moolink.ipc." + name;
+  }
+  return address.find("://") == std::string::npos ? "tcp://" + address : address;
+}
+
+}  // namespace
+
+bool RpcPeer::runs_handler_here() const { return innermost != nullptr && innermost->peer == this; }
+
+// --- life
+
+std::shared_ptr<RpcPeer> RpcPeer::create(std::shared_ptr<Context> context, RpcOptions options) {
+  const Engine::Lock lock = context->lock();
+  std::shared_ptr<RpcPeer> peer(new RpcPeer(context, std::move(options)));
+  peer->returns_ = std::make_shared<LoanReturns>(peer);
+  context->engine().add(*peer);
+  try {
+    context->add(static_cast<Forkable&>(*peer));
+  } catch (...) {
+    context->engine().remove(*peer);
+    throw;
+  }
+  return peer;
+}
+
+RpcPeer::RpcPeer(std::shared_ptr<Context> context, RpcOptions options)
+    : context_(std::move(context)),
+      chosen_(options.transports),
+      keyring_(options.keyring),
+      policy_(make_policy(keyring_, options.key_origin)),
+      environment_{context_->engine().loop(), context_->pool(),         *this, options.limits,
+                   context_->host_key(),      chosen_interface(options)},
+      node_(node_config(options, *context_), context_->pool(), *policy_, entropy64()) {
+  environment_.lending = &context_->lending();
+  environment_.keyring = keyring_;
+  environment_.name = node_.name();
+}
+
+RpcPeer::~RpcPeer() = default;
+
+void RpcPeer::abandon() noexcept {
+  for (const auto& transport : transports_) transport->abandon();
+  descriptors_.abandon();
+  new std::shared_ptr<RpcPeer>(shared_from_this());
+}
+
+Engine::Lock RpcPeer::lock_open() {
+  Engine::Lock lock = context_->lock();
+  if (closing_) throw Exception(ErrorCode::closed, "the peer '" + node_.name() + "' was closed");
+  return lock;
+}
+
+// The end of an operation from outside of the loop.
+void RpcPeer::operation_done() {
+  carry_out();
+  settle();
+}
+
+// A call or a reply was written: one system call carries a whole burst of them. A doorbell of
+// shared memory is rung at once: it costs less than putting it off.
+void RpcPeer::call_done() {
+  carry_out();
+  const bool by_socket = std::all_of(dirty_.begin(), dirty_.end(), [](const auto& connection) {
+    return connection->path() == wire::PathKind::tcp;
+  });
+  if (!by_socket) return settle();
+  context_->engine().flush_bursts();
+  context_->engine().rearm(node_.next_deadline());
+}
+
+void RpcPeer::settle(Time deadline) {
+  flush();
+  context_->engine().rearm(std::min(deadline, node_.next_deadline()));
+}
+
+// --- names, addresses
+
+std::string RpcPeer::name() {
+  const Engine::Lock lock = context_->lock();
+  return node_.name();
+}
+
+void RpcPeer::set_name(const std::string& name) {
+  const Engine::Lock lock = lock_open();
+  node_.set_name(name);
+  environment_.name = name;
+}
+
+void RpcPeer::set_transports(const std::vector<wire::PathKind>& transports) {
+  const Engine::Lock lock = lock_open();
+  if (started_) {
+    throw Exception(ErrorCode::invalid_argument,
+                    "transports are chosen before the first listen or connect");
+  }
+  if (transports.empty()) {
+    throw Exception(ErrorCode::invalid_argument, "at least one transport is needed");
+  }
+  chosen_ = transports;
+  node_.set_paths(transports);
+}
+
+// Where there are other paths they serve, and explain() tells.
+std::vector<std::unique_ptr<transport::Transport>> RpcPeer::make_transports(EnabledPaths& paths) {
+  std::vector<std::unique_ptr<transport::Transport>> made;
+  for (const wire::PathKind kind : paths.kinds) {
+    try {
+      made.push_back(make_transport(kind, environment_));
+    } catch (const Exception& e) {
+      if (kind != wire::PathKind::verbs || paths.kinds.size() == 1) throw;
+      paths.no_verbs = e.error().message;
+      context_->log(LogLevel::warning, "RDMA is not used: " + paths.no_verbs);
+    }
+  }
+  if (!paths.no_verbs.empty()) std::erase(paths.kinds, wire::PathKind::verbs);
+  return made;
+}
+
+// The first listen or connect: from now on peers of this host can find a way here.
+void RpcPeer::start() {
+  if (started_) return;
+  const transport::verbs::Availability& found = transport::verbs::availability();
+  const bool wanted = chosen_ && std::ranges::count(*chosen_, wire::PathKind::verbs) != 0;
+  EnabledPaths paths =
+      chosen_ ? EnabledPaths{*chosen_, wanted ? std::string() : found.reason}
+              : default_paths(found, !keyring_.empty(), environment_variable("MOOLINK_VERBS"));
+  transports_ = make_transports(paths);
+  node_.set_paths(paths.kinds);
+  node_.set_no_verbs(paths.no_verbs);
+  started_ = true;
+  if (std::ranges::count(paths.kinds, wire::PathKind::shm) != 0) listen_unasked("shm://");
+}
+
+std::vector<std::string> RpcPeer::listen(const std::string& address, const std::string& advertise) {
+  const Engine::Lock lock = lock_open();
+  start();
+  const std::string full = with_scheme(address);
+  transport::Transport& transport = transport_for(full);
+  // Refused before anything is bound.
+  if (!advertise.empty()) transport.announced(advertise, {"tcp://*:1"});
+  const std::vector<std::string> bound = transport.listen(full);
+  std::vector<std::string> announced =
+      advertise.empty() ? bound : transport.announced(advertise, bound);
+  listens_.insert(transport.kind());
+  addresses_.insert(addresses_.end(), announced.begin(), announced.end());
+  node_.listening(addresses_);
+  listen_for_rdma(bound);
+  operation_done();
+  return announced;
+}
+
+void RpcPeer::connect(const std::string& address) {
+  const Engine::Lock lock = lock_open();
+  start();
+  const std::string full = with_scheme(address);
+  transport_for(full).check(full);
+  node_.connect(io::now(), full);
+  operation_done();
+}
+
+transport::Transport& RpcPeer::transport_for(const std::string& address) {
+  for (const auto& transport : transports_) {
+    if (transport->accepts(address)) return *transport;
+  }
+  throw Exception(ErrorCode::invalid_argument,
+                  "no enabled transport serves the address '" + address + "'");
+}
+
+// --- calls
+
+std::shared_ptr<Future> RpcPeer::start_call(const std::string& peer, const std::string& function,
+                                            wire::Payload arguments, Duration timeout,
+                                            std::uint16_t lane) {
+  auto future = std::make_shared<Future>(context_);
+  ++stats_.calls_sent;
+  const rpc::CallId id = node_.call(clock(), peer, function, std::move(arguments), timeout, lane);
+  record(FlightKind::call, peer, id, function);
+  future->set_subject("call", id);
+  try {
+    future->on_cancel([this, id] {
+      node_.cancel(io::now(), id);
+      operation_done();
+    });
+    futures_.emplace(id, future);
+  } catch (...) {
+    node_.cancel(io::now(), id);  // nobody could hear of it
+    operation_done();
+    throw;
+  }
+  call_done();
+  return future;
+}
+
+std::shared_ptr<Stream> RpcPeer::stream(const std::string& peer, const std::string& function,
+                                        wire::Payload arguments, Duration timeout,
+                                        std::uint16_t lane, std::uint64_t credit) {
+  auto stream = std::make_shared<Stream>(context_, credit);
+  const Engine::Lock lock = lock_open();
+  ++stats_.calls_sent;
+  const rpc::CallId id =
+      node_.stream(clock(), peer, function, std::move(arguments), timeout, lane, credit);
+  record(FlightKind::call, peer, id, function);
+  stream->set_subject("stream", id);
+  try {
+    stream->control({[this, id](std::uint64_t more) {
+                       node_.raise_credit(io::now(), id, more);
+                       operation_done();
+                     },
+                     [this, id] {
+                       node_.cancel(io::now(), id);
+                       operation_done();
+                     }});
+    streams_.emplace(id, stream);
+  } catch (...) {
+    node_.cancel(io::now(), id);
+    operation_done();
+    throw;
+  }
+  operation_done();
+  return stream;
+}
+
+void RpcPeer::define(const std::string& function, CallHandler handler, const std::string& group) {
+  const Engine::Lock lock = lock_open();
+  auto entry = std::make_shared<Function>();
+  entry->handler = std::move(handler);
+  const auto [defined, is_new] = functions_.emplace(function, std::move(entry));
+  if (!is_new) {
+    throw Exception(ErrorCode::invalid_argument,
+                    "function '" + function + "' is defined already; undefine it first");
+  }
+  try {
+    node_.define(function, group);
+  } catch (...) {
+    functions_.erase(defined);
+    throw;
+  }
+  operation_done();
+}
+
+bool RpcPeer::undefine(const std::string& function, const Engine::Interrupt& interrupt) {
+  std::shared_ptr<Function> entry;  // its handler is destroyed without the lock
+  Engine::Lock lock = lock_open();
+  const auto found = functions_.find(function);
+  if (found == functions_.end()) return false;
+  entry = found->second;
+  functions_.erase(found);
+  node_.undefine(function);
+  operation_done();
+  if (entry->running == 0 || in_handler_of_function(entry.get())) return true;
+  Waiter drained;
+  drained.what = "undefine(): handlers that run";
+  entry->drained.push_back(&drained);
+  struct Forget {
+    Function& entry;
+    Waiter* waiter;
+    ~Forget() { std::erase(entry.drained, waiter); }
+  } const forget{*entry, &drained};
+  context_->wait(lock, drained, kNever, interrupt);
+  return true;
+}
+
+void RpcPeer::reply_locked(const rpc::CallKey& key, rpc::Reply reply) {
+  if (finished_) return;
+  const Time now = clock();
+  const auto handling = running_.find(key);
+  if (handling != running_.end()) {
+    const Error* error = std::get_if<Error>(&reply);
+    record(FlightKind::reply, handling->second.caller, key.id, error ? error->message : "");
+    handling->second.replied = true;
+    forget_if_over(handling);
+  }
+  node_.reply(now, key, std::move(reply));
+  // A worker flushes when it has nothing more to run; of other threads nothing is known.
+  Workers::on_worker_thread() ? call_done() : operation_done();
+}
+
+void RpcPeer::send_item(const rpc::CallKey& key, wire::Payload item) {
+  const Engine::Lock lock = context_->lock();
+  if (finished_) return;
+  node_.send_item(io::now(), key, std::move(item));
+  operation_done();
+}
+
+void RpcPeer::tell_who_waited(Awaitable& late) {
+  guard([&] { late.set_detail(context_->who_waited(now_)); }, [](const Error&) {});
+}
+
+void RpcPeer::forget_if_over(HandlingOf::iterator handling) {
+  const Handling& entry = handling->second;
+  if (entry.returned && (entry.replied || entry.unwanted)) running_.erase(handling);
+}
+
+// On a worker.
+void RpcPeer::run(const std::shared_ptr<Function>& function, Incoming incoming) {
+  const std::shared_ptr<Responder> responder = incoming.responder;
+  const Frame frame{this, function.get(), innermost};
+  innermost = &frame;
+  try {
+    const Time now = io::now();
+    responder->begin(now, Engine::this_thread());
+    if (now >= incoming.deadline) {
+      responder->send(Error{ErrorCode::timeout,
+                            "the call of '" + responder->function() +
+                                "' waited for its handler until its time was up; it was not run",
+                            {},
+                            responder->function(),
+                            {},
+                            {},
+                            Ran::no});
+    } else if (auto arguments = responder->take_arguments(); arguments) {
+      incoming.arguments = std::move(*arguments);
+      function->handler(std::move(incoming));
+    }
+  } catch (const std::exception&) {
+    const auto fail = [&] {
+      responder->send(Error{ErrorCode::remote,
+                            current_error().message,
+                            {},
+                            responder->function(),
+                            "RuntimeError",
+                            {},
+                            Ran::yes});
+    };
+    guard(fail, [](const Error&) {});  // it replies when it is dropped
+  }
+  innermost = frame.outer;
+  const Engine::Lock lock = context_->lock();
+  if (const auto handling = running_.find(responder->key()); handling != running_.end()) {
+    handling->second.returned = true;
+    forget_if_over(handling);
+  }
+  if (--function->running == 0) {
+    for (Waiter* waiter : function->drained) context_->engine().finish(*waiter);
+  }
+  if (--stats_.calls_running == idle_at_ && idle_ != nullptr) context_->engine().finish(*idle_);
+}
+
+// --- what is going on
+
+RpcStats RpcPeer::stats() {
+  const Engine::Lock lock = context_->lock();
+  RpcStats stats = stats_;
+  stats.connections = connections_.size();
+  stats.calls_pending = futures_.size() + streams_.size();
+  stats.peers = node_.peers(io::now()).size();
+  return stats;
+}
+
+std::vector<rpc::PeerInfo> RpcPeer::peers() {
+  const Engine::Lock lock = context_->lock();
+  return peers_locked();
+}
+
+std::vector<rpc::PeerInfo> RpcPeer::peers_locked() const { return node_.peers(io::now()); }
+
+std::vector<std::string> RpcPeer::addresses() {
+  const Engine::Lock lock = context_->lock();
+  return addresses_;
+}
+
+// --- services
+
+void RpcPeer::register_service(rpc::Service service, ServiceHandler handler) {
+  if (handler) {
+    services_[service] = std::move(handler);
+  } else {
+    services_.erase(service);
+  }
+}
+
+bool RpcPeer::send_service(const Uid& instance, rpc::Service service, wire::Payload payload) {
+  if (finished_) return false;
+  const bool sent = node_.send_service(io::now(), instance, service, std::move(payload));
+  carry_out();
+  return sent;
+}
+
+void RpcPeer::send_service_to(const Uid& instance, const std::string& peer, rpc::Service service,
+                              wire::Payload payload, const std::string& group) {
+  if (finished_) return;
+  node_.send_service_to(io::now(), instance, peer, service, std::move(payload), group);
+  carry_out();
+}
+
+void RpcPeer::send_service_to_name(const std::string& peer, rpc::Service service,
+                                   wire::Payload payload, const std::string& group) {
+  if (finished_) return;
+  node_.send_service_to_name(io::now(), peer, service, std::move(payload), group);
+  carry_out();
+}
+
+void RpcPeer::fail_peer(const Uid& instance, const Error& error) {
+  if (finished_) return;
+  node_.fail_peer(io::now(), instance, error);
+  carry_out();
+}
+
+void RpcPeer::tick(Time now) {
+  node_.tick(now_ = now);
+  carry_out();
+}
+
+void RpcPeer::flush() {
+  for (const auto& connection : std::exchange(dirty_, {})) connection->flush();
+}
+
+}  // namespace moolink::runtime

@@ -1,0 +1,346 @@
+#pragma once
+
+#include <array>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "base/limits.h"
+#include "crypto/keyring.h"
+#include "rpc/node.h"
+#include "rpc/policy.h"
+#include "runtime/engine/action_pump.h"
+#include "runtime/engine/context.h"
+#include "runtime/engine/driven.h"
+#include "runtime/engine/future.h"
+#include "runtime/engine/stream.h"
+#include "runtime/peer/descriptor_exchange.h"
+#include "runtime/peer/loans.h"
+#include "runtime/peer/paths.h"
+#include "runtime/peer/responder.h"
+#include "runtime/peer/service_router.h"
+#include "runtime/peer/standing.h"
+#include "transport/transport.h"
+
+namespace moolink::runtime {
+
+struct RpcOptions {
+  std::string name;                                       // empty: the instance id
+  std::optional<std::vector<wire::PathKind>> transports;  // none: default_paths()
+  Limits limits;
+  session::Timing timing;
+  // What a listener on every interface binds and announces (transport/tcp/interface.h); none:
+  // the environment variable MOOLINK_INTERFACE.
+  std::optional<std::string> interface;
+  crypto::Keyring keyring;  // what it proves itself with and asks of others; empty: insecure
+  std::string key_origin;   // where the keys are from, for the user
+};
+
+// What went over one kind of path.
+struct PathStats {
+  std::uint64_t frames_written = 0;
+  std::uint64_t frames_received = 0;
+  std::uint64_t bytes_written = 0;  // payload and control
+  std::uint64_t bytes_received = 0;
+};
+
+struct RpcStats {
+  std::uint64_t calls_sent = 0;
+  std::uint64_t calls_succeeded = 0;
+  std::uint64_t calls_failed = 0;
+  std::uint64_t calls_received = 0;
+  std::uint64_t calls_running = 0;                // received, their handlers not yet returned
+  std::uint64_t calls_pending = 0;                // sent, and without a result yet
+  std::array<PathStats, wire::kPathKinds> paths;  // by kind
+  std::uint64_t connections = 0;                  // open now
+  std::uint64_t connections_opened = 0;
+  std::uint64_t dials_failed = 0;
+  std::uint64_t peers = 0;       // known now
+  std::uint64_t peers_lost = 0;  // dead, unreachable or closed
+};
+
+// Told of peers as they come and go; called with the engine's lock held.
+class PeerObserver {
+ public:
+  virtual ~PeerObserver() = default;
+  virtual void peer_up(const rpc::PeerUp& peer) = 0;
+  virtual void peer_down(const rpc::PeerDown& peer) = 0;
+  // What was sent to the instance by a service while it was not up has been dropped.
+  virtual void undelivered(const Uid& /*instance*/) {}
+  // Where this peer dials, somebody has another key.
+  virtual void refused(const rpc::Refused& /*refusal*/) {}
+  // The exception barrier: one of these, or a message to a service, could not be dealt with.
+  virtual void failed(const Error& /*error*/) {}
+  // close() was called: what is pending fails, a farewell may still be sent. May remove itself.
+  virtual void closing() {}
+  // Nothing that others need of it is on its way to them; close() waits for that, not for long.
+  virtual bool has_delivered() const { return true; }
+};
+
+// One peer: carries the actions of its Node out on transports, futures and workers.
+class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
+                      public Driven,
+                      public Forkable,
+                      private transport::Handler {
+ public:
+  static std::shared_ptr<RpcPeer> create(std::shared_ptr<Context> context, RpcOptions options);
+  ~RpcPeer() override;
+
+  const std::shared_ptr<Context>& context() const { return context_; }
+  const Uid& instance() const { return node_.instance(); }
+
+  // --- from any thread, without the lock
+  std::string name();
+  void set_name(const std::string& name);
+  void set_transports(const std::vector<wire::PathKind>& transports);
+  // Returns every address at which this peer can now be dialled through the new listener.
+  // advertise: "host" or "host:port" that others are told instead of the bound addresses.
+  std::vector<std::string> listen(const std::string& address, const std::string& advertise = {});
+  void connect(const std::string& address);
+
+  std::shared_ptr<Future> call(const std::string& peer, const std::string& function,
+                               wire::Payload arguments, Duration timeout, std::uint16_t lane) {
+    const Engine::Lock lock = lock_open();
+    return start_call(peer, function, std::move(arguments), timeout, lane);
+  }
+  // The same unless it would have to wait for the engine's lock, or this peer is closed: then it
+  // returns nullptr and `arguments` are as before.
+  std::shared_ptr<Future> call_at_once(const std::string& peer, const std::string& function,
+                                       wire::Payload& arguments, Duration timeout,
+                                       std::uint16_t lane) {
+    const Engine::Lock lock = context_->try_lock();
+    if (!lock.owns_lock() || closing_) return nullptr;
+    return start_call(peer, function, std::move(arguments), timeout, lane);
+  }
+  // A call whose handler sends items before its reply; at most `credit` of them (above 0) wait to
+  // be taken. `timeout`: of each item.
+  std::shared_ptr<Stream> stream(const std::string& peer, const std::string& function,
+                                 wire::Payload arguments, Duration timeout, std::uint16_t lane,
+                                 std::uint64_t credit);
+  // Memory of the peer that is to receive a message, if it has given some. Released when unused.
+  std::optional<PlacedMemory> place(const std::string& peer, std::size_t bytes);
+  std::optional<PlacedMemory> place(const Uid& peer, std::size_t bytes);
+  // Whether parts of a message to it may lie in a CUDA device's memory.
+  bool reads_devices(const std::string& peer);
+  bool reads_devices(const Uid& peer);
+  // Throws Exception{invalid_argument} if the name is taken.
+  // Peers whose key is that of another group than `group` (empty: any) cannot call it.
+  void define(const std::string& function, CallHandler handler, const std::string& group = {});
+  // Waits until no call of it runs, unless called by the handler itself; false: not defined.
+  bool undefine(const std::string& function, const Engine::Interrupt& interrupt);
+
+  // Waits a moment for handlers that run, flushes replies, says goodbye, fails pending calls.
+  void close();
+  bool closed() const { return closing_; }
+
+  RpcStats stats();
+  std::vector<rpc::PeerInfo> peers();
+  std::vector<std::string> addresses();
+  // rpc_peer_describe.cc
+  rpc::Explanation explain(const std::string& peer);
+  // The last events of this peer, oldest first, a line each.
+  std::vector<std::string> flight_recorder();
+
+  // --- with the engine's lock held: for machines beside the Node (groups, accumulators)
+  using ServiceHandler =
+      std::function<void(const Uid& from, const std::string& from_name, wire::Payload payload)>;
+  // nullptr: nobody listens any more.
+  void register_service(rpc::Service service, ServiceHandler handler);
+  // False: no such peer is up, the message is dropped.
+  bool send_service(const Uid& instance, rpc::Service service, wire::Payload payload);
+  void send_service_to(const Uid& instance, const std::string& peer, rpc::Service service,
+                       wire::Payload payload, const std::string& group = {});
+  void send_service_to_name(const std::string& peer, rpc::Service service, wire::Payload payload,
+                            const std::string& group = {});
+  // Something that came from the peer, or is for it, cannot be carried out: the session ends at
+  // both ends, for that reason, and groups go on in another epoch.
+  void fail_peer(const Uid& instance, const Error& error);
+  bool may_concern(const Uid& instance, const std::string& group) const {
+    return node_.may_concern(instance, group);
+  }
+  void add(PeerObserver& observer) { observers_.push_back(&observer); }
+  void remove(PeerObserver& observer) { std::erase(observers_, &observer); }
+  // Passes descriptors to a peer of this host, whose descriptors() are told; false: there is no
+  // connection through shared memory now.
+  bool share(const Uid& instance, const Uid& key, std::span<const int> descriptors);
+  DescriptorExchange& descriptors() { return descriptors_; }
+  // For a second at most. The lock is given up meanwhile.
+  void wait_until_delivered(Engine::Lock& lock, const std::function<bool()>& delivered);
+  bool flushed(const Uid& instance) const { return node_.flushed(instance); }
+  const std::string& name_locked() const { return node_.name(); }
+  std::vector<rpc::PeerInfo> peers_locked() const;
+  rpc::Explanation explain_locked(Time now, const std::string& peer) const {
+    return node_.explain(now, peer);
+  }
+  ServiceRouter& router() { return router_; }
+  // The end of what a machine beside the Node did outside of the loop: writes out what it sent, and
+  // has the loop look at the clock again. `deadline` is that machine's own.
+  void settle(Time deadline = kNever);
+  // Tells the lenders of loans that have ended here.
+  void return_loans();
+  // A standing grant that is not needed.
+  void release(wire::ConnectionId connection, std::uint64_t grant);
+
+  // Driven, Forkable
+  void tick(Time now) override;
+  Time next_deadline() const override { return node_.next_deadline(); }
+  void flush() override;
+  void describe(Time now, Describe how, std::string& text) const override;
+  void abandon() noexcept override;
+
+ private:
+  friend class Responder;
+
+  struct Function {
+    CallHandler handler;
+    std::size_t running = 0;       // calls not yet returned, queued ones too
+    std::vector<Waiter*> drained;  // undefine() waits here
+  };
+  // A call that a handler has here: until it has returned, and has replied or is not to any more.
+  struct Handling {
+    std::weak_ptr<Responder> responder;
+    std::string caller;
+    Time arrived{};
+    bool replied = false;
+    bool unwanted = false;
+    bool returned = false;
+  };
+  using HandlingOf = std::map<rpc::CallKey, Handling>;
+  using Connections =
+      std::unordered_map<wire::ConnectionId, std::shared_ptr<transport::Connection>>;
+
+  RpcPeer(std::shared_ptr<Context> context, RpcOptions options);
+
+  // rpc_peer_network.cc: what transports tell, what the Node wants done
+  void opened(std::shared_ptr<transport::Connection> connection,
+              const std::string& dialled_address) override;
+  void closed(transport::Connection& connection, const Error& error, bool peer_dead) override;
+  void dial_failed(const std::string& address, const Error& error) override;
+  void turned_away(const Error& error) override;
+  void cannot_accept(const Error& error) override;
+  void received(transport::Connection& connection, wire::ReceivedFrame frame) override;
+  std::span<std::byte> chunk_target(transport::Connection& connection,
+                                    const wire::ChunkHead& head) override;
+  void chunk_received(transport::Connection& connection, const wire::ChunkHead& head) override;
+  void writable(transport::Connection& connection) override;
+  void grant_filled(transport::Connection& connection, const wire::GrantPlace& place) override;
+  void shared(transport::Connection& connection, const Uid& key,
+              std::vector<Descriptor> descriptors) override;
+
+  void carry_out();
+  void ask_for_more();
+  void perform(rpc::Write& action);
+  void perform(rpc::RunHandler& action);
+  void perform(rpc::Complete& action);
+  void perform(rpc::StreamItem& action);
+  void perform(rpc::CreditRaised& action);
+  void perform(rpc::ServiceMessage& action);
+  void perform(rpc::CancelHandler& action);
+  void perform(rpc::Dial& action);
+  void perform(rpc::Establish& action);
+  void perform(rpc::CloseConnection& action);
+  void perform(rpc::AllocateGrant& action);
+  void perform(rpc::FillGrant& action);
+  void refuse_path(wire::ConnectionId id, const Error& error);
+  template <class Bytes>
+  bool can_bring_to_host(wire::ConnectionId connection, Bytes& bytes);
+  void tell_who_waited(Awaitable& late);
+  void tell_refusal(const std::string& reason);
+  bool reads_devices(std::optional<wire::ConnectionId> in_use);
+  std::optional<PlacedMemory> hold(const std::optional<session::Session::StandingPlace>& standing,
+                                   std::size_t bytes);
+  void perform(rpc::PassSegments& action);
+  void perform(rpc::MapLoan& action);
+  void perform(rpc::PeerUp& action);
+  void perform(rpc::PeerDown& action);
+  void perform(rpc::Undelivered& action);
+  void perform(rpc::Refused& action);
+  void perform(rpc::Log& action);
+  void perform(rpc::Closed& action);
+  // rpc_peer_ends.cc: what an action was for, which could not be carried out, ends.
+  void end(rpc::Action& action, const Error& error);
+  void end(const rpc::RunHandler& action, const Error& error);
+  void end(const rpc::StreamItem& action, const Error& error);
+  void end(const rpc::CreditRaised& action, const Error& error);
+  void end(const rpc::ServiceMessage& action, const Error& error);
+  void end(const rpc::Dial& action, const Error& error);
+  template <class Tell>
+  void tell_observers(const Tell& tell);
+  void record(FlightKind kind, std::string_view peer, std::uint64_t id, std::string_view text) {
+    context_->recorder().record(now_, kind, node_.name(), peer, id, text);
+  }
+  void record_frame(FlightKind kind, wire::ConnectionId connection, wire::FrameType type);
+  transport::Connection* find(wire::ConnectionId id);
+  transport::Transport& transport_for(const std::string& address);
+  void listen_beside(const transport::Connection& connection);
+  void listen_unasked(const std::string& address);
+  void listen_for_rdma(const std::vector<std::string>& bound);
+
+  // rpc_peer_describe.cc
+  void describe_peers(Time now, std::string& text) const;
+  void describe_calls(Time now, std::size_t most, const std::string& indent,
+                      std::string& text) const;
+  void describe_handlers(Time now, std::size_t most, const std::string& indent,
+                         std::string& text) const;
+
+  // rpc_peer.cc
+  Time clock() { return now_ = io::now(); }
+  void forget_if_over(HandlingOf::iterator handling);
+  Engine::Lock lock_open();
+  std::shared_ptr<Future> start_call(const std::string& peer, const std::string& function,
+                                     wire::Payload arguments, Duration timeout, std::uint16_t lane);
+  // Whether this thread runs a handler of this peer.
+  bool runs_handler_here() const;
+  template <class Begin>
+  void await(Engine::Lock& lock, Waiter*& waiter, const char* what, Duration within,
+             const Begin& begin);
+  void fail_pending();
+  void operation_done();
+  void call_done();
+  void start();
+  std::vector<std::unique_ptr<transport::Transport>> make_transports(EnabledPaths& paths);
+  void reply_locked(const rpc::CallKey& key, rpc::Reply reply);
+  void send_item(const rpc::CallKey& key, wire::Payload item);
+  void run(const std::shared_ptr<Function>& function, Incoming incoming);
+
+  std::shared_ptr<Context> context_;
+  std::optional<std::vector<wire::PathKind>> chosen_;  // the transports that the user named
+  const crypto::Keyring keyring_;
+  const std::unique_ptr<const rpc::Policy> policy_;
+  transport::Environment environment_;
+  rpc::Node node_;
+  std::vector<std::unique_ptr<transport::Transport>> transports_;
+  std::vector<std::string> addresses_;
+  std::set<wire::PathKind> listens_;
+  Connections connections_;
+  std::vector<std::shared_ptr<transport::Connection>> dirty_;  // written to in this turn
+  std::vector<wire::ConnectionId> fed_;  // chunks were written to since the Node was last asked
+  std::vector<rpc::Action> actions_;
+  ActionPump pump_;
+
+  std::unordered_map<rpc::CallId, std::shared_ptr<Future>> futures_;
+  std::unordered_map<rpc::CallId, std::shared_ptr<Stream>> streams_;
+  std::map<std::string, std::shared_ptr<Function>> functions_;
+  HandlingOf running_;
+  std::map<rpc::Service, ServiceHandler> services_;
+  ServiceRouter router_{*this};
+  DescriptorExchange descriptors_;
+  std::shared_ptr<LoanReturns> returns_;
+  std::vector<PeerObserver*> observers_;
+  RpcStats stats_;
+  Time now_{};  // of the event that is being dealt with
+  std::atomic<bool> closing_{false};
+  bool started_ = false;    // listens or connects: the transports are there
+  bool finished_ = false;   // the Node has closed
+  Waiter* idle_ = nullptr;  // close() waits until `idle_at_` handlers run
+  std::uint64_t idle_at_ = 0;
+  Waiter* node_closed_ = nullptr;  // close() waits for the Node
+  bool told_refusal_ = false;      // of memory of CUDA devices
+};
+
+}  // namespace moolink::runtime

@@ -1,0 +1,157 @@
+// Ends: of what could not be carried out, and of the peer.
+
+#include <algorithm>
+#include <utility>
+
+#include "base/barrier.h"
+#include "runtime/peer/rpc_peer.h"
+
+namespace moolink::runtime {
+namespace {
+
+constexpr Duration kFinishHandlers = milliseconds(500);
+constexpr Duration kDeliver = seconds(1);
+constexpr Duration kCloseMargin = milliseconds(500);
+
+}  // namespace
+
+// --- what could not be carried out
+
+void RpcPeer::end(rpc::Action& action, const Error& error) {
+  std::visit(
+      [&](auto& which) {
+        if constexpr (requires { which.connection; }) {
+          refuse_path(which.connection, error);  // what it has lost goes over the next one
+        } else if constexpr (requires { end(which, error); }) {
+          end(which, error);
+        } else {
+          context_->log(LogLevel::error,
+                        "peer '" + node_.name() + "' went on after an error: " + error.message);
+        }
+      },
+      action);
+}
+
+void RpcPeer::end(const rpc::RunHandler& action, const Error& error) {
+  node_.reply(io::now(), action.key,
+              Error{ErrorCode::error,
+                    "peer '" + node_.name() + "' cannot run the call: " + error.message,
+                    node_.name(),
+                    {},
+                    {},
+                    {},
+                    Ran::no});
+}
+
+void RpcPeer::end(const rpc::StreamItem& action, const Error& error) {
+  const auto stream = streams_.extract(action.id);
+  if (!stream.empty()) stream.mapped()->complete(error);
+  node_.cancel(io::now(), action.id);
+}
+
+void RpcPeer::end(const rpc::CreditRaised& action, const Error& error) {
+  node_.reply(io::now(), action.key, error);
+}
+
+// Nobody sends it again; the machines that it is for know of lost sessions.
+void RpcPeer::end(const rpc::ServiceMessage& action, const Error& error) {
+  node_.fail_peer(io::now(), action.from, error);
+}
+
+void RpcPeer::end(const rpc::Dial& action, const Error& error) {
+  node_.dial_failed(io::now(), action.address, error);
+}
+
+// The peer has said something of its memory that cannot be.
+void RpcPeer::refuse_path(wire::ConnectionId id, const Error& error) {
+  const auto node = connections_.extract(id);
+  node_.closed(io::now(), id, error);
+  if (!node.empty()) node.mapped()->close();
+}
+
+// --- of the peer
+
+// Each step behind the barrier: whatever fails, the peer is closed when this returns.
+void RpcPeer::close() {
+  if (context_->abandoned() || closing_.exchange(true)) return;
+  const auto ignore = [](const Error&) {};
+  std::vector<std::unique_ptr<transport::Transport>> transports;  // destroyed without the lock
+  Engine::Lock lock = context_->lock();
+  idle_at_ = runs_handler_here() ? 1 : 0;
+  if (stats_.calls_running > idle_at_) {
+    await(lock, idle_, "close(): handlers that run", kFinishHandlers, [] {});
+  }
+  guard(
+      [&] {
+        wait_until_delivered(
+            lock, [this] { return std::ranges::all_of(observers_, &PeerObserver::has_delivered); });
+      },
+      ignore);
+  for (std::size_t i = observers_.size(); i-- > 0;) {  // they may remove themselves
+    guard([&] { observers_[i]->closing(); }, ignore);
+  }
+  await(lock, node_closed_, "close(): replies to be sent",
+        rpc::Config{}.close_within + kCloseMargin, [&] {
+          node_.close(io::now());
+          operation_done();
+        });
+  finished_ = true;
+  for (const auto& transport : transports_) transport->stop();
+  transports.swap(transports_);
+  connections_.clear();
+  dirty_.clear();
+  context_->engine().remove(*this);
+  context_->remove(static_cast<Forkable&>(*this));
+  fail_pending();
+  functions_.clear();
+  services_.clear();
+  observers_.clear();
+}
+
+// Does what ends in finish(`waiter`) and waits for that, if either of them does not fail.
+template <class Begin>
+void RpcPeer::await(Engine::Lock& lock, Waiter*& waiter, const char* what, Duration within,
+                    const Begin& begin) {
+  Waiter waits;
+  waits.what = what;
+  waiter = &waits;
+  const auto wait = [&] {
+    begin();
+    context_->wait(lock, waits, io::now() + within, {});
+  };
+  guard(wait, [](const Error&) {});
+  waiter = nullptr;
+}
+
+void RpcPeer::fail_pending() {
+  const auto fail = [this](auto& awaited) {
+    const auto say = [&] {
+      awaited.complete(Error{ErrorCode::closed,
+                             "the peer '" + node_.name() + "' was closed",
+                             node_.name(),
+                             {},
+                             {},
+                             {},
+                             Ran::maybe});
+    };
+    guard(say, [&](const Error& error) {
+      awaited.complete(make_error(ErrorCode::closed, error.message));
+    });
+  };
+  for (auto& [id, future] : std::exchange(futures_, {})) fail(*future);
+  for (auto& [id, stream] : std::exchange(streams_, {})) fail(*stream);
+  for (auto& [key, running] : std::exchange(running_, {})) {
+    if (const auto responder = running.responder.lock()) responder->cancel();
+  }
+}
+
+void RpcPeer::wait_until_delivered(Engine::Lock& lock, const std::function<bool()>& delivered) {
+  const Time deadline = io::now() + kDeliver;
+  for (Time now = io::now(); now < deadline && !delivered(); now = io::now()) {
+    Waiter moment;  // no event tells when the last peer has taken what lies in a shared segment
+    moment.what = "close(): what is on its way to other members";
+    context_->wait(lock, moment, now + milliseconds(1), {});
+  }
+}
+
+}  // namespace moolink::runtime

@@ -1,0 +1,499 @@
+// What transports tell the Node, and what the Node wants done.
+
+#include <algorithm>
+#include <map>
+#include <string_view>
+#include <utility>
+
+#include "base/barrier.h"
+#include "device/block.h"
+#include "rpc/dialler.h"
+#include "runtime/peer/device_parts.h"
+#include "runtime/peer/rpc_peer.h"
+
+namespace moolink::runtime {
+
+namespace {
+
+// Where a peer that is bound to these addresses listens for RDMA: where others reach it by tcp.
+// Empty: they do not.
+std::string rdma_address(const std::vector<std::string>& bound) {
+  std::vector<std::string> reached;
+  for (const std::string& address : bound) {
+    if (rpc::is_of(address, wire::PathKind::tcp) && rpc::reachable(address, false)) {
+      reached.push_back(address);
+    }
+  }
+  if (reached.empty()) return {};
+  const std::string_view host = reached.size() > 1 ? "*" : rpc::host_of(reached.front());
+  return "verbs://" + std::string(host) + ":0";
+}
+
+}  // namespace
+
+// --- what transports tell
+
+void RpcPeer::opened(std::shared_ptr<transport::Connection> connection,
+                     const std::string& dialled_address) {
+  transport::Connection& opened = *connection;
+  connections_.emplace(opened.id(), std::move(connection));
+  if (!dialled_address.empty()) listen_beside(opened);
+  ++stats_.connections_opened;
+  const Time now = clock();
+  record(FlightKind::opened, "", opened.id(), opened.peer_address());
+  node_.opened(now, opened.id(), opened.path(), opened.traits(), dialled_address);
+  carry_out();
+}
+
+void RpcPeer::closed(transport::Connection& connection, const Error& error, bool peer_dead) {
+  const Uid instance = node_.instance_of(connection.id());
+  const Time now = clock();
+  record(FlightKind::closed, "", connection.id(), error.message);
+  connections_.erase(connection.id());
+  node_.closed(now, connection.id(), error);
+  if (peer_dead && instance) node_.peer_dead(io::now(), instance);
+  carry_out();
+}
+
+void RpcPeer::dial_failed(const std::string& address, const Error& error) {
+  ++stats_.dials_failed;
+  const Time now = clock();
+  record(FlightKind::dial_failed, "", 0, error.message);
+  node_.dial_failed(now, address, error);
+  carry_out();
+}
+
+void RpcPeer::turned_away(const Error& error) {
+  const Time now = clock();
+  record(FlightKind::closed, "", 0, error.message);
+  node_.turned_away(now, error);
+  carry_out();
+}
+
+void RpcPeer::cannot_accept(const Error& error) {
+  const Time now = clock();
+  node_.cannot_accept(now, error);
+  carry_out();
+}
+
+// Frames that steer a session; those that carry it would leave nothing else in the recorder.
+void RpcPeer::record_frame(FlightKind kind, wire::ConnectionId connection, wire::FrameType type) {
+  switch (type) {
+    case wire::FrameType::hello:
+    case wire::FrameType::welcome:
+    case wire::FrameType::refuse:
+    case wire::FrameType::window:
+    case wire::FrameType::close:
+      return record(kind, "", connection, wire::frame_type_name(type));
+    default:
+      return;
+  }
+}
+
+void RpcPeer::received(transport::Connection& connection, wire::ReceivedFrame frame) {
+  PathStats& path = stats_.paths[static_cast<std::size_t>(connection.path())];
+  ++path.frames_received;
+  path.bytes_received += frame.bytes.size();
+  const Time now = clock();
+  record_frame(FlightKind::received, connection.id(), frame.header.type);
+  node_.received(now, connection.id(), frame);
+  carry_out();
+}
+
+std::span<std::byte> RpcPeer::chunk_target(transport::Connection& connection,
+                                           const wire::ChunkHead& head) {
+  const auto target = node_.chunk_target(connection.id(), head);
+  carry_out();
+  return target;
+}
+
+void RpcPeer::chunk_received(transport::Connection& connection, const wire::ChunkHead& head) {
+  PathStats& path = stats_.paths[static_cast<std::size_t>(connection.path())];
+  ++path.frames_received;
+  path.bytes_received += head.bytes;
+  node_.chunk_received(clock(), connection.id(), head);
+  carry_out();
+}
+
+void RpcPeer::writable(transport::Connection& connection) {
+  node_.writable(io::now(), connection.id());
+  carry_out();
+}
+
+void RpcPeer::grant_filled(transport::Connection& connection, const wire::GrantPlace& place) {
+  stats_.paths[static_cast<std::size_t>(connection.path())].bytes_written += place.bytes;
+  node_.grant_filled(io::now(), connection.id(), place.grant);
+  carry_out();
+}
+
+void RpcPeer::shared(transport::Connection&, const Uid& key, std::vector<Descriptor> descriptors) {
+  descriptors_.arrived(key, std::move(descriptors));
+}
+
+bool RpcPeer::share(const Uid& instance, const Uid& key, std::span<const int> descriptors) {
+  return std::any_of(connections_.begin(), connections_.end(), [&](const auto& entry) {
+    return entry.second->path() == wire::PathKind::shm &&
+           node_.instance_of(entry.first) == instance && entry.second->share(key, descriptors);
+  });
+}
+
+// A peer that connects can be dialled too, on the interface that it connected from: others learn
+// of it through the one it is connected to.
+void RpcPeer::listen_beside(const transport::Connection& connection) {
+  std::string address = connection.local_address();
+  // Others are to come by the interfaces that were chosen, whichever this connection went by.
+  if (!address.empty() && !environment_.interface.empty()) {
+    address = std::string(wire::path_name(connection.path())) + "://*:0";
+  }
+  if (!address.empty() && !listens_.contains(connection.path())) listen_unasked(address);
+}
+
+void RpcPeer::listen_unasked(const std::string& address) {
+  const auto listen = [&] {
+    transport::Transport& transport = transport_for(address);
+    const std::vector<std::string> bound = transport.listen(address);
+    listens_.insert(transport.kind());
+    addresses_.insert(addresses_.end(), bound.begin(), bound.end());
+    node_.listening(addresses_);
+    listen_for_rdma(bound);
+  };
+  guard(listen, [this](const Error& error) {
+    context_->log(LogLevel::warning, "others cannot dial this peer: " + error.message);
+  });
+}
+
+// Beside a listener of tcp that is bound to these addresses.
+void RpcPeer::listen_for_rdma(const std::vector<std::string>& bound) {
+  const bool has_rdma = std::ranges::any_of(transports_, [](const auto& transport) {
+    return transport->kind() == wire::PathKind::verbs;
+  });
+  const std::string address = rdma_address(bound);
+  if (has_rdma && !listens_.contains(wire::PathKind::verbs) && !address.empty()) {
+    listen_unasked(address);
+  }
+}
+
+// --- what the Node wants done
+
+namespace {
+
+const char* to_string(rpc::Service service) {
+  switch (service) {
+    case rpc::Service::directory:
+      return "directory";
+    case rpc::Service::group:
+      return "group";
+    case rpc::Service::collective:
+      return "collective";
+    case rpc::Service::accumulate:
+      return "accumulate";
+    case rpc::Service::snapshot:
+      return "snapshot";
+  }
+  return "";
+}
+
+}  // namespace
+
+void RpcPeer::carry_out() {
+  const auto take = [this]() -> std::vector<rpc::Action>& {
+    ask_for_more();
+    node_.drain(actions_);
+    return actions_;
+  };
+  pump_.run(
+      take,
+      [this](rpc::Action& action) { std::visit([this](auto& which) { perform(which); }, action); },
+      [this](rpc::Action& action, const Error& error) { end(action, error); });
+}
+
+// A session writes two chunks at a time and waits to be told of room. The transport tells when its
+// queue has run low; while the queue has never been full, this does.
+void RpcPeer::ask_for_more() {
+  for (const wire::ConnectionId id : std::exchange(fed_, {})) {
+    const transport::Connection* connection = find(id);
+    if (connection != nullptr && connection->writable()) node_.writable(io::now(), id);
+  }
+}
+
+transport::Connection* RpcPeer::find(wire::ConnectionId id) {
+  const auto found = connections_.find(id);
+  return found == connections_.end() ? nullptr : found->second.get();
+}
+
+// False: CUDA does not give the bytes, so no path can carry them, and the session has ended.
+template <class Bytes>
+bool RpcPeer::can_bring_to_host(wire::ConnectionId connection, Bytes& bytes) {
+  try {
+    bring_to_host(bytes, context_->pool());
+    return true;
+  } catch (const Exception& e) {
+    node_.end_session(io::now(), connection, e.error());
+    return false;
+  }
+}
+
+void RpcPeer::perform(rpc::Write& action) {
+  const auto found = connections_.find(action.connection);
+  if (found == connections_.end()) return;  // it failed; the Node will hear of it or has
+  if (!can_bring_to_host(action.connection, action.frame)) return;
+  PathStats& path = stats_.paths[static_cast<std::size_t>(found->second->path())];
+  ++path.frames_written;
+  path.bytes_written += action.frame.bytes();
+  record_frame(FlightKind::sent, action.connection, action.frame.header.type);
+  if (action.frame.header.type == wire::FrameType::chunk) fed_.push_back(action.connection);
+  found->second->write(std::move(action.frame));
+  if (dirty_.empty() || dirty_.back() != found->second) dirty_.push_back(found->second);
+}
+
+void RpcPeer::perform(rpc::RunHandler& action) {
+  const auto found = functions_.find(action.function);
+  if (found == functions_.end()) {
+    node_.reply(io::now(), action.key,
+                Error{ErrorCode::no_such_function,
+                      "peer '" + node_.name() + "' has no function '" + action.function + "'",
+                      node_.name(),
+                      action.function,
+                      {},
+                      {},
+                      Ran::no});
+    return;
+  }
+  // Its first use was cancelled and has not returned; what it still says must not answer this one.
+  if (running_.contains(action.key)) {
+    return node_.reply(io::now(), action.key,
+                       make_error(ErrorCode::wire, "the number of a call was used twice"));
+  }
+  auto responder =
+      std::make_shared<Responder>(shared_from_this(), action.key, std::move(action.function),
+                                  action.credit, std::move(action.arguments));
+  record(FlightKind::handler, action.caller, action.key.id, responder->function());
+  const auto handling =
+      running_.emplace(action.key, Handling{responder, action.caller, now_}).first;
+  Incoming incoming{responder, std::move(action.caller), {}, action.deadline};
+  try {
+    context_->workers().submit(
+        [self = shared_from_this(), function = found->second,
+         incoming = std::move(incoming)]() mutable { self->run(function, std::move(incoming)); });
+  } catch (...) {
+    responder->disown();  // the caller is told why it does not run
+    running_.erase(handling);
+    throw;
+  }
+  ++stats_.calls_received;
+  ++stats_.calls_running;
+  ++found->second->running;
+}
+
+void RpcPeer::perform(rpc::Complete& action) {
+  const bool failed = std::holds_alternative<Error>(action.result);
+  ++(failed ? stats_.calls_failed : stats_.calls_succeeded);
+  const Error* error = std::get_if<Error>(&action.result);
+  record(FlightKind::result, error ? error->peer : "", action.id, error ? error->message : "");
+  const bool late = error && error->code == ErrorCode::timeout;
+  if (const auto future = futures_.extract(action.id); !future.empty()) {
+    if (late) tell_who_waited(*future.mapped());
+    future.mapped()->complete(std::move(action.result));
+  } else if (const auto stream = streams_.extract(action.id); !stream.empty()) {
+    if (late) tell_who_waited(*stream.mapped());
+    stream.mapped()->complete(std::move(action.result));
+  }
+}
+
+void RpcPeer::perform(rpc::StreamItem& action) {
+  const auto stream = streams_.find(action.id);
+  if (stream != streams_.end()) stream->second->add(std::move(action.item));
+}
+
+void RpcPeer::perform(rpc::CreditRaised& action) {
+  const auto found = running_.find(action.key);
+  if (found == running_.end()) return;
+  if (const auto responder = found->second.responder.lock())
+    responder->raise_credit(action.allowed);
+}
+
+void RpcPeer::perform(rpc::ServiceMessage& action) {
+  record(FlightKind::service, action.from_name, static_cast<std::uint64_t>(action.service),
+         to_string(action.service));
+  const auto found = services_.find(action.service);
+  if (found == services_.end()) return;          // nobody here takes part
+  const ServiceHandler handler = found->second;  // it may unregister itself
+  handler(action.from, action.from_name, std::move(action.payload));
+}
+
+void RpcPeer::perform(rpc::CancelHandler& action) {
+  const auto found = running_.find(action.key);
+  if (found == running_.end()) return;
+  record(FlightKind::stop, found->second.caller, action.key.id, "");
+  if (const auto responder = found->second.responder.lock()) responder->cancel();
+  found->second.unwanted = true;
+  forget_if_over(found);
+}
+
+void RpcPeer::perform(rpc::Dial& action) {
+  record(FlightKind::dial, "", 0, action.address);
+  transport_for(action.address).dial(action.address);
+}
+
+void RpcPeer::perform(rpc::Establish& action) {
+  if (transport::Connection* connection = find(action.connection)) connection->establish();
+}
+
+void RpcPeer::perform(rpc::CloseConnection& action) {
+  record(FlightKind::closed, "", action.connection, action.error.message);
+  const auto node = connections_.extract(action.connection);
+  if (!node.empty()) node.mapped()->close();
+}
+
+void RpcPeer::perform(rpc::AllocateGrant& action) {
+  std::optional<transport::Grant> grant;
+  if (transport::Connection* connection = find(action.connection)) {
+    grant = connection->allocate_grant(action.bytes);
+  }
+  if (grant) {
+    node_.grant_ready(io::now(), action.connection, action.seq, action.part, grant->place,
+                      std::move(grant->memory));
+  } else {
+    node_.grant_ready(io::now(), action.connection, action.seq, action.part, {}, {});
+  }
+}
+
+void RpcPeer::perform(rpc::FillGrant& action) {
+  transport::Connection* connection = find(action.connection);
+  if (connection == nullptr) return;
+  if (device::block_of(action.bytes) != nullptr) {
+    const std::string refusal = connection->refusal_of(action.bytes);
+    if (!refusal.empty()) {
+      tell_refusal(refusal);
+      if (!can_bring_to_host(action.connection, action.bytes)) return;
+    }
+  }
+  connection->fill_grant(action.place, std::move(action.bytes));
+}
+
+void RpcPeer::tell_refusal(const std::string& reason) {
+  if (std::exchange(told_refusal_, true)) return;
+  context_->log(LogLevel::info, "arrays on CUDA devices go through the host's memory: " + reason);
+}
+
+std::optional<PlacedMemory> RpcPeer::place(const std::string& peer, std::size_t bytes) {
+  const Engine::Lock lock = context_->lock();
+  return hold(node_.take_standing(io::now(), peer, bytes), bytes);
+}
+
+std::optional<PlacedMemory> RpcPeer::place(const Uid& peer, std::size_t bytes) {
+  const Engine::Lock lock = context_->lock();
+  return hold(node_.take_standing(io::now(), peer, bytes), bytes);
+}
+
+bool RpcPeer::reads_devices(const std::string& peer) {
+  const Engine::Lock lock = context_->lock();
+  return reads_devices(node_.connection_in_use(io::now(), peer));
+}
+
+bool RpcPeer::reads_devices(const Uid& peer) {
+  const Engine::Lock lock = context_->lock();
+  return reads_devices(node_.connection_in_use(io::now(), peer));
+}
+
+bool RpcPeer::reads_devices(std::optional<wire::ConnectionId> in_use) {
+  const transport::Connection* connection = in_use ? find(*in_use) : nullptr;
+  return connection != nullptr && connection->reads_devices();
+}
+
+std::optional<PlacedMemory> RpcPeer::hold(
+    const std::optional<session::Session::StandingPlace>& standing, std::size_t bytes) {
+  if (!standing) return std::nullopt;
+  transport::Connection* connection = find(standing->connection);
+  if (connection == nullptr) return std::nullopt;
+  try {
+    const MutableBuffer memory = connection->grant_memory(standing->place);
+    if (memory.empty()) return std::nullopt;  // the connection is at its end
+    stats_.paths[static_cast<std::size_t>(connection->path())].bytes_written += bytes;
+    return hold_grant(weak_from_this(), standing->connection, standing->place.grant,
+                      memory.slice(0, bytes));
+  } catch (...) {
+    refuse_path(standing->connection, current_error());
+    operation_done();
+    return std::nullopt;
+  }
+}
+
+void RpcPeer::release(wire::ConnectionId connection, std::uint64_t grant) {
+  if (finished_) return;
+  node_.release_standing(io::now(), connection, grant);
+  operation_done();
+}
+
+void RpcPeer::perform(rpc::PassSegments& action) {
+  transport::Connection* connection = find(action.connection);
+  const bool passed =
+      connection != nullptr &&
+      std::all_of(action.segments.begin(), action.segments.end(),
+                  [&](std::uint64_t segment) { return connection->pass_segment(segment); });
+  node_.segments_passed(io::now(), action.connection, action.seq, passed);
+}
+
+void RpcPeer::perform(rpc::MapLoan& action) {
+  transport::Connection* connection = find(action.connection);
+  if (connection == nullptr) return;  // the Node will hear of it or has
+  Buffer bytes;
+  Error error;
+  guard(
+      [&] {
+        const Uid lender = node_.instance_of(action.connection);
+        bytes = returns_->borrow(connection->map_loan(action.place),
+                                 {lender, action.session, action.place.loan});
+      },
+      [&](const Error& why) { error = why; });
+  node_.loan_mapped(io::now(), action.connection, action.seq, action.part, std::move(bytes), error);
+}
+
+void RpcPeer::return_loans() {
+  if (finished_) return;
+  std::map<std::pair<Uid, std::uint64_t>, std::vector<std::uint64_t>> by_session;
+  for (const LoanReturns::Ended& ended : returns_->take()) {
+    by_session[{ended.lender, ended.session}].push_back(ended.loan);
+  }
+  for (const auto& [session, loans] : by_session) {
+    node_.return_loans(io::now(), session.first, session.second, loans);
+  }
+  operation_done();
+}
+
+void RpcPeer::perform(rpc::PeerUp& action) {
+  record(FlightKind::peer_up, action.name, 0, action.same_host ? "same host" : "another host");
+  tell_observers([&](PeerObserver& observer) { observer.peer_up(action); });
+}
+
+// Each behind the barrier.
+template <class Tell>
+void RpcPeer::tell_observers(const Tell& tell) {
+  for (std::size_t i = 0; i < observers_.size(); ++i) {
+    PeerObserver& observer = *observers_[i];
+    guard([&] { tell(observer); }, [&](const Error& error) { observer.failed(error); });
+  }
+}
+
+void RpcPeer::perform(rpc::Undelivered& action) {
+  tell_observers([&](PeerObserver& observer) { observer.undelivered(action.instance); });
+}
+
+void RpcPeer::perform(rpc::Refused& action) {
+  tell_observers([&](PeerObserver& observer) { observer.refused(action); });
+}
+
+void RpcPeer::perform(rpc::PeerDown& action) {
+  constexpr const char* kHow[] = {"dead", "unreachable", "closed"};
+  record(FlightKind::peer_down, action.name, 0, kHow[static_cast<std::size_t>(action.how)]);
+  ++stats_.peers_lost;
+  tell_observers([&](PeerObserver& observer) { observer.peer_down(action); });
+}
+
+void RpcPeer::perform(rpc::Log& action) { context_->log(action.level, std::move(action.text)); }
+
+void RpcPeer::perform(rpc::Closed&) {
+  if (node_closed_ != nullptr) context_->engine().finish(*node_closed_);
+}
+
+}  // namespace moolink::runtime

@@ -1,0 +1,97 @@
+#include "runtime/peer/service_router.h"
+
+#include "base/error.h"
+#include "collective/engine.h"
+#include "group/messages.h"
+#include "runtime/peer/rpc_peer.h"
+#include "wire/archive.h"
+
+namespace moolink::runtime {
+namespace {
+
+// The scope, and the group if the message alone says it.
+std::pair<std::string, std::string> scope_of(rpc::Service service, const wire::Payload& payload) {
+  switch (service) {
+    case rpc::Service::group: {
+      const group::Recipient recipient = group::recipient_of(payload.body.span());
+      return {recipient.broker ? ServiceRouter::kBroker : recipient.group, recipient.group};
+    }
+    case rpc::Service::collective:
+      return {collective::Engine::scope_of(payload), {}};
+    case rpc::Service::accumulate:
+    case rpc::Service::snapshot: {  // both envelopes begin with the scope
+      wire::Reader reader(payload.body);
+      return {std::string(reader.text()), {}};
+    }
+    case rpc::Service::directory:
+      break;
+  }
+  throw Exception(ErrorCode::wire, "a service message for nobody");
+}
+
+}  // namespace
+
+// No group can have this name: names are not empty and hold no control characters.
+const std::string ServiceRouter::kBroker("\x01");
+const std::string ServiceRouter::kAnyGroup("\x01");
+
+void ServiceRouter::add(rpc::Service service, const std::string& scope, const std::string& group,
+                        Route route) {
+  if (!routes_.emplace(std::pair(service, scope), Destination{group, std::move(route)}).second) {
+    throw Exception(ErrorCode::invalid_argument,
+                    scope == kBroker
+                        ? "this Rpc already has a broker"
+                        : "this Rpc already has a group or accumulator called '" + scope + "'");
+  }
+  try {
+    std::size_t& routes = registered_[service];
+    if (routes == 0) {
+      peer_.register_service(service, [this, service](const Uid& from, const std::string& from_name,
+                                                      const wire::Payload& payload) {
+        dispatch(service, from, from_name, payload);
+      });
+    }
+    ++routes;
+  } catch (...) {
+    routes_.erase({service, scope});
+    throw;
+  }
+}
+
+void ServiceRouter::remove(rpc::Service service, const std::string& scope) {
+  // Without memory for a key: what closes must not fail.
+  const auto removed = std::erase_if(routes_, [&](const auto& route) {
+    return route.first.first == service && route.first.second == scope;
+  });
+  if (removed == 0) return;
+  if (--registered_[service] == 0) peer_.register_service(service, nullptr);
+}
+
+void ServiceRouter::send(const Uid& instance, const std::string& name, rpc::Service service,
+                         wire::Payload payload, const std::string& group) {
+  peer_.send_service_to(instance, name, service, std::move(payload), group);
+}
+
+void ServiceRouter::dispatch(rpc::Service service, const Uid& from, const std::string& from_name,
+                             const wire::Payload& payload) {
+  try {
+    const auto [scope, named] = scope_of(service, payload);
+    const auto route = routes_.find({service, scope});
+    // A message for a group or an accumulator that this process has closed, or not made yet: its
+    // sender repeats what matters (FLUSH), or learns of the new view.
+    if (route == routes_.end()) return;
+    const Destination& to = route->second;
+    if (peer_.may_concern(from, to.group == kAnyGroup ? named : to.group)) {
+      to.route(from, payload);
+    } else {
+      peer_.context()->log(LogLevel::warning, "ignored a message of peer '" + from_name +
+                                                  "' for a group whose key it has not shown");
+    }
+  } catch (const Exception& e) {
+    if (e.error().code == ErrorCode::error) throw;  // of the system, not of the sender
+    peer_.context()->log(LogLevel::warning,
+                         "ignored a message of peer '" + from_name + "': " + e.what());
+  }
+}
+
+}  // namespace moolink::runtime

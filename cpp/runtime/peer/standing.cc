@@ -1,0 +1,53 @@
+#include "runtime/peer/standing.h"
+
+#include <utility>
+
+#include "runtime/peer/rpc_peer.h"
+
+namespace moolink::runtime {
+namespace {
+
+struct HeldGrant : wire::StandingGrant {
+  HeldGrant() = default;
+  HeldGrant(const HeldGrant&) = delete;
+  HeldGrant& operator=(const HeldGrant&) = delete;
+  // On any thread, and in a forked child, which has no part in its parent's grants.
+  ~HeldGrant() {
+    if (named) return;
+    const auto peer = owner.lock();
+    if (peer == nullptr || peer->context()->abandoned() || peer->closed()) return;
+    peer->context()->engine().loop().post(
+        [peer, connection = connection, grant = grant] { peer->release(connection, grant); });
+  }
+
+  std::weak_ptr<RpcPeer> owner;
+  std::shared_ptr<void> memory;  // keeps it mapped
+};
+
+}  // namespace
+
+PlacedMemory hold_grant(std::weak_ptr<RpcPeer> peer, wire::ConnectionId connection,
+                        std::uint64_t grant, const MutableBuffer& memory) {
+  auto held = std::make_shared<HeldGrant>();
+  held->connection = connection;
+  held->grant = grant;
+  held->owner = std::move(peer);
+  held->memory = memory.owner();
+  return {{held, memory.data(), memory.size()}, held};
+}
+
+template <class Use>
+auto Recipient::with_peer(Use use) const {
+  const auto* name = std::get_if<const std::string*>(&peer_);
+  return name != nullptr ? use(**name) : use(std::get<Uid>(peer_));
+}
+
+std::optional<PlacedMemory> Recipient::place(std::size_t bytes) const {
+  return with_peer([&](const auto& peer) { return sender_.place(peer, bytes); });
+}
+
+bool Recipient::reads_devices() const {
+  return with_peer([&](const auto& peer) { return sender_.reads_devices(peer); });
+}
+
+}  // namespace moolink::runtime

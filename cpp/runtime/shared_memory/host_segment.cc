@@ -1,0 +1,225 @@
+#include "runtime/shared_memory/host_segment.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/barrier.h"
+#include "wire/archive.h"
+
+namespace moolink::runtime {
+namespace {
+
+constexpr std::uint32_t kMaxRanks = 64;  // their doorbells travel in one message
+constexpr Duration kFirstPause = milliseconds(5);
+constexpr Duration kLongestPause = milliseconds(500);
+constexpr Duration kAnswerWithin = seconds(1);  // doubles
+constexpr Duration kLongestAnswer = seconds(8);
+
+}  // namespace
+
+struct HostSegment::Message {
+  enum class Kind : std::uint8_t { offer, attached, ready, kMax = ready };
+
+  std::string scope;
+  Kind kind = Kind::offer;
+  std::uint64_t epoch = 0;
+  Uid key;  // offer
+
+  template <class Fields>
+  void fields(Fields& f) {
+    f(scope, kind, epoch, key);
+  }
+};
+
+std::shared_ptr<HostSegment> HostSegment::create(std::shared_ptr<RpcPeer> rpc, std::string group,
+                                                 std::string scope, Use use) {
+  std::shared_ptr<HostSegment> made(
+      new HostSegment(std::move(rpc), std::move(group), std::move(scope), std::move(use)));
+  Context& context = *made->rpc_->context();
+  context.add(static_cast<Forkable&>(*made));
+  try {
+    made->rpc_->router().add(
+        made->use_.service, made->scope_, made->group_,
+        [weak = std::weak_ptr(made)](const Uid& from, const wire::Payload& payload) {
+          if (const auto self = weak.lock()) self->received(from, payload);
+        });
+  } catch (...) {
+    context.remove(static_cast<Forkable&>(*made));
+    throw;
+  }
+  return made;
+}
+
+HostSegment::HostSegment(std::shared_ptr<RpcPeer> rpc, std::string group, std::string scope,
+                         Use use)
+    : rpc_(std::move(rpc)),
+      group_(std::move(group)),
+      scope_(std::move(scope)),
+      use_(std::move(use)) {}
+
+void HostSegment::close() {
+  if (std::exchange(closed_, true)) return;
+  leave();
+  rpc_->context()->remove(static_cast<Forkable&>(*this));
+  rpc_->router().remove(use_.service, scope_);
+}
+
+// The segment stays mapped in the child, which never looks at it; its descriptor goes.
+void HostSegment::abandon() noexcept {
+  bells_.clear();
+  watched_.clear();
+  if (segment_ != nullptr) segment_->close_descriptor();
+}
+
+std::optional<std::uint32_t> HostSegment::rank_of(const Uid& instance) const {
+  const auto found = std::find(members_.instances.begin(), members_.instances.end(), instance);
+  if (found == members_.instances.end()) return std::nullopt;
+  return static_cast<std::uint32_t>(found - members_.instances.begin());
+}
+
+void HostSegment::warn(const Error& error) {
+  rpc_->context()->log(LogLevel::warning, use_.what + " go over messages: " + error.message);
+}
+
+void HostSegment::enter(Time now, Members members) {
+  leave();
+  members_ = std::move(members);
+  const auto self = rank_of(rpc_->instance());
+  const std::size_t ranks = members_.instances.size();
+  if (!members_.one_host || !self || ranks < 2 || ranks > kMaxRanks) return;
+  rank_ = *self;
+  if (rank_ == 0) {
+    make(now);
+  } else if (early_ && early_->epoch == members_.epoch) {
+    take_offer(*std::exchange(early_, std::nullopt));
+  }
+}
+
+void HostSegment::leave() {
+  if (key_) rpc_->descriptors().forget(key_);
+  if (bell_watch_ != 0) rpc_->context()->engine().loop().unwatch(std::exchange(bell_watch_, 0));
+  key_ = {};
+  segment_.reset();
+  bells_.clear();
+  watched_.clear();
+  untold_.clear();
+  waiting_.clear();
+  share_at_ = kNever;
+  members_ = {};
+}
+
+void HostSegment::make(Time now) {
+  try {
+    segment_ = memory::Segment::create(use_.bytes(members_), "moolink-group");
+    use_.initialise(segment_->bytes(), members_);
+    for (std::size_t i = 0; i < members_.instances.size(); ++i) {
+      io::Doorbell bell = io::make_doorbell();
+      bells_.push_back(std::move(bell.rung));
+      watched_.push_back(std::move(bell.watched));
+    }
+  } catch (...) {
+    return warn(current_error());
+  }
+  key_ = Uid::from_entropy();
+  for (std::uint32_t rank = 1; rank < members_.instances.size(); ++rank) {
+    untold_.insert(rank);
+    waiting_.insert(rank);
+  }
+  share_pause_ = kFirstPause;
+  share_with_all(now);
+}
+
+void HostSegment::tick(Time now) {
+  if (now >= share_at_) share_with_all(now);
+}
+
+// A member with which there is no connection through shared memory is asked again later; OFFER
+// makes the peers connect.
+void HostSegment::share_with_all(Time now) {
+  // What was passed is lost when its connection ends before it was read: who does not answer is
+  // given it again, a few times.
+  if (untold_.empty()) untold_ = waiting_;
+  std::vector<int> descriptors{segment_->descriptor(), -1};
+  for (const Descriptor& bell : bells_) descriptors.push_back(bell.get());
+  std::erase_if(untold_, [&](std::uint32_t rank) {
+    descriptors[1] = watched_[rank].get();
+    return rpc_->share(members_.instances[rank], key_, descriptors);
+  });
+  for (const std::uint32_t rank : waiting_) {
+    send(rank, {scope_, Message::Kind::offer, members_.epoch, key_});
+  }
+  const bool last = untold_.empty() && share_pause_ >= kLongestAnswer;
+  share_pause_ = untold_.empty() ? std::clamp(2 * share_pause_, kAnswerWithin, kLongestAnswer)
+                                 : std::min(2 * share_pause_, kLongestPause);
+  share_at_ = last ? kNever : now + share_pause_;
+}
+
+void HostSegment::send(std::uint32_t rank, const Message& message) {
+  rpc_->router().send(members_.instances[rank], members_.names[rank], use_.service,
+                      {wire::encode(message), {}}, group_);
+}
+
+void HostSegment::received(const Uid& from, const wire::Payload& payload) {
+  const auto message = wire::decode<Message>(payload.body);
+  if (message.kind == Message::Kind::offer) {
+    const Offer offer{from, message.epoch, message.key};
+    if (message.epoch == members_.epoch) return take_offer(offer);
+    // The last that came, whatever epoch it names: who lies does not stop those who offer again.
+    if (message.epoch > members_.epoch) early_ = offer;
+    return;
+  }
+  const auto rank = rank_of(from);
+  if (message.epoch != members_.epoch || !rank) return;
+  if (message.kind == Message::Kind::attached && rank_ == 0) attached(*rank);
+  if (message.kind == Message::Kind::ready && *rank == 0 && bell_watch_ != 0) use_.ready();
+}
+
+void HostSegment::take_offer(const Offer& offer) {
+  if (rank_of(offer.from) != 0 || rank_ == 0 || key_) return;
+  key_ = offer.key;
+  rpc_->descriptors().expect(
+      key_, [weak = weak_from_this(), key = key_](std::vector<Descriptor> descriptors) {
+        const auto self = weak.lock();
+        if (self && self->key_ == key) self->attach(std::move(descriptors));
+      });
+}
+
+void HostSegment::attach(std::vector<Descriptor> descriptors) {
+  try {
+    if (descriptors.size() != 2 + members_.instances.size()) {
+      throw Exception(ErrorCode::wire, "the first rank shared " +
+                                           std::to_string(descriptors.size()) + " descriptors");
+    }
+    const std::uint64_t bytes = use_.bytes(members_);
+    segment_ = memory::Segment::map(std::move(descriptors[0]), memory::round_to_pages(bytes));
+    for (std::size_t i = 1; i < descriptors.size(); ++i) {
+      io::check_doorbell(descriptors[i]);
+      (i == 1 ? watched_ : bells_).push_back(std::move(descriptors[i]));
+    }
+    begin();
+  } catch (...) {
+    return warn(current_error());
+  }
+  send(0, {scope_, Message::Kind::attached, members_.epoch, {}});
+}
+
+void HostSegment::attached(std::uint32_t rank) {
+  if (waiting_.erase(rank) == 0 || !waiting_.empty()) return;
+  share_at_ = kNever;
+  begin();
+  for (std::uint32_t other = 1; other < members_.instances.size(); ++other) {
+    send(other, {scope_, Message::Kind::ready, members_.epoch, {}});
+  }
+  use_.ready();
+}
+
+void HostSegment::begin() {
+  use_.attached();
+  segment_->close_descriptor();
+  if (rank_ == 0) watched_.resize(1);  // all have theirs
+  // Nothing to do in the callback: the loop polls after each wait.
+  bell_watch_ = rpc_->context()->engine().loop().watch(watched_[0].get(), EPOLLIN | EPOLLET,
+                                                       [](std::uint32_t) {});
+}
+
+}  // namespace moolink::runtime

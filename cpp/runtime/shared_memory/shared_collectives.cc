@@ -1,0 +1,166 @@
+#include "runtime/shared_memory/shared_collectives.h"
+
+#include <utility>
+
+#include "base/barrier.h"
+
+namespace moolink::runtime {
+namespace {
+
+constexpr std::uint32_t kOperationsAtOnce = 4;
+// Of 64 KB to 2 MB, and 2 to 16 windows, these were the quickest, or near it, from 1 to 64 MB at 2
+// and 4 ranks.
+constexpr std::uint64_t kWindowBytes = std::uint64_t{512} << 10;
+// Below this a pass through windows is quicker than waiting until all have read.
+constexpr std::uint64_t kLeastLentBytes = std::uint64_t{1} << 20;
+// Others may have the engine's lock after that; what is under way goes on in the next turn.
+constexpr Duration kStint = microseconds(200);
+
+collective::PipelineLayout layout_of(const HostSegment::Members& members) {
+  return {members.epoch, static_cast<std::uint32_t>(members.instances.size()), kOperationsAtOnce,
+          kWindowBytes};
+}
+
+}  // namespace
+
+std::shared_ptr<SharedCollectives> SharedCollectives::create(std::shared_ptr<RpcPeer> rpc,
+                                                             std::string group, std::string scope,
+                                                             Events events) {
+  std::shared_ptr<SharedCollectives> made(new SharedCollectives(std::move(rpc), std::move(events)));
+  HostSegment::Use use;
+  use.what = "collectives";
+  use.service = rpc::Service::collective;
+  use.bytes = [](const HostSegment::Members& members) {
+    return collective::SharedPipeline::segment_bytes(layout_of(members));
+  };
+  use.initialise = [](std::span<std::byte> memory, const HostSegment::Members& members) {
+    collective::SharedPipeline::initialise(memory, layout_of(members));
+  };
+  const std::weak_ptr weak(made);
+  use.attached = [weak] {
+    if (const auto self = weak.lock()) self->attach();
+  };
+  use.ready = [weak] {
+    const auto self = weak.lock();
+    if (self && self->segment_->rank() == 0) self->events_.ready(self->segment_->members().epoch);
+  };
+  try {
+    made->loans_ = HostLoans::create(made->rpc_, group, "loans:" + scope);
+    made->segment_ =
+        HostSegment::create(made->rpc_, std::move(group), std::move(scope), std::move(use));
+    made->rpc_->context()->engine().loop().add(*made);
+  } catch (...) {
+    made->close();
+    throw;
+  }
+  return made;
+}
+
+void SharedCollectives::attach() {
+  loans_->enter(segment_->members(), segment_->rank());
+  pipeline_ = std::make_unique<collective::SharedPipeline>(
+      segment_->segment(), segment_->segment()->bytes(), layout_of(segment_->members()),
+      segment_->rank(), [loans = loans_.get()](std::uint32_t rank, std::uint64_t number) {
+        return loans->lent_by(rank, number);
+      });
+}
+
+void SharedCollectives::leave() {
+  if (pipeline_) pipeline_->give_up();
+  pipeline_.reset();
+  outdated_ = false;
+  loans_->leave();
+  segment_->leave();
+}
+
+void SharedCollectives::close() {
+  if (std::exchange(closed_, true)) return;
+  if (pipeline_) pipeline_->withdraw();
+  pipeline_.reset();
+  if (loans_) loans_->close();
+  if (segment_) segment_->close();
+  rpc_->context()->engine().loop().remove(*this);
+}
+
+void SharedCollectives::start(collective::PipelineOperation operation) {
+  const std::uint64_t s = operation.s;
+  if (outdated_) return;
+  try {
+    if (!pipeline_) throw Exception(ErrorCode::error, "this member has no shared memory for it");
+    if (!operation.dry && operation.passage.kind == collective::Kind::all_reduce &&
+        operation.input.data() == operation.output.data() &&
+        operation.output.size() >= kLeastLentBytes) {
+      operation.lent = loans_->place(operation.output.data(), operation.output.size());
+    }
+    pipeline_->start(std::move(operation));
+    rpc_->context()->engine().loop().wake();
+  } catch (...) {
+    events_.failed(s, current_error());
+  }
+}
+
+void SharedCollectives::abandon(std::uint64_t s) {
+  if (!pipeline_) return;
+  pipeline_->abandon(s);
+  rpc_->context()->engine().loop().wake();
+}
+
+std::vector<std::string> SharedCollectives::waiting_for() const {
+  std::vector<std::string> names;
+  if (!pipeline_) return names;
+  for (const std::uint32_t rank : pipeline_->waiting_for()) {
+    names.push_back(segment_->members().names[rank]);
+  }
+  return names;
+}
+
+bool SharedCollectives::poll() {
+  if (!pipeline_ || (pipeline_->idle() && !pipeline_->must_look())) return false;
+  const auto keep = shared_from_this();
+  bool worked = true;
+  const auto go_on = [&] {
+    worked = advance();
+    if (worked) take_ended();
+  };
+  guard(go_on, [this](const Error& error) { events_.broken(error); });
+  return worked;
+}
+
+// As much as can be done now, for a while. Whoever sleeps for what was stored is rung at once.
+bool SharedCollectives::advance() {
+  bool worked = false;
+  const Time until = io::now() + kStint;
+  while (pipeline_->step()) {
+    worked = true;
+    for (const std::uint32_t rank : pipeline_->take_wakeups()) segment_->ring(rank);
+    if (!pipeline_->must_look() && io::now() >= until) break;
+  }
+  return worked;
+}
+
+void SharedCollectives::take_ended() {
+  const std::vector<collective::SharedPipeline::Ended> all = pipeline_->take_ended();
+  if (all.empty()) return;
+  if (pipeline_->given_up()) {
+    leave();
+    outdated_ = true;
+    return;
+  }
+  for (const collective::SharedPipeline::Ended& ended : all) {
+    if (!ended.dry) events_.ended(ended.s);
+  }
+}
+
+bool SharedCollectives::prepare_sleep() {
+  if (!pipeline_) return true;
+  const bool waits = pipeline_->announce_sleep();
+  if (pipeline_->may_sleep()) return true;
+  if (waits) pipeline_->awake();
+  return false;
+}
+
+void SharedCollectives::awake() {
+  if (pipeline_) pipeline_->awake();
+}
+
+}  // namespace moolink::runtime

@@ -1,0 +1,73 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/time.h"
+#include "collective/shared_pipeline.h"
+#include "io/loop.h"
+#include "runtime/peer/rpc_peer.h"
+#include "runtime/shared_memory/host_loans.h"
+#include "runtime/shared_memory/host_segment.h"
+
+namespace moolink::runtime {
+
+// Passes a group's collectives through a segment of its host: collective/shared_pipeline.h does
+// what there is to do whenever somebody polls the loop. Everything is called, and calls, with the
+// engine's lock held.
+class SharedCollectives final : public io::Pollable,
+                                public std::enable_shared_from_this<SharedCollectives> {
+ public:
+  using Members = HostSegment::Members;
+  struct Events {
+    std::function<void(std::uint64_t epoch)> ready;  // at rank 0: all can take part
+    std::function<void(std::uint64_t s)> ended;      // with its result in place
+    std::function<void(std::uint64_t s, const Error& error)> failed;
+    std::function<void(const Error& error)> broken;  // none can be passed any more
+  };
+
+  static std::shared_ptr<SharedCollectives> create(std::shared_ptr<RpcPeer> rpc, std::string group,
+                                                   std::string scope, Events events);
+
+  // Gives up the segment of the epoch before, for all its ranks.
+  void leave();
+  void enter(Time now, Members members) { segment_->enter(now, std::move(members)); }
+  void start(collective::PipelineOperation operation);
+  void abandon(std::uint64_t s);
+  void close();
+
+  void tick(Time now) {
+    segment_->tick(now);
+    loans_->take_back_freed();
+  }
+  Time next_deadline() const { return segment_->next_deadline(); }
+  // What has ended here has ended at the others too.
+  bool ended_everywhere() const { return !pipeline_ || pipeline_->taken_by_all(); }
+  // Names of the members for which the operation under way waits.
+  std::vector<std::string> waiting_for() const;
+
+  bool poll() override;
+  bool prepare_sleep() override;
+  void awake() override;
+
+ private:
+  SharedCollectives(std::shared_ptr<RpcPeer> rpc, Events events)
+      : rpc_(std::move(rpc)), events_(std::move(events)) {}
+  void attach();
+  bool advance();
+  void take_ended();
+
+  std::shared_ptr<RpcPeer> rpc_;
+  Events events_;
+  std::shared_ptr<HostSegment> segment_;
+  std::shared_ptr<HostLoans> loans_;
+  std::unique_ptr<collective::SharedPipeline> pipeline_;
+  // The others are in a newer epoch. The news of it is on its way, and fails what is under way.
+  bool outdated_ = false;
+  bool closed_ = false;
+};
+
+}  // namespace moolink::runtime

@@ -1,0 +1,605 @@
+"""The gradient accumulator, as far as it does not depend on a framework.
+
+:class:`AccumulatorBase` is moolib's accumulator: its methods, its loop. What knows tensors is in
+the adapters (:mod:`moolink.torch`), which gather gradients into a flat bucket and scatter results.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from moolink._core import AccumulatorCore
+from moolink.accumulate import run_record
+from moolink.accumulate.adapter import Adapter
+from moolink.accumulate.checks import checked_batch_size, checked_counters, require_one_of
+from moolink.accumulate.left_out_rounds import LeftOutRounds, checked_carried
+from moolink.accumulate.options import Divergence, Nonfinite, Role
+from moolink.accumulate.parameter_sync import ParameterSync
+from moolink.accumulate.parting import Parting, leave_together
+from moolink.accumulate.training_steps import TrainingStep, training_steps
+from moolink.errors import Closed, StateError
+from moolink.group import Group
+from moolink.internal import logs
+from moolink.internal.closing import Closing
+from moolink.internal.keywords import names_keywords
+from moolink.rpc import Rpc
+
+if TYPE_CHECKING:
+    from moolink.reports import GradientStats
+
+PATIENCE = 0.02  # seconds of waiting for the leader's parameters between two looks at the group
+
+
+class AccumulatorBase(Adapter, Closing):
+    """Elastic data-parallel training: every member applies the same rounds in the same order.
+
+    A round is the weighted mean of the shortest run of contributions, in the order of their arrival
+    at the leader, whose batch sizes sum to the virtual batch size. The loop is moolib's::
+
+        while True:
+            accumulator.update()
+            if accumulator.wants_state():
+                accumulator.set_state({"optimizer": ...})
+            if accumulator.has_new_state():
+                state = accumulator.state()
+            if accumulator.has_gradients():
+                ...  # clip, optimizer step
+                accumulator.zero_gradients()
+            elif accumulator.wants_gradients():
+                ...  # forward, backward
+                accumulator.reduce_gradients(batch_size)
+
+    Between two calls of :meth:`update` nothing changes under the user's feet: members, gradients,
+    parameters and versions change there only. All methods belong to one thread at a time.
+    :meth:`training_steps` is this loop as an iterator.
+
+    Args:
+        role: ``"member"``, or ``"observer"``: receives the model and all rounds, contributes
+            nothing and holds nobody up.
+        checksum_every: rounds between two comparisons of the members' parameters; 0: never.
+        on_divergence: when a member's parameters differ from the leader's, :meth:`update` raises
+            at every peer (``"raise"``), logs it (``"warn"``), or logs it and has the member that
+            differs take the leader's state anew (``"resync"``).
+        max_grad_norm: a round's gradient is scaled down to this norm (L2, over all parameters)
+            before it is shown, at every member by the same factor. None: never.
+        on_nonfinite: what NaN and infinity do. ``"keep"``: they travel like any values.
+            ``"skip"``: a contribution that has one becomes a skip, and a round whose mean has one
+            is applied by nobody; its counters come with the next round. ``"raise"``:
+            ``FloatingPointError`` from :meth:`reduce_gradients`, with nothing contributed and the
+            gradients as they were, and from :meth:`update`, at every member, with the round in
+            the gradients.
+        sync_every: rounds between two versions of the parameters that this peer takes over from
+            the leader, whatever its own optimiser has computed; 0: none. None: 1 while the leader
+            computes in another framework (see :attr:`framework`), else 0.
+
+    ``max_grad_norm`` and ``on_nonfinite`` are part of the model's layout: a peer with other
+    ones is refused, for its parameters would drift away.
+    """
+
+    _kind_of_step: type[TrainingStep] = TrainingStep
+
+    @names_keywords
+    def __init__(
+        self,
+        name: str,
+        sections: list[tuple[str, int]],
+        layout: str,
+        group: Group | None,
+        /,
+        *,
+        role: Role = "member",
+        checksum_every: int = 100,
+        on_divergence: Divergence = "raise",
+        max_grad_norm: float | None = None,
+        on_nonfinite: Nonfinite = "keep",
+        sync_every: int | None = None,
+    ) -> None:
+        require_one_of("role", role, get_args(Role))
+        require_one_of("on_divergence", on_divergence, get_args(Divergence))
+        require_one_of("on_nonfinite", on_nonfinite, get_args(Nonfinite))
+        if checksum_every < 0:
+            raise ValueError(f"checksum_every must be at least 0, not {checksum_every}")
+        if sync_every is not None and sync_every < 0:
+            raise ValueError(f"sync_every must be at least 0, not {sync_every}")
+        if max_grad_norm is not None and not 0 < max_grad_norm < math.inf:
+            raise ValueError(f"max_grad_norm must be positive and finite, not {max_grad_norm}")
+        if max_grad_norm is not None:
+            layout += f" max_grad_norm={float(max_grad_norm)!r}"
+        if on_nonfinite != "keep":
+            layout += f" on_nonfinite={on_nonfinite}"
+        self._name = name
+        self._own_rpc: Rpc | None = None
+        if group is None:
+            self._own_rpc = Rpc()
+            group = Group(self._own_rpc, name)
+        self._group = group
+        self._name = name
+        self._core = AccumulatorCore(group._core, name, sections, layout, role == "observer")
+        self._sync = ParameterSync(
+            group,
+            name,
+            self.framework,
+            sync_every,
+            self._capture_parameters,
+            self._install_parameters,
+        )
+        self._parting = Parting(group, name, is_observer=role == "observer")
+        self._unreported: tuple[int, int] | None = None  # a version and its checksum
+        self._checksum_every = checksum_every
+        self._on_divergence: Divergence = on_divergence
+        self._max_grad_norm = max_grad_norm
+        self._on_nonfinite: Nonfinite = on_nonfinite
+        self._is_observer = role == "observer"
+        self._grad_norm: float | None = None  # of the round shown last, before it was scaled
+        self._left_out = LeftOutRounds()
+        self._has_gradients = False
+        self._has_new_state = False
+        self._state: Any = None
+        self._awaited = ""
+        self._has_begun = False
+
+    # moolib's methods.
+
+    def connect(self, address: str) -> None:
+        """Connects to the broker at ``address``; only for an accumulator that made its own group.
+
+        Raises:
+            RuntimeError: a group was given; connect its ``Rpc`` instead.
+        """
+        if self._own_rpc is None:
+            raise RuntimeError(
+                "this accumulator was given a group: call connect on the group's Rpc instead"
+            )
+        self._own_rpc.connect(address)
+
+    def update(self) -> None:
+        """Takes over what has happened since the last call: views, a new state, a result.
+
+        Raises:
+            moolink.Error: the group refused this peer (for example, its parameters have another
+                layout), or the model's checksums differ and ``on_divergence`` is ``"raise"``.
+            moolink.errors.StateError: the leader's state is not one of this model. Later calls go
+                on without it, and ask for another after a pause of 1 s, which doubles to 30 s;
+                :meth:`training_steps` does so by itself and logs the error.
+            AuthError: the key of this peer was refused where it looks for the broker; see
+                :meth:`Group.update`.
+            FloatingPointError: a round's mean is not finite and ``on_nonfinite`` is ``"raise"``.
+            ValueError: a parameter or its gradient has another shape or dtype than when the
+                accumulator was made; the round or the state waits until it is as it was. Or this
+                peer's virtual batch size or parallel gradients have not been the leader's for 10 s.
+            TypeError: a gradient is not dense; likewise.
+        """
+        self._update_all_but_rounds()
+        while not self._has_gradients and not self._sync.awaits:
+            result = self._core.take_result()
+            if result is None:
+                return
+            self._take_round(result)
+
+    def _update_all_but_rounds(self) -> None:
+        self._core.update(self._on_divergence)
+        self._group.follow()
+        if not self._has_begun and self._core.connected():
+            self._begin()
+        if self._core.state_overdue():
+            logs.logger.warning(
+                "wants_state() has been true for 5 s: newcomers get parameters and buffers only"
+            )
+            self._give_state(None)
+        if self._core.has_new_state() or (not self._has_gradients and self._core.has_result()):
+            self._validate()
+        if self._core.has_new_state():
+            self._take_state()
+        self._take_parameters()
+
+    def _begin(self) -> None:
+        """This peer has come to the group's model, if only by founding it."""
+        if self._core.is_leader() and self._core.model_version() == 0:
+            run_record.require_unfinished(self._group.name(), self._name)
+        self._has_begun = True
+
+    def _take_state(self) -> None:
+        try:
+            if (arrived := self._core.new_state()) is None:
+                return
+            number, state = arrived
+            self._install_state(number, state)
+        except Closed:
+            raise
+        except Exception as error:
+            raise StateError(
+                f"the state that leader '{self._core.leader()}' has sent cannot be taken over, and "
+                f"this peer will ask for another: {error}"
+            ) from error
+
+    def _install_state(self, number: int, arrived: Any) -> None:
+        try:
+            model, state, carried, lost, version = arrived
+            if type(version) is not int:
+                raise TypeError(f"its version is {version!r}")
+            counters, contributions = checked_carried(carried, lost)
+            self._install_model(model)
+        except Exception:
+            self._core.refuse_state(number)
+            raise
+        self._left_out.take_over(counters, contributions)
+        self._clear()  # what they hold belongs to the model before
+        self._core.state_installed(number)
+        self._sync.received_state(version)
+        self._unreported = None
+        self._state, self._has_new_state = state, True
+        self._has_gradients = False
+
+    def _take_parameters(self) -> None:
+        """Takes the leader's parameters over, if they have come and are wanted."""
+        leader, leads = self._core.leader(), self._core.is_leader()
+        if self._sync.look(leader, leads, between_rounds=not self._has_gradients):
+            self._note_checksum(self._sync.version)
+        self._await(self._sync.awaited())
+        self._report_checksum()
+
+    def _await(self, what: str) -> None:
+        """Says what this peer waits for beside what the core knows; "": nothing."""
+        if what != self._awaited:
+            self._awaited = what
+            self._core.set_awaited(what)
+
+    def _take_round(self, result: npt.NDArray[np.uint8]) -> None:
+        self._sync.began(self._core.model_version())
+        norm = None
+        if self._max_grad_norm is not None or self._on_nonfinite != "keep":
+            norm = self._core.norm(result)
+            if self._on_nonfinite == "skip" and not math.isfinite(norm):
+                return self._skip_round()
+            if self._max_grad_norm is not None and self._max_grad_norm < norm < math.inf:
+                self._core.scale(result, self._max_grad_norm / norm)
+        self._grad_norm = norm
+        self._left_out.show()
+        self._show(result)
+        self._has_gradients = True
+        if norm is not None and self._on_nonfinite == "raise" and not math.isfinite(norm):
+            raise FloatingPointError(
+                f"the mean gradient of round {self._core.model_version()}, of "
+                f"{self._core.stats()['contributors']}, is not finite: its norm is {norm}"
+            )
+
+    def _skip_round(self) -> None:
+        """Applies nothing of this round. Every member sees the same bits and does the same."""
+        stats = self._core.stats()
+        logs.logger.warning(
+            "round %d, of %s, is not finite and is skipped",
+            self._core.model_version(),
+            stats["contributors"],
+        )
+        self._left_out.add(stats)
+        self._release_round()
+        self._core.update(self._on_divergence)
+
+    def wait(self, timeout: float) -> bool:
+        """Blocks, without the GIL, until :meth:`update` may have something new.
+
+        Args:
+            timeout: seconds.
+
+        Returns:
+            Whether there is news.
+        """
+        if not self._sync.awaits:
+            return self._core.wait(timeout)
+        deadline = time.monotonic() + timeout
+        while (left := deadline - time.monotonic()) > 0:
+            # Who is asked may lead no more, which only the core hears.
+            if self._sync.wait(min(left, PATIENCE)) or self._core.wait(0.0):
+                return True
+        return False
+
+    def awaits_parameters(self) -> bool:
+        """Whether this peer has applied a round and waits for the leader's parameters of it, which
+        take the place of its own (see ``sync_every``); :meth:`update` takes them over."""
+        return self._sync.awaits
+
+    def in_step(self) -> bool:
+        """Whether the parameters have the bits that the leader's of this version have: at members
+        of its framework, and at others once they have taken its parameters over. A member of
+        another framework that is behind leaves out versions that the leader is past."""
+        return self._sync.exact() is True and not self._sync.awaits
+
+    def finish(self, state: Callable[[], Any]) -> bool:
+        """Ends a loop at this version, as every member ends its own at the same one.
+
+        Returns once the last round is at every member and this peer has the leader's parameters of
+        it (see ``sync_every``). The leader stays until every other member has called this method
+        as well, or is gone, for 60 s at most, and gives newcomers the state meanwhile.
+        :meth:`training_steps` calls it by itself.
+
+        Args:
+            state: returns what newcomers need beside the model, as for :meth:`set_state`.
+
+        Returns:
+            False: ``has_new_state()`` is true, because this peer had lost its place in the group:
+            take the state and go on with the loop.
+
+        Raises:
+            moolink.Error: the leader is gone and has taken its last parameters with it: those of
+                this peer may have other bits.
+        """
+        return leave_together(self, state)
+
+    def connected(self) -> bool:
+        """Whether this peer is an active member and its model is the group's."""
+        return self._core.connected()
+
+    def wants_state(self) -> bool:
+        """Whether newcomers wait for this peer's state; true once for each snapshot."""
+        return self._core.wants_state()
+
+    def set_state(self, state: Any) -> None:
+        """Gives the state that newcomers receive beside parameters and buffers.
+
+        Args:
+            state: a tree of tensors, arrays and plain values, copied before this returns.
+
+        Raises:
+            RuntimeError: ``wants_state()`` is false.
+            TypeError: the state holds an object that the typed codec does not know.
+        """
+        self._give_state(state)
+
+    def _give_state(self, state: Any) -> None:
+        model, version = self._capture_model(), self._sync.version
+        self._core.set_state((model, state, *self._left_out.carried(), version))
+
+    def has_new_state(self) -> bool:
+        """Whether a state has arrived; parameters and buffers are already installed."""
+        return self._has_new_state
+
+    def state(self) -> Any:
+        """Returns the state that arrived, once.
+
+        Raises:
+            RuntimeError: ``has_new_state()`` is false.
+        """
+        if not self._has_new_state:
+            raise RuntimeError(
+                "no new state has arrived: call state() when has_new_state() is true"
+            )
+        state, self._state, self._has_new_state = self._state, None, False
+        return state
+
+    def wants_gradients(self) -> bool:
+        """Whether ``reduce_gradients`` or ``skip_gradients`` may be called now."""
+        if self._has_gradients or self._has_new_state or self._sync.awaits:
+            return False
+        return self._core.wants_gradients()
+
+    def has_gradients(self) -> bool:
+        """Whether the gradients now hold a round's result."""
+        return self._has_gradients
+
+    def reduce_gradients(self, batch_size: int, counters: Mapping[str, int] | None = None) -> None:
+        """Contributes the current gradients.
+
+        Args:
+            batch_size: the weight of this contribution in the mean, at least 1.
+            counters: integers summed exactly over the round's contributions, such as
+                ``{"steps": 640}``.
+
+        Raises:
+            RuntimeError: ``wants_gradients()`` is false.
+            ValueError: ``batch_size`` is less than 1 or more than 2**40, a counter needs more
+                than 64 bits, its name more than 256 bytes, there are more than 256 of them, or a
+                parameter or its gradient has another shape or dtype than when
+                the accumulator was made. Nothing was contributed then.
+            TypeError: ``batch_size`` or a counter is no integer, its name no string, or a gradient
+                is not dense.
+            FloatingPointError: an element is not finite and ``on_nonfinite`` is ``"raise"``.
+        """
+        batch_size, sums = checked_batch_size(batch_size), checked_counters(counters)
+        self._require_wanted("reduce_gradients")
+        self._validate()
+        clear = self._on_nonfinite != "raise"
+        finite = self._gather(batch_size, clear)
+        if not finite and self._on_nonfinite == "raise":
+            raise FloatingPointError("the gradients are not finite: nothing was contributed")
+        if not clear:
+            self._clear()
+        if not finite and self._on_nonfinite == "skip":
+            logs.logger.warning("the gradients are not finite: this contribution is skipped")
+            self._left_out.contributions += 1
+            batch_size = 0
+        self._core.offer(batch_size, sums)
+
+    def skip_gradients(self, counters: Mapping[str, int] | None = None) -> None:
+        """Contributes nothing but counters. Never needed: a silent peer holds nobody up.
+
+        Raises:
+            RuntimeError: ``wants_gradients()`` is false.
+        """
+        sums = checked_counters(counters)
+        self._require_wanted("skip_gradients")
+        self._core.offer(0, sums)
+
+    def zero_gradients(self) -> None:
+        """Ends the use of a result: zeroes the gradients and makes room for the next round."""
+        self._clear()
+        if self._has_gradients:
+            self._has_gradients = False
+            self._release_round()
+
+    def _release_round(self) -> None:
+        version = self._core.model_version()
+        self._sync.applied(version)
+        self._note_checksum(version)
+        self._report_checksum()
+        self._core.release_result()
+
+    def _note_checksum(self, version: int) -> None:
+        due = self._checksum_every and version % self._checksum_every == 0
+        if due and self._sync.comparable() is not False:
+            self._unreported = (version, self._checksum())
+
+    def _report_checksum(self) -> None:
+        """Reports the checksum of parameters that ought to be the leader's, once that is known."""
+        if self._unreported is None or (comparable := self._sync.comparable()) is None:
+            return
+        (version, value), self._unreported = self._unreported, None
+        if comparable:
+            self._core.checksum(version, value)
+
+    def model_version(self) -> int:
+        """Number of rounds that were delivered to this peer's model."""
+        return self._core.model_version()
+
+    def set_model_version(self, version: int) -> None:
+        """Sets the version of a model loaded from a checkpoint, before ``connect``.
+
+        The member with the highest version becomes the first leader, and the others get its state.
+
+        Raises:
+            ValueError: the group has begun, at another version.
+        """
+        self._core.set_model_version(version)
+        self._sync.version = version
+
+    def set_virtual_batch_size(self, size: int) -> None:
+        """Sets the sum of batch sizes that makes a round (default 1): the same on every peer.
+
+        The leader's value counts for all. :meth:`update` raises ``ValueError`` at a member that has
+        set another one for 10 s.
+        """
+        self._core.set_virtual_batch_size(size)
+
+    def set_parallel_gradients(self, rounds: int) -> None:
+        """Sets how many rounds may be under way at once (default 1): the same on every peer, as for
+        :meth:`set_virtual_batch_size`.
+
+        With 1 every gradient is of the newest parameters. With more the next contribution is
+        computed while a round is reduced: gradients are up to ``rounds - 1`` updates old.
+
+        Raises:
+            ValueError: ``rounds`` is not between 1 and 256.
+        """
+        self._core.set_parallel_gradients(rounds)
+
+    def get_leader(self) -> str:
+        """Name of the leader, or ``""`` while there is none."""
+        return self._core.leader()
+
+    def is_leader(self) -> bool:
+        """Whether this peer cuts the rounds."""
+        return self._core.is_leader()
+
+    def is_observer(self) -> bool:
+        """Whether this peer follows and never contributes."""
+        return self._is_observer
+
+    def get_gradient_stats(self) -> GradientStats:
+        """Returns what the round that was delivered last was made of.
+
+        ``batch_size`` is the virtual batch (the sum over the contributions), ``num_gradients`` and
+        ``num_skipped`` count contributions, ``contributors`` names their peers, ``staleness`` says
+        for each contribution with gradients how many updates older than the newest parameters
+        those were that it was computed with, ``counters`` holds the exact sums of what was given
+        to ``reduce_gradients``, ``waiting_for`` names the peers that hold up the group now, and
+        ``lost`` the contributions ``(peer, k)`` of dead peers that turned out, since the round
+        before, to be in no round. ``grad_norm`` is the norm before ``max_grad_norm`` was applied
+        (None unless that or ``on_nonfinite`` asks for it); ``skipped_rounds`` and
+        ``skipped_contributions`` count what ``on_nonfinite="skip"`` has left out at this peer.
+        """
+        stats = self._left_out.complete(self._core.stats())
+        stats["grad_norm"] = self._grad_norm
+        return stats
+
+    def training_steps(
+        self,
+        apply: Callable[[], None],
+        *,
+        state: Callable[[], Any] | None = None,
+        load_state: Callable[[Any], None] | None = None,
+        until: Callable[[dict[str, int]], bool] | None = None,
+        totals: Mapping[str, int] | None = None,
+        idle: Callable[[], None] | None = None,
+    ) -> Iterator[TrainingStep]:
+        """Iterates over the turns of a training loop in which gradients are wanted.
+
+        Between two turns it does all the rest: applies rounds, gives newcomers the state, takes
+        the state where this peer is the newcomer, and waits without the GIL (Ctrl-C ends it).
+        An adapter makes something shorter of it, such as ``steps(optimizer)`` for torch.
+
+        Args:
+            apply: changes the parameters by the round in the gradients, as at every member.
+            state: returns what newcomers need beside the model: a tree as for :meth:`set_state`.
+            load_state: takes such a state.
+            until: called with the totals of all counters after each round, with equal ones at
+                every member (a counter that no round had is 0): true ends the iteration there, at
+                the same round everywhere.
+            totals: those of a checkpoint, with which the counters go on.
+            idle: called while the loop waits, five times a second: between two rounds, so that what
+                it raises ends the loop with whole parameters.
+
+        An observer gets a turn after each round and each state; it cannot contribute. One that
+        falls behind goes on from a later state, and has no turns for the rounds in between.
+        """
+        return self._turns(
+            lambda totals: apply(),
+            state=state,
+            load_state=load_state,
+            until=until,
+            totals=totals,
+            idle=idle,
+        )
+
+    def _turns(
+        self,
+        apply: Callable[[dict[str, int]], None],
+        *,
+        state: Callable[[], Any] | None,
+        load_state: Callable[[Any], None] | None,
+        until: Callable[[dict[str, int]], bool] | None,
+        totals: Mapping[str, int] | None,
+        idle: Callable[[], None] | None,
+    ) -> Iterator[TrainingStep]:
+        """The same, with the totals before each round for what applies it."""
+        kind = self._kind_of_step
+        return training_steps(
+            self, self._group, apply, state, load_state, until, totals, idle, kind
+        )
+
+    def close(self) -> None:
+        """Takes part no more and releases its memory. Leaves the group, at once for the others,
+        if the accumulator made it; else close the group as well, for the others wait for this peer
+        as long as it is a member.
+        """
+        self._sync.close()
+        self._parting.close()
+        self._core.close()
+        if self._own_rpc is not None:
+            self._group.close()
+            self._own_rpc.close()
+
+    def __repr__(self) -> str:
+        leader = self.get_leader()
+        return (
+            f"<{type(self).__module__}.{type(self).__qualname__} {self._name!r} in group "
+            f"{self._group.name()!r}, version {self.model_version()}, "
+            + (f"led by {leader!r}>" if leader else "without a leader>")
+        )
+
+    def _require_wanted(self, method: str) -> None:
+        if self.wants_gradients():
+            return
+        if self._has_gradients:
+            why = "a result is in the gradients: step the optimiser and call zero_gradients()"
+        elif self._has_new_state:
+            why = "a new state has arrived: call state()"
+        elif self._sync.awaits:
+            why = "the leader's parameters are on their way: call update()"
+        else:
+            why = self._core.why_not_wanted()
+        raise RuntimeError(f"{method} was called while wants_gradients() is false: {why}")

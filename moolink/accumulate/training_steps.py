@@ -1,0 +1,168 @@
+"""A training loop as an iterator, for those who do not want to poll an accumulator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from moolink.accumulate.parting import leave_together, take_news
+from moolink.internal import logs
+
+if TYPE_CHECKING:
+    from moolink.accumulate.accumulator import AccumulatorBase
+    from moolink.group import Group
+    from moolink.reports import GradientStats
+
+
+PATIENCE = 1.0  # seconds of one wait for news; the accumulator wakes it up
+IDLE = 0.2  # the same where the user's `idle` is called
+MARK = "moolink.accumulate.training_steps"  # of the states that these loops send
+
+
+class Totals(dict[str, int]):
+    """Sums of counters; one that no round had is 0."""
+
+    def __missing__(self, name: str) -> int:
+        return 0
+
+
+class TrainingStep:
+    """One turn: the parameters are those of ``version``, and gradients of them are wanted.
+
+    Attributes:
+        version: the model's version, the number of rounds that led to it.
+        totals: sums of all counters over all rounds of the job; equal at every member. A counter
+            that no round had is 0.
+        stats: of the round applied last here (``get_gradient_stats()``); None before the first.
+    """
+
+    def __init__(
+        self, accumulator: AccumulatorBase, totals: dict[str, int], stats: GradientStats | None
+    ) -> None:
+        self._accumulator = accumulator
+        self.version = accumulator.model_version()
+        self.totals = totals
+        self.stats = stats
+
+    def reduce(self, batch_size: int, counters: Mapping[str, int] | None = None) -> None:
+        """Contributes the gradients, once a turn; as the accumulator's ``reduce_gradients``.
+
+        Raises:
+            RuntimeError: the turn is over, for the parameters are of a later version.
+        """
+        self._require_current("reduce")
+        self._accumulator.reduce_gradients(batch_size, counters)
+
+    def skip(self, counters: Mapping[str, int] | None = None) -> None:
+        """Contributes counters only; as the accumulator's ``skip_gradients``. Never needed."""
+        self._require_current("skip")
+        self._accumulator.skip_gradients(counters)
+
+    def _require_current(self, method: str) -> None:
+        version = self._accumulator.model_version()
+        if version != self.version:
+            raise RuntimeError(
+                f"{method} was called for a turn of version {self.version} that is over: the "
+                f"parameters are of version {version}"
+            )
+
+
+Step = TypeVar("Step", bound=TrainingStep)
+
+
+def training_steps(
+    accumulator: AccumulatorBase,
+    group: Group,
+    apply: Callable[[dict[str, int]], None],
+    state: Callable[[], Any] | None,
+    load_state: Callable[[Any], None] | None,
+    until: Callable[[dict[str, int]], bool] | None,
+    first_totals: Mapping[str, int] | None,
+    idle: Callable[[], None] | None,
+    kind: type[Step],
+) -> Iterator[Step]:
+    """See :meth:`moolink.accumulate.accumulator.AccumulatorBase.training_steps`."""
+    totals = Totals(first_totals or {})
+    over = False
+    rounds = 0  # that are in the totals, beside those of the beginning
+    stats: GradientStats | None = None
+
+    def captured() -> dict[str, Any]:
+        users = None if state is None else state()
+        return {MARK: rounds, "totals": dict(totals), "state": users}
+
+    if until is not None:
+        accumulator._parting.expect_end()
+    while True:
+        group.update()
+        if over and leave_together(accumulator, captured, idle):
+            return
+        take_news(accumulator.update)
+        if accumulator.wants_state():
+            accumulator.set_state(captured())
+        changed = over = False
+        if accumulator.has_new_state():
+            received = accumulator.state()
+            if _is_whole(received):
+                rounds, totals = received[MARK], Totals(received["totals"])
+                if load_state is not None:
+                    load_state(received["state"])
+            changed = True
+        if accumulator.has_gradients():
+            stats = accumulator.get_gradient_stats()
+            apply(totals)
+            accumulator.zero_gradients()
+            totals = Totals(totals)  # a step that was given out keeps its own
+            for name, value in stats["counters"].items():
+                totals[name] += value
+            rounds += 1
+            changed = True
+        # Before the first round there is nothing that could be asked of the totals.
+        if changed and until is not None and (rounds or totals) and until(totals):
+            over = True
+            continue
+        if accumulator.wants_gradients() or (changed and accumulator.is_observer()):
+            yield kind(accumulator, totals, stats)
+        elif not changed:
+            _wait(accumulator, PATIENCE, idle)
+
+
+def _wait(accumulator: AccumulatorBase, timeout: float, idle: Callable[[], None] | None) -> None:
+    accumulator.wait(timeout if idle is None else min(timeout, IDLE))
+    if idle is not None:
+        idle()
+
+
+def checked_loop_state(received: Any, framework: str) -> dict[str, Any]:
+    """What an adapter's ``steps()`` sent, in a form that this framework understands.
+
+    Raises:
+        RuntimeError: it is another loop's, or an optimizer's that only its framework knows.
+    """
+    if not isinstance(received, dict) or not {"optimizer", "users"} <= set(received):
+        raise RuntimeError("the leader's state is not one of steps(): use the same loop everywhere")
+    if received["optimizer"] is None and received.get(framework) is None:
+        raise RuntimeError(
+            f"the leader's optimizer has a state that {framework} does not understand: use Adam, "
+            "RMSProp or SGD, or training_steps() with a state of your own"
+        )
+    return received
+
+
+def _is_whole(received: Any) -> bool:
+    """Whether the leader's loop sent it; without it there are the model's parameters alone."""
+    if received is None:
+        logs.logger.warning(
+            "the leader's loop did not call set_state() within 5 s of wants_state(), so parameters "
+            "came without the rest: the optimiser and the totals go on from what they are here"
+        )
+        return False
+    totals = received.get("totals") if isinstance(received, dict) else None
+    sums = isinstance(totals, dict) and all(
+        type(name) is str and type(value) is int for name, value in totals.items()
+    )
+    if not sums or type(received.get(MARK)) is not int or "state" not in received:
+        raise RuntimeError(
+            "the leader's state is not one of training_steps(): use the same loop at every peer"
+        )
+    return True

@@ -1,0 +1,1 @@
+"""Trees of tensors: values on the wire, layouts, batches and their memory."""

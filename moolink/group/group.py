@@ -1,0 +1,426 @@
+"""Elastic groups of peers, found through a broker, and what they compute together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, Literal
+
+import numpy as np
+
+from moolink._core import GroupCore
+from moolink.data.trees import note_written
+from moolink.errors import AuthError, Closed, TimeoutError
+from moolink.group.collectives import AllReduce, Collective, Kind
+from moolink.internal import deadlines
+from moolink.internal.closing import Closing
+from moolink.internal.integers import integer_of
+from moolink.internal.keywords import names_keywords
+from moolink.rpc import Rpc
+
+__all__ = ["AllReduce", "Group"]
+
+Reduction = Literal["sum", "mean", "min", "max", "prod", "and", "or", "xor"]
+Op = Reduction | Callable[[Any, Any], Any]
+
+
+class Group(Closing):
+    """An elastic set of peers with a common view of who is in it.
+
+    The view is numbered by an epoch, changes only in :meth:`update`, and needs no pumping: the
+    reactor keeps membership, liveness and operations going while the user computes.
+
+    Args:
+        rpc: this process's peer; it must be connected to a broker, or be told so later.
+        name: the group's name; peers that give the same name to the same broker meet.
+
+    Raises:
+        AuthError: the peer holds the key of another group.
+        TypeError: `rpc` is no Rpc.
+    """
+
+    @names_keywords
+    def __init__(self, rpc: Rpc, name: str) -> None:
+        if not isinstance(rpc, Rpc):
+            raise TypeError(f"a Group is made of a moolink.Rpc and a name, not of {rpc!r}")
+        if rpc.key_group not in ("", name):
+            raise AuthError(
+                f"peer {rpc.get_name()!r} holds the key of group {rpc.key_group!r}, with which it "
+                f"cannot join group {name!r}: give it that group's key, or the job's token"
+            )
+        self._core = GroupCore(rpc, name)
+        self._rpc = rpc
+        self._name = name
+        self._callbacks: list[Callable[[Group], None]] = []
+        self._is_updated = False  # by the user
+        self._is_untold = False  # a change that follow() has taken over
+
+    def update(self) -> bool:
+        """Takes over the newest view; returns whether the membership changed.
+
+        Raises:
+            AuthError: this peer is in no view, and its key was refused where it looks for the
+                broker. It goes on looking: the broker may be given the same token.
+        """
+        self._is_updated = True
+        return self._update()
+
+    def _update(self) -> bool:
+        changed = self._core.update() or self._is_untold
+        self._is_untold = False
+        if changed:
+            with ExitStack() as calls:  # all are called, in their order, even if one raises
+                for callback in reversed(self._callbacks):
+                    calls.callback(callback, self)
+        return changed
+
+    def wait_for_members(self, count: int, timeout: float | None = None) -> None:
+        """Blocks, without the GIL, until the group has at least ``count`` members.
+
+        Takes over the newest view, as :meth:`update` does, so :meth:`members` returns them. The
+        group stays elastic: a member may leave at any time. If a peer restarts after the other
+        members have ended, it waits until ``timeout``.
+
+        Args:
+            count: number of members, including this peer; at least 1.
+            timeout: seconds; None: no limit.
+
+        Raises:
+            TimeoutError: the group still has fewer members after ``timeout``.
+            ValueError: ``count`` is below 1, or ``timeout`` is negative.
+            AuthError: as in :meth:`update`.
+            Closed: the group is closed.
+        """
+        count = integer_of(count, "count", least=1)
+        deadlines.check(timeout)
+        deadline = deadlines.after(timeout)
+        self._update()
+        while len(self.members()) < count:
+            if not self._core.wait_for_members(count, deadlines.left(deadline)):
+                raise TimeoutError(
+                    f"group {self._name!r} had {len(self.members())} of {count} members after "
+                    f"{timeout:g} s: {self.waiting_for() or 'start the others'}"
+                )
+            self._update()
+
+    def follow(self) -> None:
+        """Takes over the newest view for an accumulator whose user does not call :meth:`update`."""
+        if not self._is_updated and self._core.update():
+            self._is_untold = True
+
+    def on_change(self, callback: Callable[[Group], None]) -> None:
+        """Calls ``callback(group)`` from :meth:`update` whenever the membership has changed.
+
+        All callbacks are called, in the order in which they were given; what one raises is raised
+        by :meth:`update` when the others have been called, too.
+        """
+        self._callbacks.append(callback)
+
+    def members(self) -> list[str]:
+        """Names of the members in the order of their ranks; empty while there is no view.
+
+        As of the last :meth:`update`; before the first, as of an accumulator's last update.
+        """
+        return self._core.members()
+
+    def rank(self) -> int | None:
+        """This peer's place in :meth:`members`, or ``None`` while it is not among them."""
+        return self._core.rank()
+
+    def epoch(self) -> int:
+        """Number of the view, rising with every change; 0 while there is none."""
+        return self._core.epoch()
+
+    def sync_id(self) -> int:
+        """moolib's name of :meth:`epoch`."""
+        return self._core.epoch()
+
+    def name(self) -> str:
+        """The group's name."""
+        return self._name
+
+    @property
+    def rpc(self) -> Rpc:
+        """This process's peer, as it was given."""
+        return self._rpc
+
+    def active(self) -> bool:
+        """Whether this peer is in a view and operations can be started."""
+        return self._core.active()
+
+    def waiting_for(self) -> str:
+        """One sentence on what the group waits for; empty when for nothing."""
+        return self._core.waiting_for()
+
+    def set_timeout(self, seconds: float) -> None:
+        """Sets how long this peer may be silent before it is evicted, and how long operations last.
+
+        Args:
+            seconds: at least 1; a proof of death always acts at once.
+        """
+        self._core.set_timeout(seconds)
+
+    def set_sort_order(self, order: int) -> None:
+        """Sets this peer's place in the ranks: lower comes first, then order of joining."""
+        self._core.set_sort_order(order)
+
+    def set_broker_name(self, name: str) -> None:
+        """Sets the name of the peer that is this group's broker (default ``"broker"``)."""
+        self._core.set_broker_name(name)
+
+    def all_reduce(
+        self,
+        name: str,
+        data: Any,
+        *,
+        op: Op | None = None,
+        inplace: bool = False,
+        out: Any = None,
+        on_change: Literal["raise", "retry"] = "raise",
+        num_trees: int | None = None,
+        compress: Literal["bf16", "int8"] | None = None,
+    ) -> AllReduce:
+        """Combines ``data`` of all members; every member gets the same bits.
+
+        All members start operations of the same names; several may be in flight. ``data`` must not
+        be written before the operation has ended (arrays below 64 KB are copied at the call), and
+        is not written by it unless ``inplace``.
+
+        Args:
+            name: tells operations apart; the n-th start of a name meets the others' n-th start.
+            data: without a callable ``op``: an array, a tensor, a number, or a tree (dict, list,
+                tuple) of them, of the same structure, shapes and dtypes at all members. With one:
+                any value that the typed codec knows.
+            op: ``"sum"`` (default), ``"mean"``, ``"min"``, ``"max"``, ``"prod"``, ``"and"``,
+                ``"or"``, ``"xor"`` (bitwise, of integers and booleans), or a callable
+                ``op(a, b) -> c``, run on rank 0 in rank order, whose result is sent to all.
+            inplace: the result is written into the arrays of ``data``, and is ``data``.
+            out: the result is written into this tree of arrays, and is ``out``. An array of it is
+                the one of ``data`` in its place, or overlaps none of ``data``. What is there
+                after an error is undefined, with ``inplace`` too.
+            on_change: what to do when the members change before all have the result, or have
+                changed since :meth:`update`: ``"raise"`` :class:`moolink.GroupChanged`, or
+                ``"retry"`` among the newest members, with ``data`` of one dtype only.
+            num_trees: accepted for moolib's sake, without effect.
+            compress: how float32 elements travel between hosts; other dtypes, payloads of up to
+                64 KB and what stays on one host travel as they are. ``"bf16"`` halves the bytes,
+                ``"int8"`` (blocks of 256 with a scale each) quarters them. What is lost is added
+                to the next operation of the same name, so that means over many operations
+                converge: give operations that follow one another one name. Not finite elements
+                stay so under ``"bf16"``, and those beyond 3.39e38 become infinite; under
+                ``"int8"`` their block becomes NaN.
+
+        Returns:
+            A future; its result has the structure, shapes, dtypes and array types of ``data``.
+
+        Raises:
+            moolink.Closed: this peer is not in an active view of the group.
+            moolink.GroupChanged: the members are others than at the last :meth:`update`.
+            ValueError: ``op`` is unknown or not defined for a dtype, the result cannot be written
+                into ``out``, or ``compress`` is given with another ``op`` than sum and mean.
+                Nothing was sent then.
+            TypeError: ``data`` holds something that cannot be reduced.
+        """
+        retry = _is_retry("all_reduce", name, on_change)
+        if compress not in (None, "bf16", "int8"):
+            raise ValueError(f"all_reduce '{name}': compress {compress!r} is not bf16 or int8")
+        if callable(op):
+            if inplace or out is not None or compress is not None:
+                raise ValueError("inplace, out and compress are not for a callable op")
+            return AllReduce([self._core.all_reduce_value(name, data, op, retry)], _only)
+        if compress is not None and op not in (None, "sum", "mean"):
+            raise ValueError(f"all_reduce '{name}': compress is for sum and mean, not for {op}")
+        op = "sum" if op is None else op
+        if compress is None and data is not None and not (inplace and out is not None):
+            target = data if inplace else out
+            future = self._core.all_reduce(name, op, data, target, retry)
+            if future is not None:
+                return AllReduce([future], _only if target is None else _written)
+        return self._collective("all_reduce", name, data, op, None, inplace, out, retry, compress)
+
+    def reduce_scatter(
+        self, name: str, data: Any, *, op: Reduction | None = None, out: Any = None
+    ) -> AllReduce:
+        """Combines ``data`` of all members as :meth:`all_reduce` does; each gets a part of it.
+
+        Args:
+            data: arrays of shape ``(n * k, ...)`` with n members; see :meth:`all_reduce`.
+
+        Returns:
+            A future of rows ``rank * k`` to ``(rank + 1) * k``: arrays of shape ``(k, ...)``.
+
+        Raises:
+            ValueError: the first dimension does not divide by the number of members.
+            moolink.GroupChanged: the members are others than at the last :meth:`update`.
+        """
+        op = "sum" if op is None else op
+        return self._collective("reduce_scatter", name, data, op, None, False, out)
+
+    def all_gather(self, name: str, data: Any, *, out: Any = None) -> AllReduce:
+        """Gives every member the ``data`` of all.
+
+        Args:
+            data: arrays, tensors, numbers or a tree of them, of the same shapes and dtypes at all
+                members; see :meth:`all_reduce`.
+
+        Returns:
+            A future of arrays of shape ``(n, *shape)``, in the order of ranks; a number becomes a
+            numpy array of shape ``(n,)``.
+
+        Raises:
+            moolink.GroupChanged: the members are others than at the last :meth:`update`.
+        """
+        return self._collective("all_gather", name, data, "sum", None, False, out)
+
+    def broadcast(
+        self,
+        name: str,
+        data: Any,
+        *,
+        root: int | str = 0,
+        inplace: bool = False,
+        out: Any = None,
+    ) -> AllReduce:
+        """Gives every member the ``data`` of one.
+
+        Args:
+            data: at the root what is sent; elsewhere arrays of the same shapes and dtypes, whose
+                contents do not matter.
+            root: a rank, or a member's name.
+            inplace: the result is written into the arrays of ``data``.
+
+        Raises:
+            ValueError: there is no such root.
+            moolink.GroupChanged: the members are others than at the last :meth:`update`.
+        """
+        return self._collective("broadcast", name, data, "sum", root, inplace, out)
+
+    def gather(self, name: str, data: Any, *, root: int | str = 0, out: Any = None) -> AllReduce:
+        """Gives one member the ``data`` of all.
+
+        Args:
+            data: as for :meth:`all_gather`.
+            root: a rank, or a member's name.
+            out: the root's; elsewhere it is ignored.
+
+        Returns:
+            A future: at the root of arrays of shape ``(n, *shape)``, elsewhere of ``None``.
+
+        Raises:
+            ValueError: there is no such root.
+            moolink.GroupChanged: the members are others than at the last :meth:`update`.
+        """
+        return self._collective("gather", name, data, "sum", root, False, out)
+
+    def scatter(self, name: str, data: Any, *, root: int | str = 0, out: Any = None) -> AllReduce:
+        """Gives every member its entry of one member's ``data``.
+
+        Args:
+            data: at the root arrays of shape ``(n, *shape)``, an entry for each rank; elsewhere
+                arrays of shape ``shape`` and the same dtype, whose contents do not matter.
+            root: a rank, or a member's name.
+
+        Returns:
+            A future of arrays of shape ``shape``.
+
+        Raises:
+            ValueError: there is no such root, or its data has another number of entries.
+            moolink.GroupChanged: the members are others than at the last :meth:`update`.
+        """
+        return self._collective("scatter", name, data, "sum", root, False, out)
+
+    def barrier(self, name: str, *, on_change: Literal["raise", "retry"] = "raise") -> AllReduce:
+        """Ends when all members have started it; the result is ``None``.
+
+        Args:
+            on_change: as for :meth:`all_reduce`.
+        """
+        future = self._core.collective(
+            name,
+            "all_reduce",
+            0,
+            "sum",
+            "uint8",
+            "a barrier",
+            0,
+            np.empty(0, np.uint8),
+            None,
+            _is_retry("barrier", name, on_change),
+        )
+        return AllReduce([future], _nothing)
+
+    def _collective(
+        self,
+        kind: Kind,
+        name: str,
+        data: Any,
+        op: str,
+        root: int | str | None,
+        inplace: bool,
+        out: Any,
+        retry: bool = False,
+        compress: str | None = None,
+    ) -> AllReduce:
+        if inplace and out is not None:
+            raise ValueError(f"{kind} '{name}': inplace and out exclude one another")
+        members = self._core.members()
+        if not members and not retry:
+            raise Closed(
+                f"{kind} '{name}': update() of group '{self._name}' has shown no members yet",
+                function=self._name,
+            )
+        return Collective(
+            self._core,
+            kind,
+            name,
+            len(members),
+            self._core.rank() or 0,
+            op,
+            self._root(kind, name, root, members),
+            data if inplace else out,
+            retry,
+            compress,
+        ).begin(data)
+
+    def _root(self, kind: str, name: str, root: int | str | None, members: list[str]) -> int:
+        if root is None or not members:  # without members nothing can be started
+            return 0
+        rank = members.index(root) if root in members else root
+        if not isinstance(rank, int) or not 0 <= rank < len(members):
+            raise ValueError(
+                f"{kind} '{name}': root {root!r} is no rank below {len(members)} and none of "
+                f"{', '.join(members)}"
+            )
+        return rank
+
+    def close(self) -> None:
+        """Leaves the group; the others go on at once."""
+        self._core.close()
+
+    def __repr__(self) -> str:
+        try:
+            closed = self._core.closed()
+        except Closed:  # this process was forked
+            closed = True
+        members = f"epoch {self.epoch()}, members {', '.join(self.members())}"
+        state = "closed" if closed else members if self.active() else "no view yet"
+        return f"<moolink.Group {self._name!r}, {state}>"
+
+
+def _is_retry(kind: str, name: str, on_change: str) -> bool:
+    if on_change not in ("raise", "retry"):
+        raise ValueError(f"{kind} '{name}': on_change {on_change!r} is not raise or retry")
+    return on_change == "retry"
+
+
+def _only(results: list[Any]) -> Any:
+    return results[0]
+
+
+def _written(results: list[Any]) -> Any:
+    note_written(results[0])
+    return results[0]
+
+
+def _nothing(results: list[Any]) -> None:
+    return None

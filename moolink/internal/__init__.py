@@ -1,0 +1,1 @@
+"""Helpers that all of moolink uses and no program needs."""

@@ -1,0 +1,56 @@
+"""Time-outs of one call that waits several times."""
+
+from __future__ import annotations
+
+import time
+
+from moolink.internal import logs
+
+
+def after(timeout: float | None) -> float | None:
+    """The monotonic time in ``timeout`` seconds; ``None``: never."""
+    return None if timeout is None else time.monotonic() + timeout
+
+
+def left(deadline: float | None) -> float | None:
+    """Seconds until the deadline, at least 0; ``None``: no limit."""
+    return None if deadline is None else max(0.0, deadline - time.monotonic())
+
+
+def check(timeout: float | None) -> None:
+    """Raises ValueError unless it is a time limit."""
+    if timeout is not None and not timeout >= 0:
+        raise ValueError(f"a time limit must be a number of seconds, not negative: got {timeout}")
+
+
+_FIRST_LINE = 3.0  # seconds of waiting until the log tells of it
+_NEXT_LINE = 30.0  # seconds from one line to the next
+
+
+class Wait:
+    """A wait of several turns, of which the log tells when it takes long."""
+
+    def __init__(self, timeout: float | None = None) -> None:
+        self._begun = time.monotonic()
+        self._next_line = self._begun + _FIRST_LINE
+        self._deadline = None if timeout is None else self._begun + timeout
+
+    @property
+    def over(self) -> bool:
+        """Whether the time is up."""
+        return self.left == 0
+
+    @property
+    def left(self) -> float | None:
+        """Seconds that are left, at least 0; ``None``: no limit."""
+        return left(self._deadline)
+
+    def turn(self, why: str) -> float:
+        """Seconds for which to wait before this is called again; logs `why` where that is due."""
+        now = time.monotonic()
+        if now >= self._next_line:
+            logs.logger.warning("%s (for %.3g s)", why, now - self._begun)
+            self._next_line = now + _NEXT_LINE
+        until_line = self._next_line - now
+        left = self.left
+        return until_line if left is None else min(left, until_line)

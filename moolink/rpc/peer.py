@@ -1,0 +1,385 @@
+"""Rpc: a peer. Calls are made by the core; what is served in batches, queues and tasks is here."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import weakref
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
+
+from moolink._core import RpcCore, RpcDeferredReturn
+from moolink.errors import Error, QueueFull
+from moolink.internal import deadlines, forks, logs, tokens
+from moolink.internal.keywords import names_keywords
+
+# What they import, asyncio and numpy, starts threads and takes time: loaded when first needed.
+if TYPE_CHECKING:
+    from moolink.data.batch_layout import Mode
+    from moolink.internal.tokens import Key
+    from moolink.rpc.async_handlers import AsyncHandler
+    from moolink.rpc.batch_stacking import BatchOptions, Call
+    from moolink.rpc.batching import BatchHandler, CallQueue
+    from moolink.rpc.queue import Queue
+
+Arrays = Literal["same", "numpy", "torch", "jax"]
+
+_FINISH = 0.5  # seconds that tasks have to end when their peer is closed
+
+
+class Rpc(RpcCore):
+    __doc__ = RpcCore.__doc__
+    __module__ = "moolink"  # the name that users know
+
+    _served: dict[str, _Closing]  # made when first needed
+
+    @names_keywords
+    def __init__(
+        self,
+        name: str | None = None,
+        *,
+        arrays: Arrays = "same",
+        device: str = "cpu",
+        allow_pickle: bool = False,
+        transports: list[str] | None = None,
+        timeout: float = 120.0,
+        token: str | os.PathLike[str] | Key | None = None,
+        token_file: str | os.PathLike[str] | None = None,
+        insecure: bool = False,
+    ) -> None:
+        proof = tokens.identity(token, token_file, insecure)
+        super().__init__(
+            name,
+            arrays=arrays,
+            device=device,
+            allow_pickle=allow_pickle,
+            transports=transports,
+            timeout=timeout,
+            keys=[(key.secret, key.group) for key in proof.keys],
+            key_origin=proof.origin,
+        )
+        self.key_group = proof.keys[0].group if proof.keys else ""
+        """The group whose key this peer holds, and to which it is confined; "": none."""
+
+    def define(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        batch_size: int | None = None,
+        device: str = "cpu",
+        dynamic_batching: bool = False,
+        *,
+        max_latency: float | None = None,
+        pad: bool = False,
+        mode: Mode = "stack",
+        bucket_sizes: Iterable[int] | None = None,
+    ) -> None:
+        """Lets peers call `function` by `name`.
+
+        It runs on a worker thread with the caller's arguments; what it returns is the reply. What
+        it raises, or an exception that it returns, is raised at the caller as moolink.RemoteError,
+        with type, text and traceback. It may make blocking calls itself.
+
+        A coroutine function runs as a task of the event loop that runs now, else of one on a thread
+        of moolink's. The task is cancelled once its caller does not wait any more.
+
+        A generator, async or not, is called with stream: what it yields are the items.
+
+        With `batch_size` the function gets that many calls at once: arrays stacked along a new
+        first dimension, structures of dicts, lists and tuples kept; in place of a value that is no
+        array, a list with that of each call. Its reply is split: see BatchReturn. What the calls
+        look like is settled by the first batch that was served; one that differs fails alone.
+
+        With `dynamic_batching` it gets the calls that came while it served the last batch: at least
+        one, whatever earlier batches looked like; what differs from most of a batch fails alone.
+
+        Args:
+            name: the function's name.
+            function: the handler.
+            batch_size: calls of a batch (`mode="cat"`: rows); dynamic: at most so many. None: each
+                call on its own, or, dynamic, no limit.
+            device: where batches are made; any but "cpu" gives torch tensors.
+            dynamic_batching: take what waits instead of waiting for a full batch.
+            max_latency: seconds after which a batch is served that is not full; None: never.
+            pad: such a batch is filled up with zeros (values with None), whose replies are dropped;
+                else it is shorter.
+            mode: "stack": arrays along a new first dimension; "cat", only dynamic: along their
+                first one, which may differ from call to call, values repeated for each row.
+            bucket_sizes: rising sizes, of which a dynamic batch gets the next one, filled up with
+                zeros (values with None), so that what is compiled for a shape is compiled a few
+                times only. The largest is the default of batch_size; a call with more rows fails.
+
+        Raises:
+            TypeError: `function` is not callable.
+            ValueError: the name is defined already, the options contradict one another, or no
+                batch can be made on `device`.
+        """
+        options = _batch_options(
+            batch_size, device, dynamic_batching, mode, max_latency, pad, bucket_sizes
+        )
+        self._define(name, function, False, options)
+
+    def define_deferred(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        batch_size: int | None = None,
+        device: str = "cpu",
+        dynamic_batching: bool = False,
+        *,
+        max_latency: float | None = None,
+        pad: bool = False,
+        mode: Mode = "stack",
+        bucket_sizes: Iterable[int] | None = None,
+    ) -> None:
+        """Like define, but `function` gets an RpcDeferredReturn as its first argument, to reply
+        later and from any thread: `deferred(value)` or `deferred.error(exception)`. Dropped without
+        a reply, the caller is told so at once. For a batch, it is a BatchReturn.
+        """
+        options = _batch_options(
+            batch_size, device, dynamic_batching, mode, max_latency, pad, bucket_sizes
+        )
+        self._define(name, function, True, options)
+
+    def define_queue(
+        self,
+        name: str,
+        batch_size: int | None = None,
+        device: str = "cpu",
+        dynamic_batching: bool = False,
+        *,
+        max_size: int | None = None,
+        max_latency: float | None = None,
+        pad: bool = False,
+        mode: Mode = "stack",
+        bucket_sizes: Iterable[int] | None = None,
+    ) -> Queue:
+        """Puts the calls of a function into a queue, from which the program takes them.
+
+        An item is a triple: the return callback, the arguments as a tuple, and the keyword
+        arguments as a dict. Reply with `callback(value)` or `callback.error(exception)`, from any
+        thread. Calls whose callers have stopped waiting are left out. What the program itself puts
+        there (`enqueue`) comes out as it is; a queue of batches takes calls only.
+
+        With `batch_size` or `dynamic_batching` an item is a batch of calls, as in define, and its
+        callback a BatchReturn. A dynamic batch has the calls that wait when it is taken.
+
+        Args:
+            name: the function's name.
+            max_size: how many calls may wait; those beyond fail with QueueFull at their callers.
+            others: as in define.
+
+        Raises:
+            ValueError: the name is defined already, the options contradict one another, or no
+                batch can be made on `device`.
+        """
+        from moolink.rpc.batching import BatchQueue, CallQueue
+
+        options = _batch_options(
+            batch_size, device, dynamic_batching, mode, max_latency, pad, bucket_sizes
+        )
+        queue: CallQueue = BatchQueue(options, max_size) if options else CallQueue(max_size)
+        served = _Closing(queue)
+        self._serve(name, functools.partial(_enqueue, name, queue), served)
+        # Nobody will ever put a call there once the peer is gone.
+        served.guard = weakref.finalize(self, _close, weakref.ref(queue))
+        served.guard.atexit = False
+        return queue
+
+    def undefine(self, name: str) -> None:
+        """Withdraws a function and waits until no call of it runs.
+
+        Calls that wait in its queue can still be taken, whoever waits for others gets
+        moolink.Closed; calls that wait for a batch that is not full fail. Called on the event loop
+        that runs the function's tasks, it does not wait for them.
+
+        Raises:
+            ValueError: it is not defined.
+        """
+        served = self.__dict__.get("_served", {}).pop(name, None)
+        try:
+            super().undefine(name)
+        finally:
+            if served is not None:
+                served.close()
+                served.finish(None)
+
+    def close(self) -> None:
+        """Flushes replies for a moment, says goodbye to the peers, fails pending calls with
+        moolink.Closed and closes the queues. More calls of it do nothing."""
+        all_served = list(self.__dict__.get("_served", {}).values())
+        deadline = deadlines.after(_FINISH)
+        for served in all_served:
+            served.finish(deadlines.left(deadline))
+        super().close()
+        for served in all_served:
+            served.close()
+
+    def debug_info(self) -> None:
+        """Prints what stats, addresses and peers tell (moolib's call)."""
+        print(f"Rpc {self.get_name()!r} at {', '.join(self.addresses()) or 'no address'}")
+        print("  " + ", ".join(f"{key} {value}" for key, value in self.stats().items()))
+        for peer in self.peers():
+            print("  peer " + ", ".join(f"{key} {value}" for key, value in peer.items()))
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a moolink.Rpc cannot be pickled: make one in each process")
+
+    def _define(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        deferred: bool,
+        options: BatchOptions | None,
+    ) -> None:
+        if not callable(function):
+            raise TypeError(f"the handler of {name!r} is not callable: {function!r}")
+        tasks = _tasks_of(name, function, deferred)
+        yields = inspect.isasyncgenfunction(_unwrapped(function))
+        if yields and (deferred or options is not None):
+            raise ValueError(f"{name!r} is a generator, which can be neither deferred nor batched")
+        if tasks is not None and yields:
+            self._serve(name, tasks, _Closing(tasks=tasks), super()._define_streamed)
+        elif options is not None:
+            from moolink.rpc.batching import BatchHandler
+
+            answer = functools.partial(_answer, function)
+            serve = functools.partial(_defer, name, function) if deferred else answer
+            handler = BatchHandler(options, serve if tasks is None else tasks.start_batch)
+            self._serve(name, handler, _Closing(handler.queue, tasks, handler))
+        elif tasks is not None:
+            self._serve(name, tasks, _Closing(tasks=tasks))
+        elif deferred:
+            super().define_deferred(name, function)
+        else:
+            super().define(name, function)
+
+    def _serve(
+        self,
+        name: str,
+        receive: Callable[..., object],
+        served: _Closing,
+        define: Callable[[str, Callable[..., object]], None] | None = None,
+    ) -> None:
+        (define or super().define_deferred)(name, receive)
+        self.__dict__.setdefault("_served", {})[name] = served
+
+
+class _Closing:
+    """What there is to end of a function beside the core: its queue, the tasks that serve it."""
+
+    def __init__(
+        self,
+        queue: Queue | None = None,
+        tasks: AsyncHandler | None = None,
+        batches: BatchHandler | None = None,
+    ) -> None:
+        self._process = os.getpid()
+        self._queue = queue
+        self._tasks = tasks
+        self._batches = batches
+        if queue is not None:
+            queue.end_in_children()
+        self.guard: weakref.finalize[..., Any] | None = None  # closes the queue with the peer
+
+    def finish(self, timeout: float | None) -> None:
+        """Waits for tasks and batches that run, for at most ``timeout`` seconds each."""
+        if os.getpid() != self._process:
+            return  # They run in the process that this one was forked from.
+        if self._batches is not None:
+            self._batches.wait(timeout)
+        if self._tasks is not None:
+            self._tasks.wait(timeout)
+
+    def close(self) -> None:
+        """Closes the queue."""
+        if self.guard is not None:
+            self.guard.detach()
+        if self._queue is not None:
+            self._queue.close()
+
+
+def _tasks_of(name: str, function: Callable[..., Any], deferred: bool) -> AsyncHandler | None:
+    called = _unwrapped(function)
+    yields = inspect.isasyncgenfunction(called)
+    if not (yields or inspect.iscoroutinefunction(called)):
+        return None
+    from moolink.rpc.async_handlers import AsyncHandler
+
+    return AsyncHandler(name, function, "items" if yields else "itself" if deferred else "result")
+
+
+def _unwrapped(function: Callable[..., Any]) -> Any:
+    """The function itself: of a partial application, or of an object that is called."""
+    called: Any = function
+    while isinstance(called, functools.partial):
+        called = called.func
+    if inspect.isfunction(called) or inspect.ismethod(called) or inspect.isclass(called):
+        return called
+    return getattr(called, "__call__", called)  # noqa: B004 - an object's may be async
+
+
+def _close(queue: weakref.ref[Queue]) -> None:
+    if (alive := queue()) is not None:
+        alive.close()
+
+
+def _enqueue(
+    name: str, queue: CallQueue, reply: RpcDeferredReturn, /, *args: Any, **kwargs: Any
+) -> None:
+    try:
+        queue.put_call(reply, args, kwargs)
+    except QueueFull as full:
+        reply.refuse(f"the queue of {name!r} is full: {full}; call again later")
+
+
+def _answer(function: Callable[..., Any], batch: Call, done: Callable[[], None]) -> bool:
+    try:
+        with forks.ChildEnds():
+            result = function(*batch.args, **batch.kwargs)
+    except BaseException as raised:  # noqa: BLE001 - whatever it is, it is the callers'
+        batch.reply.error(raised)
+    else:
+        batch.reply(result)
+    return True
+
+
+def _defer(name: str, function: Callable[..., Any], batch: Call, done: Callable[[], None]) -> bool:
+    try:
+        with forks.ChildEnds():
+            function(batch.reply, *batch.args, **batch.kwargs)
+    except BaseException as raised:  # noqa: BLE001 - whatever it is, it is the callers'
+        try:
+            batch.reply.error(raised)
+        except Error:
+            logs.raised_after_reply(name, raised)
+    return True
+
+
+def _batch_options(
+    batch_size: int | None,
+    device: str,
+    dynamic: bool,
+    mode: Mode,
+    max_latency: float | None,
+    pad: bool,
+    bucket_sizes: Iterable[int] | None,
+) -> BatchOptions | None:
+    """Returns None if calls are not batched."""
+    asked = batch_size is not None or dynamic or max_latency is not None or pad
+    if not asked and mode == "stack" and bucket_sizes is None:
+        return None
+    from moolink.rpc.batch_stacking import BatchOptions
+
+    buckets = None if bucket_sizes is None else tuple(bucket_sizes)
+    return BatchOptions(batch_size, str(device), dynamic, mode, max_latency, pad, buckets)
