@@ -8,11 +8,16 @@ library inserts single transitions and batches of 256, samples batches of 256 an
 priorities. All libraries take their turns in every round, so that other load on the machine hits
 all alike; the buffers are full before the first round. The table has medians, and the best in
 brackets.
+
+    python benchmarks/replay.py --spill DIRECTORY --without TorchRL cpprb
+
+puts a replay whose steps are in a file in the directory beside the one in memory.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -37,11 +42,18 @@ class Buffer(Protocol):
 
 
 class Moolink:
-    def __init__(self, capacity: int, example: Transition, arrays: Any = "numpy") -> None:
+    def __init__(
+        self,
+        capacity: int,
+        example: Transition,
+        arrays: Any = "numpy",
+        spill: str | None = None,
+    ) -> None:
         from moolink import Replay
         from moolink.replay import Prioritized, Table
 
-        self.replay = Replay(Table("t", capacity, Prioritized(EXPONENT)), arrays=arrays)
+        table = Table("t", capacity, Prioritized(EXPONENT))
+        self.replay = Replay(table, arrays=arrays, spill=spill)
 
     def insert(self, item: Transition) -> None:
         self.replay.insert(item)
@@ -162,9 +174,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=0.2, help="of one turn")
     parser.add_argument("--without", nargs="*", default=[], help="libraries that are left out")
+    parser.add_argument("--spill", metavar="DIRECTORY", help="also a replay that spills to it")
+    parser.add_argument("--times", type=int, default=1, help="so many times the transitions")
     options = parser.parse_args()
     kinds: dict[str, Any] = {"moolink": Moolink, "TorchRL": TorchRL, "cpprb": Cpprb}
-    for size, (shape, dtype, capacity) in SIZES.items():
+    if options.spill:
+        kinds["spilled"] = functools.partial(Moolink, spill=options.spill)
+    for size, (shape, dtype, least) in SIZES.items():
+        capacity = options.times * least
         item = transition(shape, dtype)
         batch = {name: np.stack([value] * BATCH) for name, value in item.items()}
         buffers: dict[str, Buffer] = {}

@@ -899,7 +899,11 @@ class ReplayCore:
     Tables of items and the memory of their steps; see moolink.Replay. Steps are rows of a store's arrays, items are rows through a pattern.
     """
 
-    def __init__(self) -> None: ...
+    def __init__(self, spill: str | None = None) -> None:
+        """
+        `spill`: a directory, in a file of which the steps are; None: in memory.
+        """
+
     def add_table(
         self,
         sampler: tuple[str, float],

@@ -38,7 +38,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "runtime/peer": ("runtime/engine", "transport", "group", "collective"),
     "runtime/shared_memory": ("runtime/peer",),
     "runtime/group": ("runtime/shared_memory", "accumulate"),
-    "runtime/replay": ("io", "tensor", "replay"),
+    "runtime/replay": ("io", "memory", "replay"),
     "bind": ("runtime/group", "runtime/replay"),
 }
 

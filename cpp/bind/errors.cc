@@ -2,6 +2,7 @@
 
 #include <exception>
 #include <string>
+#include <system_error>
 
 namespace moolink::bind {
 namespace {
@@ -26,6 +27,9 @@ void translate(const std::exception_ptr& pointer, void*) {
     std::rethrow_exception(pointer);
   } catch (const Exception& e) {
     const nb::object exception = to_exception(e.error());
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.ptr())), exception.ptr());
+  } catch (const std::system_error& e) {
+    const nb::object exception = nb::handle(PyExc_OSError)(e.code().value(), text(e.what()));
     PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.ptr())), exception.ptr());
   }
 }

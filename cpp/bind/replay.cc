@@ -23,6 +23,8 @@
 #include "bind/gil.h"
 #include "bind/lent_slot.h"
 #include "bind/tensor.h"
+#include "memory/pool.h"
+#include "memory/spill_file.h"
 #include "runtime/replay/replay.h"
 
 namespace moolink::bind {
@@ -93,7 +95,7 @@ void wait_unlocked(const std::function<void()>& wait) {
 
 class ReplayCore {
  public:
-  ReplayCore() : replay_(std::make_shared<Replay>(blocks())) {}
+  explicit ReplayCore(const std::optional<std::string>& spill) : replay_(make_replay(spill)) {}
 
   std::uint32_t add_table(const SelectorArgs& sampler, const std::optional<SelectorArgs>& remover,
                           std::uint64_t max_size, std::uint32_t max_times_sampled,
@@ -297,7 +299,11 @@ class ReplayCore {
     ~Held() { replay.release(store, rows); }
   };
 
-  static std::shared_ptr<Allocator> blocks() { return std::make_shared<memory::Pool>(0); }
+  static std::shared_ptr<Replay> make_replay(const std::optional<std::string>& spill) {
+    if (!spill) return std::make_shared<Replay>(std::make_shared<memory::Pool>(0));
+    return std::make_shared<Replay>(std::make_shared<memory::SpillFile>(*spill),
+                                    Replay::Blocks::in_file);
+  }
 
   static Time deadline(std::optional<double> timeout) {
     return timeout == 0.0 ? Time{} : deadline_after(timeout);
@@ -448,7 +454,8 @@ void bind_replay(nb::module_& m) {
   nb::class_<ReplayCore>(m, "ReplayCore",
                          "Tables of items and the memory of their steps; see moolink.Replay. Steps "
                          "are rows of a store's arrays, items are rows through a pattern.")
-      .def(nb::init<>())
+      .def(nb::init<const std::optional<std::string>&>(), nb::arg("spill") = nb::none(),
+           "`spill`: a directory, in a file of which the steps are; None: in memory.")
       .def("add_table", &ReplayCore::add_table, nb::arg("sampler"), nb::arg("remover").none(),
            nb::arg("max_size"), nb::arg("max_times_sampled"), nb::arg("limiter"), nb::arg("seed"),
            "Adds a table; returns its index. Selectors are (name, exponent of the priorities); "

@@ -12,13 +12,12 @@ priority; the learner gives it those after. Double Q-learning, dueling heads, n-
 processes find one another by name. An actor that is killed costs its last steps; a learner that is
 started again goes on from its checkpoint with an empty table.
 
-`x_t` is x at time t and `x_tpn` at t + n. E is the number of environments of an actor, B the size
+`_t` is of time t and `_tpn` of t + n. E is the number of environments of an actor, B the size
 of a batch, A the number of actions.
 """
 
 from __future__ import annotations
 
-import collections
 import copy
 import queue
 import sys
@@ -36,7 +35,7 @@ from examples.common.evaluation import evaluated
 from examples.common.options import ATARI
 from examples.common.roles import LearnerRun, RoleOptions, connected, follower, spaces_of
 from examples.common.run import main
-from moolink.replay import Prioritized, SampleToInsertRatio, Table
+from moolink.replay import NStepWriter, Prioritized, SampleToInsertRatio, Table
 
 REPORTED = 0.02  # returns are those of environments with an epsilon below it
 REPORT_EVERY = 16  # steps
@@ -111,57 +110,17 @@ class Net(nn.Module):
         return self.value(x) + advantage - advantage.mean(-1, keepdim=True)
 
 
-def n_step(reward: Any, discount: Any) -> tuple[Any, Any]:
-    """The return of n steps, and the discount of what follows, [...] of [..., n]. Where an episode
-    ended the discount is 0, so that later rewards, which are another episode's, count nothing."""
-    total, product = 0.0, 1.0
-    for k in range(reward.shape[-1]):
-        total = total + product * reward[..., k]
-        product = product * discount[..., k]
-    return total, product
-
-
 # Acting
 
 
-class Writers:
-    """Makes transitions of n steps of each of E environments, with their first priorities."""
+def make_writers(client: moolink.ReplayClient, o: ApexOptions) -> list[NStepWriter]:
+    """Of each of E environments. Notes are Q of the action that was taken, and the largest Q."""
 
-    def __init__(self, client: moolink.ReplayClient, o: ApexOptions) -> None:
-        self.n = o.n_step
-        self.writers = [client.writer(keep=self.n + 1) for _ in range(o.num_envs)]
-        self.last: collections.deque[tuple[np.ndarray, ...]] = collections.deque(maxlen=self.n)
+    def priority(of_t: Any, return_t: float, discount_t: float, of_tpn: Any) -> float:
+        return priority_of(return_t + discount_t * of_tpn[1] - of_t[0])
 
-    def append(self, observation: np.ndarray, q: np.ndarray, taken: tuple[np.ndarray, ...]) -> None:
-        """The step of all environments from an observation. `q` [E, A] is of the acting network,
-        `taken` are actions, rewards and discounts, [E] each."""
-        for row in range(len(self.writers)):
-            self._append(row, observation[row], q[row], [x[row] for x in taken])
-        self.last.append((np.take_along_axis(q, taken[0][:, None], 1)[:, 0], *taken[1:]))
-
-    def cut_off(self, row: int, observation: np.ndarray, q: np.ndarray) -> None:
-        """A limit ended the episode of an environment after the last step, with this observation.
-        Transitions that would reach beyond it are not made."""
-        self._append(row, observation, q, [np.int64(0), np.float32(0), np.float32(0)])
-        self.writers[row].end_episode()
-
-    def _append(self, row: int, observation: np.ndarray, q: np.ndarray, taken: list[Any]) -> None:
-        writer, n = self.writers[row], self.n
-        step = dict(zip(("action", "reward", "discount"), taken, strict=True))
-        writer.append({"observation": observation, **step})
-        if len(writer) <= n:
-            return
-        q_t, reward, discount = np.array([[x[row] for x in step] for step in self.last]).T
-        return_t, discount_t = n_step(reward, discount)
-        of = writer.history
-        transition = {
-            "x_t": of["observation"][-n - 1],
-            "action_t": of["action"][-n - 1],
-            "rewards": of["reward"][-n - 1 : -1],
-            "discounts": of["discount"][-n - 1 : -1],
-            "x_tpn": of["observation"][-1],
-        }
-        writer.create_item(transition, priority_of(return_t + discount_t * q.max() - q_t[0]))
+    n, discount = o.n_step, o.discount
+    return [NStepWriter(client, n, discount, priority=priority) for _ in range(o.num_envs)]
 
 
 def priority_of(error: Any) -> Any:
@@ -182,7 +141,7 @@ def act(o: ApexOptions) -> None:
     )  # among all: 0 ... 1
     epsilon = o.epsilon ** (1 + o.epsilon_spread * np.minimum(1, place))
     with follower(o) as (rpc, job), moolink.Subscriber(rpc, "policy", o.learner) as policy:
-        writers = Writers(moolink.ReplayClient(rpc, o.learner), o)
+        writers = make_writers(moolink.ReplayClient(rpc, o.learner), o)
         observation = envs.reset(o.acting_seed if o.seed_envs else None)["obs"]
         version, returns, finished, steps = -1, np.zeros(E), [], 0
         while not job.is_over():
@@ -196,12 +155,15 @@ def act(o: ApexOptions) -> None:
             envs.send(action[:, None])
             parts, reward, terminated, truncated, over, last = envs.recv()
             learned = np.sign(reward) if o.clip_reward else reward
-            discount = np.where(terminated, 0.0, o.discount).astype(np.float32)
-            writers.append(observation, q, (action, learned, discount))
             if last is not None:
                 q_last = net(torch.from_numpy(last["obs"])).numpy()
-                for row in np.flatnonzero(truncated):
-                    writers.cut_off(row, last["obs"][row], q_last[row])
+            for row, writer in enumerate(writers):
+                note = q[row, action[row]], q[row].max()
+                writer.append(observation[row], action[row], learned[row], note)
+                if terminated[row]:
+                    writer.terminate()
+                elif truncated[row]:
+                    writer.truncate(last["obs"][row], (0.0, q_last[row].max()))
             observation, steps, returns = parts["obs"], steps + 1, returns + reward
             finished += returns[over & (epsilon < REPORTED)].tolist()
             returns[over] = 0.0
@@ -217,12 +179,11 @@ def act(o: ApexOptions) -> None:
 def errors_of(net: Net, target: Net, batch: dict[str, Tensor]) -> Tensor:
     """The errors of Q [B] by double Q-learning: the network chooses the action at t + n, and the
     target network values it."""
-    return_t, discount_t = n_step(batch["rewards"], batch["discounts"])
-    q_t = net(batch["x_t"]).gather(1, batch["action_t"][:, None])[:, 0]
+    q_t = net(batch["observation"]).gather(1, batch["action"][:, None])[:, 0]
     with torch.no_grad():
-        action_tpn = net(batch["x_tpn"]).argmax(-1, keepdim=True)
-        value_tpn = target(batch["x_tpn"]).gather(1, action_tpn)[:, 0]
-    return return_t + discount_t * value_tpn - q_t
+        action_tpn = net(batch["next_observation"]).argmax(-1, keepdim=True)
+        value_tpn = target(batch["next_observation"]).gather(1, action_tpn)[:, 0]
+    return batch["reward"] + batch["discount"] * value_tpn - q_t
 
 
 def huber(error: Tensor) -> Tensor:

@@ -46,6 +46,11 @@ def _parser() -> argparse.ArgumentParser:
         help="restored at the start if it is there, written at the end and every --every seconds",
     )
     parser.add_argument("--every", metavar="SECONDS", type=float, default=300.0)
+    parser.add_argument(
+        "--spill",
+        metavar="DIRECTORY",
+        help="on a disk: for more steps than fit into memory, which lie in a file there",
+    )
     parser.add_argument("--token-file", metavar="FILE", help="the job's token")
     parser.add_argument("--insecure", action="store_true", help="ask for no token")
     return parser
@@ -67,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     try:
-        replay = _open(read_tables(options.tables), options.checkpoint)
+        replay = _open(read_tables(options.tables), options.checkpoint, options.spill)
         token_file, insecure = options.token_file, options.insecure
         rpc = moolink.Rpc(options.peer, token_file=token_file, insecure=insecure)
         server = ReplayServer(rpc, replay, options.name)
@@ -161,9 +166,9 @@ def _limiter(given: Any) -> Limiter:
     return limiter
 
 
-def _open(tables: list[Table], checkpoint: str | None) -> Replay:
+def _open(tables: list[Table], checkpoint: str | None, spill: str | None) -> Replay:
     from moolink.replay import Replay
 
     if checkpoint is not None and os.path.exists(checkpoint):
-        return Replay.restore(checkpoint, tables)
-    return Replay(tables)
+        return Replay.restore(checkpoint, tables, spill=spill)
+    return Replay(tables, spill=spill)

@@ -3,6 +3,7 @@
 from moolink.replay.batch import Batch, Batches
 from moolink.replay.client import ReplayClient
 from moolink.replay.local import Replay
+from moolink.replay.n_step import NStepWriter
 from moolink.replay.options import (
     Fifo,
     Lifo,
@@ -28,6 +29,7 @@ __all__ = [
     "MaxHeap",
     "MinHeap",
     "MinSize",
+    "NStepWriter",
     "Prioritized",
     "Replay",
     "ReplayClient",

@@ -16,7 +16,7 @@ from moolink._core import ReplayCore
 from moolink.data import skeletons
 from moolink.data.skeletons import Skeleton
 from moolink.errors import QueueFull, TimeoutError
-from moolink.internal import deadlines
+from moolink.internal import deadlines, forks
 from moolink.internal.closing import Closing
 from moolink.replay import placement
 from moolink.replay.batch import Batch, Batches
@@ -53,6 +53,7 @@ class Replay(Closing):
         *,
         seed: int | None = None,
         arrays: Arrays = "same",
+        spill: str | os.PathLike[str] | None = None,
     ) -> None:
         options = [tables] if isinstance(tables, Table) else list(tables)
         for table in options:
@@ -60,9 +61,9 @@ class Replay(Closing):
                 raise TypeError(f"expected a Table or several, got a {type(table).__name__}")
         if len({table.name for table in options}) != len(options) or not options:
             raise ValueError("a replay needs tables, each with a name of its own")
-        self._core = ReplayCore()
+        self._core = ReplayCore(None if spill is None else os.fspath(spill))
         self._arrays = placement.kind_of(arrays)
-        self._lock = threading.Lock()
+        self._forked()
         self._layouts: dict[str, Layout] = {}
         self._pattern_numbers: dict[str, int] = {}
         self._patterns: list[dict[str, Any]] = []  # by number
@@ -83,6 +84,10 @@ class Replay(Closing):
                 (seed + i) % (1 << 64),
             )
             self._tables[table.name] = OpenTable(index, table)
+        forks.changes_in_children(self)
+
+    def _forked(self) -> None:
+        self._lock = threading.Lock()
 
     @property
     def tables(self) -> list[Table]:
@@ -246,6 +251,7 @@ class Replay(Closing):
         tables: Table | Sequence[Table],
         *,
         arrays: Arrays = "same",
+        spill: str | os.PathLike[str] | None = None,
     ) -> Self:
         """A replay of these tables with what a checkpoint has: items, keys, priorities, and the
         limiters' counts.
@@ -253,11 +259,11 @@ class Replay(Closing):
         Raises:
             ValueError: the file is no checkpoint, or one of other tables; the message names each
                 option that differs.
-            OSError: it cannot be read.
+            OSError: it cannot be read, or its steps cannot be spilled.
         """
         from moolink.replay import checkpoint
 
-        replay = cls(tables, arrays=arrays)
+        replay = cls(tables, arrays=arrays, spill=spill)
         checkpoint.load(replay, os.fspath(path))
         return replay
 

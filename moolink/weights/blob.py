@@ -24,7 +24,7 @@ Bytes = npt.NDArray[np.uint8]
 Arrays = Literal["same", "numpy", "torch", "jax"]
 FloatType = Literal["float32", "float16", "bfloat16"]
 
-CHUNK = 1 << 20  # bytes
+CHUNK = 512 << 10  # bytes
 _ALIGNMENT = 64
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 

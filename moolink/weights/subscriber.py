@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from moolink._core import Future, RpcDeferredReturn
     from moolink.rpc import Rpc
 
-_WINDOW = 8  # chunks asked for at once
 _TIMEOUT = 10.0  # seconds without a chunk, after which another source is asked for
+# Chunks asked for at once. They arrive side by side, so each hop of a chain adds a window's time.
+_WINDOW = 8
 
 
 class Subscriber(Following):

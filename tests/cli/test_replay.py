@@ -73,8 +73,13 @@ def test_what_is_wrong_with_a_file_is_said(text: str, error: str, tables: Path) 
         read_tables(str(tables))
 
 
-def test_a_server_keeps_its_tables_over_a_restart(tables: Path, tmp_path: Path) -> None:
-    command = ("-m", "moolink.cli.main", "replay", tables, "--checkpoint", tmp_path / "kept")
+@pytest.mark.parametrize("spill", [False, True])
+def test_a_server_keeps_its_tables_over_a_restart(
+    spill: bool, tables: Path, tmp_path: Path
+) -> None:
+    command: list[object] = ["-m", "moolink.cli.main", "replay", tables]
+    command += ["--checkpoint", tmp_path / "kept"]
+    command += ["--spill", tmp_path] if spill else []
     with moolink.Rpc("client") as rpc, processes.killed_at_the_end() as started:
         client = ReplayClient(rpc, "replay")
         for life in range(2):
@@ -91,12 +96,18 @@ def test_a_server_keeps_its_tables_over_a_restart(tables: Path, tmp_path: Path) 
             assert server.wait(20) == 0
 
 
-def test_a_server_that_cannot_begin_says_why() -> None:
-    with processes.killed_at_the_end() as started:
-        started.append(processes.start_python("-m", "moolink.cli.main", "replay", "nowhere.toml"))
-        _, errors = started[0].communicate()
-        assert started[0].returncode == 1
-        assert "moolink replay: [Errno 2] No such file" in errors
+def test_a_server_that_cannot_begin_says_why(tables: Path) -> None:
+    cases: list[tuple[list[object], str]] = [
+        (["nowhere.toml"], "No such file"),
+        ([tables, "--spill", "nowhere"], "cannot make a file to spill to in nowhere: No such file"),
+    ]
+    for arguments, why in cases:
+        with processes.killed_at_the_end() as started:
+            command = ("-m", "moolink.cli.main", "replay", *arguments)
+            started.append(processes.start_python(*command))
+            _, errors = started[0].communicate()
+            assert started[0].returncode == 1
+            assert f"moolink replay: [Errno 2] {why}" in errors
 
 
 def test_a_client_that_waits_waits_on_for_the_next_server(tables: Path, tmp_path: Path) -> None:

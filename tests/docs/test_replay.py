@@ -6,7 +6,12 @@ import pytest
 
 from tests.docs.examples import examples_of, run_example
 
-WANTED = ["(32, 84, 84) float32\n32\n", "(2, 3) 10\n", "(16, 2) 8\n"]
+WANTED = [
+    "(32, 84, 84) float32\n32\n",
+    "(2, 3) 10\n",
+    "[1.75 1.75 1.5  1.  ]\n[0.125 0.125 0.25  0.5  ]\n[3. 4. 4. 4.]\n",
+    "(16, 2) 8\n",
+]
 
 
 @pytest.mark.parametrize("number", range(len(WANTED)))

@@ -120,10 +120,17 @@ class Hosts:
 
     def bytes_received(self, number: int) -> int:
         """How many bytes have come over the host's link, headers included."""
+        return self._bytes(number, "rx")
+
+    def bytes_sent(self, number: int) -> int:
+        """How many bytes have gone over the host's link, headers included."""
+        return self._bytes(number, "tx")
+
+    def _bytes(self, number: int, direction: str) -> int:
         shown = json.loads(
             self._hosts[number].run("ip", "-json", "-stats", "link", "show", "uplink")
         )
-        return int(shown[0]["stats64"]["rx"]["bytes"])
+        return int(shown[0]["stats64"][direction]["bytes"])
 
     def command(self, number: int, arguments: Sequence[str]) -> list[str]:
         """Returns the command that runs ``arguments`` on a host."""
@@ -136,9 +143,13 @@ class Hosts:
             number: the host's.
             options: of :class:`subprocess.Popen`.
         """
+        return self.start_python(number, "-m", module, *arguments, **options)
+
+    def start_python(self, number: int, *arguments: str, **options: Any) -> Any:
+        """Starts Python with these arguments, as :meth:`start`."""
         environment: Mapping[str, str] = {**os.environ, **options.pop("env", {})}
         process = subprocess.Popen(
-            self.command(number, [sys.executable, "-m", module, *arguments]),
+            self.command(number, [sys.executable, *arguments]),
             cwd=ROOT,
             env=environment,
             text=True,

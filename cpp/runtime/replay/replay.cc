@@ -10,12 +10,14 @@
 #include "base/error.h"
 #include "base/streaming_copy.h"
 #include "io/loop.h"
+#include "memory/spill_file.h"
 
 namespace moolink::runtime {
 namespace {
 
 constexpr auto kInterruptEvery = std::chrono::milliseconds(50);
 constexpr std::size_t kPrefetch = 8;  // items ahead
+constexpr std::size_t kPage = 4096;   // larger rows in a file are read from the disk as one
 // Bytes from which a lent array is faster if its copy bypasses this process's cache.
 constexpr std::size_t kPastCache = std::size_t{4} << 20;
 
@@ -27,7 +29,8 @@ bool same_layout(const ReplayColumn& a, const ReplayColumn& b) {
   return a.dtype == b.dtype && a.shape == b.shape;
 }
 
-void gather(const Replay::Picked& picked, const std::vector<MutableBuffer>& arrays, bool lent) {
+void gather(const Replay::Picked& picked, const std::vector<MutableBuffer>& arrays, bool lent,
+            bool in_file) {
   const ReplayStore::View& view = *picked.view;
   const std::vector<replay::Row>& rows = picked.picks.rows;
   std::vector<std::size_t> begins;  // of each item in the picks' rows
@@ -40,11 +43,16 @@ void gather(const Replay::Picked& picked, const std::vector<MutableBuffer>& arra
     std::byte* out = arrays[piece].data();
     const auto of = [&](std::size_t item) { return picked.patterns[item]->pieces[piece]; };
     const std::size_t bytes = picked.layouts[piece].bytes / of(0).rows();
+    const bool read_ahead = in_file && bytes > kPage;
     const bool past_cache = lent && arrays[piece].size() >= kPastCache;
     const std::size_t whole = past_cache ? std::numeric_limits<std::size_t>::max() : 0;
     for (std::size_t item = 0; item < picked.size(); ++item) {
       if (const std::size_t later = item + kPrefetch; later < picked.size()) {
-        __builtin_prefetch(view.at(rows[begins[later] + of(later).first], of(later).column));
+        const replay::Row* first = &rows[begins[later] + of(later).first];
+        __builtin_prefetch(view.at(*first, of(later).column));
+        for (std::uint32_t row = 0; read_ahead && row < of(later).rows(); ++row) {
+          memory::SpillFile::read_ahead({view.at(first[row], of(later).column), bytes});
+        }
       }
       for (std::uint32_t row = 0; row < of(item).rows(); ++row, out += bytes) {
         const std::byte* from = view.at(rows[begins[item] + of(item).first + row], of(item).column);
@@ -87,11 +95,23 @@ ReplayPattern Replay::pattern(std::uint32_t pattern) const {
 
 std::pair<std::vector<replay::Row>, ReplayStore::View> Replay::take(std::uint32_t store,
                                                                     std::size_t count) {
-  const Lock lock(mutex_);
+  Lock lock(mutex_);
   require_open();
   ReplayStore& of = stores_.at(store);
   std::vector<replay::Row> rows = of.take(count);
-  return {std::move(rows), of.view()};
+  ReplayStore::View view = of.view();
+  lock.unlock();
+  if (blocks_are_ == Blocks::in_file) {
+    // The pages of rows that are used again are read before they can be written.
+    for (std::uint32_t column = 0; column < of.columns().size(); ++column) {
+      const std::size_t bytes = of.columns()[column].bytes;
+      if (bytes <= kPage) continue;
+      for (const replay::Row row : rows) {
+        memory::SpillFile::read_ahead({view.at(row, column), bytes});
+      }
+    }
+  }
+  return {std::move(rows), std::move(view)};
 }
 
 const std::vector<ReplayColumn>& Replay::columns(std::uint32_t store) const {
@@ -218,7 +238,7 @@ std::vector<MutableBuffer> Replay::copy(const Picked& picked, Allocator& allocat
     for (const ReplayColumn& layout : picked.layouts) {
       arrays.push_back(allocator.allocate(layout.bytes * picked.size()));
     }
-    gather(picked, arrays, lent);
+    gather(picked, arrays, lent, blocks_are_ == Blocks::in_file);
   } catch (...) {
     failed = std::current_exception();
   }
@@ -299,6 +319,7 @@ void Replay::reset(std::uint32_t table) {
 
 Replay::Snapshot Replay::snapshot() {
   const Lock lock(mutex_);
+  require_open();
   Snapshot snapshot;
   snapshot.rows.resize(stores_.size());
   for (const TableEntry& of : tables_) {
@@ -355,6 +376,15 @@ std::vector<Replay::StoreStats> Replay::store_stats() const {
     stats.push_back({store.rows().used(), store.row_bytes(), store.bytes()});
   }
   return stats;
+}
+
+void Replay::after_fork_in_child() noexcept {
+  if (blocks_are_ == Blocks::in_file) closed_ = true;
+  for (TableEntry& of : tables_) {
+    // Of threads that are the parent's alone.
+    for (const auto& waiting : std::exchange(of.waiting, {})) of.table.abandon(waiting.first);
+  }
+  mutex_.unlock();
 }
 
 void Replay::close() {

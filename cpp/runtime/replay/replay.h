@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/at_fork.h"
 #include "base/buffer.h"
 #include "base/time.h"
 #include "replay/table.h"
@@ -22,7 +23,7 @@ namespace moolink::runtime {
 
 // The tables of a replay with the memory of their items. One lock, which is held for bookkeeping
 // and never while arrays are copied: a reference keeps the rows as they are meanwhile.
-class Replay {
+class Replay final : public AtFork {
  public:
   // Called about every 50 ms while a thread waits, without the lock; ends the wait by throwing, or,
   // as if the time were up, with true.
@@ -56,8 +57,16 @@ class Replay {
     std::size_t bytes = 0;
   };
 
+  // Where rows are: in a SpillFile a forked child would write to its parent's, so the child's
+  // replay is closed, and what is not in memory is read ahead.
+  enum class Blocks { in_memory, in_file };
+
   // `blocks` gives the memory of rows.
-  explicit Replay(std::shared_ptr<Allocator> blocks) : blocks_(std::move(blocks)) {}
+  explicit Replay(std::shared_ptr<Allocator> blocks, Blocks blocks_are = Blocks::in_memory)
+      : blocks_are_(blocks_are), blocks_(std::move(blocks)) {
+    join_forks(Rank::memory);
+  }
+  ~Replay() { leave_forks(Rank::memory); }
 
   std::uint32_t add_table(const replay::TableOptions& options, std::uint64_t seed);
   std::uint32_t add_store(std::vector<ReplayColumn> columns);
@@ -124,7 +133,13 @@ class Replay {
   void wait(Lock& lock, TableEntry& entry, replay::Request request, Time deadline,
             const Waiting& waiting, const Interrupt& interrupt);
   void wake(TableEntry& entry);
+
+  void before_fork() noexcept override { mutex_.lock(); }
+  void after_fork_in_parent() noexcept override { mutex_.unlock(); }
+  void after_fork_in_child() noexcept override;
+
   mutable std::mutex mutex_;
+  const Blocks blocks_are_;
   std::shared_ptr<Allocator> blocks_;
   bool closed_ = false;
   // Deques: what was added stays where it is.

@@ -27,19 +27,13 @@ std::size_t ReplayStore::row_bytes() const {
 }
 
 std::vector<replay::Row> ReplayStore::take(std::size_t count) {
+  while ((blocks_->size() << shift_) < rows_.used() + count) {
+    auto blocks = std::make_shared<View::Blocks>(*blocks_);
+    blocks->push_back(memory_.allocate(block_bytes_));
+    blocks_ = std::move(blocks);
+  }
   std::vector<replay::Row> rows(count);
   rows_.take(rows);
-  const std::size_t needed = ((rows_.rows() - 1) >> shift_) + 1;
-  if (count == 0 || needed <= blocks_->size()) return rows;
-  try {
-    auto blocks = std::make_shared<View::Blocks>(*blocks_);
-    while (blocks->size() < needed) blocks->push_back(memory_.allocate(block_bytes_));
-    blocks_ = std::move(blocks);
-  } catch (...) {
-    // Rows without memory are given out again: whoever takes them tries again.
-    rows_.release(rows);
-    throw;
-  }
   return rows;
 }
 

@@ -1,0 +1,162 @@
+"""Transitions of n steps."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from moolink.data import skeletons
+from moolink.internal.integers import integer_of
+from moolink.replay.writer import Writer
+
+if TYPE_CHECKING:
+    from moolink.replay.client import ReplayClient
+    from moolink.replay.local import Replay
+
+Priority = Callable[[Any, float, float, Any], float]
+
+
+class NStepWriter:
+    """Makes a transition of each step of an environment: of step t
+
+        observation         s_t
+        action              a_t
+        reward              r_t + d r_(t+1) + ... + d^(n-1) r_(t+n-1), float32
+        discount            d^n, float32
+        next_observation    s_(t+n)
+
+    so that its target is `reward + discount * value(next_observation)`: the n-step return of Sutton
+    and Barto, Reinforcement Learning, 2nd edition, equation 7.1. A transition ends with its
+    episode, at T < t + n: `reward` has the T - t rewards up to there. If a limit has truncated the
+    episode, `discount` is d^(T-t) and `next_observation` is s_T. If it has terminated, `discount`
+    is 0 and `next_observation` is the last one that was appended, which counts nothing.
+
+    Observations are stored once, the last one of an episode n times more. For one environment and
+    one thread.
+
+    Args:
+        replay: a replay or a client of one.
+        n: steps of a transition, at least 1.
+        discount: d, from 0 to 1.
+        table: the replay's table; may be left out where there is one only.
+        priority: of a transition, called with the notes of step t and of s_(t+n) and with reward
+            and discount in between; None: 1.
+
+    Raises:
+        ValueError: `n` or `discount` is out of range.
+    """
+
+    def __init__(
+        self,
+        replay: Replay | ReplayClient,
+        n: int,
+        discount: float,
+        *,
+        table: str | None = None,
+        priority: Priority | None = None,
+    ) -> None:
+        self._n = integer_of(n, "n", least=1)
+        if not 0 <= discount <= 1:
+            raise ValueError(f"discount must be from 0 to 1, got {discount}")
+        self._discount = float(discount)
+        self._table = table
+        self._priority = priority
+        self._writer: Writer = replay.writer(self._n + 1)
+        # Reward, discount and note of the last steps.
+        self._last: collections.deque[tuple[float, float, Any]] = collections.deque(maxlen=self._n)
+        self._newest: tuple[Any, Any, Any] | None = None  # observation, action, note
+
+    def append(self, observation: Any, action: Any, reward: float, note: Any = None) -> None:
+        """A step: the action that followed an observation, trees of arrays, and its reward.
+
+        Makes the transition that ends with this observation, and waits until the limiter and the
+        table's size let it in.
+
+        Args:
+            note: what `priority` is to know of the step, such as its action values; not stored.
+
+        Raises:
+            TypeError, ValueError: it differs from the first step; the replay's errors.
+        """
+        self._arrive(observation, action, note)
+        self._last.append((float(reward), self._discount, note))
+        self._newest = observation, action, note
+
+    def terminate(self) -> None:
+        """The episode has ended with the last step: no reward can follow. Makes the transitions
+        that end there."""
+        if self._newest is None:
+            return
+        reward, _, note = self._last.pop()
+        self._last.append((reward, 0.0, note))
+        self._end(*self._newest)
+
+    def truncate(self, observation: Any, note: Any = None) -> None:
+        """The episode was cut off after the last step, before `observation`: rewards would have
+        followed. Makes the transitions that end there."""
+        if self._newest is not None:
+            self._end(observation, self._newest[1], note)
+
+    def flush(self) -> None:
+        """As :meth:`Writer.flush`."""
+        self._writer.flush()
+
+    def close(self) -> None:
+        """As :meth:`Writer.close`. No transitions are made of the last steps of an episode that was
+        neither terminated nor truncated."""
+        self._writer.close()
+
+    def __enter__(self) -> Self:
+        self._writer.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._writer.__exit__(kind, value, traceback)
+
+    def _end(self, observation: Any, action: Any, note: Any) -> None:
+        # Each transition has a step of its own to end with, as if nothing changed after the end.
+        for _ in range(self._n):
+            self._arrive(observation, action, note)
+            self._last.append((0.0, 1.0, None))
+        self._writer.end_episode()
+        self._last.clear()
+        self._newest = None
+
+    def _arrive(self, observation: Any, action: Any, note: Any) -> None:
+        """Stores a step, with the return of the transition that ends with its observation."""
+        total, product = 0.0, 1.0
+        for reward, discount, _ in self._last:
+            total += product * reward
+            product *= discount
+        step = {"observation": observation, "action": action}
+        step |= {"reward": np.float32(total), "discount": np.float32(product)}
+        self._writer.append(step)
+        if len(self._writer) <= self._n:
+            return
+        of, first = self._writer.history, -self._n - 1
+        transition = {
+            "observation": _at(of["observation"], first),
+            "action": _at(of["action"], first),
+            "reward": of["reward"][-1],
+            "discount": of["discount"][-1],
+            "next_observation": _at(of["observation"], -1),
+        }
+        priority = 1.0
+        if self._priority is not None:
+            priority = float(self._priority(self._last[0][2], total, product, note))
+        self._writer.create_item(transition, priority, table=self._table)
+
+
+def _at(columns: Any, index: int) -> Any:
+    """One step's part of each array of a tree."""
+    leaves, skeleton = skeletons.flatten(columns)
+    return skeletons.unflatten(skeleton, [column[index] for column in leaves])
