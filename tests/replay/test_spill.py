@@ -229,5 +229,5 @@ def test_a_child_goes_on_alone_with_a_replay_in_memory() -> None:
 
         assert forks.exit_status(forks.start(in_child)) == 0
         replay.insert(step(1))
-        waits.join(waiting.PATIENCE)
+        waits.join(waiting.TIMEOUT)
         assert replay.sample(1).data["i"].tolist() == [1]

@@ -32,7 +32,7 @@ from tests.storms.roles import MARKS, RANKS, Life
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload([roles.__name__])
 
-PATIENCE = 60.0  # seconds until something that should take a moment is called a hang
+TIMEOUT = 60.0  # seconds until something that should take a moment is called a hang
 BETWEEN_CALMS = 25  # kills
 RARELY = 0.15  # how often a server that may lose items is killed, others: 1
 UNNOTICED = 0.5  # seconds for which a death may go unnoticed
@@ -151,11 +151,11 @@ class Storm:
     def calm(self) -> None:
         """All live, and each gets something that was made after that."""
         since = time.monotonic()
-        deadline = since + PATIENCE
+        deadline = since + TIMEOUT
         while late := self._late(since):
             for name in sorted(self.cast.keys() - self.alive.keys()):
                 self.start(name)
-            assert time.monotonic() < deadline, f"waited {PATIENCE} s for {late}"
+            assert time.monotonic() < deadline, f"waited {TIMEOUT} s for {late}"
             self.listen(0.05)
 
     def _late(self, since: float) -> list[str]:
@@ -219,7 +219,7 @@ class Storm:
         for one in self.alive.values():
             one.stay.close()
         for one in self.alive.values():
-            one.process.join(PATIENCE)
+            one.process.join(TIMEOUT)
             assert one.process.exitcode == 0, f"{one.name}: {one.process.exitcode}"
         self.hub.close()
         return self.counts
