@@ -19,40 +19,20 @@ MEET = ["--env-id", "examples.common.tasks:Meet", "--total-steps", "200000"]
 PENDULUM = ["--env-id", "Pendulum-v1", "--total-steps", "200000", "--normalize"]
 PENDULUM += ["--normalize-reward", "--learning-rate", "1e-3", "--discount", "0.9"]
 PENDULUM += ["--entropy-cost", "0", "--epochs", "10", "--rollout-length", "256"]
-CHEETAH = [
-    "--env-id",
-    "HalfCheetah-v5",
-    "--total-steps",
-    "1000000",
-    "--normalize",
-    "--normalize-reward",
-    "--num-envs",
-    "8",
-    "--rollout-length",
-    "128",
-    "--minibatches",
-    "8",
-    "--epochs",
-    "20",
-    "--learning-rate",
-    "1e-4",
-    "--discount",
-    "0.98",
+CHEETAH = ["--env-id", "HalfCheetah-v5", "--total-steps", "1000000", "--normalize"]
+CHEETAH += ["--normalize-reward", "--num-envs", "8", "--rollout-length", "128", "--epochs", "20"]
+CHEETAH += ["--minibatches", "8", "--learning-rate", "1e-4", "--discount", "0.98"]
+CHEETAH += [
     "--gae-lambda",
     "0.92",
     "--clip",
     "0.1",
     "--initial-std",
     "0.135",
-    "--entropy-cost",
-    "0.0004",
-    "--max-grad-norm",
-    "0.8",
     "--hidden-size",
     "256",
-    "--torch-threads",
-    "1",
 ]
+CHEETAH += ["--entropy-cost", "0.0004", "--max-grad-norm", "0.8", "--torch-threads", "1"]
 
 
 def best_return(tmp_path, learner, arguments, peers=2):
