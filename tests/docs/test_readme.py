@@ -67,6 +67,18 @@ def test_examples_pass_a_type_checker(tmp_path: Path) -> None:
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 
 
+FOLDERS = "benchmarks|cpp|docs|examples|moolink|tests|tools"
+
+
+# Results name files as they were when they were measured.
+@pytest.mark.parametrize(
+    "path", [page for page in PAGES if "results" not in page.parts], ids=lambda path: path.name
+)
+def test_files_that_a_page_names_exist(path: Path) -> None:
+    for named in re.findall(rf"`((?:{FOLDERS})/[\w/.*]+)`", path.read_text(encoding="utf-8")):
+        assert list(ROOT.glob(named)), f"{path} names {named}"
+
+
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_links_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\((?!https?:)([^)#]+)", path.read_text(encoding="utf-8")):
