@@ -39,7 +39,8 @@ struct Unmap {
 
 SpillFile::SpillFile(std::string directory)
     : directory_(std::move(directory)), file_(make_file(directory_)) {
-  if (!file_) fail(errno, "cannot make a file to spill to in " + directory_);
+  const int error = errno;
+  if (!file_) fail(error, "cannot make a file to spill to in " + directory_);
 }
 
 MutableBuffer SpillFile::allocate(std::size_t size) {

@@ -18,9 +18,10 @@ from moolink.data.skeletons import Skeleton
 from moolink.errors import QueueFull, TimeoutError
 from moolink.internal import deadlines, forks
 from moolink.internal.closing import Closing
+from moolink.internal.integers import integer_of
 from moolink.replay import placement
 from moolink.replay.batch import Batch, Batches
-from moolink.replay.layout import Layout, floats_of, keys_of, priorities_of, step_bytes
+from moolink.replay.layout import Layout, floats_of, keys_of, priorities_of
 from moolink.replay.local_steps import LocalSteps
 from moolink.replay.open_table import OpenTable
 from moolink.replay.options import Table
@@ -42,8 +43,10 @@ class Replay(Closing):
         seed: of all choices; None: another one each time.
         arrays: what batches are made of: "numpy", "torch", "jax", or "same": what the table's first
             item was made of.
+        spill: a directory. Steps are kept in a file there, which has no name, in place of memory.
 
     Raises:
+        OSError: there can be no file in the directory.
         ValueError: there is no table, or two have one name.
     """
 
@@ -61,7 +64,10 @@ class Replay(Closing):
                 raise TypeError(f"expected a Table or several, got a {type(table).__name__}")
         if len({table.name for table in options}) != len(options) or not options:
             raise ValueError("a replay needs tables, each with a name of its own")
-        self._core = ReplayCore(None if spill is None else os.fspath(spill))
+        directory = None if spill is None else os.fsdecode(spill)
+        if directory == "":
+            raise ValueError("spill is an empty text: name a directory")
+        self._core = ReplayCore(directory)
         self._arrays = placement.kind_of(arrays)
         self._forked()
         self._layouts: dict[str, Layout] = {}
@@ -114,6 +120,7 @@ class Replay(Closing):
         Raises:
             QueueFull: with a time-out of 0, the item would have to wait.
             TimeoutError: it was not inserted in time.
+            OSError: with `spill`, the disk is full.
             TypeError, ValueError: its arrays are not like those of the first item.
         """
         of = self.open_table(table)
@@ -178,7 +185,7 @@ class Replay(Closing):
             TypeError, ValueError: `batch_size` is no integer, below 1, or more than 4 GB of items.
         """
         of = self.open_table(table)
-        batch = self._sample(of, of.batch_size_of(batch_size), timeout, device)
+        batch = self._sample(of, integer_of(batch_size, "batch_size", least=1), timeout, device)
         if batch is None:
             raise self._late("sample", of.options.name, timeout)
         return batch
@@ -193,7 +200,7 @@ class Replay(Closing):
     ) -> Batches:
         """An iterator over batches without end, of which `prefetch` are sampled ahead."""
         of = self.open_table(table)
-        size = of.batch_size_of(batch_size)
+        size = integer_of(batch_size, "batch_size", least=1)
         return Batches(lambda stop: self._sample(of, size, None, device, stop), prefetch)
 
     def update_priorities(
@@ -311,11 +318,6 @@ class Replay(Closing):
             raise ValueError(f"there is no table {name!r}; the tables are {known}")
         return self._tables[name]
 
-    def item_bytes(self, pattern: dict[str, Any]) -> int:
-        """The bytes of an item of this pattern in a batch."""
-        columns = self.layouts[pattern["store"]].columns
-        return sum(step_bytes(columns[c]) * max(1, count) for c, _, count in pattern["pieces"])
-
     def layout_of(self, tree: Any, stacked: bool = False) -> Layout:
         """The layout of steps like this one, or of many that are stacked.
 
@@ -347,6 +349,8 @@ class Replay(Closing):
         framework: str,
     ) -> Layout:
         """The layout of steps of these arrays."""
+        if not columns:
+            raise ValueError("a step has no arrays")
         name = repr((skeleton, [column[1:] for column in columns]))
         with self._lock:
             if name not in self._layouts:
@@ -385,7 +389,6 @@ class Replay(Closing):
             pieces = [item.pieces[number] for number in numbers]
             pattern = {"store": layout.store, "width": item.width, "pieces": pieces}
             number = self._add_pattern(pattern)
-            table.has_items_of(self.item_bytes(pattern))
             if table.skeleton is None:
                 table.skeleton, table.framework = skeleton, layout.framework
             self._pattern_numbers[name] = number

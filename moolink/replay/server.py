@@ -130,7 +130,7 @@ class ReplayServer(Closing):
             of = self._replay.open_table(table)
             core = self._replay.core
             stop = self._stop(reply)
-            size = of.batch_size_of(count)
+            size = integer_of(count, "batch_size", least=1)
             deadlines.check(timeout)
             if not isinstance(lend, bool):
                 raise TypeError(f"lend must be True or False, got {lend!r}")
@@ -229,6 +229,8 @@ class _RemoteWriter:
                 self._steps.extend(part, count)
             done = 0
             for group in groups:
+                if not group.firsts:
+                    continue  # or the group's tree would be the table's
                 offsets = [self._place(first, group.item.width) for first in group.firsts]
                 if self._steps is None:
                     continue  # no items of no steps

@@ -21,7 +21,7 @@ using runtime::BrokerPeer;
 using runtime::Future;
 using runtime::GroupPeer;
 
-constexpr Duration kPatience = seconds(12);
+constexpr Duration kTimeout = seconds(12);
 using Paths = std::vector<wire::PathKind>;
 constexpr std::size_t kMembers = 2;
 
@@ -78,7 +78,7 @@ bool all_there(const std::vector<std::unique_ptr<Member>>& members) {
 
 template <class Member>
 bool gather(Report& report, const std::vector<std::unique_ptr<Member>>& members) {
-  const Time deadline = io::now() + kPatience;
+  const Time deadline = io::now() + kTimeout;
   while (io::now() < deadline) {
     if (all_there(members)) return true;
     std::this_thread::sleep_for(milliseconds(2));
@@ -119,7 +119,7 @@ std::size_t end(Report& report, const std::string& what,
   for (const auto& future : futures) {
     if (!future) continue;
     bool ended = false;
-    attempt(report, "wait()", [&] { ended = future->wait(io::now() + kPatience, {}); });
+    attempt(report, "wait()", [&] { ended = future->wait(io::now() + kTimeout, {}); });
     if (!ended) {
       report.complain(what + " did not end");
     } else if (const auto* error = std::get_if<Error>(&future->outcome())) {
@@ -314,7 +314,7 @@ void run_rounds(Report& report, const Paths& paths) {
     }
     return many == members.size();
   };
-  const Time deadline = io::now() + kPatience;
+  const Time deadline = io::now() + kTimeout;
   bool failed = false;
   while (!done() && io::now() < deadline && !failed) {
     for (const auto& member : members) {

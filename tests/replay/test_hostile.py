@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 import moolink
 from moolink.replay import MinSize, Table, names
 from tests.hostile import HUGE, refused
+from tests.waiting import until
 
 LONG = 20.0
 STEP = {"x": np.zeros((1, 3), np.float32)}
@@ -270,3 +272,39 @@ def test_whatever_is_called_the_server_lives_on(
     with contextlib.suppress(moolink.RemoteError, OverflowError):
         call.result(LONG)
     assert len(prodded.client.sample(3, timeout=LONG)) == 3
+
+
+def test_a_group_without_items_fixes_nothing(served: Served) -> None:
+    """Neither what items of a new table look like, nor how large a batch can be."""
+    table = moolink.Replay(Table("empty", 10, limiter=MinSize(1)))
+    with table, moolink.ReplayServer(served.server_rpc, table, name="empty"):
+        for skeleton, width in (({"zz": 0}, 1), ({"x": 0}, 2**32 - 1)):
+            no_items = (skeleton, width, [(0, 0, width)], "empty", [], np.ones(0))
+            write = (served.writes(), 0, 0, [(1, STEP)], [no_items])
+            served.rpc.sync("server", names.WRITE.format("empty"), *write)
+        table.insert({"x": np.zeros(3, np.float32)})
+        assert len(table.sample(4).keys) == 4
+
+
+def test_a_step_without_arrays_is_refused(served: Served) -> None:
+    write = (served.writes(), 0, 0, [(HUGE, {})], [])
+    served.refuses(names.WRITE, "a step has no arrays", *write)
+
+
+def test_a_batch_of_a_first_item_that_is_too_large_is_refused() -> None:
+    """Its bytes are known when the sample has begun to wait."""
+    with moolink.Replay(Table("t", 10, limiter=MinSize(1))) as replay:
+        raised: list[BaseException] = []
+
+        def sample() -> None:
+            try:
+                replay.sample(1 << 20, timeout=LONG)
+            except ValueError as error:
+                raised.append(error)
+
+        waits = threading.Thread(target=sample)
+        waits.start()
+        until(lambda: replay.stats()["tables"]["t"]["waiting_samples"] == 1, "a sample")
+        replay.insert({"x": np.zeros(100_000, np.uint8)})
+        waits.join(LONG)
+        assert "batch_size must be at most" in str(raised[0])

@@ -231,3 +231,45 @@ def test_a_child_goes_on_alone_with_a_replay_in_memory() -> None:
         replay.insert(step(1))
         waits.join(waiting.TIMEOUT)
         assert replay.sample(1).data["i"].tolist() == [1]
+
+
+@pytest.mark.parametrize("in_file", [False, True])
+def test_a_signal_handler_may_fork_during_a_sample(tmp_path: Path, in_file: bool) -> None:
+    """The child goes on waiting, or finds its replay closed where steps are in a file."""
+    parent, children = os.getpid(), []
+    before = signal.signal(signal.SIGUSR1, lambda *_: children.append(os.fork()))
+    try:
+        spill = tmp_path if in_file else None
+        with moolink.Replay(Table("t", 10, Fifo(), remover=None), spill=spill) as replay:
+
+            def insert_after_the_fork() -> None:
+                counts = replay.stats
+                waiting.until(lambda: counts()["tables"]["t"]["waiting_samples"] == 1, "a sample")
+                os.kill(parent, signal.SIGUSR1)
+                waiting.until(lambda: bool(children), "the fork")
+                replay.insert(step(1))
+
+            helper = threading.Thread(target=insert_after_the_fork)
+            helper.start()
+            try:
+                ended = replay.sample(1, timeout=2.0).data["i"].tolist()
+            except (moolink.Closed, moolink.TimeoutError) as error:
+                ended = type(error)
+            if os.getpid() != parent:
+                os._exit(0 if ended is (moolink.Closed if in_file else moolink.TimeoutError) else 1)
+            helper.join(waiting.TIMEOUT)
+            assert ended == [1]
+            assert forks.exit_status(children[0]) == 0
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_directory_needs_a_name() -> None:
+    with pytest.raises(ValueError, match="spill is an empty text: name a directory"):
+        moolink.Replay(Table("t", 10), spill="")
+
+
+def test_a_directory_may_be_bytes(tmp_path: Path) -> None:
+    with moolink.Replay(Table("t", 10, Fifo()), spill=os.fsencode(tmp_path)) as replay:
+        replay.insert(step(1))
+        assert replay.sample(1).data["i"].tolist() == [1]

@@ -16,8 +16,11 @@ namespace moolink::runtime {
 namespace {
 
 constexpr auto kInterruptEvery = std::chrono::milliseconds(50);
-constexpr std::size_t kPrefetch = 8;  // items ahead
-constexpr std::size_t kPage = 4096;   // larger rows in a file are read from the disk as one
+constexpr std::size_t kPrefetch = 8;                              // items ahead
+constexpr std::size_t kLargestBatch = std::size_t{4} << 30;       // bytes
+constexpr std::size_t kLargestFirstBatch = std::size_t{1} << 20;  // items of unknown bytes
+constexpr std::size_t kOfEachItem = 64;                           // bytes beside its arrays
+constexpr std::size_t kPage = 4096;  // larger rows in a file are read from the disk as one
 // Bytes from which a lent array is faster if its copy bypasses this process's cache.
 constexpr std::size_t kPastCache = std::size_t{4} << 20;
 
@@ -191,18 +194,33 @@ void Replay::require_same_layout(TableEntry& entry, std::uint32_t pattern) {
   }
 }
 
+void Replay::require_batch(const TableEntry& entry, std::size_t count) const {
+  std::size_t most = kLargestFirstBatch;
+  if (entry.pattern) {
+    const ReplayPattern& pattern = patterns_.at(*entry.pattern);
+    std::size_t bytes = kOfEachItem;
+    for (const ReplayPiece& piece : pattern.pieces) bytes += layout_of(pattern, piece).bytes;
+    most = std::max<std::size_t>(1, kLargestBatch / bytes);
+  }
+  if (count <= most) return;
+  throw Exception(
+      ErrorCode::invalid_argument,
+      "batch_size must be at most " + std::to_string(most) + ", got " + std::to_string(count));
+}
+
 std::vector<replay::Key> Replay::insert(std::uint32_t table, replay::NewItems items, Time deadline,
                                         const Waiting& waiting, const Interrupt& interrupt) {
   Lock lock(mutex_);
   require_open();
   TableEntry& of = entry(table);
   of.table.check_priorities(items.priorities);
-  require_same_layout(of, items.pattern);
   const ReplayPattern& pattern = patterns_.at(items.pattern);
   if (pattern.width * items.priorities.size() != items.rows.size()) {
     throw Exception(ErrorCode::invalid_argument,
                     "an item needs so many steps: " + std::to_string(pattern.width));
   }
+  if (items.priorities.empty()) return {};
+  require_same_layout(of, items.pattern);
   items.width = pattern.width;
   stores_.at(pattern.store).rows().retain(items.rows);
   const replay::Request request = of.table.insert(std::move(items));
@@ -216,10 +234,17 @@ Replay::Picked Replay::sample(std::uint32_t table, std::size_t count, Time deadl
   Lock lock(mutex_);
   require_open();
   TableEntry& of = entry(table);
+  require_batch(of, count);
   const replay::Request request = of.table.sample(count);
   wait(lock, of, request, deadline, waiting, interrupt);
   picked.picks = of.table.take_sampled(request);
   if (picked.size() == 0) return picked;
+  try {
+    require_batch(of, picked.size());  // the first item may have come meanwhile
+  } catch (...) {
+    stores_.at(patterns_[picked.picks.patterns.front()].store).rows().release(picked.picks.rows);
+    throw;
+  }
   for (const std::uint32_t pattern : picked.picks.patterns) {
     picked.patterns.push_back(&patterns_[pattern]);
   }
@@ -250,7 +275,7 @@ std::vector<MutableBuffer> Replay::copy(const Picked& picked, Allocator& allocat
 void Replay::wait(Lock& lock, TableEntry& of, replay::Request request, Time deadline,
                   const Waiting& waiting, const Interrupt& interrupt) {
   std::condition_variable changed;
-  of.waiting.emplace(request, &changed);
+  of.waiting.emplace(request, Waiter{&changed, std::this_thread::get_id()});
   wake(of);  // Others', too, which this request has let go on.
   const auto ended = [&] { return !of.waiting.contains(request) || closed_; };
   std::exception_ptr raised;
@@ -289,7 +314,7 @@ void Replay::wait(Lock& lock, TableEntry& of, replay::Request request, Time dead
 void Replay::wake(TableEntry& of) {
   for (const replay::Request request : of.table.take_ended()) {
     const auto waiting = of.waiting.extract(request);
-    if (!waiting.empty()) waiting.mapped()->notify_all();
+    if (!waiting.empty()) waiting.mapped().changed->notify_all();
   }
 }
 
@@ -381,8 +406,12 @@ std::vector<Replay::StoreStats> Replay::store_stats() const {
 void Replay::after_fork_in_child() noexcept {
   if (blocks_are_ == Blocks::in_file) closed_ = true;
   for (TableEntry& of : tables_) {
-    // Of threads that are the parent's alone.
-    for (const auto& waiting : std::exchange(of.waiting, {})) of.table.abandon(waiting.first);
+    // Other threads are the parent's alone. This one may wait: a signal's handler has forked.
+    std::erase_if(of.waiting, [&](const auto& waiting) {
+      const bool gone = waiting.second.thread != std::this_thread::get_id();
+      if (gone) of.table.abandon(waiting.first);
+      return gone;
+    });
   }
   mutex_.unlock();
 }
@@ -391,7 +420,7 @@ void Replay::close() {
   const Lock lock(mutex_);
   closed_ = true;
   for (TableEntry& of : tables_) {
-    for (const auto& [request, changed] : of.waiting) changed->notify_all();
+    for (const auto& [request, waiter] : of.waiting) waiter.changed->notify_all();
   }
 }
 

@@ -10,6 +10,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -91,7 +92,8 @@ class Replay final : public AtFork {
   // Exception{invalid_argument} if they differ from the table's, Exception{closed}.
   std::vector<replay::Key> insert(std::uint32_t table, replay::NewItems items, Time deadline,
                                   const Waiting& waiting, const Interrupt& interrupt);
-  // The same of samples: who gets any must have them copied.
+  // The same of samples: who gets any must have them copied. Throws Exception{invalid_argument} if
+  // their arrays would have more than 4 GB.
   Picked sample(std::uint32_t table, std::size_t count, Time deadline, const Waiting& waiting,
                 const Interrupt& interrupt);
   // The arrays of a batch, each with all items; without the lock, and takes a while. `lent`:
@@ -113,10 +115,14 @@ class Replay final : public AtFork {
   void close();
 
  private:
+  struct Waiter {
+    std::condition_variable* changed;
+    std::thread::id thread;
+  };
   struct TableEntry {
     replay::Table table;
     std::optional<std::uint32_t> pattern;  // of its first items, which all have the layout of
-    std::map<replay::Request, std::condition_variable*> waiting;
+    std::map<replay::Request, Waiter> waiting;
   };
   using Lock = std::unique_lock<std::mutex>;
 
@@ -127,6 +133,8 @@ class Replay final : public AtFork {
   const TableEntry& entry(std::uint32_t table) const;
   void require_open() const;
   void require_same_layout(TableEntry& entry, std::uint32_t pattern);
+  // A batch has at most kLargestBatch bytes, or, of items that are not known yet, so many items.
+  void require_batch(const TableEntry& entry, std::size_t count) const;
   ReplayColumn layout_of(const ReplayPattern& pattern, const ReplayPiece& piece) const;
   void check_state(const replay::TableState& state) const;
   // Whether the request has ended before the deadline, or the replay was closed.

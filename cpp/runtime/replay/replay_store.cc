@@ -27,12 +27,12 @@ std::size_t ReplayStore::row_bytes() const {
 }
 
 std::vector<replay::Row> ReplayStore::take(std::size_t count) {
+  std::vector<replay::Row> rows(count);
   while ((blocks_->size() << shift_) < rows_.used() + count) {
     auto blocks = std::make_shared<View::Blocks>(*blocks_);
     blocks->push_back(memory_.allocate(block_bytes_));
     blocks_ = std::move(blocks);
   }
-  std::vector<replay::Row> rows(count);
   rows_.take(rows);
   return rows;
 }

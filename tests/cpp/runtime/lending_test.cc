@@ -23,7 +23,7 @@
 namespace moolink::runtime {
 namespace lending_test {
 
-constexpr Duration kPatience = seconds(30);
+constexpr Duration kTimeout = seconds(30);
 constexpr std::size_t kBytes = 200'000;
 
 wire::Payload empty_payload() { return {HeapAllocator().allocate(8), {}}; }
@@ -76,7 +76,7 @@ class Rogue final : private transport::Handler {
     carry_out();
   }
   bool until(const std::function<bool()>& condition) {
-    const Time deadline = io::now() + kPatience;
+    const Time deadline = io::now() + kTimeout;
     std::unique_lock lock(engine_);
     while (!condition()) {
       if (io::now() > deadline) return false;
@@ -212,9 +212,8 @@ struct Victim {
     const auto other = Context::create({});
     const auto honest = make_peer(other, "honest");
     honest->connect(address);
-    const auto future =
-        honest->call("victim", "take", lent_payload(other->lending()), kPatience, 1);
-    CHECK(future->wait(io::now() + kPatience, {}));
+    const auto future = honest->call("victim", "take", lent_payload(other->lending()), kTimeout, 1);
+    CHECK(future->wait(io::now() + kTimeout, {}));
     CHECK(std::holds_alternative<wire::Payload>(future->outcome()));
     honest->close();
     other->stop();
@@ -303,15 +302,15 @@ TEST("lending: the memory is mapped, and comes back when the borrower lets go") 
   };
   auto owner = std::make_shared<Owner>(Owner{on_release(context, released, {}), payload.parts[0]});
   payload.parts[0] = Buffer(std::move(owner), data, kBytes);
-  const auto future = lender->call("victim", "keep", std::move(payload), kPatience, 1);
-  CHECK(future->wait(io::now() + kPatience, {}));
+  const auto future = lender->call("victim", "keep", std::move(payload), kTimeout, 1);
+  CHECK(future->wait(io::now() + kTimeout, {}));
   held.wait();
   CHECK(kept_data != data);
   data[5] = std::byte{99};
   CHECK(kept_data.load()[5] == std::byte{99});
   CHECK(!released->done());
   std::thread([&] { kept = {}; }).join();  // on any thread
-  CHECK(released->wait(io::now() + kPatience, {}));
+  CHECK(released->wait(io::now() + kTimeout, {}));
   lender->close();
   context->stop();
 }

@@ -20,7 +20,7 @@ namespace {
 constexpr const char* kGroup = "g";
 constexpr std::size_t kMembersOfAHost = 8;
 constexpr std::size_t kMostEvents = 2'000'000'000;
-constexpr Duration kPatience = seconds(120);  // of simulated time
+constexpr Duration kTimeout = seconds(120);  // of simulated time
 
 double cpu_seconds() { return static_cast<double>(std::clock()) / CLOCKS_PER_SEC; }
 
@@ -81,7 +81,7 @@ Cost Crowd::measure(const std::function<bool()>& done) {
   broker_.cpu = 0;
   const Time start = simulation_.now();
   while (!done()) {
-    require(simulation_.now() < start + kPatience, "the group does not get on");
+    require(simulation_.now() < start + kTimeout, "the group does not get on");
     simulation_.run_until(simulation_.now() + milliseconds(1), kMostEvents);
   }
   Cost cost = std::exchange(cost_, {});
