@@ -1,4 +1,4 @@
-"""A table with what its items look like."""
+"""A table of a replay, with the layout of its items."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from moolink.replay.layout import Layout
 from moolink.replay.options import Table
 
 _LARGEST_BATCH = 4 << 30  # bytes
-_LARGEST_FIRST_BATCH = 1 << 20  # items, where their bytes are not known yet
-_OF_EACH = 64  # bytes of an item in a batch beside its arrays
+_LARGEST_FIRST_BATCH = 1 << 20  # items, while their size is not known yet
+_OF_EACH = 64  # bytes of an item in a batch besides its arrays
 
 
 @dataclasses.dataclass
 class OpenTable:
-    """A table of a replay. There is no skeleton until the first item is there."""
+    """A table of a replay. `skeleton` is None until the table has had its first item."""
 
     index: int
     options: Table
     skeleton: Skeleton = None
     framework: str = "numpy"
     steps: tuple[Layout, int] | None = None  # layout and pattern of items of one step
-    item_bytes: int | None = None  # of the largest item; None: there was none yet
+    item_bytes: int | None = None  # of the largest item; None: there has been no item yet
 
     def has_items_of(self, size: int) -> None:
-        """There are items of so many bytes."""
+        """Records that the table has items of `size` bytes."""
         self.item_bytes = max(size, self.item_bytes or 0)
 
     def batch_size_of(self, given: int) -> int:
-        """How many items a program or a peer may sample at once.
+        """The batch size that a program or a peer has given, checked.
 
         Raises:
-            TypeError, ValueError: it is no integer, below 1, or the items take too much memory.
+            TypeError, ValueError: it is not an integer, is below 1, or exceeds the memory limit.
         """
         most = _LARGEST_FIRST_BATCH
         if self.item_bytes is not None:
