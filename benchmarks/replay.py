@@ -11,7 +11,7 @@ brackets.
 
     python benchmarks/replay.py --spill DIRECTORY --without TorchRL cpprb
 
-puts a replay whose steps are in a file in the directory beside the one in memory.
+also measures a replay that keeps its steps in a file in the directory.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.2, help="of one turn")
     parser.add_argument("--without", nargs="*", default=[], help="libraries that are left out")
     parser.add_argument("--spill", metavar="DIRECTORY", help="also a replay that spills to it")
-    parser.add_argument("--times", type=int, default=1, help="so many times the transitions")
+    parser.add_argument("--times", type=int, default=1, help="multiplies the number of transitions")
     options = parser.parse_args()
     kinds: dict[str, Any] = {"moolink": Moolink, "TorchRL": TorchRL, "cpprb": Cpprb}
     if options.spill:

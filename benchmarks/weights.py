@@ -7,10 +7,10 @@ has read one element of every array; the copy that it is compared with is made i
 
     python -m benchmarks.weights --hosts 3 --rate 1000 --megabytes 64
 
-publishes to subscribers on other hosts instead: namespaces with a link of so many Mbit/s in each
-direction (tests/network/hosts.py; needs root). A plain socket sends as many bytes from the
-publisher's host to one of them in the same turn. All bytes of the weights change each turn. Then
-two subscribers join late, one on a host that has a subscriber, one on another host.
+publishes to subscribers on other hosts instead. The hosts are network namespaces whose links carry
+`--rate` Mbit/s in each direction (tests/network/hosts.py; needs root). In the same turn, a plain
+socket sends as many bytes from the publisher's host to one of them. All bytes of the weights change
+each turn. Then two subscribers join late, one on a host that has a subscriber, one on another host.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ with moolink.Subscriber(peer, "benchmark", "publisher") as subscriber:
         version = weights.version + 1
 """
 
-# argv: address, megabytes. For each line of input, the number of subscribers: publishes to them,
-# or, after "wait", waits for them; prints the seconds.
+# argv: address, megabytes. Each line of input is a number of subscribers. Publishes a version and
+# waits until so many have it; after "wait" only waits. Prints the seconds.
 _PUBLISHER = """
 import sys, time, numpy as np, moolink
 arrays = [np.zeros(1 << 20, np.uint8) for _ in range(int(sys.argv[2]))]
@@ -62,7 +62,7 @@ with moolink.Publisher(peer, "benchmark") as publisher:
         print(time.perf_counter() - begin, flush=True)
 """
 
-# argv: bytes, and the address to send to; without one, listens.
+# argv: bytes, and the address to send them to. Without an address, receives them.
 _SOCKET = """
 import socket, sys, time
 size = int(sys.argv[1])
@@ -105,7 +105,7 @@ class OnHosts:
         self.tell(f"wait {self._subscribers}")
 
     def publish(self) -> float:
-        """Seconds until all have a new version."""
+        """Publishes; returns the seconds until all subscribers have the new version."""
         return self.tell(str(self._subscribers))
 
     def tell(self, line: str) -> float:
@@ -114,7 +114,7 @@ class OnHosts:
         return float(self._publisher.stdout.readline())
 
     def socket(self) -> float:
-        """Seconds in which a plain socket sends as much to one host."""
+        """The seconds that a plain socket takes to send as many bytes to one host."""
         listener = self._hosts.start_python(
             1, "-c", _SOCKET, str(self._size), stdout=subprocess.PIPE
         )
@@ -141,7 +141,7 @@ def _on_hosts(options: argparse.Namespace) -> None:
         for host in range(options.hosts):
             on.subscribe(1 + host)
         publishing, sockets, copies = [], [], []
-        for _ in range(options.turns + 3):  # the first ones make memory warm
+        for _ in range(options.turns + 3):  # the first three warm up memory
             sockets.append(on.socket())
             before = on.sent()
             publishing.append(on.publish())
@@ -165,7 +165,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=64)
     parser.add_argument("--subscribers", type=int, default=4)
     parser.add_argument("--turns", type=int, default=15)
-    parser.add_argument("--hosts", type=int, default=0, help="subscribers on so many other hosts")
+    parser.add_argument("--hosts", type=int, default=0, help="other hosts, a subscriber each")
     parser.add_argument("--rate", type=float, default=1000, help="of each host's link, Mbit/s")
     options = parser.parse_args()
     if options.hosts:
@@ -186,7 +186,7 @@ def _on_this_host(options: argparse.Namespace) -> None:
     publishing, copying = [], []
     try:
         with moolink.Publisher(peer, "benchmark") as publisher:
-            for turn in range(options.turns + 3):  # the first ones make memory warm
+            for turn in range(options.turns + 3):  # the first three warm up memory
                 begin = time.perf_counter()
                 for source, target in zip(arrays, copies, strict=True):
                     np.copyto(target, source)

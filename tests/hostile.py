@@ -1,5 +1,5 @@
-"""Calls with wrong arguments, such as a faulty peer makes: each is an error that names the
-argument, and costs no memory to speak of."""
+"""Calls with wrong arguments, as a faulty peer makes them. Each must be an error that names the
+argument, and must take little memory."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import pytest
 import moolink
 
 HUGE = 1 << 40
-MOST = 64 << 20  # bytes that a refusal may take: the process has other threads, too
+MOST = 64 << 20  # bytes that memory may grow by: other threads of the process allocate, too
 
 
 @contextmanager
 def little_memory() -> Iterator[None]:
-    """Within, the process never has much more memory than at the beginning."""
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is what there is now
+    """Asserts that the process takes less than MOST bytes more memory inside the block."""
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak to the present memory
     before = _status("VmRSS")
     yield
     peak = _status("VmHWM")
@@ -33,7 +33,7 @@ def _status(name: str) -> int:
 
 
 def refused(caller: moolink.Rpc, peer: str, function: str, says: str, *arguments: Any) -> None:
-    """The call is an error whose message says which argument is wrong."""
+    """Asserts that a call is an error whose first line contains `says`, and takes little memory."""
     with little_memory(), pytest.raises(moolink.RemoteError) as raised:
         caller.async_(peer, function, *arguments).result(20)
     assert says in str(raised.value).partition("\n")[0], str(raised.value)[:500]

@@ -77,7 +77,7 @@ class Options:
     hidden_size: int = 128
     """Width of the network's dense layers."""
     initial_std: float = 1.0
-    """Deviation of the policy's actions at first, in Box spaces, whose bounds are -1 and 1 here."""
+    """Initial standard deviation of actions in Box spaces, whose bounds are scaled to -1 and 1."""
     device: str = "auto"
     """`cpu`, `cuda`, or `auto`: a GPU where there is one."""
     torch_threads: int | None = None

@@ -114,7 +114,7 @@ class Net(nn.Module):
 
 
 def make_writers(client: moolink.ReplayClient, o: ApexOptions) -> list[NStepWriter]:
-    """Of each of E environments. Notes are Q of the action that was taken, and the largest Q."""
+    """One for each of E environments. A note is Q of the action taken and the largest Q."""
 
     def priority(of_t: Any, return_t: float, discount_t: float, of_tpn: Any) -> float:
         return priority_of(return_t + discount_t * of_tpn[1] - of_t[0])

@@ -1,4 +1,4 @@
-"""Gradient rounds of a group: what the torch and JAX accumulators have in common."""
+"""Gradient rounds of a group: the common part of the torch and JAX accumulators."""
 
 from moolink.accumulate.accumulator import AccumulatorBase
 

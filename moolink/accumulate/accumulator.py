@@ -33,7 +33,7 @@ from moolink.rpc import Rpc
 if TYPE_CHECKING:
     from moolink.reports import GradientStats
 
-POLL_INTERVAL = 0.02  # seconds between two looks at the group while the leader's state is awaited
+POLL_INTERVAL = 0.02  # seconds between checks of the group while waiting for the leader's state
 
 
 class AccumulatorBase(Adapter, Closing):

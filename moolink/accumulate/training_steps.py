@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from moolink.reports import GradientStats
 
 
-LONGEST_WAIT = 1.0  # seconds of one wait for news; the accumulator wakes it up
+LONGEST_WAIT = 1.0  # seconds of one wait for a change; the accumulator ends it early
 IDLE = 0.2  # the same where the user's `idle` is called
 MARK = "moolink.accumulate.training_steps"  # of the states that these loops send
 

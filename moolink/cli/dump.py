@@ -1,7 +1,7 @@
 """``moolink dump PID``: how things stand in another process of this user.
 
 Every process that uses moolink has an abstract Unix socket for each of its contexts,
-``@moolink-dump-<uid>-<pid>-<number>``, and tells whoever connects: see
+``@moolink-dump-<uid>-<pid>-<number>``, and sends its state to a process that connects: see
 cpp/runtime/engine/dump_server.h.
 """
 

@@ -49,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--spill",
         metavar="DIRECTORY",
-        help="on a disk: for more steps than fit into memory, which lie in a file there",
+        help="keep the steps in a file in this directory: for tables larger than memory",
     )
     parser.add_argument("--token-file", metavar="FILE", help="the job's token")
     parser.add_argument("--insecure", action="store_true", help="ask for no token")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from moolink._core import Future
     from moolink.rpc import Rpc
 
-_LOAD_TIMEOUT = 1.0  # seconds for which a server's load is waited for
+_LOAD_TIMEOUT = 1.0  # seconds to wait for a server's load
 _PAUSE = 0.05  # seconds before servers that were lost, all of them, are asked again
 
 

@@ -176,7 +176,7 @@ class InferenceServer(Closing):
     def _check(
         self, client: list[str | None], row: npt.NDArray[Any], first: npt.NDArray[Any]
     ) -> None:
-        """Raises a TypeError or ValueError if requests have what no client sends."""
+        """Raises a TypeError or ValueError if a request has arguments that no client sends."""
         padded = False
         for i, name in enumerate(client):
             padded = padded or (name is None and i > 0)  # no batch begins with padding
@@ -255,7 +255,7 @@ def _within(numbers: npt.NDArray[Any], size: int) -> bool:
 
 
 def _on_host(array: Any) -> npt.NDArray[Any]:
-    """numpy's array; of what is no array, one of objects."""
+    """A numpy array on the host; a list becomes an array of objects."""
     if isinstance(array, list):
         return np.array(array, object)
     return np.asarray(array.cpu() if hasattr(array, "cpu") else array)

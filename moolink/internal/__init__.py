@@ -1,1 +1,1 @@
-"""Helpers that all of moolink uses and no program needs."""
+"""Internal helpers of moolink. Programs do not need them."""

@@ -44,10 +44,10 @@ def step_bytes(column: tuple[str, str, tuple[int, ...]]) -> int:
 
 
 def floats_of(priorities: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """Priorities, as they were given.
+    """Priorities as an array of the given shape.
 
     Raises:
-        TypeError: they are no numbers.
+        TypeError: they are not numbers.
     """
     try:
         return np.asarray(priorities, np.float64, order="C")
@@ -59,8 +59,8 @@ def priorities_of(count: int, priorities: npt.ArrayLike) -> npt.NDArray[np.float
     """The priority of each of `count` items: its own, or one for all.
 
     Raises:
-        TypeError: they are no numbers.
-        ValueError: there is another number of them.
+        TypeError: they are not numbers.
+        ValueError: there are neither one nor `count` of them.
     """
     given = floats_of(priorities)
     if given.shape not in ((), (count,)):
@@ -72,8 +72,8 @@ def keys_of(keys: npt.ArrayLike) -> npt.NDArray[np.int64]:
     """The keys that a program gives.
 
     Raises:
-        TypeError: they are no integers.
-        ValueError: they have not one dimension.
+        TypeError: they are not integers.
+        ValueError: they do not have one dimension.
     """
     given = np.asarray(keys)
     if given.dtype.kind not in "iu" and given.size > 0:

@@ -43,7 +43,7 @@ class Replay(Closing):
         seed: of all choices; None: another one each time.
         arrays: what batches are made of: "numpy", "torch", "jax", or "same": what the table's first
             item was made of.
-        spill: a directory. Steps are kept in a file there, which has no name, in place of memory.
+        spill: a directory; the steps are kept in a file in it. None: they are kept in memory.
 
     Raises:
         OSError: there can be no file in the directory.
@@ -182,7 +182,8 @@ class Replay(Closing):
         Raises:
             QueueFull: with a time-out of 0, no item can be sampled now.
             TimeoutError: no item could be sampled in time.
-            TypeError, ValueError: `batch_size` is no integer, below 1, or more than 4 GB of items.
+            TypeError, ValueError: `batch_size` is not an integer, is below 1, or needs more than
+                4 GB.
         """
         of = self.open_table(table)
         batch = self._sample(of, integer_of(batch_size, "batch_size", least=1), timeout, device)
@@ -213,7 +214,7 @@ class Replay(Closing):
         """Sets the priorities of items; returns how many of them are still there.
 
         Raises:
-            TypeError: keys are no integers, or priorities no numbers.
+            TypeError: keys are not integers, or priorities are not numbers.
             ValueError: a priority is negative, not finite, or too large for a table's exponent;
                 nothing has changed.
         """
@@ -266,7 +267,7 @@ class Replay(Closing):
         Raises:
             ValueError: the file is no checkpoint, or one of other tables; the message names each
                 option that differs.
-            OSError: it cannot be read, or its steps cannot be spilled.
+            OSError: the checkpoint cannot be read, or its steps cannot be spilled.
         """
         from moolink.replay import checkpoint
 

@@ -1,4 +1,4 @@
-"""Transitions of n steps."""
+"""N-step transitions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Priority = Callable[[Any, float, float, Any], float]
 
 
 class NStepWriter:
-    """Makes a transition of each step of an environment: of step t
+    """Makes an n-step transition from each step of an environment. The transition of step t is
 
         observation         s_t
         action              a_t
@@ -29,22 +29,22 @@ class NStepWriter:
         discount            d^n, float32
         next_observation    s_(t+n)
 
-    so that its target is `reward + discount * value(next_observation)`: the n-step return of Sutton
-    and Barto, Reinforcement Learning, 2nd edition, equation 7.1. A transition ends with its
-    episode, at T < t + n: `reward` has the T - t rewards up to there. If a limit has truncated the
-    episode, `discount` is d^(T-t) and `next_observation` is s_T. If it has terminated, `discount`
-    is 0 and `next_observation` is the last one that was appended, which counts nothing.
+    Its target is `reward + discount * value(next_observation)`, the n-step return of Sutton and
+    Barto, Reinforcement Learning, 2nd edition, equation 7.1. If the episode ends at T < t + n, so
+    does the transition: `reward` sums the T - t rewards up to there. If a limit has truncated the
+    episode, `discount` is d^(T-t) and `next_observation` is s_T. If the episode has terminated,
+    `discount` is 0 and `next_observation` is the last observation appended, which has no effect.
 
-    Observations are stored once, the last one of an episode n times more. For one environment and
-    one thread.
+    Each observation is stored once, the last one of an episode n more times. A writer serves one
+    environment and one thread.
 
     Args:
-        replay: a replay or a client of one.
-        n: steps of a transition, at least 1.
+        replay: a replay, or a client of one.
+        n: number of steps of a transition, at least 1.
         discount: d, from 0 to 1.
-        table: the replay's table; may be left out where there is one only.
-        priority: of a transition, called with the notes of step t and of s_(t+n) and with reward
-            and discount in between; None: 1.
+        table: name of the replay's table; may be left out if the replay has only one.
+        priority: computes the priority of a transition from the note of step t, `reward`,
+            `discount` and the note of s_(t+n), in this order. None: each priority is 1.
 
     Raises:
         ValueError: `n` or `discount` is out of range.
@@ -71,24 +71,24 @@ class NStepWriter:
         self._newest: tuple[Any, Any, Any] | None = None  # observation, action, note
 
     def append(self, observation: Any, action: Any, reward: float, note: Any = None) -> None:
-        """A step: the action that followed an observation, trees of arrays, and its reward.
+        """Appends a step: an observation, the action taken after it, and the action's reward.
 
-        Makes the transition that ends with this observation, and waits until the limiter and the
-        table's size let it in.
+        Observation and action are trees of arrays. Makes the transition that ends with this
+        observation, and waits until the limiter and the table's size admit it.
 
         Args:
-            note: what `priority` is to know of the step, such as its action values; not stored.
+            note: passed to `priority`, for example the action values of the step; not stored.
 
         Raises:
-            TypeError, ValueError: it differs from the first step; the replay's errors.
+            TypeError, ValueError: the step differs from the first one; and the replay's errors.
         """
         self._arrive(observation, action, note)
         self._last.append((float(reward), self._discount, note))
         self._newest = observation, action, note
 
     def terminate(self) -> None:
-        """The episode has ended with the last step: no reward can follow. Makes the transitions
-        that end there."""
+        """Ends the episode with the last step: no reward can follow. Makes the transitions that
+        end there."""
         if self._newest is None:
             return
         reward, _, note = self._last.pop()
@@ -96,8 +96,8 @@ class NStepWriter:
         self._end(*self._newest)
 
     def truncate(self, observation: Any, note: Any = None) -> None:
-        """The episode was cut off after the last step, before `observation`: rewards would have
-        followed. Makes the transitions that end there."""
+        """Ends the episode after the last step, cut off by a limit before `observation`: rewards
+        would have followed. Makes the transitions that end there."""
         if self._newest is not None:
             self._end(observation, self._newest[1], note)
 
@@ -106,8 +106,8 @@ class NStepWriter:
         self._writer.flush()
 
     def close(self) -> None:
-        """As :meth:`Writer.close`. No transitions are made of the last steps of an episode that was
-        neither terminated nor truncated."""
+        """As :meth:`Writer.close`. The last steps of an episode that was neither terminated nor
+        truncated make no transitions."""
         self._writer.close()
 
     def __enter__(self) -> Self:
@@ -123,7 +123,7 @@ class NStepWriter:
         self._writer.__exit__(kind, value, traceback)
 
     def _end(self, observation: Any, action: Any, note: Any) -> None:
-        # Each transition has a step of its own to end with, as if nothing changed after the end.
+        # Pads the episode with its last observation: each transition needs a step to end with.
         for _ in range(self._n):
             self._arrive(observation, action, note)
             self._last.append((0.0, 1.0, None))

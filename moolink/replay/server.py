@@ -165,7 +165,7 @@ class ReplayServer(Closing):
         self._answer(reply, write)
 
     def _writer(self, name: str, turn: int) -> _RemoteWriter | None:
-        """The writer whose turn of this number it is."""
+        """The writer of this name, if `turn` is its next one; turn 0 makes it."""
         with self._lock:
             if turn == 0:
                 self._drop_dead()
@@ -233,7 +233,7 @@ class _RemoteWriter:
                     continue  # or the group's tree would be the table's
                 offsets = [self._place(first, group.item.width) for first in group.firsts]
                 if self._steps is None:
-                    continue  # no items of no steps
+                    continue  # the writer has sent no steps, so the group has no items
                 item = self._own(group.item)
                 left = deadlines.left(deadline)
                 of_each = group.priorities
@@ -255,7 +255,7 @@ class _RemoteWriter:
         return opened
 
     def _own(self, item: Item) -> Item:
-        """The item with this server's numbers of columns."""
+        """The item with the column numbers of this server."""
         most = len(self._columns) - 1
         columns = [integer_of(piece[0], "a column", most=most) for piece in item.pieces]
         pieces = zip(columns, item.pieces, strict=True)

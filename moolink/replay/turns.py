@@ -1,4 +1,4 @@
-"""What a writer sends in a turn: steps, and items made of them. A machine without I/O."""
+"""Checks the steps and items that a writer sends in a turn. Without I/O."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WIDEST = (1 << 32) - 1  # steps of an item
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Items of one layout for one table, each from its first step on."""
+    """Items of one layout for one table, each given by its first step."""
 
     item: Item
     table: str | None
@@ -26,10 +26,10 @@ class Group:
 
 
 def steps_given(given: Any) -> list[tuple[int, Any]]:
-    """The numbers of steps, each with their stacked arrays, that a peer has sent.
+    """The pairs of a number of steps and their stacked arrays that a peer has sent.
 
     Raises:
-        TypeError, ValueError: they are something else; the message says which part.
+        TypeError, ValueError: `given` has another form; the message names the wrong part.
     """
     return [
         (integer_of(count, "a number of steps", least=1), arrays)
@@ -59,7 +59,7 @@ def _group(
             f"expected one priority for each item, {len(numbers)}, got shape {of_each.shape}"
         )
     parts = _tuples(
-        pieces, 3, "pieces must be triples of a column, its first step and their number"
+        pieces, 3, "pieces must be triples of a column, its first step and the number of steps"
     )
     return Group(Item(skeleton, width, [_piece(width, *p) for p in parts]), table, numbers, of_each)
 

@@ -32,7 +32,7 @@ def text_of(value: Any, name: str) -> str:
     """The str that a peer has given as an argument.
 
     Raises:
-        TypeError: it is none; the message names the argument.
+        TypeError: it is not a str; the message names the argument.
     """
     if not isinstance(value, str):
         raise TypeError(f"{name} must be a str, got {value!r}")

@@ -1,6 +1,6 @@
-"""Which version of a sharded tree a subscriber takes from all publishers: machines without I/O.
+"""Machines without I/O that choose the version of a sharded tree: publishers and subscriber agree.
 
-Their rules: docs/design/protocol/publication.md.
+docs/design/protocol/publication.md has their rules.
 """
 
 from __future__ import annotations
@@ -11,47 +11,50 @@ _LARGEST_LEAD = 1 << 20
 
 
 class Holds:
-    """A publisher's side: the version that it keeps for each sharded subscriber, which it has
-    offered or will offer."""
+    """The publisher's side: at most one version kept for each sharded subscriber.
+
+    The publisher has offered this version to the subscriber, or will offer it.
+    """
 
     def __init__(self) -> None:
         self._held: dict[str, int] = {}
 
     @property
     def versions(self) -> set[int]:
-        """Those that are kept."""
+        """The versions that are kept."""
         return set(self._held.values())
 
     def asked(self, subscriber: str, above: int, newest: int | None) -> None:
-        """A subscriber wants a version above one."""
+        """A subscriber asks for a version above `above`."""
         if self._held.get(subscriber, above) <= above:
             self._held.pop(subscriber, None)
         if newest is not None and newest > above:
             self._held.setdefault(subscriber, newest)
 
     def published(self, version: int, waiting: Iterable[tuple[str, int]]) -> None:
-        """There is a new version; some subscribers wait for one above theirs."""
+        """A version was published while some subscribers waited, each for one above a number."""
         for subscriber, above in waiting:
             if version > above:
                 self._held.setdefault(subscriber, version)
 
     def offer(self, subscriber: str, above: int, newest: int) -> int:
-        """The version to offer: the one that is kept, or the newest."""
+        """The version to offer: the one kept for the subscriber, else the newest."""
         held = self._held.get(subscriber, above)
         return held if held > above else newest
 
     def forget(self, alive: Iterable[str]) -> None:
-        """Only these subscribers are left."""
+        """Drops the versions kept for subscribers that are not alive."""
         for subscriber in self._held.keys() - set(alive):
             del self._held[subscriber]
 
 
 class Agreement:
-    """A subscriber's side: the version above which it asks all publishers for one.
+    """The subscriber's side: it asks all publishers for a version above `above`.
 
-    It takes the lowest version that they offer. A publisher that offers a later one may have it no
-    more. Then the subscriber asks all for the latest one, and, if some have passed that meanwhile,
-    for later and later ones: publishers that have not come so far keep it once they have.
+    It takes the lowest version that they offer. A publisher that offers a later version may no
+    longer have the lowest. Then the subscriber asks all publishers for the latest version offered.
+    If some have passed that version by then, it asks for a version further ahead: each publisher
+    that has not reached this version keeps it when it does.
     """
 
     def __init__(self) -> None:
@@ -61,11 +64,11 @@ class Agreement:
 
     @property
     def asks_for_a_later_one(self) -> bool:
-        """Whether publishers might stop before they have come so far: see `late`."""
+        """Whether publishers might stop before they reach the version asked for: see `late`."""
         return self.above > self._has
 
     def took(self, version: int) -> None:
-        """All publishers have given a version."""
+        """The subscriber has a version from all publishers."""
         self._has = self.above = version
         self._lead //= 2
 
@@ -78,6 +81,6 @@ class Agreement:
         self.above = latest
 
     def late(self) -> None:
-        """The publishers take long: asks for whatever is newer than what the subscriber has."""
+        """The publishers are slow: asks for any version newer than the one the subscriber has."""
         self.above = self._has
         self._lead = 0

@@ -41,9 +41,9 @@ class ParameterServer(Closing):
         max_staleness: how many versions a push may be behind, at least 0; None: no limit.
         publish_every: publishes each version whose number is a multiple of it. Every publication
             copies the parameters.
-        like: a tree such as clients push. A push of another tree, or of arrays of other shapes or
-            dtypes, is an error at its client, and `update` does not see it. None: pushes are not
-            checked.
+        like: an example of the trees that clients push. A push with another structure, or with
+            arrays of other shapes or dtypes, is an error at its client, and `update` does not see
+            it. None: pushes are not checked.
 
     Raises:
         ValueError: this peer serves that name already, or a number is out of range.

@@ -75,7 +75,7 @@ def pieces_given(given: Any) -> list[Piece]:
     """The pieces that a peer has sent, as pairs of an array's number and a region.
 
     Raises:
-        TypeError, ValueError: `given` is something else; the message says which part.
+        TypeError, ValueError: `given` has another form; the message names the wrong part.
     """
     pairs = _pairs(given, "pieces must be pairs of an array and a region")
     return [Piece(integer_of(array, "array"), _region_given(region)) for array, region in pairs]

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from moolink.rpc import Rpc
 
 
-# A version that a peer has from another publisher: the next ones must be numbers, too.
+# The largest version that a peer may have from another publisher: those above it must be valid,
+# too.
 _LARGEST_OF_OTHERS = 1 << 61
 
 
@@ -66,8 +67,9 @@ class Publisher(Closing):
     Args:
         rpc: the peer that subscribers know as `publisher`.
         name: what is published; one publisher of a name at a peer.
-        keep: newest versions that can be fetched, at least 1. Others are kept while a subscriber
-            of another host fetches them, and one for each :class:`ShardedSubscriber`.
+        keep: number of newest versions that can be fetched, at least 1. Older versions are kept
+            while a subscriber of another host fetches them, and one for each
+            :class:`ShardedSubscriber`.
 
     Raises:
         ValueError: this peer publishes that name already, or `keep` is below 1.
@@ -141,7 +143,7 @@ class Publisher(Closing):
         return version
 
     def _drop_old(self) -> None:
-        """Drops the versions that nobody fetches; the caller holds the lock."""
+        """Drops the versions that no subscriber needs; the caller holds the lock."""
         old = set(list(self._snapshots)[: -self._keep])
         if old & (self._spread.fetched | self._holds.versions):
             self._forget_the_dead()
@@ -259,7 +261,7 @@ class Publisher(Closing):
         """A subscriber that has a version waits for a newer one."""
         subscriber = serving.text_of(request.subscriber, "subscriber")
         if not isinstance(request.dtype, str) or request.dtype not in ("", *blob.FLOATS):
-            raise TypeError(f"{request.dtype!r} is no type to convert to")
+            raise TypeError(f"{request.dtype!r} is not a type to convert to")
         if has is not None:
             integer_of(has, "version", most=max(_LARGEST_OF_OTHERS, self._version or 0))
         with self._changed:
@@ -314,7 +316,7 @@ class Publisher(Closing):
         """The version in a floating-point type; converts it when first asked for it."""
         if dtype not in snapshot.forms:
             if dtype not in blob.FLOATS:
-                raise TypeError(f"{dtype!r} is no type to convert to")
+                raise TypeError(f"{dtype!r} is not a type to convert to")
             made = blob.converted(*snapshot.forms[""], dtype)  # type: ignore[arg-type]
             with self._changed:
                 snapshot.forms.setdefault(dtype, made)

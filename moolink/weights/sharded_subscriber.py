@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from moolink.rpc import Rpc
 
 
-_HURRY = 1.0  # seconds for a version that is later than those that publishers have
+_HURRY = 1.0  # seconds to wait for a version later than those that publishers have
 
 
 def _everything(path: str, shape: tuple[int, ...]) -> None:
@@ -38,8 +38,8 @@ class ShardedSubscriber(Following):
     of these parts.
 
     A version becomes current once all publishers have published it and all parts have arrived.
-    Versions never go back. Publishers must publish the same versions; those that are ahead keep
-    one for the others to come to, for each subscriber.
+    Versions never go back. Publishers must publish the same versions. A publisher that is ahead
+    keeps one version for each subscriber until the others reach it.
 
     Args:
         rpc: this peer, connected to the publishers or to a peer that knows them.
@@ -110,7 +110,7 @@ class ShardedSubscriber(Following):
         block = self._fetch(keys)
         if block is None:
             self._agreement.missed(versions)
-            self._reason = f"a publisher keeps version {version} no more"
+            self._reason = f"a publisher no longer keeps version {version}"
             return
         self._agreement.took(version)
         weights = Weights(version, blob.unpack(self._wanted, block, self._arrays))
@@ -121,7 +121,7 @@ class ShardedSubscriber(Following):
             self._changed.notify_all()
 
     def _offers(self) -> list[tuple[Key, Layout]] | None:
-        """Waits until each publisher has a newer version; None: the time was up."""
+        """Waits until each publisher has a newer version; None: the time has run out."""
         held = self._current()
         above = self._agreement.above
         deadline = deadlines.after(_HURRY if self._agreement.asks_for_a_later_one else None)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from moolink.rpc import Rpc
 
 _TIMEOUT = 10.0  # seconds without a chunk, after which another source is asked for
-# Chunks asked for at once. They arrive side by side, so each hop of a chain adds a window's time.
+# Chunks requested at once. They arrive in parallel, so each hop of a chain adds a window's time.
 _WINDOW = 8
 
 

@@ -41,7 +41,7 @@ _processes.set_forkserver_preload([one_hot_peer.__name__])
 JOINER_POINTS = ["announce.sent", "join", "flush.sent", "ready.sent", "offer.sent", "reduce.sent",
                  "slice.sent", "have.sent"]  # fmt: skip
 LEADER_POINTS = ["resume.sent", "go.sent", "cut.sent", "snapshot.sent"]
-TIMEOUT = 30.0  # seconds until a step that should take one is called a hang
+TIMEOUT = 30.0  # seconds after which a step that should take one counts as a hang
 CONTRIBUTIONS = 1000  # that a peer can make, unless it is to live longer
 
 

@@ -1,4 +1,4 @@
-"""An inference server is called with arguments that no client gives."""
+"""Calls of an inference server with arguments that no client sends."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def model(batch: moolink.InferenceBatch) -> tuple[Any, Any]:
 
 
 class Served:
-    """A server whose model counts steps, a client, and a peer that calls what it likes."""
+    """A server whose model counts steps, a client, and a peer that makes wrong calls."""
 
     def __init__(self) -> None:
         self.server_rpc, self.rpc = moolink.Rpc("server"), moolink.Rpc("caller")

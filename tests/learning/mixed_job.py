@@ -29,7 +29,7 @@ from tests.learning import processes
 from tests.waiting import until
 
 VICTIMS = ("leader", "leader", "follower")  # in turn
-TIMEOUT = 300.0  # seconds for a framework to start beside whatever else the machine does
+TIMEOUT = 300.0  # seconds for a framework to start on a busy machine
 ENOUGH = 50  # rounds of both between two deaths
 
 

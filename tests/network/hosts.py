@@ -123,7 +123,7 @@ class Hosts:
         return self._bytes(number, "rx")
 
     def bytes_sent(self, number: int) -> int:
-        """How many bytes have gone over the host's link, headers included."""
+        """The bytes that the host has sent over its link, headers included."""
         return self._bytes(number, "tx")
 
     def _bytes(self, number: int, direction: str) -> int:

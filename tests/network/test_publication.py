@@ -1,4 +1,4 @@
-"""Weights to subscribers on several hosts: what the publisher's link carries."""
+"""Weights to subscribers on several hosts: traffic on the publisher's link."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_the_publisher_s_link_carries_each_version_once(make_hosts: Callable[...
         before = published.sent()
         published.publish()
         assert 1 < published.sent() - before < 1.1
-    for host in (1, 4):  # late, on a host that has the version, and on one that has not
+    for host in (1, 4):  # late, on a host that has the version and on one that does not
         before = published.sent()
         published.subscribe(host)
         assert published.sent() - before < 0.05

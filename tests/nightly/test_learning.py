@@ -11,7 +11,7 @@ from tests.learning.processes import run
 RECALL = ["--env-id", "moolink/Recall-v0", "--total-steps", "200000", "--learning-rate", "3e-3"]
 RECALL += ["--entropy-cost", "0.003", "--max-grad-norm", "40"]
 CARTPOLE = ["--env-id", "CartPole-v1"]
-# The learning rate falls over 2,000,000 steps; what counts is what is reached before.
+# The learning rate falls over 2,000,000 steps; the test judges the return reached before.
 PONG = ["--env-id", "ALE/Pong-v5"]
 BREAKOUT = ["--env-id", "ALE/Breakout-v5"]
 WITHIN = {"ALE/Pong-v5": 1_200_000, "ALE/Breakout-v5": 800_000}
@@ -36,7 +36,7 @@ CHEETAH += ["--entropy-cost", "0.0004", "--max-grad-norm", "0.8", "--torch-threa
 
 
 def best_return(tmp_path, learner, arguments, peers=2):
-    """The greatest mean return of 100 episodes that the job came to within its steps."""
+    """The greatest mean return of 100 episodes that the job reached within its steps."""
     within = WITHIN.get(arguments[1], math.inf)
     command = ["-m", "moolink", "run", "-n", str(peers), "-m", f"examples.{learner}", *arguments]
     status, output = run(*command, "--save-dir", str(tmp_path), timeout=3000)

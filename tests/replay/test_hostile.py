@@ -1,4 +1,4 @@
-"""A replay's server is called with arguments that no client gives."""
+"""Calls of a replay's server with arguments that no client sends."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NAN, INFINITE = float("nan"), float("inf")
 
 
 class Served:
-    """A replay with some items, its server, a client, and a peer that calls what it likes."""
+    """A replay with some items, its server, a client, and a peer that makes wrong calls."""
 
     def __init__(self) -> None:
         self.server_rpc, self.rpc = moolink.Rpc("server"), moolink.Rpc("caller")

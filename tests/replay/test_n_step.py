@@ -1,4 +1,4 @@
-"""Transitions of n steps, beside a plain computation from whole episodes."""
+"""N-step transitions, compared with a plain computation from whole episodes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DISCOUNT = 0.9
 
 @dataclass
 class Episode:
-    """T steps, and the observation after the last one if a limit has truncated it."""
+    """T steps, and the observation after the last one if a limit has truncated the episode."""
 
     observations: list[float]
     actions: list[int]
@@ -25,7 +25,7 @@ class Episode:
     last: float | None
 
     def transitions(self, n: int) -> list[tuple[Any, ...]]:
-        """By the definition: step t, return, discount, and what follows where it counts."""
+        """By definition: step t, return, discount, and the next observation unless terminated."""
         result: list[tuple[Any, ...]] = []
         end = len(self.rewards)
         follows = [*self.observations, self.last]

@@ -27,7 +27,7 @@ def step(i: int) -> dict[str, Any]:
 
 
 def outcomes(spill: Path | None, checkpoint: Path) -> list[Any]:
-    """What a program with a choice of everything comes to."""
+    """The results of a program that uses inserts, writers, samples and checkpoints."""
     tables = [Table("t", 60, Prioritized(0.7)), Table("pairs", 50, Fifo())]
     seen: list[Any] = []
     with moolink.Replay(tables, seed=5, spill=spill) as replay:
@@ -55,7 +55,7 @@ def test_it_does_what_one_in_memory_does(tmp_path: Path) -> None:
     np.testing.assert_equal(outcomes(spill, tmp_path / "checkpoint"), in_memory)
 
 
-# Inserts steps of 1 MB until there is no memory for more, or there are 400.
+# Inserts steps of 1 MB until memory is exhausted, or until there are 400.
 FILL = """
 import resource, sys, numpy as np, moolink
 spill = sys.argv[1] or None
@@ -87,7 +87,7 @@ def test_it_holds_more_than_the_memory_that_a_process_may_have(tmp_path: Path) -
     assert run(tmp_path)[0] == "400"
 
 
-# Inserts until the disk is full, and goes on with what has room.
+# Inserts until the disk is full, then samples, removes and inserts in the space there is.
 FULL = """
 import sys, numpy as np, moolink
 with moolink.Replay(moolink.replay.Table("t", 1000, moolink.replay.Fifo()), spill=SPILL) as replay:

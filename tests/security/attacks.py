@@ -19,7 +19,7 @@ from tests.mutation import bent
 
 HEADER = struct.Struct("<BBHIQQI")  # of a frame, before its checksum
 AT_ONCE = 16  # connections of an attack
-TIMEOUT = 60.0  # seconds until a server that does not close a connection is called stuck
+TIMEOUT = 60.0  # seconds after which a server that does not close a connection counts as stuck
 
 Connect = Callable[[], socket.socket]
 

@@ -52,9 +52,9 @@ class Simulator:
     def survivors(
         self, seeds: int = 1000, *, besides: Collection[str] = (), **first: int
     ) -> list[str]:
-        """The mutants, besides those named, that none of `seeds` seeds catches.
+        """The mutants that none of `seeds` seeds catches, without those in `besides`.
 
-        They begin with seed 0, or with `first[mutant]`, which is known to catch that mutant.
+        The seeds begin with 0, or with `first[mutant]`, which is known to catch that mutant.
         """
 
         def caught(mutant: str) -> bool:

@@ -22,7 +22,7 @@ REACHED = {
     "soft views",
 }
 
-# Mistakes that few lives show, with the seed of one.
+# Mutants that few seeds catch, with a seed that does.
 RARE = {"keep_evicted_member": 127, "mix_foundations": 6471, "resync_after_flush": 258}
 
 

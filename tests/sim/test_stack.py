@@ -205,7 +205,7 @@ def test_same_seed_same_trace(simulation: Any) -> None:
     assert first != stack.run("1..10")["trace_hash"]
 
 
-# Mistakes that few lives show, with the seed of one.
+# Mutants that few seeds catch, with a seed that does.
 RARE = {
     "evict_frozen_early": 194,
     "go_without_ready": 222,

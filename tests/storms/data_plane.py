@@ -1,14 +1,16 @@
-"""Kills processes of the data plane at random, starts them again, and checks what is guaranteed.
+"""Kills processes of the data plane at random, restarts them, and checks the guarantees.
 
     python -m tests.storms.data_plane weights --kills 1000
     python -m tests.storms.data_plane items --kills 1000
 
-Weights: a publisher with subscribers on three hosts that it takes for others, publishers of a
-sharded tree, a parameter server. No tree is torn, and no subscriber's version goes back. Items: a
-replay and a trajectory queue, each with writers. An item is taken at most once, out of the replay
-in its writer's order; what a writer has flushed is taken although the writer dies.
+Weights: a publisher with subscribers that claim to be on three hosts, publishers of a sharded tree
+with a subscriber, and a parameter server with clients. No tree is torn, and no subscriber's version
+goes back. Items: a replay and a trajectory queue, each with writers. Each item is taken at most
+once, and items leave the replay in their writer's order. Items that a writer has flushed are taken
+even if the writer dies.
 
-Now and then the storm calms down: all processes live, and each must get something new.
+After every BETWEEN_CALMS kills comes a calm: dead processes are restarted, and each process must
+make progress.
 """
 
 from __future__ import annotations
@@ -32,10 +34,10 @@ from tests.storms.roles import MARKS, RANKS, Life
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload([roles.__name__])
 
-TIMEOUT = 60.0  # seconds until something that should take a moment is called a hang
+TIMEOUT = 60.0  # seconds after which a step that should take a moment counts as a hang
 BETWEEN_CALMS = 25  # kills
-RARELY = 0.15  # how often a server that may lose items is killed, others: 1
-UNNOTICED = 0.5  # seconds for which a death may go unnoticed
+RARELY = 0.15  # weight of killing a process whose death may lose items; others have weight 1
+UNNOTICED = 0.5  # seconds for which other processes may not notice a death
 Role = tuple[Callable[..., None], tuple[Any, ...]]
 
 WEIGHTS: dict[str, Role] = {
@@ -60,37 +62,37 @@ ITEMS: dict[str, Role] = {
     "actor-1": (roles.actor, ()),
 }
 CASTS = {"weights": WEIGHTS, "items": ITEMS}
-# These get something new, or have something new taken.
+# Roles that must make progress: they get a new version, or an item of theirs is taken.
 FOLLOWERS = {roles.subscriber, roles.sharded_subscriber, roles.parameter_client}
 FOLLOWERS |= {roles.replay_writer, roles.actor}
-# Whose death may lose items of which writers.
+# Processes whose death may lose items, with the kind of the writers of these items.
 LOSERS = {"replay": "writer", "sampler": "writer", "learner": "actor"}
 
 
 @dataclasses.dataclass
 class Flushed:
-    """Items of a writer that were accepted, and made since a moment."""
+    """Items of a writer that were accepted, all made at `since` or later."""
 
     writer: str
-    marks: set[int]  # that were not taken yet
+    marks: set[int]  # of the items that are not taken yet
     since: float
     count: int
 
 
 @dataclasses.dataclass
 class Running:
-    """A process, by its name."""
+    """A running process."""
 
     name: str
-    number: int  # of its life
+    number: int  # of the process's life
     process: ForkServerProcess
     events: Connection[Any, Any]
     stay: Connection[Any, Any]
-    newest: float = 0.0  # when what it got last was made; of a writer: what was taken last
+    newest: float = 0.0  # when the last version it got, or the last item taken from it, was made
 
 
 class Storm:
-    """Processes by name, and the books of what they said."""
+    """Starts and kills processes, and records the events that they send."""
 
     def __init__(self, cast: dict[str, Role], seed: int) -> None:
         self.random = random.Random(seed)
@@ -108,7 +110,7 @@ class Storm:
             self.start(name)
 
     def start(self, name: str) -> None:
-        """Begins a process's next life."""
+        """Starts a process: its next life."""
         self.lives += 1
         role, arguments = self.cast[name]
         events, events_there = _processes.Pipe(duplex=False)
@@ -116,12 +118,12 @@ class Storm:
         life = Life(self.address, name, self.lives, events_there)
         process = _processes.Process(target=roles.main, args=(role, life, arguments, stay_there))
         process.start()
-        events_there.close()  # so that the end of the process is the end of its events
+        events_there.close()  # so that reading its events ends when the process does
         stay_there.close()
         self.alive[name] = Running(name, self.lives, process, events, stay)
 
     def kill(self, name: str) -> None:
-        """SIGKILL; what it has said before is read."""
+        """Kills a process with SIGKILL, and reads the events that it had sent."""
         self.alive[name].process.kill()
         self._read_to_the_end(name)
 
@@ -140,7 +142,7 @@ class Storm:
             self._note_losses()
 
     def listen(self, seconds: float) -> None:
-        """Takes what is said for a while."""
+        """Reads events for some time."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             ready = wait([one.events for one in self.alive.values()], left)
@@ -149,7 +151,7 @@ class Storm:
                     self._read(one)
 
     def calm(self) -> None:
-        """All live, and each gets something that was made after that."""
+        """Restarts dead processes, and waits until each process has made progress."""
         since = time.monotonic()
         deadline = since + TIMEOUT
         while late := self._late(since):
@@ -192,7 +194,7 @@ class Storm:
             life = mark // MARKS
             assert mark not in self.taken, f"{one.name} took item {mark} again"
             self.taken.add(mark)
-            if one.name == "sampler":  # a writer of trajectories has several calls under way
+            if one.name == "sampler":  # trajectory writers have several calls under way: no order
                 before = self.last_sampled.get(life, -1)
                 assert mark > before, f"item {mark} was sampled after {before}"
                 self.last_sampled[life] = mark
@@ -205,7 +207,7 @@ class Storm:
         self._note_losses()
 
     def _note_losses(self) -> None:
-        """Forgets items that may have been lost with the process that had accepted them."""
+        """Drops items that may be lost with the process that accepted them."""
         kept = [
             one
             for one in self.open
@@ -215,7 +217,7 @@ class Storm:
         self.open = [one for one in kept if one.marks]
 
     def end(self) -> dict[str, int]:
-        """Ends all processes in order."""
+        """Ends all processes without a kill; returns the counts."""
         for one in self.alive.values():
             one.stay.close()
         for one in self.alive.values():
@@ -225,7 +227,7 @@ class Storm:
         return self.counts
 
     def abort(self) -> None:
-        """Ends what still runs, after a failure."""
+        """Kills the processes that still run after a failure."""
         for one in self.alive.values():
             one.process.kill()
             one.process.join()
@@ -233,7 +235,7 @@ class Storm:
 
 
 def run(cast: dict[str, Role], kills: int, seed: int = 0) -> dict[str, int]:
-    """Kills at random points; returns what was counted."""
+    """Kills processes at random points; returns the counts."""
     storm = Storm(cast, seed)
     try:
         storm.calm()
@@ -256,7 +258,7 @@ def run(cast: dict[str, Role], kills: int, seed: int = 0) -> dict[str, int]:
 
 
 def main() -> None:
-    """Prints what a storm has counted."""
+    """Runs a storm and prints its counts."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

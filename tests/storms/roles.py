@@ -1,7 +1,7 @@
-"""The processes of the storm (data_plane.py). Each checks what it gets; any of them may be killed.
+"""The processes of the storm (data_plane.py). Each checks its data; any of them may be killed.
 
-Content tells its version: all elements of a tree have one number, and trees have the time at which
-they were published, so that what is torn, old or misplaced shows.
+The content of a tree identifies its version: all elements are the same number, and each tree has
+the time at which it was published. So torn, old or misplaced data is detected.
 """
 
 from __future__ import annotations
@@ -31,42 +31,42 @@ FAR_SIZE = 600_000  # float64 of a published tree: five chunks
 RANKS = 3  # publishers of a sharded tree
 TICK = 0.05  # seconds between versions of a sharded tree
 MAX_LAG = 3
-MARKS = 1_000_000  # numbers of a life
-HELD = 3  # trees that a subscriber keeps and looks at again
+MARKS = 1_000_000  # numbers that one life may use
+HELD = 3  # trees that a subscriber keeps and checks again
 
 
 @dataclasses.dataclass
 class Life:
     """One life of a process."""
 
-    address: str  # of a peer that knows all others
+    address: str  # of a peer that all others connect to
     name: str
-    number: int  # rises from life to life, over all processes
+    number: int  # counts lives over all processes
     events: Connection[Any, Any]
 
     def __post_init__(self) -> None:
-        """Each life makes other choices."""
+        """Seeds the random choices with the number of the life."""
         self.random = random.Random(self.number)
 
     def peer(self) -> moolink.Rpc:
-        """A peer of the process's name."""
+        """A peer with the process's name, connected to the storm's."""
         rpc = moolink.Rpc(self.name)
         rpc.connect(self.address)
         return rpc
 
     def say(self, event: str, *values: Any) -> None:
-        """Tells the storm."""
+        """Sends an event to the storm."""
         self.events.send((event, *values))
 
     def rest(self, most: float) -> None:
-        """The pace at which a program would publish or act."""
+        """Sleeps between two versions or items, as a program would compute."""
         time.sleep(self.random.uniform(0, most))
 
 
 def main(
     role: Callable[..., None], life: Life, arguments: tuple[Any, ...], stay: Connection[Any, Any]
 ) -> None:
-    """Lives until it is killed, or until the storm ends: then the other end of `stay` is closed."""
+    """Runs a role until the process is killed, or until the storm closes its end of `stay`."""
 
     def wait_for_the_end() -> None:
         with contextlib.suppress(EOFError, OSError):
@@ -91,7 +91,7 @@ def one_value(array: Any) -> float:
 
 
 def publisher(life: Life) -> None:
-    """Versions are numbered by the publisher, which starts anew in each life."""
+    """Publishes trees. The publisher numbers the versions, in each life from the start."""
     published = moolink.Publisher(life.peer(), "w")
     for count in itertools.count():
         number = float(life.number * MARKS + count)
@@ -101,7 +101,7 @@ def publisher(life: Life) -> None:
 
 
 def newer(one: moolink.Subscriber | moolink.ShardedSubscriber, version: int) -> moolink.Weights:
-    """Waits for a version above; the current one never goes below."""
+    """Waits for a version above `version`; the current version never goes below it."""
     while True:
         with contextlib.suppress(moolink.TimeoutError):
             return one.wait(version + 1, 0.1)
@@ -110,7 +110,7 @@ def newer(one: moolink.Subscriber | moolink.ShardedSubscriber, version: int) -> 
 
 
 def number_of(tree: Any) -> float:
-    """The one number in a tree of `publisher`."""
+    """The number that all elements of a tree of `publisher` are."""
     first, last = tree["layers"]
     values = {one_value(first), one_value(last["bias"]), tree["number"]}
     assert len(values) == 1, f"a torn tree: {values}"
@@ -118,7 +118,7 @@ def number_of(tree: Any) -> float:
 
 
 def subscriber(life: Life, host: str | None) -> None:
-    """Takes itself for a process of another host, if `host` is given."""
+    """Checks each version. With `host`, claims to be on another host."""
     if host is not None:
         subscribers.host_key = lambda: host  # type: ignore[attr-defined]
     one = moolink.Subscriber(life.peer(), "w", "publisher")
@@ -142,7 +142,7 @@ def content(version: int, first: int, stop: int) -> Any:
 
 
 def rank(life: Life, index: int) -> None:
-    """Holds a part of a tree whose versions are ticks of the clock that all ranks share."""
+    """Publishes a shard of a tree. Versions are ticks of a clock that all ranks share."""
     published = moolink.Publisher(life.peer(), "sharded")
     version = -1
     while True:
@@ -154,7 +154,7 @@ def rank(life: Life, index: int) -> None:
 
 
 def sharded_subscriber(life: Life) -> None:
-    """Wants rows of all ranks."""
+    """Checks each version of rows from all ranks."""
     names = [f"rank-{index}" for index in range(RANKS)]
     one = moolink.ShardedSubscriber(
         life.peer(), "sharded", names, lambda path, shape: (slice(5, 57),) if shape else None
@@ -176,14 +176,14 @@ def count_up(parameters: Any, pushed: Any) -> Any:
 
 
 def parameter_server(life: Life) -> None:
-    """Serves until it is killed; its successor begins at version 0."""
+    """Serves until it is killed. The next life begins at version 0."""
     tree = {"w": np.zeros(1000), "at": 0.0}
     moolink.ParameterServer(life.peer(), "p", tree, count_up, max_staleness=50)
     threading.Event().wait()
 
 
 def parameter_client(life: Life) -> None:
-    """Pushes ones: the parameters are their version's number. Begins anew at a new server."""
+    """Pushes ones: each parameter equals the version. Makes a new client after an error."""
     rpc = life.peer()
     while True:
         client = moolink.ParameterClient(rpc, "p", "parameter-server")
@@ -193,7 +193,7 @@ def parameter_client(life: Life) -> None:
 
 
 def push_and_pull(life: Life, client: moolink.ParameterClient) -> None:
-    """Until the server is lost, or is another one that has not made these versions."""
+    """Pushes and pulls until the server is lost or a push is not applied."""
     version = -1
     made: int | None = 0
     while made is not None:
@@ -211,19 +211,19 @@ def push_and_pull(life: Life, client: moolink.ParameterClient) -> None:
 
 
 def item(life: Life, number: int, size: int) -> dict[str, Any]:
-    """An array whose elements are all the same, to be told from others'."""
+    """An item with an array of one number, its mark, which no other item has."""
     mark = life.number * MARKS + number
     return {"mark": np.full(size, mark, np.int64), "at": np.float64(time.monotonic())}
 
 
 def say_taken(life: Life, marks: Any, at: Any) -> None:
-    """Tells which items were taken together."""
+    """Tells the storm which items were taken together."""
     items = [int(one_value(mark)) for mark in marks]
     life.say("taken", items, np.asarray(at, np.float64).reshape(-1).tolist())
 
 
 def write_items(life: Life, put: Callable[[int], None], flush: Callable[[], None]) -> None:
-    """Puts items, and tells of those that were accepted since a moment; some die right then."""
+    """Puts items, and tells the storm which are flushed. Some writers then kill themselves."""
     first, since = 0, time.monotonic()
     for number in itertools.count():
         put(number)
@@ -238,14 +238,14 @@ def write_items(life: Life, put: Callable[[int], None], flush: Callable[[], None
 
 
 def replay_server(life: Life) -> None:
-    """Each item is sampled once, in order."""
+    """Serves a table whose items are each sampled once, in order."""
     replay = moolink.Replay(Table.queue("items", 200))
     moolink.ReplayServer(life.peer(), replay)
     threading.Event().wait()
 
 
 def sampler(life: Life) -> None:
-    """Takes items out of the replay."""
+    """Samples items from the replay."""
     client = moolink.ReplayClient(life.peer(), "replay")
     while True:
         data = client.sample(3).data
@@ -255,7 +255,7 @@ def sampler(life: Life) -> None:
 
 
 def replay_writer(life: Life) -> None:
-    """Makes an item of the last two steps; it has the number of the second one."""
+    """Makes items of two steps; an item has the number of its second step."""
     writer = moolink.ReplayClient(life.peer(), "replay").writer(keep=2)
     writer.append(item(life, -1, 500))
 
@@ -268,7 +268,7 @@ def replay_writer(life: Life) -> None:
 
 
 def learner(life: Life) -> None:
-    """Takes items of actors; its weights get a version with each batch."""
+    """Takes items of actors. Each batch raises the version of its weights."""
     queue = moolink.TrajectoryQueue(life.peer(), "unrolls", max_size=16)
     while True:
         batch = queue.get(3, max_lag=MAX_LAG, late="mask")
@@ -279,7 +279,7 @@ def learner(life: Life) -> None:
 
 
 def actor(life: Life) -> None:
-    """Its weights are of the version that the learner had when it accepted the last item."""
+    """Puts items. They begin at the version at which the learner accepted the last one."""
     writer = moolink.TrajectoryWriter(life.peer(), "unrolls", "learner")
 
     def put(number: int) -> None:

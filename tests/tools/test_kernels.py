@@ -1,4 +1,4 @@
-"""The loops over elements are compiled as meant: whole, for each instruction set."""
+"""Each kernel is compiled for each instruction set, with all its functions inlined."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from moolink import _core
 
 EXTENSION = Path(str(_core.__file__))
-# What has several copies (cpp/collective/kernel_target.h) is a kernel.
+# A kernel is a function with several copies (cpp/collective/kernel_target.h).
 COPY = re.compile(r"\w*collective\w+\.(default|avx2|avx512f)$")
 # A compiler may make these of a loop that copies or clears.
 MEMORY = {"memcpy", "memmove", "memset"}

@@ -34,7 +34,7 @@ OF_NANOBIND = (
 
 
 def test_the_stub_is_true(tmp_path: Path) -> None:
-    # Of other modules the stub takes names alone; without this mypy reads all of torch and JAX.
+    # The stub takes only names from other modules; without this mypy reads all of torch and JAX.
     config = tmp_path / "mypy.ini"
     config.write_text("[mypy]\nfollow_imports = skip\n")
     options = ["--concise", "--mypy-config-file", str(config)]

@@ -1,4 +1,4 @@
-"""A trajectory queue is called with arguments that no writer gives."""
+"""Calls of a trajectory queue with arguments that no writer sends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ITEM = {"obs": np.ones((3, 2), np.float32), "reward": np.ones(3)}
 
 
 class Served:
-    """A queue, and a peer that puts what it likes."""
+    """A queue, and a peer that puts wrong items."""
 
     def __init__(self) -> None:
         self.learner, self.rpc = moolink.Rpc("learner"), moolink.Rpc("caller")
@@ -85,9 +85,9 @@ def test_a_wrong_argument_is_named_and_changes_nothing(
 
 WRONG_FIRST: list[tuple[str, Any]] = [
     ("reward: dim 1 is out of range", {"reward": np.float32(1)}),
-    ("an item has no array", {"text": "only"}),
-    ("an item has no array", None),
-    ("an item has no array", []),
+    ("an item must have an array", {"text": "only"}),
+    ("an item must have an array", None),
+    ("an item must have an array", []),
 ]
 
 

@@ -1,4 +1,5 @@
-"""A sharded subscriber and its publishers, simulated: some publish faster than messages travel."""
+"""Simulates a sharded subscriber and its publishers, some of which publish faster than messages
+arrive."""
 
 from __future__ import annotations
 
@@ -12,11 +13,11 @@ import pytest
 from moolink.weights.agreement import Agreement, Holds
 
 KEEP = 2
-HURRY = 1.0  # seconds until a subscriber gives up a later version
+HURRY = 1.0  # seconds until a subscriber no longer waits for a later version
 
 
 class Source:
-    """A publisher, as far as versions go."""
+    """A publisher, reduced to its versions."""
 
     def __init__(self) -> None:
         self.kept: list[int] = []
@@ -126,7 +127,7 @@ class World:
         self.ask()
 
     def run(self) -> None:
-        """Until the last version is taken."""
+        """Runs until the subscriber has taken the last version."""
         until = 60.0 + 10 * self.pace * self.last / self.step
         while not self.taken or self.taken[-1] < self.last:
             self.now, _, do = heapq.heappop(self.events)
@@ -139,7 +140,7 @@ def test_the_last_version_is_taken_and_many_before_it(step: int) -> None:
     for seed in range(40):
         world = World(seed, step, versions=3000)
         world.run()
-        # Some turns of messages for each, and the time by which publishers are apart.
+        # Each version may take some round trips, and the time by which the publishers are apart.
         bound = 3000 * world.pace / (0.2 + 100 * world.pace)
         assert len(world.taken) >= min(20, bound), (seed, len(world.taken), bound)
 
@@ -182,5 +183,5 @@ def test_the_simulation_catches_mistakes(monkeypatch: pytest.MonkeyPatch) -> Non
         with monkeypatch.context() as patch:
             patch.setattr(of, method, mistake)
             print(mistake.__name__)
-            with pytest.raises((AssertionError, IndexError)):  # IndexError: nothing goes on
+            with pytest.raises((AssertionError, IndexError)):  # IndexError: no event is left
                 test_the_last_version_is_taken_and_many_before_it(1)

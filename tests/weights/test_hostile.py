@@ -1,4 +1,4 @@
-"""Publishers, subscribers and parameter servers are called with arguments that nobody gives."""
+"""Calls of publishers, subscribers and parameter servers with arguments that no peer sends."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ PUSH = {"w": np.ones(2)}
 
 
 class Served:
-    """A publisher with two subscribers, a parameter server with a client, and a peer that calls
-    what it likes."""
+    """A publisher with two subscribers, a parameter server with a client, and a peer that
+    makes wrong calls."""
 
     def __init__(self) -> None:
         self.server, self.actor = moolink.Rpc("server"), moolink.Rpc("actor")
@@ -86,23 +86,23 @@ WRONG: list[tuple[str, str, tuple[Any, ...]]] = [
     (names.NEXT, "subscriber must be a str", (["caller"], "host", None, "")),
     (names.NEXT, "host must be a str", ("caller", np.zeros(2), None, "")),
     (names.NEXT, "host must be a str", ("caller", None, None, "")),
-    (names.NEXT, "is no key of a version", ("caller", "host", 7, "")),
-    (names.NEXT, "is no key of a version", ("caller", "host", ("i", 1), "")),
-    (names.NEXT, "is no key of a version", ("caller", "host", (["i"], 1, ""), "")),
+    (names.NEXT, "is not a key of a version", ("caller", "host", 7, "")),
+    (names.NEXT, "is not a key of a version", ("caller", "host", ("i", 1), "")),
+    (names.NEXT, "is not a key of a version", ("caller", "host", (["i"], 1, ""), "")),
     (names.NEXT, "version must be an integer", ("caller", "host", ("i", "1", ""), "")),
     (names.NEXT, "version must be an integer", ("caller", "host", ("i", NAN, ""), "")),
     (names.NEXT, "version must be at least 0", ("caller", "host", ("i", -1, ""), "")),
     (names.NEXT, "version must be at most", ("caller", "host", ("i", 1 << 62, ""), "")),
     (names.NEXT, "version must be at most", ("caller", "host", ("i", 1 << 63, ""), "")),
-    (names.NEXT, "no type to convert to", ("caller", "host", None, "int8")),
-    (names.NEXT, "no type to convert to", ("caller", "host", None, None)),
-    (names.NEXT, "no type to convert to", ("caller", "host", None, np.zeros(2))),
+    (names.NEXT, "not a type to convert to", ("caller", "host", None, "int8")),
+    (names.NEXT, "not a type to convert to", ("caller", "host", None, None)),
+    (names.NEXT, "not a type to convert to", ("caller", "host", None, np.zeros(2))),
     (names.NEXT, "missing 1 required positional argument: 'dtype'", ("caller", "host", None)),
     (names.SOURCE, "subscriber must be a str", (["caller"], None)),
     (names.SOURCE, "failed must be a str", ("caller", 7)),
     (names.SOURCE, "failed must be a str", ("actor", {"a": 1})),
-    (names.CHUNK, "is no key of a version", (7, 0)),
-    (names.CHUNK, "is no key of a version", (None, 0)),
+    (names.CHUNK, "is not a key of a version", (7, 0)),
+    (names.CHUNK, "is not a key of a version", (None, 0)),
     (names.CHUNK, "chunk must be an integer", (KEY, "x" * CHUNK)),
     (names.CHUNK, "chunk must be an integer", (KEY, [0])),
     (names.CHUNK, "chunk must be an integer", (KEY, None)),
@@ -114,8 +114,8 @@ WRONG: list[tuple[str, str, tuple[Any, ...]]] = [
     (names.PARTS_NEXT, "version must be at most", ("caller", 1 << 62, -1, "")),
     (names.PARTS_NEXT, "above must be an integer", ("caller", None, None, "")),
     (names.PARTS_NEXT, "above must be at least -1", ("caller", None, -2, "")),
-    (names.PARTS_NEXT, "no type to convert to", ("caller", None, -1, "float8")),
-    (names.PARTS, "is no key of a version", ("key", WHOLE)),
+    (names.PARTS_NEXT, "not a type to convert to", ("caller", None, -1, "float8")),
+    (names.PARTS, "is not a key of a version", ("key", WHOLE)),
     (names.PARTS, "pieces must be pairs", (KEY, 7)),
     (names.PARTS, "pieces must be pairs", (KEY, [7])),
     (names.PARTS, "pieces must be pairs", (KEY, [(0, 1, 2)])),
@@ -183,11 +183,11 @@ def test_the_next_version_is_a_number_whatever_a_peer_says_it_has(served: Served
 
 
 WRONG_COPIES: list[tuple[str, str, tuple[Any, ...]]] = [
-    (names.COPY, "is no key of a version", (7,)),
-    (names.COPY, "is no key of a version", (None,)),
+    (names.COPY, "is not a key of a version", (7,)),
+    (names.COPY, "is not a key of a version", (None,)),
     (names.COPY, "version must be at most", (("i", 1 << 63, ""),)),
     (names.COPY, "missing 1 required positional argument: 'key'", ()),
-    (names.COPY_CHUNK, "is no key of a version", (7, 0)),
+    (names.COPY_CHUNK, "is not a key of a version", (7, 0)),
     (names.COPY_CHUNK, "chunk must be an integer", (KEY, "x" * CHUNK)),
     (names.COPY_CHUNK, "chunk must be an integer", (KEY, [0])),
     (names.COPY_CHUNK, "chunk must be at least 0", (KEY, -1)),

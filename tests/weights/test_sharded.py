@@ -165,7 +165,7 @@ def test_a_version_is_current_once_all_publishers_have_made_it(job: Job) -> None
         subscriber.wait(0, 0.3)
     second.publish([Shard(np.array([0]), [1], [2])], 0)  # which the first one keeps no more
     waiting.until(
-        lambda: "keeps version 0 no more" in subscriber.stats()["waiting_for"], "a left-out version"
+        lambda: "longer keeps version 0" in subscriber.stats()["waiting_for"], "a left-out version"
     )
     second.publish([Shard(np.array([1]), [1], [2])], 1)
     weights = subscriber.wait(0, LONG)

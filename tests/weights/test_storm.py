@@ -1,4 +1,4 @@
-"""SIGKILLs at random points."""
+"""SIGKILLs of the processes that publish and receive weights, at random points."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tests.storms import data_plane
 
 
 def test_no_tree_is_torn_and_no_version_goes_back_whoever_is_killed() -> None:
-    """In short: tests/nightly has a thousand kills."""
+    """A short run; tests/nightly has a thousand kills."""
     counts = data_plane.run(data_plane.CASTS["weights"], kills=20)
     assert counts["kills"] >= 20
     assert counts["versions"] > 20
