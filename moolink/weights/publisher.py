@@ -15,6 +15,7 @@ from moolink.internal import deadlines, forks
 from moolink.internal.closing import Closing
 from moolink.internal.integers import integer_of
 from moolink.internal.keywords import names_keywords
+from moolink.internal.shown import shown
 from moolink.rpc import lending, serving
 from moolink.weights import agreement, blob, names
 from moolink.weights.agreement import Holds
@@ -273,7 +274,7 @@ class Publisher(Closing):
         """A subscriber that has a version waits for a newer one."""
         subscriber = serving.text_of(request.subscriber, "subscriber")
         if not isinstance(request.dtype, str) or request.dtype not in ("", *blob.FLOATS):
-            raise TypeError(f"{request.dtype!r} is no type to convert to")
+            raise TypeError(f"{shown(request.dtype)} is no type to convert to")
         if has is not None:
             integer_of(has, "version", most=max(_LARGEST_OF_OTHERS, self._version or 0))
         with self._changed:
@@ -329,7 +330,7 @@ class Publisher(Closing):
         """The version in a floating-point type; converts it when first asked for it."""
         if dtype not in snapshot.forms:
             if dtype not in blob.FLOATS:
-                raise TypeError(f"{dtype!r} is no type to convert to")
+                raise TypeError(f"{shown(dtype)} is no type to convert to")
             made = blob.converted(*snapshot.forms[""], dtype)  # type: ignore[arg-type]
             with self._changed:
                 snapshot.forms.setdefault(dtype, made)

@@ -165,6 +165,23 @@ def test_what_a_version_does_not_have_is_named(
     served.works()
 
 
+@pytest.mark.parametrize("function", names.OF_PUBLISHER)
+def test_a_message_does_not_repeat_what_a_peer_has_sent(served: Served, function: str) -> None:
+    text = "x" * (4 << 20)
+    of_each = {
+        names.NEXT: [([text], "host", None, ""), ("s", "h", text, ""), ("s", "h", None, text)],
+        names.SOURCE: [([text], None), ("s", [text])],
+        names.CHUNK: [(text, 0), (KEY, text)],
+        names.PARTS_NEXT: [("s", text, None, -1, ""), ("s", 0, None, -1, text)],
+        names.PARTS: [(KEY, text), (KEY, [(0, text)])],
+        names.PARTS_END: [([text], 0), ("s", text)],
+    }
+    for arguments in of_each[function]:
+        with pytest.raises(moolink.RemoteError) as raised:
+            served.rpc.async_("server", function.format("w"), *arguments).result(LONG)
+        assert len(str(raised.value)) < 10_000, str(raised.value)[:300]
+
+
 def test_a_version_of_this_publisher_that_was_never_made_is_refused(served: Served) -> None:
     offer = served.rpc.sync("server", names.PARTS_NEXT.format("w"), "caller", 0, None, -1, "")
     instance, newest, _ = offer["key"]
