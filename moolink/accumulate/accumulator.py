@@ -28,6 +28,7 @@ from moolink.group import Group
 from moolink.internal import logs
 from moolink.internal.closing import Closing
 from moolink.internal.keywords import names_keywords
+from moolink.internal.shown import shown
 from moolink.rpc import Rpc
 
 if TYPE_CHECKING:
@@ -222,7 +223,7 @@ class AccumulatorBase(Adapter, Closing):
         try:
             model, state, carried, lost, version = arrived
             if type(version) is not int:
-                raise TypeError(f"its version is {version!r}")
+                raise TypeError(f"its version is {shown(version)}")
             counters, contributions = checked_carried(carried, lost)
             self._install_model(model)
         except Exception:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from moolink import _core
 from moolink.data.warm_memory import SMALL, WarmMemory
+from moolink.internal.shown import shown
 
 Nest: TypeAlias = Any  # dict, list, tuple or namedtuple of nests; else a leaf
 Mode: TypeAlias = Literal["stack", "cat"]
@@ -428,4 +429,4 @@ def _describe(item: Nest) -> str:
         return f"{tuple(item.shape)} {item.dtype}"
     if isinstance(item, dict | list | tuple):
         return f"a {type(item).__name__}"
-    return f"{item!r} of type {type(item).__name__}"
+    return f"{shown(item)} of type {type(item).__name__}"

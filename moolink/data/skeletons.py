@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from moolink.internal.shown import cut
+
 Skeleton = Any
 _Numbers = (bool, int, float)
 _CONTAINERS = (dict, list, tuple)
@@ -99,7 +101,7 @@ def difference(tree: Any, skeleton: Skeleton) -> str:
     missing = ", ".join(sorted(set(wanted) - set(given)))
     extra = ", ".join(sorted(set(given) - set(wanted)))
     parts = [f"without {missing}"] * bool(missing) + [f"with {extra}"] * bool(extra)
-    return " and ".join(parts) or "in other containers"
+    return cut(" and ".join(parts), 1000) or "in other containers"
 
 
 def as_array(leaf: Any, dtype: str | None = None, path: str = "") -> Any:

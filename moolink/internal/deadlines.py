@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from moolink.internal import logs
+from moolink.internal.shown import shown
 
 
 def after(timeout: float | None) -> float | None:
@@ -24,7 +25,9 @@ def check(timeout: float | None) -> None:
     except (TypeError, ValueError):
         valid = False
     if not valid:
-        raise ValueError(f"a time limit must be a number of seconds, not negative: got {timeout!r}")
+        raise ValueError(
+            f"a time limit must be a number of seconds, not negative: got {shown(timeout)}"
+        )
 
 
 _FIRST_LINE = 3.0  # seconds of waiting until the log tells of it

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import operator
 
+from moolink.internal.shown import shown
+
 _LARGEST = 1 << 62
 
 
@@ -17,9 +19,9 @@ def integer_of(value: int, name: str, least: int = -_LARGEST, most: int = _LARGE
     try:
         integer = operator.index(value)
     except TypeError:
-        raise TypeError(f"{name} must be an integer, got {value!r}") from None
+        raise TypeError(f"{name} must be an integer, got {shown(value)}") from None
     if not least <= integer <= most:
         largest = "2**62" if most == _LARGEST else most
         bound = f"at least {least}" if integer < least else f"at most {largest}"
-        raise ValueError(f"{name} must be {bound}, got {integer}")
+        raise ValueError(f"{name} must be {bound}, got {shown(integer)}")
     return integer

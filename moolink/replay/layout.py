@@ -11,6 +11,7 @@ import numpy.typing as npt
 from moolink import _core
 from moolink.data import skeletons
 from moolink.data.skeletons import Skeleton
+from moolink.internal.shown import shown
 
 
 @dataclasses.dataclass
@@ -51,8 +52,9 @@ def floats_of(priorities: npt.ArrayLike) -> npt.NDArray[np.float64]:
     """
     try:
         return np.asarray(priorities, np.float64, order="C")
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"priorities must be numbers, got {priorities!r}") from error
+    except (TypeError, ValueError, OverflowError):
+        # Not chained: numpy's error has all of the value in its text.
+        raise TypeError(f"priorities must be numbers, got {shown(priorities)}") from None
 
 
 def priorities_of(count: int, priorities: npt.ArrayLike) -> npt.NDArray[np.float64]:
@@ -77,7 +79,7 @@ def keys_of(keys: npt.ArrayLike) -> npt.NDArray[np.int64]:
     """
     given = np.asarray(keys)
     if given.dtype.kind not in "iu" and given.size > 0:
-        raise TypeError(f"keys must be integers, got {keys!r}")
+        raise TypeError(f"keys must be integers, got {shown(keys)}")
     if given.ndim != 1:
         raise ValueError(f"keys must have one dimension, got shape {given.shape}")
     return np.ascontiguousarray(given, np.int64)

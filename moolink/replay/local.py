@@ -18,7 +18,7 @@ from moolink.data.skeletons import Skeleton
 from moolink.errors import QueueFull, TimeoutError
 from moolink.internal import deadlines, forks
 from moolink.internal.closing import Closing
-from moolink.internal.integers import integer_of
+from moolink.internal.shown import shown
 from moolink.replay import placement
 from moolink.replay.batch import Batch, Batches
 from moolink.replay.layout import Layout, floats_of, keys_of, priorities_of
@@ -316,7 +316,7 @@ class Replay(Closing):
             return next(iter(self._tables.values()))
         if not isinstance(name, str) or name not in self._tables:
             known = ", ".join(self._tables)
-            raise ValueError(f"there is no table {name!r}; the tables are {known}")
+            raise ValueError(f"there is no table {shown(name)}; the tables are {known}")
         return self._tables[name]
 
     def layout_of(self, tree: Any, stacked: bool = False) -> Layout:

@@ -68,7 +68,8 @@ class NStepWriter:
         self._writer: Writer = replay.writer(self._n + 1)
         # Reward, discount and note of the last steps.
         self._last: collections.deque[tuple[float, float, Any]] = collections.deque(maxlen=self._n)
-        self._newest: tuple[Any, Any, Any] | None = None  # observation, action, note
+        self._newest: tuple[Any, Any, Any] = (None, None, None)  # observation, action, note
+        self._failed = False  # a step of the episode may be in the writer and not in the above
 
     def append(self, observation: Any, action: Any, reward: float, note: Any = None) -> None:
         """Appends a step: an observation, the action taken after it, and the action's reward.
@@ -80,26 +81,34 @@ class NStepWriter:
             note: passed to `priority`, for example the action values of the step; not stored.
 
         Raises:
-            TypeError, ValueError: the step differs from the first one; and the replay's errors.
+            TypeError, ValueError: it differs from the first step; the replay's and `priority`'s
+                errors. After any of them the episode cannot go on, as its returns would be wrong:
+                a ValueError until `terminate` or `truncate`, which then make no transitions.
         """
+        if self._failed:
+            raise ValueError(
+                "a step of this episode failed, so it cannot go on: call terminate() or "
+                "truncate(), then begin another one"
+            )
+        self._failed = True  # unless all of it is done
         self._arrive(observation, action, note)
         self._last.append((float(reward), self._discount, note))
         self._newest = observation, action, note
+        self._failed = False
 
     def terminate(self) -> None:
-        """Ends the episode with the last step: no reward can follow. Makes the transitions that
-        end there."""
-        if self._newest is None:
-            return
-        reward, _, note = self._last.pop()
-        self._last.append((reward, 0.0, note))
+        """The episode has ended with the last step: no reward can follow. Makes the transitions
+        that end there. The episode has ended even if this raises an error."""
+        if self._last:
+            reward, _, note = self._last[-1]
+            self._last[-1] = (reward, 0.0, note)
         self._end(*self._newest)
 
     def truncate(self, observation: Any, note: Any = None) -> None:
-        """Ends the episode after the last step, cut off by a limit before `observation`: rewards
-        would have followed. Makes the transitions that end there."""
-        if self._newest is not None:
-            self._end(observation, self._newest[1], note)
+        """The episode was cut off after the last step, before `observation`: rewards would have
+        followed. Makes the transitions that end there. The episode has ended even if this raises an
+        error."""
+        self._end(observation, self._newest[1], note)
 
     def flush(self) -> None:
         """As :meth:`Writer.flush`."""
@@ -123,13 +132,17 @@ class NStepWriter:
         self._writer.__exit__(kind, value, traceback)
 
     def _end(self, observation: Any, action: Any, note: Any) -> None:
-        # Pads the episode with its last observation: each transition needs a step to end with.
-        for _ in range(self._n):
-            self._arrive(observation, action, note)
-            self._last.append((0.0, 1.0, None))
-        self._writer.end_episode()
-        self._last.clear()
-        self._newest = None
+        try:
+            # Each transition has a step of its own to end with, as if nothing changed after the
+            # end.
+            for _ in range(self._n if self._last and not self._failed else 0):
+                self._arrive(observation, action, note)
+                self._last.append((0.0, 1.0, None))
+        finally:
+            self._last.clear()
+            self._newest = (None, None, None)
+            self._writer.end_episode()
+            self._failed = False
 
     def _arrive(self, observation: Any, action: Any, note: Any) -> None:
         """Stores a step, with the return of the transition that ends with its observation."""

@@ -13,6 +13,7 @@ from moolink.data import skeletons
 from moolink.internal import deadlines, forks
 from moolink.internal.closing import Closing
 from moolink.internal.integers import integer_of
+from moolink.internal.shown import shown
 from moolink.replay import names, turns
 from moolink.replay.local import Replay
 from moolink.replay.local_steps import LocalSteps
@@ -133,7 +134,7 @@ class ReplayServer(Closing):
             size = integer_of(count, "batch_size", least=1)
             deadlines.check(timeout)
             if not isinstance(lend, bool):
-                raise TypeError(f"lend must be True or False, got {lend!r}")
+                raise TypeError(f"lend must be True or False, got {shown(lend)}")
             sampled = core.sample(of.index, size, timeout, "numpy", lend, stop)
             if sampled is None:
                 return None

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moolink.internal.integers import integer_of
+from moolink.internal.shown import shown
 from moolink.replay.layout import floats_of
 from moolink.replay.writer import Item
 
@@ -51,7 +52,7 @@ def _group(
 ) -> Group:
     width = integer_of(width, "width", least=1, most=_WIDEST)
     if not isinstance(firsts, list | tuple):
-        raise TypeError(f"the items' first steps must be a list, got {firsts!r}")
+        raise TypeError(f"the items' first steps must be a list, got {shown(firsts)}")
     numbers = [integer_of(first, "an item's first step") for first in firsts]
     of_each = floats_of(priorities)
     if of_each.shape != (len(numbers),):
@@ -78,5 +79,5 @@ def _tuples(given: Any, size: int, text: str) -> list[tuple[Any, ...]]:
         isinstance(one, list | tuple) and len(one) == size for one in given
     )
     if not valid:
-        raise TypeError(f"{text}, got {given!r}")
+        raise TypeError(f"{text}, got {shown(given)}")
     return [tuple(one) for one in given]

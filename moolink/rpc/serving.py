@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from moolink import _core
 from moolink.errors import Closed, Error
+from moolink.internal.shown import shown
 
 if TYPE_CHECKING:
     from moolink.rpc import Rpc
@@ -35,7 +36,7 @@ def text_of(value: Any, name: str) -> str:
         TypeError: it is not a str; the message names the argument.
     """
     if not isinstance(value, str):
-        raise TypeError(f"{name} must be a str, got {value!r}")
+        raise TypeError(f"{name} must be a str, got {shown(value)}")
     return value
 
 

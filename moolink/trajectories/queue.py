@@ -17,6 +17,7 @@ from moolink.internal import deadlines, forks
 from moolink.internal.closing import Closing
 from moolink.internal.integers import integer_of
 from moolink.internal.keywords import names_keywords
+from moolink.internal.shown import shown
 from moolink.rpc import serving
 from moolink.trajectories import names
 from moolink.trajectories.backlog import Backlog, Item
@@ -239,7 +240,9 @@ class TrajectoryQueue(Closing):
     def _check(self, tree: Nest) -> None:
         if self._expected is None:
             if not any(batch_layout.is_array(leaf) for leaf in skeletons.flatten(tree)[0]):
-                raise ValueError(f"an item must have an array, got {tree!r}")
+                raise ValueError(
+                    f"an item has no array: a tree of arrays is wanted, got {shown(tree)}"
+                )
             self._expected = batch_layout.build(tree, Spec("stack", 1, self._dim, self._device))
         self._expected.check(tree)
 

@@ -5,47 +5,62 @@ docs/design/protocol/publication.md has their rules.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 _LARGEST_LEAD = 1 << 20
 
 
-class Holds:
-    """The publisher's side: at most one version kept for each sharded subscriber.
+Subscriber = tuple[str, int]
+"""A sharded subscriber: its peer's name, and its number there."""
 
-    The publisher has offered this version to the subscriber, or will offer it.
-    """
+SILENCE = 120.0
+"""Seconds for which a version is held without a word of its subscriber."""
+ASK_AGAIN = 30.0
+"""Seconds after which a subscriber asks again, so that it is heard."""
+
+
+class Holds:
+    """A publisher's side: the version that it keeps for each sharded subscriber, which it has
+    offered or will offer. `now` is in seconds."""
 
     def __init__(self) -> None:
-        self._held: dict[str, int] = {}
+        # The version, and when the subscriber was last heard.
+        self._held: dict[Subscriber, tuple[int, float]] = {}
 
     @property
     def versions(self) -> set[int]:
-        """The versions that are kept."""
-        return set(self._held.values())
+        """Those that are kept."""
+        return {version for version, _ in self._held.values()}
 
-    def asked(self, subscriber: str, above: int, newest: int | None) -> None:
-        """A subscriber asks for a version above `above`."""
-        if self._held.get(subscriber, above) <= above:
-            self._held.pop(subscriber, None)
-        if newest is not None and newest > above:
-            self._held.setdefault(subscriber, newest)
+    def asked(self, subscriber: Subscriber, above: int, newest: int | None, now: float) -> None:
+        """A subscriber wants a version above one."""
+        held = self._held.pop(subscriber, None)
+        version = newest if held is None or held[0] <= above else held[0]
+        if version is not None and version > above:
+            self._held[subscriber] = (version, now)
 
-    def published(self, version: int, waiting: Iterable[tuple[str, int]]) -> None:
-        """A version was published while some subscribers waited, each for one above a number."""
+    def published(
+        self, version: int, waiting: Iterable[tuple[Subscriber, int]], now: float
+    ) -> None:
+        """There is a new version; some subscribers wait for one above theirs."""
         for subscriber, above in waiting:
             if version > above:
-                self._held.setdefault(subscriber, version)
+                self._held.setdefault(subscriber, (version, now))
 
-    def offer(self, subscriber: str, above: int, newest: int) -> int:
-        """The version to offer: the one kept for the subscriber, else the newest."""
-        held = self._held.get(subscriber, above)
+    def offer(self, subscriber: Subscriber, above: int, newest: int) -> int:
+        """The version to offer: the one that is kept, or the newest."""
+        held, _ = self._held.get(subscriber, (above, 0.0))
         return held if held > above else newest
 
-    def forget(self, alive: Iterable[str]) -> None:
-        """Drops the versions kept for subscribers that are not alive."""
-        for subscriber in self._held.keys() - set(alive):
-            del self._held[subscriber]
+    def ended(self, subscriber: Subscriber) -> None:
+        """A subscriber was closed."""
+        self._held.pop(subscriber, None)
+
+    def forget(self, alive: Collection[str], now: float) -> None:
+        """Only these peers are left; subscribers of whom nothing is heard are not, either."""
+        for subscriber, (_, heard) in list(self._held.items()):
+            if subscriber[0] not in alive or now - heard > SILENCE:
+                del self._held[subscriber]
 
 
 class Agreement:

@@ -43,6 +43,7 @@ class Following(Closing):
         self._dtype = dtype or ""
         self._call: Future | None = None  # that the thread waits for
         self._reason = "it has not answered yet"
+        self._away = deadlines.Wait()  # since a publisher was connected
         self._closed = False
         self._forked()
         forks.changes_in_children(self)
@@ -146,15 +147,16 @@ class Following(Closing):
             self._changed.notify_all()
 
     def _next(self, call: Future, publisher: str, deadline: float | None = None) -> Any:
-        """Waits for a publisher's next version; None: the deadline has passed."""
-        away = deadlines.Wait()
+        """Waits for a publisher's next version; None: the deadline is over."""
         with self._under_way(call):
             # In turns of which the log does not tell: there may be no newer version for long.
-            while not call.wait(_TURN if deadline is None else deadlines.left(deadline)):
+            while not call.wait(_turn(deadline)):
                 if deadlines.left(deadline) == 0:
                     return None
-                if publisher not in serving.connected(self._rpc):
-                    away.turn(
+                if publisher in serving.connected(self._rpc):
+                    self._away = deadlines.Wait()
+                else:
+                    self._away.turn(
                         f"the subscriber of {self._name!r} waits for the peer "
                         f"{publisher!r}, which is not connected: is its name right?"
                     )
@@ -186,3 +188,8 @@ class Following(Closing):
     def _pause(self, seconds: float) -> None:
         with self._changed:
             self._changed.wait_for(lambda: self._closed, seconds)
+
+
+def _turn(deadline: float | None) -> float:
+    left = deadlines.left(deadline)
+    return _TURN if left is None else min(_TURN, left)

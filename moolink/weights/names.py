@@ -6,6 +6,8 @@ SOURCE = "moolink.weights/{}/source"
 CHUNK = "moolink.weights/{}/chunk"
 PARTS_NEXT = "moolink.weights/{}/parts/next"
 PARTS = "moolink.weights/{}/parts"
+PARTS_END = "moolink.weights/{}/parts/end"
+OF_PUBLISHER = (NEXT, SOURCE, CHUNK, PARTS_NEXT, PARTS, PARTS_END)
 # Of a parameter server.
 PUSH = "moolink.parameters/{}/push"
 # Of a subscriber, for others.

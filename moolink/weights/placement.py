@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from moolink.internal.integers import integer_of
+from moolink.internal.shown import shown
 
 Region: TypeAlias = tuple[tuple[int, int], ...]
 """For each dimension the first index and the one after the last."""
@@ -91,7 +92,7 @@ def _pairs(given: Any, text: str) -> Sequence[Any]:
         isinstance(pair, list | tuple) and len(pair) == 2 for pair in given
     )
     if not valid:
-        raise TypeError(f"{text}, got {given!r}")
+        raise TypeError(f"{text}, got {shown(given)}")
     pairs: Sequence[Any] = given
     return pairs
 

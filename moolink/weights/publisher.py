@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import time
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,9 @@ from moolink.internal import deadlines, forks
 from moolink.internal.closing import Closing
 from moolink.internal.integers import integer_of
 from moolink.internal.keywords import names_keywords
+from moolink.internal.shown import shown
 from moolink.rpc import lending, serving
-from moolink.weights import blob, names
+from moolink.weights import agreement, blob, names
 from moolink.weights.agreement import Holds
 from moolink.weights.blob import Bytes, Layout
 from moolink.weights.placement import pieces_given
@@ -50,11 +52,7 @@ class _Request:
     held: Key | None
     dtype: str
     above: int  # the version that it has or has heard of
-    parts: bool = False  # of a ShardedSubscriber, which fetches pieces of arrays
-
-    @property
-    def waits_for_parts(self) -> bool:
-        return self.parts and not self.reply.cancelled()
+    sharded: agreement.Subscriber | None = None  # which fetches pieces of arrays
 
 
 class Publisher(Closing):
@@ -97,6 +95,7 @@ class Publisher(Closing):
         rpc.define(names.CHUNK.format(name), self._on_chunk)
         rpc.define_deferred(names.PARTS_NEXT.format(name), self._on_parts_next)
         rpc.define(names.PARTS.format(name), self._on_parts)
+        rpc.define(names.PARTS_END.format(name), self._on_parts_end)
         forks.changes_in_children(self)
         self._thread = threading.Thread(
             target=self._serve, name=f"moolink-publisher-{name}", daemon=True
@@ -136,8 +135,12 @@ class Publisher(Closing):
                 raise ValueError(f"version {version} is not above the last one, {self._version}")
             self._version = version
             self._snapshots[version] = _Snapshot(version, {"": packed})
-            waiting = [(r.subscriber, r.above) for r in self._requests if r.waits_for_parts]
-            self._holds.published(version, waiting)
+            waiting = [
+                (request.sharded, request.above)
+                for request in self._requests
+                if request.sharded is not None and not request.reply.cancelled()
+            ]
+            self._holds.published(version, waiting, time.monotonic())
             self._drop_old()
             self._changed.notify_all()
         return version
@@ -218,8 +221,7 @@ class Publisher(Closing):
             self._changed.notify_all()
         for request in requests:
             request.reply.reject(f"the publisher of {self._name!r} was closed")
-        served = (names.NEXT, names.SOURCE, names.CHUNK, names.PARTS_NEXT, names.PARTS)
-        for function in served:
+        for function in names.OF_PUBLISHER:
             serving.undefine(self._rpc, function.format(self._name))
         self._thread.join()
 
@@ -251,17 +253,30 @@ class Publisher(Closing):
         self._ask(_Request(reply, subscriber, host, held, dtype, -1 if has is None else has), has)
 
     def _on_parts_next(
-        self, reply: RpcDeferredReturn, subscriber: str, held: Any, above: int, dtype: str
+        self,
+        reply: RpcDeferredReturn,
+        subscriber: str,
+        number: int,
+        held: Any,
+        above: int,
+        dtype: str,
     ) -> None:
+        sharded = _sharded(subscriber, number)
         above = integer_of(above, "above", least=-1)
         has = None if held is None else integer_of(held, "version", least=0)
-        self._ask(_Request(reply, subscriber, "", None, dtype, above, parts=True), has)
+        self._ask(_Request(reply, subscriber, "", None, dtype, above, sharded), has)
+
+    def _on_parts_end(self, subscriber: str, number: int) -> None:
+        sharded = _sharded(subscriber, number)
+        with self._changed:
+            self._holds.ended(sharded)
+            self._drop_old()
 
     def _ask(self, request: _Request, has: int | None) -> None:
         """A subscriber that has a version waits for a newer one."""
         subscriber = serving.text_of(request.subscriber, "subscriber")
         if not isinstance(request.dtype, str) or request.dtype not in ("", *blob.FLOATS):
-            raise TypeError(f"{request.dtype!r} is not a type to convert to")
+            raise TypeError(f"{shown(request.dtype)} is no type to convert to")
         if has is not None:
             integer_of(has, "version", most=max(_LARGEST_OF_OTHERS, self._version or 0))
         with self._changed:
@@ -273,8 +288,9 @@ class Publisher(Closing):
             else:
                 self._acknowledged[subscriber] = has
                 self._least = max(self._least, has + 1)
-            if request.parts:
-                self._holds.asked(subscriber, request.above, self._version)
+            if request.sharded is not None:
+                now = time.monotonic()
+                self._holds.asked(request.sharded, request.above, self._version, now)
             elif has is not None:
                 self._spread.done(subscriber)
             self._requests.append(request)
@@ -316,7 +332,7 @@ class Publisher(Closing):
         """The version in a floating-point type; converts it when first asked for it."""
         if dtype not in snapshot.forms:
             if dtype not in blob.FLOATS:
-                raise TypeError(f"{dtype!r} is not a type to convert to")
+                raise TypeError(f"{shown(dtype)} is no type to convert to")
             made = blob.converted(*snapshot.forms[""], dtype)  # type: ignore[arg-type]
             with self._changed:
                 snapshot.forms.setdefault(dtype, made)
@@ -344,9 +360,9 @@ class Publisher(Closing):
 
     def _snapshot_for(self, request: _Request) -> _Snapshot:
         assert self._version is not None
-        if not request.parts:
+        if request.sharded is None:
             return self._snapshots[self._version]
-        version = self._holds.offer(request.subscriber, request.above, self._version)
+        version = self._holds.offer(request.sharded, request.above, self._version)
         return self._snapshots[version]
 
     def _forget_the_dead(self) -> None:
@@ -357,7 +373,7 @@ class Publisher(Closing):
             del self._acknowledged[peer]
         for peer in self._spread.members.keys() - alive:
             self._spread.forget(peer)
-        self._holds.forget(alive)
+        self._holds.forget(alive, time.monotonic())
 
     def _due(self) -> list[_Request]:
         """Those for whom there is a newer version."""
@@ -370,7 +386,7 @@ class Publisher(Closing):
     ) -> dict[str, Any]:
         layout, block = self._converted(snapshot, request.dtype)
         key = (self._instance, snapshot.version, request.dtype)
-        if request.parts:
+        if request.sharded is not None:
             return {"key": key, "layout": layout.to_wire()}
         with self._changed:
             source = self._spread.begin(request.subscriber, request.host, key, connected)
@@ -394,3 +410,8 @@ class Publisher(Closing):
             same = held is not None and held[0] == layout
             snapshot.unchanged[of] = blob.equal_chunks(held[1], block) if held and same else []
         return snapshot.unchanged[of]
+
+
+def _sharded(subscriber: Any, number: Any) -> agreement.Subscriber:
+    """The sharded subscriber that a peer has named."""
+    return serving.text_of(subscriber, "subscriber"), integer_of(number, "number", least=0)

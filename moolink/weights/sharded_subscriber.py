@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from moolink.data import skeletons
-from moolink.errors import TimeoutError
+from moolink.errors import Error, TimeoutError
 from moolink.internal import deadlines
 from moolink.internal.keywords import names_keywords
 from moolink.rpc import lending
 from moolink.weights import blob, names, placement
-from moolink.weights.agreement import Agreement
+from moolink.weights.agreement import ASK_AGAIN, Agreement
 from moolink.weights.blob import Arrays, Bytes, FloatType, Layout
 from moolink.weights.copies import Weights
 from moolink.weights.following import Following
@@ -25,7 +27,8 @@ if TYPE_CHECKING:
     from moolink.rpc import Rpc
 
 
-_HURRY = 1.0  # seconds to wait for a version later than those that publishers have
+_HURRY = 1.0  # seconds for a version that is later than those that publishers have
+_numbers = itertools.count()  # one for each subscriber of the process
 
 
 def _everything(path: str, shape: tuple[int, ...]) -> None:
@@ -69,6 +72,7 @@ class ShardedSubscriber(Following):
             raise ValueError(f"publishers must be the names of different peers, got {publishers!r}")
         super().__init__(rpc, name, ", ".join(map(repr, publishers)), arrays, dtype)
         self._publishers = list(publishers)
+        self._number = next(_numbers)
         self._where = where
         self._weights: Weights | None = None
         self._agreement = Agreement()
@@ -94,6 +98,12 @@ class ShardedSubscriber(Following):
 
     def _current(self) -> int | None:
         return None if self._weights is None else self._weights.version
+
+    def _withdraw(self) -> None:
+        function = names.PARTS_END.format(self._name)
+        for peer in self._publishers:
+            with contextlib.suppress(Error):  # one that is lost, or does not hear it, forgets it
+                self._rpc.async_(peer, function, self._rpc.get_name(), self._number)
 
     # The thread
 
@@ -124,12 +134,10 @@ class ShardedSubscriber(Following):
         """Waits until each publisher has a newer version; None: the time has run out."""
         held = self._current()
         above = self._agreement.above
-        deadline = deadlines.after(_HURRY if self._agreement.asks_for_a_later_one else None)
+        deadline = deadlines.after(_HURRY if self._agreement.asks_for_a_later_one else ASK_AGAIN)
         function = names.PARTS_NEXT.format(self._name)
-        calls = [
-            self._rpc.async_(peer, function, self._rpc.get_name(), held, above, self._dtype)
-            for peer in self._publishers
-        ]
+        question = (self._rpc.get_name(), self._number, held, above, self._dtype)
+        calls = [self._rpc.async_(peer, function, *question) for peer in self._publishers]
         offers = []
         try:
             for peer, call in zip(self._publishers, calls, strict=True):

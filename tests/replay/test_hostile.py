@@ -196,6 +196,38 @@ def test_a_wrong_item_of_a_writer_is_named(
     served.refuses(names.WRITE, says, served.writes(), 0, 0, [(1, STEP)], [item])
 
 
+LONG_TEXT = "x" * (4 << 20)
+LARGE = [LONG_TEXT, [LONG_TEXT] * 2, {"x": LONG_TEXT}, LONG_TEXT.encode(), np.array([LONG_TEXT])]
+
+
+@pytest.mark.parametrize("large", LARGE, ids=["str", "list", "dict", "bytes", "array"])
+def test_a_message_does_not_repeat_what_a_peer_has_sent(served: Served, large: Any) -> None:
+    step = [(1, STEP)]
+    calls: list[tuple[str, tuple[Any, ...]]] = [
+        (names.EXTEND, (None, STEP, large, 1.0)),
+        (names.EXTEND, ([large], STEP, 1.0, 1.0)),
+        (names.EXTEND, (None, STEP, 1.0, large)),
+        (names.EXTEND, (None, {LONG_TEXT: STEP["x"]}, 1.0, 1.0)),
+        (names.REMOVE, (None, large)),
+        (names.SAMPLE, (None, large, 1.0, False)),
+        (names.SAMPLE, (None, 1, 1.0, large)),
+        (names.END, ([large],)),
+        (names.WRITE, (served.writes(), 0, 0, [large], [ITEM])),
+        (names.WRITE, (served.writes(), 0, 0, step, [large])),
+        (names.WRITE, (served.writes(), 0, 0, step, [(*ITEM[:2], [large], *ITEM[3:])])),
+        (names.WRITE, (served.writes(), 0, 0, step, [(*ITEM[:4], {"x": large}, ITEM[5])])),
+    ]
+    for function, arguments in calls:
+        with pytest.raises(moolink.RemoteError) as raised:
+            served.rpc.async_("server", function.format("replay"), *arguments).result(LONG)
+        assert len(str(raised.value)) < 10_000, str(raised.value)[:300]
+
+
+def test_priorities_beyond_a_float_are_no_numbers() -> None:
+    with moolink.Replay(Table("t", 10)) as replay, pytest.raises(TypeError, match="be numbers"):
+        replay.extend({"x": np.zeros(1)}, [10**400])
+
+
 def test_a_batch_of_more_bytes_than_a_message_is_refused(served: Served) -> None:
     table = Table("large", 10)
     with moolink.Replay(table, seed=0) as replay:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -127,3 +128,67 @@ def test_what_is_out_of_range_is_named() -> None:
             NStepWriter(replay, 0, 0.9)
         with pytest.raises(ValueError, match=r"discount must be from 0 to 1, got 1\.5"):
             NStepWriter(replay, 1, 1.5)
+
+
+REWARDS = [1.0, 10.0, 100.0, 1000.0, 10000.0]
+
+
+def fails_at(call: int, error: BaseException) -> Any:
+    """A priority that raises the error once."""
+    calls = itertools.count()
+
+    def priority(*_: Any) -> float:
+        if next(calls) == call:
+            raise error
+        return 1.0
+
+    return priority
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no value"), KeyboardInterrupt()])
+def test_an_episode_in_which_a_step_failed_does_not_go_on(error: BaseException) -> None:
+    with (
+        moolink.Replay(Table("t", 100, Fifo(), max_times_sampled=1)) as replay,
+        NStepWriter(replay, 2, 1.0, priority=fails_at(0, error)) as writer,
+    ):
+        for reward in REWARDS[:2]:
+            writer.append(reward, 0, reward)
+        with pytest.raises(type(error)):
+            writer.append(100.0, 0, 100.0)
+        for reward in REWARDS[2:]:
+            with pytest.raises(ValueError, match=r"terminate\(\) or truncate\(\)"):
+                writer.append(reward, 0, reward)
+        writer.truncate(0.0)
+        assert replay.stats()["tables"]["t"]["size"] == 0
+        for reward in REWARDS:
+            writer.append(reward, 0, reward)
+        writer.terminate()
+        data = replay.sample(5, timeout=0).data
+        assert data["reward"].tolist() == [11, 110, 1100, 11000, 10000]
+        assert data["observation"].tolist() == REWARDS
+
+
+def test_a_first_step_that_failed_is_given_up() -> None:
+    with moolink.Replay(Table("t", 100)) as replay, NStepWriter(replay, 2, 1.0) as writer:
+        with pytest.raises(TypeError, match="only arrays"):
+            writer.append("text", 0, 1.0)
+        with pytest.raises(ValueError, match="a step of this episode failed"):
+            writer.append(0.0, 0, 1.0)
+        writer.terminate()
+        writer.append(0.0, 0, 1.0)
+        writer.terminate()
+        assert replay.stats()["tables"]["t"]["size"] == 1
+
+
+def test_an_end_that_failed_has_ended_the_episode() -> None:
+    with moolink.Replay(Table("t", 100, Fifo(), max_times_sampled=1)) as replay:
+        for bad in (float("nan"), -1.0):
+            given = iter([bad, *[1.0] * 9])
+            with NStepWriter(replay, 2, 1.0, priority=lambda *_, it=given: next(it)) as writer:
+                writer.append(1.0, 0, 1.0)
+                with pytest.raises(ValueError, match="finite"):
+                    writer.terminate()
+                for reward in REWARDS[1:3]:
+                    writer.append(reward, 0, reward)
+                writer.terminate()
+            assert replay.sample(2, timeout=0).data["reward"].tolist() == [110, 100]

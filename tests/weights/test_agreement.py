@@ -10,10 +10,11 @@ from collections.abc import Callable
 
 import pytest
 
-from moolink.weights.agreement import Agreement, Holds
+from moolink.weights.agreement import ASK_AGAIN, SILENCE, Agreement, Holds, Subscriber
 
 KEEP = 2
-HURRY = 1.0  # seconds until a subscriber no longer waits for a later version
+HURRY = 1.0  # seconds until a subscriber gives up a later version
+S = ("s", 0)
 
 
 class Source:
@@ -28,18 +29,20 @@ class Source:
     def newest(self) -> int | None:
         return self.kept[-1] if self.kept else None
 
-    def publish(self, version: int) -> None:
+    def publish(self, version: int, now: float) -> None:
         self.kept.append(version)
-        self.holds.published(version, [("s", self.waiting[1])] if self.waiting else [])
+        self.holds.published(version, [(S, self.waiting[1])] if self.waiting else [], now)
+        self.holds.forget(["s"], now)
         old = set(self.kept[:-KEEP]) - self.holds.versions
         self.kept = [version for version in self.kept if version not in old]
         assert len(self.kept) <= KEEP + 1
 
 
 class World:
-    """One subscriber; messages take milliseconds, versions from 0.01 ms to 0.1 s."""
+    """One subscriber; messages take milliseconds, versions from 0.01 ms to 0.1 s. One publisher
+    may begin `late` seconds after the others, which publish each 0.1 s then."""
 
-    def __init__(self, seed: int, step: int, versions: int) -> None:
+    def __init__(self, seed: int, step: int, versions: int, late: float = 0.0) -> None:
         self.random = random.Random(seed)
         self.now = 0.0
         self.events: list[tuple[float, int, Callable[[], None]]] = []
@@ -49,10 +52,12 @@ class World:
         self.taken: list[int] = []
         self.question = 0
         self.offers: dict[int, int] = {}
-        self.pace = 10 ** self.random.uniform(-5, -1)  # seconds between versions
+        # Seconds between versions.
+        self.pace = 0.1 if late else 10 ** self.random.uniform(-5, -1)
         self.sources = [Source() for _ in range(3)]
         for source in self.sources:
             behind = self.random.choice([0, 3, 30]) * self.pace
+            behind += late if source is self.sources[-1] else 0.0
             self.after(behind, lambda source=source: self.publish(source, step))
         self.ask()
 
@@ -63,7 +68,7 @@ class World:
         self.after(self.random.uniform(0.0005, 0.003), do)
 
     def publish(self, source: Source, version: int) -> None:
-        source.publish(version)
+        source.publish(version, self.now)
         self.answer(source)
         if version < self.last:
             pause = self.pace * self.random.uniform(0.5, 1.5)
@@ -76,7 +81,7 @@ class World:
 
         def asked(source: Source) -> None:
             source.waiting = (number, above)
-            source.holds.asked("s", above, source.newest)
+            source.holds.asked(S, above, source.newest, self.now)
             self.answer(source)
 
         def late() -> None:
@@ -86,15 +91,14 @@ class World:
 
         for source in self.sources:
             self.send(lambda source=source: asked(source))
-        if self.agreement.asks_for_a_later_one:
-            self.after(HURRY, late)
+        self.after(HURRY if self.agreement.asks_for_a_later_one else ASK_AGAIN, late)
 
     def answer(self, source: Source) -> None:
         if source.waiting is None or source.newest is None or source.newest <= source.waiting[1]:
             return
         number, above = source.waiting
         source.waiting = None
-        version = source.holds.offer("s", above, source.newest)
+        version = source.holds.offer(S, above, source.newest)
         assert version > above
         index = self.sources.index(source)
         self.send(lambda: self.offered(number, index, version))
@@ -145,6 +149,40 @@ def test_the_last_version_is_taken_and_many_before_it(step: int) -> None:
         assert len(world.taken) >= min(20, bound), (seed, len(world.taken), bound)
 
 
+def test_a_version_is_held_until_a_publisher_that_begins_late_has_it() -> None:
+    for seed in range(3):
+        world = World(seed, 1, versions=2 * int(SILENCE / 0.1), late=3 * SILENCE)
+        world.run()
+        assert world.taken[0] == 1
+
+
+def test_a_version_is_held_for_a_time_without_a_word_of_the_subscriber() -> None:
+    holds = Holds()
+    holds.asked(S, -1, 3, 0.0)
+    holds.asked(("s", 1), -1, None, 0.0)
+    holds.published(4, [(("s", 1), -1)], 10.0)
+    holds.forget(["s"], SILENCE)
+    assert holds.versions == {3, 4}
+    holds.forget(["s"], SILENCE + 5)
+    assert holds.versions == {4}
+    holds.asked(("s", 1), -1, 5, SILENCE + 5)
+    holds.forget(["s"], 2 * SILENCE + 5)
+    assert holds.versions == {4}
+    holds.forget(["another"], SILENCE + 5)
+    assert holds.versions == set()
+
+
+def test_subscribers_of_a_peer_have_a_version_each() -> None:
+    holds = Holds()
+    holds.asked(S, -1, 3, 0.0)
+    holds.asked(("s", 1), 3, 4, 0.0)
+    assert holds.versions == {3, 4}
+    assert [holds.offer(("s", 1), 3, 9), holds.offer(S, -1, 9)] == [4, 3]
+    holds.ended(S)
+    holds.ended(S)
+    assert holds.versions == {4}
+
+
 def test_a_version_that_all_have_is_taken_at_once() -> None:
     agreement = Agreement()
     agreement.took(4)
@@ -152,17 +190,29 @@ def test_a_version_that_all_have_is_taken_at_once() -> None:
 
 
 def test_the_simulation_catches_mistakes(monkeypatch: pytest.MonkeyPatch) -> None:
-    def keeps_none_for_those_who_wait(self: Holds, version: int, waiting: object) -> None:
+    asked = Holds.asked
+
+    def keeps_none_for_those_who_wait(
+        self: Holds, version: int, waiting: object, now: float
+    ) -> None:
         pass
 
-    def keeps_none(self: Holds, subscriber: str, above: int, newest: int | None) -> None:
-        self._held.pop(subscriber, None)
+    def keeps_none(self: Holds, of: Subscriber, above: int, newest: int | None, now: float) -> None:
+        self._held.pop(of, None)
 
-    def keeps_for_ever(self: Holds, subscriber: str, above: int, newest: int | None) -> None:
+    def keeps_for_ever(
+        self: Holds, of: Subscriber, above: int, newest: int | None, now: float
+    ) -> None:
         if newest is not None and newest > above:
-            self._held.setdefault(subscriber, newest)
+            self._held.setdefault(of, (newest, now))
 
-    def offers_the_newest(self: Holds, subscriber: str, above: int, newest: int) -> int:
+    def hears_once(self: Holds, of: Subscriber, above: int, newest: int | None, now: float) -> None:
+        before = self._held.get(of)
+        asked(self, of, above, newest, now)
+        if before is not None and self._held.get(of) == (before[0], now):
+            self._held[of] = before
+
+    def offers_the_newest(self: Holds, of: Subscriber, above: int, newest: int) -> int:
         return newest
 
     def asks_for_the_latest_again(self: Agreement, offers: list[int]) -> None:
@@ -175,6 +225,7 @@ def test_the_simulation_catches_mistakes(monkeypatch: pytest.MonkeyPatch) -> Non
         (Holds, "published", keeps_none_for_those_who_wait),
         (Holds, "asked", keeps_none),
         (Holds, "asked", keeps_for_ever),
+        (Holds, "asked", hears_once),
         (Holds, "offer", offers_the_newest),
         (Agreement, "missed", asks_for_the_latest_again),
         (Agreement, "late", waits_for_ever),
@@ -183,5 +234,6 @@ def test_the_simulation_catches_mistakes(monkeypatch: pytest.MonkeyPatch) -> Non
         with monkeypatch.context() as patch:
             patch.setattr(of, method, mistake)
             print(mistake.__name__)
-            with pytest.raises((AssertionError, IndexError)):  # IndexError: no event is left
+            with pytest.raises((AssertionError, IndexError)):  # IndexError: nothing goes on
+                test_a_version_is_held_until_a_publisher_that_begins_late_has_it()
                 test_the_last_version_is_taken_and_many_before_it(1)

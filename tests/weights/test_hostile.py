@@ -108,14 +108,19 @@ WRONG: list[tuple[str, str, tuple[Any, ...]]] = [
     (names.CHUNK, "chunk must be an integer", (KEY, None)),
     (names.CHUNK, "chunk must be at least 0", (KEY, -1)),
     (names.CHUNK, "chunk must be at most", (KEY, 1 << 63)),
-    (names.PARTS_NEXT, "subscriber must be a str", (None, None, -1, "")),
-    (names.PARTS_NEXT, "version must be an integer", ("caller", "1", -1, "")),
-    (names.PARTS_NEXT, "version must be at least 0", ("caller", -1, -1, "")),
-    (names.PARTS_NEXT, "version must be at most", ("caller", 1 << 62, -1, "")),
-    (names.PARTS_NEXT, "above must be an integer", ("caller", None, None, "")),
-    (names.PARTS_NEXT, "above must be at least -1", ("caller", None, -2, "")),
-    (names.PARTS_NEXT, "not a type to convert to", ("caller", None, -1, "float8")),
-    (names.PARTS, "is not a key of a version", ("key", WHOLE)),
+    (names.PARTS_NEXT, "subscriber must be a str", (None, 0, None, -1, "")),
+    (names.PARTS_NEXT, "number must be an integer", ("caller", None, None, -1, "")),
+    (names.PARTS_NEXT, "number must be at least 0", ("caller", -1, None, -1, "")),
+    (names.PARTS_NEXT, "version must be an integer", ("caller", 0, "1", -1, "")),
+    (names.PARTS_NEXT, "version must be at least 0", ("caller", 0, -1, -1, "")),
+    (names.PARTS_NEXT, "version must be at most", ("caller", 0, 1 << 62, -1, "")),
+    (names.PARTS_NEXT, "above must be an integer", ("caller", 0, None, None, "")),
+    (names.PARTS_NEXT, "above must be at least -1", ("caller", 0, None, -2, "")),
+    (names.PARTS_NEXT, "no type to convert to", ("caller", 0, None, -1, "float8")),
+    (names.PARTS_END, "subscriber must be a str", (None, 0)),
+    (names.PARTS_END, "number must be an integer", ("caller", [0])),
+    (names.PARTS_END, "number must be at most", ("caller", 1 << 63)),
+    (names.PARTS, "is no key of a version", ("key", WHOLE)),
     (names.PARTS, "pieces must be pairs", (KEY, 7)),
     (names.PARTS, "pieces must be pairs", (KEY, [7])),
     (names.PARTS, "pieces must be pairs", (KEY, [(0, 1, 2)])),
@@ -155,13 +160,30 @@ def test_what_a_version_does_not_have_is_named(
     served: Served, function: str, says: str, what: Any
 ) -> None:
     served.publish()
-    offer = served.rpc.sync("server", names.PARTS_NEXT.format("w"), "caller", None, -1, "")
+    offer = served.rpc.sync("server", names.PARTS_NEXT.format("w"), "caller", 0, None, -1, "")
     refused(served.rpc, "server", function.format("w"), says, offer["key"], what)
     served.works()
 
 
+@pytest.mark.parametrize("function", names.OF_PUBLISHER)
+def test_a_message_does_not_repeat_what_a_peer_has_sent(served: Served, function: str) -> None:
+    text = "x" * (4 << 20)
+    of_each = {
+        names.NEXT: [([text], "host", None, ""), ("s", "h", text, ""), ("s", "h", None, text)],
+        names.SOURCE: [([text], None), ("s", [text])],
+        names.CHUNK: [(text, 0), (KEY, text)],
+        names.PARTS_NEXT: [("s", text, None, -1, ""), ("s", 0, None, -1, text)],
+        names.PARTS: [(KEY, text), (KEY, [(0, text)])],
+        names.PARTS_END: [([text], 0), ("s", text)],
+    }
+    for arguments in of_each[function]:
+        with pytest.raises(moolink.RemoteError) as raised:
+            served.rpc.async_("server", function.format("w"), *arguments).result(LONG)
+        assert len(str(raised.value)) < 10_000, str(raised.value)[:300]
+
+
 def test_a_version_of_this_publisher_that_was_never_made_is_refused(served: Served) -> None:
-    offer = served.rpc.sync("server", names.PARTS_NEXT.format("w"), "caller", None, -1, "")
+    offer = served.rpc.sync("server", names.PARTS_NEXT.format("w"), "caller", 0, None, -1, "")
     instance, newest, _ = offer["key"]
     held = (instance, newest + 100, "")
     says = f"version {newest + 100} was never made"
@@ -205,7 +227,7 @@ def test_a_wrong_argument_to_a_subscriber_is_named(
 def test_a_chunk_that_a_subscriber_s_version_does_not_have_is_named(served: Served) -> None:
     served.works()
     offer = served.rpc.sync(
-        "server", names.PARTS_NEXT.format("w"), "caller", None, served.count - 1, ""
+        "server", names.PARTS_NEXT.format("w"), "caller", 0, None, served.count - 1, ""
     )
     for index in (1, HUGE):
         says = "chunk must be at most 0"
@@ -248,8 +270,7 @@ def test_functions_of_what_is_closed_are_not_there(served: Served) -> None:
     moolink.Publisher(served.server, "closed").close()
     moolink.Subscriber(served.actor, "closed", "server").close()
     moolink.ParameterServer(served.server, "closed", PUSH, descend).close()
-    of_server = (names.NEXT, names.SOURCE, names.CHUNK, names.PARTS_NEXT, names.PARTS, names.PUSH)
-    functions = [("server", one) for one in of_server]
+    functions = [("server", one) for one in (*names.OF_PUBLISHER, names.PUSH)]
     for peer, function in [*functions, ("actor", names.COPY), ("actor", names.COPY_CHUNK)]:
         with pytest.raises(moolink.NoSuchFunction):
             served.rpc.async_(peer, function.format("closed")).result(LONG)
@@ -265,9 +286,8 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner),
     max_leaves=6,
 )
-ANY = [("server", one) for one in (names.NEXT, names.CHUNK, names.PARTS_NEXT, names.PARTS)]
-ANY += [("actor", names.COPY), ("actor", names.COPY_CHUNK), ("server", names.SOURCE)]
-ANY += [("server", names.PUSH)]
+ANY = [("server", one) for one in (*names.OF_PUBLISHER, names.PUSH)]
+ANY += [("actor", names.COPY), ("actor", names.COPY_CHUNK)]
 
 
 @settings(deadline=None, max_examples=100)

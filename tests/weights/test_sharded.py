@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import moolink
 from moolink import Publisher, Shard, ShardedSubscriber
-from moolink.weights import placement
+from moolink.weights import agreement, names, placement, sharded_subscriber
 from tests import waiting
 
 LONG = 60.0
@@ -191,6 +191,71 @@ def test_a_publisher_that_is_ahead_keeps_a_version_for_the_others(job: Job) -> N
     waiting.until(lambda: not first.acknowledged(), "the end of the subscriber's peer")
     first.publish([Shard(np.array([9]), [0], [2])], 9)
     assert first.stats()["kept"] == [9]
+
+
+def test_a_version_is_held_for_each_subscriber_of_a_peer_until_it_is_closed(job: Job) -> None:
+    first, second = job.publisher("a", keep=1), job.publisher("b", keep=1)
+    subscriber = job.subscribe("s")
+    another = ShardedSubscriber(subscriber._rpc, "w", ["a", "b"])
+    waiting.until(lambda: first.stats()["waiting"] == 2, "both subscribers")
+    first.publish([np.zeros(2)], 0)
+    waiting.until(lambda: first.stats()["waiting"] == 0, "both offers")
+    first.publish([np.ones(2)], 1)
+    another.close()
+    waiting.until(lambda: len(first._holds._held) == 1, "the end of one subscriber")
+    first.publish([np.ones(2)], 2)
+    assert first.stats()["kept"] == [0, 2]
+    second.publish([np.zeros(2)], 0)
+    assert subscriber.wait(0, LONG).version == 0
+    waiting.until(lambda: first._holds.versions == {2}, "the next question")
+    first.publish([np.ones(2)], 3)
+    assert first.stats()["kept"] == [2, 3]
+    subscriber.close()
+    waiting.until(lambda: first.stats()["kept"] == [3], "the end of the other one")
+
+
+def test_a_subscriber_closes_whatever_has_become_of_its_publishers(job: Job) -> None:
+    publisher = job.publisher("a")
+    publisher.publish([np.ones(2)], 0)
+    subscriber, lost = job.subscribe("s"), job.subscribe("t")
+    for one in (subscriber, lost):
+        one.wait(0, LONG)
+    publisher.close()
+    subscriber.close()
+    lost._rpc.close()
+    lost.close()
+
+
+def test_a_version_is_held_no_more_for_a_subscriber_of_whom_nothing_is_heard(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher = job.publisher("a", keep=1)
+    publisher.publish([np.zeros(2)], 0)
+    with moolink.Rpc("s") as peer:
+        peer.connect(publisher._rpc.listen("127.0.0.1:0")[0])
+        peer.sync("a", names.PARTS_NEXT.format("w"), "s", 7, None, -1, "")
+        publisher.publish([np.zeros(2)], 1)
+        assert publisher.stats()["kept"] == [0, 1]
+        monkeypatch.setattr(agreement, "SILENCE", -1.0)
+        publisher.publish([np.zeros(2)], 2)
+        assert publisher.stats()["kept"] == [2]
+
+
+def test_a_subscriber_that_waits_for_others_is_heard(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sharded_subscriber, "ASK_AGAIN", 0.1)
+    first, second = job.publisher("a", keep=1), job.publisher("b", keep=1)
+    subscriber = job.subscribe("s")
+    waiting.until(lambda: first.stats()["waiting"] == 1, "the subscriber")
+    first.publish([np.zeros(2)], 0)
+    for _ in range(3):
+        held = dict(first._holds._held)
+        waiting.until(lambda was=held: first._holds._held != was, "its asking again")
+        assert first._holds.versions == {0}
+    first.publish([np.ones(2)], 1)
+    second.publish([np.zeros(2)], 0)
+    assert subscriber.wait(0, LONG).version == 0
 
 
 def test_an_older_version_is_converted_too(job: Job) -> None:
