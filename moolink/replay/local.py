@@ -18,6 +18,7 @@ from moolink.data.skeletons import Skeleton
 from moolink.errors import QueueFull, TimeoutError
 from moolink.internal import deadlines, forks
 from moolink.internal.closing import Closing
+from moolink.internal.integers import integer_of
 from moolink.internal.shown import shown
 from moolink.replay import placement
 from moolink.replay.batch import Batch, Batches
