@@ -66,7 +66,7 @@ test-cpp: dev
 	$(CTEST)
 
 test-python: dev
-	$(RUN_TESTS) tests --ignore tests/nightly
+	$(RUN_TESTS) tests --ignore tests/nightly -m 'not nightly'
 
 # One environment for each file of requirements; `make test` skips these tests.
 test-interop: dev

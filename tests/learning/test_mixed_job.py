@@ -27,6 +27,9 @@ CATCH = [
     "100000000",
 ]
 
+# The first order is for every landing, the other one for nights.
+ORDERS = [("torch", "jax"), pytest.param("jax", "torch", marks=pytest.mark.nightly)]
+
 pytestmark = pytest.mark.timeout(150)
 
 
@@ -69,7 +72,7 @@ def peer(tmp_path):
         yield start_peer
 
 
-@pytest.mark.parametrize(("first", "second"), [("torch", "jax"), ("jax", "torch")])
+@pytest.mark.parametrize(("first", "second"), ORDERS)
 def test_the_parameters_are_the_same_at_the_end(peer, first, second):
     leader = peer(first)
     read_until(leader, "of 1 peer |")
@@ -83,7 +86,7 @@ def test_the_parameters_are_the_same_at_the_end(peer, first, second):
     assert leader.returncode == other.returncode == 0, outputs
 
 
-@pytest.mark.parametrize(("first", "second"), [("torch", "jax"), ("jax", "torch")])
+@pytest.mark.parametrize(("first", "second"), ORDERS)
 def test_the_other_framework_goes_on_when_the_leader_is_killed(peer, tmp_path, first, second):
     leader = peer(first)
     read_until(leader, "of 1 peer |")
