@@ -240,9 +240,7 @@ class TrajectoryQueue(Closing):
     def _check(self, tree: Nest) -> None:
         if self._expected is None:
             if not any(batch_layout.is_array(leaf) for leaf in skeletons.flatten(tree)[0]):
-                raise ValueError(
-                    f"an item has no array: a tree of arrays is wanted, got {shown(tree)}"
-                )
+                raise ValueError(f"an item must have an array, got {shown(tree)}")
             self._expected = batch_layout.build(tree, Spec("stack", 1, self._dim, self._device))
         self._expected.check(tree)
 

@@ -147,7 +147,7 @@ class Following(Closing):
             self._changed.notify_all()
 
     def _next(self, call: Future, publisher: str, deadline: float | None = None) -> Any:
-        """Waits for a publisher's next version; None: the deadline is over."""
+        """Waits for a publisher's next version; None: the deadline has passed."""
         with self._under_way(call):
             # In turns of which the log does not tell: there may be no newer version for long.
             while not call.wait(_turn(deadline)):

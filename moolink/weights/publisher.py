@@ -276,7 +276,7 @@ class Publisher(Closing):
         """A subscriber that has a version waits for a newer one."""
         subscriber = serving.text_of(request.subscriber, "subscriber")
         if not isinstance(request.dtype, str) or request.dtype not in ("", *blob.FLOATS):
-            raise TypeError(f"{shown(request.dtype)} is no type to convert to")
+            raise TypeError(f"{shown(request.dtype)} is not a type to convert to")
         if has is not None:
             integer_of(has, "version", most=max(_LARGEST_OF_OTHERS, self._version or 0))
         with self._changed:
@@ -332,7 +332,7 @@ class Publisher(Closing):
         """The version in a floating-point type; converts it when first asked for it."""
         if dtype not in snapshot.forms:
             if dtype not in blob.FLOATS:
-                raise TypeError(f"{shown(dtype)} is no type to convert to")
+                raise TypeError(f"{shown(dtype)} is not a type to convert to")
             made = blob.converted(*snapshot.forms[""], dtype)  # type: ignore[arg-type]
             with self._changed:
                 snapshot.forms.setdefault(dtype, made)

@@ -23,10 +23,10 @@ def key_of(given: Any) -> Key:
         TypeError, ValueError: it is none.
     """
     if not isinstance(given, tuple | list) or len(given) != 3:
-        raise TypeError(f"{shown(given)} is no key of a version")
+        raise TypeError(f"{shown(given)} is not a key of a version")
     instance, version, dtype = given
     if not isinstance(instance, str) or not isinstance(dtype, str):
-        raise TypeError(f"{shown(given)} is no key of a version")
+        raise TypeError(f"{shown(given)} is not a key of a version")
     return instance, integer_of(version, "version", least=0), dtype
 
 
