@@ -99,7 +99,7 @@ class Machine {
     std::uint64_t shared = 0;  // number of the reduction in the epoch's segment; 0: over messages
   };
   // Python is to call set_state() with parameters, buffers and user state, at exactly the model
-  // version wants_state() names; the runtime waits for a bounded time, then sends without user state.
+  // version wants_state() names. After a bounded time the runtime sends it without user state.
   struct WantState {
     std::uint64_t version = 0;
   };
