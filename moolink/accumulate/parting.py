@@ -37,7 +37,7 @@ class Parting:
 
     def __init__(self, group: Group, name: str, is_observer: bool) -> None:
         self._group = group
-        self._function = f"moolink.accumulate.parting:{group.name()}:{name}"
+        self._function = f"moolink.parting:{group.name()}:{name}"
         self._lock = threading.Lock()  # of what workers see:
         self._ended = -1  # the last version at which this member was ready to leave
         self._waiting: dict[str, tuple[int, RpcDeferredReturn]] = {}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 LONGEST_WAIT = 1.0  # seconds of one wait for a change; the accumulator ends it early
 IDLE = 0.2  # the same where the user's `idle` is called
-MARK = "moolink.accumulate.training_steps"  # of the states that these loops send
+MARK = "moolink.training_steps"  # of the states that these loops send
 
 
 class Totals(dict[str, int]):

@@ -65,5 +65,5 @@ def test_a_question_for_the_end_of_another_form_is_refused(
     with moolink.Rpc("liar", timeout=10) as liar:
         liar.connect(broker_address)
         with pytest.raises(moolink.RemoteError, match="name and a version"):
-            liar.sync("member", "moolink.accumulate.parting:group:model", *question)
+            liar.sync("member", "moolink.parting:group:model", *question)
     assert not member._parting.is_asked()
