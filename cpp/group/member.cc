@@ -106,8 +106,8 @@ std::vector<Uid> Member::gaps() const {
   return gaps;
 }
 
-// The broker does not let in whom the members suspect; so that this is not for ever when nobody
-// tries the path to an outsider again, such a suspicion lapses.
+// The broker admits no peer that the members suspect. A member may never again try the path to a
+// peer outside the view, so such a suspicion lapses.
 void Member::forget_old_suspicions(Time now) {
   const auto lapsed = std::erase_if(unreachable_, [&](const auto& item) {
     return view_.find(item.first) == nullptr && now - item.second.since >= config_.suspicion_memory;

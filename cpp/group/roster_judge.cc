@@ -75,8 +75,8 @@ void Roster::find_silent(const Timing& timing) {
   }
 }
 
-// Those of the view who suspect `instance`, if that is enough: one with a proof of death, or half
-// of the others for silence. Else nobody. Who is silent itself has no voice.
+// The members that suspect `instance`, if they are enough: one with a proof of death, or half of
+// the others for silence. Otherwise none. Silent members do not count.
 std::vector<const Roster::Peer*> Roster::condemning(const Timing& timing, const Uid& instance,
                                                     bool* dead) const {
   std::vector<const Peer*> reporters;
@@ -96,9 +96,9 @@ std::vector<const Roster::Peer*> Roster::condemning(const Timing& timing, const 
   return reporters;
 }
 
-// The one whose going explains most: two that suspect each other must not both go, nor the one
-// whose reporter was merely faster. Who is sure to be dead comes first, who holds the state last;
-// then the number of reporters and the higher rank tell.
+// The suspected member whose eviction explains most suspicions: of two members that suspect each
+// other only one is evicted, and not merely the one that was reported first. A proven death comes
+// first and a holder of the state last; then the number of reporters and the higher rank decide.
 std::optional<Uid> Roster::worst_suspected(const Timing& timing) {
   std::optional<Uid> worst;
   std::tuple<bool, bool, std::size_t> worst_key;
