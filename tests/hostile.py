@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import strategies as st
 
 import moolink
 
@@ -24,6 +25,20 @@ def little_memory() -> Iterator[None]:
     yield
     peak = _status("VmHWM")
     assert peak - before < MOST, f"{peak - before:,} bytes were taken"
+
+
+def values(given: list[Any]) -> st.SearchStrategy[Any]:
+    """Values of any kind and trees of them, with those of `given`, which a function may expect."""
+    return st.recursive(
+        st.none()
+        | st.booleans()
+        | st.integers(-(1 << 63), 1 << 64)
+        | st.floats()
+        | st.text(max_size=3)
+        | st.sampled_from(given),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner),
+        max_leaves=6,
+    )
 
 
 def _status(name: str) -> int:

@@ -151,8 +151,8 @@ class InferenceServer(Closing):
         """The replies to a batch; None: this server ends, and clients go to others. One batch at a
         time; the lock is not held while the model runs."""
         first, row = _on_host(first), _on_host(row)
-        self._check(client, row, first)
         rows = sum(name is not None for name in client)
+        self._check(client, rows, row, first)
         weights = self._newest()
         if self._closed:
             return None
@@ -174,14 +174,11 @@ class InferenceServer(Closing):
         return {"outputs": outputs, "version": version}
 
     def _check(
-        self, client: list[str | None], row: npt.NDArray[Any], first: npt.NDArray[Any]
+        self, client: list[str | None], rows: int, row: npt.NDArray[Any], first: npt.NDArray[Any]
     ) -> None:
         """Raises a TypeError or ValueError if a request has arguments that no client sends."""
-        padded = False
-        for i, name in enumerate(client):
-            padded = padded or (name is None and i > 0)  # no batch begins with padding
-            if not padded or name is not None:
-                serving.text_of(None if padded else name, "client")
+        for name in client[: max(1, rows)]:  # padding is at the end, and is not all of a batch
+            serving.text_of(name, "client")
         if row.ndim != 1 or row.dtype.kind not in "iu" or not _within(row, self._most_rows):
             raise ValueError(f"row must be integers from 0 to {self._most_rows - 1}, got {row}")
         if first.ndim != 1 or first.dtype != np.bool_:

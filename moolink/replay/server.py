@@ -233,8 +233,7 @@ class _RemoteWriter:
                 if not group.firsts:
                     continue  # or the group's tree would be the table's
                 offsets = [self._place(first, group.item.width) for first in group.firsts]
-                if self._steps is None:
-                    continue  # the writer has sent no steps, so the group has no items
+                assert self._steps is not None  # or there would be no place
                 item = self._own(group.item)
                 left = deadlines.left(deadline)
                 of_each = group.priorities

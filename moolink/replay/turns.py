@@ -12,6 +12,7 @@ from moolink.internal.integers import integer_of
 from moolink.internal.shown import shown
 from moolink.replay.layout import floats_of
 from moolink.replay.writer import Item
+from moolink.rpc.serving import tuples_of
 
 _WIDEST = (1 << 32) - 1  # steps of an item
 
@@ -34,7 +35,7 @@ def steps_given(given: Any) -> list[tuple[int, Any]]:
     """
     return [
         (integer_of(count, "a number of steps", least=1), arrays)
-        for count, arrays in _tuples(given, 2, "steps must be pairs of a number and arrays")
+        for count, arrays in tuples_of(given, 2, "steps must be pairs of a number and arrays")
     ]
 
 
@@ -44,7 +45,7 @@ def groups_given(given: Any) -> list[Group]:
     Raises:
         TypeError, ValueError: as `steps_given`.
     """
-    return [_group(*group) for group in _tuples(given, 6, "items must be groups of six parts")]
+    return [_group(*group) for group in tuples_of(given, 6, "items must be groups of six parts")]
 
 
 def _group(
@@ -59,7 +60,7 @@ def _group(
         raise ValueError(
             f"expected one priority for each item, {len(numbers)}, got shape {of_each.shape}"
         )
-    parts = _tuples(
+    parts = tuples_of(
         pieces, 3, "pieces must be triples of a column, its first step and the number of steps"
     )
     return Group(Item(skeleton, width, [_piece(width, *p) for p in parts]), table, numbers, of_each)
@@ -72,12 +73,3 @@ def _piece(width: int, column: Any, first: Any, count: Any) -> tuple[int, int, i
         begin,
         integer_of(count, "a piece's steps", least=0, most=width - begin),
     )
-
-
-def _tuples(given: Any, size: int, text: str) -> list[tuple[Any, ...]]:
-    valid = isinstance(given, list | tuple) and all(
-        isinstance(one, list | tuple) and len(one) == size for one in given
-    )
-    if not valid:
-        raise TypeError(f"{text}, got {shown(given)}")
-    return [tuple(one) for one in given]

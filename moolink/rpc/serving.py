@@ -40,6 +40,20 @@ def text_of(value: Any, name: str) -> str:
     return value
 
 
+def tuples_of(given: Any, size: int, text: str) -> list[tuple[Any, ...]]:
+    """The tuples of `size` parts each that a peer has given as an argument.
+
+    Raises:
+        TypeError: they have another form; the message begins with `text`.
+    """
+    valid = isinstance(given, list | tuple) and all(
+        isinstance(one, list | tuple) and len(one) == size for one in given
+    )
+    if not valid:
+        raise TypeError(f"{text}, got {shown(given)}")
+    return [tuple(one) for one in given]
+
+
 def connected(rpc: Rpc) -> set[str]:
     """The names of the peers that are connected, and this one's."""
     return {peer["name"] for peer in rpc.peers() if peer["connected"]} | {rpc.get_name()}

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from moolink.internal.integers import integer_of
-from moolink.internal.shown import shown
+from moolink.rpc.serving import tuples_of
 
 Region: TypeAlias = tuple[tuple[int, int], ...]
 """For each dimension the first index and the one after the last."""
@@ -78,23 +78,13 @@ def pieces_given(given: Any) -> list[Piece]:
     Raises:
         TypeError, ValueError: `given` has another form; the message names the wrong part.
     """
-    pairs = _pairs(given, "pieces must be pairs of an array and a region")
+    pairs = tuples_of(given, 2, "pieces must be pairs of an array and a region")
     return [Piece(integer_of(array, "array"), _region_given(region)) for array, region in pairs]
 
 
 def _region_given(given: Any) -> Region:
-    pairs = _pairs(given, "a region must be pairs of indices")
+    pairs = tuples_of(given, 2, "a region must be pairs of indices")
     return tuple((integer_of(a, "index", least=0), integer_of(b, "index", a)) for a, b in pairs)
-
-
-def _pairs(given: Any, text: str) -> Sequence[Any]:
-    valid = isinstance(given, list | tuple) and all(
-        isinstance(pair, list | tuple) and len(pair) == 2 for pair in given
-    )
-    if not valid:
-        raise TypeError(f"{text}, got {shown(given)}")
-    pairs: Sequence[Any] = given
-    return pairs
 
 
 def shape_of(region: Region) -> tuple[int, ...]:

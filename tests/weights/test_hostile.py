@@ -15,7 +15,7 @@ import moolink
 from moolink import Shard
 from moolink.weights import names
 from moolink.weights.blob import CHUNK
-from tests.hostile import HUGE, refused
+from tests.hostile import HUGE, refused, values
 
 LONG = 20.0
 NAN = float("nan")
@@ -276,16 +276,7 @@ def test_functions_of_what_is_closed_are_not_there(served: Served) -> None:
             served.rpc.async_(peer, function.format("closed")).result(LONG)
 
 
-VALUES = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(1 << 63), 1 << 64)
-    | st.floats()
-    | st.text(max_size=3)
-    | st.sampled_from(["caller", "actor", "", "float16", KEY, WHOLE, np.zeros(2)]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner),
-    max_leaves=6,
-)
+VALUES = values(["caller", "actor", "", "float16", KEY, WHOLE, np.zeros(2)])
 ANY = [("server", one) for one in (*names.OF_PUBLISHER, names.PUSH)]
 ANY += [("actor", names.COPY), ("actor", names.COPY_CHUNK)]
 

@@ -69,7 +69,7 @@ void gather(const Replay::Picked& picked, const std::vector<MutableBuffer>& arra
 
 std::uint32_t Replay::add_table(const replay::TableOptions& options, std::uint64_t seed) {
   const Lock lock(mutex_);
-  tables_.push_back({replay::Table(options, seed), std::nullopt, {}});
+  tables_.push_back({replay::Table(options, seed), std::nullopt, 0, {}});
   return static_cast<std::uint32_t>(tables_.size() - 1);
 }
 
@@ -174,7 +174,11 @@ ReplayColumn Replay::layout_of(const ReplayPattern& pattern, const ReplayPiece& 
 void Replay::require_same_layout(TableEntry& entry, std::uint32_t pattern) {
   if (!entry.pattern) {
     entry.pattern = pattern;
-    entry.table.set_rows(stores_.at(patterns_.at(pattern).store).rows());
+    const ReplayPattern& first = patterns_.at(pattern);
+    for (const ReplayPiece& piece : first.pieces) {
+      entry.item_bytes += layout_of(first, piece).bytes;
+    }
+    entry.table.set_rows(stores_.at(first.store).rows());
     return;
   }
   if (*entry.pattern == pattern) return;
@@ -195,13 +199,9 @@ void Replay::require_same_layout(TableEntry& entry, std::uint32_t pattern) {
 }
 
 void Replay::require_batch(const TableEntry& entry, std::size_t count) const {
-  std::size_t most = kLargestFirstBatch;
-  if (entry.pattern) {
-    const ReplayPattern& pattern = patterns_.at(*entry.pattern);
-    std::size_t bytes = kOfEachItem;
-    for (const ReplayPiece& piece : pattern.pieces) bytes += layout_of(pattern, piece).bytes;
-    most = std::max<std::size_t>(1, kLargestBatch / bytes);
-  }
+  const std::size_t most =
+      entry.pattern ? std::max<std::size_t>(1, kLargestBatch / (entry.item_bytes + kOfEachItem))
+                    : kLargestFirstBatch;
   if (count <= most) return;
   throw Exception(
       ErrorCode::invalid_argument,

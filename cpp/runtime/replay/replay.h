@@ -122,6 +122,7 @@ class Replay final : public AtFork {
   struct TableEntry {
     replay::Table table;
     std::optional<std::uint32_t> pattern;  // of its first items, which all have the layout of
+    std::size_t item_bytes = 0;            // of an item's arrays in a batch, once that is known
     std::map<replay::Request, Waiter> waiting;
   };
   using Lock = std::unique_lock<std::mutex>;
