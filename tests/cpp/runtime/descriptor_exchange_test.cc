@@ -1,11 +1,12 @@
 #include "runtime/peer/descriptor_exchange.h"
 
 #include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
-#include <iterator>
 #include <utility>
 #include <vector>
 
@@ -14,15 +15,29 @@
 namespace moolink::runtime {
 namespace {
 
+// Every descriptor of these tests is a copy of this one. Only those are counted: other threads of
+// the process open and close their own meanwhile.
+const Descriptor& original() {
+  static const Descriptor file(::memfd_create("descriptor exchange", MFD_CLOEXEC));
+  return file;
+}
+
 std::size_t open_descriptors() {
-  const std::filesystem::directory_iterator all("/proc/self/fd");
-  return static_cast<std::size_t>(std::distance(begin(all), end(all)));
+  struct stat counted{};
+  CHECK_EQ(::fstat(original().get(), &counted), 0);
+  std::size_t count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    struct stat other{};
+    if (::stat(entry.path().c_str(), &other) != 0) continue;  // closed meanwhile
+    count += other.st_dev == counted.st_dev && other.st_ino == counted.st_ino;
+  }
+  return count;
 }
 
 std::vector<Descriptor> set_of(std::size_t count) {
   std::vector<Descriptor> made;
   for (std::size_t i = 0; i < count; ++i) {
-    made.emplace_back(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+    made.emplace_back(::fcntl(original().get(), F_DUPFD_CLOEXEC, 0));
     CHECK(made.back());
   }
   return made;
