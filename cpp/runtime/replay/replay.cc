@@ -173,12 +173,12 @@ ReplayColumn Replay::layout_of(const ReplayPattern& pattern, const ReplayPiece& 
 
 void Replay::require_same_layout(TableEntry& entry, std::uint32_t pattern) {
   if (!entry.pattern) {
-    entry.pattern = pattern;
     const ReplayPattern& first = patterns_.at(pattern);
-    for (const ReplayPiece& piece : first.pieces) {
-      entry.item_bytes += layout_of(first, piece).bytes;
-    }
+    std::size_t bytes = 0;
+    for (const ReplayPiece& piece : first.pieces) bytes += layout_of(first, piece).bytes;
     entry.table.set_rows(stores_.at(first.store).rows());
+    entry.item_bytes = bytes;
+    entry.pattern = pattern;  // last: layout_of may throw for want of memory
     return;
   }
   if (*entry.pattern == pattern) return;
