@@ -3,6 +3,8 @@
 # make quick  the part of it that takes less than two minutes
 # make test-interop   moolink beside other libraries of the field, in environments of their own
 # make nightly   hours: tests/nightly, 10,000 seeds of each simulator, storms of deaths, a soak
+# make docs   the documentation site, into build/site; fails at a dead link
+# make wheels the source distribution and wheels, into dist/, each tried in empty environments
 # make lint   layer check, ruff, mypy, clang-format, clang-tidy (SINCE=REV: of what changed)
 # make fuzz       each fuzz target for 60 s, with clang (FUZZ=600: ten minutes)
 # make sanitize   C++ tests and simulators under ASan+UBSan and under TSan
@@ -18,7 +20,7 @@ DEV := build/dev
 RELEASE := build/release
 CMAKE := $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DPython_EXECUTABLE=$(RUN)
 
-.PHONY: all demo quick test test-cpp test-python test-interop nightly lint format fuzz sanitize clean
+.PHONY: all demo quick test test-cpp test-python test-interop nightly docs wheels lint format fuzz sanitize clean
 all: release
 
 $(VENV)/.created:
@@ -31,7 +33,7 @@ $(VENV)/.created:
 $(VENV)/.packages: $(VENV)/.created pyproject.toml constraints.txt tools/requirements.py
 	$(RUN) tools/requirements.py dev examples test lint bench > $(VENV)/requirements.txt
 	$(PIP) -r $(VENV)/requirements.txt
-	$(PIP) --no-build-isolation --no-deps -C wheel.cmake=false -C editable.mode=inplace -e .
+	$(PIP) --no-build-isolation --no-deps -C wheel.cmake=false -C wheel.py-api=py3 -C editable.mode=inplace -e .
 	@touch $@
 
 $(RELEASE)/build.ninja: $(VENV)/.packages
@@ -94,6 +96,23 @@ lint: $(VENV)/.packages
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $(CPP)
 	$(RUN) tools/clang_tidy.py $(LINT) --since '$(SINCE)'
+
+$(VENV)/.wheels: $(VENV)/.packages
+	$(RUN) tools/requirements.py wheels > $(VENV)/wheels-requirements.txt
+	$(PIP) -r $(VENV)/wheels-requirements.txt
+	@touch $@
+
+# PYTHONS="...": the interpreters to build for and to try the wheels with.
+wheels: $(VENV)/.wheels
+	tools/wheels.sh
+
+$(VENV)/.docs: $(VENV)/.packages
+	$(RUN) tools/requirements.py docs > $(VENV)/docs-requirements.txt
+	$(PIP) -r $(VENV)/docs-requirements.txt
+	@touch $@
+
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 format: $(VENV)/.packages
 	$(BIN)/ruff check --fix .

@@ -6,7 +6,8 @@
 The model is DQN's network for Atari games, on frames of 84x84x4 bytes, or a dense layer of 256
 units on 84 float32 numbers. Both have a head for 6 actions, and run in torch with its default
 number of threads. The actors are threads of two processes, each with one row a request. Plain calls
-run the model on one row each. Both ways take turns in one run.
+run the model on one row each. Both ways take turns in one run, with the model alone, in batches of
+1 and of as many rows as there are actors: no server can gain more than it gains from batches.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,7 @@ import torch
 import moolink
 
 _PROCESSES = 2
+_WARM_UP = 0.5  # seconds
 
 
 def make_model(kind: str) -> Any:
@@ -120,27 +123,42 @@ def main() -> None:
             process.stdin.flush()
         return sum(int(p.stdout.readline()) for p in started if p.stdout is not None) / seconds
 
-    rates: dict[str, list[float]] = {"batched": [], "plain": []}
+    def model_alone(size: int) -> float:
+        batch = np.concatenate([inputs_of(options.model)] * size)
+        rows, start = 0, time.monotonic()
+        while time.monotonic() < start + options.seconds / 4:
+            choose(batch)
+            rows += size
+        return rows / (time.monotonic() - start)
+
+    ways: dict[str, Callable[[], float]] = {
+        "batched": lambda: turn("batched", options.seconds),
+        "plain": lambda: turn("plain", options.seconds),
+        "model, all rows": lambda: model_alone(options.actors),
+        "model, one row": lambda: model_alone(1),
+    }
+    rates: dict[str, list[float]] = {way: [] for way in ways}
     try:
         # The model is not compiled, so it takes batches of any size.
         buckets = range(1, options.actors + 1)
         with moolink.InferenceServer(peer, "batched", serve, buckets=buckets) as server:
-            for way in rates:
-                turn(way, 0.5)
+            for way in ("batched", "plain"):
+                turn(way, _WARM_UP)
             for _ in range(options.turns):
-                for way, of_way in rates.items():
-                    of_way.append(turn(way, options.seconds))
+                for way, measure in ways.items():
+                    rates[way].append(measure())
             stats = server.stats()
     finally:
         for process in started:
             process.kill()
             process.wait()
         peer.close()
-    batched, single = (statistics.median(of_way) for of_way in rates.values())
+    batched, single, rows, row = (statistics.median(of_way) for of_way in rates.values())
     print(
         f"{options.actors} actors: {batched:,.0f} requests/s in batches of "
         f"{stats['rows'] / stats['batches']:.1f}; plain calls: {single:,.0f}/s; "
-        f"ratio {batched / single:.2f}"
+        f"ratio {batched / single:.2f}; the model alone: {rows:,.0f} rows/s in batches of "
+        f"{options.actors}, {row:,.0f} in batches of 1, ratio {rows / row:.2f}"
     )
 
 

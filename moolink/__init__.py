@@ -30,6 +30,7 @@ from moolink.errors import (
 )
 
 if TYPE_CHECKING:
+    from moolink import metrics
     from moolink._core import (
         Future,
         Lent,
@@ -128,11 +129,14 @@ _HOME = {
 _SUBMODULES = {
     "inference",
     "jax",
+    "metrics",
     "pettingzoo",
+    "ray",
     "replay",
     "sb3",
     "tensordict",
     "torch",
+    "torchrl",
     "trajectories",
     "weights",
 }
@@ -194,6 +198,7 @@ __all__ = [
     "dump",
     "empty",
     "lend",
+    "metrics",
     "register",
     "set_log_level",
     "set_logging",

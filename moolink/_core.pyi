@@ -891,6 +891,11 @@ class AccumulatorCore:
     def stats(self) -> moolink.reports.GradientStats:
         """What the round that was taken last was made of."""
 
+    def activity(self) -> tuple[float, float, str]:
+        """
+        Seconds since the user's last call (0 while the user waits in one), seconds since the user last got or supplied anything, and what the accumulator waits for.
+        """
+
 def item_size(dtype: str) -> int:
     """Bytes of an element."""
 

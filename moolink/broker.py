@@ -6,12 +6,17 @@
 from __future__ import annotations
 
 import argparse
-import ipaddress
 import logging
 import os
 import signal
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from moolink.dashboard.server import Dashboard
+    from moolink.group.broker_peer import Broker
+    from moolink.internal.tokens import Identity
 
 DEFAULT_ADDRESS = "127.0.0.1:4431"
 _LEVELS = ("error", "warning", "info", "debug", "none")
@@ -54,6 +59,12 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="ask for no token: whoever reaches the port may join every group",
     )
+    parser.add_argument(
+        "--http",
+        metavar="HOST:PORT",
+        help="serve the dashboard: groups, members, rounds and paths in a browser, /metrics for "
+        "Prometheus; needs pip install 'moolink[dashboard]'",
+    )
     parser.add_argument("--log-level", choices=_LEVELS, default="info")
     parser.add_argument(
         "--announce-fd",
@@ -77,13 +88,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
 
     import moolink
+    from moolink.internal import tokens
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     moolink.set_log_level(options.log_level)
     try:
-        made = moolink.Broker(
-            first=options.first, token_file=options.token_file, insecure=options.insecure
-        )
+        # Once: the file may be a pipe.
+        proof = tokens.identity(token_file=options.token_file, insecure=options.insecure)
+        made = moolink.Broker(first=options.first, token=proof)
     except (moolink.AuthError, ValueError) as error:
         print(f"moolink-broker: {error}", file=sys.stderr)
         return 1
@@ -96,23 +108,46 @@ def main(arguments: Sequence[str] | None = None) -> int:
         reachable = [address for address in addresses if address.startswith("tcp://")]
         print(f"moolink-broker listens on {' '.join(reachable)}", flush=True)
         _tell_of_loopback(options.address)
+        try:
+            dashboard = _dashboard(broker, options.http, proof)
+        except (ImportError, ValueError, OSError) as error:
+            print(f"moolink-broker: no dashboard on {options.http}: {error}", file=sys.stderr)
+            return 1
         if options.announce_fd is not None:
             with os.fdopen(options.announce_fd, "w") as announce:
                 announce.write(reachable[0].removeprefix("tcp://") + "\n")
         signal.sigwait(signals)
+        if dashboard is not None:
+            dashboard.close()
     return 0
+
+
+def _dashboard(broker: Broker, address: str | None, proof: Identity) -> Dashboard | None:
+    if address is None:
+        return None
+    try:
+        from moolink.dashboard.server import Dashboard
+    except ModuleNotFoundError as missing:
+        raise ImportError(
+            f"{missing.name} is not installed: pip install 'moolink[dashboard]'"
+        ) from None
+    served = Dashboard(broker, address, proof.keys[0].dashboard() if proof.keys else None)
+    print(f"dashboard on http://{served.address}", flush=True)
+    if served.needs_key:
+        print(
+            f"its key, for {proof.origin}: moolink-broker token dashboard --token-file FILE",
+            flush=True,
+        )
+    return served
 
 
 def _tell_of_loopback(address: str) -> None:
     """A peer elsewhere is refused by its own machine, so nothing else would tell of it."""
     from moolink.internal import logs
+    from moolink.internal.addresses import is_loopback
 
     host, _, port = address.rpartition(":")
-    try:
-        loopback = ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        loopback = host == "localhost"
-    if not loopback:
+    if not is_loopback(host):
         return
     port = DEFAULT_ADDRESS.rpartition(":")[2] if port == "0" else port
     logs.logger.info(

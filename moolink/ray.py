@@ -40,7 +40,7 @@ def register() -> None:
     The actor keeps the tensors that such a method returns. Another actor that gets the reference
     fetches them from it: on one host over shared memory, else over TCP or InfiniBand. The transport
     takes torch tensors on the CPU. Actors listen on the address of their node. On several nodes,
-    set the same `MOOLINK_TOKEN` in the environment of all, for example with `runtime_env`.
+    copy the job's token file to all and set `MOOLINK_TOKEN_FILE`, for example with `runtime_env`.
 
     Raises:
         ValueError: this process has called it before.
@@ -123,7 +123,7 @@ class TensorTransport(TensorTransportManager):  # type: ignore[misc]
                 found.cancel()
                 raise TimeoutError(
                     f"the actor with object {obj_id} cannot be reached at {place.address} within "
-                    f"{_FIND:g} s: is it alive, and have both the same MOOLINK_TOKEN?"
+                    f"{_FIND:g} s: is it alive, and have both the same token (MOOLINK_TOKEN_FILE)?"
                 )
             found.result()
             self._known.add(place.peer)

@@ -155,6 +155,14 @@ class TensorInfo(TypedDict):
     address: int
 
 
+class RoundPhases(TypedDict):
+    """How long a round took at this peer, in seconds."""
+
+    gather: float | None  # from this peer's last contribution to the cut; None: it made none
+    reduce: float  # from the cut to the result
+    deliver: float  # from the result to the update() that showed it
+
+
 class GradientStats(TypedDict):
     """What a round of gradients was made of; see ``Accumulator.get_gradient_stats``."""
 
@@ -162,8 +170,10 @@ class GradientStats(TypedDict):
     num_gradients: int
     num_skipped: int
     contributors: list[str]  # names of peers
+    contributions: dict[str, int]  # with gradients, by the name of the peer
     staleness: list[int]  # of each contribution with gradients, in updates
     counters: dict[str, int]  # exact sums
+    phase_seconds: RoundPhases
     waiting_for: list[str]  # now: peers that hold up the group
     lost: list[tuple[str, int]]  # contributions (peer, k) of dead peers that are in no round
     grad_norm: NotRequired[float | None]  # before max_grad_norm was applied

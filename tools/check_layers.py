@@ -54,18 +54,20 @@ UNORDERED = re.compile(r"\bunordered_(?:multi)?(?:map|set)<.*>\s+(\w+)\s*[;={]")
 # The packages in moolink/, each with those right below it. All may import what is in none.
 PACKAGES: dict[str, tuple[str, ...]] = {
     "internal": (),
+    "metrics": ("internal",),
     "data": ("internal",),
-    "rpc": ("data",),
+    "rpc": ("data", "metrics"),
     "group": ("rpc",),
     "accumulate": ("group",),
     "torch": ("accumulate",),
     "jax": ("accumulate",),
-    "env_pool": ("data",),
+    "env_pool": ("data", "metrics"),
     "inference": ("rpc",),
     "replay": ("rpc",),
     "trajectories": ("rpc",),
     "weights": ("rpc",),
     "torchrl": ("replay", "weights"),
+    "dashboard": ("group",),
     "cli": ("accumulate",),
 }
 

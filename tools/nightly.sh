@@ -20,7 +20,9 @@ PYTHONPATH=$PWD build/interop/current/bin/python -m pytest -q tests/nightly/test
 .venv/bin/python -m tests.faults.storm --broker-restarts 50
 .venv/bin/python -m tests.faults.storm --churn 600
 .venv/bin/python -m tests.learning.mixed_job --seconds 600
-MOOLINK_EXAMPLES=100 .venv/bin/python -m pytest -q --timeout 7200 tests/values tests/sim/test_stack.py
+MOOLINK_EXAMPLES=100 .venv/bin/python -m pytest -q --timeout 7200 tests/values tests/sim/test_stack.py \
+  tests/inference/test_hostile.py tests/replay/test_hostile.py \
+  tests/trajectories/test_hostile.py tests/weights/test_hostile.py
 make lint
 tools/fuzz.sh 1200
 .venv/bin/python tests/soak.py --minutes 60

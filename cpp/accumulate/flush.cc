@@ -20,8 +20,8 @@ bool is_founder(const Flush& flush) {
   return flush.founded != 0 && flush.standing == Standing::complete && !mutant("mix_foundations");
 }
 
-// The history that goes on: the view's, or another one that somebody still holds, because a broker
-// that had not heard yet who holds it may have named a new one.
+// The history that continues: the view's, or another that a member still holds, because a broker
+// that did not yet know its holder may have named a new one.
 Uid lineage_of(const View& view, const Flushes& flushes) {
   const Flush* furthest = nullptr;
   for (const MemberInfo& member : view.members) {
@@ -69,17 +69,17 @@ class Council {
   const View& view_;
   const Flushes& flushes_;
   std::uint64_t active_ = 0;         // the last epoch in which anything can have been cut
-  std::vector<Survivor> survivors_;  // in rank order; who shares the history up to there
+  std::vector<Survivor> survivors_;  // in rank order; members that share the history up to there
   std::set<Uid> demoted_;
   const MemberInfo* leader_ = nullptr;
-  bool fresh_ = false;  // nobody has the state: the leader's own version begins a history
+  bool fresh_ = false;  // no member has the state: the leader's own version begins a history
   std::uint64_t round_ = 0;
   std::map<std::uint64_t, SettledRound> rounds_;  // all known ones with a donor
 };
 
 // A member is a survivor if it carried out the RESUME of the last epoch that was active: until then
-// all histories are one, and since then nothing was cut without it being counted. One that does not
-// know yet that the epoch became active still goes by the lineage before.
+// all histories are one, and since then every cut was counted. A member that does not know yet that
+// the epoch became active still goes by the lineage before.
 void Council::find_survivors() {
   const Uid lineage = lineage_of(view_, flushes_);
   std::vector<Survivor> candidates;
@@ -101,9 +101,9 @@ void Council::find_survivors() {
   }
 }
 
-// A history that a RESUME began, in an epoch that nobody may have seen active, is its founder's
-// alone. There may be several, from one epoch after the other: it goes on if nobody holds another,
-// and the last one does.
+// A history that a RESUME began, in an epoch that perhaps no member saw active, belongs to its
+// founder alone. There may be several, from one epoch after the other; if no member holds another
+// history, the last one continues.
 void Council::find_founder() {
   const bool held = std::any_of(survivors_.begin(), survivors_.end(), [](const Survivor& survivor) {
     return survivor.flush->standing == Standing::complete &&
@@ -120,7 +120,8 @@ void Council::find_founder() {
   if (last) survivors_ = {*last};
 }
 
-// The leader of the last active epoch stays; else who has applied most, then the lowest rank.
+// The leader of the last active epoch stays; else the member that applied most, then the lowest
+// rank.
 void Council::choose_leader() {
   const Survivor* best = nullptr;
   const auto order = [this](const Survivor& survivor) {
@@ -135,10 +136,10 @@ void Council::choose_leader() {
   }
   if (best != nullptr) {
     leader_ = best->member;
-    demoted_.erase(leader_->instance);  // it is the only one left, if it was demoted
+    demoted_.erase(leader_->instance);  // it is the only one left if it was demoted
     return;
   }
-  // Nobody holds the group's state: the greatest model version among all begins anew.
+  // No member holds the group's state: the greatest model version among all begins anew.
   fresh_ = true;
   survivors_.clear();
   for (const MemberInfo& member : view_.members) {
@@ -150,7 +151,7 @@ void Council::choose_leader() {
   }
 }
 
-// Every round that a survivor has stands, up to the first one that nobody has.
+// Every round that a survivor has stands, up to the first one that no survivor has.
 void Council::settle_rounds() {
   if (fresh_) {
     round_ = flush_of(leader_->instance)->version;
@@ -222,7 +223,8 @@ MemberStanding Council::standing_of(const MemberInfo& member) const {
     standing.refused = "the parameters of " + member.name + " (" + flush->layout_text +
                        ") do not fit those of the leader " + leader_->name + " (" +
                        leader.layout_text +
-                       "): build the same model on every peer, or use another group";
+                       "): build the same model on every peer, with the same max_grad_norm and "
+                       "on_nonfinite, or use another group";
   }
   return standing;
 }

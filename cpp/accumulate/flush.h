@@ -9,14 +9,15 @@
 
 namespace moolink::accumulate {
 
-// What the coordinator of a new epoch makes of its members' facts: which rounds stand, who is a
-// survivor, who leads. A pure function, so every coordinator decides the same from the same facts.
+// What the coordinator of a new epoch decides from its members' facts: the rounds that stand, the
+// survivors, the leader. A pure function, so every coordinator decides the same from the same
+// facts.
 struct Decision {
   Resume resume;
-  std::vector<Contribution> lost;  // of peers that are not in the view, in no round that stands
+  std::vector<Contribution> lost;  // of peers outside the view, in no round that stands
 };
 
-// `flushes` has one entry for each member of the view but perhaps its observers.
+// `flushes` has one entry for each member of the view, except perhaps its observers.
 Decision decide(const group::View& view, const std::map<Uid, Flush>& flushes);
 
 }  // namespace moolink::accumulate

@@ -12,10 +12,10 @@ constexpr std::size_t kChecksumRounds = 16;  // remembered while members report 
 // Of one member, in no round yet: 100,000 statistics without counters, and as many gradients.
 constexpr std::size_t kQueuedBytes = std::size_t{16} << 20;
 constexpr std::int64_t kQueuedBatch = std::int64_t{1} << 48;
-// Between two snapshots for one member: each keeps all from the next round for a moment.
+// Between two snapshots for one member: each makes it keep all results from the next round on.
 constexpr Duration kPromiseAgain = seconds(1);
 
-// Nothing, if no member that keeps to the protocol can have sent it.
+// Empty if no member that follows the protocol can have sent it.
 std::optional<std::size_t> bytes_of(const Offer& offer) {
   if (offer.batch < 0 || offer.batch > kLargestBatch) return {};
   if (offer.counters.size() > kMostCounters) return {};
@@ -31,7 +31,7 @@ std::optional<std::size_t> bytes_of(const Offer& offer) {
 
 Leader::Leader(Config config, const std::map<Uid, Peer>& peers)
     : config_(config), cut_(config.round) {
-  // Until its first HAVE a member in possession of the state counts as one with full result slots.
+  // Until its first HAVE a member with the state counts as one with full result slots.
   const std::uint64_t slots = std::uint64_t{config.parallel_gradients} + 1;
   const std::uint64_t least = config.round - std::min(config.round, slots);
   for (const auto& [instance, peer] : peers) {
@@ -46,7 +46,7 @@ void Leader::offer(const Uid& from, const Offer& offer) {
   if (!bytes || offer.k <= member->second.last_k) return;
   Queue& queue = member->second.queue(offer.batch);
   if (*bytes > kQueuedBytes - queue.bytes || offer.batch > kQueuedBatch - queue.batch) return;
-  // First, because there may be no memory for it.
+  // First, because the allocation may fail.
   queue_.push_back({{from, member->second.peer.name, offer.k, offer.batch, offer.version},
                     offer.counters,
                     *bytes});
@@ -89,7 +89,7 @@ std::optional<RoundRecord> Leader::cut(std::int64_t virtual_batch_size) {
     queue.batch -= next.contribution.batch;
     record.total += next.contribution.batch;
     for (const auto& [name, value] : next.counters) {
-      // Counters wrap around like every integer sum of the library.
+      // Counters wrap around, like all integer sums of the library.
       record.counters[name] = static_cast<std::int64_t>(
           static_cast<std::uint64_t>(record.counters[name]) + static_cast<std::uint64_t>(value));
     }
@@ -144,7 +144,7 @@ std::vector<Contribution> Leader::queued() const {
 
 void Leader::request_state(Time now, const Uid& from) {
   if (!members_.contains(from)) return;
-  for (auto& [id, waiting] : awaited_) waiting.erase(from);  // it gave that one up
+  for (auto& [id, waiting] : awaited_) waiting.erase(from);  // it gave up the earlier ones
   if (promise_) std::erase(promise_->to, from);
   if (requests_.empty()) first_request_ = now;
   requests_.insert(from);
@@ -191,7 +191,7 @@ bool Leader::snapshot_complete(const Uid& from, const SnapshotId& id) {
 
 std::vector<Uid> Leader::checksum(const Uid& from, const Uid& self, const Checksum& checksum) {
   std::vector<Uid> differing;
-  // Those of rounds to come, which nobody can have, would push out those of rounds that were.
+  // Checksums of future rounds, which no member can have, would push out those of past rounds.
   if (!members_.contains(from) || checksum.round > cut_) return differing;
   auto& known = checksums_[checksum.round];
   known[from] = checksum.value;
@@ -199,7 +199,7 @@ std::vector<Uid> Leader::checksum(const Uid& from, const Uid& self, const Checks
   const auto own = known.find(self);
   if (own == known.end()) return differing;
   for (const auto& [instance, value] : known) {
-    // Only what this report brought to light, so that each difference is told once.
+    // Only differences that this report revealed, so that each is reported once.
     if (value != own->second && (instance == from || from == self)) {
       differing.push_back(instance);
     }

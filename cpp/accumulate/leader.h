@@ -14,8 +14,8 @@
 
 namespace moolink::accumulate {
 
-// What the leader of an epoch alone does: it cuts rounds from the offers in order of arrival, knows
-// who has what, and gathers the requests of those who need the state.
+// The leader's part of an epoch: it cuts rounds from the offers in order of arrival, knows which
+// member has which results, and gathers the requests of members that need the state.
 class Leader {
  public:
   struct Config {
@@ -27,10 +27,10 @@ class Leader {
   struct Peer {
     std::string name;
     bool observer = false;
-    bool complete = false;  // in possession of the state
-    bool in_need = false;   // of a snapshot that nobody has promised it
+    bool complete = false;  // has the state
+    bool in_need = false;   // needs a snapshot that it was not promised
   };
-  // A snapshot of the version `id.version`, promised to those who asked.
+  // A snapshot of the version `id.version`, promised to the members that asked.
   struct Promise {
     SnapshotId id;
     std::vector<Uid> to;
@@ -40,19 +40,19 @@ class Leader {
   Leader(Config config, const std::map<Uid, Peer>& peers);
 
   void set_parallel_gradients(std::uint32_t rounds) { config_.parallel_gradients = rounds; }
-  // What is no contribution, or one too many of that member, is not queued: it stays the member's,
-  // who offers it again in the next epoch.
+  // An invalid offer, or one over the member's limit, is not queued: the member keeps it and offers
+  // it again in the next epoch.
   void offer(const Uid& from, const Offer& offer);
   void have(const Uid& from, const Have& have);
-  // The next round, if its contributions are there, a cut is free and nobody's result slots are
+  // The next round, if its contributions are there, a cut is free and no member's result slots are
   // full. The round is the shortest prefix of the offers whose sum reaches the virtual batch size.
   std::optional<RoundRecord> cut(std::int64_t virtual_batch_size);
-  // Who keeps a round that could be cut from being cut: their result slots are full.
+  // The members that block a round that could be cut: their result slots are full.
   std::vector<Uid> blocked_by(std::int64_t virtual_batch_size) const;
-  // The sum of the batches that wait for the next round, and who has none among them.
+  // The sum of the batches that wait for the next round, and the members with none among them.
   std::int64_t queued_batch() const { return queued_batch_; }
   std::vector<Uid> without_gradients() const;
-  // Who lacks the result of the oldest round that is not everywhere.
+  // The members that lack the result of the oldest round that is not everywhere.
   std::vector<Uid> without_oldest() const;
   std::uint64_t delivered(const Uid& member) const { return members_.at(member).delivered; }
   std::uint64_t cut_round() const { return cut_; }
@@ -64,13 +64,14 @@ class Leader {
   std::optional<SnapshotId> promise(Time now);
   std::optional<Time> promise_due() const;
   const std::optional<Promise>& promised() const { return promise_; }
-  // The promised snapshot is there: its receivers, who are waited for from now on.
+  // The promised snapshot was captured. Returns its receivers; the leader waits for them from now
+  // on.
   std::vector<Uid> captured();
   void awaits(const Uid& from, const SnapshotId& id) { awaited_[id].insert(from); }
-  // True when nobody awaits the snapshot any more.
+  // True when no member awaits the snapshot any more.
   bool snapshot_complete(const Uid& from, const SnapshotId& id);
 
-  // Those whose parameters after the round differ from `self`'s, as far as they are known.
+  // The members whose parameters after the round differ from `self`'s, as far as they are known.
   std::vector<Uid> checksum(const Uid& from, const Uid& self, const Checksum& checksum);
 
  private:
@@ -84,7 +85,7 @@ class Leader {
     std::uint64_t delivered = 0;
     bool keeps_up = false;
     std::uint64_t last_k = 0;
-    // Statistics beyond their limit must not keep gradients out, which alone make rounds.
+    // Statistics beyond their limit must not keep gradients out: only gradients make rounds.
     Queue statistics{};
     Queue gradients{};
     Time next_promise{};

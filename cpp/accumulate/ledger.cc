@@ -7,10 +7,10 @@
 
 namespace moolink::accumulate {
 
-std::uint64_t Ledger::add(Buffer bucket, std::int64_t batch, Counters counters,
+std::uint64_t Ledger::add(Time now, Buffer bucket, std::int64_t batch, Counters counters,
                           std::uint64_t version) {
   own_.emplace(next_k_,
-               Own{batch, std::move(counters), std::move(bucket), 0, false, version, false});
+               Own{batch, std::move(counters), std::move(bucket), 0, false, version, false, now});
   return next_k_++;
 }
 
@@ -52,15 +52,20 @@ void Ledger::stop_keeping() {
   trim();
 }
 
-void Ledger::add_record(const RoundRecord& record) {
+void Ledger::add_record(Time now, const RoundRecord& record) {
   if (record.round <= stable_ && record.round <= have_) return;
-  known_.try_emplace(record.round, Known{record, {}, false, false, false});
+  const auto [at, is_new] =
+      known_.try_emplace(record.round, Known{record, {}, false, false, false, {}});
+  RoundTimes& times = at->second.times;
+  if (is_new) times.cut = now;
   for (const Contribution& contribution : record.contributions) {
     if (contribution.instance != self_) continue;
     const auto own = own_.find(contribution.k);
     // A round that stands keeps its contributions, whatever a later record says.
     if (own == own_.end() || own->second.round != 0) continue;
     own->second.round = record.round;
+    const Time offered = own->second.offered;
+    times.offered = times.offered == kNever ? offered : std::max(times.offered, offered);
     if (mutant("reuse_bucket_before_stable")) own_.erase(own);
   }
 }
@@ -79,10 +84,11 @@ std::vector<Buffer> Ledger::inputs(const RoundRecord& record) const {
   return inputs;
 }
 
-void Ledger::store(std::uint64_t round, Buffer result, bool exclusive) {
+void Ledger::store(Time now, std::uint64_t round, Buffer result, bool exclusive) {
   const auto at = known_.find(round);
   if (at == known_.end() || at->second.have) return;
   at->second.have = true;
+  at->second.times.reduced = now;
   if (keep_ && round > delivered_) {
     waiting_bytes_ += result.size();
     at->second.result = std::move(result);

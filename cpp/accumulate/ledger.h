@@ -7,12 +7,20 @@
 
 #include "accumulate/messages.h"
 #include "base/buffer.h"
+#include "base/time.h"
 #include "base/uid.h"
 
 namespace moolink::accumulate {
 
-// What one member holds: its own contributions and the rounds it knows, until the rounds are at
-// every member and applied by its user.
+// When a round reached each of its phases at one member.
+struct RoundTimes {
+  Time offered = kNever;  // the member's last contribution to it; kNever: there is none
+  Time cut = kNever;
+  Time reduced = kNever;  // the result was here
+};
+
+// What one member holds: its own contributions and the rounds it knows, until every member has the
+// rounds and its user has applied them.
 class Ledger {
  public:
   struct Own {
@@ -21,21 +29,23 @@ class Ledger {
     Buffer bucket;
     std::uint64_t round = 0;  // 0: in no round
     bool offered_before = false;
-    std::uint64_t version = 0;  // of the parameters that it is of
+    std::uint64_t version = 0;  // of the parameters that the gradients are of
     bool let_go = false;        // the bucket, once its round is at every member
+    Time offered = kNever;
   };
   struct Known {
     RoundRecord record;
     Buffer result;
-    bool have = false;       // the result was here
-    bool kept = false;       // and still is
-    bool exclusive = false;  // its memory is nobody else's
+    bool have = false;       // the result arrived here
+    bool kept = false;       // and is still here
+    bool exclusive = false;  // no other code has its memory
+    RoundTimes times;
   };
 
   explicit Ledger(Uid self) : self_(self) {}
 
   // --- contributions ---
-  std::uint64_t add(Buffer bucket, std::int64_t batch, Counters counters,
+  std::uint64_t add(Time now, Buffer bucket, std::int64_t batch, Counters counters,
                     std::uint64_t version = 0);
   const std::map<std::uint64_t, Own>& own() const { return own_; }
   void mark_offered(std::uint64_t k) { own_.at(k).offered_before = true; }
@@ -43,36 +53,36 @@ class Ledger {
   std::vector<std::uint64_t> drop_own();  // those not known to be in a round that stands
 
   // --- rounds ---
-  // Starts anew at `version`: nothing is known but that. Results are kept from there on if `keep`.
+  // Starts anew at `version` and knows nothing else. Keeps results from there on if `keep`.
   void reset(std::uint64_t version, bool keep);
-  // Results after `version` are kept from now on: a snapshot of that version is promised.
+  // Keeps results after `version` from now on: a snapshot of that version is promised.
   void keep_after(std::uint64_t version);
   void stop_keeping();
-  void add_record(const RoundRecord& record);
+  void add_record(Time now, const RoundRecord& record);
   bool knows(std::uint64_t round) const { return known_.contains(round); }
-  // Buckets of this member in the round, in order of k. None for what the record says of a
-  // contribution that the member did not make so, or that is in another round.
+  // Buckets of this member in the round, in order of k. None for a contribution in the record that
+  // differs from the member's own, or that is in another round.
   std::vector<Buffer> inputs(const RoundRecord& record) const;
-  void store(std::uint64_t round, Buffer result, bool exclusive = false);
-  // The user has the result's memory from now on, and may write it: it is handed on no more.
+  void store(Time now, std::uint64_t round, Buffer result, bool exclusive = false);
+  // The user owns the result's memory from now on and may write it; it is not handed on any more.
   Buffer take(std::uint64_t round);
-  // For another peer, if it is still here: then the memory is nobody's alone any more.
+  // For another peer, if it is still here: from then on the memory is shared.
   Buffer hand_on(std::uint64_t round);
-  // Rounds after `round` never were: their contributions are in no round again. Returns, and
-  // forgets, those whose bucket is gone, because a leader called a round stable that was not.
+  // Rounds after `round` never happened: their contributions are in no round again. Returns and
+  // forgets those whose bucket is gone because a leader called a round stable that was not.
   std::vector<std::uint64_t> rewind(std::uint64_t round);
   // Every member has the results up to `round`.
   void set_stable(std::uint64_t round);
   void set_delivered(std::uint64_t round);
 
-  // The next round for the user, when its result is here.
+  // The next round for the user, once its result is here.
   const Known* next() const;
   const Known* find(std::uint64_t round) const;
   // Rounds in (have, round] without a result.
   std::vector<std::uint64_t> missing(std::uint64_t round) const;
   const std::map<std::uint64_t, Known>& known() const { return known_; }
 
-  std::uint64_t have() const { return have_; }            // every result up to here was seen
+  std::uint64_t have() const { return have_; }            // every result up to here has arrived
   std::uint64_t delivered() const { return delivered_; }  // or the version of the awaited snapshot
   std::uint64_t stable() const { return stable_; }
   std::uint64_t waiting() const { return have_ > delivered_ ? have_ - delivered_ : 0; }  // results

@@ -1,6 +1,6 @@
 #pragma once
 
-// As wire/lies.h, of what accumulators say.
+// Like wire/lies.h, for the messages of accumulators.
 
 #include "accumulate/messages.h"
 

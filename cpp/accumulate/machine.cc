@@ -8,10 +8,10 @@
 namespace moolink::accumulate {
 namespace {
 
-// Kept for an epoch whose view has not arrived, at most backlog_bytes of them; beyond it
-// somebody is not what it claims to be.
+// Kept for an epoch whose view has not arrived, at most backlog_bytes of them; more than that means
+// a faulty peer.
 constexpr std::size_t kEarlyMessages = 65536;
-// How often a machine that waits for somebody looks, and so how little it can oversleep unnoticed.
+// How often a waiting machine looks, and so how much suspended time it can miss.
 constexpr Duration kWatchInterval = milliseconds(250);
 
 }  // namespace
@@ -30,7 +30,7 @@ std::vector<std::uint64_t> Round::staleness() const {
   std::vector<std::uint64_t> updates;
   for (const Contribution& contribution : record.contributions) {
     if (contribution.batch == 0) continue;
-    const std::uint64_t newest = record.round - 1;  // that there was before this round
+    const std::uint64_t newest = record.round - 1;  // the newest before this round
     updates.push_back(newest - std::min(newest, contribution.version));
   }
   return updates;
@@ -114,7 +114,7 @@ void Machine::replay_early() {
                std::make_move_iterator(early.end()));
 }
 
-// What was kept for later is handled by whoever comes next, who has nothing to do with its faults.
+// A later event handles kept messages; its sender is not to blame for their faults.
 void Machine::handle_kept(Time now, Inbound inbound) {
   const Uid from = inbound.from;
   try {
@@ -124,7 +124,7 @@ void Machine::handle_kept(Time now, Inbound inbound) {
   }
 }
 
-// After every event: what this peer told itself, and what has become due by it.
+// After every event: this peer's messages to itself, and what they made due.
 void Machine::settle(Time now) {
   do {
     while (!loop_.empty()) {
@@ -136,8 +136,8 @@ void Machine::settle(Time now) {
   } while (!loop_.empty());
 }
 
-// Patience with others is measured in time that this process was running: one that was stopped
-// finds their answers in its sockets only after it has noticed how late it is.
+// Timeouts of other peers count only time in which this process was running: a process that was
+// stopped finds their answers in its sockets only after it notices how late it is.
 void Machine::advance_awake(Time now) {
   if (last_event_ != kNever) awake_ += std::min(now - last_event_, kWatchInterval);
   last_event_ = now;
@@ -244,7 +244,7 @@ bool Machine::wants_gradients(Time now) const {
   }
   const std::int64_t uncut = ledger_.uncut_batch();
   if (uncut < share()) return true;
-  // Somebody else's share is missing: fill in for it, at most to whole rounds of one's own.
+  // A share of another member is missing: fill in for it, at most to whole rounds of one's own.
   const Settings leaders = settings();
   const std::int64_t whole = leaders.virtual_batch_size * leaders.parallel_gradients;
   return uncut < whole && (fill_in_at_ == kNever || now >= fill_in_at_);
@@ -262,17 +262,18 @@ std::optional<Round> Machine::next_result() const {
   if (standing_ != Standing::complete || !installed_ || wants_state_) return {};
   const Ledger::Known* known = ledger_.next();
   if (known == nullptr) return {};
-  // A promised snapshot is of this version: the state is taken before the next round is applied.
+  // A promised snapshot is of this version: the user's state is taken before the next round is
+  // applied.
   if (leader_ && leader_->promised() && !leader_->promised()->captured &&
       ledger_.delivered() == leader_->promised()->id.version &&
       !mutant("snapshot_of_wrong_version")) {
     return {};
   }
-  // To wait for STABLE takes a message; to give the user another copy takes more on one host.
+  // Waiting for STABLE costs a message; another copy for the user costs more on one host.
   const bool may_take = known->exclusive && (ledger_.stable() >= known->record.round ||
                                              mutant("give_away_before_stable"));
   if (known->exclusive && known->kept && !may_take) return {};
-  return Round{known->record, known->result, may_take};
+  return Round{known->record, known->result, may_take, known->times};
 }
 
 std::uint64_t Machine::model_version() const { return user_version_; }

@@ -31,21 +31,22 @@ struct Round {
   RoundRecord record;
   Buffer result;          // sum of bucket_bytes, already divided by record.total; empty once taken
   bool may_take = false;  // take_result() gives the memory itself away
+  RoundTimes times;
 
   std::uint64_t number() const { return record.round; }
   std::uint32_t gradients() const;                // contributions with a bucket
   std::uint32_t skipped() const;                  // without
   std::vector<std::string> contributors() const;  // names of those with a bucket, each once
-  // How many updates older than the newest the parameters of each contribution with a bucket were.
+  // By how many updates the parameters of each contribution with a bucket were behind the newest.
   std::vector<std::uint64_t> staleness() const;
 };
 
-// One peer's accumulator: the rounds of a group of learners, as a machine without I/O that needs no
-// Python to go on. docs/design/protocol/accumulate.md has its states, messages and invariants.
+// One peer's accumulator: the rounds of a group of learners, as a machine without I/O that runs on
+// without Python. docs/design/protocol/accumulate.md has its states, messages and invariants.
 //
-// How a runtime drives it: call an event, then take_actions() and do them in order. User-visible
-// state (wants_gradients, next_result, has_new_state) is sampled by the runtime in update(), so
-// that nothing moves under the user's feet between two calls.
+// How a runtime drives it: call an event, then take_actions() and do them in order. The runtime
+// samples user-visible state (wants_gradients, next_result, has_new_state) in update(), so that
+// nothing changes between two calls of the user.
 class Machine {
  public:
   struct Config {
@@ -53,18 +54,18 @@ class Machine {
     Uid instance;
     std::string name;
     group::Role role = group::Role::member;
-    // The user's own settings, for when this peer leads; 0: not said yet, 1 until then.
+    // The user's own settings, used when this peer leads; 0: not set, 1 until then.
     std::int64_t virtual_batch_size = 0;
     std::uint32_t parallel_gradients = 0;  // rounds cut and not yet at every member
     std::size_t bucket_bytes = 0;          // of a contribution and of a result
     std::uint64_t layout = 0;              // hash of names, shapes and dtypes of the parameters
-    std::string layout_text;               // the same for the error of a peer with another layout
-    Duration member_stall = seconds(10);   // full result slots for this long: back to newcomer
+    std::string layout_text;  // readable form, for the error of a peer with another layout
+    Duration member_stall = seconds(10);      // full result slots for this long: newcomer again
     Duration settings_timeout = seconds(10);  // with settings that are not the leader's
     Duration share_wait = seconds(1);      // then a fast member fills in for a slow one; 0: at once
     Duration soft_view_wait = seconds(1);  // a join waits at most this long for a round boundary
     Duration snapshot_gather = milliseconds(100);  // joins within this time share one snapshot
-    std::size_t backlog_bytes = std::size_t{256} << 20;  // of results a newcomer may pile up
+    std::size_t backlog_bytes = std::size_t{256} << 20;  // of results a newcomer may hold
     std::size_t backlog_rounds = 64;
     Duration snapshot_timeout = seconds(5);   // then another parent is asked
     std::uint32_t chunk_bytes = kChunkBytes;  // of snapshots
@@ -78,17 +79,17 @@ class Machine {
     std::uint8_t service = kAccumulateService;  // or kSnapshotService
     wire::Payload payload;
   };
-  // Give these members to the engine of the rounds (Engine::set_members), which fails what was
-  // unfinished. Without members (epoch 0) nothing can be reduced until the next one.
+  // Give these members to the engine of the rounds (Engine::set_members), which fails unfinished
+  // rounds. Without members (epoch 0) nothing can be reduced until the next one.
   struct EnterEpoch {
     std::uint64_t epoch = 0;
     std::vector<Uid> instances;  // in rank order; observers are the last
     std::vector<std::string> names;
-    std::vector<Uid> host_keys;  // equal for those of one host, who could share memory
+    std::vector<Uid> host_keys;  // equal for members of one host, which could share memory
   };
-  // Sum the contributions of a round over the members of `epoch` and tell reduced(). `inputs` are
-  // this member's own buckets (none: zeros), each already multiplied by its batch size; the result
-  // is to be divided once by `total`.
+  // Sum the contributions of a round over the members of `epoch` and call reduced(). `inputs` are
+  // this member's own buckets (none: zeros), each already multiplied by its batch size; divide the
+  // result once by `total`.
   struct Reduce {
     std::uint64_t epoch = 0;
     std::uint64_t round = 0;
@@ -98,28 +99,28 @@ class Machine {
     std::vector<std::uint32_t> reducers;      // ranks that own slices
     std::uint64_t shared = 0;  // number of the reduction in the epoch's segment; 0: over messages
   };
-  // Python is to call set_state() with parameters, buffers and user state, at exactly the model
-  // version wants_state() names. After a bounded time the runtime sends it without user state.
+  // Python must call set_state() with parameters, buffers and user state, at exactly the model
+  // version of wants_state(). After a bounded time the runtime sends it without user state.
   struct WantState {
     std::uint64_t version = 0;
   };
-  // This peer was evicted or demoted: contributions that it will not offer again. Whether one of
-  // them is in a round that the others kept without it is not known here.
+  // This peer was evicted or demoted: contributions that it will not offer again. It does not know
+  // whether the others kept a round with one of them.
   struct Dropped {
     std::vector<std::uint64_t> k;
   };
-  // Contributions of dead members that are in no round; for stats["lost"].
+  // Contributions of dead members, in no round; for stats["lost"].
   struct Lost {
     std::vector<Contribution> contributions;
   };
-  // Parameters differ after `round`: at these members from the leader's.
+  // Parameters differ after `round`: these members' from the leader's.
   struct Divergence {
     std::uint64_t round = 0;
     std::vector<std::string> names;
     bool here = false;  // this is one of them
   };
-  // Ask the group's broker for a new view, with this member as newcomer: Member::ask_demotion().
-  // What becomes of its state is decided in the change of epoch; HasState tells.
+  // Ask the group's broker for a new view with this member as newcomer: Member::ask_demotion(). The
+  // change of epoch decides about its state; HasState tells the outcome.
   struct Demote {
     Uid instance;
     std::string name;
@@ -129,21 +130,21 @@ class Machine {
   struct Activate {
     std::uint64_t epoch = 0;
   };
-  // Whether this peer is in possession of the group's state: Member::set_has_state().
+  // Whether this peer has the group's state: Member::set_has_state().
   struct HasState {
     bool has_state = false;
   };
-  // A frame of an older epoch came from there: Member::check_frame(), which answers STALE.
+  // That peer sent a frame of an older epoch: Member::check_frame(), which answers STALE.
   struct StaleFrame {
     Uid instance;
     std::uint64_t epoch = 0;
   };
-  // The configuration of this peer cannot take part (another layout, other settings); the error
-  // says what to do. Of code none: it can again.
+  // This peer's configuration cannot take part (another layout, other settings); the error says
+  // what to do. With code none, it can take part again.
   struct Failed {
     Error error;
   };
-  // User-visible state may have changed: wake whoever waits in update().
+  // User-visible state may have changed: wake the threads that wait in update().
   struct Wake {};
   struct Log {
     LogLevel level = LogLevel::info;
@@ -156,20 +157,20 @@ class Machine {
   ~Machine();
 
   // --- events from the network and the group ---------------------------------------------------
-  // Every NewView of the group's member, which is to hold soft views back (hold_soft_views(true)).
+  // Every NewView of the group's member, which must hold soft views back (hold_soft_views(true)).
   void view(Time now, const group::View& view);
   void evicted(Time now);  // out of the group until the next view
-  // The session with that peer was lost, and with it what the two had sent each other: what is not
-  // heard in this epoch is not held against it.
+  // The session with that peer was lost, with the messages in flight both ways: silence in this
+  // epoch is not held against that peer.
   void session_lost(const Uid& instance);
   void received(Time now, const Uid& from, std::uint8_t service, const wire::Payload& payload);
-  // `exclusive`: nobody else has the result's memory, so that the user may get it itself.
+  // `exclusive`: no other code has the result's memory, so the user may get the memory itself.
   void reduced(Time now, std::uint64_t epoch, std::uint64_t round, Buffer result,
                bool exclusive = false);
   // A reduction ended with an error other than group_changed.
   void reduce_failed(Time now, std::uint64_t epoch, std::uint64_t round, const Error& error);
-  // All members of the epoch have attached its shared segment: the leader has the rounds that it
-  // cuts from now on reduced there.
+  // All members of the epoch have attached its shared segment: from now on the leader assigns the
+  // reduction of each round it cuts to that segment.
   void shared_ready(std::uint64_t epoch) { shared_epoch_ = epoch; }
   void tick(Time now);
   Time next_deadline() const;
@@ -180,25 +181,25 @@ class Machine {
   // The model version of the parameters this peer was started with (a checkpoint's).
   void set_model_version(std::uint64_t version);
   // Both throw Exception{invalid_argument} unless positive, and rounds at most kMostParallel. The
-  // leader's count, for all; a member whose own differ for settings_timeout has Failed.
+  // leader's settings hold for all; a member whose own differ for settings_timeout has Failed.
   void set_virtual_batch_size(std::int64_t size);
   void set_parallel_gradients(std::uint32_t rounds);
   // A contribution of `batch` > 0 with its frozen bucket, or batch == 0 with none: statistics only
-  // (skip_gradients). Returns its number k. The bucket is never written from now on; it is let go
-  // once the round it is in is at every member. Throws Exception{invalid_argument}.
+  // (skip_gradients). Returns its number k. The bucket is never written from now on; it is released
+  // once its round is at every member. Throws Exception{invalid_argument}.
   std::uint64_t offer(Time now, Buffer bucket, std::int64_t batch, Counters counters);
-  // The user has applied round r (the one next_result() gave): model_version() == r from now on.
+  // The user has applied round r (from next_result()): model_version() == r from now on.
   void delivered(Time now, std::uint64_t r);
-  // The memory of next_result(), which the user may write. Only if it says so: every member has the
-  // result, so that nobody will be given this one.
+  // The memory of next_result(), which the user may write. Only if its may_take is set: every
+  // member has the result, so this copy is given to no other member.
   Buffer take_result(std::uint64_t round) { return ledger_.take(round); }
-  // This member's parameters are not the leader's, the user says: it starts over as a newcomer.
+  // The user says that this member's parameters differ from the leader's: it becomes a newcomer.
   void resync(Time now);
   void set_state(Time now, wire::Payload state);
   // The user has installed that state of new_state(): model_version() is its version from now on.
-  // Nothing happens if it has been given up for another one.
+  // No effect if another state has replaced it.
   void state_installed(Time now, std::uint64_t number);
-  // The user cannot install it: this peer starts over as a newcomer, as soon as it can.
+  // The user cannot install it: this peer becomes a newcomer as soon as it can.
   void refuse_state(Time now, std::uint64_t number);
   // A checksum of the parameters right after `round`, from every member every N rounds.
   void checksum(Time now, std::uint64_t round, std::uint64_t value);
@@ -209,40 +210,40 @@ class Machine {
   static std::string group_of(std::uint8_t service, const wire::Payload& payload);
 
   // --- what the user sees ------------------------------------------------------------------------
-  bool connected() const;  // in an active epoch and in possession of the state
+  bool connected() const;  // in an active epoch and has the state
   bool wants_gradients(Time now) const;
-  // The version at which set_state() is wanted; next_result() gives nothing until it was called.
+  // The version at which set_state() is wanted; next_result() returns nothing until that call.
   std::optional<std::uint64_t> wants_state() const;
   // A complete snapshot waits; it takes precedence over next_result().
   bool has_new_state() const;
   struct NewState {
-    std::uint64_t number = 0;  // of the states that came to this peer
+    std::uint64_t number = 0;  // counts the states that came to this peer
     std::uint64_t version = 0;
     wire::Payload state;
   };
   std::optional<NewState> new_state() const;
   std::optional<Round> next_result() const;
   std::uint64_t model_version() const;
-  // Whether the round that led to it is at every member, so that none needs this one to have it.
+  // Whether every member has the round that led to it, so that none needs this member's copy.
   bool is_everywhere() const { return ledger_.stable() >= user_version_; }
   std::uint64_t results_waiting() const { return ledger_.waiting(); }
   std::optional<std::string> leader() const;  // its name, in an active epoch
   bool is_leader() const;
   std::uint64_t epoch() const;
-  // Names for whom the group waits right now (full slots, no HAVE, no FLUSH), for stats.
+  // Names of the members for which the group waits now (full slots, no HAVE, no FLUSH), for stats.
   std::vector<std::string> waiting_for() const;
-  // For people: what this peer waits for in its epoch, and what to do; empty outside of one.
+  // For people: what this peer waits for in its epoch, and what to do; empty outside an epoch.
   std::string explain() const;
 
  private:
-  // outside: in no view. flushing: FLUSH sent, RESUME awaited. resuming: carrying RESUME out and
-  // waiting for GO. active: rounds are cut.
+  // outside: in no view. flushing: FLUSH sent, RESUME awaited. resuming: carries out RESUME and
+  // waits for GO. active: rounds are cut.
   enum class Phase : std::uint8_t { outside, flushing, resuming, active };
   struct Inbound {
     Uid from;
     Envelope envelope;
     std::vector<Buffer> parts;
-    std::size_t bytes = 0;  // as they came
+    std::size_t bytes = 0;  // as received
   };
   // What a leader knows beyond the last epoch that it led, until the next one is active.
   struct Led {
@@ -354,10 +355,10 @@ class Machine {
 
   Config config_;
   std::vector<Action> actions_;
-  std::uint64_t shared_epoch_ = 0;  // whose segment all members have
+  std::uint64_t shared_epoch_ = 0;  // the epoch whose segment all members have
   std::uint64_t shared_cuts_ = 0;   // of the active epoch
-  std::deque<Inbound> loop_;    // this peer's messages to itself, and early ones to look at again
-  std::vector<Inbound> early_;  // of an epoch or a phase that is not reached yet
+  std::deque<Inbound> loop_;        // this peer's messages to itself, and early ones to check again
+  std::vector<Inbound> early_;      // of an epoch or a phase not reached yet
   std::size_t early_bytes_ = 0;
 
   // The epoch.
@@ -367,10 +368,10 @@ class Machine {
   std::optional<group::View> pending_view_;  // soft, until the leader names a boundary
   Time pending_deadline_ = kNever;
   std::uint64_t move_to_ = 0;     // the boundary was named for this view
-  std::map<Uid, Flush> flushes_;  // coordinator
+  std::map<Uid, Flush> flushes_;  // at the coordinator
   std::optional<Decision> decision_;
   std::set<Uid> ready_;
-  std::map<Uid, Time> late_;  // who FLUSHes since the decision, by awake_
+  std::map<Uid, Time> late_;  // members that FLUSH after the decision, by awake_
   bool went_ = false;         // GO was sent
   std::optional<Resume> resume_;
   bool is_ready_ = false;
@@ -380,7 +381,7 @@ class Machine {
   Uid leader_id_;
   std::string refused_;
 
-  // The state and the history it is part of.
+  // The state, and the history it belongs to.
   Standing standing_ = Standing::stateless;
   Uid lineage_;
   std::uint64_t applied_ = 0;
@@ -388,7 +389,7 @@ class Machine {
   std::uint64_t active_ = 0;
   std::uint64_t founded_ = 0;  // as in Flush
   std::uint64_t user_version_ = 0;
-  bool installed_ = false;  // the user has installed what standing_ == complete stands for
+  bool installed_ = false;  // the user has installed the state of standing_ == complete
   bool keeps_up_ = false;
   Ledger ledger_;
   std::uint64_t known_round_ = 0;             // the last one cut in this epoch
@@ -397,8 +398,8 @@ class Machine {
   Time fill_in_at_ = kNever;                  // from then on this member fills in for slow ones
   std::optional<Have> reported_;
   std::optional<Settings> leaders_settings_;  // of the active epoch's leader
-  Time differs_since_ = kNever;               // by awake_: the user's own settings are others
-  bool settings_refused_ = false;             // the user was told so by an error
+  Time differs_since_ = kNever;               // by awake_: the user's own settings differ
+  bool settings_refused_ = false;             // the user got an error about them
 
   // The leader.
   std::unique_ptr<Leader> leader_;
@@ -406,11 +407,11 @@ class Machine {
   std::uint64_t announced_stable_ = 0;
   bool moved_ = false;
   bool stalled_ = false;  // its own user held up the group
-  // By awake_, so that what this process itself slept through is held against nobody.
-  std::map<Uid, Blocking> blocking_;  // whose result slots are full
+  // By awake_, so that time in which this process was suspended is held against no member.
+  std::map<Uid, Blocking> blocking_;  // members whose result slots are full
   std::set<Uid> sessions_lost_;       // in this epoch
-  Time lagging_since_ = kNever;       // somebody lacks the oldest round
-  Time awake_{};                      // a clock that stands still while no event comes
+  Time lagging_since_ = kNever;       // a member lacks the oldest round
+  Time awake_{};                      // a clock that stops while no event comes
   Time last_event_ = kNever;
   std::optional<std::uint64_t> wants_state_;
 
@@ -421,14 +422,14 @@ class Machine {
   SnapshotId snapshot_;  // promised to this peer, or installed by it
   std::optional<SnapshotFetch> fetch_;
   std::map<SnapshotId, HeldSnapshot> held_;
-  std::map<std::uint32_t, std::set<Uid>> children_;  // who waits for a chunk of fetch_
+  std::map<std::uint32_t, std::set<Uid>> children_;  // members that wait for a chunk of fetch_
   std::set<Uid> children_info_;                      // or for its description
   std::optional<NewState> new_state_;
   std::uint64_t states_ = 0;
-  bool is_state_refused_ = false;  // new_state_, by the user
+  bool is_state_refused_ = false;  // the user refused new_state_
   Duration ask_pause_{};           // before it asks for another one
   Time ask_again_{};               // by awake_
-  Time successor_at_{};            // by awake_: when it asks to lead no more
+  Time successor_at_{};            // by awake_: when it asks to stop leading
 };
 
 }  // namespace moolink::accumulate

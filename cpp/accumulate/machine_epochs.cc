@@ -11,10 +11,10 @@
 namespace moolink::accumulate {
 namespace {
 
-// How often FLUSH is repeated: a peer may be in a view before its accumulator is made, and what was
-// sent to it until then is gone.
+// How often FLUSH is repeated: a peer may be in a view before its accumulator is made, and messages
+// sent to it until then are lost.
 constexpr Duration kFlushAgain = milliseconds(250);
-// Who goes on for so long after the decision has not got it: its accumulator was made since.
+// A member that still FLUSHes so long after the decision missed it: its accumulator was made since.
 constexpr Duration kLateTimeout = seconds(2);
 
 }  // namespace
@@ -51,7 +51,7 @@ void Machine::evicted(Time now) {
   settle(now);
 }
 
-// Nothing of the old epoch is applied from here on; what its leader alone knows is kept for FLUSH.
+// Nothing of the old epoch is applied from here on; FLUSH carries what only its leader knows.
 void Machine::leave_epoch() {
   if (leader_) {
     led_.led = true;
@@ -162,7 +162,7 @@ void Machine::on(Time, const Uid& from, const Flush& flush, const std::vector<Bu
     ask_for_view(from, "it came late to epoch " + std::to_string(epoch_));
     return;
   }
-  // One that repeats itself is no progress.
+  // A repeated FLUSH is no progress.
   if (flushes_.insert_or_assign(from, flush).second) flush_progress_ = awake_;
   if (!missing_in_flush().empty()) return;
   decision_ = decide(view_, flushes_);
@@ -181,14 +181,14 @@ void Machine::on(Time, const Uid& from, const Ready&, const std::vector<Buffer>&
   crash_point("go.sent");
 }
 
-// The coordinator is given time to find out itself who does not answer.
+// The coordinator gets time to find the members that do not answer.
 Time Machine::flush_deadline() const {
   const group::MemberInfo* rank_0 = coordinator();
   const bool decides = rank_0 != nullptr && rank_0->instance == config_.instance;
   return flush_progress_ + (decides ? 1 : 2) * config_.member_stall;
 }
 
-// Somebody does not answer, though the broker hears it: another epoch begins from the same facts.
+// A member does not answer, though the broker hears it: another epoch begins from the same facts.
 void Machine::watch_flush() {
   const group::MemberInfo* rank_0 = coordinator();
   const bool elsewhere = rank_0 != nullptr && rank_0->instance != config_.instance;
@@ -222,7 +222,7 @@ void Machine::on(Time now, const Uid& from, const Resume& resume, const std::vec
   }
 }
 
-// What no coordinator that keeps to the protocol can have said; else null.
+// The fault that no coordinator that follows the protocol can make; else null.
 const char* Machine::fault_of(const Resume& resume) const {
   if (resume.round > kLargestRound) return "names an impossible version";
   std::set<Uid> instances;
@@ -231,7 +231,7 @@ const char* Machine::fault_of(const Resume& resume) const {
     const bool known = view_.find(member.instance) != nullptr;
     if (!known || !instances.insert(member.instance).second) return "names other members";
     anybody = anybody || member.refused.empty();
-    // Whoever goes on has, or is told of, every round up to the last.
+    // A member that continues has, or is told of, every round up to the last.
     const bool here = member.instance == config_.instance;
     if (!here || member.standing == Standing::stateless || resume.fresh) continue;
     const std::uint64_t have = ledger_.have();
@@ -270,7 +270,7 @@ void Machine::carry_out(Time now, const MemberStanding& mine) {
     actions_.push_back(Dropped{std::move(dropped)});
   }
   for (const SettledRound& settled : resume_->rounds) {
-    ledger_.add_record(settled.record);
+    ledger_.add_record(now, settled.record);
     const Ledger::Known* known = ledger_.find(settled.record.round);
     const std::uint64_t base = std::max(ledger_.have(), ledger_.delivered());
     if (settled.record.round <= base || known == nullptr || known->have) continue;
@@ -285,7 +285,7 @@ void Machine::carry_out(Time now, const MemberStanding& mine) {
   pump_fetch(now);
 }
 
-// Rounds are numbered from the version that FLUSH told of; the user may have set another one since.
+// Rounds are numbered from the version in FLUSH; the user may have set another one since.
 void Machine::begin_history(std::uint64_t version) {
   ledger_.reset(version, true);
   if (user_version_ != version) {
@@ -296,8 +296,8 @@ void Machine::begin_history(std::uint64_t version) {
   user_version_ = version;
 }
 
-// What this peer computed or was promised belongs to a history that it is no part of any more. Its
-// parameters stay what they are until a snapshot replaces them.
+// What this peer computed or was promised belongs to a history that it left. Its parameters stay as
+// they are until a snapshot replaces them.
 void Machine::become_stateless(std::uint64_t round) {
   if (auto dropped = ledger_.drop_own(); !dropped.empty()) {
     actions_.push_back(Dropped{std::move(dropped)});
@@ -316,11 +316,11 @@ void Machine::on(Time, const Uid& from, const FetchResult& fetch, const std::vec
   if (!result.empty()) send(from, FetchedResult{fetch.round}, {std::move(result)});
 }
 
-void Machine::on(Time, const Uid&, const FetchedResult& got, const std::vector<Buffer>& parts) {
+void Machine::on(Time now, const Uid&, const FetchedResult& got, const std::vector<Buffer>& parts) {
   if (phase_ != Phase::resuming || parts.size() != 1) return;
   if (parts[0].size() != config_.bucket_bytes) return;
   flush_progress_ = awake_;
-  ledger_.store(got.round, parts[0]);
+  ledger_.store(now, got.round, parts[0]);
   ready_when_complete();
 }
 
@@ -352,7 +352,7 @@ void Machine::activate(Time, const Go& go) {
   notice_whether_it_keeps_up();
   led_ = {};
   reported_.reset();
-  // What is in no round that stands is offered again, by the same number.
+  // Contributions in no round that stands are offered again, with the same number.
   for (const auto& [k, own] : ledger_.own()) {
     if (own.round == 0 ? !mutant("drop_reoffer") : mutant("offer_twice_after_flush")) send_offer(k);
   }
@@ -379,7 +379,7 @@ void Machine::activate(Time, const Go& go) {
   for (const MemberStanding& member : resume_->members) {
     if (member.instance == config_.instance && member.standing == Standing::pending &&
         standing_ == Standing::complete) {
-      send(leader_id_, SnapshotComplete{member.snapshot});  // it came during the change
+      send(leader_id_, SnapshotComplete{member.snapshot});  // it arrived during the change
     }
   }
   replay_early();

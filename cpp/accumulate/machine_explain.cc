@@ -1,4 +1,4 @@
-// For people: for whom and for what a peer waits. Decides nothing.
+// For people: the members and events that a peer waits for. Decides nothing.
 
 #include "accumulate/machine.h"
 
@@ -57,8 +57,9 @@ std::string Machine::explain_as_leader() const {
   }
   if (const auto blocking = leader_->blocked_by(whole); !blocking.empty()) {
     return listed(names_of(blocking)) +
-           " to apply the rounds that are there: the loop must call update(), step the optimiser "
-           "and call zero_gradients()";
+           " to apply the rounds that are there: its loop must go on to the next turn of steps(), "
+           "or "
+           "call update(), step the optimiser and call zero_gradients()";
   }
   const std::string sum = "a batch of " + std::to_string(leader_->queued_batch()) + " of " +
                           std::to_string(whole) + " for round " +

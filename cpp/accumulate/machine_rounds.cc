@@ -1,5 +1,5 @@
-// Rounds in an active epoch: offers, cuts, results, and what the leader does about those who hold
-// the group up.
+// Rounds in an active epoch: offers, cuts, results, and how the leader treats members that hold the
+// group up.
 
 #include <algorithm>
 
@@ -13,7 +13,7 @@ namespace {
 
 // A member that contributed to none of this many rounds has no share of the next one.
 constexpr std::uint64_t kShareMemory = 4;
-// A leader waits for every result of a member, but for none of an observer, which is to be left
+// A leader waits for every result of a member, but for none of an observer; an observer may be
 // behind by no more than this.
 constexpr std::uint64_t kMostBehind = 4096;
 
@@ -50,7 +50,7 @@ void Machine::set_parallel_gradients(std::uint32_t rounds) {
   broadcast(own_settings());
 }
 
-// As it leads, or would.
+// The settings this peer leads with, or would.
 Settings Machine::own_settings() const {
   return {std::max<std::int64_t>(1, config_.virtual_batch_size),
           std::max<std::uint32_t>(1, config_.parallel_gradients)};
@@ -69,8 +69,8 @@ void Machine::on(Time now, const Uid& from, const Settings& settings, const std:
   if (wants_gradients(now)) wake();
 }
 
-// Which of the user's settings, if any, are not the leader's. What was not set differs from
-// nothing.
+// The user's settings that differ from the leader's, if any. A setting that was never set differs
+// from none.
 std::string Machine::difference(const Settings& leaders) const {
   const auto told = [this](const char* what, auto theirs, auto mine, const char* method) {
     return std::string("the ") + what + " is " + std::to_string(theirs) + " at the leader '" +
@@ -89,8 +89,8 @@ std::string Machine::difference(const Settings& leaders) const {
   return {};
 }
 
-// Peers change their settings one after the other, and the leader's count meanwhile; a difference
-// that stays is a mistake, which would show when another one leads.
+// Peers change their settings one after the other, and the leader's hold meanwhile; a lasting
+// difference is a mistake, which would show when another peer leads.
 void Machine::watch_settings() {
   if (!refused_.empty() || config_.role == group::Role::observer) return;
   if (!leader_ && !leaders_settings_) return;  // not known in this epoch yet
@@ -128,9 +128,10 @@ std::uint64_t Machine::offer(Time now, Buffer bucket, std::int64_t batch, Counte
     refuse("a counter's name has at most " + std::to_string(kLongestCounterName) + " bytes, not " +
            std::to_string(name.size()));
   }
-  const std::uint64_t k = ledger_.add(std::move(bucket), batch, std::move(counters), user_version_);
+  const std::uint64_t k =
+      ledger_.add(now, std::move(bucket), batch, std::move(counters), user_version_);
   if (standing_ != Standing::complete || !installed_) {
-    actions_.push_back(Dropped{ledger_.drop_own()});  // computed with parameters that are no more
+    actions_.push_back(Dropped{ledger_.drop_own()});  // computed with parameters that are gone
     return k;
   }
   fill_in_at_ = now + config_.share_wait;
@@ -156,8 +157,8 @@ void Machine::delivered(Time now, std::uint64_t r) {
   settle(now);
 }
 
-// The part of the next rounds that this member fills before it waits for the others: an equal one
-// for each that contributes at all.
+// The part of the next rounds that this member fills before it waits for the others: an equal part
+// for each member that contributes.
 std::int64_t Machine::share() const {
   std::int64_t sharing = contributed_.contains(config_.instance) ? 0 : 1;
   for (const auto& [instance, round] : contributed_) {
@@ -195,7 +196,7 @@ void Machine::on(Time now, const Uid& from, const Cut& cut, const std::vector<Bu
     return;
   }
   known_round_ = record.round;
-  ledger_.add_record(record);
+  ledger_.add_record(now, record);
   Reduce reduce{epoch_, record.round, record.total, ledger_.inputs(record), {}, {}, cut.shared};
   for (std::uint32_t rank = 0; rank < participants_.size(); ++rank) {
     const Uid& instance = participants_[rank];
@@ -209,14 +210,14 @@ void Machine::on(Time now, const Uid& from, const Cut& cut, const std::vector<Bu
   }
   actions_.push_back(std::move(reduce));
   crash_point("reduce.sent");
-  // The user who waits for the result is left alone until it is here.
+  // A user that waits for the result is not woken before it is here.
   if (wants_gradients(now)) wake();
 }
 
 void Machine::reduced(Time now, std::uint64_t epoch, std::uint64_t round, Buffer result,
                       bool exclusive) {
   if (phase_ != Phase::active || epoch != epoch_) return;
-  ledger_.store(round, std::move(result), exclusive);
+  ledger_.store(now, round, std::move(result), exclusive);
   if (next_result()) wake();  // else STABLE will
   settle(now);
 }
@@ -224,12 +225,12 @@ void Machine::reduced(Time now, std::uint64_t epoch, std::uint64_t round, Buffer
 void Machine::reduce_failed(Time now, std::uint64_t epoch, std::uint64_t round,
                             const Error& error) {
   if (phase_ != Phase::active || epoch != epoch_) return;
-  // The round stays without HAVE; the leader notices and has the epoch changed.
+  // The round stays without HAVE; the leader notices that and starts a change of epoch.
   log(LogLevel::error, "round " + std::to_string(round) + " was not reduced: " + error.message);
   settle(now);
 }
 
-// Once a member was near the last round it stays so, for the leader waits for it from then on.
+// Once a member was near the last round it stays so, because the leader waits for it from then on.
 void Machine::notice_whether_it_keeps_up() {
   const std::uint64_t slots = std::uint64_t{settings().parallel_gradients} + 1;
   if (standing_ != Standing::complete || !installed_) {
@@ -252,7 +253,7 @@ void Machine::report_have() {
   crash_point("have.sent");
 }
 
-// No later one is in order in this epoch, so once all results are here there must be another.
+// No later cut is in order in this epoch, so once all results are here another epoch must begin.
 void Machine::catch_up_when_cuts_were_ignored() {
   if (!cuts_ignored_ || ledger_.have() < known_round_) return;
   cuts_ignored_ = false;
@@ -297,9 +298,9 @@ void Machine::session_lost(const Uid& instance) {
 }
 
 void Machine::watch_members() {
-  // Who has applied nothing for too long while its result slots are full is made a newcomer; not if
-  // the news that it has applied all may have been lost with a session: the group then comes to
-  // another epoch, which begins with what each has.
+  // A member whose result slots are full and that has applied nothing for too long becomes a
+  // newcomer. Not if its HAVE may have been lost with a session: then another epoch begins, with
+  // what each member has.
   const std::vector<Uid> blocking = leader_->blocked_by(own_settings().virtual_batch_size);
   std::erase_if(blocking_, [&](const auto& item) {
     return std::find(blocking.begin(), blocking.end(), item.first) == blocking.end();
@@ -323,8 +324,8 @@ void Machine::watch_members() {
     }
     ask_for_view(instance, "its result slots are full");
   }
-  // A reduction that does not end may be anybody's fault: another epoch finds out who answers, and
-  // nobody loses its state by it.
+  // Any member may cause a reduction that does not end: another epoch finds the members that
+  // answer, and no member loses its state.
   const std::vector<Uid> lagging = leader_->without_oldest();
   if (lagging.empty()) lagging_since_ = kNever;
   if (!lagging.empty() && lagging_since_ == kNever) lagging_since_ = awake_;
@@ -348,7 +349,7 @@ void Machine::on(Time, const Uid& from, const Checksum& checksum, const std::vec
 
 void Machine::on(Time, const Uid& from, const Diverged& diverged, const std::vector<Buffer>&) {
   if (from != leader_id_) return;
-  // A state that came since then is the leader's: what was before it does not matter any more.
+  // A later state is the leader's: differences from before it do not matter any more.
   const bool mine = std::find(diverged.instances.begin(), diverged.instances.end(),
                               config_.instance) != diverged.instances.end();
   const bool here = mine && standing_ == Standing::complete && installed_ &&

@@ -10,7 +10,7 @@
 namespace moolink::accumulate {
 namespace {
 
-constexpr std::size_t kChildrensChunks = 1024;  // asked for before they are known to exist
+constexpr std::size_t kChildrensChunks = 1024;  // requested before they are known to exist
 constexpr std::size_t kChildren = 2;            // of each holder, in the tree of newcomers
 constexpr Duration kAskAgain = seconds(1);      // after a state that was refused; doubles
 constexpr Duration kLongestAskAgain = seconds(30);
@@ -20,7 +20,7 @@ constexpr Duration kLongestAskAgain = seconds(30);
 // --- the leader ----------------------------------------------------------------------------------
 
 void Machine::promise_snapshot(Time now) {
-  // None at a boundary that is near: the next epoch's leader will promise it.
+  // No promise at a near boundary: the next epoch's leader will make it.
   if (!pending_view_) {
     if (const auto id = leader_->promise(now)) {
       for (const Uid& instance : leader_->promised()->to) send(instance, SnapshotPromised{*id});
@@ -39,7 +39,7 @@ void Machine::promise_snapshot(Time now) {
 }
 
 void Machine::set_state(Time now, wire::Payload state) {
-  if (!leader_ || !wants_state_) return;  // the epoch changed meanwhile: it will be asked for again
+  if (!leader_ || !wants_state_) return;  // the epoch changed meanwhile: it will ask again
   wants_state_.reset();
   const SnapshotId id = leader_->promised()->id;
   SnapshotInfo info = describe(id, config_.layout, state, config_.chunk_bytes);
@@ -95,7 +95,7 @@ void Machine::on(Time now, const Uid& from, const SnapshotPromised& promised,
 void Machine::on(Time now, const Uid& from, const SnapshotReady& ready,
                  const std::vector<Buffer>&) {
   if (from != leader_id_ || !fetch_ || fetch_->id() != ready.info.id) return;
-  // Not out of settle(): a message that was kept for an epoch to come may be looked at in a tick.
+  // Not out of settle(): a tick may handle a message that was kept for a later epoch.
   try {
     fetch_->set_info(now, ready.info);
   } catch (const std::exception& e) {
@@ -110,8 +110,8 @@ void Machine::on(Time, const Uid& from, const SnapshotOver& over, const std::vec
   if (from == leader_id_) held_.erase(over.id);
 }
 
-// A newcomer whose user does not come for the state, or applies rounds slower than they are made,
-// starts again from a later version instead of piling up results without end.
+// A newcomer whose user does not take the state, or applies rounds slower than they are made,
+// starts again from a later version instead of queueing results without limit.
 void Machine::bound_backlog() {
   if (standing_ == Standing::stateless) return;
   if (keeps_up_ && config_.role != group::Role::observer) return;  // bounded by its result slots
@@ -139,12 +139,13 @@ void Machine::resync(Time now) {
   settle(now);
 }
 
-// Not in a change of epoch: what FLUSH said of this member must stay true until it is over, or it
-// may be made the leader of what it has just given up.
+// Not in a change of epoch: the facts in this member's FLUSH must stay true until it is over, or
+// the member may become leader of a state that it has just given up.
 void Machine::resync_when_active() {
   const bool due = std::exchange(resync_, false) && leader_ == nullptr && installed_;
   if (!due || standing_ != Standing::complete) return;
-  // They may be in rounds of this epoch, but if nobody is left who has those, not in a later one.
+  // They may be in rounds of this epoch, but if no member with those rounds is left, in no later
+  // one.
   Dropped dropped;
   for (const auto& [k, own] : ledger_.own()) dropped.k.push_back(k);
   if (!dropped.k.empty()) actions_.push_back(std::move(dropped));
@@ -160,8 +161,8 @@ void Machine::refuse_state(Time now, std::uint64_t number) {
   settle(now);
 }
 
-// Not in a change of epoch, as with resync(): the next FLUSH says that this peer has no state. Who
-// leads has nobody to ask for another one, and asks for a change of epoch.
+// Not in a change of epoch, as with resync(): the next FLUSH says that this peer has no state. A
+// leader has no peer to ask for another one, so it asks for a change of epoch.
 void Machine::drop_refused_state_when_active() {
   if (!is_state_refused_) return;
   if (leader_ == nullptr) return abandon_snapshot("the user could not install the leader's state");
@@ -258,7 +259,7 @@ void Machine::on(Time now, const Uid& from, const SnapshotInfo& info, const std:
   pump_fetch(now);
 }
 
-// Before the description is here, a child may know more chunks than this peer.
+// Before the description arrives, a child may know more chunks than this peer.
 bool Machine::may_come(std::uint32_t chunk) const {
   const auto& info = fetch_->info();
   return info ? chunk < info->crc32c.size() : children_.size() < kChildrensChunks;

@@ -15,7 +15,7 @@ namespace moolink::accumulate {
 inline constexpr std::uint8_t kAccumulateService = 4;
 inline constexpr std::uint8_t kSnapshotService = 5;
 
-// Of a version that anybody may tell of: what comes after it is counted without wrapping around.
+// Limit of a version that a peer may report, so that counting beyond it never wraps around.
 inline constexpr std::uint64_t kLargestRound = std::uint64_t{1} << 62;
 
 inline constexpr std::uint32_t kMostParallel = 256;  // rounds under way
@@ -24,7 +24,7 @@ inline constexpr std::int64_t kLargestBatch = std::int64_t{1} << 40;  // sums of
 
 // Integers summed exactly with each round (steps, episodes).
 using Counters = std::map<std::string, std::int64_t>;
-// Of one contribution. A round has those of all its contributions.
+// Of one contribution. A round has the counters of all its contributions.
 inline constexpr std::size_t kMostCounters = 256;
 inline constexpr std::size_t kLongestCounterName = 256;  // bytes
 
@@ -44,9 +44,9 @@ struct Contribution {
   }
 };
 
-// What is in a round, as its leader cut it.
+// The content of a round, as its leader cut it.
 struct RoundRecord {
-  std::uint64_t round = 0;  // the model version that it leads to
+  std::uint64_t round = 0;  // the model version it leads to
   std::uint64_t epoch = 0;  // in which it was cut
   std::int64_t total = 0;   // sum of the batch sizes, at least the virtual batch size
   Counters counters;
@@ -73,7 +73,7 @@ struct SnapshotId {
   }
 };
 
-// How a peer stands to the group's state.
+// A peer's relation to the group's state.
 enum class Standing : std::uint8_t {
   stateless,  // takes part in reductions with zeros, keeps no result
   pending,    // promised a snapshot; keeps every result after its version
@@ -107,7 +107,7 @@ struct Cut {
   }
 };
 
-// leader -> all, when an epoch begins and when its user sets another one: how it cuts rounds
+// leader -> all, when an epoch begins and when its user changes one: how it cuts rounds
 struct Settings {
   std::int64_t virtual_batch_size = 1;
   std::uint32_t parallel_gradients = 1;
@@ -122,7 +122,7 @@ struct Settings {
 struct Have {
   std::uint64_t have = 0;
   std::uint64_t delivered = 0;
-  bool keeps_up = false;  // complete, and no further behind than its result slots
+  bool keeps_up = false;  // complete, and behind by at most its result slots
 
   template <class Fields>
   void fields(Fields& f) {
@@ -179,8 +179,8 @@ struct Flush {
   Uid lineage;                // of the last epoch that was active
   std::uint64_t applied = 0;  // last epoch whose RESUME this member carried out
   Uid applied_lineage;        // of that epoch
-  std::uint64_t active = 0;   // last epoch that it knows to have been active (GO)
-  // The epoch whose RESUME began its history, unless it knows a later one to have been active.
+  std::uint64_t active = 0;   // last epoch that it knows was active (GO)
+  // The epoch whose RESUME began its history, unless it knows that a later one was active.
   std::uint64_t founded = 0;
   std::uint64_t version = 0;       // of the parameters its user has
   std::uint64_t have = 0;          // all results up to here, from its version or its snapshot's on
@@ -216,7 +216,7 @@ struct MemberStanding {
 
 struct SettledRound {
   RoundRecord record;
-  std::vector<Uid> donors;  // who has the result
+  std::vector<Uid> donors;  // members with the result
 
   template <class Fields>
   void fields(Fields& f) {
@@ -234,11 +234,11 @@ struct SnapshotHolders {
   }
 };
 
-// coordinator -> all: rounds up to `round` stand, later ones never were
+// coordinator -> all: rounds up to `round` stand, later ones never happened
 struct Resume {
   Uid leader;
   std::uint64_t round = 0;
-  bool fresh = false;  // nobody had the state: the leader's own parameters begin a history
+  bool fresh = false;  // no member had the state: the leader's own parameters begin a history
   std::vector<MemberStanding> members;  // in rank order
   std::vector<SettledRound> rounds;     // that some member lacks, in order
   std::vector<SnapshotHolders> snapshots;
@@ -257,7 +257,7 @@ struct Ready {
 
 // coordinator -> all: all are ready, the epoch is active
 struct Go {
-  std::vector<Contribution> lost;  // of the dead, in no round that stands
+  std::vector<Contribution> lost;  // of dead members, in no round that stands
 
   template <class Fields>
   void fields(Fields& f) {
@@ -296,13 +296,13 @@ struct FetchedResult {
 
 // --- state transfer ------------------------------------------------------------------------------
 
-// stateless member whose user is there -> leader
+// stateless member whose user is active -> leader
 struct RequestState {
   template <class Fields>
   void fields(Fields&) {}
 };
 
-// leader -> those who asked: keep every result after id.version, the state will follow
+// leader -> members that asked: keep every result after id.version, the state will follow
 struct SnapshotPromised {
   SnapshotId id;
 
@@ -326,7 +326,7 @@ struct SnapshotInfo {
   }
 };
 
-// leader -> those who asked; parents in the order in which they are to be asked
+// leader -> members that asked; parents in the order in which to ask them
 struct SnapshotReady {
   SnapshotInfo info;
   std::vector<Uid> parents;
@@ -347,7 +347,7 @@ struct SnapshotComplete {
   }
 };
 
-// leader -> all: nobody needs it any more
+// leader -> all: no member needs it any more
 struct SnapshotOver {
   SnapshotId id;
 
@@ -404,7 +404,7 @@ struct Chunk {
   }
 };
 
-// parent -> newcomer: it never had the snapshot, or let go of it; ask the next parent
+// parent -> newcomer: it never had the snapshot, or released it; ask the next parent
 struct Gone {
   SnapshotId id;
 
@@ -415,7 +415,7 @@ struct Gone {
 };
 
 // The body of every payload of service `snapshot`: fenced by the snapshot's id instead of the
-// epoch, for a transfer goes on across changes of epoch.
+// epoch, because a transfer continues across changes of epoch.
 struct SnapshotEnvelope {
   std::string group;
   std::variant<FetchInfo, SnapshotInfo, FetchChunk, Chunk, Gone> message;

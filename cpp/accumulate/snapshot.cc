@@ -10,7 +10,7 @@ namespace moolink::accumulate {
 namespace {
 
 constexpr std::size_t kRequestsUnderWay = 4;
-constexpr std::uint32_t kMisfits = 8;  // more of them are no accident
+constexpr std::uint32_t kMisfits = 8;  // more misfits are no accident
 
 }  // namespace
 
@@ -63,7 +63,7 @@ void SnapshotFetch::set_info(Time now, const SnapshotInfo& info) {
   if (info.segments.empty() || chunks != info.crc32c.size()) {
     throw Exception(ErrorCode::wire, "a snapshot's description does not fit its chunks");
   }
-  // All or nothing: there may be no memory for it.
+  // All or nothing: the allocation may fail.
   std::vector<ChunkPlace> places = chunk_places(info);
   std::vector<MutableBuffer> segments;
   for (const std::uint64_t bytes : info.segments) segments.push_back(memory_->allocate(bytes));
@@ -101,7 +101,7 @@ bool SnapshotFetch::chunk(Time now, const Uid& from, std::uint32_t index, const 
   asked_.erase(index);
   if (!info_ || index >= places_.size() || have_[index]) return false;
   const ChunkPlace& place = places_[index];
-  // The sender may still write where it came: what is summed up is what is kept.
+  // The sender may still write its memory: the checksum must be of the bytes that are kept.
   const MutableBuffer mine = segments_[place.segment].slice(place.offset, place.bytes);
   const bool fits = bytes.size() == place.bytes;
   if (fits) std::memcpy(mine.data(), bytes.data(), bytes.size());

@@ -18,11 +18,11 @@ namespace moolink::accumulate {
 
 inline constexpr std::uint32_t kChunkBytes = 1u << 20;
 
-// Describes a payload as a snapshot; sums up its chunks.
+// Describes a payload as a snapshot, with a checksum of each chunk.
 SnapshotInfo describe(const SnapshotId& id, std::uint64_t layout, const wire::Payload& payload,
                       std::uint32_t chunk_bytes);
 
-// Where a chunk lies: segment, offset, bytes.
+// The position of a chunk: segment, offset, bytes.
 struct ChunkPlace {
   std::size_t segment = 0;
   std::uint64_t offset = 0;
@@ -30,7 +30,7 @@ struct ChunkPlace {
 };
 std::vector<ChunkPlace> chunk_places(const SnapshotInfo& info);
 
-// A complete snapshot that is handed on.
+// A complete snapshot to hand on.
 class HeldSnapshot {
  public:
   HeldSnapshot(SnapshotInfo info, wire::Payload payload);
@@ -46,8 +46,8 @@ class HeldSnapshot {
   std::vector<ChunkPlace> places_;
 };
 
-// The way of one snapshot to a newcomer: chunks are asked for from the first parent, a few at a
-// time, and from the next one when that parent goes or answers nothing for a while.
+// The transfer of one snapshot to a newcomer: it asks the first parent for chunks, a few at a time,
+// and the next parent when that one leaves or does not answer for a while.
 class SnapshotFetch {
  public:
   struct Request {
@@ -60,14 +60,15 @@ class SnapshotFetch {
 
   const SnapshotId& id() const { return id_; }
   const std::optional<SnapshotInfo>& info() const { return info_; }
-  // Throws Exception{wire} for a description that does not fit itself.
+  // Throws Exception{wire} for an inconsistent description.
   void set_info(Time now, const SnapshotInfo& info);
   void set_parents(Time now, std::vector<Uid> parents);
-  // The parent is gone or has nothing: the next one. False when there is none.
+  // The parent is gone or has nothing: use the next one. False when there is none.
   bool give_up(Time now, const Uid& parent);
-  // True when the chunk was new and whole. What does not fit the description is asked for again.
+  // True when the chunk was new and whole. Asks again for a chunk that does not fit the
+  // description.
   bool chunk(Time now, const Uid& from, std::uint32_t index, const Buffer& bytes);
-  // The parent has sent so much that does not fit that it may never send anything else.
+  // The parent has sent so many misfits that it may never send anything else.
   bool is_parent_useless() const;
   bool has(std::uint32_t index) const { return index < have_.size() && have_[index]; }
   Buffer chunk(std::uint32_t index) const;

@@ -28,7 +28,7 @@ class Forks {
   }
 
  private:
-  // Each rank has a lock of its own: what is of a later rank comes and goes while a lock of an
+  // Each rank has its own lock: participants of a later rank join and leave while a lock of an
   // earlier one is held.
   struct Participants {
     std::mutex mutex;

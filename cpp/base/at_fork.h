@@ -4,13 +4,13 @@
 
 namespace moolink {
 
-// What takes part in every fork() of this process. No other thread is in the middle of something of
-// its while the process forks, so that the child finds its locks free and its state whole.
-// Programs started by vfork() or posix_spawn() are no concern of it.
+// Takes part in every fork() of this process. No other thread is in the middle of one of its
+// operations while the process forks, so that the child finds its locks free and its state whole.
+// Programs started by vfork() or posix_spawn() do not concern it.
 class AtFork {
  public:
-  // The order in which locks are taken: a thread that holds one of a later rank takes none of an
-  // earlier one, and not two of one rank.
+  // The order of locks: a thread that holds one of a later rank takes none of an earlier one, and
+  // not two of one rank.
   enum class Rank { context, memory, kCount };
 
   AtFork(const AtFork&) = delete;
@@ -19,15 +19,15 @@ class AtFork {
   // Takes its locks; none that a thread may hold while it waits for the GIL.
   virtual void before_fork() noexcept = 0;
   virtual void after_fork_in_parent() noexcept = 0;
-  // On the only thread that there is.
+  // On the only thread that exists.
   virtual void after_fork_in_child() noexcept = 0;
 
  protected:
   AtFork() = default;
   ~AtFork() = default;
 
-  // Once it is whole, and before any of it is destroyed; without any of its locks, and of
-  // Rank::context without any lock.
+  // Call these once it is whole, and before any of it is destroyed; without any of its locks, and
+  // for Rank::context without any lock.
   void join_forks(Rank rank);
   void leave_forks(Rank rank);
 };

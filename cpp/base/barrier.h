@@ -8,7 +8,7 @@
 
 namespace moolink {
 
-// The exception that is being handled, as an error that names its cause. For a catch clause.
+// The exception being handled, as an error that names its cause. For a catch clause.
 inline Error current_error() {
   try {
     throw;
@@ -23,17 +23,17 @@ inline Error current_error() {
   }
 }
 
-// The C++ library allocates what it keeps of a thread's exceptions with the first of them, and ends
-// the process if there is no memory for it. A thread that calls this has that behind it.
+// The C++ library allocates a thread's exception state with its first exception, and ends the
+// process if there is no memory for it. A thread that calls this has the state in advance.
 inline void prepare_for_exceptions() noexcept {
-  // The function is declared pure: without a use of its result the compiler leaves the call out.
+  // The function is declared pure: without a use of its result the compiler omits the call.
   [[maybe_unused]] const volatile int used = std::uncaught_exceptions();
 }
 
-// The exception barrier: an exception ends what it belongs to, and nothing else. Runs `work`; what
-// that throws is given to `end` as an Error, which ends the operation, connection or peer that
-// `work` was for. False if `work` threw. What `end` itself throws is dropped: with no memory left
-// even for an error, whatever watches over the work (a time limit, the silence of a peer) ends it.
+// The exception barrier: an exception ends its own operation, and nothing else. Runs `work`; an
+// exception is passed to `end` as an Error, which ends the operation, connection or peer that
+// `work` was for. False if `work` threw. Exceptions of `end` itself are dropped: with no memory
+// left even for an error, a time limit or the silence of a peer ends the work.
 template <class Work, class End>
 bool guard(Work&& work, End&& end) noexcept {
   try {

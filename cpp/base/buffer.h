@@ -7,8 +7,8 @@
 
 namespace moolink {
 
-// Memory that its holder may write. The owner frees it when the last reference goes; a deleter may
-// run on any thread, with or without the GIL, and therefore never touches Python.
+// Memory that its holder may write. The owner frees it with the last reference; a deleter may run
+// on any thread, with or without the GIL, and therefore never touches Python.
 class MutableBuffer {
  public:
   MutableBuffer() = default;
@@ -30,7 +30,7 @@ class MutableBuffer {
   std::size_t size_ = 0;
 };
 
-// Bytes that nobody changes any more: what is sent, in every attempt the same.
+// Immutable bytes: a message's bytes are the same in every attempt.
 class Buffer {
  public:
   Buffer() = default;
@@ -54,20 +54,20 @@ class Buffer {
   std::size_t size_ = 0;
 };
 
-// Where received bytes and captured tensors are put. Blocks are 64-byte aligned.
+// The source of memory for received bytes and captured tensors. Blocks are 64-byte aligned.
 class Allocator {
  public:
   virtual ~Allocator() = default;
   virtual MutableBuffer allocate(std::size_t size) = 0;  // throws std::bad_alloc
 };
 
-// Plain aligned heap memory; the pool of the memory layer keeps pages warm on top of this idea.
+// Plain aligned heap memory; the memory layer's pool also keeps pages warm.
 class HeapAllocator final : public Allocator {
  public:
   MutableBuffer allocate(std::size_t size) override;
 };
 
-// The same bytes in memory of this process alone (heap memory, unless told); throws std::bad_alloc.
+// The same bytes in memory of this process alone (heap memory by default); throws std::bad_alloc.
 Buffer private_copy(const Buffer& bytes, Allocator& allocator);
 Buffer private_copy(const Buffer& bytes);
 

@@ -1,7 +1,7 @@
 #pragma once
 
 // Places where a test may end the process: MOOLINK_CRASH_AT=cut.sent, or cut.sent:3 for the third
-// passage. Compiled in only for development builds (MOOLINK_CRASH_POINTS).
+// pass. Compiled in only for development builds (MOOLINK_CRASH_POINTS).
 
 #ifdef MOOLINK_CRASH_POINTS
 namespace moolink {

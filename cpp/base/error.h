@@ -27,15 +27,16 @@ enum class ErrorCode : std::uint8_t {
 };
 inline constexpr std::uint8_t kErrorCodes = 13;
 
-// Whether a call that failed was run by the peer.
+// Whether the peer ran a call that failed.
 enum class Ran : std::uint8_t { no = 0, maybe = 1, yes = 2 };
 
-// What happened, to whom, and what to do; plain data, so that it can travel and be simulated.
+// The event, the peer or group concerned, and the remedy; plain data, so that it can travel and be
+// simulated.
 struct Error {
   ErrorCode code = ErrorCode::none;
   std::string message;
-  std::string peer;         // the peer's name, when one is concerned
-  std::string function;     // the function or group, when one is concerned
+  std::string peer;         // the peer's name, if one is concerned
+  std::string function;     // the function or group, if one is concerned
   std::string remote_type;  // RemoteError: the type of the exception at the peer
   std::string traceback;    // RemoteError: the peer's formatted traceback
   Ran ran = Ran::no;        // PeerLost, TimeoutError: whether the call was run

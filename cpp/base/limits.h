@@ -7,7 +7,7 @@
 
 namespace moolink {
 
-// Checked before anything is allocated for bytes that came from outside.
+// Checked before any allocation for bytes from outside.
 struct Limits {
   std::size_t max_frame = std::size_t{16} << 20;          // one frame, header included
   std::size_t max_body = std::size_t{256} << 20;          // a message without its parts
@@ -16,7 +16,7 @@ struct Limits {
   std::size_t max_message = std::size_t{64} << 30;        // all parts together
   std::size_t max_depth = 200;                            // nesting of a value
   std::size_t max_name = kMaxName;                        // peer, function and group names, bytes
-  std::size_t send_window_bytes = std::size_t{64} << 20;  // unacknowledged, a session
+  std::size_t send_window_bytes = std::size_t{64} << 20;  // unacknowledged, in one session
   std::size_t send_window_messages = 4096;
 };
 

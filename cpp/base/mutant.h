@@ -1,6 +1,6 @@
 #pragma once
 
-// Named mistakes that the simulator must catch. In a production build every test below is the
+// Named mistakes that the simulator must detect. In a production build every test below is the
 // constant false and compiles to nothing; only development builds define MOOLINK_MUTANTS.
 
 #ifdef MOOLINK_MUTANTS
@@ -8,7 +8,7 @@
 
 namespace moolink {
 
-// The mistake the running test wants made; one test program runs one mutant at a time.
+// The mistake that the running test requests; one test program runs one mutant at a time.
 inline std::string_view active_mutant;
 
 inline bool mutant(std::string_view name) { return active_mutant == name; }

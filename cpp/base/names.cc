@@ -6,7 +6,7 @@ namespace moolink {
 
 namespace {
 
-// Where the first control character of UTF-8 begins, npos: nowhere: U+0000 to U+001F, U+007F, and
+// The position of the first control character of UTF-8, npos if none: U+0000 to U+001F, U+007F, and
 // U+0080 to U+009F, which terminals obey too.
 std::size_t find_control(std::string_view text, std::size_t from = 0) {
   for (std::size_t i = from; i < text.size(); ++i) {

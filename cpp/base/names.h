@@ -10,11 +10,9 @@ inline constexpr std::size_t kMaxName = 1024;  // bytes
 
 // Whether it has 1 to kMaxName bytes and no control characters.
 bool is_name(std::string_view text);
-// The same text in one line, for a log: control characters, which others may have sent, are shown
-// as '?'.
+// The same text in one line, for a log: control characters, which peers may have sent, become '?'.
 std::string in_one_line(std::string text);
-// Throws Exception{invalid_argument} unless it is a name.
-// `what` says whose name it is: "a peer's name".
+// Throws Exception{invalid_argument} unless it is a name. `what` describes it: "a peer's name".
 void check_name(std::string_view what, const std::string& name);
 
 }  // namespace moolink

@@ -2,7 +2,7 @@
 
 namespace moolink {
 
-// Sets a flag for the time of a scope, however it is left.
+// Sets a flag until the end of a scope, however it is left.
 class Scoped {
  public:
   explicit Scoped(bool& flag) : flag_(flag) { flag_ = true; }

@@ -26,7 +26,7 @@ std::size_t cached_bytes() {
 constexpr std::size_t kLine = 64;
 constexpr std::size_t kPage = 4096;
 constexpr std::size_t kPages = 4;  // copied side by side
-constexpr std::size_t kLines = 4;  // copied of one page before the next page's turn
+constexpr std::size_t kLines = 4;  // copied of one page before the next page
 
 void copy_line(std::byte* to, const std::byte* from) {
   const auto* source = reinterpret_cast<const __m128i*>(from);
@@ -59,7 +59,7 @@ void copy_past_cache(std::byte* to, const std::byte* from, std::size_t size) {
   for (; size - at >= kPages * kPage; at += kPages * kPage) copy_pages(to + at, from + at);
   for (; size - at >= kLine; at += kLine) copy_line(to + at, from + at);
   std::memcpy(to + at, from + at, size - at);
-  _mm_sfence();  // before any store that tells others of it
+  _mm_sfence();  // before any store that announces the copy
 }
 #endif
 

@@ -4,7 +4,7 @@
 
 namespace moolink {
 
-// Machines are handed the time; only io, runtime and bind read a clock.
+// Machines get the time from their callers; only io, runtime and bind read a clock.
 using Duration = std::chrono::nanoseconds;
 using Time = std::chrono::time_point<std::chrono::steady_clock, Duration>;
 

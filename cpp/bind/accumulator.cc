@@ -18,7 +18,9 @@
 #include <vector>
 
 #include "bind/context.h"
+#include "bind/describe.h"
 #include "bind/device.h"
+#include "bind/errors.h"
 #include "bind/gil.h"
 #include "bind/group.h"
 #include "runtime/group/accumulator_peer.h"
@@ -37,14 +39,14 @@ nb::object view_of(const std::shared_ptr<const void>& owner, std::uint8_t* data,
   return nb::cast(Bytes(data, {size}, capsule));
 }
 
-// What moolink's accumulators stand on: flat buckets in, flat results out.
+// The core of moolink's accumulators: flat buckets in, flat results out.
 class PyAccumulator {
  public:
   PyAccumulator(const PyGroup& group, const std::string& name,
                 const std::vector<std::pair<std::string, std::uint64_t>>& sections,
                 const std::string& layout, bool observer)
       : options_(group.options()) {
-    // Optimisers say themselves where each part of their state has to be.
+    // Optimisers place each part of their state themselves.
     options_.device = {};
     runtime::AccumulatorPeer::Options options;
     options.name = name;
@@ -89,8 +91,8 @@ class PyAccumulator {
     return runtime::gather(*dtype, gradients, factor, clear, peer_->bucket().data());
   }
 
-  // Copies gradients that lie on devices to their places in the bucket; gather() can take them from
-  // there. Returns their addresses.
+  // Copies gradients on devices to their places in the bucket; gather() can take them from there.
+  // Returns their addresses.
   std::vector<std::uintptr_t> stage(const nb::list& gradients,
                                     const std::vector<std::uint64_t>& offsets) {
     const MutableBuffer bucket = without_gil([this] { return peer_->bucket(); });
@@ -165,11 +167,25 @@ class PyAccumulator {
     result["num_gradients"] = stats.gradients;
     result["num_skipped"] = stats.skipped;
     result["contributors"] = stats.contributors;
+    std::map<std::string, std::uint32_t> contributions;
+    for (const accumulate::Contribution& one : stats.record.contributions) {
+      if (one.batch > 0) ++contributions[one.name];
+    }
+    result["contributions"] = contributions;
     result["staleness"] = stats.staleness;
     result["counters"] = counters;
     result["waiting_for"] = stats.waiting_for;
     result["lost"] = lost;
+    result["phase_seconds"] = describe(stats.phases);
     return result;
+  }
+
+  // (seconds since the user's last call, or 0 while the user waits in one; seconds without news;
+  // what is waited for)
+  nb::tuple activity() {
+    const auto activity = without_gil([this] { return peer_->activity(); });
+    return nb::make_tuple(in_seconds_of(activity.idle), in_seconds_of(activity.still),
+                          text(activity.awaited));
   }
 
   void close() {
@@ -211,7 +227,7 @@ auto forward(Result (Peer::*method)() const) {
   return [method](PyAccumulator& self) -> std::decay_t<Result> { return (self.peer().*method)(); };
 }
 
-// What was seen by the last update().
+// The state as of the last update().
 void bind_seen(nb::class_<PyAccumulator>& bound) {
   bound
       .def("connected", forward(&Peer::connected),
@@ -293,7 +309,11 @@ void bind_rounds(nb::class_<PyAccumulator>& bound) {
       .def("checksum", forward(&Peer::checksum), nb::arg("round"), nb::arg("value"), unlocked,
            "Reports the checksum of the parameters after a round, to be compared.")
       .def("stats", &PyAccumulator::stats, "What the round that was taken last was made of.",
-           nb::sig("def stats(self) -> moolink.reports.GradientStats"));
+           nb::sig("def stats(self) -> moolink.reports.GradientStats"))
+      .def("activity", &PyAccumulator::activity,
+           nb::sig("def activity(self) -> tuple[float, float, str]"),
+           "Seconds since the user's last call (0 while the user waits in one), seconds since the "
+           "user last got or supplied anything, and what the accumulator waits for.");
 }
 
 }  // namespace

@@ -26,7 +26,7 @@ bool same(DLDataType a, DLDataType b) {
   return a.code == b.code && a.bits == b.bits && a.lanes == b.lanes;
 }
 
-// What DLPack tells of a torch tensor; nothing where torch raises, as for sparse ones.
+// DLPack's description of a torch tensor; empty if torch raises, as for sparse ones.
 std::optional<DLTensor> exchanged(const DLPackExchangeAPI* api, PyObject* value) {
   DLTensor tensor;
   if (api->dltensor_from_py_object_no_sync(value, &tensor) != 0) {
@@ -84,11 +84,11 @@ std::size_t BatchRows::add_leaf(nb::handle array) {
   } else if (kind.importer == Importer::numpy) {
     try {
       leaf.buffer = std::make_unique<HeldBuffer>(array, PyBUF_CONTIG | PyBUF_FORMAT);
-    } catch (const nb::python_error&) {  // a dtype that no buffer has
+    } catch (const nb::python_error&) {  // a dtype without a buffer format
       throw nb::value_error("a leaf of the batch cannot be filled by rows");
     }
     const Py_buffer& view = leaf.buffer->view();
-    // References are counted, which a copy of bytes does not.
+    // References are counted, which a copy of bytes would not do.
     if (view.ndim < 1 || std::string_view(view.format).find('O') != std::string_view::npos) {
       throw nb::value_error("a leaf of the batch cannot be filled by rows");
     }
@@ -127,7 +127,7 @@ bool BatchRows::put(nb::handle item, std::size_t row) {
 bool BatchRows::find_sources(const Node& node, PyObject* item) {
   if (Py_TYPE(item) != node.type) return false;
   if (node.type == &PyDict_Type) {
-    if (static_cast<std::size_t>(PyDict_GET_SIZE(item)) != node.keys.size()) return false;
+    if (static_cast<std::size_t>(NB_DICT_GET_SIZE(item)) != node.keys.size()) return false;
     for (std::size_t i = 0; i < node.keys.size(); ++i) {
       const nb::object part = nb::borrow(PyDict_GetItemWithError(item, node.keys[i].ptr()));
       if (!part.is_valid()) {
@@ -138,17 +138,17 @@ bool BatchRows::find_sources(const Node& node, PyObject* item) {
     }
     return true;
   }
-  if (PyList_CheckExact(item) || PyTuple_Check(item)) {
-    // Looked at anew for each part: a thread of the program may change a list meanwhile.
-    for (std::size_t i = 0; i < node.parts.size(); ++i) {
-      if (static_cast<std::size_t>(PySequence_Fast_GET_SIZE(item)) != node.parts.size()) {
-        return false;
-      }
+  const bool is_list = PyList_CheckExact(item) != 0;
+  if (is_list || PyTuple_Check(item)) {
+    const auto size = static_cast<Py_ssize_t>(node.parts.size());
+    for (Py_ssize_t i = 0; i < size; ++i) {
+      // Another thread of the program may change a list meanwhile.
+      if (Py_SIZE(item) != size) return false;
       const nb::object part =
-          nb::borrow(PySequence_Fast_GET_ITEM(item, static_cast<Py_ssize_t>(i)));
-      if (!find_sources(node.parts[i], part.ptr())) return false;
+          nb::borrow(is_list ? NB_LIST_GET_ITEM(item, i) : NB_TUPLE_GET_ITEM(item, i));
+      if (!find_sources(node.parts[static_cast<std::size_t>(i)], part.ptr())) return false;
     }
-    return static_cast<std::size_t>(PySequence_Fast_GET_SIZE(item)) == node.parts.size();
+    return Py_SIZE(item) == size;
   }
   return find_source(leaves_[node.leaf], node.leaf, item);
 }
@@ -167,8 +167,9 @@ bool BatchRows::find_torch_source(const Leaf& leaf, std::size_t index, PyObject*
       has_gaps(*given) || (given->data == nullptr && leaf.row_bytes > 0)) {
     return false;
   }
-  if (leaf.dtype.code == kDLFloat) {  // a view of negated numbers has others in its memory
-    const nb::object negated = nb::steal(PyObject_CallMethodNoArgs(tensor, is_neg_name_.ptr()));
+  if (leaf.dtype.code == kDLFloat) {  // the memory of a negated view has other values
+    const nb::object negated =
+        nb::steal(PyObject_VectorcallMethod(is_neg_name_.ptr(), &tensor, 1, nullptr));
     if (!negated.is_valid()) throw nb::python_error();
     if (negated.ptr() != Py_False) return false;
   }

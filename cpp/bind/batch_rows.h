@@ -17,7 +17,7 @@ namespace nb = nanobind;
 
 // The rows of a batch: a nest of exact dicts, tuples, namedtuples and lists, whose leaves are numpy
 // arrays or torch tensors in host memory, each with the rows as its first dimension. Copies an item
-// that has just this structure, these dtypes and shapes, without gaps; Python does the rest.
+// with exactly this structure, these dtypes and shapes, without gaps; Python handles the others.
 class BatchRows {
  public:
   // Throws nb::value_error for a batch of another kind.
@@ -56,8 +56,8 @@ class BatchRows {
   Node root_;
   std::size_t rows_ = 0;
   std::size_t item_bytes_ = 0;
-  std::vector<const std::byte*> sources_;  // of the item being copied, one a leaf
-  std::vector<nb::object> owners_;         // of these: Python runs before they are copied
+  std::vector<const std::byte*> sources_;  // of the item being copied, one for each leaf
+  std::vector<nb::object> owners_;         // of the sources: Python runs before they are copied
   nb::object is_neg_name_;
 };
 

@@ -53,7 +53,7 @@ class PyBroker {
       const std::size_t groups = broker_->groups().size();
       return text + places_text(peer.addresses()) + ", " + std::to_string(groups) +
              (groups == 1 ? " group>" : " groups>");
-    } catch (const Exception&) {  // this process was forked
+    } catch (const Exception&) {  // this process is a forked child
       return "<moolink.Broker of the parent process>";
     }
   }

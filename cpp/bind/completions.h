@@ -23,7 +23,7 @@ class PyCompletions {
   PyCompletions& operator=(const PyCompletions&) = delete;
 
   int fileno() const { return completions_->descriptor(); }
-  // The number to forget it by.
+  // Returns the number for forget().
   std::uint64_t watch(runtime::Awaitable& awaitable, nb::object token);
   void forget(runtime::Awaitable& awaitable, std::uint64_t number);
   nb::list take();

@@ -36,7 +36,7 @@ void log_to_python(LogLevel level, std::string_view message) {
 
 constexpr double kLongestTimeout = 1e9;  // seconds; more means for ever
 
-// A worker keeps one thread state for its life: making one for each batch would cost a microsecond.
+// A worker keeps one thread state for life: making one for each batch would cost a microsecond.
 class Gil final : public runtime::Interpreter {
  public:
   void enter() override {
@@ -73,7 +73,7 @@ class Gil final : public runtime::Interpreter {
 thread_local PyThreadState* Gil::state_ = nullptr;
 thread_local PyGILState_STATE Gil::release_{};
 
-// All of it is guarded by the GIL.
+// The GIL guards all of it.
 struct Defaults {
   std::shared_ptr<runtime::Context> context;
   std::vector<std::weak_ptr<runtime::RpcPeer>> peers;
@@ -81,14 +81,14 @@ struct Defaults {
   bool shut_down = false;
 };
 
-// Never destroyed: at the end of the process its threads may still be there.
+// Never destroyed: its threads may still run at the end of the process.
 Defaults& defaults() {
   static Defaults* const instance = new Defaults;
   return *instance;
 }
 
-// At the interpreter's exit, while Python still works: ends the threads, so that none of them meets
-// an interpreter that is gone.
+// At the interpreter's exit, while Python still works: ends the threads, so that none outlives the
+// interpreter.
 void shut_down() {
   exiting = true;
   Defaults& state = defaults();
@@ -124,7 +124,7 @@ void call_later(double seconds, nb::callable function) {
     if (!result.is_valid()) PyErr_WriteUnraisable(callable.ptr());
   };
   const auto lock = context->lock();
-  // The loop is the context's, so its timers end with it.
+  // The context owns the loop, so its timers end with it.
   context->engine().loop().at(
       when, [&workers = context->workers(), task = std::move(task)] { workers.submit(task); });
   context->engine().rearm(when);

@@ -15,14 +15,14 @@ namespace moolink::bind {
 
 namespace nb = nanobind;
 
-// Made at first use, and anew in a forked child. Throws Exception{closed} during shutdown.
+// Made at first use, and again in a forked child. Throws Exception{closed} during shutdown.
 std::shared_ptr<runtime::Context> default_context();
 // Whether the interpreter's exit has ended the context.
 bool is_shut_down();
-// Closed at the interpreter's exit if the user does not do it.
+// Closed at the interpreter's exit unless the user closes it.
 void close_at_exit(const std::shared_ptr<runtime::RpcPeer>& peer);
 
-// What a waiting thread does about every 50 ms: on the main thread, run Python's signal handlers,
+// A waiting thread calls it about every 50 ms: on the main thread it runs Python's signal handlers,
 // whose exceptions (KeyboardInterrupt) end the wait.
 runtime::Engine::Interrupt signal_check();
 // Seconds from now; none means for ever. Throws ValueError if negative or not a number.

@@ -46,7 +46,7 @@ bool send(runtime::Responder& responder, rpc::Reply reply) {
   return responder.send(std::move(reply));
 }
 
-// On a worker; what it raises has nobody to go to but the interpreter's hook.
+// On a worker; the interpreter's hook gets its exceptions.
 void call_back(const nb::object& function) {
   const nb::object result = run_user_code([&] { return PyObject_CallNoArgs(function.ptr()); });
   if (!result.is_valid()) PyErr_WriteUnraisable(function.ptr());
@@ -154,18 +154,20 @@ void PyDeferred::reject(const std::string& reason) {
   cancel_callbacks_.reset();
 }
 
-// The callbacks are this object's own, and the collector's business: they often refer to it.
+// The callbacks are members here, for the garbage collector: they often refer to this object.
 void PyDeferred::add_cancel_callback(nb::callable callback) {
   if (responder_->sent()) return;
   if (!cancel_callbacks_) cancel_callbacks_ = std::make_shared<Callbacks>();
-  cancel_callbacks_->push_back(std::move(callback));
+  // Also kept here: another thread may reply while this one waits for the engine.
+  const std::shared_ptr<Callbacks> callbacks = cancel_callbacks_;
+  const std::size_t number = callbacks->size();
+  callbacks->push_back(std::move(callback));
   await_engine(*responder_->context());
-  responder_->on_cancel(
-      [callbacks = std::weak_ptr(cancel_callbacks_), number = cancel_callbacks_->size() - 1] {
-        nb::object function;
-        if (const auto kept = callbacks.lock()) function = (*kept)[number];
-        if (function.is_valid()) call_back(function);
-      });
+  responder_->on_cancel([callbacks = std::weak_ptr(callbacks), number] {
+    nb::object function;
+    if (const auto kept = callbacks.lock()) function = (*kept)[number];
+    if (function.is_valid()) call_back(function);
+  });
 }
 
 int PyDeferred::traverse(PyObject* self, visitproc visit, void* arg) {

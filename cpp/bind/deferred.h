@@ -14,17 +14,17 @@ namespace moolink::bind {
 
 namespace nb = nanobind;
 
-// The error that a caller gets for the exception that its handler raised; clears it. Needs the GIL.
+// The caller's error for the exception that the handler raised; clears it. Needs the GIL.
 Error to_remote_error(nb::python_error& raised, const std::string& function);
 
-// Sends it; if there was a reply already, nobody hears of it but the log. Needs the GIL.
+// Sends it; after an earlier reply it is only logged. Needs the GIL.
 void send_raised(runtime::Responder& responder, nb::python_error& raised);
 
-// ... for a value of its that has no encoding: too deep, too large.
+// ... for a value without an encoding: too deep, too large.
 Error unsendable(const runtime::Responder& responder, const std::string& what,
                  const std::string& why);
 
-// Encodes and sends; an exception in encoding is sent instead. Needs the GIL.
+// Encodes and sends; sends an exception of the encoding instead. Needs the GIL.
 void send_value(runtime::Responder& responder, nb::handle value, const ValueOptions& options);
 
 // Python's RpcDeferredReturn: the reply of a define_deferred handler.
@@ -52,7 +52,7 @@ class PyDeferred {
 
   std::shared_ptr<runtime::Responder> responder_;
   std::shared_ptr<const ValueOptions> options_;
-  std::shared_ptr<Callbacks> cancel_callbacks_;  // null: none, or there was a reply
+  std::shared_ptr<Callbacks> cancel_callbacks_;  // null: none, or a reply was sent
 };
 
 // ... of a define_streamed handler: items before the reply.

@@ -26,8 +26,6 @@ nb::list path_names(const rpc::PeerInfo& info) {
   return names;
 }
 
-double in_seconds_of(Duration duration) { return std::chrono::duration<double>(duration).count(); }
-
 // None: not measured.
 nb::object seconds_or_none(Duration duration) {
   if (duration < Duration(0)) return nb::none();
@@ -110,6 +108,16 @@ std::string places_text(const std::vector<std::string>& addresses) {
     }
   }
   return network.empty() ? all : network;
+}
+
+double in_seconds_of(Duration duration) { return std::chrono::duration<double>(duration).count(); }
+
+nb::dict describe(const runtime::AccumulatorPeer::Phases& phases) {
+  nb::dict result;
+  result["gather"] = seconds_or_none(phases.gather);
+  result["reduce"] = in_seconds_of(phases.reduce);
+  result["deliver"] = in_seconds_of(phases.deliver);
+  return result;
 }
 
 nb::dict describe(const runtime::RpcStats& stats) {

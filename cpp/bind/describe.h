@@ -1,6 +1,6 @@
 #pragma once
 
-// What is known of peers and paths as dicts; moolink/reports.py names their fields.
+// Descriptions of peers and paths as dicts; moolink/reports.py names their fields.
 
 #include <nanobind/nanobind.h>
 
@@ -9,13 +9,17 @@
 
 #include "rpc/explain.h"
 #include "rpc/node.h"
+#include "runtime/group/accumulator_peer.h"
 #include "runtime/peer/rpc_peer.h"
 
 namespace moolink::bind {
 
 namespace nb = nanobind;
 
+double in_seconds_of(Duration duration);
+
 nb::dict describe(const runtime::RpcStats& stats);
+nb::dict describe(const runtime::AccumulatorPeer::Phases& phases);
 nb::list describe(const std::vector<rpc::PeerInfo>& peers);
 nb::dict describe(const rpc::Explanation& known);
 

@@ -18,7 +18,7 @@ namespace moolink::bind {
 namespace {
 
 constexpr std::size_t kAlignment = 64;
-// A tensor whose elements are spread wider is not copied with its gaps.
+// A tensor whose elements span more memory is not copied with its gaps.
 constexpr std::size_t kWidestSpan = 16;  // times its elements
 constexpr std::size_t kSmallSpan = std::size_t{1} << 20;
 
@@ -51,7 +51,7 @@ bool becomes_cupy(const wire::TensorHead& head, ArrayKind arrays) {
          is_imported("cupy");
 }
 
-// How many devices this process can use; none without a driver.
+// The number of devices that this process can use; 0 without a driver.
 std::uint32_t usable_devices() {
   try {
     return static_cast<std::uint32_t>(device::Devices::process().count());
@@ -60,7 +60,7 @@ std::uint32_t usable_devices() {
   }
 }
 
-// An aligned host array, for JAX, which copies from there itself.
+// An aligned host array for JAX, which copies it to the device itself.
 nb::object put_by_jax(std::span<const std::byte> elements, wire::TensorHead head,
                       std::uint32_t device) {
   const MutableBuffer memory = HeapAllocator().allocate(elements.size());
@@ -85,7 +85,7 @@ DeviceChoice parse_device(std::string_view text) {
     known = error == std::errc() && rest == end && number < wire::kMaxDevices;
   }
   if (known) {
-    device::load_driver();  // to be told early; it is not initialised, which would forbid to fork
+    device::load_driver();  // fails early; it is not initialised, which would forbid a fork
     return {.same = false, .device = number};
   }
   const std::string message =
@@ -109,7 +109,7 @@ Buffer DeviceCopies::keep(const ImportedTensor& from) {
   try {
     memory = device::allocate(device::Devices::process(), from.stream->device(), from.bytes());
   } catch (const Exception&) {
-    return {};  // the host's serves
+    return {};  // the host's memory will do
   }
   of_stream(from).kept.push_back({tensor.data, memory.data(), from.bytes()});
   return memory;
@@ -161,7 +161,7 @@ nb::object export_to_device(std::span<const std::byte> elements, const wire::Ten
   if (kind == ArrayKind::jax) return put_by_jax(elements, head, device);
   const std::string dtype(tensor::dtype_name(head.dtype));
   const nb::tuple shape(nb::cast(head.shape));
-  // The array, where its elements are, and the stream whose work may still use that memory.
+  // The array, the address of its elements, and the stream whose work may still use that memory.
   const nb::object made = device_arrays().attr(
       kind == ArrayKind::torch ? "empty_of_torch" : "empty_of_cupy")(shape, dtype, device);
   const auto place = nb::cast<std::uintptr_t>(made[1]);
@@ -181,7 +181,7 @@ nb::object export_to_device(std::span<const std::byte> elements, const wire::Ten
 
 namespace {
 
-// A host array's memory, to be read or written.
+// A host array's memory, to read or write.
 std::span<std::byte> memory_of(nb::handle array, bool to_write) {
   const ImportedTensor imported = import_numbers(array);
   const tensor::TensorRef& tensor = imported.tensor;

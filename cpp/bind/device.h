@@ -1,6 +1,6 @@
 #pragma once
 
-// Tensors that lie on CUDA devices, and those that are to be put there.
+// Tensors on CUDA devices, and tensors to be placed there.
 
 #include <nanobind/nanobind.h>
 
@@ -16,20 +16,20 @@
 
 namespace moolink::bind {
 
-// Where received tensors are put; by default in host memory.
+// The place of received tensors; by default host memory.
 struct DeviceChoice {
-  bool same = false;                    // those from a device: on the one of the same number
+  bool same = false;                    // those from a device: on that of the same number
   std::optional<std::uint32_t> device;  // all of them, on this one
 };
 DeviceChoice parse_device(std::string_view text);  // throws ValueError
 
-// Copies of tensors from devices that are waited for together: small ones share a transfer.
+// Copies of tensors from devices, with a single wait: small ones share a transfer.
 class DeviceCopies {
  public:
   // The elements in row-major order; both must stay until run() has returned.
   void add(const ImportedTensor& from, std::byte* to);
-  // In memory of the tensor's device; empty: there is none left, or the tensor has gaps or lies in
-  // the host's memory.
+  // In memory of the tensor's device; empty: none is left, the tensor has gaps or is in the host's
+  // memory.
   Buffer keep(const ImportedTensor& from);
   // Needs no GIL, and waits for the devices. Throws Exception{error}.
   void run();
@@ -53,16 +53,16 @@ class DeviceCopies {
   std::vector<Gathering> gatherings_;
 };
 
-// The device that a received tensor is to be put on; empty: it stays in host memory.
+// The device for a received tensor; empty: it stays in host memory.
 std::optional<std::uint32_t> device_for(const wire::TensorHead& head, ArrayKind arrays,
                                         const DeviceChoice& choice);
 
-// An array on the device, in memory of its framework's own, with these elements. It is complete:
-// any stream may read it. Throws what the framework raises, and Exception{error}.
+// An array on the device, in its framework's own memory, with these elements. It is complete: any
+// stream may read it. Throws the framework's exceptions, and Exception{error}.
 nb::object export_to_device(std::span<const std::byte> elements, const wire::TensorHead& head,
                             ArrayKind arrays, std::uint32_t device);
 
-// What this process has copied, as moolink._core.CudaInfo.
+// The copies of this process, as moolink._core.CudaInfo.
 nb::dict cuda_info();
 
 void bind_device(nb::module_& m);

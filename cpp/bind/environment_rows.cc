@@ -28,7 +28,7 @@ nb::object attribute_of(PyObject* object, const nb::object& name) {
   return nb::steal(found);
 }
 
-// Other workers have flags on the same cache line. Without a write, it stays in their caches too.
+// Other workers' flags share the cache line: without a write, it stays in their caches.
 void lower(bool& flag) {
   if (flag) flag = false;
 }
@@ -62,7 +62,7 @@ void EnvironmentRows::step(std::size_t first, const nb::list& actions, nb::handl
   const std::size_t count = actions.size();
   if (first > rows_ || count > rows_ - first) throw nb::index_error("there are no such rows");
   for (std::size_t i = 0; i < count; ++i) {
-    // The pool reads it when this process has died, or to tell a user. It orders no other memory.
+    // The pool reads it when this process has died, or for a message. It orders no other memory.
     std::atomic_ref(*current_.data<std::uint64_t>())
         .store(first + i + 1, std::memory_order_relaxed);
     step_row(first + i, actions[i], take, begin);
@@ -86,33 +86,33 @@ void EnvironmentRows::step_row(std::size_t row, nb::handle action, nb::handle ta
   if (!write_plain(row, result.ptr())) take(row, result);
 }
 
-// Whether all is done: false, and nothing is written, if Python has to look at the result.
+// Whether all is done: false, with nothing written, if Python must handle the result.
 bool EnvironmentRows::write_plain(std::size_t row, PyObject* result) {
-  if (!PyTuple_CheckExact(result) || PyTuple_GET_SIZE(result) != 5) return false;
+  if (!PyTuple_CheckExact(result) || NB_TUPLE_GET_SIZE(result) != 5) return false;
   if (keeps_infos_) {
-    PyObject* info = PyTuple_GET_ITEM(result, 4);
-    if (!PyDict_CheckExact(info) || PyDict_GET_SIZE(info) != 0) return false;
+    PyObject* info = NB_TUPLE_GET_ITEM(result, 4);
+    if (!PyDict_CheckExact(info) || NB_DICT_GET_SIZE(info) != 0) return false;
   }
-  if (is_true(PyTuple_GET_ITEM(result, 2)) || is_true(PyTuple_GET_ITEM(result, 3))) return false;
-  PyObject* reward = PyTuple_GET_ITEM(result, 1);
+  if (is_true(NB_TUPLE_GET_ITEM(result, 2)) || is_true(NB_TUPLE_GET_ITEM(result, 3))) return false;
+  PyObject* reward = NB_TUPLE_GET_ITEM(result, 1);
   if (!PyNumber_Check(reward)) return false;
   const double value = PyFloat_AsDouble(reward);
   if (value == -1.0 && PyErr_Occurred() != nullptr) throw nb::python_error();
-  if (!write_observation(row, PyTuple_GET_ITEM(result, 0))) return false;
+  if (!write_observation(row, NB_TUPLE_GET_ITEM(result, 0))) return false;
   write_reward(row, value);
   lower(terminated_.data<bool>()[row]);
   lower(truncated_.data<bool>()[row]);
   return true;
 }
 
-// Copies an array of just the shape and the dtype that the memory has; else returns false.
+// Copies an array with exactly the memory's shape and dtype; else returns false.
 bool EnvironmentRows::write_observation(std::size_t row, PyObject* value) {
   if (!observation_ || reinterpret_cast<PyObject*>(Py_TYPE(value)) != array_type_.ptr()) {
     return false;
   }
   Py_buffer given;
   if (PyObject_GetBuffer(value, &given, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0) {
-    PyErr_Clear();  // Strides, or a dtype that no buffer can have: numpy copies it.
+    PyErr_Clear();  // Strides, or a dtype without a buffer format: numpy copies it.
     return false;
   }
   const Py_buffer& room = observation_->view();

@@ -29,16 +29,16 @@ class ForkedSince final : public AtFork {
   bool forked_ = false;
 };
 
-// Steps the environments of a worker one after the other, and writes what most steps give, an array
-// that fits and no end of an episode, into shared memory. Python does the rest.
+// Steps the environments of a worker one after the other, and writes the results of most steps (an
+// array that fits, no end of an episode) into shared memory. Python handles the others.
 class EnvironmentRows {
  public:
   EnvironmentRows(const nb::dict& environments, nb::object observation, nb::handle reward,
                   nb::handle terminated, nb::handle truncated, nb::handle current,
                   bool keeps_infos);
 
-  // Steps `actions.size()` rows from `first`. `take(row, result)` gets a result that is not plain,
-  // `begin(row)` a row that is due to be reset.
+  // Steps `actions.size()` rows from `first`. Calls `take(row, result)` with a result that is not
+  // plain, `begin(row)` for a row that is due for a reset.
   void step(std::size_t first, const nb::list& actions, nb::handle take, nb::handle begin);
 
  private:
@@ -48,7 +48,7 @@ class EnvironmentRows {
   void write_reward(std::size_t row, double value);
 
   std::vector<nb::object> environments_;   // by row; null for other workers' rows
-  std::optional<HeldBuffer> observation_;  // none if it is no single array
+  std::optional<HeldBuffer> observation_;  // none if it is not a single array
   nb::object array_type_;
   std::size_t observation_size_ = 0;  // bytes of one row
   HeldBuffer reward_;

@@ -30,8 +30,8 @@ void translate(const std::exception_ptr& pointer, void*) {
     const nb::object exception = to_exception(e.error());
     PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.ptr())), exception.ptr());
   } catch (const std::system_error& e) {
-    // Other categories have numbers of their own. EAGAIN would be a BlockingIOError, which says
-    // that another try will do, where there can be no more threads.
+    // Other categories have their own numbers. EAGAIN would become a BlockingIOError, which
+    // suggests a retry, although there can be no more threads.
     if (e.code().category() != std::generic_category() || e.code().value() == EAGAIN) throw;
     const nb::object exception = nb::handle(PyExc_OSError)(e.code().value(), text(e.what()));
     PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.ptr())), exception.ptr());

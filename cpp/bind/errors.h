@@ -14,7 +14,7 @@ namespace moolink::bind {
 
 namespace nb = nanobind;
 
-// A str of what may come from a peer: what is not UTF-8 is shown, not raised.
+// A str of text that a peer may have sent: replaces bytes that are not UTF-8 instead of raising.
 nb::object text(std::string_view utf8);
 
 // The name of the class: of moolink/errors.py, or ValueError.
@@ -23,10 +23,10 @@ const char* class_name(ErrorCode code);
 // The exception object; needs the GIL.
 nb::object to_exception(const Error& error);
 
-// The same, with who waited for whom if that is known.
+// The same, with the waits at the time-out if they are known.
 nb::object to_exception(const Error& error, const std::shared_ptr<const std::string>& detail);
 
-// Lets every moolink::Exception that reaches Python become such an object.
+// Turns every moolink::Exception that reaches Python into such an object.
 void bind_errors(nb::module_& m);
 
 }  // namespace moolink::bind

@@ -21,11 +21,11 @@ namespace {
   throw nb::python_error();
 }
 
-// Runs on a worker; what the callback raises has nobody to go to but the interpreter's hook.
+// Runs on a worker; the interpreter's hook gets the callback's exceptions.
 void call_back(const Reference& callback, const Reference& future) {
   const nb::object function = callback.borrow();
-  const nb::object result =
-      run_user_code([&] { return PyObject_CallOneArg(function.ptr(), future.get()); });
+  const nb::object result = run_user_code(
+      [&] { return PyObject_CallFunctionObjArgs(function.ptr(), future.get(), nullptr); });
   if (!result.is_valid()) PyErr_WriteUnraisable(function.ptr());
 }
 

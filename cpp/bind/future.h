@@ -16,12 +16,11 @@ namespace moolink::bind {
 
 namespace nb = nanobind;
 
-// What a future is of, for errors: "call of 'f' at peer 'x'". Put together only when it is asked
-// for.
+// The subject of a future, for errors: "call of 'f' at peer 'x'". Composed only on request.
 struct Subject {
   const char* what = "";
   std::string name;
-  std::string peer;  // empty: of no single peer
+  std::string peer;  // empty: no single peer
 
   std::string text() const;
 };
@@ -31,8 +30,8 @@ class PyFuture {
  public:
   using Decode = std::function<nb::object(const wire::Payload&)>;
 
-  // `decode` may be shared by all futures of one kind.
-  // `released`: done when nobody reads what the operation has lent; null: it lends nothing.
+  // `decode` may be shared by all futures of one kind. `released`: done when the last reader of the
+  // lent memory is gone; null: it lends nothing.
   PyFuture(std::shared_ptr<runtime::Future> future, std::shared_ptr<const Decode> decode,
            Subject subject, std::shared_ptr<runtime::Future> released = nullptr)
       : future_(std::move(future)),
@@ -66,8 +65,8 @@ class PyFuture {
   std::shared_ptr<const Decode> decode_;
   Subject subject_;
   std::shared_ptr<runtime::Future> released_;
-  std::mutex decoding_;             // taken without the GIL, which decoding may give up
-  bool decoding_in_child_ = false;  // who has the lock is of a process forked from the call's
+  std::mutex decoding_;             // taken without the GIL, which decoding may release
+  bool decoding_in_child_ = false;  // the lock's holder is a process forked from the call's
   bool decoded_ = false;
   nb::object value_;
   nb::object exception_;

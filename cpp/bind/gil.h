@@ -1,11 +1,11 @@
 #pragma once
 
-// Giving up the GIL in a process that may end at any time.
+// Releasing the GIL in a process that may end at any time.
 //
-// A daemon thread that asks for the GIL while the interpreter is being finalised is ended by
-// CPython (before 3.14) with pthread_exit. Its unwinding would meet nanobind's frames, which end
-// the process when that happens, and destructors that touch Python without the GIL. Such threads
-// are parked instead, from moolink's exit hook on: all threads but daemons have ended by then.
+// CPython (before 3.14) ends a daemon thread that asks for the GIL while the interpreter is being
+// finalised, with pthread_exit. Its unwinding would meet nanobind's frames, which end the process
+// when that happens, and destructors that touch Python without the GIL. Such threads are parked
+// instead, from moolink's exit hook on: all threads but daemons have ended by then.
 
 #include <Python.h>
 #include <cxxabi.h>
@@ -28,19 +28,19 @@ inline std::atomic<bool> exiting{false};
   while (true) pause();
 }
 
-// Whether this is a thread that will not be needed and must not meet the end of the interpreter.
+// Whether this thread is not needed any more and must not run until the end of the interpreter.
 inline bool to_be_parked() {
   return exiting && gettid() != getpid() && !runtime::Workers::on_worker_thread();
 }
 
-// At the entrance of what other threads call in loops; needs the GIL.
+// At the start of functions that other threads call in loops; needs the GIL.
 inline void park_if_exiting() {
   if (!to_be_parked()) return;
   PyEval_SaveThread();
   park_forever();
 }
 
-// Runs what takes the GIL or calls Python on a thread that may live until the end.
+// Runs a function that takes the GIL or calls Python, on a thread that may live until the end.
 template <class Function>
 auto survive_exit(Function&& function) {
   try {
@@ -50,7 +50,7 @@ auto survive_exit(Function&& function) {
   }
 }
 
-// In place of nanobind::gil_scoped_release.
+// Replaces nanobind::gil_scoped_release.
 class GilRelease {
  public:
   GilRelease() : state_(PyEval_SaveThread()) {}
@@ -71,7 +71,7 @@ auto without_gil(Function&& function) {
   return std::forward<Function>(function)();
 }
 
-// Copies of as many bytes run without the GIL: to give it up for less costs more than it brings.
+// Copies from this size on run without the GIL: for less, releasing it costs more than it gains.
 inline constexpr std::size_t kUnlockedCopy = std::size_t{128} << 10;
 
 template <class Function>
@@ -82,7 +82,7 @@ void copy_unlocked(std::size_t bytes, Function&& function) {
 }
 
 // Before a call that takes the engine's lock for a moment and needs the GIL, or is too short to
-// give it up: waits without the GIL while another thread has that lock.
+// release it: waits without the GIL while another thread has that lock.
 inline void await_engine(runtime::Context& context) {
   if (context.abandoned() || context.try_lock().owns_lock()) return;
   const GilRelease unlocked;

@@ -82,7 +82,7 @@ std::optional<ImportedTensor> import_plain(nb::handle array) {
   return plain ? given : std::nullopt;
 }
 
-// Whether the result of `given` can be put into `place`: its own memory, or other memory; both the
+// Whether the result of `given` can go into `place`: its own memory, or other memory; both the
 // host's.
 bool may_hold_result(const ImportedTensor& place, const ImportedTensor& given) {
   if (place.tensor.read_only || place.tensor.dtype != given.tensor.dtype ||
@@ -104,7 +104,7 @@ std::variant<wire::Payload, Error> fold(const std::vector<wire::Payload>& values
                                         const std::string& name) {
   try {
     Allocator& pool = default_context()->pool();
-    // An operation may be tried again after a change of the group: its inputs stay as they are.
+    // An operation may be retried after a change of the group: its inputs stay unchanged.
     nb::object result = decode_value(wire::private_copy(values.front(), pool), options);
     for (std::size_t rank = 1; rank < values.size(); ++rank) {
       result = operation(result, decode_value(wire::private_copy(values[rank], pool), options));
@@ -183,14 +183,14 @@ nb::object PyGroup::collective(const std::string& name, const std::string& kind,
   wire::TensorHead head = given.head();
   head.framework = wire::Framework::numpy;
   if (output.is_none()) {
-    const std::size_t members = group_->view().participants();  // none: refused when it is started
+    const std::size_t members = group_->view().participants();  // none: start() refuses it
     const auto passage = spec.passage(std::max<std::size_t>(1, members));
     const std::uint64_t bytes =
         collective::output_bytes(passage, static_cast<std::uint32_t>(rank().value_or(0)));
     head.shape = {static_cast<std::int64_t>(bytes / passage.item_size)};
     const MutableBuffer result = group_->rpc()->context()->pool().allocate(bytes);
     auto decode = [head, result](const wire::Payload&) {
-      return export_tensor(result, head, ArrayKind::numpy);  // nobody else has the memory
+      return export_tensor(result, head, ArrayKind::numpy);  // no other code has the memory
     };
     return start(name, std::move(spec), given, result, std::move(decode), retry);
   }
@@ -222,7 +222,7 @@ nb::object PyGroup::start(const std::string& name, collective::OpSpec spec,
                   nb::rv_policy::take_ownership);
 }
 
-// One array, and one that its result is put into: what most calls are. None: something else.
+// One array, and one for its result: most calls. None: another case.
 nb::object PyGroup::all_reduce(const std::string& name, const std::string& op, nb::handle array,
                                nb::handle output, bool retry) {
   const std::optional<ImportedTensor> given = import_plain(array);
@@ -231,7 +231,7 @@ nb::object PyGroup::all_reduce(const std::string& name, const std::string& op, n
   spec.op = parse_op(op);
   spec.dtype = given->tensor.dtype;
   spec.shape = {static_cast<std::int64_t>(given->bytes() / given->item_size())};
-  // As moolink.data.trees.layout() says it: others may have taken the other way.
+  // In the form of moolink.data.trees.layout(): other members may have used that path.
   spec.layout = "data: " + std::string(tensor::dtype_name(spec.dtype)) + " " +
                 tensor::shape_text(given->tensor.shape);
   if (output.is_none()) {
@@ -244,7 +244,7 @@ nb::object PyGroup::all_reduce(const std::string& name, const std::string& op, n
     };
     return start(name, std::move(spec), *given, result, std::move(decode), retry);
   }
-  if (retry) return nb::none();  // that needs the input as it was
+  if (retry) return nb::none();  // a retry needs the unchanged input
   const std::optional<ImportedTensor> place = import_plain(output);
   if (!place || !may_hold_result(*place, *given)) return nb::none();
   const MutableBuffer result(std::make_shared<Reference>(place->owner), place->tensor.data,

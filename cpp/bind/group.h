@@ -15,7 +15,7 @@
 
 namespace moolink::bind {
 
-// What moolink.Group stands on.
+// The core of moolink.Group.
 class PyGroup {
  public:
   PyGroup(const PyRpc& rpc, const std::string& name);
@@ -36,25 +36,26 @@ class PyGroup {
   void set_sort_order(std::int64_t order) { group_->set_sort_order(order); }
   void set_broker_name(const std::string& name) { group_->set_broker_name(name); }
   bool closed() const;
-  // `array`: this member's input, whatever its shape; `count`: elements of a block (plan.h);
-  // `output`: where the result goes, or None: a new flat array, which the future returns. With
-  // `output` the future returns None. A large input is referred to until the future is done.
+  // `array`: this member's input, whatever its shape; `count`: elements of a block
+  // (collective/plan.h); `output`: where the result goes, or None: a new flat array, which the
+  // future returns. With `output` the future returns None. A large input is used until the future
+  // is done.
   nb::object collective(const std::string& name, const std::string& kind, std::uint32_t root,
                         const std::string& op, const std::string& dtype, const std::string& layout,
                         std::int64_t count, nb::handle array, nb::handle output, bool retry,
                         const std::string& compress);
-  // The same for one array of numpy or torch; the future returns its like, or `output`, which the
-  // result is put into. None: it is not that simple.
+  // The same for one array of numpy or torch; the future returns an array of that kind, or `output`
+  // with the result. None: not such a simple case.
   nb::object all_reduce(const std::string& name, const std::string& op, nb::handle array,
                         nb::handle output, bool retry);
-  // Throws Exception{invalid_argument} unless the elements can be reduced so.
+  // Throws Exception{invalid_argument} unless the elements support the operation.
   static void check_reduction(const std::string& op, const std::string& dtype);
-  // A new array of bytes in memory that is used again.
+  // A new array of bytes in reused memory.
   nb::object memory(std::size_t bytes);
   nb::object all_reduce_value(const std::string& name, nb::handle value, nb::callable op,
                               bool retry);
   void close();
-  // By which compiled programs find it.
+  // The key by which compiled programs find it.
   const std::string& program_key() const { return program_key_; }
 
   const std::shared_ptr<runtime::GroupPeer>& group() const { return group_; }

@@ -6,10 +6,10 @@ namespace moolink::bind {
 
 namespace nb = nanobind;
 
-// Memory of a Python object, held for as long as this lives.
+// Memory of a Python object, held while this lives.
 class HeldBuffer {
  public:
-  HeldBuffer(nb::handle object, int flags) {  // raises as Python does
+  HeldBuffer(nb::handle object, int flags) {  // raises like Python
     if (PyObject_GetBuffer(object.ptr(), &view_, flags) != 0) throw nb::python_error();
   }
   HeldBuffer(const HeldBuffer&) = delete;

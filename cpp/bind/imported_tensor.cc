@@ -1,4 +1,4 @@
-// What is known of a tensor of any framework, and copies of its elements.
+// Properties of a tensor of any framework, and copies of its elements.
 
 #include <string>
 

@@ -46,7 +46,7 @@ nb::object empty(const tensor::Shape& shape, const std::string& dtype, std::stri
 
 using Block = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-// This many blocks of a size take turns. When a block's turn comes, none of its lines is cached.
+// This many blocks of a size rotate, so that a reused block is not cached any more.
 constexpr std::size_t kBlocksInTurn = 4;
 
 void fill_block(const Block& block, const nb::list& arrays,

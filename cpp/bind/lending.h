@@ -11,17 +11,17 @@ namespace moolink::bind {
 
 namespace nb = nanobind;
 
-// Python's Lent: a value whose arrays are lent where it is sent.
+// Python's Lent: a value whose arrays are lent to its receivers.
 class PyLent {
  public:
   PyLent(nb::object value, nb::object on_release)
       : value_(std::move(value)), on_release_(std::move(on_release)) {}
 
-  // Null: the object is none.
+  // Null: the object is not a Lent.
   static const PyLent* of(nb::handle object);
 
   nb::handle value() const { return value_; }
-  // To be kept by whoever may read what one message lends; null: nobody asked to be told.
+  // Kept by every reader of one message's lent memory; null: no callback was given.
   std::shared_ptr<const void> release(std::shared_ptr<runtime::Context> context) const;
 
   static int traverse(PyObject* self, visitproc visit, void* arg);
@@ -32,12 +32,12 @@ class PyLent {
   nb::object on_release_;
 };
 
-// Where the arrays of a message are lent from; without one, a value that lends is refused.
+// The lender of a message's arrays; without one, a value that lends is refused.
 struct Lender {
   std::shared_ptr<runtime::Context> context;
-  // Done when nobody reads what the message has lent; null: it lends nothing.
+  // Done when the last reader of the message's lent memory is gone; null: it lends nothing.
   std::shared_ptr<runtime::Future> released = nullptr;
-  // None: the message is for several.
+  // None: the message has several receivers.
   std::optional<runtime::Recipient> recipient = std::nullopt;
 };
 

@@ -8,7 +8,7 @@
 
 namespace moolink::bind {
 
-// A blocking wait: its worker's slot goes to others meanwhile. Needs the GIL.
+// A blocking wait: lends its worker's slot meanwhile. Needs the GIL.
 class LentSlot {
  public:
   void enter() {

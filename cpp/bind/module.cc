@@ -25,8 +25,8 @@
 
 NB_MODULE(_core_of_any_interpreter, m) {
   m.doc() = "The compiled core. What users need of it is re-exported by moolink.";
-  // Daemon threads and calls in flight hold objects when the interpreter ends: no fault of the
-  // user's, and nothing to fill the terminal with.
+  // Daemon threads and calls in flight hold objects when the interpreter ends: not the user's
+  // fault, so no warnings on the terminal.
   nanobind::set_leak_warnings(std::getenv("MOOLINK_LEAK_WARNINGS") != nullptr);
   moolink::bind::bind_errors(m);
   moolink::bind::bind_values(m);
@@ -50,11 +50,11 @@ NB_MODULE(_core_of_any_interpreter, m) {
   moolink::bind::bind_xla(m);
 }
 
-// The threads, the context and nanobind's table of types are the process's: a second interpreter
-// would take them from the first one, so it is refused before nanobind begins.
+// The threads, the context and nanobind's table of types belong to the process: a second
+// interpreter would take them from the first one, so it is refused before nanobind begins.
 // NOLINTNEXTLINE(bugprone-reserved-identifier): the name that Python looks for
 extern "C" NB_EXPORT PyObject* PyInit__core() {
-  if (PyInterpreterState_Get() != PyInterpreterState_Main()) {
+  if (PyInterpreterState_GetID(PyInterpreterState_Get()) != 0) {
     PyErr_SetString(PyExc_ImportError,
                     "moolink works in the main interpreter only, not in a subinterpreter: use it "
                     "there, or in a process of its own (multiprocessing, subprocess)");

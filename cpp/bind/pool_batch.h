@@ -1,6 +1,6 @@
 #pragma once
 
-// What a pool does with the arrays of one batch at each step: actions in, episodes counted.
+// A pool's work on the arrays of one batch at each step: actions in, episodes counted.
 
 #include <nanobind/nanobind.h>
 
@@ -26,7 +26,7 @@ class ActionNumbers {
   std::int64_t high_;
 };
 
-// The episodes of a batch: what its steps' results add up to.
+// The episodes of a batch: the totals of its steps' results.
 class EpisodeCounts {
  public:
   EpisodeCounts(nb::handle reward, nb::handle terminated, nb::handle truncated, nb::handle done,

@@ -1,7 +1,7 @@
 #pragma once
 
-// The groups of this process as compiled programs know them: by a key that is text, because a
-// program may outlive the group object that it was traced with, and be kept on disk.
+// The groups of this process for compiled programs: by a text key, because a program may outlive
+// the group object that it was traced with, and be stored on disk.
 
 #include <memory>
 #include <string>

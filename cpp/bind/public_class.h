@@ -6,7 +6,7 @@ namespace moolink::bind {
 
 namespace nb = nanobind;
 
-// A class that bears the name by which users know it: moolink.NAME.
+// A class with its public name: moolink.NAME.
 template <class Type, class... Extra>
 nb::class_<Type> public_class(nb::module_& m, const char* name, const Extra&... extra) {
   const nb::object own = m.attr("__name__");

@@ -30,8 +30,9 @@ int release_pending(void*) {
   return 0;
 }
 
-// Whoever enters from Python or runs a handler releases what was dropped; a program that does
-// neither is asked by the interpreter's list of pending calls, which needs neither GIL nor lock.
+// A thread that enters from Python or runs a handler releases dropped references; for a program
+// that does neither, the interpreter's list of pending calls does, which needs neither GIL nor
+// lock.
 void drop(PyObject* object) {
   Dropped& queue = dropped();
   {

@@ -10,8 +10,8 @@ namespace moolink::bind {
 
 namespace nb = nanobind;
 
-// May be copied and dropped on any thread, with or without the GIL and under any lock: the object
-// is released soon, by a thread that holds the GIL and no lock.
+// May be copied and dropped on any thread, with or without the GIL and under any lock: a thread
+// that holds the GIL and no lock releases the object soon.
 class Reference {
  public:
   Reference() = default;
@@ -25,7 +25,7 @@ class Reference {
   std::shared_ptr<PyObject> object_;
 };
 
-// Releases what was dropped so far; needs the GIL. Runs destructors of the user's.
+// Releases the references dropped so far; needs the GIL. Runs the user's destructors.
 void release_dropped();
 
 }  // namespace moolink::bind

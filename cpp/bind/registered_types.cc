@@ -12,12 +12,12 @@
 namespace moolink::bind {
 namespace {
 
-// Types are registered at import and never forgotten, so that a walk under way may keep pointers.
+// Types are registered at import and never forgotten, so that a running walk may keep pointers.
 struct Registry {
   std::vector<std::unique_ptr<RegisteredType>> all;
   std::unordered_map<PyTypeObject*, const RegisteredType*> by_type;
   std::map<std::string, const RegisteredType*, std::less<>> by_name;
-  // Called with a type, or a name, that was not found; returns whether it registered one.
+  // Called with an unknown type, or name; returns whether it registered one.
   PyObject* late = nullptr;
 };
 
@@ -26,8 +26,8 @@ Registry& registry() {
   return instance;
 }
 
-// Whether anything was registered meanwhile. The types of the standard library and of frameworks
-// are moolink.data.values' affair, which is imported when the first of them is met.
+// Whether anything was registered meanwhile. moolink.data.values registers the types of the
+// standard library and of frameworks; it is imported when the first of them is met.
 bool register_late(nb::handle what) {
   Registry& types = registry();
   const std::size_t before = types.all.size();
@@ -59,7 +59,7 @@ void register_type(nb::handle type, const std::string& name, const std::string& 
   }
   entry->to_state = std::move(to_state);
   entry->from_state = std::move(from_state);
-  // A class that is defined again (a notebook's cell) replaces the older one of its name.
+  // A redefined class (a notebook's cell) replaces the older one of its name.
   registry().by_type[reinterpret_cast<PyTypeObject*>(type.ptr())] = entry.get();
   registry().by_name[name] = entry.get();
   registry().all.push_back(std::move(entry));

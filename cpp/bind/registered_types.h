@@ -1,7 +1,7 @@
 #pragma once
 
 // The types beyond Python's own that values may have: registered on both sides by name
-// (moolink.register), never looked up or imported because of what a peer sent.
+// (moolink.register), never looked up or imported because of a peer's message.
 
 #include <nanobind/nanobind.h>
 
@@ -25,11 +25,11 @@ struct RegisteredType {
   nb::object from_state;                // converted: state -> value
 };
 
-// Null when the type is not registered. What is returned lives as long as the process. All of it
-// needs the GIL.
+// Null when the type is not registered. The result lives as long as the process. All of it needs
+// the GIL.
 const RegisteredType* find_registered(PyTypeObject* type);
-// The same, after the types of the standard library and of imported frameworks had their chance:
-// they are registered when one is first met.
+// The same, after registering the types of the standard library and of imported frameworks, which
+// happens when the first unknown type is met.
 const RegisteredType* find_registered_late(PyTypeObject* type);
 const RegisteredType* find_registered_late(std::string_view name);
 

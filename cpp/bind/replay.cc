@@ -33,7 +33,7 @@ namespace {
 using runtime::Replay;
 using runtime::ReplayColumn;
 
-// In C order; what is given as a list is converted.
+// In C order; a list is converted.
 template <class T>
 using Given = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
@@ -70,9 +70,8 @@ replay::SelectorOptions selector_of(const SelectorArgs& args) {
   throw nb::value_error(("no selector is called " + std::get<0>(args)).c_str());
 }
 
-// What a waiting thread does now and then: signal handlers, and `stop`, which ends the wait with
-// True.
-// `stop` is borrowed.
+// Called now and then by a waiting thread: runs signal handlers, and `stop`, which ends the wait by
+// returning True. `stop` is borrowed.
 Replay::Interrupt interrupt(const std::optional<nb::callable>& stop) {
   return [signals = signal_check(), stop = stop ? stop->ptr() : nullptr] {
     if (signals) signals();
@@ -82,7 +81,7 @@ Replay::Interrupt interrupt(const std::optional<nb::callable>& stop) {
   };
 }
 
-// Around a wait, which holds neither the GIL nor a worker's slot.
+// Around a wait, without the GIL and without a worker's slot.
 void wait_unlocked(const std::function<void()>& wait) {
   LentSlot slot;
   slot.enter();
@@ -159,7 +158,7 @@ class ReplayCore {
     return keys.empty() ? std::nullopt : std::optional(keys.front());
   }
 
-  // Rows that are to be written, referred to by the caller.
+  // Rows to write; the caller holds a reference to each.
   nb::object take(std::uint32_t store, std::size_t count) {
     return to_numpy(replay_->take(store, count).first, tensor::DType::uint32);
   }
@@ -248,7 +247,7 @@ class ReplayCore {
     return result;
   }
 
-  // (states of the tables, rows of the stores), of one moment; the rows are retained.
+  // (states of the tables, rows of the stores), at one moment; the rows are retained.
   nb::tuple snapshot() {
     const Replay::Snapshot snapshot = replay_->snapshot();
     nb::list tables;
@@ -273,7 +272,7 @@ class ReplayCore {
         ArrayKind::numpy);
   }
 
-  // The opposite, of rows that nobody else refers to.
+  // The opposite, for rows with no other reference.
   void write(std::uint32_t store, std::uint32_t column, const Given<replay::Row>& rows,
              const Given<std::uint8_t>& bytes) {
     if (bytes.size() != rows.size() * replay_->columns(store).at(column).bytes) {
@@ -290,7 +289,7 @@ class ReplayCore {
   void close() { replay_->close(); }
 
  private:
-  // The reference of whoever has made rows.
+  // The reference of the code that took the rows.
   struct Held {
     Replay& replay;
     std::uint32_t store;
@@ -339,7 +338,7 @@ ImportedTensor fitting(nb::handle leaf, const ReplayColumn& column,
   return std::move(*imported);
 }
 
-// One step, or with `steps` so many, stacked along the leaves' first dimension.
+// One step, or with `steps` that many, stacked along the leaves' first dimension.
 std::vector<replay::Row> ReplayCore::put(std::uint32_t store, const nb::list& leaves,
                                          std::optional<std::size_t> steps) {
   const std::vector<ReplayColumn>& columns = replay_->columns(store);

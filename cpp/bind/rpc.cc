@@ -20,10 +20,9 @@ namespace moolink::bind {
 namespace {
 
 constexpr std::uint64_t kStreamCredit = 16;                   // items fetched ahead
-constexpr std::size_t kSendUnlocked = std::size_t{64} << 10;  // a larger send gives up the GIL
+constexpr std::size_t kSendUnlocked = std::size_t{64} << 10;  // a larger send releases the GIL
 
-// Calls of one thread to one peer start in their order; those of two threads do not wait for one
-// another.
+// Calls of one thread to one peer start in order; calls of two threads do not wait for one another.
 std::uint16_t lane_of_this_thread() {
   static std::atomic<std::uint32_t> threads{0};
   thread_local const auto lane = static_cast<std::uint16_t>(1 + threads++ % 65535);
@@ -97,7 +96,7 @@ nb::object call_python(nb::handle function, nb::handle arguments, nb::handle key
   return result;
 }
 
-// Calls a function that replies itself: its first argument is the way back.
+// Calls a function that replies itself: its first argument is the reply path.
 template <class Return>
 void call_with_return(const nb::object& function, const runtime::Incoming& call,
                       const std::shared_ptr<const ValueOptions>& options) {
@@ -108,12 +107,16 @@ void call_with_return(const nb::object& function, const runtime::Incoming& call,
   call_python(function, all, keywords);
 }
 
+bool is_generator(nb::handle value) {
+  return value.type().is(nb::module_::import_("types").attr("GeneratorType"));
+}
+
 void reply_with(const std::shared_ptr<runtime::Responder>& responder, nb::object result,
                 const std::shared_ptr<const ValueOptions>& options) {
   const bool yields = PyIter_Check(result.ptr()) != 0;
   if (responder->streamed() && yields) {
     send_stream(responder, std::move(result), options);
-  } else if (responder->streamed() || PyGen_Check(result.ptr())) {
+  } else if (responder->streamed() || (yields && is_generator(result))) {
     throw nb::type_error(responder->streamed()
                              ? "the handler returns no iterator: call it with async_ or sync"
                              : "the handler is a generator: call it with stream");
@@ -257,7 +260,7 @@ void PyRpc::define_streamed(const std::string& name, nb::callable function) {
 void PyRpc::undefine(const std::string& name) {
   bool defined = false;
   const auto interrupt = signal_check();
-  // Taken out first: while this waits for running calls, another thread may define the name anew.
+  // Extracted first: while this waits for running calls, another thread may define the name again.
   auto function = functions_->extract(name);
   {
     const GilRelease unlocked;
@@ -291,7 +294,7 @@ nb::object PyRpc::async(const std::string& peer, const std::string& function,
   if (call.payload.bytes() <= kSendUnlocked) {
     future = peer_->call_at_once(peer, function, call.payload, call.timeout, call.lane);
   }
-  // Neither a long copy nor a lock that another thread has may stop the other Python threads.
+  // Neither a long copy nor another thread's lock may stop the other Python threads.
   if (future == nullptr) {
     const GilRelease unlocked;
     future = peer_->call(peer, function, std::move(call.payload), call.timeout, call.lane);
@@ -332,7 +335,7 @@ nb::dict PyRpc::async_many(const std::vector<std::string>& peers, const std::str
     std::shared_ptr<runtime::Future> future;
     {
       const GilRelease unlocked;
-      // A call of itself decodes the very bytes that are sent to the others.
+      // A call to itself decodes the very bytes that are sent to the others.
       wire::Payload own = peer == peer_->name()
                               ? wire::private_copy(call.payload, peer_->context()->pool())
                               : call.payload;
@@ -363,7 +366,7 @@ nb::object PyRpc::stream(const std::string& peer, const std::string& function,
   return nb::cast(new PyStream(std::move(stream), options_), nb::rv_policy::take_ownership);
 }
 
-// --- what is going on
+// --- representation, statistics
 
 std::string PyRpc::repr() const {
   try {
@@ -374,7 +377,7 @@ std::string PyRpc::repr() const {
                                          [](const rpc::PeerInfo& info) { return info.connected; });
     return named + places_text(peer_->addresses()) + ", connected to " + std::to_string(connected) +
            (connected == 1 ? " peer>" : " peers>");
-  } catch (const Exception&) {  // this process was forked
+  } catch (const Exception&) {  // this process is a forked child
     return "<moolink.Rpc of the parent process>";
   }
 }
@@ -394,7 +397,7 @@ nb::dict PyRpc::explain(const std::string& peer) const {
   return describe(without_gil([&] { return peer_->explain(peer); }));
 }
 
-// --- garbage collection: handlers often refer to what holds the Rpc
+// --- garbage collection: handlers often refer to the owner of the Rpc
 
 int PyRpc::traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));

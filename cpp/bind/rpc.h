@@ -22,7 +22,7 @@ namespace nb = nanobind;
 // Python's RpcCore, on which moolink.Rpc is built.
 class PyRpc {
  public:
-  // A key: its 32 bytes, and the group that it is of or "".
+  // A key: its 32 bytes, and its group or "".
   using PyKey = std::pair<nb::bytes, std::string>;
 
   PyRpc(std::optional<std::string> name, std::string_view arrays, std::string_view device,
@@ -74,17 +74,17 @@ class PyRpc {
   static int clear(PyObject* self);
 
  private:
-  // What every kind of call needs.
+  // Common to every kind of call.
   struct Outgoing {
     wire::Payload payload;
-    std::shared_ptr<runtime::Future> released;  // of what it lends; null: nothing
+    std::shared_ptr<runtime::Future> released;  // of its lent memory; null: it lends nothing
     Duration timeout;
     std::uint16_t lane;
   };
-  // peer: the only one that it is for.
+  // peer: the only receiver.
   Outgoing outgoing(const std::string* peer, const nb::args& arguments,
                     const nb::kwargs& keywords) const;
-  // Guarded by the GIL. Handlers hold it weakly, so that a peer that its own handlers refer to can
+  // Guarded by the GIL. Handlers hold it weakly, so that a peer referenced by its own handlers can
   // be collected.
   using Functions = std::map<std::string, Reference>;
 

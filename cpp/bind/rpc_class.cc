@@ -1,4 +1,4 @@
-// What Python sees of a peer.
+// The Python class of a peer.
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>

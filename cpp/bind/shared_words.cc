@@ -27,7 +27,7 @@ std::uint64_t SharedWords::sum(std::size_t first, std::size_t stride, std::size_
   return total;
 }
 
-// The entry is written before it is counted, and counted before the next word is read.
+// Writes the entry before it counts it, and counts it before it reads the next word.
 bool SharedWords::push(std::size_t line, std::size_t ring, std::size_t capacity,
                        std::uint64_t entry) {
   const std::uint64_t position = load(line);
@@ -49,7 +49,7 @@ bool SharedWords::ask(std::size_t goal, std::uint64_t wanted, std::size_t first,
   return sum(first, stride, count) >= wanted;
 }
 
-// The request is counted before the goal is read.
+// Counts the request before it reads the goal.
 bool SharedWords::serve(std::size_t served, std::size_t goal, std::size_t first, std::size_t stride,
                         std::size_t count) {
   store(served, load(served) + 1);

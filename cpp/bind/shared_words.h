@@ -11,7 +11,7 @@ namespace moolink::bind {
 
 namespace nb = nanobind;
 
-// Words of memory that processes share, read and written atomically and in one order for all.
+// Words of memory that processes share, read and written atomically, in one order for all.
 class SharedWords {
  public:
   using Array = nb::ndarray<std::uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;

@@ -14,7 +14,7 @@
 namespace moolink::bind {
 namespace {
 
-// Of a handler that yields: runs it until the caller takes no more, and goes on when it does.
+// Runs a handler that yields until the caller takes no more, and continues when it does.
 class Yielder : public std::enable_shared_from_this<Yielder> {
  public:
   Yielder(std::shared_ptr<runtime::Responder> responder, nb::object iterator,
@@ -63,7 +63,7 @@ class Yielder : public std::enable_shared_from_this<Yielder> {
     return false;
   }
 
-  // The caller is gone: the generator's finally clauses run.
+  // The caller is gone: runs the generator's finally clauses.
   void close() {
     const nb::object iterator = iterator_.borrow();
     if (!nb::hasattr(iterator, "close")) return;
@@ -95,7 +95,7 @@ std::optional<nb::object> PyStream::take() {
   return decode_value(*item, *options_);
 }
 
-// Raises how the stream ended; an error once, as a generator does.
+// Raises the stream's outcome; an error only once, like a generator.
 void PyStream::end(PyObject* stop) {
   const Error* error = std::get_if<Error>(&stream_->outcome());
   if (error != nullptr && !std::exchange(raised_, true)) {

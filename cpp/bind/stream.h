@@ -23,9 +23,9 @@ class PyStream {
   PyStream(const PyStream&) = delete;
   PyStream& operator=(const PyStream&) = delete;
 
-  // The next item; raises StopIteration after the last one, and after what it raised once.
+  // The next item; raises StopIteration after the last one, and after it has raised an error.
   nb::object next();
-  // The next item and true, or None and false if it has not come yet; raises StopAsyncIteration
+  // The next item and true, or None and false if it has not arrived yet; raises StopAsyncIteration
   // after the last one.
   nb::tuple poll();
   void close();
@@ -38,11 +38,11 @@ class PyStream {
 
   std::shared_ptr<runtime::Stream> stream_;
   std::shared_ptr<const ValueOptions> options_;
-  bool raised_ = false;  // the error that ended it; guarded by the GIL
+  bool raised_ = false;  // the final error was raised; guarded by the GIL
 };
 
-// Sends what the iterator yields, as fast as the caller takes it, and then replies. Needs the GIL;
-// between the items no thread waits.
+// Sends the iterator's items as fast as the caller takes them, and then replies. Needs the GIL; no
+// thread waits between items.
 void send_stream(const std::shared_ptr<runtime::Responder>& responder, nb::object iterator,
                  const std::shared_ptr<const ValueOptions>& options);
 

@@ -22,23 +22,23 @@ namespace moolink::bind {
 
 namespace nb = nanobind;
 
-// What a received tensor becomes: the sender's framework if it is imported here, or always one.
+// The array type of a received tensor: the sender's framework if imported here, or always one.
 enum class ArrayKind { same, numpy, torch, jax };
 ArrayKind parse_array_kind(std::string_view text);  // throws ValueError
 
-// Why elements were copied that need not have been, had the array been another one.
+// Why elements were copied that another array would not need copied.
 enum class CopyReason : std::uint8_t {
   none,
-  gaps,           // given: strides that leave gaps, or another order than row-major
+  gaps,           // given: strides with gaps, or another order than row-major
   byte_order,     // given: big-endian
   lazy_view,      // given: conjugated or negated on reading
   several_parts,  // given: a jax.Array sharded over several devices
-  lent,           // received: what is lent, as a framework's that knows no read-only arrays
-  alignment,      // received: memory that does not begin at 64 bytes
+  lent,           // received: lent memory, for a framework without read-only arrays
+  alignment,      // received: memory not aligned to 64 bytes
 };
 inline constexpr std::size_t kCopyReasons = 7;
 
-// Counts such copies; each reason is logged when it is met first. Needs the GIL.
+// Counts such copies; logs each reason at its first occurrence. Needs the GIL.
 class CopyCounts {
  public:
   void add(CopyReason reason, std::size_t bytes);
@@ -49,42 +49,41 @@ class CopyCounts {
   std::uint64_t bytes_ = 0;
 };
 
-// A framework's tensor by reference. The memory is valid as long as `owner` lives; dropping that
-// takes the GIL.
+// A framework's tensor by reference. The memory is valid while `owner` lives; dropping it takes the
+// GIL.
 struct ImportedTensor {
   tensor::TensorRef tensor;
   wire::Framework framework = wire::Framework::other;
-  // As wire::TensorHead::numpy_type; tensor.dtype means nothing then.
+  // Like wire::TensorHead::numpy_type; tensor.dtype is meaningless then.
   std::string numpy_type;
   nb::object owner;
-  CopyReason copied = CopyReason::none;  // on the way here
-  // Set where the memory is CUDA's: what the tensor's producer has queued comes before what is
-  // queued on this stream.
+  CopyReason copied = CopyReason::none;  // during the import
+  // Set if the memory is CUDA's: the producer's queued work precedes work queued on this stream.
   std::shared_ptr<device::Stream> stream = nullptr;
 
   std::size_t item_size() const;
   std::size_t bytes() const;  // of the elements, without gaps
-  // Whether it was copied, or has to be on its way to compact memory.
+  // Why it was copied, or must be copied on its way to compact memory.
   CopyReason copy_reason() const;
   wire::TensorHead head() const;
 };
 
-// Empty when the value is no tensor. Raises TypeError for tensors that cannot be read here, naming
-// the dtype or device and what to do: sub-byte and structured elements, other devices than the CPU
-// and CUDA's, sparse layouts, traced values, subclasses whose meaning would be lost.
-// Big-endian arrays are converted; conjugated and negated views are resolved.
+// Empty when the value is no tensor. Raises TypeError for tensors that cannot be read here, with
+// the dtype or device and the remedy: sub-byte and structured elements, other devices than the CPU
+// and CUDA's, sparse layouts, traced values, subclasses that would lose their meaning. Big-endian
+// arrays are converted; conjugated and negated views are resolved.
 std::optional<ImportedTensor> import_tensor(nb::handle value);
 
 // The same for values that must be tensors of numbers in host memory (gradients, parameters,
-// reductions); takes objects with the buffer protocol too. Raises TypeError otherwise.
+// reductions); also accepts objects with the buffer protocol. Raises TypeError otherwise.
 ImportedTensor import_numbers(nb::handle value);
 
-// Copies the elements in row-major order; needs no GIL. From a device, it waits for it.
+// Copies the elements in row-major order; needs no GIL. Waits for the tensor's device.
 void copy_elements(const ImportedTensor& from, std::byte* to);
 // The same for memory that another process will read.
 void copy_elements_past_cache(const ImportedTensor& from, const MutableBuffer& to);
 
-// What a received tensor of this kind becomes: "same" is decided.
+// The array type of a received tensor with this head: resolves "same".
 ArrayKind array_kind(const wire::TensorHead& head, ArrayKind asked);
 
 // An array that owns `memory`: private, writable (JAX: immutable by type, numpy's if `read_only`),
@@ -93,9 +92,9 @@ ArrayKind array_kind(const wire::TensorHead& head, ArrayKind asked);
 nb::object export_tensor(MutableBuffer memory, const wire::TensorHead& head, ArrayKind kind,
                          bool read_only = false);
 
-// numpy's view of a tensor of any framework, without a copy; cannot be written where that must not
-// be. Of what lies on a device it is a copy. Raises as import_tensor() does, and TypeError for what
-// is no tensor.
+// numpy's view of a tensor of any framework, without a copy; read-only if the tensor is. For a
+// tensor on a device it is a copy. Raises like import_tensor(), and TypeError if the value is no
+// tensor.
 nb::object as_array(nb::handle value);
 
 // numpy's scalar of one element.

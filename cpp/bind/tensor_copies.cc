@@ -1,4 +1,4 @@
-// Copies that need not have been: counted, and each kind logged once.
+// Avoidable copies: counted, and each kind logged once.
 
 #include <string>
 

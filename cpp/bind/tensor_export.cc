@@ -22,8 +22,8 @@ namespace {
 
 using tensor::DType;
 
-// What a received array owns: the memory and its layout. numpy reads it through the buffer protocol
-// (as bytes: numpy gives them the dtype, as neither DLPack nor buffers know all of numpy's), the
+// The owner of a received array's memory and layout. numpy reads it through the buffer protocol (as
+// bytes: numpy gives them the dtype, because neither DLPack nor buffers know all of numpy's), the
 // others through DLPack.
 struct ReceivedTensor {
   MutableBuffer memory;
@@ -32,7 +32,7 @@ struct ReceivedTensor {
   bool read_only = false;
 };
 
-// Both generations of DLPack's owning struct differ in where the tensor lies and in the version.
+// Both generations of DLPack's owning struct differ in the place of the tensor and in the version.
 template <class Managed>
 struct Export {
   // NOLINTNEXTLINE(bugprone-invalid-enum-default-initialization): new_export sets the device
@@ -45,7 +45,7 @@ struct Export {
   static void free(Managed* managed) { delete static_cast<Export*>(managed->manager_ctx); }
 };
 
-// `flags` and `minor` say more to consumers of the versioned struct.
+// `flags` and `minor` are for consumers of the versioned struct.
 template <class Managed>
 Managed* new_export(const ReceivedTensor& received, std::uint64_t flags = 0,
                     std::uint32_t minor = DLPACK_MINOR_VERSION) {
@@ -117,8 +117,8 @@ void check_export(nb::handle stream, nb::handle device) {
   }
 }
 
-// JAX asks without max_version and then takes the unversioned capsule only, which cannot say that
-// memory is for reading only.
+// JAX asks without max_version and then takes the unversioned capsule only, which cannot mark
+// memory as read-only.
 nb::object dlpack(const ReceivedTensor& received, nb::handle stream, nb::handle max_version,
                   nb::handle device, nb::handle copy) {
   check_export(stream, device);
@@ -155,7 +155,7 @@ PyType_Slot received_tensor_slots[] = {
 
 nb::object numpy_attribute(const char* name) { return nb::module_::import_("numpy").attr(name); }
 
-// numpy's dtype object; kept once made, as numpy keeps them too.
+// numpy's dtype object; kept once made, because numpy keeps them too.
 nb::object numpy_dtype(const wire::TensorHead& head) {
   if (!head.numpy_type.empty()) return numpy_attribute("dtype")(head.numpy_type.c_str());
   static PyObject* known[tensor::kDTypes] = {};
@@ -187,12 +187,12 @@ nb::object shape_tuple(const tensor::Shape& shape) {
   for (std::size_t i = 0; i < shape.size(); ++i) {
     PyObject* size = PyLong_FromLongLong(shape[i]);
     if (size == nullptr) throw nb::python_error();
-    PyTuple_SET_ITEM(tuple, static_cast<Py_ssize_t>(i), size);
+    NB_TUPLE_SET_ITEM(tuple, static_cast<Py_ssize_t>(i), size);
   }
   return owner;
 }
 
-// numpy raises when such an element is looked at, wherever that is.
+// numpy raises when such an element is read, wherever that is.
 void check_characters(std::span<const std::byte> memory) {
   constexpr char32_t kLast = 0x10ffff;
   for (std::size_t i = 0; i + sizeof(char32_t) <= memory.size(); i += sizeof(char32_t)) {
@@ -212,7 +212,7 @@ nb::object to_numpy(ReceivedTensor received, const wire::TensorHead& head) {
   }
   const nb::object dtype = numpy_dtype(head);
   const nb::object shape = shape_tuple(head.shape);
-  // Importing a module that is there costs as much as the rest of this function.
+  // Importing a loaded module costs as much as the rest of this function.
   static PyObject* ndarray = nullptr;
   if (ndarray == nullptr) ndarray = numpy_attribute("ndarray").release().ptr();
   // The constructor numpy.ndarray(shape, dtype, buffer) makes a view that keeps the buffer alive.
@@ -237,7 +237,7 @@ nb::object to_torch(const ReceivedTensor& received, nb::handle torch) {
   const DLPackExchangeAPI* api = torch_api(torch);
   if (api == nullptr) return torch.attr("from_dlpack")(nb::cast(received));
   void* tensor = nullptr;
-  // Steals the export, also when it fails.
+  // Takes over the export, also on failure.
   if (api->managed_tensor_to_py_object_no_sync(new_export<DLManagedTensorVersioned>(received),
                                                &tensor) != 0) {
     throw nb::python_error();
@@ -311,7 +311,7 @@ nb::object export_tensor(MutableBuffer memory, const wire::TensorHead& head, Arr
 
 namespace {
 
-// The bytes from the first to behind the last one, relative to where the elements begin.
+// The range of bytes from the first to past the last one, relative to the first element.
 std::pair<std::int64_t, std::int64_t> span_of(const ImportedTensor& from) {
   const auto item = static_cast<std::int64_t>(from.item_size());
   std::int64_t first = 0;
@@ -376,7 +376,7 @@ nb::object as_array(nb::handle value) {
 
 nb::object export_scalar(std::span<const std::byte> value, const wire::TensorHead& head) {
   const nb::object bytes = nb::bytes(reinterpret_cast<const char*>(value.data()), value.size());
-  // A string ends with its last character that is not NUL when numpy reads it from memory; as a
+  // When numpy reads a string from memory, it ends with its last character that is not NUL; as a
   // scalar it keeps its NULs.
   const char kind = head.numpy_type.empty() ? 'x' : head.numpy_type[1];
   if (kind == 'S') return numpy_attribute("bytes_")(bytes);

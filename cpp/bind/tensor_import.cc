@@ -44,7 +44,7 @@ std::shared_ptr<device::Stream> stream_for(nb::handle value, const tensor::Devic
   }
 }
 
-// An element type as numpy has it: a DType, or a description for what only numpy has.
+// numpy's element type: a DType, or a description of a type that only numpy has.
 struct NumpyType {
   DType dtype = DType::uint8;
   std::string description;
@@ -76,7 +76,7 @@ const NumpyType& numpy_type(nb::handle dtype) {
   static auto& last = *new NumpyType();
   if (const auto found = known.find(dtype.ptr()); found != known.end()) return found->second;
   last = describe_numpy_type(dtype);
-  // The dtypes of numbers are few and live as long as numpy; others are made anew for each array.
+  // The dtypes of numbers are few and live as long as numpy; others are made for each array.
   constexpr std::size_t kMostDtypes = 64;
   if (!last.description.empty() || known.size() == kMostDtypes) return last;
   Py_INCREF(dtype.ptr());
@@ -87,11 +87,11 @@ ImportedTensor import_numpy(nb::object array) {
   const nb::object dtype = array.attr("dtype");
   const NumpyType& type = numpy_type(dtype);
   if (!type.native) {
-    // Not astype: for dates without a unit it takes the array's own type to be meant.
+    // Not astype: for dates without a unit it would use the array's own type.
     const nb::object native = dtype.attr("newbyteorder")("=");
     ImportedTensor imported = import_numpy(array.attr("byteswap")().attr("view")(native));
     imported.copied = CopyReason::byte_order;
-    imported.tensor.read_only = true;  // what is written there is not seen in the array
+    imported.tensor.read_only = true;  // writes there would not reach the array
     return imported;
   }
   ImportedTensor imported;
@@ -115,7 +115,7 @@ ImportedTensor import_numpy(nb::object array) {
   imported.tensor.read_only = view.readonly != 0;
   // numpy's memory stays while the array lives, whether a view of it is held or not.
   PyBuffer_Release(&view);
-  // A field of a structured array steps by what is no multiple of its own size.
+  // A field of a structured array may have a stride that is no multiple of its own size.
   if (!whole_strides) {
     imported = import_numpy(array.attr("copy")());
     imported.copied = CopyReason::gaps;
@@ -126,7 +126,7 @@ ImportedTensor import_numpy(nb::object array) {
   return imported;
 }
 
-// The first line of what a framework says, which may go on with the frames of its C++.
+// The first line of a framework's error, which may continue with C++ frames.
 std::string first_line(nb::python_error& e) {
   const nb::object text = nb::steal(PyObject_Str(e.value().ptr()));
   if (!text.is_valid()) throw nb::python_error();
@@ -150,8 +150,8 @@ void take_layout(const DLTensor& from, ImportedTensor& imported) {
   }
 }
 
-// The importer of a capsule that is not renamed: its destructor frees the tensor when the last
-// reference goes, which is what holding it as the owner means.
+// The importer of a capsule that is not renamed: its destructor frees the tensor with the last
+// reference, so the capsule is the owner.
 ImportedTensor import_capsule(nb::handle value, nb::object capsule,
                               std::shared_ptr<device::Stream> stream) {
   ImportedTensor imported;
@@ -196,7 +196,7 @@ void destroy_managed(PyObject* capsule) {
   if (managed->deleter != nullptr) managed->deleter(managed);
 }
 
-// The stream for memory of a framework that queues work on a stream of its own; null: the host's.
+// The stream for memory of a framework that queues work on its own stream; null: the host's.
 std::shared_ptr<device::Stream> stream_after(nb::handle value, const DLDevice& device,
                                              const DLPackExchangeAPI* api) {
   auto stream = stream_for(value, {device.device_type, device.device_id});
@@ -209,7 +209,7 @@ std::shared_ptr<device::Stream> stream_after(nb::handle value, const DLDevice& d
   return stream;
 }
 
-// Without a call of Python: through the functions that the framework's type names.
+// Without calling Python: through the functions of the framework's type.
 ImportedTensor import_exchanged(nb::handle value, const DLPackExchangeAPI* api) {
   DLManagedTensorVersioned* managed = nullptr;
   if (api->managed_tensor_from_py_object_no_sync(value.ptr(), &managed) != 0) {
@@ -232,7 +232,7 @@ ImportedTensor import_dlpack(nb::handle value) {
   std::shared_ptr<device::Stream> stream = stream_for(value, {device_type, device_id});
   const nb::object exporter = value.attr("__dlpack__");
   nb::dict arguments;
-  // The producer lets this stream wait for what makes the tensor.
+  // The producer makes this stream wait for the work that computes the tensor.
   if (stream != nullptr) arguments["stream"] = stream->handle();
   nb::object capsule;
   try {
@@ -268,8 +268,8 @@ bool call_is_true(nb::handle value, const char* method) {
   return nb::cast<bool>(value.attr(method)());
 }
 
-// Views that are conjugated or negated on reading have other values than their memory; torch's
-// own export lets negated ones pass.
+// Views that are conjugated or negated on reading have other values than their memory; torch's own
+// export does not check negated ones.
 bool resolve_views(nb::object& value, DType dtype) {
   bool resolved = false;
   if (tensor::is_complex(dtype) && call_is_true(value, "is_conj")) {
@@ -286,7 +286,7 @@ bool resolve_views(nb::object& value, DType dtype) {
 
 ImportedTensor import_torch(nb::object value, const DLPackExchangeAPI* api) {
   const DType dtype = torch_dtype(value.attr("dtype"));
-  // DLPack has no word for some of torch's devices (meta) and none for its layouts.
+  // DLPack has no code for some of torch's devices (meta) and none for its layouts.
   const bool on_host = nb::cast<bool>(value.attr("is_cpu"));
   if (!on_host && !nb::cast<bool>(value.attr("is_cuda"))) {
     refuse_device(value, text_of(value.attr("device")));
@@ -297,7 +297,7 @@ ImportedTensor import_torch(nb::object value, const DLPackExchangeAPI* api) {
                " cannot be read; call to_dense(), or send indices and values");
   }
   CopyReason copied = resolve_views(value, dtype) ? CopyReason::lazy_view : CopyReason::none;
-  if (!on_host) {  // gaps are left out where the tensor lies
+  if (!on_host) {  // gaps are removed on the device
     nb::object compact = value.attr("contiguous")();
     if (copied == CopyReason::none && !compact.is(value)) copied = CopyReason::gaps;
     value = std::move(compact);
@@ -321,7 +321,7 @@ ImportedTensor import_torch(nb::object value, const DLPackExchangeAPI* api) {
   imported.framework = Framework::torch;
   if (copied != CopyReason::none) {
     imported.copied = copied;
-    imported.tensor.read_only = true;  // what is written there is not seen in the tensor
+    imported.tensor.read_only = true;  // writes there would not reach the tensor
   }
   return imported;
 }
@@ -357,7 +357,7 @@ ImportedTensor import_jax(nb::handle value) {
       place.on_cuda ? import_dlpack(value)
                     : import_numpy(nb::module_::import_("numpy").attr("asarray")(value));
   imported.framework = Framework::jax;
-  // Immutable by type; neither its capsules nor all versions of its views say so.
+  // Immutable by type, which neither its capsules nor all versions of its views report.
   imported.tensor.read_only = true;
   if (place.devices > 1) imported.copied = CopyReason::several_parts;
   return imported;
@@ -434,10 +434,10 @@ std::optional<wire::TensorHead> import_scalar(nb::handle value, std::string& byt
   const nb::object dtype = value.attr("dtype");
   const NumpyType& type = numpy_type(dtype);
   wire::TensorHead head{Framework::numpy, type.dtype, type.description, {}};
-  // A subclass is something else, and would come back as less.
+  // A subclass means something else, and would lose that on its way.
   if (!value.type().is(dtype.attr("type"))) return std::nullopt;
   const nb::bytes raw = nb::cast<nb::bytes>(value.attr("tobytes")());
-  // The empty string has a byte or four of its own in memory.
+  // The empty string occupies one byte or four in memory.
   bytes.assign(raw.c_str(), std::min(raw.size(), head.item_size()));
   return head;
 }

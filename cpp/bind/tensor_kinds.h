@@ -1,6 +1,6 @@
 #pragma once
 
-// Which of its ways into moolink a tensor takes, by its type.
+// How a tensor is imported, by its type.
 
 #include <dlpack/dlpack.h>
 #include <nanobind/nanobind.h>
@@ -9,15 +9,15 @@ namespace moolink::bind {
 
 namespace nb = nanobind;
 
-// A module that is imported already, else empty; importing one would surprise.
+// A module that is imported already, else empty; an import here would be unexpected.
 nb::object loaded_module(const char* name);
 
-// How objects of a type are imported; found once a type.
+// How objects of a type are imported; determined once per type.
 enum class Importer { none, numpy, torch, jax, cupy, traced, dlpack, subclass };
 
 struct TypeKind {
   Importer importer = Importer::none;
-  const DLPackExchangeAPI* api = nullptr;  // of frameworks that have it
+  const DLPackExchangeAPI* api = nullptr;  // of frameworks with the exchange API
 };
 
 // Needs the GIL.

@@ -30,7 +30,7 @@ std::optional<std::vector<std::uintptr_t>> TensorLayouts::addresses(const nb::li
         continue;
       }
       const auto imported = import_tensor(value);
-      // Of what is conjugated or negated on reading the importer owns another one.
+      // For a view that is conjugated or negated on reading, the importer owns another tensor.
       if (!imported || !imported->numpy_type.empty() || !imported->owner.is(value)) {
         return std::nullopt;
       }
@@ -45,7 +45,7 @@ std::optional<std::vector<std::uintptr_t>> TensorLayouts::addresses(const nb::li
   } catch (Exception&) {  // CUDA's
     return std::nullopt;
   } catch (nb::python_error&) {
-    return std::nullopt;  // whoever asks finds out which, and why
+    return std::nullopt;  // the caller finds out which, and why
   } catch (nb::builtin_exception&) {
     return std::nullopt;
   }

@@ -14,15 +14,16 @@ namespace moolink::bind {
 
 namespace nb = nanobind;
 
-// What the tensors of a list have to be, each time anew: users resize, move and replace them.
+// The required layouts of the tensors of a list, checked each time: users resize, move and replace
+// them.
 class TensorLayouts {
  public:
   using Layout = std::pair<std::vector<std::int64_t>, std::string>;  // shape, dtype
 
   explicit TensorLayouts(const std::vector<Layout>& layouts);
 
-  // Where the elements lie, 0 for None; empty unless all are as they have to be, in host memory and
-  // without gaps.
+  // The addresses of the elements, 0 for None; empty unless all have the required layout, in host
+  // memory and without gaps.
   std::optional<std::vector<std::uintptr_t>> addresses(const nb::list& tensors) const;
 
  private:

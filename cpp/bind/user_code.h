@@ -1,6 +1,6 @@
 #pragma once
 
-// Calls into code of the user's on threads of the library: handlers, callbacks, generators.
+// Calls to the user's code on threads of the library: handlers, callbacks, generators.
 
 #include <nanobind/nanobind.h>
 
@@ -12,11 +12,11 @@ namespace moolink::bind {
 
 namespace nb = nanobind;
 
-// Ends this process, with the error that is set as its outcome, if a task of this worker has forked
-// and this is the child that comes back from it: its reply and what follows are the parent's.
+// Ends this process, with the present error as its outcome, if a task of this worker has forked and
+// this is the child that returns from it: its reply and all further work are the parent's.
 void end_if_forked();
 
-// `call` returns a new reference, or null with an error set; and so does this.
+// `call` returns a new reference, or null with an error set; so does this.
 template <class Call>
 nb::object run_user_code(Call&& call) {
   nb::object result = nb::steal(survive_exit(std::forward<Call>(call)));

@@ -24,17 +24,17 @@ struct ValueOptions {
   std::shared_ptr<CopyCounts> copies;  // may be null
 };
 
-// Captures a value: when this returns, later changes to it are not seen. Tensors' elements are
-// copied to memory from the allocator, large ones without the GIL. Raises TypeError for types that
-// do not travel and ValueError for values that are nested too deeply (or contain themselves) or
-// exceed a limit. Arrays inside of a Lent are not copied if they have no gaps: the payload refers
-// to them; the lender is told by `lender->released`. Without a lender that raises TypeError.
+// Captures a value: later changes to it have no effect. Tensors' elements are copied to memory from
+// the allocator, large ones without the GIL. Raises TypeError for types that do not travel and
+// ValueError for values that are nested too deeply (or contain themselves) or exceed a limit.
+// Arrays inside a Lent are not copied if they have no gaps: the payload refers to them;
+// `lender->released` tells the lender. Without a lender that raises TypeError.
 wire::Payload encode_value(nb::handle value, const ValueOptions& options, Allocator& allocator,
                            Lender* lender = nullptr);
 
 // Builds the value. Parts become arrays that own them: a received payload is used once. Lent ones
-// become arrays that cannot be written (numpy) or copies (torch, JAX). Throws
-// ErrorCode::wire for whatever does not decode, whoever is to blame.
+// become arrays that cannot be written (numpy) or copies (torch, JAX). Throws ErrorCode::wire for
+// anything that does not decode, whichever side is to blame.
 nb::object decode_value(const wire::Payload& payload, const ValueOptions& options);
 
 // A call's arguments travel as the tuple (args, kwargs).

@@ -35,7 +35,7 @@ nb::object decode_text(std::string_view utf8) {
       PyUnicode_DecodeUTF8(utf8.data(), static_cast<Py_ssize_t>(utf8.size()), "surrogatepass"));
 }
 
-// What an exception says, whatever its text is made of.
+// The text of an exception, whatever characters it contains.
 std::string describe(nb::python_error& e) {
   const nb::object text = nb::steal(PyObject_Str(e.value().ptr()));
   const nb::object utf8 =
@@ -43,12 +43,13 @@ std::string describe(nb::python_error& e) {
           ? nb::steal(PyUnicode_AsEncodedString(text.ptr(), "utf-8", "backslashreplace"))
           : nb::object();
   PyErr_Clear();  // an exception without a text still has a type
-  const std::string type = reinterpret_cast<PyTypeObject*>(e.type().ptr())->tp_name;
-  return utf8.is_valid() ? type + ": " + PyBytes_AS_STRING(utf8.ptr()) : type;
+  auto* python_type = reinterpret_cast<PyTypeObject*>(e.type().ptr());
+  const auto type = nb::cast<std::string>(nb::steal(PyType_GetName(python_type)));
+  return utf8.is_valid() ? type + ": " + PyBytes_AsString(utf8.ptr()) : type;
 }
 
-// Keys whose hashes are equal are compared with one another: a few, or a peer has made them so. The
-// hashes of strings and bytes it cannot know.
+// Keys with equal hashes are compared with one another: only a few, unless a peer has made them so.
+// A peer cannot know the hashes of strings and bytes.
 class KeyHashes {
  public:
   void add(PyObject* key) {
@@ -60,7 +61,7 @@ class KeyHashes {
 
  private:
   static constexpr unsigned kMostEqual = 64;
-  std::map<Py_hash_t, unsigned> seen_;  // ordered: whatever the hashes are
+  std::map<Py_hash_t, unsigned> seen_;  // ordered: independent of the hashes
 };
 
 class ValueDecoder {
@@ -89,7 +90,7 @@ class ValueDecoder {
 };
 
 nb::object ValueDecoder::read() {
-  // Nested reads use the reader's token again: what is needed of it is handed on by value.
+  // Nested reads reuse the reader's token, so this passes on the needed values.
   const wire::ValueToken& token = reader_.next();
   const auto* chars = reinterpret_cast<const char*>(token.bytes.data());
   const auto size = static_cast<Py_ssize_t>(token.bytes.size());
@@ -151,7 +152,7 @@ nb::object ValueDecoder::read_big_integer(std::span<const std::byte> bytes) {
 nb::object ValueDecoder::read_list(std::size_t size) {
   nb::object list = own(PyList_New(static_cast<Py_ssize_t>(size)));
   for (std::size_t i = 0; i < size; ++i) {
-    PyList_SET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i), read().release().ptr());
+    NB_LIST_SET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i), read().release().ptr());
   }
   return list;
 }
@@ -159,7 +160,7 @@ nb::object ValueDecoder::read_list(std::size_t size) {
 nb::object ValueDecoder::read_tuple(std::size_t size) {
   nb::object tuple = own(PyTuple_New(static_cast<Py_ssize_t>(size)));
   for (std::size_t i = 0; i < size; ++i) {
-    PyTuple_SET_ITEM(tuple.ptr(), static_cast<Py_ssize_t>(i), read().release().ptr());
+    NB_TUPLE_SET_ITEM(tuple.ptr(), static_cast<Py_ssize_t>(i), read().release().ptr());
   }
   return tuple;
 }
@@ -236,15 +237,20 @@ nb::object ValueDecoder::read_flags(const RegisteredType& type) {
   return type.type(value);
 }
 
-// No code of the type's own runs: fields are set as they were sent, frozen or not.
+// By PyType_GetSlot, as the stable ABI hides the fields of a type.
+newfunc new_of(PyTypeObject& type) {
+  return reinterpret_cast<newfunc>(PyType_GetSlot(&type, Py_tp_new));
+}
+
+// The type's own code does not run: fields are set as they were sent, frozen or not.
 nb::object ValueDecoder::read_record(const RegisteredType& type, std::size_t size) {
   auto* python_type = reinterpret_cast<PyTypeObject*>(type.type.ptr());
   if (type.form == TypeForm::namedtuple) {
     const nb::object arguments = nb::make_tuple(read_tuple(size));
-    return own(PyTuple_Type.tp_new(python_type, arguments.ptr(), nullptr));
+    return own(new_of(PyTuple_Type)(python_type, arguments.ptr(), nullptr));
   }
   const nb::object none = own(PyTuple_New(0));
-  nb::object object = own(PyBaseObject_Type.tp_new(python_type, none.ptr(), nullptr));
+  nb::object object = own(new_of(PyBaseObject_Type)(python_type, none.ptr(), nullptr));
   for (const nb::object& name : type.field_names) {
     const nb::object value = read();
     if (PyObject_GenericSetAttr(object.ptr(), name.ptr(), value.ptr()) != 0) {
@@ -268,15 +274,15 @@ nb::object ValueDecoder::read_tensor(const wire::ValueToken& token) {
   const wire::LentPart* lent = part == wire::kNoPart ? nullptr : payload_.find_lent(part);
   if (part != wire::kNoPart && may_be_used(payload_.parts[part], lent)) {
     const Buffer& bytes = payload_.parts[part];
-    // A message's parts belong to whoever receives it: nobody else reads them from here on. Those
-    // that are lent become arrays that cannot be written.
+    // The receiver owns a message's parts: no other code reads them from here on. Lent ones become
+    // arrays that cannot be written.
     memory = {std::const_pointer_cast<void>(bytes.owner()), const_cast<std::byte*>(bytes.data()),
               bytes.size()};
   } else {
     const std::span<const std::byte> bytes =
         part == wire::kNoPart ? token.bytes : payload_.parts[part].span();
     memory = HeapAllocator().allocate(bytes.size());
-    // Small ones come in their message's frame, and have to get out of it.
+    // Small ones arrive in their message's frame, and must be copied out of it.
     if (options_.copies != nullptr && (lent != nullptr || bytes.size() >= kLargeCopy)) {
       options_.copies->add(lent == nullptr ? CopyReason::alignment : CopyReason::lent,
                            bytes.size());
@@ -295,7 +301,7 @@ nb::object ValueDecoder::read_tensor(const wire::ValueToken& token) {
 bool ValueDecoder::may_be_used(const Buffer& bytes, const wire::LentPart* lent) const {
   if (bytes.owner() == nullptr) return false;
   if (lent == nullptr || lent->copied) return is_aligned(bytes.data());
-  // Only numpy's arrays can be for reading only. A lent view begins where it likes.
+  // Only numpy's arrays can be read-only. A lent view may begin at any address.
   const std::size_t item = reader_.tensor().item_size();
   return array_kind(reader_.tensor(), options_.arrays) == ArrayKind::numpy &&
          reinterpret_cast<std::uintptr_t>(bytes.data()) % item == 0;
@@ -314,8 +320,8 @@ auto decode_with(const wire::Payload& payload, const ValueOptions& options, Read
     ValueDecoder decoder(payload, options);
     return read(decoder);
   } catch (nb::python_error& e) {
-    // An unhashable key, a name that an enum does not have, a converter that raised. What is no
-    // answer to the bytes (Ctrl-C, no memory left) passes.
+    // An unhashable key, an unknown name of an enum, a converter that raised. Exceptions not caused
+    // by the bytes (Ctrl-C, no memory left) propagate.
     if (!e.matches(PyExc_Exception) || e.matches(PyExc_MemoryError)) throw;
     fail("a received value could not be built: " + describe(e));
   } catch (nb::cast_error&) {
@@ -334,17 +340,17 @@ std::pair<nb::tuple, nb::dict> decode_call(const wire::Payload& payload,
   const nb::object value = decode_value(payload, options);
   const auto is_call = [&] {
     PyObject* pair = value.ptr();
-    return PyTuple_CheckExact(pair) != 0 && PyTuple_GET_SIZE(pair) == 2 &&
-           PyTuple_CheckExact(PyTuple_GET_ITEM(pair, 0)) != 0 &&
-           PyDict_CheckExact(PyTuple_GET_ITEM(pair, 1)) != 0 &&
-           PyArg_ValidateKeywordArguments(PyTuple_GET_ITEM(pair, 1)) != 0;
+    return PyTuple_CheckExact(pair) != 0 && NB_TUPLE_GET_SIZE(pair) == 2 &&
+           PyTuple_CheckExact(NB_TUPLE_GET_ITEM(pair, 0)) != 0 &&
+           PyDict_CheckExact(NB_TUPLE_GET_ITEM(pair, 1)) != 0 &&
+           PyArg_ValidateKeywordArguments(NB_TUPLE_GET_ITEM(pair, 1)) != 0;
   };
   if (!is_call()) {
     PyErr_Clear();
     fail("the arguments of a call are not a tuple and a dict with names");
   }
-  return {nb::borrow<nb::tuple>(PyTuple_GET_ITEM(value.ptr(), 0)),
-          nb::borrow<nb::dict>(PyTuple_GET_ITEM(value.ptr(), 1))};
+  return {nb::borrow<nb::tuple>(NB_TUPLE_GET_ITEM(value.ptr(), 0)),
+          nb::borrow<nb::dict>(NB_TUPLE_GET_ITEM(value.ptr(), 1))};
 }
 
 }  // namespace moolink::bind

@@ -18,11 +18,11 @@
 namespace moolink::bind {
 namespace {
 
-// Copies from here on run without the GIL; shorter ones cost less than releasing it.
+// Copies from this size on run without the GIL; for shorter ones releasing it costs more.
 constexpr std::size_t kLargeCopy = 64 << 10;
-// Smaller parts are not worth asking for the receiver's memory.
+// Smaller parts are not worth a request for the receiver's memory.
 constexpr std::size_t kSmallestPlaced = 64 << 10;
-// Blocks are of 2 MB, and parts must not ride in the frame of their message.
+// Blocks have 2 MB, and parts must not travel in the frame of their message.
 constexpr std::size_t kSmallestOnDevice = 1 << 20;
 
 std::span<const std::byte> bytes_of(const char* data, Py_ssize_t size) {
@@ -33,7 +33,7 @@ std::span<const std::byte> bytes_of(const nb::bytes& value) {
   return std::as_bytes(std::span(value.c_str(), value.size()));
 }
 
-// Keeps what is lent, for as long as somebody may read it, and then lets it be told.
+// Keeps lent memory while it may have a reader, and then reports its release.
 struct LentMemory {
   Reference array;
   std::shared_ptr<const void> of_message;
@@ -71,7 +71,7 @@ class ValueEncoder {
   void write_pickle(PyObject* value);
   [[noreturn]] void refuse(PyObject* value) const;
 
-  // One level of nesting, for as long as it lives.
+  // One level of nesting, while it lives.
   struct Level {
     explicit Level(ValueEncoder& encoder) : encoder_(encoder) {
       if (++encoder_.depth_ > encoder_.options_.limits.max_depth) encoder_.too_deep();
@@ -84,8 +84,8 @@ class ValueEncoder {
   struct Part {
     ImportedTensor tensor;
     bool lent = false;
-    Buffer bytes;                                             // of one that is lent where it lies
-    std::shared_ptr<wire::StandingGrant> standing = nullptr;  // that the bytes were captured into
+    Buffer bytes;                                             // of a part lent in place
+    std::shared_ptr<wire::StandingGrant> standing = nullptr;  // the bytes were captured into it
   };
   void capture(Part& part, Allocator& allocator, DeviceCopies& copies);
   void capture_parts(Allocator& allocator);
@@ -94,9 +94,9 @@ class ValueEncoder {
   Lender* lender_;
   wire::ValueWriter writer_;
   std::vector<Part> parts_;
-  bool lending_ = false;                          // inside of a Lent
-  std::shared_ptr<const void> message_released_;  // kept by whoever may read what is lent
-  std::shared_ptr<const void> value_released_;    // ... in the Lent that is being written
+  bool lending_ = false;                          // inside a Lent
+  std::shared_ptr<const void> message_released_;  // held by the readers of the lent memory
+  std::shared_ptr<const void> value_released_;    // ... in the Lent being written
   std::size_t tensor_bytes_ = 0;
   std::size_t copied_bytes_ = 0;
   bool on_device_ = false;  // a part is
@@ -116,7 +116,7 @@ void ValueEncoder::write(PyObject* value) {
   write_other(value);
 }
 
-// Exact types only: a subclass is something else, and would come back as less.
+// Exact types only: a subclass means something else, and would lose that on its way.
 bool ValueEncoder::write_plain(PyObject* value, PyTypeObject* type) {
   if (value == Py_None) {
     writer_.none();
@@ -125,13 +125,13 @@ bool ValueEncoder::write_plain(PyObject* value, PyTypeObject* type) {
   } else if (type == &PyLong_Type) {
     write_integer(value);
   } else if (type == &PyFloat_Type) {
-    writer_.real(PyFloat_AS_DOUBLE(value));
+    writer_.real(PyFloat_AsDouble(value));
   } else if (type == &PyUnicode_Type) {
     write_string(value);
   } else if (type == &PyBytes_Type) {
-    writer_.bytes(bytes_of(PyBytes_AS_STRING(value), PyBytes_GET_SIZE(value)));
+    writer_.bytes(bytes_of(PyBytes_AsString(value), PyBytes_Size(value)));
   } else if (type == &PyByteArray_Type) {
-    writer_.bytearray(bytes_of(PyByteArray_AS_STRING(value), PyByteArray_GET_SIZE(value)));
+    writer_.bytearray(bytes_of(PyByteArray_AsString(value), PyByteArray_Size(value)));
   } else if (type == &PyComplex_Type) {
     writer_.complex({PyComplex_RealAsDouble(value), PyComplex_ImagAsDouble(value)});
   } else {
@@ -143,7 +143,7 @@ bool ValueEncoder::write_plain(PyObject* value, PyTypeObject* type) {
 bool ValueEncoder::write_container(PyObject* value, PyTypeObject* type) {
   if (type == &PyTuple_Type) {
     const Level level(*this);
-    writer_.begin_tuple(static_cast<std::size_t>(PyTuple_GET_SIZE(value)));
+    writer_.begin_tuple(static_cast<std::size_t>(NB_TUPLE_GET_SIZE(value)));
     write_tuple_items(value);
   } else if (type == &PyDict_Type) {
     write_dict(value);
@@ -151,7 +151,7 @@ bool ValueEncoder::write_container(PyObject* value, PyTypeObject* type) {
     write_list(value);
   } else if (type == &PySet_Type || type == &PyFrozenSet_Type) {
     const Level level(*this);
-    const auto size = static_cast<std::size_t>(PySet_GET_SIZE(value));
+    const auto size = static_cast<std::size_t>(NB_SET_GET_SIZE(value));
     if (type == &PySet_Type) {
       writer_.begin_set(size);
     } else {
@@ -186,7 +186,7 @@ void ValueEncoder::write_string(PyObject* value) {
   PyObject* encoded = PyUnicode_AsEncodedString(value, "utf-8", "surrogatepass");
   if (encoded == nullptr) throw nb::python_error();
   const nb::object owner = nb::steal(encoded);
-  writer_.string({PyBytes_AS_STRING(encoded), static_cast<std::size_t>(PyBytes_GET_SIZE(encoded))});
+  writer_.string({PyBytes_AsString(encoded), static_cast<std::size_t>(PyBytes_Size(encoded))});
 }
 
 [[noreturn]] void changed(const char* what) {
@@ -196,23 +196,23 @@ void ValueEncoder::write_string(PyObject* value) {
 
 void ValueEncoder::write_list(PyObject* value) {
   const Level level(*this);
-  const Py_ssize_t size = PyList_GET_SIZE(value);
+  const Py_ssize_t size = NB_LIST_GET_SIZE(value);
   writer_.begin_list(static_cast<std::size_t>(size));
   for (Py_ssize_t i = 0; i < size; ++i) {
     // An item may run Python code (an array's export), and that may change the list.
-    if (PyList_GET_SIZE(value) != size) changed("list");
-    const nb::object item = nb::borrow(PyList_GET_ITEM(value, i));
+    if (NB_LIST_GET_SIZE(value) != size) changed("list");
+    const nb::object item = nb::borrow(NB_LIST_GET_ITEM(value, i));
     write(item.ptr());
   }
-  if (PyList_GET_SIZE(value) != size) changed("list");
+  if (NB_LIST_GET_SIZE(value) != size) changed("list");
 }
 
 void ValueEncoder::write_tuple_items(PyObject* value) {
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(value); ++i) write(PyTuple_GET_ITEM(value, i));
+  for (Py_ssize_t i = 0; i < NB_TUPLE_GET_SIZE(value); ++i) write(NB_TUPLE_GET_ITEM(value, i));
 }
 
 void ValueEncoder::write_set_items(PyObject* value) {
-  const Py_ssize_t size = PySet_GET_SIZE(value);
+  const Py_ssize_t size = NB_SET_GET_SIZE(value);
   const nb::object iterator = nb::steal(PyObject_GetIter(value));
   if (!iterator.is_valid()) throw nb::python_error();
   // The iterator notices a set that changes its size, not one that loses and gains an item.
@@ -228,7 +228,7 @@ void ValueEncoder::write_set_items(PyObject* value) {
 
 void ValueEncoder::write_dict(PyObject* value) {
   const Level level(*this);
-  const Py_ssize_t size = PyDict_GET_SIZE(value);
+  const Py_ssize_t size = NB_DICT_GET_SIZE(value);
   writer_.begin_dict(static_cast<std::size_t>(size));
   Py_ssize_t position = 0;
   Py_ssize_t written = 0;
@@ -241,10 +241,10 @@ void ValueEncoder::write_dict(PyObject* value) {
     write(key);
     write(item);
   }
-  if (written != size || PyDict_GET_SIZE(value) != size) changed("dict");
+  if (written != size || NB_DICT_GET_SIZE(value) != size) changed("dict");
 }
 
-// The cheap questions first; a registered type overrides what its base would mean.
+// The cheap checks first; a registered type overrides the meaning of its base.
 void ValueEncoder::write_other(PyObject* value) {
   if (const PyLent* lent = PyLent::of(value)) return write_lent(*lent);
   if (const RegisteredType* type = find_registered(Py_TYPE(value))) {
@@ -273,7 +273,7 @@ void ValueEncoder::write_registered(const RegisteredType& type, PyObject* value)
       for (const nb::object& field : type.field_names) write(object.attr(field).ptr());
       return;
     case TypeForm::namedtuple:
-      if (static_cast<std::size_t>(PyTuple_GET_SIZE(value)) != type.head.fields.size()) {
+      if (static_cast<std::size_t>(NB_TUPLE_GET_SIZE(value)) != type.head.fields.size()) {
         changed("namedtuple");
       }
       writer_.begin_record(type.head);
@@ -369,7 +369,7 @@ void ValueEncoder::refuse(PyObject* value) const {
   throw nb::type_error(message.c_str());
 }
 
-// Straight into the receiver's memory if it has given some, or on the device if the path reads it
+// Straight into the receiver's memory if it has granted some, or on the device if the path reads it
 // there: either saves a copy.
 void ValueEncoder::capture(Part& part, Allocator& allocator, DeviceCopies& copies) {
   const std::size_t size = part.tensor.bytes();

@@ -1,8 +1,8 @@
-// moolink.jax.all_reduce inside of compiled programs: a typed XLA custom call.
+// moolink.jax.all_reduce inside compiled programs: a typed XLA custom call.
 //
 // Operands: arrays, then the token's epoch (uint32) and its chain (float32), which orders calls of
-// one program and says nothing. Results: the reduced arrays, then the chain. Attributes, all text:
-// group, layout, name, on_change, op.
+// one program and carries no value. Results: the reduced arrays, then the chain. Attributes, all
+// text: group, layout, name, on_change, op.
 
 #include "bind/xla_all_reduce.h"
 
@@ -165,7 +165,7 @@ xla::Error* make_error(const xla::Api* api, xla::Code code, const std::string& m
   return api->error_create(&arguments);
 }
 
-// XLA speaks a version that this code does, and says more than is asked for here if it is newer.
+// Checks XLA's version; a newer XLA provides more than is requested here.
 xla::Error* describe(const xla::CallFrame& frame) {
   const xla::Version& theirs = frame.api->api_version;
   if (theirs.major_version != xla::kMajor) {
@@ -179,7 +179,7 @@ xla::Error* describe(const xla::CallFrame& frame) {
   return nullptr;
 }
 
-PyObject* raised = nullptr;  // by a signal's handler; guarded by the GIL
+PyObject* raised = nullptr;  // by a signal handler; guarded by the GIL
 
 int raise_again(void* /*unused*/) {
   const nb::object error = nb::steal(std::exchange(raised, nullptr));
@@ -188,8 +188,8 @@ int raise_again(void* /*unused*/) {
   return -1;
 }
 
-// A signal's handler has raised in the main thread, such as KeyboardInterrupt. JAX makes an error
-// of its own of whatever ends the program, so Python raises it again as soon as it runs again.
+// A signal handler has raised in the main thread, such as KeyboardInterrupt. JAX turns any failure
+// of the program into an error of its own, so Python raises it again as soon as it runs again.
 void raise_later(nb::python_error& e) {
   const nb::gil_scoped_acquire locked;
   if (Py_AddPendingCall(raise_again, nullptr) != 0) {
@@ -199,7 +199,7 @@ void raise_later(nb::python_error& e) {
   Py_XDECREF(std::exchange(raised, nb::borrow(e.value()).release().ptr()));
 }
 
-// Called by XLA on threads of its own or of the user's, without the GIL.
+// Called by XLA on its own threads or the user's, without the GIL.
 xla::Error* handle_all_reduce(xla::CallFrame* frame) {
   if (frame->extension_start != nullptr &&
       frame->extension_start->type == xla::ExtensionType::metadata) {

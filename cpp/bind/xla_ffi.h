@@ -1,9 +1,9 @@
 #pragma once
 
-// The part that is used of XLA's C interface for typed custom calls (XLA_FFI, API 0.x, stable since
-// jaxlib 0.4.31), declared by hand so that no jaxlib is needed to build. Names and order are those
-// of xla/ffi/api/c_api.h without the prefix; tests/interop/test_ffi_interface.py compares every
-// offset with the header of the jaxlib that is installed.
+// The used part of XLA's C interface for typed custom calls (XLA_FFI, API 0.x, stable since jaxlib
+// 0.4.31), declared by hand so that the build needs no jaxlib. Names and order are those of
+// xla/ffi/api/c_api.h without the prefix; tests/interop/test_ffi_interface.py compares every offset
+// with the header of the installed jaxlib.
 
 #include <cstddef>
 #include <cstdint>
@@ -29,7 +29,7 @@ struct Version {
 
 struct Error;
 
-// Those of absl::StatusCode.
+// The values of absl::StatusCode.
 enum class Code : int {
   cancelled = 1,
   unknown = 2,

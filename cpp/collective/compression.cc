@@ -44,7 +44,7 @@ MOOLINK_CLONES void decode_bf16(const Packed<std::uint16_t>* __restrict input,
 // Returns the scale.
 MOOLINK_INLINE float encode_int8_block(const float* __restrict input, float* __restrict residual,
                                        std::int8_t* __restrict output, std::size_t size) {
-  constexpr float kRound = 0x1.8p23f;  // added and taken away: rounds to the nearest integer
+  constexpr float kRound = 0x1.8p23f;  // added and subtracted: rounds to the nearest integer
   constexpr float kLeast = 0x1p-100f;  // below, the reciprocal of the scale could overflow
   std::uint32_t greatest = 0;          // magnitude, as bits: they are ordered like the numbers
   for (std::size_t i = 0; i < size; ++i) {
@@ -60,7 +60,7 @@ MOOLINK_INLINE float encode_int8_block(const float* __restrict input, float* __r
     return from_bits(kInfinity | 0x400000u);
   }
   const bool usable = from_bits(greatest) >= kLeast;
-  // Rounded down, so that 127 times the scale is not more than the greatest finite number.
+  // Rounded down, so that 127 times the scale does not exceed the greatest finite number.
   const float scale = usable ? from_bits(to_bits(from_bits(greatest) / 127.0f) - 1) : 0.0f;
   const float inverse = usable ? 127.0f / from_bits(greatest) : 0.0f;
   for (std::size_t i = 0; i < size; ++i) {

@@ -9,27 +9,27 @@
 
 namespace moolink::collective {
 
-// How float32 elements travel between hosts. Their numbers travel, too.
+// The encoding of float32 elements between hosts. The numbers are part of the protocol.
 //   bf16  rounded to bfloat16, to nearest even: half the bytes, a relative error of 2^-9
 //   int8  blocks of 256 elements with a scale each, the greatest magnitude / 127: 0.254 of the
 //         bytes, an error of 1/254 of the block's greatest magnitude
-// Encoding is the sender's alone; what is decoded depends on the encoded bytes only, and is the
-// same on every machine.
+// The sender alone encodes; decoded values depend only on the encoded bytes, and are the same on
+// every machine.
 enum class Compression : std::uint8_t { none, bf16, int8 };
 constexpr Compression enum_max(Compression) { return Compression::int8; }
 const char* compression_name(Compression compression);
 std::optional<Compression> compression_from_name(std::string_view name);
 
-// Bytes of so many encoded elements.
+// Bytes of `count` encoded elements.
 std::size_t encoded_size(Compression compression, std::uint64_t count);
 
-// Encodes input + residual and leaves in residual what the encoded bytes do not say, to be added
+// Encodes input + residual and leaves in residual the part that the encoded bytes lack, to be added
 // the next time: the error of a sum over many operations stays that of one. Without residual the
-// error is forgotten.
+// error is lost.
 //
-// What is not finite is never hidden and never carried over: bf16 keeps infinities and NaN where
-// they are (magnitudes beyond the greatest bfloat16 become infinite); in int8 the whole block
-// becomes NaN. Its residual is zero then.
+// Non-finite values are never hidden and never carried over: bf16 keeps infinities and NaN in place
+// (magnitudes beyond the greatest bfloat16 become infinite); in int8 the whole block becomes NaN.
+// Its residual is zero then.
 struct EncodeTask {
   Compression compression = Compression::none;
   Buffer input;            // float32
@@ -43,7 +43,7 @@ struct DecodeTask {
   MutableBuffer output;  // float32
 };
 
-// On any thread, in IEEE 754 arithmetic as kernels.h.
+// On any thread, in IEEE 754 arithmetic like kernels.h.
 void run(const EncodeTask& task);
 void run(const DecodeTask& task);
 

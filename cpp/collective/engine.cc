@@ -21,14 +21,14 @@ void check_ranks(const std::string& name, const std::vector<std::uint32_t>& rank
   }
 }
 
-// Parts of an operation of several dtypes have its name and their number.
+// Parts of an operation of several dtypes share its name, with a number.
 constexpr std::size_t kLongestName = kMaxName + 64;
 constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 48;  // of one member's memory
 constexpr std::size_t kMostResiduals = 64;                    // names that compress
 
 constexpr std::size_t kEarlyOverhead = 512;  // of a frame that waits, in memory
 
-// The name stands in the frame, in the key that it is kept under, and in what is said of it.
+// The frame, the key it is stored under and its log text contain the name.
 std::size_t note_cost(const Frame& frame) {
   return kEarlyOverhead + frame.scope.size() + 5 * frame.key.name.size();
 }
@@ -168,7 +168,7 @@ void Engine::begin(OpId id, Operation::Request request) {
   if (by_key_.contains(key)) {
     refuse(key.name, "number " + std::to_string(key.number) + " is already under way");
   }
-  // The mean over those who contribute; everyone computes the same divisor from the same members.
+  // The mean over the contributors; all members compute the same divisor from the same members.
   if (auto* spec = std::get_if<OpSpec>(&request.what); spec && spec->op == ReduceOp::mean) {
     const auto& givers = spec->contributors;
     spec->divisor = static_cast<double>(givers.empty() ? members_.names.size() : givers.size());
@@ -188,7 +188,7 @@ void Engine::begin(OpId id, Operation::Request request) {
   });
 }
 
-// Operations of one name that are under way at the same time: the first one has it.
+// Of several operations of one name under way, the first has the residual.
 MutableBuffer Engine::take_residual(const std::string& name, const OpSpec& spec) {
   if (spec.compression == Compression::none || spec.kind != Kind::all_reduce || !hosts_ ||
       hosts_->count() < 2 || hosts_->leader(hosts_->of[*rank_]) != *rank_) {
@@ -261,8 +261,8 @@ void Engine::use_shared_memory(std::uint64_t epoch) {
   if (epoch == members_.epoch) shared_ready_ = true;
 }
 
-// Words of rank 0 may overtake one another; the pipeline is given operations in order. One that has
-// ended here passes through without memory.
+// Go messages of rank 0 may overtake one another; the pipeline gets operations in order. An
+// operation that has ended here passes through without memory.
 void Engine::pass(std::uint64_t s, const OpSpec& spec, const Operation* operation) {
   if (s <= last_passed_ || passes_.contains(s)) return;
   PipelineOperation next;
@@ -308,7 +308,7 @@ bool Engine::in_shared_memory(OpId op) const {
                      [op](const auto& entry) { return entry.second == op; });
 }
 
-// Rank 0's word on an operation that has ended here without it.
+// Rank 0's message on an operation that has ended here without it.
 bool Engine::settle(const Uid& from, const Frame& frame) {
   const auto found = unsettled_.find(frame.key);
   if (found == unsettled_.end() || from != members_.instances[0]) return false;
@@ -355,7 +355,7 @@ bool Engine::is_member(const Uid& instance) const {
 
 void Engine::keep_early(const Uid& from, Frame frame, const wire::Payload& payload) {
   if (frame.epoch == members_.epoch) {
-    // What ended here is not begun again: a failure may cross with the operation's end.
+    // An operation that ended here does not begin again: a failure may cross with its end.
     const bool ended = frame.key.number < starts_.started(frame.key.name);
     if (ended || !is_member(from)) return;
   }
@@ -369,10 +369,11 @@ void Engine::keep_early(const Uid& from, Frame frame, const wire::Payload& paylo
     early.frame.content = Failure{too_much_early(early.frame.key.name, early_bytes_)};
     early.parts.clear();
     early.bytes = note_cost(early.frame);
-    if (early_bytes_ + early.bytes > 2 * config_.early_bytes) return;  // nor is it answered
+    if (early_bytes_ + early.bytes > 2 * config_.early_bytes) return;  // not answered either
     actions_.push_back(Send{from, {}, {wire::encode(early.frame), {}}});
   }
-  // Notes of failures have some room of their own, so that what failed does so here as well.
+  // Failure notes have some room of their own, so that an operation that failed elsewhere fails
+  // here.
   if (early_bytes_ + early.bytes > 2 * config_.early_bytes) return;
   EarlyFrames& kept = early_[{early.frame.epoch, early.frame.key}];
   if (fails && !std::exchange(kept.failed, true)) drop_early_data(kept);
@@ -381,7 +382,7 @@ void Engine::keep_early(const Uid& from, Frame frame, const wire::Payload& paylo
   kept.frames.push_back(std::move(early));
 }
 
-// Rank 0's word is kept: it says whether this member has to pass something through the pipeline.
+// Keeps rank 0's Go: it decides whether this member must pass the operation through the pipeline.
 void Engine::drop_early_data(EarlyFrames& early) {
   std::erase_if(early.frames, [this](const Early& one) {
     if (std::holds_alternative<Go>(one.frame.content)) return false;

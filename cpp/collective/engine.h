@@ -24,8 +24,8 @@
 namespace moolink::collective {
 
 // All operations of one set of members in one epoch: the member's side of allreduce over messages,
-// a machine without I/O. Every member starts the same operations; names tell them apart, and the
-// n-th start of a name at one member meets the n-th start at the others. An operation whose data
+// a machine without I/O. Every member starts the same operations; names distinguish them, and the
+// n-th start of a name at one member matches the n-th start at the others. An operation whose data
 // arrives before the local start waits for it.
 //
 // How a runtime drives it: call an event, then take_actions() and do them in order:
@@ -36,8 +36,8 @@ namespace moolink::collective {
 //            passed(s) when it has ended there, unless it was abandoned
 //   Abandon  give it up there
 //   Done     complete the operation's future
-// Payloads of one service and several engines (a group's operations, its accumulator's rounds) are
-// told apart by scope_of().
+// scope_of() separates the payloads of several engines of one service (a group's operations, its
+// accumulator's rounds).
 class Engine {
  public:
   struct Config {
@@ -47,7 +47,7 @@ class Engine {
     std::size_t early_bytes = std::size_t{1} << 30;  // kept for operations not started here yet
   };
 
-  // Who takes part, in rank order; this peer must be among them, otherwise nothing can be started.
+  // The members, in rank order; this peer must be among them, otherwise nothing can start.
   struct Members {
     std::uint64_t epoch = 0;
     std::vector<Uid> instances;
@@ -58,12 +58,12 @@ class Engine {
 
   struct Options {
     bool retry = false;  // on a change of epoch start again in the new one instead of failing
-    // Names the operation by the caller's own number instead of by counting starts of the name.
+    // The caller's own number for the operation, instead of a count of starts of the name.
     std::optional<std::uint64_t> number;
-    // Where the result is put, of the result's size; else in new memory. It is written until Done
-    // only. Large allreduces pass through shared memory only if it is given.
+    // Memory for the result, of its size; else new memory. It is written only until Done. Large
+    // allreduces pass through shared memory only if it is given.
     std::optional<MutableBuffer> output = {};
-    // Inputs are the user's memory, which is not referred to after Done.
+    // Inputs are the user's memory, not used after Done.
     bool lent = false;
   };
 
@@ -72,8 +72,8 @@ class Engine {
     std::string name;
     wire::Payload payload;
   };
-  // `run`: one beginning of the operation. A retry is another one: what the old one had under way
-  // comes back with its own number, and is of no use any more.
+  // `run`: one run of the operation. A retry is another run: late tasks of the old one return with
+  // its number, and are discarded.
   struct Sum {
     OpId op = 0;
     RunId run = 0;
@@ -102,22 +102,22 @@ class Engine {
 
   explicit Engine(Config config);
 
-  // A new epoch. Unfinished operations fail with group_changed (the error says `reason`) or, with
+  // A new epoch. Unfinished operations fail with group_changed (the error has `reason`) or, with
   // Options::retry, start again with the same name and input, in their first order.
   void set_members(Members members, const Error& reason);
 
-  // No operation goes on, or refers to the user's memory; nothing is said of them.
+  // Drops all operations and their references to the user's memory; no action reports them.
   void drop_operations();
 
-  // All members of this epoch have attached to its pipeline: rank 0 passes through it what it can.
+  // All members of this epoch have attached its pipeline: rank 0 now uses it where possible.
   void use_shared_memory(std::uint64_t epoch);
 
-  // A collective of blocks of `spec.count()` elements. Every member named in spec.contributors
-  // (empty: everyone) passes one or more equally long inputs, others pass none. Inputs are read
-  // until Done and never written. Throws Exception{invalid_argument} for a wrong input,
-  // Exception{closed} without an epoch.
+  // A collective of blocks of `spec.count()` elements. Every member in spec.contributors (empty:
+  // all) passes one or more equally long inputs, others pass none. Inputs are read until Done and
+  // never written. Throws Exception{invalid_argument} for a wrong input, Exception{closed} without
+  // an epoch.
   OpId start(std::string name, OpSpec spec, std::vector<Buffer> inputs, Options options);
-  // Any value, combined by a Python operation on rank 0, whose result everyone gets.
+  // Any value, combined by a Python operation on rank 0; all members get the result.
   OpId start_value(std::string name, wire::Payload value, Options options);
 
   void received(const Uid& from, const wire::Payload& payload);
@@ -125,16 +125,16 @@ class Engine {
   void combined(OpId op, RunId run, std::variant<wire::Payload, Error> result);
   // Operation s of the pipeline has ended with its result in place.
   void passed(std::uint64_t s);
-  // It could not be passed here: fails at all.
+  // The operation could not pass here: it fails at all members.
   void failed(std::uint64_t s, Error error);
   // Fails the operation here and at the others (a time-out, a cancelled future).
   void cancel(OpId op, Error error);
-  // Asks the member that knows whom all wait for to fail it everywhere with `error` and their
+  // Asks the member that knows whose data is missing to fail it at all members with `error` and the
   // names. False: this member knows, or it is not under way.
   bool ask_why(OpId op, const Error& error);
 
-  // Set if this member cannot go on with what it has begun, for lack of memory for example: it is
-  // to leave these members. Look after every event.
+  // Set if this member cannot continue what it has begun, for example for lack of memory: it must
+  // leave these members. Check after every event.
   Error take_failure() { return std::exchange(failure_, {}); }
 
   std::vector<Action> take_actions() { return std::exchange(actions_, {}); }
@@ -146,7 +146,7 @@ class Engine {
   std::vector<std::string> waiting_for(OpId op) const;
 
   // Operations of this epoch that others have begun and this member has not: each with the names of
-  // those of whom this is known here.
+  // the members known to have begun it.
   std::map<std::string, std::vector<std::string>> begun_elsewhere() const;
 
   bool in_shared_memory(OpId op) const;
@@ -161,7 +161,7 @@ class Engine {
     std::vector<Buffer> parts;
     std::size_t bytes = 0;
   };
-  // Frames of one operation that was not started here, in the order in which they came.
+  // Frames of one operation that was not started here, in order of arrival.
   struct EarlyFrames {
     std::vector<Early> frames;
     bool failed = false;  // it can only fail: its data is not kept
@@ -170,7 +170,7 @@ class Engine {
   void begin(OpId id, Operation::Request request);
   MutableBuffer take_residual(const std::string& name, const OpSpec& spec);
   void keep_residual(const Operation& operation);
-  // The exception barrier: what a peer has broken fails the operation; all else, the engine.
+  // The exception barrier: a peer's wire error fails the operation; any other error, the engine.
   template <class Work>
   void guarded(OpId id, Work&& work) {
     guard(work, [&](const Error& error) {
@@ -196,7 +196,7 @@ class Engine {
   Members members_;
   std::optional<std::uint32_t> rank_;
   std::shared_ptr<const Hosts> hosts_;
-  // What compression has left in this epoch, by the operations' names; the last used one is last.
+  // Residuals of compression in this epoch, by the operations' names; the last used one is last.
   std::deque<std::pair<std::string, MutableBuffer>> residuals_;
   OpId next_op_ = 1;
   RunId next_run_ = 1;
@@ -204,14 +204,14 @@ class Engine {
   std::map<OpKey, OpId> by_key_;
   NameCounts starts_;                           // in this epoch
   std::map<OpId, Operation::Request> waiting_;  // to be retried once there is an epoch
-  // Of an earlier epoch, complete, whose results are being put in their places.
+  // Complete operations of an earlier epoch whose results are being put in their places.
   std::map<OpId, Operation> ending_;
   bool shared_ready_ = false;
-  std::uint64_t last_shared_ = 0;         // that rank 0 has given
+  std::uint64_t last_shared_ = 0;         // assigned by rank 0
   std::uint64_t last_passed_ = 0;         // to the runtime
-  std::map<std::uint64_t, Pass> passes_;  // that wait for earlier ones
+  std::map<std::uint64_t, Pass> passes_;  // waiting for earlier ones
   std::map<std::uint64_t, OpId> in_shared_memory_;
-  std::map<OpKey, OpSpec> unsettled_;  // ended here, but rank 0 may yet say Go
+  std::map<OpKey, OpSpec> unsettled_;  // ended here, but rank 0 may still send Go
   std::map<std::pair<std::uint64_t, OpKey>, EarlyFrames> early_;  // by epoch and key
   std::size_t early_bytes_ = 0;
   std::vector<Action> actions_;

@@ -25,7 +25,7 @@ Exchange::Exchange(const Plan& plan, MutableBuffer result, MutableBuffer residua
       item_size_(tensor::item_size(plan.dtype)),
       partial_size_(tensor::item_size(partial_dtype(plan.dtype))) {
   schedule_ = schedule(plan_.count, partial_size_, plan_.hosts, plan_.host, plan_.segment_bytes);
-  // Several hosts encode the same elements then, and each would round them in its own way.
+  // Several hosts then encode the same elements, and each would round them differently.
   if (schedule_.computed_by_many) plan_.compression = Compression::none;
   position_.resize(schedule_.chains.size());
   states_.resize(schedule_.chains.size());
@@ -92,8 +92,8 @@ bool Exchange::do_step(std::uint32_t id, const Chain& chain, State& state) {
   return true;
 }
 
-// A message that waits behind others for the same link is of no use to its receiver. With a few
-// chains for every hop that theirs take, links are busy and each chain arrives early.
+// A message that queues behind others on the same link does not help its receiver. A few chains for
+// each hop keep the links busy, and each chain arrives early.
 bool Exchange::may_start(std::uint32_t id) {
   if (schedule_.computed_by_many) return true;
   if (on_their_way_ == std::size_t{4} * (plan_.hosts - 1)) {
@@ -104,7 +104,7 @@ bool Exchange::may_start(std::uint32_t id) {
   return true;
 }
 
-// The result of a chain that started here has come: another one may start.
+// The result of a chain that started here has arrived: another one may start.
 void Exchange::came_around() {
   --on_their_way_;
   if (held_back_.empty() || mutant("hold_back_for_ever")) return;
@@ -140,7 +140,7 @@ SumTask Exchange::sum_task(std::vector<Buffer> inputs) const {
   return task;
 }
 
-// Makes it the last task: from the sum of all hosts to what is stored.
+// Makes it the last task: from the sum of all hosts to the stored elements.
 void Exchange::into_result(const Chain& chain, SumTask& task) const {
   task.divisor = mutant("finish_without_division") ? 1 : plan_.divisor;
   task.partial_output = false;
@@ -152,7 +152,7 @@ MutableBuffer Exchange::result_of(const Chain& chain) const {
   return result_.slice(chain.range.begin * item_size_, chain.range.count() * item_size_);
 }
 
-// Adds to `work` what encodes a float32 value, and returns where.
+// Adds the encoding of a float32 value to `work`, and returns its output.
 Buffer Exchange::encode(const Chain& chain, const Buffer& value, Work& work) const {
   EncodeTask task{plan_.compression, value, {}, {}};
   task.output = memory_.allocate(encoded_size(plan_.compression, chain.range.count()));
@@ -194,8 +194,8 @@ void Exchange::reduce(std::uint32_t id, const Chain& chain, State& state, const 
   add_task(id, state, std::move(work), std::move(pending));
 }
 
-// The sum of all hosts becomes the result. What is compressed is kept by its owner as the others
-// get it.
+// The sum of all hosts becomes the result. The owner keeps compressed elements as the others get
+// them.
 void Exchange::finish(std::uint32_t id, const Chain& chain, State& state) {
   SumTask task = sum_task({state.value});
   into_result(chain, task);

@@ -15,12 +15,12 @@
 
 namespace moolink::collective {
 
-// One host's part of one allreduce between hosts: carries its schedule (schedule.h) out. A machine
-// without I/O, for whoever acts for the host.
+// One host's part of one allreduce between hosts: carries out its schedule (schedule.h). A machine
+// without I/O, used by the member that acts for the host.
 //
-// How it is driven: provide() each chain's partial sum, in the order of chains() or any other;
-// received() what other hosts send; after each event take_effects(): send what is outgoing, run the
-// tasks and say done(), and use the chains that are in place.
+// How it is driven: provide() each chain's partial sum, in the order of chains() or any other; call
+// received() with the messages of other hosts; after each event take_effects(): send what is
+// outgoing, run the tasks and call done(), and use the chains that are in place.
 class Exchange {
  public:
   struct Plan {
@@ -33,7 +33,7 @@ class Exchange {
     Compression compression = Compression::none;  // of float32 only; not of small payloads
     std::size_t segment_bytes = kSegmentBytes;
   };
-  // Elements of one chain for another host: the only part of a message.
+  // Elements of one chain for another host: the message's only part.
   struct Outgoing {
     std::uint32_t host = 0;
     std::uint32_t chain = 0;
@@ -50,25 +50,24 @@ class Exchange {
     std::vector<std::uint32_t> in_place;  // chains whose elements are in the result
   };
 
-  // `result` is of stored elements. `residual` is empty or has as many float32: what compression
-  // has left of the times before, in the same plan.
+  // `result` is of stored elements. `residual` is empty or has as many float32: the compression
+  // error of earlier operations in the same plan.
   Exchange(const Plan& plan, MutableBuffer result, MutableBuffer residual, Allocator& memory);
 
-  // In the order in which this host had best provide them.
+  // In the order in which this host should provide them.
   const std::vector<Chain>& chains() const { return schedule_.chains; }
   const Chain& chain(std::uint32_t id) const { return schedule_.chains[position_[id]]; }
   bool is_chain(std::uint32_t id) const { return id < position_.size(); }
 
-  // The host's sum of a chain's elements, of partial_dtype(); read until the exchange is gone.
+  // The host's sum of a chain's elements, of partial_dtype(); read until the exchange is destroyed.
   void provide(std::uint32_t chain, Buffer partial);
-  // Returns false if the schedule has no such message or has had it: the sender does something
-  // else.
+  // Returns false if the schedule has no such message or it came before: the sender deviates.
   bool received(std::uint32_t host, std::uint32_t chain, std::uint32_t round, Buffer elements);
   void done(std::uint32_t task);
 
   Effects take_effects() { return std::exchange(effects_, {}); }
   bool complete() const { return in_place_ == schedule_.chains.size(); }
-  // Hosts whose messages the chains that are furthest wait for.
+  // Hosts whose messages the most advanced chains wait for.
   std::set<std::uint32_t> waiting_for() const;
 
  private:
@@ -76,15 +75,15 @@ class Exchange {
     std::size_t step = 0;
     bool has_value = false;
     Buffer value;          // the sum so far, or the result
-    bool encoded = false;  // as it travels
+    bool encoded = false;  // in the encoding between hosts
     bool busy = false;     // a task makes the next value
     bool stored = false;
     bool started = false;    // its sum, here
-    bool held_back = false;  // the same, but not yet
+    bool held_back = false;  // would have started here, but must wait
     std::uint32_t tasks = 0;
     std::map<std::uint32_t, Buffer> arrived;  // by round
   };
-  // What is to be done when a task ends.
+  // What to do when a task ends.
   struct Pending {
     std::uint32_t chain = 0;
     bool makes_value = false;
@@ -121,7 +120,7 @@ class Exchange {
   std::uint32_t next_task_ = 0;
   std::map<std::uint32_t, Pending> pending_;
   std::size_t in_place_ = 0;
-  // Of the chains whose sums start here: those that are on their way, and those that wait.
+  // Of the chains whose sums start here: those in transit, and those that wait.
   std::size_t on_their_way_ = 0;
   std::deque<std::uint32_t> held_back_;
   Effects effects_;

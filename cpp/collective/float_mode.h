@@ -8,8 +8,8 @@
 
 namespace moolink::collective {
 
-// IEEE 754 arithmetic for as long as it lives, whatever the thread has set (frameworks flush
-// denormals): nothing flushed to zero, round to nearest. Every member must come to the same bits.
+// IEEE 754 arithmetic while it lives, whatever mode the thread has set (frameworks flush
+// denormals): no flush to zero, round to nearest. Every member must compute the same bits.
 class FloatMode {
  public:
 #if defined(__x86_64__)

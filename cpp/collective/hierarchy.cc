@@ -122,7 +122,7 @@ void HierarchicalReduce::provide_own(const Chain& chain) {
     exchange_->provide(chain.id, zeros(chain));
     return take_exchange_effects();
   }
-  inputs_[chain.id];  // of others are awaited from now on
+  inputs_[chain.id];  // the others' inputs are awaited from now on
   if (contributes_) local_input(rank_, chain.id, input_of(chain));
 }
 

@@ -15,7 +15,7 @@
 
 namespace moolink::collective {
 
-// Which ranks share a host. Hosts are numbered in the order of their lowest ranks.
+// The ranks that share a host. Hosts are numbered in the order of their lowest ranks.
 struct Hosts {
   std::vector<std::uint32_t> of;                  // the host of each rank
   std::vector<std::vector<std::uint32_t>> ranks;  // of each host: its leader, then the others
@@ -23,20 +23,20 @@ struct Hosts {
   std::uint32_t count() const { return static_cast<std::uint32_t>(ranks.size()); }
   std::uint32_t leader(std::uint32_t host) const { return ranks[host].front(); }
 };
-// By the host key of each rank; who has none is alone.
+// By the host key of each rank; a rank without a key is alone.
 Hosts hosts_of(const std::vector<Uid>& keys);
 // Whether all ranks have one host key.
 bool share_a_host(const std::vector<Uid>& keys);
-// For an operation of which only `reducers` are reducers: they alone lead hosts. The ranks of a
-// host without any count as other hosts' members, in turn.
+// For an operation with only `reducers` as reducers: only they lead hosts. The ranks of a host
+// without reducers count as other hosts' members, in turn.
 Hosts hosts_led_by(const std::vector<std::uint32_t>& reducers, const Hosts& hosts);
 
 // One member's part of an allreduce over several hosts:
 //   contributors send their inputs, chain by chain, to their host's leader     (Portion)
 //   leaders sum them in rank order, and exchange the sums with one another     (Exchange, Portion)
 //   leaders pass each chain on to their members when it is in place            (Portion)
-// Chains follow one another: all three go on at the same time. How a host's members reduce among
-// themselves is this class's affair alone; Exchange knows hosts only.
+// Chains follow one another: all three steps overlap. How a host's members reduce among themselves
+// is private to this class; Exchange knows only hosts.
 class HierarchicalReduce {
  public:
   struct Place {
@@ -54,13 +54,13 @@ class HierarchicalReduce {
     std::vector<Exchange::Task> tasks;
   };
 
-  // `input` is sent until the result has come, and never written; `result` may still be sent then.
-  // A rank that is no contributor has no input. `residual` is a leader's: see Exchange.
+  // `input` is sent until the result has arrived, and never written; `result` may still be sent
+  // then. A rank that is no contributor has no input. `residual` is a leader's: see Exchange.
   HierarchicalReduce(const OpSpec& spec, const Place& place, Buffer input, MutableBuffer result,
                      MutableBuffer residual, Allocator& memory);
 
   void begin();
-  // Returns false for what is not expected from this rank. The specs have been compared.
+  // Returns false for a message not expected from this rank. The specs have been compared.
   bool received(std::uint32_t from, const Portion& portion, const std::vector<Buffer>& parts);
   void done(std::uint32_t task);
 

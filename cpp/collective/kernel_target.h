@@ -1,9 +1,9 @@
 #pragma once
 
-// What the files with arithmetic on whole tensors have in common; include it last, and in no
-// header. One copy of each kernel is made for every instruction set, and chosen when the library is
-// loaded. Sanitizers and clang before 14 cannot have the resolvers that this needs. Everything is
-// inlined: GCC compiles lambdas without the options below and then calls them for each element.
+// Shared by the files with arithmetic on whole tensors; include it last, and in no header. The
+// compiler makes one copy of each kernel for every instruction set; the loader chooses one.
+// Sanitizers and clang before 14 do not support the resolvers for that. Everything is inlined: GCC
+// compiles lambdas without the options below and then calls them for each element.
 
 #include <bit>
 #include <cstddef>
@@ -26,14 +26,14 @@
 #endif
 
 #if defined(__GNUC__) && !defined(__clang__)
-// Loops become vectors in every build; nobody asks for the floating-point exceptions' flags, for
-// whose sake selects would stay branches. Values are the same with and without.
+// Loops are vectorized in every build. The code does not read the floating-point exception flags,
+// for which selects would stay branches. Values are the same either way.
 #pragma GCC optimize("O3,no-trapping-math,no-loop-unroll-and-jam,no-loop-interchange")
 #endif
 
 namespace moolink::collective {
 
-// An element of a message, which may lie at any address.
+// An element of a message, at any address.
 template <class T>
 struct Packed {
   std::byte bytes[sizeof(T)];
@@ -50,7 +50,7 @@ MOOLINK_INLINE std::uint32_t to_bits(float value) {
 }
 MOOLINK_INLINE float from_bits(std::uint32_t bits) { return __builtin_bit_cast(float, bits); }
 
-// A bfloat16's bits are in the lower half of an integer of 32 bits: all lanes of a vector are as
+// A bfloat16's bits are in the lower half of a 32-bit integer, so that all vector lanes are equally
 // wide.
 MOOLINK_INLINE float widen_bfloat16(std::uint32_t half) { return from_bits(half << 16); }
 

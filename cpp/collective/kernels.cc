@@ -39,7 +39,7 @@ MOOLINK_INLINE std::uint32_t narrow_half(float value) {
   return result | ((bits >> 16) & 0x8000u);
 }
 
-// How a stored element becomes what is computed with, and back.
+// Conversion of a stored element to the computed value, and back.
 template <class T>
 struct Plain {
   using Stored = T;
@@ -70,7 +70,7 @@ struct IsComplex : std::false_type {};
 template <class T>
 struct IsComplex<Complex<T>> : std::true_type {};
 
-// What an operator is applied to: small types are promoted to int, whose overflow is undefined, and
+// The operand of an operator: small types are promoted to int, whose overflow is undefined, and
 // unsigned arithmetic wraps.
 template <class T>
 MOOLINK_INLINE auto operand(T value) {
@@ -109,7 +109,7 @@ MOOLINK_INLINE T combine(T a, T b) {
   }
 }
 
-// A mean is one of real numbers: those of complex ones are means of their parts.
+// A mean is of real numbers: the mean of complex numbers is that of their parts.
 template <class T>
 MOOLINK_INLINE T divide(T value, double divisor) {
   if constexpr (std::is_floating_point_v<T>) {
@@ -179,7 +179,7 @@ MOOLINK_INLINE void reduce(const SumTask& task) {
   }
 }
 
-// Two halves that lie beside one another, in one lane: nothing moves between lanes.
+// Two adjacent halves, in one lane: nothing moves between lanes.
 using Pair [[gnu::may_alias, gnu::aligned(1)]] = std::uint32_t;
 
 template <class Element>
@@ -323,7 +323,7 @@ void reduce_boolean(SumTask task) {
   reduce_uint8(task);
 }
 
-// Of two's complement numbers only min and max depend on the sign.
+// For two's complement numbers only min and max depend on the sign.
 using Kernel = void (*)(const SumTask&);
 void reduce_unsigned(const SumTask& task, Kernel arithmetic) {
   is_bitwise(task.op) ? reduce_bits(task) : arithmetic(task);

@@ -17,8 +17,8 @@ namespace moolink::collective {
 
 inline constexpr std::uint8_t kCollectiveService = 3;
 
-// What all members must agree on before any element is reduced. Ranks are indices into the
-// engine's members; an empty list means everyone.
+// What all members must agree on before any element is reduced. Ranks are indices into the engine's
+// members; an empty list means all members.
 struct OpSpec {
   Kind kind = Kind::all_reduce;
   std::uint32_t root = 0;  // of the kinds that have one
@@ -26,9 +26,9 @@ struct OpSpec {
   ReduceOp op = ReduceOp::sum;
   double divisor = 1;   // of the reduced elements; mean sets it to the number of contributors
   tensor::Shape shape;  // of a block: see Passage
-  std::string layout;   // what the elements are parts of, in words; equal at all members
-  std::vector<std::uint32_t> contributors;      // who has an input
-  std::vector<std::uint32_t> reducers;          // who owns slices; everyone gets the result
+  std::string layout;   // describes the tensors of the elements; equal at all members
+  std::vector<std::uint32_t> contributors;  // members with an input
+  std::vector<std::uint32_t> reducers;      // members that own slices; all members get the result
   Compression compression = Compression::none;  // between hosts
 
   bool operator==(const OpSpec&) const = default;
@@ -87,11 +87,11 @@ struct Combined {
   void fields(Fields&) {}
 };
 
-// The operation cannot succeed anywhere.
+// The operation cannot succeed at any member.
 struct Failure {
   Error error;
-  std::uint64_t shared = 0;  // rank 0's: as in Go, if it had said so; else it never will
-  bool asks_why = false;     // only the receiver can say whose data is lacking, and fails it so
+  std::uint64_t shared = 0;  // rank 0's: as in Go, if it sent Go; else it never will
+  bool asks_why = false;     // only the receiver knows whose data is missing, and fails it
 
   template <class Fields>
   void fields(Fields& f) {
@@ -109,7 +109,7 @@ struct Started {
   }
 };
 
-// From rank 0: all have started the same.
+// From rank 0: all members have started the same.
 struct Go {
   std::uint64_t shared = 0;  // its number among those that pass through shared memory; 0: messages
 
@@ -119,8 +119,8 @@ struct Go {
   }
 };
 
-// Elements of one chain of an allreduce between hosts (schedule.h), the payload's only part: from
-// host to host in the schedule's round, within a host in one of the two below.
+// Elements of one chain of an allreduce between hosts (schedule.h), the payload's only part:
+// between hosts in the schedule's round, within a host in one of the two rounds below.
 struct Portion {
   static constexpr std::uint32_t kToLeader = 0xffffffff;    // a member's input
   static constexpr std::uint32_t kFromLeader = 0xfffffffe;  // the result

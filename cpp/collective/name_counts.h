@@ -10,12 +10,12 @@
 
 namespace moolink::collective {
 
-// How often operations of each name were started in an epoch: the number that tells them apart.
+// How often operations of each name were started in an epoch: the number distinguishes them.
 //
-// Names may be new each time (f"stats {n}"), so those that were not started for the longest time
-// are forgotten, and begin at 0 again. Members that start the same operations in one order forget
-// the same ones; threads that start them in different orders would have to meet a name again after
-// just so many others for it to be another number at another member.
+// Names may be new each time (f"stats {n}"), so the names started longest ago are forgotten and
+// begin at 0 again. Members that start the same operations in one order forget the same names. With
+// threads that start them in different orders, a number differs between members only if its name
+// returns after exactly that many others.
 class NameCounts {
  public:
   static constexpr std::size_t kMost = std::size_t{1} << 17;  // 20 MB, with short names
@@ -42,7 +42,7 @@ class NameCounts {
     }
     return found->second->second++;
   }
-  // How many were started, as far as that is remembered.
+  // How many were started, as far as remembered.
   std::uint64_t started(const std::string& name) const {
     const auto found = by_name_.find(name);
     return found == by_name_.end() ? 0 : found->second->second;

@@ -23,7 +23,7 @@ std::vector<Buffer> to_parts(const wire::Payload& payload) {
 wire::Payload from_parts(const std::vector<Buffer>& parts) {
   wire::Payload payload;
   if (parts.empty()) return payload;
-  payload.body = private_copy(parts.front());  // it will be read here; its sender may still write
+  payload.body = private_copy(parts.front());  // read here later; its sender may still write
   payload.parts.assign(parts.begin() + 1, parts.end());
   return payload;
 }
@@ -44,7 +44,7 @@ Operation::Operation(OpId id, RunId run, OpKey key, Request request, Place place
   reducers_ = or_everyone(spec()->reducers, place_.names.size());
   mirrored_ = must_mirror();
   hierarchical_ = must_exchange();
-  // A retry gives the same memory to the next run, while a task of this one may still write.
+  // A retry gives the same memory to the next run, while a task of this run may still write.
   in_place_ = mirrored_ && !request_.retry;
   if (is_sliced()) slices_ = slices(spec()->count(), item_size_, reducers_.size());
   asks_ = must_ask();
@@ -66,8 +66,8 @@ bool Operation::must_mirror() const {
          spec()->byte_size() <= kSmallBytes;
 }
 
-// Likewise. Of a host without contributors the sum is zero, which other operations than sums would
-// notice. Where every reducer has a host of its own, members send as few bytes directly.
+// Likewise. A host without contributors has the sum zero, which is wrong for operations other than
+// sums. Where every reducer has a host of its own, members send as few bytes directly.
 bool Operation::must_exchange() {
   if (spec()->kind != Kind::all_reduce || place_.hosts == nullptr || place_.hosts->count() < 2) {
     return false;
@@ -134,11 +134,11 @@ void Operation::use_messages() {
     }
   }
   const std::vector<Buffer>& inputs = request_.inputs;
-  // In a ring of hosts nobody needs a member's input any more when the result has come.
+  // In a ring of hosts no member's input is needed any more when the result has arrived.
   const bool in_ring =
       hierarchical_ && !is_small(spec()->count(), tensor::item_size(partial_dtype(spec()->dtype)));
   const bool copies_input = request_.lent && !inputs.empty() && !in_ring;
-  // What is mirrored is sent to nobody, and reduced at once.
+  // A mirrored result is not sent on, and is reduced at once.
   result_ = in_place_ ? request_.output : memory_.allocate(output_bytes(passage_, place_.rank));
   if (inputs.size() > 1 || copies_input) {
     sum_of_inputs_ = memory_.allocate(inputs.front().size());
@@ -161,7 +161,7 @@ void Operation::begin_hierarchy() {
   }
 }
 
-// Others may begin while this member still adds up its own inputs.
+// Others may begin while this member still sums its own inputs.
 void Operation::portion(std::uint32_t from, const Portion& portion,
                         const std::vector<Buffer>& parts) {
   if (portion.spec != *spec()) return refuse(from, difference(from, portion.spec));
@@ -200,13 +200,13 @@ void Operation::send_pieces() {
     }
   }
   sent_ = true;
-  std::vector<std::uint32_t> here;  // others' may have come before this member could begin
+  std::vector<std::uint32_t> here;  // others' may arrive before this member begins
   for (const auto& [from, bytes] : pieces_) here.push_back(from);
   for (const std::uint32_t from : here) place_piece(from);
   finish_when_complete();
 }
 
-// A piece of any collective but an allreduce goes straight to its place, or is reduced there.
+// A piece of any collective but allreduce goes straight to its place, or is reduced there.
 void Operation::place_piece(std::uint32_t from) {
   if (reduces(passage_.kind)) {
     if (reducing_ || pieces_.size() != passage_.ranks) return;
@@ -308,7 +308,7 @@ void Operation::piece(std::uint32_t from, const OpSpec& theirs, const std::vecto
 void Operation::reduce_when_complete() {
   const std::size_t mine = owner_index(place_.rank);
   if (!uses_messages_ || reducing_ || mine == reducers_.size() || !takes_part(mine)) return;
-  // One's own inputs are not added up yet when the last piece of the others comes first.
+  // The last piece of the others may arrive before one's own inputs are summed.
   if (pieces_.size() != contributors_.size()) return;
   reducing_ = true;
   have_[mine] = 1;
@@ -366,7 +366,7 @@ void Operation::finish_when_complete() {
     effects_.finished = true;
     return;
   }
-  // Others may still be sent the result that is here.
+  // The result here may still be being sent to others.
   ending_ = true;
   effects_.tasks.push_back(
       {kResult, SumTask{spec()->dtype, spec()->op, 1, {Buffer(result_)}, request_.output}});

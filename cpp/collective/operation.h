@@ -22,21 +22,21 @@
 namespace moolink::collective {
 
 using OpId = std::uint64_t;
-using RunId = std::uint64_t;  // of one beginning of an operation, which a retry repeats
+using RunId = std::uint64_t;  // of one run of an operation; a retry is another run
 
-// The "slice" of the task that adds up this member's own inputs before anything is sent, or copies
-// an input that is the user's, who gets it back before others have read all messages.
+// The "slice" of the task that sums this member's own inputs before anything is sent, or copies an
+// input that is the user's: the user gets it back before others have read all messages.
 inline constexpr std::uint32_t kOwnInputs = 0xffffffff;
-// Of the task that puts the result where the user wants it.
+// Of the task that puts the result into the user's output.
 inline constexpr std::uint32_t kResult = 0xfffffffe;
 
-// All-reduces of at least this many bytes among members of one host wait for a word of rank 0,
-// which costs two messages, and then pass through shared memory.
+// Allreduces of at least this many bytes among members of one host wait for rank 0's Go, which
+// costs two messages, and then pass through shared memory.
 inline constexpr std::uint64_t kSharedBytes = std::uint64_t{64} << 10;
 
-// Of so many members of one host each sends the whole of a small allreduce to each and reduces it
-// itself: one message instead of two until the last one has it. The bits are the same because they
-// compute the same on the same processor.
+// Up to this many members of one host each send a whole small allreduce to each other and reduce it
+// themselves: one message latency instead of two. The bits are the same because they compute the
+// same on the same processor.
 inline constexpr std::size_t kMirroredMembers = 2;
 
 // One member's part of one collective. A small allreduce, and one across hosts, goes over messages:
@@ -44,21 +44,21 @@ inline constexpr std::size_t kMirroredMembers = 2;
 //   reducer j, with the pieces of all contributors, reduces them in rank order and sends its slice
 //   to everyone                                             (Reduced)
 //   done when every slice is here.
-// Each element is computed by one member only, so all members end with the same bits. With members
-// on several hosts each host reduces first: hierarchy.h. A value with
-// a Python operation goes to rank 0 and its result to everyone instead.
-// Every other collective begins with Started to rank 0, which says Go when all have started the
+// One member computes each element, so all members end with the same bits. With members on several
+// hosts each host reduces first: hierarchy.h. A value with a Python operation goes to rank 0 and
+// its result to all members instead.
+// Every other collective begins with Started to rank 0, which sends Go when all have started the
 // same: through shared memory, or over messages (Piece, straight to its place).
 class Operation {
  public:
-  // What was asked for, from which the operation can be started again in another epoch.
+  // The request, from which the operation can start again in another epoch.
   struct Request {
     std::string name;
     std::variant<OpSpec, wire::Payload> what;
     std::vector<Buffer> inputs;  // of a tensor operation
     bool retry = false;
     std::optional<std::uint64_t> number;
-    MutableBuffer output;  // where the result goes; empty: to new memory
+    MutableBuffer output;  // where the result goes; empty: new memory
     bool placed = false;   // `output` is given (it may have no bytes)
     bool lent = false;     // inputs are the user's memory
   };
@@ -79,7 +79,7 @@ class Operation {
     std::uint32_t slice = 0;
     Work task;
   };
-  // What is to be done after an event; taken by the engine.
+  // What to do after an event; taken by the engine.
   struct Effects {
     std::vector<Outgoing> outgoing;
     std::vector<Task> tasks;
@@ -87,7 +87,7 @@ class Operation {
     std::optional<std::uint64_t> pass;     // through shared memory, as this number
     std::optional<std::uint64_t> abandon;  // the same
     bool ready_to_go = false;              // rank 0's: all have started; go() is awaited
-    // Rank 0 may still say Go, or has to hear that it must not.
+    // Rank 0 may still send Go, or must hear that it must not.
     bool unsettled = false;
     bool finished = false;
   };
@@ -103,10 +103,10 @@ class Operation {
                 const std::vector<Buffer>& parts);
   void summed(std::uint32_t slice);
   void combined(std::variant<wire::Payload, Error> result);
-  // Asks the one who knows whom all wait for to fail it at everyone with `error` and their names.
-  // False: nobody knows it better than this member.
+  // Asks the member that knows whose data is missing to fail it at all members with `error` and the
+  // names. False: no other member knows it better than this one.
   bool ask_why(const Error& error);
-  // Fails here and, unless `local`, at everyone.
+  // Fails here and, unless `local`, at all members.
   void fail(Error error, bool local = false);
 
   Effects take_effects() { return std::exchange(effects_, {}); }
@@ -123,7 +123,7 @@ class Operation {
   std::vector<std::string> waiting_for() const;
   const OpSpec* spec() const { return std::get_if<OpSpec>(&request_.what); }
   const Request& request() const { return request_; }
-  // The result is complete and being put in its place: nothing can go wrong any more.
+  // The result is complete and being put in its place: it cannot fail any more.
   bool ending() const { return ending_; }
 
  private:
@@ -167,23 +167,23 @@ class Operation {
   std::size_t item_size_ = 1;
   std::vector<std::uint32_t> contributors_;
   std::vector<std::uint32_t> reducers_;
-  std::vector<Range> slices_;  // one a reducer
-  Buffer input_;               // this member's, its own inputs added up
+  std::vector<Range> slices_;  // one for each reducer
+  Buffer input_;               // this member's, the sum of its own inputs
   MutableBuffer sum_of_inputs_;
   MutableBuffer result_;
   std::map<std::uint32_t, Buffer> pieces_;       // of my slice, by contributor
   std::optional<HierarchicalReduce> hierarchy_;  // over several hosts
   std::vector<std::pair<std::uint32_t, std::pair<Portion, std::vector<Buffer>>>> early_portions_;
   Passage passage_;
-  bool asks_ = false;                // rank 0 for its word
-  bool went_ = false;                // it was given
-  std::uint64_t shared_ = 0;         // ... for shared memory, as this number
+  bool asks_ = false;                // rank 0 for Go
+  bool went_ = false;                // Go was received
+  std::uint64_t shared_ = 0;         // ... for shared memory, with this number
   std::set<std::uint32_t> started_;  // rank 0's
   bool mirrored_ = false;
   bool hierarchical_ = false;  // hosts exchange what each has reduced
-  bool in_place_ = false;      // the result is reduced where it is wanted
+  bool in_place_ = false;      // the result is reduced directly in its output
   bool uses_messages_ = false;
-  bool sent_ = false;  // the own pieces, of another collective than an allreduce
+  bool sent_ = false;  // its own pieces, of a collective other than allreduce
   bool ending_ = false;
   bool reducing_ = false;
   std::vector<std::uint8_t> have_;  // of each slice: 0 nothing, 1 being put in place, 2 there

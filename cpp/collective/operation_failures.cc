@@ -1,4 +1,4 @@
-// How an operation fails, here and elsewhere, and whom it waits for.
+// How an operation fails, here and elsewhere, and the members it waits for.
 
 #include <algorithm>
 
@@ -31,7 +31,7 @@ void Operation::refuse(std::uint32_t from, const std::string& what) {
                name_of(from), key_.name));
 }
 
-// Whom the others' data goes to, if to one member only.
+// The only member that the others' data goes to, if there is one.
 std::optional<std::uint32_t> Operation::who_knows_why() const {
   if (spec() == nullptr || (asks_ && !went_)) return 0;
   if (!uses_messages_ || hierarchy_ || !is_sliced()) return std::nullopt;
@@ -65,7 +65,7 @@ void Operation::failed_elsewhere(std::uint32_t from, const Failure& said) {
     for (const std::string& name : lacking) error.message += " " + name;
     return fail(std::move(error));
   }
-  if (asks_ && from == 0) {  // it says, too, whether it had said Go before
+  if (asks_ && from == 0) {  // it also tells whether it had sent Go before
     if (!went_ && failure.shared != 0) effects_.pass = shared_ = failure.shared;
     went_ = true;
   }
@@ -75,7 +75,7 @@ void Operation::failed_elsewhere(std::uint32_t from, const Failure& said) {
 void Operation::fail(Error error, bool local) {
   if (effects_.finished || error_ || ending_) return;
   error_ = std::move(error);
-  // All must know that rank 0 will not say Go any more.
+  // All must know that rank 0 will not send Go any more.
   const bool last_word = asks_ && !went_ && place_.rank == 0;
   if (!local || last_word) to_others(Failure{error_, place_.rank == 0 ? shared_ : 0, false}, {});
   effects_.tasks.clear();

@@ -26,7 +26,7 @@ std::vector<Range> cut(std::uint64_t count, std::uint64_t each, std::size_t owne
   return ranges;
 }
 
-// Blocks that lie side by side in a window.
+// Adjacent blocks in a window.
 std::uint64_t blocks_per_window(const Passage& passage) {
   const bool many = passage.kind == Kind::reduce_scatter || passage.kind == Kind::scatter;
   return many ? passage.ranks : 1;
@@ -41,7 +41,7 @@ std::uint64_t chunk_elements(const Passage& passage, std::uint64_t window_bytes)
   const std::uint64_t shortest =
       std::max<std::uint64_t>(1, kShortestChunk / (passage.item_size * blocks));
   const std::uint64_t few = std::max(shortest, (passage.count + kFewChunks - 1) / kFewChunks);
-  // Equally long ones, but for the rounding.
+  // Equally long, apart from the rounding.
   const std::uint64_t wanted = std::min(most, round_up(few, line));
   const std::uint64_t chunks = std::max<std::uint64_t>(1, (passage.count + wanted - 1) / wanted);
   return std::min(most, std::max(line, round_up((passage.count + chunks - 1) / chunks, line)));
@@ -158,7 +158,7 @@ struct Part {
   std::uint64_t stride = 0;  // of blocks in a window
 };
 
-// Everybody begins with another rank, so that not all read one window.
+// Each rank begins with another rank, so that not all read one window.
 std::vector<std::uint32_t> others_of(std::uint32_t rank, std::uint32_t ranks) {
   std::vector<std::uint32_t> others;
   for (std::uint32_t i = 1; i < ranks; ++i) others.push_back((rank + i) % ranks);
@@ -196,7 +196,7 @@ ChunkPlan plan_reduce_scatter(const Passage& passage, const Part& part, std::uin
   return plan;
 }
 
-// All ranks' blocks, to everybody or to the root.
+// All ranks' blocks, to all ranks or to the root.
 ChunkPlan plan_gather(const Passage& passage, const Part& part, std::uint32_t rank) {
   const bool takes = passage.kind == Kind::all_gather || rank == passage.root;
   const bool puts = passage.kind == Kind::all_gather || !takes;

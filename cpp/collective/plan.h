@@ -17,18 +17,18 @@ struct Range {
   bool operator==(const Range&) const = default;
 };
 
-// Which elements each of `owners` members reduces: contiguous ranges in the owners' order that
-// cover all elements once. Tensors of at most kSmallBytes are reduced by the first owner alone,
-// because messages cost more than their bytes then; larger ones are cut evenly at multiples of a
-// cache line, so that no two ranges share one. The first range is the only one that may be empty
-// and still take part: its owner sees every contributor, and so any disagreement, in every plan.
+// The elements that each of `owners` members reduces: contiguous ranges in the owners' order that
+// cover all elements once. The first owner alone reduces tensors of at most kSmallBytes, for which
+// messages cost more than bytes; larger ones are cut evenly at multiples of a cache line, so that
+// no two ranges share one. Only the first range may be empty and still take part: its owner sees
+// every contributor, and so any disagreement, in every plan.
 std::vector<Range> slices(std::uint64_t count, std::size_t item_size, std::size_t owners);
 // The same without the exception for small tensors.
 std::vector<Range> even_slices(std::uint64_t count, std::size_t item_size, std::size_t owners);
 
 inline constexpr std::size_t kSmallBytes = 4096;
 
-// --- collectives. Their numbers travel.
+// --- collectives. The numbers are part of the protocol.
 
 enum class Kind : std::uint8_t {
   all_reduce,
@@ -69,16 +69,16 @@ struct Passage {
 std::uint64_t input_bytes(const Passage& passage, std::uint32_t rank);
 std::uint64_t output_bytes(const Passage& passage, std::uint32_t rank);
 
-// --- over messages: what one rank's input sends to another, and where that ends up. All in bytes;
-// an empty range: nothing passes between the two. For kinds that reduce, the place is in what the
-// receiver reduces, of which all pieces are equally long.
+// --- over messages: the bytes that one rank's input sends to another, and their place there. An
+// empty range: nothing passes between the two. For kinds that reduce, the place is in the data that
+// the receiver reduces, where all pieces are equally long.
 Range sent_bytes(const Passage& passage, std::uint32_t from, std::uint32_t to);
 Range placed_bytes(const Passage& passage, std::uint32_t from, std::uint32_t to);
 bool passes(const Passage& passage, std::uint32_t from, std::uint32_t to);
 
-// --- through windows in shared memory, one a rank, chunk by chunk.
+// --- through windows in shared memory, one for each rank, chunk by chunk.
 
-// Bytes that are copied between a rank's own memory and the window of `rank`.
+// Bytes copied between a rank's own memory and the window of `rank`.
 struct Move {
   std::uint32_t rank = 0;
   std::uint64_t window = 0;
@@ -88,18 +88,18 @@ struct Move {
   bool operator==(const Move&) const = default;
 };
 
-// What one rank does with one chunk, in this order.
+// One rank's actions on one chunk, in this order.
 struct ChunkPlan {
   std::vector<Move> puts;    // from the input into the own window
   Move reduced;              // the own slice: the same place of every window, `user` in the input
-  std::uint64_t placed = 0;  // where it is put in the output
-  bool passed_on = false;    // it is put into the own window too, for the others
+  std::uint64_t placed = 0;  // its place in the output
+  bool passed_on = false;    // it is also put into the own window, for the others
   std::vector<Move> takes;   // from the windows into the output, once these ranks are ready
-  std::vector<Move> own;     // the same within one's own memory: `window` is the place in the input
+  std::vector<Move> own;     // the same within own memory: `window` is the place in the input
 };
 
-// At least one, so that a collective of nothing is passed through too. Chunks are shorter than a
-// window allows if there would be few, so that ranks work on different ones at a time.
+// At least one, so that an empty collective passes through too. Chunks are shorter than a window
+// allows if there would be few, so that ranks work on different ones at a time.
 std::uint64_t chunks_of(const Passage& passage, std::uint64_t window_bytes);
 ChunkPlan chunk_plan(const Passage& passage, std::uint64_t window_bytes, std::uint32_t rank,
                      std::uint64_t chunk);

@@ -9,11 +9,11 @@ namespace {
 using StepKind = Step::Kind;
 
 // Host `host`'s steps for a segment of block `block`. The partial sum starts at the host after the
-// block's owner, goes around to the owner, and the result once more around from there.
+// block's owner and goes around to the owner; then the result goes around once from there.
 std::vector<Step> ring_steps(std::uint32_t hosts, std::uint32_t host, std::uint32_t block) {
   const std::uint32_t next = (host + 1) % hosts;
   const std::uint32_t previous = (host + hosts - 1) % hosts;
-  const std::uint32_t hop = (host + hosts - block - 1) % hosts;  // of the sum, when it is here
+  const std::uint32_t hop = (host + hosts - block - 1) % hosts;  // of the sum when it is here
   const bool owner = host == block;
   std::vector<Step> steps;
   if (hop > 0) steps.push_back({StepKind::reduce, previous, hop - 1, true});
@@ -30,12 +30,12 @@ std::vector<Step> ring_steps(std::uint32_t hosts, std::uint32_t host, std::uint3
   return steps;
 }
 
-// Some for each block, so that its bytes are reduced while others travel; but none so small that
+// Several for each block, so that some bytes are reduced while others travel; none so small that
 // its messages cost more than that gains.
 constexpr std::uint64_t kSegmentsOfBlock = 8;
 constexpr std::uint64_t kLeastSegmentBytes = 128 << 10;
 
-// Ranges of at most about `bytes`, beginning at multiples of a cache line from the block's begin.
+// Ranges of at most about `bytes`, aligned to cache lines from the block's begin.
 std::vector<Range> segments(const Range& block, std::size_t item_size, std::size_t bytes) {
   const std::uint64_t wanted =
       std::max(kLeastSegmentBytes, block.count() * item_size / kSegmentsOfBlock);
@@ -71,7 +71,8 @@ Schedule ring(std::uint64_t count, std::size_t item_size, std::uint32_t hosts, s
   Schedule schedule;
   std::uint32_t first_id = 0;
   for (std::size_t segment = 0; segment < longest; ++segment) {
-    // First the block whose sum starts here, then the ones whose sums come by after 1, 2, ... hops.
+    // First the block whose sum starts here, then the blocks whose sums arrive after 1, 2, ...
+    // hops.
     for (std::uint32_t hop = 0; hop < hosts; ++hop) {
       const std::uint32_t block = (host + 2 * hosts - 1 - hop) % hosts;
       if (segment >= blocks[block].size()) continue;

@@ -8,13 +8,13 @@
 
 namespace moolink::collective {
 
-// How hosts reduce together what each has reduced of its own members: pure functions of the number
-// of hosts and the size. Hosts are numbered from 0, in the order of their lowest ranks.
+// How hosts combine the results of their own members: pure functions of the number of hosts and the
+// size. Hosts are numbered from 0, in the order of their lowest ranks.
 //
-// A schedule is a list of chains, one a range of elements. A chain's steps are done in their order,
-// chains in any order and at the same time. Every host has the same chains with steps of its own; a
-// message is named by its chain and its round, a round of a chain having at most one message from
-// one host to another.
+// A schedule is a list of chains, one for each range of elements. A chain's steps run in order;
+// chains run in any order and at the same time. Every host has the same chains with its own steps.
+// A chain and a round name a message: in a round a chain has at most one message from one host to
+// another.
 struct Step {
   enum class Kind : std::uint8_t {
     send,    // the value, to `peer`
@@ -31,7 +31,7 @@ struct Step {
 };
 
 struct Chain {
-  std::uint32_t id = 0;  // its index in the order that all hosts have in common
+  std::uint32_t id = 0;  // its index in the order common to all hosts
   Range range;
   std::vector<Step> steps;
 
@@ -39,36 +39,35 @@ struct Chain {
 };
 
 struct Schedule {
-  // Whether several hosts compute the same elements. All of them evaluate the same expression, so
-  // the bits are the same but for those of NaN, whose payload the processor's operand order tells.
+  // Whether several hosts compute the same elements. All evaluate the same expression, so the bits
+  // are the same except those of NaN, whose payload depends on the processor's operand order.
   bool computed_by_many = false;
   std::vector<Chain> chains;  // in the order in which this host needs its own elements
 };
 
-// Payloads up to here are a matter of latency.
+// Latency dominates for payloads up to this size.
 inline constexpr std::size_t kSmallExchange = std::size_t{64} << 10;
-// A chain of a large one has about this much: small enough that sending, arithmetic and receiving
-// overlap, large enough that a message's cost is nothing beside its bytes.
+// Approximate size of a chain of a large payload: small enough that sending, arithmetic and
+// receiving overlap, large enough that a message's fixed cost is negligible.
 inline constexpr std::size_t kSegmentBytes = std::size_t{1} << 20;
 
-// Whether schedule() chooses doubling(). In a ring a host that has the result knows that whatever
-// it has sent of its own elements has arrived.
+// Whether schedule() chooses doubling(). In a ring, a host that has the result knows that
+// everything it sent of its own elements has arrived.
 bool is_small(std::uint64_t count, std::size_t item_size);
 
-// What host `host` of `hosts` does to reduce `count` elements; ring() or doubling() by the size.
+// The steps of host `host` of `hosts` to reduce `count` elements; ring() or doubling() by the size.
 // With one host: every chain is one finish.
 Schedule schedule(std::uint64_t count, std::size_t item_size, std::uint32_t hosts,
                   std::uint32_t host, std::size_t segment_bytes = kSegmentBytes);
 
 // Reduce-scatter and all-gather around a ring, each block in segments that follow one another: a
-// host sends 2 (hosts - 1) / hosts of the bytes, the least that is possible. Every element's sum is
-// finished by one host and copied to the others. Block j is summed in the order of hosts
-// j + 1, j + 2, ..., j.
+// host sends 2 (hosts - 1) / hosts of the bytes, the minimum. One host finishes each element's sum,
+// which the others copy. Block j is summed in the order of hosts j + 1, j + 2, ..., j.
 Schedule ring(std::uint64_t count, std::size_t item_size, std::uint32_t hosts, std::uint32_t host,
               std::size_t segment_bytes = kSegmentBytes);
 
 // Recursive doubling: each host exchanges all elements with log2(hosts) others. Beyond a power of
-// two, every second of the first hosts hands its elements to its neighbour before and gets the
+// two, every second of the first hosts sends its elements to its neighbour before and gets the
 // result afterwards.
 Schedule doubling(std::uint64_t count, std::uint32_t hosts, std::uint32_t host);
 

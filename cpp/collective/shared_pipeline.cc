@@ -33,7 +33,7 @@ constexpr std::uint64_t kStatusBytes = 32;
 
 std::uint64_t words_at(std::uint32_t rank) { return kLine * (1 + std::uint64_t{rank}); }
 
-// Of the operations that some rank may still look at: see status().
+// For the operations that some rank may still look at: see status().
 std::uint64_t statuses_stride(const PipelineLayout& layout) {
   return round_up(kStatusBytes * (layout.depth + 1), kLine);
 }
@@ -53,13 +53,13 @@ struct alignas(kLine) SharedPipeline::Words {
   // The last chunk of which: my parts are in my window · my slice is reduced · I have taken all
   // that I need from the others' windows.
   std::array<std::atomic<std::uint64_t>, 3> done;
-  // For which chunk I wait, of each word of all ranks; 0: not for this word.
+  // The chunk I wait for, in each word of all ranks; 0: not in this word.
   std::array<std::atomic<std::uint64_t>, 3> wanted;
   std::atomic<std::uint64_t> left;    // 1: I am in a newer epoch
   std::atomic<std::uint64_t> asleep;  // 1: ring my doorbell when all have what I want
 };
 
-// What a rank says of one operation, before it posts the first chunk of it.
+// A rank's announcement of one operation, before it posts the first chunk of it.
 struct SharedPipeline::Status {
   std::atomic<std::uint64_t> given_up;  // s: it has no input and no output here
   std::atomic<std::uint64_t> segment;   // where its memory is lent; 0: it passes through windows
@@ -115,7 +115,7 @@ SharedPipeline::Words& SharedPipeline::words(std::uint32_t rank) const {
 }
 
 // There are depth + 1 of them: a rank begins operation s + depth + 1, at least as many chunks
-// later, when all have taken all chunks of s, and each looks at these words before it says so.
+// later, after all ranks have taken all chunks of s, and each looks at these words before that.
 SharedPipeline::Status& SharedPipeline::status(std::uint32_t rank, std::uint64_t s) const {
   const std::uint64_t slot = s % (layout_.depth + 1);
   return *reinterpret_cast<Status*>(segment_ + words_at(layout_.ranks) +
@@ -127,7 +127,7 @@ std::byte* SharedPipeline::window(std::uint32_t rank, std::uint64_t chunk) const
   return segment_ + windows_at(layout_) + layout_.window_bytes * index;
 }
 
-// Where the rank of a move has what it passes on: in its window, or where it was all the time.
+// Where the rank of a move has its data: in its window, or in its lent memory.
 const std::byte* SharedPipeline::part_of(const Running& running, std::uint64_t chunk,
                                          const Move& move) const {
   const PipelineOperation& operation = running.operation;
@@ -190,7 +190,7 @@ void SharedPipeline::abandon(std::uint64_t s) {
     if (operation.s != s || std::exchange(operation.abandoned, true)) continue;
     operation.input = {};
     operation.output = {};
-    // Before that its word may still tell of an earlier operation: post() will store it.
+    // Before that its word may still belong to an earlier operation: post() will store it.
     if (cursors_[kPut].next > running.first && !mutant("abandon_in_silence")) {
       status(rank_, s).given_up.store(s, std::memory_order_seq_cst);
     }
@@ -244,7 +244,7 @@ bool SharedPipeline::step() {
     end();
     return true;
   }
-  // What frees windows first: chunks are taken while they are in the cache.
+  // First the stage that frees windows: chunks are taken while they are in the cache.
   for (const Stage stage : {kTake, kReduce, kPut}) {
     if (!is_ready(stage)) continue;
     advance(stage);
@@ -268,7 +268,7 @@ std::uint64_t SharedPipeline::least(Stage word) const {
   return least;
 }
 
-// The word of all ranks on which a stage waits, and what it must be; 0: on nobody's.
+// The word of all ranks on which a stage waits, and its required value; 0: none.
 SharedPipeline::Need SharedPipeline::need(Stage stage) {
   const std::uint64_t chunk = cursors_[stage].next;
   switch (stage) {
@@ -277,7 +277,7 @@ SharedPipeline::Need SharedPipeline::need(Stage stage) {
       return {kTake, chunk - layout_.depth};
     case kReduce:
       if (mutant("reduce_without_parts")) break;
-      // Where nothing is reduced, the window is ready as soon as it is filled.
+      // Without a reduction, the window is ready as soon as it is filled.
       if (reduces(running_at(chunk)->operation.passage.kind)) return {kPut, chunk};
       break;
     case kTake:
@@ -375,7 +375,7 @@ bool SharedPipeline::take_part(const Running& running, const Cursor& cursor) {
   return true;
 }
 
-// What was done becomes visible to the others. Lent memory is all there at once.
+// Makes finished work visible to the others. Lent memory is all visible at once.
 void SharedPipeline::post(Stage stage, Running& running) {
   Cursor& cursor = cursors_[stage];
   if (stage == kPut) {
@@ -405,7 +405,7 @@ void SharedPipeline::publish_status(const Running& running) {
   }
 }
 
-// Lent memory is the user's again when nobody reads it any more.
+// Lent memory is the user's again when no rank reads it any more.
 bool SharedPipeline::may_end() const {
   if (running_.empty() || !running_.front().taken) return false;
   const Running& first = running_.front();
@@ -428,8 +428,8 @@ bool SharedPipeline::was_given_up(std::uint64_t s) const {
 
 // --- sleeping
 
-// Every store is followed by a look for sleepers, and every announcement of sleep by a look at the
-// stores; all are seq_cst, so that of the sleeper and the last one for whom it waits at least one
+// After every store this rank looks for sleepers, and after every announcement of sleep it looks at
+// the stores; all are seq_cst, so that of the sleeper and the last rank it waits for, at least one
 // sees the other.
 void SharedPipeline::look_for_sleepers() {
   must_look_ = false;
@@ -454,12 +454,12 @@ bool SharedPipeline::announce_sleep() {
   std::array<std::uint64_t, 3> wanted{};
   for (const Stage stage : {kPut, kReduce, kTake}) {
     const std::uint64_t chunk = cursors_[stage].next;
-    // A stage that waits for the one before it is woken with that one.
+    // A stage that waits for the one before it wakes with that one.
     if (chunk > last_chunk_ || (stage != kPut && cursors_[stage - 1].next <= chunk)) continue;
     const Need what = need(stage);
     wanted[what.word] = what.chunk;
   }
-  // What comes first wakes.
+  // The earliest event wakes.
   if (running_.front().taken) {
     std::uint64_t& took = wanted[kTake];
     took = took == 0 ? running_.front().last() : std::min(took, running_.front().last());

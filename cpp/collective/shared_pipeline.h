@@ -18,15 +18,15 @@
 namespace moolink::collective {
 
 // Collectives of any size among the ranks of one host, in chunks that pass through small windows of
-// a shared segment, so that what is passed stays in the cache. Inputs and outputs are the callers'
-// own memory; where the others can read it, an allreduce in place passes through no window.
+// a shared segment, so that the data stays in the cache. Inputs and outputs are the callers' own
+// memory; if the other ranks can read it, an allreduce in place uses no window.
 // docs/design/protocol/shared_memory.md has the words, stages and invariants.
 
 // The same on every rank of a segment.
 struct PipelineLayout {
   std::uint64_t epoch = 0;
   std::uint32_t ranks = 0;
-  std::uint32_t depth = 0;         // windows of each rank: chunks under way, at most
+  std::uint32_t depth = 0;         // windows of each rank, and so the most chunks under way
   std::uint64_t window_bytes = 0;  // a multiple of the cache line
 
   bool operator==(const PipelineLayout&) const = default;
@@ -35,17 +35,17 @@ struct PipelineLayout {
 inline constexpr std::uint32_t kMaxPipelineRanks = 1024;
 inline constexpr std::uint32_t kMaxPipelineDepth = 64;
 
-// Where an operation's memory lies in what its rank has lent to all others.
+// The place of an operation's memory in what its rank has lent to all others.
 struct LentPlace {
   std::uint64_t segment = 0;  // 0: nowhere
   std::uint64_t offset = 0;
 };
 
-// What this rank can read of a segment that another one has lent; empty: nothing.
+// What this rank can read of a segment lent by another rank; empty: nothing.
 using LentMemory =
     std::function<std::span<const std::byte>(std::uint32_t rank, std::uint64_t segment)>;
 
-// Operation s, started in this order by every rank; all but the memory is the same on every rank.
+// Operation s, started in this order by every rank; everything but the memory is the same on each.
 struct PipelineOperation {
   std::uint64_t s = 0;
   Passage passage;
@@ -55,14 +55,14 @@ struct PipelineOperation {
   Buffer input;            // input_bytes() of the passage
   MutableBuffer output;    // output_bytes(); may be the input's memory for all_reduce and broadcast
   LentPlace lent;          // all_reduce in place only: the others read this memory where it is
-  bool abandoned = false;  // given up before it began: without memory
+  bool abandoned = false;  // abandoned before it began: without memory
 };
 
 class SharedPipeline {
  public:
   struct Ended {
     std::uint64_t s = 0;
-    bool abandoned = false;  // some rank had given it up: the output means nothing
+    bool abandoned = false;  // some rank abandoned it: the output is meaningless
   };
 
   // Bytes of a segment; throws Exception{invalid_argument} if the layout is beyond the limits.
@@ -74,37 +74,37 @@ class SharedPipeline {
   SharedPipeline(std::shared_ptr<void> owner, std::span<std::byte> segment,
                  const PipelineLayout& layout, std::uint32_t rank, LentMemory lent = {});
 
-  // Throws Exception{invalid_argument} for what cannot be run. The memory is referred to until
-  // Ended.
+  // Throws Exception{invalid_argument} for an invalid operation. Keeps references to the memory
+  // until Ended.
   void start(PipelineOperation operation);
-  // This rank gives an operation up: its memory is neither read nor written from now on, and its
-  // outcome means nothing at ranks that had not all data yet. It still passes through.
+  // Abandons this rank's part: its memory is neither read nor written from now on, and the outcome
+  // is meaningless at ranks that did not have all data yet. The operation still passes through.
   void abandon(std::uint64_t s);
-  // This rank goes, and does nothing more: it gives up what it lends, which is its users' again.
+  // This rank leaves and does nothing more: its lent memory is its users' again.
   void withdraw();
 
-  // One action: a store, a look for sleepers, or copying or reducing one piece. False: nothing can
-  // be done until another rank stores something.
+  // One action: a store, a look for sleepers, or copying or reducing one piece. False: nothing to
+  // do until another rank stores something.
   bool step();
   // Operations that have ended here, in their order.
   std::vector<Ended> take_ended();
 
-  // This rank is in a newer epoch: what ends after this is discarded.
+  // This rank is in a newer epoch: operations that end after this are discarded.
   void give_up();
   bool given_up() const;
 
-  // Ranks that wait for what was stored here: ring their doorbells. Empties the list.
+  // Ranks that wait for a store of this rank: ring their doorbells. Empties the list.
   std::vector<std::uint32_t> take_wakeups();
-  // Sleeping: announce, look once more, and only if there is nothing to do sleep until the
-  // doorbell rings. announce_sleep() returns whether this rank waits for any other at all.
+  // Sleeping: announce, look once more, and sleep until the doorbell rings only if there is nothing
+  // to do. announce_sleep() returns whether this rank waits for any other at all.
   bool announce_sleep();
   bool may_sleep();
   void awake();
 
   bool idle() const { return running_.empty(); }
-  // No rank needs anything more of this one for what was started here.
+  // No rank needs anything more from this one for the operations started here.
   bool taken_by_all() const { return least(kTake) >= last_chunk_; }
-  // Something was stored, and step() has not looked yet for whom to wake.
+  // Something was stored, and step() has not looked for ranks to wake yet.
   bool must_look() const { return must_look_; }
   // Ranks for which the operation under way waits.
   std::vector<std::uint32_t> waiting_for() const;
@@ -121,20 +121,20 @@ class SharedPipeline {
     std::uint64_t first = 0;  // the number of its first chunk
     std::uint64_t chunks = 0;
     bool taken = false;        // all of it
-    bool meaningless = false;  // some rank had given it up by then
+    bool meaningless = false;  // some rank had abandoned it by then
 
     std::uint64_t last() const { return first + chunks - 1; }
     bool is_lent() const { return operation.lent.segment != 0 && !operation.abandoned; }
   };
-  // How far one stage has come.
+  // The progress of one stage.
   struct Cursor {
     std::uint64_t next = 1;  // chunk
-    std::size_t part = 0;    // of it that was done
+    std::size_t part = 0;    // finished part of it
     ChunkPlan plan;
     std::uint64_t planned = 0;  // the chunk that `plan` is of
   };
 
-  // What a stage waits for: that a word of all ranks has come to a chunk. 0: nothing.
+  // What a stage waits for: a word of all ranks that reaches a chunk. 0: nothing.
   struct Need {
     Stage word = kPut;
     std::uint64_t chunk = 0;

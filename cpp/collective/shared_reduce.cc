@@ -66,16 +66,16 @@ constexpr std::uint64_t kPieceBytes = std::uint64_t{256} << 10;
 
 }  // namespace
 
-// Written by its rank only. Each says: I have done this for all operations up to that one.
+// Only its rank writes it. Each word: I have done this for all operations up to that one.
 struct alignas(kLine) SharedReduce::Words {
   std::atomic<std::uint64_t> in;      // announced, my inputs are in place
   std::atomic<std::uint64_t> red;     // my slice of the result is in place
-  std::atomic<std::uint64_t> out;     // I need the result no longer
+  std::atomic<std::uint64_t> out;     // I do not need the result any more
   std::atomic<std::uint64_t> left;    // 1: I am in a newer epoch
   std::atomic<std::uint64_t> asleep;  // 1: ring my doorbell when you store something
 };
 
-// What a rank says of an operation before it raises `in`.
+// A rank's announcement of an operation, before it raises `in`.
 struct SharedReduce::Announcement {
   std::atomic<std::uint64_t> fingerprint;
   std::atomic<std::uint64_t> buckets;  // bit map of its inputs
@@ -240,7 +240,7 @@ std::uint64_t SharedReduce::completed() const {
     const std::uint64_t red = words(rank).red.load(std::memory_order_acquire);
     least = mutant("complete_when_one_is") ? std::max(least, red) : std::min(least, red);
   }
-  // A rank that wakes up in an old epoch, or a hostile one, may have stored anything.
+  // A rank that resumes in an old epoch, or a hostile one, may have stored anything.
   return std::min(least, started_);
 }
 
@@ -320,7 +320,7 @@ bool SharedReduce::step() {
   return true;
 }
 
-// Inputs are announced ahead of the reductions, which are done one operation after another.
+// Inputs are announced ahead of the reductions, which run one operation after another.
 SharedReduce::Running* SharedReduce::next_to_advance() {
   const auto early = std::find_if(running_.begin(), running_.end(), [](const Running& running) {
     return running.stage == Stage::early;
@@ -342,7 +342,7 @@ void SharedReduce::announce(Running& running) {
 bool SharedReduce::can_advance(const Running& running) const {
   const SharedOperation& operation = running.operation;
   if (running.stage == Stage::early) {
-    // The announcement's place tells of operation s - depth until all have reduced that one.
+    // The announcement's slot belongs to operation s - depth until all ranks have reduced that one.
     return operation.s <= layout_.depth || completed() >= operation.s - layout_.depth ||
            mutant("announce_too_early");
   }
@@ -420,8 +420,8 @@ void SharedReduce::reduce_next_piece(Running& running) {
 
 // --- sleeping
 
-// Every store is followed by a look for sleepers, and every announcement of sleep by a look at the
-// stores; all are seq_cst, so that one of the two sees the other.
+// After every store this rank looks for sleepers, and after every announcement of sleep it looks at
+// the stores; all are seq_cst, so that one of the two sees the other.
 void SharedReduce::stored() {
   if (!mutant("never_ring")) must_look_ = true;
 }

@@ -17,16 +17,16 @@ namespace moolink::collective {
 // Allreduce among the ranks of one host through a segment that all of them map: no message, no
 // lock, no shared counter. docs/design/protocol/shared_memory.md has its states and invariants.
 //
-// The segment holds a header, for each rank a line of words that only this rank writes, what each
-// rank announced of its operations, and memory: input[rank][bucket] and result[slot], with
-// slot = s mod depth for operation s = 1, 2, 3 ... A rank that dies at any instruction is a store
-// that never comes: the others wait, and give the segment up when the group tells them.
+// The segment holds a header, for each rank a line of words that only this rank writes, each rank's
+// announcements of its operations, and memory: input[rank][bucket] and result[slot], with slot = s
+// mod depth for operation s = 1, 2, 3 ... A rank that dies at any instruction is a store that never
+// comes: the others wait, and give the segment up when the group tells them.
 
 // The same on every rank of a segment.
 struct SharedLayout {
   std::uint64_t epoch = 0;
   std::uint32_t ranks = 0;
-  std::uint32_t depth = 0;           // results kept, and operations under way, at most
+  std::uint32_t depth = 0;           // the most results kept and operations under way
   std::uint32_t buckets = 0;         // inputs of each rank
   std::uint64_t bytes_per_slot = 0;  // of an input or a result
 
@@ -51,8 +51,8 @@ struct SharedOperation {
   std::vector<SharedSection> sections;
   std::vector<std::uint32_t> contributors;  // ranks whose inputs are reduced, rising; none: zeros
   std::vector<std::uint32_t> reducers;      // ranks that reduce a slice each, rising, at least one
-  // Every rank reduces all of it into memory of its own instead: less work and fewer waits for two
-  // ranks, for nobody copies a result out of the segment. There are no reducers then.
+  // Every rank reduces all of it into its own memory instead: less work and fewer waits for two
+  // ranks, because none copies a result out of the segment. There are no reducers then.
   bool whole = false;
 };
 
@@ -60,57 +60,57 @@ class SharedReduce {
  public:
   // Bytes of a segment; throws Exception{invalid_argument} if the layout is beyond the limits.
   static std::uint64_t segment_bytes(const SharedLayout& layout);
-  // Writes the header of a new segment, which is all zero: by the rank that made it, before it
-  // passes it on.
+  // Writes the header of a new segment, which is all zero; called by the rank that made it, before
+  // it passes the segment on.
   static void initialise(std::span<std::byte> segment, const SharedLayout& layout);
 
-  // `owner` keeps the segment mapped. Throws Exception{wire} if the segment is not one of this
-  // layout: another epoch, another size.
+  // `owner` keeps the segment mapped. Throws Exception{wire} if the segment has another layout:
+  // another epoch, another size.
   SharedReduce(std::shared_ptr<void> owner, std::span<std::byte> segment,
                const SharedLayout& layout, std::uint32_t rank);
 
-  // This rank's memory for a contribution. It may be written from the moment that the last
-  // operation that took it is complete until the next one is started.
+  // This rank's memory for a contribution. It may be written after the last operation that took it
+  // is complete and before the next one starts.
   std::span<std::byte> input(std::uint32_t bucket) const;
-  // Operations are started in order on every rank, with the same specification; `buckets` are
-  // this rank's inputs, rising, written before, empty if it is no contributor. Started too early
-  // (operation s - depth is not complete, or not released here), it waits by itself.
-  // `own`, of bytes_per_slot bytes, takes the result of a whole operation.
-  // Throws Exception{invalid_argument} for what cannot be run.
+  // Every rank starts the operations in order, with the same specification; `buckets` are this
+  // rank's inputs, rising, written before, empty if it is no contributor. An operation started too
+  // early (operation s - depth is not complete, or not released here) waits by itself. `own`, of
+  // bytes_per_slot bytes, takes the result of a whole operation. Throws Exception{invalid_argument}
+  // for an invalid operation.
   void start(SharedOperation operation, const std::vector<std::uint32_t>& buckets,
              MutableBuffer own = {});
 
-  // One action of the operations under way: a store, a look at the others' words, or the
-  // reduction of one piece. False: nothing can be done until another rank stores something.
-  // Throws Exception{error} that names the rank if another one started something else.
+  // One action of the operations under way: a store, a look at the others' words, or the reduction
+  // of one piece. False: nothing to do until another rank stores something. Throws Exception{error}
+  // that names the rank if another one started something else.
   bool step();
 
-  // Operations 1 .. completed() have their result in the segment (a whole one: at every rank),
-  // the same for all. Their inputs are read no longer.
+  // Operations 1 .. completed() have their result in the segment (a whole one: at every rank), the
+  // same for all. Their inputs are not read any more.
   std::uint64_t completed() const;
-  // Operations 1 .. reduced() are done here: the result of a whole one is in this rank's memory.
+  // Operations 1 .. reduced() are done here: a whole one's result is in this rank's memory.
   std::uint64_t reduced() const;
   // Of an operation that is complete and was not released here.
   Buffer result(std::uint64_t s) const;
-  // The results of operations up to s may be overwritten, as far as this rank is concerned. Like
-  // every store it takes a step() to find who sleeps until then.
+  // This rank does not need the results of operations up to s any more. As after every store, a
+  // step() finds the ranks that sleep until then.
   void release(std::uint64_t s);
 
   // This rank is in a newer epoch: operations that end after this are discarded.
   void give_up();
-  // Some rank is. To be asked once a result was read, before anybody is told of it: a rank that was
-  // stopped, and taken for dead, could still end an operation that the others have begun anew.
+  // Another rank is. Check this after reading a result and before using it: a rank that was stopped
+  // and taken for dead could still end an operation that the others have started again.
   bool given_up() const;
 
-  // Ranks that wait for what was stored here: ring their doorbells. Empties the list.
+  // Ranks that wait for a store of this rank: ring their doorbells. Empties the list.
   std::vector<std::uint32_t> take_wakeups();
-  // Sleeping: announce, look once more, and only if there is nothing to do sleep until the
-  // doorbell rings. announce_sleep() returns whether this rank waits for any other at all.
+  // Sleeping: announce, look once more, and sleep until the doorbell rings only if there is nothing
+  // to do. announce_sleep() returns whether this rank waits for any other at all.
   bool announce_sleep();
   bool may_sleep();
   void awake();
 
-  // Whom operation completed() + 1 waits for: ranks that have not done what others need.
+  // The ranks that operation completed() + 1 waits for.
   std::vector<std::uint32_t> waiting_for() const;
   const SharedLayout& layout() const { return layout_; }
   std::uint32_t rank() const { return rank_; }
@@ -120,7 +120,7 @@ class SharedReduce {
   struct Announcement;
   enum class Stage : std::uint8_t { early, announced, reducing };
 
-  // Reduced at a time, so that the caller is never away for long.
+  // Reduced in one step, so that the caller never waits long.
   struct Piece {
     SharedSection section;
     Range range;

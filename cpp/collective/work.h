@@ -10,7 +10,7 @@
 
 namespace moolink::collective {
 
-// Arithmetic that a machine wants done, piece after piece, on one thread.
+// Arithmetic that a machine requests: pieces in order, on one thread.
 struct Work {
   using Piece = std::variant<SumTask, EncodeTask, DecodeTask>;
   std::vector<Piece> pieces;
@@ -18,7 +18,7 @@ struct Work {
   Work() = default;
   Work(SumTask task) { pieces.emplace_back(std::move(task)); }  // NOLINT(google-explicit-*)
 
-  // What it writes, from which a runtime tells how long it takes.
+  // The bytes it writes, from which a runtime estimates its duration.
   std::size_t bytes() const {
     std::size_t sum = 0;
     for (const Piece& piece : pieces) {

@@ -1,8 +1,8 @@
 #pragma once
 
-// SHA-256 (FIPS 180-4), HMAC (RFC 2104) and HKDF (RFC 5869) over it. Own code because peers of one
-// host must be able to prove themselves on machines without OpenSSL, which is loaded at run time
-// and used for tcp only. It runs a few times a connection and never for a user's bytes.
+// SHA-256 (FIPS 180-4), with HMAC (RFC 2104) and HKDF (RFC 5869). Own code because peers of one
+// host must be able to authenticate without OpenSSL, which is loaded at run time and used for tcp
+// only. It runs a few times per connection and never on a user's bytes.
 
 #include <array>
 #include <cstddef>
@@ -38,12 +38,12 @@ class Sha256 {
 Digest sha256(Bytes message);
 Digest hmac_sha256(Bytes key, Bytes message);
 
-// HKDF's second step alone, of a secret that is uniformly random: `length` bytes, at most 255 * 32.
+// HKDF's second step alone, for a uniformly random secret: `length` bytes, at most 255 * 32.
 std::vector<std::byte> hkdf_expand(Bytes secret, Bytes info, std::size_t length);
 // Both steps.
 std::vector<std::byte> hkdf_sha256(Bytes secret, Bytes salt, Bytes info, std::size_t length);
 
-// Whether both are the same, in a time that depends on their sizes alone.
+// Whether both are the same, in a time that depends only on their sizes.
 bool equal(Bytes a, Bytes b);
 
 }  // namespace moolink::crypto

@@ -14,13 +14,13 @@
 namespace moolink::device {
 namespace {
 
-// The driver gives memory out in pages of this size; a dmabuf is of whole pages.
+// The driver allocates memory in pages of this size; a dmabuf has whole pages.
 constexpr std::size_t kPage = std::size_t{2} << 20;
 constexpr std::size_t kMostIdle = std::size_t{512} << 20;  // bytes kept, of all devices
-// A block may be larger than what it is for by a quarter, and a page.
+// A block may exceed the requested size by a quarter, and a page.
 constexpr std::size_t kRoomiest = 4;
 
-// Blocks that no message has, the longest unused first. Never destroyed, as Devices.
+// Blocks that no message uses, the longest unused first. Never destroyed, like Devices.
 class Shelf {
  public:
   static Shelf& process() {
@@ -55,8 +55,8 @@ class Shelf {
     return std::make_shared<const Block>(devices, device, whole);
   }
 
-  // On any thread, the network's too: what is too much goes when a capture takes the next one, for
-  // the driver waits for the device's work before it frees.
+  // On any thread, the network's too: the excess is freed when a capture takes the next block,
+  // because the driver waits for the device's work before it frees.
   void put_back(Devices& devices, std::shared_ptr<const Block> block) {
     const std::lock_guard lock(mutex_);
     idle_bytes_ += block->bytes();
@@ -75,7 +75,7 @@ class Shelf {
   std::size_t idle_bytes_ = 0;
 };
 
-// What gives a block back with its last reference.
+// Returns a block with its last reference.
 struct Return {
   Devices* devices;
   std::shared_ptr<const Block> block;

@@ -10,8 +10,8 @@ namespace moolink::device {
 
 class Devices;
 
-// Memory of a device that moolink holds, for messages to have in turn. The processor cannot read
-// it. What goes wrong is Exception{error}, with the device and CUDA's words.
+// Memory of a device that moolink holds, reused for one message after another. The processor cannot
+// read it. Errors are Exception{error}, with the device and CUDA's text.
 class Block {
  public:
   // Throws if the device has no such memory left.
@@ -23,8 +23,8 @@ class Block {
   int device() const { return device_; }
   std::byte* data() const { return data_; }
   std::size_t bytes() const { return bytes_; }
-  // As a dmabuf, by which another device of the machine reads all of it. Throws where CUDA, the
-  // kernel or the device cannot do that.
+  // As a dmabuf, by which another device of the machine reads all of it. Throws if CUDA, the kernel
+  // or the device does not support that.
   Descriptor export_dmabuf() const;
 
  private:
@@ -36,13 +36,12 @@ class Block {
   std::byte* data_ = nullptr;
 };
 
-// Memory for so many bytes, in a block that was used before if there is one. Any thread may let go
-// of it.
+// Memory for this many bytes, in a used block if there is one. Any thread may release it.
 MutableBuffer allocate(Devices& devices, int device, std::size_t bytes);
 
-// In which the bytes lie; null: in the host's memory.
+// The block with the bytes; null: they are in the host's memory.
 std::shared_ptr<const Block> block_of(const Buffer& bytes);
-// The same bytes, which lie in a block, in the host's memory; waits for the device.
+// Copies bytes of a block to the host's memory; waits for the device.
 Buffer copy_to_host(const Buffer& bytes, Allocator& allocator);
 
 }  // namespace moolink::device

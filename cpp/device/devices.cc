@@ -23,9 +23,9 @@ constexpr std::int32_t kCudaManaged = 13;
 
 constexpr std::size_t kAlignment = 64;
 constexpr std::size_t kSmallestChunk = std::size_t{256} << 10;
-constexpr std::size_t kChunks = 4;    // of a transfer that is as large as that
+constexpr std::size_t kChunks = 4;    // of a transfer of at least that size
 constexpr std::size_t kInFlight = 4;  // slots that one copy uses at most
-// Who waits for a device asks it for that long before it sleeps.
+// A thread that waits for a device polls it for this long before it sleeps.
 constexpr auto kSpin = std::chrono::microseconds(100);
 
 Address address(const std::byte* memory) { return reinterpret_cast<std::uintptr_t>(memory); }
@@ -112,7 +112,7 @@ class Devices::Pipeline {
   Pipeline& operator=(const Pipeline&) = delete;
   ~Pipeline() {
     if (!chunks_.empty()) {
-      // An error: the device may still be at work on the slots.
+      // An error: the device may still be using the slots.
       devices_.driver_.stream_synchronize(stream_);
     }
     for (Chunk& chunk : chunks_) devices_.staging_.give_back(chunk.slot);
@@ -142,7 +142,7 @@ class Devices::Pipeline {
     std::byte* slot;
     Event event;
     std::size_t used = 0;
-    std::vector<Transfer> leaving;  // to be copied out of the slot once the device has written it
+    std::vector<Transfer> leaving;  // copied out of the slot once the device has written it
   };
 
   // False: there is no pinned memory.
@@ -227,7 +227,7 @@ void Stream::follow(void* producer) {
   const Devices::Current current(devices_, device_);
   Devices::Event event(devices_, device_);
   event.record(static_cast<StreamHandle>(producer));
-  // The event may be used again at once: what waits, waits for what was recorded before.
+  // The event may be reused at once: the wait is for what was recorded before.
   devices_.check(devices_.driver_.stream_wait_event(handle_, event.handle(), 0), device_,
                  "waiting for the producer's stream");
 }
@@ -309,7 +309,7 @@ Devices::Devices(const Driver& driver, StagingOptions staging)
 }
 
 Devices& Devices::process() {
-  // Not one object for ever: after an error the next call tries again.
+  // Not a single initialised static: after an error the next call tries again.
   static std::mutex& mutex = *new std::mutex();
   Devices* devices = used;
   if (devices == nullptr) {
@@ -349,7 +349,7 @@ ContextHandle Devices::context(int device) {
 }
 
 std::shared_ptr<Stream> Devices::stream(int device) {
-  // What one thread captures for one message shares a stream, and waits for it once.
+  // The captures of one thread for one message share a stream, with a single wait.
   thread_local struct {
     const Devices* devices = nullptr;
     std::weak_ptr<Stream> stream;

@@ -1,11 +1,11 @@
 #pragma once
 
-// CUDA devices: copies between their memory and the host's, in the order of the streams on which
-// frameworks work.
+// CUDA devices: copies between their memory and the host's, in the order of the frameworks'
+// streams.
 //
-// What a process has of CUDA (the driver's state, a primary context a device) is the process's own,
-// shared with its frameworks; so are these objects. They are never destroyed: the driver may have
-// gone before them when a process ends.
+// A process's CUDA state (the driver's, a primary context for each device) is its own, shared with
+// its frameworks; so are these objects. They are never destroyed: the driver may have ended before
+// them when a process ends.
 
 #include <sys/types.h>
 
@@ -41,7 +41,7 @@ struct Transfer {
 struct Counters {
   std::uint64_t bytes_to_host = 0;
   std::uint64_t bytes_to_device = 0;
-  std::uint64_t copies_to_host = 0;  // waits for a device, of one or more transfers each
+  std::uint64_t copies_to_host = 0;  // waits for a device, each for one or more transfers
   std::uint64_t copies_to_device = 0;
   std::uint64_t pinned_bytes = 0;         // now
   std::uint64_t bytes_within_device = 0;  // captured in a device's own memory
@@ -49,8 +49,8 @@ struct Counters {
 
 class Devices;
 
-// A copy stream of a device, its holder's own. Members may be called on any thread; they need no
-// GIL and block without one. They throw Exception{error}, which names the device and CUDA's error.
+// A copy stream of a device, owned by its holder. Members may be called on any thread; they need no
+// GIL and block without it. They throw Exception{error}, which names the device and CUDA's error.
 class Stream {
  public:
   Stream(Devices& devices, int device, StreamHandle handle)
@@ -60,13 +60,13 @@ class Stream {
   ~Stream();
 
   int device() const { return device_; }
-  // As DLPack's exporters take it: they let this stream wait for theirs.
+  // For DLPack's exporters, which make this stream wait for theirs.
   std::uintptr_t handle() const { return reinterpret_cast<std::uintptr_t>(handle_); }
-  // What is queued on a stream of the framework now comes before what is queued here from now on.
-  // Null: the legacy default stream.
+  // Work queued on the framework's stream now precedes work queued here from now on. Null: the
+  // legacy default stream.
   void follow(void* producer);
 
-  // Return once the bytes are there.
+  // They return once the bytes are there.
   void copy_to_host(std::span<const Transfer> transfers);
   void copy_to_device(std::span<const Transfer> transfers);
   void copy_within_device(std::span<const Transfer> transfers);
@@ -83,10 +83,10 @@ class Devices {
   Devices(const Devices&) = delete;
   Devices& operator=(const Devices&) = delete;
 
-  // The machine's, once a device is needed. Throws Exception{error} if there is no driver, no
-  // device, or this process was forked from one that uses them.
+  // The machine's devices, initialised at the first need. Throws Exception{error} if there is no
+  // driver, no device, or this process was forked from one that uses them.
   static Devices& process();
-  // Empty before process() was called with success.
+  // Null before a successful call of process().
   static Devices* process_if_used();
 
   int count() const { return count_; }
@@ -97,7 +97,7 @@ class Devices {
   // The stream that this thread holds on the device, or an idle one.
   std::shared_ptr<Stream> stream(int device);
 
-  // Memory of the device (Block). They throw Exception{error}, but for free().
+  // Memory of the device (Block). They throw Exception{error}, except free().
   std::byte* allocate(int device, std::size_t bytes);
   void free(int device, std::byte* memory) noexcept;
   // Whole pages of it as a dmabuf.

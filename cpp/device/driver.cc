@@ -26,7 +26,7 @@ void find(void* library, const char* symbol, Function& function) {
 }
 
 Driver load() {
-  // The copy that a framework has loaded, if there is one; it stays loaded for ever.
+  // The library that a framework has loaded, if there is one; it stays loaded for ever.
   void* library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
   if (library == nullptr) library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
@@ -47,7 +47,7 @@ Driver load() {
 }  // namespace
 
 const Driver& load_driver() {
-  // Initialised by the first call that finds a driver: one that throws is made anew.
+  // Initialised by the first call that finds a driver: a failed one is repeated.
   static const Driver driver = load();
   return driver;
 }

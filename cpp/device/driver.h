@@ -1,7 +1,7 @@
 #pragma once
 
 // The functions of the CUDA driver that moolink calls. They are declared by hand: handles are
-// opaque and the rest are numbers, so that every machine can build moolink, and one that has no
+// opaque and the rest are numbers, so that every machine can build moolink, and one without a
 // driver can run it.
 
 #include <cstddef>
@@ -18,13 +18,13 @@ using Address = unsigned long long;  // CUdeviceptr: of a device's memory or of 
 inline constexpr Status kSuccess = 0;
 inline constexpr Status kNotReady = 600;
 inline constexpr unsigned kStreamNonBlocking = 1;  // does not wait for the legacy stream
-inline constexpr unsigned kEventBlockingSync = 1;  // who waits sleeps
+inline constexpr unsigned kEventBlockingSync = 1;  // a waiting thread sleeps
 inline constexpr unsigned kEventDisableTiming = 2;
 inline constexpr unsigned kHostAllocPortable = 1;  // pinned for every context
 inline constexpr int kRangeDmaBuf = 1;             // CUmemRangeHandleType: the handle is an int
 
-// member, exported symbol, arguments. Where the driver has two versions of a function under one
-// name in its header, the symbol is that of the second.
+// member, exported symbol, arguments. If the driver's header has two versions of a function under
+// one name, the symbol is the second's.
 #define MOOLINK_CUDA_FUNCTIONS(X)                                                            \
   X(init, cuInit, (unsigned flags))                                                          \
   X(driver_version, cuDriverGetVersion, (int* version))                                      \
@@ -50,7 +50,7 @@ inline constexpr int kRangeDmaBuf = 1;             // CUmemRangeHandleType: the 
   X(error_name, cuGetErrorName, (Status status, const char** text))                          \
   X(error_text, cuGetErrorString, (Status status, const char** text))
 
-// Null where the driver is older than they are.
+// Null if the driver is older than they are.
 #define MOOLINK_CUDA_LATER_FUNCTIONS(X)          \
   X(range_handle, cuMemGetHandleForAddressRange, \
     (void* handle, Address memory, std::size_t bytes, int type, unsigned long long flags))
@@ -63,8 +63,8 @@ struct Driver {
 #undef MOOLINK_CUDA_MEMBER
 };
 
-// The machine's driver, which is loaded by the first call and not initialised. Throws
-// Exception{error} if there is none, or it lacks a function.
+// The machine's driver, loaded by the first call and not initialised. Throws Exception{error} if
+// there is none, or it lacks a function.
 const Driver& load_driver();
 
 // "CUDA_ERROR_OUT_OF_MEMORY (out of memory)".

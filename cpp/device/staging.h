@@ -17,9 +17,8 @@ struct StagingOptions {
   std::size_t most_slots = 16;
 };
 
-// Pinned host memory through which bytes pass on their way from or to a device: a copy from or to
-// other memory is done by the driver with a buffer of its own, while it blocks. Slots are made when
-// they are first needed, up to a bound, and used again.
+// Pinned host memory for transfers from or to a device: the driver copies other memory through a
+// buffer of its own, and blocks. Slots are made when first needed, up to a bound, and reused.
 class Staging {
  public:
   using Allocate = std::function<std::byte*(std::size_t bytes)>;  // null: there is none
@@ -28,9 +27,9 @@ class Staging {
       : options_(options), allocate_(std::move(allocate)) {}
 
   std::size_t slot_bytes() const { return options_.slot_bytes; }
-  // One that is free, or a new one; null: there is none.
+  // A free slot, or a new one; null: there is none.
   std::byte* try_take();
-  // The same, and waits until one is given back if all are in use. Null: not one could be made.
+  // The same, but waits for a returned slot if all are in use. Null: not one could be made.
   std::byte* take();
   void give_back(std::byte* slot);
   std::size_t pinned_bytes() const { return slots_made_ * options_.slot_bytes; }

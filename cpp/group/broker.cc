@@ -10,7 +10,7 @@
 namespace moolink::group {
 namespace {
 
-constexpr std::size_t kMostListed = 16'384;  // peers that an announcement suspects, or misses
+constexpr std::size_t kMostListed = 16'384;  // suspected peers or gaps in an announcement
 
 }  // namespace
 
@@ -52,7 +52,7 @@ void Broker::received(Time now, const Uid& from, std::span<const std::byte> byte
   if (message.group.size() > kMaxName) wire::fail("a group's name exceeds the limit");
   auto it = rosters_.find(message.group);
   if (auto* announce = std::get_if<Announce>(&message.body)) {
-    // They are looked through whenever the group is judged.
+    // Every decision about the group walks these lists.
     if (announce->suspected.size() > kMostListed || announce->gaps.size() > kMostListed) {
       wire::fail("an announcement lists more peers than any group has");
     }

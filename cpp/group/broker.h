@@ -23,25 +23,25 @@ struct Announce;
 struct RosterTiming;
 
 struct BrokerConfig {
-  // After a start, announcements are only gathered for this long, so that members of a group that
-  // outlived an earlier broker are all heard before anything is decided. Zero for a broker that is
-  // known to be the first one (embedded by `moolink run`).
+  // After a start, announcements are only gathered for this long, so that all members of a group
+  // that outlived an earlier broker are heard before any decision. Zero for a broker that is known
+  // to be the first one (embedded by `moolink run`).
   Duration gather = seconds(1);
   Duration coalesce = milliseconds(250);  // between views that only add peers
   Duration tick_every = milliseconds(50);
-  Duration late = milliseconds(500);    // own lateness that makes its clock a bad witness ...
-  Duration disarmed = seconds(1);       // ... of others' silence, for this long
+  Duration late = milliseconds(500);    // own lateness that makes its clock unfit to judge ...
+  Duration disarmed = seconds(1);       // ... others' silence, for this long
   Duration suspect_after = seconds(1);  // silent this long: its name may be taken over
-  Duration suspected_for = milliseconds(500);  // suspicions of silence must last, to be compared
-  Duration abandon_after = seconds(10);   // silence that ends even the last holder of the state
+  Duration suspected_for = milliseconds(500);  // suspicions of silence must last, to count
+  Duration abandon_after = seconds(10);   // silence that removes even the last holder of the state
   Duration lineage_settle = seconds(10);  // a lineage younger than this yields to an older one
   Duration resend_every = milliseconds(200);
-  Duration forget_after = seconds(600);  // a group without anybody
+  Duration forget_after = seconds(600);  // a group without members
   std::size_t most_groups = 4096;
 };
 
-// The only maker of epochs, for any number of groups; soft state: everything it knows, its members
-// can tell it again. A machine without I/O.
+// The only maker of epochs, for any number of groups. Soft state: its members can report again
+// everything it knows. A machine without I/O.
 class Broker {
  public:
   struct Send {

@@ -13,7 +13,7 @@ Message told(Message message) {
   }
   if (auto* made = std::get_if<NewEpoch>(&message.body)) {
     wire::lie("view.epoch", made->view.epoch);
-    // As many times the first one, in place of all.
+    // Replaces all members by this many copies of the first one.
     std::size_t twins = 0;
     wire::lie("view.twins", twins);
     if (twins > 0) made->view.members.assign(twins, made->view.members.front());

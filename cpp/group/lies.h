@@ -1,6 +1,6 @@
 #pragma once
 
-// As wire/lies.h, of what is said about groups.
+// Like wire/lies.h, for the messages of groups.
 
 #include "group/messages.h"
 

@@ -43,8 +43,8 @@ void Member::broker_up(Time now, const Uid& instance) {
   if (left_) return;
   broker_ = instance;
   send_view_ = true;
-  // Who was without the broker may have been cut off itself, and tries everybody again before it
-  // calls anybody silent.
+  // A member without its broker may have been cut off itself; it tries all members again before it
+  // calls any of them silent.
   armed_at_ = std::max(armed_at_, now + config_.evict_after);
   for (auto& [other, unreachable] : unreachable_) unreachable.probe_at = now;
   probe(now);
@@ -66,7 +66,7 @@ void Member::peer_up(Time now, const Uid& instance) {
 void Member::peer_down(Time now, const Uid& instance, Down how) {
   notice(now);
   if (left_ || instance == config_.self.instance) return;
-  // Who is dead stays so, whatever is heard later.
+  // A dead peer stays dead, whatever is heard later.
   const auto [suspected, first] = unreachable_.try_emplace(instance);
   suspected->second.dead = suspected->second.dead || how != Down::unreachable;
   suspected->second.since = now;
@@ -95,8 +95,8 @@ std::vector<Suspicion> Member::suspected(Time now) const {
   return suspected;
 }
 
-// A session that is lost takes messages of its epoch with it. Nobody asks for them again: the two
-// go on in another epoch, which begins with what each has.
+// A lost session loses messages of its epoch, and no peer asks for them again: the two continue in
+// another epoch, which begins with what each has.
 std::vector<Uid> Member::gaps() const {
   std::vector<Uid> gaps;
   if (mutant("lost_sessions_are_not_told")) return gaps;
@@ -115,7 +115,7 @@ void Member::forget_old_suspicions(Time now) {
   if (lapsed != 0) announce_soon(now);
 }
 
-// Without anything to say to it nobody would find out that a member is there again.
+// Without messages to a member, its return would go unnoticed.
 void Member::probe(Time now) {
   for (auto& [instance, unreachable] : unreachable_) {
     const MemberInfo* member = view_.find(instance);
@@ -158,7 +158,7 @@ void Member::received(Time now, const Uid& from, std::span<const std::byte> byte
   if (const auto* made = std::get_if<NewEpoch>(&message.body)) {
     return on_view(now, from, made->view, made->lineage_age);
   }
-  if (from != broker_) return;  // a broker that this peer has given up
+  if (from != broker_) return;  // a broker that this peer gave up
   if (const auto* expel = std::get_if<Expel>(&message.body)) {
     if (expel->epoch == view_.epoch && !view_.empty()) {
       floor_ = std::max(floor_, expel->floor);
@@ -175,11 +175,11 @@ void Member::received(Time now, const Uid& from, std::span<const std::byte> byte
   }
 }
 
-// What brokers raise epochs by is far less (Roster::next_epoch).
+// Far more than brokers raise epochs by (Roster::next_epoch).
 constexpr std::uint64_t kMostRaised = std::uint64_t{1} << 32;
 
-// A view is worth the same whoever passes it on: only a broker makes one, and its number tells. But
-// a member that makes one up must not raise the floor for good.
+// A view counts the same whichever peer relays it: only a broker makes one, and its number decides.
+// But a member that forges one must not raise the floor permanently.
 bool Member::believes(const Uid& from, const View& view) const {
   if (from == broker_) return true;
   return !view_.empty() && view.epoch - std::min(view.epoch, floor_) <= kMostRaised;
@@ -188,7 +188,7 @@ bool Member::believes(const Uid& from, const View& view) const {
 void Member::on_view(Time now, const Uid& from, const View& view, Duration lineage_age) {
   if (view.epoch <= floor_ && !mutant("member_accepts_lower_epoch")) return;
   if (!believes(from, view)) return;
-  if (view.has_duplicates()) return;  // no broker makes such a one
+  if (view.has_duplicates()) return;  // no broker makes such a view
   const MemberInfo* self = view.find(config_.self.instance);
   if (self == nullptr && mutant("evict_self_late")) return;
   floor_ = view.epoch;
@@ -203,7 +203,7 @@ void Member::on_view(Time now, const Uid& from, const View& view, Duration linea
   const Time told = began(now, lineage_age);
   lineage_began_ = same_lineage ? std::min(lineage_began_, told) : told;
   view_ = view;
-  // What is sent in the new epoch to who is not reached yet may be lost, too.
+  // Messages in the new epoch to a member that is not reached yet may be lost, too.
   std::erase_if(lost_, [this](const Uid& instance) {
     return !unreachable_.contains(instance) || view_.find(instance) == nullptr;
   });
@@ -240,7 +240,7 @@ FrameEpoch Member::check_frame(Time now, const Uid& from, std::string_view from_
     return FrameEpoch::newer;
   }
   if (mutant("apply_stale_frames")) return FrameEpoch::current;
-  // A peer that is not in a view has nothing newer to tell than what the broker will.
+  // A peer outside all views knows nothing newer than the broker.
   if (view_.empty() || left_) return FrameEpoch::older;
   const auto [sent, first] = stale_sent_.try_emplace(from, now);
   if (first || now - sent->second >= config_.stale_every) {

@@ -22,23 +22,23 @@ namespace moolink::group {
 enum class Down : std::uint8_t {
   dead,         // proven: process gone, connection refused, another instance under its name
   closed,       // it said goodbye
-  unreachable,  // nothing heard for the node's evict_after, or the session is lost
+  unreachable,  // not heard for the node's evict_after, or the session is lost
 };
 
 struct MemberConfig {
   std::string group;
   MemberInfo self;        // instance, name, sort, host_key; role observer or member
-  bool stateful = false;  // an accumulator's group: who joins is a newcomer until set_has_state
+  bool stateful = false;  // an accumulator's group: a joiner is a newcomer until set_has_state
   Duration announce_every = milliseconds(250);
   Duration evict_after = seconds(3);         // how long this member may be silent
-  Duration late = milliseconds(500);         // own lateness that makes its clock a bad witness ...
+  Duration late = milliseconds(500);         // own lateness that makes its clock unfit to judge ...
   Duration disarmed = seconds(1);            // ... of others' silence, for this long
-  Duration suspicion_memory = seconds(10);   // of peers that are not in the view any more
+  Duration suspicion_memory = seconds(10);   // of peers that left the view
   Duration probe_every = seconds(1);         // of members that are not reached
   Duration stale_every = milliseconds(250);  // between STALE answers to one peer
 };
 
-// What a member makes of a frame by its epoch.
+// How a member classifies a frame by its epoch.
 enum class FrameEpoch : std::uint8_t {
   current,  // of the active epoch, from a member of it: apply it
   pending,  // of a view that is known and not active yet (hold_soft_views)
@@ -49,19 +49,20 @@ enum class FrameEpoch : std::uint8_t {
 // One peer's side of one group: a machine without I/O.
 //
 // Epochs. A view is accepted if its number is above every one seen and it contains this peer; the
-// action NewView tells the owner. An accepted view becomes the active one at once, with one
+// Epochs. A view is accepted if its number is above every one seen and it contains this peer; the
+// action NewView reports it to the owner. An accepted view becomes active at once, with one
 // exception: after hold_soft_views(true) a soft view only becomes pending, the old epoch stays
 // active, and the owner calls activate(epoch) at the boundary its leader names. A later view, hard
 // or soft, replaces a pending one. A hard view ends the active epoch at once; an accumulator's
-// FLUSH and RESUME then happen inside the new epoch and are no business of this machine.
+// FLUSH and RESUME then happen inside the new epoch, outside this machine.
 //
 // A view without this peer, or EXPEL, means eviction: action Evicted, the state counts as lost, and
-// the member asks to join again from nothing.
+// the member asks to join again as a new peer.
 //
 // The state (stateful groups). A peer joins as a newcomer; its owner calls set_has_state(true) once
-// it holds the group's parameters (by snapshot, or as the one elected after a view with cause
-// `formed`, in which all are newcomers). The machine takes it back on eviction, on a new lineage
-// and on demotion: look at has_state() after NewView.
+// it holds the group's parameters (by snapshot, or as the peer elected after a view with cause
+// `formed`, in which all are newcomers). The machine resets it on eviction, on a new lineage and on
+// demotion: check has_state() after NewView.
 class Member {
  public:
   struct SendToBroker {
@@ -98,11 +99,11 @@ class Member {
   void received(Time now, const Uid& from, std::span<const std::byte> bytes);
 
   // From the owner.
-  void leave(Time now);  // says so to the broker; the machine does nothing any more
+  void leave(Time now);  // tells the broker; the machine does nothing afterwards
   void set_sort_order(Time now, std::int64_t sort);
   void set_evict_after(Time now, Duration evict_after);
   void hold_soft_views(bool hold) { hold_ = hold; }
-  // The group's members share a state from now on (config().stateful), and this peer's part in it.
+  // The group's members share a state from now on (config().stateful); `role` is this peer's part.
   void share_state(Time now, Role role);
   void activate(Time now, std::uint64_t epoch);
   void set_has_state(Time now, bool has_state);
@@ -154,13 +155,13 @@ class Member {
 
   Uid broker_;              // empty: not connected
   bool send_view_ = false;  // with the next announcement
-  std::string refusal_;     // the broker's last reason for not letting this peer in
+  std::string refusal_;     // the broker's last reason for not admitting this peer
   Time next_announce_;
   Time next_tick_;
   Time armed_at_;      // suspicions of silence count from then on
   bool armed_ = true;  // as of the last announcement
   std::map<Uid, Unreachable> unreachable_;
-  std::set<Uid> lost_;  // of the view, with whom a session was lost in this epoch
+  std::set<Uid> lost_;  // members of the view with which a session was lost in this epoch
   std::map<Uid, Time> stale_sent_;
   std::vector<Action> actions_;
 };

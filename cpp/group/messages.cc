@@ -7,7 +7,7 @@
 namespace moolink::group {
 namespace {
 
-// A view of a hundred thousand members. The broker keeps what each member has announced last.
+// A view of a hundred thousand members. The broker keeps each member's last announcement.
 constexpr std::size_t kMostBytes = std::size_t{16} << 20;
 
 }  // namespace

@@ -14,8 +14,8 @@
 
 namespace moolink::group {
 
-// The age of a lineage travels as a duration, since no two hosts share a clock. An impossible
-// age is cut.
+// The age of a lineage travels as a duration, since no two hosts share a clock. An impossible age
+// is clamped.
 inline Time began(Time now, Duration age) {
   constexpr Duration kMost = std::chrono::hours(24 * 365);
   return now - std::clamp(age, Duration(0), kMost);
@@ -36,15 +36,15 @@ struct Suspicion {
 // member -> broker, every 250 ms and at once when anything in it changes. Epoch 0 asks to join.
 struct Announce {
   MemberInfo self;          // role: observer, or member (the broker decides about newcomers)
-  bool stateful = false;    // the group's members share a state that newcomers must be given
+  bool stateful = false;    // the group's members share a state that newcomers receive
   bool has_state = false;   // this peer has it, as of `epoch` of `lineage`
   Uid lineage;              // of the last view
   Duration lineage_age{};   // since it was made, as far as this peer knows
-  std::uint64_t epoch = 0;  // of the last view that this peer is in
+  std::uint64_t epoch = 0;  // of the last view with this peer
   std::uint64_t floor = 0;  // the highest epoch ever seen: only higher views are accepted
   Duration evict_after{};   // how long this peer may be silent
   std::vector<Suspicion> suspected;
-  // Of the last view, who is reached again after the session with it was lost: messages of this
+  // Members of the last view that are reached again after their session was lost: messages of this
   // epoch are missing between the two.
   std::vector<Uid> gaps;
   std::optional<View> view;  // the last view, in the first announcement to a broker and on RESEND
@@ -62,7 +62,7 @@ struct Leave {
   void fields(Fields&) {}
 };
 
-// member (the leader) -> broker: make `instance` a newcomer, for it holds up the others.
+// member (the leader) -> broker: make `instance` a newcomer, because it holds up the others.
 struct Demote {
   std::uint64_t epoch = 0;
   Uid instance;
@@ -73,7 +73,7 @@ struct Demote {
   }
 };
 
-// broker -> members, and those just evicted
+// broker -> members, and members just evicted
 struct NewEpoch {
   View view;
   Duration lineage_age{};
@@ -95,10 +95,10 @@ struct Stale {
   }
 };
 
-// broker -> one that announces an epoch whose group goes on without it: join again from nothing.
+// broker -> a peer whose announced epoch continued without it: join again as a new peer.
 struct Expel {
   std::uint64_t epoch = 0;  // the announced one; the message is void for any other
-  std::uint64_t floor = 0;  // the group's own; views up to it are of the past, whoever relays them
+  std::uint64_t floor = 0;  // the group's own; views up to it are outdated, from any peer
 
   template <class Fields>
   void fields(Fields& f) {
@@ -106,7 +106,7 @@ struct Expel {
   }
 };
 
-// broker -> one that asks to join and cannot be let in now; it goes on asking.
+// broker -> a peer that asks to join and cannot be admitted now; it keeps asking.
 struct Refused {
   std::string reason;
 
@@ -122,13 +122,13 @@ struct Resend {
   void fields(Fields&) {}
 };
 
-// member -> member that it does not reach: who gets it is reached again.
+// member -> member that it does not reach: a receiver is reached again.
 struct Probe {
   template <class Fields>
   void fields(Fields&) {}
 };
 
-// Everything that rides service 2.
+// Every message of service 2.
 struct Message {
   std::string group;
   std::variant<Announce, Leave, Demote, NewEpoch, Stale, Expel, Refused, Resend, Probe> body;
@@ -139,7 +139,7 @@ struct Message {
   }
 };
 
-// Whom the bytes of a message concern, for dispatch: one process may hold a broker and members.
+// The addressee of a message, for dispatch: one process may hold a broker and members.
 struct Recipient {
   std::string group;
   bool broker = false;  // else the member of `group`

@@ -17,7 +17,7 @@ Roster::Roster(std::string group, const BrokerConfig& config, Random& random,
 // ---- events
 
 void Roster::announced(const Timing& timing, const Uid& from, Announce announce) {
-  if (announce.self.instance != from) return;  // nobody speaks for another
+  if (announce.self.instance != from) return;  // no peer speaks for another
   hear_again(timing);
   if (!mutant("broker_forgets_on_restart_issues_low_epoch")) {
     floor_ = std::max({floor_, announce.floor, announce.epoch});
@@ -43,8 +43,9 @@ void Roster::announced(const Timing& timing, const Uid& from, Announce announce)
   if (new_facts || repair_) decide(timing);
 }
 
-// A broker that heard nobody was cut off itself: silence counts anew from then on. Of who is not
-// heard between two such times only the time itself does not count: else it would never be gone.
+// A broker that heard no peer was cut off itself: silence counts anew from then on. For a peer that
+// stays silent between two such times only those times do not count; else it would never be
+// removed.
 void Roster::hear_again(const Timing& timing) {
   const Duration unheard = timing.now - std::exchange(last_event_, timing.now);
   if (!formed_ || unheard < config_.suspect_after) return;
@@ -81,8 +82,8 @@ void Roster::demotion_asked(const Timing& timing, const Uid& from, const Demote&
   if (!formed_ || demote.epoch != view_.epoch || !in_view(from) || !in_view(demote.instance)) {
     return;
   }
-  // The last holder keeps its state, for nobody could give it another. But a new epoch there is:
-  // the one who asked waits for something that, in this one, may never come.
+  // The last holder keeps its state, because no other member could give it one. But a new epoch
+  // begins: the leader that asked waits for something that, in this one, may never come.
   if (last_holder(timing, demote.instance)) {
     repair_ = true;
   } else {
@@ -118,7 +119,7 @@ void Roster::decide(const Timing& timing) {
   }
 }
 
-// Those who are in no view and went away, or are not heard of any more, leave nothing to decide.
+// Peers outside the view that left, or are not heard any more, need no decision.
 void Roster::forget_silent_outsiders(const Timing& timing) {
   std::erase_if(peers_, [&](const auto& item) {
     const Peer& peer = item.second;
@@ -152,8 +153,8 @@ Role Roster::role_of(const Peer& peer) const {
                                                                         : Role::newcomer;
 }
 
-// A broker that goes on from a view it did not make cannot know whether its predecessor made a
-// later one that no announcement has told of yet. A random stride keeps their numbers apart.
+// A broker that continues from a view it did not make cannot know whether its predecessor made a
+// later one that no announcement has reported yet. A random stride keeps their numbers apart.
 std::uint64_t Roster::next_epoch() {
   constexpr std::uint64_t kLeast = std::uint64_t{1} << 12;
   constexpr std::uint64_t kSpread = std::uint64_t{1} << 20;
@@ -200,7 +201,7 @@ void Roster::make_view(const Timing& timing, const std::vector<Uid>& joined, Cau
   publish(timing, evicted);
 }
 
-// Returns those taken out who may still live.
+// Returns the removed members that may still live.
 std::vector<MemberInfo> Roster::take_out_gone() {
   std::vector<MemberInfo> evicted;
   std::erase_if(view_.members, [&](const MemberInfo& member) {
@@ -213,8 +214,8 @@ std::vector<MemberInfo> Roster::take_out_gone() {
   return evicted;
 }
 
-// Nobody is left. Those who were only silent are not told, and bring the view with them if they
-// come back before somebody else has founded a lineage.
+// No member is left. Members that were only silent are not told, and bring the view with them if
+// they return before a new lineage is founded.
 void Roster::dissolve(const Timing& timing) {
   say(LogLevel::info, "epoch " + std::to_string(view_.epoch) + " has lost all its members");
   ended_[view_.lineage] = view_.epoch;
@@ -226,7 +227,7 @@ void Roster::dissolve(const Timing& timing) {
   if (!peers_.empty()) opened_ = timing.now;
 }
 
-// Whether nobody is left who held the state: then those who remain begin anew, in a new lineage.
+// Whether no holder of the state is left: then the remaining members begin a new lineage.
 bool Roster::renew_lineage(const Timing& timing) {
   const bool held = std::ranges::any_of(view_.members, [this](const MemberInfo& member) {
     return may_hold_state(peers_.at(member.instance));

@@ -15,24 +15,24 @@
 
 namespace moolink::group {
 
-// When an event happens, and what the broker's clock is worth then.
+// The time of an event, and whether the broker's clock is reliable then.
 struct RosterTiming {
   Time now;
   Time gathered_at;   // no group leaves the gathering phase before
-  bool armed = true;  // whether the broker was run in time lately, so that silence means something
+  bool armed = true;  // whether the broker ran in time lately, so that silence counts
 };
 
-// What a broker knows of one group, and the decisions about its next view.
+// What a broker knows about one group, and the decisions about its next view.
 //
-// Gathering: nothing is decided, announcements come in. Then the highest announced view is adopted
-// or, if nobody announced one, a lineage is founded. Formed: from then on every view is made from
-// the one before: minus those who died, left, fell silent or were suspected, plus those who ask to
-// join. A group that has lost everybody gathers again.
+// Gathering: announcements come in, nothing is decided. Then the broker adopts the highest
+// announced view or, if there is none, founds a lineage. Formed: from then on every view is made
+// from the one before, minus the members that died, left, fell silent or were suspected, plus the
+// peers that ask to join. A group that has lost all members gathers again.
 class Roster {
  public:
   using Timing = RosterTiming;
 
-  // The references are the broker's own and outlive the roster.
+  // The broker owns the references; they outlive the roster.
   Roster(std::string group, const BrokerConfig& config, Random& random,
          std::vector<Broker::Action>& actions);
 
@@ -49,15 +49,15 @@ class Roster {
  private:
   struct Peer {
     Announce last;
-    Time lineage_began{};       // that of `last`
-    std::optional<View> claim;  // the view it announced, if it sent it along
+    Time lineage_began{};       // of the lineage of `last`
+    std::optional<View> claim;  // the view it announced, if it sent it
     Time heard;
-    bool excused = false;              // since it was heard, the broker was cut off itself
+    bool excused = false;              // the broker itself was cut off since this peer was heard
     std::uint64_t order = 0;           // of joining
-    std::uint64_t since = 0;           // epoch in which it came or was made a newcomer
+    std::uint64_t since = 0;           // epoch in which it joined or became a newcomer
     std::optional<Cause> gone;         // to be left out of the next view
-    bool unheard = false;              // known from another's view only: `last` is a guess
-    std::optional<Time> suspected_at;  // enough suspect it of silence since then
+    bool unheard = false;              // known only from another peer's view: `last` is a guess
+    std::optional<Time> suspected_at;  // enough members suspect it of silence since then
     bool demote = false;               // to be a newcomer in the next view
     Time resend_at = Time::min();
     Time refuse_at = Time::min();
@@ -70,7 +70,7 @@ class Roster {
   void send(const Uid& instance, const std::string& name, Buffer bytes);
   void say(LogLevel level, std::string text);
 
-  // roster_lineage.cc: which view to go on from
+  // roster_lineage.cc: the view to continue from
   void end_gathering(const Timing& timing);
   void adopt(const Timing& timing, const Uid& claimant);
   void found(const Timing& timing);
@@ -80,7 +80,7 @@ class Roster {
   bool ended(const Announce& announce) const;
   bool yields_to(const Timing& timing, const Peer& peer) const;
 
-  // roster_judge.cc: who is gone, who may come
+  // roster_judge.cc: which members are gone, which peers may join
   bool in_view(const Uid& instance) const { return view_.find(instance) != nullptr; }
   bool reachable(const Timing& timing, const Peer& peer) const;
   bool holds_state(const Peer& peer) const;
@@ -115,21 +115,20 @@ class Roster {
   std::vector<Broker::Action>& actions_;
 
   bool formed_ = false;
-  bool repair_ = false;             // a view must be made though nobody came or went
-  bool issued_ = false;             // this broker has made the view's number itself
-  bool lineage_has_state_ = false;  // somebody has held the state of this lineage
+  bool repair_ = false;             // a view must be made though no member joined or left
+  bool issued_ = false;             // this broker made the view's number itself
+  bool lineage_has_state_ = false;  // a member has held the state of this lineage
   std::uint64_t floor_ = 0;         // the highest epoch announced or made
   std::uint64_t next_order_ = 0;
   View view_;
   Time soft_at_ = Time::min();  // no soft view before
   std::optional<Time> opened_;  // first announcement while gathering
-  Time lineage_began_{};        // the view's; by what its members announce, if this broker did not
-                                // make it
-  // Lineages that ended under this broker, and the first epoch whose members, if they were only
-  // silent, may still bring them back.
+  Time lineage_began_{};        // the view's; announced by its members if another broker made it
+  // Lineages that ended under this broker, with the first epoch whose members, if only silent, may
+  // still bring them back.
   std::map<Uid, std::uint64_t> ended_;
   std::map<Uid, Peer> peers_;
-  Time last_event_;  // an announcement of anybody
+  Time last_event_;  // an announcement of any peer
 };
 
 }  // namespace moolink::group

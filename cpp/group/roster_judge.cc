@@ -1,4 +1,4 @@
-// Who of a group is gone, and who may come.
+// Which members of a group are gone, and which peers may join.
 
 #include <algorithm>
 #include <tuple>
@@ -14,7 +14,7 @@ bool Roster::reachable(const Timing& timing, const Peer& peer) const {
          timing.now - peer.heard < (mutant("evict_frozen_early") ? milliseconds(800) : limit);
 }
 
-// In a group without state everybody who takes part can carry it on.
+// In a group without state every participant can continue it.
 bool Roster::holds_state(const Peer& peer) const {
   const Announce& last = peer.last;
   if (last.self.role == Role::observer) return false;
@@ -46,7 +46,7 @@ void Roster::find_gaps() {
   }
 }
 
-// A peer that comes under the name of one that does not answer any more is its successor.
+// A peer that joins under the name of one that does not answer any more is its successor.
 void Roster::find_replaced(const Timing& timing) {
   if (!timing.armed) return;
   for (const auto& [instance, joiner] : peers_) {
@@ -60,8 +60,8 @@ void Roster::find_replaced(const Timing& timing) {
   }
 }
 
-// When nobody at all is heard, it is rather this broker that is cut off. The last who hold the
-// state are given longer: without them the group would begin from nothing.
+// When no peer at all is heard, this broker is probably cut off. The last holders of the state get
+// more time: without them the group would begin from nothing.
 void Roster::find_silent(const Timing& timing) {
   const Duration unheard = timing.now - last_event_;
   const bool cut_off = unheard >= config_.suspect_after && unheard < config_.abandon_after;
@@ -75,8 +75,8 @@ void Roster::find_silent(const Timing& timing) {
   }
 }
 
-// The members that suspect `instance`, if they are enough: one with a proof of death, or half of
-// the others for silence. Otherwise none. Silent members do not count.
+// The members that suspect `instance`, if they suffice: one with a proof of death, or half of the
+// others for silence. Otherwise none. Silent members do not count.
 std::vector<const Roster::Peer*> Roster::condemning(const Timing& timing, const Uid& instance,
                                                     bool* dead) const {
   std::vector<const Peer*> reporters;
@@ -97,8 +97,8 @@ std::vector<const Roster::Peer*> Roster::condemning(const Timing& timing, const 
 }
 
 // The suspected member whose eviction explains most suspicions: of two members that suspect each
-// other only one is evicted, and not merely the one that was reported first. A proven death comes
-// first and a holder of the state last; then the number of reporters and the higher rank decide.
+// other only one is evicted, not merely the one reported first. A proven death comes first and a
+// holder of the state last; then the number of reporters and the higher rank decide.
 std::optional<Uid> Roster::worst_suspected(const Timing& timing) {
   std::optional<Uid> worst;
   std::tuple<bool, bool, std::size_t> worst_key;

@@ -1,5 +1,5 @@
-// From which view a group goes on: after a start of the broker, and when announcements tell of
-// another epoch than the broker's own.
+// The view that a group continues from: after a start of the broker, and when an announcement
+// reports another epoch than the broker's own.
 
 #include <algorithm>
 #include <limits>
@@ -47,8 +47,8 @@ void Roster::found(const Timing& timing) {
   make_view(timing, joined, Cause::formed, false);
 }
 
-// Takes the claimant's view as the group's. Its members that have not announced themselves yet are
-// silent since gathering began.
+// Takes the claimant's view as the group's. Its members that have not announced themselves yet
+// count as silent since gathering began.
 void Roster::adopt(const Timing& timing, const Uid& claimant) {
   const Announce witness = peers_.at(claimant).last;
   view_ = *peers_.at(claimant).claim;
@@ -86,8 +86,8 @@ void Roster::adopt(const Timing& timing, const Uid& claimant) {
   for (const auto& [instance, peer] : peers_) put_right(timing, instance);
 }
 
-// Another epoch was announced than the group's own, by a peer that is behind, that saw a view of an
-// earlier broker, or that the group has gone on without.
+// A peer announced another epoch than the group's own: it is behind, it saw a view of an earlier
+// broker, or the group has continued without it.
 void Roster::put_right(const Timing& timing, const Uid& instance) {
   Peer& peer = peers_.at(instance);
   const Announce& last = peer.last;
@@ -112,7 +112,7 @@ void Roster::put_right_member(const Timing& timing, const Uid& instance, Peer& p
   const bool lost_state =
       peer.last.stateful && peer.last.epoch == 0 && view_.find(instance)->role == Role::member;
   if (would_refuse || lost_state) {
-    // It has seen a higher view, or begun anew behind the broker's back: it comes in as a newcomer.
+    // It saw a higher view, or began anew unknown to the broker: it joins as a newcomer.
     peer.demote = true;
     repair_ = true;
   } else if (timing.now >= peer.resend_at) {
@@ -121,8 +121,8 @@ void Roster::put_right_member(const Timing& timing, const Uid& instance, Peer& p
   }
 }
 
-// A view turned up that this broker should have gone on from. Those who are in its own view only
-// stay, as newcomers; the next view comes at once and holds both.
+// A view arrived from which this broker should have continued. Members of its own view only stay,
+// as newcomers; the next view comes at once and holds both.
 void Roster::supersede(const Timing& timing, const Uid& claimant) {
   const View own = view_;
   const bool same_lineage = own.lineage == peers_.at(claimant).last.lineage;
@@ -146,9 +146,9 @@ bool Roster::ended(const Announce& announce) const {
 }
 
 // A broker that starts anew may found a lineage before it hears of an older one, whose state is
-// worth more. The next broker, which goes on from the young lineage, may be the first to hear of
-// the older one. A newcomer may be the first to report it; its view then names the members that
-// hold the state.
+// worth more. The next broker, which continues from the young lineage, may be the first to hear of
+// the older one. A newcomer may be the first to report it; its view then names the holders of the
+// state.
 bool Roster::yields_to(const Timing& timing, const Peer& peer) const {
   const Announce& last = peer.last;
   if (mutant("young_lineage_does_not_yield")) return false;

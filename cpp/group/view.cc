@@ -6,7 +6,7 @@
 namespace moolink::group {
 namespace {
 
-// Names of those in `view` that are not in `other`.
+// Names of the members of `view` that are not in `other`.
 std::vector<std::string> names_without(const View& view, const View& other) {
   std::vector<std::string> names;
   for (const MemberInfo& member : view.members) {

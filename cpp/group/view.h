@@ -12,15 +12,15 @@
 
 namespace moolink::group {
 
-// What a peer is in one view. A newcomer lacks the group's state (parameters and counters) and is
-// given a snapshot; an observer receives and never takes part in an operation.
+// A peer's part in one view. A newcomer lacks the group's state (parameters and counters) and
+// receives a snapshot; an observer receives and never takes part in an operation.
 enum class Role : std::uint8_t { member, newcomer, observer, kMax = observer };
 
-// Why a view was made. When several reasons meet, the first of them in this order is named.
+// Why a view was made. With several reasons, the first in this order is named.
 enum class Cause : std::uint8_t {
-  formed,    // a new lineage: the first view, or nobody is left who held the state
+  formed,    // a new lineage: the first view, or no holder of the state is left
   died,      // a proof of death
-  silent,    // not heard of for longer than its evict_after, by the broker or by half of the others
+  silent,    // not heard for longer than its evict_after, by the broker or by half of the others
   left,      // LEAVE
   repaired,  // a restarted broker found members of different epochs
   demoted,   // the leader asked to make a member a newcomer
@@ -36,8 +36,9 @@ struct MemberInfo {
   std::int64_t sort = 0;
   Uid host_key;              // equal for peers that can share memory
   Role role = Role::member;  // as the broker knew it when it made the view
-  // The epoch in which this peer came, or was made a newcomer. Who has taken over the group's state
-  // in that epoch or a later one keeps it, though a view made meanwhile may still say newcomer.
+  // The epoch in which this peer joined, or became a newcomer. A peer that took over the group's
+  // state in that epoch or a later one keeps it, though a view made meanwhile may still say
+  // newcomer.
   std::uint64_t since = 0;
 
   bool operator==(const MemberInfo&) const = default;
@@ -48,15 +49,15 @@ struct MemberInfo {
   }
 };
 
-// A numbered list of who is in the group. The number rises strictly at every member; two views
-// of one lineage with the same number are the same view. A rank is an index into `members`:
-// members and newcomers first, by (sort, order of joining), observers after them.
+// A numbered list of the group's members. The number rises strictly at every member; two views of
+// one lineage with the same number are the same view. A rank is an index into `members`: members
+// and newcomers first, by (sort, order of joining), observers after them.
 //
-// A soft view only adds peers, makes no loss known and need not interrupt anything: a group with an
-// accumulator goes on in the old epoch until the boundary that its leader names.
+// A soft view only adds peers, reports no loss and need not interrupt anything: a group with an
+// accumulator continues in the old epoch until the boundary that its leader names.
 struct View {
   std::uint64_t epoch = 0;  // 0: no view
-  Uid lineage;              // made when the group forms without anybody's state
+  Uid lineage;              // made when the group forms without a holder of the state
   std::vector<MemberInfo> members;
   Cause cause = Cause::formed;
   bool soft = false;
@@ -68,7 +69,7 @@ struct View {
   const MemberInfo* find(const Uid& instance) const;
   const MemberInfo* find(std::string_view name) const;
   std::optional<std::size_t> rank_of(const Uid& instance) const;
-  // Members and newcomers: the ranks 0 .. participants() - 1, who take part in operations.
+  // Members and newcomers: the ranks 0 .. participants() - 1, which take part in operations.
   std::size_t participants() const;
 
   template <class Fields>
@@ -80,8 +81,8 @@ struct View {
 // "epoch 7 (peer b died): a, c"
 std::string describe(const View& view);
 
-// The error of an operation that was begun in `before` and cannot end because of `after`; it names
-// who came and who went.
+// The error of an operation that began in `before` and cannot end because of `after`; it names the
+// peers that joined and left.
 Error group_changed(std::string_view group, std::string_view operation, const View& before,
                     const View& after);
 

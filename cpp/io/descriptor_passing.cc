@@ -17,7 +17,7 @@ struct ControlBuffer {
   alignas(cmsghdr) std::array<std::byte, CMSG_SPACE(kMaxPassedDescriptors * sizeof(int))> bytes;
 };
 
-// Takes ownership of what the kernel installed, before anything can throw or be refused.
+// Takes ownership of the descriptors that the kernel installed, before anything can throw.
 std::vector<Descriptor> take_descriptors(msghdr& header) {
   std::vector<Descriptor> descriptors;
   descriptors.reserve(kMaxPassedDescriptors);
@@ -89,7 +89,7 @@ Received receive_message(int socket, DescriptorMessage& message) {
   if ((header.msg_flags & MSG_TRUNC) != 0) {
     throw Exception(ErrorCode::wire, "a peer passed a message that is too large");
   }
-  // The system says the same of both.
+  // The system reports both causes alike.
   if ((header.msg_flags & MSG_CTRUNC) != 0) {
     throw Exception(ErrorCode::wire,
                     "not all descriptors that a peer passed could be taken: there were more than " +

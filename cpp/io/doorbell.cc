@@ -26,7 +26,7 @@ Doorbell make_doorbell() {
                     std::string("cannot make a doorbell (socketpair): ") + std::strerror(errno));
   }
   Doorbell bell{Descriptor(ends[0]), Descriptor(ends[1])};
-  // Nothing can be sent there, where nobody would read it.
+  // Prevents sends to this end, where no process would read them.
   ::shutdown(bell.watched.get(), SHUT_RD);
   return bell;
 }

@@ -21,7 +21,7 @@ Uid host_key() {
   for (const char c : boot_id()) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ULL;
   struct stat status{};
   const bool known = stat("/proc/self/ns/net", &status) == 0;
-  // Where /proc cannot be read the key is random: nobody is then taken for a neighbour by mistake.
+  // If /proc cannot be read the key is random: no peer is then taken for a neighbour by mistake.
   if (boot_id().empty() || !known) return Uid::from_entropy();
   Random random(hash ^ (static_cast<std::uint64_t>(status.st_ino) * 0x9e3779b97f4a7c15ULL));
   return Uid::random(random);

@@ -16,7 +16,7 @@ namespace moolink::io {
 namespace {
 
 constexpr std::uint64_t kWakeId = 0;  // watches are numbered from 1
-constexpr int kMaxEvents = 64;        // of one turn, so that timers are never far
+constexpr int kMaxEvents = 64;        // of one turn, so that timers are never delayed for long
 constexpr int kMillisecond = 1000;    // µs
 constexpr std::int64_t kLongestWait = 2'000'000'000;
 
@@ -112,9 +112,9 @@ bool Loop::look_at_descriptors() {
   return count > 0 && dispatch(count);
 }
 
-// What is to be waited for, in µs.
+// The time to wait, in µs.
 int Loop::prepare(Time until) {
-  // Order matters: whoever posts or wakes after this store writes to the wake descriptor.
+  // Order matters: a thread that posts or wakes after this store writes to the wake descriptor.
   sleeping_.store(true);
   bool idle = !woken_.exchange(false);
   for (std::size_t i = 0; i < pollables_.size(); ++i) {
@@ -125,7 +125,7 @@ int Loop::prepare(Time until) {
 
 int Loop::wait(int timeout) {
 #ifdef SYS_epoll_pwait2
-  if (timeout > 0 && timeout < kMillisecond) {  // epoll_wait() would make a whole one of it
+  if (timeout > 0 && timeout < kMillisecond) {  // epoll_wait() would round up to a whole one
     const timespec left{0, timeout * 1000L};
     const long count =
         syscall(SYS_epoll_pwait2, epoll_fd_, ready_.data(), kMaxEvents, &left, nullptr, 0);

@@ -23,15 +23,15 @@ Time now();
 class Pollable {
  public:
   virtual ~Pollable() = default;
-  // Takes what is there; true if there was something.
+  // Handles pending work; true if there was any.
   virtual bool poll() = 0;
   // Announces that the consumer is about to sleep, then looks once more; false: do not sleep.
   virtual bool prepare_sleep() = 0;
   virtual void awake() = 0;
 };
 
-// Descriptors, timers and posted work of one engine. Everything runs under the engine's lock,
-// which is given up only while turn() blocks in the kernel; a single thread at a time is in turn().
+// Descriptors, timers and posted work of one engine. Everything runs under the engine's lock, which
+// is released only while turn() blocks in the kernel; a single thread at a time is in turn().
 class Loop {
  public:
   using WatchId = std::uint64_t;
@@ -52,16 +52,16 @@ class Loop {
   void add(Pollable& pollable) { pollables_.push_back(&pollable); }
   void remove(Pollable& pollable);
 
-  // Hears of what a callback, timer, pollable or posted work has thrown; the others run all the
-  // same. Those that can fail what they belong to do so themselves: this is the last barrier.
+  // Gets the error of a callback, timer, pollable or posted work; the others run all the same.
+  // Callers that can fail their own operation do so themselves: this is the last barrier.
   void on_failure(std::function<void(const char* reason)> failed) { failed_ = std::move(failed); }
 
-  // Takes what the pollables have; true if there was something. Does not block.
+  // Handles the work of the pollables; true if there was any. Does not block.
   bool poll_pollables();
-  // Takes what has come by descriptors, and does not block either.
+  // Handles ready descriptors; does not block either.
   bool look_at_descriptors();
-  // Waits until something happened, `until` passed or wake() was called, and runs what is due.
-  // Returns false if a signal ended the wait.
+  // Waits until an event, `until` or wake(), and runs what is due. Returns false if a signal ended
+  // the wait.
   template <class Lock>
   bool turn(Lock& engine, Time until) {
     const int timeout = prepare(until);
@@ -70,11 +70,11 @@ class Loop {
     engine.lock();
     return finish(count);
   }
-  // When the last turn() had waited.
+  // When the wait of the last turn() ended.
   Time awake_since() const { return awake_since_; }
-  // wake() was called since.
+  // wake() was called since then.
   bool is_woken() const { return woken_.load(std::memory_order_relaxed); }
-  // Nothing happened in the last turn(): wake() ended it, a signal, or the time was up.
+  // The last turn() had no event: wake(), a signal or the time limit ended it.
   bool only_woken() const { return only_woken_; }
   // When the next timer is due.
   Time next_timer() const { return timers_.empty() ? kNever : timers_.begin()->first.first; }

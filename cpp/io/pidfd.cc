@@ -31,7 +31,7 @@ PeerProcess peer_process(int socket) {
 }
 
 std::optional<Descriptor> open_pidfd(int socket) {
-  // Linux 6.5: names the very process that connected, even if its number was given away since.
+  // Linux 6.5: names the very process that connected, even if its number was reused since.
   int descriptor = -1;
   socklen_t size = sizeof descriptor;
   if (::getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, &descriptor, &size) == 0 && descriptor >= 0) {

@@ -12,7 +12,7 @@ namespace moolink::io {
 namespace {
 
 // A thread's first use of thread-local data allocates it, and ends the process if there is no
-// memory for it. So a thread starts with some set aside, and uses its data at once.
+// memory for it. So a thread starts with some reserved, and uses its data at once.
 using Room = std::array<std::byte, std::size_t{64} << 10>;
 thread_local volatile bool thread_has_data = false;
 
@@ -24,7 +24,7 @@ std::thread quiet_thread(std::function<void()> body) {
     Blocked() {
       sigset_t all;
       sigfillset(&all);
-      // A fault of the thread itself: blocked, it would end the process without its handler.
+      // A fault of the thread itself: if blocked, it would end the process without its handler.
       for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP, SIGSYS}) {
         sigdelset(&all, fault);
       }

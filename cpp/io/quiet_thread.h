@@ -5,9 +5,8 @@
 
 namespace moolink::io {
 
-// A thread that gets no signals but those of its own faults: the others are for the threads of the
-// application. Throws
-// std::system_error when the process may have no more threads.
+// A thread that gets only the signals of its own faults: the others are for the threads of the
+// application. Throws std::system_error when the process may have no more threads.
 std::thread quiet_thread(std::function<void()> body);
 
 }  // namespace moolink::io

@@ -66,7 +66,7 @@ void BorrowedSegment::after_fork_in_child() noexcept {
   if (in_use_.empty()) {
     segment_ = nullptr;
   } else if (!copied_) {
-    segment_->forbid();  // there was no memory for a copy
+    segment_->forbid();  // the copy failed for lack of memory
   }
   mutex_.unlock();
 }

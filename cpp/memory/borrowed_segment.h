@@ -13,9 +13,9 @@
 
 namespace moolink::memory {
 
-// Memory that another process lends, mapped for reading. Its owner writes it again once it was
-// returned, which a forked child does not know of: what is in use at a fork is copied before it,
-// and the copy takes its place in this process and the child.
+// Memory that another process lends, mapped for reading. Its owner writes it again once it is
+// returned, but a forked child is unknown to the owner: memory in use at a fork is copied before
+// it, and the copy replaces it in this process and the child.
 class BorrowedSegment final : public AtFork, public std::enable_shared_from_this<BorrowedSegment> {
  public:
   // Throws Exception{wire} unless it is a sealed memfd of at most `max_size` bytes.
@@ -25,7 +25,7 @@ class BorrowedSegment final : public AtFork, public std::enable_shared_from_this
   std::size_t size() const { return segment_->size(); }
   // A part of it, within its size; keeps the whole mapped.
   Buffer buffer(std::size_t offset, std::size_t size);
-  // Where the owner's memory is mapped after a fork has put a copy here; null: it is here.
+  // The segment that maps the owner's memory after a fork has put a copy here; null: this one.
   std::shared_ptr<BorrowedSegment> successor();
 
  private:
@@ -43,7 +43,7 @@ class BorrowedSegment final : public AtFork, public std::enable_shared_from_this
   std::shared_ptr<Segment> segment_;
   Parts in_use_;
   bool copied_ = false;
-  std::shared_ptr<Segment> next_;  // the owner's memory, until successor() asks for it
+  std::shared_ptr<Segment> next_;  // the owner's memory, until successor() takes it
 };
 
 }  // namespace moolink::memory

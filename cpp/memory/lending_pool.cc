@@ -64,8 +64,8 @@ void LendingPool::release(const Place& block) {
   retire_surplus();
 }
 
-// Only segments of one block: of the others some block is nearly always in use. The largest first,
-// because they are asked for most rarely.
+// Only segments of one block: the others nearly always have a block in use. The largest first,
+// because they are requested most rarely.
 void LendingPool::retire_surplus() {
   for (auto size = free_.rbegin(); size != free_.rend() && size->first >= kSegmentBytes; ++size) {
     std::vector<Place>& blocks = size->second;
@@ -101,8 +101,8 @@ std::shared_ptr<Segment> LendingPool::segment(std::uint64_t number) const {
   return found == segments_.end() ? nullptr : found->second.segment;
 }
 
-// A segment that has blocks in use goes as soon as they are released: its free blocks are not given
-// out again either.
+// A segment with blocks in use is removed when they are released: its free blocks are not reused
+// either.
 void LendingPool::before_fork() noexcept {
   mutex_.lock();
   for (auto& [number, entry] : segments_) {

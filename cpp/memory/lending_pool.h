@@ -16,12 +16,12 @@
 
 namespace moolink::memory {
 
-// Memory of this process that peers of its host may map for reading: what lies in it is lent
-// without a copy. Blocks are 64-byte aligned, may be freed on any thread, and come back warm.
+// Memory of this process that peers of its host may map for reading: arrays in it are lent without
+// a copy. Blocks are 64-byte aligned, may be freed on any thread, and are reused warm.
 //
-// Memory to be shared stays so over a fork: parent and child have the blocks in common that were in
-// use. They are never given out again, because the child may use them for as long as it lives. The
-// child's pool gives out nothing.
+// Shared memory stays shared over a fork: parent and child both have the blocks that were in use.
+// They are never reused, because the child may use them for as long as it lives. The child's pool
+// allocates nothing.
 class LendingPool final : public Allocator,
                           public AtFork,
                           public std::enable_shared_from_this<LendingPool> {
@@ -37,16 +37,16 @@ class LendingPool final : public Allocator,
   static constexpr std::size_t kSmallestBlock = std::size_t{4} << 10;
   static constexpr std::size_t kLargestBlock = std::size_t{1} << 40;
   static constexpr std::size_t kSegmentBytes = std::size_t{64} << 20;  // shared by small blocks
-  // Free large blocks of more than this altogether are given back to the system.
+  // Free large blocks beyond this total are returned to the system.
   static constexpr std::size_t kMaxFreeBytes = std::size_t{512} << 20;
 
   MutableBuffer allocate(std::size_t size) override;  // throws std::bad_alloc
 
-  // Where in the pool these bytes lie; empty: not in one of its segments.
+  // The place of these bytes in the pool; empty: not in one of its segments.
   std::optional<Place> find(const std::byte* data, std::size_t size) const;
   // Null: retired, or never made.
   std::shared_ptr<Segment> segment(std::uint64_t number) const;
-  // Rises whenever a segment was retired.
+  // Rises whenever a segment is retired.
   std::uint64_t retired() const { return retired_.load(std::memory_order_relaxed); }
 
  private:
@@ -73,7 +73,7 @@ class LendingPool final : public Allocator,
   std::uint64_t last_segment_ = 0;
   std::size_t free_large_bytes_ = 0;
   Segments segments_;
-  std::map<const std::byte*, std::uint64_t> by_address_;  // of the beginnings
+  std::map<const std::byte*, std::uint64_t> by_address_;  // of the segments' first bytes
   std::map<std::size_t, std::vector<Place>> free_;        // by block size, the warmest last
 };
 

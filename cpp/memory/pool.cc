@@ -19,8 +19,8 @@ namespace {
 constexpr std::size_t kAlignment = 64;
 constexpr std::size_t kSmallest = 256;
 constexpr std::size_t kPage = 4096;
-constexpr std::size_t kHugePage = std::size_t{2} << 20;  // from here on blocks are mapped
-// Who keeps note of blocks (home_of) does so of large ones.
+constexpr std::size_t kHugePage = std::size_t{2} << 20;  // larger blocks are mapped
+// Only larger blocks have a tracked identity (home_of).
 constexpr std::size_t kSmallestHome = std::size_t{64} << 10;
 constexpr std::size_t kClasses = 4 * 48;
 constexpr std::size_t kLargest = std::size_t{1} << 48;
@@ -42,14 +42,14 @@ SizeClass size_class(std::size_t size) {
 
 std::byte* obtain(std::size_t bytes) {
   if (bytes < kHugePage) {
-    // Whole pages where a device may read them (home_of): it has no part in anybody else's.
+    // Whole pages if a device may read them (home_of): it gets no part of another owner's memory.
     void* block = std::aligned_alloc(bytes < kSmallestHome ? kAlignment : kPage, bytes);
     if (block == nullptr) throw std::bad_alloc();
     return static_cast<std::byte*>(block);
   }
   void* block = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (block == MAP_FAILED) throw std::bad_alloc();
-  // Fewer page faults at the first writing; a system without huge pages says no, which is fine.
+  // Fewer page faults at the first write; harmless if the system has no huge pages.
   madvise(block, bytes, MADV_HUGEPAGE);
   return static_cast<std::byte*>(block);
 }
@@ -64,8 +64,8 @@ void give_up(std::byte* block, std::size_t bytes) {
 
 }  // namespace
 
-// A forked child keeps no blocks: each goes back to the system when it is released, so that the
-// locks, which other threads of the parent may have held, are not asked for.
+// A forked child keeps no blocks: each is returned to the system when it is released, without the
+// locks, which other threads of the parent may have held.
 class Pool::Shelves final : public AtFork {
  public:
   struct Block {
@@ -73,7 +73,7 @@ class Pool::Shelves final : public AtFork {
     std::shared_ptr<const void> lives;  // null: a small one
   };
 
-  // Gives a block back with its last reference.
+  // Returns a block with its last reference.
   struct Return {
     std::shared_ptr<Shelves> shelves;
     SizeClass of;
@@ -121,7 +121,7 @@ class Pool::Shelves final : public AtFork {
         shelf.blocks.push_back(std::move(block));
         return;
       } catch (const std::bad_alloc&) {
-        // No room for the note: the block itself is given up below.
+        // No room in the shelf: the block is destroyed below.
       }
     }
     retained_ -= of.bytes;
@@ -141,7 +141,7 @@ class Pool::Shelves final : public AtFork {
   void after_fork_in_parent() noexcept override {}
   void after_fork_in_child() noexcept override { forked_ = true; }
 
-  // Whoever has noted the block sees that it is gone before other memory can lie there.
+  // Holders of the block's identity see that it is gone before other memory can take its place.
   static void destroy(Block block, std::size_t bytes) noexcept {
     block.lives.reset();
     give_up(block.memory, bytes);

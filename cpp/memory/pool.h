@@ -8,17 +8,17 @@
 
 namespace moolink::memory {
 
-// What memory is to a device that reads it: a pool's block stays the same one while it goes from
-// owner to owner, other memory is one for as long as its owner lives.
+// The identity of memory for a device that reads it: a pool's block keeps it from owner to owner,
+// other memory has it while its owner lives.
 struct Home {
-  std::shared_ptr<const void> lives;  // until the memory is given up; null: nobody knows
+  std::shared_ptr<const void> lives;  // until the memory is released; null: unknown
   std::span<const std::byte> memory;
 };
 Home home_of(const Buffer& bytes);
 
-// Memory for received messages and captured tensors: 64-byte aligned blocks that come back warm.
+// Memory for received messages and captured tensors: 64-byte aligned blocks that are reused warm.
 // Writing to fresh pages runs at 2-3 GB/s, to warm ones at ten times that, so freed blocks are kept
-// by size class, up to a bound; the rest goes back to the system. Blocks may outlive the pool and
+// by size class, up to a bound; the rest is returned to the system. Blocks may outlive the pool and
 // may be freed on any thread.
 class Pool final : public Allocator {
  public:

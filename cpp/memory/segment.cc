@@ -35,14 +35,14 @@ std::byte* map_shared(int descriptor, std::size_t size, int protection = PROT_RE
 }
 
 void seal(int descriptor, bool to_lend) {
-  // An older kernel does not know the seal; then borrowers keep to reading by themselves.
+  // An older kernel does not know the seal; then borrowers map it read-only voluntarily.
   if (to_lend && ::fcntl(descriptor, F_ADD_SEALS, kSeals | kSealFutureWrite) == 0) return;
   if (::fcntl(descriptor, F_ADD_SEALS, kSeals) != 0) {
     throw_system_error("cannot seal a shared segment");
   }
 }
 
-// Pages of other files (huge ones) may be missing when they are touched, which is SIGBUS.
+// Pages of other files (huge ones) may be missing on access, which is SIGBUS.
 bool is_in_tmpfs(int descriptor) {
   struct statfs system{};
   return ::fstatfs(descriptor, &system) == 0 && system.f_type == kTmpfs;
@@ -91,7 +91,7 @@ std::shared_ptr<Segment> Segment::make(std::size_t size, const char* label, bool
   }
   std::byte* data = map_shared(descriptor.get(), size);
   std::shared_ptr<Segment> segment(new Segment(std::move(descriptor), data, size));
-  seal(segment->descriptor(), to_lend);  // this side's own mapping is there, and may write
+  seal(segment->descriptor(), to_lend);  // this side's own mapping exists, and may write
   return segment;
 }
 
@@ -144,7 +144,7 @@ bool Segment::end_copy(std::byte* copy) noexcept {
   return put_in_place(copy);
 }
 
-// At once: a thread that uses the memory meanwhile finds one mapping or the other.
+// Atomic: a thread that uses the memory meanwhile finds one mapping or the other.
 bool Segment::put_in_place(std::byte* mapping) noexcept {
   if (::mremap(mapping, size_, size_, MREMAP_MAYMOVE | MREMAP_FIXED, data_) != MAP_FAILED) {
     return true;
@@ -153,7 +153,7 @@ bool Segment::put_in_place(std::byte* mapping) noexcept {
   return false;
 }
 
-// An old size of zero asks for a second mapping of shared memory, without a descriptor.
+// An old size of zero requests a second mapping of shared memory, without a descriptor.
 std::shared_ptr<Segment> Segment::map_again() const noexcept {
   void* mapping = ::mremap(data_, 0, size_, MREMAP_MAYMOVE);
   if (mapping == MAP_FAILED) return nullptr;

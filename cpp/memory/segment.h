@@ -10,16 +10,16 @@
 
 namespace moolink::memory {
 
-// Memory that processes of one host share: a memfd of fixed size, mapped for reading and writing.
-// It is sealed SHRINK|GROW|SEAL, so that no process can cut it short and let another one die of
-// SIGBUS; more memory is another segment. The kernel frees it with the last mapping and descriptor.
+// Memory shared by processes of one host: a memfd of fixed size, mapped for reading and writing. It
+// is sealed SHRINK|GROW|SEAL, so that no process can truncate it and make another die of SIGBUS;
+// more memory is another segment. The kernel frees it with the last mapping and descriptor.
 class Segment : public std::enable_shared_from_this<Segment> {
  public:
   // A new segment of at least `size` bytes (whole pages), all zero. `label` is shown in
   // /proc/PID/maps. Throws Exception{error} if the system refuses, Exception{invalid_argument} if
   // the size is 0.
   static std::shared_ptr<Segment> create(std::size_t size, const char* label);
-  // The same, and other processes can map it for reading only (where the kernel knows that seal).
+  // The same, but other processes can map it for reading only (if the kernel knows that seal).
   static std::shared_ptr<Segment> create_to_lend(std::size_t size, const char* label);
   // The same as create(), for make_private().
   static std::shared_ptr<Segment> create_to_receive(std::size_t size, const char* label);
@@ -34,7 +34,7 @@ class Segment : public std::enable_shared_from_this<Segment> {
   ~Segment();
 
   int descriptor() const { return descriptor_.get(); }
-  // Once it was passed to whoever needs it: the memory stays mapped.
+  // Call it once the descriptor was passed on: the memory stays mapped.
   void close_descriptor() { descriptor_.reset(); }
   std::byte* data() const { return data_; }
   std::size_t size() const { return size_; }
@@ -42,12 +42,12 @@ class Segment : public std::enable_shared_from_this<Segment> {
   // A part of it that keeps the whole mapped.
   MutableBuffer buffer(std::size_t offset, std::size_t size);
 
-  // --- for forks: other threads may go on using the memory meanwhile
-  // A later fork gives the child a copy of its own. What another process writes is still seen here,
-  // but for pages that this one has written since. Only of create_to_receive().
+  // --- for forks: other threads may continue to use the memory meanwhile
+  // A later fork gives the child its own copy. Writes of another process stay visible here, except
+  // in pages that this process has written since. Only for create_to_receive().
   bool make_private() noexcept;
-  // Memory of this process alone takes the place of the segment, with those parts of it that are
-  // `kept`, for reading only. Nobody may write those meanwhile.
+  // Replaces the segment by memory of this process alone, with the parts in `kept`, for reading
+  // only. No thread may write those meanwhile.
   template <class Parts>
   bool replace_by_copy(const Parts& kept) noexcept {
     std::byte* copy = begin_copy();
@@ -57,9 +57,9 @@ class Segment : public std::enable_shared_from_this<Segment> {
     }
     return end_copy(copy);
   }
-  // The same memory once more, at another address; null: the system refuses.
+  // The same memory again, at another address; null: the system refuses.
   std::shared_ptr<Segment> map_again() const noexcept;
-  // Whoever uses the memory from now on dies of SIGSEGV.
+  // A thread that uses the memory from now on dies of SIGSEGV.
   void forbid() noexcept;
 
  private:

@@ -57,11 +57,11 @@ MutableBuffer SpillFile::allocate(std::size_t size) {
     if (block == MAP_FAILED) error = errno;
   }
   if (error != 0) {
-    // What was reserved of it, others may need.
+    // Releases the reserved space, which others may need.
     (void)!::ftruncate(file_.get(), begin);
     fail(error, "cannot spill " + std::to_string(bytes) + " bytes more to " + directory_);
   }
-  // What lies beside a step that is sampled is not wanted soon: it is not read with it.
+  // The neighbours of a sampled step are not needed soon: no read-ahead.
   ::madvise(block, bytes, MADV_RANDOM);
   end_ += bytes;
   // If the control block cannot be allocated, shared_ptr runs the deleter.

@@ -9,11 +9,11 @@
 
 namespace moolink::memory {
 
-// Memory in a file, mapped shared: the kernel writes what is cold to the disk, so there can be more
-// than fits into memory. The file has no name, and its space is free once the last block and this
-// are gone, also if the process is killed. Space is reserved before a block is given out: a write
-// to it does not end in SIGBUS because the disk is full. A freed block's space is not used again.
-// For one thread at a time; blocks may be freed on any.
+// Memory in a file, mapped shared: the kernel writes cold pages to the disk, so there can be more
+// than fits into memory. The file has no name, and its space is freed once the last block and this
+// are gone, also if the process is killed. Space is reserved before a block is returned: a write to
+// it does not end in SIGBUS because the disk is full. A freed block's space is not reused. For one
+// thread at a time; blocks may be freed on any.
 class SpillFile final : public Allocator {
  public:
   // Throws std::system_error unless a file can be made in the directory.
@@ -22,7 +22,7 @@ class SpillFile final : public Allocator {
   // Throws std::system_error if there is no room on the disk.
   MutableBuffer allocate(std::size_t size) override;
 
-  // Begins to read what of these bytes of a block is on the disk alone, and does not wait for it.
+  // Starts reading those of these bytes that are only on disk, without waiting.
   static void read_ahead(std::span<const std::byte> bytes) noexcept;
 
  private:

@@ -28,7 +28,7 @@ std::int64_t Limiter::samples_allowed(std::int64_t wanted) const {
                       static_cast<double>(counts_.samples) - options_.min_diff;
   const double most = std::clamp(std::floor(room) + 1, 0.0, static_cast<double>(wanted));
   auto count = static_cast<std::int64_t>(most);
-  // What can_sample() says is what counts, however room was rounded.
+  // can_sample() decides, however room was rounded.
   while (count > 0 && !can_sample(count)) --count;
   return count;
 }

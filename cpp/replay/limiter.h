@@ -6,8 +6,8 @@
 namespace moolink::replay {
 
 // Reverb's limiter. Its error is inserts * samples_per_insert - samples; an insert must leave it at
-// or below max_diff, a sample at or above min_diff. Below min_size items nothing is sampled, and
-// inserts are free.
+// or below max_diff, a sample at or above min_diff. Below min_size items there are no samples, and
+// inserts are unrestricted.
 struct LimiterOptions {
   double samples_per_insert = 1;
   std::int64_t min_size = 1;
@@ -19,7 +19,7 @@ struct LimiterOptions {
 
 class Limiter {
  public:
-  // Of items; those that were removed count as deletes, whoever removed them.
+  // Of items; every removal counts as a delete, by any cause.
   struct Counts {
     std::int64_t inserts = 0;
     std::int64_t samples = 0;

@@ -12,7 +12,7 @@ namespace {
 
 double fraction(Random& random) { return static_cast<double>(random.next() >> 11) * 0x1p-53; }
 
-// Slots in any order, each of which can be removed at once.
+// Slots in any order, with immediate removal.
 class SlotSet {
  public:
   void insert(Slot slot) {
@@ -50,7 +50,7 @@ class Uniform final : public Selector {
   SlotSet slots_;
 };
 
-// Where all priorities are 0 every item is as likely as another.
+// If all priorities are 0, all items are equally likely.
 class Prioritized final : public Selector {
  public:
   explicit Prioritized(double exponent) : exponent_(exponent) {}
@@ -99,7 +99,7 @@ class Prioritized final : public Selector {
   std::vector<Slot> found_;
 };
 
-// Slots in the order in which they came.
+// Slots in order of arrival.
 class Line final : public Selector {
  public:
   explicit Line(bool oldest) : oldest_(oldest) {}
@@ -136,7 +136,7 @@ class Line final : public Selector {
   std::vector<Link> links_;  // by slot
 };
 
-// A binary heap; of equal priorities the one that was inserted or updated first comes first.
+// A binary heap; of equal priorities the one inserted or updated first comes first.
 class Heap final : public Selector {
  public:
   explicit Heap(bool least) : sign_(least ? 1 : -1) {}

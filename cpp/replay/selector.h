@@ -8,7 +8,7 @@
 
 namespace moolink::replay {
 
-// A table's place for an item; used again after the item was removed.
+// A table's place for an item; reused after the item was removed.
 using Slot = std::uint32_t;
 
 enum class SelectorKind : std::uint8_t { uniform, prioritized, fifo, lifo, min_heap, max_heap };
@@ -34,7 +34,7 @@ class Selector {
   virtual void remove(Slot slot) = 0;
   // Slots may be named twice; the last priority counts.
   virtual void update(std::span<const Slot> slots, std::span<const double> priorities) = 0;
-  // Independent choices from the items as they are; there must be one.
+  // Independent choices from the present items; there must be at least one.
   virtual void choose(Random& random, std::span<Choice> choices) = 0;
 };
 

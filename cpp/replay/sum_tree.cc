@@ -38,7 +38,7 @@ void SumTree::resize(std::size_t leaves) {
     }
     levels.push_back(std::move(level));
   }
-  // The top has one node of up to eight children, and above it the total.
+  // The top level is one node of up to eight children, and above it the total.
   Level top = make_level(1);
   top.sums[0] = sum_of(levels.back().sums.get());
   levels.push_back(std::move(top));
@@ -78,7 +78,7 @@ void SumTree::find(std::span<double> points, std::span<std::uint32_t> found) con
         if (point < children[child]) break;
         point -= children[child];
       }
-      // Past the last one, by rounding: the end of the last one that weighs anything.
+      // Past the last one, by rounding: the end of the last one with a weight.
       points[i] = child < kChildren ? point : children[chosen];
       found[i] = static_cast<std::uint32_t>(found[i] * kChildren + chosen);
       if (level > 0) {

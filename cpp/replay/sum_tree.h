@@ -8,21 +8,21 @@
 
 namespace moolink::replay {
 
-// Weights of leaves, and the sums of all parts of them. Each sum is computed anew from what lies
-// below it, never changed by a difference, so it is what a new tree of the same leaves would have,
-// after any number of updates. A node has eight children, which share a cache line.
+// Weights of leaves, and the sums of all their groups. Each sum is recomputed from its children,
+// never changed by a difference, so after any number of updates it equals that of a new tree with
+// the same leaves. A node has eight children, which share a cache line.
 class SumTree {
  public:
   SumTree() { resize(1); }
 
-  // Room for so many leaves; new ones weigh 0. It never shrinks.
+  // Room for this many leaves; new ones have weight 0. It never shrinks.
   void resize(std::size_t leaves);
 
   double weight(std::uint32_t leaf) const { return levels_.front().sums[leaf]; }
   double total() const { return levels_.back().sums[0]; }
 
   void set(std::uint32_t leaf, double weight) { set({&leaf, 1}, {&weight, 1}); }
-  // Of a leaf that is named twice the last weight counts.
+  // If a leaf is named twice, its last weight counts.
   void set(std::span<const std::uint32_t> leaves, std::span<const double> weights);
 
   // The leaf at each point of [0, total()): never one of weight 0. The total must be positive.

@@ -35,8 +35,8 @@ Request Table::sample(std::size_t count) {
 
 std::vector<Request> Table::take_ended() { return std::exchange(ended_, {}); }
 
-// Whoever waits behind a request that gives up goes on no earlier for it: what keeps one item back
-// keeps back every other.
+// A withdrawn request lets no request behind it run earlier: what holds one item back holds back
+// every other.
 std::vector<Key> Table::take_inserted(Request request) {
   auto node = inserts_.extract(request);
   Insert& insert = node.mapped();
@@ -62,7 +62,7 @@ void Table::abandon(Request request) {
 }
 
 void Table::advance() {
-  // Each may let the other go on.
+  // Each may unblock the other.
   while (advance_inserts() || (advance_samples() && !mutant("insert_only_when_asked"))) {
   }
 }
@@ -93,7 +93,7 @@ bool Table::advance_samples() {
       const auto allowed =
           static_cast<std::size_t>(limiter_.samples_allowed(static_cast<std::int64_t>(wanted)));
       if (allowed == 0) break;
-      // Where a choice may remove its item, the next one is made without it.
+      // If a choice may remove its item, the next one is made without it.
       pick(sample, options_.max_times_sampled == 0 ? allowed : 1);
       advanced = true;
     }
@@ -220,9 +220,9 @@ void Table::check_priorities(std::span<const double> priorities) const {
     }
     for (const auto& selector : {std::optional(options_.sampler), options_.remover}) {
       if (!selector || selector->kind != SelectorKind::prioritized) continue;
-      // Most need no power: it is no larger than the larger of the priority and 1.
+      // Most need no power: it is at most the larger of the priority and 1.
       if (priority <= 1 || (selector->exponent <= 1 && priority <= kLargestWeight)) continue;
-      // Written so that what is no number fails, too.
+      // Written so that NaN fails, too.
       if (!(weight_of(priority, selector->exponent) <= kLargestWeight)) {
         throw Exception(ErrorCode::invalid_argument,
                         "priority " + std::to_string(priority) + " to the power of " +
@@ -246,7 +246,7 @@ Key Table::key_of(Slot slot) const {
 TableState Table::state() const {
   TableState state;
   state.counts = limiter_.counts();
-  state.seed = Random(random_).next();  // of a copy: to be saved changes nothing
+  state.seed = Random(random_).next();  // from a copy: saving changes nothing
   std::vector<Slot> present;
   for (Slot slot = 0; slot < items_.size(); ++slot) {
     state.generations.push_back(items_[slot].generation);

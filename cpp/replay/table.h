@@ -15,22 +15,22 @@
 
 namespace moolink::replay {
 
-// Names an item for as long as its table lives: never used twice.
+// Names an item while its table lives: never used twice.
 using Key = std::int64_t;
 using Request = std::uint64_t;
 
 struct TableOptions {
   SelectorOptions sampler;
-  // Makes room in a full table; without one, inserts wait for items that were sampled often enough.
+  // Makes room in a full table; without it, inserts wait for items that were sampled often enough.
   std::optional<SelectorOptions> remover;
   std::uint64_t max_size = 1;
-  std::uint32_t max_times_sampled = 0;  // 0: as often as you like
+  std::uint32_t max_times_sampled = 0;  // 0: without limit
   LimiterOptions limiter;
 
   bool operator==(const TableOptions&) const = default;
 };
 
-// Items to be inserted: `width` rows each, of which the request holds a reference.
+// Items to insert: `width` rows each; the request holds a reference to each row.
 struct NewItems {
   std::uint32_t pattern = 0;  // how an item's arrays are made of its rows
   std::size_t width = 0;
@@ -38,14 +38,14 @@ struct NewItems {
   std::vector<double> priorities;
 };
 
-// Sampled items, an element of each list for each; their rows are retained for the receiver.
+// Sampled items, one element of each list for each; their rows are retained for the receiver.
 struct Picks {
   std::vector<Key> keys;
   std::vector<double> probabilities;
   std::vector<double> priorities;
   std::vector<std::uint32_t> times_sampled;  // this time included
   std::vector<std::uint32_t> patterns;
-  std::vector<Row> rows;  // one item's after another's
+  std::vector<Row> rows;  // grouped by item
 };
 
 struct ItemState {
@@ -58,14 +58,14 @@ struct ItemState {
 
 struct TableState {
   Limiter::Counts counts;
-  std::uint64_t seed = 0;                  // of the choices to come
+  std::uint64_t seed = 0;                  // of future choices
   std::vector<std::uint32_t> generations;  // by slot
   std::vector<ItemState> items;            // oldest first
 };
 
-// The items of a table, by reference to rows, and those who wait to insert or to sample. A request
-// is carried out item by item, as the limiter allows; requests of a kind take their turns in order.
-// No clock, no lock, no memory of arrays: whoever drives it does that.
+// The items of a table, by reference to rows, and the requests that wait to insert or to sample. A
+// request runs item by item, as the limiter allows; requests of a kind run in order. No clock, no
+// lock, no memory of arrays: the caller has those.
 class Table {
  public:
   Table(const TableOptions& options, std::uint64_t seed);
@@ -75,27 +75,27 @@ class Table {
 
   Request insert(NewItems items);
   Request sample(std::size_t count);
-  // Requests that have ended since this was asked last.
+  // Requests that have ended since the last call.
   std::vector<Request> take_ended();
-  // What a request has come to: all of it once it has ended; before that it is withdrawn, and the
-  // rows of items that were not inserted are released.
+  // The outcome of a request: complete once it has ended; before that the request is withdrawn, and
+  // the rows of items that were not inserted are released.
   std::vector<Key> take_inserted(Request request);
   Picks take_sampled(Request request);
-  // Nobody wants to know: withdraws it if it has not ended, and releases what was sampled.
+  // Withdraws a request whose outcome is not needed, and releases its samples.
   void abandon(Request request);
 
-  // Returns how many of the keys are still there; the others are ignored. Throws
+  // Returns how many of the keys still exist; the others are ignored. Throws
   // Exception{invalid_argument} for a priority that no item can have, and changes nothing then.
   std::size_t update(std::span<const Key> keys, std::span<const double> priorities);
   std::size_t remove(std::span<const Key> keys);
-  // Removes all items, and counts anew.
+  // Removes all items, and resets the counts.
   void reset();
 
   // Throws Exception{invalid_argument}: negative, not finite, or too large for the exponent.
   void check_priorities(std::span<const double> priorities) const;
 
   TableState state() const;
-  // Into a table that has no items yet; takes over a reference of each row.
+  // Into a table without items; takes over a reference to each row.
   void restore(TableState state);
 
   const TableOptions& options() const { return options_; }

@@ -11,7 +11,7 @@ namespace moolink::rpc {
 
 namespace {
 
-constexpr std::size_t kEarlyCancels = 1024;  // remembered of one peer
+constexpr std::size_t kEarlyCancels = 1024;  // remembered for one peer
 
 Error call_error(ErrorCode code, std::string message, const Call& call, Ran ran) {
   Error error = make_error(code, std::move(message));
@@ -21,7 +21,7 @@ Error call_error(ErrorCode code, std::string message, const Call& call, Ran ran)
   return error;
 }
 
-// Whether the handler of a call that has no result may have run.
+// Whether the handler of a call without a result may have run.
 Ran may_have_run(const Call& call) {
   return call.state == Call::State::sent || call.state == Call::State::local ? Ran::maybe : Ran::no;
 }
@@ -102,8 +102,9 @@ void NodeState::run_locally(CallId id, Call& call) {
                                running.deadline, call.stream ? call.stream->allowed : 0});
 }
 
-// Sends the call, or queues it behind those that the session's window has refused. A large one does
-// not hold up small ones of other lanes; other large ones it does, lest they take all the room.
+// Sends the call, or queues it behind those that the session's window has refused. A large call
+// does not delay small ones of other lanes, but it delays other large ones, which could take all
+// the room.
 void NodeState::dispatch(Time now, Peer& peer, CallId id, Call& call) {
   call.state = Call::State::waiting;
   const bool small = call.arguments.bytes() <= session::kInlineBytes;
@@ -134,7 +135,7 @@ bool NodeState::transmit_call(Time now, Peer& peer, CallId id, Call& call) {
   message.lane = call.lane;
   message.kind = static_cast<std::uint8_t>(MessageKind::call);
   message.held = true;
-  // The time of a stream is counted by its caller alone, from item to item.
+  // Only the caller counts the time of a stream, from item to item.
   if (!call.stream) message.deadline = call.deadline;
   message.cookie = id;
   const std::uint64_t credit = call.stream ? call.stream->allowed : 0;
@@ -233,7 +234,7 @@ void NodeState::cancel(Time now, CallId id) {
   complete(id, std::move(error));
 }
 
-// Nobody waits for the call any more.
+// The caller does not wait any more.
 void NodeState::stop_handler(Time now, CallId id, const Call& call) {
   if (call.state == Call::State::local) {
     stop_running({config.instance, id}, true);
@@ -247,7 +248,7 @@ void NodeState::stop_handler(Time now, CallId id, const Call& call) {
   }
 }
 
-// This peer closes: nothing that it has asked for will come.
+// This peer closes: no outstanding result will come.
 void NodeState::fail_all_calls() {
   std::vector<CallId> ids;
   for (const auto& [id, call] : calls_) ids.push_back(id);
@@ -303,7 +304,7 @@ void NodeState::delivered_call(Time now, Peer& peer, session::Deliver& delivered
     peer.early_cancels.erase(early);
     return;
   }
-  if (delivered.deadline <= now && !mutant("run_expired_call")) return;  // nobody waits any more
+  if (delivered.deadline <= now && !mutant("run_expired_call")) return;  // no waiting caller
   const auto fail = [&](ErrorCode code, std::string text) {
     Error error = make_error(code, std::move(text));
     error.peer = config.name;
@@ -311,7 +312,7 @@ void NodeState::delivered_call(Time now, Peer& peer, session::Deliver& delivered
     send_result(now, peer, head.id, std::move(error));
   };
   if (delivered.error) return fail(delivered.error.code, delivered.error.message);
-  // Closed is said of the caller's own objects.
+  // Closed is an error of the caller's own objects.
   if (closing_) return fail(ErrorCode::peer_lost, "peer '" + config.name + "' closes");
   const auto function = functions.find(head.function);
   if (function == functions.end() || !may_concern(peer, function->second)) {
@@ -366,13 +367,13 @@ void NodeState::delivered_cancel(Peer& peer, session::Deliver& delivered) {
     return;
   }
   if (mutant("forget_early_cancel")) return;
-  peer.early_cancels.push_back(head.id);  // or the reply is on its way: then it is never looked up
+  peer.early_cancels.push_back(head.id);  // or the reply is in transit: then it is never looked up
   if (peer.early_cancels.size() > kEarlyCancels) peer.early_cancels.pop_front();
 }
 
 void NodeState::reply(Time now, const CallKey& key, Reply reply) {
   const auto found = running_.find(key);
-  if (found == running_.end()) return;  // nobody waits any more
+  if (found == running_.end()) return;  // the caller does not wait any more
   const std::uint64_t items = found->second.stream ? found->second.stream->sent : 0;
   stop_running(key, false);
   if (key.caller == config.instance) {
@@ -431,21 +432,21 @@ void NodeState::stop_all_of(const Uid& caller) {
   for (const CallKey& key : keys) stop_running(key, true);
 }
 
-// What was under way when the peer was told to keep its calls is within its send window: who sends
-// several times that does not listen, and would have this side hold any number of calls.
+// Calls in transit when the peer was told to hold its calls fit its send window: a peer that sends
+// several times that ignores it, and would make this side hold any number of calls.
 bool NodeState::ignores_window(Peer& peer, std::size_t bytes) const {
   constexpr std::size_t kTimes = 4;  // paths may change meanwhile
   if (!peer.held) return false;
   const Limits& limits = config.limits;
-  // A call that is larger than the window is one of those that may be under way.
+  // A call larger than the window is one of those that may be in transit.
   peer.bytes_since_held += std::min(bytes, limits.send_window_bytes);
   return ++peer.calls_since_held > kTimes * limits.send_window_messages ||
          peer.bytes_since_held > kTimes * limits.send_window_bytes;
 }
 
-// A peer whose calls pile up here is told to keep them, and to go on when half are done.
+// Tells a peer with too many calls here to hold them, and to continue when half are done.
 void NodeState::balance_window(Time now, Peer& peer) {
-  // What its calls have brought about and could not be sent yet counts with them.
+  // Messages that its calls caused and that could not be sent yet count with them.
   const std::size_t calls = peer.running + peer.queued.size();
   const std::size_t bytes = peer.running_bytes + peer.queued_bytes;
   const bool over = calls > config.max_running_calls || bytes > config.max_running_bytes;

@@ -10,11 +10,11 @@
 
 namespace moolink::rpc {
 
-// What is logged about strangers: some lines at once and then one a second, so that those who fail
-// thousands of times do not fill a disk. What was left out is counted in the next line.
+// Rate limit of log lines about strangers: some lines at once and then one a second, so that peers
+// that fail thousands of times do not fill a disk. The next line counts the omitted ones.
 class Complaints {
  public:
-  // The line to log now; none: it is left out.
+  // The line to log now; none: it is omitted.
   std::optional<std::string> make(Time now, std::string text) {
     if (now - last_ >= kEvery) {
       const auto earned = static_cast<std::size_t>((now - last_) / kEvery);

@@ -13,12 +13,12 @@ namespace moolink::rpc {
 
 namespace {
 
-// Of REFUSE, as in the protocol: the dialler has reached itself.
+// In REFUSE, by the protocol: the dialler has reached itself.
 constexpr ErrorCode kItself = ErrorCode::invalid_argument;
-// The same warning is not logged again for so long.
+// The same warning is not logged again for this long.
 constexpr Duration kSayAgain = seconds(30);
 
-// What is refused without an answer looks like a lost connection, which is dialled again.
+// A refusal without an answer looks like a lost connection, which is dialled again.
 bool is_answered(Objection::Why why) { return why != Objection::Why::name_may_be; }
 
 ErrorCode code_of(Objection::Why why) {
@@ -88,7 +88,7 @@ void NodeState::opened(Time now, ConnectionId id, wire::PathKind kind,
   actions.push_back(Write{id, wire::make_frame(wire::FrameType::hello, connection.ours)});
 }
 
-// There was no memory for it.
+// The opening failed for lack of memory.
 void NodeState::drop_after_opening(Time now, ConnectionId id, const std::string& dialled,
                                    const Error& error) {
   if (DialTarget* target = dialler_.find(dialled)) dialler_.opened(*target, id);
@@ -100,7 +100,7 @@ void NodeState::drop_after_opening(Time now, ConnectionId id, const std::string&
 void NodeState::received(Time now, ConnectionId id, const wire::ReceivedFrame& frame) {
   Connection* connection = find_connection(id);
   if (connection == nullptr) return;  // closed by this side
-  // The acceptor's refusal of the dialler's proof comes when the dialler already trusts it.
+  // The acceptor's refusal of the dialler's proof arrives when the dialler already trusts it.
   const bool refusal = frame.header.type == wire::FrameType::refuse && !connection->attached;
   if (!connection->proven || refusal) {
     guard([&] { greet(now, *connection, frame); },
@@ -120,7 +120,7 @@ void NodeState::received(Time now, ConnectionId id, const wire::ReceivedFrame& f
   });
 }
 
-// Of who has not proven itself nothing but this is looked at.
+// The only frames read from a side that has not proven itself.
 void NodeState::greet(Time now, Connection& connection, const wire::ReceivedFrame& frame) {
   const bool accepted = connection.dialled.empty();
   if (frame.header.type == wire::FrameType::hello && !connection.theirs) {
@@ -139,7 +139,7 @@ void NodeState::greet(Time now, Connection& connection, const wire::ReceivedFram
   }
 }
 
-// What speaks against a connection with whoever greets so, before it has proven anything.
+// The objection to a connection with a peer of this greeting, before it has proven anything.
 std::optional<Objection> NodeState::objection(const wire::Hello& theirs) const {
   using Why = Objection::Why;
   if (theirs.wire_min > wire::kVersion || theirs.wire_max < wire::kVersion) {
@@ -150,7 +150,7 @@ std::optional<Objection> NodeState::objection(const wire::Hello& theirs) const {
   return std::nullopt;
 }
 
-// ... and with one that has: which names are taken is not for strangers, nor for other groups.
+// ... and after its proof: taken names are not revealed to strangers, nor to other groups.
 std::optional<Objection> NodeState::objection_to_name(Time now,
                                                       const Connection& connection) const {
   using Why = Objection::Why;
@@ -162,7 +162,7 @@ std::optional<Objection> NodeState::objection_to_name(Time now,
     const session::Session& session = holder->session;
     const bool answers = session.connected() && !session.suspected(now);
     taken = taken || answers;
-    // Its connection may be gone for a moment only.
+    // Its connection may be lost for a moment only.
     doubtful = !answers && now - session.last_heard() < config.timing.suspect_after;
   }
   if (!taken && doubtful && !mutant("give_name_away_at_once")) {
@@ -189,7 +189,7 @@ void NodeState::answer(Time now, Connection& connection) {
       Write{connection.id, wire::make_frame(wire::FrameType::hello, connection.ours)});
 }
 
-// HELLO at the dialler: its own proof goes out with what it says of the session.
+// HELLO at the dialler: sends its own proof together with its session.
 void NodeState::answered(Time now, Connection& connection) {
   if (const auto wrong = objection(*connection.theirs)) return refuse(now, connection, *wrong);
   wire::Hello welcome = connection.ours;
@@ -228,7 +228,7 @@ void NodeState::welcomed(Time now, Connection& connection, const wire::ReceivedF
   if (!mutant("attach_before_proof")) attach();
 }
 
-// The other side has proven itself: only now may it touch anything of this peer's.
+// The other side has proven itself: only now may it affect this peer's state.
 bool NodeState::enter(Time now, Connection& connection) {
   if (mutant("ignore_scopes")) connection.scope.clear();
   if (const auto wrong = objection_to_name(now, connection)) {
@@ -243,7 +243,7 @@ bool NodeState::enter(Time now, Connection& connection) {
   return true;
 }
 
-// The other side is who it says: its name is its own, whoever bore it before is gone.
+// The other side's identity is proven: the name is its own, and a former owner is gone.
 void NodeState::adopt(Connection& connection, const wire::Hello& theirs) {
   if (Peer* former = find_peer(theirs.name, connection.scope);
       former != nullptr && former->instance != theirs.instance) {
@@ -305,7 +305,7 @@ void NodeState::refused(Time now, Connection& connection, const wire::Refuse& re
   if (hopeless) fail_callers(address, name, error);
 }
 
-// Its handshake has failed, or its first bytes told that it can come to nothing.
+// Its handshake failed, or its first bytes showed that it cannot succeed.
 void NodeState::turned_away(Time now, const Error& error) {
   if (error.code == ErrorCode::auth) warn_once(now, error.message + "; " + policy_->advice());
 }
@@ -318,14 +318,14 @@ void NodeState::warn_once(Time now, const std::string& text) {
   complain(now, text);
 }
 
-// Whether callers may be told at once that there is no way: what answers where this side has
-// dialled, or, through shared memory, a process of the same user. Anybody may come over tcp, and
-// say no, under any name; callers hear of it when their time is up.
+// Whether callers may be told at once that there is no path: true for answers to a dial of this
+// side, or, through shared memory, from a process of the same user. Over tcp any host may connect
+// and refuse under any name; callers then wait until their time-out.
 bool NodeState::tells_callers(const Connection& connection) {
   return !connection.dialled.empty() || connection.kind == wire::PathKind::shm;
 }
 
-// Calls that have no other way to their peer need not wait for their time to be up.
+// Calls with no other path to their peer need not wait until their time-out.
 void NodeState::fail_callers(const std::string& address, const std::string& name, Error error) {
   const bool connected =
       std::any_of(peers_.begin(), peers_.end(), [](const auto& entry) { return entry.second->up; });
@@ -353,7 +353,7 @@ void NodeState::closed(Time now, ConnectionId id, const Error& error) {
   turned_away(now, error);
 }
 
-// Takes a connection off the books, and out of its session if that has not dropped it itself.
+// Removes a connection, also from its session if that has not dropped it itself.
 void NodeState::drop_connection(Time now, ConnectionId id, const Error& error,
                                 bool tell_transport) {
   Connection* connection = find_connection(id);
@@ -370,12 +370,12 @@ void NodeState::drop_connection(Time now, ConnectionId id, const Error& error,
       touch(*peer);
       peer->session.disconnected(now, id);
     }
-    // One that was refused is dialled again after longer and longer pauses.
+    // A refused address is dialled again after longer and longer pauses.
     if (attached && peer->up && !peer->session.connected()) disconnected_from(now, *peer);
   });
 }
 
-// Its connection has ended. What is told of it is worth less than that it is dialled again.
+// Its connection has ended. Dialling again matters more than the report of it.
 void NodeState::redial(Time now, DialTarget& target, const Error& error, bool attached) {
   const auto tell = [&] {
     if (attached) return;

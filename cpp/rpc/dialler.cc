@@ -38,7 +38,7 @@ void sort_by_preference(std::vector<std::string>& addresses) {
                    [](const std::string& a, const std::string& b) {
                      const auto rank = [](const std::string& address) {
                        if (is_shared_memory(address)) return 0;
-                       // What it costs to find out that RDMA does not reach a host is seconds.
+                       // Finding out that RDMA does not reach a host takes seconds.
                        if (is_of(address, wire::PathKind::verbs)) return 3;
                        return is_loopback(address) ? 1 : 2;
                      };

@@ -13,31 +13,31 @@
 
 namespace moolink::rpc {
 
-// Whether a peer with this host key can be reached at the address from here: shared memory and
+// Whether a peer with this host key is reachable at the address from here: shared memory and
 // loopback only on the same host.
 bool reachable(const std::string& address, bool same_host);
 bool is_of(const std::string& address, wire::PathKind kind);
-// The host of tcp://host:port, in brackets if it is of v6; empty: it has none.
+// The host of tcp://host:port, in brackets for IPv6; empty: none.
 std::string_view host_of(std::string_view address);
-// The path that a peer is to be reached by in the end: others only begin, or stand in for it.
+// The path that a peer should finally use: others only begin, or replace it for a time.
 constexpr wire::PathKind best_path(bool same_host) {
   return same_host ? wire::PathKind::shm : wire::PathKind::verbs;
 }
-// Addresses in the order to try them: shared memory first, RDMA last: it is for peers that are
-// connected already.
+// Addresses in the order to try them: shared memory first, RDMA last, because it is for peers that
+// are connected already.
 void sort_by_preference(std::vector<std::string>& addresses);
 
-// An address to be dialled, again and again with growing pauses.
+// An address to dial, again and again with growing pauses.
 struct DialTarget {
   enum class State : std::uint8_t { idle, dialling, open };
 
   std::uint64_t number = 0;
   std::string address;
-  bool wanted_by_user = false;  // connect(): for as long as the node lives
-  bool better_path = false;     // to a peer that is connected already; given up after a few tries
+  bool wanted_by_user = false;  // connect(): while the node lives
+  bool better_path = false;     // to a connected peer; given up after a few tries
   std::string peer;             // to reach a peer of this name, if not wanted_by_user
-  Uid of;                       // ... this one, if it is known already
-  Uid instance;                 // who was last met there
+  Uid of;                       // ... this one, if known already
+  Uid instance;                 // the peer last met there
   State state = State::idle;
   wire::ConnectionId connection = 0;
   Duration pause{};  // before the next try
@@ -56,14 +56,14 @@ class Dialler {
   void remove(const std::string& address) { targets_.erase(address); }
   DialTarget* find(const std::string& address);
   DialTarget* find(std::uint64_t number);
-  // How many addresses are there to reach a peer of this name, beside those that the user asked
-  // for.
+  // How many addresses there are to reach a peer of this name, beside those that the user
+  // requested.
   std::size_t count_for(const std::string& peer) const;
-  // Whether the user has asked for this address, and for no other.
+  // Whether the user requested this address, and no other.
   bool user_wants_only(const std::string& address) const;
   DialTarget* of_connection(wire::ConnectionId connection);
 
-  // Its connection has fallen silent: it is to be dialled anew beside it.
+  // Its connection has fallen silent: dials a new one beside it.
   void leave(DialTarget& target, Time now);
   void opened(DialTarget& target, wire::ConnectionId connection);
   // The greeting is done: the next pause is short again.

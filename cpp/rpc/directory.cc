@@ -1,4 +1,4 @@
-// Which peer is where: names that are searched through connected peers, and addresses to dial.
+// The places of peers: names searched through connected peers, and addresses to dial.
 
 #include <algorithm>
 #include <utility>
@@ -12,11 +12,11 @@ namespace moolink::rpc {
 namespace {
 
 constexpr int kBetterPathTries = 3;
-constexpr std::size_t kTriedAddresses = 64;  // remembered of one peer
-constexpr std::size_t kCandidates = 256;     // addresses that are tried for one name at a time
-constexpr std::size_t kPasts = 64;           // peers lost and searches ended
+constexpr std::size_t kTriedAddresses = 64;  // remembered for one peer
+constexpr std::size_t kCandidates = 256;     // addresses tried for one name at a time
+constexpr std::size_t kPasts = 64;           // lost peers and ended searches
 
-// A network of RDMA that has worked comes back with its link.
+// An RDMA network that has worked returns with its link.
 bool comes_back(const DialTarget& target) {
   return is_of(target.address, wire::PathKind::verbs) && !target.instance.empty();
 }
@@ -53,8 +53,8 @@ void NodeState::keep_for(Time now, const std::string& name, Search::Waiting wait
   if (is_new) ask_everybody(now, search);
 }
 
-// The names that members of one group search are not for those of another: a peer that is confined
-// to a group is asked for what concerns that group only, and believed no further.
+// Names that members of one group search are hidden from other groups: a peer confined to a group
+// is only asked, and only believed, about that group.
 bool NodeState::may_ask(const Peer& peer, const Search& search) const {
   if (peer.scope.empty() || !policy_->scope().empty() || mutant("ask_other_groups")) return true;
   return std::any_of(search.services.begin(), search.services.end(),
@@ -95,7 +95,7 @@ void NodeState::search_due(Time now, std::uint64_t number) {
   ask_everybody(now, search);
 }
 
-// The peer is there: what waited for its name goes out, in order.
+// The peer is up: sends what waited for its name, in order.
 void NodeState::end_search(Time now, Peer& peer) {
   std::deque<Search::Waiting> others;  // for a peer of this name in another group
   auto node = searches_.extract(peer.name);
@@ -142,7 +142,7 @@ void NodeState::directory_message(Time now, Peer& from, const wire::Payload& pay
   if (!message.find) return;
   DirectoryMessage answer;
   const std::string& name = message.find->name;
-  // A peer of one group hears of its own group and of peers of the whole job.
+  // A peer of one group learns of its own group and of peers of the whole job.
   const Peer* peer = find_peer(name, from.scope);
   if (peer == nullptr) peer = find_peer(name, {});
   if (peer == nullptr && (from.scope.empty() || mutant("tell_of_other_groups"))) {
@@ -168,7 +168,7 @@ void NodeState::found(Time now, const Peer& from, const Found& found) {
       dialable(found.addresses, found.host_key == config.host_key);
   search.reachable = search.reachable || !candidates.empty();
   Duration delay{};
-  // Those who answer may make up addresses without end.
+  // Answering peers may invent any number of addresses.
   std::size_t tried = dialler_.count_for(found.name);
   for (const std::string& address : candidates) {
     if (dialler_.find(address) == nullptr && ++tried > kCandidates) return;
@@ -204,7 +204,7 @@ void NodeState::add_target(Time now, const std::string& address, const std::stri
   arm(target);
 }
 
-// Those that can be tried from here, the best first.
+// The addresses that can be tried from here, the best first.
 std::vector<std::string> NodeState::dialable(std::vector<std::string> candidates,
                                              bool same_host) const {
   std::erase_if(candidates, [&](const std::string& address) {
@@ -216,7 +216,7 @@ std::vector<std::string> NodeState::dialable(std::vector<std::string> candidates
   return candidates;
 }
 
-// The session lives and has no connection: all its addresses, one after the other.
+// The session lives and has no connection: dials all its addresses, one after the other.
 void NodeState::dial_peer(Time now, const Peer& peer) {
   Duration delay{};
   for (const std::string& address : dialable(peer.addresses, peer.host_key == config.host_key)) {
@@ -225,9 +225,9 @@ void NodeState::dial_peer(Time now, const Peer& peer) {
   }
 }
 
-// Connected, but shared memory would do, or RDMA. That is dialled on the host address by which the
-// peer was reached, if it has announced that: others may lead nowhere, which takes time to find
-// out.
+// Connected, but shared memory or RDMA would be better. Dials RDMA on the host address by which the
+// peer was reached, if the peer announced it: other addresses may lead nowhere, which takes time to
+// find out.
 void NodeState::dial_better_path(Time now, const Peer& peer) {
   const bool same_host = peer.host_key == config.host_key;
   std::vector<std::string> better = dialable(peer.addresses, same_host);
@@ -252,7 +252,7 @@ void NodeState::arm(const DialTarget& target) {
   }
 }
 
-// Connected, and heard of: who is silent may have been cut off without a word.
+// Connected and heard: a silent peer may have been cut off without notice.
 bool NodeState::answers(Time now, const Peer* peer) const {
   if (peer == nullptr || !peer->session.connected()) return false;
   return mutant("no_redial_when_silent") || !peer->session.suspected(now);
@@ -279,8 +279,8 @@ bool NodeState::needed(Time now, const DialTarget& target) const {
   return peer != nullptr && peer->up && !answers(now, peer);
 }
 
-// A firewall that has forgotten a connection drops what comes over it without a word. A peer that
-// falls silent is dialled anew beside it, so that the session need not be lost.
+// A firewall that has forgotten a connection drops its traffic silently. A peer that falls silent
+// is dialled anew beside it, so that the session need not be lost.
 void NodeState::watch_silence(Time now, Peer& peer) {
   const bool silent = peer.up && peer.session.connected() && !answers(now, &peer);
   if (std::exchange(peer.silent, silent) || !silent) return;
@@ -299,7 +299,7 @@ void NodeState::dial_due(Time now, std::uint64_t number) {
   if (needed(now, *target)) {
     actions.push_back(Dial{target->address});
     target->state = DialTarget::State::dialling;
-  } else if (target->wanted_by_user && !closing_) {  // connected in another way: look again later
+  } else if (target->wanted_by_user && !closing_) {  // connected in another way: check again later
     target->next_try = now + config.redial_last;
     arm(*target);
   } else {
@@ -308,7 +308,7 @@ void NodeState::dial_due(Time now, std::uint64_t number) {
   }
 }
 
-// Never a silent slow path: the fallback is told once.
+// Never a silent slow path: logs the fallback once.
 void NodeState::give_up_better_path(DialTarget& target) {
   Peer* peer = peer_of(target);
   if (!target.better_path || comes_back(target) || target.failures < kBetterPathTries ||
@@ -325,7 +325,7 @@ void NodeState::give_up_better_path(DialTarget& target) {
           " tries: " + target.last_error + "; another path is used");
 }
 
-// RDMA that has worked was lost, and is dialled in vain: told once each time.
+// RDMA that has worked was lost, and dialling it fails: logged once each time.
 void NodeState::tell_of_lost_path(const DialTarget& target) {
   Peer* peer = find_peer(target.instance);
   if (!target.better_path || !comes_back(target) || peer == nullptr || !peer->up ||
@@ -336,7 +336,7 @@ void NodeState::tell_of_lost_path(const DialTarget& target) {
       "peer '" + peer->name + "' is reached without RDMA until that is back: " + target.last_error);
 }
 
-// Kept for explain(): with the peer that the address is of, or with the search for its name.
+// Kept for explain(): with the peer of the address, or with the search for its name.
 void NodeState::note_failure(const DialTarget& target, const std::string& error) {
   Peer* peer = target.instance.empty() ? peer_of(target) : find_peer(target.instance);
   const auto search = searches_.find(target.peer);
@@ -357,7 +357,7 @@ void NodeState::note_failure(const DialTarget& target, const std::string& error)
 void NodeState::remember(Time now, const std::string& name, Past past) {
   if (closing_) return;
   const auto known = past_.find(name);
-  // A search that follows a loss does not make the loss forgotten.
+  // A search that follows a loss must not hide the loss.
   if (known != past_.end() && past.ended.empty()) past.ended = std::move(known->second.ended);
   past.at = now;
   past_[name] = std::move(past);
@@ -381,8 +381,8 @@ void NodeState::dial_failed(Time now, const std::string& address, const Error& e
   }
   redial(now, *target, error, false);
   if (error.code != ErrorCode::peer_lost) return;
-  // Nobody listens there. Whoever was met there and is not connected has ended; so has a peer of
-  // this host that had announced the address.
+  // No peer listens there. The peer last met there, if not connected, has ended; so has a peer of
+  // this host that announced the address.
   Peer* peer = target->instance.empty() ? peer_of(*target) : find_peer(target->instance);
   if (peer == nullptr || !peer->up || peer->session.connected()) return;
   if (peer->instance == target->instance || peer->host_key == config.host_key) {

@@ -1,4 +1,4 @@
-// How peers are reached, and why not in a better way. Decides nothing.
+// How peers are reached, and why not on a better path. Decides nothing.
 
 #include "rpc/explain.h"
 
@@ -58,7 +58,7 @@ void NodeState::explain_peer(Time now, const Peer& peer, Explanation& explanatio
     const bool offered =
         std::any_of(peer.addresses.begin(), peer.addresses.end(),
                     [&](const std::string& address) { return is_of(address, kind); });
-    // Within a host nobody misses it.
+    // Within a host RDMA is not needed.
     if (kind == wire::PathKind::verbs && !offered && explanation.same_host &&
         !contains(config.paths, kind)) {
       continue;
@@ -145,7 +145,7 @@ std::string NodeState::why_not_live(const PathState& path, const Peer& peer) con
                                             : "not needed: another path is in use";
 }
 
-// Of a peer that is not connected: who was asked, and what its addresses said.
+// For a peer that is not connected: the peers asked, and the results of its addresses.
 void NodeState::explain_absence(Time now, const std::string& name, Explanation& explanation) const {
   const auto search = searches_.find(name);
   const auto past = past_.find(name);
@@ -168,7 +168,7 @@ void NodeState::explain_absence(Time now, const std::string& name, Explanation& 
   } else {
     explanation.reason = "not connected, and no call has asked for this name yet";
   }
-  // What connect() was told to dial may be this peer.
+  // An address of connect() may be this peer.
   for (const auto& [address, target] : dialler_.targets()) {
     if (!target.wanted_by_user || target.last_error.empty()) continue;
     tried[address] = {address, target.failures, false, target.last_error};

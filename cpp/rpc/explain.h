@@ -1,6 +1,6 @@
 #pragma once
 
-// What a Node knows, in a form for people: paths with reasons, searches, calls under way.
+// What a Node knows, for people: paths with reasons, searches, calls under way.
 
 #include <cstdint>
 #include <string>
@@ -12,7 +12,7 @@
 
 namespace moolink::rpc {
 
-// An address that was dialled in vain, since the last time it answered.
+// An address that was dialled in vain since its last answer.
 struct TriedAddress {
   std::string address;
   int tries = 0;
@@ -23,10 +23,10 @@ struct TriedAddress {
 struct PathState {
   wire::PathKind kind = wire::PathKind::tcp;
   bool live = false;        // a connection of this kind carries messages
-  bool in_use = false;      // what is sent now goes this way
-  std::string address;      // of the peer, as dialled; empty: the peer has dialled
-  std::string cipher;       // of TLS; empty: what is sent is not encrypted
-  Duration silent{};        // live: nothing heard for so long
+  bool in_use = false;      // messages sent now use it
+  std::string address;      // of the peer, as dialled; empty: the peer dialled
+  std::string cipher;       // of TLS; empty: not encrypted
+  Duration silent{};        // live: nothing heard for this long
   Duration round_trip{-1};  // smoothed; negative: not measured
   Duration last_round_trip{-1};
   std::string reason;  // why it is not in use; empty if it is
@@ -39,14 +39,14 @@ struct Explanation {
   bool connected = false;
   bool suspected = false;
   bool same_host = false;
-  std::string reason;            // one sentence on how things stand
+  std::string reason;            // one sentence on the state
   std::vector<PathState> paths;  // best first
   std::vector<std::string> addresses;
   std::vector<TriedAddress> tried;
   std::vector<std::string> asked;  // peers that were asked for the name
 };
 
-// A call of this side that has no result yet.
+// A call of this side without a result yet.
 struct PendingCall {
   std::uint64_t id = 0;
   std::string peer;

@@ -1,7 +1,7 @@
 #pragma once
 
-// What the rpc layer puts into session messages. The encoded head is the message's body; a user's
-// own body, if any, is its first part, and the user's parts follow: so no byte is copied.
+// The rpc layer's content of session messages. The encoded head is the message's body; a user's own
+// body, if any, is its first part, and the user's parts follow, so that no byte is copied.
 
 #include <cstdint>
 #include <optional>
@@ -39,7 +39,7 @@ struct CallHead {
 struct ResultHead {
   std::uint64_t id = 0;
   std::optional<Error> error;
-  std::uint64_t items = 0;  // of a stream: how many were sent before; they may come later
+  std::uint64_t items = 0;  // of a stream: how many were sent before; they may arrive later
 
   template <class Fields>
   void fields(Fields& f) {
@@ -85,7 +85,7 @@ struct ServiceHead {
   }
 };
 
-// Directory: who knows a peer of this name? Whoever is connected to it answers.
+// Directory: searches a peer of this name. Every peer that is connected to it answers.
 struct Find {
   std::string name;
 

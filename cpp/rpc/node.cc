@@ -112,7 +112,7 @@ void Node::turned_away(Time now, const Error& error) { state_->turned_away(now, 
 void Node::cannot_accept(Time now, const Error& error) { state_->cannot_accept(now, error); }
 
 void Node::dial_failed(Time now, const std::string& address, const Error& error) {
-  // It is dialled again whatever there is no memory for.
+  // It is dialled again even if memory is lacking.
   guard([&] { state_->dial_failed(now, address, error); },
         [&](const Error& lacking) { state_->dial_failed(now, address, lacking); });
   state_->settle(now);
@@ -268,7 +268,7 @@ NodeState::NodeState(Config config_of, Allocator& allocator, const Policy& polic
       random_(seed),
       dialler_(config.redial_first, config.redial_last) {}
 
-// What throws is due again with the next tick.
+// After an exception the timer is due again with the next tick.
 void NodeState::tick(Time now) {
   while (!timers.empty() && timers.next() <= now) {
     const Timer timer = timers.top();
@@ -280,7 +280,7 @@ void NodeState::tick(Time now) {
       timers.push(timer);
       throw;
     }
-    settle(now);  // what a timer has ended, the next one must not find
+    settle(now);  // the next timer must not find what this one has ended
   }
 }
 
@@ -320,7 +320,7 @@ void NodeState::close(Time now) {
   timers.push({close_at_, Timer::Kind::close, 0, {}});
 }
 
-// Once replies are out, or their time is up.
+// Once replies are sent, or their time is up.
 void NodeState::finish_close(Time now) {
   if (!closing_ || closed_) return;
   const auto flushed = [](const auto& entry) { return entry.second->flushed(); };

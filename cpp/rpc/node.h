@@ -1,8 +1,8 @@
 #pragma once
 
-// Everything one Rpc knows: its name, the peers, connections, sessions, calls and the directory.
-// A machine: events in, actions out; no clock, no I/O, no user code.
-// docs/design/protocol/rpc.md holds the tables.
+// The state of one Rpc: its name, the peers, connections, sessions, calls and the directory. A
+// machine: events in, actions out; no clock, no I/O, no user code. docs/design/protocol/rpc.md
+// holds the tables.
 
 #include <cstdint>
 #include <memory>
@@ -40,7 +40,7 @@ struct CallKey {
 
 using Reply = std::variant<wire::Payload, Error>;
 
-// Who a service message is for; 1 is the node's own.
+// The addressee of a service message; 1 is the node's own.
 enum class Service : std::uint8_t {
   directory = 1,
   group = 2,  // between a member and its broker
@@ -51,29 +51,29 @@ enum class Service : std::uint8_t {
 
 enum class Down : std::uint8_t {
   dead,         // proven: pidfd, refused reconnect, another instance under its name
-  unreachable,  // nothing heard for evict_after, or the session is lost: the peer itself may live
+  unreachable,  // not heard for evict_after, or the session is lost: the peer itself may live
   closed,       // it said CLOSE
 };
 
 struct Config {
   Uid instance;
   std::string name;
-  Uid host_key;  // boot id and network namespace: who shares loopback and shared memory
+  Uid host_key;  // boot id and network namespace: equal for peers that share loopback and memory
   std::uint64_t features = 0;
   std::vector<wire::PathKind> paths = {wire::PathKind::shm, wire::PathKind::tcp};  // enabled here
-  std::string no_verbs;  // why this machine has no RDMA; empty: it has, or nobody has looked
+  std::string no_verbs;  // why this machine has no RDMA; empty: it has, or was not checked
   Limits limits;
   session::Timing timing;
   Duration greeting_timeout = seconds(5);
   Duration redial_first = milliseconds(50);  // doubles up to redial_last
-  // Below the time for which a broker that starts gathers announcements (BrokerConfig::gather).
+  // Less than the time for which a starting broker gathers announcements (BrokerConfig::gather).
   Duration redial_last = milliseconds(750);
   Duration dial_stagger = milliseconds(50);  // between the addresses of one peer
   Duration find_first = milliseconds(20);    // asking again for an unknown name, doubles
   Duration find_last = seconds(1);
-  Duration close_within = seconds(1);     // replies are flushed for so long
+  Duration close_within = seconds(1);     // replies are flushed for this long
   std::size_t max_waiting_calls = 65536;  // not yet taken by a session, for one peer
-  // Calls of one peer taken but not yet replied to: above it the peer is told to hold its calls.
+  // Calls of one peer taken but not yet replied to: above this the peer is told to hold its calls.
   std::size_t max_running_calls = 16384;
   std::size_t max_running_bytes = std::size_t{1} << 30;
 };
@@ -104,8 +104,8 @@ struct CreditRaised {
   std::uint64_t allowed;
 };
 
-// The caller does not wait any more (cancelled, timed out, lost): stop if possible; a reply is
-// not expected and would be dropped.
+// The caller does not wait any more (cancelled, timed out, lost): stop if possible; no reply is
+// expected, and a reply would be dropped.
 struct CancelHandler {
   CallKey key;
 };
@@ -134,7 +134,7 @@ struct PeerUp {
   std::string name;
   Uid host_key;
   bool same_host;
-  std::string scope;  // the group that it is confined to by its key; empty: none
+  std::string scope;  // the group that its key confines it to; empty: none
 };
 
 struct PeerDown {
@@ -144,13 +144,13 @@ struct PeerDown {
 };
 
 // A message to an instance that is not up was dropped: it was not reached for evict_after, or
-// another instance bears its name.
+// another instance has its name.
 struct Undelivered {
   Uid instance;
 };
 
-// Who answers where this side has dialled has no key in common with it. `name`: what it calls
-// itself, if it has said so. `only_way`: nobody is connected, nor dialled elsewhere for the user.
+// The peer that answers a dial of this side has no key in common with it. `name`: the name it
+// claims, if any. `only_way`: no peer is connected, nor dialled elsewhere for the user.
 struct Refused {
   std::string name;
   bool only_way;
@@ -162,7 +162,7 @@ struct Log {
   std::string text;
 };
 
-// close() is done: every reply is out or its time was up; nothing more will come.
+// close() is done: every reply is sent or its time was up; nothing more will come.
 struct Closed {};
 
 using session::AllocateGrant;
@@ -188,7 +188,7 @@ struct PeerInfo {
   std::vector<wire::PathKind> paths;  // of live connections, the one in use first
   Duration round_trip{-1};            // on the path in use, smoothed; negative: not measured
   Duration last_round_trip{-1};
-  Duration silent{};              // nothing heard for so long
+  Duration silent{};              // nothing heard for this long
   std::size_t calls_waiting = 0;  // of this side, held back by the peer's window
   std::size_t calls_running = 0;  // of the peer, not replied to
   std::vector<std::string> addresses;
@@ -201,7 +201,7 @@ class NodeState;
 
 class Node {
  public:
-  // `allocator` and `policy` outlive the node; `seed` feeds what need not be secret.
+  // `allocator` and `policy` outlive the node; `seed` is for random numbers that need no secrecy.
   Node(Config config, Allocator& allocator, const Policy& policy, std::uint64_t seed);
   ~Node();
   Node(const Node&) = delete;
@@ -210,7 +210,7 @@ class Node {
   // ---- the user's side ----
 
   // `timeout` below zero: none. `lane` 0: unordered; calls of another lane start in order at the
-  // peer. Errors come by Complete, never by exception.
+  // peer. Errors arrive by Complete, never by exception.
   CallId call(Time now, const std::string& peer, const std::string& function,
               wire::Payload arguments, Duration timeout, std::uint16_t lane);
   // A call whose handler may send many items before its reply, and at most `credit` (above 0) of
@@ -220,35 +220,35 @@ class Node {
                 std::uint64_t credit);
   // Takes `more` items than allowed so far.
   void raise_credit(Time now, CallId id, std::uint64_t more);
-  // Completes the call with ErrorCode::cancelled at once; the handler is told.
+  // Completes the call with ErrorCode::cancelled at once; tells the handler.
   void cancel(Time now, CallId id);
   // Dropped if the caller does not wait any more.
   void reply(Time now, const CallKey& key, Reply reply);
   // An item of a stream, within its credit. Throws Exception{invalid_argument} if it cannot travel.
   void send_item(Time now, const CallKey& key, wire::Payload item);
 
-  // Keeps a connection to whoever listens there, dialling again whenever it is lost.
+  // Keeps a connection to the listener there, dialling again whenever it is lost.
   void connect(Time now, const std::string& address);
   // The addresses at which this peer can be dialled, announced to others.
   void listening(std::vector<std::string> addresses);
-  // Which paths there are here, for explain().
+  // The paths that exist here, for explain().
   void set_paths(std::vector<wire::PathKind> paths);
   void set_no_verbs(std::string reason);
   // Only before the first connection: the name is announced in the greeting. Throws
   // Exception{invalid_argument} later.
   void set_name(const std::string& name);
-  // `group`: peers that are confined to another one cannot call it, nor see that it is there.
+  // `group`: peers confined to another one cannot call it, nor see that it exists.
   void define(const std::string& function, const std::string& group = {});
   void undefine(const std::string& function);
   // Reliable and in order for one (sender, receiver, service) while both live. False: no such peer
   // is up; the message is dropped.
   bool send_service(Time now, const Uid& instance, Service service, wire::Payload payload);
   // The same; while that instance is not up it is searched by its name, and the message waits for
-  // evict_after at most: then Undelivered tells. Another peer of the name does not get it. `group`:
-  // that it is of; peers confined to another one are not asked for the name.
+  // evict_after at most, then Undelivered follows. Another peer of the name does not get it.
+  // `group`: the message's group; peers confined to another one are not asked for the name.
   void send_service_to(Time now, const Uid& instance, const std::string& peer, Service service,
                        wire::Payload payload, const std::string& group = {});
-  // Finds and dials the peer if need be; kept while the name is unknown for at most evict_after.
+  // Finds and dials the peer if necessary; kept while the name is unknown, for at most evict_after.
   void send_service_to_name(Time now, const std::string& peer, Service service,
                             wire::Payload payload, const std::string& group = {});
   // Fails this side's calls with ErrorCode::closed, flushes replies, says CLOSE; ends in Closed.
@@ -259,11 +259,11 @@ class Node {
   // dialled_address: as in Dial; empty for an accepted connection.
   void opened(Time now, ConnectionId connection, wire::PathKind kind,
               const wire::PathTraits& traits, const std::string& dialled_address);
-  // code peer_lost: nobody listens there, which on the peer's host proves that it is gone.
+  // code peer_lost: no listener there, which on the peer's host proves that it is gone.
   void dial_failed(Time now, const std::string& address, const Error& error);
-  // Somebody who wanted to connect was refused by the path.
+  // The path refused a peer that tried to connect.
   void turned_away(Time now, const Error& error);
-  // Somebody wants to connect, and this process has no descriptor or memory for it.
+  // A peer tries to connect, and this process has no descriptor or memory for it.
   void cannot_accept(Time now, const Error& error);
   void received(Time now, ConnectionId connection, const wire::ReceivedFrame& frame);
   std::span<std::byte> chunk_target(ConnectionId connection, const wire::ChunkHead& head);
@@ -271,13 +271,13 @@ class Node {
   void grant_ready(Time now, ConnectionId connection, std::uint64_t seq, std::uint32_t part,
                    const wire::GrantPlace& place, MutableBuffer memory);
   void grant_filled(Time now, ConnectionId connection, std::uint64_t grant);
-  // As of session::Session.
+  // See session::Session.
   void segments_passed(Time now, ConnectionId connection, std::uint64_t seq, bool passed);
   void loan_mapped(Time now, ConnectionId connection, std::uint64_t seq, std::uint32_t part,
                    Buffer bytes, const Error& error);
   void return_loans(Time now, const Uid& lender, std::uint64_t session,
                     std::span<const std::uint64_t> loans);
-  // For a message to a peer of that name, or to that instance. As of session::Session.
+  // For a message to a peer of that name, or to that instance. See session::Session.
   std::optional<ConnectionId> connection_in_use(Time now, const std::string& peer) const;
   std::optional<ConnectionId> connection_in_use(Time now, const Uid& peer) const;
   std::optional<session::Session::StandingPlace> take_standing(Time now, const std::string& peer,
@@ -286,20 +286,20 @@ class Node {
                                                                std::uint64_t bytes);
   void release_standing(Time now, ConnectionId connection, std::uint64_t grant);
   void closed(Time now, ConnectionId connection, const Error& error);
-  // Something that a session carries cannot be sent, whatever the path: it ends, for that reason.
+  // A frame of the session cannot be sent on any path: the session ends, for that reason.
   void end_session(Time now, ConnectionId connection, const Error& reason);
   void writable(Time now, ConnectionId connection);
-  // Everything that was sent to the instance has come there, or it is not connected.
+  // Every message sent to the instance has arrived, or it is not connected.
   bool flushed(const Uid& instance) const;
-  // Something that came from the peer, or is for it, could not be carried out, whatever the path:
-  // the session with it ends at both ends, for that reason.
+  // An action from or for that peer failed, whatever the path: the session with it ends at both
+  // ends, for that reason.
   void fail_peer(Time now, const Uid& instance, const Error& error);
   // Proof that the process of the instance has ended.
   void peer_dead(Time now, const Uid& instance);
   // The instance at the other end of a connection; empty while it is not known.
   Uid instance_of(ConnectionId connection) const;
-  // Whether the peer may take part in what is of the group: it has shown the job's token, or that
-  // group's key. This one may.
+  // Whether the peer may take part in the group's traffic: it has proven the job's token, or that
+  // group's key. This peer always may.
   bool may_concern(const Uid& instance, const std::string& group) const;
 
   void tick(Time now);

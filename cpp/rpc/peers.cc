@@ -1,4 +1,4 @@
-// Peers, their sessions and what these ask for; services.
+// Peers, their sessions and the sessions' actions; services.
 
 #include <algorithm>
 #include <utility>
@@ -64,7 +64,7 @@ void NodeState::settle_peer(Time now, Peer& peer) {
   if (!peer.lost) forget_if_gone(peer);
 }
 
-// What this side cannot carry out is lost to the peer: both ends of the session learn why it ends.
+// An action that fails here is lost to the peer: both ends of the session get the reason.
 void NodeState::break_off(Peer& peer, const Error& error) {
   touch(peer);
   peer.how = Down::unreachable;
@@ -77,7 +77,7 @@ void NodeState::break_off(const Uid& instance, const Error& error) {
   guarded(*peer, [&] { break_off(*peer, error); });
 }
 
-// Ends what could not be ended for lack of memory.
+// Ends sessions that could not end for lack of memory.
 void NodeState::mend(Time now) {
   any_broken_ = false;
   for (const auto& [instance, entry] : peers_) {
@@ -99,7 +99,7 @@ void NodeState::arm(Peer& peer) {
   timers.push({next, Timer::Kind::session, 0, peer.instance});
 }
 
-// Whether a timer still means something.
+// Whether a timer is still valid.
 bool NodeState::counts(const Timer& timer) const {
   switch (timer.kind) {
     case Timer::Kind::call: {
@@ -121,7 +121,7 @@ bool NodeState::counts(const Timer& timer) const {
     case Timer::Kind::dial:
     case Timer::Kind::search:
     case Timer::Kind::close:
-      return true;  // looked at when they come
+      return true;  // checked when they are due
   }
   return true;
 }
@@ -152,7 +152,7 @@ void NodeState::perform(Time now, Peer& peer, session::Action& action) {
   }
 }
 
-// RDMA is there, or there again; when it is lost it is dialled beside the path that stands in.
+// RDMA works, or works again; if it is lost it is dialled beside the path that replaces it.
 void NodeState::rdma_works(DialTarget& target, Peer& peer) {
   target.better_path = true;
   if (std::exchange(peer.fallback_told, false)) {
@@ -174,7 +174,7 @@ void NodeState::attached(Time now, Peer& peer, ConnectionId id) {
     peer.up = true;
     peer.how = Down::unreachable;
     past_.erase(peer.name);
-    // First what came too late: it was while the peer was not up.
+    // First the overdue messages: they waited while the peer was not up.
     const auto own = searches_.find(peer.name);
     if (own != searches_.end()) drop_overdue(now, own->second);
     actions.push_back(PeerUp{peer.instance, peer.name, peer.host_key,
@@ -205,7 +205,7 @@ void NodeState::deliver(Time now, Peer& peer, session::Deliver& delivered) {
       case MessageKind::service: {
         const auto head = wire::decode<ServiceHead>(delivered.payload.body);
         if (delivered.error) {
-          // What the machines above lack now nobody would send again; they know of lost sessions.
+          // No peer would resend the lost message to the machines above; they handle lost sessions.
           end_peer(peer, Down::unreachable, "a message of it was lost: " + delivered.error.message);
           return;
         }
@@ -225,7 +225,7 @@ void NodeState::deliver(Time now, Peer& peer, session::Deliver& delivered) {
   }
 }
 
-// The session is gone: so is everything that depended on it. Can be done again if it throws.
+// The session is gone: ends everything that depended on it. Repeatable after an exception.
 void NodeState::lost(Time now, Peer& peer) {
   const session::Lost& lost = *peer.lost;
   peer.queued.clear();
@@ -268,7 +268,7 @@ void NodeState::return_loans(Time now, const Uid& lender, std::uint64_t session,
 
 void NodeState::forget_if_gone(Peer& peer) {
   if (peer.touched || peer.up || peer.session.id() != 0 || peer.session.has_connection()) return;
-  // Lacking memory, its end may not have been carried out.
+  // For lack of memory, its end may not have been carried out.
   const bool referred_to = std::ranges::any_of(
       connections_, [&](const auto& entry) { return entry.second.peer == &peer; });
   if (referred_to) return;
@@ -298,7 +298,7 @@ void NodeState::send_checked(Time now, Peer& peer, session::OutgoingMessage mess
   }
 }
 
-// Calls are held back while what they bring about waits here; who goes on all the same is cut off.
+// Holds calls back while their results wait here; a peer that ignores this is disconnected.
 void NodeState::queue(Peer& peer, session::OutgoingMessage message) {
   if (peer.queued.size() >= config.max_waiting_calls) {
     log(LogLevel::warning, "peer '" + peer.name + "' takes nothing and is disconnected: " +
@@ -311,7 +311,7 @@ void NodeState::queue(Peer& peer, session::OutgoingMessage message) {
   peer.queued.push_back(std::move(message));
 }
 
-// What the window had refused, in order.
+// The messages that the window had refused, in order.
 void NodeState::flush(Time now, Peer& peer) {
   while (!peer.queued.empty()) {
     const wire::Payload& payload = peer.queued.front().payload;

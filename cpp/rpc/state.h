@@ -1,7 +1,7 @@
 #pragma once
 
-// What a Node knows, and what it does; node.h is its face. Every event ends in settle(), which
-// carries the actions of the sessions it touched into the Node's.
+// The Node's state and behaviour; node.h is its interface. Every event ends in settle(), which
+// turns the actions of the sessions it touched into the Node's.
 
 #include <cstddef>
 #include <cstdint>
@@ -26,8 +26,8 @@ namespace moolink::rpc {
 // Lanes from here on belong to services, one each; users' lanes are folded below.
 inline constexpr std::uint16_t kServiceLanes = 0xff00;
 
-// Items that a caller may allow at once. Who allows more, and takes nothing, would have this side
-// keep them: items are not held back by anything but credit.
+// Items that a caller may allow at once. A caller that allows more and takes none would make this
+// side keep them: only credit holds items back.
 inline constexpr std::uint64_t kMostCredit = 1024;
 
 // Addresses dialled in vain, by address.
@@ -38,7 +38,7 @@ struct WaitingCall {
   std::uint16_t lane = 0;
 };
 
-// How many wait in each lane; lane 0 has no order to keep.
+// How many messages wait in each lane; lane 0 has no order to keep.
 class LaneCounts {
  public:
   void add(std::uint16_t lane) { ++counts_[lane]; }
@@ -58,25 +58,25 @@ struct Peer {
       : instance(config.peer), session(std::move(config), allocator) {}
 
   Uid instance;
-  std::string name;   // known once it has proven who it is
+  std::string name;   // known once it is proven
   std::string scope;  // the group that it is confined to; empty: none
   Uid host_key;
   std::vector<std::string> addresses;
   session::Session session;
-  bool up = false;             // PeerUp was said, PeerDown not yet
+  bool up = false;             // PeerUp was emitted, PeerDown not yet
   bool touched = false;        // its session has actions to carry out
-  bool silent = false;         // its addresses are dialled anew beside a connection
-  bool fallback_told = false;  // that a better path was given up, or lost
+  bool silent = false;         // its addresses are dialled beside a connection
+  bool fallback_told = false;  // logged: a better path was given up, or lost
   Tried tried;
-  Down how = Down::unreachable;  // what PeerDown will say
+  Down how = Down::unreachable;  // for PeerDown
   Time timer = kNever;
 
-  // Its session has ended in `lost`, or is to end: there was no memory to carry that out, which is
-  // tried again with the next event.
+  // Its session has ended in `lost`, or must end: there was no memory for that, so the next event
+  // retries.
   std::optional<session::Lost> lost;
   bool broken = false;
 
-  // Nothing is on its way to it, as far as there is a way.
+  // Nothing is in transit to it, as far as there is a path.
   bool flushed() const { return !up || (session.flushed() && queued.empty()); }
 
   // Refused by the session's window; replies and services first, then calls.
@@ -90,9 +90,9 @@ struct Peer {
   std::size_t running = 0;
   std::size_t running_bytes = 0;
   bool held = false;                 // told to send no more calls
-  std::size_t calls_since_held = 0;  // that came all the same
+  std::size_t calls_since_held = 0;  // that arrived all the same
   std::size_t bytes_since_held = 0;
-  std::deque<CallId> early_cancels;  // that overtook their call
+  std::deque<CallId> early_cancels;  // that overtook their calls
 };
 
 // A connection, from its opening on.
@@ -103,9 +103,9 @@ struct Connection {
   std::string dialled;  // address; empty: accepted
   wire::Hello ours;
   std::optional<wire::Hello> theirs;
-  Peer* peer = nullptr;   // the session that it was handed to
+  Peer* peer = nullptr;   // whose session carries it
   std::string scope;      // of the key that was proven
-  bool proven = false;    // the other side has shown that it may connect
+  bool proven = false;    // the other side has proven that it may connect
   bool attached = false;  // carries messages
 
   wire::Channel channel() const { return {kind, traits.binding}; }
@@ -115,9 +115,9 @@ struct Connection {
 struct Objection {
   enum class Why : std::uint8_t {
     version,         // it speaks another one
-    itself,          // the dialler has reached itself: not worth a word to the user
+    itself,          // the dialler reached itself: not reported to the user
     name_taken,      // by a peer that answers
-    name_may_be,     // by one that was heard a moment ago: the other side is to dial again
+    name_may_be,     // by a peer heard a moment ago: the other side dials again
     not_authorised,  // it has not proven that it may connect
   };
   Why why;
@@ -128,10 +128,10 @@ struct Objection {
 struct ItemsIn {
   std::uint64_t allowed = 0;
   std::uint64_t told = 0;   // of `allowed`, to the handler
-  std::uint64_t taken = 0;  // given on, in order
+  std::uint64_t taken = 0;  // delivered, in order
   Duration timeout{};       // below zero: none
   std::map<std::uint64_t, wire::Payload> early;
-  // The end came before the last items.
+  // The end arrived before the last items.
   std::optional<Reply> end;
   std::uint64_t end_after = 0;
 };
@@ -151,11 +151,11 @@ struct Call {
   std::uint16_t lane = 0;
   Time deadline = kNever;
   Time started{};
-  Uid instance;  // that it was sent to
+  Uid instance;  // the instance it was sent to
   std::optional<ItemsIn> stream;
 };
 
-// A handler at work here.
+// A running handler here.
 struct Running {
   Time deadline = kNever;
   std::size_t bytes = 0;
@@ -168,14 +168,14 @@ struct CallKeyHash {
   }
 };
 
-// A name that no connected peer bears yet, with what waits for it.
+// A name that no connected peer has yet, with the messages and calls that wait for it.
 struct Search {
   struct Waiting {
     Time until;
     Service service;
     wire::Payload payload;
-    Uid instance;       // for this one only; empty: for whoever bears the name
-    std::string scope;  // of this group, if it is known
+    Uid instance;       // for this one only; empty: any peer of the name
+    std::string scope;  // of this group, if known
   };
   std::uint64_t number = 0;
   std::string name;
@@ -185,11 +185,11 @@ struct Search {
   Time next_find = kNever;
   std::set<std::string, std::less<>> asked;  // names of peers
   Tried tried;
-  bool found = false;      // somebody knows the peer
+  bool found = false;      // a peer knows it
   bool reachable = false;  // ... and an address to try from here
 };
 
-// What remains of a peer that was lost, or of a search that has ended, to be told to who asks.
+// The record of a lost peer, or of an ended search, for explain().
 struct Past {
   Time at{};
   std::string ended;  // empty: nothing waited for the name any more
@@ -202,7 +202,7 @@ class NodeState {
   NodeState(Config config, Allocator& allocator, const Policy& policy, std::uint64_t seed);
 
   // calls.cc
-  // Throws std::bad_alloc if it could not even be begun.
+  // Throws std::bad_alloc if it could not even begin.
   CallId call(Time now, const std::string& peer, const std::string& function,
               wire::Payload arguments, Duration timeout, std::uint16_t lane, std::uint64_t credit);
   void cancel(Time now, CallId id);
@@ -223,7 +223,7 @@ class NodeState {
   void cannot_accept(Time now, const Error& error) { warn_once(now, error.message); }
   Connection* find_connection(ConnectionId id);
   Peer* find_peer(const Uid& instance) const;
-  // Names are told apart by scope; without one, a peer of the whole job before others.
+  // Scopes distinguish equal names; without one, a peer of the whole job before others.
   Peer* find_peer(const std::string& name) const;
   Peer* find_peer(const std::string& name, const std::string& scope) const;
 
@@ -232,14 +232,14 @@ class NodeState {
   void dial_failed(Time now, const std::string& address, const Error& error);
 
   // peers.cc
-  // The exception barrier: what `work` throws ends the peer's session, here and at the peer.
+  // The exception barrier: an exception of `work` ends the peer's session, here and at the peer.
   template <class Work>
   bool guarded(Peer& peer, Work&& work) {
     if (guard(work, [&](const Error& error) { break_off(peer, error); })) return true;
     if (!peer.session.ended()) peer.broken = any_broken_ = true;
     return false;
   }
-  // Of the connection's peer, if it carries messages.
+  // An event of the connection's peer, if it carries messages.
   template <class Work>
   void event_of(Time now, ConnectionId id, Work&& work) {
     Connection* found = find_connection(id);
@@ -261,7 +261,7 @@ class NodeState {
   void peer_dead(const Uid& instance);
   void return_loans(Time now, const Uid& lender, std::uint64_t session,
                     std::span<const std::uint64_t> loans);
-  // Whether a peer may take part in what is of a group: one that is confined to another may not.
+  // Whether a peer may take part in a group's traffic: one confined to another group may not.
   static bool may_concern(const Peer& peer, const std::string& group) {
     return peer.scope.empty() || group.empty() || peer.scope == group;
   }
@@ -283,7 +283,7 @@ class NodeState {
   std::map<std::string, std::string, std::less<>> functions;  // and the group that may call each
   std::vector<Action> actions;
   TimerQueue timers;
-  bool greeted_anyone = false;  // the name has been told
+  bool greeted_anyone = false;  // the name was announced
 
  private:
   // calls.cc
@@ -399,7 +399,7 @@ class NodeState {
 
   std::map<ConnectionId, Connection> connections_;
   std::map<Uid, std::unique_ptr<Peer>> peers_;
-  // Of peers that have proven who they are: name and scope.
+  // Of peers that have proven themselves: name and scope.
   std::map<std::pair<std::string, std::string>, Uid> names_;
   std::uint64_t peers_made_ = 0;
   std::deque<Peer*> touched_;

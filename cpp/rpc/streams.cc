@@ -1,6 +1,6 @@
 // Calls with many results: items that a handler sends before its reply, as many as the caller has
 // allowed. Items and replies of one call travel unordered and are put in order here, so that a
-// stream holds up nothing and is held up by nothing else.
+// stream delays nothing and is delayed by nothing else.
 
 #include <algorithm>
 #include <utility>
@@ -12,7 +12,7 @@ namespace moolink::rpc {
 
 // ---- at the caller ----
 
-// The time runs while an item may come; a caller that does not take any has all the time.
+// The time-out runs while an item may come; a caller that takes no items has no time-out.
 void NodeState::await_items(Time now, CallId id, Call& call) {
   const ItemsIn& items = *call.stream;
   if (call.deadline != kNever) timers.forget([this](const Timer& timer) { return counts(timer); });
@@ -27,7 +27,7 @@ void NodeState::raise_credit(Time now, CallId id, std::uint64_t more) {
   if (found == calls_.end() || !found->second.stream) return;  // it has ended
   Call& call = found->second;
   call.stream->allowed += more;
-  // Before the first item it might overtake the call; and until it is sent, the call tells.
+  // Before the first item it might overtake the call; before the call is sent, the call carries it.
   const bool running = call.stream->taken > 0 || !call.stream->early.empty();
   if (running) tell_credit(now, id, call);
   if (call.state == Call::State::sent || call.state == Call::State::local) {
@@ -87,7 +87,7 @@ void NodeState::take_item(Time now, CallId id, Call& call, std::uint64_t number,
   await_items(now, id, call);
 }
 
-// The handler has replied; some items may still be on their way.
+// The handler has replied; some items may still be in transit.
 void NodeState::end_stream(CallId id, Call& call, Reply end, std::uint64_t count) {
   ItemsIn& items = *call.stream;
   const bool possible =
@@ -108,7 +108,7 @@ void NodeState::end_stream(CallId id, Call& call, Reply end, std::uint64_t count
 
 void NodeState::send_item(Time now, const CallKey& key, wire::Payload item) {
   const auto found = running_.find(key);
-  if (found == running_.end()) return;  // nobody waits any more
+  if (found == running_.end()) return;  // the caller does not wait any more
   if (!found->second.stream || found->second.stream->sent >= found->second.stream->allowed) {
     throw Exception(ErrorCode::invalid_argument, "an item beyond what the caller takes");
   }

@@ -10,8 +10,8 @@
 
 namespace moolink::rpc {
 
-// What is due when. A timer is never taken out: its owner knows whether it still counts, and the
-// queue is swept when most of it does not.
+// The queue of timers. A timer is never removed: its owner knows whether it still counts, and the
+// queue is swept when most do not.
 struct Timer {
   enum class Kind : std::uint8_t { call, handler, session, greeting, dial, search, close };
 
@@ -20,7 +20,7 @@ struct Timer {
   std::uint64_t id = 0;  // call, connection, search, ...
   Uid instance;          // session, handler: of the peer
 
-  // The earliest at the top of a heap; ties in a fixed order, so that runs can be repeated.
+  // The earliest at the top of a heap; ties in a fixed order, so that runs are repeatable.
   bool operator<(const Timer& other) const {
     if (at != other.at) return at > other.at;
     if (kind != other.kind) return kind > other.kind;
@@ -44,7 +44,7 @@ class TimerQueue {
     std::pop_heap(heap_.begin(), heap_.end());
     heap_.pop_back();
   }
-  // A timer in the queue has lost its meaning; counts(timer) tells which ones have not.
+  // A timer in the queue has become invalid; counts(timer) is true for the valid ones.
   template <class Counts>
   void forget(Counts counts) {
     ++forgotten_;

@@ -22,7 +22,7 @@ void append(std::vector<std::byte>& to, Bytes bytes) {
   to.insert(to.end(), bytes.begin(), bytes.end());
 }
 
-// Everything that a greeting says, but the proof itself.
+// Every field of a greeting except the proof itself.
 void append(std::vector<std::byte>& to, wire::Hello greeting) {
   greeting.proof.clear();
   if (mutant("prove_without_nonce")) greeting.nonce = {};
@@ -64,7 +64,7 @@ std::string one_is_insecure(const wire::Hello& insecure, const wire::Hello& secu
 
 Verdict refused(std::string why) { return {std::move(why), {}}; }
 
-// For peers without a token: the other one must have none, too.
+// For peers without a token: the other side must have none either.
 Verdict both_open(const wire::Hello& ours, const wire::Hello& theirs) {
   return theirs.keys.empty() ? Verdict{} : refused(one_is_insecure(ours, theirs));
 }
@@ -149,7 +149,7 @@ Verdict TokenPolicy::check_acceptor(const wire::Channel& channel, const wire::He
 
 Verdict TokenPolicy::check_dialler(const wire::Channel& channel, const wire::Hello& dialler,
                                    const wire::Hello& acceptor, const wire::Hello& welcome) const {
-  // Only a key that this side has proven itself with.
+  // Only a key that this side has proven.
   const std::string named = welcome.keys.empty() ? std::string() : welcome.keys.front();
   for (const std::string& identity : acceptor.keys) {
     if (identity != named) continue;

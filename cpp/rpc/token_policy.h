@@ -9,12 +9,12 @@
 
 namespace moolink::rpc {
 
-// Mutual proof of a key: an HMAC over both greetings, the side that it is made by, the path and the
+// Mutual proof of a key: an HMAC over both greetings, the side that makes it, the path and the
 // key's name. See docs/design/security.md.
 class TokenPolicy final : public Policy {
  public:
-  // `origin`: where the keys are from ("the token file /home/…"), for this peer's user. `seed`:
-  // random and secret; the nonces are made from it.
+  // `origin`: the source of the keys ("the token file /home/…"), for this peer's user. `seed`:
+  // random and secret; the nonces derive from it.
   TokenPolicy(crypto::Keyring keyring, std::string origin, const crypto::Digest& seed);
 
   void introduce(wire::Hello& ours, std::uint64_t number) const override;

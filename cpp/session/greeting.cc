@@ -1,6 +1,6 @@
 // How two sides agree about a session on a new connection. The side with the smaller instance id
-// chooses session ids, the other follows; they speak in turn, the dialler first, until both
-// have named the same id. See docs/design/protocol/session.md, "Greeting".
+// chooses session ids, the other follows; they speak in turn, the dialler first, until both have
+// named the same id. See docs/design/protocol/session.md, "Greeting".
 
 #include <algorithm>
 #include <utility>
@@ -12,9 +12,8 @@ namespace moolink::session {
 
 namespace {
 
-// WELCOME: the chooser names a session in which the follower has taken part before.
+// WELCOME: the chooser names a session that the follower has taken part in before.
 constexpr std::uint8_t kEstablished = 1;
-constexpr std::size_t kGreetingWords = 64;    // of rx_have; the rest is sent again and dropped
 constexpr std::size_t kChunkFrameRoom = 128;  // header and control of a chunk
 
 Error restarted() {
@@ -28,7 +27,7 @@ void Session::say_welcome(Link& link) {
   welcome.session = id_;
   welcome.rx_next = inbox_.complete().cum() + 1;
   welcome.rx_have = inbox_.complete().bitmap();
-  if (welcome.rx_have.size() > kGreetingWords) welcome.rx_have.resize(kGreetingWords);
+  if (welcome.rx_have.size() > wire::kMaxHaveWords) welcome.rx_have.resize(wire::kMaxHaveWords);
   link.has_said = true;
   link.said = id_;
   wire::Frame frame = wire::make_frame(wire::FrameType::welcome, welcome);
@@ -57,8 +56,8 @@ void Session::welcomed_as_chooser(Time now, Link& link, const wire::Hello& their
     agreed(now, link, theirs);
     return;
   }
-  // Only what answers our naming of the session, on this very connection, proves that the peer does
-  // not have it: what it said before may have crossed the greeting of another connection.
+  // Only the answer to our naming of the session, on this very connection, proves that the peer
+  // does not have it: an earlier frame may have crossed the greeting of another connection.
   const bool proven = link.has_said && link.said == id_;
   if (id_ == 0 || proven) restart(next_id(), link.connection);
   say_welcome(link);
@@ -68,13 +67,13 @@ void Session::welcomed_as_follower(Time now, Link& link, const wire::Hello& thei
                                    bool established) {
   const std::uint64_t named = theirs.session;
   if (named == 0) wire::fail("the choosing side named no session");
-  if (named < newest_) {  // said before the session that we know, on a slower connection
+  if (named < newest_) {  // sent before the session that we know, on a slower connection
     close_link(now, link.connection, make_error(ErrorCode::closed, "a greeting of the past"));
     return;
   }
   if (named != id_) {
-    // One that the peer knows us in and we do not, or that we have been in and lost: never entered
-    // at its beginning again.
+    // A session that the peer knows us in and we do not, or that we had and lost: it is never
+    // entered again at its beginning.
     const bool forgotten = established || named == newest_;
     newest_ = named;
     if (forgotten && !mutant("resume_unknown_session")) {
@@ -88,7 +87,7 @@ void Session::welcomed_as_follower(Time now, Link& link, const wire::Hello& thei
   agreed(now, link, theirs);
 }
 
-// Session ids rise, so that the follower can tell an old one.
+// Session ids rise, so that the follower recognizes an old one.
 std::uint64_t Session::next_id() { return config_.first_id + ++sessions_; }
 
 bool Session::has_usual_window() const {
@@ -114,7 +113,7 @@ void Session::agreed(Time now, Link& link, const wire::Hello& theirs) {
   write_ping(now, link);
 
   // One connection for each path and dialling side: the dialler knows best that the old one is
-  // gone. (Both sides dialling at once leaves two, rather than each side closing the other's.)
+  // gone. (If both sides dial at once, two remain; otherwise each side could close the other's.)
   std::vector<ConnectionId> replaced;
   for (const auto& [connection, other] : links_) {
     if (other.attached && &other != &link && other.kind == link.kind &&
@@ -123,7 +122,7 @@ void Session::agreed(Time now, Link& link, const wire::Hello& theirs) {
     }
   }
   const ConnectionId connection = link.connection;
-  // The connection that carried the last WINDOW may have lost it.
+  // The last WINDOW may be lost with the connection that carried it.
   if (window_number_ > 0 || !has_usual_window()) write_window(link);
   for (const ConnectionId old : replaced) {
     close_link(

@@ -26,7 +26,7 @@ bool in_frame(const wire::PartHead& head) {
   return false;
 }
 
-// Whether the bytes will lie in this side's memory, beside the frame's.
+// Whether the bytes will be in this side's memory, outside the frame.
 bool is_sent(const wire::PartHead& head) {
   return !in_frame(head) && head.where != wire::PartWhere::loan;
 }
@@ -69,7 +69,7 @@ void Inbox::accept(std::uint64_t seq, std::uint16_t lane, const wire::MessageHea
 }
 
 void Inbox::read_parts(const wire::MessageHead& head, const Buffer& payload, Inbound& inbound) {
-  // A body is read by this side itself: never where its sender may still write.
+  // This side itself reads a body: never from memory that its sender may still write.
   const bool is_private =
       head.body.where == wire::PartWhere::inline_ || head.body.where == wire::PartWhere::stream;
   if (head.body.id != 0 || !is_private) wire::fail("a body in memory that its sender may write");
@@ -102,8 +102,9 @@ void Inbox::read_parts(const wire::MessageHead& head, const Buffer& payload, Inb
   if (at != payload.size()) wire::fail("a message longer than its parts");
 }
 
-// What a peer can make this side hold is bounded by its windows, of small messages and of large
-// ones, or is one message. A later attempt of a message takes what the first one was given.
+// The memory that a peer can make this side hold is bounded by its windows, of small messages and
+// of large ones, or is one message. A later attempt of a message reuses the first one's
+// reservation.
 void Inbox::reserve(std::uint64_t bytes, Inbound& inbound) {
   const bool is_new = inbound.reserved == 0;
   inbound.large = bytes > kInlineBytes;
@@ -131,7 +132,7 @@ void Inbox::place(const wire::PartHead& head, Inbound& inbound, InboundPart& par
   }
   const bool has_memory = part.how == InboundPart::How::stream && !part.memory.empty();
   part.how = InboundPart::How::stream;
-  // What is delivered with an error still has its body.
+  // A message delivered with an error still has its body.
   if (has_memory || (inbound.error && &part != &inbound.body)) return;
   try {
     part.memory = allocator_->allocate(static_cast<std::size_t>(head.bytes));
@@ -158,8 +159,8 @@ void Inbox::take_standing(const wire::PartHead& head, const Inbound& inbound, In
   placed_.push_back(head.bytes);
 }
 
-// Which parts are the sender's memory, and under which loans: each is noted once, whatever attempts
-// there are, so that it ends once.
+// The parts in the sender's memory, with their loans: each is noted once over all attempts, so that
+// it ends once.
 void Inbox::borrow(const wire::MessageHead& head, std::uint64_t seq, Inbound& inbound) {
   inbound.lent = head.lent;
   std::size_t loans = 0;
@@ -303,7 +304,7 @@ bool Inbox::has_open_grants(const Inbound& inbound) const {
   return open(inbound.body) || std::any_of(inbound.parts.begin(), inbound.parts.end(), open);
 }
 
-// The memory is released: the path does not use it again while the sender may write into it.
+// Releases the memory: the path does not reuse it while the sender may write into it.
 void Inbox::abandon_grants(std::uint64_t seq, Inbound& inbound) {
   std::erase_if(grants_, [&](const auto& entry) { return entry.second.seq == seq; });
   const auto abandon = [](InboundPart& part) {
@@ -325,7 +326,7 @@ void Inbox::part_complete(std::uint64_t seq, Inbound& inbound, InboundPart& part
   complete(seq, std::move(node.mapped()));
 }
 
-// A message that is complete but still kept waits for its lane; so does what follows it there.
+// A complete message that is still kept waits for its lane; so do its successors there.
 bool Inbox::turn_has_come(const Inbound& inbound) const {
   if (inbound.lane_prev == 0 || mutant("ignore_lane_order")) return true;
   return complete_.contains(inbound.lane_prev) && !inbounds_.contains(inbound.lane_prev);

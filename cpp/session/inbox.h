@@ -19,19 +19,19 @@
 
 namespace moolink::session {
 
-// A body or part on its way in.
+// An incoming body or part.
 struct InboundPart {
   enum class How : std::uint8_t { in_frame, stream, to_be_granted, asked, granted, lent, placed };
   How how = How::in_frame;
   bool complete = false;
   std::uint64_t size = 0;
-  std::uint64_t received = 0;  // of a streamed part: chunks come in order
+  std::uint64_t received = 0;  // of a streamed part: chunks arrive in order
   std::uint64_t grant = 0;
-  std::uint64_t loan = 0;  // that the sender has given it as, in this attempt or an earlier one
+  std::uint64_t loan = 0;  // its number as a loan, in this attempt or an earlier one
   MutableBuffer memory;    // where chunks or the grant's filler write; empty: discarded
   Buffer bytes;            // when complete
 
-  // Whether its sender may still write where it lies.
+  // Whether its sender may still write its memory.
   bool is_exposed() const { return how == How::granted || how == How::placed || how == How::lent; }
 };
 
@@ -43,7 +43,7 @@ struct Inbound {
   std::uint32_t attempt = 0;
   wire::ConnectionId connection = 0;  // of that attempt
   std::size_t missing = 0;            // parts, the body among them
-  std::uint64_t reserved = 0;         // memory that it holds
+  std::uint64_t reserved = 0;         // memory reserved for it
   bool large = false;                 // by its bytes
   Error error;                        // no memory: parts are discarded
   InboundPart body;
@@ -56,8 +56,8 @@ struct Inbound {
   }
 };
 
-// Messages received: which are complete, which are in parts, which wait for their lane.
-// Everything the peer says is checked; what breaks the protocol throws Exception{wire}.
+// Messages received: complete ones, partial ones, and those that wait for their lane. Everything
+// the peer sends is checked; a violation of the protocol throws Exception{wire}.
 class Inbox {
  public:
   Inbox(const Limits& limits, Allocator& allocator) : limits_(limits), allocator_(&allocator) {}
@@ -65,8 +65,8 @@ class Inbox {
   const SequenceSet& complete() const { return complete_; }
   Inbound* find(std::uint64_t seq);
 
-  // A message frame: new, or a later attempt of an incomplete message. The caller has dropped what
-  // is complete already, and attempts not later than the known one.
+  // A message frame: new, or a later attempt of an incomplete message. The caller has dropped
+  // complete messages, and attempts not later than the known one.
   void accept(std::uint64_t seq, std::uint16_t lane, const wire::MessageHead& head,
               const Buffer& payload, wire::ConnectionId connection, Time deadline);
   // Memory for a chunk; empty: discard it.
@@ -75,12 +75,12 @@ class Inbox {
 
   // The sender asks for a grant. False: not wanted any more.
   bool wanted(wire::ConnectionId connection, const wire::Want& want);
-  // The part's memory is a grant from now on, or, if there was none to be had, chunks will come.
-  // False: nobody waits for it any more, and the memory is released.
+  // The part's memory is a grant from now on, or, if none was available, chunks will come. False:
+  // the part is not awaited any more, and the memory is released.
   bool granted(wire::ConnectionId connection, std::uint64_t seq, std::uint32_t part,
                std::uint64_t grant, MutableBuffer memory);
-  // Nothing more is written into it. Returns the size of the part; 0: it was a standing grant that
-  // the sender does not need.
+  // Ends all writes to it. Returns the size of the part; 0: it was a standing grant that the sender
+  // does not need.
   std::uint64_t filled(wire::ConnectionId connection, std::uint64_t grant);
   // Whether the sender may be filling grants of the message.
   bool has_open_grants(const Inbound& inbound) const;
@@ -96,21 +96,21 @@ class Inbox {
   // Sizes of the parts that the last message had placed.
   std::vector<std::uint64_t> take_placed() { return std::exchange(placed_, {}); }
 
-  // A part that lies in the sender's memory.
+  // A part in the sender's memory.
   struct ToMap {
     std::uint64_t seq;
     std::uint32_t part;
     wire::LoanPlace place;
   };
-  // Those that the last message has brought; each is answered by mapped().
+  // Those of the last message; mapped() answers each.
   std::vector<ToMap> take_to_map() { return std::exchange(to_map_, {}); }
   // The part's memory here, or why there is none.
   void mapped(wire::ConnectionId connection, std::uint64_t seq, std::uint32_t part, Buffer bytes,
               const Error& error);
-  // Nothing here refers to the loan any more. False: it was not given, or has ended before.
+  // No reference to the loan is left here. False: it was not given, or has ended before.
   bool end_loan(std::uint64_t loan) { return borrowed_.erase(loan) == 1; }
   std::size_t borrowed() const { return borrowed_.size(); }
-  // Loans of messages that came as bytes in the end.
+  // Loans of messages that finally arrived as bytes.
   std::vector<std::uint64_t> take_unused_loans() { return std::exchange(unused_loans_, {}); }
 
   // Complete messages whose turn in their lane has come; the caller delivers and clears them.
@@ -125,7 +125,7 @@ class Inbox {
  private:
   void read_parts(const wire::MessageHead& head, const Buffer& payload, Inbound& inbound);
   void reserve(std::uint64_t bytes, Inbound& inbound);
-  // Of the messages in inbounds_ that are of a size with this one.
+  // The counter of inbounds_'s messages of this one's size class.
   std::uint64_t& held(const Inbound& inbound);
   void take_standing(const wire::PartHead& head, const Inbound& inbound, InboundPart& part);
   void place(const wire::PartHead& head, Inbound& inbound, InboundPart& part);
@@ -140,7 +140,7 @@ class Inbox {
   Allocator* allocator_;
   SequenceSet complete_;
   std::map<std::uint64_t, Inbound> inbounds_;           // incomplete, or waiting for their lane
-  std::map<std::uint64_t, std::uint64_t> waiting_for_;  // lane_prev -> the one that waits for it
+  std::map<std::uint64_t, std::uint64_t> waiting_for_;  // lane_prev -> its successor
   struct Place {
     std::uint64_t seq;
     std::uint32_t part;
@@ -149,9 +149,9 @@ class Inbox {
   std::map<std::pair<wire::ConnectionId, std::uint64_t>, MutableBuffer> standing_;
   std::vector<std::uint64_t> placed_;
   std::vector<ToMap> to_map_;
-  std::set<std::uint64_t> borrowed_;  // loans that this side has been given and not given back
+  std::set<std::uint64_t> borrowed_;  // loans given to this side and not returned
   std::vector<std::uint64_t> unused_loans_;
-  std::uint64_t small_held_ = 0;  // memory that the messages in inbounds_ hold
+  std::uint64_t small_held_ = 0;  // memory held by the messages in inbounds_
   std::uint64_t large_held_ = 0;
   std::vector<Inbound> ready_;
   std::uint32_t completed_ = 0;

@@ -1,5 +1,5 @@
-// Parts that stay where they are: the receiver maps the lender's memory, and gives the loan back
-// when nothing refers to it any more. See docs/design/protocol/session.md, "Loans".
+// Parts that stay in place: the receiver maps the lender's memory, and returns the loan when no
+// reference to it is left. See docs/design/protocol/session.md, "Loans".
 
 #include <algorithm>
 #include <utility>
@@ -17,9 +17,8 @@ constexpr std::size_t kReturnsInMessage = 1024;
 
 // ---- the lender ----
 
-// Small parts ride in the frame: that costs less than giving a loan back. A message that was
-// written without loans never gets any: the peer may have it complete, and then looks at no later
-// attempt.
+// Small parts travel in the frame, which costs less than returning a loan. A message first written
+// without loans never gets any: the peer may have it complete, and then ignores later attempts.
 bool Session::may_lend(const Link& link, Outgoing& outgoing, std::size_t which) {
   const wire::LentPart& lent = outgoing.message.payload.lent[which];
   if (!link.traits.loans || lent.segment == 0) return false;
@@ -28,7 +27,7 @@ bool Session::may_lend(const Link& link, Outgoing& outgoing, std::size_t which) 
   return outgoing.find_large(lent.part) != nullptr;
 }
 
-// True: the message is written once the answer is there.
+// True: the message is written once the answer arrives.
 bool Session::asks_to_lend(const Link& link, std::uint64_t seq, Outgoing& outgoing) {
   if (outgoing.lending != Outgoing::Lending::unasked) return false;
   PassSegments pass{link.connection, seq, {}};
@@ -57,7 +56,7 @@ void Session::segments_passed(Time now, ConnectionId connection, std::uint64_t s
 }
 
 // Whether the part travels as a loan in this attempt. Its loan, once given, is named in every
-// attempt: the peer may have complete the one in which it was mapped, or one that brings bytes.
+// attempt: the peer may have completed the one in which it was mapped, or one with bytes.
 bool Session::lend(const Link& link, Outgoing& outgoing, std::size_t which, wire::PartHead& part) {
   const bool possible =
       outgoing.lending == Outgoing::Lending::possible && may_lend(link, outgoing, which);
@@ -102,7 +101,7 @@ void Session::loan_mapped(Time now, ConnectionId connection, std::uint64_t seq, 
 }
 
 void Session::return_loans(Time now, std::uint64_t session, std::span<const std::uint64_t> loans) {
-  // Those of a session that is lost are back already.
+  // Loans of a lost session have been returned already.
   if (session != id_) return;
   give_back(now, loans);
 }
@@ -114,7 +113,7 @@ void Session::give_back(Time now, std::span<const std::uint64_t> loans) {
   write_returns(now);
 }
 
-// As far as the window allows; the rest goes when it opens.
+// As far as the window allows; the rest follows when it opens.
 void Session::write_returns(Time now) {
   while (!returns_due_.empty() && ready_) {
     const std::size_t count = std::min(returns_due_.size(), kReturnsInMessage);

@@ -16,15 +16,15 @@ namespace moolink::session {
 
 using wire::ConnectionId;
 
-// A part may be placed in a standing grant of at most so many times its size.
+// A part may be placed in a standing grant of at most this many times its size.
 inline constexpr std::uint64_t kRoomiestGrant = 4;
 
-// What a session knows of one of its connections.
+// A session's state of one of its connections.
 struct Link {
   ConnectionId connection = 0;
   wire::PathKind kind = wire::PathKind::tcp;
   wire::PathTraits traits;
-  std::size_t chunk_bytes = 0;  // that both sides take
+  std::size_t chunk_bytes = 0;  // the size both sides accept
   bool dialled = false;
   std::uint64_t generation = 0;
 
@@ -43,21 +43,21 @@ struct Link {
   Duration round_trip{-1};           // smoothed; negative: not measured yet
   Duration last_round_trip{-1};
 
-  // Sending of parts: messages with bytes to write, taken in turn; what is under way is bounded, so
-  // that a small message waits for a few chunks at most.
+  // Sending of parts: messages with bytes to write, taken in turn; the amount in transit is
+  // bounded, so that a small message waits for a few chunks at most.
   std::deque<std::uint64_t> turns;
-  std::uint32_t chunks_queued = 0;  // since the transport last said writable
+  std::uint32_t chunks_queued = 0;  // since the transport last reported writable
   std::uint32_t grants_asked = 0;
   std::map<std::uint64_t, std::pair<std::uint64_t, std::uint32_t>> filling;  // grant -> seq, part
 
-  // The peer's memory that waits for parts of this side, in the order in which it was given.
+  // The peer's memory for parts of this side, in the order of its grants.
   struct Standing {
     wire::GrantPlace place;
     Time since{};
   };
   std::vector<Standing> standing;
 
-  // Receiving: the part that a chunk on its way is being written into.
+  // Receiving: the part that the incoming chunk is being written into.
   std::uint64_t receiving_seq = 0;
 };
 

@@ -11,7 +11,7 @@ namespace moolink::session {
 
 namespace {
 
-// Which of a message's bytes do not ride in its frame: the same in every attempt.
+// Selects the bytes of a message that go outside its frame: the same in every attempt.
 void plan_parts(Outgoing& outgoing) {
   std::uint64_t in_frame = 0;
   const auto place = [&](const Buffer& bytes, std::uint32_t part) {
@@ -35,7 +35,7 @@ void plan_parts(Outgoing& outgoing) {
 }  // namespace
 
 LargePart* Outgoing::find_large(std::uint32_t part) {
-  // They are in the order of the parts, the body before them.
+  // They are in the order of the parts, after the body.
   const bool has_body = !large.empty() && large.front().part == wire::kBodyPart;
   if (part == wire::kBodyPart) return has_body ? &large.front() : nullptr;
   const auto found = std::lower_bound(
@@ -59,7 +59,7 @@ bool Outbox::has_room(std::uint64_t bytes, std::size_t parts, bool held) const {
   const auto fits = [window](std::uint64_t used, std::uint64_t more) {
     return used == 0 || used + more <= window;
   };
-  // How much of it is to travel outside of its frame depends on its parts; all of it may.
+  // How much of it travels outside its frame depends on its parts; all of it may.
   const std::uint64_t in_frame =
       std::min<std::uint64_t>(bytes, kInlineTotal) + parts * wire::kPartCost;
   return fits(inline_bytes_ + parts_cost_, in_frame) &&

@@ -17,16 +17,16 @@
 
 namespace moolink::session {
 
-// A body or part up to this size rides in the message's frame, together up to the second size;
+// A body or part up to this size travels in the message's frame, together up to the second size;
 // larger ones follow as chunks or go into grants, so that they delay no other message.
 inline constexpr std::size_t kInlineBytes = std::size_t{16} << 10;
 inline constexpr std::size_t kInlineTotal = std::size_t{64} << 10;
 
-// How far a message may be ahead of the first one that is not acknowledged. Much more than the
-// window, which counts the unacknowledged ones: small messages pass a large one in transfer.
+// How far a message may be ahead of the first unacknowledged one. Much more than the window, which
+// counts the unacknowledged ones: small messages pass a large one in transfer.
 inline constexpr std::uint64_t kMaxSpan = 32768;
 
-// A message of the session itself: the loans that its sender gives back. Users' kinds are above it.
+// A message of the session itself: the loans that its sender returns. Users' kinds are above it.
 inline constexpr std::uint8_t kReturnKind = 0;
 
 struct OutgoingMessage {
@@ -35,10 +35,10 @@ struct OutgoingMessage {
   bool held = false;       // the peer may hold it back with WINDOW
   Time deadline = kNever;
   wire::Payload payload;
-  std::uint64_t cookie = 0;  // handed back in Acked or Lost
+  std::uint64_t cookie = 0;  // passed back in Acked or Lost
 };
 
-// A body or part that does not ride in the message's frame.
+// A body or part outside the message's frame.
 struct LargePart {
   enum class State : std::uint8_t { waiting, asked, filling, streaming, sent };
   std::uint32_t part = 0;  // index, or wire::kBodyPart
@@ -53,11 +53,11 @@ struct Outgoing {
   std::uint64_t large_bytes = 0;
   std::uint64_t parts_cost = 0;  // wire::kPartCost of each
   std::vector<LargePart> large;
-  // Whether the connection can lend its parts: that is asked once an attempt.
+  // Whether the connection can lend its parts: asked once per attempt.
   enum class Lending : std::uint8_t { unasked, asked, possible, impossible };
   Lending lending = Lending::unasked;
   std::vector<std::uint64_t> loans;   // of payload.lent, one each; 0: not given in any attempt yet
-  wire::ConnectionId connection = 0;  // that it was written to; 0: to be written
+  wire::ConnectionId connection = 0;  // it was written to; 0: to be written
   std::uint32_t attempt = 0;
   bool written = false;  // at least once, to any connection
   bool acked = false;
@@ -80,15 +80,15 @@ class Outbox {
   // Null if there is no such message or it is acknowledged.
   Outgoing* find(std::uint64_t seq);
 
-  // Whether a message of `bytes` in all, of so many parts, fits the windows.
+  // Whether a message of `bytes` in all, of `parts` parts, fits the windows.
   bool has_room(std::uint64_t bytes, std::size_t parts, bool held) const;
   // Throws Exception{invalid_argument} when a message is over the limits.
   void check(const OutgoingMessage& message) const;
-  // Numbers the message; the caller has asked has_room and check.
+  // Numbers the message; the caller has checked has_room and check.
   std::uint64_t push(OutgoingMessage message);
 
-  // Calls done(cookie) for each message that is newly acknowledged, in order. False: the peer
-  // acknowledges what was never sent.
+  // Calls done(cookie) for each newly acknowledged message, in order. False: the peer acknowledges
+  // a message that was never sent.
   template <class Callback>
   bool acknowledge(std::uint64_t cum, std::span<const std::uint64_t> bitmap, Callback done) {
     if (cum > last()) return false;
@@ -105,13 +105,13 @@ class Outbox {
     return true;
   }
 
-  // Everything unacknowledged, in order; the outbox is as new afterwards.
+  // Returns everything unacknowledged, in order, and resets the outbox.
   std::vector<Outgoing> clear();
-  // Messages to be written (again): those of a connection that is gone.
+  // Messages to write (again): those of a lost connection.
   void unassign(wire::ConnectionId connection);
 
-  // The peer's WINDOW: it takes so many bytes, and calls only if `messages` is not zero.
-  // An older WINDOW than the one known, by its number, came late over a slow path.
+  // The peer's WINDOW: it takes so many bytes, and calls only if `messages` is not zero. Ignores a
+  // WINDOW with an older number, which arrived late over a slow path.
   void set_peer_window(const wire::Window& window, std::uint64_t number) {
     if (number < peer_window_number_) return;
     peer_window_number_ = number;
@@ -137,7 +137,7 @@ class Outbox {
   std::uint64_t first_ = 1;
   std::uint64_t unacked_ = 0;
   // Of all messages in the deque, acknowledged or not: the receiver may hold these back for the
-  // order of a lane, and its memory is what the window protects.
+  // order of a lane, and the window protects its memory.
   std::uint64_t inline_bytes_ = 0;
   std::uint64_t large_bytes_ = 0;
   std::uint64_t parts_cost_ = 0;                      // counts with the bytes in frames

@@ -96,8 +96,8 @@ void Session::ack_due(Time now, std::uint32_t messages) {
   if (acks_due_ >= config_.timing.ack_every) write_ack(now);
 }
 
-// An older attempt may still be being written into the message's memory: by a chunk that has only
-// partly arrived, or by the sender into a grant. Its connection ends before the new one starts.
+// An older attempt may still be being written into the message's memory: by a partly received
+// chunk, or by the sender into a grant. Its connection ends before the new one starts.
 void Session::close_writers(Time now, std::uint64_t seq, ConnectionId except) {
   const Inbound* inbound = inbox_.find(seq);
   std::vector<ConnectionId> writers;
@@ -126,7 +126,7 @@ void Session::deliver_ready(Time now) {
     if (!inbound.error) {
       payload.lent = std::move(inbound.lent);
       for (wire::LentPart& lent : payload.lent) {
-        // Where it lies means something to its lender only.
+        // Only its lender can use its place.
         lent = {lent.part, 0, 0, inbound.parts[lent.part].how != InboundPart::How::lent};
       }
       payload.parts.reserve(inbound.parts.size());
@@ -143,7 +143,7 @@ void Session::deliver_ready(Time now) {
   inbox_.ready().clear();
 }
 
-// Answers that took so long that many later PINGs are out say little, and are passed over.
+// Ignores answers so late that many PINGs have followed: they say little.
 void Session::received_pong(Time now, Link& link, std::uint64_t number) {
   if (number == 0 || number > link.pings || number + link.ping_times.size() <= link.pings) return;
   const Duration sample = now - link.ping_times[number % link.ping_times.size()];
@@ -161,7 +161,7 @@ void Session::received_grant(Time now, Link& link, const wire::Grant& grant) {
   if (part == nullptr || part->state != LargePart::State::asked) {
     wire::fail("a grant that was not asked for");
   }
-  if (grant.grant == 0) {  // no memory of that kind: as chunks
+  if (grant.grant == 0) {  // no memory of that kind: send chunks
     --link.grants_asked;
     part->state = LargePart::State::streaming;
     link.turns.push_back(grant.seq);

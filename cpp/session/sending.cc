@@ -8,8 +8,8 @@ namespace moolink::session {
 
 namespace {
 
-// Chunks given to a connection between two calls of writable(), and grants asked for at a time:
-// enough to keep it busy, little enough that a small message is soon through.
+// Chunks given to a connection between two calls of writable(), and grants requested at a time:
+// enough to keep it busy, few enough that a small message gets through soon.
 constexpr std::uint32_t kChunksQueued = 2;
 constexpr std::uint32_t kGrantsAsked = 8;
 
@@ -19,7 +19,7 @@ std::uint64_t time_left_us(Time now, Time deadline) {
   return left < 1 ? 1 : static_cast<std::uint64_t>(left);  // 0 would mean: no deadline
 }
 
-// The receiver reads a body itself: never where this side could still write.
+// The receiver reads a body itself: never from memory that this side could still write.
 bool by_grant(const wire::PathTraits& traits, std::uint32_t part, std::uint64_t bytes) {
   return traits.grants && bytes >= traits.grant_bytes && part != wire::kBodyPart;
 }
@@ -27,7 +27,7 @@ bool by_grant(const wire::PathTraits& traits, std::uint32_t part, std::uint64_t 
 }  // namespace
 
 // Every frame carries the acknowledgement; a separate ACK is needed only without traffic, or for
-// what lies above a gap.
+// numbers above a gap.
 void Session::write(Link& link, wire::Frame frame) {
   frame.header.ack = inbox_.complete().cum();
   if (!inbox_.complete().has_gaps()) {
@@ -41,7 +41,7 @@ void Session::write_ack(Time now) {
   acks_due_ = 0;
   ack_at_ = kNever;
   Link* link = best_link(now);
-  if (link == nullptr) return;  // the next greeting says it
+  if (link == nullptr) return;  // the next greeting carries it
   wire::Ack ack{inbox_.complete().cum(), inbox_.complete().bitmap()};
   if (mutant("ack_one_too_many")) ++ack.cum;
   write(*link, wire::make_frame(wire::FrameType::ack, ack));

@@ -128,8 +128,8 @@ void Session::set_receive_window(Time now, std::uint64_t bytes, std::uint64_t me
 }
 
 void Session::tick(Time now) {
-  // A tick so late means that this process was stopped: what the peer said meanwhile has not been
-  // read yet, so its silence proves nothing.
+  // A tick so late means that this process was stopped: it has not read what the peer sent
+  // meanwhile, so the peer's silence proves nothing.
   if (expected_tick_ != kNever && now > expected_tick_ + config_.timing.late_after) {
     forgiving_until_ = now + config_.timing.forgive_for;
   }
@@ -142,8 +142,8 @@ bool Session::silent_for(Time now, Time since, Duration duration) const {
   return now >= forgiving_until_ && now - since >= duration;
 }
 
-// A session that was offered on a connection that broke before the answer came is kept as long as
-// any other: the peer may have agreed, and sent messages in it.
+// A session offered on a connection that broke before the answer is kept as long as any other: the
+// peer may have agreed, and sent messages in it.
 bool Session::may_fall_silent() const { return ready_ || (id_ != 0 && links_.empty()); }
 
 void Session::watch_links(Time now) {
@@ -217,7 +217,7 @@ Link* Session::find(ConnectionId connection) {
   return found == links_.end() ? nullptr : &found->second;
 }
 
-// The preferred live path: one that is heard of, then by preference, then the latest.
+// The preferred live path: first one that is heard, then by preference, then the latest.
 const Link* Session::best_link(Time now) const {
   const Link* best = nullptr;
   const auto rank = [&](const Link& link) {
@@ -256,7 +256,7 @@ void Session::drop_link(Time now, ConnectionId connection) {
   if (mutant("no_failover")) return;
   outbox_.unassign(connection);
   write_unassigned(now);
-  // The connection may have swallowed the last WINDOW and ACK too.
+  // The last WINDOW and ACK may be lost with the connection.
   if (Link* link = best_link(now); link != nullptr && window_number_ > 0) write_window(*link);
   if (ready_) ack_due(now, 1);
 }

@@ -1,12 +1,12 @@
 #pragma once
 
 // The stream of messages between two peer instances: one Session at each end. It outlives its
-// connections: what a lost path may have swallowed is written again on the next one, and what
-// arrives twice is dropped, so a message is delivered at most once always and exactly once while
-// both instances and the session live. docs/design/protocol/session.md holds the tables.
+// connections: frames that a lost path may have dropped are written again on the next one, and
+// duplicates are dropped, so a message is delivered at most once always and exactly once while both
+// instances and the session live. docs/design/protocol/session.md holds the tables.
 //
-// A machine: events in, actions out; no clock, no I/O. Bytes are handed on by reference, never
-// copied. `now` never goes back.
+// A machine: events in, actions out; no clock, no I/O. Bytes are passed by reference, never copied.
+// `now` never goes back.
 
 #include <cstddef>
 #include <cstdint>
@@ -34,15 +34,15 @@ namespace moolink::session {
 using wire::ConnectionId;
 
 struct Timing {
-  Duration ping_after = milliseconds(250);  // quiet for so long: ask
+  Duration ping_after = milliseconds(250);  // quiet for this long: ask
   Duration measure_every = seconds(5);      // the round trip, on a connection that is never quiet
-  Duration suspect_after = seconds(1);      // silent for so long: use another path
-  Duration evict_after = seconds(3);        // silent for so long: the session is lost
+  Duration suspect_after = seconds(1);      // silent for this long: use another path
+  Duration evict_after = seconds(3);        // silent for this long: the session is lost
   Duration late_after = milliseconds(500);  // a tick so late means that this side was stopped,
-  Duration forgive_for = seconds(1);        //   and it suspects nobody for so long
-  Duration ack_after = milliseconds(25);    // acknowledge without other traffic to ride on
-  std::uint32_t ack_every = 16;             // ... or after so many messages
-  Duration standing_for = seconds(5);       // a standing grant not used for so long is given back
+  Duration forgive_for = seconds(1);        // and it suspects no peer for this long
+  Duration ack_after = milliseconds(25);    // acknowledge without other traffic to carry it
+  std::uint32_t ack_every = 16;             // ... or after this many messages
+  Duration standing_for = seconds(5);       // a standing grant unused for this long is returned
 };
 
 struct Config {
@@ -70,7 +70,7 @@ struct Deliver {
   std::uint8_t kind;
   Time deadline;  // this side's clock; kNever: none
   wire::Payload payload;
-  Error error;  // not none: memory for the parts was not to be had, the payload has its body only
+  Error error;  // set: no memory for the parts, the payload has its body only
 };
 
 // The peer has the whole message; the sender's bytes are free.
@@ -104,8 +104,8 @@ struct PassSegments {
   std::vector<std::uint64_t> segments;
 };
 
-// A part lies in the peer's memory: find it; answered by loan_mapped. When nothing refers to it any
-// more, return_loans() is to be called with this session.
+// A part is in the peer's memory: find it; answered by loan_mapped. When its last reference is
+// gone, call return_loans() with this session.
 struct MapLoan {
   ConnectionId connection;
   std::uint64_t session;
@@ -114,8 +114,8 @@ struct MapLoan {
   wire::LoanPlace place;
 };
 
-// Nothing that arrives on the connection afterwards is looked at, and nothing may be written any
-// more into memory that chunk_target or a grant gave it.
+// Ignores what arrives on the connection afterwards, and allows no more writes into memory that
+// chunk_target or a grant gave it.
 struct CloseConnection {
   ConnectionId connection;
   Error error;
@@ -126,19 +126,19 @@ struct LostMessage {
   Ran written;  // no: not a byte left this side; maybe: the peer may have it
 };
 
-// The session has ended; what it carried is gone. All its connections have been closed.
+// The session has ended; its messages are lost. All its connections have been closed.
 struct Lost {
   Error reason;
   std::vector<LostMessage> messages;  // never acknowledged, in order of sending
 };
 
-// What is known of a connection that carries messages.
+// The state of a connection that carries messages.
 struct LinkInfo {
   ConnectionId connection = 0;
   wire::PathKind kind = wire::PathKind::tcp;
   int preference = 0;
-  bool in_use = false;      // what is sent now goes this way
-  Duration silent{};        // nothing heard for so long
+  bool in_use = false;      // messages sent now use it
+  Duration silent{};        // nothing heard for this long
   Duration round_trip{-1};  // smoothed; negative: not measured yet
   Duration last_round_trip{-1};
 };
@@ -148,14 +148,14 @@ using Action = std::variant<Write, Attached, Deliver, Acked, WindowOpened, Alloc
 
 class Session {
  public:
-  // Memory for parts received as chunks comes from `allocator`.
+  // `allocator` provides memory for parts received as chunks.
   Session(Config config, Allocator& allocator);
 
   // ---- connections ----
 
   // A connection to the peer has opened and its greeting was accepted. `ours` is the greeting with
-  // all but the session's fields filled in. The dialling side says WELCOME here; the accepting one
-  // answers that, which is to be handed to received() next.
+  // all but the session's fields filled in. The dialling side sends WELCOME here; the accepting one
+  // answers it, so pass it to received() next.
   void attach(Time now, ConnectionId connection, wire::PathKind kind,
               const wire::PathTraits& traits, bool dialled, wire::Hello ours);
   // The connection failed or was closed by the peer. No copier writes into a grant through it any
@@ -166,24 +166,24 @@ class Session {
   // Where the bytes of a chunk belong; empty: read and discard them.
   std::span<std::byte> chunk_target(ConnectionId connection, const wire::ChunkHead& head);
   void chunk_received(Time now, ConnectionId connection, const wire::ChunkHead& head);
-  // An empty memory: none was to be had, the part comes as chunks.
+  // An empty memory: none was available, the part comes as chunks.
   void grant_ready(Time now, ConnectionId connection, std::uint64_t seq, std::uint32_t part,
                    const wire::GrantPlace& place, MutableBuffer memory);
   void grant_filled(Time now, ConnectionId connection, std::uint64_t grant);
-  // False: the peer cannot be shown all of them now; the message goes as bytes.
+  // False: the peer cannot get all of them now; the message goes as bytes.
   void segments_passed(Time now, ConnectionId connection, std::uint64_t seq, bool passed);
-  // The memory, or an error: with code wire the peer has lied about the place, which ends the
-  // session; any other is the message's.
+  // The memory, or an error: code wire means an invalid place from the peer, which ends the
+  // session; any other concerns only the message.
   void loan_mapped(Time now, ConnectionId connection, std::uint64_t seq, std::uint32_t part,
                    Buffer bytes, const Error& error);
-  // The connection has little left to write: more chunks may come. To be called after chunks were
+  // The connection has little left to write: more chunks may come. Call it after chunks were
   // written, at once if the transport still has room, else as soon as it has.
   void writable(Time now, ConnectionId connection);
 
   // ---- standing grants ----
 
-  // A place in the peer's memory for a part of this size, if it has given one: the caller fills it,
-  // and the part is placed in a message, or the grant released.
+  // A place in the peer's memory for a part of this size, if there is one: the caller fills it, and
+  // then places the part in a message or releases the grant.
   struct StandingPlace {
     ConnectionId connection = 0;
     wire::GrantPlace place;
@@ -191,14 +191,14 @@ class Session {
   std::optional<StandingPlace> take_standing(Time now, std::uint64_t bytes);
   void release_standing(ConnectionId connection, std::uint64_t grant);
 
-  // Of the path that is used now, if there is any.
+  // Of the path used now, if there is any.
   std::optional<ConnectionId> connection_in_use(Time now) const;
 
   // ---- messages ----
 
   // True once both sides have agreed about a session, until it is lost.
   bool ready() const { return ready_; }
-  // Whether send() would take a message of this size and so many parts now. `held`: one that the
+  // Whether send() would take a message of this size and number of parts now. `held`: one that the
   // peer may hold back with WINDOW (calls; never replies, which the peer's calls wait for).
   bool accepts(std::size_t bytes, std::size_t parts, bool held) const;
   // Throws Exception{invalid_argument} if the message is over the limits.
@@ -207,22 +207,22 @@ class Session {
   void tell_when_open() { was_full_ = true; }
   // Takes the message, or returns false: not ready(), or the window is full. Throws as check().
   bool send(Time now, OutgoingMessage message);
-  // Nothing here refers any more to loans of that session of the peer's.
+  // No reference to these loans of the peer's session is left here.
   void return_loans(Time now, std::uint64_t session, std::span<const std::uint64_t> loans);
   // How many calls may be sent to this side: 0 stops the peer's calls, see accepts().
   void set_receive_window(Time now, std::uint64_t bytes, std::uint64_t messages);
-  // Everything that was sent is acknowledged.
+  // Every message sent is acknowledged.
   bool flushed() const { return outbox_.empty(); }
 
   // ---- time and state ----
 
   void tick(Time now);
   Time next_deadline() const;
-  // Ends the session: the peer is known to be dead, or has said CLOSE, or this side closes.
-  // `farewell`: say CLOSE on each connection first.
+  // Ends the session: the peer is known to be dead, or has sent CLOSE, or this side closes.
+  // `farewell`: send CLOSE on each connection first.
   void end(const Error& reason, bool farewell);
 
-  // Nothing is left of a session or a connection.
+  // No session and no connection is left.
   bool ended() const { return id_ == 0 && links_.empty(); }
   bool connected() const;  // over a connection that carries messages
   bool has_connection() const { return !links_.empty(); }
@@ -309,26 +309,26 @@ class Session {
 
   std::uint64_t id_ = 0;
   std::uint64_t sessions_ = 0;  // begun by this side
-  std::uint64_t newest_ = 0;    // that the choosing side has named
+  std::uint64_t newest_ = 0;    // named by the choosing side
   bool confirmed_ = false;      // the peer has named id_
   bool ready_ = false;
 
   Outbox outbox_;
   Inbox inbox_;
 
-  // Loans given and not returned, each with what keeps its memory: beyond the acknowledgement.
+  // Loans given and not returned, each with the owner of its memory: beyond the acknowledgement.
   std::map<std::uint64_t, Buffer> lent_;
   std::uint64_t last_loan_ = 0;             // of this session
-  std::vector<std::uint64_t> returns_due_;  // not told yet
+  std::vector<std::uint64_t> returns_due_;  // not reported yet
 
   std::uint32_t acks_due_ = 0;
   Time ack_at_ = kNever;
-  wire::Window receive_window_;      // as the peer was told, or is to be
-  std::uint64_t window_number_ = 0;  // in the order of saying: the frames may overtake each other
+  wire::Window receive_window_;      // as the peer was told, or will be
+  std::uint64_t window_number_ = 0;  // in the order of sending: the frames may overtake each other
   bool was_full_ = false;            // a message was refused since WindowOpened
 
   Time last_heard_{};
-  Time forgiving_until_{};  // suspects nobody before
+  Time forgiving_until_{};  // suspects no peer before
   Time expected_tick_ = kNever;
 };
 

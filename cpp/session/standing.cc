@@ -1,6 +1,5 @@
-// Grants that stand: the receiver gives memory before it is asked for, so that a large part is
-// captured straight into it, and its message needs no answer. See docs/design/protocol/session.md,
-// "Standing grants".
+// Standing grants: the receiver grants memory in advance, so that a large part is captured straight
+// into it, and its message needs no answer. See docs/design/protocol/session.md, "Standing grants".
 
 #include <algorithm>
 #include <bit>
@@ -13,19 +12,19 @@ namespace moolink::session {
 
 namespace {
 
-// Of one connection: what its sender can make this side hold without a message.
+// Per connection: what its sender can make this side hold without a message.
 constexpr std::size_t kStandingGrants = 8;
 constexpr std::size_t kStandingBytes = std::size_t{256} << 20;
-// What this side keeps of an honest peer's.
+// How many grants of an honest peer this side keeps.
 constexpr std::size_t kMostStanding = 64;
 
 }  // namespace
 
 // ---- the receiver ----
 
-// After a part of `bytes` has come in a grant, there will be more of its kind.
+// After a part of `bytes` has arrived in a grant, more of its kind are likely.
 void Session::offer_standing(const Link& link, std::uint64_t bytes) {
-  // Into another host's memory nobody can capture.
+  // Another host's memory cannot be captured into.
   if (bytes < kInlineBytes || link.kind == wire::PathKind::verbs) return;
   const std::uint64_t size = std::bit_ceil(bytes);
   const Inbox::Standing standing = inbox_.standing(link.connection);
@@ -33,7 +32,7 @@ void Session::offer_standing(const Link& link, std::uint64_t bytes) {
   actions_.push_back(AllocateGrant{link.connection, 0, 0, size});
 }
 
-// As many as the last message has used.
+// As many as the last message used.
 void Session::offer_standing_again(const Link& link) {
   for (const std::uint64_t bytes : inbox_.take_placed()) offer_standing(link, bytes);
 }
@@ -55,8 +54,8 @@ void Session::received_standing(Time now, Link& link, const wire::Grant& grant) 
   link.standing.push_back({{grant.grant, grant.segment, grant.offset, grant.bytes}, now});
 }
 
-// The smallest that is large enough; of equal ones the latest, whose memory is warm. The others go
-// back in time.
+// The smallest that is large enough; of equal ones the latest, whose memory is warm. The others are
+// returned in time.
 std::optional<Session::StandingPlace> Session::take_standing(Time now, std::uint64_t bytes) {
   Link* link = ready_ ? best_link(now) : nullptr;
   if (link == nullptr || bytes == 0) return std::nullopt;
@@ -77,7 +76,7 @@ void Session::release_standing(ConnectionId connection, std::uint64_t grant) {
   write(*link, wire::make_frame(wire::FrameType::done, wire::Done{grant}));
 }
 
-// Parts that were placed in grants of this connection are there already.
+// Parts placed in grants of this connection have arrived already.
 void Session::place_parts(const Link& link, Outgoing& outgoing, wire::MessageHead& head) {
   for (const wire::PlacedPart& placed : outgoing.message.payload.placed) {
     wire::StandingGrant& standing = *placed.standing;

@@ -75,7 +75,7 @@ std::optional<DType> dtype_from_name(std::string_view name) {
 }
 
 std::string dlpack_name(DLPackType type) {
-  // By code; from the eighth on a name says the width, too.
+  // By code; from the eighth on a name includes the width.
   constexpr std::array<std::string_view, 18> kNames = {"int",
                                                        "uint",
                                                        "float",

@@ -1,6 +1,7 @@
 #pragma once
 
-// The element types that moolink moves. Their numbers travel: append, never renumber.
+// The element types that moolink moves. The numbers are part of the protocol: append, never
+// renumber.
 
 #include <cstddef>
 #include <cstdint>
@@ -44,14 +45,14 @@ struct DLPackType {
   bool operator==(const DLPackType&) const = default;
 };
 
-std::size_t item_size(DType dtype);        // bytes an element
-std::string_view dtype_name(DType dtype);  // as numpy and ml_dtypes call it: "float32"
+std::size_t item_size(DType dtype);        // bytes of an element
+std::string_view dtype_name(DType dtype);  // numpy's and ml_dtypes' name: "float32"
 DLPackType to_dlpack(DType dtype);
 
 // Empty: not an element type that moolink moves (sub-byte types, vectors, quantised types).
 std::optional<DType> from_dlpack(DLPackType type);
 std::optional<DType> dtype_from_name(std::string_view name);
-// What people call a type that may be none of ours: "int4", "float4_e2m1fn", "float32 x4".
+// The common name of a type that moolink may not move: "int4", "float4_e2m1fn", "float32 x4".
 std::string dlpack_name(DLPackType type);
 
 bool is_floating(DType dtype);  // includes bfloat16 and the 8-bit kinds

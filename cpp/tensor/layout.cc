@@ -140,7 +140,7 @@ void gather(const std::byte* data, std::size_t item_size, std::span<const std::i
   while (true) {
     copy_row(data, row, item_size, out);
     out += row_bytes;
-    // Count up the outer dimensions, last first, as an odometer does.
+    // Counts up the outer dimensions, last first, like an odometer.
     std::size_t i = dimensions.size();
     while (i > 0 && ++index[i - 1] == dimensions[i - 1].size) {
       data -= (dimensions[i - 1].size - 1) * dimensions[i - 1].stride;

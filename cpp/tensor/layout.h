@@ -28,8 +28,8 @@ struct Device {
   std::string name() const;  // "cpu", "cuda:0"
 };
 
-// A tensor where it lies, by reference. `owner`, when set, keeps the memory alive; where the owner
-// is a Python object the binding holds it beside the reference.
+// A tensor in place, by reference. `owner`, when set, keeps the memory alive; if the owner is a
+// Python object, the binding holds it beside the reference.
 struct TensorRef {
   std::byte* data = nullptr;
   DType dtype = DType::uint8;
@@ -43,11 +43,11 @@ struct TensorRef {
 // Product of the dimensions. Empty: more than 64 dimensions, a negative one, or a product of the
 // non-zero ones that does not fit 63 bits (which numpy refuses even when another one is zero).
 std::optional<std::uint64_t> element_count(std::span<const std::int64_t> shape);
-// The same times the bytes of an element.
+// The same, times the bytes of an element.
 std::optional<std::uint64_t> byte_size(std::size_t item_size, std::span<const std::int64_t> shape);
 
 Shape contiguous_strides(std::span<const std::int64_t> shape);
-// Row-major without gaps; strides of dimensions of size 1 do not matter, and of empty tensors none.
+// Row-major without gaps; strides of dimensions of size 1, and of empty tensors, do not matter.
 bool is_contiguous(std::span<const std::int64_t> shape, std::span<const std::int64_t> strides);
 
 // Copies the elements at `data` in row-major order to `out`, which has room for all of them.

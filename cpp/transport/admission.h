@@ -12,17 +12,16 @@
 
 namespace moolink::transport {
 
-// Of accept(2).
+// The error of a failed accept(2).
 Error cannot_accept_error(int error_number);
 
-// Decides which accepted connections are kept. Those that have not yet authenticated are few, in
-// all and from one source, and a source whose connections only fail is refused for a growing time.
-// A machine without I/O.
+// Decides which accepted connections are kept. Few may be unauthenticated, in all and from one
+// source, and a source whose connections only fail is refused for a growing time. A machine without
+// I/O.
 //
-// Connections that stay open and say nothing shut out nobody: after a grace period the oldest one
-// is replaced by the next. Failures shut out nobody of the same source for long: now and then a
-// connection is admitted all the same. This host is never refused: its processes have better ways
-// to do harm.
+// Connections that stay open and send nothing lock no peer out: after a grace period the next one
+// replaces the oldest. Failures do not lock a source out for long: now and then a connection is
+// admitted all the same. This host is never refused: its processes have better ways to do harm.
 class Admission {
  public:
   struct Config {
@@ -32,14 +31,14 @@ class Admission {
     std::size_t free_failures = 32;            // in a row, before a source is paused
     Duration first_pause = milliseconds(100);  // doubles with each failure
     Duration longest_pause = seconds(30);
-    Duration trickle = milliseconds(200);  // a paused source is admitted once in such a time
+    Duration trickle = milliseconds(200);  // a paused source is admitted once in this time
     std::size_t sources = 1024;            // remembered
   };
 
   explicit Admission(Config config) : config_(config) {}
 
-  // Whether one more from this source is admitted. The caller closes `replaced` for it, and calls
-  // closed() for that one before accepted() for the new one.
+  // Whether another connection from this source is admitted. The caller closes `replaced` for it,
+  // and calls closed() for that one before accepted() for the new one.
   struct Answer {
     bool admitted = false;
     std::optional<wire::ConnectionId> replaced = std::nullopt;

@@ -14,7 +14,7 @@ FrameReceiver::FrameReceiver(Environment& environment, Connection& connection)
 
 void FrameReceiver::stop() {
   stopped_ = true;
-  target_ = nullptr;  // the handler's, which has given this connection up
+  target_ = nullptr;  // the handler's, which dropped this connection
 }
 
 void FrameReceiver::expect(Stage stage, std::byte* target, std::size_t size) {
@@ -27,7 +27,7 @@ void FrameReceiver::finish_stage() {
   const Stage done = stage_;
   if (done == Stage::header) return finish_header();
   if (done == Stage::chunk_head) return finish_chunk_head();
-  // The next stage is set before the handler is called, which may stop this receiver.
+  // The next stage is set before the handler is called, because the handler may stop this receiver.
   expect(Stage::header, scratch_.data(), wire::kHeaderBytes);
   if (done == Stage::frame) {
     environment_.handler.received(connection_, {header_, std::exchange(frame_, {})});

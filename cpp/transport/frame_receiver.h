@@ -12,7 +12,7 @@
 namespace moolink::transport {
 
 // Turns a stream of bytes (a ring, slots) into frames for the handler. Everything is copied out of
-// the stream before it is looked at; the bytes of a chunk are copied straight into the handler's
+// the stream before it is parsed; the bytes of a chunk are copied straight into the handler's
 // target.
 class FrameReceiver {
  public:
@@ -61,7 +61,7 @@ class FrameReceiver {
 
   Stage stage_ = Stage::header;
   std::byte* target_ = nullptr;  // where the next bytes go; nullptr: they are dropped
-  std::size_t left_ = 0;         // bytes of the stage that are still to come
+  std::size_t left_ = 0;         // bytes of the stage still to come
 
   static constexpr std::size_t kLongestChunkHead = 256;
   std::array<std::byte, kLongestChunkHead> scratch_;  // header or chunk head

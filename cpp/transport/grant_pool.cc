@@ -24,7 +24,7 @@ struct GrantPool::InUse {
 std::optional<GrantPool::Block> GrantPool::allocate(std::size_t bytes) {
   if (bytes > kLargestBlock) return std::nullopt;
   const std::size_t block_bytes = std::bit_ceil(std::max(bytes, kSmallestBlock));
-  // Before the block is taken: should there be no memory for its owner, nothing is lost.
+  // Before taking the block: if there is no memory for its owner, nothing is lost.
   const auto owner = std::make_shared<InUse>(shared_from_this());
   const std::lock_guard guard(mutex_);
   if (closed_) return std::nullopt;
@@ -58,7 +58,7 @@ void GrantPool::add_segment(std::size_t block_bytes) {
   const auto alike = std::count_if(segments_.begin(), segments_.end(), [&](const auto& entry) {
     return entry.second.block_bytes == block_bytes;
   });
-  // With room for all blocks of the size no release needs memory; nor does what follows here.
+  // With room for all blocks of the size, no release allocates; nor does the code below.
   blocks.reserve((static_cast<std::size_t>(alike) + 1) * (size / block_bytes));
   changes_.reserve(changes_.size() + 1);
   segments_.emplace(number, SegmentEntry{segment, block_bytes});
@@ -88,8 +88,8 @@ void GrantPool::release(const FreeBlock& block) {
   if (free_bytes_ > kMaxFreeBytes) retire_surplus();
 }
 
-// Only segments of one block: of the others some block is nearly always in use. The largest first,
-// because they are asked for most rarely.
+// Only segments of one block: the others nearly always have a block in use. The largest first,
+// because they are requested most rarely.
 void GrantPool::retire_surplus() {
   for (auto size = free_.rbegin(); size != free_.rend() && size->first >= kSegmentBytes; ++size) {
     std::vector<FreeBlock>& blocks = size->second;
@@ -112,7 +112,7 @@ void GrantPool::tell_retired(std::uint64_t segment) {
   changed_ = true;
 }
 
-// Segments of one block, as above. The coldest ones have been free all the time.
+// Segments of one block, as above. The coldest ones were free all the time.
 bool GrantPool::retire_idle() {
   const std::lock_guard guard(mutex_);
   bool more = false;
@@ -157,7 +157,7 @@ void GrantPool::before_fork() noexcept {
   }
 }
 
-// Its free blocks are not given out again either: so it goes as soon as those in use are released.
+// Its free blocks are not reused either, so it is removed when those in use are released.
 void GrantPool::withhold(std::uint64_t segment, std::size_t block_bytes) {
   const auto of_size = free_.find(block_bytes);
   if (of_size == free_.end()) return;

@@ -16,14 +16,14 @@
 
 namespace moolink::transport {
 
-// The memory that one peer may fill, in segments made here and passed to that peer only. A block
-// is given out again when its buffer was released, which keeps its pages warm (fresh ones copy ten
-// times slower). After the connection has ended no block is ever given out again: the peer may be
-// stopped in the middle of a copy and go on years later.
+// The memory that one peer may fill, in segments made here and passed to that peer only. A block is
+// reused when its buffer was released, which keeps its pages warm (copies to fresh ones are ten
+// times slower). After the connection has ended no block is ever reused: the peer may be stopped in
+// the middle of a copy and continue years later.
 //
-// A fork makes the segments private that have blocks in use: each side may write its arrays, and
-// none of their blocks is given out again, because a child may read them for as long as it lives.
-// Nothing is copied but what is written afterwards.
+// A fork makes the segments with blocks in use private: each side may write its arrays, and none of
+// their blocks is reused, because a child may read them for as long as it lives. Only pages written
+// afterwards are copied.
 class GrantPool final : public AtFork, public std::enable_shared_from_this<GrantPool> {
  public:
   GrantPool() { join_forks(Rank::memory); }
@@ -31,9 +31,9 @@ class GrantPool final : public AtFork, public std::enable_shared_from_this<Grant
 
   struct Block {
     wire::GrantPlace place;
-    MutableBuffer memory;  // its release, on any thread, gives the block back
+    MutableBuffer memory;  // its release, on any thread, returns the block
   };
-  // A segment that the peer must learn of, or that it should unmap.
+  // A segment that the peer must learn of, or should unmap.
   struct Change {
     std::uint64_t segment = 0;
     std::shared_ptr<memory::Segment> made;  // null: retired
@@ -42,16 +42,16 @@ class GrantPool final : public AtFork, public std::enable_shared_from_this<Grant
   static constexpr std::size_t kSmallestBlock = std::size_t{64} << 10;
   static constexpr std::size_t kLargestBlock = std::size_t{1} << 36;
   static constexpr std::size_t kSegmentBytes = std::size_t{4} << 20;  // shared by small blocks
-  // Free blocks of more than this altogether are given back to the system.
+  // Free blocks beyond this total are returned to the system.
   static constexpr std::size_t kMaxFreeBytes = std::size_t{256} << 20;
 
   // nullopt: too large, or the system has no memory.
   std::optional<Block> allocate(std::size_t bytes);
-  // Gives back to the system what has not been used since the last call. False: nothing is left
-  // that a later call could give back.
+  // Returns to the system the memory unused since the last call. False: nothing is left that a
+  // later call could return.
   bool retire_idle();
   bool changed() const { return changed_.load(std::memory_order_relaxed); }
-  // What has to be told to the peer, in order; a made segment before any grant in it.
+  // Changes to report to the peer, in order; a made segment before any grant in it.
   std::vector<Change> take_changes();
   // The connection has ended.
   void close();
@@ -89,9 +89,9 @@ class GrantPool final : public AtFork, public std::enable_shared_from_this<Grant
   std::uint64_t last_grant_ = 0;
   std::uint64_t last_segment_ = 0;
   std::size_t free_bytes_ = 0;
-  Segments segments_;  // after the end those that have blocks in use
+  Segments segments_;                                   // after the end those with blocks in use
   std::map<std::size_t, std::vector<FreeBlock>> free_;  // by block size, the warmest last
-  std::map<std::size_t, std::size_t> idle_;  // by block size: as many were free all the time
+  std::map<std::size_t, std::size_t> idle_;             // by block size: as many were always free
   std::vector<Change> changes_;
 };
 

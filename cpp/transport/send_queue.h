@@ -8,12 +8,12 @@
 
 namespace moolink::transport {
 
-// Frames on their way into a stream of bytes (a ring, slots), held by reference until all their
-// bytes are there.
+// Outgoing frames for a stream of bytes (a ring, slots), held by reference until all their bytes
+// are there.
 class SendQueue {
  public:
   void push(wire::Frame frame);
-  // Moves what the ring has room for; true if anything was moved.
+  // Moves as much as the ring has room for; true if anything was moved.
   template <class Stream>
   bool write_to(Stream& stream) {
     bool moved = false;
@@ -40,7 +40,7 @@ class SendQueue {
     std::size_t pieces() const { return 2 + frame.payload.size(); }
   };
 
-  // False: the piece has not left whole.
+  // False: the piece has not left completely.
   bool took(std::size_t written, std::size_t size);
 
   std::deque<OutgoingFrame> queue_;

@@ -23,12 +23,12 @@ class Loop;
 
 namespace moolink::transport {
 
-// Everything here is called, and calls, with the engine's lock held. What a caller asks for
-// (write, close, dial) never calls the handler back before it has returned: failures found there
-// are reported from the loop.
+// All calls, in both directions, are made with the engine's lock held. A caller's request (write,
+// close, dial) never calls the handler back before it has returned: the loop reports failures found
+// there.
 //
-// The exception barrier: a connection in which something throws, without memory for example, fails
-// with an error that names the cause. write(), flush(), establish() and close() never throw.
+// The exception barrier: a connection in which something throws, for example for lack of memory,
+// fails with an error that names the cause. write(), flush(), establish() and close() never throw.
 
 // Memory at the receiver that the sender of a part may fill, on paths with traits().grants.
 struct Grant {
@@ -44,17 +44,17 @@ class Connection {
   virtual wire::PathKind path() const = 0;
   virtual const wire::PathTraits& traits() const = 0;
   virtual const std::string& peer_address() const = 0;  // for people and logs
-  // Where this end is on the path, with port 0: others near the peer may reach this host there.
-  // Empty where a path has no such thing.
+  // The address of this end on the path, with port 0: others near the peer may reach this host
+  // there. Empty on paths without addresses.
   virtual std::string local_address() const { return {}; }
 
   // Queues a frame; its buffers are held by reference until they are written. After close() or a
   // failure it is dropped.
   virtual void write(wire::Frame frame) = 0;
   // Sends what write() has queued: called once after a batch of writes, so that frames written
-  // together cost one system call, or one ring of the doorbell. What does not fit leaves later.
+  // together cost one system call, or one ring of the doorbell. The excess leaves later.
   virtual void flush() = 0;
-  // Bytes given to write() that have not left yet. Above the high-water mark writable() is false
+  // Bytes given to write() that have not left yet. Above the high-water mark writable() is false,
   // and Handler::writable is called once the low-water mark is reached.
   virtual std::size_t queued_bytes() const = 0;
   virtual bool writable() const = 0;
@@ -63,7 +63,7 @@ class Connection {
   // connections of strangers.
   virtual void establish() = 0;
 
-  // Sends what is queued for at most a moment, then closes. Handler::closed is not called.
+  // Sends the queue for at most a moment, then closes. Handler::closed is not called.
   virtual void close() = 0;
 
   // Only on paths with grants. nullopt: no memory now, the part must come as chunks.
@@ -74,13 +74,13 @@ class Connection {
     throw Exception(ErrorCode::wire, "this path has no grants");
   }
 
-  // Whether fill_grant() reads the memory of CUDA devices (device::Block), as far as is known; and
-  // why it cannot read these bytes, which lie there: empty, it can. write() reads the host's only.
+  // Whether fill_grant() reads the memory of CUDA devices (device::Block), as far as known; and why
+  // it cannot read these bytes of a device: empty, it can. write() reads only the host's.
   virtual bool reads_devices() const { return false; }
   virtual std::string refusal_of(const Buffer& /*bytes*/) { return "the path cannot read them"; }
 
-  // The peer's memory of a grant, for this process to write; it stays mapped when the connection
-  // has ended. Throws as fill_grant().
+  // The peer's memory of a grant, for this process to write; it stays mapped after the connection
+  // has ended. Throws like fill_grant().
   virtual MutableBuffer grant_memory(const wire::GrantPlace& /*place*/) {
     throw Exception(ErrorCode::wire, "this path has no grants");
   }
@@ -88,19 +88,19 @@ class Connection {
   // Only on paths with traits().loans. Lets the peer map a segment of the lending pool; done once,
   // more calls cost nothing. False: not now, or the segment is gone.
   virtual bool pass_segment(std::uint64_t /*segment*/) { return false; }
-  // The peer's bytes, for reading only; they stay mapped when the connection has ended. Throws
+  // The peer's bytes, for reading only; they stay mapped after the connection has ended. Throws
   // Exception{wire} if the peer has passed no such place, another code if the system refuses.
   virtual Buffer map_loan(const wire::LoanPlace& /*place*/) {
     throw Exception(ErrorCode::wire, "this path has no loans");
   }
 
   // Only between processes of one host: passes descriptors (segments, doorbells) to the peer, whose
-  // handler is told under the key. They stay the caller's. False: this path cannot, not now, or the
+  // handler gets them with the key. The caller keeps them. False: this path cannot, not now, or the
   // connection is closed.
   virtual bool share(const Uid& /*key*/, std::span<const int> /*descriptors*/) { return false; }
 };
 
-// What a transport tells; implemented by the runtime, which passes it on to the Node.
+// Events of a transport; implemented by the runtime, which forwards them to the Node.
 class Handler {
  public:
   virtual ~Handler() = default;
@@ -108,33 +108,32 @@ class Handler {
   // dialled_address: as given to Transport::dial; empty for an accepted connection.
   virtual void opened(std::shared_ptr<Connection> connection,
                       const std::string& dialled_address) = 0;
-  // The connection failed or the peer closed it; nothing more comes of it. peer_dead: the path
-  // proves that the peer's process has ended (pidfd); an end of file is no proof.
+  // The connection failed or the peer closed it; no more events follow. peer_dead: the path proves
+  // that the peer's process has ended (pidfd); an end of file is no proof.
   virtual void closed(Connection& connection, const Error& error, bool peer_dead) = 0;
-  // code peer_lost: the host answered that nobody listens there (ECONNREFUSED), which proves on the
-  // peer's own host that its process is gone. Any other code: no answer.
-  // code auth: the two sides do not have the same key; error.peer is the name that the other one
-  // claims, if it has said any.
+  // code peer_lost: the host answered that nothing listens there (ECONNREFUSED), which proves on
+  // the peer's own host that its process is gone. Any other code: no answer. code auth: the two
+  // sides do not have the same key; error.peer is the name that the other side claims, if any.
   virtual void dial_failed(const std::string& address, const Error& error) = 0;
-  // A connection was refused before it was one.
+  // A connection was refused before it was opened.
   virtual void turned_away(const Error& /*error*/) {}
-  // A connection waits for which this process has no descriptor or memory; it is tried again.
+  // This process has no descriptor or memory for a waiting connection; it is tried again.
   virtual void cannot_accept(const Error& /*error*/) {}
 
   virtual void received(Connection& connection, wire::ReceivedFrame frame) = 0;
   // Memory for the bytes of a chunk, of exactly head.bytes; empty: read and discard them.
   virtual std::span<std::byte> chunk_target(Connection& connection,
                                             const wire::ChunkHead& head) = 0;
-  // The chunk is in its memory, or was discarded: all that come are counted.
+  // The chunk is in its memory, or was discarded: every chunk is counted.
   virtual void chunk_received(Connection& connection, const wire::ChunkHead& head) = 0;
   virtual void writable(Connection& connection) = 0;
   virtual void grant_filled(Connection& /*connection*/, const wire::GrantPlace& /*place*/) {}
-  // The peer shared these, after the connection was established. They are the handler's now.
+  // The peer shared these, after the connection was established. The handler owns them now.
   virtual void shared(Connection& /*connection*/, const Uid& /*key*/,
                       std::vector<Descriptor> /*descriptors*/) {}
 };
 
-// What a transport is made with. All outlive it.
+// The environment of a transport. Everything in it outlives the transport.
 struct Environment {
   io::Loop& loop;
   Allocator& allocator;  // for received frames; chunk targets come from the handler
@@ -144,11 +143,12 @@ struct Environment {
   std::string interface{};  // tcp/interface.h; empty: every one
   std::size_t max_strangers = 256;  // connections that are not yet established
   Duration handshake_timeout = seconds(5);
-  // What this process lends; null: nothing. It outlives the transport, its blocks may do so longer.
+  // Memory that this process lends; null: none. It outlives the transport; its blocks may live
+  // longer.
   memory::LendingPool* lending = nullptr;
-  // What this peer proves itself with. Empty: it is insecure.
+  // This peer's keys. Empty: it is insecure.
   crypto::Keyring keyring{};
-  std::string name{};  // of this peer, as everybody who reaches it may know
+  std::string name{};  // of this peer, public to every peer that reaches it
 
   wire::ConnectionId next_connection_id() { return ++last_connection_id; }
   wire::ConnectionId last_connection_id = 0;
@@ -161,13 +161,13 @@ class Transport {
   virtual wire::PathKind kind() const = 0;
   // Whether an address ("tcp://…") is one of this transport's.
   virtual bool accepts(const std::string& address) const = 0;
-  // Throws Exception{invalid_argument} if nothing can ever be dialled at such an address.
+  // Throws Exception{invalid_argument} if such an address can never be dialled.
   virtual void check(const std::string& /*address*/) const {}
   // Listens and returns every address at which peers can dial this process; throws Exception with
-  // what is wrong (in use, no such host, malformed).
+  // the reason (in use, no such host, malformed).
   virtual std::vector<std::string> listen(const std::string& address) = 0;
-  // What others are told instead of what listen() has returned. Throws
-  // Exception{invalid_argument} where that cannot be chosen, or is malformed.
+  // The addresses to announce instead of those that listen() returned. Throws
+  // Exception{invalid_argument} if they cannot be chosen, or are malformed.
   virtual std::vector<std::string> announced(const std::string& advertise,
                                              const std::vector<std::string>& /*bound*/) const {
     throw Exception(ErrorCode::invalid_argument,
@@ -175,7 +175,7 @@ class Transport {
   }
   // Ends in Handler::opened or Handler::dial_failed; throws only if the address is malformed.
   virtual void dial(const std::string& address) = 0;
-  // Closes the listeners, the dials under way and every connection; the handler hears no more.
+  // Closes the listeners, the dials in progress and every connection; no more handler calls follow.
   virtual void stop() = 0;
   // In a forked child: closes every descriptor without telling the peers. Async-signal-safe enough
   // to run in pthread_atfork: no lock, no allocation, no handler.

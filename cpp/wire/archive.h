@@ -6,8 +6,8 @@
 // floating point is IEEE little-endian, strings and containers carry their count. Nothing is
 // self-describing: both sides know the type, and the version in the greeting fixes the layout.
 //
-// Reading trusts nothing: every count is checked against the bytes that remain before memory is
-// taken, enums against their range, and bytes left over are an error (ErrorCode::wire).
+// Reading trusts nothing: every count is checked against the remaining bytes before any allocation,
+// enums against their range, and leftover bytes are an error (ErrorCode::wire).
 
 #include <array>
 #include <bit>
@@ -34,8 +34,8 @@
 
 namespace moolink {
 
-// The greatest value of an enum that travels: a function `enum_max(E)` beside the enum (found by
-// its argument), or an enumerator E::kMax.
+// The greatest value of an enum on the wire: a function `enum_max(E)` beside the enum (found by its
+// argument), or an enumerator E::kMax.
 constexpr ErrorCode enum_max(ErrorCode) { return static_cast<ErrorCode>(kErrorCodes - 1); }
 constexpr Ran enum_max(Ran) { return Ran::yes; }
 
@@ -98,7 +98,7 @@ class Writer {
   }
 
   std::size_t size() const { return size_; }
-  // The bytes written so far as a buffer of their own; the writer is empty afterwards.
+  // The bytes written so far as a separate buffer; the writer is empty afterwards.
   Buffer take();
 
  private:
@@ -216,7 +216,7 @@ class Reader {
     left_ -= size;
     return at;
   }
-  // A count of things of at least `least` bytes each.
+  // A count of elements of at least `least` bytes each.
   std::size_t count(std::size_t least = 1) {
     const std::uint64_t value = varint();
     if (value > left_ / least) truncated(value);
@@ -282,7 +282,7 @@ class Reader {
       const auto* data = reinterpret_cast<const T*>(raw(size));
       values.assign(data, data + size);
     } else {
-      // An element may be larger in memory than its one byte here: grow with what is really there.
+      // An element may be larger in memory than its one byte here: grow with the actual elements.
       values.reserve(size < kTrustedCount ? size : kTrustedCount);
       for (std::size_t i = 0; i < size; ++i) {
         T value{};

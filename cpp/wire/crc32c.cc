@@ -24,8 +24,12 @@ constexpr std::array<std::uint32_t, 256> make_table() {
 constexpr std::array<std::uint32_t, 256> kTable = make_table();
 
 #ifdef MOOLINK_CRC32C_SSE42
-__attribute__((target("sse4.2"))) std::uint32_t crc32c_sse42(std::span<const std::byte> bytes,
-                                                             std::uint32_t seed) {
+#ifdef __clang__
+#define MOOLINK_SSE42 __attribute__((target("sse4.2,crc32")))
+#else
+#define MOOLINK_SSE42 __attribute__((target("sse4.2")))  // of which crc32 is a part for GCC
+#endif
+MOOLINK_SSE42 std::uint32_t crc32c_sse42(std::span<const std::byte> bytes, std::uint32_t seed) {
   std::uint64_t sum = ~seed;
   const std::byte* at = bytes.data();
   std::size_t left = bytes.size();

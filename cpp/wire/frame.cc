@@ -92,7 +92,7 @@ Frame make_frame(FrameType type, Buffer control, std::vector<Buffer> payload) {
 }
 
 Hello decode_hello(const Buffer& control, const Limits& limits) {
-  // The magic is looked at before the rest: another version may have another rest.
+  // Checks the magic first: the rest may differ in another version.
   Reader magic(control);
   if (magic.varint() != kMagic) fail("not a moolink greeting");
   Hello hello = decode<Hello>(control);
@@ -103,9 +103,7 @@ Hello decode_hello(const Buffer& control, const Limits& limits) {
   for (const std::string& address : hello.addresses) {
     if (address.size() > limits.max_name) fail("an address exceeds the limit");
   }
-  if (hello.rx_have.size() > (limits.send_window_messages + 63) / 64 + 1) {
-    fail("a greeting's bitmap exceeds the window");
-  }
+  if (hello.rx_have.size() > kMaxHaveWords) fail("a greeting's bitmap exceeds the limit");
   if (hello.keys.size() > kMaxKeys || hello.proof.size() > kMaxKeys * kProofBytes) {
     fail("too many keys or proofs in a greeting");
   }

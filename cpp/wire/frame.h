@@ -24,8 +24,10 @@ inline constexpr std::uint32_t kMagic = 0x6d6c6e6b;  // "mlnk"
 inline constexpr std::uint32_t kVersion = 1;
 inline constexpr std::size_t kHeaderBytes = 32;
 inline constexpr std::size_t kMaxAddresses = 64;
+// Of a greeting's rx_have. Omitted messages are sent again and dropped.
+inline constexpr std::size_t kMaxHaveWords = 64;
 inline constexpr std::size_t kMaxKeys = 8;      // named in a greeting, each with a proof of
-inline constexpr std::size_t kProofBytes = 32;  //   so many bytes
+inline constexpr std::size_t kProofBytes = 32;  // of this many bytes
 
 enum class FrameType : std::uint8_t {
   hello = 1,
@@ -45,15 +47,15 @@ enum class FrameType : std::uint8_t {
 constexpr FrameType enum_max(FrameType) { return FrameType::close; }
 const char* frame_type_name(FrameType type);
 
-// As it lies on the wire, little-endian:
-// type u8 | flags u8 | lane u16 | length u32 | seq u64 | ack u64 | control u32 | crc32c u32,
-// the last being the checksum of the 28 bytes before it.
+// The wire format, little-endian:
+// type u8 | flags u8 | lane u16 | length u32 | seq u64 | ack u64 | control u32 | crc32c u32, the
+// last being the checksum of the 28 bytes before it.
 struct FrameHeader {
   FrameType type = FrameType::hello;
   std::uint8_t flags = 0;
   std::uint16_t lane = 0;
   std::uint32_t length = 0;   // bytes after the header: control + payload
-  std::uint64_t seq = 0;      // message: its number in the session; 0 in frames that have none
+  std::uint64_t seq = 0;      // message: its number in the session; 0 in other frames
   std::uint64_t ack = 0;      // all messages up to this one are complete at the sender of the frame
   std::uint32_t control = 0;  // bytes of the control struct, the first of `length`
 
@@ -65,7 +67,7 @@ std::array<std::byte, kHeaderBytes> encode_header(const FrameHeader& header);
 // type, a frame above limits.max_frame, a control struct longer than the frame.
 FrameHeader decode_header(std::span<const std::byte, kHeaderBytes> bytes, const Limits& limits);
 
-// A frame to be written; the payload is what follows the control struct, by reference.
+// A frame to write; the payload follows the control struct, by reference.
 struct Frame {
   FrameHeader header;
   Buffer control;
@@ -74,8 +76,8 @@ struct Frame {
   std::size_t bytes() const { return kHeaderBytes + header.length; }
 };
 
-// A frame as received: `bytes` is control + payload; of a chunk it is the control struct only, the
-// transport having put the payload in place.
+// A received frame: `bytes` is control + payload; for a chunk it is the control struct only,
+// because the transport has put the payload in place.
 struct ReceivedFrame {
   FrameHeader header;
   Buffer bytes;
@@ -98,7 +100,7 @@ Control decode_control(const ReceivedFrame& frame) {
   return decode<Control>(frame.control());
 }
 
-// The first frame of each side (hello), and how they agree about a session (welcome).
+// The first frame of each side (hello), and the agreement about a session (welcome).
 struct Hello {
   std::uint32_t magic = kMagic;
   std::uint32_t wire_min = kVersion;
@@ -109,10 +111,10 @@ struct Hello {
   Uid host_key;
   std::uint64_t session = 0;           // 0: none known
   std::uint64_t rx_next = 1;           // every message below it is complete here
-  std::vector<std::uint64_t> rx_have;  // those above it that are complete: as Ack::bitmap
+  std::vector<std::uint64_t> rx_have;  // complete ones above it: as Ack::bitmap
   std::array<std::byte, 32> nonce{};
-  std::vector<std::string> keys;  // that the sender can prove to hold; none: it is insecure
-  std::vector<std::byte> proof;   // over both greetings, one for each key that is proven
+  std::vector<std::string> keys;  // that the sender can prove; none: it is insecure
+  std::vector<std::byte> proof;   // over both greetings, one for each proven key
   std::uint64_t max_frame = 0;
   std::vector<std::string> addresses;  // where this peer listens
 
@@ -134,8 +136,8 @@ struct Refuse {
   }
 };
 
-// Where the bytes of a body or part are: in this frame's payload, in a grant that is to be asked
-// for, in chunks to come, in the sender's memory that is lent, or already in a standing grant.
+// Where the bytes of a body or part are: in this frame's payload, in a grant to be requested, in
+// chunks to come, in the sender's lent memory, or already in a standing grant.
 enum class PartWhere : std::uint8_t { inline_, grant, stream, loan, placed };
 constexpr PartWhere enum_max(PartWhere) { return PartWhere::placed; }
 
@@ -143,7 +145,7 @@ struct PartHead {
   std::uint64_t bytes = 0;
   std::uint32_t align = 64;
   PartWhere where = PartWhere::inline_;
-  // The loan that it was given as, in whichever attempt; placed: the grant; 0: none.
+  // Its number as a loan, from whichever attempt; placed: the grant; 0: none.
   std::uint64_t id = 0;
 
   template <class Fields>
@@ -152,7 +154,7 @@ struct PartHead {
   }
 };
 
-// The number that stands for a message's body where parts are numbered (chunks, grants).
+// The number of a message's body where parts are numbered (chunks, grants).
 inline constexpr std::uint32_t kBodyPart = 0xffffffff;
 
 // Control of a message frame. Lane and seq are in the header; the payload holds the inline bytes,
@@ -231,8 +233,8 @@ struct Ack {
   }
 };
 
-// Body of a message of the session itself (session::kReturnKind): their memory is the lender's
-// alone again.
+// Body of a message of the session itself (session::kReturnKind): only the lender has this memory
+// again.
 struct Return {
   std::vector<std::uint64_t> loans;
 

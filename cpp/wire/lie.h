@@ -1,6 +1,6 @@
 #pragma once
 
-// One number that a hostile peer lies about, for tests: see lies.h.
+// One number that a hostile peer falsifies, for tests: see lies.h.
 
 #include <cstdint>
 #include <optional>
@@ -8,7 +8,7 @@
 namespace moolink::wire {
 
 #ifdef MOOLINK_CRASH_POINTS
-// What MOOLINK_LIE says in place of the number of this name; none: the truth.
+// The value of MOOLINK_LIE for the number of this name; none: the true one.
 std::optional<std::uint64_t> lie_about(const char* name);
 #else
 constexpr std::optional<std::uint64_t> lie_about(const char* /*name*/) { return std::nullopt; }

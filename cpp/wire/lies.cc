@@ -32,13 +32,13 @@ Lie lie_from_environment() {
 std::optional<std::uint64_t> lie_about(const char* name) {
   static const Lie lie = lie_from_environment();
   if (lie.name != name) return std::nullopt;
-  // So that a test can see that it was about a liar.
+  // So that a test can verify that this process falsified a number.
   static const int said = std::fprintf(stderr, "lies about %s\n", name);
   static_cast<void>(said);
   return lie.value;
 }
 
-// Only messages with something in them lie: the peers get to know one another first.
+// Only messages with content are falsified: the peers must connect first.
 MessageHead told(const MessageHead& head) {
   MessageHead lying = head;
   constexpr std::uint64_t kSomething = 1000;

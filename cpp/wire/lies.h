@@ -1,8 +1,8 @@
 #pragma once
 
-// What a hostile peer writes, for tests of those who read it: MOOLINK_LIE=loan.offset=0x7fffffff
-// makes this process keep to the protocol but for one number. lies.cc has the names. Compiled in
-// only for development builds, as crash points are.
+// A hostile peer's frames, for tests of their readers: MOOLINK_LIE=loan.offset=0x7fffffff makes
+// this process follow the protocol except for one number. lies.cc has the names. Compiled in only
+// for development builds, like crash points.
 
 namespace moolink::wire {
 
@@ -22,7 +22,7 @@ Done told(const Done& done);
 
 #endif
 
-// For use within one expression: what it refers to may go then.
+// For use within one expression: the referenced object may be destroyed then.
 template <class Control>
 constexpr const Control& told(const Control& control) {
   return control;  // NOLINT(bugprone-return-const-ref-from-parameter)

@@ -211,8 +211,8 @@ void ValueReader::take_place() {
 }
 
 void ValueReader::open(std::uint64_t values) {
-  // Each value announced anywhere needs a byte: a few bytes cannot make the builder allocate for
-  // more than the message can hold.
+  // Each announced value needs a byte: a few bytes cannot make the builder allocate for more than
+  // the message can hold.
   if (values > reader_.left() || owed_ + values > reader_.left()) {
     fail("more values announced than bytes remain");
   }

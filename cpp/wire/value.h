@@ -1,8 +1,8 @@
 #pragma once
 
 // The typed codec of values: Python's types by their exact kind, tensors by reference to the
-// message's parts. ValueWriter is pushed the tokens of a walk, ValueReader hands them back one by
-// one. Neither knows Python; cpp/bind/value.cc walks objects and builds them.
+// message's parts. ValueWriter takes the tokens of a walk, ValueReader returns them one by one.
+// Neither knows Python; cpp/bind/value_encode.cc walks objects, value_decode.cc builds them.
 //
 // A container's size is followed by as many values (a dict's by key, value, key, value ...), a
 // record's type by its fields' values, flags and convert by one value.
@@ -26,7 +26,7 @@
 
 namespace moolink::wire {
 
-// The numbers travel: append, never renumber.
+// The numbers are part of the protocol: append, never renumber.
 enum class ValueTag : std::uint8_t {
   none,
   false_,
@@ -50,18 +50,18 @@ enum class ValueTag : std::uint8_t {
   scalar,   // numpy's
   tensor,
   pickle,
-  device_tensor,  // a tensor that lay on a CUDA device, after the device's number
+  device_tensor,  // a tensor from a CUDA device, after the device's number
 };
 constexpr ValueTag enum_max(ValueTag) { return ValueTag::device_tensor; }
 
-// Which framework's object a tensor was.
+// The framework of a tensor's object.
 enum class Framework : std::uint8_t { numpy, torch, jax, other, cupy };
 constexpr Framework enum_max(Framework) { return Framework::cupy; }
 
 inline constexpr std::uint32_t kMaxDevices = 1024;  // of a host, by their numbers
 
-// A registered type as both sides know it. Fields are compared on receipt: two versions of a
-// dataclass do not quietly mix.
+// A registered type as both sides know it. Fields are compared on receipt, so that two versions of
+// a dataclass do not mix silently.
 struct TypeHead {
   std::string name;
   std::vector<std::string> fields;
@@ -75,7 +75,7 @@ struct TensorHead {
   // "<M8[ns]", "<m8[25us]", "<U12", "|S3" (see numpy_item_size).
   std::string numpy_type;
   tensor::Shape shape;
-  // The CUDA device that the tensor lay on at its sender; its bytes travel as any tensor's.
+  // The CUDA device of the tensor at its sender; its bytes travel like any tensor's.
   std::optional<std::uint32_t> device = std::nullopt;
 
   std::size_t item_size() const;
@@ -83,10 +83,10 @@ struct TensorHead {
 
 // Bytes of an element of numpy's dates, durations, strings and byte strings; empty when the text is
 // not exactly the description of one of these. An empty string takes 0 bytes ("<U0"); only scalars
-// can be of such a type.
+// can have such a type.
 std::optional<std::size_t> numpy_item_size(std::string_view numpy_type);
 
-// Tensors up to this size lie in the body; larger ones are parts.
+// Tensors up to this size are in the body; larger ones are parts.
 inline constexpr std::size_t kInlineTensorBytes = 64;
 
 class ValueWriter {
@@ -121,8 +121,8 @@ class ValueWriter {
   void begin_frozenset(std::size_t size) { begin(ValueTag::frozenset, size); }
   void begin_dict(std::size_t pairs) { begin(ValueTag::dict, pairs); }
 
-  // A type is written in full once a message and by number afterwards; `type` must stay where it is
-  // until take().
+  // A type is written in full once per message and by number afterwards; `type` must not move until
+  // take().
   void begin_record(const TypeHead& type) { typed(ValueTag::record, type); }
   void begin_flags(const TypeHead& type) { typed(ValueTag::flags, type); }
   void begin_convert(const TypeHead& type) { typed(ValueTag::convert, type); }
@@ -167,7 +167,7 @@ struct ValueToken {
   std::size_t size = 0;              // of a container; of a record its fields
   std::size_t type = 0;              // record, member, flags, convert: index into types()
   std::size_t part = kNoPart;        // tensor: its part, or none: the elements are in bytes
-  // Never device_tensor: that one is a tensor whose head has a device.
+  // Never device_tensor: that token is a tensor whose head has a device.
 
   std::string_view text() const {
     return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
@@ -175,8 +175,8 @@ struct ValueToken {
 };
 
 // Throws ErrorCode::wire for anything that ValueWriter does not write: unknown tags, sizes that the
-// remaining bytes cannot hold, values nested deeper than the limit, parts of a wrong size, parts
-// left over, bytes left over.
+// remaining bytes cannot hold, values nested deeper than the limit, parts of a wrong size, leftover
+// parts or bytes.
 class ValueReader {
  public:
   ValueReader(const Payload& payload, const Limits& limits);
@@ -187,7 +187,7 @@ class ValueReader {
   bool done() const { return open_.empty(); }
 
   const std::vector<TypeHead>& types() const { return types_; }
-  // Of the last token, when it is a tensor or scalar.
+  // Of the last token, if it is a tensor or scalar.
   const TensorHead& tensor() const { return tensor_; }
 
  private:
@@ -207,7 +207,7 @@ class ValueReader {
   ValueToken token_;
   TensorHead tensor_;
   std::vector<TypeHead> types_;
-  std::vector<std::uint64_t> open_;  // values still to come, a level each
+  std::vector<std::uint64_t> open_;  // values still to come, one count for each level
   std::uint64_t owed_ = 1;           // their sum: each needs a byte at least
   std::size_t next_part_ = 0;
 };

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import numpy as np
 
+import moolink
 from examples.common import checkpoint
 from examples.common.curve import LearningCurve
 from examples.common.options import Options
@@ -132,8 +133,10 @@ class Job(abc.ABC):
         self.terminal.say(progress_line(row, options.total_steps, of_whom))
         self._row_steps, self._row_time = steps, now
 
-    def _advance_bar(self) -> None:
+    def _show_progress(self) -> None:
         self.terminal.advance(self.totals["steps"], f"return {self.mean_return or 0.0:.2f}")
+        if self.mean_return is not None:
+            moolink.metrics.gauge("mean_return", "Of the last episodes.").set(self.mean_return)
 
     # Files.
 

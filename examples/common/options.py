@@ -226,6 +226,8 @@ class ImpalaOptions(GroupOptions):
         """Changes the defaults to those for the environment, shared out among the peers."""
         if self.env_id.startswith(ATARI):
             self.total_steps, self.hidden_size = 2_000_000, 256
+            # Rounds of 4 unrolls instead of 8 cost a tenth of the speed, and need fewer steps.
+            self.batch_size = 4
             self.entropy_cost, self.clip_reward = 0.005, True
             if self.frame_size >= 64:
                 self.num_envs = 64  # inference for few frames of this size is slow

@@ -174,7 +174,7 @@ class LearnerRun(Job):
         now = time.monotonic()
         if now >= self._next_log:
             self._next_log = now + self.options.log_interval
-            self._advance_bar()
+            self._show_progress()
             self._log_update(now)
         self._save_when_due(now)
 

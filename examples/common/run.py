@@ -132,7 +132,7 @@ class Run(Job):
             self._slide_window()
         if self._contributors is not None and now >= self._next_log:
             self._next_log = now + self.options.log_interval
-            self._advance_bar()
+            self._show_progress()
             if self._leads:
                 self._log_round(step.stats, now)
         if self._leads:

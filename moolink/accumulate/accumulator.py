@@ -29,6 +29,8 @@ from moolink.internal import logs
 from moolink.internal.closing import Closing
 from moolink.internal.keywords import names_keywords
 from moolink.internal.shown import shown
+from moolink.metrics import sources
+from moolink.metrics.rounds import Rounds
 from moolink.rpc import Rpc
 
 if TYPE_CHECKING:
@@ -114,7 +116,6 @@ class AccumulatorBase(Adapter, Closing):
             layout += f" max_grad_norm={float(max_grad_norm)!r}"
         if on_nonfinite != "keep":
             layout += f" on_nonfinite={on_nonfinite}"
-        self._name = name
         self._own_rpc: Rpc | None = None
         if group is None:
             self._own_rpc = Rpc()
@@ -131,6 +132,8 @@ class AccumulatorBase(Adapter, Closing):
             self._install_parameters,
         )
         self._parting = Parting(group, name, is_observer=role == "observer")
+        self._rounds = Rounds(self._core, group, name, role)
+        sources.add(self._rounds, group.rpc)
         self._unreported: tuple[int, int] | None = None  # a version and its checksum
         self._checksum_every = checksum_every
         self._on_divergence: Divergence = on_divergence
@@ -253,6 +256,7 @@ class AccumulatorBase(Adapter, Closing):
 
     def _take_round(self, result: npt.NDArray[np.uint8]) -> None:
         self._sync.began(self._core.model_version())
+        self._rounds.add()
         norm = None
         if self._max_grad_norm is not None or self._on_nonfinite != "keep":
             norm = self._core.norm(result)
@@ -577,6 +581,7 @@ class AccumulatorBase(Adapter, Closing):
         if the accumulator made it; else close the group as well, for the others wait for this peer
         as long as it is a member.
         """
+        sources.remove(self._rounds)
         self._sync.close()
         self._parting.close()
         self._core.close()

@@ -58,6 +58,8 @@ def Accumulator(
         from moolink.jax import Accumulator as JaxAccumulator
 
         return JaxAccumulator(name, parameters, buffers, group=group, **options)
+    if callable(getattr(parameters, "parameters", None)):
+        raise TypeError("give model.parameters(), not the model")
     leaves = list(parameters)
     if not leaves:
         raise ValueError(

@@ -19,10 +19,18 @@ IDLE = 0.2  # the same where the user's `idle` is called
 MARK = "moolink.training_steps"  # of the states that these loops send
 
 
+FEW_ROUNDS = 10  # rounds, after which a counter that no round had is probably misspelt
+
+
 class Totals(dict[str, int]):
-    """Sums of counters; one that no round had is 0."""
+    """Sums of counters. A counter that no round had is 0, and its name is added to `missed`."""
+
+    def __init__(self, sums: Mapping[str, int]) -> None:
+        super().__init__(sums)
+        self.missed: set[str] = set()
 
     def __missing__(self, name: str) -> int:
+        self.missed.add(name)
         return 0
 
 
@@ -40,6 +48,7 @@ class TrainingStep:
         self, accumulator: AccumulatorBase, totals: dict[str, int], stats: GradientStats | None
     ) -> None:
         self._accumulator = accumulator
+        self._reduced = False
         self.version = accumulator.model_version()
         self.totals = totals
         self.stats = stats
@@ -48,10 +57,17 @@ class TrainingStep:
         """Contributes the gradients, once a turn; as the accumulator's ``reduce_gradients``.
 
         Raises:
-            RuntimeError: the turn is over, for the parameters are of a later version.
+            RuntimeError: it was already called in this turn, or the turn is over, because the
+                parameters are of a later version.
         """
         self._require_current("reduce")
+        if self._reduced:
+            raise RuntimeError(
+                "step.reduce() was called in this turn before: call backward() for all of the "
+                "turn's losses first, and reduce() once"
+            )
         self._accumulator.reduce_gradients(batch_size, counters)
+        self._reduced = True
 
     def skip(self, counters: Mapping[str, int] | None = None) -> None:
         """Contributes counters only; as the accumulator's ``skip_gradients``. Never needed."""
@@ -86,16 +102,19 @@ def training_steps(
     over = False
     rounds = 0  # that are in the totals, beside those of the beginning
     stats: GradientStats | None = None
+    told_of_counters = False
 
     def captured() -> dict[str, Any]:
         users = None if state is None else state()
         return {MARK: rounds, "totals": dict(totals), "state": users}
 
+    accumulator._rounds.is_over = False
     if until is not None:
         accumulator._parting.expect_end()
     while True:
         group.update()
         if over and leave_together(accumulator, captured, idle):
+            accumulator._rounds.is_over = True
             return
         take_news(accumulator.update)
         if accumulator.wants_state():
@@ -114,13 +133,22 @@ def training_steps(
             accumulator.zero_gradients()
             totals = Totals(totals)  # a step that was given out keeps its own
             for name, value in stats["counters"].items():
-                totals[name] += value
+                totals[name] = totals.get(name, 0) + value
             rounds += 1
             changed = True
         # Before the first round there is nothing that could be asked of the totals.
-        if changed and until is not None and (rounds or totals) and until(totals):
-            over = True
-            continue
+        if changed and until is not None and (rounds or totals):
+            totals.missed.clear()
+            if over := until(totals):
+                continue
+            if totals.missed and rounds >= FEW_ROUNDS and not told_of_counters:
+                told_of_counters = True
+                logs.logger.warning(
+                    "until() asks for the counter %s, which none of %d rounds had; they had %s",
+                    ", ".join(map(repr, sorted(totals.missed))),
+                    rounds,
+                    ", ".join(map(repr, sorted(totals))) or "none",
+                )
         if accumulator.wants_gradients() or (changed and accumulator.is_observer()):
             yield kind(accumulator, totals, stats)
         elif not changed:

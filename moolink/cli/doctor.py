@@ -12,30 +12,17 @@ import importlib.util
 import json
 import os
 import platform
-import resource
 import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 import moolink
-from moolink.cli import dump
+from moolink.cli import dump, limits
+from moolink.cli.finding import Finding, State
 from moolink.internal.processes import available_cores
 
-State = Literal["ok", "absent", "failed"]
-
 _PACKAGES = ("numpy", "torch", "jax", "ml_dtypes", "gymnasium", "ale_py")
-_FEW_DESCRIPTORS = 1024
-
-
-@dataclasses.dataclass(frozen=True)
-class Finding:
-    """One line of the report. "absent" is a lack of something optional, "failed" must be cured."""
-
-    topic: str
-    state: State
-    text: str
 
 
 def main(argv: Sequence[str]) -> int:
@@ -44,9 +31,20 @@ def main(argv: Sequence[str]) -> int:
         prog="moolink doctor",
         description="Say what this machine offers to moolink, what is missing, and why.",
     )
+    parser.add_argument(
+        "address",
+        nargs="?",
+        metavar="HOST:PORT",
+        help="also connect to the broker or peer there, and measure each path to it",
+    )
+    parser.add_argument(
+        "--token-file", metavar="FILE", help="for HOST:PORT: the token's file (default: as of Rpc)"
+    )
     parser.add_argument("--json", action="store_true", help="print a JSON list of findings")
     options = parser.parse_args(argv)
     findings = examine()
+    if options.address is not None:
+        findings += _reached(options.address, options.token_file)
     if options.json:
         print(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
     else:
@@ -71,8 +69,8 @@ def examine() -> list[Finding]:
             findings.append(Finding(topic, "ok", check()))
         except (OSError, AttributeError) as error:
             findings.append(Finding(topic, "failed", str(error)))
-    findings += [_descriptors(), _addresses(), _dumps()]
-    findings += [_cuda(), _verbs(), _openssl()]
+    findings += limits.examine()
+    findings += [_addresses(), _dumps(), _cuda(), _verbs(), _openssl()]
     findings += [_package(name) for name in _PACKAGES]
     return findings
 
@@ -173,12 +171,18 @@ def _loopback() -> str:
     return ", ".join(families)
 
 
-def _descriptors() -> Finding:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    text = f"{soft} open files allowed"
-    if soft < _FEW_DESCRIPTORS:
-        return Finding("descriptors", "failed", f"{text}: raise it with ulimit -n {hard}")
-    return Finding("descriptors", "ok", text)
+def _reached(address: str, token_file: str | None) -> list[Finding]:
+    from moolink.cli.reach import measure, obstacle
+
+    if (why := obstacle(address, token_file)) is not None:
+        return [Finding(address, "failed", why)]
+    found = {path: measure(address, path, token_file) for path in ("shm", "verbs", "tcp")}
+    reached = any(connects for connects, _ in found.values())
+    lack: State = "absent" if reached else "failed"
+    return [
+        Finding(f"{address} by {path}", "ok" if connects else lack, text)
+        for path, (connects, text) in found.items()
+    ]
 
 
 def _addresses() -> Finding:

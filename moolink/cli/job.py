@@ -33,6 +33,7 @@ _BROKER_GRACE = 0.3  # seconds between SIGTERM and SIGKILL; it holds soft state 
 _DRAIN_TIME = 0.5  # seconds that output is still read after a process ended
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+_FAULT_HANDLER = {"PYTHONFAULTHANDLER": "1"}  # a peer that crashes prints its Python stacks
 _LAST_WORDS = 40  # lines of a failed peer's stderr that are repeated at the end
 
 
@@ -149,7 +150,8 @@ class Job:
 
     def _start_peer(self, index: int, restarted: bool = False) -> None:
         cores = str(self._cores[index])
-        environment = dict.fromkeys(_THREAD_VARIABLES, cores) | os.environ
+        defaults = dict.fromkeys(_THREAD_VARIABLES, cores) | _FAULT_HANDLER
+        environment = defaults | os.environ
         environment |= self._options.security | {
             "MOOLINK_BROKER": self._broker_address,
             "MOOLINK_GROUP": self._options.group,

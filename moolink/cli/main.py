@@ -13,6 +13,7 @@ usage: moolink COMMAND ...
 commands:
   run      start an embedded broker and N peers of a script: moolink run -n 2 -m package.module
   replay   serve the tables of a replay: moolink replay tables.toml --listen 0.0.0.0:4432
+  top      show a running job: its groups, members and rates (needs moolink-broker --http)
   dump     show how things stand in a process: moolink dump PID
   doctor   say what this machine offers to moolink, what is missing, and why
 
@@ -42,6 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from moolink.cli.replay import main as replay
 
         return replay(rest)
+    if command == "top":
+        from moolink.cli.top import main as top
+
+        return top(rest)
     if command == "dump":
         from moolink.cli.dump import main as dump
 

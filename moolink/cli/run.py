@@ -25,7 +25,8 @@ Each peer finds in its environment:
   MOOLINK_RESTARTED   1 in a peer that was restarted, else 0
   MOOLINK_CORES       cores this peer should use, at least 1
   MOOLINK_TOKEN_FILE  file of the job's token (with --insecure: MOOLINK_INSECURE=1 instead)
-and OMP_NUM_THREADS, MKL_NUM_THREADS, OPENBLAS_NUM_THREADS set to its cores unless already set.
+and OMP_NUM_THREADS, MKL_NUM_THREADS, OPENBLAS_NUM_THREADS set to its cores unless already set, and
+PYTHONFAULTHANDLER=1 unless already set: a peer that crashes prints its Python stacks.
 
 The first peer that fails ends the job, and its exit status is the job's (128 + n for signal n).
 With --restart K failed peers are restarted, K times in all, but not once the job has finished.
@@ -74,10 +75,14 @@ def parse(argv: Sequence[str]) -> RunOptions:
         parser.error("give one of --token-file and --insecure")
     if target[0] != "-m" and not os.path.exists(target[0]):
         parser.error(f"no such script: {target[0]} (a module is run with -m {target[0]})")
+    group = options.group or f"run-{secrets.token_hex(6)}"
+    if options.connect is not None and options.group is None:
+        note = f"these peers form the group {group}; others join it with --group {group}"
+        print(f"moolink run: {note}", file=sys.stderr)
     return RunOptions(
         peers=options.peers,
         command=[sys.executable, *target],
-        group=options.group or f"run-{secrets.token_hex(6)}",
+        group=group,
         connect=options.connect,
         cores=options.cores or available_cores(),
         restarts=options.restart,

@@ -27,6 +27,11 @@ def main(arguments: Sequence[str]) -> int:
             raise AuthError(f"there is no token: {tokens.INSECURE_VARIABLE} is set")
         if options.command == "group":
             return _give([key.of_group(options.name) for key in known.keys], options.file)
+        if options.command == "dashboard":
+            print(known.keys[0].dashboard())
+            of = f"{known.keys[0].describe()}, from {known.origin}"
+            print(f"It is for a broker that was started with {of}.", file=sys.stderr)
+            return 0
         print(f"{known.origin}:")
         for key in known.keys:
             print(f"  {key.describe()}")
@@ -60,13 +65,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     group.add_argument("name", metavar="NAME", help="the group's name")
     show = commands.add_parser("show", help="name the keys of a file without telling them")
+    dashboard = commands.add_parser(
+        "dashboard", help="print the key of the broker's dashboard, with which nobody can join"
+    )
     for command in (new, group):
         command.add_argument(
             "--file",
             metavar="FILE",
             help="write it to a new file that only its owner can read, instead of printing it",
         )
-    for command in (group, show):
+    for command in (group, show, dashboard):
         command.add_argument(
             "--token-file",
             metavar="FILE",

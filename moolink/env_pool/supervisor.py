@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import math
 import os
 import pickle
@@ -11,7 +12,7 @@ import select
 import socket
 import subprocess
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from moolink.env_pool import channel, starting
@@ -22,11 +23,15 @@ from moolink.env_pool.spaces import keys
 from moolink.errors import Closed, EnvError, Error, TimeoutError
 from moolink.internal import deadlines, forks, logs
 from moolink.internal.processes import describe_exit
+from moolink.metrics import sources
+from moolink.metrics.sources import Value
 
 _GRACE = 2.0  # seconds that workers have to close their environments
 _FAILED_GRACE = 0.2  # the same, when the pool has failed
 _SERVER_GRACE = 3.0  # further seconds that the server has to end
 _FRUITLESS_RESTARTS = 3  # restarts of a worker that finishes no step between them
+
+_pools = itertools.count()
 
 
 class Supervisor:
@@ -62,6 +67,8 @@ class Supervisor:
         self._closed = False
         workers = options.workers
         self._lives = [0] * workers
+        self._steps = 0  # that were asked for, of all environments
+        self._labels = {"pool": str(next(_pools))}
         self._progress = [-1] * workers
         self._fruitless = [0] * workers
         self._making: list[channel.Making | None] = [None] * workers
@@ -100,6 +107,7 @@ class Supervisor:
         except BaseException:
             self.close()
             raise
+        sources.add(self)
 
     def _forked(self) -> None:
         self.lock = threading.RLock()
@@ -143,6 +151,8 @@ class Supervisor:
         The caller holds the lock, and actions are in place.
         """
         push = self.memory.board.push
+        if command == Command.STEP:
+            self._steps += sum(part[2] for part in parts)
         asleep = {part[0] for part in parts if push(*part, command)}
         # When all are made: a worker that is woken may take the core that this process runs on.
         for worker in asleep:
@@ -420,6 +430,13 @@ class Supervisor:
         for descriptor in self._watched:
             self._alarms.register(descriptor, select.EPOLLIN)
 
+    def _metrics(self) -> Iterator[Value]:
+        if not self._closed and not self._in_child:
+            rows = self._options.batch_size * self._options.batches
+            yield "moolink_environments", self._labels, rows
+            yield "moolink_environment_steps_total", self._labels, self._steps
+            yield "moolink_environment_restarts_total", self._labels, sum(self._lives)
+
     def close(self) -> None:
         """Ends all processes and closes all descriptors. Idempotent; does nothing in a fork."""
         if self._in_child:
@@ -428,6 +445,7 @@ class Supervisor:
             if self._closed:
                 return
             self._closed = True
+            sources.remove(self)
             self._ring_all()
             if self._ready:
                 self.memory.board.close()

@@ -10,7 +10,9 @@ from moolink.internal.keywords import names_keywords
 from moolink.rpc import Rpc
 
 if TYPE_CHECKING:
-    from moolink.internal.tokens import Key
+    from moolink.internal.tokens import Identity, Key
+
+MEASURE = "moolink.broker/measure"  # takes a value: for `moolink doctor HOST:PORT`
 
 
 class Broker(BrokerCore):
@@ -43,7 +45,7 @@ class Broker(BrokerCore):
         rpc: Rpc | None = None,
         *,
         first: bool = False,
-        token: str | os.PathLike[str] | Key | None = None,
+        token: str | os.PathLike[str] | Key | Identity | None = None,
         token_file: str | os.PathLike[str] | None = None,
         insecure: bool = False,
     ) -> None:
@@ -51,13 +53,15 @@ class Broker(BrokerCore):
             raise TypeError(f"a Broker is made of a moolink.Rpc or without one, not of {rpc!r}")
         if rpc is not None and (token is not None or token_file is not None or insecure):
             raise ValueError("the token of a broker on an Rpc is that of the Rpc")
-        # Kept: an Rpc that nobody holds is closed.
+        # An Rpc that nobody refers to is closed.
         # Its messages are few and small: RDMA would cost a queue pair a member and gain nothing.
-        self._rpc = rpc or Rpc(
+        self.rpc = rpc or Rpc(
             "broker",
             transports=["shm", "tcp"],
             token=token,
             token_file=token_file,
             insecure=insecure,
         )
-        super().__init__(self._rpc, first=first, owns=rpc is None)
+        super().__init__(self.rpc, first=first, owns=rpc is None)
+        if rpc is None:
+            self.rpc.define(MEASURE, lambda value: None)

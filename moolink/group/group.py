@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any, Literal
 
@@ -16,6 +16,8 @@ from moolink.internal import deadlines
 from moolink.internal.closing import Closing
 from moolink.internal.integers import integer_of
 from moolink.internal.keywords import names_keywords
+from moolink.metrics import sources
+from moolink.metrics.sources import Value
 from moolink.rpc import Rpc
 
 __all__ = ["AllReduce", "Group"]
@@ -54,6 +56,7 @@ class Group(Closing):
         self._callbacks: list[Callable[[Group], None]] = []
         self._is_updated = False  # by the user
         self._is_untold = False  # a change that follow() has taken over
+        sources.add(self, rpc)
 
     def update(self) -> bool:
         """Takes over the newest view; returns whether the membership changed.
@@ -395,7 +398,14 @@ class Group(Closing):
 
     def close(self) -> None:
         """Leaves the group; the others go on at once."""
+        sources.remove(self)
         self._core.close()
+
+    def _metrics(self) -> Iterator[Value]:
+        if not self._core.closed():
+            labels = {"group": self._name}
+            yield "moolink_group_epoch", labels, self.epoch()
+            yield "moolink_group_members", labels, len(self.members())
 
     def __repr__(self) -> str:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +17,8 @@ from moolink.inference.states import States
 from moolink.internal import deadlines, forks
 from moolink.internal.closing import Closing
 from moolink.internal.keywords import names_keywords
+from moolink.metrics import sources
+from moolink.metrics.sources import Value
 from moolink.rpc import serving
 
 if TYPE_CHECKING:
@@ -113,6 +115,7 @@ class InferenceServer(Closing):
         rpc.define(names.LOAD.format(name), self._load)
         rpc.define(names.END.format(name), self._end)
         forks.changes_in_children(self)
+        sources.add(self, rpc)
 
     def stats(self) -> dict[str, Any]:
         """Counts since the beginning: batches, requests, their rows, and rows of padding; clients
@@ -127,11 +130,18 @@ class InferenceServer(Closing):
                 "version": version,
             }
 
+    def _metrics(self) -> Iterator[Value]:
+        stats, labels = self.stats(), {"name": self._name}
+        for count in ("batches", "requests", "rows"):
+            yield f"moolink_inference_{count}_total", labels, stats[count]
+        yield "moolink_inference_clients", labels, stats["clients"]
+
     def close(self) -> None:
         """Ends it, after the batch that runs; clients go to other servers."""
         if self._closed:
             return
         self._closed = True
+        sources.remove(self)
         for function in (names.INFER, names.LOAD, names.END):
             serving.undefine(self._rpc, function.format(self._name))
 

@@ -58,6 +58,11 @@ class Key(NamedTuple):
         check_group_name(name)
         return Key(_hkdf(self.secret, f"moolink group {name}".encode(), 32), name)
 
+    def dashboard(self) -> str:
+        """The key of the job's dashboard, as text. It shows the job, and does not let anybody join
+        it: over HTTP it can be overheard."""
+        return _hkdf(self.secret, f"moolink dashboard {self.group}".encode(), 16).hex()
+
     def describe(self) -> str:
         """Names it without telling it: two keys of the same id are the same."""
         key_id = _hkdf(self.secret, b"moolink key id", 8).hex()
@@ -143,6 +148,8 @@ def read(path: str | os.PathLike[str]) -> list[Key]:
             :func:`parse`.
     """
     name = os.fspath(path)
+    if name.lstrip().startswith((TOKEN_PREFIX, GROUP_PREFIX)):  # not repeated: it is a secret
+        raise AuthError("the path of the token file is itself a token: give the path of its file")
     try:
         # Opened first, then looked at: the file that is checked is the one that is read. A pipe
         # that nobody writes to would keep the opener waiting.
@@ -261,7 +268,7 @@ _WITHOUT_HOME = (
 
 
 def identity(
-    token: str | os.PathLike[str] | Key | None = None,
+    token: str | os.PathLike[str] | Key | Identity | None = None,
     token_file: str | os.PathLike[str] | None = None,
     insecure: bool = False,
     environ: Mapping[str, str] = os.environ,
@@ -274,6 +281,8 @@ def identity(
     """
     if (token is not None) + (token_file is not None) + insecure > 1:
         raise ValueError("give one of token, token_file and insecure=True")
+    if isinstance(token, Identity):
+        return token
     if isinstance(token, Key):
         return Identity([token], "the token given as token")
     if isinstance(token, str):

@@ -6,7 +6,7 @@ import functools
 import os
 import secrets
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -20,6 +20,8 @@ from moolink.internal import deadlines, forks
 from moolink.internal.closing import Closing
 from moolink.internal.integers import integer_of
 from moolink.internal.shown import shown
+from moolink.metrics import sources
+from moolink.metrics.sources import Value
 from moolink.replay import placement
 from moolink.replay.batch import Batch, Batches
 from moolink.replay.layout import Layout, floats_of, keys_of, priorities_of
@@ -92,6 +94,7 @@ class Replay(Closing):
             )
             self._tables[table.name] = OpenTable(index, table)
         forks.changes_in_children(self)
+        sources.add(self)
 
     def _forked(self) -> None:
         self._lock = threading.Lock()
@@ -156,7 +159,8 @@ class Replay(Closing):
             The items' keys.
 
         Raises:
-            as insert; what was inserted before the time-out stays.
+            QueueFull, TimeoutError: some were not inserted in time; the others stay.
+            TypeError, ValueError: as :meth:`insert`.
         """
         of = self.open_table(table)
         keys, asked = self.extend_until(of, items, priorities, timeout, None)
@@ -245,6 +249,15 @@ class Replay(Closing):
             "stores": self._core.store_stats(),
         }
 
+    def _metrics(self) -> Iterator[Value]:
+        for table, stats in self.stats()["tables"].items():
+            labels = {"table": table}
+            yield "moolink_replay_items", labels, stats["size"]
+            for count in ("inserts", "samples", "removals"):
+                yield f"moolink_replay_{count}_total", labels, stats[count]
+            for waiting in ("waiting_inserts", "waiting_samples"):
+                yield f"moolink_replay_{waiting}", labels, stats[waiting]
+
     def checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Writes all tables, as they are at one moment, to a file, which is there whole or not at
         all. Inserts and samples go on meanwhile; what a writer has appended and made no item of is
@@ -277,7 +290,8 @@ class Replay(Closing):
         return replay
 
     def close(self) -> None:
-        """Ends whoever waits with moolink.Closed."""
+        """Waiting inserts and samples raise moolink.Closed."""
+        sources.remove(self)
         self._core.close()
 
     # For writers, servers and checkpoints.

@@ -25,9 +25,14 @@ class LocalSteps(Steps):
     def __init__(self, replay: Replay, first: Any, stacked: bool = False) -> None:
         self._layout = replay.layout_of(first, stacked)
         self._replay = replay
+        self.oldest = 0
         self._rows: list[int] = []
         self.skeleton = self._layout.skeleton
         self.columns = self._layout.columns
+
+    @property
+    def end(self) -> int:
+        return self.oldest + len(self._rows)
 
     def append(self, step: Any) -> None:
         core, layout = self._replay.core, self._layout
@@ -38,8 +43,10 @@ class LocalSteps(Steps):
         core, layout = self._replay.core, self._layout
         self._rows += core.extend(layout.store, layout.leaves(steps), count).tolist()
 
-    def forget(self, count: int) -> None:
-        rows, self._rows = self._rows[:count], self._rows[count:]
+    def forget(self, first: int) -> None:
+        count = first - self.oldest
+        rows = self._rows[:count]
+        self._rows, self.oldest = self._rows[count:], first
         self._replay.core.release(self._layout.store, np.array(rows, np.uint32))
 
     def insert(
@@ -65,14 +72,11 @@ class LocalSteps(Steps):
         deadlines.check(timeout)
         of = self._replay.open_table(table)
         pattern = self._replay.add_pattern(of, self._layout, item, priorities)
-        steps = [self._rows[first : first + item.width] for first in firsts]
+        places = [first - self.oldest for first in firsts]
+        steps = [self._rows[place : place + item.width] for place in places]
         rows = np.array(steps, np.uint32).reshape(-1)
         return self._replay.insert_rows(pattern, rows, priorities, of, timeout, stop)
 
-    def __len__(self) -> int:
-        """Steps that are kept."""
-        return len(self._rows)
-
     def __del__(self) -> None:
         if hasattr(self, "_rows"):
-            self.forget(len(self._rows))
+            self.forget(self.end)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, SupportsFloat
 
 import numpy as np
 
@@ -71,7 +71,9 @@ class NStepWriter:
         self._newest: tuple[Any, Any, Any] = (None, None, None)  # observation, action, note
         self._failed = False  # a step of the episode may be in the writer and not in the above
 
-    def append(self, observation: Any, action: Any, reward: float, note: Any = None) -> None:
+    def append(
+        self, observation: Any, action: Any, reward: SupportsFloat, note: Any = None
+    ) -> None:
         """Appends a step: an observation, the action taken after it, and the action's reward.
 
         Observation and action are trees of arrays. Makes the transition that ends with this

@@ -60,12 +60,12 @@ class RemoteSteps(Steps):
             self.columns.append((path, dtype, shape))
         self._rpc = rpc
         self._server = server
-        self._function = names.WRITE.format(name)
-        self._end = names.END.format(name)
+        self._write_function = names.WRITE.format(name)
+        self._end_function = names.END.format(name)
         self._chunk = chunk
         self._steps = StepBlocks(self.columns, chunk)
         self._told = 0  # the steps before this one were sent
-        self._oldest = 0  # that an item may be made of
+        self.oldest = 0
         self._kind: _Kind | None = None  # of the last item
         self._gathered: list[_Made] = []  # items for the next call
         self._sent: list[_Made] = []  # items of the call under way
@@ -74,6 +74,10 @@ class RemoteSteps(Steps):
         self._begin()
         self.lost = 0
         """Items that may not be in their tables, because a server was lost."""
+
+    @property
+    def end(self) -> int:
+        return self._steps.end
 
     def append(self, step: Any) -> None:
         leaves = skeletons.leaves_like(step, self.skeleton)
@@ -86,8 +90,8 @@ class RemoteSteps(Steps):
         self._steps.append(arrays)
         self._send()
 
-    def forget(self, count: int) -> None:
-        self._oldest += count
+    def forget(self, first: int) -> None:
+        self.oldest = first
         self._trim()
 
     def insert(
@@ -100,7 +104,7 @@ class RemoteSteps(Steps):
         self._settle(wait=len(self._gathered) >= self._chunk)
         if self._kind is None or self._kind.item is not item or self._kind.table != table:
             self._kind = _Kind(item, table)
-        self._gathered.append(_Made(self._kind, self._oldest + first, float(priority)))
+        self._gathered.append(_Made(self._kind, first, float(priority)))
         self._send()
 
     def flush(self) -> None:
@@ -118,7 +122,7 @@ class RemoteSteps(Steps):
 
     def _end_at_server(self) -> None:
         with contextlib.suppress(Error):  # a server that is lost has forgotten the writer
-            self._rpc.async_(self._server, self._end, self._id)
+            self._rpc.async_(self._server, self._end_function, self._id)
 
     def _begin(self) -> None:
         """A writer anew, at the server's side."""
@@ -139,10 +143,10 @@ class RemoteSteps(Steps):
             return  # steps alone are in no hurry
         self._sent, self._gathered = self._gathered, []
         arguments = self._arguments(self._sent)
-        self._call = self._rpc.async_(self._server, self._function, *arguments)
+        self._call = self._rpc.async_(self._server, self._write_function, *arguments)
 
     def _arguments(self, items: list[_Made]) -> tuple[Any, ...]:
-        needed = min([self._oldest, *(item.first for item in items)])
+        needed = min([self.oldest, *(item.first for item in items)])
         if self._turn == 0:
             self._base = self._told = needed
         steps = [
@@ -163,7 +167,7 @@ class RemoteSteps(Steps):
 
     def _trim(self) -> None:
         """Keeps the steps of which items may be made, here or, once more, at another server."""
-        needed = min(self._oldest, self._told)
+        needed = min(self.oldest, self._told)
         if not self._steps.gives_up(needed):
             return
         for item in itertools.chain(self._gathered, self._sent):

@@ -208,7 +208,6 @@ class _RemoteWriter:
         self._replay = replay
         self._steps: LocalSteps | None = None
         self._columns: dict[int, int] = {}  # the store's by the client's
-        self._first = 0  # the number of the oldest step that is kept
         self._lock = threading.Lock()
 
     def write(
@@ -232,18 +231,16 @@ class _RemoteWriter:
             for group in groups:
                 if not group.firsts:
                     continue  # or the group's tree would be the table's
-                offsets = [self._place(first, group.item.width) for first in group.firsts]
-                assert self._steps is not None  # or there would be no place
+                kept = self._kept(group.firsts, group.item.width)
                 item = self._own(group.item)
                 left = deadlines.left(deadline)
                 of_each = group.priorities
-                keys = self._steps.insert_until(item, offsets, of_each, group.table, left, stop)
+                keys = kept.insert_until(item, group.firsts, of_each, group.table, left, stop)
                 done += len(keys)
-                if len(keys) < len(offsets):
+                if len(keys) < len(group.firsts):
                     break
             if self._steps is not None:
-                self._steps.forget(self._place(forgotten, 0))
-                self._first = forgotten
+                self._kept([forgotten], 0).forget(forgotten)
             return done
 
     def _open(self, steps: Any) -> LocalSteps:
@@ -261,17 +258,18 @@ class _RemoteWriter:
         pieces = zip(columns, item.pieces, strict=True)
         return Item(item.skeleton, item.width, [(self._columns[c], *p[1:]) for c, p in pieces])
 
-    def _place(self, step: int, width: int) -> int:
-        """The place of a step among those that are kept."""
-        if self._steps is None:
+    def _kept(self, firsts: list[int], width: int) -> LocalSteps:
+        """The steps, if `width` of them are kept from each of `firsts` on."""
+        steps = self._steps
+        if steps is None:
             raise ValueError("the writer has sent no steps")
-        place = step - self._first
-        if not 0 <= place <= place + width <= len(self._steps):
-            raise ValueError(
-                f"steps {step} to {step + width} are not among the writer's steps "
-                f"{self._first} to {self._first + len(self._steps)}"
-            )
-        return place
+        for first in firsts:
+            if not steps.oldest <= first <= first + width <= steps.end:
+                raise ValueError(
+                    f"steps {first} to {first + width} are not among the writer's steps "
+                    f"{steps.oldest} to {steps.end}"
+                )
+        return steps
 
     def close(self) -> None:
         with self._lock:

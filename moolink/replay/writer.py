@@ -28,21 +28,27 @@ class Steps(abc.ABC):
 
     skeleton: Skeleton
     columns: list[tuple[str, str, tuple[int, ...]]]
+    oldest: int  # the number of the oldest step that is kept; the writer's first one has 0
+
+    @property
+    @abc.abstractmethod
+    def end(self) -> int:
+        """The number of the next step."""
 
     @abc.abstractmethod
     def append(self, step: Any) -> None:
         """Copies a step."""
 
     @abc.abstractmethod
-    def forget(self, count: int) -> None:
-        """No item will be made of the oldest `count` steps any more."""
+    def forget(self, first: int) -> None:
+        """Makes `first` the oldest step: no item will be made of those before it."""
 
     @abc.abstractmethod
     def insert(
         self, item: Item, first: int, priority: float, table: str | None, timeout: float | None
     ) -> int | None:
-        """Inserts an item of the steps from `first` on, 0 being the oldest that is kept. Returns
-        its key where it is known at once."""
+        """Inserts an item of the steps from number `first` on. Returns its key where it is known
+        at once."""
 
     def flush(self) -> None:
         """Waits until what was inserted is in the table."""
@@ -98,8 +104,6 @@ class Writer:
         self._steps: Steps | None = None
         self._history: Any = None
         self._begin = 0  # of the episode
-        self._oldest = 0  # that is kept
-        self._end = 0
         self._item = Item((), 0, [])  # the layout of the last item
 
     def append(self, step: Any) -> None:
@@ -113,8 +117,7 @@ class Writer:
             columns = [Column(self, i) for i in range(len(self._steps.columns))]
             self._history = skeletons.unflatten(self._steps.skeleton, columns)
         self._steps.append(step)
-        self._end += 1
-        self._forget(max(0, self._end - self._oldest - self._keep))
+        self._forget(self._steps.end - self._keep)
 
     @property
     def history(self) -> Any:
@@ -157,7 +160,10 @@ class Writer:
         leaves = skeletons.leaves_like(parts, skeleton)
         if leaves is None:
             leaves, skeleton = skeletons.flatten(parts)
-        first, end = self._end, 0
+        steps = self._steps
+        if not leaves or steps is None:
+            raise ValueError("an item is made of at least one array")
+        first, end = steps.end, 0
         for part in leaves:
             if not isinstance(part, Part):
                 raise TypeError(
@@ -165,22 +171,20 @@ class Writer:
                 )
             first = min(first, part.first)
             end = max(end, part.first + (part.count or 1))
-        if not leaves or self._steps is None:
-            raise ValueError("an item is made of at least one array")
-        if first < self._oldest:
+        if first < steps.oldest:
             raise ValueError(
-                f"the item needs the last {self._end - first} steps, and the writer keeps "
+                f"the item needs the last {steps.end - first} steps, and the writer keeps "
                 f"{self._keep}: make it with a larger `keep`"
             )
         pieces = [(part.column, part.first - first, part.count) for part in leaves]
         if skeleton is not self._item.skeleton or pieces != self._item.pieces:
             self._item = Item(skeleton, end - first, pieces)
-        return self._steps.insert(self._item, first - self._oldest, priority, table, timeout)
+        return steps.insert(self._item, first, priority, table, timeout)
 
     def end_episode(self) -> None:
         """No later item reaches back beyond here."""
         self._begin = self._end
-        self._forget(self._end - self._oldest)
+        self._forget(self._end)
 
     def flush(self) -> None:
         """Waits until all items are in their tables; over a network, raises what went wrong."""
@@ -227,7 +231,10 @@ class Writer:
             raise ValueError("an item has at least one step")
         return steps
 
-    def _forget(self, count: int) -> None:
-        if count > 0 and self._steps is not None:
-            self._steps.forget(count)
-            self._oldest += count
+    @property
+    def _end(self) -> int:
+        return 0 if self._steps is None else self._steps.end
+
+    def _forget(self, first: int) -> None:
+        if self._steps is not None and first > self._steps.oldest:
+            self._steps.forget(first)

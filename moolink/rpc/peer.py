@@ -6,7 +6,7 @@ import functools
 import inspect
 import os
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -14,11 +14,14 @@ from moolink._core import RpcCore, RpcDeferredReturn
 from moolink.errors import Error, QueueFull
 from moolink.internal import deadlines, forks, logs, tokens
 from moolink.internal.keywords import names_keywords
+from moolink.metrics import sources
+from moolink.metrics.sources import Value
+from moolink.rpc import report
 
 # What they import, asyncio and numpy, starts threads and takes time: loaded when first needed.
 if TYPE_CHECKING:
     from moolink.data.batch_layout import Mode
-    from moolink.internal.tokens import Key
+    from moolink.internal.tokens import Identity, Key
     from moolink.rpc.async_handlers import AsyncHandler
     from moolink.rpc.batch_stacking import BatchOptions, Call
     from moolink.rpc.batching import BatchHandler, CallQueue
@@ -45,7 +48,7 @@ class Rpc(RpcCore):
         allow_pickle: bool = False,
         transports: list[str] | None = None,
         timeout: float = 120.0,
-        token: str | os.PathLike[str] | Key | None = None,
+        token: str | os.PathLike[str] | Key | Identity | None = None,
         token_file: str | os.PathLike[str] | None = None,
         insecure: bool = False,
     ) -> None:
@@ -62,6 +65,17 @@ class Rpc(RpcCore):
         )
         self.key_group = proof.keys[0].group if proof.keys else ""
         """The group whose key this peer holds, and to which it is confined; "": none."""
+        sources.add(self, self)
+
+    def connect(self, address: str) -> None:
+        """Connects to the peer that listens at "host:port", and keeps trying, now and whenever the
+        connection is lost. Returns at once.
+
+        Raises:
+            ValueError: the address is malformed.
+        """
+        super().connect(address)
+        report.serve(self)
 
     def define(
         self,
@@ -209,6 +223,7 @@ class Rpc(RpcCore):
     def close(self) -> None:
         """Flushes replies for a moment, says goodbye to the peers, fails pending calls with
         moolink.Closed and closes the queues. More calls of it do nothing."""
+        sources.remove(self)
         all_served = list(self.__dict__.get("_served", {}).values())
         deadline = deadlines.after(_FINISH)
         for served in all_served:
@@ -216,6 +231,23 @@ class Rpc(RpcCore):
         super().close()
         for served in all_served:
             served.close()
+
+    def _metrics(self) -> Iterator[Value]:
+        stats = self.stats()
+        yield "moolink_calls_sent_total", {}, stats["calls_sent"]
+        yield "moolink_calls_succeeded_total", {}, stats["calls_succeeded"]
+        yield "moolink_calls_failed_total", {}, stats["calls_failed"]
+        yield "moolink_calls_received_total", {}, stats["calls_received"]
+        yield "moolink_calls_pending", {}, stats["calls_pending"]
+        yield "moolink_calls_running", {}, stats["calls_running"]
+        yield "moolink_connections", {}, stats["connections"]
+        yield "moolink_connections_opened_total", {}, stats["connections_opened"]
+        yield "moolink_dials_failed_total", {}, stats["dials_failed"]
+        yield "moolink_peers", {}, stats["peers"]
+        yield "moolink_peers_lost_total", {}, stats["peers_lost"]
+        for path, traffic in stats["paths"].items():
+            yield "moolink_received_bytes_total", {"path": path}, traffic["bytes_received"]
+            yield "moolink_sent_bytes_total", {"path": path}, traffic["bytes_written"]
 
     def debug_info(self) -> None:
         """Prints what stats, addresses and peers tell (moolib's call)."""

@@ -22,7 +22,10 @@ from moolink.data import trees
 from moolink.data.device_arrays import torch_on_device
 from moolink.group import Group
 from moolink.internal import logs
+from moolink.internal.repeated import Repeated
 from moolink.torch.optimizers import load_optimizer_state, optimizer_state
+
+_LOOK_EVERY = 64  # contributions
 
 
 class Accumulator(AccumulatorBase):
@@ -78,6 +81,9 @@ class Accumulator(AccumulatorBase):
             [(tuple(self._parameters[i].shape), s.dtype) for s in self._sections for i in s.indices]
         )
         self._set_aside: list[torch.Tensor] | None = None  # the user's .grad while a round is shown
+        self._ends_left = self._ends_gradients()  # after this class last wrote gradients
+        self._gathered = 0  # contributions
+        self._without_gradients = Repeated()
         super().__init__(
             name,
             [(section.dtype, section.count) for section in self._sections],
@@ -126,6 +132,7 @@ class Accumulator(AccumulatorBase):
         Raises:
             TypeError: ``scheduler.step`` needs an argument, as ``ReduceLROnPlateau``'s does.
         """
+        self._check_optimizer(optimizer)
         if scheduler is not None:
             _require_plain_step(scheduler)
 
@@ -165,6 +172,29 @@ class Accumulator(AccumulatorBase):
             apply, state=capture, load_state=install, until=until, totals=totals, idle=idle
         )
 
+    def _check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        given = [p for group in optimizer.param_groups for p in group["params"]]
+        theirs = {id(p) for p in given if p.requires_grad}
+        mine = {id(p) for p in self._reduced}
+        if not mine & theirs:
+            logs.logger.warning(
+                "the optimizer has none of the accumulator's parameters: unless it copies them "
+                "itself, make it of the same model.parameters()"
+            )
+            return
+        if missing := len(mine - theirs):
+            logs.logger.warning(
+                "the optimizer does not change %d of the accumulator's %d parameters",
+                missing,
+                len(mine),
+            )
+        if others := len(theirs - {id(p) for p in self._parameters}):
+            logs.logger.warning(
+                "the optimizer has %d parameters that the accumulator does not reduce: they become "
+                "different at each member",
+                others,
+            )
+
     def _gradient_addresses(self) -> list[int] | None:
         """Where the gradients lie, 0 for ``None``; ``None`` unless all can be taken as they are."""
         return self._usual_gradients.addresses([p.grad for p in self._reduced])
@@ -199,11 +229,41 @@ class Accumulator(AccumulatorBase):
                 )
 
     def _gather(self, batch_size: int, clear: bool) -> bool:
-        if all(parameter.grad is None for parameter in self._reduced):
-            logs.logger.warning(
-                "no parameter has a gradient, so zeros are contributed: call backward() before "
-                "reduce_gradients(), or skip_gradients() to contribute nothing"
+        if self._may_be_forgotten() and not self._any_gradient():
+            self._without_gradients.warn(
+                "no parameter has a gradient since the last round, so zeros are contributed: call "
+                "backward() before step.reduce() (reduce_gradients()), or step.skip() "
+                "(skip_gradients()) to contribute nothing"
             )
+        finite = self._gather_all(batch_size, clear)
+        self._ends_left = self._ends_gradients()
+        return finite
+
+    def _may_be_forgotten(self) -> bool:
+        """Whether to search for a gradient. backward() nearly always writes to the gradient of the
+        first or the last parameter. So search if both have no gradient, or the gradients that this
+        class left there. Also search at every 64th contribution, because
+        zero_grad(set_to_none=False) writes to these gradients, too."""
+        self._gathered += 1
+        ends = self._ends_gradients()
+        return (
+            ends == self._ends_left
+            or all(end is None for end in ends)
+            or self._gathered % _LOOK_EVERY == 1
+        )
+
+    def _ends_gradients(self) -> list[tuple[int, int] | None]:
+        """For the first and the last parameter: the id of the gradient tensor, and its number of
+        writes."""
+        ends = (self._reduced[0].grad, self._reduced[-1].grad)
+        return [
+            None if g is None else (id(g), -1 if g.is_inference() else g._version) for g in ends
+        ]
+
+    def _any_gradient(self) -> bool:
+        return any(p.grad is not None and bool(p.grad.any()) for p in self._reduced)
+
+    def _gather_all(self, batch_size: int, clear: bool) -> bool:
         usual = self._gradient_addresses()
         if usual is None:
             return self._gather_copies(batch_size, clear)
@@ -275,6 +335,7 @@ class Accumulator(AccumulatorBase):
                 parameter.grad = gradient
             self._set_aside = None
         _zero([p.grad for p in self._reduced if p.grad is not None])
+        self._ends_left = self._ends_gradients()
 
     def _capture_model(self) -> Any:
         return (
@@ -389,6 +450,10 @@ def _tree_like(mine: Any, plain: Any) -> Any:
 
 
 def _tensors(what: str, values: Iterable[Any]) -> list[torch.Tensor]:
+    if isinstance(values, torch.nn.Module):
+        raise TypeError(f"give {what} as model.{what}(), not the model")
+    if isinstance(values, Group):
+        raise TypeError("give the group as group=")
     tensors = list(values)
     for index, value in enumerate(tensors):
         if not isinstance(value, torch.Tensor):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -18,6 +19,8 @@ from moolink.internal.closing import Closing
 from moolink.internal.integers import integer_of
 from moolink.internal.keywords import names_keywords
 from moolink.internal.shown import shown
+from moolink.metrics import sources
+from moolink.metrics.sources import Value
 from moolink.rpc import serving
 from moolink.trajectories import names
 from moolink.trajectories.backlog import Backlog, Item
@@ -95,6 +98,7 @@ class TrajectoryQueue(Closing):
         self._forked()
         rpc.define_deferred(names.PUT.format(name), self._on_put)
         forks.changes_in_children(self)
+        sources.add(self, rpc)
 
     @property
     def version(self) -> int:
@@ -187,6 +191,13 @@ class TrajectoryQueue(Closing):
         }
         return {"size": size, "waiting_for_room": in_line, **counts, "mean_lag": lags}
 
+    def _metrics(self) -> Iterator[Value]:
+        stats, labels = self.stats(), {"name": self._name}
+        yield "moolink_queue_items", labels, stats["size"]
+        yield "moolink_queue_taken_total", labels, stats["taken"]
+        yield "moolink_queue_dropped_total", labels, stats["dropped"]
+        yield "moolink_queue_largest_lag", labels, stats["largest_lag"]
+
     def close(self) -> None:
         """Refuses further items, also those that wait for room; what is in the queue can still be
         taken."""
@@ -197,6 +208,7 @@ class TrajectoryQueue(Closing):
             for put in self._backlog.withdraw_all():
                 put.reply.reject(self._refusal())
             self._changed.notify_all()
+        sources.remove(self)
         serving.undefine(self._rpc, names.PUT.format(self._name))
 
     def __repr__(self) -> str:

@@ -77,7 +77,8 @@ class TrajectoryWriter(Closing):
         """Waits until the learner has accepted all items.
 
         Raises:
-            as put.
+            TimeoutError: some were not accepted in time.
+            moolink.RemoteError, moolink.Closed: as :meth:`put`.
         """
         self._wait_for(0, timeout)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 from moolink import _core
@@ -16,6 +16,8 @@ from moolink.internal.closing import Closing
 from moolink.internal.integers import integer_of
 from moolink.internal.keywords import names_keywords
 from moolink.internal.shown import shown
+from moolink.metrics import sources
+from moolink.metrics.sources import Value
 from moolink.rpc import lending, serving
 from moolink.weights import agreement, blob, names
 from moolink.weights.agreement import Holds
@@ -97,6 +99,7 @@ class Publisher(Closing):
         rpc.define(names.PARTS.format(name), self._on_parts)
         rpc.define(names.PARTS_END.format(name), self._on_parts_end)
         forks.changes_in_children(self)
+        sources.add(self, rpc)
         self._thread = threading.Thread(
             target=self._serve, name=f"moolink-publisher-{name}", daemon=True
         )
@@ -154,7 +157,8 @@ class Publisher(Closing):
             del self._snapshots[version]
 
     def acknowledged(self) -> dict[str, int]:
-        """The version that each connected subscriber has, by its peer's name."""
+        """The version that each connected subscriber has, by its peer's name. Subscribers of one
+        peer share an entry: the version of the one that asked last."""
         with self._changed:
             self._forget_the_dead()
             return dict(self._acknowledged)
@@ -211,6 +215,12 @@ class Publisher(Closing):
                 },
             }
 
+    def _metrics(self) -> Iterator[Value]:
+        labels = {"name": self._name}
+        if self._version is not None:
+            yield "moolink_published_version", labels, self._version
+            yield "moolink_subscribers", labels, len(self.acknowledged())
+
     def close(self) -> None:
         """Ends it. Subscribers keep what they have, and wait for a publisher of this name."""
         with self._changed:
@@ -219,6 +229,7 @@ class Publisher(Closing):
             self._closed = True
             requests, self._requests = self._requests, []
             self._changed.notify_all()
+        sources.remove(self)
         for request in requests:
             request.reply.reject(f"the publisher of {self._name!r} was closed")
         for function in names.OF_PUBLISHER:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from moolink._core import host_key
 from moolink.errors import CancelledError, Closed, Error, TimeoutError
 from moolink.internal.integers import integer_of
 from moolink.internal.keywords import names_keywords
+from moolink.metrics import sources
+from moolink.metrics.sources import Value
 from moolink.rpc import lending, serving
 from moolink.weights import names
 from moolink.weights.blob import CHUNK, Arrays, Bytes, FloatType, Layout
@@ -63,6 +66,7 @@ class Subscriber(Following):
         self._counts = {"versions": 0, "chunks": 0, "bytes_fetched": 0, "bytes_mapped": 0}
         rpc.define_deferred(names.COPY_CHUNK.format(name), self._on_chunk)
         rpc.define_deferred(names.COPY.format(name), self._on_copy)
+        sources.add(self, rpc)
         self._thread.start()
 
     def latest(self) -> Weights | None:
@@ -77,7 +81,12 @@ class Subscriber(Following):
             version = None if self._held is None else self._held.key[1]
             return {"version": version, **self._counts, "waiting_for": self._reason}
 
+    def _metrics(self) -> Iterator[Value]:
+        if self._held is not None:
+            yield "moolink_subscribed_version", {"name": self._name}, self._held.key[1]
+
     def _withdraw(self) -> None:
+        sources.remove(self)
         for function in (names.COPY_CHUNK, names.COPY):
             serving.undefine(self._rpc, function.format(self._name))
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import moolink
+from moolink.internal import repeated
 from tests import descriptors
 from tests.accumulator.loops import Make, connect, failed, parameters, pump, reduce_round
 from tests.waiting import formed, until
@@ -321,6 +322,58 @@ def test_zeros_of_a_model_without_gradients_are_told(
     model[0].grad = torch.ones_like(model[0])
     reduce_round([peer], [(model, 1)])
     assert "no parameter has a gradient" not in caplog.text
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+def test_a_forgotten_backward_beside_zero_grad(
+    make: Make, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, to_none: bool
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(repeated.time, "monotonic", lambda: now)
+    model = [torch.nn.Parameter(torch.zeros(2))]
+    optimizer = torch.optim.SGD(model, 0.1)
+    peer = make("alone", model)
+    connect([peer])
+    told = 0
+    for _ in range(130):
+        until(lambda: pump([peer]) or peer.wants_gradients(), "the next turn")
+        optimizer.zero_grad(set_to_none=to_none)
+        caplog.clear()
+        reduce_round([peer], [(model, 1)])
+        peer.zero_gradients()
+        now += 1000
+        told += "no parameter has a gradient" in caplog.text
+    assert told == (130 if to_none else 3), "each time, or as often as is looked"
+
+
+def test_a_forgotten_backward_is_told_again_and_again(
+    make: Make, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gradients are zeros, and no longer None, after the first round."""
+    now = 1000.0
+    monkeypatch.setattr(repeated.time, "monotonic", lambda: now)
+    model = parameters()
+    peer = make("alone", model)
+    connect([peer])
+
+    def round_with(value: float | None) -> int:
+        if value is not None:
+            for p in model:
+                p.grad = torch.full_like(p, value) if p.grad is None else p.grad.add_(value)
+        caplog.clear()
+        until(lambda: pump([peer]) or peer.wants_gradients(), "the next turn")
+        reduce_round([peer], [(model, 1)])
+        peer.zero_gradients()
+        return caplog.text.count("no parameter has a gradient since the last round")
+
+    assert round_with(1.0) == 0
+    assert round_with(None) == 1
+    assert round_with(None) == 0, "it was told just now"
+    now += 4
+    assert round_with(None) == 1
+    assert round_with(2.0) == 0
+    now += 100
+    assert round_with(None) == 1
 
 
 def test_a_loop_of_accumulator_updates_sees_the_members(broker_address: str) -> None:

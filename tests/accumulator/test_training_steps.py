@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import threading
 from collections import Counter
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 import moolink
+import moolink.torch
 from tests.accumulator.loops import Make, connect
 from tests.waiting import TIMEOUT, until
 
@@ -332,3 +334,102 @@ def test_what_idle_raises_ends_the_wait_for_others_to_end(make: Make) -> None:
     with pytest.raises(Stopped):
         for _ in contributing(leader, until=over, idle=stop_at_the_end):
             assert not ended
+
+
+def test_a_second_reduce_of_a_turn_is_refused(make: Make) -> None:
+    model = torch.nn.Linear(2, 1)
+    accumulator = make("alone", list(model.parameters()))
+    connect([accumulator])
+    step = next(iter(accumulator.steps(torch.optim.SGD(model.parameters(), 0.1))))
+    model(torch.ones(1, 2)).sum().backward()
+    step.reduce(1)
+    with pytest.raises(RuntimeError, match="called in this turn before"):
+        step.reduce(1)
+
+
+def test_an_optimizer_of_another_model_is_told(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, other = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+    accumulator = make("alone", list(model.parameters()))
+    frozen = torch.nn.Parameter(torch.zeros(1), requires_grad=False)
+    accumulator.steps(torch.optim.SGD([*model.parameters(), frozen], 0.1))
+    assert caplog.text == ""
+    for parameters, words in (
+        (list(other.parameters()), "the optimizer has none of the accumulator's parameters"),
+        ([model.weight], "does not change 1 of the accumulator's 2 parameters"),
+        ([*model.parameters(), other.bias], "has 1 parameters that the accumulator does not"),
+    ):
+        caplog.clear()
+        accumulator.steps(torch.optim.SGD(parameters, 0.1))
+        assert words in caplog.text
+
+
+def test_a_counter_that_no_round_has_is_named(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    model = torch.nn.Linear(2, 1)
+    accumulator = make("alone", list(model.parameters()))
+    connect([accumulator])
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    ends = lambda totals: totals["step"] >= 12 or totals["steps"] >= 30  # noqa: E731
+    for step in accumulator.steps(optimizer, until=ends):
+        model(torch.ones(1, 2)).sum().backward()
+        step.reduce(1, {"steps": 1} | ({"episodes": 1} if step.version > 20 else {}))
+    (told,) = [record for record in caplog.records if "until()" in record.message]
+    assert told.message == (
+        "until() asks for the counter 'step', which none of 10 rounds had; they had 'steps'"
+    )
+
+
+def test_a_loop_in_inference_mode(make: Make) -> None:
+    """As of an observer, which computes no gradients; those that are shown have no versions."""
+    observer = Peer(make, "observer", until=BATCH, role="observer")
+    first = Peer(make, "first", until=BATCH)
+    first.accumulator.set_virtual_batch_size(BATCH)
+    first.thread.start()
+    with torch.inference_mode():
+        observer.train()
+    first.join()
+    assert observer.accumulator.model_version() == 1
+    assert observer.accumulator._rounds.report()["idle"] == 0.0, "its loop has ended"  # type: ignore[index]
+
+
+def test_a_loop_that_steps_its_optimizer_itself_is_told(make: Make) -> None:
+    def train(accumulator: Any, model: torch.nn.Module, own_step: bool) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for step in accumulator.steps(optimizer, until=lambda totals: totals["n"] >= 400):
+            model(torch.ones(1, 2)).sum().backward()
+            if own_step:
+                optimizer.step()
+            step.reduce(1, {"n": 1})
+
+    models = [torch.nn.Linear(2, 1) for _ in range(2)]
+    peers = [
+        make(f"peer-{i}", list(m.parameters()), checksum_every=1) for i, m in enumerate(models)
+    ]
+    for peer in peers:
+        peer.set_virtual_batch_size(2)
+    connect(peers)
+    errors: list[Exception] = []
+
+    def run(index: int) -> None:
+        try:
+            train(peers[index], models[index], own_step=index == 1)
+        except moolink.Error as error:
+            errors.append(error)
+            for peer in peers:
+                peer.close()
+
+    threads = [threading.Thread(target=run, args=[index]) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(TIMEOUT)
+    assert re.search(r"after round \d: do all peers", str(errors[0])) is not None
+    assert "optimizer.step() in the body of steps()" in str(errors[0])
+
+
+@pytest.mark.parametrize("model", [torch.nn.Linear(2, 1), torch.nn.ModuleDict()])
+def test_a_model_in_place_of_its_parameters(model: torch.nn.Module) -> None:
+    for kind in (moolink.Accumulator, moolink.torch.Accumulator):
+        with pytest.raises(TypeError, match=r"model\.parameters\(\), not the model"):
+            kind("m", model)  # type: ignore[operator]

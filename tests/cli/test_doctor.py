@@ -1,11 +1,16 @@
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
-from moolink.cli import doctor
+import pytest
+
+import moolink
+from moolink.cli import doctor, reach
 from moolink.cli.main import main
+from moolink.internal import tokens
 
 
 def test_the_report_is_complete_and_readable_by_programs(capsys):
@@ -62,3 +67,68 @@ def test_sources_that_come_before_the_package_are_a_failure(tmp_path, monkeypatc
     assert line.startswith("failed")
     assert f"{tmp_path / 'moolink'} comes before" in line
     assert "has no compiled core" in line
+
+
+def test_a_broker_is_reached_by_the_paths_that_it_has(capsys):
+    with moolink.Broker(first=True) as broker:
+        addresses = broker.listen("127.0.0.1:0")
+        tcp = next(a for a in addresses if a.startswith("tcp://")).removeprefix("tcp://")
+        assert doctor.main([tcp, "--json"]) == 0
+    found = {f["topic"]: f for f in json.loads(capsys.readouterr().out)}
+    by_tcp = found[f"{tcp} by tcp"]
+    assert by_tcp["state"] == "ok"
+    assert re.fullmatch(
+        r"peer 'broker', encrypted with \S+; \d+ us a call, \d+\.\d\d GB/s", by_tcp["text"]
+    )
+    by_shm = found[f"{tcp} by shm"]["text"]
+    assert re.fullmatch(r"peer 'broker', not encrypted; \d+ us a call, \d+\.\d\d GB/s", by_shm)
+    assert found[f"{tcp} by verbs"]["state"] == "absent"
+
+
+def test_a_peer_that_is_no_broker_is_named_and_one_that_is_not_there_is_a_failure(capsys):
+    with moolink.Rpc("alice") as rpc:
+        address = rpc.listen("127.0.0.1:0")[0].removeprefix("tcp://")
+        ok, text = reach.measure(address, "tcp", None)
+        assert ok
+        assert "peer 'alice'" in text
+        assert "no broker" in text
+    ok, text = reach.measure(address, "tcp", None)
+    assert not ok
+    assert address in text
+    assert "nothing listens on port" in (reach.obstacle(address, None) or "")
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("x", "an address is HOST:PORT"),
+        ("127.0.0.1:65536", "an address is HOST:PORT"),
+        ("no.such.host.invalid:1", "the name 'no.such.host.invalid' is not known here"),
+    ],
+)
+def test_an_obstacle_is_said_once(address, words, capsys):
+    assert doctor.main([address, "--json"]) == 1
+    findings = [f for f in json.loads(capsys.readouterr().out) if f["topic"] == address]
+    assert [f["state"] for f in findings] == ["failed"]
+    assert words in findings[0]["text"]
+
+
+def test_a_firewall_that_drops_is_told_from_a_port_without_a_listener(monkeypatch):
+    def drop(*_):
+        raise TimeoutError
+
+    monkeypatch.setattr(reach.socket, "create_connection", drop)
+    assert "a firewall drops what is sent to port 4431" in reach.obstacle("h:4431", None)
+
+
+def test_another_token_is_the_reason(tmp_path):
+    tokens.write(str(tmp_path / "mine"), [tokens.new()])
+    with moolink.Rpc("alice", token=tokens.new()) as rpc:
+        address = rpc.listen("127.0.0.1:0")[0].removeprefix("tcp://")
+        ok, text = reach.measure(address, "tcp", str(tmp_path / "mine"))
+    assert not ok
+    assert "give both the same token" in text
+
+
+def test_a_token_that_cannot_be_read_is_an_obstacle(tmp_path):
+    assert "no-token" in reach.obstacle("127.0.0.1:1", str(tmp_path / "no-token"))

@@ -143,6 +143,25 @@ def test_the_exit_status_is_the_failed_peers(tmp_path, end, status, words):
     assert words in result.stderr
 
 
+def test_peers_at_a_running_broker_say_their_group(tmp_path):
+    result = run(
+        "--connect", "h:1", script(tmp_path, "import os; print(os.environ['MOOLINK_GROUP'])")
+    )
+    group = result.stdout.split()[-1]
+    assert (
+        f"these peers form the group {group}; others join it with --group {group}" in result.stderr
+    )
+    result = run("--connect", "h:1", "--group", "g", script(tmp_path, ""))
+    assert "others join it" not in result.stderr
+
+
+def test_a_peer_that_crashes_prints_its_python_stacks(tmp_path):
+    text = "import os, signal\ndef crash():\n    os.kill(os.getpid(), signal.SIGSEGV)\ncrash()"
+    result = run("--connect", "h:1", script(tmp_path, text))
+    assert "[0] Fatal Python error: Segmentation fault" in result.stderr
+    assert "line 3 in crash" in result.stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_every_process_of_the_job(tmp_path, number):
     launcher, pids = start_waiting(tmp_path)

@@ -32,6 +32,22 @@ void check_equal(const A& a, const B& b, const char* text, const char* file, int
 
 }  // namespace moolink::check
 
+// Whether ThreadSanitizer is on, and whether tests may define operator new: clang's runtime for it
+// has one that cannot be replaced.
+#ifdef __SANITIZE_THREAD__
+#define MOOLINK_TEST_THREAD_SANITIZER 1
+#define MOOLINK_TEST_OWN_NEW 1
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define MOOLINK_TEST_THREAD_SANITIZER 1
+#define MOOLINK_TEST_OWN_NEW 0
+#endif
+#endif
+#ifndef MOOLINK_TEST_THREAD_SANITIZER
+#define MOOLINK_TEST_THREAD_SANITIZER 0
+#define MOOLINK_TEST_OWN_NEW 1
+#endif
+
 #define MOOLINK_JOIN_(a, b) a##b
 #define MOOLINK_JOIN(a, b) MOOLINK_JOIN_(a, b)
 

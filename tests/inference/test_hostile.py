@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import moolink
 from moolink.inference import names
 from tests.hostile import HUGE, refused, values
+from tests.property import examples
 
 LONG = 20.0
 X = np.ones((2, 3), np.float32)
@@ -156,7 +157,7 @@ def test_nothing_of_a_closed_server_can_be_called(served: Served) -> None:
 VALUES = values([X, ROW, NOT_FIRST, "caller/1", np.zeros((0, 2))])
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(st.lists(VALUES, max_size=5))
 def test_whatever_is_called_the_server_serves_on(served: Served, arguments: list[Any]) -> None:
     call = served.rpc.async_("server", INFER, *arguments)

@@ -21,7 +21,7 @@ def impala(arguments, environ):
 
 
 def test_a_peer_alone_contributes_the_whole_round():
-    o = impala([], {})
+    o = impala(["--env-id", "moolink/Catch-v0"], {})
     assert o.round_size == o.batch_size == 8
     ppo = parse(PpoOptions, ["--env-id", "CartPole-v1", "--rollout-length", "32"], {})
     assert ppo.round_size == ppo.num_envs * 32 // ppo.minibatches
@@ -39,8 +39,8 @@ def test_the_job_is_shared_out_among_the_peers_of_moolink_run():
     o = impala(PONG, environ)
     assert o.connect == "127.0.0.1:5000"
     assert (o.group_name, o.peer_name) == ("run-1", "peer-1")
-    assert (o.num_envs, o.batch_size) == (16, 4)
-    assert o.round_size == 8
+    assert (o.num_envs, o.batch_size) == (16, 2)
+    assert o.round_size == 4
     assert o.cores == 3
     other = impala(PONG, environ | {"MOOLINK_PEER_INDEX": "0"})
     assert o.acting_seed != other.acting_seed
@@ -53,7 +53,7 @@ def test_the_job_is_shared_out_among_the_peers_of_moolink_run():
 
 def test_large_frames_have_more_environments():
     o = impala([*PONG, "--frame-size", "84"], {"MOOLINK_NUM_PEERS": "2"})
-    assert (o.num_envs, o.batch_size) == (32, 4)
+    assert (o.num_envs, o.batch_size) == (32, 2)
 
 
 def test_the_command_line_wins():
@@ -61,8 +61,8 @@ def test_the_command_line_wins():
     o = impala(["--connect=10.0.0.1:4431", "--num-peers", "4", "--group", "g"], environ)
     assert o.connect == "10.0.0.1:4431"
     assert o.group_name == "g"
-    assert (o.num_envs, o.batch_size) == (8, 2)
-    assert o.round_size == 8
+    assert (o.num_envs, o.batch_size) == (8, 1)
+    assert o.round_size == 4
 
 
 def test_environments_have_presets():

@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import moolink
 from moolink.replay import MinSize, Table, names
 from tests.hostile import HUGE, refused, values
+from tests.property import examples
 from tests.waiting import until
 
 LONG = 20.0
@@ -286,7 +287,7 @@ VALUES = values([KEYS, STEP, ITEM, np.ones(3), np.zeros((0, 2)), "items", "calle
 HARMLESS = [name for name in names.ALL if name not in (names.RESET, names.REMOVE, names.UPDATE)]
 
 
-@settings(deadline=None, max_examples=150)
+@examples(150)
 @given(st.sampled_from(HARMLESS), st.lists(VALUES, max_size=6))
 def test_whatever_is_called_the_server_lives_on(
     prodded: Served, function: str, arguments: list[Any]

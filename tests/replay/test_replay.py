@@ -20,6 +20,7 @@ from moolink.replay import (
     Table,
     Uniform,
 )
+from moolink.replay.local_steps import LocalSteps
 from tests import waiting
 from tests.replay.drift import check_probabilities
 
@@ -170,6 +171,30 @@ def test_no_item_reaches_back_into_another_episode_or_further_than_kept() -> Non
     writer.end_episode()
     with pytest.raises(IndexError):
         writer.create_item({"i": writer.history["i"][-1]})
+
+
+def test_an_interrupted_append_shifts_no_later_item(monkeypatch: pytest.MonkeyPatch) -> None:
+    replay = moolink.Replay(Table("t", 10, Fifo(), max_times_sampled=1))
+    append = LocalSteps.append
+
+    def interrupted(steps: LocalSteps, step: Any) -> None:
+        append(steps, step)
+        if step["x"] == 1:
+            raise KeyboardInterrupt  # Ctrl-C, once the step is stored
+
+    monkeypatch.setattr(LocalSteps, "append", interrupted)
+    with replay.writer(keep=2) as writer:
+        writer.append({"x": 0})
+        with pytest.raises(KeyboardInterrupt):
+            writer.append({"x": 1})
+        for i in (2, 3):
+            writer.append({"x": i})
+        writer.create_item(writer.history["x"][-2:])
+        writer.end_episode()
+        for i in (4, 5):
+            writer.append({"x": i})
+        writer.create_item(writer.history["x"][-2:])
+    assert replay.sample(2).data.tolist() == [[2, 3], [4, 5]]
 
 
 def test_batches_are_sampled_ahead_and_end_with_the_replay() -> None:

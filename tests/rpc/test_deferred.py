@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import queue
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -35,6 +37,43 @@ def test_cancel_callbacks(pair: Pair) -> None:
     calls[1].add_cancel_callback(lambda: told.append("after"))
     until(lambda: len(told) == 3, "the late callback")
     assert told == ["before 0", "before 1", "after"]
+
+
+def test_cancel_callbacks_beside_replies_of_another_thread(pair: Pair) -> None:
+    """The interpreter switches threads, and the engine is busy, as often as can be."""
+    client, server = pair
+    calls: queue.SimpleQueue[moolink.RpcDeferredReturn | None] = queue.SimpleQueue()
+
+    def later(deferred: moolink.RpcDeferredReturn) -> None:
+        calls.put(deferred)
+        deferred.add_cancel_callback(lambda: None)
+
+    def reply() -> None:
+        while (deferred := calls.get()) is not None:
+            deferred(1)
+
+    def keep_busy() -> None:
+        while not over.is_set():
+            client.sync("server", "echo", 1)
+
+    server.define_deferred("later", later)
+    server.define("echo", lambda x: x)
+    over, threads = threading.Event(), [threading.Thread(target=reply)]
+    threads += [threading.Thread(target=keep_busy) for _ in range(2)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in threads:
+            thread.start()
+        for _ in range(20):
+            futures = [client.async_("server", "later") for _ in range(100)]
+            assert [future.result(TIMEOUT) for future in futures] == [1] * 100
+    finally:
+        over.set()
+        calls.put(None)
+        for thread in threads:
+            thread.join()
+        sys.setswitchinterval(interval)
 
 
 def test_a_cancel_callback_that_raises_harms_nobody(

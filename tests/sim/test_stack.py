@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.values.strategies import examples
+from tests.property import examples
 
 pytestmark = pytest.mark.timeout(300)
 

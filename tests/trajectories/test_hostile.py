@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import moolink
 from moolink.trajectories import names
 from tests.hostile import HUGE, refused, values
+from tests.property import examples
 
 LONG = 20.0
 PUT = names.PUT.format("unrolls")
@@ -119,7 +120,7 @@ def test_a_closed_queue_is_an_error(served: Served) -> None:
 VALUES = values([ITEM["obs"], ITEM["reward"], np.zeros((0, 2)), ITEM])
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(st.lists(VALUES, max_size=4))
 def test_whatever_is_put_the_queue_goes_on(served: Served, arguments: list[Any]) -> None:
     call = served.rpc.async_("learner", PUT, *arguments)

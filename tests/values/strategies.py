@@ -1,8 +1,4 @@
-"""Values of every kind for property tests, and what makes two of them the same.
-
-The properties run a fixed set of examples, the same in every run. `MOOLINK_EXAMPLES=100` runs a
-hundred times as many, others each time: MOOLINK_EXAMPLES=100 pytest tests/values --timeout 3600
-"""
+"""Values of every kind for property tests, and what makes two of them the same."""
 
 from __future__ import annotations
 
@@ -11,29 +7,14 @@ import dataclasses
 import datetime
 import decimal
 import enum
-import os
 import struct
 from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from moolink.data.values import register
-
-SCALE = int(os.environ.get("MOOLINK_EXAMPLES", "1"))
-
-
-def examples(count: int) -> settings:
-    """Settings of a property that is tried with so many examples, or a multiple of it (above)."""
-    return settings(
-        max_examples=count * SCALE,
-        derandomize=SCALE == 1,
-        deadline=None,
-        # Fixtures are connected peers, the same for all examples.
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-    )
 
 
 @register

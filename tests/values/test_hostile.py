@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from moolink import _core
 from moolink.errors import WireError
 from tests.mutation import bent
+from tests.property import examples
 from tests.values.strategies import (
     Access,
     Colour,
@@ -26,7 +27,6 @@ from tests.values.strategies import (
     Frozen,
     Point,
     canonical,
-    examples,
     hashables,
     values,
 )

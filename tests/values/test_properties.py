@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 import moolink
 from moolink import _core
+from tests.property import examples
 from tests.values.conftest import Echo, through_codec
 from tests.values.strategies import (
     DTYPES,
     EXTENSIONS,
     arrays,
     canonical,
-    examples,
     random_array,
     values,
 )

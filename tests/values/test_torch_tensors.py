@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moolink import _core
+from tests.property import examples
 from tests.values.conftest import Echo
-from tests.values.strategies import canonical, examples, random_array
+from tests.values.strategies import canonical, random_array
 
 torch = pytest.importorskip("torch")
 

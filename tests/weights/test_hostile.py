@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import moolink
@@ -16,6 +16,7 @@ from moolink import Shard
 from moolink.weights import names
 from moolink.weights.blob import CHUNK
 from tests.hostile import HUGE, refused, values
+from tests.property import examples
 
 LONG = 20.0
 NAN = float("nan")
@@ -281,7 +282,7 @@ ANY = [("server", one) for one in (*names.OF_PUBLISHER, names.PUSH)]
 ANY += [("actor", names.COPY), ("actor", names.COPY_CHUNK)]
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(st.sampled_from(ANY), st.lists(VALUES, max_size=5))
 def test_whatever_is_called_versions_arrive(
     served: Served, function: tuple[str, str], arguments: list[Any]

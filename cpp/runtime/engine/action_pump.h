@@ -6,13 +6,13 @@
 
 namespace moolink::runtime {
 
-// Carries the actions of one machine out, in their order, each behind the exception barrier.
+// Carries out the actions of one machine, in their order, each behind the exception barrier.
 class ActionPump {
  public:
   // `take` returns the machine's next actions, a container that is empty once there are none.
-  // `perform` does one; if it throws, `end` is given the action and the error, and ends what the
-  // action is for. Called from within `perform`, or from what that calls, this returns at once: the
-  // loop here takes the new actions after the ones before them.
+  // `perform` carries out one; if it throws, `end` gets the action and the error, and ends the
+  // operation that the action is for. A call from within `perform`, or from its callees, returns at
+  // once: the outer loop takes the new actions after the ones before them.
   template <class Take, class Perform, class End>
   void run(Take&& take, Perform&& perform, End&& end) {
     if (running_) return;

@@ -30,7 +30,7 @@ void Awaitable::notify(const std::shared_ptr<Completions>& completions, std::uin
       completions->expect_no_more();
       throw;
     }
-    context_->engine().flush();  // somebody waits
+    context_->engine().flush();  // a thread waits
   }
 }
 

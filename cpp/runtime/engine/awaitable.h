@@ -13,34 +13,34 @@
 
 namespace moolink::runtime {
 
-// What threads and event loops wait for.
+// An outcome that threads and event loops wait for.
 class Awaitable {
  public:
   explicit Awaitable(std::shared_ptr<Context> context) : context_(std::move(context)) {}
   Awaitable(const Awaitable&) = delete;
   Awaitable& operator=(const Awaitable&) = delete;
 
-  // This is a forked child: it is the parent's.
+  // True in a forked child: this belongs to the parent.
   bool of_parent() const { return context_->abandoned(); }
   Context& context() { return *context_; }
   bool ready() const { return ready_.load(std::memory_order_acquire); }
-  // Waits until ready(), polling the loop if nobody else does; false if the deadline passed. Throws
-  // what `interrupt` throws.
+  // Waits until ready(), polling the loop if no other thread does; false if the deadline passed.
+  // Throws what `interrupt` throws.
   bool wait(Time deadline, const Engine::Interrupt& interrupt);
-  // Gives the token to `completions` when this is ready, or at once if it is.
+  // Passes the token to `completions` when this is ready, or at once if it is.
   void notify(const std::shared_ptr<Completions>& completions, std::uint64_t token);
-  // Takes it back: nobody waits any more.
+  // Takes the token back: the event loop does not wait any more.
   void forget(const std::shared_ptr<Completions>& completions, std::uint64_t token);
 
-  // Who waited for whom when it timed out; null: it did not, or this is not known.
+  // The waits at the time-out, for people; null: it did not time out, or they are unknown.
   const std::shared_ptr<const std::string>& detail() const { return detail_; }
-  // Who waits for whom now.
+  // The present waits, for people.
   std::string who_waits() { return context_->who_waits(); }
 
   // --- with the engine's lock held
   // Before it is ready.
   void set_detail(std::shared_ptr<const std::string> detail) { detail_ = std::move(detail); }
-  // What it is of, for people: "call" 17.
+  // Its subject, for people: "call" 17.
   void set_subject(const char* what, std::uint64_t id) {
     what_ = what;
     id_ = id;
@@ -50,7 +50,7 @@ class Awaitable {
   ~Awaitable() = default;
 
   // --- with the engine's lock held
-  // Wakes all who wait.
+  // Wakes all waiters.
   void set_ready();
   void set_unready() { ready_.store(false, std::memory_order_release); }
 
@@ -61,7 +61,7 @@ class Awaitable {
   const char* what_ = "an operation";
   std::uint64_t id_ = 0;
   std::vector<Waiter*> waiters_;
-  // Weak: one that was given up keeps no descriptor until this is ready.
+  // Weak: an abandoned one keeps no descriptor until this is ready.
   std::vector<std::pair<std::weak_ptr<Completions>, std::uint64_t>> watchers_;
 };
 

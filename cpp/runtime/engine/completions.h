@@ -9,14 +9,14 @@
 
 namespace moolink::runtime {
 
-// What has become ready, for an event loop that watches a descriptor: whoever completes an
-// operation sets it, and no other thread stands between it and the loop.
+// Operations that have become ready, for an event loop that watches a descriptor: the thread that
+// completes an operation sets it, with no other thread in between.
 class Completions final : public Forkable {
  public:
   static std::shared_ptr<Completions> create(std::shared_ptr<Context> context);
   ~Completions() override = default;
-  // The event loop is gone; to be called before the last reference but those of operations is
-  // dropped. These drop theirs when they complete, with the engine's lock held.
+  // The event loop is gone; call this before dropping the last reference other than those of
+  // operations. Operations drop theirs when they complete, with the engine's lock held.
   void close();
 
   // Readable while tokens wait.
@@ -25,7 +25,7 @@ class Completions final : public Forkable {
   std::vector<std::uint64_t> take();
 
   // --- with the engine's lock held
-  // A token will come, or be taken back: room is made for it, so that add() cannot fail.
+  // A token will come, or be taken back: reserves room for it, so that add() cannot fail.
   void expect();
   void expect_no_more() { --expected_; }
   void add(std::uint64_t token) noexcept;

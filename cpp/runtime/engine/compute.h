@@ -9,8 +9,8 @@
 
 namespace moolink::runtime {
 
-// One thread for arithmetic on large buffers, so that the reactor keeps its pace and needs no GIL.
-// Started by the first task.
+// One thread for arithmetic on large buffers, so that the reactor stays responsive. It needs no
+// GIL. The first task starts it.
 class Compute {
  public:
   Compute() = default;
@@ -18,13 +18,13 @@ class Compute {
   Compute(const Compute&) = delete;
   Compute& operator=(const Compute&) = delete;
 
-  // Tasks run in the order of their submission, without any lock; they must not throw. Throws
+  // Runs tasks in the order of their submission, without any lock; they must not throw. Throws
   // std::system_error or std::bad_alloc, and does not run the task, if there is no thread or
   // memory.
   void submit(std::function<void()> task);
 
  private:
-  // The thread's too: its last task may let go of the last reference to what owns this object.
+  // Shared with the thread: its last task may drop the last reference to the owner of this object.
   struct State {
     std::mutex mutex;
     std::condition_variable changed;

@@ -64,7 +64,7 @@ std::shared_ptr<Context> Context::create(ContextOptions options) {
   return context;
 }
 
-// Forks concern a context until its threads have ended, and its descriptors are closed.
+// The context takes part in forks until its threads have ended and its descriptors are closed.
 Context::~Context() {
   if (!abandoned()) stop();
   leave_forks(Rank::context);
@@ -89,7 +89,7 @@ bool Context::wait(Engine::Lock& lock, Waiter& waiter, Time deadline,
   while (!engine_.wait(lock, waiter, std::min(deadline, reminder_.next(since)), interrupt)) {
     const Time now = io::now();
     if (now >= deadline) return false;
-    if (now < reminder_.next(since)) continue;  // another thread has just said its own
+    if (now < reminder_.next(since)) continue;  // another thread has just logged its wait
     if (std::string text = explain(waiter, now); !text.empty()) {
       log(LogLevel::warning, "waits for " + in_seconds(now - since) + " for " + std::move(text));
     }
@@ -98,7 +98,7 @@ bool Context::wait(Engine::Lock& lock, Waiter& waiter, Time deadline,
   return true;
 }
 
-// What the thread waits for, and how that stands.
+// What the thread waits for, and the state of that.
 std::string Context::explain(const Waiter& waiter, Time now) const {
   if (waiter.explain) return waiter.explain(now);
   const std::string subject =
@@ -181,7 +181,7 @@ void Context::after_fork_in_child() noexcept {
     dump_server_.abandon();
     for (Forkable* forkable : forkables_) forkable->abandon();
     // Kept for ever: destroying what the parent's threads hold or wait on would hang or end this
-    // process. (One that was being destroyed by a thread of the parent stays as it is.)
+    // process. (An object that a thread of the parent was destroying stays as it is.)
     new std::shared_ptr<Context>(weak_from_this().lock());
   }
   engine_.after_fork();

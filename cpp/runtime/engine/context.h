@@ -24,12 +24,12 @@ struct ContextOptions {
   std::size_t workers = 0;                   // most handlers at once; 0: by the number of cores
   std::shared_ptr<Interpreter> interpreter;  // nullptr: handlers are C++
   LogSink log;                               // empty: nothing is logged; called by workers
-  Uid host_key;                              // empty: this host's; tests make several of one
+  Uid host_key;                              // empty: this host's; tests use several on one
 };
 
-// What a forked child must do away with: descriptors that belong to the parent. Called in the
-// child of fork(), with the engine's lock held; the object must then live for ever, because other
-// threads, which do not exist in the child, were using it.
+// An object with resources that a forked child must drop: descriptors that belong to the parent.
+// Called in the child of fork(), with the engine's lock held; the object must then live for ever,
+// because the parent's other threads, which do not exist in the child, were using it.
 class Forkable {
  public:
   virtual ~Forkable() = default;
@@ -50,22 +50,22 @@ class Context final : public AtFork, public std::enable_shared_from_this<Context
 
   // Takes the engine's lock; throws Exception{closed} in a forked child, where no thread runs.
   Engine::Lock lock();
-  // The same unless it would have to wait, or this is a forked child: then it is not held.
+  // Like lock(), but not held if it would have to wait, or in a forked child.
   Engine::Lock try_lock();
-  // Waits until engine().finish(waiter); a worker's slot is lent meanwhile. Logs what is waited for
-  // if it takes long.
+  // Waits until engine().finish(waiter); a worker's slot is lent meanwhile. Logs the reason for a
+  // long wait.
   bool wait(Engine::Lock& lock, Waiter& waiter, Time deadline, const Engine::Interrupt& interrupt);
   // Logs through a worker. With the engine's lock held.
   void log(LogLevel level, std::string text);
 
   // --- with the engine's lock held
   FlightRecorder& recorder() { return recorder_; }
-  // How things stand: peers, calls, handlers, groups, threads that wait, the last `events`.
+  // The state for people: peers, calls, handlers, groups, waiting threads, the last `events`.
   std::string describe(std::size_t events) const;
 
-  // --- without it
+  // --- without the lock
   std::string dump();
-  // Who waits for whom: calls, handlers, threads.
+  // The present waits, for people: calls, handlers, threads.
   std::string who_waits();
   // The same, at most a moment old, so that many calls may time out at once. With the lock held.
   std::shared_ptr<const std::string> who_waited(Time now);
@@ -73,7 +73,7 @@ class Context final : public AtFork, public std::enable_shared_from_this<Context
   // Ends the threads. Peers must have been closed.
   void stop();
 
-  // True in a child of fork(): everything of the context belongs to the parent.
+  // True in a child of fork(): the whole context belongs to the parent.
   bool abandoned() const { return abandoned_.load(std::memory_order_relaxed); }
   // With the engine's lock held.
   void add(Forkable& forkable) { forkables_.push_back(&forkable); }
@@ -93,7 +93,7 @@ class Context final : public AtFork, public std::enable_shared_from_this<Context
   Workers workers_;
   Compute compute_;
   FlightRecorder recorder_;
-  Reminder reminder_;  // of threads that wait
+  Reminder reminder_;  // of waiting threads
   DumpServer dump_server_;
   std::thread reactor_;
   std::shared_ptr<const std::string> who_waited_;

@@ -8,17 +8,17 @@ namespace moolink::runtime {
 
 enum class Describe { waits, everything };
 
-// What the engine's clock drives: a machine and what carries its actions out. Called with the
-// engine's lock held.
+// Driven by the engine's clock: a machine with the code that carries out its actions. Called with
+// the engine's lock held.
 class Driven {
  public:
   virtual ~Driven() = default;
   virtual void tick(Time now) = 0;
-  // When tick() is wanted at the latest; kNever if nothing is awaited.
+  // The latest time for the next tick(); kNever if nothing is awaited.
   virtual Time next_deadline() const = 0;
-  // The end of a turn: what was written in it may be sent.
+  // The end of a turn: messages written in it may be sent.
   virtual void flush() {}
-  // Adds to a text for people how things stand, or only who waits for whom.
+  // Appends its state to a text for people, or only its waits.
   virtual void describe(Time /*now*/, Describe /*how*/, std::string& /*text*/) const {}
 };
 

@@ -14,7 +14,7 @@ namespace moolink::runtime {
 namespace {
 
 constexpr int kBacklog = 8;
-constexpr std::size_t kReaders = 8;  // at once; the oldest makes room
+constexpr std::size_t kReaders = 8;  // at once; a new one replaces the oldest
 
 std::string socket_name() {
   static std::atomic<unsigned> contexts{0};  // of this process
@@ -46,7 +46,7 @@ Error DumpServer::open() {
                                             name + ": " + std::strerror(errno));
   }
   socket_ = std::move(socket);
-  // Edge-triggered: with no descriptor left for a reader, it comes again with the next one.
+  // Edge-triggered: a reader that finds no free descriptor is accepted along with the next one.
   watch_ = loop_.watch(socket_.get(), EPOLLIN | EPOLLET, [this](std::uint32_t) { accept_all(); });
   return {};
 }

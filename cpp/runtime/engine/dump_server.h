@@ -10,18 +10,18 @@
 
 namespace moolink::runtime {
 
-// Tells another process of the same user how things stand here: whoever connects to the abstract
-// Unix socket moolink-dump-<uid>-<pid>-<number> is sent a text, and nothing is read from it. It
-// is served by whoever polls the loop, so it works while Python computes, hangs or holds the GIL.
-// All with the engine's lock held.
+// Describes this process's state to another process of the same user: a client that connects to the
+// abstract Unix socket moolink-dump-<uid>-<pid>-<number> gets a text, and nothing is read from it.
+// The thread that polls the loop serves it, so it works while Python computes, hangs or holds the
+// GIL. All with the engine's lock held.
 class DumpServer {
  public:
   DumpServer(io::Loop& loop, std::function<std::string()> describe);
 
-  // Says what is wrong if the socket cannot be made: no reason to do without moolink.
+  // Returns the error if the socket cannot be made; moolink works without it.
   Error open();
   void close();
-  // In a forked child: the socket is the parent's.
+  // In a forked child: the socket belongs to the parent.
   void abandon() noexcept;
 
  private:
@@ -34,7 +34,7 @@ class DumpServer {
 
   void accept_all();
   void serve(Descriptor socket);
-  bool send_some(Reader& reader);  // false: there is nothing more to do for it
+  bool send_some(Reader& reader);  // false: this reader is finished
   void drop(std::list<Reader>::iterator reader);
 
   io::Loop& loop_;

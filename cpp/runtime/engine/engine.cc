@@ -12,13 +12,13 @@
 namespace moolink::runtime {
 namespace {
 
-constexpr Duration kLongTurn = microseconds(50);  // after it others get the lock first
+constexpr Duration kLongTurn = microseconds(50);  // after that, others get the lock first
 constexpr Duration kBurst = microseconds(30);     // between two writes that belong together
 constexpr Duration kLeaveWithin = microseconds(200);
 constexpr std::size_t kMostPutOff = 16;
-constexpr Duration kStandBy = milliseconds(1);  // the reactor is never away for longer
+constexpr Duration kStandBy = milliseconds(1);  // the reactor is never absent for longer
 constexpr Duration kInterruptEvery = milliseconds(50);
-constexpr Duration kTickAgain = milliseconds(10);  // after one that failed
+constexpr Duration kTickAgain = milliseconds(10);  // after a failed one
 
 thread_local int thread_number = 0;
 
@@ -36,7 +36,7 @@ void wait_on(std::condition_variable_any& condition, Engine::Lock& lock, Time un
   }
 }
 
-// The lock is held again also if the function throws.
+// Takes the lock again also if the function throws.
 void call_unlocked(Engine::Lock& lock, const Engine::Interrupt& function) {
   struct Relock {
     Engine::Lock& lock;
@@ -57,7 +57,7 @@ void Engine::rearm(Time deadline) {
 void Engine::finish(Waiter& waiter) {
   waiter.done = true;
   if (!waiter.blocked) {
-    loop_.wake_sleeper();  // it may be the one that polls
+    loop_.wake_sleeper();  // it may be the polling one
     return;
   }
   handed_over_ = true;
@@ -88,7 +88,7 @@ void Engine::flush() {
 
 bool Engine::wait(Lock& lock, Waiter& waiter, Time deadline, const Interrupt& interrupt) {
   if (!waiter.done) flush();
-  if (waiter.since == Time{}) waiter.since = io::now();  // else it waits on
+  if (waiter.since == Time{}) waiter.since = io::now();  // else it continues a wait
   waiter.thread = this_thread();
   all_waiters_.push_back(&waiter);
   struct Forget {
@@ -102,7 +102,7 @@ bool Engine::wait(Lock& lock, Waiter& waiter, Time deadline, const Interrupt& in
     const Time until = interrupt ? std::min(deadline, current + kInterruptEvery) : deadline;
     if (role_free()) {
       const Role role(*this);
-      // A signal ends a turn early, so that it is honoured at once.
+      // A signal ends a turn early, so that it is handled at once.
       while (!waiter.done && current < until && turn(lock, until)) current = io::now();
     } else {
       waiter.blocked = true;
@@ -148,13 +148,13 @@ void Engine::take_role() {
 
 void Engine::release_role() {
   role_taken_ = false;
-  // Another waiting thread polls from now on; if none does within a moment, the reactor.
+  // Another waiting thread polls from now on; if none does within a moment, the reactor does.
   if (!waiters_.empty()) waiters_.front()->changed.notify_one();
   if (reactor_parked_) reactor_.notify_one();
 }
 
 bool Engine::turn(Lock& lock, Time until) {
-  // Once: else the one that polls might never come to it. What it waits for may have happened.
+  // Gives way once, or this thread might never poll. The awaited event may have happened meanwhile.
   const Time begin = io::now();
   const bool long_turn = begin - loop_.awake_since() > kLongTurn;
   gave_way_ = long_turn && !gave_way_ && mutex_.give_way();
@@ -169,11 +169,11 @@ bool Engine::turn(Lock& lock, Time until) {
   return undisturbed;
 }
 
-// Each behind the barrier. What has failed is due again at once, and is tried again in a moment.
+// Each behind the barrier. A failed tick is due again at once, and retried after a moment.
 bool Engine::tick(Time now) {
   if (now < ticks_at_) return false;
   bool ticked = false;
-  // By index: a tick may add or remove what is driven.
+  // By index: a tick may add or remove driven objects.
   for (std::size_t i = 0; i < driven_.size(); ++i) {
     if (driven_[i]->next_deadline() > now) continue;
     ticked = true;
@@ -186,13 +186,13 @@ bool Engine::tick(Time now) {
   return ticked;
 }
 
-// Looks for a moment more before it sleeps, if that has been worth it. Who wants the lock is not
-// kept waiting, and timers have their turn.
+// Spins for a moment before sleeping, if that has paid off. Does not keep threads waiting for the
+// lock, and lets timers run.
 bool Engine::look_again(Lock& lock, Time begin, bool long_turn) {
   if (!spin_policy_.should_spin(begin)) return false;
   if (long_turn) {
-    // The lock was given up: whoever had it may have asked for an earlier end of this turn, and
-    // its wake-up is spent.
+    // The lock was released: its holder may have asked for an earlier end of this turn, and that
+    // wake-up is consumed.
     loop_.turn(lock, begin);
     return true;
   }
@@ -241,14 +241,14 @@ void Engine::stand_by(Lock& lock) {
     nap_while_others_poll();
     lock.lock();
     if (!role_taken_ || stopping_) return;
-    // One thread polls for long, or again: it will tell when it stops.
+    // One thread polls for long, or again: it will notify when it stops.
     reactor_parked_ = true;
     reactor_.wait(lock, [this] { return stopping_ || !role_taken_; });
     reactor_parked_ = false;
   }
 }
 
-// Without the lock: who polls would give way to somebody who wants nothing yet.
+// Without the lock: the polling thread would otherwise give way for nothing.
 void Engine::nap_while_others_poll() {
   std::unique_lock guard(napping_);
   const auto stopped = [this] { return stopping_.load(); };

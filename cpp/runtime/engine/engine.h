@@ -17,7 +17,7 @@
 
 namespace moolink::runtime {
 
-// A thread that waits for something that happens under the engine's lock.
+// A thread that waits for an event under the engine's lock.
 struct Waiter {
   std::condition_variable_any changed;
   bool done = false;
@@ -27,17 +27,17 @@ struct Waiter {
   std::uint64_t id = 0;
   Time since{};
   int thread = 0;
-  // Where something better can be said than `what`: what is waited for, and what to do; empty:
-  // nothing. Called with the lock held.
+  // A better text than `what`, if any: what the thread waits for, and what to do; empty: nothing.
+  // Called with the lock held.
   std::function<std::string(Time)> explain;
 };
 
-// The one lock, the one loop, and the question who polls it.
+// The one lock, the one loop, and the role of the thread that polls it.
 //
-// A thread that waits polls the loop itself if nobody does: the reply it waits for then reaches it
-// without waking another thread. Whoever has polled and handed what came to another thread steps
-// aside, so that the other one may poll next time. The reactor polls whenever nobody else has for
-// about a millisecond, so machines and sockets never wait for user code.
+// A waiting thread polls the loop itself if no other thread does: its reply then reaches it without
+// waking another thread. A poller that has handed something to another thread steps aside, so that
+// that thread may poll next time. The reactor polls whenever no other thread has for about a
+// millisecond, so machines and sockets never wait for user code.
 class Engine {
  public:
   using Lock = std::unique_lock<EngineMutex>;
@@ -48,39 +48,39 @@ class Engine {
   Lock try_lock() { return Lock(mutex_, std::try_to_lock); }
   io::Loop& loop() { return loop_; }
 
-  // Hears of what a tick or a flush has thrown: those that can end what they belong to do so
-  // themselves. The others go on.
+  // Gets the errors that a tick or a flush has thrown. A driven object handles errors that concern
+  // only it; the others continue.
   void on_failure(std::function<void(const Error&)> failed) { failed_ = std::move(failed); }
 
   // --- with the lock held
   void add(Driven& driven) { driven_.push_back(&driven); }
   void remove(Driven& driven);
-  // After an operation from outside of the loop: whoever polls may have to get up earlier.
+  // After an operation from outside the loop: the polling thread may have to wake earlier.
   void rearm(Time deadline);
   void finish(Waiter& waiter);
   void describe(Time now, Describe how, std::string& text) const;
-  // All that was written leaves.
+  // Sends everything written.
   void flush();
-  // The same, but frames that come right after one another, as in a loop of calls, leave together:
-  // when there are enough, when a thread waits, or in a moment.
+  // The same, but frames in quick succession, as in a loop of calls, are sent together: when there
+  // are enough, when a thread waits, or after a moment.
   void flush_bursts();
 
   // Waits until finish(waiter); false if the deadline passed.
   bool wait(Lock& lock, Waiter& waiter, Time deadline, const Interrupt& interrupt);
 
-  // Polls if nobody else does, until `leave` says so or what came was handed to another thread.
+  // Polls if no other thread does, until `leave` returns true or something was handed over.
   void poll_while_idle(Lock& lock, const std::function<bool()>& leave);
-  // What came in this turn is for another thread, which is awake now.
+  // This turn's event is for another thread, which is awake now.
   void handed_over() { handed_over_ = true; }
   bool role_free() const { return !role_taken_; }
 
-  // The reactor thread's life, until stop_reactor().
+  // The reactor thread's main function, until stop_reactor().
   void run_reactor();
   void stop_reactor();
 
   // The number of this thread, as the system's tools show it.
   static int this_thread();
-  static void forget_this_thread();  // in a forked child, where it has another one
+  static void forget_this_thread();  // in a forked child, which has another one
 
   // The prepare, parent and child sides of fork().
   void before_fork() { mutex_.lock(); }
@@ -88,7 +88,7 @@ class Engine {
   void abandon() noexcept { loop_.abandon(); }
 
  private:
-  // The role of the one that polls, for the time of a scope.
+  // The polling role, for a scope.
   struct Role {
     Engine& engine;
     explicit Role(Engine& taken_of) : engine(taken_of) { engine.take_role(); }
@@ -110,18 +110,18 @@ class Engine {
   std::vector<Waiter*> waiters_;  // blocked ones, in order
   std::vector<const Waiter*> all_waiters_;
   Time written_at_{};       // flush_bursts() was called last
-  Time leave_at_ = kNever;  // what was put off
-  Time ticks_at_{};         // a tick has failed: none before
+  Time leave_at_ = kNever;  // when put-off writes must leave
+  Time ticks_at_{};         // after a failed tick: none before this time
   std::size_t put_off_ = 0;
   bool role_taken_ = false;
   bool handed_over_ = false;
   SpinPolicy spin_policy_;
   bool gave_way_ = false;        // since the last turn
-  Time polling_until_ = kNever;  // while somebody is in a turn
+  Time polling_until_ = kNever;  // while a thread is in a turn
   std::condition_variable_any reactor_;
-  bool reactor_parked_ = false;  // it waits to be told that the role is free
-  // What the reactor looks at without the lock.
-  std::atomic<std::uint64_t> turns_taken_{0};  // times that the role was taken
+  bool reactor_parked_ = false;  // it waits until the role is free
+  // State that the reactor reads without the lock.
+  std::atomic<std::uint64_t> turns_taken_{0};  // times the role was taken
   std::atomic<bool> stopping_{false};
   std::mutex napping_;  // of nap_ends_
   std::condition_variable nap_ends_;

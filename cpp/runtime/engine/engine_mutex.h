@@ -9,8 +9,8 @@
 
 namespace moolink::runtime {
 
-// A mutex whose holder can let those who wait go first. A thread that gives a std::mutex up and
-// takes it again at once, as the one that polls does, keeps all others out: they wake too late.
+// A mutex whose holder can let waiting threads go first. A thread that releases a std::mutex and
+// takes it again at once, as the polling thread does, keeps all others out: they wake too late.
 class EngineMutex {
  public:
   void lock() {
@@ -29,8 +29,9 @@ class EngineMutex {
   void unlock() { mutex_.unlock(); }
   bool asked_for() const { return waiting_.load(std::memory_order_relaxed) != 0; }
 
-  // With the lock held: if anybody waits for it, gives it up until one of them has had it; false:
-  // nobody does. Not for long: one that the system does not run must not keep the others waiting.
+  // With the lock held: if threads wait for it, releases it until one of them has had it; false: no
+  // thread waits. For a limited time: a thread that the system does not run must not block the
+  // others.
   bool give_way() {
     if (!asked_for()) return false;
     const std::uint32_t seen = passed_.load();
@@ -50,8 +51,8 @@ class EngineMutex {
 
   std::mutex mutex_;
   std::atomic<std::uint32_t> waiting_{0};
-  std::atomic<std::uint32_t> passed_{0};  // those who had to wait and have got it
-  std::atomic<bool> giving_way_{false};   // only the one that polls gives way
+  std::atomic<std::uint32_t> passed_{0};  // threads that had to wait and got it
+  std::atomic<bool> giving_way_{false};   // only the polling thread gives way
   std::mutex somebody_;                   // of passed_by_
   std::condition_variable passed_by_;
 };

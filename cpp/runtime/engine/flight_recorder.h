@@ -16,17 +16,17 @@ enum class FlightKind : std::uint8_t {
   result,       // id; nothing, or the error
   handler,      // id at the caller, function
   reply,        // id at the caller; nothing, or the error
-  stop,         // id at the caller, who does not wait any more
+  stop,         // id at the caller, which does not wait any more
   dial,         // address
-  dial_failed,  // what the address said
+  dial_failed,  // the address's error
   opened,       // connection, address
   closed,       // connection, why
-  sent,         // connection; a frame that steers the session
+  sent,         // connection; a frame of the session's control
   received,     // likewise
   peer_up,
   peer_down,  // how
   service,    // number of the service
-  view,       // epoch, who
+  view,       // epoch, members
 };
 
 const char* to_string(FlightKind kind);
@@ -35,14 +35,14 @@ struct FlightEvent {
   Time at{};
   std::uint64_t id = 0;
   FlightKind kind{};
-  // Cut off where they are longer; zero-terminated.
+  // Truncated if longer; zero-terminated.
   std::array<char, 23> here{};
   std::array<char, 31> peer{};
   std::array<char, 57> text{};
 };
 
-// The last events of a context, kept for whoever wants to know afterwards what happened. Recording
-// copies into memory that was there from the start, so that it may stay on always.
+// The last events of a context, for later diagnosis. Recording copies into memory allocated at the
+// start, so it can always stay on.
 class FlightRecorder {
  public:
   static constexpr std::size_t kEvents = 1000;

@@ -17,7 +17,7 @@ void Future::then(Task task) {
     context().workers().submit(std::move(task));
   } else {
     tasks_.push_back(std::move(task));
-    context().engine().flush();  // somebody waits
+    context().engine().flush();  // a thread waits
   }
 }
 

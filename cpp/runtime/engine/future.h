@@ -9,7 +9,7 @@
 
 namespace moolink::runtime {
 
-// The outcome of a call or operation, there for any number of readers once done() is true.
+// The outcome of a call or operation, readable by any number of readers once done() is true.
 class Future final : public Awaitable {
  public:
   using Awaitable::Awaitable;
@@ -24,9 +24,9 @@ class Future final : public Awaitable {
   void then(Task task);
 
   // --- with the engine's lock held
-  // The first outcome stands.
+  // The first outcome is final.
   void complete(rpc::Reply outcome);
-  // What cancel() does to the operation; it must complete the future.
+  // How cancel() cancels the operation; it must complete the future.
   void on_cancel(std::function<void()> cancel) { cancel_ = std::move(cancel); }
 
  private:

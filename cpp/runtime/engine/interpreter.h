@@ -2,8 +2,8 @@
 
 namespace moolink::runtime {
 
-// What the runtime must know of the language whose handlers it runs; bind implements it with the
-// GIL. The reactor never calls it.
+// What the runtime needs from the language whose handlers it runs; bind implements it with the GIL.
+// The reactor never calls it.
 class Interpreter {
  public:
   virtual ~Interpreter() = default;
@@ -12,7 +12,7 @@ class Interpreter {
   virtual void leave() = 0;
   // The thread, which has entered before, ends.
   virtual void thread_ends() = 0;
-  // Between enter and leave: an exception came out of a task.
+  // Between enter and leave: a task threw an exception.
   virtual void failed(const char* what) = 0;
 };
 

@@ -13,17 +13,17 @@ namespace moolink::runtime {
 // every process sleeps because the others do, opportunities are rare, and only polling ends that.
 class SpinPolicy {
  public:
-  // A sleep and a wake-up take as long, on a virtual machine whose other processor has halted.
+  // As long as a sleep and a wake-up, on a virtual machine whose other processor has halted.
   static constexpr Duration kSpin = microseconds(200);
 
   bool should_spin(Time now) const { return now >= resting_until_; }
 
-  // How long to spin before the processor is yielded: the awaited thread may need this very one, as
-  // schedulers often put both on one. A spin does not yield at once where another process would
-  // keep the processor for long.
+  // How long to spin before yielding the processor: the awaited thread may need this processor,
+  // because schedulers often put both on one. A spin does not yield at once where another process
+  // would keep the processor for long.
   Duration yield_after() const { return yields_at_once_ ? Duration::zero() : kYieldAfter; }
 
-  // A spin has ended, with an event or in vain. `yielded`: others could have the processor.
+  // A spin has ended, with an event or in vain. `yielded`: others could use the processor.
   void spun(bool something, bool yielded, Time begin, Time end) {
     if (something) {
       in_vain_ = 0;

@@ -10,7 +10,7 @@ std::optional<wire::Payload> Stream::take() {
   std::optional<wire::Payload> item(std::move(items_.front()));
   items_.pop_front();
   if (items_.empty() && !outcome_) set_unready();
-  // Half of the credit at once: so there is one message for several items, and no pause.
+  // Half of the credit at once: one message for several items, and no pause.
   if (!outcome_ && ++taken_ * 2 >= credit_) control_.raise_credit(std::exchange(taken_, 0));
   return item;
 }
@@ -23,7 +23,7 @@ bool Stream::ended() {
 void Stream::cancel() {
   if (context().abandoned()) return;  // in a forked child: the call is the parent's
   const Engine::Lock lock = context().lock();
-  // complete() destroys what is called here.
+  // complete() destroys the function called here.
   if (!outcome_) std::exchange(control_.cancel, nullptr)();
 }
 

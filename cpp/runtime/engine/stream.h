@@ -10,11 +10,11 @@
 
 namespace moolink::runtime {
 
-// The items of a streamed call at its caller, and how it ended. Ready while take() has something to
-// say. Items that are taken make room for more.
+// The items of a streamed call at its caller, and its outcome. Ready while take() has an item or
+// the end to report. Taken items make room for more.
 class Stream final : public Awaitable {
  public:
-  // What a stream does to its call, with the engine's lock held.
+  // How a stream controls its call, with the engine's lock held.
   struct Control {
     std::function<void(std::uint64_t)> raise_credit;
     std::function<void()> cancel;  // it must end the stream
@@ -23,13 +23,13 @@ class Stream final : public Awaitable {
   Stream(std::shared_ptr<Context> context, std::uint64_t credit)
       : Awaitable(std::move(context)), credit_(credit) {}
 
-  // The next item. None: it has not come yet if ended() is false, else there will be none.
+  // The next item. None: it has not arrived yet if ended() is false, else there will be none.
   std::optional<wire::Payload> take();
   // All items have been taken, and the handler has replied or the call has failed.
   bool ended();
   // Only after ended().
   const rpc::Reply& outcome() const { return *outcome_; }
-  // Tells the handler to stop. Items that have come can still be taken.
+  // Tells the handler to stop. Items that have arrived can still be taken.
   void cancel();
 
   // --- with the engine's lock held

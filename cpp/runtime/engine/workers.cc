@@ -15,8 +15,8 @@ namespace {
 
 constexpr Duration kTryAgainAfter = milliseconds(100);
 constexpr Duration kHelpAfter = milliseconds(1);
-// However many of them wait inside of handlers: a task that is left in the queue then waits for one
-// of these waits to end, which each has its time-out.
+// Also counts threads that wait inside handlers: a task left in the queue then waits for one of
+// these waits to end, and each has its time-out.
 constexpr std::size_t kMostThreads = 512;
 constexpr std::size_t kSpareTasks = 64;
 
@@ -50,7 +50,7 @@ void Workers::submit(Tasks&& tasks) noexcept {
   const bool first = queue_.empty();
   queue_.splice(queue_.end(), tasks);
   if (current_workers == this && polls_as_worker)
-    return;  // this very thread takes it when its turn of the loop ends
+    return;  // this thread takes it when its turn of the loop ends
   if (first && polling_) {
     engine_.loop().wake();
   } else if (first && (idle_ > 0 || threads_ - lent_ < 1)) {
@@ -99,7 +99,7 @@ void Workers::start_thread() {
   guard(start, [this](const Error& error) { no_thread(error); });
 }
 
-// Whoever is free next takes the task.
+// The next free worker takes the task.
 void Workers::no_thread(const Error& error) {
   help_at_ = io::now() + kTryAgainAfter;
   engine_.rearm(help_at_);
@@ -113,7 +113,7 @@ void Workers::run() {
   current_workers = this;
   // Programs that a handler starts inherit its mask: with all signals blocked none could end them.
   pthread_sigmask(SIG_SETMASK, &signals_, nullptr);
-  bool served = false;  // has just run something, so more is likely to come: worth polling for
+  bool served = false;  // has just run something, so more is likely to come: worth polling
   Engine::Lock lock = engine_.lock();
   while (!stopping_) {
     if (!queue_.empty()) {
@@ -142,12 +142,12 @@ void Workers::run() {
 void Workers::run_queued() {
   interpreter_.enter();
   for (Tasks task; take(task); task.front() = nullptr) {
-    // Tasks answer for their own errors: what comes here is a mistake of the library, or no memory
+    // Tasks handle their own errors: an error here is a bug of the library, or a lack of memory
     // even for an error.
     guard(task.front(), [this](const Error& error) {
       if (!forked_) interpreter_.failed(error.message.c_str());
     });
-    // A child that comes back from the task: what is left to do is the parent's.
+    // A child that returns from the task: the remaining work is the parent's.
     if (forked_) _exit(EXIT_SUCCESS);
   }
   interpreter_.leave();
@@ -158,7 +158,7 @@ bool Workers::take(Tasks& task) {
   if (spare_.size() < kSpareTasks) spare_.splice(spare_.end(), task);
   task.clear();
   if (queue_.empty() || stopping_) {
-    engine_.flush();  // the replies of what has run
+    engine_.flush();  // the replies of the tasks that ran
     return false;
   }
   task.splice(task.end(), queue_, queue_.begin());

@@ -17,15 +17,15 @@
 namespace moolink::runtime {
 
 using Task = std::function<void()>;
-// What is to be run later is kept in a list: to submit it then takes no memory, and cannot fail.
+// Tasks to run later are kept in a list, so that submitting them takes no memory and cannot fail.
 using Tasks = std::list<Task>;
 
-// The threads that run handlers and callbacks: user code, inside of Interpreter::enter and leave.
+// The threads that run handlers and callbacks: user code, inside Interpreter::enter and leave.
 //
-// Tasks start in the order in which they were submitted: a worker takes one only after it has
-// entered the interpreter. One worker takes all it can; if the first task in the queue has waited
-// for a millisecond, another one is called in, up to the limit. A worker that waits for something
-// in moolink does not count, so blocking calls inside of handlers cannot exhaust the pool.
+// Tasks start in the order of their submission: a worker takes one only after it has entered the
+// interpreter. One worker takes all it can; if the first task in the queue has waited for a
+// millisecond, another worker is woken or started, up to the limit. A worker that waits inside
+// moolink does not count, so blocking calls inside handlers cannot exhaust the pool.
 class Workers final : public Driven {
  public:
   Workers(Engine& engine, Interpreter& interpreter, std::size_t limit);
@@ -40,7 +40,7 @@ class Workers final : public Driven {
   Time next_deadline() const override { return help_at_; }
   void describe(Time now, Describe how, std::string& text) const override;
 
-  // While a worker waits inside of moolink; nothing on other threads.
+  // While a worker waits inside moolink; no effect on other threads.
   class Lend {
    public:
     explicit Lend(Workers& workers);
@@ -53,18 +53,18 @@ class Workers final : public Driven {
   };
 
   // --- without the lock
-  // The first thread. It is there from the beginning, so that whatever the process lacks later
-  // there is one that runs handlers and writes the log. Throws std::system_error.
+  // Starts the first thread, at the beginning, so that one thread runs handlers and writes the log
+  // even if the process lacks resources later. Throws std::system_error.
   void start();
-  // Hears that the system has no other thread, although tasks wait.
+  // Called when the system provides no further thread although tasks wait.
   void on_failure(std::function<void(const Error&)> failed) { failed_ = std::move(failed); }
   // Ends the threads; tasks not yet begun are dropped. False if some are still in user code at the
-  // deadline: they are left alone, keep `owner` alive, and end when that code returns.
+  // deadline: they keep running, keep `owner` alive, and end when that code returns.
   bool stop(Time deadline);
-  // Threads keep what owns the workers alive.
+  // Threads keep the owner of the workers alive.
   void set_owner(std::weak_ptr<void> owner) { owner_ = std::move(owner); }
   static bool on_worker_thread();
-  // Of this thread: a task of it has forked, and this is the child.
+  // For this thread: one of its tasks has forked, and this is the child.
   static bool in_forked_child();
 
   // In a forked child.
@@ -94,7 +94,7 @@ class Workers final : public Driven {
   Time help_at_ = kNever;
   bool stopping_ = false;
   std::function<void(const Error&)> failed_;
-  bool lacks_threads_ = false;  // and that has been told
+  bool lacks_threads_ = false;  // and that was reported
   bool forked_ = false;
 };
 

@@ -14,7 +14,7 @@ namespace {
 
 constexpr Duration kStateTimeout = seconds(5);
 
-// FNV-1a: tells layouts apart; not against malice, which authentication keeps out.
+// FNV-1a: distinguishes layouts; no protection against malice, which authentication keeps out.
 std::uint64_t hash_of(const std::string& text) {
   std::uint64_t hash = 0xcbf29ce484222325ULL;
   for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ULL;
@@ -53,7 +53,8 @@ AccumulatorPeer::AccumulatorPeer(std::shared_ptr<GroupPeer> group, Options optio
       scope_(group_->name() + "/" + options.name),
       layout_(options.sections),
       machine_(machine_config(*rpc_, scope_, options, layout_)),
-      moved_at_(io::now()) {
+      moved_at_(io::now()),
+      called_at_(moved_at_) {
   const Engine::Lock lock = rpc_->context()->lock();
   group_->check_role(options.role);
   const Time now = io::now();
@@ -62,7 +63,7 @@ AccumulatorPeer::AccumulatorPeer(std::shared_ptr<GroupPeer> group, Options optio
     rpc_->context()->engine().add(*this);
     group_->add(now, *this, options.role);
   } catch (...) {
-    unregister_services();  // of a name that another object of this peer has, for example
+    unregister_services();  // for example, another object of this peer has the name
     group_->remove(now, *this);
     rpc_->context()->engine().remove(*this);
     throw;
@@ -73,7 +74,7 @@ AccumulatorPeer::AccumulatorPeer(std::shared_ptr<GroupPeer> group, Options optio
 AccumulatorPeer::~AccumulatorPeer() { close(); }
 
 void AccumulatorPeer::register_services() {
-  services_.reserve(2);  // what is added is noted, whatever fails
+  services_.reserve(2);  // so that adding to it cannot fail
   for (const rpc::Service service : {rpc::Service::accumulate, rpc::Service::snapshot}) {
     rpc_->router().add(
         service, scope_, group_->name(),
@@ -129,8 +130,8 @@ Engine::Lock AccumulatorPeer::lock_open() {
   return lock;
 }
 
-// The exception barrier of an event from the user. A refusal changes nothing; anything else leaves
-// the machine in the midst of it, so that this peer starts over.
+// The exception barrier of an event from the user. A refusal changes nothing; any other error
+// leaves the machine in the middle of it, so this peer starts over.
 template <class Event>
 void AccumulatorPeer::from_user(Time now, Event&& event) {
   try {
@@ -148,7 +149,7 @@ void AccumulatorPeer::from_user(Time now, Event&& event) {
 
 void AccumulatorPeer::update(OnDivergence on_divergence) {
   const Engine::Lock lock = lock_open();
-  const Time now = io::now();
+  const Time now = called_at_ = io::now();
   news_ = false;
   from_user(now, [&] { machine_.user_active(now); });
   look(now);
@@ -176,7 +177,7 @@ void AccumulatorPeer::look(Time now) {
   seen_.is_everywhere = machine_.is_everywhere();
   seen_.leader = machine_.leader().value_or("");
   seen_.is_leader = machine_.is_leader();
-  // The user's time to answer begins when the user is asked, not when newcomers come.
+  // The user's time to answer begins when the user is asked, not when newcomers arrive.
   if (!seen_.wants_state) state_wanted_at_ = kNever;
   if (seen_.wants_state && state_wanted_at_ == kNever) state_wanted_at_ = now;
 }
@@ -186,7 +187,7 @@ void AccumulatorPeer::set_awaited(std::string text) {
   awaited_ = std::move(text);
 }
 
-// Who polls is told what nothing comes of.
+// Tells a user that polls why nothing happens.
 void AccumulatorPeer::remind(Time now) {
   if (seen_.result || seen_.has_new_state || seen_.wants_state) moved_at_ = now;
   if (now < reminder_.next(moved_at_)) return;
@@ -198,7 +199,7 @@ void AccumulatorPeer::remind(Time now) {
                                               in_seconds(now - moved_at_) + " for " + text);
 }
 
-// What is waited for, and what to do; empty while the group itself waits, and says so.
+// What the accumulator waits for, and what to do; empty while the group itself waits and logs it.
 std::string AccumulatorPeer::explain(Time now) const {
   if (!awaited_.empty()) return awaited_;
   if (!machine_.wants_gradients(now)) return machine_.explain();
@@ -206,10 +207,14 @@ std::string AccumulatorPeer::explain(Time now) const {
          "steps(), step.reduce()";
 }
 
-// A round is delivered with the update() that shows it, before the user has applied it.
-void AccumulatorPeer::show(const accumulate::Round& round) {
+// The update() that shows a round delivers it, before the user has applied it.
+void AccumulatorPeer::show(Time now, const accumulate::Round& round) {
   shown_ = seen_.version = round.number();
   stats_.record = round.record;
+  const accumulate::RoundTimes& times = round.times;
+  const bool contributed = times.offered != kNever;
+  stats_.phases = {contributed ? times.cut - times.offered : Duration{-1},
+                   times.reduced - times.cut, now - times.reduced};
   stats_.lost = std::exchange(lost_, {});
   stats_.gradients = round.gradients();
   stats_.skipped = round.skipped();
@@ -280,6 +285,12 @@ AccumulatorPeer::Stats AccumulatorPeer::stats() {
   return stats;
 }
 
+AccumulatorPeer::Activity AccumulatorPeer::activity() {
+  const Engine::Lock lock = lock_open();
+  const Time now = io::now();
+  return {waiters_.empty() ? now - called_at_ : Duration{}, now - moved_at_, explain(now)};
+}
+
 // --- what the user does
 
 void AccumulatorPeer::set_model_version(std::uint64_t version) {
@@ -316,14 +327,14 @@ void AccumulatorPeer::offer(std::int64_t batch, accumulate::Counters counters) {
     machine_.offer(now, batch > 0 ? Buffer(std::exchange(bucket_, {})) : Buffer(), batch,
                    std::move(counters));
   });
-  moved_at_ = now;
+  moved_at_ = called_at_ = now;
   seen_.wants_gradients = machine_.wants_gradients(now);
 }
 
 void AccumulatorPeer::set_state(wire::Payload state) {
   const Engine::Lock lock = lock_open();
   const Time now = io::now();
-  // Shown to be wanted: if the members have changed since, the machine asks again.
+  // Shown as wanted: if the members have changed since, the machine asks again.
   if (!seen_.wants_state) {
     throw Exception(ErrorCode::error, "set_state was called while wants_state() is false");
   }
@@ -358,7 +369,7 @@ MutableBuffer AccumulatorPeer::take_result() {
     const Engine::Lock lock = lock_open();
     if (!seen_.result) return {};
     result = std::exchange(seen_.result->result, {});
-    if (!result.empty()) show(*seen_.result);
+    if (!result.empty()) show(io::now(), *seen_.result);
     if (seen_.result->may_take && !machine_.take_result(seen_.result->number()).empty()) {
       return {std::const_pointer_cast<void>(result.owner()), const_cast<std::byte*>(result.data()),
               result.size()};
@@ -379,7 +390,7 @@ void AccumulatorPeer::release_result() {
   seen_.result.reset();
   shown_.reset();
   from_user(now, [&] { machine_.delivered(now, round); });
-  moved_at_ = now;
+  moved_at_ = called_at_ = now;
   seen_.version = machine_.model_version();
   seen_.wants_gradients = machine_.wants_gradients(now);
 }
@@ -410,7 +421,7 @@ void AccumulatorPeer::tick(Time now) {
   carry_out(now);
 }
 
-// After an event from outside of the loop.
+// After an event from outside the loop.
 void AccumulatorPeer::settle(Time now) {
   carry_out(now);
   rpc_->settle(next_deadline());

@@ -18,24 +18,31 @@
 
 namespace moolink::runtime {
 
-// One accumulator on a peer: carries the actions of its machine out, runs its reductions, and holds
-// still what the user sees between two calls of update(). Buckets and results are flat bytes.
+// One accumulator on a peer: carries out the actions of its machine, runs its reductions, and keeps
+// what the user sees constant between two calls of update(). Buckets and results are flat bytes.
 class AccumulatorPeer final : public Driven, private ViewObserver {
  public:
   struct Options {
     std::string name;
     std::vector<BucketSection> sections;
-    std::string layout;                      // dtypes and shapes of the model, in words
+    std::string layout;                      // dtypes and shapes of the model, as text
     group::Role role = group::Role::member;  // or observer
+  };
+  // The durations of a round at this peer.
+  struct Phases {
+    Duration gather{-1};  // from this peer's last contribution to the cut; negative: none
+    Duration reduce{};    // from the cut to the result
+    Duration deliver{};   // until the user had it
   };
   struct Stats {
     accumulate::RoundRecord record;  // delivered last; round 0: none
+    Phases phases;
     std::uint32_t gradients = 0;
     std::uint32_t skipped = 0;
     std::vector<std::string> contributors;
     std::vector<std::uint64_t> staleness;  // updates, of each contribution with gradients
     std::vector<std::string> waiting_for;
-    std::vector<accumulate::Contribution> lost;  // found to be so since the round before
+    std::vector<accumulate::Contribution> lost;  // found lost since the round before
   };
 
   AccumulatorPeer(std::shared_ptr<GroupPeer> group, Options options);
@@ -45,13 +52,13 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
   std::size_t bucket_bytes() const { return layout_.bytes; }
 
   // --- without the lock; all belong to one user thread at a time.
-  // What update() makes of parameters that differ from the leader's: an error, once; a line of the
-  // log; a line, and the peer whose they are starts over as a newcomer.
+  // How update() handles parameters that differ from the leader's: throws, once; logs a line; or
+  // logs a line and makes the differing peer a newcomer.
   enum class OnDivergence : std::uint8_t { raise, warn, resync };
-  // Takes over what has happened. Throws the error that keeps this peer out of the group, for ever
-  // or until its broker has the same key.
+  // Takes over what has happened. Throws the error that keeps this peer out of the group,
+  // permanently or until its broker has the same key.
   void update(OnDivergence on_divergence);
-  // Waits until update() may have something new; false: nothing within the time.
+  // Waits until update() may have something new; false: nothing before the deadline.
   bool wait(Time deadline, const Engine::Interrupt& interrupt);
 
   // What the user's side of the accumulator waits for, if it is more than the machine knows; "":
@@ -61,19 +68,26 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
   // As of the last update().
   bool connected() const { return seen_.connected; }
   bool wants_state() const { return seen_.wants_state; }
-  bool state_overdue() const;  // wanted for so long that parameters alone must do
+  bool state_overdue() const;  // wanted for so long that parameters alone must suffice
   bool has_new_state() const { return seen_.has_new_state; }
   bool wants_gradients() const { return seen_.wants_gradients; }
-  // The result to be applied next, in memory that is the user's; empty if there is none, or if it
-  // was taken before.
+  // The next result to apply, in memory that the user owns; empty if there is none, or it was taken
+  // before.
   MutableBuffer take_result();
   bool has_result() const { return seen_.result && !seen_.result->result.empty(); }
   std::uint64_t model_version() const { return seen_.version; }
-  bool is_everywhere() const { return seen_.is_everywhere; }  // what the version stands for
+  bool is_everywhere() const { return seen_.is_everywhere; }  // the round of this version
   const std::string& leader() const { return seen_.leader; }
   bool is_leader() const { return seen_.is_leader; }
   std::string why_not_wanted();
   Stats stats();
+  // For the dashboard: why the rounds of this peer do not go on.
+  struct Activity {
+    Duration idle{};      // since the user's last call; 0 while the user waits here
+    Duration still{};     // since the user last got, or supplied, anything
+    std::string awaited;  // "": nothing
+  };
+  Activity activity();
 
   void set_model_version(std::uint64_t version);
   void set_virtual_batch_size(std::int64_t size);
@@ -85,12 +99,12 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
   void set_state(wire::Payload state);
   // The state that has arrived, if it is still wanted.
   struct NewState {
-    std::uint64_t number = 0;  // tells the states that come to this peer apart
+    std::uint64_t number = 0;  // distinguishes the states that come to this peer
     wire::Payload state;
   };
   std::optional<NewState> new_state();
-  // The user has it in place: its version is the model's from now on, unless it was given up for
-  // another one meanwhile, which will be shown next.
+  // The user has installed it: its version is the model's from now on, unless another state
+  // replaced it meanwhile, which is shown next.
   void state_installed(std::uint64_t number);
   void refuse_state(std::uint64_t number);
   // The result was applied.
@@ -117,7 +131,7 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
     std::string leader;
     bool is_leader = false;
   };
-  // A round's reduction: one operation a section.
+  // A round's reduction: one operation for each section.
   struct Reduction {
     std::uint64_t epoch = 0;
     std::uint64_t round = 0;
@@ -135,7 +149,7 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
   void look(Time now);
   void remind(Time now);
   std::string explain(Time now) const;
-  void show(const accumulate::Round& round);
+  void show(Time now, const accumulate::Round& round);
   template <class Event>
   void from_user(Time now, Event&& event);
   void settle(Time now);
@@ -155,8 +169,8 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
   void perform(Time now, accumulate::Machine::Failed& action);
   void perform(Time now, accumulate::Machine::Wake& action);
   void perform(Time now, accumulate::Machine::Log& action);
-  // What could not be carried out: a message ends the session, a reduction fails, all else has this
-  // peer start over.
+  // After an action fails: a message ends the session, a reduction fails, any other action makes
+  // this peer start over.
   void end(const accumulate::Machine::Send& action, const Error& error);
   void end(const accumulate::Machine::Reduce& action, const Error& error);
   template <class Other>
@@ -174,22 +188,23 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
   const std::string scope_;
   const BucketLayout layout_;
   accumulate::Machine machine_;
-  std::vector<rpc::Service> services_;  // whose messages come here
+  std::vector<rpc::Service> services_;  // whose messages arrive here
   std::shared_ptr<OperationRunner> runner_;
   std::shared_ptr<SharedRounds> shared_;
   std::map<collective::OpId, std::pair<std::uint64_t, std::size_t>> operations_;
   std::map<std::uint64_t, Reduction> reductions_;  // by the number of their first operation
   std::uint64_t next_reduction_ = 0;
   Seen seen_;
-  std::optional<std::uint64_t> shown_;  // the round that the user was given and has not applied
+  std::optional<std::uint64_t> shown_;  // the round that the user got and has not applied
   MutableBuffer bucket_;
   Stats stats_;
-  std::vector<accumulate::Contribution> lost_;  // to be told with the next round
+  std::vector<accumulate::Contribution> lost_;  // to report with the next round
   Error failure_;
   Error divergence_;
   bool diverged_here_ = false;
   Time state_wanted_at_ = kNever;
-  Time moved_at_;  // when the user last had, or gave, anything
+  Time moved_at_;   // when the user last got, or supplied, anything
+  Time called_at_;  // the user's last call of update(), offer() or release_result()
   std::string awaited_;
   Reminder reminder_;
   ActionPump pump_;

@@ -1,4 +1,4 @@
-// What the machine of an accumulator wants done, above all its reductions.
+// Carries out the actions of an accumulator's machine, above all its reductions.
 
 #include <algorithm>
 #include <cstring>
@@ -29,7 +29,7 @@ void AccumulatorPeer::perform(Time now, Machine::EnterEpoch& action) {
 
 void AccumulatorPeer::perform(Time, Machine::WantState&) { wake(); }
 
-// Nobody is told: this peer is out of the group, and will start from another state.
+// Sends no message: this peer is out of the group, and will start from another state.
 void AccumulatorPeer::perform(Time, Machine::Dropped&) {}
 
 void AccumulatorPeer::perform(Time, Machine::Lost& action) {
@@ -39,15 +39,18 @@ void AccumulatorPeer::perform(Time, Machine::Lost& action) {
 void AccumulatorPeer::perform(Time, Machine::Divergence& action) {
   std::string names;
   for (const std::string& name : action.names) names += " '" + name + "'";
-  divergence_ = {ErrorCode::error,
-                 "the parameters of" + names + " differ from the leader's after round " +
-                     std::to_string(action.round) +
-                     ": do all peers use the same optimiser, settings and library versions?",
-                 {},
-                 scope_,
-                 {},
-                 {},
-                 Ran::no};
+  divergence_ = {
+      ErrorCode::error,
+      "the parameters of" + names + " differ from the leader's after round " +
+          std::to_string(action.round) +
+          ": do all peers use the same optimiser, settings and library versions, and does "
+          "nothing else change the parameters, such as an optimizer.step() in the body "
+          "of steps()?",
+      {},
+      scope_,
+      {},
+      {},
+      Ran::no};
   diverged_here_ = diverged_here_ || action.here;
   wake();
 }
@@ -136,7 +139,7 @@ void AccumulatorPeer::section_done(collective::Engine::Done done) {
   if (done.error) {
     const Reduction failed = std::move(found->second);
     reductions_.erase(found);
-    // A change of the group is the machine's own doing.
+    // The machine itself handles a change of the group.
     if (done.error.code == ErrorCode::group_changed) return;
     not_reduced(failed.epoch, failed.round, done.error);
     return;

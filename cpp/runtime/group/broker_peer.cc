@@ -93,7 +93,7 @@ void BrokerPeer::carry_out() {
   pump_.run([this] { return broker_.drain(); },
             [this](auto& action) { std::visit([this](auto& which) { perform(which); }, action); },
             [this](auto&, const Error& error) {
-              // Members announce themselves again and again, and are answered each time.
+              // Members announce themselves again and again, and get an answer each time.
               rpc_->context()->log(LogLevel::error,
                                    "the broker went on after an error: " + error.message);
             });

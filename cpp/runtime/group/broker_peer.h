@@ -11,7 +11,7 @@
 
 namespace moolink::runtime {
 
-// A broker on a peer: carries the actions of the machine out.
+// A broker on a peer: carries out the actions of the machine.
 class BrokerPeer final : public Driven, private PeerObserver {
  public:
   BrokerPeer(std::shared_ptr<RpcPeer> rpc, group::BrokerConfig config);

@@ -16,7 +16,7 @@ struct BucketSection {
   std::size_t bytes() const { return count * tensor::item_size(dtype); }
 };
 
-// Where the sections of an accumulator's flat bucket of gradients lie.
+// The positions of the sections in an accumulator's flat bucket of gradients.
 struct BucketLayout {
   explicit BucketLayout(std::vector<BucketSection> parts);
 

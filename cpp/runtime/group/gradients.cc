@@ -15,8 +15,8 @@ namespace {
 
 using tensor::DType;
 
-// How elements of each type are read, computed with and written. `kExponent` is all ones in what is
-// not finite.
+// How elements of each type are read, computed and written. `kExponent` is all ones in non-finite
+// values.
 struct Float32 {
   using Stored = float;
   using Bits = std::uint32_t;
@@ -82,7 +82,7 @@ bool gather_one(const Gradient& gradient, std::size_t count, double factor, bool
   return finite;
 }
 
-// In lanes, so that the order of the sum is the same whatever the width of a vector register.
+// In lanes, so that the order of the sum does not depend on the width of a vector register.
 template <class Type>
 double sum_of_squares(const std::byte* bytes, std::size_t count) {
   constexpr std::size_t kLanes = 16;
@@ -111,7 +111,7 @@ void scale_all(std::byte* bytes, std::size_t count, double factor) {
   for (std::size_t i = 0; i < count; ++i) values[i] = Type::write(Type::read(values[i]) * by);
 }
 
-// Calls with the type of the elements, and how many of those an element of the tensor has.
+// Calls with the type of the elements, and how many of them an element of the tensor has.
 template <class Visit>
 auto with_type(DType dtype, const Visit& visit) {
   switch (dtype) {
@@ -134,7 +134,7 @@ auto with_type(DType dtype, const Visit& visit) {
   }
 }
 
-// Two parameters may have one gradient, or views of one.
+// Two parameters may share one gradient, or views of one.
 bool have_memory_in_common(const std::vector<Gradient>& gradients, std::size_t element) {
   std::vector<std::pair<const std::byte*, const std::byte*>> spans;
   spans.reserve(gradients.size());

@@ -13,7 +13,7 @@
 namespace moolink::runtime {
 namespace {
 
-// Operations may take so long to end in the epoch before, when nothing was lost.
+// Operations may take this long to end in the epoch before, when nothing was lost.
 constexpr Duration kLastOperations = milliseconds(100);
 
 bool loses_nothing(group::Cause cause) {
@@ -54,7 +54,7 @@ GroupPeer::GroupPeer(std::shared_ptr<RpcPeer> rpc, std::string name)
       if (peer.connected) peer_up({peer.instance, peer.name, peer.host_key, false, peer.scope});
     }
   } catch (...) {
-    unregister_services();  // of a name that another object of this peer has, for example
+    unregister_services();  // for example, another object of this peer has the name
     throw;
   }
   settle(io::now());
@@ -108,9 +108,8 @@ void GroupPeer::close() {
   shut();
 }
 
-// Results that this member has may still be on their way to others, and the news that it has left,
-// which comes through the broker, could overtake them: operations would fail there that have ended
-// here.
+// Results of this member may still be in transit to others. The broker's message that this member
+// left could overtake them, and would fail operations there that have ended here.
 bool GroupPeer::has_delivered() const {
   const auto flushed = [this](const group::MemberInfo& member) {
     return rpc_->flushed(member.instance);
@@ -181,7 +180,7 @@ bool GroupPeer::wait_for_members(std::size_t count, Time deadline,
   return done;
 }
 
-// Also true if update() would throw, so that a waiting thread learns of the error.
+// Also true if update() would throw, so that a waiting thread gets the error.
 bool GroupPeer::has_members(std::size_t count) const {
   return closed_ || refusal_ || member_.active_view().members.size() >= count;
 }
@@ -197,7 +196,7 @@ std::string GroupPeer::waiting_for() {
   return member_.waiting_for().empty() ? std::string() : explain(io::now());
 }
 
-// One sentence: what the group waits for, and what to do; or what cannot be had meanwhile.
+// One sentence: what the group waits for, and what to do; or what is unavailable meanwhile.
 std::string GroupPeer::explain(Time now) const {
   std::string waiting = member_.waiting_for();
   if (broker_) return waiting;
@@ -260,8 +259,8 @@ void GroupPeer::set_broker_name(const std::string& name) {
   settle(now);
 }
 
-// A peer that is confined to another group by its key cannot be the broker of this one; and one
-// that is confined to this one does not take the place of one that holds the job's token.
+// A peer whose key confines it to another group cannot be the broker of this one; a peer whose key
+// confines it to this one does not replace one that holds the job's token.
 bool GroupPeer::is_broker(const std::string& name, const Uid& instance, const std::string& scope) {
   if (name != broker_name_ || !rpc_->may_concern(instance, name_)) return false;
   if (broker_ && broker_scope_.empty() && !scope.empty()) return false;
@@ -299,7 +298,7 @@ void GroupPeer::lost_session(Time now, const Uid& instance, group::Down how) {
   carry_out(now);
 }
 
-// Who is in a group goes on without a broker; who waits for one would wait for ever.
+// A member of a group continues without a broker; a peer that waits for one would wait for ever.
 void GroupPeer::refused(const rpc::Refused& refusal) {
   const bool of_broker = refusal.name == broker_name_ || refusal.only_way;
   if (!of_broker || broker_ || !member_.view().empty()) return;
@@ -461,7 +460,7 @@ void GroupPeer::perform(Time, group::Member::Log& action) {
   rpc_->context()->log(action.level, std::move(action.text));
 }
 
-// Done by tick(), until it is done: now it may be in the midst of a machine's event.
+// Deferred to tick(): a machine may be in the middle of an event now.
 void GroupPeer::start_over(const Error& error) noexcept {
   if (closed_ || std::exchange(starts_over_, true)) return;
   guard([&] { broken_by_ = error; }, [](const Error&) {});
@@ -497,25 +496,25 @@ void GroupPeer::rejoin(Time now) {
   starts_over_ = false;
 }
 
-// After an event from outside of the loop.
+// After an event from outside the loop.
 void GroupPeer::settle(Time now) {
   carry_out(now);
   runner_->carry_out();
   rpc_->settle(next_deadline());
 }
 
-// Who has left in order has ended what it took part in. Others may still be ending it: they have
-// all that they need from it, and would be failed by the news.
+// A member that left in order has ended its operations. Others may still be ending them: they have
+// all data they need from it, but the new view would fail them.
 void GroupPeer::enter_in_time(Time now, const group::View& view) {
   if (running_.empty() || !loses_nothing(view.cause)) return enter(view);
   if (!next_) enter_at_ = now + kLastOperations;
   next_ = view;
 }
 
-// The members among whom operations run are those of `view`.
+// Operations now run among the members of `view`.
 void GroupPeer::enter(group::View view) {
   next_.reset();
-  shared_->leave();  // nothing is read or written for what fails below
+  shared_->leave();  // operations that fail below neither read nor write it
   collective::Engine::Members members;
   members.epoch = view.epoch;
   for (std::size_t rank = 0; rank < view.participants(); ++rank) {

@@ -24,7 +24,7 @@ namespace moolink::runtime {
 class ViewObserver {
  public:
   virtual ~ViewObserver() = default;
-  // Also of soft views, which become active when every accumulator has called activate().
+  // Also for soft views, which become active when every accumulator has called activate().
   virtual void new_view(Time now, const group::View& view) = 0;
   virtual void evicted(Time now) = 0;
   // With any peer, also one outside the view.
@@ -33,7 +33,7 @@ class ViewObserver {
   virtual void refused() = 0;
 };
 
-// One group on a peer: membership and operations. What the user sees changes in update() only.
+// One group on a peer: membership and operations. Only update() changes what the user sees.
 class GroupPeer final : public Driven, private PeerObserver {
  public:
   // Runs the user's operation over the members' values in rank order, on a worker.
@@ -46,8 +46,8 @@ class GroupPeer final : public Driven, private PeerObserver {
   const std::shared_ptr<RpcPeer>& rpc() const { return rpc_; }
   const std::string& name() const { return name_; }
 
-  // --- without the lock; update() and what it shows belong to one thread at a time
-  // Whether the view changed. Throws as throw_refusal().
+  // --- without the lock; update() and the state it shows belong to one thread at a time
+  // Whether the view changed. Throws like throw_refusal().
   bool update();
   const group::View& view() const { return seen_; }  // as of the last update(); empty: none
   // Waits until update() would show a view of at least `count` members, or would throw. Returns
@@ -58,14 +58,14 @@ class GroupPeer final : public Driven, private PeerObserver {
   void set_sort_order(std::int64_t sort);
   void set_broker_name(const std::string& name);
   // `output` is where this member's result goes, and is what the future holds; with `lent` the
-  // input is referred to until the future is done, else it is this operation's own.
-  // `epoch`: the low bits of the one that update() must have shown last, or 0. Throws
-  // Exception{closed} while this peer is in no view, Exception{group_changed} if the view is not
-  // the one that the user knows, Exception{invalid_argument} for sizes that do not fit.
+  // input is used until the future is done, else the operation owns it. `epoch`: the low bits of
+  // the epoch that update() must have shown last, or 0. Throws Exception{closed} while this peer is
+  // in no view, Exception{group_changed} if the view is not the one that the user knows,
+  // Exception{invalid_argument} for sizes that do not fit.
   std::shared_ptr<Future> collective(const std::string& operation, collective::OpSpec spec,
                                      Buffer input, MutableBuffer output, bool lent, bool retry,
                                      std::uint32_t epoch = 0);
-  // Whether all members of the newest view are here.
+  // Whether all members of the newest view are on this host.
   bool on_one_host();
   std::shared_ptr<Future> all_reduce_value(const std::string& operation, wire::Payload value,
                                            Combine combine, bool retry);
@@ -78,19 +78,19 @@ class GroupPeer final : public Driven, private PeerObserver {
   void remove(Time now, ViewObserver& observer);
   // The observer has reached the boundary at which it enters the view.
   void activate(Time now, const ViewObserver& observer, std::uint64_t epoch);
-  // Whether the observer is in possession of the state that the members share.
+  // Whether the observer has the state that the members share.
   void set_has_state(Time now, const ViewObserver& observer, bool has_state);
-  // A frame of an older epoch came from there: the sender is told the present view.
+  // That peer sent a frame of an older epoch: tells it the present view.
   void stale_frame(Time now, const Uid& from, std::uint64_t epoch);
   void ask_demotion(Time now, const Uid& instance);
-  // While this peer is in no view: throws Exception{auth} once for each time that its key was
-  // refused where it looks for the broker.
+  // While this peer is in no view: throws Exception{auth}, once each time its key was refused where
+  // it looks for the broker.
   void throw_refusal();
-  // The exception barrier of what belongs to nobody but this peer's part in the group: soon it
+  // The exception barrier for errors that concern only this peer's part in the group: soon it
   // leaves, for that reason, and joins again as a newcomer.
   void start_over(const Error& error) noexcept;
-  // An event of a machine of the group. What the sender has broken is thrown on; anything else
-  // leaves the machine in the midst of it, so that this peer starts over.
+  // An event of a machine of the group. The sender's errors are rethrown; any other error leaves
+  // the machine in the middle of the event, so this peer starts over.
   template <class Event>
   void event_from(Event&& event) {
     try {
@@ -173,12 +173,12 @@ class GroupPeer final : public Driven, private PeerObserver {
   std::string broker_scope_;
   Error refusal_;  // not thrown yet
   group::Member member_;
-  bool routed_ = false;  // messages of the group come here
+  bool routed_ = false;  // messages of the group arrive here
   std::shared_ptr<OperationRunner> runner_;
   std::shared_ptr<SharedCollectives> shared_;
   group::View seen_;                 // by the user
-  group::View entered_;              // whose members operations are among
-  std::optional<group::View> next_;  // in which they are to be from enter_at_ on
+  group::View entered_;              // whose members run operations
+  std::optional<group::View> next_;  // the view to enter at enter_at_
   Time enter_at_{};
   std::map<collective::OpId, Running> running_;
   std::vector<Attached> attached_;
@@ -187,7 +187,7 @@ class GroupPeer final : public Driven, private PeerObserver {
   bool starts_over_ = false;
   Error broken_by_;
   Duration operation_timeout_ = seconds(120);
-  Time waits_since_ = kNever;  // without a broker, or for it
+  Time waits_since_ = kNever;  // without a broker, or for the broker
   Reminder reminder_;
   bool closed_ = false;
 };

@@ -1,4 +1,4 @@
-// What a user asks of a group: one operation each, among the members of an epoch.
+// A user's requests to a group: one operation each, among the members of an epoch.
 
 #include <algorithm>
 #include <utility>
@@ -10,14 +10,14 @@
 namespace moolink::runtime {
 namespace {
 
-// For the answer of who knows why an operation is late.
+// For the answer of the member that knows why an operation is late.
 constexpr Duration kAnswerWhy = milliseconds(500);
-// Of those that others have begun, in an error.
+// Of the operations that others have begun, in an error.
 constexpr std::size_t kOperationsNamed = 8;
 
 }  // namespace
 
-// What is retried goes among the newest members, all else among those that the user has seen.
+// A retried operation uses the newest members, any other the members that the user has seen.
 void GroupPeer::enter_newest(const std::string& operation, bool retry) {
   if (next_) enter(*next_);
   if (entered_.empty()) {
@@ -93,7 +93,7 @@ std::shared_ptr<Future> GroupPeer::begin(collective::OpId op, const std::string&
     });
     running_[op] = {operation, future, now + operation_timeout_, std::move(combine)};
   } catch (...) {
-    runner_->engine().cancel(op, current_error());  // nobody could hear of its end
+    runner_->engine().cancel(op, current_error());  // its end could not be reported
     settle(now);
     throw;
   }
@@ -106,7 +106,7 @@ void GroupPeer::done(collective::Engine::Done ended) {
   if (found == running_.end()) return;
   const std::shared_ptr<Future> future = std::move(found->second.future);
   running_.erase(found);
-  if (next_ && running_.empty()) {  // in the next turn: the engine is in the midst of its actions
+  if (next_ && running_.empty()) {  // in the next turn: the engine is handling its actions
     enter_at_ = io::now();
     rpc_->context()->engine().rearm(enter_at_);
   }
@@ -135,8 +135,8 @@ void GroupPeer::combine(collective::Engine::Combine asked) {
       });
 }
 
-// A member that waits for rank 0's word, say, does not know whose start rank 0 lacks: rank 0 gets a
-// moment to tell everyone.
+// A member that waits for rank 0's Go does not know whose start rank 0 lacks: rank 0 gets a moment
+// to tell all members.
 void GroupPeer::end_late(Time now, collective::OpId op) {
   Running& running = running_.at(op);
   std::string waiting;

@@ -76,7 +76,7 @@ void OperationRunner::perform(collective::Engine::Sum& action) {
   engine_.summed(action.op, action.run, action.slice);
 }
 
-// It is done on this thread, which keeps the network waiting.
+// The task runs on this thread, which delays the network.
 void OperationRunner::no_thread(const Error& error) {
   if (std::exchange(lacks_thread_, true)) return;
   rpc_->context()->log(LogLevel::warning, "group '" + group_ +
@@ -101,7 +101,7 @@ void OperationRunner::submit_sum(const collective::Engine::Sum& action) {
   });
 }
 
-// The rest: of an operation, which fails everywhere.
+// Other actions belong to an operation, which fails at all members.
 void OperationRunner::end(const collective::Engine::Send& action, const Error& error) {
   rpc_->fail_peer(action.instance, error);
 }

@@ -11,26 +11,26 @@
 
 namespace moolink::runtime {
 
-// Carries a collective engine's messages and arithmetic out. Everything is called, and calls, with
-// the engine's lock held.
+// Carries out a collective engine's messages and arithmetic. All calls, in both directions, are
+// made with the engine's lock held.
 class OperationRunner final : public std::enable_shared_from_this<OperationRunner> {
  public:
   struct Events {
     std::function<void(collective::Engine::Combine)> combine;  // may be empty
     std::function<void(collective::Engine::Done)> done;
-    std::function<void(const Error&)> broken;  // as of Engine::take_failure()
+    std::function<void(const Error&)> broken;  // from Engine::take_failure()
     // May be empty if no output is ever given.
     std::function<void(collective::Engine::Pass)> pass = {};
     std::function<void(collective::Engine::Abandon)> abandon = {};
   };
 
-  // The scope tells this engine's messages from those of others on the same peer; all are of the
-  // group.
+  // The scope distinguishes this engine's messages from those of others on the same peer; all are
+  // of the group.
   static std::shared_ptr<OperationRunner> create(std::shared_ptr<RpcPeer> rpc, std::string group,
                                                  std::string scope, Events events);
 
   collective::Engine& engine() { return engine_; }
-  // Does what the engine wants done; call it after every event.
+  // Carries out the engine's actions; call it after every event.
   void carry_out();
   // No event is reported from now on.
   void close();
@@ -51,7 +51,7 @@ class OperationRunner final : public std::enable_shared_from_this<OperationRunne
   void end(const collective::Engine::Combine& action, const Error& error);
   void end(const collective::Engine::Pass& action, const Error& error);
   void end(const collective::Engine::Abandon&, const Error&) {}
-  void end(const collective::Engine::Done&, const Error&) {}  // its owner answers for it
+  void end(const collective::Engine::Done&, const Error&) {}  // its owner reports it
 
   std::shared_ptr<RpcPeer> rpc_;
   const std::string group_;
@@ -59,7 +59,7 @@ class OperationRunner final : public std::enable_shared_from_this<OperationRunne
   Events events_;
   collective::Engine engine_;
   ActionPump pump_;
-  bool lacks_thread_ = false;  // and that has been told
+  bool lacks_thread_ = false;  // and that was reported
   bool closed_ = false;
 };
 

@@ -14,9 +14,10 @@
 namespace moolink::runtime {
 namespace {
 
-// Memory that is gone once the program goes on. What has ended well does not refer to it any more;
-// of what failed, tasks may be under way, arithmetic and copies of at most some milliseconds. They
-// are waited for, however long that takes: its buffers share an owner, whose end tells of theirs.
+// Memory that is gone once the program continues. A successful operation has no reference to it any
+// more; a failed one may have tasks under way, arithmetic and copies of at most some milliseconds.
+// This waits for them without a limit: its buffers share an owner, whose destruction marks their
+// end.
 class ProgramMemory {
  public:
   ProgramMemory()
@@ -120,7 +121,7 @@ void start(GroupPeer& group, const ProgramReduction& reduction, std::size_t numb
   spec.layout = reduction.layout;
   Allocator& pool = group.rpc()->context()->pool();
   const bool alone = part.operands.size() == 1;
-  // What travels to other hosts may lie in queues for longer than the program lives. A retry may be
+  // Messages to other hosts may stay in queues for longer than the program lives. A retry may be
   // among members of several hosts.
   const bool lent =
       alone && !reduction.retry && part.bytes >= collective::kSharedBytes && group.on_one_host();
@@ -133,7 +134,7 @@ void start(GroupPeer& group, const ProgramReduction& reduction, std::size_t numb
                                  reduction.retry, reduction.epoch);
 }
 
-// The first error that is no consequence of another one.
+// The first error that is not a consequence of another one.
 const Error* first_error(const std::vector<Part>& parts) {
   const Error* found = nullptr;
   for (const Part& part : parts) {
@@ -145,7 +146,7 @@ const Error* first_error(const std::vector<Part>& parts) {
   return found;
 }
 
-// Gives up what has been started and not ended, when something goes wrong.
+// On an error, cancels operations that have started and not ended.
 struct CancelUnended {
   std::vector<Part>& parts;
   ~CancelUnended() {
@@ -160,7 +161,7 @@ struct CancelUnended {
 void reduce_for_program(GroupPeer& group, const ProgramReduction& reduction,
                         std::span<const ProgramOperand> operands,
                         const Engine::Interrupt& interrupt) {
-  ProgramMemory memory;  // outlives what refers to it
+  ProgramMemory memory;  // outlives all references to it
   std::vector<Part> parts = parts_of(operands);
   check_retry(reduction, parts);
   const CancelUnended cancel{parts};

@@ -1,6 +1,6 @@
 #pragma once
 
-// All-reduces that compiled programs call: they block, and their memory is the program's.
+// Allreduces that compiled programs call: they block, and the program owns their memory.
 
 #include <cstddef>
 #include <cstdint>
@@ -22,13 +22,13 @@ struct ProgramOperand {
 struct ProgramReduction {
   std::string name;
   collective::ReduceOp op = collective::ReduceOp::sum;
-  std::string layout;  // of all operands, in words, as eager operations say it
+  std::string layout;  // of all operands, in the form of eager operations
   bool retry = false;
-  std::uint32_t epoch = 0;  // the low bits of the one in which the program was dispatched; 0: any
+  std::uint32_t epoch = 0;  // the low bits of the program's epoch at dispatch; 0: any
 };
 
 // Starts one operation for the operands of each dtype, in the order in which dtypes first occur,
-// and waits for all. Nobody refers to the program's memory any more when this returns or throws.
+// and waits for all. No reference to the program's memory is left when this returns or throws.
 // Throws Exception, and what `interrupt` throws.
 void reduce_for_program(GroupPeer& group, const ProgramReduction& reduction,
                         std::span<const ProgramOperand> operands,

@@ -12,13 +12,13 @@
 
 namespace moolink::runtime {
 
-// Descriptors that peers of this host shared, by key. They come through a socket and the message
-// that names their key through a ring: either may be first. With the engine's lock held.
+// Descriptors that peers of this host shared, by key. They arrive through a socket, and the message
+// with their key through a ring: either may be first. With the engine's lock held.
 class DescriptorExchange {
  public:
   using Taker = std::function<void(std::vector<Descriptor>)>;
 
-  // Called once, now or when they come.
+  // Called once, now or when they arrive.
   void expect(const Uid& key, Taker taker);
   void forget(const Uid& key);
   void arrived(const Uid& key, std::vector<Descriptor> descriptors);
@@ -26,7 +26,7 @@ class DescriptorExchange {
   void abandon() noexcept { unclaimed_.clear(); }
 
  private:
-  // What nobody has asked for yet; the oldest are closed when there are more.
+  // Descriptors not requested yet; the oldest are closed when there are more.
   static constexpr std::size_t kMaxUnclaimed = 16;
   static constexpr std::size_t kMaxDescriptors = 160;  // two sets of the largest segment's
 

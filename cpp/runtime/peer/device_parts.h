@@ -5,8 +5,8 @@
 
 namespace moolink::runtime {
 
-// What lies in a CUDA device's memory comes to the host's: for a path that cannot read it there.
-// Waits for the device; other bytes cost a look at their owner. Throws Exception{error}.
+// Copies bytes from a CUDA device's memory to the host's, for a path that cannot read them there.
+// Waits for the device; other bytes cost only a look-up of their owner. Throws Exception{error}.
 void bring_to_host(Buffer& bytes, Allocator& allocator);
 void bring_to_host(wire::Frame& frame, Allocator& allocator);
 

@@ -29,12 +29,12 @@ Buffer LoanReturns::borrow(Buffer bytes, const Ended& loan) {
 
 void LoanReturns::end(const Ended& loan) {
   const auto peer = peer_.lock();
-  // A forked child has no part in its parent's loans, and its locks are in nobody's hands.
+  // A forked child has no part in its parent's loans, and no thread owns its locks.
   if (peer == nullptr || peer->context()->abandoned() || peer->closed()) return;
   {
     const std::lock_guard guard(mutex_);
     ended_.push_back(loan);
-    if (ended_.size() > 1) return;  // those that end before the loop looks go together
+    if (ended_.size() > 1) return;  // those that end before the loop looks are sent together
   }
   peer->context()->engine().loop().post([peer] { peer->return_loans(); });
 }

@@ -14,8 +14,8 @@ namespace moolink::runtime {
 
 class RpcPeer;
 
-// What this process has borrowed and does not refer to any more, on its way to the lenders. Loans
-// end on any thread, with or without the GIL or the engine's lock.
+// Borrowed buffers that this process has released, on their way to the lenders. Loans end on any
+// thread, with or without the GIL or the engine's lock.
 class LoanReturns : public std::enable_shared_from_this<LoanReturns> {
  public:
   struct Ended {
@@ -40,7 +40,7 @@ class LoanReturns : public std::enable_shared_from_this<LoanReturns> {
 };
 
 // Completes the future, and runs the task on a worker, when the last copy of the pointer is gone:
-// it travels with the buffers of what is lent, so that is when nobody reads them any more.
+// it travels with the buffers of the lent memory, so no reader is left then.
 std::shared_ptr<const void> on_release(std::shared_ptr<Context> context,
                                        std::shared_ptr<Future> future, Task task);
 

@@ -69,7 +69,7 @@ Responder::~Responder() {
                                     Ran::yes});
     });
   };
-  // Without memory for it the caller waits until its time is up.
+  // If the allocation fails, the caller waits until its time-out.
   guard(post, [](const Error&) {});
 }
 

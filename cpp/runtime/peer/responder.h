@@ -18,8 +18,8 @@ namespace moolink::runtime {
 class Context;
 class RpcPeer;
 
-// The way back of one call: the first reply is sent, from any thread. Dropped without one, it tells
-// the caller so at once. Of a streamed call: items, as many as the caller takes, and then the
+// The reply path of one call: sends the first reply, from any thread. If it is dropped without one,
+// the caller is told at once. For a streamed call: items, as many as the caller takes, and then the
 // reply.
 class Responder {
  public:
@@ -36,25 +36,24 @@ class Responder {
   Responder(const Responder&) = delete;
   Responder& operator=(const Responder&) = delete;
 
-  // That of the peer which was called.
+  // The context of the peer that was called.
   const std::shared_ptr<Context>& context() const;
-  // The caller, to whom the reply and items go.
+  // The caller, which receives the reply and items.
   Recipient recipient() const;
-  // False if there was a reply already.
+  // False if a reply was sent before.
   bool send(rpc::Reply reply);
   bool sent() const { return sent_; }
-  // Somebody else replies.
+  // Another object replies.
   void disown() { sent_ = true; }
   // The caller does not wait any more.
   bool cancelled() const { return cancelled_; }
-  // Runs `task` on a worker as soon as that is so; never once there was a reply.
+  // Runs `task` on a worker as soon as cancelled() is true; never after a reply.
   void on_cancel(Task task);
   const std::string& function() const { return function_; }
   const rpc::CallKey& key() const { return key_; }
 
-  // What the call was made with. It is the first one's to ask: of the worker that begins the call,
-  // or of its end before that, lest calls that wait for a worker hold memory though nobody wants
-  // them.
+  // The arguments of the call, for the first taker: the worker that begins the call, or the call's
+  // end before that, so that cancelled calls that wait for a worker hold no memory.
   std::optional<wire::Payload> take_arguments() {
     if (taken_.exchange(true)) return std::nullopt;
     return std::move(arguments_);
@@ -79,8 +78,8 @@ class Responder {
   bool has_room() const { return items_ < allowed_; }
   // Throws Exception{invalid_argument} if the item cannot travel, or there is no room.
   void send_item(wire::Payload item);
-  // Runs the task on a worker once there is room, or the caller does not wait any more. Until then
-  // the task, and what it holds, is kept alive.
+  // Runs the task on a worker once there is room, or the caller does not wait any more. Keeps the
+  // task and what it holds alive until then.
   void when_room(Task task);
 
   // --- with the engine's lock held

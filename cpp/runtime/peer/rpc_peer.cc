@@ -86,7 +86,7 @@ std::string with_scheme(const std::string& address) {
       throw Exception(ErrorCode::invalid_argument,
                       "malformed address '" + address + "': it has no name (ipc://<name>)");
     }
-    std::replace(name.begin(), name.end(), '/', '%');  // people use paths as names
+    std::replace(name.begin(), name.end(), '/', '%');  // paths are common as names
     return "shm:///moolink.ipc." + name;
   }
   return address.find("://") == std::string::npos ? "tcp://" + address : address;
@@ -139,14 +139,14 @@ Engine::Lock RpcPeer::lock_open() {
   return lock;
 }
 
-// The end of an operation from outside of the loop.
+// The end of an operation from outside the loop.
 void RpcPeer::operation_done() {
   carry_out();
   settle();
 }
 
 // A call or a reply was written: one system call carries a whole burst of them. A doorbell of
-// shared memory is rung at once: it costs less than putting it off.
+// shared memory rings at once: that costs less than deferring it.
 void RpcPeer::call_done() {
   carry_out();
   const bool by_socket = std::all_of(dirty_.begin(), dirty_.end(), [](const auto& connection) {
@@ -188,7 +188,7 @@ void RpcPeer::set_transports(const std::vector<wire::PathKind>& transports) {
   node_.set_paths(transports);
 }
 
-// Where there are other paths they serve, and explain() tells.
+// If other paths exist they are used, and explain() reports the failure.
 std::vector<std::unique_ptr<transport::Transport>> RpcPeer::make_transports(EnabledPaths& paths) {
   std::vector<std::unique_ptr<transport::Transport>> made;
   for (const wire::PathKind kind : paths.kinds) {
@@ -204,7 +204,7 @@ std::vector<std::unique_ptr<transport::Transport>> RpcPeer::make_transports(Enab
   return made;
 }
 
-// The first listen or connect: from now on peers of this host can find a way here.
+// The first listen or connect: from now on peers of this host can reach this one.
 void RpcPeer::start() {
   if (started_) return;
   const transport::verbs::Availability& found = transport::verbs::availability();
@@ -224,7 +224,7 @@ std::vector<std::string> RpcPeer::listen(const std::string& address, const std::
   start();
   const std::string full = with_scheme(address);
   transport::Transport& transport = transport_for(full);
-  // Refused before anything is bound.
+  // Refuses before it binds anything.
   if (!advertise.empty()) transport.announced(advertise, {"tcp://*:1"});
   const std::vector<std::string> bound = transport.listen(full);
   std::vector<std::string> announced =
@@ -271,7 +271,7 @@ std::shared_ptr<Future> RpcPeer::start_call(const std::string& peer, const std::
     });
     futures_.emplace(id, future);
   } catch (...) {
-    node_.cancel(io::now(), id);  // nobody could hear of it
+    node_.cancel(io::now(), id);  // its outcome could not be reported
     operation_done();
     throw;
   }
@@ -359,7 +359,7 @@ void RpcPeer::reply_locked(const rpc::CallKey& key, rpc::Reply reply) {
     forget_if_over(handling);
   }
   node_.reply(now, key, std::move(reply));
-  // A worker flushes when it has nothing more to run; of other threads nothing is known.
+  // A worker flushes when it has nothing more to run; other threads may not.
   Workers::on_worker_thread() ? call_done() : operation_done();
 }
 

@@ -34,14 +34,14 @@ struct RpcOptions {
   std::optional<std::vector<wire::PathKind>> transports;  // none: default_paths()
   Limits limits;
   session::Timing timing;
-  // What a listener on every interface binds and announces (transport/tcp/interface.h); none:
-  // the environment variable MOOLINK_INTERFACE.
+  // The interface that a listener on every interface binds and announces
+  // (transport/tcp/interface.h); none: the environment variable MOOLINK_INTERFACE.
   std::optional<std::string> interface;
-  crypto::Keyring keyring;  // what it proves itself with and asks of others; empty: insecure
+  crypto::Keyring keyring;  // its own proof, and what it requires of others; empty: insecure
   std::string key_origin;   // where the keys are from, for the user
 };
 
-// What went over one kind of path.
+// Statistics of one kind of path.
 struct PathStats {
   std::uint64_t frames_written = 0;
   std::uint64_t frames_received = 0;
@@ -64,25 +64,25 @@ struct RpcStats {
   std::uint64_t peers_lost = 0;  // dead, unreachable or closed
 };
 
-// Told of peers as they come and go; called with the engine's lock held.
+// Told when peers come and go; called with the engine's lock held.
 class PeerObserver {
  public:
   virtual ~PeerObserver() = default;
   virtual void peer_up(const rpc::PeerUp& peer) = 0;
   virtual void peer_down(const rpc::PeerDown& peer) = 0;
-  // What was sent to the instance by a service while it was not up has been dropped.
+  // Service messages sent to the instance while it was not up have been dropped.
   virtual void undelivered(const Uid& /*instance*/) {}
-  // Where this peer dials, somebody has another key.
+  // At an address that this peer dials, a peer has another key.
   virtual void refused(const rpc::Refused& /*refusal*/) {}
-  // The exception barrier: one of these, or a message to a service, could not be dealt with.
+  // The exception barrier: one of these calls, or a service message, failed.
   virtual void failed(const Error& /*error*/) {}
-  // close() was called: what is pending fails, a farewell may still be sent. May remove itself.
+  // close() was called: pending work fails, a farewell may still be sent. May remove itself.
   virtual void closing() {}
-  // Nothing that others need of it is on its way to them; close() waits for that, not for long.
+  // Nothing that others need is in transit from it; close() waits briefly for that.
   virtual bool has_delivered() const { return true; }
 };
 
-// One peer: carries the actions of its Node out on transports, futures and workers.
+// One peer: carries out the actions of its Node on transports, futures and workers.
 class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
                       public Driven,
                       public Forkable,
@@ -99,7 +99,7 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   void set_name(const std::string& name);
   void set_transports(const std::vector<wire::PathKind>& transports);
   // Returns every address at which this peer can now be dialled through the new listener.
-  // advertise: "host" or "host:port" that others are told instead of the bound addresses.
+  // advertise: "host" or "host:port" to announce instead of the bound addresses.
   std::vector<std::string> listen(const std::string& address, const std::string& advertise = {});
   void connect(const std::string& address);
 
@@ -109,7 +109,7 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
     return start_call(peer, function, std::move(arguments), timeout, lane);
   }
   // The same unless it would have to wait for the engine's lock, or this peer is closed: then it
-  // returns nullptr and `arguments` are as before.
+  // returns nullptr and leaves `arguments` unchanged.
   std::shared_ptr<Future> call_at_once(const std::string& peer, const std::string& function,
                                        wire::Payload& arguments, Duration timeout,
                                        std::uint16_t lane) {
@@ -122,19 +122,19 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   std::shared_ptr<Stream> stream(const std::string& peer, const std::string& function,
                                  wire::Payload arguments, Duration timeout, std::uint16_t lane,
                                  std::uint64_t credit);
-  // Memory of the peer that is to receive a message, if it has given some. Released when unused.
+  // Memory of the message's receiver, if it has granted some. Released when unused.
   std::optional<PlacedMemory> place(const std::string& peer, std::size_t bytes);
   std::optional<PlacedMemory> place(const Uid& peer, std::size_t bytes);
-  // Whether parts of a message to it may lie in a CUDA device's memory.
+  // Whether parts of a message to it may be in a CUDA device's memory.
   bool reads_devices(const std::string& peer);
   bool reads_devices(const Uid& peer);
   // Throws Exception{invalid_argument} if the name is taken.
   // Peers whose key is that of another group than `group` (empty: any) cannot call it.
   void define(const std::string& function, CallHandler handler, const std::string& group = {});
-  // Waits until no call of it runs, unless called by the handler itself; false: not defined.
+  // Waits until no call of it runs, unless the handler itself calls this; false: not defined.
   bool undefine(const std::string& function, const Engine::Interrupt& interrupt);
 
-  // Waits a moment for handlers that run, flushes replies, says goodbye, fails pending calls.
+  // Waits a moment for running handlers, flushes replies, says goodbye, fails pending calls.
   void close();
   bool closed() const { return closing_; }
 
@@ -149,7 +149,7 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   // --- with the engine's lock held: for machines beside the Node (groups, accumulators)
   using ServiceHandler =
       std::function<void(const Uid& from, const std::string& from_name, wire::Payload payload)>;
-  // nullptr: nobody listens any more.
+  // nullptr: removes the listener.
   void register_service(rpc::Service service, ServiceHandler handler);
   // False: no such peer is up, the message is dropped.
   bool send_service(const Uid& instance, rpc::Service service, wire::Payload payload);
@@ -157,19 +157,19 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
                        wire::Payload payload, const std::string& group = {});
   void send_service_to_name(const std::string& peer, rpc::Service service, wire::Payload payload,
                             const std::string& group = {});
-  // Something that came from the peer, or is for it, cannot be carried out: the session ends at
-  // both ends, for that reason, and groups go on in another epoch.
+  // An action from or for that peer failed: the session ends at both ends, for that reason, and
+  // groups continue in another epoch.
   void fail_peer(const Uid& instance, const Error& error);
   bool may_concern(const Uid& instance, const std::string& group) const {
     return node_.may_concern(instance, group);
   }
   void add(PeerObserver& observer) { observers_.push_back(&observer); }
   void remove(PeerObserver& observer) { std::erase(observers_, &observer); }
-  // Passes descriptors to a peer of this host, whose descriptors() are told; false: there is no
+  // Passes descriptors to a peer of this host, where descriptors() takes them; false: there is no
   // connection through shared memory now.
   bool share(const Uid& instance, const Uid& key, std::span<const int> descriptors);
   DescriptorExchange& descriptors() { return descriptors_; }
-  // For a second at most. The lock is given up meanwhile.
+  // For a second at most. Releases the lock meanwhile.
   void wait_until_delivered(Engine::Lock& lock, const std::function<bool()>& delivered);
   bool flushed(const Uid& instance) const { return node_.flushed(instance); }
   const std::string& name_locked() const { return node_.name(); }
@@ -178,12 +178,12 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
     return node_.explain(now, peer);
   }
   ServiceRouter& router() { return router_; }
-  // The end of what a machine beside the Node did outside of the loop: writes out what it sent, and
-  // has the loop look at the clock again. `deadline` is that machine's own.
+  // Ends a step of a machine beside the Node from outside the loop: writes out its messages, and
+  // makes the loop check the clock again. `deadline` is that machine's own.
   void settle(Time deadline = kNever);
   // Tells the lenders of loans that have ended here.
   void return_loans();
-  // A standing grant that is not needed.
+  // Releases an unused standing grant.
   void release(wire::ConnectionId connection, std::uint64_t grant);
 
   // Driven, Forkable
@@ -201,7 +201,8 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
     std::size_t running = 0;       // calls not yet returned, queued ones too
     std::vector<Waiter*> drained;  // undefine() waits here
   };
-  // A call that a handler has here: until it has returned, and has replied or is not to any more.
+  // A call with a handler here: until the handler has returned, and has replied or must not any
+  // more.
   struct Handling {
     std::weak_ptr<Responder> responder;
     std::string caller;
@@ -216,7 +217,7 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
 
   RpcPeer(std::shared_ptr<Context> context, RpcOptions options);
 
-  // rpc_peer_network.cc: what transports tell, what the Node wants done
+  // rpc_peer_network.cc: events of transports, actions of the Node
   void opened(std::shared_ptr<transport::Connection> connection,
               const std::string& dialled_address) override;
   void closed(transport::Connection& connection, const Error& error, bool peer_dead) override;
@@ -262,7 +263,7 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   void perform(rpc::Refused& action);
   void perform(rpc::Log& action);
   void perform(rpc::Closed& action);
-  // rpc_peer_ends.cc: what an action was for, which could not be carried out, ends.
+  // rpc_peer_ends.cc: ends the operation of an action that failed.
   void end(rpc::Action& action, const Error& error);
   void end(const rpc::RunHandler& action, const Error& error);
   void end(const rpc::StreamItem& action, const Error& error);
@@ -333,14 +334,14 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   std::shared_ptr<LoanReturns> returns_;
   std::vector<PeerObserver*> observers_;
   RpcStats stats_;
-  Time now_{};  // of the event that is being dealt with
+  Time now_{};  // of the event being handled
   std::atomic<bool> closing_{false};
-  bool started_ = false;    // listens or connects: the transports are there
+  bool started_ = false;    // listens or connects: the transports exist
   bool finished_ = false;   // the Node has closed
   Waiter* idle_ = nullptr;  // close() waits until `idle_at_` handlers run
   std::uint64_t idle_at_ = 0;
   Waiter* node_closed_ = nullptr;  // close() waits for the Node
-  bool told_refusal_ = false;      // of memory of CUDA devices
+  bool told_refusal_ = false;      // the refusal of memory of CUDA devices was reported
 };
 
 }  // namespace moolink::runtime

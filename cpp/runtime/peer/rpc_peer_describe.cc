@@ -1,4 +1,4 @@
-// How things stand at a peer, as text: for moolink dump and for errors of time-outs.
+// The state of a peer as text: for moolink dump and for errors of time-outs.
 
 #include <algorithm>
 #include <map>

@@ -1,4 +1,4 @@
-// Ends: of what could not be carried out, and of the peer.
+// Ends: of failed actions, and of the peer.
 
 #include <algorithm>
 #include <utility>
@@ -15,13 +15,13 @@ constexpr Duration kCloseMargin = milliseconds(500);
 
 }  // namespace
 
-// --- what could not be carried out
+// --- failed actions
 
 void RpcPeer::end(rpc::Action& action, const Error& error) {
   std::visit(
       [&](auto& which) {
         if constexpr (requires { which.connection; }) {
-          refuse_path(which.connection, error);  // what it has lost goes over the next one
+          refuse_path(which.connection, error);  // lost frames go over the next one
         } else if constexpr (requires { end(which, error); }) {
           end(which, error);
         } else {
@@ -53,7 +53,7 @@ void RpcPeer::end(const rpc::CreditRaised& action, const Error& error) {
   node_.reply(io::now(), action.key, error);
 }
 
-// Nobody sends it again; the machines that it is for know of lost sessions.
+// It is not sent again; the machines it is for handle lost sessions.
 void RpcPeer::end(const rpc::ServiceMessage& action, const Error& error) {
   node_.fail_peer(io::now(), action.from, error);
 }
@@ -62,7 +62,7 @@ void RpcPeer::end(const rpc::Dial& action, const Error& error) {
   node_.dial_failed(io::now(), action.address, error);
 }
 
-// The peer has said something of its memory that cannot be.
+// The peer has reported something impossible about its memory.
 void RpcPeer::refuse_path(wire::ConnectionId id, const Error& error) {
   const auto node = connections_.extract(id);
   node_.closed(io::now(), id, error);
@@ -108,7 +108,7 @@ void RpcPeer::close() {
   observers_.clear();
 }
 
-// Does what ends in finish(`waiter`) and waits for that, if either of them does not fail.
+// Runs `begin`, which leads to finish(`waiter`), and waits for that, unless one of them fails.
 template <class Begin>
 void RpcPeer::await(Engine::Lock& lock, Waiter*& waiter, const char* what, Duration within,
                     const Begin& begin) {
@@ -148,7 +148,7 @@ void RpcPeer::fail_pending() {
 void RpcPeer::wait_until_delivered(Engine::Lock& lock, const std::function<bool()>& delivered) {
   const Time deadline = io::now() + kDeliver;
   for (Time now = io::now(); now < deadline && !delivered(); now = io::now()) {
-    Waiter moment;  // no event tells when the last peer has taken what lies in a shared segment
+    Waiter moment;  // no event tells when the last peer has taken the data in a shared segment
     moment.what = "close(): what is on its way to other members";
     context_->wait(lock, moment, now + milliseconds(1), {});
   }

@@ -1,4 +1,4 @@
-// What transports tell the Node, and what the Node wants done.
+// The transports' events for the Node, and the Node's actions.
 
 #include <algorithm>
 #include <map>
@@ -15,8 +15,8 @@ namespace moolink::runtime {
 
 namespace {
 
-// Where a peer that is bound to these addresses listens for RDMA: where others reach it by tcp.
-// Empty: they do not.
+// Where a peer bound to these addresses listens for RDMA: where others reach it by tcp. Empty: they
+// do not.
 std::string rdma_address(const std::vector<std::string>& bound) {
   std::vector<std::string> reached;
   for (const std::string& address : bound) {
@@ -31,7 +31,7 @@ std::string rdma_address(const std::vector<std::string>& bound) {
 
 }  // namespace
 
-// --- what transports tell
+// --- events of transports
 
 void RpcPeer::opened(std::shared_ptr<transport::Connection> connection,
                      const std::string& dialled_address) {
@@ -76,7 +76,7 @@ void RpcPeer::cannot_accept(const Error& error) {
   carry_out();
 }
 
-// Frames that steer a session; those that carry it would leave nothing else in the recorder.
+// Control frames of a session; data frames would fill the recorder.
 void RpcPeer::record_frame(FlightKind kind, wire::ConnectionId connection, wire::FrameType type) {
   switch (type) {
     case wire::FrameType::hello:
@@ -138,10 +138,10 @@ bool RpcPeer::share(const Uid& instance, const Uid& key, std::span<const int> de
 }
 
 // A peer that connects can be dialled too, on the interface that it connected from: others learn
-// of it through the one it is connected to.
+// the address from the peer it connected to.
 void RpcPeer::listen_beside(const transport::Connection& connection) {
   std::string address = connection.local_address();
-  // Others are to come by the interfaces that were chosen, whichever this connection went by.
+  // Others must use the chosen interfaces, whichever this connection used.
   if (!address.empty() && !environment_.interface.empty()) {
     address = std::string(wire::path_name(connection.path())) + "://*:0";
   }
@@ -162,7 +162,7 @@ void RpcPeer::listen_unasked(const std::string& address) {
   });
 }
 
-// Beside a listener of tcp that is bound to these addresses.
+// Beside a tcp listener that is bound to these addresses.
 void RpcPeer::listen_for_rdma(const std::vector<std::string>& bound) {
   const bool has_rdma = std::ranges::any_of(transports_, [](const auto& transport) {
     return transport->kind() == wire::PathKind::verbs;
@@ -173,7 +173,7 @@ void RpcPeer::listen_for_rdma(const std::vector<std::string>& bound) {
   }
 }
 
-// --- what the Node wants done
+// --- actions of the Node
 
 namespace {
 
@@ -207,8 +207,8 @@ void RpcPeer::carry_out() {
       [this](rpc::Action& action, const Error& error) { end(action, error); });
 }
 
-// A session writes two chunks at a time and waits to be told of room. The transport tells when its
-// queue has run low; while the queue has never been full, this does.
+// A session writes two chunks at a time and waits for room. The transport reports room when its
+// queue has run low; while the queue has never been full, this function does.
 void RpcPeer::ask_for_more() {
   for (const wire::ConnectionId id : std::exchange(fed_, {})) {
     const transport::Connection* connection = find(id);
@@ -221,7 +221,7 @@ transport::Connection* RpcPeer::find(wire::ConnectionId id) {
   return found == connections_.end() ? nullptr : found->second.get();
 }
 
-// False: CUDA does not give the bytes, so no path can carry them, and the session has ended.
+// False: CUDA does not provide the bytes, so no path can carry them, and the session has ended.
 template <class Bytes>
 bool RpcPeer::can_bring_to_host(wire::ConnectionId connection, Bytes& bytes) {
   try {
@@ -235,7 +235,7 @@ bool RpcPeer::can_bring_to_host(wire::ConnectionId connection, Bytes& bytes) {
 
 void RpcPeer::perform(rpc::Write& action) {
   const auto found = connections_.find(action.connection);
-  if (found == connections_.end()) return;  // it failed; the Node will hear of it or has
+  if (found == connections_.end()) return;  // it failed; the Node gets its end or has
   if (!can_bring_to_host(action.connection, action.frame)) return;
   PathStats& path = stats_.paths[static_cast<std::size_t>(found->second->path())];
   ++path.frames_written;
@@ -259,7 +259,7 @@ void RpcPeer::perform(rpc::RunHandler& action) {
                       Ran::no});
     return;
   }
-  // Its first use was cancelled and has not returned; what it still says must not answer this one.
+  // Its first use was cancelled and has not returned; its late reply must not answer this call.
   if (running_.contains(action.key)) {
     return node_.reply(io::now(), action.key,
                        make_error(ErrorCode::wire, "the number of a call was used twice"));
@@ -276,7 +276,7 @@ void RpcPeer::perform(rpc::RunHandler& action) {
         [self = shared_from_this(), function = found->second,
          incoming = std::move(incoming)]() mutable { self->run(function, std::move(incoming)); });
   } catch (...) {
-    responder->disown();  // the caller is told why it does not run
+    responder->disown();  // the caller gets the reason
     running_.erase(handling);
     throw;
   }
@@ -316,7 +316,7 @@ void RpcPeer::perform(rpc::ServiceMessage& action) {
   record(FlightKind::service, action.from_name, static_cast<std::uint64_t>(action.service),
          to_string(action.service));
   const auto found = services_.find(action.service);
-  if (found == services_.end()) return;          // nobody here takes part
+  if (found == services_.end()) return;          // no handler here
   const ServiceHandler handler = found->second;  // it may unregister itself
   handler(action.from, action.from_name, std::move(action.payload));
 }
@@ -408,7 +408,7 @@ std::optional<PlacedMemory> RpcPeer::hold(
   if (connection == nullptr) return std::nullopt;
   try {
     const MutableBuffer memory = connection->grant_memory(standing->place);
-    if (memory.empty()) return std::nullopt;  // the connection is at its end
+    if (memory.empty()) return std::nullopt;  // the connection is ending
     stats_.paths[static_cast<std::size_t>(connection->path())].bytes_written += bytes;
     return hold_grant(weak_from_this(), standing->connection, standing->place.grant,
                       memory.slice(0, bytes));
@@ -436,7 +436,7 @@ void RpcPeer::perform(rpc::PassSegments& action) {
 
 void RpcPeer::perform(rpc::MapLoan& action) {
   transport::Connection* connection = find(action.connection);
-  if (connection == nullptr) return;  // the Node will hear of it or has
+  if (connection == nullptr) return;  // the Node gets its end or has
   Buffer bytes;
   Error error;
   guard(

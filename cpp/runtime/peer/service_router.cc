@@ -9,7 +9,7 @@
 namespace moolink::runtime {
 namespace {
 
-// The scope, and the group if the message alone says it.
+// The scope, and the group if only the message names it.
 std::pair<std::string, std::string> scope_of(rpc::Service service, const wire::Payload& payload) {
   switch (service) {
     case rpc::Service::group: {
@@ -31,7 +31,7 @@ std::pair<std::string, std::string> scope_of(rpc::Service service, const wire::P
 
 }  // namespace
 
-// No group can have this name: names are not empty and hold no control characters.
+// No group can have this name: names are not empty and contain no control characters.
 const std::string ServiceRouter::kBroker("\x01");
 const std::string ServiceRouter::kAnyGroup("\x01");
 
@@ -59,7 +59,7 @@ void ServiceRouter::add(rpc::Service service, const std::string& scope, const st
 }
 
 void ServiceRouter::remove(rpc::Service service, const std::string& scope) {
-  // Without memory for a key: what closes must not fail.
+  // Allocates no key: closing must not fail.
   const auto removed = std::erase_if(routes_, [&](const auto& route) {
     return route.first.first == service && route.first.second == scope;
   });
@@ -78,7 +78,7 @@ void ServiceRouter::dispatch(rpc::Service service, const Uid& from, const std::s
     const auto [scope, named] = scope_of(service, payload);
     const auto route = routes_.find({service, scope});
     // A message for a group or an accumulator that this process has closed, or not made yet: its
-    // sender repeats what matters (FLUSH), or learns of the new view.
+    // sender repeats what matters (FLUSH), or learns the new view.
     if (route == routes_.end()) return;
     const Destination& to = route->second;
     if (peer_.may_concern(from, to.group == kAnyGroup ? named : to.group)) {

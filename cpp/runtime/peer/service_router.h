@@ -13,26 +13,26 @@ namespace moolink::runtime {
 
 class RpcPeer;
 
-// Several groups, accumulators and a broker may live on one peer; each service message says in its
-// first field whom it concerns. Everything here is called with the engine's lock held.
+// Several groups, accumulators and a broker may share one peer; the first field of each service
+// message names the addressee. Everything here is called with the engine's lock held.
 class ServiceRouter {
  public:
   using Route = std::function<void(const Uid& from, const wire::Payload& payload)>;
 
   // The scope of the broker's share of service `group`; a group's share has the group's name.
   static const std::string kBroker;
-  // Of the broker's share: each message says of which group it is.
+  // For the broker's share: each message names its group.
   static const std::string kAnyGroup;
 
   explicit ServiceRouter(RpcPeer& peer) : peer_(peer) {}
 
-  // Peers whose key is that of another group than `group` are not heard. Throws
+  // Ignores peers whose key is that of another group than `group`. Throws
   // Exception{invalid_argument} if the scope is taken on this peer.
   void add(rpc::Service service, const std::string& scope, const std::string& group, Route route);
   void remove(rpc::Service service, const std::string& scope);
 
-  // Sends to an instance what is of a group; dials it by its name if there is no session with it
-  // yet. Nothing is sent to a peer whose key is that of another group.
+  // Sends a group's message to an instance; dials it by its name if there is no session with it
+  // yet. Sends nothing to a peer whose key is that of another group.
   void send(const Uid& instance, const std::string& name, rpc::Service service,
             wire::Payload payload, const std::string& group);
 

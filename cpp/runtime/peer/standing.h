@@ -15,25 +15,24 @@ namespace moolink::runtime {
 
 class RpcPeer;
 
-// Memory of the peer that a message is for: its bytes are captured straight into it. With the last
-// copy of the buffer an unused grant goes back.
+// Memory of the receiver of a message: the message's bytes are captured straight into it. An unused
+// grant is returned with the last copy of the buffer.
 struct PlacedMemory {
   MutableBuffer memory;
   std::shared_ptr<wire::StandingGrant> standing;
 };
 
-// The one peer that a message is for, as its encoder needs it. To be used without the engine's
-// lock.
+// The one receiver of a message, as its encoder needs it. Use it without the engine's lock.
 class Recipient {
  public:
-  // The sender and the name stay as long as this.
+  // The sender and the name outlive this.
   Recipient(RpcPeer& sender, const std::string& name) : sender_(sender), peer_(&name) {}
   Recipient(RpcPeer& sender, const Uid& instance) : sender_(sender), peer_(instance) {}
 
-  // Memory for a part of so many bytes; empty: there is none, the part travels as any other.
+  // Memory for a part of that many bytes; empty: none, the part travels like any other.
   std::optional<PlacedMemory> place(std::size_t bytes) const;
-  // Whether parts may stay in a CUDA device's memory (device::allocate): the path to the peer reads
-  // them there. Should it be lost they are brought to the host.
+  // Whether parts may stay in a CUDA device's memory (device::allocate), where the path to the peer
+  // reads them. If that path is lost, they are copied to the host.
   bool reads_devices() const;
 
  private:

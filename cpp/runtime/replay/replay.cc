@@ -21,7 +21,7 @@ constexpr std::size_t kLargestBatch = std::size_t{4} << 30;       // bytes
 constexpr std::size_t kLargestFirstBatch = std::size_t{1} << 20;  // items of unknown bytes
 constexpr std::size_t kOfEachItem = 64;                           // bytes beside its arrays
 constexpr std::size_t kPage = 4096;  // larger rows in a file are read from the disk as one
-// Bytes from which a lent array is faster if its copy bypasses this process's cache.
+// Size from which a lent array is faster if its copy bypasses this process's cache.
 constexpr std::size_t kPastCache = std::size_t{4} << 20;
 
 std::string described(const ReplayColumn& column) {
@@ -105,7 +105,7 @@ std::pair<std::vector<replay::Row>, ReplayStore::View> Replay::take(std::uint32_
   ReplayStore::View view = of.view();
   lock.unlock();
   if (blocks_are_ == Blocks::in_file) {
-    // The pages of rows that are used again are read before they can be written.
+    // A write to a reused row would first read its pages from the disk.
     for (std::uint32_t column = 0; column < of.columns().size(); ++column) {
       const std::size_t bytes = of.columns()[column].bytes;
       if (bytes <= kPage) continue;
@@ -178,7 +178,7 @@ void Replay::require_same_layout(TableEntry& entry, std::uint32_t pattern) {
     for (const ReplayPiece& piece : first.pieces) bytes += layout_of(first, piece).bytes;
     entry.table.set_rows(stores_.at(first.store).rows());
     entry.item_bytes = bytes;
-    entry.pattern = pattern;  // last: layout_of may throw for want of memory
+    entry.pattern = pattern;  // last: layout_of may throw for lack of memory
     return;
   }
   if (*entry.pattern == pattern) return;
@@ -240,7 +240,7 @@ Replay::Picked Replay::sample(std::uint32_t table, std::size_t count, Time deadl
   picked.picks = of.table.take_sampled(request);
   if (picked.size() == 0) return picked;
   try {
-    require_batch(of, picked.size());  // the first item may have come meanwhile
+    require_batch(of, picked.size());  // the first item may have arrived meanwhile
   } catch (...) {
     stores_.at(patterns_[picked.picks.patterns.front()].store).rows().release(picked.picks.rows);
     throw;
@@ -276,7 +276,7 @@ void Replay::wait(Lock& lock, TableEntry& of, replay::Request request, Time dead
                   const Waiting& waiting, const Interrupt& interrupt) {
   std::condition_variable changed;
   of.waiting.emplace(request, Waiter{&changed, std::this_thread::get_id()});
-  wake(of);  // Others', too, which this request has let go on.
+  wake(of);  // Others', too, that this request has unblocked.
   const auto ended = [&] { return !of.waiting.contains(request) || closed_; };
   std::exception_ptr raised;
   if (!ended() && deadline > Time{}) {
@@ -304,7 +304,7 @@ void Replay::wait(Lock& lock, TableEntry& of, replay::Request request, Time dead
   }
   of.waiting.erase(request);
   if (raised || closed_) {
-    // Nobody takes what the request has come to: it is withdrawn where it stands.
+    // No caller takes the request's outcome: it is withdrawn.
     of.table.abandon(request);
     if (raised) std::rethrow_exception(raised);
     require_open();
@@ -406,7 +406,7 @@ std::vector<Replay::StoreStats> Replay::store_stats() const {
 void Replay::after_fork_in_child() noexcept {
   if (blocks_are_ == Blocks::in_file) closed_ = true;
   for (TableEntry& of : tables_) {
-    // Other threads are the parent's alone. This one may wait: a signal's handler has forked.
+    // The other threads exist only in the parent. This one may wait: a signal handler has forked.
     std::erase_if(of.waiting, [&](const auto& waiting) {
       const bool gone = waiting.second.thread != std::this_thread::get_id();
       if (gone) of.table.abandon(waiting.first);

@@ -22,17 +22,17 @@
 
 namespace moolink::runtime {
 
-// The tables of a replay with the memory of their items. One lock, which is held for bookkeeping
-// and never while arrays are copied: a reference keeps the rows as they are meanwhile.
+// The tables of a replay with the memory of their items. One lock, held for bookkeeping and never
+// while arrays are copied: references keep the rows unchanged meanwhile.
 class Replay final : public AtFork {
  public:
   // Called about every 50 ms while a thread waits, without the lock; ends the wait by throwing, or,
-  // as if the time were up, with true.
+  // as at the deadline, by returning true.
   using Interrupt = std::function<bool()>;
-  // What a thread does around its wait: it gives up what others need.
+  // Wraps a thread's wait: it releases what others need.
   using Waiting = std::function<void(const std::function<void()>& wait)>;
 
-  // What was sampled, and where it lies: its rows are retained until it is copied.
+  // A sample and its place: its rows are retained until it is copied.
   struct Picked {
     replay::Picks picks;
     std::vector<const ReplayPattern*> patterns;  // of each item
@@ -41,7 +41,7 @@ class Replay final : public AtFork {
 
     std::size_t size() const { return picks.keys.size(); }
   };
-  // All tables at one moment. The rows of each store that any item refers to are retained.
+  // All tables at one moment. Retains the rows of each store that any item refers to.
   struct Snapshot {
     std::vector<replay::TableState> tables;
     std::vector<std::vector<replay::Row>> rows;  // by store, rising
@@ -58,11 +58,11 @@ class Replay final : public AtFork {
     std::size_t bytes = 0;
   };
 
-  // Where rows are: in a SpillFile a forked child would write to its parent's, so the child's
-  // replay is closed, and what is not in memory is read ahead.
+  // The place of rows: in a SpillFile a forked child would write to its parent's, so the child's
+  // replay is closed, and rows outside memory are read ahead.
   enum class Blocks { in_memory, in_file };
 
-  // `blocks` gives the memory of rows.
+  // `blocks` provides the memory of rows.
   explicit Replay(std::shared_ptr<Allocator> blocks, Blocks blocks_are = Blocks::in_memory)
       : blocks_are_(blocks_are), blocks_(std::move(blocks)) {
     join_forks(Rank::memory);
@@ -75,7 +75,7 @@ class Replay final : public AtFork {
   std::uint32_t add_pattern(ReplayPattern pattern);
   ReplayPattern pattern(std::uint32_t pattern) const;
 
-  // Rows that the caller refers to, where they lie, and what each column is.
+  // Rows that the caller refers to, with their place.
   std::pair<std::vector<replay::Row>, ReplayStore::View> take(std::uint32_t store,
                                                               std::size_t count);
   const std::vector<ReplayColumn>& columns(std::uint32_t store) const;
@@ -84,20 +84,20 @@ class Replay final : public AtFork {
   // The rows' bytes of one column, one after another.
   void read(std::uint32_t store, std::uint32_t column, std::span<const replay::Row> rows,
             std::byte* out) const;
-  // The opposite, of rows that nobody else refers to.
+  // The opposite, for rows with no other reference.
   void write(std::uint32_t store, std::uint32_t column, std::span<const replay::Row> rows,
              const std::byte* from);
 
-  // Returns the keys of the items that were inserted before the deadline, maybe of a part. Throws
+  // Returns the keys of the items that were inserted before the deadline, maybe only some. Throws
   // Exception{invalid_argument} if they differ from the table's, Exception{closed}.
   std::vector<replay::Key> insert(std::uint32_t table, replay::NewItems items, Time deadline,
                                   const Waiting& waiting, const Interrupt& interrupt);
-  // The same of samples: who gets any must have them copied. Throws Exception{invalid_argument} if
-  // their arrays would have more than 4 GB.
+  // The same for samples: the caller must copy any that it gets. Throws Exception{invalid_argument}
+  // if their arrays would have more than 4 GB.
   Picked sample(std::uint32_t table, std::size_t count, Time deadline, const Waiting& waiting,
                 const Interrupt& interrupt);
-  // The arrays of a batch, each with all items; without the lock, and takes a while. `lent`:
-  // other processes will read them.
+  // The arrays of a batch, each with all items; without the lock, and takes a while. `lent`: other
+  // processes will read them.
   std::vector<MutableBuffer> copy(const Picked& picked, Allocator& allocator, bool lent);
   std::size_t update(std::uint32_t table, std::span<const replay::Key> keys,
                      std::span<const double> priorities);
@@ -105,13 +105,13 @@ class Replay final : public AtFork {
   void reset(std::uint32_t table);
 
   Snapshot snapshot();
-  // Into a table that was just added; retains what its items refer to. Throws
+  // Into a table that was just added; retains the rows of its items. Throws
   // Exception{invalid_argument} if the state cannot be that of a table.
   void restore(std::uint32_t table, replay::TableState state);
 
   TableStats table_stats(std::uint32_t table) const;
   std::vector<StoreStats> store_stats() const;
-  // Whoever waits, and every later request, gets Exception{closed}.
+  // Every waiting thread, and every later request, gets Exception{closed}.
   void close();
 
  private:
@@ -121,8 +121,8 @@ class Replay final : public AtFork {
   };
   struct TableEntry {
     replay::Table table;
-    std::optional<std::uint32_t> pattern;  // of its first items, which all have the layout of
-    std::size_t item_bytes = 0;            // of an item's arrays in a batch, once that is known
+    std::optional<std::uint32_t> pattern;  // of its first items; all have the same layout
+    std::size_t item_bytes = 0;            // of an item's arrays in a batch, once known
     std::map<replay::Request, Waiter> waiting;
   };
   using Lock = std::unique_lock<std::mutex>;
@@ -134,7 +134,7 @@ class Replay final : public AtFork {
   const TableEntry& entry(std::uint32_t table) const;
   void require_open() const;
   void require_same_layout(TableEntry& entry, std::uint32_t pattern);
-  // A batch has at most kLargestBatch bytes, or, of items that are not known yet, so many items.
+  // A batch has at most kLargestBatch bytes, or, for items of unknown size, that many items.
   void require_batch(const TableEntry& entry, std::size_t count) const;
   ReplayColumn layout_of(const ReplayPattern& pattern, const ReplayPiece& piece) const;
   void check_state(const replay::TableState& state) const;
@@ -151,7 +151,7 @@ class Replay final : public AtFork {
   const Blocks blocks_are_;
   std::shared_ptr<Allocator> blocks_;
   bool closed_ = false;
-  // Deques: what was added stays where it is.
+  // Deques: elements do not move.
   std::deque<ReplayStore> stores_;
   std::deque<TableEntry> tables_;
   std::deque<ReplayPattern> patterns_;

@@ -14,7 +14,7 @@
 
 namespace moolink::runtime {
 
-// An array of each step.
+// One array for each step.
 struct ReplayColumn {
   std::string name;  // for people
   tensor::DType dtype = tensor::DType::uint8;
@@ -31,21 +31,21 @@ struct ReplayPiece {
   std::uint32_t rows() const { return count == 0 ? 1 : count; }
 };
 
-// How an item's arrays are made of its rows.
+// How an item's arrays are composed of its rows.
 struct ReplayPattern {
   std::uint32_t store = 0;
   std::uint32_t width = 0;  // rows of an item
   std::vector<ReplayPiece> pieces;
 };
 
-// The memory of rows: blocks of many rows, column by column. A block that was made stays where it
-// is; what is done to the counts, and growth, is done under the owner's lock, and whoever refers to
-// a row copies without it.
+// The memory of rows: blocks of many rows, column by column. Blocks do not move. Changes to the
+// counts, and growth, happen under the owner's lock; the holder of a reference to a row copies it
+// without the lock.
 class ReplayStore {
  public:
   static constexpr std::size_t kBlockBytes = std::size_t{64} << 20;
 
-  // `memory` gives the blocks, and lives as long as the store.
+  // `memory` provides the blocks, and outlives the store.
   ReplayStore(std::vector<ReplayColumn> columns, Allocator& memory);
 
   const std::vector<ReplayColumn>& columns() const { return columns_; }
@@ -54,10 +54,10 @@ class ReplayStore {
   std::size_t bytes() const { return blocks_->size() * block_bytes_; }  // taken from `memory`
   std::size_t row_bytes() const;
 
-  // Rows with memory, referred to by the caller.
+  // Rows with memory; the caller holds a reference to each.
   std::vector<replay::Row> take(std::size_t count);
 
-  // Where rows lie; what it knows stays valid while others take rows.
+  // The places of rows; it stays valid while other threads take rows.
   class View {
    public:
     std::byte* at(replay::Row row, std::uint32_t column) const {

@@ -8,7 +8,7 @@
 namespace moolink::runtime {
 namespace {
 
-// Of one rank. What a lender has beyond that passes through windows.
+// Of one rank. A lender's further segments pass through windows.
 constexpr std::size_t kMaxSegments = 256;
 
 }  // namespace
@@ -85,8 +85,8 @@ collective::LentPlace HostLoans::place(const std::byte* data, std::size_t size) 
   return {place->segment, place->offset};
 }
 
-// A member with which there is no connection through shared memory gets the descriptor with a later
-// operation; LENT makes the peers connect.
+// A member without a connection through shared memory gets the descriptor with a later operation;
+// LENT makes the peers connect.
 void HostLoans::lend(std::uint64_t number, Mine& mine) {
   if (mine.untold.empty()) return;
   const auto segment = rpc_->context()->lending().segment(number);

@@ -17,23 +17,23 @@
 
 namespace moolink::runtime {
 
-// What the members of one host lend one another for an epoch: segments of their lending pools, each
-// mapped for reading by all others before it is used. docs/design/protocol/shared_memory.md.
-// Everything is called, and calls, with the engine's lock held.
+// The memory that the members of one host lend one another for an epoch: segments of their lending
+// pools, each mapped for reading by all others before use. docs/design/protocol/shared_memory.md.
+// All calls, in both directions, are made with the engine's lock held.
 class HostLoans final : public std::enable_shared_from_this<HostLoans> {
  public:
   static std::shared_ptr<HostLoans> create(std::shared_ptr<RpcPeer> rpc, std::string group,
                                            std::string scope);
 
   void enter(HostSegment::Members members, std::uint32_t rank);
-  // Unmaps what the others have lent.
+  // Unmaps the segments lent by others.
   void leave();
   void close();
-  // From time to time: the others unmap what the lending pool has freed.
+  // Called now and then: the others unmap what the lending pool has freed.
   void take_back_freed();
 
-  // Where all others read these bytes. Nowhere: they are not in the lending pool, or some member
-  // has not mapped them, which this asks for.
+  // The place where all others read these bytes. Empty: they are not in the lending pool, or some
+  // member has not mapped them, which this requests.
   collective::LentPlace place(const std::byte* data, std::size_t size);
   // What a rank has lent under a number; empty: nothing that is mapped here.
   std::span<const std::byte> lent_by(std::uint32_t rank, std::uint64_t number) const;
@@ -42,11 +42,11 @@ class HostLoans final : public std::enable_shared_from_this<HostLoans> {
   struct Message;
   struct Mine {
     Uid key;                          // of its descriptor
-    std::set<std::uint32_t> untold;   // ranks that do not have it yet
+    std::set<std::uint32_t> untold;   // ranks that did not get it yet
     std::set<std::uint32_t> waiting;  // ranks that have not mapped it
   };
   struct Theirs {
-    Uid key;  // until it is here
+    Uid key;  // until it arrives
     std::shared_ptr<memory::Segment> segment;
   };
   using Number = std::pair<std::uint32_t, std::uint64_t>;  // rank, segment
@@ -65,7 +65,7 @@ class HostLoans final : public std::enable_shared_from_this<HostLoans> {
   bool closed_ = false;
   HostSegment::Members members_;
   std::uint32_t rank_ = 0;
-  std::uint64_t retired_ = 0;  // of the pool, when last looked at
+  std::uint64_t retired_ = 0;  // of the pool, at the last look
   std::map<std::uint64_t, Mine> mine_;
   std::map<Number, Theirs> theirs_;
 };

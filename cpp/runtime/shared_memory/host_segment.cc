@@ -64,7 +64,7 @@ void HostSegment::close() {
   rpc_->router().remove(use_.service, scope_);
 }
 
-// The segment stays mapped in the child, which never looks at it; its descriptor goes.
+// The segment stays mapped in the child, which never reads it; its descriptor is closed.
 void HostSegment::abandon() noexcept {
   bells_.clear();
   watched_.clear();
@@ -133,11 +133,11 @@ void HostSegment::tick(Time now) {
   if (now >= share_at_) share_with_all(now);
 }
 
-// A member with which there is no connection through shared memory is asked again later; OFFER
-// makes the peers connect.
+// A member without a connection through shared memory is asked again later; OFFER makes the peers
+// connect.
 void HostSegment::share_with_all(Time now) {
-  // What was passed is lost when its connection ends before it was read: who does not answer is
-  // given it again, a few times.
+  // A descriptor is lost when its connection ends before the peer has read it: a member that does
+  // not answer gets it again, a few times.
   if (untold_.empty()) untold_ = waiting_;
   std::vector<int> descriptors{segment_->descriptor(), -1};
   for (const Descriptor& bell : bells_) descriptors.push_back(bell.get());
@@ -164,7 +164,8 @@ void HostSegment::received(const Uid& from, const wire::Payload& payload) {
   if (message.kind == Message::Kind::offer) {
     const Offer offer{from, message.epoch, message.key};
     if (message.epoch == members_.epoch) return take_offer(offer);
-    // The last that came, whatever epoch it names: who lies does not stop those who offer again.
+    // Keeps the last one, whatever epoch it names: a false offer does not stop a member that
+    // repeats its own.
     if (message.epoch > members_.epoch) early_ = offer;
     return;
   }
@@ -217,7 +218,7 @@ void HostSegment::begin() {
   use_.attached();
   segment_->close_descriptor();
   if (rank_ == 0) watched_.resize(1);  // all have theirs
-  // Nothing to do in the callback: the loop polls after each wait.
+  // The callback does nothing: the loop polls after each wait.
   bell_watch_ = rpc_->context()->engine().loop().watch(watched_[0].get(), EPOLLIN | EPOLLET,
                                                        [](std::uint32_t) {});
 }

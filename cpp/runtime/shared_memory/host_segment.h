@@ -24,8 +24,8 @@ namespace moolink::runtime {
 // docs/design/protocol/shared_memory.md.
 //
 // Rank 0 makes both, shares them with every other rank and names them in OFFER; each answers
-// ATTACHED; when all have, READY goes to all. Nobody uses the segment before. Everything is called,
-// and calls, with the engine's lock held.
+// ATTACHED; when all have, READY goes to all. No rank uses the segment before. All calls, in both
+// directions, are made with the engine's lock held.
 class HostSegment final : public Forkable, public std::enable_shared_from_this<HostSegment> {
  public:
   struct Members {
@@ -35,20 +35,20 @@ class HostSegment final : public Forkable, public std::enable_shared_from_this<H
     bool one_host = false;
   };
   struct Use {
-    std::string what;      // of the segment: a plural, for warnings
-    rpc::Service service;  // that carries what is said of it, under the scope
+    std::string what;      // names the segment in warnings: a plural
+    rpc::Service service;  // carries its messages, under the scope
     std::function<std::uint64_t(const Members&)> bytes;
     std::function<void(std::span<std::byte>, const Members&)> initialise;
-    // It is mapped here; may throw Exception if it is not what it should be.
+    // It is mapped here; may throw Exception if it is invalid.
     std::function<void()> attached;
-    std::function<void()> ready;  // everybody has attached
+    std::function<void()> ready;  // all members have attached
   };
 
   static std::shared_ptr<HostSegment> create(std::shared_ptr<RpcPeer> rpc, std::string group,
                                              std::string scope, Use use);
 
   void enter(Time now, Members members);
-  // Lets go of the segment; what is said of it from now on is ignored.
+  // Drops the segment; ignores later messages about it.
   void leave();
   void close();
   void tick(Time now);
@@ -90,14 +90,14 @@ class HostSegment final : public Forkable, public std::enable_shared_from_this<H
   Members members_;
   std::uint32_t rank_ = 0;
   Uid key_;                          // of the descriptors of this epoch
-  std::set<std::uint32_t> untold_;   // rank 0's: ranks that do not have the segment yet
+  std::set<std::uint32_t> untold_;   // rank 0's: ranks that did not get the segment yet
   std::set<std::uint32_t> waiting_;  // rank 0's: ranks that have not attached
   Time share_at_ = kNever;           // next attempt
   Duration share_pause_{};
   std::optional<Offer> early_;  // of an epoch that this member has not entered yet
   std::shared_ptr<memory::Segment> segment_;
   std::vector<Descriptor> bells_;    // by rank
-  std::vector<Descriptor> watched_;  // their other ends: rank 0's of all, another's its own
+  std::vector<Descriptor> watched_;  // their other ends: at rank 0 all, at others its own
   io::Loop::WatchId bell_watch_ = 0;
 };
 

@@ -8,12 +8,12 @@ namespace moolink::runtime {
 namespace {
 
 constexpr std::uint32_t kOperationsAtOnce = 4;
-// Of 64 KB to 2 MB, and 2 to 16 windows, these were the quickest, or near it, from 1 to 64 MB at 2
-// and 4 ranks.
+// Of 64 KB to 2 MB, and 2 to 16 windows, these were the fastest, or close to it, from 1 to 64 MB at
+// 2 and 4 ranks.
 constexpr std::uint64_t kWindowBytes = std::uint64_t{512} << 10;
-// Below this a pass through windows is quicker than waiting until all have read.
+// Below this, windows are faster than waiting until all ranks have read.
 constexpr std::uint64_t kLeastLentBytes = std::uint64_t{1} << 20;
-// Others may have the engine's lock after that; what is under way goes on in the next turn.
+// After that, other threads may have the engine's lock; the work continues in the next turn.
 constexpr Duration kStint = microseconds(200);
 
 collective::PipelineLayout layout_of(const HostSegment::Members& members) {
@@ -126,7 +126,7 @@ bool SharedCollectives::poll() {
   return worked;
 }
 
-// As much as can be done now, for a while. Whoever sleeps for what was stored is rung at once.
+// As much as possible now, for a limited time. Rings at once the ranks that sleep for its stores.
 bool SharedCollectives::advance() {
   bool worked = false;
   const Time until = io::now() + kStint;

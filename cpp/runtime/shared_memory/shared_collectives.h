@@ -15,18 +15,18 @@
 
 namespace moolink::runtime {
 
-// Passes a group's collectives through a segment of its host: collective/shared_pipeline.h does
-// what there is to do whenever somebody polls the loop. Everything is called, and calls, with the
-// engine's lock held.
+// Passes a group's collectives through a segment of its host: collective/shared_pipeline.h advances
+// whenever a thread polls the loop. All calls, in both directions, are made with the engine's lock
+// held.
 class SharedCollectives final : public io::Pollable,
                                 public std::enable_shared_from_this<SharedCollectives> {
  public:
   using Members = HostSegment::Members;
   struct Events {
-    std::function<void(std::uint64_t epoch)> ready;  // at rank 0: all can take part
+    std::function<void(std::uint64_t epoch)> ready;  // at rank 0: all members can take part
     std::function<void(std::uint64_t s)> ended;      // with its result in place
     std::function<void(std::uint64_t s, const Error& error)> failed;
-    std::function<void(const Error& error)> broken;  // none can be passed any more
+    std::function<void(const Error& error)> broken;  // none can pass any more
   };
 
   static std::shared_ptr<SharedCollectives> create(std::shared_ptr<RpcPeer> rpc, std::string group,
@@ -44,9 +44,9 @@ class SharedCollectives final : public io::Pollable,
     loans_->take_back_freed();
   }
   Time next_deadline() const { return segment_->next_deadline(); }
-  // What has ended here has ended at the others too.
+  // Operations that have ended here have ended at the others too.
   bool ended_everywhere() const { return !pipeline_ || pipeline_->taken_by_all(); }
-  // Names of the members for which the operation under way waits.
+  // Names of the members that the operation under way waits for.
   std::vector<std::string> waiting_for() const;
 
   bool poll() override;
@@ -65,7 +65,8 @@ class SharedCollectives final : public io::Pollable,
   std::shared_ptr<HostSegment> segment_;
   std::shared_ptr<HostLoans> loans_;
   std::unique_ptr<collective::SharedPipeline> pipeline_;
-  // The others are in a newer epoch. The news of it is on its way, and fails what is under way.
+  // The others are in a newer epoch. The message about it is in transit, and fails running
+  // operations.
   bool outdated_ = false;
   bool closed_ = false;
 };

@@ -154,7 +154,7 @@ bool SharedRounds::poll() {
   return worked;
 }
 
-// One piece of copying or arithmetic, so that other work is never far behind.
+// One piece of copying or arithmetic, so that other work is never delayed for long.
 bool SharedRounds::advance() {
   if (may_write_input()) {
     write_input();
@@ -167,20 +167,20 @@ bool SharedRounds::advance() {
   return true;
 }
 
-// A whole result is there as soon as this rank is done, and nobody need copy it.
+// A whole result is ready as soon as this rank is done, and needs no copy.
 bool SharedRounds::has_result() const {
   if (started_.empty()) return false;
   return started_.front().round.s <= (is_whole() ? reduce_->reduced() : reduce_->completed());
 }
 
-// The input's place is free once the operation that had it is complete.
+// The input's place is free once the operation that used it is complete.
 bool SharedRounds::may_write_input() const {
   if (incoming_.empty()) return false;
   const std::uint64_t s = incoming_.front().round.s;
   return incoming_.front().elsewhere.empty() || s <= kDepth || reduce_->completed() >= s - kDepth;
 }
 
-// Several contributions of this member that are not in the segment become one input.
+// Several contributions of this member outside the segment become one input.
 void SharedRounds::write_input() {
   Passing& passing = incoming_.front();
   const std::vector<Buffer>& inputs = passing.elsewhere;
@@ -214,7 +214,7 @@ void SharedRounds::start() {
                   round.contributors, whole ? std::vector<std::uint32_t>() : round.reducers, whole},
                  {buckets.begin(), buckets.end()}, passing.own);
   crash_point("slice.sent");
-  // An input that was lent is not written before the operation is complete: input() sees to it.
+  // A lent input is not written before the operation is complete: input() ensures it.
   passing.round.inputs.clear();
   passing.elsewhere.clear();
   passing.next = 0;
@@ -230,7 +230,7 @@ void SharedRounds::read_result() {
     std::memcpy(passing.own.data() + piece.offset, shared.data() + piece.offset, piece.bytes);
     return;
   }
-  if (reduce_->given_up()) return leave();  // the news of the next epoch is on its way
+  if (reduce_->given_up()) return leave();  // the message about the next epoch is in transit
   reduce_->release(passing.round.s);
   const std::uint64_t round = passing.round.round;
   const MutableBuffer result = std::move(passing.own);
@@ -238,8 +238,8 @@ void SharedRounds::read_result() {
   events_.done(segment_->members().epoch, round, result);
 }
 
-// The members disagree, or this one cannot go on: the rounds of this epoch fail here, and the
-// leader has the epoch changed.
+// The members disagree, or this one cannot continue: the rounds of this epoch fail here, and the
+// leader starts a change of epoch.
 void SharedRounds::fail(const Error& error) {
   std::vector<std::uint64_t> rounds;
   for (const Passing& passing : started_) rounds.push_back(passing.round.round);

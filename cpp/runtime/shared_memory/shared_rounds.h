@@ -24,17 +24,17 @@ namespace moolink::runtime {
 
 // Reduces the rounds of one accumulator through a shared segment while all members of the epoch are
 // on one host and reach one another through shared memory; otherwise it is never ready, and the
-// rounds go over messages. docs/design/protocol/shared_memory.md.
+// rounds use messages. docs/design/protocol/shared_memory.md.
 //
 // Once all ranks have attached the segment, the leader numbers the reductions in its cuts, so that
-// all members take a round the same way.
-// Everything is called, and calls, with the engine's lock held.
+// all members reduce a round the same way. All calls, in both directions, are made with the
+// engine's lock held.
 class SharedRounds final : public io::Pollable, public std::enable_shared_from_this<SharedRounds> {
  public:
   using Members = HostSegment::Members;
   struct Events {
     std::function<void(std::uint64_t epoch)> ready;
-    // Nobody else has the result's memory.
+    // No other reference to the result's memory exists.
     std::function<void(std::uint64_t epoch, std::uint64_t round, Buffer result)> done;
     std::function<void(std::uint64_t epoch, std::uint64_t round, const Error& error)> failed;
   };
@@ -58,8 +58,8 @@ class SharedRounds final : public io::Pollable, public std::enable_shared_from_t
   // Gives up the segment of the epoch before, for all its ranks.
   void enter(Time now, Members members);
   void reduce(Round round);
-  // Memory of the segment for a contribution, so that it need not be copied there; empty if there
-  // is none. It stays its holder's, whatever becomes of the epoch, until the last reference goes.
+  // Memory of the segment for a contribution, which saves a copy; empty if there is none. Its
+  // holder keeps it, even after the epoch, until the last reference is dropped.
   MutableBuffer input();
   void tick(Time now) { segment_->tick(now); }
   Time next_deadline() const { return segment_->next_deadline(); }
@@ -73,11 +73,11 @@ class SharedRounds final : public io::Pollable, public std::enable_shared_from_t
   // A round on its way in or out.
   struct Passing {
     Round round;
-    std::size_t next = 0;           // piece to be copied
-    std::vector<Buffer> elsewhere;  // inputs that are not in the segment
+    std::size_t next = 0;           // next piece to copy
+    std::vector<Buffer> elsewhere;  // inputs outside the segment
     MutableBuffer own = {};         // the result of a whole operation
   };
-  // The inputs of the segment that input() gives away.
+  // The inputs of the segment that input() returns.
   static constexpr std::uint32_t kLentInputs = 3;
   struct Lent {
     std::shared_ptr<memory::Segment> segment;  // stays mapped while one of them is away
@@ -116,7 +116,7 @@ class SharedRounds final : public io::Pollable, public std::enable_shared_from_t
   std::shared_ptr<Lent> lent_;
   std::array<std::uint64_t, kLentInputs> used_by_{};  // the last operation that took each
   std::deque<Passing> incoming_;                      // not started yet
-  std::deque<Passing> started_;                       // the result not read yet
+  std::deque<Passing> started_;                       // results not read yet
 };
 
 }  // namespace moolink::runtime

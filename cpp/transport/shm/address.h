@@ -11,8 +11,8 @@
 namespace moolink::transport::shm {
 
 // "shm://<host>/<name>": the abstract Unix socket `name` in the kernel and network namespace `host`
-// (32 hexadecimal digits of the host key). "shm:///<name>" is of this one; "shm://", for listening,
-// takes a name that is free.
+// (32 hexadecimal digits of the host key). "shm:///<name>" is in this one; "shm://", for listening,
+// takes a free name.
 struct Address {
   std::string host;  // empty: this one
   std::string name;  // empty: to be chosen
@@ -21,7 +21,7 @@ struct Address {
 };
 
 bool is_shm_address(std::string_view address);
-// Throws Exception{invalid_argument} that says what is wrong.
+// Throws Exception{invalid_argument} with the mistake.
 Address parse_address(std::string_view address);
 
 struct SocketAddress {

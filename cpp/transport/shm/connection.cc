@@ -10,7 +10,7 @@ namespace moolink::transport::shm {
 namespace {
 
 constexpr int kPreference = 20;  // above tcp: one copy less and no system call
-// A grant costs a round trip and saves one copy and all waiting for a full ring.
+// A grant costs a round trip and saves one copy and all waits for a full ring.
 constexpr std::size_t kGrantBytes = std::size_t{256} << 10;
 constexpr std::size_t kStrangerFrame = std::size_t{16} << 10;  // many times a greeting
 // Bytes taken in one poll, so that the lock is not held for long while the peer keeps writing.
@@ -19,9 +19,9 @@ constexpr int kNoticesAtOnce = 1024;  // more than the socket of an honest peer 
 constexpr std::size_t kMaxEarlyNotices = 4;
 constexpr std::size_t kMaxEarlyLoans = 2;  // segments lent to a peer that may not be ready for more
 constexpr Duration kLinger = seconds(1);
-constexpr Duration kIdle = seconds(5);  // unused for so long, or twice, memory is given back
-// A dying process closes its sockets before its pidfd tells; this long an unexplained end of file
-// waits for the proof.
+constexpr Duration kIdle = seconds(5);  // unused for this long, or twice, memory is returned
+// A dying process closes its sockets before its pidfd reports; an unexplained end of file waits
+// this long for the proof.
 constexpr Duration kProofOfDeath = milliseconds(250);
 
 }  // namespace
@@ -49,14 +49,14 @@ ShmConnection::ShmConnection(Environment& environment, Owner& owner, Link link)
 
 ShmConnection::~ShmConnection() = default;
 
-// The exception barrier of the connection: false, it has failed.
+// The exception barrier of the connection: false if it has failed.
 template <class Work>
 bool ShmConnection::guarded(Work&& work) noexcept {
   return guard(work, [this](const Error& error) { fail(with_peer(error), false); });
 }
 
 void ShmConnection::start() {
-  if (state_ == State::closed) return;  // the handler did not want it
+  if (state_ == State::closed) return;  // the handler rejected it
   guarded([this] { watch_peer(); });
 }
 
@@ -65,7 +65,7 @@ void ShmConnection::watch_peer() {
   const auto self = shared_from_this();
   socket_watch_ = environment_.loop.watch(socket_.get(), EPOLLIN,
                                           [self](std::uint32_t) { self->socket_ready(); });
-  // Nothing to do in the callback: the loop polls every ring after each wait.
+  // The callback does nothing: the loop polls every ring after each wait.
   bell_watch_ = environment_.loop.watch(bell_.get(), EPOLLIN | EPOLLET, [self](std::uint32_t) {});
   if (pidfd_) {
     pidfd_watch_ = environment_.loop.watch(pidfd_->get(), EPOLLIN,
@@ -110,7 +110,7 @@ void ShmConnection::send_queued() {
 
 void ShmConnection::write_queued() {
   queue_.write_to(writer_);
-  // Room that appeared meanwhile is for the loop to fill, so that no caller stays here for long;
+  // Room that appeared meanwhile is left to the loop, so that no caller stays here for long;
   // otherwise the reader rings when there is room.
   if (!queue_.empty() && !writer_.await_room()) environment_.loop.wake();
   if (above_high_water_ && queue_.bytes() <= kLowWater && state_ == State::open) {
@@ -157,13 +157,13 @@ bool ShmConnection::receive() {
 std::optional<Grant> ShmConnection::allocate_grant(std::size_t bytes) {
   if (state_ != State::open || failed_) return std::nullopt;
   std::optional<GrantPool::Block> block = grants_->allocate(bytes);
-  // The peer must have been told of the segment before it can hear of a grant in it.
+  // The peer must know the segment before it gets a grant in it.
   if (!block || !tell_grant_segments()) return std::nullopt;
   if (!idle_timer_) retire_idle_grants();
   return Grant{block->place, std::move(block->memory)};
 }
 
-// Memory of grants that was not used for a while goes back to the system, here and at the peer.
+// Memory of grants unused for a while is returned to the system, here and at the peer.
 void ShmConnection::retire_idle_grants() {
   const bool again = grants_->retire_idle();
   if (grants_->changed()) tell_grant_segments();
@@ -174,7 +174,7 @@ void ShmConnection::retire_idle_grants() {
   });
 }
 
-// False: the socket is full, or the connection gone; the rest will be told later, or never.
+// False: the socket is full, or the connection gone; the rest is reported later, or never.
 bool ShmConnection::tell_grant_segments() {
   for (GrantPool::Change& change : grants_->take_changes()) untold_.push_back(std::move(change));
   while (!untold_.empty()) {
@@ -186,7 +186,7 @@ bool ShmConnection::tell_grant_segments() {
     try {
       if (!send_notice(socket_.get(), notice, {&descriptor, change.made ? 1u : 0u})) return false;
     } catch (const Exception&) {
-      return false;  // the end of file tells why
+      return false;  // the end of file gives the reason
     }
     if (change.made) change.made->close_descriptor();
     untold_.pop_front();
@@ -234,7 +234,7 @@ bool ShmConnection::share(const Uid& key, std::span<const int> descriptors) {
     return send_notice(socket_.get(), notice, descriptors);
   } catch (const Exception& e) {
     if (e.error().code != ErrorCode::peer_lost) throw;
-    return false;  // the end of file tells why
+    return false;  // the end of file gives the reason
   }
 }
 
@@ -266,7 +266,7 @@ void ShmConnection::awake() {
 }
 
 void ShmConnection::read_to_the_end() {
-  // The peer writes no more, so this ends; one that lies about that is cut off after two rings.
+  // The peer writes no more, so this ends; a peer that still writes is cut off after two rings.
   for (std::size_t left = 2 * kDefaultRingBytes; left > 0 && poll(); left -= kPollBudget) {
   }
 }
@@ -292,7 +292,8 @@ bool ShmConnection::take_notices() {
 void ShmConnection::take_notice(io::DescriptorMessage message) {
   const Notice notice = decode_notice(message);
   if (!established_ && notice.kind != NoticeKind::bye) {
-    // The peer may have greeted through the ring already, but a stranger maps nothing here.
+    // The peer may have greeted through the ring already, but a stranger's segments are not mapped
+    // here.
     if (early_notices_.size() == kMaxEarlyNotices) {
       throw Exception(ErrorCode::wire, "descriptors were passed before the greeting");
     }
@@ -401,7 +402,7 @@ void ShmConnection::drop() {
 }
 
 void ShmConnection::say_bye() {
-  // One that has closed first needs no farewell.
+  // A peer that has closed first needs no farewell.
   guard([this] { send_notice(socket_.get(), Notice{}, {}); }, [](const Error&) {});
 }
 
@@ -420,13 +421,13 @@ void ShmConnection::fail(Error error, bool peer_dead) noexcept {
   const bool tell = state_ == State::open;
   failed_ = true;
   receiver_.stop();
-  // The handler hears of it from the loop only.
+  // Only the loop reports it to the handler.
   const auto post = [&] {
     environment_.loop.post([self = shared_from_this(), error = std::move(error), tell, peer_dead] {
       self->end(error, tell, peer_dead);
     });
   };
-  // Without memory even for that: the session finds the silence out, and the peer the end of file.
+  // If even that fails: the session notices the silence, and the peer the end of file.
   guard(post, [this](const Error&) { drop(); });
 }
 

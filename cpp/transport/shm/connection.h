@@ -23,13 +23,14 @@
 
 namespace moolink::transport::shm {
 
-// Two rings, one a direction. The Unix socket of the handshake stays: its end of file says that the
-// peer closed, the pidfd that its process is dead; both only after the ring was read to its end.
+// Two rings, one for each direction. The Unix socket of the handshake stays: its end of file means
+// that the peer closed, the pidfd that its process is dead; both only count after the ring was read
+// to its end.
 class ShmConnection final : public Connection,
                             public io::Pollable,
                             public std::enable_shared_from_this<ShmConnection> {
  public:
-  // What a connection needs of its transport.
+  // What a connection needs from its transport.
   class Owner {
    public:
     virtual ~Owner() = default;
@@ -40,7 +41,7 @@ class ShmConnection final : public Connection,
   ShmConnection(Environment& environment, Owner& owner, Link link);
   ~ShmConnection() override;
 
-  void start();  // after the handler knows it
+  void start();  // once the handler knows it
 
   wire::ConnectionId id() const override { return id_; }
   wire::PathKind path() const override { return wire::PathKind::shm; }
@@ -63,11 +64,11 @@ class ShmConnection final : public Connection,
   bool prepare_sleep() override;
   void awake() override;
 
-  // It ends, and the handler hears why.
+  // Ends it, and reports the error to the handler.
   void fail(Error error, bool peer_dead) noexcept;
-  // A stranger that others need the place of: it fails.
+  // A stranger whose place others need: it fails.
   void make_room();
-  // Closes at once and tells nobody.
+  // Closes at once without reporting it.
   void drop();
   void abandon() noexcept;
 
@@ -108,7 +109,7 @@ class ShmConnection final : public Connection,
   std::string peer_address_;
   Descriptor socket_;
   std::optional<Descriptor> pidfd_;
-  Descriptor bell_;       // the end that is watched
+  Descriptor bell_;       // the watched end
   Descriptor peer_bell_;  // the end to ring
   RingWriter writer_;
   RingReader reader_;
@@ -118,12 +119,12 @@ class ShmConnection final : public Connection,
   GrantFiller filler_;
   LentSegments lent_;
   BorrowedSegments borrowed_;
-  std::vector<io::DescriptorMessage> early_notices_;  // came before this side was established
-  std::deque<GrantPool::Change> untold_;              // grant segments that the peer must learn of
+  std::vector<io::DescriptorMessage> early_notices_;  // arrived before this side was established
+  std::deque<GrantPool::Change> untold_;              // grant segments to report to the peer
 
   State state_ = State::open;
   bool established_ = false;
-  bool heard_ = false;  // something since then: the peer has established the connection, too
+  bool heard_ = false;  // something since then: the peer has established it, too
   bool peer_said_bye_ = false;
   bool end_of_file_ = false;
   bool failed_ = false;

@@ -14,7 +14,8 @@
 
 namespace moolink::transport::shm {
 
-// Copies parts into the grants of one peer, in slices, so that other work is never far behind.
+// Copies parts into the grants of one peer, in slices, so that other work is never delayed for
+// long.
 class GrantFiller {
  public:
   // A segment that the peer passed. Throws Exception{wire} if it is none or its number is taken.
@@ -25,12 +26,12 @@ class GrantFiller {
 
   // Throws Exception{wire} if the place is not within a segment of the peer.
   MutableBuffer memory(const wire::GrantPlace& place) const;
-  // The same, or if the place is too small.
+  // The same, also if the place is too small.
   void begin(const wire::GrantPlace& place, Buffer bytes);
   bool idle() const { return jobs_.empty(); }
-  // Copies the next slice; the place that is full now, if one is.
+  // Copies the next slice; returns the place that is full now, if any.
   std::optional<wire::GrantPlace> step();
-  // Copies no more and unmaps.
+  // Stops copying and unmaps.
   void clear();
 
  private:

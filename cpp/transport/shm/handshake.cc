@@ -19,7 +19,7 @@
 namespace moolink::transport::shm {
 namespace {
 
-// A listener whose backlog is full answers EAGAIN, and epoll does not tell when it has room.
+// A listener with a full backlog answers EAGAIN, and epoll does not report when it has room.
 constexpr Duration kConnectAgain = milliseconds(5);
 
 }  // namespace

@@ -14,13 +14,13 @@
 
 namespace moolink::transport::shm {
 
-// Two processes that can exchange bytes and know of each other's death.
+// Two processes that can exchange bytes and notice each other's death.
 struct Link {
   Descriptor socket;
   std::optional<Descriptor> pidfd;            // of the peer's process, where the kernel gives one
   std::shared_ptr<memory::Segment> incoming;  // made here
   std::shared_ptr<memory::Segment> outgoing;  // made by the peer
-  Descriptor bell;                            // made here: the end that is watched
+  Descriptor bell;                            // made here: the watched end
   Descriptor peer_bell;                       // made by the peer: the end to ring
   std::string peer_address;
 };
@@ -28,7 +28,7 @@ struct Link {
 // From a connected socket to a Link: both sides pass a ring and a doorbell, in one message each.
 class Handshake : public std::enable_shared_from_this<Handshake> {
  public:
-  // Is told once, from the loop; forgets the handshake then.
+  // Called once, from the loop; forgets the handshake then.
   class Owner {
    public:
     virtual ~Owner() = default;
@@ -42,10 +42,10 @@ class Handshake : public std::enable_shared_from_this<Handshake> {
 
   void accept(Descriptor socket);
   void dial(const std::string& abstract_name);
-  // The address cannot be dialled: the owner is told why.
+  // The address cannot be dialled: reports the reason to the owner.
   void refuse(Error error) { fail(std::move(error)); }
   const std::string& dialled_address() const { return address_; }
-  // Tells nobody.
+  // Ends without reporting it.
   void drop();
   void abandon() noexcept {
     socket_.reset();

@@ -17,7 +17,7 @@ bool tell(int socket, NoticeKind kind, std::uint64_t number, std::span<const int
   try {
     return send_notice(socket, notice, descriptors);
   } catch (const Exception&) {
-    return false;  // the end of file tells why
+    return false;  // the end of file gives the reason
   }
 }
 

@@ -14,7 +14,7 @@
 
 namespace moolink::transport::shm {
 
-// The segments of this process' lending pool that one peer has been passed.
+// The segments of this process' lending pool that one peer has received.
 class LentSegments {
  public:
   explicit LentSegments(const memory::LendingPool* pool) : pool_(pool) {}
@@ -23,7 +23,7 @@ class LentSegments {
   // connection gone, the segment is gone, or `most` segments have been passed.
   bool pass(int socket, std::uint64_t number, std::size_t most);
   bool changed() const { return pool_ != nullptr && pool_->retired() != seen_; }
-  // Tells the peer of segments that are gone; what does not fit into the socket is told later.
+  // Reports retired segments to the peer; those that do not fit into the socket follow later.
   void tell_retired(int socket);
 
  private:
@@ -32,7 +32,8 @@ class LentSegments {
   std::set<std::uint64_t> passed_;
 };
 
-// Those that the peer has passed to this process. What was borrowed keeps its segment mapped.
+// The segments that the peer has passed to this process. Borrowed buffers keep their segment
+// mapped.
 class BorrowedSegments {
  public:
   // Throws Exception{wire} if it is no segment or its number is taken.

@@ -10,15 +10,15 @@
 
 namespace moolink::transport::shm {
 
-// What goes over the Unix socket beside the rings: whatever needs descriptors, and the farewell.
+// Messages over the Unix socket beside the rings: those with descriptors, and the farewell.
 enum class NoticeKind : std::uint8_t {
   greeting,  // first, by both sides; descriptors: the ring that its sender reads, its doorbell
-  segment,   // grants will lie in this segment; descriptors: the segment
-  retire,    // no grant will lie in that segment any more
+  segment,   // grants will use this segment; descriptors: the segment
+  retire,    // no grant will use that segment any more
   share,     // descriptors for the layers above, under a key
-  bye,       // the end of file that follows is meant, and no sign of death
-  lend,      // loans will lie in this segment; descriptors: the segment
-  unlend,    // no loan will lie in that segment any more
+  bye,       // the end of file that follows is intended, and no sign of death
+  lend,      // loans will use this segment; descriptors: the segment
+  unlend,    // no loan will use that segment any more
 };
 constexpr NoticeKind enum_max(NoticeKind) { return NoticeKind::unlend; }
 
@@ -41,7 +41,7 @@ struct Notice {
 
 // False: the socket is full. Throws Exception{peer_lost} if the connection is gone.
 bool send_notice(int socket, const Notice& notice, std::span<const int> descriptors);
-// Throws Exception{wire} if the message is no notice or does not have the descriptors of its kind.
+// Throws Exception{wire} if the message is no notice or lacks the descriptors of its kind.
 Notice decode_notice(const io::DescriptorMessage& message);
 
 }  // namespace moolink::transport::shm

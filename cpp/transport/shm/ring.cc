@@ -55,14 +55,14 @@ RingWriter::RingWriter(std::shared_ptr<memory::Segment> segment, const Descripto
 
 std::size_t RingWriter::room() {
   const std::uint64_t head = words_->head.load(std::memory_order_acquire);
-  // Unsigned: a head that went back, or beyond what was published, is a huge number here.
+  // Unsigned: a head that went back, or beyond the published position, is a huge number here.
   if (head - head_ > published_ - head_) throw_bad_position("head", head);
   head_ = head;
   return capacity_ - (tail_ - head_);
 }
 
-// With nothing in the ring there is nothing that the reader could look for at its old place. It
-// reads `base` after the tail that was published with it.
+// An empty ring has nothing left at its old place. The reader reads `base` after the tail that was
+// published with it.
 void RingWriter::rewind() {
   if (tail_ - base_ < kRingRewindBytes || tail_ != published_) return;
   room();
@@ -118,7 +118,7 @@ RingReader::RingReader(std::shared_ptr<memory::Segment> segment, const Descripto
 
 std::size_t RingReader::available() {
   const std::uint64_t tail = words_->tail.load(std::memory_order_acquire);
-  // Unsigned: a tail that went back, or further than the room given, is a huge number here.
+  // Unsigned: a tail that went back, or beyond the room, is a huge number here.
   if (tail - tail_ > released_ + capacity_ - tail_) throw_bad_position("tail", tail);
   if (tail != tail_) base_ = words_->base.load(std::memory_order_relaxed);
   tail_ = tail;

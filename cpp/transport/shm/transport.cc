@@ -66,10 +66,10 @@ void ShmTransport::watch(Listener& listener) {
 }
 
 void ShmTransport::accept_all(Listener& listener) {
-  // Not all at once: those who have come must be heard before there is need to turn others away.
+  // Not all at once: accepted connections must be served before others are refused.
   bool more = true;
   for (int accepted = 0; more && accepted < kAcceptedAtOnce; ++accepted) {
-    // One that there is no memory for is closed, and dials again.
+    // A connection without memory for it is closed; its peer dials again.
     guard([&] { more = accept_one(listener); },
           [this](const Error& error) { environment_.handler.cannot_accept(error); });
   }
@@ -87,7 +87,7 @@ bool ShmTransport::accept_one(Listener& listener) {
     environment_.handler.cannot_accept(cannot_accept_error(error));
     return false;
   }
-  // One too many is refused by closing its socket.
+  // An excess connection is refused by closing its socket.
   const Admission::Answer answer = admission_.admit(io::now(), kHere, true);
   if (!answer.admitted) return true;
   if (answer.replaced) make_room(*answer.replaced);
@@ -104,7 +104,7 @@ bool ShmTransport::accept_one(Listener& listener) {
   return true;
 }
 
-// The socket stays readable. Watched anew it is a new watch: if that fails, later.
+// The socket stays readable, so a new watch reports it again later; if that fails, retry.
 void ShmTransport::look_away(Listener& listener) {
   listener.pause = environment_.loop.at(io::now() + kAcceptPause, [this, &listener] {
     listener.pause.reset();
@@ -123,7 +123,7 @@ void ShmTransport::dial(const std::string& address) {
   check(address);
   const Address parsed = parse_address(address);
   if (!parsed.host.empty() && parsed.host != host_) {
-    // Not of this kernel and network namespace: there is no way to its memory.
+    // Not of this kernel and network namespace: its memory cannot be reached.
     new_handshake(address)->refuse(make_error(
         ErrorCode::error, "cannot reach " + address +
                               " through shared memory: it is an address of another host or "
@@ -161,7 +161,7 @@ void ShmTransport::linked(Handshake& handshake, Link link) {
   auto connection = std::make_shared<ShmConnection>(
       environment_, static_cast<ShmConnection::Owner&>(*this), std::move(link));
   connections_.emplace(connection->id(), connection);
-  // From here on what fails ends the connection; before, the handshake.
+  // From here on a failure ends the connection; before, the handshake.
   admission_.closed(io::now(), handshakes_.at(&handshake).id);
   handshakes_.erase(&handshake);
   guard(
@@ -172,7 +172,7 @@ void ShmTransport::linked(Handshake& handshake, Link link) {
       },
       [&](const Error& error) {
         connection->fail(error, false);
-        // The handler may not have come to know it.
+        // The handler may not know it yet.
         if (!dialled.empty()) environment_.handler.dial_failed(dialled, error);
       });
 }

@@ -58,7 +58,7 @@ class ShmTransport final : public Transport,
   Environment& environment_;
   const std::string host_;
   std::list<Listener> listeners_;
-  Admission admission_;  // all knock from one place
+  Admission admission_;  // all come from one source
   std::unordered_map<Handshake*, Begun> handshakes_;
   std::unordered_map<wire::ConnectionId, std::shared_ptr<ShmConnection>> connections_;
   bool stopped_ = false;

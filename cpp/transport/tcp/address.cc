@@ -118,7 +118,7 @@ std::string SocketAddress::text() const {
       return std::string(kScheme) + buffer + port_text;
     }
     inet_ntop(AF_INET6, &v6.sin6_addr, buffer, sizeof buffer);
-    // A link-local address is one of an interface, which its text must name to be of use.
+    // A link-local address belongs to an interface, which its text must name to be usable.
     char interface[IF_NAMESIZE + 1] = {};
     if (IN6_IS_ADDR_LINKLOCAL(&v6.sin6_addr) && v6.sin6_scope_id != 0 &&
         if_indextoname(v6.sin6_scope_id, interface + 1) != nullptr) {

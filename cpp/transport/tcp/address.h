@@ -10,14 +10,14 @@
 
 namespace moolink::transport::tcp {
 
-// "tcp://host:port" and what people type for it: host:port, [v6]:port, :port, *:port, port.
+// "tcp://host:port" and its common short forms: host:port, [v6]:port, :port, *:port, port.
 struct HostPort {
   std::string host;  // empty: every interface
   std::uint16_t port = 0;
 };
 
 bool is_tcp_address(std::string_view address);
-// Throws Exception{invalid_argument} that says what is wrong.
+// Throws Exception{invalid_argument} with the mistake.
 HostPort parse_address(std::string_view address);
 
 struct SocketAddress {
@@ -35,10 +35,10 @@ struct SocketAddress {
   bool operator==(const SocketAddress& other) const { return text() == other.text(); }
 };
 
-// What belongs to one owner as far as an address tells: an IPv4 address, or the 2^64 of an IPv6
+// The addresses of one owner, as far as an address tells: an IPv4 address, or the 2^64 of an IPv6
 // network.
 std::string source_of(const SocketAddress& address);
-// Whether a connection between these comes from the host that it leads to.
+// Whether a connection between these stays on one host.
 bool is_same_host(SocketAddress local, SocketAddress remote);
 
 SocketAddress local_address(int fd);
@@ -46,11 +46,11 @@ SocketAddress remote_address(int fd);
 
 // Blocks if `host` is a name. Throws Exception{error} that names the host.
 std::vector<SocketAddress> resolve(const HostPort& address);
-// True if host is written in digits, so that resolve() does not block.
+// True if host is numeric, so that resolve() does not block.
 bool is_numeric(const std::string& host);
 
-// What others are told instead of the bound addresses: "host" or "host:port"; without a port, or
-// with port 0, that of the listener. Throws Exception{invalid_argument}.
+// The addresses to announce instead of the bound ones: "host" or "host:port"; without a port, or
+// with port 0, the listener's. Throws Exception{invalid_argument}.
 std::vector<std::string> advertised(std::string_view advertise,
                                     const std::vector<std::string>& bound);
 

@@ -17,31 +17,31 @@ namespace moolink::transport::tcp {
 namespace {
 
 constexpr std::size_t kMaxVectors = 64;
-// A small frame waits for what was queued before it, here and in both kernels, and others of this
-// process for the engine's lock, which is held while bytes are copied: all of it is bounded, at a
-// fraction of a millisecond each.
+// A small frame waits for the frames queued before it, here and in both kernels, and other threads
+// of this process wait for the engine's lock, which is held while bytes are copied: each wait is
+// bounded, at a fraction of a millisecond.
 constexpr std::size_t kChunk = std::size_t{256} << 10;
 constexpr std::size_t kHighWater = std::size_t{512} << 10;
 constexpr std::size_t kLowWater = std::size_t{128} << 10;
 constexpr std::size_t kReceiveBudget = std::size_t{512} << 10;   // of one readiness
-constexpr std::size_t kLeastCharge = std::size_t{4} << 10;       // a system call has its price
+constexpr std::size_t kLeastCharge = std::size_t{4} << 10;       // the cost of a system call
 constexpr std::size_t kLargestReceive = std::size_t{256} << 10;  // of one system call
 constexpr int kUnsentInKernel = 256 << 10;
 constexpr int kLocalWindow = 1 << 20;
-// Read beyond a bulk frame: the head of the next one, which is then received in its place.
+// Read beyond a bulk frame: the head of the next one, which then goes straight to its target.
 constexpr std::size_t kAheadOfBulk = std::size_t{4} << 10;
 constexpr std::size_t kStrangerFrame = std::size_t{16} << 10;  // many times a greeting
 constexpr std::size_t kChunkControl = 256;
 constexpr Duration kLinger = seconds(1);
 
-// What the system refuses it does without.
+// Continues without options that the system refuses.
 void tune(int fd) {
   const int one = 1;
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
   setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kUnsentInKernel, sizeof kUnsentInKernel);
   if (!is_same_host(local_address(fd), remote_address(fd))) return;
-  // Within one host nothing is lost and nothing is gained by pacing, which costs BBR a third of its
-  // speed; and a longer window only lets frames wait in the receiver's queue.
+  // Within one host nothing is lost and pacing gains nothing, but costs BBR a third of its speed;
+  // and a longer window only lets frames wait in the receiver's queue.
   constexpr std::string_view kUnpaced = "reno";
   setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, kUnpaced.data(), kUnpaced.size());
   setsockopt(fd, IPPROTO_TCP, TCP_WINDOW_CLAMP, &kLocalWindow, sizeof kLocalWindow);
@@ -71,7 +71,7 @@ std::string TcpConnection::local_address() const {
   return local.text();
 }
 
-// The exception barrier of the connection: false, it has failed.
+// The exception barrier of the connection: false if it has failed.
 template <class Work>
 bool TcpConnection::guarded(Work&& work) noexcept {
   return guard(work, [this](Error error) {
@@ -115,11 +115,11 @@ void TcpConnection::shake_hands() {
   traits_.binding = stream_->binding();
   owner_.opened(*this);
   opened_ = true;
-  // What came with the end of the handshake is not in the socket any more.
+  // Bytes that arrived with the end of the handshake are not in the socket any more.
   if (state_ == State::open && stream_->holds_bytes()) receive();
 }
 
-// The last words, where the other side does not understand TLS, or would not be told enough by it.
+// The last message, if the other side does not use TLS, or its alert would say too little.
 void TcpConnection::say_in_plain(const std::string& text) {
   stream_ = std::make_unique<PlainStream>(socket_.get());
   if (!text.empty()) {
@@ -129,7 +129,7 @@ void TcpConnection::say_in_plain(const std::string& text) {
   begin_closing();
 }
 
-// A peer that has a token has met one that does not encrypt.
+// A peer with a token has connected to one that does not encrypt.
 void TcpConnection::refuse_tls() {
   const std::string why = owner_.why_plain();
   say_in_plain(why);
@@ -246,7 +246,7 @@ void TcpConnection::receive() {
   const auto keep = shared_from_this();
   guarded([this] {
     std::size_t budget = kReceiveBudget;
-    // What was read from the socket is dealt with in any case: nothing tells of it again.
+    // Handles everything read from the socket: no event reports it again.
     while (state_ == State::open && (budget > 0 || stream_->holds_bytes())) {
       const std::size_t received = receive_some(budget);
       parse();
@@ -256,7 +256,7 @@ void TcpConnection::receive() {
   });
 }
 
-// A stranger makes this side hold no more than a frame of its own.
+// A stranger makes this side hold at most one frame.
 void TcpConnection::make_read_ahead() {
   const std::size_t wanted = established_ ? kReadAhead : kStrangerFrame + wire::kHeaderBytes;
   if (ahead_bytes_ >= wanted) return;
@@ -297,7 +297,7 @@ std::size_t TcpConnection::receive_some(std::size_t allowance) {
   return received;
 }
 
-// Of a connection that is being closed: until the peer closes too.
+// For a connection that is being closed: until the peer closes too.
 void TcpConnection::discard() {
   make_read_ahead();
   const iovec all{ahead_.get(), ahead_bytes_};
@@ -321,7 +321,7 @@ void TcpConnection::parse() {
     if (!parse_frame(available)) break;
   }
   if (state_ == State::open && ahead_begin_ > 0) {
-    // What is left is the beginning of a small frame: cheap to move, and room is made for the rest.
+    // The rest is the beginning of a small frame: cheap to move, and makes room for its end.
     std::memmove(ahead_.get(), ahead_.get() + ahead_begin_, ahead_end_ - ahead_begin_);
     ahead_end_ -= ahead_begin_;
     ahead_begin_ = 0;
@@ -380,7 +380,7 @@ bool TcpConnection::begin_chunk(const wire::FrameHeader& header) {
   return true;
 }
 
-// Moves bytes that were read ahead into the bulk target.
+// Moves read-ahead bytes into the bulk target.
 void TcpConnection::feed_bulk() {
   const std::size_t count = std::min(bulk_.left, ahead_end_ - ahead_begin_);
   if (bulk_.target != nullptr) {
@@ -411,7 +411,7 @@ void TcpConnection::close() {
 
 void TcpConnection::begin_closing() {
   state_ = State::closing;
-  in_bulk_ = false;  // the targets belong to the handler, which has given this connection up
+  in_bulk_ = false;  // the targets belong to the handler, which dropped this connection
   bulk_ = {};
   ahead_begin_ = ahead_end_ = 0;
   if (timer_set_) environment_.loop.cancel(timer_);
@@ -426,8 +426,8 @@ void TcpConnection::linger() {
     self->finish_close();
   });
   timer_set_ = true;
-  // The peer may still be sending: closing now would answer it with a reset, which can destroy
-  // what was sent last (the reason of a refusal). So: send, shut down, read until the peer closes.
+  // The peer may still be sending: closing now would answer it with a reset, which can destroy the
+  // last bytes sent (the reason of a refusal). So: send, shut down, read until the peer closes.
   send_queued();
 }
 
@@ -459,13 +459,13 @@ void TcpConnection::fail(Error error) noexcept {
   if (state_ == State::closed || failure_posted_) return;
   const bool tell = state_ == State::open;
   failure_posted_ = true;
-  // Nothing may be received or sent any more, but the handler hears of it from the loop only.
+  // Nothing is received or sent any more, but only the loop reports it to the handler.
   environment_.loop.unwatch(watch_);
   const auto post = [&] {
     environment_.loop.post(
         [self = shared_from_this(), error = std::move(error), tell] { self->end(error, tell); });
   };
-  // Without memory even for that: the session finds the silence out, and the peer the end of file.
+  // If even that fails: the session notices the silence, and the peer the end of file.
   guard(post, [this](const Error&) { drop(); });
 }
 

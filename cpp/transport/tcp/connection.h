@@ -18,7 +18,7 @@ namespace moolink::transport::tcp {
 
 class TcpConnection;
 
-// What a connection needs of its transport.
+// What a connection needs from its transport.
 class Owner {
  public:
   virtual ~Owner() = default;
@@ -26,16 +26,16 @@ class Owner {
   virtual void ended(wire::ConnectionId id) = 0;
   // The stranger became a peer.
   virtual void established(wire::ConnectionId id) = 0;
-  // Its bytes can go: the handler is to know of it.
+  // It can carry frames: report it to the handler.
   virtual void opened(TcpConnection& connection) = 0;
-  // Why connections are not in TLS, for somebody who wants them to be.
+  // Why connections are not in TLS, for a peer that requires TLS.
   virtual std::string why_plain() const = 0;
-  // It has never been opened, and will not be.
+  // It was never opened, and will not be.
   virtual void not_opened(TcpConnection& connection, const HandshakeFailure& failure) = 0;
 };
 
-// One connected socket. Frames are given to its stream by reference; small frames are received
-// through a read-ahead buffer, large ones and chunks straight into their memory.
+// One connected socket. Its stream gets frames by reference; small frames are received through a
+// read-ahead buffer, large ones and chunks straight into their memory.
 class TcpConnection final : public Connection, public std::enable_shared_from_this<TcpConnection> {
  public:
   TcpConnection(Environment& environment, Owner& owner, Descriptor socket, std::string dialled);
@@ -58,11 +58,11 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
   void establish() override;
   void close() override;
 
-  // It ends, and the handler, or the owner of one that was never opened, hears why.
+  // Ends it, and reports the error to the handler, or to the owner if it was never opened.
   void fail(Error error) noexcept;
-  // A stranger that others need the place of: it fails.
+  // A stranger whose place others need: it fails.
   void make_room();
-  // Closes at once and tells nobody.
+  // Closes at once without reporting it.
   void drop();
   void abandon() noexcept { socket_.reset(); }
 
@@ -74,7 +74,7 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
     wire::Frame frame;
   };
 
-  // Where the bytes of the frame being received go once they are too many for the read-ahead.
+  // The target of the bytes of the incoming frame once they are too many for the read-ahead.
   struct Bulk {
     std::byte* target = nullptr;  // nullptr: discard
     std::size_t left = 0;
@@ -121,7 +121,7 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
   const std::string dialled_;
   std::unique_ptr<ByteStream> stream_;
   bool opened_ = false;       // the handler knows it
-  bool established_ = false;  // ... and who is at the other end
+  bool established_ = false;  // ... and the identity at the other end
   std::string peer_address_;
   State state_ = State::open;
   Limits limits_;
@@ -134,7 +134,7 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
   std::size_t front_sent_ = 0;  // bytes of queue_.front() that have left
   std::size_t queued_bytes_ = 0;
   bool above_high_water_ = false;
-  bool blocked_ = false;  // the socket takes no more: another attempt would be in vain
+  bool blocked_ = false;  // the socket takes no more: another attempt is useless
 
   std::unique_ptr<std::byte[]> ahead_;  // made when there is something to receive
   std::size_t ahead_bytes_ = 0;         // room in it

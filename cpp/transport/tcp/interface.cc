@@ -45,7 +45,7 @@ bool same_network(const Bytes& a, const Bytes& b, int bits) {
   return (a[whole] & mask) == (b[whole] & mask);
 }
 
-// Without what cannot be listened on or told to others.
+// False for addresses that cannot be listened on or announced.
 bool usable(const ifaddrs& entry, SocketAddress& address) {
   if (entry.ifa_addr == nullptr || (entry.ifa_flags & IFF_UP) == 0) return false;
   if (entry.ifa_addr->sa_family == AF_INET) {

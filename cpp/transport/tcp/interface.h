@@ -12,9 +12,9 @@
 
 namespace moolink::transport::tcp {
 
-// Which of this host's addresses a listener on every interface binds and announces: names of
-// interfaces and ranges of addresses, separated by commas ("eth0,10.0.0.0/8"). Loopback, which only
-// this host is told of, is always among them.
+// The addresses of this host that a listener on every interface binds and announces: names of
+// interfaces and ranges of addresses, separated by commas ("eth0,10.0.0.0/8"). Loopback, announced
+// only to this host, is always among them.
 class InterfaceChoice {
  public:
   InterfaceChoice() = default;  // all
@@ -39,8 +39,8 @@ class InterfaceChoice {
 };
 
 // The addresses of this host's interfaces that are up, loopback first. Link-local v6 addresses are
-// left out: they mean something only together with an interface of whoever dials. Throws
-// Exception{error} if the choice leaves nothing but loopback.
+// omitted: they are valid only together with an interface of the dialler. Throws Exception{error}
+// if the choice leaves nothing but loopback.
 std::vector<SocketAddress> interface_addresses(const InterfaceChoice& choice);
 
 }  // namespace moolink::transport::tcp

@@ -33,7 +33,7 @@ std::string file_of(const OpenSsl& functions) {
   return info.dli_fname;
 }
 
-// Takes the functions from a library that is loaded; `why` if it will not do.
+// Takes the functions from a loaded library; `why` if it is unusable.
 bool take(void* library, bool loaded_here, OpenSslFound& into, std::string& why) {
   OpenSsl table;
   std::string missing;
@@ -59,13 +59,13 @@ bool take(void* library, bool loaded_here, OpenSslFound& into, std::string& why)
     why = version + " cannot be initialised";
     return false;
   }
-  into.functions = new OpenSsl(table);  // for ever, as the library
+  into.functions = new OpenSsl(table);  // for ever, like the library
   into.version = version;
   into.where = file_of(table);
   return true;
 }
 
-// Of a Python that brings its own libraries: <prefix>/bin/python, <prefix>/lib.
+// For a Python with its own libraries: <prefix>/bin/python, <prefix>/lib.
 std::string beside_interpreter() {
   std::array<char, PATH_MAX> path{};
   const ssize_t size = readlink("/proc/self/exe", path.data(), path.size() - 1);

@@ -1,8 +1,8 @@
 #pragma once
 
 // The functions of OpenSSL 3 that moolink calls. They are declared by hand: handles are opaque and
-// the rest are numbers, so that every machine can build moolink, and one that has no OpenSSL can
-// run it. See docs/design/transport-tcp.md.
+// the rest are numbers, so that every machine can build moolink, and one without OpenSSL can run
+// it. See docs/design/transport-tcp.md.
 
 #include <cstddef>
 #include <cstdint>
@@ -22,8 +22,8 @@ using CipherContext = struct CipherContextObject;  // EVP_CIPHER_CTX
 using SslLog = void (*)(const Ssl* ssl, const char* line);
 using BioMethod = struct BioMethodObject;  // BIO_METHOD
 
-// Which key a dialler shows, with its identity; and the key of an identity that an acceptor is
-// shown.
+// The key that a dialler offers, with its identity; and the key of an identity that an acceptor
+// receives.
 using UseKey = int (*)(Ssl* ssl, const DigestMethod* digest, const unsigned char** identity,
                        std::size_t* size, SslSession** session);
 using FindKey = int (*)(Ssl* ssl, const unsigned char* identity, std::size_t size,
@@ -114,7 +114,7 @@ struct OpenSsl {
   // NOLINTEND(bugprone-macro-parentheses)
 };
 
-// What was found of OpenSSL in this process or on this machine.
+// OpenSSL as found in this process or on this machine.
 struct OpenSslFound {
   const OpenSsl* functions = nullptr;  // null: none can be used
   std::string version;                 // "OpenSSL 3.0.22 25 Aug 2026"
@@ -122,10 +122,11 @@ struct OpenSslFound {
   std::string reason;                  // why there is none, for people
 };
 
-// Looks once, at the first call: at what `MOOLINK_OPENSSL` names (a file, or "none"), at what is
-// loaded already, beside the interpreter, and at the system's. What is found stays loaded for ever.
+// Looks once, at the first call: at `MOOLINK_OPENSSL` (a file, or "none"), at libraries already
+// loaded, beside the interpreter, and at the system's. A library that it finds stays loaded for
+// ever.
 const OpenSslFound& find_openssl();
-// Looks anew; `named` stands for the variable. For tests.
+// Looks again; `named` replaces the variable. For tests.
 OpenSslFound look_for_openssl(const char* named);
 
 }  // namespace moolink::transport::tcp

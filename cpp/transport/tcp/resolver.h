@@ -12,7 +12,7 @@
 
 namespace moolink::transport::tcp {
 
-// Looks names up on its own thread, because getaddrinfo may block for many seconds. The thread
+// Resolves names on its own thread, because getaddrinfo may block for many seconds. The thread
 // starts with the first name.
 class Resolver {
  public:
@@ -20,7 +20,7 @@ class Resolver {
   using Found = std::function<void(std::vector<SocketAddress>, Error)>;
 
   Resolver() = default;
-  ~Resolver();  // waits for a look-up that is under way
+  ~Resolver();  // waits for a look-up in progress
   Resolver(const Resolver&) = delete;
   Resolver& operator=(const Resolver&) = delete;
 

@@ -15,18 +15,18 @@
 
 namespace moolink::transport::tcp {
 
-// Why no connection came about.
+// Why a connection could not be made.
 class HandshakeFailure : public Exception {
  public:
   explicit HandshakeFailure(Error error) : Exception(std::move(error)) {}
   HandshakeFailure(ErrorCode code, const std::string& message) : Exception(code, message) {}
 
-  std::string answer;                    // to be said in plain, in place of TLS's alert
+  std::string answer;                    // to send in plain, in place of TLS's alert
   std::optional<crypto::Key> key_there;  // held here too: to dial again with
 };
 
-// The bytes of one connection, under its frames, on their way through its socket: as they are, or
-// in TLS. The socket is its connection's. What fails throws Exception.
+// The bytes of one connection, below its frames, through its socket: plain, or in TLS. The
+// connection owns the socket. Failures throw Exception.
 class ByteStream {
  public:
   struct Sent {
@@ -41,26 +41,26 @@ class ByteStream {
 
   virtual ~ByteStream() = default;
 
-  // Empty: what is sent can be read by others.
+  // Empty: others can read what is sent.
   virtual std::string_view cipher() const { return {}; }
   virtual wire::ChannelBinding binding() const { return {}; }
-  // Goes on with what comes before the first byte; true once both sides are sure of each other.
-  // Throws HandshakeFailure.
+  // Continues the handshake before the first byte; true once both sides have authenticated each
+  // other. Throws HandshakeFailure.
   virtual bool shake_hands() { return true; }
-  // Takes bytes and sends them, as many as the socket does.
+  // Takes bytes and sends as many as the socket accepts.
   virtual Sent send(std::span<const iovec> pieces) = 0;
-  // Bytes that were taken and have not left yet.
+  // Bytes that were taken and not sent yet.
   virtual bool unsent() const { return false; }
-  // Fills the pieces in order, with what was read from the socket before, too. `allowance`: bytes
+  // Fills the pieces in order, also with bytes read from the socket before. `allowance`: bytes
   // after which the socket is not read again.
   virtual Received receive(std::span<const iovec> pieces, std::size_t allowance) = 0;
   // More was read from the socket than has been received.
   virtual bool holds_bytes() const { return false; }
-  // Tells the peer that no more comes; false: not yet, when the socket takes more.
+  // Tells the peer that no more comes; false: not yet, retry when the socket takes more.
   virtual bool shut_down() = 0;
 };
 
-// The socket as it is.
+// The plain socket.
 class PlainStream final : public ByteStream {
  public:
   explicit PlainStream(int socket) : socket_(socket) {}
@@ -77,7 +77,7 @@ class PlainStream final : public ByteStream {
 ssize_t send_pieces(int socket, std::span<const iovec> pieces);
 ssize_t receive_pieces(int socket, std::span<const iovec> pieces);
 bool would_block(int error);
-// Throws Exception{peer_lost} with what the system says.
+// Throws Exception{peer_lost} with the system's error.
 [[noreturn]] void socket_failed(int error);
 
 }  // namespace moolink::transport::tcp

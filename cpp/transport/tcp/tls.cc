@@ -13,7 +13,7 @@
 namespace moolink::transport::tcp {
 namespace {
 
-// Of OpenSSL's headers.
+// From OpenSSL's headers.
 constexpr int kTls13 = 0x0304;
 constexpr int kSetMode = 33;                          // SSL_CTRL_MODE
 constexpr long kReleaseBuffers = 0x10;                // SSL_MODE_RELEASE_BUFFERS
@@ -27,9 +27,9 @@ constexpr std::uint64_t kNoRenegotiation = 1U << 30;  // SSL_OP_NO_RENEGOTIATION
 constexpr int kVerifyPeer = 1;
 constexpr int kBioSourceSink = 0x0400;
 constexpr unsigned char kCipherNumber[] = {0x13, 0x01};  // TLS_AES_128_GCM_SHA256
-// X25519 first: the key share of a dialler costs 40 µs with it, and ten times as much where a
-// newer OpenSSL would add a post-quantum one. The key that both hold protects what was recorded
-// from whoever breaks the exchange later.
+// X25519 first: the key share of a dialler costs 40 µs with it, and ten times as much where a newer
+// OpenSSL would add a post-quantum one. The shared key protects recorded traffic even if the
+// exchange is broken later.
 constexpr const char* kGroups = "X25519:P-256";
 
 }  // namespace
@@ -67,14 +67,14 @@ void TlsContext::configure() {
            openssl_.context_control(context_, kSetNewestVersion, kTls13, nullptr) == 1,
        "TLS 1.3");
   need(openssl_.context_set_ciphers(context_, kTlsCipher) == 1, kTlsCipher);
-  // Where X25519 is not allowed (FIPS), OpenSSL's own choice will do.
+  // If X25519 is not allowed (FIPS), OpenSSL's own choice is used.
   openssl_.context_control(context_, kSetGroups, 0, const_cast<char*>(kGroups));
   need(openssl_.context_set_tickets(context_, 0) == 1, "to issue no tickets");
   openssl_.context_set_options(context_, kNoTicket | kNoCompression | kNoRenegotiation);
   openssl_.context_control(context_, kSetSessionCache, 0, nullptr);
-  // Whoever makes this side wait in the middle of a handshake holds 32 KB less of it.
+  // A peer that stalls a handshake holds 32 KB less of this side's memory.
   openssl_.context_control(context_, kSetMode, kReleaseBuffers, nullptr);
-  // No certificate is trusted: only the key that both hold will do.
+  // No certificate is trusted: only the key that both hold counts.
   openssl_.context_set_verify(context_, kVerifyPeer, nullptr);
   openssl_.context_set_use_key(context_, &TlsContext::use_key);
   openssl_.context_set_find_key(context_, &TlsContext::find_key);
@@ -125,7 +125,7 @@ int TlsContext::find_key(Ssl* ssl, const unsigned char* identity, std::size_t si
   } catch (const std::exception&) {
     return 0;
   }
-  return 1;  // without a session the handshake fails, there being no certificate
+  return 1;  // without a session the handshake fails: there is no certificate
 }
 
 }  // namespace moolink::transport::tcp

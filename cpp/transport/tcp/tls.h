@@ -21,14 +21,14 @@ inline constexpr const char* kTlsCipher = "TLS_AES_128_GCM_SHA256";
 // An AES-GCM key is good for 2^24.5 records (RFC 8446, 5.5).
 inline constexpr std::uint64_t kRecordsPerKey = std::uint64_t{1} << 23;
 
-// Whether a connection that begins with this byte is one of TLS; frames begin with their type.
+// Whether a connection that begins with this byte is TLS; frames begin with their type.
 bool begins_tls(std::byte first);
 
-// What the TLS connections of one transport have in common: TLS 1.3 with an external key both
-// sides hold, one cipher, an ephemeral key exchange, no certificates, tickets or early data.
+// Shared by the TLS connections of one transport: TLS 1.3 with an external key that both sides
+// hold, one cipher, an ephemeral key exchange, no certificates, tickets or early data.
 class TlsContext {
  public:
-  // Throws Exception{error} with what OpenSSL says.
+  // Throws Exception{error} with OpenSSL's reason.
   explicit TlsContext(crypto::Keyring keyring, std::uint64_t records_per_key = kRecordsPerKey);
   ~TlsContext();
   TlsContext(const TlsContext&) = delete;
@@ -54,12 +54,12 @@ class TlsContext {
   BioMethod* bio_method_ = nullptr;
 };
 
-// A connection in TLS. OpenSSL makes the handshake, over a BIO of moolink's, and gives the secrets
-// that came of it; records are sealed from where their bytes lie and opened to where they belong.
-// Many leave, or come, with one system call.
+// A connection in TLS. OpenSSL does the handshake, over moolink's BIO, and provides the resulting
+// secrets; records are sealed directly from their source and opened directly into their target. One
+// system call sends, or receives, many.
 class TlsStream final : public ByteStream {
  public:
-  // key: the one to show, of a dialler; none: this side accepts.
+  // key: the one a dialler offers; none: this side accepts.
   TlsStream(std::shared_ptr<TlsContext> context, int socket, std::optional<crypto::Key> key);
   ~TlsStream() override;
 
@@ -108,7 +108,7 @@ class TlsStream final : public ByteStream {
   bool read_more();
   void read_socket();
 
-  // Memory that is taken when there is use for it: strangers are many.
+  // Memory that is allocated when it is needed: strangers are many.
   struct Room {
     std::unique_ptr<std::byte[]> memory;
     std::size_t bytes = 0;
@@ -118,11 +118,11 @@ class TlsStream final : public ByteStream {
   };
 
   static constexpr std::size_t kMostSealed = kRecordHead + kRecordBytes + 256;
-  // Bytes that a record carries. Four records fill a segment of loopback (65,483 bytes over IPv4,
-  // 65,464 over IPv6): what four full ones have over would travel as a segment of its own.
+  // Bytes in one record. Four records fill a segment of loopback (65,483 bytes over IPv4, 65,464
+  // over IPv6): the excess of four full ones would travel as a segment of its own.
   static constexpr std::size_t kSentBytes = 16'320;
   static constexpr std::size_t kSegment = 4 * (kRecordHead + kSentBytes + kRecordTail);
-  static constexpr std::size_t kRoomToSend = 4 * kMostSealed;  // for what is sealed beyond that
+  static constexpr std::size_t kRoomToSend = 4 * kMostSealed;  // for records sealed beyond that
   static constexpr std::size_t kIncoming = (std::size_t{128} << 10) + kMostSealed;
 
   const std::shared_ptr<TlsContext> context_;
@@ -130,38 +130,38 @@ class TlsStream final : public ByteStream {
   const int socket_;
   const std::optional<crypto::Key> key_;
   Ssl* ssl_ = nullptr;                                    // of the handshake
-  std::string identity_;                                  // that the dialler shows
+  std::string identity_;                                  // that the dialler offers
   bool known_ = false;                                    // at the acceptor: its key is held here
-  std::array<std::optional<crypto::Digest>, 2> secrets_;  // of what dialler and acceptor send
+  std::array<std::optional<crypto::Digest>, 2> secrets_;  // of the dialler and the acceptor
   wire::ChannelBinding binding_{};
 
-  // Records on their way out.
+  // Outgoing records.
   std::unique_ptr<RecordCipher> sealer_;
   Room out_;
   std::size_t out_begin_ = 0;
   std::size_t out_end_ = 0;
-  std::size_t burst_ = 0;       // bytes that were sent without a pause
-  Time pause_begins_ = kNever;  // since all of them have left; kNever: they have not
+  std::size_t burst_ = 0;       // bytes sent without a pause
+  Time pause_begins_ = kNever;  // since all of them were sent; kNever: they were not
   bool update_owed_ = false;    // the peer wants this side to change its key
   bool said_goodbye_ = false;
 
-  // Records, and the beginning of one, that were read from the socket.
+  // Records, and the beginning of one, read from the socket.
   std::unique_ptr<RecordCipher> opener_;
   Room in_;
   std::size_t in_begin_ = 0;
   std::size_t in_end_ = 0;
-  bool begun_ = false;         // the first byte has come
-  bool not_tls_ = false;       // ... and is none of TLS
+  bool begun_ = false;         // the first byte has arrived
+  bool not_tls_ = false;       // ... and is not TLS
   std::size_t may_read_ = 0;   // bytes from the socket, in this call
-  bool socket_empty_ = false;  // as the last read of it has shown
+  bool socket_empty_ = false;  // by the last read
   bool socket_ended_ = false;
   int socket_error_ = 0;
 
-  // What was opened and did not fit where it was wanted.
+  // Opened bytes that did not fit into their target.
   Room opened_;
   std::size_t opened_begin_ = 0;
   std::size_t opened_end_ = 0;
-  bool closed_ = false;  // the peer has said so
+  bool closed_ = false;  // the peer announced it
 };
 
 }  // namespace moolink::transport::tcp

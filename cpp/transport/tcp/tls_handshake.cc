@@ -1,4 +1,4 @@
-// The handshake of a connection, which OpenSSL makes, and why it fails.
+// The handshake of a connection, done by OpenSSL, and the reasons of its failures.
 
 #include <algorithm>
 #include <array>
@@ -13,18 +13,18 @@
 namespace moolink::transport::tcp {
 namespace {
 
-// Of OpenSSL's headers.
+// From OpenSSL's headers.
 constexpr int kWantsRead = 2;  // SSL_ERROR_WANT_READ
 constexpr int kAtEnd = 2;      // BIO_CTRL_EOF
 constexpr int kFlush = 11;     // BIO_CTRL_FLUSH
 constexpr int kRetryRead = 0x08 | 0x01;
 constexpr int kRetryFlags = 0x0f;
 constexpr unsigned long kReasonMask = 0x7fffff;
-constexpr unsigned long kFirstAlert = 1000;  // reasons of alerts that the peer has sent
+constexpr unsigned long kFirstAlert = 1000;  // reasons of alerts from the peer
 constexpr unsigned long kLastAlert = 1255;
 constexpr unsigned long kWrongBinder = 253;  // SSL_R_BINDER_DOES_NOT_VERIFY
 
-constexpr std::size_t kMostGreeting = std::size_t{16} << 10;  // bytes read of a handshake at once
+constexpr std::size_t kMostGreeting = std::size_t{16} << 10;  // handshake bytes read at once
 constexpr std::size_t kMostRefusal = std::size_t{12} << 10;   // of the most and longest identities
 
 constexpr const char* kSameToken =
@@ -74,7 +74,7 @@ void TlsStream::begin() {
   openssl_.ssl_set_data(ssl_, 0, this);
   if (key_) return openssl_.ssl_dial(ssl_);
   openssl_.ssl_accept(ssl_);
-  // Without one an acceptor that verifies refuses every session.
+  // Without this an acceptor that verifies refuses every session.
   constexpr unsigned char kName[] = {'m', 'o', 'o', 'l', 'i', 'n', 'k'};
   openssl_.ssl_set_name(ssl_, kName, sizeof kName);
 }
@@ -92,7 +92,8 @@ bool TlsStream::shake_hands() {
     push();
     return true;
   }
-  // An acceptor waits only for who has proven a key: OpenSSL may have asked for another beginning.
+  // An acceptor waits only for a dialler with a known key: OpenSSL may have asked for another
+  // hello.
   const bool may_wait = key_ || known_;
   if (result != 1 && may_wait && !not_tls_ && openssl_.ssl_error(ssl_, result) == kWantsRead) {
     push();
@@ -101,9 +102,9 @@ bool TlsStream::shake_hands() {
   handshake_failed();
 }
 
-// Of an acceptor: whether the first record is here. OpenSSL takes tens of kilobytes for a
-// connection, and as many as a message says that it will have: nothing is spent on who has not said
-// a whole thing, and who says the beginning of one is refused.
+// At an acceptor: whether the first record has arrived. OpenSSL takes tens of kilobytes for a
+// connection, and as many as a message announces: none are spent before a whole message, and a
+// dialler that sends only the beginning of one is refused.
 bool TlsStream::may_begin() {
   if (key_) return true;
   read_socket();
@@ -119,8 +120,8 @@ bool TlsStream::may_begin() {
   return false;
 }
 
-// Whether the first record has all of a handshake message (RFC 8446, 4 and 5.1), as a moolink
-// peer's has.
+// Whether the first record contains a whole handshake message (RFC 8446, 4 and 5.1), as a moolink
+// peer's does.
 bool TlsStream::begins_with_whole_message() const {
   constexpr std::size_t kMessageHead = 4;
   const std::byte* const record = in_.data();
@@ -134,14 +135,14 @@ bool TlsStream::begins_with_whole_message() const {
   return kMessageHead + bytes <= content;
 }
 
-// RFC 9266 in all but the label, which is moolink's own.
+// RFC 9266 except for the label, which is moolink's own.
 bool TlsStream::export_binding() {
   constexpr std::string_view kLabel = "EXPORTER-moolink-greeting";
   return openssl_.ssl_export(ssl_, reinterpret_cast<unsigned char*>(binding_.data()),
                              binding_.size(), kLabel.data(), kLabel.size(), nullptr, 0, 0) == 1;
 }
 
-// From here on the records are this side's own affair.
+// From here on this side handles the records itself.
 bool TlsStream::take_over() {
   if (!secrets_[0] || !secrets_[1]) return false;
   const std::size_t own = key_ ? 0 : 1;
@@ -149,14 +150,14 @@ bool TlsStream::take_over() {
   opener_ = std::make_unique<RecordCipher>(openssl_, *secrets_[1 - own], RecordCipher::Way::open);
   secrets_ = {};
   openssl_.ssl_free(std::exchange(ssl_, nullptr));
-  // Whoever is there has the key.
+  // The other side has the key.
   out_.grow(kRoomToSend + kSegment, out_end_);
   in_.grow(kIncoming, in_end_);
   opened_.grow(kMostSealed, 0);
   return true;
 }
 
-// A line of OpenSSL's log of keys: "label random secret", in hexadecimal digits.
+// A line of OpenSSL's key log: "label random secret", in hexadecimal digits.
 void TlsStream::log_secret(std::string_view line) {
   constexpr std::array<std::string_view, 2> kLabels = {"CLIENT_TRAFFIC_SECRET_0 ",
                                                        "SERVER_TRAFFIC_SECRET_0 "};
@@ -190,7 +191,7 @@ void TlsStream::handshake_failed() {
   key_ ? refused_by_acceptor() : dialler_refused();
 }
 
-// Of a dialler: no TLS comes back, or an alert.
+// At a dialler: the answer is no TLS, or an alert.
 void TlsStream::refused_by_acceptor() {
   const unsigned long reason = openssl_.last_error() & kReasonMask;
   const std::string text = last_reason();
@@ -210,7 +211,7 @@ void TlsStream::dialler_refused() {
     throw HandshakeFailure(ErrorCode::auth, "it names no key in its TLS handshake: " + text);
   }
   if (!known_) {
-    // In place of the alert, which says less: the keys that would do.
+    // Replaces the alert, which says less, by the acceptable keys.
     out_begin_ = out_end_ = 0;
     HandshakeFailure failure(
         ErrorCode::auth, "it shows " + shown + ", which this peer does not hold: " + kSameToken);
@@ -225,8 +226,8 @@ void TlsStream::dialler_refused() {
                                               : "the TLS handshake failed: " + text);
 }
 
-// The other side speaks plain. A dialler that is refused in plain may have been told what keys the
-// acceptor holds.
+// The other side does not use TLS. A refusal in plain may tell the dialler which keys the acceptor
+// holds.
 void TlsStream::not_tls() {
   constexpr const char* kPlain =
       "it does not encrypt: it was made with insecure=True, or finds no OpenSSL (`moolink doctor` "
@@ -271,8 +272,8 @@ std::optional<wire::Refuse> TlsStream::plain_refusal() const {
   }
 }
 
-// The key, of those held here, that the acceptor has named in its refusal; `holds` says which ones
-// it has named. Nothing is believed of it but which key to try.
+// The key, of those held here, that the acceptor has named in its refusal; `holds` lists those it
+// named. Nothing in it is trusted except as the key to try.
 std::optional<crypto::Key> TlsStream::key_named(std::string_view identities,
                                                 std::string& holds) const {
   std::optional<crypto::Key> found;
@@ -287,7 +288,7 @@ std::optional<crypto::Key> TlsStream::key_named(std::string_view identities,
   return found;
 }
 
-// --- what OpenSSL asks for
+// --- OpenSSL's callbacks
 
 int TlsStream::write_records(Bio* bio, const char* data, std::size_t size, std::size_t* written) {
   if (!stream_of(bio).take_records(data, size)) return 0;
@@ -319,7 +320,7 @@ bool TlsStream::take_records(const char* data, std::size_t size) {
   return true;
 }
 
-// 0: nothing is to be had now.
+// 0: nothing is available now.
 std::size_t TlsStream::give_records(char* data, std::size_t size) {
   if (in_begin_ == in_end_) {
     in_begin_ = in_end_ = 0;

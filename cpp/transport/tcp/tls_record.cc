@@ -10,15 +10,15 @@
 namespace moolink::transport::tcp {
 namespace {
 
-// Of OpenSSL's headers.
+// From OpenSSL's headers.
 constexpr int kGetTag = 0x10;  // EVP_CTRL_AEAD_GET_TAG
 constexpr int kSetTag = 0x11;  // EVP_CTRL_AEAD_SET_TAG
 
 constexpr std::size_t kKeyBytes = 16;
 constexpr std::size_t kTagBytes = 16;
 
-// A record of so many bytes is put together and encrypted in one piece: to copy them takes less
-// than a call of OpenSSL, of some 40 ns.
+// A record of up to this size is assembled and encrypted in one piece: copying it takes less than
+// an OpenSSL call, of some 40 ns.
 constexpr std::size_t kPutTogether = 1024;
 
 // HKDF-Expand-Label with no context.

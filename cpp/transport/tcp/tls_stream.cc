@@ -16,10 +16,11 @@ namespace {
 
 constexpr std::size_t kMostPieces = 64;   // of one record
 constexpr std::size_t kMostRecords = 64;  // opened in one receive()
-// Records that may be something else than data are looked at before a byte of them is given.
+// Up to this size a record may be other than data: its type is checked before any byte is
+// delivered.
 constexpr std::size_t kPerhapsControl = 64;
-constexpr Duration kPause = microseconds(50);  // after which what is sent is a burst of its own
-constexpr std::size_t kPortions = 16;          // of a burst, each of so many segments:
+constexpr Duration kPause = microseconds(50);  // a later send begins a new burst
+constexpr std::size_t kPortions = 16;          // of a burst, each of this many segments:
 constexpr std::size_t kLeast = 1;
 constexpr std::size_t kMost = 8;
 constexpr std::size_t kLeastRead = std::size_t{4} << 10;
@@ -30,7 +31,7 @@ constexpr std::byte kFatal{2};
 constexpr std::byte kCloseNotify{0};
 constexpr std::byte kBadRecord{20};
 
-// Places to receive into, one after the other.
+// Targets to receive into, one after the other.
 class Places {
  public:
   explicit Places(std::span<const iovec> pieces) : pieces_(pieces) {}
@@ -49,7 +50,7 @@ class Places {
   std::size_t offset_ = 0;
 };
 
-// One record's worth at a time of what is to be sent, where it lies.
+// The bytes to send, one record's worth at a time, in place.
 class Pieces {
  public:
   Pieces(std::span<const iovec> pieces, std::size_t record_bytes)
@@ -101,9 +102,9 @@ void TlsStream::push() {
   out_begin_ = out_end_ = 0;
 }
 
-// Bytes of records that leave with one system call: whole segments, or all that is left if it is
-// hardly more. Many at once cost less; but what the peer opens last, it opens while nobody sends: a
-// short burst leaves in small portions.
+// Bytes of records for one system call: whole segments, or the whole rest if it is hardly more.
+// Many at once cost less, but the peer opens the last ones while no bytes are sent: a short burst
+// leaves in small portions.
 std::size_t TlsStream::sealed_together(std::size_t left) const {
   const std::size_t segments = std::clamp(burst_ / kPortions / kSegment, kLeast, kMost);
   const std::size_t together = segments * kSegment;
@@ -148,7 +149,7 @@ void TlsStream::update_own_key() {
 void TlsStream::alert(std::byte level, std::byte what) {
   std::array<std::byte, 2> content{level, what};
   const iovec piece{content.data(), content.size()};
-  // There is room for a record behind what waits, unless this is not the first alert.
+  // There is room for a record after the waiting ones, unless this is not the first alert.
   if (out_end_ + kMostSealed <= out_.bytes) seal(RecordType::alert, std::span(&piece, 1));
 }
 
@@ -188,7 +189,7 @@ ByteStream::Received TlsStream::receive(std::span<const iovec> pieces, std::size
       if (closed_) throw Exception(ErrorCode::wire, "TLS: a record after the last one");
       count = open_record(into);
     } else if (count == 0 && (closed_ || !read_more())) {
-      received.ended = closed_ && received.bytes == 0;  // told once all before it is taken
+      received.ended = closed_ && received.bytes == 0;  // reported once all before it is taken
       received.drained = !closed_;
       return received;
     }
@@ -198,7 +199,7 @@ ByteStream::Received TlsStream::receive(std::span<const iovec> pieces, std::size
   return received;
 }
 
-// What was opened and did not fit where it was wanted.
+// Opened bytes that did not fit into their target.
 std::size_t TlsStream::give_opened(std::span<std::byte> into) {
   const std::size_t count = std::min(into.size(), opened_end_ - opened_begin_);
   if (count == 0) return 0;
@@ -208,7 +209,7 @@ std::size_t TlsStream::give_opened(std::span<std::byte> into) {
   return count;
 }
 
-// Returns the bytes of it that lie in `into`; the rest is kept.
+// Returns how many of its bytes are in `into`; the rest is kept.
 std::size_t TlsStream::open_record(std::span<std::byte> into) {
   const std::byte* head = in_.data() + in_begin_;
   const std::size_t sealed = sealed_bytes(head);
@@ -265,7 +266,7 @@ bool TlsStream::read_more() {
   return true;
 }
 
-// What is here is the beginning of a record, at most.
+// The buffer holds at most the beginning of a record.
 void TlsStream::read_socket() {
   if (in_begin_ > 0) {
     std::memmove(in_.data(), in_.data() + in_begin_, in_end_ - in_begin_);

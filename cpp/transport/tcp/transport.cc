@@ -207,10 +207,10 @@ void TcpTransport::add_listener(Descriptor socket, bool dual_stack,
 }
 
 void TcpTransport::accept_from(Listener& listener) {
-  // Not all at once: those who have come must be heard before there is need to turn others away.
+  // Not all at once: accepted connections must be served before others are refused.
   bool more = true;
   for (int accepted = 0; more && accepted < kAcceptedAtOnce; ++accepted) {
-    // One that there is no memory for is closed, and dials again.
+    // A connection without memory for it is closed; its peer dials again.
     guard([&] { more = accept_one(listener); },
           [this](const Error& error) { environment_.handler.cannot_accept(error); });
   }
@@ -285,14 +285,15 @@ void TcpTransport::opened(TcpConnection& connection) {
 void TcpTransport::not_opened(TcpConnection& connection, const HandshakeFailure& failure) {
   const std::string& address = connection.dialled();
   Error error = failure.error();
-  // Who connects has another port each time: with it the same complaint would not be known again.
+  // A peer that connects has another port each time; without it, a repeated complaint is
+  // recognised.
   const std::string which =
       address.empty() ? "a connection from " + parse_address(connection.peer_address()).host
                       : "the connection with " + connection.peer_address();
   error.message =
       which + (error.code == ErrorCode::auth ? " is refused: " : " failed: ") + error.message;
   if (address.empty()) return environment_.handler.turned_away(error);
-  // The acceptor has named a key that this peer holds, too: once more, with that one.
+  // The acceptor has named a key that this peer holds, too: dials once more, with that one.
   if (failure.key_there && keys_there_.emplace(address, *failure.key_there).second) {
     return dial(address);
   }
@@ -322,8 +323,8 @@ void TcpTransport::dial(const std::string& address) {
   Dial dial;
   dial.address = address;
   dials_.emplace(id, std::move(dial));
-  // Answered through the loop even when it does not block: a failure at once must not call the
-  // handler back from here.
+  // The loop reports the result even when this does not block: an immediate failure must not call
+  // the handler back from here.
   auto found = [this, id, &loop = environment_.loop, alive = std::weak_ptr<bool>(alive_)](
                    std::vector<SocketAddress> candidates, Error error) {
     loop.post([this, id, alive, candidates = std::move(candidates), error = std::move(error)] {
@@ -349,7 +350,7 @@ void TcpTransport::event_of(DialId id, Work&& work) {
   guard(work, [&](const Error& error) { dial_ended(id, error); });
 }
 
-// It has failed: the next address would, too.
+// It has failed: the next address would fail, too.
 void TcpTransport::dial_ended(DialId id, const Error& error) {
   const auto found = dials_.extract(id);
   if (found.empty()) return;
@@ -430,7 +431,8 @@ void TcpTransport::connected(DialId id) {
   int error = 0;
   socklen_t size = sizeof error;
   getsockopt(dial.socket.get(), SOL_SOCKET, SO_ERROR, &error, &size);
-  // A connect to a free port of this host may meet itself (simultaneous open): nobody listens.
+  // A connect to a free port of this host may connect to itself (simultaneous open): no listener
+  // there.
   if (error == 0 && local_address(dial.socket.get()) == remote_address(dial.socket.get())) {
     error = ECONNREFUSED;
   }

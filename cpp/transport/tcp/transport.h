@@ -71,7 +71,7 @@ class TcpTransport final : public Transport, public Owner {
   void accept_again(Listener& listener);
   void adopt(Descriptor socket, const std::string& dialled_address, const std::string& source);
   std::unique_ptr<ByteStream> stream_for(const TcpConnection& connection) const;
-  // A token forbids to send what others can read.
+  // A token forbids unencrypted traffic that others can read.
   bool allows(const SocketAddress& address) const {
     return tls_ != nullptr || environment_.keyring.empty() || address.is_loopback();
   }
@@ -91,13 +91,13 @@ class TcpTransport final : public Transport, public Owner {
   const InterfaceChoice choice_;
   std::shared_ptr<TlsContext> tls_;  // null: connections are plain
   std::string why_no_tls_;
-  // What acceptors hold that do not hold the key shown first, by the address dialled.
+  // Keys that acceptors hold instead of the key offered first, by the address dialled.
   std::map<std::string, crypto::Key> keys_there_;
   std::vector<std::unique_ptr<Listener>> listeners_;
   DialId last_dial_ = 0;
   std::unordered_map<DialId, Dial> dials_;
   std::unordered_map<wire::ConnectionId, std::shared_ptr<TcpConnection>> connections_;
-  std::shared_ptr<bool> alive_;  // what is posted to the loop may come after the end
+  std::shared_ptr<bool> alive_;  // posted functions may run after the end
   Resolver resolver_;            // last: its thread ends first
 };
 

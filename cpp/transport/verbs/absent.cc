@@ -1,4 +1,4 @@
-// Compiled in place of the other files of this folder where libibverbs' header was not found.
+// Compiled in place of the other files of this folder if libibverbs' header was not found.
 
 #include "transport/verbs/availability.h"
 

@@ -5,8 +5,8 @@
 
 namespace moolink::transport::verbs {
 
-// "verbs://host:port": where the tcp connection is accepted over which two queue pairs are agreed
-// upon. Everything after the scheme is as with tcp.
+// "verbs://host:port": the listening address of the tcp connection over which two queue pairs are
+// agreed upon. Everything after the scheme is as with tcp.
 inline constexpr std::string_view kScheme = "verbs://";
 
 inline bool is_verbs_address(std::string_view address) { return address.starts_with(kScheme); }

@@ -9,14 +9,14 @@
 
 namespace moolink::transport::verbs {
 
-// The order of reading across queue pairs: a SEND of the stream names how many marks had been sent
-// before it, and is read after so many have come. What comes too early is copied out of its slot,
-// which others need: marks too come in slots.
+// The order of reading across queue pairs: a SEND of the stream carries the number of marks sent
+// before it, and is read after that many have arrived. An early one is copied out of its slot,
+// which others need: marks use slots too.
 class Arrivals {
  public:
-  // A mark has come.
+  // A mark has arrived.
   void marked() { ++marks_; }
-  // Whether what names so many marks can be read now.
+  // Whether a SEND with this number of marks can be read now.
   bool may_read(std::uint16_t marks) const {
     return held_.empty() && static_cast<std::int16_t>(marks - marks_) <= 0;
   }
@@ -24,7 +24,7 @@ class Arrivals {
     held_.push_back({marks, {bytes.begin(), bytes.end()}});
   }
   std::size_t held() const { return held_.size(); }
-  // The next of what was held, if it can be read now.
+  // The next held SEND, if it can be read now.
   std::optional<std::vector<std::byte>> next() {
     if (held_.empty() || static_cast<std::int16_t>(held_.front().marks - marks_) > 0) {
       return std::nullopt;
@@ -40,7 +40,7 @@ class Arrivals {
     std::vector<std::byte> bytes;
   };
 
-  std::uint16_t marks_ = 0;  // that have come; wraps around
+  std::uint16_t marks_ = 0;  // arrived marks; wraps around
   std::deque<Held> held_;
 };
 

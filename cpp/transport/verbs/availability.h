@@ -12,7 +12,7 @@ namespace moolink::transport::verbs {
 
 struct Availability {
   bool usable = false;
-  std::string library;               // the file that libibverbs was loaded from; empty: it was not
+  std::string library;               // the file of the loaded libibverbs; empty: none was loaded
   std::string chosen;                // "rxe0 port 1, RoCE v2, GID 1 (::ffff:10.77.0.1)"
   std::string reason;                // why RDMA is not used, and what to do; empty if it is
   std::vector<std::string> devices;  // one line for each port of each device, for people

@@ -27,8 +27,8 @@ constexpr const char* kPort = "MOOLINK_VERBS_PORT";
 constexpr const char* kGidIndex = "MOOLINK_VERBS_GID_INDEX";
 constexpr const char* kQueuePairs = "MOOLINK_VERBS_QUEUE_PAIRS";
 constexpr const char* kGpuDirect = "MOOLINK_VERBS_GPUDIRECT";
-constexpr int kMostGids = 256;  // looked at, of one port
-// What a connection registers at least: its messages, before any array.
+constexpr int kMostGids = 256;  // examined, of one port
+// The minimum a connection registers: its messages, before any array.
 constexpr std::size_t kLeastRegistered = std::size_t{1} << 20;
 
 std::string variable(const char* name) {
@@ -73,14 +73,14 @@ bool is_zero(const ibv_gid& gid) {
   return std::all_of(std::begin(gid.raw), std::end(gid.raw), [](std::uint8_t b) { return b == 0; });
 }
 
-// An IPv4 address reaches as far as the network's routers let it, a link-local one one link.
+// An IPv4 address reaches as far as the routers allow, a link-local one only its link.
 int reach(const ibv_gid& gid) {
   constexpr std::array<std::uint8_t, 12> kMapped = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
   if (std::memcmp(gid.raw, kMapped.data(), kMapped.size()) == 0) return 2;
   return gid.raw[0] == 0xfe && (gid.raw[1] & 0xc0) == 0x80 ? 0 : 1;
 }
 
-// Looks at one port. Throws Exception{error} with what speaks against it.
+// Examines one port. Throws Exception{error} with its fault.
 class PortLook {
  public:
   PortLook(const Library& library, ibv_context* context, const Wishes& wishes, Port& port)
@@ -286,7 +286,7 @@ Choice choose(const Library& library, const Wishes& wishes) {
     const bool near = port.numa_node >= 0 && port.numa_node == wishes.near_node;
     return std::tuple(port.gigabits, port.gpu_nodes, near);
   };
-  // The first one of equals, by the order of the library.
+  // The first of equals, in the order of the library.
   choice.port = *std::max_element(usable.begin(), usable.end(),
                                   [&](const Port& a, const Port& b) { return rank(a) < rank(b); });
   return choice;

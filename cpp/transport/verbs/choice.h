@@ -1,6 +1,6 @@
 #pragma once
 
-// Which device, port and GID of this machine RDMA goes through.
+// The device, port and GID of this machine for RDMA.
 
 #include <cstddef>
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace moolink::transport::verbs {
 
-// What the user asks for; from MOOLINK_VERBS_DEVICE, _PORT, _GID_INDEX, _QUEUE_PAIRS, _GPUDIRECT.
+// The user's requests; from MOOLINK_VERBS_DEVICE, _PORT, _GID_INDEX, _QUEUE_PAIRS, _GPUDIRECT.
 struct Wishes {
   std::string device;        // empty: the best one; "none": no RDMA
   int port = 0;              // 0: the best one
@@ -40,7 +40,7 @@ struct Port {
   ibv_mtu mtu = IBV_MTU_1024;
   double gigabits = 0;  // a second
   int numa_node = -1;
-  int gpu_nodes = 0;            // of the PCI tree in common with the GPU that this process uses
+  int gpu_nodes = 0;            // of the PCI tree shared with the GPU that this process uses
   std::size_t queue_pairs = 1;  // of each connection
   bool gpudirect = false;
 
@@ -50,7 +50,7 @@ struct Port {
 struct Choice {
   std::optional<Port> port;
   std::string reason;              // why none
-  std::vector<std::string> ports;  // all that were looked at, each with what speaks against it
+  std::vector<std::string> ports;  // all that were examined, each with its fault
 };
 
 Choice choose(const Library& library, const Wishes& wishes);
@@ -58,7 +58,7 @@ Choice choose(const Library& library, const Wishes& wishes);
 bool has_devices(const Folders& folders);
 std::string gid_text(const ibv_gid& gid);
 
-// All of it: the answer of availability().
+// The complete look: the result of availability().
 Availability look(const Wishes& wishes, const LoadedLibrary& (*load)());
 
 }  // namespace moolink::transport::verbs

@@ -14,17 +14,17 @@ constexpr int kPreference = 10;  // above tcp, below shared memory
 constexpr std::size_t kChunk = std::size_t{256} << 10;
 constexpr std::size_t kStrangerFrame = std::size_t{16} << 10;  // many times a greeting
 constexpr std::uint32_t kCredits = PacketWriter::kSlots;
-// With those for SENDs that need no credit.
+// Including slots for SENDs that need no credit.
 constexpr std::size_t kSlotsOfUser = kCredits + PacketWriter::kMostEmpty + 1;
-constexpr std::uint32_t kMostCredits = 1024;  // that a peer is believed to have
+constexpr std::uint32_t kMostCredits = 1024;  // accepted from a peer
 // Taken in one poll, so that the lock is not held for long while the peer keeps sending.
 constexpr int kPollBudget = 64;
 constexpr Duration kLinger = seconds(1);
-// What was posted comes back at once, unless the device itself has failed.
+// Posted requests come back at once, unless the device itself has failed.
 constexpr Duration kDrain = milliseconds(200);
-constexpr Duration kIdle = seconds(5);  // unused for so long, or twice, memory is given back
+constexpr Duration kIdle = seconds(5);  // unused for this long, or twice, memory is returned
 
-// The bytes of one slot, as FrameReceiver wants them.
+// The bytes of one slot, in FrameReceiver's form.
 class SlotReader {
  public:
   explicit SlotReader(std::span<const std::byte> bytes) : left_(bytes) {}
@@ -99,7 +99,7 @@ void VerbsConnection::told(const wire::ReceivedFrame& frame) {
     }
     agree(frame);
   } catch (const Exception& e) {
-    if (state_ == State::agreeing) {  // the other side is to know why
+    if (state_ == State::agreeing) {  // the other side gets the reason
       control_->write(
           wire::make_frame(wire::FrameType::refuse,
                            wire::Refuse{e.error().code, e.error().message, environment_.name}));
@@ -116,7 +116,7 @@ void VerbsConnection::agree(const wire::ReceivedFrame& frame) {
     throw Exception(ErrorCode::wire, "what it says is not about a queue pair");
   }
   const bool accepted = dialled_.empty();
-  if (connected_) {  // the dialler's word that it is ready; its bytes may have come before
+  if (connected_) {  // the dialler is ready; its bytes may have come before
     if (!accepted) throw Exception(ErrorCode::wire, "it names a second queue pair");
     if (state_ == State::agreeing) open();
     return;
@@ -190,7 +190,7 @@ std::optional<Grant> VerbsConnection::allocate_grant(std::size_t bytes) {
   return grant;
 }
 
-// Memory of grants that was not used for a while goes back to the system.
+// Memory of grants unused for a while is returned to the system.
 void VerbsConnection::retire_idle_grants() {
   const bool again = grants_.retire_idle();
   idle_timer_.reset();
@@ -222,7 +222,7 @@ bool VerbsConnection::write_grants() {
   while (state_ == State::open && !failed_ && writes_.step(written)) {
     something = true;
     if (!written) continue;
-    // What tells the peer so leaves after it, and so arrives after it.
+    // The message that reports it to the peer leaves after it, and so arrives after it.
     environment_.handler.grant_filled(*this, *std::exchange(written, std::nullopt));
   }
   return something;
@@ -327,7 +327,7 @@ void VerbsConnection::control_ended(const Error& error) {
   if (state_ == State::closed) return;
   const auto keep = shared_from_this();
   if (state_ == State::closing) return finish();
-  // The peer sends no more, so this ends; one that lies about that is cut off.
+  // The peer sends no more, so this ends; a peer that still sends is cut off.
   for (int left = 64; left > 0 && !failed_ && state_ != State::closed && poll(); --left) {
   }
   Error named = with_peer(error.message);
@@ -350,7 +350,7 @@ void VerbsConnection::close() {
   environment_.loop.wake();  // the rest from there
 }
 
-// What is queued leaves as long as the peer takes of it.
+// Queued frames leave while the peer takes them.
 void VerbsConnection::linger() {
   timer_ = environment_.loop.at(io::now() + kLinger,
                                 [self = shared_from_this(), before = queue_.bytes()] {
@@ -360,7 +360,7 @@ void VerbsConnection::linger() {
                                 });
 }
 
-// Of one that fails or is being closed: whether nothing of it is with the device any more.
+// For one that fails or is being closed: whether the device has nothing of it any more.
 void VerbsConnection::leave_if_done() {
   if (state_ == State::closed) return;
   if (failed_) {
@@ -377,8 +377,8 @@ void VerbsConnection::fail(Error error) {
   failed_ = true;
   failure_ = std::move(error);
   receiver_.stop();
-  // From here on the peer's writes are not taken and this side's do not leave; before the handler
-  // hears of the end, what the device had in hand has come back.
+  // From here on the peer's writes are not taken and this side's do not leave; all requests of the
+  // device have come back before the handler hears of the end.
   pairs_.stop();
   grants_.revoke();
   control_->close();
@@ -393,7 +393,7 @@ void VerbsConnection::fail(Error error) {
 void VerbsConnection::finish() {
   if (state_ == State::closed || finishing_) return;
   finishing_ = true;
-  // The handler hears of it from the loop only.
+  // Only the loop reports it to the handler.
   environment_.loop.post([self = shared_from_this()] {
     if (self->state_ == State::closed) return;
     const State was = self->state_;

@@ -23,18 +23,18 @@
 
 namespace moolink::transport::verbs {
 
-// Queue pairs, and the tcp connection that they were agreed upon over.
+// Queue pairs, and the tcp connection over which they were agreed upon.
 // docs/design/transport-verbs.md.
 class VerbsConnection final : public Connection,
                               public io::Pollable,
                               public std::enable_shared_from_this<VerbsConnection> {
  public:
-  // What a connection needs of its transport.
+  // What a connection needs from its transport.
   class Owner {
    public:
     virtual ~Owner() = default;
-    virtual void opened(VerbsConnection& connection) = 0;  // the handler is to know of it
-    // It has never been opened, and will not be.
+    virtual void opened(VerbsConnection& connection) = 0;  // report it to the handler
+    // It was never opened, and will not be.
     virtual void not_opened(VerbsConnection& connection, const Error& error) = 0;
     virtual void ended(VerbsConnection& connection) = 0;  // the owner forgets it
   };
@@ -44,7 +44,7 @@ class VerbsConnection final : public Connection,
                   std::shared_ptr<Connection> control, std::string dialled);
   ~VerbsConnection() override;
 
-  // The dialler speaks first. Throws Exception if no queue pair can be made.
+  // The dialler sends first. Throws Exception if no queue pair can be made.
   void start();
   const std::string& dialled() const { return dialled_; }
   const Connection& control() const { return *control_; }
@@ -70,14 +70,14 @@ class VerbsConnection final : public Connection,
   bool prepare_sleep() override;
   void awake() override {}
 
-  // From the transport: what the control connection says, and what the device tells of it.
+  // From the transport: messages and the end of the control connection, and events of the device.
   void told(const wire::ReceivedFrame& frame);
   void control_ended(const Error& error);
   void rung() { pairs_.rung(); }
   bool uses(const ibv_qp* pair) const { return pairs_.include(pair); }
   void fail(Error error);
 
-  // Closes at once and tells nobody.
+  // Closes at once without reporting it.
   void drop();
 
  private:

@@ -125,7 +125,7 @@ Region Device::register_block(const device::Block& block, int access) {
     fail(port_, "libibverbs is too old for memory of CUDA devices (dmabuf)");
   }
   const Descriptor dmabuf = block.export_dmabuf();
-  // The region is known by the addresses that the block has in this process.
+  // The region uses the addresses that the block has in this process.
   const auto address = reinterpret_cast<std::uintptr_t>(block.data());
   Region region = make_region([&] {
     return library_.reg_dmabuf_mr(domain_, 0, block.bytes(), address, dmabuf.get(), access);

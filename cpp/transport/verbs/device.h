@@ -16,7 +16,7 @@ namespace moolink::transport::verbs {
 
 class Registrations;
 
-// Memory that a device may read, and write if asked for. Ends the registration.
+// Memory that a device may read, and write if requested. Its destruction ends the registration.
 class Region {
  public:
   Region() = default;
@@ -38,11 +38,11 @@ class Region {
   ibv_mr* region_ = nullptr;
 };
 
-// Bytes of one SEND; also what is read at once when WRITEs are copied through slots.
+// Bytes of one SEND; also the size read at once when WRITEs are copied through slots.
 inline constexpr std::size_t kSlotBytes = std::size_t{16} << 10;
 
-// An opened device, with what the connections of one transport have in common: one queue of slots
-// for whatever arrives, and one descriptor that tells of completions.
+// An opened device, shared by the connections of one transport: one queue of slots for all
+// arrivals, and one descriptor that reports completions.
 class Device {
  public:
   // Throws Exception{error} with the reason, and what to do.
@@ -58,23 +58,23 @@ class Device {
   ibv_comp_channel* channel() const { return channel_; }
   ibv_srq* receive_queue() const { return receive_queue_; }
 
-  // Empty, with errno, where the system refuses: also when all sources that nobody writes from were
-  // given up for it, as a limit on locked memory may want.
+  // Empty, with errno, if the system refuses: even after all sources without a write under way were
+  // released, as a limit on locked memory may require.
   Region register_memory(void* address, std::size_t bytes, int access);
-  // The same of a CUDA device's memory (GPUDirect). Throws Exception{error} with the reason.
+  // The same for a CUDA device's memory (GPUDirect). Throws Exception{error} with the reason.
   Region register_block(const device::Block& block, int access);
 
-  // What parts are written from, whatever the connection.
+  // The sources of parts, for all connections.
   Registrations& sources() { return *sources_; }
 
-  // Slots for one connection more, or one less. Throws Exception{error} if there is no memory.
+  // Slots for one more connection, or one less. Throws Exception{error} if there is no memory.
   void add_user(std::size_t slots);
   void remove_user(std::size_t slots) { wanted_slots_ -= slots; }
   std::span<const std::byte> slot(std::uint64_t number) const;
-  // Its bytes were taken: the next SEND may fill it. A device that does not take it has failed.
+  // Its bytes were taken: the next SEND may fill it. A device that refuses it has failed.
   void post_slot(std::uint64_t number) noexcept;
 
-  // It has failed, or is gone: nothing new is to be made of it.
+  // It has failed, or is gone: do not use it for anything new.
   bool failed() const { return failed_; }
   void set_failed() { failed_ = true; }
 
@@ -87,7 +87,7 @@ class Device {
     Region region;
   };
 
-  // What `make` registers, at the second attempt if need be.
+  // The region from `make`, with a second attempt if necessary.
   template <class Make>
   Region make_region(Make make);
   void open();

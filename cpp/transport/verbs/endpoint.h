@@ -7,7 +7,7 @@
 
 namespace moolink::transport::verbs {
 
-// What the queue pairs of a connection must know of the other ones, each of that at its place.
+// What the queue pairs of a connection must know of the other side's, pair by pair.
 struct Endpoint {
   struct Pair {
     std::uint32_t number = 0;

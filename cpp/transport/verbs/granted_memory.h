@@ -12,7 +12,7 @@
 
 namespace moolink::transport::verbs {
 
-// The memory that one peer may write into: segments of a pool of its own, each registered whole.
+// The memory that one peer may write into: segments of its own pool, each registered whole.
 class GrantedMemory {
  public:
   explicit GrantedMemory(Device& device) : device_(device), pool_(std::make_shared<GrantPool>()) {}
@@ -20,11 +20,11 @@ class GrantedMemory {
   GrantedMemory(const GrantedMemory&) = delete;
   GrantedMemory& operator=(const GrantedMemory&) = delete;
 
-  // nullopt: there is no memory, or the system registers no more.
+  // nullopt: there is no memory, or the system refuses another registration.
   std::optional<Grant> allocate(std::size_t bytes);
-  // False: nothing is left that a later call could give back.
+  // False: nothing is left that a later call could return.
   bool retire_idle();
-  // Nobody writes into it any more, and none of it is given out again.
+  // The peer writes into it no more, and none of it is reused.
   void revoke();
 
  private:

@@ -20,8 +20,8 @@ void find(void* library, const char* symbol, Function& function, std::string& mi
 // The library's own function of this name fills in an older, shorter struct.
 int query_port(ibv_context* context, std::uint8_t port, ibv_port_attr* attributes) {
   *attributes = zeroed<ibv_port_attr>();
-  // As the header's macro verbs_get_ctx_op, which is no standard C++: new functions are put before
-  // the older ones.
+  // Like the header's macro verbs_get_ctx_op, which is not standard C++: new functions are placed
+  // before the older ones.
   constexpr std::size_t kLeast = sizeof(verbs_context) - offsetof(verbs_context, query_port);
   verbs_context* extended = verbs_get_ctx(context);
   if (extended == nullptr || extended->sz < kLeast || extended->query_port == nullptr) {
@@ -62,10 +62,10 @@ LoadedLibrary load() {
   table.post_srq_recv = ibv_post_srq_recv;
   table.poll_cq = ibv_poll_cq;
   table.req_notify_cq = ibv_req_notify_cq;
-  // Kernels before 5.12 would give the child of a fork the pages that a device writes to. Where it
-  // is of no use the library knows so; it must come before the first registration.
+  // Kernels before 5.12 would give the child of a fork the pages that a device writes to. The
+  // library knows when it is unnecessary; it must precede the first registration.
   table.fork_init();
-  loaded.functions = new Library(table);  // for ever, as the library
+  loaded.functions = new Library(table);  // for ever, like the library
   loaded.file = file_of(table);
   return loaded;
 }

@@ -1,8 +1,8 @@
 #pragma once
 
 // The functions of libibverbs that moolink calls. Types come from its header, so that the layout of
-// its structs is the library's own; the functions are found at run time, so that one build serves
-// machines with RDMA and without.
+// its structs is the library's own; the functions are looked up at run time, so that one build
+// serves machines with and without RDMA.
 
 #include <infiniband/verbs.h>
 
@@ -17,8 +17,8 @@
 
 namespace moolink::transport::verbs {
 
-// All of its bytes are 0, as the library wants what is not used to be; some of its enums have no
-// such value.
+// All of its bytes are 0, as the library requires for unused fields; some of its enums have no such
+// value.
 template <class Struct>
 Struct zeroed() {
   Struct value;
@@ -64,12 +64,12 @@ struct Library {
 #undef MOOLINK_VERBS_MEMBER
   // NOLINTEND(bugprone-macro-parentheses)
 
-  // Null: the library is too old to know of other devices' memory.
+  // Null: the library is too old for other devices' memory.
   ibv_mr* (*reg_dmabuf_mr)(ibv_pd* domain, std::uint64_t offset, std::size_t bytes,
                            std::uint64_t address, int dmabuf, int access) = nullptr;
 
-  // No functions of the library but members of an opened device, behind the same table: so tests
-  // can take their places too.
+  // Not functions of the library but members of an opened device, behind the same table, so that
+  // tests can replace them too.
   int (*query_port)(ibv_context* context, std::uint8_t port, ibv_port_attr* attributes) = nullptr;
   int (*post_send)(ibv_qp* pair, ibv_send_wr* first, ibv_send_wr** bad) = nullptr;
   int (*post_srq_recv)(ibv_srq* queue, ibv_recv_wr* first, ibv_recv_wr** bad) = nullptr;

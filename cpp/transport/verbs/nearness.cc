@@ -10,7 +10,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Links are followed: "…/devices/pci0000:16/0000:16:01.0/0000:17:00.0".
+// Follows links: "…/devices/pci0000:16/0000:16:01.0/0000:17:00.0".
 fs::path place(const fs::path& link) {
   std::error_code error;
   fs::path found = fs::canonical(link, error);
@@ -30,7 +30,7 @@ fs::path pci_place_of(const Folders& folders, const std::string& device) {
 }
 
 fs::path only_gpu(const Folders& folders, const std::string& visible) {
-  // The driver's folder has those that a container may use, and no other.
+  // The driver's folder lists exactly those that a container may use.
   std::vector<std::string> addresses;
   std::error_code error;
   for (const fs::directory_entry& entry :

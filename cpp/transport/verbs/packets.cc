@@ -71,7 +71,7 @@ void PacketWriter::post() {
 
 bool PacketWriter::send_empty(bool tell) {
   if (pair_.room() == 0 || empties_ >= kMostEmpty) return false;
-  // The last one that may be on its way must be heard of, or there would never be another.
+  // The last one possible must be completed with a report, or no other could ever follow.
   tell = tell || empties_ + 1 == kMostEmpty;
   silent_ = tell ? 0 : silent_ + 1;
   const std::uint64_t request = pair_.send({}, std::nullopt, immediate(), tell);

@@ -19,8 +19,8 @@ constexpr std::uint32_t kWantedInline = 256;
 // hardware it may be up to four times that.
 constexpr std::uint8_t kTimeout = 14;
 constexpr std::uint8_t kRetries = 6;      // 7 means for ever on some devices
-constexpr std::uint8_t kSlotRetries = 7;  // for ever: who does not poll is slow, not gone
-constexpr std::uint8_t kSlotPause = 12;   // 0.64 ms, before a SEND that found no slot comes again
+constexpr std::uint8_t kSlotRetries = 7;  // for ever: a peer that does not poll is slow, not gone
+constexpr std::uint8_t kSlotPause = 12;   // 0.64 ms, before a SEND without a slot is retried
 constexpr std::uint8_t kHops = 64;
 constexpr std::uint32_t kPacketNumbers = 0xffffff;
 

@@ -10,7 +10,7 @@
 
 namespace moolink::transport::verbs {
 
-// A reliable connection to one queue pair elsewhere. Requests are numbered from 1 and end in order.
+// A reliable connection to one remote queue pair. Requests are numbered from 1 and end in order.
 class QueuePair {
  public:
   // Its completions go into the queue. Throws Exception{error} with the reason.
@@ -20,8 +20,8 @@ class QueuePair {
   QueuePair& operator=(const QueuePair&) = delete;
 
   Endpoint::Pair end() const { return {number(), first_packet_}; }
-  // Ready to receive and to send, to one of the other side's. Throws Exception{error} if the system
-  // refuses.
+  // Makes it ready to receive and to send, to one of the other side's. Throws Exception{error} if
+  // the system refuses.
   void connect(const Endpoint& there, const Endpoint::Pair& pair);
 
   std::size_t room() const { return pair_ == nullptr ? 0 : kRequests - (posted_ - ended_); }
@@ -31,8 +31,8 @@ class QueuePair {
   const ibv_qp* handle() const { return pair_; }
 
   // Each returns the number of the request and throws Exception{error} if the device refuses it.
-  // key: none: the bytes are copied into the request. immediate: goes with them. tell: the device
-  // is to tell when it has ended, and with it all before it.
+  // key: none: the bytes are copied into the request. immediate: sent with them. tell: the device
+  // reports its end, and with it that of all before it.
   std::uint64_t send(std::span<const std::byte> bytes, std::optional<std::uint32_t> key,
                      std::uint32_t immediate, bool tell);
   std::uint64_t write(std::span<const std::byte> bytes, std::uint32_t key, std::uint64_t address,
@@ -40,12 +40,12 @@ class QueuePair {
   // Requests up to this one have ended.
   void ended(std::uint64_t request);
 
-  // Of a request that is one of these, beside its number; a slot that was filled has none.
+  // Marks the number of a request; the number of a filled slot lacks it.
   static constexpr std::uint64_t kRequest = std::uint64_t{1} << 63;
 
-  // From now on nothing leaves, and nothing that arrives is taken. What was posted comes back.
+  // From now on nothing leaves, and nothing that arrives is taken. Posted requests come back.
   void stop();
-  // The same, at once: nothing touches its memory any more.
+  // The same, at once: its memory is not accessed any more.
   void destroy();
 
   static constexpr std::size_t kRequests = 128;

@@ -13,7 +13,7 @@
 namespace moolink::transport::verbs {
 namespace {
 
-// Every request may end, and every slot that a peer may fill be filled, before anybody looks.
+// Every request may end, and a peer may fill every slot, before the queue is polled.
 constexpr std::size_t kCompletions = 1024;  // beside the requests of all but the first
 
 }  // namespace
@@ -133,7 +133,7 @@ void QueuePairs::destroy() {
   if (completions_ == nullptr) return;
   stop();
   try {
-    // Slots that were filled and not looked at are for other connections.
+    // Slots that were filled and not read are for other connections.
     while (const auto completion = poll()) {
       if (completion->received) device_->post_slot(completion->id);
     }

@@ -13,18 +13,18 @@
 
 namespace moolink::transport::verbs {
 
-// What has come back from the device.
+// A completion from the device.
 struct Completion {
-  std::size_t pair = 0;         // which queue pair it is of
+  std::size_t pair = 0;         // its queue pair
   bool received = false;        // a SEND of the peer; else requests of this side have ended
   std::uint64_t id = 0;         // received: the slot; else the last request that has ended
   std::size_t bytes = 0;        // received
-  std::uint32_t immediate = 0;  // received: what the peer has sent with it
-  const char* error = nullptr;  // in the device's words; null: it succeeded
+  std::uint32_t immediate = 0;  // received: sent with it
+  const char* error = nullptr;  // the device's text; null: it succeeded
 };
 
 // The queue pairs of one connection, with one queue of completions. The first carries the stream of
-// frames, large parts are spread over the others.
+// frames; large parts are spread over the others.
 class QueuePairs {
  public:
   // Throws Exception{error} with the reason.
@@ -34,8 +34,8 @@ class QueuePairs {
   QueuePairs& operator=(const QueuePairs&) = delete;
 
   Endpoint endpoint() const;
-  // Each to the other side's at its place, and no more than both have. Throws Exception{wire} if
-  // there cannot be such an other side, Exception{error} if they cannot be connected.
+  // Connects each to the other side's pair of the same index, as many as both have. Throws
+  // Exception{wire} for an impossible other side, Exception{error} if they cannot be connected.
   void connect(const Endpoint& there);
 
   std::size_t size() const { return pairs_.size(); }
@@ -44,13 +44,13 @@ class QueuePairs {
   bool idle() const;
   bool include(const ibv_qp* pair) const;
 
-  // The next one, if there is any.
+  // The next completion, if any.
   std::optional<Completion> poll();
-  // The device is to ring the descriptor with the next completion; false: there is one already.
+  // Makes the device ring the descriptor with the next completion; false: there is one already.
   bool arm();
   void rung() { armed_ = false; }
 
-  // Those of each queue pair.
+  // Does it for each queue pair.
   void stop();
   void destroy();
 

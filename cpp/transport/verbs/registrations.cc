@@ -36,7 +36,7 @@ std::shared_ptr<const Region> Registrations::of(const Buffer& bytes) {
   return shared;
 }
 
-// Only to be read from: the device needs no right to write.
+// Only for reading: the device needs no right to write.
 Region Registrations::make(const memory::Home& home, const device::Block* block) {
   if (block == nullptr) {
     auto* address = const_cast<std::byte*>(home.memory.data());

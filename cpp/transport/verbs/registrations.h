@@ -11,19 +11,19 @@
 
 namespace moolink::transport::verbs {
 
-// What parts are written from, registered for as long as it is the same memory (memory::home_of):
-// a block of a pool, or of a CUDA device, as long as that is kept, whatever messages it serves, and
-// all of it; other memory while its owner lives. It is not known by its address: after it was given
-// up other memory may lie there.
+// The sources of parts, registered while they are the same memory (memory::home_of): a whole block
+// of a pool, or of a CUDA device, while it is kept, whatever messages it serves; other memory while
+// its owner lives. Addresses do not identify it: after its release other memory may have the same
+// address.
 class Registrations {
  public:
   explicit Registrations(Device& device) : device_(device) {}
 
-  // Null: the system registers no more, or the bytes have no owner.
+  // Null: the system refuses another registration, or the bytes have no owner.
   std::shared_ptr<const Region> of(const Buffer& bytes);
-  // Why no memory of CUDA devices is registered any more; empty: it is.
+  // Why memory of CUDA devices is not registered any more; empty: it is.
   const std::string& refuses_devices() const { return refuses_devices_; }
-  // Ends the registrations of what was given up; of all that nobody writes from.
+  // Ends the registrations of released memory; of all without a write under way.
   void drop_dead();
   void drop_unused();
   std::size_t size() const { return entries_.size(); }
@@ -40,7 +40,7 @@ class Registrations {
   };
 
   Region make(const memory::Home& home, const device::Block* block);
-  // Those that nobody writes from, the longest unused first, until so much is left.
+  // Of those without a write under way, the longest unused first, until this much is left.
   void drop_unused(std::size_t most, std::size_t most_bytes);
 
   Device& device_;

@@ -30,7 +30,7 @@ VerbsTransport::VerbsTransport(Environment& environment, const Library& library,
 
 VerbsTransport::~VerbsTransport() { stop(); }
 
-// What may have changed since.
+// Settings that may have changed since.
 void VerbsTransport::refresh() {
   of_control_.limits = environment_.limits;
   of_control_.max_strangers = environment_.max_strangers;
@@ -51,7 +51,7 @@ std::vector<std::string> VerbsTransport::listen(const std::string& address) {
   for (const std::string& bound : control_.listen(to_tcp(address))) {
     addresses.push_back(from_tcp(bound));
   }
-  // Others are on other hosts; loopback is told only where it was asked for.
+  // Others are on other hosts; loopback is announced only if it was requested.
   const bool all_loopback = std::all_of(addresses.begin(), addresses.end(), is_loopback);
   if (!all_loopback) std::erase_if(addresses, is_loopback);
   return addresses;
@@ -75,7 +75,7 @@ void VerbsTransport::dial(const std::string& address) {
 
 // --- the device
 
-// The one that is open, or opened anew after it had failed.
+// The open device, or a new one after a failure.
 std::shared_ptr<Device> VerbsTransport::device() {
   if (!port_down_.empty()) throw Exception(ErrorCode::error, port_down_);
   if (device_ == nullptr || device_->failed()) {
@@ -167,7 +167,7 @@ void VerbsTransport::opened(std::shared_ptr<Connection> control, const std::stri
     connections_.emplace(opened.id(), connection);
     connection->start();
   } catch (const Exception& e) {
-    // The other side is to know why there is no RDMA.
+    // The other side gets the reason why there is no RDMA.
     opened.write(
         wire::make_frame(wire::FrameType::refuse,
                          wire::Refuse{e.error().code, e.error().message, environment_.name}));

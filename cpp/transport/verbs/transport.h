@@ -14,7 +14,7 @@
 
 namespace moolink::transport::verbs {
 
-// RDMA, by one port of one device. docs/design/transport-verbs.md.
+// RDMA, over one port of one device. docs/design/transport-verbs.md.
 class VerbsTransport final : public Transport, private Handler, private VerbsConnection::Owner {
  public:
   // Opens the device. Throws Exception{error} with the reason if it cannot be used.
@@ -31,11 +31,11 @@ class VerbsTransport final : public Transport, private Handler, private VerbsCon
   void stop() override;
   void abandon() noexcept override;
 
-  // Takes what the device tells of itself; called when its descriptor is readable.
+  // Handles the device's events; called when its descriptor is readable.
   void look_at_events();
 
  private:
-  // --- of the tcp connections that queue pairs are agreed upon over
+  // --- of the tcp connections over which queue pairs are agreed upon
   void opened(std::shared_ptr<Connection> control, const std::string& dialled) override;
   void closed(Connection& control, const Error& error, bool peer_dead) override;
   void dial_failed(const std::string& address, const Error& error) override;
@@ -65,12 +65,12 @@ class VerbsTransport final : public Transport, private Handler, private VerbsCon
   std::shared_ptr<Device> device_;
   io::Loop::WatchId completions_watch_ = 0;
   io::Loop::WatchId events_watch_ = 0;
-  std::string port_down_;  // why nothing new is begun; empty: the port works
+  std::string port_down_;  // why no new connection begins; empty: the port works
   Environment of_control_;
   tcp::TcpTransport control_;
   // By the number of their tcp connection.
   std::unordered_map<wire::ConnectionId, std::shared_ptr<VerbsConnection>> connections_;
-  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // what is posted may come after
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // posted functions may come after
   bool stopped_ = false;
 };
 

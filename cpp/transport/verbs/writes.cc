@@ -98,7 +98,7 @@ std::optional<wire::GrantPlace> Writes::step_spread(std::size_t pair) {
     part->unmarked[pair] = true;
     return std::nullopt;
   }
-  // Its completion is asked for: it would keep the queue pair from being idle.
+  // Its completion is requested: otherwise the queue pair would never be idle.
   pairs_.at(pair).send({}, std::nullopt, 0, true);
   packets_.marked();
   part->unmarked[pair] = false;
@@ -123,7 +123,7 @@ void Writes::ended(std::size_t pair, std::uint64_t request) {
   std::deque<Piece>& pieces = on_their_way_[pair];
   if (pieces.empty() || pieces.front().request > request) return;
   while (!pieces.empty() && pieces.front().request <= request) pieces.pop_front();
-  sources_.drop_dead();  // that part's memory may have been given up with it
+  sources_.drop_dead();  // that part's memory may have been released with it
 }
 
 void Writes::clear_waiting() {

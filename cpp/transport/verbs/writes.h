@@ -16,11 +16,11 @@
 
 namespace moolink::transport::verbs {
 
-// Parts on their way into the peer's grants, in pieces. Their bytes are held until the device has
-// read them. Parts of one piece, and what must be copied, go one after the other by the first queue
-// pair, which carries the stream of frames too. Those of several go by all others at once, so that
-// nothing small waits for them. Each of these queue pairs keeps its own order only: when the last
-// piece has left, a mark follows on each that had one.
+// Outgoing parts for the peer's grants, in pieces. Their bytes are held until the device has read
+// them. Parts of one piece, and bytes that must be copied, go one after the other over the first
+// queue pair, which carries the stream of frames too. Parts of several pieces go over all others at
+// once, so that no small part waits for them. Each of these queue pairs keeps only its own order:
+// after the last piece, a mark follows on each that carried one.
 class Writes {
  public:
   Writes(Registrations& sources, QueuePairs& pairs, PacketWriter& packets)
@@ -30,13 +30,13 @@ class Writes {
   bool idle() const;
   // Whether something could leave now.
   bool ready() const { return whole_ready() || spread_pair().has_value(); }
-  // Lets a piece or a mark leave; true if one did. `written`: the place for which it was the last.
+  // Sends a piece or a mark; true if one was sent. `written`: the place whose last it was.
   bool step(std::optional<wire::GrantPlace>& written);
   // Requests of a queue pair up to this one have ended.
   void ended(std::size_t pair, std::uint64_t request);
-  // What has not left is not wanted any more.
+  // Drops what has not left.
   void clear_waiting();
-  // The device reads nothing any more.
+  // The device does not read any more.
   void clear();
 
  private:
@@ -56,16 +56,16 @@ class Writes {
 
   bool whole_ready() const;
   std::optional<wire::GrantPlace> step_whole();
-  // The queue pair by which the next step of the first part of several pieces can leave.
+  // The queue pair for the next step of the first part of several pieces.
   std::optional<std::size_t> spread_pair() const;
   std::optional<wire::GrantPlace> step_spread(std::size_t pair);
   void post(std::size_t pair, const std::shared_ptr<Part>& part, std::span<const std::byte> from,
             std::uint32_t key);
 
   static constexpr std::size_t kPieceBytes = std::size_t{512} << 10;
-  static constexpr std::size_t kPieces = 4;  // on their way by the first queue pair, or the others
+  static constexpr std::size_t kPieces = 4;  // in transit over the first queue pair, or the others
 
-  // By one of the others: the next one is there when the device has done one.
+  // Over one of the others: the next one is posted when the device has finished one.
   std::size_t most_pieces() const {
     return std::max<std::size_t>(2, kPieces / (pairs_.size() - 1));
   }
@@ -73,8 +73,8 @@ class Writes {
   Registrations& sources_;
   QueuePairs& pairs_;
   PacketWriter& packets_;
-  std::deque<std::shared_ptr<Part>> whole_;   // that go by the first queue pair
-  std::deque<std::shared_ptr<Part>> spread_;  // that go by the others
+  std::deque<std::shared_ptr<Part>> whole_;   // over the first queue pair
+  std::deque<std::shared_ptr<Part>> spread_;  // over the others
   std::vector<std::deque<Piece>> on_their_way_;
 };
 

@@ -183,7 +183,7 @@ TEST("the holder of the lock lets a waiting thread go first") {
 
 // Not under TSan, which runs a signal's handler at the next call that it knows to block; a lock is
 // none of those.
-#ifndef __SANITIZE_THREAD__
+#if !MOOLINK_TEST_THREAD_SANITIZER
 // Where the signal's handler holds a thread that the test wants not to run.
 int held[2];
 std::atomic<bool> is_held{false};

@@ -88,6 +88,15 @@ TEST("frame: a greeting comes back, and a hostile one is refused") {
   CHECK(again.nonce == hello.nonce);
   CHECK(again.addresses == hello.addresses);
 
+  // A small window does not shrink it: later messages can be complete far beyond the window.
+  auto wide = hello;
+  wide.rx_have.assign(wire::kMaxHaveWords, 1);
+  Limits small;
+  small.send_window_messages = 64;
+  CHECK_EQ(wire::decode_hello(wire::encode(wide), small).rx_have.size(), wire::kMaxHaveWords);
+  wide.rx_have.push_back(1);
+  CHECK_THROWS(wire::decode_hello(wire::encode(wide), Limits{}), ErrorCode::wire);
+
   auto bad = hello;
   bad.magic = 1;
   CHECK_THROWS(wire::decode_hello(wire::encode(bad), Limits{}), ErrorCode::wire);

@@ -64,6 +64,10 @@ void Registry::check(std::uint64_t node, const accumulate::Round& round) const {
   const std::string name = "round " + std::to_string(record.round) + ": ";
   require(record.round == version(node) + 1,
           name + "applied at version " + std::to_string(version(node)));
+  const accumulate::RoundTimes& times = round.times;
+  require(times.cut <= times.reduced && times.reduced != kNever &&
+              (times.offered == kNever || times.offered <= times.cut),
+          name + "its times are out of order");
   std::vector<std::int64_t> sum(elements_);
   std::int64_t total = 0;
   std::int64_t before_last = -1;

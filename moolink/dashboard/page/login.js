@@ -1,0 +1,2 @@
+"use strict";
+document.getElementById("wrong").hidden = location.search !== "?wrong";

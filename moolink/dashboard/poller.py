@@ -1,0 +1,126 @@
+"""Asks the members of a broker's groups for their reports, once a second."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from moolink import metrics
+from moolink.dashboard.job import Job
+from moolink.errors import Closed, Error
+from moolink.internal import logs
+from moolink.internal.shown import shown
+from moolink.metrics.family import Family
+from moolink.rpc import report
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from moolink._core import Future
+    from moolink.group.broker_peer import Broker
+
+INTERVAL = 1.0  # seconds
+
+
+class Poller:
+    """A thread that keeps a :class:`Job` up to date."""
+
+    def __init__(self, broker: Broker, on_turn: Callable[[], None]) -> None:
+        """`on_turn` is called after each turn."""
+        self._on_turn = on_turn
+        self._lock = threading.Lock()  # guards the job
+        self._job = Job(time.time())
+        self._broker = broker
+        self._rpc = broker.rpc
+        self._calls: dict[str, Future] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="moolink-dashboard", daemon=True)
+
+    def start(self) -> None:
+        """Begins."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._stop.set()
+        self._thread.join()
+
+    def snapshot(self) -> dict[str, Any]:
+        """The job as the page shows it."""
+        with self._lock:
+            told = self._job.snapshot(time.time())
+        process = {
+            family.name.removeprefix("process_"): family.samples[0].value
+            for family in metrics.sources.families(self._rpc)
+            if family.name.startswith("process_")
+        }
+        own = {"name": self._rpc.get_name(), "addresses": self._rpc.addresses(), **process}
+        return {**told, "broker": own}
+
+    def families(self) -> list[Family]:
+        """The metrics of the members and of the broker."""
+        own = report.PROCESS.get(), metrics.sources.families(self._rpc)
+        with self._lock:
+            return self._job.families({self._rpc.get_name(): own})
+
+    def has(self, member: str) -> bool:
+        """Whether a peer of this name is a member now."""
+        with self._lock:
+            known = self._job.members.get(member)
+            return known is not None and known.gone is None
+
+    def explain(self, member: str, peer: str) -> Any:
+        """How a member reaches a peer, as of its `Rpc.explain`.
+
+        Raises:
+            moolink.Error: the member does not say.
+        """
+        return self._rpc.async_(member, report.EXPLAIN, peer).result(5.0)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            began = time.monotonic()
+            try:
+                self._turn()
+            except Closed:
+                return
+            except Exception:  # noqa: BLE001 - the page would stand still without a word
+                logs.logger.exception("the dashboard could not read the job")
+            self._on_turn()
+            self._stop.wait(max(0.0, began + INTERVAL - time.monotonic()))
+
+    def _turn(self) -> None:
+        broker, rpc = self._broker, self._rpc
+        groups = {group: broker.members(group) for group in broker.groups()}
+        peers = rpc.peers()
+        with self._lock:
+            now = time.time()
+            connected = [peer["name"] for peer in peers if peer["connected"]]
+            for name in self._job.view(now, groups, connected):
+                self._calls.pop(name, None)
+                self._job.left(now, name, rpc.explain(name)["reason"])
+            for peer in peers:
+                self._job.connection(peer["name"], peer["path"], peer["latency"], peer["suspected"])
+            there = [name for name, m in self._job.members.items() if m.gone is None]
+            for name in there:
+                self._take(now, name)
+            self._job.tick(now)
+        for name in there:
+            if name not in self._calls:
+                self._calls[name] = rpc.async_(name, report.REPORT)
+
+    def _take(self, now: float, name: str) -> None:
+        """Takes the reply to the last call, if it has come."""
+        call = self._calls.get(name)
+        if call is None or not call.done():
+            return
+        del self._calls[name]
+        try:
+            self._job.report(now, name, call.result())
+        except Closed:
+            raise
+        except Error as error:
+            self._job.failed(name, str(error))
+        except (TypeError, ValueError) as error:  # TypeError: the reply is not text
+            self._job.failed(name, f"its report has another form: {shown(error)}")

@@ -1,0 +1,127 @@
+"""The rounds of gradients that an accumulator has applied."""
+
+from __future__ import annotations
+
+import collections
+import statistics
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from moolink.errors import Closed
+from moolink.metrics.registry import BOUNDS, Histogram, Registry
+from moolink.metrics.sources import Value
+
+if TYPE_CHECKING:
+    from moolink._core import AccumulatorCore
+    from moolink.group import Group
+    from moolink.reports import GradientStats
+
+_KEPT = 64  # rounds
+_LONGEST = 400  # characters of the text that says what the leader waits for
+PHASES: tuple[Literal["gather", "reduce", "deliver"], ...] = ("gather", "reduce", "deliver")
+
+
+class Round(NamedTuple):
+    """One round, as the broker's page shows it."""
+
+    version: int
+    time: float  # Unix time
+    seconds: float  # since the round before
+    batch_size: int
+    skipped: int
+    contributors: dict[str, int]  # contributions with gradients, by member
+    gather: float | None  # seconds of the phases at this peer, as in RoundPhases
+    reduce: float
+    deliver: float
+
+
+class Rounds:
+    """Counts the rounds of an accumulator, and keeps the last ones."""
+
+    def __init__(self, core: AccumulatorCore, group: Group, name: str, role: str) -> None:
+        self._core = core
+        self._role = role
+        self._labels = {"group": group.name(), "name": name}
+        self._last: collections.deque[Round] = collections.deque(maxlen=_KEPT)
+        self._seconds = Histogram(Registry(), BOUNDS)
+        self._phases = {phase: Histogram(Registry(), BOUNDS) for phase in PHASES}
+        self._before: float | None = None
+        self.is_over = False  # the loop has ended, so no contribution is expected
+        self._counts = dict.fromkeys(_COUNTS, 0)
+        self._counters: dict[str, int] = {}
+
+    def add(self) -> None:
+        """Notes the round that was taken from the core just now."""
+        stats, now = self._core.stats(), time.monotonic()
+        seconds = 0.0 if self._before is None else now - self._before
+        if self._before is not None:
+            self._seconds.observe(seconds)
+        self._before = now
+        phases = stats["phase_seconds"]
+        for phase, histogram in self._phases.items():
+            if (seconds_of := phases[phase]) is not None:
+                histogram.observe(seconds_of)
+        for name, value in stats["counters"].items():
+            self._counters[name] = self._counters.get(name, 0) + value
+        for count, value in zip(_COUNTS, _values(stats), strict=True):
+            self._counts[count] += value
+        self._last.append(
+            Round(
+                self._core.model_version(),
+                time.time(),
+                seconds,
+                stats["batch_size"],
+                stats["num_skipped"],
+                stats["contributions"],
+                phases["gather"],
+                phases["reduce"],
+                phases["deliver"],
+            )
+        )
+
+    def report(self) -> dict[str, Any] | None:
+        """What the broker's page shows of the model; None: the accumulator is closed."""
+        try:
+            stats, leads, last = self._core.stats(), self._core.is_leader(), list(self._last)
+            idle, still, awaited = (0.0, 0.0, "") if self.is_over else self._core.activity()
+            return {
+                **self._labels,
+                "role": "leader" if leads else self._role,
+                "leader": self._core.leader(),
+                "version": self._core.model_version(),
+                "waiting_for": stats["waiting_for"],
+                "idle": idle,
+                "still": still,
+                "awaited": awaited[:_LONGEST],
+                "typical": statistics.median(one.seconds for one in last) if last else 0.0,
+                # Members apply the rounds of the leader, so that its own are enough.
+                "rounds": [tuple(one) for one in last] if leads else [],
+            }
+        except Closed:
+            return None
+
+    def _metrics(self) -> Iterator[Value]:
+        yield "moolink_model_version", self._labels, self._core.model_version()
+        yield "moolink_leader", self._labels, float(self._core.is_leader())
+        yield "moolink_round_seconds", self._labels, self._seconds.read()
+        for phase, histogram in self._phases.items():
+            yield "moolink_round_phase_seconds", {**self._labels, "phase": phase}, histogram.read()
+        for name, value in self._counts.items():
+            yield name, self._labels, value
+        for counter, value in list(self._counters.items()):
+            yield "moolink_counter", {**self._labels, "counter": counter}, value
+
+
+_COUNTS = (
+    "moolink_rounds_total",
+    "moolink_contributions_total",
+    "moolink_skipped_contributions_total",
+    "moolink_samples_total",
+    "moolink_staleness_updates_total",
+)
+
+
+def _values(stats: GradientStats) -> tuple[int, ...]:
+    gradients, skipped = stats["num_gradients"], stats["num_skipped"]
+    return 1, gradients + skipped, skipped, stats["batch_size"], sum(stats["staleness"])

@@ -1,0 +1,100 @@
+"""What a peer tells its broker: metrics, paths to other peers, models.
+
+A broker with a dashboard calls REPORT once a second, and EXPLAIN when a user asks for a path.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import secrets
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from moolink import metrics
+from moolink.internal import forks, logs
+from moolink.metrics.family import Family
+from moolink.metrics.rounds import Rounds
+from moolink.rpc import serving
+
+if TYPE_CHECKING:
+    from moolink.rpc import Rpc
+
+REPORT = "moolink.metrics/report"
+EXPLAIN = "moolink.metrics/explain"
+MOST_PATHS = 64  # of a report
+MOST_OWN = 1000  # samples of the user's own metrics
+
+
+class _Process:
+    """An id of this process. Host and PID are not enough: containers can share both."""
+
+    def __init__(self) -> None:
+        self._forked()
+        forks.changes_in_children(self)
+
+    def get(self) -> str:
+        """The id."""
+        return self._id
+
+    def _forked(self) -> None:
+        self._id = secrets.token_hex(8)
+
+
+PROCESS = _Process()
+
+
+def serve(rpc: Rpc) -> None:
+    """Defines the functions at a peer, once."""
+    mine = object()
+    if rpc.__dict__.setdefault("_reports", mine) is not mine:  # also if two threads come at once
+        return
+    of = weakref.ref(rpc)  # a peer that nobody else refers to is closed
+    rpc.define(REPORT, lambda: _report(of()))
+    rpc.define(EXPLAIN, lambda peer: _explain(of(), serving.text_of(peer, "peer")))
+
+
+def _report(rpc: Rpc | None) -> str:
+    """As JSON: the broker reads a thousand of them a second faster than other values."""
+    import json  # by the first report: most peers never make one
+
+    if rpc is None:
+        return "{}"
+    connected = [peer for peer in rpc.peers() if peer["connected"]]
+    models = [source.report() for source in metrics.sources.of(rpc) if isinstance(source, Rounds)]
+    told = {
+        "host": os.uname().nodename,
+        "pid": os.getpid(),
+        "process": PROCESS.get(),
+        # What moolink.metrics.table says of its own metrics is known to the broker.
+        "metrics": {family.name: family.samples for family in metrics.sources.families(rpc)},
+        "own": _first(metrics.registry.families()),
+        "paths": [(peer["name"], peer["path"], peer["latency"]) for peer in connected[:MOST_PATHS]],
+        "models": [model for model in models if model is not None],
+    }
+    return json.dumps(told)
+
+
+def _first(families: list[Family]) -> list[Family]:
+    """The first MOST_OWN samples: a label such as an episode number adds samples without end."""
+    left, first = MOST_OWN, []
+    for family in families:
+        first.append(family._replace(samples=family.samples[:left]))
+        left -= len(first[-1].samples)
+        if left == 0:
+            _warn_of_more()
+            break
+    return first
+
+
+@functools.cache
+def _warn_of_more() -> None:
+    logs.logger.warning(
+        "reports to the broker have the first %d samples of this program's own metrics; a label "
+        "with ever new values makes ever more of them",
+        MOST_OWN,
+    )
+
+
+def _explain(rpc: Rpc | None, peer: str) -> Any:
+    return None if rpc is None else rpc.explain(peer)

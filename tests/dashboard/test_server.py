@@ -1,0 +1,300 @@
+"""The dashboard over HTTP: what it tells, and whom."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import urllib.parse
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+import moolink
+from moolink.dashboard import connections
+from moolink.dashboard.access import Access
+from moolink.dashboard.server import Dashboard
+from moolink.internal import tokens
+from tests import waiting
+from tests.dashboard.dashboards import NotLocal, Served, get
+
+
+def test_members_and_what_befalls_them(served: Served) -> None:
+    assert served.job()["groups"] == []
+    served.join("a")
+    leaving = served.join("b")
+    served.wait_for({"a": "up", "b": "up"})
+    job = served.job()
+    (group,) = job["groups"]
+    assert (group["name"], sorted(group["members"])) == ("g", ["a", "b"])
+    a = next(member for member in job["members"] if member["name"] == "a")
+    assert a["groups"] == ["g"]
+    assert a["path"] == "shm"
+    assert ["broker", "shm"] in [path[:2] for path in a["paths"]]
+    assert a["memory"] > 1e6
+    leaving.close()
+    waiting.until(lambda: served.job()["groups"][0]["members"] == ["a"], "the group without b", 0.1)
+    leaving.rpc.close()
+    served.wait_for({"a": "up", "b": "gone"})
+    kinds = [(e["kind"], e["member"]) for e in served.job()["events"] if "g" in e["groups"]]
+    assert sorted(kinds[:2]) == [("joined", "a"), ("joined", "b")]
+    assert kinds[2:] == [("left", "b")]
+    assert served.job()["events"][-1]["kind"] == "gone"
+
+
+def test_a_peer_needs_no_group(served: Served) -> None:
+    with moolink.Rpc("actor") as actor:
+        actor.connect(served.address)
+        served.wait_for({"actor": "up"})
+        assert served.job()["members"][0]["groups"] == []
+    served.wait_for({"actor": "gone"})
+
+
+def test_metrics_for_prometheus(served: Served) -> None:
+    moolink.metrics.gauge("dashboard_test").set(2.5)
+    group = served.join("a")
+    waiting.until(group.update, "the first view")
+    waiting.until(
+        lambda: 'moolink_group_members{group="g",peer="a"} 1.0' in get(f"{served.url}/metrics")[1],
+        "a report of a that is younger than its view",
+    )
+    status, text = get(f"{served.url}/metrics")
+    assert status == 200
+    samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
+    assert ("moolink_group_members", {"group": "g", "peer": "a"}, 1.0) in [s[:3] for s in samples]
+    assert ("dashboard_test", {"peer": "a"}, 2.5) in [s[:3] for s in samples]
+    assert any(s.name == "moolink_peers" and s.labels == {"peer": "broker"} for s in samples)
+
+
+def test_the_stream_tells_of_each_turn(served: Served) -> None:
+    served.join("a")
+    connection = http.client.HTTPConnection(served.dashboard.address, timeout=waiting.TIMEOUT)
+    connection.request("GET", "/api/v1/stream")
+    answer = connection.getresponse()
+    assert answer.headers["Content-Type"] == "text/event-stream"
+    times = []
+    while len(times) < 3:
+        line = answer.readline()
+        if line.startswith(b"data: "):
+            times.append(json.loads(line[6:])["time"])
+    assert times == sorted(set(times))
+    connection.close()
+
+
+def test_why_a_path_is_used(served: Served) -> None:
+    served.join("a")
+    served.wait_for({"a": "up"})
+    told = json.loads(get(f"{served.url}/api/v1/explain?member=a&peer=broker")[1])
+    assert told["connected"]
+    assert [path["path"] for path in told["paths"]]
+    status, text = get(f"{served.url}/api/v1/explain?member=nobody&peer=broker")
+    assert status == 404
+    assert "nobody" in json.loads(text)["error"]
+
+
+def test_a_member_that_reports_nonsense_is_shown_as_silent(served: Served) -> None:
+    group = served.join("a")
+    group.rpc.undefine("moolink.metrics/report")
+    group.rpc.define("moolink.metrics/report", lambda: np.zeros(3))
+    served.wait_for({"a": "silent"})
+    (member,) = served.job()["members"]
+    assert "another form" in member["why"]
+
+
+def test_pages_of_other_sites_cannot_read_it(served: Served) -> None:
+    assert get(f"{served.url}/api/v1/job", Host="evil.example")[0] == 403
+    assert get(f"{served.url}/api/v1/job", Host="localhost:1")[0] == 200
+    assert get(f"{served.url}/api/v1/job", Host="[::1]:80")[0] == 200
+    assert get(f"{served.url}/api/v1/job", Host="127.0.0.2")[0] == 200
+    assert get(f"{served.url}/api/v1/job", Host="127.0.0.1.evil.example")[0] == 403
+    with urllib.request.urlopen(served.url) as answer:
+        policy = answer.headers["Content-Security-Policy"]
+    assert policy.startswith("default-src 'self'")
+
+
+@pytest.mark.parametrize("path", ["/nothing", "/page/index.html", "/../server.py", "/app.js/x"])
+def test_there_is_nothing_else(served: Served, path: str) -> None:
+    assert get(served.url + path)[0] == 404
+
+
+def test_elsewhere_it_asks_for_its_key() -> None:
+    of = NotLocal()
+    try:
+        for path in ("/api/v1/job", "/api/v1/stream", "/metrics", "/app.js", "/api/v1/explain"):
+            assert get(of.url + path)[0] == 401, path
+            assert get(of.url + path, Authorization="Bearer wrong")[0] == 401, path
+        assert "dashboard" in get(of.url + "/metrics")[1], "it says how to get the key"
+        assert get(of.url + "/api/v1/job", Authorization=f"Bearer {of.key}")[0] == 200
+        assert 'name="key"' in get(of.url)[1], "a browser gets to the form"
+
+        def send(key: str) -> http.client.HTTPResponse:
+            connection = http.client.HTTPConnection(of.url.partition("//")[2], timeout=20)
+            form = urllib.parse.urlencode({"key": key})
+            kind = {"Content-Type": "application/x-www-form-urlencoded"}
+            connection.request("POST", "/login", form, kind)
+            return connection.getresponse()
+
+        assert send("wrong").headers["Location"] == "/login?wrong"
+        answer = send(of.key)
+        assert answer.headers["Location"] == "/"
+        cookie = answer.headers["Set-Cookie"]
+        assert "HttpOnly" in cookie
+        assert "SameSite=Strict" in cookie
+        assert get(of.url + "/api/v1/job", Cookie=cookie.partition(";")[0])[0] == 200
+    finally:
+        of.dashboard.close()
+        of.broker.close()
+
+
+def test_without_a_token_it_is_for_this_machine_only() -> None:
+    with moolink.Broker(first=True) as broker:
+        with pytest.raises(ValueError, match="without a token anybody could read"):
+            Dashboard(broker, "0.0.0.0:0", None)
+        with pytest.raises(ValueError, match="HOST:PORT"):
+            Dashboard(broker, "localhost", None)
+
+
+@pytest.mark.parametrize("address", ["4480", ":4480", "127.0.0.1:65536", "127.0.0.1:x"])
+def test_what_is_no_address_is_refused(address: str) -> None:
+    with moolink.Broker(first=True) as broker, pytest.raises(ValueError, match="HOST:PORT"):
+        Dashboard(broker, address, None)
+
+
+def test_idle_connections_do_not_take_the_brokers_descriptors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connections, "FIRST_REQUEST", 1.0)
+    monkeypatch.setattr(connections.Connections.__init__, "__defaults__", (8,))
+    served = Served()
+    try:
+        host, _, port = served.dashboard.address.rpartition(":")
+        open_ones = [socket.create_connection((host, int(port)), 20) for _ in range(30)]
+        open_ones[0].sendall(b"GET /healthz HTTP/1.1\r\n")  # half a request
+        for one in open_ones:  # refused at once, or closed after the time of the first request
+            try:
+                assert one.recv(1) == b""
+            except ConnectionResetError:
+                continue
+            finally:
+                one.close()
+        assert get(f"{served.url}/healthz")[0] == 200
+    finally:
+        served.close()
+
+
+def test_a_form_of_another_kind_is_refused() -> None:
+    of = NotLocal()
+    try:
+        for kind in ("application/x-www-form-urlencoded; charset=nope", "multipart/form-data"):
+            connection = http.client.HTTPConnection(of.url.partition("//")[2], timeout=20)
+            connection.request("POST", "/login", b"key=\xff", {"Content-Type": kind})
+            assert connection.getresponse().status in (303, 400)
+    finally:
+        of.dashboard.close()
+        of.dashboard.close()
+        of.broker.close()
+
+
+def test_pages_of_other_sites_cannot_have_paths_explained(served: Served) -> None:
+    url = f"{served.url}/api/v1/explain?member=a&peer=b"
+    assert get(url, **{"Sec-Fetch-Site": "cross-site"})[0] == 403
+    assert get(url, **{"Sec-Fetch-Site": "same-origin"})[0] == 404
+
+
+def test_metrics_do_not_wait_for_explanations(served: Served) -> None:
+    group, hold = served.join("a"), threading.Event()
+    served.wait_for({"a": "up"})
+    group.rpc.undefine("moolink.metrics/explain")
+    group.rpc.define("moolink.metrics/explain", lambda peer: hold.wait(60) and None)
+    url = f"{served.url}/api/v1/explain?member=a&peer=broker"
+    askers = [threading.Thread(target=get, args=[url]) for _ in range(12)]
+    for asker in askers:
+        asker.start()
+    try:
+        assert get(f"{served.url}/metrics")[0] == 200
+        assert not hold.is_set()
+    finally:
+        hold.set()
+        for asker in askers:
+            asker.join()
+
+
+def test_the_key_does_not_give_the_token_away() -> None:
+    token = tokens.new()
+    assert token.dashboard() not in token.text()
+    assert token.dashboard() == tokens.Key(token.secret).dashboard()
+    assert token.dashboard() != token.of_group("g").dashboard()
+    access = Access(token.dashboard())
+    assert not access.accepts("", "")
+    assert not access.accepts("Bearer é", "")
+    assert not access.accepts(f"Bearer {token.text()}", "")
+    assert access.accepts(f"Bearer {token.dashboard()}", "")
+    assert access.accepts(f"bearer {token.dashboard()}", "")
+
+
+def run_broker(*arguments: str, pass_fds: Sequence[int] = ()) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "moolink.broker", "127.0.0.1:0", "--first", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        pass_fds=pass_fds,
+    )
+
+
+def test_the_executable(tmp_path: Path) -> None:
+    broker = run_broker("--http", "127.0.0.1:0")
+    assert broker.stdout is not None
+    url = next(line.split()[-1] for line in broker.stdout if line.startswith("dashboard"))
+    assert get(f"{url}/healthz") == (200, "ok\n")
+    top = [sys.executable, "-m", "moolink", "top", url, "--once"]
+    shown = subprocess.run(top, capture_output=True, text=True, timeout=60, check=True)
+    assert "0 members" in shown.stdout
+    told = subprocess.run([*top, "--json"], capture_output=True, text=True, timeout=60, check=True)
+    assert json.loads(told.stdout)["groups"] == []
+    broker.terminate()
+    assert broker.wait(20) == 0
+    failed = subprocess.run(top, capture_output=True, text=True, timeout=60, check=False)
+    assert failed.returncode == 1
+    assert "moolink-broker --http" in failed.stderr
+
+
+def test_the_token_is_read_once(tmp_path: Path) -> None:
+    """It may come through a pipe, which has it once."""
+    token = tokens.new()
+    reading, writing = os.pipe()
+    os.write(writing, token.text().encode())
+    os.close(writing)
+    arguments = ("--token-file", f"/dev/fd/{reading}", "--http", "0.0.0.0:0")
+    broker = run_broker(*arguments, pass_fds=[reading])
+    try:
+        os.close(reading)
+        assert broker.stdout is not None
+        lines = []
+        for line in broker.stdout:
+            lines.append(line)
+            if line.startswith(("dashboard on", "moolink-broker: ")):
+                break
+        assert lines[-1].startswith("dashboard on"), lines
+        port = lines[-1].rpartition(":")[2].strip()
+        url = f"http://127.0.0.1:{port}/api/v1/job"
+        assert get(url, Authorization=f"Bearer {token.dashboard()}")[0] == 200
+    finally:
+        broker.kill()
+        broker.communicate()
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        broker = run_broker("--http", address)
+        output, _ = broker.communicate(timeout=60)
+    assert broker.returncode == 1
+    assert f"no dashboard on {address}" in output

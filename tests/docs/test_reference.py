@@ -1,0 +1,53 @@
+"""The reference has every public name, and each of them has a docstring."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+
+import pytest
+
+import moolink
+from tests.docs.examples import ROOT
+
+PACKAGES = ["replay", "weights", "trajectories", "inference", "metrics", "torch", "jax", "torchrl"]
+
+
+def documented() -> set[str]:
+    """The names of the pages, without the packages that also export what moolink itself does."""
+    pages = (ROOT / "docs" / "reference").glob("*.md")
+    return {
+        name
+        for page in pages
+        for name in re.findall(r"^::: (\S+)$", page.read_text(), re.MULTILINE)
+    }
+
+
+def public() -> set[str]:
+    names = {f"moolink.{name}" for name in moolink.__all__ if name not in ("metrics", "RpcError")}
+    for package in PACKAGES:
+        path = (ROOT / "moolink" / package / "__init__.py").read_text()
+        found = re.search(r"__all__ = \[(.*?)\]", path, re.DOTALL)
+        assert found is not None, package
+        exported = set(re.findall(r'"(\w+)"', found[1]))
+        names |= {
+            f"moolink.{package}.{name}" for name in exported if f"moolink.{name}" not in names
+        }
+    return names | {"moolink.torch.Accumulator", "moolink.jax.Accumulator"}
+
+
+def test_the_reference_has_every_public_name() -> None:
+    assert documented() - {"moolink.sb3", "moolink.pettingzoo"} == public()
+
+
+@pytest.mark.parametrize("name", sorted(public()))
+def test_a_public_name_has_a_docstring(name: str) -> None:
+    module, _, attribute = name.rpartition(".")
+    if module in ("moolink.torchrl", "moolink.torch", "moolink.jax"):
+        pytest.importorskip(module.rpartition(".")[2], reason=f"needs {module.rpartition('.')[2]}")
+    value = getattr(importlib.import_module(module), attribute)
+    assert value.__doc__
+    for member, what in vars(value).items() if isinstance(value, type) else ():
+        if not member.startswith("_") and callable(what) and not isinstance(what, type):
+            assert inspect.getdoc(getattr(value, member)), f"{name}.{member}"

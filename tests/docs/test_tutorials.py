@@ -1,0 +1,144 @@
+"""The tutorials' scripts, run as their readers run them."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import moolink
+from tests.docs.examples import examples_of, run_example
+from tests.ports import unused_port
+
+PYTHON = [sys.executable, "-u"]
+
+
+@contextmanager
+def started(
+    directory: Path, *commands: list[str], **environment: str
+) -> Iterator[list[subprocess.Popen[str]]]:
+    """Python processes in a directory. Nothing of them is left behind, however the test ends."""
+    processes = [
+        subprocess.Popen(
+            [*PYTHON, *command],
+            cwd=directory,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **environment},
+        )
+        for command in commands
+    ]
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            process.terminate()  # `moolink run` ends its peers
+        for process in processes:
+            process.communicate(timeout=60)
+
+
+def save(directory: Path, page: str, names: list[str]) -> None:
+    examples = examples_of(f"docs/tutorials/{page}.md")
+    assert len(examples) == len(names)
+    for name, code in zip(names, examples, strict=True):
+        (directory / name).write_text(code)
+
+
+def test_rpc(tmp_path: Path) -> None:
+    save(tmp_path, "rpc", ["one.py", "server.py", "client.py", "errors.py"])
+    assert run_example((tmp_path / "one.py").read_text()).stdout == "[0. 2. 4.]\n"
+    errors = run_example((tmp_path / "errors.py").read_text()).stdout
+    assert re.fullmatch(r".*ZeroDivisionError.*\nNoSuchFunction\n", errors)
+    port = unused_port()
+    for name in ("server.py", "client.py"):
+        path = tmp_path / name
+        path.write_text(path.read_text().replace("4433", port))
+    with started(tmp_path, ["client.py"], ["server.py"]) as (client, server):
+        assert client.communicate(timeout=60)[0] == "[0, 2, 4, 6, 8]\n"
+        server.communicate("\n", timeout=60)
+        assert server.returncode == 0
+
+
+def two_peers(directory: Path) -> float:
+    """Trains as the tutorial does; returns the mean return of the last round."""
+    with started(directory, ["-m", "moolink", "run", "-n", "2", "learner.py"]) as (job,):
+        output, _ = job.communicate(timeout=150)
+        assert job.returncode == 0, output
+    first, second = re.findall(r"mean return of the last round (\S+)", output)
+    assert first == second, "the same round ends both"
+    return float(first)
+
+
+@pytest.mark.timeout(180)
+def test_two_peers_end_at_one_round(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    save(tmp_path, "two-peers", ["walk.py", "learner.py"])
+    path = tmp_path / "learner.py"
+    path.write_text(path.read_text().replace("20_000", "4_000"))
+    assert -2.5 <= two_peers(tmp_path) <= 1.0
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(500)
+def test_two_peers_learn(tmp_path: Path) -> None:
+    """A run now and then does not find the goal."""
+    pytest.importorskip("torch")
+    save(tmp_path, "two-peers", ["walk.py", "learner.py"])
+    assert max(two_peers(tmp_path) for _ in range(3)) > 0.5
+
+
+def actors_and_replay(directory: Path, updates: str) -> list[list[tuple[int, int]]]:
+    """Learns as the tutorial does; returns (version, return) of each line of each actor."""
+    save(directory, "actors-and-replay", ["learner.py", "actor.py"])
+    port = unused_port()
+    for name in ("learner.py", "actor.py"):
+        path = directory / name
+        path.write_text(path.read_text().replace("4434", port).replace("1_500", updates))
+    commands = [["learner.py"], ["actor.py", "1"], ["actor.py", "2"]]
+    with started(directory, *commands) as (learner, *actors):
+        said = learner.communicate(timeout=300)[0]
+        assert re.fullmatch(r"learned from \d+ transitions\n", said)
+        for actor in actors:
+            actor.terminate()
+        lines = [actor.communicate(timeout=60)[0] for actor in actors]
+    found = [re.findall(r"weights (\d+): return (\d+)", text) for text in lines]
+    return [[(int(version), int(mean)) for version, mean in one] for one in found]
+
+
+@pytest.mark.timeout(240)
+def test_actors_follow_the_weights(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    for lines in actors_and_replay(tmp_path, "300"):
+        versions = [version for version, _ in lines]
+        assert versions == sorted(versions), "they never go back"
+        assert versions[-1] > 0
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(400)
+def test_actors_learn(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    best = max(mean for lines in actors_and_replay(tmp_path, "4_000") for _, mean in lines)
+    assert best > 100, "an untrained policy makes about 20"
+
+
+@pytest.mark.timeout(180)
+def test_torch_and_jax(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("jax")
+    save(tmp_path, "torch-and-jax", ["in_torch.py", "in_jax.py"])
+    with moolink.Broker(first=True) as broker:
+        address = broker.listen("127.0.0.1:0")[0].removeprefix("tcp://")
+        environment = {"MOOLINK_BROKER": address, "MOOLINK_GROUP": "line"}
+        with started(tmp_path, ["in_torch.py"], ["in_jax.py"], **environment) as peers:
+            in_torch, in_jax = (peer.communicate(timeout=150)[0] for peer in peers)
+    assert in_torch.partition(" ")[2] == in_jax.partition(" ")[2]
+    weights = [float(x) for x in re.findall(r"-?\d+\.\d+", in_torch)]
+    assert weights == pytest.approx([1, -2, 3], abs=1e-3)
