@@ -68,7 +68,8 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "weights": ("rpc",),
     "torchrl": ("replay", "weights"),
     "dashboard": ("group",),
-    "cli": ("accumulate",),
+    "launch": ("accumulate",),
+    "cli": ("launch",),
 }
 
 FRAMEWORKS = {"torch", "jax", "jaxlib", "flax", "optax"}

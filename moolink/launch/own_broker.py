@@ -1,0 +1,78 @@
+"""The broker of a job whose launcher starts none: a child of the job's first process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+
+from moolink.errors import Error
+from moolink.internal.addresses import is_loopback
+from moolink.internal.processes import ends_with_parent
+
+_PORT_TIMEOUT = 15.0  # seconds until the broker of a process that was restarted has gone
+_START_TIMEOUT = 30.0  # seconds; imports included, on a machine busy with other work
+_PAUSE = 0.1
+
+_started: tuple[str, int, subprocess.Popen[bytes]] | None = None  # address, our pid, the child
+
+
+def start(address: str) -> None:
+    """Starts a broker that listens at the port of `address`; a second call starts none.
+
+    Raises:
+        moolink.Error: it cannot listen.
+    """
+    global _started
+    mine = _started is not None and _started[:2] == (address, os.getpid())
+    if mine and _started is not None and _started[2].poll() is None:
+        return
+    host, _, port = address.rpartition(":")
+    interface = host if is_loopback(host) else ("[::]" if ":" in host else "0.0.0.0")
+    listened = f"{interface}:{port}"
+    _wait_until_free(interface, int(port))
+    read_fd, write_fd = os.pipe()
+    try:
+        options = ["--first", "--announce-fd", str(write_fd), "--log-level", "warning"]
+        child = subprocess.Popen(
+            ends_with_parent([sys.executable, "-m", "moolink.broker", listened, *options]),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,  # the process's own output is what the user reads
+            pass_fds=(write_fd,),
+            # Ctrl-C goes to all processes of a terminal; the broker ends with this one, after it.
+            process_group=0,
+        )
+        os.close(write_fd)
+        ready, _, _ = select.select([read_fd], [], [], _START_TIMEOUT)
+        if not ready or not os.read(read_fd, 4096):
+            child.kill()
+            child.wait()
+            raise Error(
+                f"the job's broker could not be started on {listened}: see above, or start one "
+                "(`moolink-broker`) and give all processes its address in MOOLINK_BROKER"
+            )
+    finally:
+        os.close(read_fd)
+    _started = (address, os.getpid(), child)
+
+
+def _wait_until_free(interface: str, port: int) -> None:
+    """Waits for the end of the broker that a process before this one had."""
+    family = socket.AF_INET6 if ":" in interface else socket.AF_INET
+    deadline = time.monotonic() + _PORT_TIMEOUT
+    while True:
+        with socket.socket(family) as probe, contextlib.suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((interface.strip("[]"), port))
+            return
+        if time.monotonic() > deadline:
+            raise Error(
+                f"port {port} of this host, which is the job's for its broker, is in use by "
+                "another program: end that program, or start a broker (`moolink-broker`) on "
+                "another port and give all processes its address in MOOLINK_BROKER"
+            )
+        time.sleep(_PAUSE)
