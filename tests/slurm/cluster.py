@@ -203,7 +203,8 @@ def why_not() -> str | None:
     """Returns why there can be no cluster here, or ``None`` if there can."""
     missing = [program for program in _PROGRAMS if shutil.which(program) is None]
     if missing:
-        return f"{', '.join(missing)} not found: apt-get install slurmctld slurmd slurm-client munge"
+        packages = "slurmctld slurmd slurm-client munge"
+        return f"{', '.join(missing)} not found: apt-get install {packages}"
     if os.geteuid() != 0:
         return "the daemons of Slurm need root here"
     return hosts.why_not()
