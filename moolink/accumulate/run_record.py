@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from moolink.errors import Error
@@ -45,9 +47,18 @@ def require_unfinished(group: str, accumulator: str) -> None:
         )
 
 
-def any_ended(directory: str) -> bool:
-    """Whether a job of this run has finished."""
-    return any(Path(directory).glob("*.ended"))
+def read_all(directory: str) -> dict[str, str]:
+    """Returns the notes of the jobs of this run that have finished, by the names of their files."""
+    return {path.name: path.read_text() for path in Path(directory).glob("*.ended")}
+
+
+def add(directory: str, notes: Mapping[str, str]) -> None:
+    """Adds notes that were made in another directory of the run, on another host."""
+    for name, text in notes.items():
+        if re.fullmatch(r"[0-9a-f]{32}\.ended", name):
+            written = Path(directory) / f"{name}.{os.getpid()}"
+            written.write_text(text)
+            written.rename(Path(directory) / name)
 
 
 def _path(directory: str, group: str, accumulator: str) -> Path:

@@ -9,10 +9,9 @@ import secrets
 import sys
 from collections.abc import Sequence
 
-from moolink.cli.job import Job
 from moolink.errors import AuthError
-from moolink.internal import tokens
-from moolink.internal.processes import available_cores
+from moolink.launch.description import Job
+from moolink.launch.launching import launch
 
 _EPILOG = """\
 Each peer finds in its environment:
@@ -37,20 +36,15 @@ With --restart K failed peers are restarted, K times in all, but not once the jo
 class RunOptions:
     """What the command line of ``moolink run`` asks for."""
 
-    peers: int
-    command: list[str]
-    group: str
-    connect: str | None
-    cores: int
-    restarts: int
-    grace: float
-    security: dict[str, str]  # environment variables
+    job: Job
+    cores: int | None
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the job that `argv` describes and returns its exit status."""
+    options = parse(argv)
     try:
-        return Job(parse(argv)).run()
+        return launch(options.job, cores=options.cores, program="moolink run")
     except AuthError as error:
         print(f"moolink run: {error}", file=sys.stderr)
         return 1
@@ -59,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
 def parse(argv: Sequence[str]) -> RunOptions:
     """Parses the arguments of ``moolink run``; what follows the script is the script's."""
     parser = _parser()
-    own, target = _split(parser, argv)
+    own, target = split(parser, argv)
     options = parser.parse_args(own)
     if not target:
         parser.error("no script given: moolink run -n 2 script.py ... or -m package.module ...")
@@ -79,28 +73,20 @@ def parse(argv: Sequence[str]) -> RunOptions:
     if options.connect is not None and options.group is None:
         note = f"these peers form the group {group}; others join it with --group {group}"
         print(f"moolink run: {note}", file=sys.stderr)
-    return RunOptions(
-        peers=options.peers,
-        command=[sys.executable, *target],
-        group=group,
-        connect=options.connect,
-        cores=options.cores or available_cores(),
-        restarts=options.restart,
-        grace=options.grace,
-        security=_security(options.token_file, options.insecure),
-    )
-
-
-def _security(token_file: str | None, insecure: bool) -> dict[str, str]:
-    """Says to the broker and the peers, in their environment, where the token lies."""
-    if insecure or (token_file is None and tokens.says_insecure(os.environ)):
-        return {tokens.FILE_VARIABLE: "", tokens.INSECURE_VARIABLE: "1"}
-    path = token_file or os.environ.get(tokens.FILE_VARIABLE)
-    if path:
-        tokens.read(path)  # a peer's complaint would come later, and from each
-    else:
-        path = str(tokens.own()[1])
-    return {tokens.FILE_VARIABLE: os.path.abspath(path), tokens.INSECURE_VARIABLE: ""}
+    try:
+        job = Job.of_command(
+            [sys.executable, *target],
+            options.peers,
+            restarts=options.restart,
+            group=group,
+            broker=options.connect,
+            token_file=options.token_file,
+            insecure=options.insecure,
+            grace=options.grace,
+        )
+    except ValueError as error:
+        parser.error(str(error))
+    return RunOptions(job, options.cores)
 
 
 def _is_address(text: str) -> bool:
@@ -146,8 +132,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _split(parser: argparse.ArgumentParser, argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Cuts `argv` into our options and the script with its arguments, kept verbatim.
+def split(parser: argparse.ArgumentParser, argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Cuts `argv` into a command's options and the script with its arguments, kept verbatim.
 
     argparse's REMAINDER would drop a "--" that belongs to the script.
     """

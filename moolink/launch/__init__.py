@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from moolink.launch.description import Job, Role
 from moolink.launch.place import Place, place
 
-__all__ = ["Job", "Place", "Role", "place"]
+if TYPE_CHECKING:
+    from moolink.launch.launching import launch
+
+__all__ = ["Job", "Place", "Role", "launch", "place"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "launch":
+        from moolink.launch.launching import launch
+
+        return launch
+    raise AttributeError(f"module 'moolink.launch' has no attribute {name!r}")

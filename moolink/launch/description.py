@@ -7,7 +7,6 @@ import re
 import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 from moolink.internal import tokens
@@ -236,7 +235,7 @@ def _variables(where: str, value: Any) -> Mapping[str, str]:
             raise ValueError(f"{where} has {name!r} in it, which is no name of a variable")
         if not isinstance(text, str) or "\0" in text:
             raise ValueError(f"{where}: {name} is {text!r}; it must be a string")
-    return MappingProxyType(dict(value))
+    return dict(value)
 
 
 def _whole(where: str, value: Any, least: int) -> None:

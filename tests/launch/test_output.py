@@ -1,6 +1,6 @@
 import io
 
-from moolink.cli.output import PrefixedStream, Screen
+from moolink.launch.output import PrefixedStream, Screen
 
 
 class Terminal(io.BytesIO):

@@ -1,0 +1,131 @@
+"""Running a job: on this machine, or on hosts that are reached by SSH."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from collections.abc import Sequence
+
+from moolink.internal import tokens
+from moolink.launch.description import Job
+from moolink.launch.host import LocalHost
+from moolink.launch.loop import Loop
+from moolink.launch.output import Screen
+from moolink.launch.shares import Seat
+from moolink.launch.supervisor import BrokerPlan, Plan, Supervisor
+
+
+def launch(
+    job: Job,
+    *,
+    hosts: Sequence[str] = (),
+    ssh: Sequence[str] = ("ssh",),
+    python: str | None = None,
+    directory: str | None = None,
+    broker_host: str | None = None,
+    listen: str | None = None,
+    lost_after: float = 10.0,
+    cores: int | None = None,
+    program: str = "moolink launch",
+) -> int:
+    """Runs a job to its end: on this machine, or on hosts that are reached by SSH.
+
+    The processes' output comes line by line on stdout and stderr, each line with the index of its
+    process before it, and its role if there are several. A process that fails is started again as
+    often as its role's ``restarts`` say; after that it ends the job, unless its role is elastic.
+    The job ends when all processes have ended whose roles are not elastic. In the main thread
+    SIGINT, SIGTERM and SIGHUP end it: processes get SIGTERM, and SIGKILL after ``job.grace``.
+
+    Args:
+        job: what is run.
+        hosts: each ``HOST`` or ``HOST:COUNT``, with a user before it if need be (``user@HOST``).
+            None, and none in the job's roles: this machine.
+        ssh: the command that is run for a host, with its options.
+        python: the interpreter on the hosts. Default: the path of this one.
+        directory: the working directory on the hosts. Default: the path of this one.
+        broker_host: one of the hosts, on which the broker runs. Default: this machine.
+        listen: ``HOST:PORT`` on which the broker listens. Default: a free port, on the loopback
+            interface of this machine or, if there are hosts, on all interfaces.
+        lost_after: a host that is not heard of for so many seconds is lost; it then ends its
+            processes.
+        cores: of this machine, shared out among the processes. Default: all that may be used.
+        program: what messages of the launcher begin with.
+
+    Returns:
+        The exit status: 0, or that of the process that ended the job (128 + n for signal n).
+
+    Raises:
+        ValueError: the hosts are not what they must be.
+        moolink.AuthError: the token cannot be read or made.
+    """
+    if hosts or any(role.hosts for role in job.roles):
+        # Imported here: jobs of one machine need none of it.
+        from moolink.launch import ssh as remote
+
+        return remote.launch(
+            job,
+            hosts,
+            remote.Options(
+                tuple(ssh), python or sys.executable, directory or os.getcwd(), lost_after
+            ),
+            broker_host=broker_host,
+            listen=listen,
+            program=program,
+        )
+    if broker_host is not None:
+        raise ValueError(f"broker_host is {broker_host!r}, but there are no hosts")
+    return _launch_here(job, listen or "127.0.0.1:0", cores, program)
+
+
+def _launch_here(job: Job, listen: str, cores: int | None, program: str) -> int:
+    security = local_security(job)
+    loop = Loop()
+    host = LocalHost(loop, cores)
+    address = listen.rpartition(":")[0]
+    address = "127.0.0.1" if address in ("0.0.0.0", "[::]") else address
+    broker = BrokerPlan(host, lambda: listen, lambda _, port: f"{address}:{port}")
+    seats = [Seat(role, index, host) for role in job.roles for index in range(role.count)]
+    plan = Plan(
+        program,
+        job,
+        group_of(job),
+        sys.executable,
+        seats,
+        [host],
+        None if job.broker else broker,
+        security,
+    )
+    try:
+        return Supervisor(loop, Screen(sys.stdout.buffer, sys.stderr.buffer)).run(plan)
+    finally:
+        loop.close()
+
+
+def group_of(job: Job) -> str:
+    """Returns the job's group: as given, or one that no other job has."""
+    return job.group or f"run-{secrets.token_hex(6)}"
+
+
+def token_path(job: Job) -> str | None:
+    """Returns the file of the job's token; ``None``: its peers are to be insecure.
+
+    Raises:
+        moolink.AuthError: the token cannot be read or made.
+    """
+    if job.insecure or (job.token_file is None and tokens.says_insecure(os.environ)):
+        return None
+    path = job.token_file or os.environ.get(tokens.FILE_VARIABLE)
+    if path:
+        tokens.read(path)  # a peer's complaint would come later, and from each
+    else:
+        path = str(tokens.own()[1])
+    return os.path.abspath(path)
+
+
+def local_security(job: Job) -> dict[str, str]:
+    """Says to the processes of this machine, in their environment, where the token lies."""
+    path = token_path(job)
+    if path is None:
+        return {tokens.FILE_VARIABLE: "", tokens.INSECURE_VARIABLE: "1"}
+    return {tokens.FILE_VARIABLE: path, tokens.INSECURE_VARIABLE: ""}
