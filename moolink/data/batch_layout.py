@@ -22,16 +22,19 @@ from moolink.internal.shown import shown
 
 Nest: TypeAlias = Any  # dict, list, tuple or namedtuple of nests; else a leaf
 Mode: TypeAlias = Literal["stack", "cat"]
+Values: TypeAlias = Literal["list", "tuple", "first"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-    """What a Batcher was asked to make: batches of `size` along `dim`, on `device`."""
+    """What a Batcher was asked to make: batches of `size` along `dim`, on `device`. A value that is
+    no array becomes a list or a tuple of all rows' values, or the first row's."""
 
     mode: Mode
     size: int
     dim: int
     device: str
+    values: Values = "list"
 
 
 class Node(abc.ABC):
@@ -225,11 +228,12 @@ class _Sequence(Node):
 
 
 class _ValueLeaf(Node):
-    """A leaf that is no array: a batch holds a list with each row's value."""
+    """A leaf that is no array: a batch holds each row's value, or the first one's."""
 
     def __init__(self, path: str, spec: Spec) -> None:
         super().__init__(path)
         self._size = spec.size
+        self._shown = spec.values
 
     def allocate(self) -> None:
         self._values: list[Any] = [None] * self._size
@@ -249,7 +253,10 @@ class _ValueLeaf(Node):
         self._values[start:stop] = [None] * (stop - start)
 
     def take(self, rows: int | None = None) -> Nest:
-        return self._values if rows is None else self._values[:rows]
+        if self._shown == "first":
+            return self._values[0]
+        values = self._values if rows is None else self._values[:rows]
+        return tuple(values) if self._shown == "tuple" else values
 
     def rows(self, item: Nest) -> list[tuple[str, int]]:
         return []

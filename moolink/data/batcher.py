@@ -10,7 +10,7 @@ from typing import Any
 
 from moolink._core import BatchRows, LentSlot
 from moolink.data import batch_layout
-from moolink.data.batch_layout import Mode, Nest, Node
+from moolink.data.batch_layout import Mode, Nest, Node, Values
 from moolink.errors import Closed, QueueFull, TimeoutError
 from moolink.internal import deadlines, forks
 from moolink.internal.keywords import names_keywords
@@ -32,6 +32,8 @@ class Batcher:
         max_batches: how many finished batches may wait. When as many do, an item that would finish
             another one has to wait too. None: no bound.
     """
+
+    _values: Values = "list"  # what a batch has in place of a leaf that is no array
 
     @names_keywords
     def __init__(
@@ -163,7 +165,7 @@ class Batcher:
         if self._closed:
             raise Closed("the batcher is closed")
         if self._layout is None:
-            spec = batch_layout.Spec(mode, self._size, self._dim, self._device)
+            spec = batch_layout.Spec(mode, self._size, self._dim, self._device, self._values)
             self._layout, self._mode = batch_layout.build(item, spec), mode
         if self._mode == mode:
             self._begin()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -154,7 +154,7 @@ class InferenceServer(Closing):
     def _infer(
         self,
         inputs: Any,
-        client: list[str | None],
+        client: Sequence[str | None],
         row: Any,
         first: Any,
     ) -> dict[str, Any] | None:
@@ -184,7 +184,11 @@ class InferenceServer(Closing):
         return {"outputs": outputs, "version": version}
 
     def _check(
-        self, client: list[str | None], rows: int, row: npt.NDArray[Any], first: npt.NDArray[Any]
+        self,
+        client: Sequence[str | None],
+        rows: int,
+        row: npt.NDArray[Any],
+        first: npt.NDArray[Any],
     ) -> None:
         """Raises a TypeError or ValueError if a request has arguments that no client sends."""
         for name in client[: max(1, rows)]:  # padding is at the end, and is not all of a batch
@@ -210,7 +214,7 @@ class InferenceServer(Closing):
 
     def _gather(
         self,
-        client: list[str | None],
+        client: Sequence[str | None],
         row: npt.NDArray[np.int64],
         first: npt.NDArray[np.bool_],
     ) -> tuple[npt.NDArray[np.int64], Any]:
@@ -224,7 +228,7 @@ class InferenceServer(Closing):
         self._states.reset(slots[: len(first)][first])
         return slots, self._states.gather(slots)
 
-    def _count(self, client: list[str | None], row: npt.NDArray[np.int64], rows: int) -> None:
+    def _count(self, client: Sequence[str | None], row: npt.NDArray[np.int64], rows: int) -> None:
         requests = 0
         for name, number in zip(client, row.tolist(), strict=True):
             if name is not None:
@@ -262,7 +266,7 @@ def _within(numbers: npt.NDArray[Any], size: int) -> bool:
 
 
 def _on_host(array: Any) -> npt.NDArray[Any]:
-    """A numpy array on the host; a list becomes an array of objects."""
-    if isinstance(array, list):
+    """A numpy array on the host; a tuple of values becomes an array of objects."""
+    if isinstance(array, tuple):
         return np.array(array, object)
     return np.asarray(array.cpu() if hasattr(array, "cpu") else array)

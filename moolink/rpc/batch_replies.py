@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from moolink.data.batch_layout import as_numpy, is_array
+from moolink.data.batch_layout import Values, as_numpy, is_array
 
 
 class Return(Protocol):
@@ -19,6 +20,16 @@ class Return(Protocol):
     def reject(self, reason: str) -> None: ...
     def cancelled(self) -> bool: ...
     def add_cancel_callback(self, callback: Callable[[], object]) -> None: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchRules:
+    """How a batch shows values that are no arrays, and which parts of a reply hold one for each
+    call; a list or tuple that does not is structure."""
+
+    values: Values = "tuple"
+    list_has_entries: bool = True
+    tuple_has_entries: bool = True
 
 
 class BatchReturn:
@@ -43,7 +54,9 @@ class BatchReturn:
         sizes: Sequence[int] | None,
         rows: int,
         succeeded: Callable[[], object],
+        rules: BatchRules,
     ) -> None:
+        self._rules = rules
         self._returns = returns
         self._sizes = sizes
         self._rows = rows
@@ -111,12 +124,17 @@ class BatchReturn:
         if isinstance(value, dict):
             parts = {key: self._split(part, f"{path}[{key!r}]") for key, part in value.items()}
             return self._join(list(parts.values()), lambda own: dict(zip(parts, own, strict=True)))
-        if isinstance(value, list) or (isinstance(value, tuple) and _is_flat(value)):
+        if self._has_entries(value):
             return self._split_entries(value, path)
-        if isinstance(value, tuple):
+        if isinstance(value, list | tuple):
             kind = getattr(value, "_make", type(value))
             return self._join([self._split(p, f"{path}[{i}]") for i, p in enumerate(value)], kind)
         return [value] * len(self)
+
+    def _has_entries(self, value: Any) -> bool:
+        if isinstance(value, list):
+            return self._rules.list_has_entries
+        return self._rules.tuple_has_entries and isinstance(value, tuple) and _is_flat(value)
 
     def _join(self, parts: list[list[Any]], make: Callable[[Any], Any]) -> list[Any]:
         """Makes each call's reply of its parts; an exception among them is all of it."""

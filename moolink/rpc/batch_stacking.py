@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from moolink.data import batch_layout
 from moolink.data.batch_layout import Mode, Nest, Node, is_array
-from moolink.rpc.batch_replies import BatchReturn, Return
+from moolink.rpc.batch_replies import BatchReturn, BatchRules, Return
 
 _MOST_EMPTY_ROWS = 1 << 16  # of a call; they cost it nothing, and the batch much
 
@@ -49,6 +49,7 @@ class BatchOptions:
     max_latency: float | None = None
     pad: bool = False
     bucket_sizes: tuple[int, ...] | None = None
+    rules: BatchRules = BatchRules()  # noqa: RUF009 - it is frozen
 
     def __post_init__(self) -> None:
         for size in (self.batch_size, *(self.bucket_sizes or ())):
@@ -159,10 +160,11 @@ class Stacker:
 
     def stack(self, calls: list[Call]) -> Call:
         """Makes one call of those that were sifted, in the memory of the batch."""
-        cat = self._options.mode == "cat"
+        options = self._options
+        cat = options.mode == "cat"
         sizes = [rows_of(call) for call in calls] if cat else None
         used = sum(sizes) if sizes is not None else len(calls)
-        rows = self._options.padded(used)
+        rows = options.padded(used)
         layout = self._with_room(rows, calls[0])
         start = 0
         for i, call in enumerate(calls):
@@ -176,7 +178,8 @@ class Stacker:
         batch = layout.take(rows)
         layout.allocate()  # Gives up what was put there.
         succeeded = functools.partial(self._settle, layout)
-        reply = BatchReturn([call.reply for call in calls], sizes, rows, succeeded)
+        returns = [call.reply for call in calls]
+        reply = BatchReturn(returns, sizes, rows, succeeded, options.rules)
         return Call(reply, batch.args, batch.kwargs)
 
     def _settle(self, layout: Node) -> None:
@@ -222,7 +225,7 @@ class Stacker:
 
     def _build(self, call: Call, capacity: int) -> Node:
         options = self._options
-        spec = batch_layout.Spec(options.mode, capacity, 0, options.device)
+        spec = batch_layout.Spec(options.mode, capacity, 0, options.device, options.rules.values)
         arguments = _Arguments(call.args, call.kwargs)
         layout = batch_layout.build(arguments, spec)
         if options.mode == "cat":

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from moolink._core import RpcCore, RpcDeferredReturn
 from moolink.errors import Error, QueueFull
-from moolink.internal import deadlines, forks, logs, tokens
+from moolink.internal import deadlines, forks, logs, pickles, tokens
 from moolink.internal.keywords import names_keywords
+from moolink.internal.pickles import AllowPickle
 from moolink.metrics import sources
 from moolink.metrics.sources import Value
 from moolink.rpc import report
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from moolink.data.batch_layout import Mode
     from moolink.internal.tokens import Identity, Key
     from moolink.rpc.async_handlers import AsyncHandler
+    from moolink.rpc.batch_replies import BatchRules
     from moolink.rpc.batch_stacking import BatchOptions, Call
     from moolink.rpc.batching import BatchHandler, CallQueue
     from moolink.rpc.queue import Queue
@@ -45,7 +47,7 @@ class Rpc(RpcCore):
         *,
         arrays: Arrays = "same",
         device: str = "cpu",
-        allow_pickle: bool = False,
+        allow_pickle: AllowPickle = False,
         transports: list[str] | None = None,
         timeout: float = 120.0,
         token: str | os.PathLike[str] | Key | Identity | None = None,
@@ -53,11 +55,12 @@ class Rpc(RpcCore):
         insecure: bool = False,
     ) -> None:
         proof = tokens.identity(token, token_file, insecure)
+        pickles.check(allow_pickle, proof)
         super().__init__(
             name,
             arrays=arrays,
             device=device,
-            allow_pickle=allow_pickle,
+            allow_pickle=bool(allow_pickle),
             transports=transports,
             timeout=timeout,
             keys=[(key.secret, key.group) for key in proof.keys],
@@ -103,7 +106,7 @@ class Rpc(RpcCore):
 
         With `batch_size` the function gets that many calls at once: arrays stacked along a new
         first dimension, structures of dicts, lists and tuples kept; in place of a value that is no
-        array, a list with that of each call. Its reply is split: see BatchReturn. What the calls
+        array, a tuple with that of each call. Its reply is split: see BatchReturn. What the calls
         look like is settled by the first batch that was served; one that differs fails alone.
 
         With `dynamic_batching` it gets the calls that came while it served the last batch: at least
@@ -130,7 +133,7 @@ class Rpc(RpcCore):
             ValueError: the name is defined already, the options contradict one another, or no
                 batch can be made on `device`.
         """
-        options = _batch_options(
+        options = self._batch_options(
             batch_size, device, dynamic_batching, mode, max_latency, pad, bucket_sizes
         )
         self._define(name, function, False, options)
@@ -152,7 +155,7 @@ class Rpc(RpcCore):
         later and from any thread: `deferred(value)` or `deferred.error(exception)`. Dropped without
         a reply, the caller is told so at once. For a batch, it is a BatchReturn.
         """
-        options = _batch_options(
+        options = self._batch_options(
             batch_size, device, dynamic_batching, mode, max_latency, pad, bucket_sizes
         )
         self._define(name, function, True, options)
@@ -191,7 +194,7 @@ class Rpc(RpcCore):
         """
         from moolink.rpc.batching import BatchQueue, CallQueue
 
-        options = _batch_options(
+        options = self._batch_options(
             batch_size, device, dynamic_batching, mode, max_latency, pad, bucket_sizes
         )
         queue: CallQueue = BatchQueue(options, max_size) if options else CallQueue(max_size)
@@ -296,6 +299,39 @@ class Rpc(RpcCore):
         else:
             super().define(name, function)
 
+    def _batch_options(
+        self,
+        batch_size: int | None,
+        device: str,
+        dynamic: bool,
+        mode: Mode,
+        max_latency: float | None,
+        pad: bool,
+        bucket_sizes: Iterable[int] | None,
+    ) -> BatchOptions | None:
+        """Returns None if calls are not batched."""
+        asked = batch_size is not None or dynamic or max_latency is not None or pad
+        if not asked and mode == "stack" and bucket_sizes is None:
+            return None
+        from moolink.rpc.batch_stacking import BatchOptions
+
+        buckets = None if bucket_sizes is None else tuple(bucket_sizes)
+        return BatchOptions(
+            batch_size,
+            str(device),
+            dynamic,
+            mode,
+            max_latency,
+            pad,
+            buckets,
+            self._batch_rules(dynamic),
+        )
+
+    def _batch_rules(self, dynamic: bool) -> BatchRules:
+        from moolink.rpc.batch_replies import BatchRules
+
+        return BatchRules()
+
     def _serve(
         self,
         name: str,
@@ -396,22 +432,3 @@ def _defer(name: str, function: Callable[..., Any], batch: Call, done: Callable[
         except Error:
             logs.raised_after_reply(name, raised)
     return True
-
-
-def _batch_options(
-    batch_size: int | None,
-    device: str,
-    dynamic: bool,
-    mode: Mode,
-    max_latency: float | None,
-    pad: bool,
-    bucket_sizes: Iterable[int] | None,
-) -> BatchOptions | None:
-    """Returns None if calls are not batched."""
-    asked = batch_size is not None or dynamic or max_latency is not None or pad
-    if not asked and mode == "stack" and bucket_sizes is None:
-        return None
-    from moolink.rpc.batch_stacking import BatchOptions
-
-    buckets = None if bucket_sizes is None else tuple(bucket_sizes)
-    return BatchOptions(batch_size, str(device), dynamic, mode, max_latency, pad, buckets)

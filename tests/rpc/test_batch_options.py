@@ -83,7 +83,7 @@ def test_undefine_waits_for_a_batch_that_was_due(pair: Pair) -> None:
     started, release = threading.Event(), threading.Event()
     ended: list[object] = []
 
-    def serve(x: list[int]) -> list[int]:
+    def serve(x: tuple[int, ...]) -> tuple[int, ...]:
         started.set()
         release.wait(TIMEOUT)
         ended.append(x)
@@ -94,7 +94,7 @@ def test_undefine_waits_for_a_batch_that_was_due(pair: Pair) -> None:
     assert started.wait(TIMEOUT)
     threading.Timer(0.1, release.set).start()
     server.undefine("f")
-    assert ended == [[1]]
+    assert ended == [(1,)]
     assert future.result() == 1
 
 

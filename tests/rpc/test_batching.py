@@ -38,7 +38,7 @@ def test_arrays_are_stacked_and_replies_split(pair: Pair, framework: str) -> Non
     for x, scale in seen:
         assert type(x) is type(sent[0])
         assert tuple(x.shape) == (4, 3)
-        assert [float(s) for s in x[:, 0]] == scale
+        assert tuple(float(s) for s in x[:, 0]) == scale
 
 
 def test_nests_are_kept(pair: Pair) -> None:
@@ -62,11 +62,11 @@ def test_nests_are_kept(pair: Pair) -> None:
     assert image.dtype == np.uint8
     assert scalar.dtype == np.float32
     assert sorted(scalar.tolist()) == [0, 1]
-    assert label == ["label", "label"]
+    assert label == ("label", "label")
     assert batch["state"]["h"].shape == (2, 3)
     assert batch["state"]["h"].dtype == torch.bfloat16
     assert sorted(batch["done"]) == [False, True]
-    assert batch["none"] == [None, None]
+    assert batch["none"] == (None, None)
 
 
 def test_deferred_batches(pair: Pair) -> None:
@@ -138,7 +138,7 @@ def test_padding_is_zero(pair: Pair) -> None:
     future = client.async_("server", "q", np.full(2, 7, np.int32), "label", torch.ones(1))
     reply, (x, label, t), _ = queue.get(TIMEOUT)
     assert x.tolist() == [[7, 7], [0, 0], [0, 0], [0, 0]]
-    assert label == ["label", None, None, None]
+    assert label == ("label", None, None, None)
     assert t.tolist() == [[1], [0], [0], [0]]
     assert len(reply) == 1
     reply(x[:, 0])
@@ -153,7 +153,7 @@ def test_a_queue_wakes_for_an_incomplete_batch(pair: Pair) -> None:
         for i in range(3):
             future = client.async_("server", "q", i)
             reply, (x,), _ = await asyncio.wait_for(queue, TIMEOUT)
-            assert x == [i]
+            assert x == (i,)
             reply(x)
             assert await future == i
 
@@ -212,7 +212,7 @@ def test_calls_nobody_waits_for_leave_their_batch(pair: Pair) -> None:
     until(lambda: queue._items[0][1].reply.cancelled(), "the cancellation")
     futures += calls(client, "q", [2, 3])
     reply, (x,), _ = queue.get(TIMEOUT)
-    assert x == [1, 2, 3]
+    assert x == (1, 2, 3)
     reply(x)
     assert [f.result() for f in futures[1:]] == [1, 2, 3]
 

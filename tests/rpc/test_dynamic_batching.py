@@ -56,7 +56,7 @@ def test_a_consumer_that_waits_gets_the_first_call_at_once(pair: Pair) -> None:
         assert not task.done()
         future = client.async_("server", "q", 5)
         reply, (x,), _ = await asyncio.wait_for(task, TIMEOUT)
-        assert x == [5]
+        assert x == (5,)
         reply(x)
         assert await future == 5
 
@@ -146,7 +146,7 @@ def test_cat(pair: Pair) -> None:
         reply, (x, label), _ = queue.get(TIMEOUT)
         assert reply.sizes == expected
         assert x.shape == (sum(expected), 2)
-        assert label == [str(row[0]) for row in x]
+        assert label == tuple(str(row[0]) for row in x)
         reply((x + 1, [f"call of {n}" for n in expected]))
     for i, (n, future) in enumerate(zip(sizes, futures, strict=True)):
         rows, text = future.result()

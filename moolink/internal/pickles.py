@@ -1,0 +1,44 @@
+"""Pickles between peers: code that others send and this process runs, so never by accident."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from moolink.internal import logs
+
+if TYPE_CHECKING:
+    from moolink.internal.tokens import Identity
+
+AllowPickle = bool | Literal["insecure"]
+
+_told = False
+
+
+def check(allowed: AllowPickle, proof: Identity) -> None:
+    """Checks an Rpc's option ``allow_pickle``; tells once in the log that pickles are allowed.
+
+    Raises:
+        ValueError: it is none of its values, or True at a peer that asks others for no token.
+    """
+    if allowed not in (True, False, "insecure"):
+        raise ValueError(f'allow_pickle is True, False or "insecure", not {allowed!r}')
+    if not allowed:
+        return
+    if allowed != "insecure" and not proof.keys:
+        raise ValueError(
+            "allow_pickle=True needs a token: this peer is insecure, and anybody who reaches its "
+            'port could run code here. Use a token, or say allow_pickle="insecure" where you trust '
+            "everybody who reaches it"
+        )
+    _tell(bool(proof.keys))
+
+
+def _tell(has_token: bool) -> None:
+    global _told
+    if _told:
+        return
+    _told = True
+    logs.logger.warning(
+        "pickles from peers are allowed in this process (allow_pickle): %s can run code here",
+        "whoever holds the token" if has_token else "anybody who reaches its port",
+    )
