@@ -12,6 +12,7 @@ usage: moolink COMMAND ...
 
 commands:
   run      start an embedded broker and N peers of a script: moolink run -n 2 -m package.module
+  launch   start a job: of a file or a script, here or on several hosts: moolink launch job.toml
   replay   serve the tables of a replay: moolink replay tables.toml --listen 0.0.0.0:4432
   top      show a running job: its groups, members and rates (needs moolink-broker --http)
   dump     show how things stand in a process: moolink dump PID
@@ -39,6 +40,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from moolink.cli.run import main as run
 
         return run(rest)
+    if command == "launch":
+        from moolink.cli.launch import main as launch
+
+        return launch(rest)
     if command == "replay":
         from moolink.cli.replay import main as replay
 

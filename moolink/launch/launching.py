@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-import secrets
 import sys
 from collections.abc import Sequence
 
-from moolink.internal import tokens
 from moolink.launch.description import Job
 from moolink.launch.host import LocalHost
 from moolink.launch.loop import Loop
 from moolink.launch.output import Screen
+from moolink.launch.remote_host import Options
+from moolink.launch.settings import group_of, local_security
 from moolink.launch.shares import Seat
 from moolink.launch.supervisor import BrokerPlan, Plan, Supervisor
 
@@ -61,14 +61,12 @@ def launch(
     """
     if hosts or any(role.hosts for role in job.roles):
         # Imported here: jobs of one machine need none of it.
-        from moolink.launch import ssh as remote
+        import moolink.launch.ssh as remote
 
         return remote.launch(
             job,
             hosts,
-            remote.Options(
-                tuple(ssh), python or sys.executable, directory or os.getcwd(), lost_after
-            ),
+            Options(tuple(ssh), python or sys.executable, directory or os.getcwd(), lost_after),
             broker_host=broker_host,
             listen=listen,
             program=program,
@@ -100,32 +98,3 @@ def _launch_here(job: Job, listen: str, cores: int | None, program: str) -> int:
         return Supervisor(loop, Screen(sys.stdout.buffer, sys.stderr.buffer)).run(plan)
     finally:
         loop.close()
-
-
-def group_of(job: Job) -> str:
-    """Returns the job's group: as given, or one that no other job has."""
-    return job.group or f"run-{secrets.token_hex(6)}"
-
-
-def token_path(job: Job) -> str | None:
-    """Returns the file of the job's token; ``None``: its peers are to be insecure.
-
-    Raises:
-        moolink.AuthError: the token cannot be read or made.
-    """
-    if job.insecure or (job.token_file is None and tokens.says_insecure(os.environ)):
-        return None
-    path = job.token_file or os.environ.get(tokens.FILE_VARIABLE)
-    if path:
-        tokens.read(path)  # a peer's complaint would come later, and from each
-    else:
-        path = str(tokens.own()[1])
-    return os.path.abspath(path)
-
-
-def local_security(job: Job) -> dict[str, str]:
-    """Says to the processes of this machine, in their environment, where the token lies."""
-    path = token_path(job)
-    if path is None:
-        return {tokens.FILE_VARIABLE: "", tokens.INSECURE_VARIABLE: "1"}
-    return {tokens.FILE_VARIABLE: path, tokens.INSECURE_VARIABLE: ""}

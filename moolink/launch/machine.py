@@ -201,7 +201,7 @@ class Machine:
         returncode = process.popen.wait()
         process.has_ended = True
         self._tell_guard(f"-{process.pid}")
-        if process.popen.stdin is not None:
+        if process.popen.stdin is not None and not process.popen.stdin.closed:
             self._loop.unwatch(process.popen.stdin.fileno())
             process.popen.stdin.close()
         process.watcher.ended(returncode)

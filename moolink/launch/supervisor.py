@@ -433,7 +433,10 @@ class Supervisor:
         for host in remote:
             host.close()
         timer = self._loop.after(_HOST_GRACE, lambda: None)
-        while not timer.is_cancelled and not all(host.is_closed for host in remote):
+        while not all(host.is_closed for host in remote):
+            if timer.is_cancelled:
+                for host in remote:
+                    host.close()  # without its agent's consent
             self._loop.turn()
         timer.cancel()
         for host in self._plan.hosts:
