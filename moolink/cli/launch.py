@@ -9,6 +9,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 
+from moolink.cli import schedulers
 from moolink.cli.run import split
 from moolink.errors import Error
 from moolink.launch.description import Job
@@ -83,7 +84,11 @@ def _run_here(job: Job, options: argparse.Namespace) -> int:
 
 
 # All ways to run a job but the one on this machine, which is what remains.
-RUNNERS = [Runner("hosts", _add_host_options, _run_on_hosts)]
+RUNNERS = [
+    Runner("hosts", _add_host_options, _run_on_hosts),
+    Runner("slurm", schedulers.add_slurm_options, schedulers.run_by_slurm),
+    Runner("kubernetes", schedulers.add_kubernetes_options, schedulers.print_manifests),
+]
 
 
 def main(argv: Sequence[str]) -> int:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from moolink.launch.description import Job, Role
+from moolink.launch.leaving import leave_on_signals
 from moolink.launch.place import Place, place
 
 if TYPE_CHECKING:
     from moolink.launch.launching import launch
 
-__all__ = ["Job", "Place", "Role", "launch", "place"]
+__all__ = ["Job", "Place", "Role", "launch", "leave_on_signals", "place"]
 
 
 def __getattr__(name: str) -> Any:

@@ -143,7 +143,7 @@ def _broker(job: Job, options: Options) -> dict[str, Any]:
 
 
 def _role(job: Job, role: Role, options: Options) -> dict[str, Any]:
-    container = {
+    container: dict[str, Any] = {
         "name": role.name,
         "image": options.image,
         "command": [_literal(argument) for argument in role.argv("python")],
@@ -152,6 +152,7 @@ def _role(job: Job, role: Role, options: Options) -> dict[str, Any]:
     if resources := _resources(role):
         container["resources"] = resources
     template = _pod(job, role.name, container, options, job.grace)
+    spec: dict[str, Any]
     if role.elastic:
         spec = {
             "replicas": role.count,
