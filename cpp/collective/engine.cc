@@ -191,7 +191,7 @@ void Engine::begin(OpId id, Operation::Request request) {
 // Of several operations of one name under way, the first has the residual.
 MutableBuffer Engine::take_residual(const std::string& name, const OpSpec& spec) {
   if (spec.compression == Compression::none || spec.kind != Kind::all_reduce || !hosts_ ||
-      hosts_->count() < 2 || hosts_->leader(hosts_->of[*rank_]) != *rank_) {
+      hosts_->count() < 2 || !hosts_->lane(*rank_)) {
     return {};
   }
   const auto found = std::find_if(residuals_.begin(), residuals_.end(),

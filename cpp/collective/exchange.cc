@@ -29,6 +29,7 @@ Exchange::Exchange(const Plan& plan, MutableBuffer result, MutableBuffer residua
   if (schedule_.computed_by_many) plan_.compression = Compression::none;
   position_.resize(schedule_.chains.size());
   states_.resize(schedule_.chains.size());
+  std::erase_if(schedule_.chains, [this](const Chain& chain) { return !is_chain(chain.id); });
   for (std::size_t i = 0; i < schedule_.chains.size(); ++i) {
     position_[schedule_.chains[i].id] = i;
   }

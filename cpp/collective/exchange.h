@@ -15,8 +15,9 @@
 
 namespace moolink::collective {
 
-// One host's part of one allreduce between hosts: carries out its schedule (schedule.h). A machine
-// without I/O, used by the member that acts for the host.
+// One host's part of one allreduce between hosts: carries out the chains of one lane of its
+// schedule (schedule.h). A machine without I/O, used by the member that acts for the host in that
+// lane.
 //
 // How it is driven: provide() each chain's partial sum, in the order of chains() or any other; call
 // received() with the messages of other hosts; after each event take_effects(): send what is
@@ -26,6 +27,8 @@ class Exchange {
   struct Plan {
     std::uint32_t hosts = 1;
     std::uint32_t host = 0;
+    std::uint32_t lanes = 1;
+    std::uint32_t lane = 0;
     std::uint64_t count = 0;  // elements
     tensor::DType dtype = tensor::DType::float32;
     ReduceOp op = ReduceOp::sum;
@@ -57,7 +60,10 @@ class Exchange {
   // In the order in which this host should provide them.
   const std::vector<Chain>& chains() const { return schedule_.chains; }
   const Chain& chain(std::uint32_t id) const { return schedule_.chains[position_[id]]; }
-  bool is_chain(std::uint32_t id) const { return id < position_.size(); }
+  // Whether it is one of this lane's.
+  bool is_chain(std::uint32_t id) const {
+    return id < states_.size() && lane_of(id, plan_.hosts, plan_.lanes) == plan_.lane;
+  }
 
   // The host's sum of a chain's elements, of partial_dtype(); read until the exchange is destroyed.
   void provide(std::uint32_t chain, Buffer partial);
@@ -110,7 +116,7 @@ class Exchange {
 
   Plan plan_;
   Schedule schedule_;
-  std::vector<std::size_t> position_;  // of a chain's id in the schedule
+  std::vector<std::size_t> position_;  // of a chain in the schedule, by id
   std::vector<State> states_;          // by id
   MutableBuffer result_;
   MutableBuffer residual_;

@@ -12,6 +12,12 @@ namespace {
 constexpr std::uint32_t of_exchange(std::uint32_t task) { return 2 * task + 1; }
 constexpr std::uint32_t of_own(std::uint32_t task) { return 2 * task; }
 
+std::uint32_t fewest(const std::vector<std::vector<std::uint32_t>>& ranks) {
+  std::size_t least = ranks.empty() ? 1 : ranks.front().size();
+  for (const auto& there : ranks) least = std::min(least, there.size());
+  return static_cast<std::uint32_t>(least);
+}
+
 }  // namespace
 
 Hosts hosts_of(const std::vector<Uid>& keys) {
@@ -24,7 +30,14 @@ Hosts hosts_of(const std::vector<Uid>& keys) {
     hosts.of.push_back(host);
     hosts.ranks[host].push_back(rank);
   }
+  hosts.lanes = fewest(hosts.ranks);
   return hosts;
+}
+
+std::optional<std::uint32_t> Hosts::lane(std::uint32_t rank) const {
+  const std::vector<std::uint32_t>& there = ranks[of[rank]];
+  const auto at = std::find(there.begin(), there.begin() + lanes, rank) - there.begin();
+  return at < lanes ? std::optional(static_cast<std::uint32_t>(at)) : std::nullopt;
 }
 
 bool share_a_host(const std::vector<Uid>& keys) {
@@ -35,17 +48,20 @@ bool share_a_host(const std::vector<Uid>& keys) {
 Hosts hosts_led_by(const std::vector<std::uint32_t>& reducers, const Hosts& hosts) {
   Hosts led;
   std::vector<std::uint32_t> others;
+  std::vector<std::vector<std::uint32_t>> leaders;
   for (const std::vector<std::uint32_t>& ranks : hosts.ranks) {
-    const auto leader = std::find_if(ranks.begin(), ranks.end(), [&](std::uint32_t rank) {
+    std::vector<std::uint32_t> there(ranks);
+    const auto end = std::stable_partition(there.begin(), there.end(), [&](std::uint32_t rank) {
       return std::binary_search(reducers.begin(), reducers.end(), rank);
     });
-    if (leader == ranks.end()) {
+    if (end == there.begin()) {
       others.insert(others.end(), ranks.begin(), ranks.end());
       continue;
     }
-    std::vector<std::uint32_t>& there = led.ranks.emplace_back(1, *leader);
-    std::remove_copy(ranks.begin(), ranks.end(), std::back_inserter(there), *leader);
+    leaders.emplace_back(there.begin(), end);
+    led.ranks.push_back(std::move(there));
   }
+  led.lanes = fewest(leaders);
   for (std::size_t i = 0; i < others.size(); ++i) {
     led.ranks[i % led.ranks.size()].push_back(others[i]);
   }
@@ -75,10 +91,12 @@ HierarchicalReduce::HierarchicalReduce(const OpSpec& spec, const Place& place, B
   chains_ = schedule(count, tensor::item_size(partial_dtype(spec.dtype)), hosts_.count(), host_,
                      place.segment_bytes)
                 .chains;
-  if (hosts_.leader(host_) == rank_) {
+  if (const auto lane = hosts_.lane(rank_)) {
     Exchange::Plan plan;
     plan.hosts = hosts_.count();
     plan.host = host_;
+    plan.lanes = hosts_.lanes;
+    plan.lane = *lane;
     plan.count = count;
     plan.dtype = spec.dtype;
     plan.op = spec.op;
@@ -86,9 +104,15 @@ HierarchicalReduce::HierarchicalReduce(const OpSpec& spec, const Place& place, B
     plan.compression = spec.compression;
     plan.segment_bytes = place.segment_bytes;
     exchange_.emplace(plan, result_, std::move(residual), memory);
-    return;
   }
-  for (const Chain& chain : chains_) lacking_.insert(chain.id);
+  for (const Chain& chain : chains_) {
+    if (!leads(chain.id)) lacking_.insert(chain.id);
+  }
+}
+
+std::uint32_t HierarchicalReduce::leader(std::uint32_t host, std::uint32_t chain) const {
+  const std::uint32_t lane = lane_of(chain, hosts_.count(), hosts_.lanes);
+  return hosts_.leader(host, mutant("send_to_the_first_leader") ? 0 : lane);
 }
 
 Buffer HierarchicalReduce::input_of(const Chain& chain) const {
@@ -106,10 +130,10 @@ void HierarchicalReduce::send(std::uint32_t to, std::uint32_t chain, std::uint32
 
 void HierarchicalReduce::begin() {
   for (const Chain& chain : chains_) {
-    if (leads()) {
+    if (leads(chain.id)) {
       provide_own(chain);
     } else if (contributes_) {
-      send(hosts_.leader(host_), chain.id, Portion::kToLeader, input_of(chain));
+      send(leader(host_, chain.id), chain.id, Portion::kToLeader, input_of(chain));
     }
   }
   std::sort(chains_.begin(), chains_.end(),
@@ -145,7 +169,7 @@ bool HierarchicalReduce::received(std::uint32_t from, const Portion& portion,
   const std::size_t bytes = chains_[id].range.count() * item_size_;
   if (portion.round == Portion::kToLeader) {
     const bool contributes = std::binary_search(contributors_.begin(), contributors_.end(), from);
-    if (!leads() || !contributes || parts[0].size() != bytes) return false;
+    if (!leads(id) || !contributes || parts[0].size() != bytes) return false;
     if (const auto had = inputs_.find(id); had == inputs_.end() || had->second.contains(from)) {
       return false;
     }
@@ -153,7 +177,7 @@ bool HierarchicalReduce::received(std::uint32_t from, const Portion& portion,
     return true;
   }
   if (portion.round == Portion::kFromLeader) {
-    if (leads() || from != hosts_.leader(host_) || parts[0].size() != bytes) return false;
+    if (leads(id) || from != leader(host_, id) || parts[0].size() != bytes) return false;
     if (lacking_.erase(id) == 0) return false;
     const std::uint32_t task = of_own(next_task_++);
     copies_.emplace(task, id);
@@ -161,7 +185,7 @@ bool HierarchicalReduce::received(std::uint32_t from, const Portion& portion,
         {task, SumTask{spec_.dtype, spec_.op, 1, parts, result_of(chains_[id])}});
     return true;
   }
-  if (!leads() || neighbour || from != hosts_.leader(hosts_.of[from])) return false;
+  if (!leads(id) || neighbour || from != leader(hosts_.of[from], id)) return false;
   if (!exchange_->received(hosts_.of[from], id, portion.round, parts[0])) return false;
   take_exchange_effects();
   return true;
@@ -205,7 +229,7 @@ void HierarchicalReduce::done(std::uint32_t task) {
 void HierarchicalReduce::take_exchange_effects() {
   Exchange::Effects effects = exchange_->take_effects();
   for (auto& outgoing : effects.outgoing) {
-    send(hosts_.leader(outgoing.host), outgoing.chain, outgoing.round,
+    send(leader(outgoing.host, outgoing.chain), outgoing.chain, outgoing.round,
          std::move(outgoing.elements));
   }
   for (auto& task : effects.tasks) {
@@ -220,22 +244,20 @@ void HierarchicalReduce::take_exchange_effects() {
 }
 
 bool HierarchicalReduce::complete() const {
-  return leads() ? exchange_->complete() : lacking_.empty() && copies_.empty();
+  return (!exchange_ || exchange_->complete()) && lacking_.empty() && copies_.empty();
 }
 
 std::set<std::uint32_t> HierarchicalReduce::waiting_for() const {
   std::set<std::uint32_t> ranks;
-  if (!leads()) {
-    if (!lacking_.empty()) ranks.insert(hosts_.leader(host_));
-    return ranks;
-  }
+  for (const std::uint32_t chain : lacking_) ranks.insert(leader(host_, chain));
   for (const auto& [chain, inputs] : inputs_) {
     for (const std::uint32_t rank : contributors_) {
       if (!inputs.contains(rank)) ranks.insert(rank);
     }
   }
+  if (!exchange_) return ranks;
   for (const std::uint32_t host : exchange_->waiting_for()) {
-    if (host != host_) ranks.insert(hosts_.leader(host));
+    if (host != host_) ranks.insert(hosts_.leader(host, *hosts_.lane(rank_)));
   }
   return ranks;
 }

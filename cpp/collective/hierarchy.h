@@ -15,13 +15,17 @@
 
 namespace moolink::collective {
 
-// The ranks that share a host. Hosts are numbered in the order of their lowest ranks.
+// The ranks that share a host. Hosts are numbered in the order of their lowest ranks. Each has as
+// many leaders as the host with the fewest possible ones has of them: one for each lane.
 struct Hosts {
   std::vector<std::uint32_t> of;                  // the host of each rank
-  std::vector<std::vector<std::uint32_t>> ranks;  // of each host: its leader, then the others
+  std::vector<std::vector<std::uint32_t>> ranks;  // of each host: its leaders, then the others
+  std::uint32_t lanes = 1;
 
   std::uint32_t count() const { return static_cast<std::uint32_t>(ranks.size()); }
-  std::uint32_t leader(std::uint32_t host) const { return ranks[host].front(); }
+  std::uint32_t leader(std::uint32_t host, std::uint32_t lane) const { return ranks[host][lane]; }
+  // The lane of this rank; none if it leads none.
+  std::optional<std::uint32_t> lane(std::uint32_t rank) const;
 };
 // By the host key of each rank; a rank without a key is alone.
 Hosts hosts_of(const std::vector<Uid>& keys);
@@ -32,11 +36,12 @@ bool share_a_host(const std::vector<Uid>& keys);
 Hosts hosts_led_by(const std::vector<std::uint32_t>& reducers, const Hosts& hosts);
 
 // One member's part of an allreduce over several hosts:
-//   contributors send their inputs, chain by chain, to their host's leader     (Portion)
-//   leaders sum them in rank order, and exchange the sums with one another     (Exchange, Portion)
-//   leaders pass each chain on to their members when it is in place            (Portion)
-// Chains follow one another: all three steps overlap. How a host's members reduce among themselves
-// is private to this class; Exchange knows only hosts.
+//   contributors send each chain of their inputs to its leader on their host      (Portion)
+//   the leaders of a lane sum them in rank order, and exchange the sums           (Exchange,
+//   Portion) leaders pass each chain on to their host's members when it is in place (Portion)
+// Chains follow one another: all three steps overlap. A leader of one lane is an ordinary member in
+// the others. How a host's members reduce among themselves is private to this class; Exchange knows
+// only hosts.
 class HierarchicalReduce {
  public:
   struct Place {
@@ -69,7 +74,8 @@ class HierarchicalReduce {
   std::set<std::uint32_t> waiting_for() const;  // ranks
 
  private:
-  bool leads() const { return exchange_.has_value(); }
+  bool leads(std::uint32_t chain) const { return exchange_ && exchange_->is_chain(chain); }
+  std::uint32_t leader(std::uint32_t host, std::uint32_t chain) const;
   const std::vector<std::uint32_t>& neighbours() const { return hosts_.ranks[host_]; }
   Buffer input_of(const Chain& chain) const;
   MutableBuffer result_of(const Chain& chain) const;
@@ -90,12 +96,12 @@ class HierarchicalReduce {
   std::vector<std::uint32_t> contributors_;  // of this host, rising
   bool contributes_ = false;
   Buffer zeros_;               // a chain of a host without contributors
-  std::vector<Chain> chains_;  // a member's, by id: the ranges only
+  std::vector<Chain> chains_;  // of all lanes, by id: the ranges only
   std::optional<Exchange> exchange_;
   std::map<std::uint32_t, std::map<std::uint32_t, Buffer>> inputs_;  // by chain and rank
   std::map<std::uint32_t, std::pair<std::uint32_t, Buffer>> sums_;   // tasks: chain, partial
-  std::set<std::uint32_t> lacking_;                // a member's: chains without a result
-  std::map<std::uint32_t, std::uint32_t> copies_;  // a member's tasks: chain
+  std::set<std::uint32_t> lacking_;                // chains that others lead, without a result
+  std::map<std::uint32_t, std::uint32_t> copies_;  // tasks that store one of those: chain
   std::uint32_t next_task_ = 0;
   Effects effects_;
 };

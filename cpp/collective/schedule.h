@@ -51,6 +51,13 @@ inline constexpr std::size_t kSmallExchange = std::size_t{64} << 10;
 // receiving overlap, large enough that a message's fixed cost is negligible.
 inline constexpr std::size_t kSegmentBytes = std::size_t{1} << 20;
 
+// The members of a host share its chains: `lanes` of them carry out one each in turn, the member of
+// the same lane at every host, over a connection of their own. A block's successive segments have
+// different lanes.
+constexpr std::uint32_t lane_of(std::uint32_t chain, std::uint32_t hosts, std::uint32_t lanes) {
+  return chain / hosts % lanes;
+}
+
 // Whether schedule() chooses doubling(). In a ring, a host that has the result knows that
 // everything it sent of its own elements has arrived.
 bool is_small(std::uint64_t count, std::size_t item_size);

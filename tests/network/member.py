@@ -174,7 +174,7 @@ class Member:
             self._accumulator.state()
 
 
-def serve(member: Member) -> None:
+def serve(member: object) -> None:
     """Does what it is told until the end of the input."""
     for line in sys.stdin:
         asked = json.loads(line)

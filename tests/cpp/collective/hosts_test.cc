@@ -102,6 +102,33 @@ TEST("hosts are led by reducers, and others belong to a host that has one") {
   CHECK(hosts_led_by({0, 1, 3, 6}, hosts).of == hosts.of);
 }
 
+TEST("a host has as many leaders as each other host can have") {
+  const Hosts hosts = hosts_of({{1, 0}, {1, 1}, {1, 0}, {1, 1}, {1, 1}});
+  CHECK_EQ(hosts.lanes, 2u);
+  CHECK(hosts.lane(2) == 1u && hosts.lane(3) == 1u && hosts.lane(4) == std::nullopt);
+  const Hosts led = hosts_led_by({2, 3, 4}, hosts);
+  CHECK_EQ(led.lanes, 1u);
+  CHECK(led.lane(2) == 0u && led.lane(3) == 0u && led.lane(0) == std::nullopt);
+  CHECK_EQ(hosts_led_by({0, 2, 3, 4}, hosts).lanes, 2u);
+}
+
+TEST("all members of a host send to other hosts") {
+  Members members(4, 5, {0, 0, 1, 1});
+  const std::uint32_t count = 1'000'000;
+  std::vector<OpId> ids;
+  for (std::size_t i = 0; i < 4; ++i) {
+    ids.push_back(members.start(i, "x", floats(count), {buffer(std::vector<float>(count, 1.0f))}));
+  }
+  members.settle();
+  const std::uint64_t all = members.bytes_between_hosts();
+  CHECK_EQ(all, std::uint64_t{2} * count * sizeof(float));
+  for (std::uint32_t i = 0; i < 4; ++i) {
+    const std::uint64_t sent = members.bytes_between_hosts_from(i);
+    CHECK(sent > all / 4 * 8 / 10 && sent < all / 4 * 12 / 10);
+    CHECK(members.done(i, ids[i]) != nullptr && !members.done(i, ids[i])->error);
+  }
+}
+
 TEST("members of several hosts who disagree are told so, wherever they are") {
   Members members(4, 3, {0, 0, 1, 1});
   std::vector<OpId> ids;

@@ -150,7 +150,12 @@ class Members {
   }
   void drop_messages() { wire_.clear(); }
   std::size_t passed() const { return passed_; }
-  std::size_t bytes_between_hosts() const { return between_hosts_; }
+  std::size_t bytes_between_hosts() const {
+    std::size_t all = 0;
+    for (const auto& [sender, bytes] : between_hosts_) all += bytes;
+    return all;
+  }
+  std::size_t bytes_between_hosts_from(std::size_t i) const { return between_hosts_.at(i); }
 
  private:
   bool is_stepping() {
@@ -167,7 +172,7 @@ class Members {
           wire_[{i, j}].push_back(send->payload);
           const bool leaves =
               !members_.host_keys.empty() && members_.host_keys[i] != members_.host_keys[j];
-          for (const Buffer& part : send->payload.parts) between_hosts_ += leaves * part.size();
+          for (const Buffer& part : send->payload.parts) between_hosts_[i] += leaves * part.size();
         }
       } else if (auto* sum = std::get_if<Engine::Sum>(&action)) {
         run(sum->task);
@@ -193,7 +198,7 @@ class Members {
   Engine::Members members_;
   std::vector<std::unique_ptr<SharedPipeline>> pipelines_;
   std::size_t passed_ = 0;
-  std::size_t between_hosts_ = 0;
+  std::map<std::size_t, std::size_t> between_hosts_;  // by sender
   std::vector<std::unique_ptr<Engine>> engines_;
   std::map<std::pair<std::size_t, std::size_t>, std::deque<wire::Payload>> wire_;
   std::map<std::pair<std::size_t, OpId>, Engine::Done> done_;

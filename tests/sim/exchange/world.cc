@@ -156,6 +156,7 @@ void ExchangeWorld::run() {
   }
   check_values(times);
   ++coverage[hosts_.count() == 1 ? "one host" : "several hosts"];
+  if (hosts_.count() > 1 && hosts_.lanes > 1) ++coverage["several leaders of a host"];
   if (hosts_.count() == 3 || hosts_.count() > 4) ++coverage["no power of two"];
   const bool small = spec_.byte_size() <= collective::kSmallExchange / 2;
   ++coverage[small ? "small" : "large"];
