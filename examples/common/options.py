@@ -1,8 +1,8 @@
 """Options of the learners: dataclasses whose fields are the command line's options.
 
-The defaults come from the preset of the chosen `--env-id`, and from the environment variables that
-`moolink run` sets for each peer it starts (`MOOLINK_BROKER`, `MOOLINK_GROUP`, `MOOLINK_PEER_INDEX`,
-`MOOLINK_PEER_NAME`, `MOOLINK_NUM_PEERS`, `MOOLINK_CORES`). The command line wins over both.
+The defaults come from the preset of the chosen `--env-id`, and from what started the process:
+`moolink run`, `moolink launch`, Slurm, torchrun or mpirun (`moolink.launch.place` reads their
+variables). The command line wins over both.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import tyro
+
+import moolink
+from moolink.launch import place
 
 ATARI = "ALE/"  # what the ids of ALE's environments begin with
 
@@ -93,12 +96,12 @@ class Options:
     """Gamma."""
 
     connect: str | None = None
-    """HOST:PORT of a broker. Default: MOOLINK_BROKER, else a broker of this process's own."""
+    """HOST:PORT of a broker. Default: the job's, else a broker of this process's own."""
     group: str | None = None
-    """Name of the group. Default: MOOLINK_GROUP, else the environment's."""
+    """Name of the group. Default: the job's, else the environment's."""
     name: str | None = None
-    """Name of this peer, unique among the broker's. Default: MOOLINK_PEER_NAME, else of host and
-    process."""
+    """Name of this peer, unique among the broker's. Default: of the job and the peer's place in it,
+    else of host and process."""
     peer_index: int = 0
     """Place of this peer in the job: different seeds for different peers."""
     num_peers: int = 1
@@ -122,6 +125,12 @@ class Options:
     @property
     def peer_name(self) -> str:
         return self.name or f"{socket.gethostname()}-{os.getpid()}"
+
+    def broker(self) -> str | None:
+        """The broker's address; `None`: there is none yet. Called by the main thread when the peer
+        is about to connect. Under torchrun, mpirun or Slurm the first process starts the broker."""
+        mine = place()
+        return mine.start_broker() if self.connect == mine.broker else self.connect
 
     @property
     def acting_seed(self) -> int:
@@ -288,18 +297,21 @@ Kind = TypeVar("Kind", bound=Options)
 
 def defaults(kind: type[Kind], environ: Mapping[str, str], **given: Any) -> Kind:
     """The options of a learner without a command line, but for those `given`."""
-    num_peers = given.pop("num_peers", None)
-    if num_peers is None:
-        num_peers = _integer("MOOLINK_NUM_PEERS", environ.get("MOOLINK_NUM_PEERS", "1"))
-    cores = max(1, len(os.sched_getaffinity(0)) // num_peers)
+    try:
+        mine = place(environ)
+    except (ValueError, moolink.Error) as error:
+        raise SystemExit(f"error: {error}") from None
+    num_peers = given.pop("num_peers", mine.count)
+    shares_cores = mine.source == "alone" and not environ.get("MOOLINK_CORES")
+    is_named = mine.source != "alone" or environ.get("MOOLINK_PEER_NAME")
     options = kind(
         **given,
         num_peers=num_peers,
-        connect=environ.get("MOOLINK_BROKER"),
-        group=environ.get("MOOLINK_GROUP"),
-        name=environ.get("MOOLINK_PEER_NAME"),
-        peer_index=_integer("MOOLINK_PEER_INDEX", environ.get("MOOLINK_PEER_INDEX", "0"), least=0),
-        cores=_integer("MOOLINK_CORES", environ.get("MOOLINK_CORES", str(cores))),
+        connect=mine.broker,
+        group=mine.group,
+        name=mine.name if is_named else None,
+        peer_index=mine.index,
+        cores=max(1, mine.cores // num_peers) if shares_cores else mine.cores,
     )
     options.preset()
     return options

@@ -66,7 +66,7 @@ def connected(options: RoleOptions, name: str) -> Iterator[moolink.Rpc]:
     """A peer of this name that knows the others of the job through the broker."""
     with moolink.Rpc(name) as rpc:
         try:
-            rpc.connect(options.connect)
+            rpc.connect(options.broker())
         except ValueError as error:
             raise OptionError(f"--connect {options.connect}: {error}") from None
         yield rpc

@@ -219,8 +219,10 @@ def main(kind: type[Kind], train: Callable[[Kind], None], evaluate: Callable[[Ki
 def make_group(options: Options) -> Iterator[tuple[moolink.Group, Callable[[], None]]]:
     """The peer's group, and what connects it to the broker: called once the accumulator has the
     version of a checkpoint, for the group begins at it. Without `--connect` the broker is here."""
-    broker = moolink.Broker(first=True) if options.connect is None else None
-    address = options.connect or broker.listen("127.0.0.1:0")[0]
+    address = options.broker()
+    broker = moolink.Broker(first=True) if address is None else None
+    if broker is not None:
+        address = broker.listen("127.0.0.1:0")[0]
     rpc = moolink.Rpc(options.peer_name)
     group = moolink.Group(rpc, options.group_name)
 

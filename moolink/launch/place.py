@@ -201,7 +201,7 @@ def _from_jax(variables: _Variables) -> Place:
         _rank(variables, "JAX_PROCESS_ID"),
         count,
         job=address,
-        host=address and address.rpartition(":")[0],
+        host=address and address.rpartition(":")[0].strip("[]"),
         local=int(local) if local and local.isdecimal() and int(local) else 1,
         restarts=0,
     )

@@ -12,7 +12,7 @@ from moolink.launch.host import Host, JobError
 
 # A user or not, a name or an address (in brackets if it has colons), a count or not. No part may
 # begin with "-": ssh would take it for an option.
-_PLAIN = r"[^\s@:\[\]-][^\s@:\[\]]*"
+_PLAIN = r"[^\s@:,\[\]-][^\s@:,\[\]]*"
 _HOST = re.compile(rf"((?:{_PLAIN}@)?(?:\[[^\s\[\]]+\]|{_PLAIN}))(?::(\d+))?")
 
 

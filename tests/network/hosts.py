@@ -110,6 +110,10 @@ class Hosts:
         """The host's address, without a port; every port of it is free."""
         return f"10.99.{number}.2"
 
+    def holder(self, number: int) -> int:
+        """The process that holds the host's namespace."""
+        return self._hosts[number].pid
+
     def cut(self, number: int) -> None:
         """Takes the host's link down at the router: nothing arrives, nobody is told."""
         self._router.run("ip", "link", "set", f"port{number}", "down")

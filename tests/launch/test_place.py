@@ -1,0 +1,164 @@
+"""The place of a process in its job, from the variables of what started it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+
+import pytest
+
+import moolink
+from moolink.launch import Place, place
+from moolink.launch.place import FIRST_PORT, PORTS
+
+TORCHRUN = {
+    "RANK": "3",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "node1",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_RUN_ID": "none",
+    "TORCHELASTIC_RESTART_COUNT": "0",
+}
+SLURM = {
+    "SLURM_PROCID": "2",
+    "SLURM_NTASKS": "8",
+    "SLURM_STEP_NUM_TASKS": "5",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "1",
+    "SLURM_JOB_ID": "77",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NODELIST": "node[03-05]",
+    "SLURM_JOB_NODELIST": "node[01-08]",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2),1",
+    "SLURM_CPUS_PER_TASK": "3",
+}
+OPENMPI = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "PMIX_NAMESPACE": "prterun-1@1",
+}
+MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "2"}
+JAX = {
+    "JAX_COORDINATOR_ADDRESS": "[fd00::1]:1234",
+    "JAX_NUM_PROCESSES": "2",
+    "JAX_PROCESS_ID": "1",
+}
+MOOLINK = {
+    "MOOLINK_BROKER": "10.0.0.1:99",
+    "MOOLINK_GROUP": "g",
+    "MOOLINK_ROLE": "actor",
+    "MOOLINK_PEER_INDEX": "1",
+    "MOOLINK_NUM_PEERS": "3",
+    "MOOLINK_PEER_NAME": "actor-1",
+    "MOOLINK_CORES": "5",
+    "MOOLINK_RESTARTED": "1",
+}
+
+
+def port(found: Place) -> int:
+    assert found.broker is not None
+    number = int(found.broker.rpartition(":")[2])
+    assert FIRST_PORT <= number < FIRST_PORT + PORTS
+    return number
+
+
+def test_without_any_the_process_is_alone() -> None:
+    found = place({})
+    assert found.name == f"{socket.gethostname()}-{os.getpid()}"
+    assert (found.role, found.index, found.count, found.source) == ("peer", 0, 1, "alone")
+    assert (found.group, found.broker, found.starts_broker) == (None, None, False)
+    assert found.cores >= 1
+    given = place({"MOOLINK_BROKER": "h:1", "MOOLINK_GROUP": "g", "MOOLINK_PEER_NAME": "n"})
+    assert (given.broker, given.group, given.name, given.source) == ("h:1", "g", "n", "alone")
+
+
+def test_moolinks_own_variables_win() -> None:
+    assert place(TORCHRUN | SLURM | MOOLINK) == Place(
+        "actor", 1, 3, "actor-1", "g", "10.0.0.1:99", 5, True, "moolink"
+    )
+
+
+def test_torchrun() -> None:
+    found = place(TORCHRUN)
+    assert (found.index, found.count, found.source) == (3, 4, "torchrun")
+    assert found.broker == f"node1:{port(found)}"
+    assert found.name == f"{found.group}-3"
+    assert not found.starts_broker
+    assert not found.restarted
+    first = place(TORCHRUN | {"RANK": "0", "TORCHELASTIC_RESTART_COUNT": "1"})
+    assert (first.broker, first.group) == (found.broker, found.group)
+    assert first.starts_broker
+    assert first.restarted
+    other = place(TORCHRUN | {"MASTER_PORT": "29501"})
+    assert (other.group, other.broker) != (found.group, found.broker), "another job"
+
+
+def test_slurm() -> None:
+    found = place(SLURM)
+    assert (found.index, found.count, found.source, found.cores) == (2, 5, "slurm", 3)
+    assert found.broker == f"node03:{port(found)}"
+    assert (found.group, found.name) == ("slurm-77.0", "slurm-77.0-2")
+    again = place(SLURM | {"SLURM_PROCID": "0", "SLURM_RESTART_COUNT": "1"})
+    assert (again.broker, again.restarted, again.starts_broker) == (found.broker, True, True)
+    assert place(SLURM | {"SLURM_STEP_ID": "1"}).group == "slurm-77.1"
+
+
+def test_the_script_of_a_batch_job_is_alone() -> None:
+    batch = {name: value for name, value in SLURM.items() if "STEP" not in name}
+    assert place(batch).source == "alone"
+
+
+@pytest.mark.parametrize("variables", [OPENMPI, MPICH])
+def test_mpirun_on_one_machine(variables: Mapping[str, str]) -> None:
+    found = place(variables)
+    assert (found.index, found.count, found.source) == (1, 2, "mpirun")
+    assert found.broker == f"127.0.0.1:{port(found)}"
+
+
+def test_mpirun_on_several_machines_needs_slurm_or_a_broker() -> None:
+    spread = OPENMPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
+    with pytest.raises(moolink.Error, match=r"mpirun does not tell .* in MOOLINK_BROKER"):
+        place(spread)
+    found = place(spread | {"MOOLINK_BROKER": "h:4431", "OMPI_COMM_WORLD_RANK": "0"})
+    assert (found.broker, found.starts_broker) == ("h:4431", False)
+    in_slurm = place({**SLURM, **spread})
+    assert (in_slurm.source, in_slurm.broker) == ("mpirun", f"node03:{port(in_slurm)}")
+
+
+def test_jax_distributed() -> None:
+    found = place(JAX)
+    assert (found.index, found.count, found.source) == (1, 2, "jax")
+    assert found.broker == f"[fd00::1]:{port(found)}"
+
+
+def test_the_innermost_counts() -> None:
+    assert place(SLURM | TORCHRUN).source == "torchrun"
+    assert place(SLURM | OPENMPI).source == "mpirun"
+    assert place(SLURM | JAX).source == "slurm"
+
+
+def test_a_job_of_one_process_has_no_broker() -> None:
+    one = place(TORCHRUN | {"RANK": "0", "WORLD_SIZE": "1"})
+    assert (one.broker, one.starts_broker, one.count) == (None, False, 1)
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        (
+            MOOLINK | {"MOOLINK_PEER_INDEX": "one"},
+            "MOOLINK_PEER_INDEX is 'one'; it must be a whole",
+        ),
+        (MOOLINK | {"MOOLINK_NUM_PEERS": "0"}, "MOOLINK_NUM_PEERS is '0'; it must be a whole"),
+        (TORCHRUN | {"RANK": "4"}, "torchrun says that this is process 4 of 4"),
+        (SLURM | {"SLURM_PROCID": ""}, "SLURM_PROCID is not set"),
+        (SLURM | {"SLURM_STEP_NODELIST": "a[1"}, "is no list of hosts"),
+    ],
+)
+def test_an_error_names_the_variable(variables: Mapping[str, str], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        place(variables)
