@@ -22,7 +22,7 @@ DEFAULT_ADDRESS = "127.0.0.1:4431"
 _LEVELS = ("error", "warning", "info", "debug", "none")
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(default_address: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="moolink-broker",
         description="Where the peers of groups meet. It keeps nothing that its members cannot tell "
@@ -32,7 +32,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "address",
         nargs="?",
-        default=DEFAULT_ADDRESS,
+        default=default_address,
         help="host:port to listen on; port 0 takes a free one; 0.0.0.0:4431 is for peers on other "
         "machines too (default: %(default)s)",
     )
@@ -75,14 +75,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, *, default_address: str = DEFAULT_ADDRESS) -> int:
     """Runs a broker until SIGINT or SIGTERM; returns the exit status, 1 if it cannot listen."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] == ["token"]:
         from moolink.cli.token import main as token
 
         return token(arguments[1:])
-    options = _parser().parse_args(arguments)
+    options = _parser(default_address).parse_args(arguments)
     # Blocked in every thread that is started from here on, so that sigwait below takes them.
     signals = {signal.SIGINT, signal.SIGTERM}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)

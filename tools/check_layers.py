@@ -68,6 +68,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "weights": ("rpc",),
     "torchrl": ("replay", "weights"),
     "dashboard": ("group",),
+    "compat": ("torch", "env_pool"),
     "launch": ("accumulate",),
     "cli": ("launch",),
 }
@@ -77,6 +78,7 @@ FRAMEWORKS = {"torch", "jax", "jaxlib", "flax", "optax"}
 PYTHON_TREES: dict[str, set[str]] = {
     "moolink": set(),
     "moolink/torch": {"torch"},
+    "moolink/compat": {"torch"},
     "moolink/torchrl": {"torch"},
     "moolink/jax": {"jax", "jaxlib"},
     "examples/common": set(),

@@ -86,6 +86,7 @@ class AccumulatorBase(Adapter, Closing):
     """
 
     _kind_of_step: type[TrainingStep] = TrainingStep
+    _kind_of_rpc: type[Rpc] = Rpc  # of the one made without a group
 
     @names_keywords
     def __init__(
@@ -118,7 +119,7 @@ class AccumulatorBase(Adapter, Closing):
             layout += f" on_nonfinite={on_nonfinite}"
         self._own_rpc: Rpc | None = None
         if group is None:
-            self._own_rpc = Rpc()
+            self._own_rpc = self._kind_of_rpc()
             group = Group(self._own_rpc, name)
         self._group = group
         self._name = name

@@ -1,0 +1,1 @@
+"""What moolib's examples share."""

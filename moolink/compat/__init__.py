@@ -1,0 +1,1 @@
+"""Other libraries' interfaces on moolink, for programs that were written for them."""

@@ -1,0 +1,241 @@
+"""What moolib's Rpc does and moolink's does not."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import inspect
+import threading
+import weakref
+from typing import Any
+
+import moolib
+import pytest
+import torch
+
+import moolink
+from moolink.compat.moolib import futures
+from tests.compat.conftest import Peers
+from tests.waiting import TIMEOUT, until
+
+
+class Server:
+    """An object whose methods its peer serves, as in many of moolib's programs."""
+
+    def __init__(self) -> None:
+        self.rpc = moolib.Rpc("server")
+        self.rpc.define("double", self.double)
+        self.rpc.define("half", self.half)
+        self.rpc.define_deferred("later", self.later)
+        self.address = self.rpc.listen("127.0.0.1:0")[0]
+
+    def double(self, x: int) -> int:
+        """A handler."""
+        return 2 * x
+
+    async def half(self, x: int) -> int:
+        """A handler that is a task."""
+        return x // 2
+
+    def later(self, reply: moolib.RpcDeferredReturn, x: int) -> None:
+        """A handler that replies by its first argument."""
+        reply(x)
+
+
+def test_a_peer_without_references_is_gone_at_once() -> None:
+    gc.disable()
+    try:
+        server = Server()
+        with moolib.Rpc("client", timeout=20) as client:
+            client.connect(server.address)
+            assert client.sync("server", "double", 4) == 8
+            assert client.sync("server", "half", 4) == 2
+            assert client.sync("server", "later", 4) == 4
+            gone = weakref.ref(server.rpc)
+            # A thread that has just run a handler may still hold it for a moment.
+            del server
+            until(lambda: gone() is None, "the end of the peer")
+            with pytest.raises(moolink.PeerLost):
+                client.async_("server", "double", 1).result(TIMEOUT)
+    finally:
+        gc.enable()
+
+
+def test_a_method_of_another_object_is_kept(peers: Peers) -> None:
+    class Adder:
+        """It does not refer to the peer."""
+
+        def add(self, x: int) -> int:
+            return x + 1
+
+    host, client = peers
+    host.define("add", Adder().add)
+    gc.collect()
+    assert client.sync("host", "add", 1) == 2
+
+
+def test_a_method_whose_object_is_gone_says_so(peers: Peers) -> None:
+    class Holder:
+        """It refers to the peer, and nobody keeps it."""
+
+        def __init__(self, rpc: moolib.Rpc) -> None:
+            self.rpc = rpc
+            rpc.define("f", self.f)
+
+        def f(self) -> None:
+            """A handler."""
+
+    host, client = peers
+    Holder(host)
+    with pytest.raises(moolink.RemoteError, match=r"Holder\.f was defined is gone: keep it"):
+        client.sync("host", "f")
+
+
+@pytest.fixture
+def early(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> Peers:
+    """Peers with as much grace as a test takes."""
+    monkeypatch.setattr(futures, "GRACE", TIMEOUT)
+    return peers
+
+
+@pytest.fixture
+def refused(early: Peers, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """An event: a call has found that its peer has no such function."""
+    event = threading.Event()
+    is_early = futures.Met.is_early
+
+    def noted(met: futures.Met, peer: str, function: str, error: BaseException | None) -> bool:
+        if isinstance(error, moolink.NoSuchFunction):
+            event.set()
+        return is_early(met, peer, function, error)
+
+    monkeypatch.setattr(futures.Met, "is_early", noted)
+    return event
+
+
+def defined_after(
+    refused: threading.Event, host: moolib.Rpc, name: str, function: Any
+) -> threading.Thread:
+    """Defines a function once a call of it was refused."""
+
+    def define() -> None:
+        if refused.wait(TIMEOUT):
+            host.define(name, function)
+
+    thread = threading.Thread(target=define)
+    thread.start()
+    return thread
+
+
+def test_a_function_defined_just_after_listen_is_found(
+    early: Peers, refused: threading.Event
+) -> None:
+    host, client = early
+    x = torch.ones(3)
+    future = client.async_("host", "total", x)
+    x.zero_()  # What was sent first is sent again.
+    assert isinstance(future, moolib.Future)
+    thread = defined_after(refused, host, "total", lambda x: float(x.sum()))
+    assert future.result(TIMEOUT) == 3
+    assert future.done()
+    assert future.exception() is None
+    thread.join()
+    assert type(client.async_("host", "total", x)) is moolink.Future  # now it is known
+    assert client.sync("host", "total", x) == 0
+
+    async def awaited() -> Any:
+        return await client.async_("host", "queue", 1)
+
+    queue = host.define_queue("queue")
+
+    async def both() -> Any:
+        task = asyncio.ensure_future(awaited())
+        reply, (number,), _ = await queue
+        reply(number + 1)
+        return await task
+
+    assert asyncio.run(asyncio.wait_for(both(), TIMEOUT)) == 2
+
+
+def test_sync_and_callbacks_wait_for_a_definition(early: Peers, refused: threading.Event) -> None:
+    host, client = early
+    thread = defined_after(refused, host, "one", lambda: 1)
+    assert client.sync("host", "one") == 1
+    thread.join()
+    got: list[Any] = []
+    client.async_callback("host", "two", lambda *given: got.append(given))
+    host.define("two", lambda: 2)
+    until(lambda: bool(got), "the callback")
+    assert got == [(2, None)]
+    client.async_callback("host", "fails", lambda *given: got.append(given))
+    host.define("fails", lambda: 1 / 0)
+    until(lambda: len(got) == 2, "the callback")
+    assert got[1][0] is None
+    assert "division by zero" in got[1][1]  # moolib's errors are texts
+
+
+def test_what_is_never_defined_fails(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(futures, "GRACE", 0.0)
+    _, client = peers
+    future = client.async_("host", "nothing")
+    with pytest.raises(moolink.NoSuchFunction):
+        future.result(TIMEOUT)
+    assert isinstance(future.exception(), moolink.NoSuchFunction)
+    assert future.cancel() is False
+
+
+def test_an_early_call_can_be_cancelled(early: Peers) -> None:
+    _, client = early
+    future = client.async_("host", "nothing")
+    assert future.cancel() is True
+    with pytest.raises(RuntimeError):
+        future.result(TIMEOUT)
+
+
+def test_argument_errors_are_runtime_errors(peers: Peers) -> None:
+    host, client = peers
+    host.define("f", print)
+    for kind, wrong in [
+        (ValueError, lambda: host.define("f", print)),
+        (TypeError, lambda: host.define("g", 1)),
+        (ValueError, lambda: host.connect("nowhere")),
+        (ValueError, lambda: host.set_transports(["pigeon"])),
+        (TypeError, lambda: client.sync("host", "f", threading.Lock())),
+        (ValueError, lambda: moolib.set_log_level("loud")),
+        (ValueError, lambda: moolib.Batcher(0)),
+        (TypeError, lambda: moolib.Group(1, "group")),
+        (ValueError, lambda: moolib.Accumulator("model", [])),
+        (TypeError, moolib.EnvRunner),
+    ]:
+        with pytest.raises(kind) as raised:
+            wrong()
+        assert kind is TypeError or isinstance(raised.value, RuntimeError)
+
+
+def test_op_by_position() -> None:
+    for group in (moolink.Group, moolib.Group):
+        parameters = list(inspect.signature(group.all_reduce).parameters.values())
+        assert [p.name for p in parameters[1:4]] == ["name", "data", "op"]
+        assert parameters[3].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+    with (
+        moolib.Broker(first=True) as broker,
+        moolib.Rpc("member", timeout=20) as rpc,
+        moolib.Group(rpc, "group") as group,
+    ):
+        rpc.connect(broker.listen("127.0.0.1:0")[0])
+        group.set_timeout(0.1)  # at least 1 s, without an error
+        until(lambda: group.update() or group.active(), "the group")
+        assert group.all_reduce("a", {"x": 2}, lambda a, b: a).result() == {"x": 2}
+        assert group.all_reduce("b", torch.ones(2)).result().tolist() == [1, 1]
+
+
+def test_names() -> None:
+    names = """Accumulator AllReduce Batcher Broker EnvPool EnvRunner EnvStepper EnvStepperFuture
+        Future Group Queue Rpc RpcDeferredReturn RpcError create_uid set_log_level set_logging
+        set_max_threads"""
+    for name in names.split():
+        assert getattr(moolib, name) is not None
+        assert name in moolib.__all__
+        assert name in dir(moolib)
+    with pytest.raises(AttributeError, match="nothing"):
+        moolib.nothing  # noqa: B018
