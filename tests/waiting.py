@@ -22,6 +22,20 @@ def until(
         time.sleep(poll)
 
 
+def until_timeout_says(text: str, call: Callable[[], object]) -> None:
+    """Repeats a call that times out until its error has this text: a reason takes a moment to come
+    from another peer."""
+
+    def says() -> bool:
+        try:
+            call()
+        except moolink.TimeoutError as error:
+            return text in str(error)
+        raise AssertionError("the call did not time out")
+
+    until(says, f"a time-out with {text!r}", poll=0)
+
+
 def formed(groups: list[moolink.Group], size: int | None = None) -> None:
     """Waits until all have a common view of `size` members (default: themselves)."""
 

@@ -309,14 +309,12 @@ def test_attempts_at_a_server_that_is_away_are_no_moves(
     peer = net.peer("server")
     client = InferenceClient(net.peer("actor"), "policy", "server")
     request = client.request(np.ones(1))
-    with pytest.raises(moolink.TimeoutError, match="has no function"):
-        request.result(0.5)
+    waiting.until_timeout_says("has no function", lambda: request.result(0.1))
     assert client.moves == 0
     assert not caplog.records
     with InferenceServer(peer, "policy", double):
         client.infer(np.ones(1), timeout=20)
-    with pytest.raises(moolink.TimeoutError, match="has no function"):
-        client.infer(np.ones(1), timeout=0.5)
+    waiting.until_timeout_says("has no function", lambda: client.infer(np.ones(1), timeout=0.1))
     assert client.moves == 1
     assert len(caplog.records) == 1
 

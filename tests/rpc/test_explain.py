@@ -125,9 +125,10 @@ def test_stats_count_by_path(pair: Pair) -> None:
 
 def test_a_peer_that_is_not_there_is_explained() -> None:
     address = f"127.0.0.1:{free_port()}"
-    with listening() as server, moolink.Rpc("client", timeout=0.5) as client:
+    with listening() as server, moolink.Rpc("client") as client:
         client.connect(server.listen("127.0.0.1:0")[0])
         client.sync("server", "f")
+        client.set_timeout(0.5)
         assert "no call has asked" in client.explain("nobody")["reason"]
         client.connect(address)
         with pytest.raises(moolink.TimeoutError):
@@ -248,10 +249,11 @@ def test_the_flight_recorder_has_the_last_events(pair: Pair) -> None:
 @pytest.mark.parametrize("limited", ["call", "wait"])
 def test_a_time_out_tells_who_waits_for_whom(pair: Pair, limited: str) -> None:
     client, server = pair
-    release = threading.Event()
-    server.define("stuck", lambda: release.wait(20))
+    started, release = threading.Event(), threading.Event()
+    server.define("stuck", lambda: (started.set(), release.wait(20))[1])
     try:
         other = client.async_("server", "stuck")
+        assert started.wait(20)
         if limited == "call":
             client.set_timeout(0.3)
         late = client.async_("server", "stuck")
