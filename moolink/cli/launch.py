@@ -65,6 +65,7 @@ def _add_host_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_on_hosts(job: Job, options: argparse.Namespace) -> int:
+    """Runs the job on hosts, or on this machine if there are none."""
     return launch(
         job,
         hosts=options.hosts or (),
@@ -77,13 +78,8 @@ def _run_on_hosts(job: Job, options: argparse.Namespace) -> int:
     )
 
 
-def _run_here(job: Job, options: argparse.Namespace) -> int:
-    if any(role.hosts for role in job.roles):
-        return _run_on_hosts(job, options)
-    return launch(job, listen=options.listen)
-
-
-# All ways to run a job but the one on this machine, which is what remains.
+# All ways to run a job; without the option of one of them, it runs on this machine, or on the hosts
+# that its file names.
 RUNNERS = [
     Runner("hosts", _add_host_options, _run_on_hosts),
     Runner("slurm", schedulers.add_slurm_options, schedulers.run_by_slurm),
@@ -102,7 +98,7 @@ def main(argv: Sequence[str]) -> int:
         parser.error(f"give one of {names}")
     try:
         job = _job(parser, options, target)
-        return (chosen[0].run if chosen else _run_here)(job, options)
+        return (chosen[0].run if chosen else _run_on_hosts)(job, options)
     except (ValueError, OSError) as error:
         parser.error(str(error))
     except Error as error:
@@ -114,6 +110,8 @@ def _job(parser: argparse.ArgumentParser, options: argparse.Namespace, target: l
     """The job of a file or of a script, with what the command line says of it."""
     if not target:
         parser.error("no job given: moolink launch job.toml, or moolink launch -n 2 script.py ...")
+    if options.insecure and options.token_file is not None:
+        parser.error("give one of --token-file and --insecure")
     shared = {
         name: getattr(options, name)
         for name in ("group", "broker", "token_file", "grace")

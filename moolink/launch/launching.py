@@ -71,8 +71,10 @@ def launch(
             listen=listen,
             program=program,
         )
-    if broker_host is not None:
-        raise ValueError(f"broker_host is {broker_host!r}, but there are no hosts")
+    of_hosts = {"broker_host": broker_host, "python": python, "directory": directory}
+    for name, value in of_hosts.items():
+        if value is not None:
+            raise ValueError(f"{name} is {value!r}, but there are no hosts")
     return _launch_here(job, listen or "127.0.0.1:0", cores, program)
 
 
