@@ -129,6 +129,7 @@ _HOME = {
 _SUBMODULES = {
     "inference",
     "jax",
+    "launch",
     "metrics",
     "pettingzoo",
     "ray",

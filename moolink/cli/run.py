@@ -17,6 +17,7 @@ _EPILOG = """\
 Each peer finds in its environment:
   MOOLINK_BROKER      HOST:PORT of the broker
   MOOLINK_GROUP       the group's name (unique to this run unless --group is given)
+  MOOLINK_ROLE        "peer"
   MOOLINK_PEER_INDEX  0 ... N-1
   MOOLINK_PEER_NAME   a name that no other peer of the broker has, kept over restarts
   MOOLINK_NUM_PEERS   N

@@ -11,7 +11,10 @@ import pytest
 import moolink
 from tests.docs.examples import ROOT
 
-PACKAGES = ["replay", "weights", "trajectories", "inference", "metrics", "torch", "jax", "torchrl"]
+PACKAGES = [
+    *("replay", "weights", "trajectories", "inference", "launch"),
+    *("metrics", "torch", "jax", "torchrl"),
+]
 
 
 def documented() -> set[str]:
