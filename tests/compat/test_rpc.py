@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import inspect
 import threading
 import weakref
 from typing import Any
@@ -210,23 +209,6 @@ def test_argument_errors_are_runtime_errors(peers: Peers) -> None:
         with pytest.raises(kind) as raised:
             wrong()
         assert kind is TypeError or isinstance(raised.value, RuntimeError)
-
-
-def test_op_by_position() -> None:
-    for group in (moolink.Group, moolib.Group):
-        parameters = list(inspect.signature(group.all_reduce).parameters.values())
-        assert [p.name for p in parameters[1:4]] == ["name", "data", "op"]
-        assert parameters[3].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
-    with (
-        moolib.Broker(first=True) as broker,
-        moolib.Rpc("member", timeout=20) as rpc,
-        moolib.Group(rpc, "group") as group,
-    ):
-        rpc.connect(broker.listen("127.0.0.1:0")[0])
-        group.set_timeout(0.1)  # at least 1 s, without an error
-        until(lambda: group.update() or group.active(), "the group")
-        assert group.all_reduce("a", {"x": 2}, lambda a, b: a).result() == {"x": 2}
-        assert group.all_reduce("b", torch.ones(2)).result().tolist() == [1, 1]
 
 
 def test_names() -> None:

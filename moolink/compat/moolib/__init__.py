@@ -13,7 +13,6 @@ import importlib
 from typing import TYPE_CHECKING
 
 from moolink import (
-    AllReduce,
     Error,
     Queue,
     RpcDeferredReturn,
@@ -25,7 +24,7 @@ from moolink import (
 )
 from moolink.compat.moolib.arguments import set_log_level
 from moolink.compat.moolib.futures import Future
-from moolink.compat.moolib.groups import Broker, Group
+from moolink.compat.moolib.groups import AllReduce, Broker, Group
 from moolink.compat.moolib.rpc import Rpc
 
 if TYPE_CHECKING:
