@@ -70,6 +70,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "dashboard": ("group",),
     "compat": ("torch", "env_pool"),
     "launch": ("accumulate",),
+    "ray": ("launch",),
     "cli": ("launch",),
 }
 

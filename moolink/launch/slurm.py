@@ -19,10 +19,10 @@ from pathlib import Path
 
 from moolink.launch.description import Job, Role
 from moolink.launch.host import Host, HostWatcher, JobError, LocalHost, Task
-from moolink.launch.launching import group_of, local_security
 from moolink.launch.loop import Loop
 from moolink.launch.machine import LocalProcess, Machine
 from moolink.launch.output import Screen
+from moolink.launch.settings import group_of, local_security
 from moolink.launch.shares import Seat
 from moolink.launch.supervisor import BrokerPlan, Plan, Supervisor
 

@@ -93,7 +93,7 @@ def test_a_source_that_dies_is_an_error_and_not_a_hang():
 
 
 def test_a_source_that_cannot_be_reached_is_given_up(monkeypatch):
-    monkeypatch.setattr(moolink.ray, "_FIND", 0.1)
+    monkeypatch.setattr(moolink.ray.transport, "_FIND", 0.1)
     place = moolink.ray.Place([], "cpu", peer="gone", address="127.0.0.1:1")
     with pytest.raises(moolink.TimeoutError, match=r"object x .* 127\.0\.0\.1:1 within 0\.1 s"):
         moolink.ray.TensorTransport().recv_multiple_tensors("x", place, None)

@@ -1,0 +1,6 @@
+"""moolink and Ray: a tensor transport between actors, and jobs whose processes actors run."""
+
+from moolink.ray.launching import command, launch
+from moolink.ray.transport import NAME, Place, TensorTransport, register
+
+__all__ = ["NAME", "Place", "TensorTransport", "command", "launch", "register"]
