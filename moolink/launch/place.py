@@ -116,7 +116,8 @@ class _Variables:
 
 def _from_moolink(variables: _Variables) -> Place:
     count = variables.number("MOOLINK_NUM_PEERS", default=1, least=1)
-    index = variables.number("MOOLINK_PEER_INDEX", default=0)
+    # Pods of an indexed Job of Kubernetes have the other one.
+    index = variables.number("MOOLINK_PEER_INDEX", "JOB_COMPLETION_INDEX", default=0)
     return Place(
         role=variables.text("MOOLINK_ROLE") or "peer",
         index=index,
@@ -232,14 +233,15 @@ def _derived(
                 "MOOLINK_BROKER"
             )
         broker = f"[{host}]:{_port(job)}" if ":" in host else f"{host}:{_port(job)}"
+    own = _own_name() if job is None else f"{source}-{_shown(job)}"
     if group is None and job is not None:
-        group = f"{source}-{_shown(job)}"
+        group = own
     return Place(
         role="peer",
         index=index,
         count=count,
-        # A broker that was given may have other jobs' peers, too.
-        name=variables.text("MOOLINK_PEER_NAME") or f"{group or _own_name()}-{index}",
+        # A broker and a group that were given may have other jobs' peers, too.
+        name=variables.text("MOOLINK_PEER_NAME") or f"{own}-{index}",
         group=group,
         broker=broker,
         cores=variables.number("MOOLINK_CORES", default=cores or _share(local), least=1),

@@ -82,6 +82,19 @@ def test_moolinks_own_variables_win() -> None:
     )
 
 
+def test_an_indexed_job_of_kubernetes() -> None:
+    given = {"MOOLINK_NUM_PEERS": "3", "MOOLINK_BROKER": "b:1", "JOB_COMPLETION_INDEX": "2"}
+    found = place(given)
+    assert (found.index, found.count, found.broker) == (2, 3, "b:1")
+    assert place(given | {"MOOLINK_PEER_INDEX": "1"}).index == 1
+
+
+def test_jobs_with_a_group_in_common_have_different_names() -> None:
+    given = SLURM | {"MOOLINK_GROUP": "walk", "MOOLINK_BROKER": "b:1"}
+    names = {place(given | {"SLURM_JOB_ID": job}).name for job in ("77", "78")}
+    assert names == {"slurm-77.0-2", "slurm-78.0-2"}
+
+
 def test_torchrun() -> None:
     found = place(TORCHRUN)
     assert (found.index, found.count, found.source) == (3, 4, "torchrun")
