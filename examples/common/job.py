@@ -6,6 +6,7 @@ import abc
 import hashlib
 import json
 import signal
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -19,6 +20,7 @@ from examples.common import checkpoint
 from examples.common.curve import LearningCurve
 from examples.common.options import Options
 from examples.common.progress import Terminal, process_start, progress_line
+from moolink.launch import place
 
 THOUSANDTHS = 1000  # a round's counters are integers, so returns travel in thousandths
 WINDOW = 100  # episodes whose mean return is reported
@@ -63,9 +65,11 @@ class Job(abc.ABC):
     def __enter__(self) -> Self:
         def on_signal(number: int, frame: FrameType | None) -> None:
             self._signal = signal.Signals(number).name
-            signal.signal(number, signal.SIG_DFL)  # a second one ends the process at once
+            if number == signal.SIGINT:  # Slurm sends SIGTERM more than once
+                signal.signal(number, signal.SIG_DFL)  # a second one ends the process at once
 
-        self._handlers = {n: signal.signal(n, on_signal) for n in (signal.SIGTERM, signal.SIGINT)}
+        ending = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+        self._handlers = {number: signal.signal(number, on_signal) for number in ending}
         self.terminal.__enter__()
         return self
 
@@ -77,6 +81,9 @@ class Job(abc.ABC):
             self.terminal.__exit__()
             for number, handler in self._handlers.items():
                 signal.signal(number, handler)
+        if kind is Stopped and self._signal is not None and place().source == "slurm":
+            # The script of a job that comes back to the queue reads it.
+            sys.exit(128 + signal.Signals[self._signal])
         return kind is Stopped
 
     @property
