@@ -1,14 +1,21 @@
-"""Installs a wheel into an empty environment without a compiler, and tests it:
-tools/check_wheel.py WHEEL PYTHON [EXTRA ...]. Prints the seconds from `pip install` to the first
-call."""
+"""Tests a wheel.
+
+tools/check_wheel.py WHEEL                      looks at what is in it
+tools/check_wheel.py WHEEL PYTHON [EXTRA ...]   installs it into an empty environment without a
+    compiler, tries it, and prints the seconds from `pip install` to the first call
+tools/check_wheel.py --program                  prints the program that tries it
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 from pathlib import Path
 
 PROGRAM = """
@@ -52,6 +59,43 @@ if __name__ == "__main__":
     main()
 """
 LIMIT = 120  # seconds
+LARGEST = 6_000_000  # bytes
+
+
+def check_contents(wheel: Path) -> None:
+    """Raises SystemExit if something is not in the wheel, or should not be."""
+    source = (Path(__file__).parents[1] / "moolink" / "__init__.py").read_text(encoding="utf-8")
+    found = re.search(r'^__version__ = "(.*)"$', source, re.MULTILINE)
+    assert found is not None
+    version = found[1]
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        information = f"moolink-{version}.dist-info"
+        bom_name = f"{information}/sboms/moolink.cdx.json"
+        wanted = {
+            "moolink/_core.pyi",
+            "moolink/py.typed",
+            f"{information}/licenses/LICENSE",
+            f"{information}/licenses/third_party.txt",
+            bom_name,
+        }
+        problems = [f"{name} is missing" for name in sorted(wanted - names)]
+        problems += [f"{name} is in it" for name in names if name.endswith((".cc", ".h", ".a"))]
+        components = json.loads(archive.read(bom_name))["components"] if bom_name in names else []
+    named = {component["name"]: component.get("version") for component in components}
+    needed = {"nanobind", "robin-map", "dlpack"}
+    problems += [f"its bill of materials lacks {name}" for name in sorted(needed - named.keys())]
+    extensions = [name for name in names if name.endswith(".so")]
+    if len(extensions) != 1:
+        problems.append(f"its extension modules are {extensions}")
+    elif ("abi3" in wheel.name) != extensions[0].endswith("/_core.abi3.so"):
+        problems.append(f"{extensions[0]} does not fit its name")
+    if wheel.stat().st_size > LARGEST:
+        problems.append(f"it has {wheel.stat().st_size} bytes, more than {LARGEST}")
+    if problems:
+        raise SystemExit(f"{wheel.name}: " + "; ".join(problems))
+    parts = ", ".join(f"{name} {version or ''}".strip() for name, version in named.items())
+    print(f"{wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB, with parts of {parts}")
 
 
 def main(wheel: str, python: str, extras: list[str]) -> None:
@@ -93,4 +137,9 @@ def main(wheel: str, python: str, extras: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(os.path.abspath(sys.argv[1]), sys.argv[2], sys.argv[3:])
+    if sys.argv[1] == "--program":
+        print(PROGRAM)
+    elif len(sys.argv) == 2:
+        check_contents(Path(sys.argv[1]))
+    else:
+        main(os.path.abspath(sys.argv[1]), sys.argv[2], sys.argv[3:])
