@@ -24,6 +24,7 @@ _SHOWN = 5  # lines of what ssh said
 
 # What ssh says, and what helps. The text is that of OpenSSH.
 _REMEDIES = {
+    "cannot execute": "install an SSH client, or name it with --ssh",
     "Permission denied": "add your key to the authorized_keys there, or name another with --ssh "
     "'ssh -i FILE'; the launcher cannot ask for passwords",
     "Could not resolve hostname": "check the host's name",

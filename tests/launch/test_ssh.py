@@ -260,6 +260,7 @@ def test_all_that_peers_write_arrives(make_ssh_hosts: MakeSshHosts, tmp_path: Pa
         (["--hosts", "h1,nowhere"], "user_key", r"host nowhere cannot .*check the host's name"),
         (["--hosts", "h1"], "other_key", r"host h1 cannot .*Permission denied.*authorized_keys"),
         (["--hosts", "h1", "--python", "/no/python"], "user_key", r"host h1 cannot .*--python"),
+        (["--hosts", "h1", "--ssh", "no-ssh"], "user_key", r"host h1 .*install an SSH client"),
         (["--hosts", "h1", "--directory", "/nowhere"], "user_key", r"host h1 .*--directory"),
     ],
 )
