@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,8 +42,8 @@ def test_a_host_loses_its_power_while_four_learn_and_comes_back(
         if " of 4 peers" in line and not happened:
             happened.append("all four learned")
             four_hosts.kill(3)
-        elif " of 3 peers" in line and happened == ["all four learned"]:
-            happened.append("three went on")
+        elif re.search(r" of [123] peers", line) and happened == ["all four learned"]:
+            happened.append("the others went on")  # not each of them is in every second's rounds
         elif "is lost with its host" in line:
             happened.append("it was missed")
             four_hosts.boot(3)
@@ -55,7 +56,7 @@ def test_a_host_loses_its_power_while_four_learn_and_comes_back(
     assert launcher.wait() == 0, output
     assert happened == [
         "all four learned",
-        "three went on",
+        "the others went on",
         "it was missed",
         "it was back",
         "all four learned again",
