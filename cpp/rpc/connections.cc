@@ -8,6 +8,7 @@
 
 #include "base/mutant.h"
 #include "rpc/state.h"
+#include "wire/lies.h"
 
 namespace moolink::rpc {
 
@@ -35,6 +36,13 @@ ErrorCode code_of(Objection::Why why) {
       break;
   }
   return ErrorCode::error;
+}
+
+std::string says_versions(const wire::Hello& hello) {
+  std::string text = "peer '" + hello.name + "' speaks version ";
+  text += std::to_string(hello.wire_min);
+  if (hello.wire_max != hello.wire_min) text += " to " + std::to_string(hello.wire_max);
+  return text + " of the protocol";
 }
 
 }  // namespace
@@ -66,6 +74,7 @@ wire::Hello NodeState::hello() {
     const std::uint64_t word = random_.next();
     std::memcpy(hello.nonce.data() + at, &word, 8);
   }
+  wire::lie_about_version(hello);
   policy_->introduce(hello, ++greetings_);
   return hello;
 }
@@ -140,13 +149,15 @@ void NodeState::greet(Time now, Connection& connection, const wire::ReceivedFram
 }
 
 // The objection to a connection with a peer of this greeting, before it has proven anything.
-std::optional<Objection> NodeState::objection(const wire::Hello& theirs) const {
+std::optional<Objection> NodeState::objection(const wire::Hello& ours, const wire::Hello& theirs) {
   using Why = Objection::Why;
-  if (theirs.wire_min > wire::kVersion || theirs.wire_max < wire::kVersion) {
-    return Objection{Why::version, "peer '" + config.name + "' speaks version " +
-                                       std::to_string(wire::kVersion) + " of the protocol only"};
+  if (!wire::common_version(ours, theirs)) {
+    const bool older = theirs.wire_max < ours.wire_min;
+    return Objection{Why::version, says_versions(theirs) + ", and " + says_versions(ours) +
+                                       ": update moolink " + "where peer '" +
+                                       (older ? theirs.name : ours.name) + "' runs"};
   }
-  if (theirs.instance == config.instance) return Objection{Why::itself, "this is the peer itself"};
+  if (theirs.instance == ours.instance) return Objection{Why::itself, "this is the peer itself"};
   return std::nullopt;
 }
 
@@ -179,7 +190,9 @@ std::optional<Objection> NodeState::objection_to_name(Time now,
 
 // HELLO at the acceptor, which proves itself first.
 void NodeState::answer(Time now, Connection& connection) {
-  if (const auto wrong = objection(*connection.theirs)) return refuse(now, connection, *wrong);
+  if (const auto wrong = objection(connection.ours, *connection.theirs)) {
+    return refuse(now, connection, *wrong);
+  }
   const Verdict verdict =
       policy_->answer(connection.channel(), *connection.theirs, connection.ours);
   if (!verdict.refusal.empty()) {
@@ -191,7 +204,9 @@ void NodeState::answer(Time now, Connection& connection) {
 
 // HELLO at the dialler: sends its own proof together with its session.
 void NodeState::answered(Time now, Connection& connection) {
-  if (const auto wrong = objection(*connection.theirs)) return refuse(now, connection, *wrong);
+  if (const auto wrong = objection(connection.ours, *connection.theirs)) {
+    return refuse(now, connection, *wrong);
+  }
   wire::Hello welcome = connection.ours;
   const Verdict verdict =
       policy_->check_acceptor(connection.channel(), connection.ours, *connection.theirs, welcome);

@@ -323,7 +323,7 @@ class NodeState {
   void welcomed(Time now, Connection& connection, const wire::ReceivedFrame& frame);
   void refused(Time now, Connection& connection, const wire::Refuse& refusal);
   bool enter(Time now, Connection& connection);
-  std::optional<Objection> objection(const wire::Hello& theirs) const;
+  static std::optional<Objection> objection(const wire::Hello& ours, const wire::Hello& theirs);
   std::optional<Objection> objection_to_name(Time now, const Connection& connection) const;
   void adopt(Connection& connection, const wire::Hello& theirs);
   void refuse(Time now, Connection& connection, const Objection& objection);

@@ -63,6 +63,12 @@ constexpr std::underlying_type_t<E> enum_limit() {
   }
 }
 
+// The last field of a struct that later versions add to: what follows the fields that this one
+// knows. It is kept, since a proof may cover the bytes of the whole struct.
+struct Rest {
+  std::vector<std::byte> bytes;
+};
+
 class Writer {
  public:
   Writer() = default;
@@ -125,6 +131,7 @@ class Writer {
   }
   void write(const std::string& value) { sized(value.data(), value.size()); }
   void write(const Buffer& value) { sized(value.data(), value.size()); }
+  void write(const Rest& rest) { raw(rest.bytes.data(), rest.bytes.size()); }
   template <class R, class P>
   void write(const std::chrono::duration<R, P>& value) {
     zigzag(value.count());
@@ -270,6 +277,11 @@ class Reader {
   }
   void read(std::string& value) { value = text(); }
   void read(Buffer& value) { value = bytes(); }
+  void read(Rest& rest) {
+    const std::size_t size = left_;
+    const std::byte* at = raw(size);
+    rest.bytes.assign(at, at + size);
+  }
   template <class R, class P>
   void read(std::chrono::duration<R, P>& value) {
     value = std::chrono::duration<R, P>(zigzag());

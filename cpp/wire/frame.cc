@@ -91,11 +91,23 @@ Frame make_frame(FrameType type, Buffer control, std::vector<Buffer> payload) {
   return frame;
 }
 
+std::optional<std::uint32_t> common_version(const Hello& ours, const Hello& theirs) {
+  const std::uint32_t newest = std::min(ours.wire_max, theirs.wire_max);
+  if (newest < std::max(ours.wire_min, theirs.wire_min)) return std::nullopt;
+  return newest;
+}
+
 Hello decode_hello(const Buffer& control, const Limits& limits) {
-  // Checks the magic first: the rest may differ in another version.
-  Reader magic(control);
-  if (magic.varint() != kMagic) fail("not a moolink greeting");
-  Hello hello = decode<Hello>(control);
+  Hello hello;
+  Reader start(control);
+  start(hello.magic);
+  if (hello.magic != kMagic) fail("not a moolink greeting");
+  start(hello.wire_min, hello.wire_max, hello.features, hello.instance, hello.name);
+  // The rest has another layout where there is no common version, and is not needed to say so.
+  if (common_version(Hello{}, hello)) {
+    hello = decode<Hello>(control);
+    if (hello.later.bytes.size() > kMaxLaterBytes) fail("too many unknown fields in a greeting");
+  }
   if (!is_name(hello.name) || hello.name.size() > limits.max_name) {
     fail("a peer's name that is none, or exceeds the limit");
   }

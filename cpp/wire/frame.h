@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -21,13 +22,17 @@
 namespace moolink::wire {
 
 inline constexpr std::uint32_t kMagic = 0x6d6c6e6b;  // "mlnk"
+// The versions of the protocol that this code speaks. Two peers speak the newest that both know:
+// see docs/compatibility.md.
+inline constexpr std::uint32_t kOldestVersion = 1;
 inline constexpr std::uint32_t kVersion = 1;
 inline constexpr std::size_t kHeaderBytes = 32;
 inline constexpr std::size_t kMaxAddresses = 64;
 // Of a greeting's rx_have. Omitted messages are sent again and dropped.
 inline constexpr std::size_t kMaxHaveWords = 64;
-inline constexpr std::size_t kMaxKeys = 8;      // named in a greeting, each with a proof of
-inline constexpr std::size_t kProofBytes = 32;  // of this many bytes
+inline constexpr std::size_t kMaxLaterBytes = 4096;  // of fields that a later version has added
+inline constexpr std::size_t kMaxKeys = 8;           // named in a greeting, each with a proof of
+inline constexpr std::size_t kProofBytes = 32;       // of this many bytes
 
 enum class FrameType : std::uint8_t {
   hello = 1,
@@ -100,10 +105,12 @@ Control decode_control(const ReceivedFrame& frame) {
   return decode<Control>(frame.control());
 }
 
-// The first frame of each side (hello), and the agreement about a session (welcome).
+// The first frame of each side (hello), and the agreement about a session (welcome). All versions
+// have the fields up to the name, so that a refusal can say who speaks what; a later version may
+// add fields at the end.
 struct Hello {
   std::uint32_t magic = kMagic;
-  std::uint32_t wire_min = kVersion;
+  std::uint32_t wire_min = kOldestVersion;
   std::uint32_t wire_max = kVersion;
   std::uint64_t features = 0;
   Uid instance;
@@ -117,22 +124,27 @@ struct Hello {
   std::vector<std::byte> proof;   // over both greetings, one for each proven key
   std::uint64_t max_frame = 0;
   std::vector<std::string> addresses;  // where this peer listens
+  Rest later{};
 
   template <class Fields>
   void fields(Fields& f) {
     f(magic, wire_min, wire_max, features, instance, name, host_key, session, rx_next, rx_have,
-      nonce, keys, proof, max_frame, addresses);
+      nonce, keys, proof, max_frame, addresses, later);
   }
 };
+
+// The version that two peers speak; none: they have none in common.
+std::optional<std::uint32_t> common_version(const Hello& ours, const Hello& theirs);
 
 struct Refuse {
   ErrorCode code = ErrorCode::error;
   std::string text;
   std::string name;  // of the peer that refuses
+  Rest later{};
 
   template <class Fields>
   void fields(Fields& f) {
-    f(code, text, name);
+    f(code, text, name, later);
   }
 };
 

@@ -38,6 +38,16 @@ std::optional<std::uint64_t> lie_about(const char* name) {
   return lie.value;
 }
 
+void lie_about_version(Hello& hello) {
+  lie("hello.version", hello.wire_min);
+  lie("hello.version", hello.wire_max);
+  if (const auto newer = lie_about("hello.next")) {
+    hello.wire_max += static_cast<std::uint32_t>(*newer);
+    hello.features = ~std::uint64_t{0};
+    hello.later.bytes.assign(100, std::byte{0xff});
+  }
+}
+
 // Only messages with content are falsified: the peers must connect first.
 MessageHead told(const MessageHead& head) {
   MessageHead lying = head;

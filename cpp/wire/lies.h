@@ -13,12 +13,22 @@ struct ChunkHead;
 struct Want;
 struct Grant;
 struct Done;
+struct Hello;
+
+// A greeting of another version: hello.version=N speaks that one only; hello.next=N speaks N more
+// than this one, has features and fields that this one does not know, and keeps to this one after.
+void lie_about_version(Hello& hello);
 
 MessageHead told(const MessageHead& head);
 ChunkHead told(const ChunkHead& chunk);
 Want told(const Want& want);
 Grant told(const Grant& grant);
 Done told(const Done& done);
+
+#else
+
+template <class Hello>
+constexpr void lie_about_version(Hello& /*hello*/) {}
 
 #endif
 

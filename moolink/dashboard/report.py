@@ -132,7 +132,7 @@ def _read(given: Any) -> Report:
         str(given["process"]),
         [
             (str(peer), str(path), None if latency is None else _finite(latency))
-            for peer, path, latency in given["paths"]
+            for peer, path, latency, *_ in given["paths"]  # a later version may add to each
         ],
         [_model(model) for model in given["models"]],
         {rate: _sum(raw, of) for rate, of in RATES.items() if of in raw},
@@ -166,7 +166,7 @@ def _round(
     version: Any, time: Any, seconds: Any, batch: Any, skipped: Any, by: Any, *phases: Any
 ) -> Round:
     contributors = {str(peer): int(count) for peer, count in by.items()}
-    gather, reduce, deliver = phases
+    gather, reduce, deliver, *_ = phases  # a later version may add some
     return Round(
         int(version),
         _finite(time),

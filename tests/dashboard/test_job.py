@@ -10,7 +10,7 @@ import pytest
 
 from moolink.dashboard import prometheus
 from moolink.dashboard.job import GONE, SILENT, Job
-from moolink.dashboard.report import MOST_BYTES
+from moolink.dashboard.report import MOST_BYTES, read
 from moolink.metrics.family import Family, Sample
 
 PHASES = (0.02, 0.01, 0.0)  # gather, reduce, deliver
@@ -406,3 +406,12 @@ def test_what_is_no_number_can_still_be_read_as_json() -> None:
     json.dumps(shown, allow_nan=False)
     assert shown["members"][0]["own"] == {"third": 1.0}
     assert shown["groups"][0]["history"] == [[1, 0, None]]
+
+
+def test_a_report_of_a_later_version_may_say_more() -> None:
+    now = told(models=[model("leader", rounds=[{"a": 1}])])
+    later: dict[str, Any] = json.loads(json.dumps(now)) | {"new": {"key": 1}}
+    later["paths"][0].append("new")
+    later["models"][0]["new"] = 1
+    later["models"][0]["rounds"][0].append(0.5)
+    assert read(json.dumps(later)) == read(json.dumps(now))

@@ -151,6 +151,59 @@ TEST("a stranger hears a proof that it cannot use, and nothing of names and sess
   CHECK(std::holds_alternative<wire::Payload>(pair.client.results.at(id)));
 }
 
+// The greeting of a peer that speaks another range of versions, on a fresh connection.
+wire::Frame greeting_of_versions(std::uint32_t oldest, std::uint32_t newest, const Policy& policy,
+                                 wire::Hello& hello) {
+  hello = greeting_of("client", {2, 20});
+  hello.wire_min = oldest;
+  hello.wire_max = newest;
+  hello.features = ~std::uint64_t{0};
+  hello.later.bytes.assign(100, std::byte{0xff});
+  policy.introduce(hello, 1);
+  return wire::make_frame(wire::FrameType::hello, hello);
+}
+
+TEST("a peer of the next version proves itself with fields that this one does not know") {
+  const TokenPolicy job = holder({token(1)});
+  const TokenPolicy same = holder({token(1)}, 2);
+  for (const bool damaged : {false, true}) {
+    User server("server", job, {1, 10});
+    server.node.opened(Time{seconds(200)}, 77, wire::PathKind::tcp, {}, "");
+    wire::Hello dialler;
+    const wire::Frame hello =
+        greeting_of_versions(wire::kVersion, wire::kVersion + 1, same, dialler);
+    std::vector<wire::Frame> heard = answers(server, 77, hello);
+    CHECK_EQ(heard.size(), 1u);
+    const wire::Hello acceptor = wire::decode_hello(heard.at(0).control, Limits{});
+    wire::Hello welcome = dialler;
+    if (damaged) dialler.later.bytes.front() = std::byte{0};  // the proof covers them
+    const wire::Channel channel{wire::PathKind::tcp, {}};
+    CHECK_EQ(same.check_acceptor(channel, dialler, acceptor, welcome).refusal.empty(), !damaged);
+    heard = answers(server, 77, wire::make_frame(wire::FrameType::welcome, welcome));
+    CHECK_EQ(heard.size(), 1u);
+    const auto expected = damaged ? wire::FrameType::refuse : wire::FrameType::welcome;
+    CHECK(heard.at(0).header.type == expected);
+  }
+}
+
+TEST("a peer without a common version is refused, and hears which versions both speak") {
+  const OpenPolicy open;
+  const auto refusal_of = [&](std::uint32_t oldest, std::uint32_t newest) {
+    User server("server", open, {1, 10});
+    server.node.opened(Time{seconds(200)}, 77, wire::PathKind::tcp, {}, "");
+    wire::Hello dialler;
+    const auto heard = answers(server, 77, greeting_of_versions(oldest, newest, open, dialler));
+    CHECK_EQ(heard.size(), 1u);
+    CHECK(heard.at(0).header.type == wire::FrameType::refuse);
+    return wire::decode<wire::Refuse>(heard.at(0).control.span()).text;
+  };
+  CHECK_EQ(refusal_of(wire::kVersion + 1, wire::kVersion + 2),
+           std::string("peer 'client' speaks version 2 to 3 of the protocol, and peer 'server' "
+                       "speaks version 1 of the protocol: update moolink where peer 'server' "
+                       "runs"));
+  CHECK(refusal_of(0, 0).ends_with("update moolink where peer 'client' runs"));
+}
+
 TEST("a proof made for one connection is good on no other, though every frame is carried over") {
   const TokenPolicy job = holder({token(1)});
   wire::PathTraits one;

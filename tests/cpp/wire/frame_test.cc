@@ -1,5 +1,6 @@
 #include "wire/frame.h"
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <string_view>
@@ -114,6 +115,45 @@ TEST("frame: a greeting comes back, and a hostile one is refused") {
   bad = hello;
   bad.instance = {};
   CHECK_THROWS(wire::decode_hello(wire::encode(bad), Limits{}), ErrorCode::wire);
+}
+
+TEST("frame: a greeting's unknown fields are kept, up to a limit, and encoded again") {
+  wire::Hello hello;
+  hello.instance = {1, 2};
+  hello.name = "learner-0";
+  hello.later.bytes.assign(wire::kMaxLaterBytes, std::byte{0xff});
+  const Buffer bytes = wire::encode(hello);
+  const Buffer again = wire::encode(wire::decode_hello(bytes, Limits{}));
+  CHECK(std::equal(bytes.span().begin(), bytes.span().end(), again.span().begin(),
+                   again.span().end()));
+  hello.later.bytes.push_back(std::byte{0});
+  CHECK_THROWS(wire::decode_hello(wire::encode(hello), Limits{}), ErrorCode::wire);
+}
+
+TEST("frame: of a greeting without a common version, only its beginning is read") {
+  wire::Hello hello;
+  hello.wire_min = hello.wire_max = wire::kVersion + 1;
+  hello.instance = {1, 2};
+  hello.name = "learner-0";
+  wire::Writer start;
+  start(hello.magic, hello.wire_min, hello.wire_max, hello.features, hello.instance, hello.name);
+  start(std::string("another layout"));
+  const wire::Hello read = wire::decode_hello(start.take(), Limits{});
+  CHECK_EQ(read.name, hello.name);
+  CHECK(!wire::common_version(wire::Hello{}, read));
+}
+
+TEST("frame: two peers speak the newest version that both know") {
+  const auto speaks = [](std::uint32_t oldest, std::uint32_t newest) {
+    wire::Hello hello;
+    hello.wire_min = oldest;
+    hello.wire_max = newest;
+    return hello;
+  };
+  CHECK_EQ(*wire::common_version(speaks(1, 2), speaks(2, 3)), 2U);
+  CHECK_EQ(*wire::common_version(speaks(2, 5), speaks(1, 3)), 3U);
+  CHECK(!wire::common_version(speaks(1, 1), speaks(2, 3)));
+  CHECK(!wire::common_version(speaks(4, 5), speaks(2, 3)));
 }
 
 TEST("frame: a message's sizes are checked, their sum without overflow") {
