@@ -1,6 +1,5 @@
 #include "bind/replay.h"
 
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -22,6 +21,8 @@
 #include "bind/context.h"
 #include "bind/gil.h"
 #include "bind/lent_slot.h"
+#include "bind/numpy_vectors.h"
+#include "bind/replay_state.h"
 #include "bind/tensor.h"
 #include "memory/pool.h"
 #include "memory/spill_file.h"
@@ -32,29 +33,6 @@ namespace {
 
 using runtime::Replay;
 using runtime::ReplayColumn;
-
-// In C order; a list is converted.
-template <class T>
-using Given = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
-template <class T>
-std::span<const T> span_of(const Given<T>& given) {
-  return {given.data(), given.size()};
-}
-
-template <class T>
-std::vector<T> vector_of(const Given<T>& given) {
-  return {given.data(), given.data() + given.size()};
-}
-
-template <class T>
-nb::object to_numpy(const std::vector<T>& values, tensor::DType dtype) {
-  MutableBuffer memory = default_context()->pool().allocate(values.size() * sizeof(T));
-  if (!values.empty()) std::memcpy(memory.data(), values.data(), memory.size());
-  const auto size = static_cast<std::int64_t>(values.size());
-  return export_tensor(std::move(memory), {wire::Framework::numpy, dtype, {}, {size}},
-                       ArrayKind::numpy);
-}
 
 using SelectorArgs = std::tuple<std::string, double>;
 using LimiterArgs = std::tuple<double, std::int64_t, double, double>;
@@ -283,7 +261,7 @@ class ReplayCore {
   }
 
   void restore(std::uint32_t table, const nb::dict& state) {
-    replay_->restore(table, from_dict(state));
+    replay_->restore(table, table_state(state));
   }
 
   void close() { replay_->close(); }
@@ -310,9 +288,6 @@ class ReplayCore {
 
   std::vector<replay::Row> put(std::uint32_t store, const nb::list& leaves,
                                std::optional<std::size_t> steps);
-
-  static nb::dict to_dict(const replay::TableState& state);
-  static replay::TableState from_dict(const nb::dict& state);
 
   std::shared_ptr<Replay> replay_;
 };
@@ -376,67 +351,6 @@ std::vector<replay::Row> ReplayCore::put(std::uint32_t store, const nb::list& le
     throw;
   }
   return std::move(rows);
-}
-
-nb::dict ReplayCore::to_dict(const replay::TableState& state) {
-  std::vector<replay::Key> keys;
-  std::vector<double> priorities;
-  std::vector<std::uint32_t> times;
-  std::vector<std::uint32_t> patterns;
-  std::vector<std::uint32_t> widths;
-  std::vector<replay::Row> rows;
-  for (const replay::ItemState& item : state.items) {
-    keys.push_back(item.key);
-    priorities.push_back(item.priority);
-    times.push_back(item.times_sampled);
-    patterns.push_back(item.pattern);
-    widths.push_back(static_cast<std::uint32_t>(item.rows.size()));
-    rows.insert(rows.end(), item.rows.begin(), item.rows.end());
-  }
-  nb::dict result;
-  result["counts"] =
-      to_numpy(std::vector{state.counts.inserts, state.counts.samples, state.counts.deletes},
-               tensor::DType::int64);
-  result["seed"] = to_numpy(std::vector{state.seed}, tensor::DType::uint64);
-  result["generations"] = to_numpy(state.generations, tensor::DType::uint32);
-  result["keys"] = to_numpy(keys, tensor::DType::int64);
-  result["priorities"] = to_numpy(priorities, tensor::DType::float64);
-  result["times_sampled"] = to_numpy(times, tensor::DType::uint32);
-  result["patterns"] = to_numpy(patterns, tensor::DType::uint32);
-  result["widths"] = to_numpy(widths, tensor::DType::uint32);
-  result["rows"] = to_numpy(rows, tensor::DType::uint32);
-  return result;
-}
-
-template <class T>
-std::vector<T> column_of(const nb::dict& state, const char* name, std::optional<std::size_t> size) {
-  const auto given = vector_of(nb::cast<Given<T>>(state[name]));
-  if (size && given.size() != *size) {
-    throw Exception(ErrorCode::invalid_argument, std::string("no table has such ") + name);
-  }
-  return given;
-}
-
-replay::TableState ReplayCore::from_dict(const nb::dict& state) {
-  replay::TableState result;
-  const auto counts = column_of<std::int64_t>(state, "counts", 3);
-  result.counts = {counts[0], counts[1], counts[2]};
-  result.seed = column_of<std::uint64_t>(state, "seed", 1).front();
-  result.generations = column_of<std::uint32_t>(state, "generations", std::nullopt);
-  const auto keys = column_of<replay::Key>(state, "keys", std::nullopt);
-  const auto priorities = column_of<double>(state, "priorities", keys.size());
-  const auto times = column_of<std::uint32_t>(state, "times_sampled", keys.size());
-  const auto patterns = column_of<std::uint32_t>(state, "patterns", keys.size());
-  const auto widths = column_of<std::uint32_t>(state, "widths", keys.size());
-  std::size_t all = 0;
-  for (const std::uint32_t width : widths) all += width;
-  const auto rows = column_of<replay::Row>(state, "rows", all);
-  auto row = rows.begin();
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    result.items.push_back({keys[i], priorities[i], times[i], patterns[i], {row, row + widths[i]}});
-    row += widths[i];
-  }
-  return result;
 }
 
 }  // namespace

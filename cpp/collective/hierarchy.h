@@ -36,9 +36,9 @@ bool share_a_host(const std::vector<Uid>& keys);
 Hosts hosts_led_by(const std::vector<std::uint32_t>& reducers, const Hosts& hosts);
 
 // One member's part of an allreduce over several hosts:
-//   contributors send each chain of their inputs to its leader on their host      (Portion)
-//   the leaders of a lane sum them in rank order, and exchange the sums           (Exchange,
-//   Portion) leaders pass each chain on to their host's members when it is in place (Portion)
+//   contributors send each chain of their inputs to its leader on their host       (Portion)
+//   leaders sum them in rank order, and exchange the sums within their lane        (Portion)
+//   leaders pass each chain on to their host's members when it is in place         (Portion)
 // Chains follow one another: all three steps overlap. A leader of one lane is an ordinary member in
 // the others. How a host's members reduce among themselves is private to this class; Exchange knows
 // only hosts.

@@ -49,7 +49,6 @@ enum class FrameEpoch : std::uint8_t {
 // One peer's side of one group: a machine without I/O.
 //
 // Epochs. A view is accepted if its number is above every one seen and it contains this peer; the
-// Epochs. A view is accepted if its number is above every one seen and it contains this peer; the
 // action NewView reports it to the owner. An accepted view becomes active at once, with one
 // exception: after hold_soft_views(true) a soft view only becomes pending, the old epoch stays
 // active, and the owner calls activate(epoch) at the boundary its leader names. A later view, hard

@@ -39,7 +39,7 @@ const char* to_string(Cause cause) {
     case Cause::demoted:
       return "a peer was made a newcomer";
     case Cause::repaired:
-      return "the broker restarted";
+      return "the members' views had come apart";
     case Cause::joined:
       return "a peer joined";
     case Cause::ordered:

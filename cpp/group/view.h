@@ -22,7 +22,7 @@ enum class Cause : std::uint8_t {
   died,      // a proof of death
   silent,    // not heard for longer than its evict_after, by the broker or by half of the others
   left,      // LEAVE
-  repaired,  // a restarted broker found members of different epochs
+  repaired,  // members had different epochs, or one had a gap: all begin a new one
   demoted,   // the leader asked to make a member a newcomer
   joined,
   ordered,  // a sort order changed

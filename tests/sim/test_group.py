@@ -19,7 +19,7 @@ REACHED = {
     "views: a peer joined",
     "views: a peer left",
     "views: a peer was made a newcomer",
-    "views: the broker restarted",
+    "views: the members' views had come apart",
     "views: the group formed",
     "views: the sort order changed",
 }
