@@ -304,7 +304,8 @@ class RpcCore:
             the same number, if this process has it. numpy arrays are always in host memory. Arrays are
             complete when they are handed over, for every stream.
         allow_pickle: lets other objects than values and arrays travel as pickles; both sides must
-            allow it, and trust one another: unpickling runs code.
+            allow it, and trust one another: unpickling runs code. A peer without a token has to say
+            "insecure" instead of True.
         transports: of "shm", "verbs" and "tcp"; the best one that reaches a peer is used. "verbs" is
             RDMA, which does not encrypt. Default: "shm" and "tcp"; "verbs", too, where the environment
             variable MOOLINK_VERBS is 1 or the peer is insecure, if the machine has a device.
