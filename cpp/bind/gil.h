@@ -8,12 +8,13 @@
 // instead, from moolink's exit hook on: all threads but daemons have ended by then.
 
 #include <Python.h>
-#include <cxxabi.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cstddef>
+#include <exception>
 #include <optional>
+#include <type_traits>
 #include <utility>
 
 #include "runtime/engine/context.h"
@@ -40,13 +41,37 @@ inline void park_if_exiting() {
   park_forever();
 }
 
+// Parks the thread if it is unwound by something else than a C++ exception, which is pthread_exit.
+// libstdc++ has a type to catch for that; libc++ has none, but both run destructors.
+class ParkIfUnwound {
+ public:
+  ParkIfUnwound() = default;
+  ~ParkIfUnwound() {
+    if (!returned_ && std::uncaught_exceptions() == exceptions_) park_forever();
+  }
+  ParkIfUnwound(const ParkIfUnwound&) = delete;
+  ParkIfUnwound& operator=(const ParkIfUnwound&) = delete;
+
+  void returned() { returned_ = true; }
+
+ private:
+  int exceptions_ = std::uncaught_exceptions();
+  bool returned_ = false;
+};
+
 // Runs a function that takes the GIL or calls Python, on a thread that may live until the end.
+// Never inlined: in a noexcept function, such as a destructor, the unwinder could end the process
+// before it runs the destructor above.
 template <class Function>
-auto survive_exit(Function&& function) {
-  try {
-    return std::forward<Function>(function)();
-  } catch (abi::__forced_unwind&) {
-    park_forever();
+[[gnu::noinline]] auto survive_exit(Function&& function) {
+  ParkIfUnwound guard;
+  if constexpr (std::is_void_v<std::invoke_result_t<Function>>) {
+    std::forward<Function>(function)();
+    guard.returned();
+  } else {
+    auto result = std::forward<Function>(function)();
+    guard.returned();
+    return result;
   }
 }
 
