@@ -11,11 +11,12 @@ if TYPE_CHECKING:
 
 AllowPickle = bool | Literal["insecure"]
 
-_told = False
+_told: set[str] = set()  # who can run code here, as the log said
 
 
 def check(allowed: AllowPickle, proof: Identity) -> None:
-    """Checks an Rpc's option ``allow_pickle``; tells once in the log that pickles are allowed.
+    """Checks an Rpc's option ``allow_pickle``; tells in the log who can run code here,
+    once of holders of the token and once of everybody.
 
     Raises:
         ValueError: it is none of its values, or True at a peer that asks others for no token.
@@ -30,15 +31,13 @@ def check(allowed: AllowPickle, proof: Identity) -> None:
             'port could run code here. Use a token, or say allow_pickle="insecure" where you trust '
             "everybody who reaches it"
         )
-    _tell(bool(proof.keys))
+    _tell("whoever holds the token" if proof.keys else "anybody who reaches its port")
 
 
-def _tell(has_token: bool) -> None:
-    global _told
-    if _told:
+def _tell(who: str) -> None:
+    if who in _told:
         return
-    _told = True
+    _told.add(who)
     logs.logger.warning(
-        "pickles from peers are allowed in this process (allow_pickle): %s can run code here",
-        "whoever holds the token" if has_token else "anybody who reaches its port",
+        "pickles from peers are allowed in this process (allow_pickle): %s can run code here", who
     )

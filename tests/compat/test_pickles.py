@@ -58,10 +58,24 @@ def test_the_state_of_an_accumulator_with_its_own_rpc_is_pickled() -> None:
 
 
 def test_it_is_said_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pickles, "_told", False)
+    monkeypatch.setattr(pickles, "_told", set())
     with caplog.at_level(logging.WARNING, "moolink"), moolib.Rpc(), moolib.Rpc():
         (said,) = [r.getMessage() for r in caplog.records if "pickles" in r.getMessage()]
     assert "whoever holds the token can run code here" in said
+
+
+def test_strangers_are_spoken_of_after_holders_of_the_token(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pickles, "_told", set())
+    with (
+        caplog.at_level(logging.WARNING, "moolink"),
+        moolib.Rpc(),
+        moolink.Rpc(insecure=True, allow_pickle="insecure"),
+    ):
+        said = [r.getMessage() for r in caplog.records if "pickles" in r.getMessage()]
+    assert len(said) == 2
+    assert "anybody who reaches its port can run code here" in said[1]
 
 
 def test_a_peer_of_moolink_refuses_them(peers: Peers) -> None:

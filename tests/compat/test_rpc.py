@@ -191,6 +191,95 @@ def test_an_early_call_can_be_cancelled(early: Peers) -> None:
         future.result(TIMEOUT)
 
 
+def test_a_peer_that_is_closed_ends_its_early_calls(early: Peers, refused: threading.Event) -> None:
+    _, client = early
+    future = client.async_("host", "nothing")
+    assert refused.wait(TIMEOUT)
+    client.close()
+    with pytest.raises(moolink.Closed):
+        future.result(TIMEOUT)
+    assert isinstance(future.exception(), moolink.Closed)
+
+
+def test_a_call_that_is_cancelled_between_two_attempts_is_not_made_again(
+    early: Peers, refused: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(futures, "_PAUSE", 0.5)
+    host, client = early
+    future = client.async_("host", "late")
+    assert refused.wait(TIMEOUT)
+    until(lambda: host.stats()["calls_running"] == 0, "the refusal")
+    assert future.cancel()
+    ran = threading.Event()
+    host.define("late", ran.set)
+    with pytest.raises(moolink.CancelledError):
+        future.result(TIMEOUT)
+    assert not ran.is_set()
+
+
+def test_a_call_under_way_does_not_keep_its_peer_alive(peers: Peers) -> None:
+    host, _ = peers
+    host.define_queue("waits")
+    gc.disable()
+    try:
+        client = moolib.Rpc("leaves", timeout=20)
+        client.connect(host.addresses()[-1])
+        future = client.async_("host", "waits")
+        gone = weakref.ref(client)
+        del client
+        until(lambda: gone() is None, "the end of the peer")
+        with pytest.raises(moolink.Closed):
+            future.result(TIMEOUT)
+    finally:
+        gc.enable()
+
+
+def test_the_methods_of_a_subclass_do_not_keep_it_alive() -> None:
+    class Own(moolib.Rpc):
+        """A peer that serves its own methods."""
+
+        def __init__(self) -> None:
+            super().__init__("own")
+            self.define("f", self.f)
+
+        def f(self) -> int:
+            """A handler."""
+            return 1
+
+    gc.disable()
+    try:
+        own = Own()
+        assert own.sync("own", "f") == 1
+        gone = weakref.ref(own)
+        del own
+        until(lambda: gone() is None, "the end of the peer")
+    finally:
+        gc.enable()
+
+
+def test_a_first_call_can_lend(peers: Peers) -> None:
+    host, client = peers
+    host.define("total", lambda x: float(x.sum()))
+    call = client.async_("host", "total", moolink.lend(torch.ones(3)))
+    assert call.result() == 3
+    assert call.released.result(TIMEOUT) is None
+
+
+def test_a_peer_that_was_restarted_may_define_its_functions_again(
+    early: Peers, refused: threading.Event
+) -> None:
+    host, client = early
+    host.define("f", lambda: 1)
+    assert client.sync("host", "f") == 1
+    host.undefine(
+        "f"
+    )  # As with a new process of this name, the peer is there and the function not.
+    thread = threading.Thread(target=lambda: refused.wait(TIMEOUT) and host.define("f", lambda: 2))
+    thread.start()
+    assert client.sync("host", "f") == 2
+    thread.join()
+
+
 def test_argument_errors_are_runtime_errors(peers: Peers) -> None:
     host, client = peers
     host.define("f", print)

@@ -15,7 +15,14 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 from moolink import _core
-from moolink.errors import CancelledError, NoSuchFunction, PeerLost, TimeoutError
+from moolink.errors import (
+    CancelledError,
+    Error,
+    NoSuchFunction,
+    PeerLost,
+    RemoteError,
+    TimeoutError,
+)
 
 if TYPE_CHECKING:
     from moolink._core import Future as CoreFuture
@@ -69,9 +76,14 @@ class Met:
             return now < self._since.setdefault(peer, now) + GRACE
         if isinstance(error, PeerLost | TimeoutError):
             self._since.pop(peer, None)  # Whoever has this name next is met anew.
-        elif not isinstance(error, CancelledError):
+        elif error is None or isinstance(error, RemoteError):  # Others say nothing of the peer's.
             self._known.add((peer, function))
         return False
+
+    def forget(self, peer: str) -> None:
+        """Takes note that the peer lacks a function that it had: it was restarted, for example."""
+        self._since.pop(peer, None)
+        self._known = {known for known in self._known if known[0] != peer}
 
 
 class EarlyCall(Future):
@@ -86,6 +98,7 @@ class EarlyCall(Future):
         self._ended = threading.Event()
         self._callbacks: list[Callable[[EarlyCall], object]] = []
         self._cancelled = False
+        self._error: Error | None = None  # why it could not be made again
         self._call = start()
         self._call.add_done_callback(self._look)
 
@@ -95,18 +108,28 @@ class EarlyCall(Future):
             if early and not self._cancelled:
                 _core.call_later(_PAUSE, self._again)
                 return
+        self._end(None)
+
+    def _again(self) -> None:
+        try:
+            with self._lock:
+                if self._cancelled:
+                    raise CancelledError(f"{self._call!r} was cancelled")
+                self._call = self._start()
+        except Error as error:  # Such as Closed: this peer was closed meanwhile.
+            self._end(error.with_traceback(None))  # Its frames refer to this call.
+        else:
+            self._call.add_done_callback(self._look)
+
+    def _end(self, error: Error | None) -> None:
+        with self._lock:
+            del self._start  # and with it the arguments
+            self._error = error
             self._ended.set()
             callbacks, self._callbacks = self._callbacks, []
         with contextlib.ExitStack() as calls:  # all are called, even if one raises
             for callback in reversed(callbacks):
                 calls.callback(callback, self)
-
-    def _again(self) -> None:
-        with self._lock:
-            self._call = self._start()
-            if self._cancelled:
-                self._call.cancel()
-        self._call.add_done_callback(self._look)
 
     def wait(self, timeout: float | None = None) -> bool:
         if self._ended.is_set():
@@ -117,13 +140,20 @@ class EarlyCall(Future):
     def result(self, timeout: float | None = None) -> Any:
         if not self.wait(timeout):
             raise TimeoutError(f"{self._call!r} was not done within {timeout:g} s")
+        return self._outcome()
+
+    def _outcome(self) -> Any:
+        if self._error is not None:
+            raise self._error
         return self._call.result()
 
     def done(self) -> bool:
         return self._ended.is_set()
 
     def exception(self) -> BaseException | None:
-        return self._call.exception() if self.done() else None
+        if not self.done():
+            return None
+        return self._error or self._call.exception()
 
     def cancel(self) -> bool:
         with self._lock:
@@ -150,7 +180,7 @@ class EarlyCall(Future):
 
         self.add_done_callback(tell)
         await ended
-        return self._call.result()
+        return self._outcome()
 
     def __await__(self) -> Generator[Any, None, Any]:
         return self._wait_async().__await__()

@@ -57,7 +57,9 @@ def _weak(
 
 
 def _holds(owner: object, rpc: object) -> bool:
-    """Whether `rpc` is an attribute of `owner`, or of one of its attributes."""
+    """Whether `rpc` is `owner`, an attribute of it, or of one of its attributes."""
+    if owner is rpc:  # a subclass that defines its own methods
+        return True
     seen = {id(owner)}
     level = [owner]
     for _ in range(_DEPTH):

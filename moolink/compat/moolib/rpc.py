@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import moolink
 from moolink import _core
 from moolink.compat.moolib.arguments import with_runtime_errors
-from moolink.compat.moolib.futures import EarlyCall, Future, Met
+from moolink.compat.moolib.futures import EarlyCall, Met
 from moolink.compat.moolib.handlers import without_circle
+from moolink.errors import Closed, NoSuchFunction
 from moolink.internal import tokens
 from moolink.internal.pickles import AllowPickle
 
@@ -68,7 +70,10 @@ class Rpc(moolink.Rpc):
     def sync(self, peer: str, function: str, /, *args: Any, **kwargs: Any) -> Any:
         """Calls a function of a peer, waits for the result and returns it."""
         if self._met.knows(peer, function):
-            return super().sync(peer, function, *args, **kwargs)
+            try:
+                return super().sync(peer, function, *args, **kwargs)
+            except NoSuchFunction:
+                self._met.forget(peer)
         return self._early_call(peer, function, args, kwargs).result()
 
     def async_callback(
@@ -90,15 +95,21 @@ class Rpc(moolink.Rpc):
 
     def _early_call(
         self, peer: str, function: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Future:
+    ) -> Any:
         # The caller may change its tensors once this returns, and the call may be made again.
-        captured = _core.decode(*_core.encode((args, kwargs), allow_pickle=True), allow_pickle=True)
-        call = super().async_
+        try:
+            copied = _core.encode((args, kwargs), allow_pickle=True)
+        except TypeError:  # It cannot be sent, which the call says, or is lent, and not copied.
+            return super().async_(peer, function, *args, **kwargs)
+        captured = _core.decode(*copied, allow_pickle=True)
+        own, met = weakref.ref(self), self._met  # A call that nobody ends keeps no peer alive.
 
         def start() -> _core.Future:
-            return call(peer, function, *captured[0], **captured[1])
+            if (rpc := own()) is None:
+                raise Closed("this peer was closed while the call was under way", peer=peer)
+            return moolink.Rpc.async_(rpc, peer, function, *captured[0], **captured[1])
 
-        return EarlyCall(start, lambda error: self._met.is_early(peer, function, error))
+        return EarlyCall(start, lambda error: met.is_early(peer, function, error))
 
     def define(self, name: str, function: Callable[..., Any], *args: Any, **options: Any) -> None:
         """Lets peers call `function` by `name`; see :meth:`moolink.Rpc.define`."""
