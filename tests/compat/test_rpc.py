@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import subprocess
+import sys
 import threading
 import weakref
 from typing import Any
@@ -14,7 +16,7 @@ import torch
 
 import moolink
 from moolink.compat.moolib import futures
-from tests.compat.conftest import Peers
+from tests.compat.conftest import PACKAGE, Peers
 from tests.waiting import TIMEOUT, until
 
 
@@ -310,3 +312,11 @@ def test_names() -> None:
         assert name in dir(moolib)
     with pytest.raises(AttributeError, match="nothing"):
         moolib.nothing  # noqa: B018
+
+
+def test_what_needs_no_torch_does_not_import_it() -> None:
+    code = (
+        f"import sys; sys.path.insert(0, {str(PACKAGE)!r}); import moolib, moolib.broker; "
+        "moolib.Rpc; assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
