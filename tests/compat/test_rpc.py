@@ -16,6 +16,7 @@ import torch
 
 import moolink
 from moolink.compat.moolib import futures
+from tests import forks
 from tests.compat.conftest import PACKAGE, Peers
 from tests.waiting import TIMEOUT, until
 
@@ -234,6 +235,20 @@ def test_a_call_under_way_does_not_keep_its_peer_alive(peers: Peers) -> None:
             future.result(TIMEOUT)
     finally:
         gc.enable()
+
+
+def test_a_call_under_way_says_in_a_forked_child_that_it_does_not_end_there(peers: Peers) -> None:
+    host, client = peers
+    queue = host.define_queue("waits")
+    future = client.async_("host", "waits")
+
+    def child() -> None:
+        with pytest.raises(moolink.Closed, match="forked"):
+            future.result(TIMEOUT)
+
+    assert forks.exit_status(forks.start(child)) == 0
+    queue.get(timeout=TIMEOUT)[0](1)
+    assert future.result(TIMEOUT) == 1
 
 
 def test_the_methods_of_a_subclass_do_not_keep_it_alive() -> None:

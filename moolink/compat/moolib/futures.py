@@ -23,6 +23,7 @@ from moolink.errors import (
     RemoteError,
     TimeoutError,
 )
+from moolink.internal import forks
 
 if TYPE_CHECKING:
     from moolink._core import Future as CoreFuture
@@ -100,7 +101,14 @@ class EarlyCall(Future):
         self._cancelled = False
         self._error: Error | None = None  # why it could not be made again
         self._call = start()
+        forks.changes_in_children(self)
         self._call.add_done_callback(self._look)
+
+    def _forked(self) -> None:
+        """In a child nothing ends a call: it has what the call itself has to say."""
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._ended.set()
 
     def _look(self, call: CoreFuture) -> None:
         early = self._is_early(call.exception())
