@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
+import weakref
 from collections.abc import Iterator
 
 import moolib
@@ -71,3 +73,31 @@ def test_a_loop_that_tries_again_at_once_gives_others_a_turn(group: moolib.Group
 
     asyncio.run(asyncio.wait_for(main(), TIMEOUT))
     assert turns >= 190
+
+
+def test_a_reduction_that_fails_keeps_nobody_alive() -> None:
+    class Trainer:
+        """It keeps the future, as moolib's statistics do."""
+
+        def __init__(self) -> None:
+            self.rpc = moolib.Rpc("trainer")
+            self.group = moolib.Group(self.rpc, "group")
+
+        def reduce(self) -> None:
+            """There is no broker, so it fails."""
+            self.future = self.group.all_reduce("a", torch.ones(2))
+            try:
+                self.future.result()
+            except moolink.Closed:
+                return
+            pytest.fail("it has a result")
+
+    gc.disable()
+    try:
+        trainer = Trainer()
+        trainer.reduce()
+        gone = weakref.ref(trainer.rpc)
+        del trainer
+        until(lambda: gone() is None, "the end of the peer")
+    finally:
+        gc.enable()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import asyncio
 import contextlib
+import copy
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -152,7 +153,7 @@ class EarlyCall(Future):
 
     def _outcome(self) -> Any:
         if self._error is not None:
-            raise self._error
+            raise copy.copy(self._error)  # Its traceback refers to the callers.
         return self._call.result()
 
     def done(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Generator
 from typing import Any, NoReturn
 
@@ -32,10 +33,10 @@ class _FailedReduce(AllReduce):
 
     def __init__(self, error: Error) -> None:
         super().__init__([], lambda results: None)
-        self._error = error
+        self._error = error.with_traceback(None)
 
     def result(self, timeout: float | None = None) -> NoReturn:
-        raise self._error
+        raise copy.copy(self._error)  # Its traceback refers to the callers.
 
     def done(self) -> bool:
         return True
@@ -45,7 +46,7 @@ class _FailedReduce(AllReduce):
 
     def __await__(self) -> Generator[Any, None, NoReturn]:
         yield from asyncio.sleep(0).__await__()
-        raise self._error
+        raise copy.copy(self._error)
 
     __iter__ = __await__
 
