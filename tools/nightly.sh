@@ -1,7 +1,7 @@
 #!/bin/sh
 # Usage: tools/nightly.sh [SEEDS]
 # The checks that take hours: SEEDS (10,000) seeds of each simulator that no night before had,
-# tests/nightly and the tests marked so (RDMA between emulated machines, trainings to their ends, 10^8 priority updates),
+# all Python tests with the other versions of Python, tests/nightly and the tests marked so (RDMA between emulated machines, trainings to their ends, 10^8 priority updates),
 # storms of deaths, broker kills and comings and goings, ten minutes of a torch and a JAX learner in
 # one group, more examples of the properties, clang-tidy on all files, twenty minutes of each fuzz
 # target and an hour's soak.
@@ -14,6 +14,7 @@ for simulator in session rpc group accumulate stack shared_reduce shared_pipelin
 done
 MOOLINK_BUILD_DIR=build/dev .venv/bin/python -m pytest -q --timeout 900 tests/nightly
 .venv/bin/python -m pytest -q -m nightly tests --ignore tests/nightly
+tools/matrix.sh whole
 tools/interop.sh
 PYTHONPATH=$PWD build/interop/current/bin/python -m pytest -q tests/nightly/test_sb3_cartpole.py
 .venv/bin/python -m tests.faults.storm --kills 400
