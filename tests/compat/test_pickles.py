@@ -29,6 +29,26 @@ def test_objects_travel_both_ways(peers: Peers) -> None:
     assert result.number == 2
 
 
+class Counted:
+    """It counts how often it is unpickled."""
+
+    times = 0
+
+    def __init__(self) -> None:
+        self.number = 1
+
+    def __setstate__(self, state: dict[str, int]) -> None:
+        self.__dict__ |= state
+        Counted.times += 1
+
+
+def test_a_first_call_unpickles_nothing_at_its_caller(peers: Peers) -> None:
+    host, client = peers
+    host.define("take", lambda value: None)
+    client.sync("host", "take", Counted())
+    assert Counted.times == 1  # at the host, which is in this process, too
+
+
 def test_the_state_of_an_accumulator_with_its_own_rpc_is_pickled() -> None:
     def accumulator() -> moolib.Accumulator:
         made = moolib.Accumulator("model", [torch.nn.Parameter(torch.zeros(3))], [])

@@ -101,13 +101,14 @@ class Rpc(moolink.Rpc):
             copied = _core.encode((args, kwargs), allow_pickle=True)
         except TypeError:  # It cannot be sent, which the call says, or is lent, and not copied.
             return super().async_(peer, function, *args, **kwargs)
-        captured = _core.decode(*copied, allow_pickle=True)
+        given = [(args, kwargs)]  # Sent as they are at first, without the cost of the copy.
         own, met = weakref.ref(self), self._met  # A call that nobody ends keeps no peer alive.
 
         def start() -> _core.Future:
             if (rpc := own()) is None:
                 raise Closed("this peer was closed while the call was under way", peer=peer)
-            return moolink.Rpc.async_(rpc, peer, function, *captured[0], **captured[1])
+            now = given.pop() if given else _core.decode(*copied, allow_pickle=True)
+            return moolink.Rpc.async_(rpc, peer, function, *now[0], **now[1])
 
         return EarlyCall(start, lambda error: met.is_early(peer, function, error))
 
