@@ -142,7 +142,7 @@ def _dashboard(broker: Broker, address: str | None, proof: Identity) -> Dashboar
 
 
 def _tell_of_loopback(address: str) -> None:
-    """A peer elsewhere is refused by its own machine, so nothing else would tell of it."""
+    """Its own machine refuses a remote peer, so no other message would tell the user."""
     from moolink.internal import logs
     from moolink.internal.addresses import is_loopback
 

@@ -1,6 +1,6 @@
 """The one hierarchy of moolink's exceptions.
 
-Every error names what happened, to whom (``peer``, ``function``), and what to do about it.
+Every error names the failure, its object (``peer``, ``function``), and the remedy.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class TimeoutError(Error, builtins.TimeoutError):
     """A call, a wait or an operation did not end within its time limit.
 
     Attributes:
-        detail: who waited for whom then, a line each: calls of this process by peer with their age,
+        detail: the waits at that time, a line each: calls of this process by peer with their age,
             handlers that ran here with age and caller, threads. ``""`` if it is not known.
     """
 
@@ -67,7 +67,7 @@ class CancelledError(Error):
 
 
 class PeerLost(Error):
-    """The peer died, restarted or closed before it answered; ``ran`` tells what is known."""
+    """The peer died, restarted or closed before it answered; ``ran``: whether the call ran."""
 
 
 class NoSuchFunction(Error):

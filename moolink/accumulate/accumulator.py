@@ -1,7 +1,7 @@
 """The gradient accumulator, as far as it does not depend on a framework.
 
-:class:`AccumulatorBase` is moolib's accumulator: its methods, its loop. What knows tensors is in
-the adapters (:mod:`moolink.torch`), which gather gradients into a flat bucket and scatter results.
+:class:`AccumulatorBase` is moolib's accumulator: its methods, its loop. The adapters
+(:mod:`moolink.torch`) know tensors: they gather gradients into a flat bucket and scatter results.
 """
 
 from __future__ import annotations
@@ -58,22 +58,22 @@ class AccumulatorBase(Adapter, Closing):
                 ...  # forward, backward
                 accumulator.reduce_gradients(batch_size)
 
-    Between two calls of :meth:`update` nothing changes under the user's feet: members, gradients,
-    parameters and versions change there only. All methods belong to one thread at a time.
+    Members, gradients, parameters and versions change in :meth:`update` only, never between two
+    calls of it. All methods belong to one thread at a time.
     :meth:`training_steps` is this loop as an iterator.
 
     Args:
         role: ``"member"``, or ``"observer"``: receives the model and all rounds, contributes
-            nothing and holds nobody up.
+            nothing and delays no member.
         checksum_every: rounds between two comparisons of the members' parameters; 0: never.
         on_divergence: when a member's parameters differ from the leader's, :meth:`update` raises
             at every peer (``"raise"``), logs it (``"warn"``), or logs it and has the member that
             differs take the leader's state anew (``"resync"``).
         max_grad_norm: a round's gradient is scaled down to this norm (L2, over all parameters)
             before it is shown, at every member by the same factor. None: never.
-        on_nonfinite: what NaN and infinity do. ``"keep"``: they travel like any values.
-            ``"skip"``: a contribution that has one becomes a skip, and a round whose mean has one
-            is applied by nobody; its counters come with the next round. ``"raise"``:
+        on_nonfinite: the effect of NaN and infinity. ``"keep"``: they are sent like other values.
+            ``"skip"``: a contribution that has one becomes a skip, and no member applies a round
+            whose mean has one; its counters come with the next round. ``"raise"``:
             ``FloatingPointError`` from :meth:`reduce_gradients`, with nothing contributed and the
             gradients as they were, and from :meth:`update`, at every member, with the round in
             the gradients.
@@ -234,7 +234,7 @@ class AccumulatorBase(Adapter, Closing):
             self._core.refuse_state(number)
             raise
         self._left_out.take_over(counters, contributions)
-        self._clear()  # what they hold belongs to the model before
+        self._clear()  # the gradients belong to the model before
         self._core.state_installed(number)
         self._sync.received_state(version)
         self._unreported = None
@@ -250,7 +250,7 @@ class AccumulatorBase(Adapter, Closing):
         self._report_checksum()
 
     def _await(self, what: str) -> None:
-        """Says what this peer waits for beside what the core knows; "": nothing."""
+        """Tells the core a reason to wait that it does not know itself; "": none."""
         if what != self._awaited:
             self._awaited = what
             self._core.set_awaited(what)
@@ -300,7 +300,7 @@ class AccumulatorBase(Adapter, Closing):
             return self._core.wait(timeout)
         deadline = time.monotonic() + timeout
         while (left := deadline - time.monotonic()) > 0:
-            # Who is asked may lead no more, which only the core hears.
+            # The peer that is asked may lead no more; only the core learns that.
             if self._sync.wait(min(left, POLL_INTERVAL)) or self._core.wait(0.0):
                 return True
         return False
@@ -325,7 +325,7 @@ class AccumulatorBase(Adapter, Closing):
         :meth:`training_steps` calls it by itself.
 
         Args:
-            state: returns what newcomers need beside the model, as for :meth:`set_state`.
+            state: returns the newcomers' state beside the model, as for :meth:`set_state`.
 
         Returns:
             False: ``has_new_state()`` is true, because this peer had lost its place in the group:
@@ -422,7 +422,7 @@ class AccumulatorBase(Adapter, Closing):
         self._core.offer(batch_size, sums)
 
     def skip_gradients(self, counters: Mapping[str, int] | None = None) -> None:
-        """Contributes nothing but counters. Never needed: a silent peer holds nobody up.
+        """Contributes nothing but counters. Never needed: a silent peer delays no member.
 
         Raises:
             RuntimeError: ``wants_gradients()`` is false.
@@ -506,17 +506,17 @@ class AccumulatorBase(Adapter, Closing):
         return self._is_observer
 
     def get_gradient_stats(self) -> GradientStats:
-        """Returns what the round that was delivered last was made of.
+        """Returns the statistics of the round that was delivered last.
 
         ``batch_size`` is the virtual batch (the sum over the contributions), ``num_gradients`` and
-        ``num_skipped`` count contributions, ``contributors`` names their peers, ``staleness`` says
+        ``num_skipped`` count contributions, ``contributors`` names their peers, ``staleness`` gives
         for each contribution with gradients how many updates older than the newest parameters
-        those were that it was computed with, ``counters`` holds the exact sums of what was given
-        to ``reduce_gradients``, ``waiting_for`` names the peers that hold up the group now, and
+        its parameters were, ``counters`` holds the exact sums of the counters of all
+        contributions, ``waiting_for`` names the peers for which the group waits now, and
         ``lost`` the contributions ``(peer, k)`` of dead peers that turned out, since the round
         before, to be in no round. ``grad_norm`` is the norm before ``max_grad_norm`` was applied
         (None unless that or ``on_nonfinite`` asks for it); ``skipped_rounds`` and
-        ``skipped_contributions`` count what ``on_nonfinite="skip"`` has left out at this peer.
+        ``skipped_contributions`` count those left out by ``on_nonfinite="skip"`` at this peer.
         """
         stats = self._left_out.complete(self._core.stats())
         stats["grad_norm"] = self._grad_norm
@@ -540,14 +540,14 @@ class AccumulatorBase(Adapter, Closing):
 
         Args:
             apply: changes the parameters by the round in the gradients, as at every member.
-            state: returns what newcomers need beside the model: a tree as for :meth:`set_state`.
+            state: returns the newcomers' state beside the model: a tree as for :meth:`set_state`.
             load_state: takes such a state.
             until: called with the totals of all counters after each round, with equal ones at
                 every member (a counter that no round had is 0): true ends the iteration there, at
                 the same round everywhere.
             totals: those of a checkpoint, with which the counters go on.
-            idle: called while the loop waits, five times a second: between two rounds, so that what
-                it raises ends the loop with whole parameters.
+            idle: called while the loop waits, five times a second: between two rounds, so that an
+                exception of it ends the loop with complete parameters.
 
         An observer gets a turn after each round and each state; it cannot contribute. One that
         falls behind goes on from a later state, and has no turns for the rounds in between.
@@ -571,7 +571,7 @@ class AccumulatorBase(Adapter, Closing):
         totals: Mapping[str, int] | None,
         idle: Callable[[], None] | None,
     ) -> Iterator[TrainingStep]:
-        """The same, with the totals before each round for what applies it."""
+        """The same; ``apply`` gets the totals before each round."""
         kind = self._kind_of_step
         return training_steps(
             self, self._group, apply, state, load_state, until, totals, idle, kind

@@ -1,4 +1,4 @@
-"""What an accumulator has to know of a framework: how to gather, show, capture and install."""
+"""The part of an accumulator that depends on a framework: gather, show, capture and install."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Adapter(abc.ABC):
 
     _core: AccumulatorCore
 
-    def _validate(self) -> None:  # noqa: B027 - who holds plain memory has nothing to check
+    def _validate(self) -> None:  # noqa: B027 - an adapter of plain memory has nothing to check
         """Raises ``ValueError`` or ``TypeError`` if the parameters or gradients are not those that
         the accumulator was made for. Called before anything is taken or installed."""
 

@@ -1,4 +1,4 @@
-"""Checks of what users give to accumulators."""
+"""Checks of the arguments that users give to accumulators."""
 
 from __future__ import annotations
 

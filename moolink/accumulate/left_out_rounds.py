@@ -1,4 +1,4 @@
-"""What ``on_nonfinite="skip"`` leaves out, and what of it belongs to the next round."""
+"""What ``on_nonfinite="skip"`` leaves out, and the part of it that belongs to the next round."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class LeftOutRounds:
         self._shown_lost, self._lost = self._lost, []
 
     def complete(self, stats: GradientStats) -> GradientStats:
-        """The statistics of the round that is shown, with what it has brought along."""
+        """The statistics of the round that is shown, with those carried over to it."""
         _add(stats["counters"], self._shown_counters)
         stats["lost"] = self._shown_lost + stats["lost"]
         stats["skipped_rounds"] = self.rounds
@@ -45,16 +45,16 @@ class LeftOutRounds:
         return stats
 
     def carried(self) -> tuple[dict[str, int], list[list[str | int]]]:
-        """What a newcomer needs: it is part of the model's history."""
+        """The state that a newcomer needs: it is part of the model's history."""
         return self._counters, [list(contribution) for contribution in self._lost]
 
     def take_over(self, counters: dict[str, int], lost: list[tuple[str, int]]) -> None:
-        """At a newcomer: what ``checked_carried`` has found good."""
+        """At a newcomer: takes the result of ``checked_carried``."""
         self._counters, self._lost = counters, lost
 
 
 def checked_carried(counters: Any, lost: Any) -> tuple[dict[str, int], list[tuple[str, int]]]:
-    """What a leader has sent of its ``carried()``.
+    """A leader's ``carried()``, as received.
 
     Raises:
         TypeError: no leader that keeps to the protocol sends it.

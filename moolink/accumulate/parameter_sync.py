@@ -2,8 +2,8 @@
 
 Two frameworks' optimisers differ in the last bit, so a member whose framework is not the leader's
 takes the leader's parameters over after the rounds that it applies. It asks for those of a version
-and the leader answers when it has them: who needs none costs nothing, who is slow holds up nobody,
-and when the leader dies the question goes to the next one.
+and the leader answers when it has them. A member that needs none causes no traffic, a slow one
+delays no other, and when the leader dies the question goes to the next one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NOT_ANY_MORE = None  # in place of parameters: the leader is past that version, 
 
 
 class ParameterSync:
-    """One member's part: what it asks the leader for, and what it answers as the leader.
+    """One member's part: its questions to the leader, and its answers as the leader.
 
     All methods belong to the accumulator's thread; questions arrive on workers.
 
@@ -70,7 +70,7 @@ class ParameterSync:
         self._began_under = ""  # the leader when the round that is being applied was shown
         self._question: tuple[int, Future] | None = None  # for a version
         self._closed = False
-        self._lock = threading.Lock()  # of what workers see:
+        self._lock = threading.Lock()  # of the attributes that workers use:
         self._waiting: dict[str, tuple[int, RpcDeferredReturn]] = {}
         self._record: tuple[int, list[Any]] | None = None
         self._idle_versions = IDLE_VERSIONS
@@ -89,7 +89,7 @@ class ParameterSync:
         return self._wanted is not None
 
     def awaited(self) -> str:
-        """What this member waits for, in words; "": for nothing."""
+        """The parameters that this member waits for, in words; "": none."""
         if self._wanted is None:
             return ""
         leader = self._leader or self.last_leader
@@ -113,12 +113,12 @@ class ParameterSync:
         return self._exact
 
     def comparable(self) -> bool | None:
-        """Whether members of whom ``exact`` is true may compare checksums of this version: not if
-        another one led when its round was shown, whose parameters some have taken over."""
+        """Whether members whose ``exact`` is true may compare checksums of this version: not if
+        another member led when its round was shown: some have taken over that one's parameters."""
         return self.exact() if self._began_under == self._leader else False
 
     def look(self, leader: str, leads: bool, between_rounds: bool) -> bool:
-        """Takes over who leads, and what has come.
+        """Takes over the leader's name, and the answers that have come.
 
         Args:
             between_rounds: whether the parameters are those of ``version``.
@@ -208,8 +208,8 @@ class ParameterSync:
         return self._stale or (every > 0 and version % every == 0)
 
     def _follow(self, leader: str, leads: bool) -> None:
-        # What this member computed itself under a leader of another framework, or has taken over
-        # from one that the new one never heard of, need not be what the new one has.
+        # Parameters that this member computed under a leader of another framework, or took over
+        # from one unknown to the new leader, may differ from the new leader's.
         self._stale = not leads and (self._stale or self._every() > 0)
         self._exact = leads or (self._exact and not self._stale)
         self._wanted, self._gone, self.is_refused = None, -1, False
@@ -288,7 +288,7 @@ class ParameterSync:
     # Leading.
 
     def _publish(self, version: int, ready: bool) -> None:
-        """Answers those who wait for this version; keeps it for others, if there were any lately.
+        """Answers members that wait for this version; keeps it for others, if any asked lately.
 
         Args:
             ready: whether to make a copy in advance.
@@ -334,7 +334,7 @@ class ParameterSync:
 
     def asked(self, deferred: RpcDeferredReturn, peer: str, version: int | None) -> None:
         """A member's question, on a worker."""
-        # Kept for the accumulator's thread, which must not find there what it cannot compare.
+        # Kept for the accumulator's thread, which must be able to compare them.
         is_named = type(peer) is str and len(peer) <= _LONGEST_NAME
         if not is_named or not (version is None or type(version) is int):
             raise TypeError("a peer's name and a version are wanted")
@@ -353,7 +353,7 @@ class ParameterSync:
 
 
 def _checked(answer: Any) -> tuple[int, str, Any] | None:
-    """What a leader has answered, if it can be an answer."""
+    """A leader's answer, if it is well-formed."""
     if not isinstance(answer, tuple) or len(answer) != 3:
         return None
     version, framework, arrays = answer

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from moolink.accumulate import AccumulatorBase
 
 LONGEST = 60.0  # seconds that a leader waits for a member that stays in the group and does not end
-_FAREWELL = 1.0  # seconds for those it does not wait for to hear of it
+_FAREWELL = 1.0  # seconds to tell the members that it does not wait for
 _LOOK = 0.05  # seconds between two looks of a leader that waits
 _LONGEST_NAME = 1024  # characters of a peer's name
 
 
 class Parting:
-    """What one member says of its end, and what it asks of the others' as the leader.
+    """One member's messages about its end, and, as the leader, its questions about the others'.
 
     All methods belong to the accumulator's thread; questions arrive on workers.
     """
@@ -38,10 +38,10 @@ class Parting:
     def __init__(self, group: Group, name: str, is_observer: bool) -> None:
         self._group = group
         self._function = f"moolink.parting:{group.name()}:{name}"
-        self._lock = threading.Lock()  # of what workers see:
+        self._lock = threading.Lock()  # of the attributes that workers use:
         self._ended = -1  # the last version at which this member was ready to leave
         self._waiting: dict[str, tuple[int, RpcDeferredReturn]] = {}
-        # Nobody waits for an observer, unless its loop is known to have an end.
+        # The leader waits for an observer only if its loop is known to have an end.
         self._has_end = not is_observer
         # The leader that left at a version without this member, and its framework.
         self._left: tuple[int, str, str] | None = None
@@ -63,7 +63,7 @@ class Parting:
             return bool(self._waiting)
 
     def ready(self, version: int) -> None:
-        """This member needs nothing more of the others to leave at ``version``."""
+        """This member needs no more from the others to leave at ``version``."""
         with self._lock:
             self._ended = version
             reached = [name for name, (asked, _) in self._waiting.items() if asked <= version]
@@ -105,13 +105,13 @@ class Parting:
             return self._left[1], self._left[2]
 
     def forget(self) -> None:
-        """Asks nobody any more."""
+        """Cancels all questions."""
         for future in self._asked.values():
             future.cancel()
         self._asked.clear()
 
     def close(self) -> None:
-        """Says nothing more; who asks is told that this member is not waited for."""
+        """Answers no more: tells leaders that ask not to wait for this member."""
         self.forget()
         with self._lock:
             answered = [deferred for _, deferred in self._waiting.values()]
@@ -155,7 +155,7 @@ def leave_together(
     state: Callable[[], Any],
     idle: Callable[[], None] | None = None,
 ) -> bool:
-    """See :meth:`moolink.accumulate.AccumulatorBase.finish`. What `idle` raises ends it."""
+    """See :meth:`moolink.accumulate.AccumulatorBase.finish`. An exception of `idle` ends it."""
     group, parting, sync = accumulator._group, accumulator._parting, accumulator._sync
     version, own = accumulator.model_version(), group.rpc.get_name()
     deadline = time.monotonic() + LONGEST

@@ -1,8 +1,8 @@
-"""What a run of ``moolink run`` remembers: which of its jobs have finished.
+"""The record of a run of ``moolink run``: which of its jobs have finished.
 
 A peer that is restarted after the others have finished finds an empty group. It would found the
-job anew, train all of it alone and end as if nothing had happened. So members note the end in a
-directory of the run, which a restarted peer reads before it founds anything.
+job anew, train all of it alone and end without an error. So members record the end in a
+directory of the run, which a restarted peer reads before it founds a group.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A training loop as an iterator, for those who do not want to poll an accumulator."""
+"""A training loop as an iterator, for users who do not want to poll an accumulator."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def training_steps(
                 totals[name] = totals.get(name, 0) + value
             rounds += 1
             changed = True
-        # Before the first round there is nothing that could be asked of the totals.
+        # Before the first round there are no totals to ask about.
         if changed and until is not None and (rounds or totals):
             totals.missed.clear()
             if over := until(totals):
@@ -162,7 +162,7 @@ def _wait(accumulator: AccumulatorBase, timeout: float, idle: Callable[[], None]
 
 
 def checked_loop_state(received: Any, framework: str) -> dict[str, Any]:
-    """What an adapter's ``steps()`` sent, in a form that this framework understands.
+    """The state that an adapter's ``steps()`` sent, in a form that this framework understands.
 
     Raises:
         RuntimeError: it is another loop's, or an optimizer's that only its framework knows.

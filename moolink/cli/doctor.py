@@ -1,4 +1,4 @@
-"""``moolink doctor``: what this machine offers to moolink, what is missing, and why."""
+"""``moolink doctor``: the features that this machine offers to moolink, those missing, and why."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def processes() -> dict[int, list[str]]:
 
 
 def dump(pid: int) -> str:
-    """Returns what the process says of itself; raises DumpError if it cannot be asked."""
+    """Returns the process's own report; raises DumpError if it cannot be asked."""
     names = processes().get(pid)
     if names is None:
         raise DumpError(_why_not_there(pid))

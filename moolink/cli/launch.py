@@ -107,7 +107,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _job(parser: argparse.ArgumentParser, options: argparse.Namespace, target: list[str]) -> Job:
-    """The job of a file or of a script, with what the command line says of it."""
+    """The job of a file or of a script, with the command line's options."""
     if not target:
         parser.error("no job given: moolink launch job.toml, or moolink launch -n 2 script.py ...")
     if options.insecure and options.token_file is not None:

@@ -48,8 +48,8 @@ def obstacle(address: str, token_file: str | None) -> str | None:
 
 
 def measure(address: str, path: str, token_file: str | None) -> tuple[bool, str]:
-    """Connects, and uses one kind of path. Returns whether it can, and what was measured or why it
-    cannot."""
+    """Connects, and uses one kind of path. Returns whether it can, and the measurement or the
+    reason."""
     transports = [path] if path == "tcp" else [path, "tcp"]  # by which they meet
     try:
         with moolink.Rpc(transports=transports, timeout=_TIMEOUT, token_file=token_file) as rpc:

@@ -35,7 +35,7 @@ With --restart K failed peers are restarted, K times in all, but not once the jo
 
 @dataclasses.dataclass(frozen=True)
 class RunOptions:
-    """What the command line of ``moolink run`` asks for."""
+    """The options of ``moolink run``."""
 
     job: Job
     cores: int | None
@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def parse(argv: Sequence[str]) -> RunOptions:
-    """Parses the arguments of ``moolink run``; what follows the script is the script's."""
+    """Parses the arguments of ``moolink run``; those after the script are the script's."""
     parser = _parser()
     own, target = split(parser, argv)
     options = parser.parse_args(own)

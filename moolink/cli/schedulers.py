@@ -1,4 +1,4 @@
-"""What ``moolink launch`` asks for Slurm and for Kubernetes."""
+"""The options of ``moolink launch`` for Slurm and for Kubernetes."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedire
 
 
 class TopError(Exception):
-    """Why there is nothing to show."""
+    """The reason why no page can be shown."""
 
 
 class Column(NamedTuple):
@@ -335,7 +335,7 @@ def _fitting(texts: dict[Column, list[str]], width: int) -> list[Column]:
 
 
 def _printable(text: str) -> str:
-    """What peers say of themselves must not control the terminal."""
+    """Peers' own texts must not control the terminal."""
     return "".join(character if character.isprintable() else "?" for character in text)
 
 

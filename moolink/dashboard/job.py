@@ -1,4 +1,4 @@
-"""What the dashboard knows of a job. It is told of views and reports, and does no I/O."""
+"""The dashboard's state of a job. It receives views and reports, and does no I/O."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EVENTS = 200
 SILENT = 3.5  # seconds without a report, after which a member is shown as silent
 GONE = 600.0  # seconds for which a member is still shown after it has gone
 
-FEW_ROUNDS = 4  # fewer rounds say nothing about a member
+FEW_ROUNDS = 4  # with fewer rounds a member is not judged
 RECENT = 16  # rounds that determine the slowest member
 IDLE = 10.0  # seconds without a contribution, after which a member is shown as idle
 LEADER = "leader"
@@ -106,7 +106,7 @@ class Member:
         return "stuck" if any(model.is_stuck() for model in self.models) else "up"
 
     def remark(self, now: float) -> str:
-        """The reason for its state, and what to do."""
+        """The reason for its state, and the remedy."""
         state, where = self.state(now), f"`py-spy dump --pid {self.pid}` on {self.host} shows where"
         if state == "stuck":
             idle = max(model.idle for model in self.models)
@@ -141,7 +141,7 @@ class Member:
 
 
 class Job:
-    """Members, their last reports, and what has happened."""
+    """Members, their last reports, and the events of the job."""
 
     def __init__(self, now: float) -> None:
         self.began = now
@@ -150,7 +150,7 @@ class Job:
         self._events: collections.deque[dict[str, Any]] = collections.deque(maxlen=EVENTS)
         self._history: dict[str, collections.deque[tuple[float, float, float | None]]] = {}
 
-    # What it is told
+    # Input
 
     def view(
         self, now: float, groups: Mapping[str, list[str]], connected: Iterable[str] = ()
@@ -225,7 +225,7 @@ class Job:
             member.why = why
 
     def tick(self, now: float) -> None:
-        """A second has passed: notes what the histories show."""
+        """A second has passed: adds events and an entry to each history."""
         for member in self.members.values():
             state = member.state(now)
             if state in _WRONG and state != member.told:
@@ -251,7 +251,7 @@ class Job:
             {"time": now, "kind": kind, "member": name, "groups": groups, "why": why}
         )
 
-    # What it shows
+    # Output
 
     def families(self, others: Mapping[str, tuple[str, list[Family]]]) -> list[Family]:
         """The metrics of all present members and of other peers, labelled with `peer`.

@@ -45,7 +45,7 @@ class Model(NamedTuple):
     waiting_for: list[str]
     idle: float  # seconds since its loop last called moolink; 0: it waits in a call
     still: float  # seconds since the loop last received or contributed anything
-    awaited: str  # what the leader waits for, and what to do
+    awaited: str  # the reason why the leader waits, and the remedy
     typical: float  # median seconds of a round
     rounds: list[Round]  # of the leader
 
@@ -56,7 +56,7 @@ class Model(NamedTuple):
 
 
 class Report(NamedTuple):
-    """A report. What the page needs is read at once, and the metrics on request."""
+    """A report. The page's data are read at once, the metrics on request."""
 
     host: str
     pid: int

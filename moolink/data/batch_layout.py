@@ -1,7 +1,7 @@
 """Where a Batcher puts the leaves of a nest: preallocated arrays, one copy per item and leaf.
 
 A layout is made from the first item. Every later item must have its structure, and its leaves the
-same shapes and dtypes; what differs is named by its path, such as ``obs.image`` or ``state[1].h``.
+same shapes and dtypes; errors name a leaf that differs by its path, as ``state[1].h``.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Values: TypeAlias = Literal["list", "tuple", "first"]
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-    """What a Batcher was asked to make: batches of `size` along `dim`, on `device`. A value that is
-    no array becomes a list or a tuple of all rows' values, or the first row's."""
+    """The batches that a Batcher makes: of `size` along `dim`, on `device`. A value that is no
+    array becomes a list or a tuple of all rows' values, or the first row's."""
 
     mode: Mode
     size: int
@@ -45,7 +45,7 @@ class Node(abc.ABC):
 
     @abc.abstractmethod
     def allocate(self) -> None:
-        """Makes room for a new batch; the old one belongs to whoever took it."""
+        """Makes room for a new batch; the old one belongs to its taker."""
 
     @abc.abstractmethod
     def check(self, item: Nest) -> None:
@@ -109,7 +109,7 @@ def is_array(item: object) -> bool:
 
 
 def as_numpy(item: Any) -> npt.NDArray[Any]:
-    """numpy's view of what `is_array`, but of no torch tensor."""
+    """numpy's view of an item that `is_array` accepts, but of no torch tensor."""
     if hasattr(item, "__array__") or hasattr(item, "__array_interface__"):
         return np.asarray(item)
     return _core.as_array(item)
@@ -131,7 +131,7 @@ def count_rows(rows: list[tuple[str, int]]) -> int:
 
 
 def _is_torch(item: object) -> bool:
-    # An item can only be a torch tensor if somebody has imported torch.
+    # An item can only be a torch tensor if torch is imported.
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(item, torch.Tensor)
 
@@ -263,7 +263,7 @@ class _ValueLeaf(Node):
 
 
 class _ArrayLeaf(Node):
-    """What the leaves that are arrays have in common: the batch's shape, and its dim."""
+    """The common part of the leaves that are arrays: the batch's shape, and its dim."""
 
     def __init__(self, path: str, shape: Sequence[int], spec: Spec) -> None:
         super().__init__(path)

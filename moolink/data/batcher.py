@@ -33,7 +33,7 @@ class Batcher:
             another one has to wait too. None: no bound.
     """
 
-    _values: Values = "list"  # what a batch has in place of a leaf that is no array
+    _values: Values = "list"  # a batch's value in place of a leaf that is no array
 
     @names_keywords
     def __init__(
@@ -50,7 +50,7 @@ class Batcher:
         self._make_locks()
         self._layout: Node | None = None
         self._mode: Mode | None = None
-        # The batch being filled: whether it has its memory, and what copies plain items into it.
+        # The batch being filled: whether it has its memory, and the copier of plain items.
         self._begun = False
         self._rows: BatchRows | None = None
         self._plain = True
@@ -152,7 +152,7 @@ class Batcher:
         return self._get_async().__await__()
 
     def close(self) -> None:
-        """Refuses further items and wakes all who wait; finished batches can still be taken."""
+        """Refuses further items and wakes all waiters; finished batches can still be taken."""
         with self._changed:
             self._closed = True
             self._wake()
@@ -253,14 +253,14 @@ class Batcher:
             await woken
 
     def _wake(self) -> None:
-        """Wakes everybody who waits: each looks for itself, so no wake-up can be lost."""
+        """Wakes all waiters: each looks for itself, so no wake-up can be lost."""
         self._changed.notify_all()
         awaiters, self._awaiters = self._awaiters, []
         for loop, woken in awaiters:
             try:
                 loop.call_soon_threadsafe(_resolve, woken)
             except RuntimeError:
-                continue  # Its event loop was closed; nobody waits there any more.
+                continue  # Its event loop was closed; no task waits there any more.
 
 
 def _resolve(woken: asyncio.Future[None]) -> None:

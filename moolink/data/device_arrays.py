@@ -23,9 +23,9 @@ def _allocation_stream(device: int) -> Any:
 def empty_of_torch(shape: tuple[int, ...], dtype: str, device: int) -> tuple[Any, int, None]:
     """Allocates a tensor whose memory no queued work uses.
 
-    What torch hands out on the current stream may still be used by the work that is queued there,
-    a training step perhaps, for which the copy would have to wait. Blocks of another stream come
-    back once the work of all streams that they were recorded for has ended.
+    Work that is queued on the current stream, such as a training step, may still use the memory
+    that torch allocates there, and the copy would have to wait for it. Blocks of another stream
+    come back once the work of all streams that they were recorded for has ended.
     """
     import torch
 
@@ -68,7 +68,7 @@ def cupy_contiguous(array: Any) -> Any:
 
 
 def put_by_jax(array: Any, device: int) -> Any:
-    """Copies a host array, which nobody writes any more, to the device.
+    """Copies a host array, which is not written any more, to the device.
 
     Raises:
         ValueError: JAX would make the elements narrower, or sees no such device.

@@ -80,7 +80,7 @@ def _collect(node: Any, skeleton: Skeleton, leaves: list[Any]) -> bool:
 
 
 def paths(skeleton: Skeleton, root: str = "") -> list[str]:
-    """What each leaf is called, in order: obs.image, rewards[0]."""
+    """Each leaf's name, in order: obs.image, rewards[0]."""
     return list(_paths(skeleton, root))
 
 
@@ -96,7 +96,7 @@ def _paths(node: Skeleton, path: str) -> Iterator[str]:
 
 
 def difference(tree: Any, skeleton: Skeleton) -> str:
-    """What a tree has more or less than one of this skeleton, in words."""
+    """The leaves that a tree has more or less than one of this skeleton, in words."""
     given, wanted = paths(flatten(tree)[1]), paths(skeleton)
     missing = ", ".join(sorted(set(wanted) - set(given)))
     extra = ", ".join(sorted(set(given) - set(wanted)))

@@ -21,7 +21,7 @@ class Leaf:
     """One array of a tree, seen as numpy, and how to make its like again.
 
     numpy itself knows no bfloat16 and no 8-bit floats: such arrays are seen as unsigned integers,
-    and ``dtype`` says what the bits mean. Of what lies on a device, ``array`` is a copy.
+    and ``dtype`` names the real type. For an array on a device, ``array`` is a copy.
     """
 
     array: npt.NDArray[Any]
@@ -34,7 +34,7 @@ class Leaf:
     pending: bool = False  # the tensor's elements have not been copied to the array
 
     def restore(self, array: npt.NDArray[Any]) -> Any:
-        """Returns ``array`` as what this leaf was; a number as an array if it has dimensions."""
+        """Returns ``array`` as this leaf's type; a number as an array if it has dimensions."""
         if self.original is not None:
             array = array.view(self.original)
         if self.kind == "numpy":
@@ -60,15 +60,15 @@ class Leaf:
         )
 
     def writable(self) -> bool:
-        """Whether what is written into ``array`` is seen in what this leaf was made of."""
+        """Whether writing into ``array`` writes into the object of which this leaf was made."""
         return self.on_device() or (self.kind in ("numpy", "torch") and self.array.flags.writeable)
 
     def on_device(self) -> bool:
-        """Whether what this leaf was made of lies on a device and can be written there."""
+        """Whether this leaf's object lies on a device and can be written there."""
         return self.tensor is not None and self.device is not None
 
     def write(self, array: npt.NDArray[Any] | None) -> None:
-        """Puts ``array`` into what this leaf was made of; ``None``: it is there already."""
+        """Copies ``array`` into this leaf's object; ``None``: it is there already."""
         if self.on_device():
             self._write_to_device(self.array if array is None else array)
             return
@@ -107,8 +107,8 @@ class Leaf:
 
 
 def as_torch(array: npt.NDArray[Any], dtype: str | None = None) -> Any:
-    """An array as torch's tensor, without a copy if it is contiguous. `dtype` is what the elements
-    are where numpy sees their bits only; torch takes those of ml_dtypes by their bits, too."""
+    """An array as torch's tensor, without a copy if it is contiguous. `dtype` is the elements'
+    type where numpy sees their bits only; torch takes those of ml_dtypes by their bits, too."""
     import torch
 
     name = array.dtype.name if dtype is None else dtype
@@ -140,7 +140,7 @@ def flatten(tree: Any, name: str = "data", read: bool = True) -> tuple[list[Leaf
     """Returns the leaves of a tree of dicts, lists and tuples in order, and its structure.
 
     Args:
-        name: what paths to leaves begin with.
+        name: the beginning of the paths to leaves.
         read: whether elements are needed; without them, arrays of device tensors are undefined.
 
     Raises:
@@ -154,7 +154,7 @@ def flatten(tree: Any, name: str = "data", read: bool = True) -> tuple[list[Leaf
 
 
 def _read_devices(leaves: list[Leaf]) -> None:
-    """Copies what lies on devices, waiting for it once."""
+    """Copies the leaves that lie on devices, waiting for them once."""
     pending = [leaf for leaf in leaves if leaf.pending]
     if pending:
         _core.copy_to_host([leaf.tensor for leaf in pending], [leaf.array for leaf in pending])
@@ -177,11 +177,11 @@ def _walk(node: Any, path: str, leaves: list[Leaf]) -> Structure:
 
 
 def layout(leaves: list[Leaf], shapes: list[tuple[int, ...]]) -> str:
-    """What the leaves are and where in the tree, in words; of bounded length, yet different for
-    trees that differ in a path, a shape or a dtype.
+    """The leaves' paths, dtypes and shapes in words; of bounded length, yet different for trees
+    that differ in a path, a shape or a dtype.
 
     Args:
-        shapes: of the leaves, or of what each member has of them.
+        shapes: of the leaves, or of each member's part of them.
     """
     return layout_text(
         (leaf.path, leaf.dtype, shape) for leaf, shape in zip(leaves, shapes, strict=True)
@@ -249,7 +249,7 @@ def _leaf(value: Any, path: str) -> Leaf:
         return Leaf(array, _name(array.dtype), "number", path)
     if isinstance(value, np.generic):
         array = np.asarray(value)
-        array.flags.writeable = False  # a scalar stays what it is
+        array.flags.writeable = False  # a scalar cannot be written
         return _numpy_leaf(array, "numpy", path)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
@@ -314,5 +314,5 @@ def _torch_leaf(torch: Any, value: Any, path: str) -> Leaf:
     array = tensor.numpy()
     device = None if value.is_cpu else value.device
     if device is None and tensor.data_ptr() != value.data_ptr():
-        array.flags.writeable = False  # what is written there is not seen in the tensor
+        array.flags.writeable = False  # it is a copy: writing there does not change the tensor
     return Leaf(array, name, "torch", path, tensor=value, device=device)

@@ -8,8 +8,8 @@ of ``datetime``; of the frameworks ``torch.Size``, ``torch.dtype``, ``torch.devi
 ``numpy.dtype`` (of numbers).
 
 Exact types come back; of numpy's several names for one element type (``longlong``) the one that
-says its size. A receiver builds what it has registered and nothing else: no module is
-imported, and no code looked up, because of what a peer sent.
+says its size. A receiver builds only the types that it has registered: it imports no module
+and looks up no code because of a peer's message.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ def register(
 
     Args:
         cls: the type; its subclasses are other types and registered on their own.
-        name: what both peers call it; default ``module:qualified name``. Peers whose scripts define
+        name: its name at both peers; default ``module:qualified name``. Peers whose scripts define
             the type in different modules (one of them ``__main__``) must give it a name.
-        to_state: for types of another kind, or to replace what is done by default.
+        to_state: for types of another kind, or to replace the default.
         from_state: the inverse of ``to_state``.
 
     Returns:
@@ -92,7 +92,7 @@ def _form_of(cls: type[Any]) -> tuple[str, list[str]]:
         return "enum", []
     if issubclass(cls, tuple) and hasattr(cls, "_fields"):
         return "namedtuple", list(cls._fields)
-    # Another __new__ may keep what fields do not show (the items of a dict, an error's arguments).
+    # Another __new__ may keep data outside the fields (the items of a dict, an error's arguments).
     if dataclasses.is_dataclass(cls) and cls.__new__ is object.__new__:
         return "dataclass", [field.name for field in dataclasses.fields(cls)]
     raise TypeError(
@@ -148,7 +148,7 @@ def _register_standard_library() -> None:
 
 
 # A peer may send any value as a state. Unpacking a `range(10**18)` or reading "1e999999999" as a
-# fraction would keep this process busy for hours: a state is what to_state writes, or refused.
+# fraction would keep this process busy for hours: a state that to_state would not write is refused.
 
 
 def _tuple(state: object, size: int | None = None) -> tuple[Any, ...]:
@@ -261,7 +261,7 @@ def _register_numpy_dtypes(numpy: Any) -> None:
         )
 
 
-# What registers the types of a module, once it is imported and one of its types is met.
+# Functions that register a module's types, once it is imported and one of its types is met.
 _FRAMEWORKS: dict[str, Callable[[Any], None]] = {
     "torch": _register_torch,
     "numpy": _register_numpy_dtypes,

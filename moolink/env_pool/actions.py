@@ -1,4 +1,4 @@
-"""From what a policy gives to what the workers read: actions checked and copied."""
+"""Checks a policy's actions and copies them into the memory that the workers read."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ActionWriter:
             TypeError: the dtype cannot stand for the space's.
         """
         if self._numbers is not None and self._numbers.write(action):
-            return False  # The usual case in one call; what it does not take is looked at below.
+            return False  # The usual case in one call; other actions are checked below.
         values, sources = self._checked(action, None)
         for array, source in zip(self._arrays, sources, strict=True):
             np.copyto(array, source, casting="same_kind")

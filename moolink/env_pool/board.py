@@ -1,7 +1,7 @@
-"""What a pool asks of its workers and what they have done, in shared words.
+"""A pool's requests to its workers and their progress, in shared words.
 
 Each worker has a ring of requests, which it serves in order, and a count of those it has served of
-each batch. Nobody makes a system call while nobody sleeps:
+each batch. While neither side sleeps, neither makes a system call:
 
 - A worker that finds its ring empty says that it sleeps, looks again, and reads its doorbell. The
   pool puts a request into the ring and then rings the doorbell of a worker that sleeps.
@@ -28,7 +28,7 @@ _COUNT_BITS, _FIRST_BITS = 28, 32
 
 
 class Command(enum.IntEnum):
-    """What is asked of a range of rows; the arguments of all but STEP come in a message."""
+    """The request for a range of rows; the arguments of all but STEP come in a message."""
 
     STEP = 0
     RESET = 1

@@ -1,4 +1,4 @@
-"""What a worker can be asked to do with an environment, beside stepping and resetting it.
+"""The calls that a worker can make of an environment, beside stepping and resetting it.
 
 Each function gets the environment and a name, and travels pickled by its own name.
 """

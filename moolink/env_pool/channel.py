@@ -31,7 +31,7 @@ class Behaviour:
         infos: whether infos are sent to the pool.
         infer: whether an environment's first observation decides where it does not fit its space.
         any_space: whether spaces without a fixed layout are allowed; their values are pickled.
-        compare: what all environments must share: their "spaces", or only the "layout" of them.
+        compare: which part must be equal in all environments: their "spaces", or only the "layout".
     """
 
     autoreset: Literal["same", "next", "never"]
@@ -122,7 +122,7 @@ class Made:
         face: pickle of the first environment's `Face`; empty if it cannot be pickled.
         spaces: pickle of a list of (observation space, action space), one an environment, or only
             one if all are equal.
-        warning: what the user should know about the layout; empty if nothing.
+        warning: a warning for the user about the layout; empty if there is none.
         rows: how many rows each environment has, all of them vector environments; None: each is a
             single one.
     """
@@ -138,7 +138,7 @@ class Made:
 
 @dataclasses.dataclass(frozen=True)
 class Face:
-    """What a vector environment takes over from one of its environments."""
+    """The attributes that a vector environment takes over from one of its environments."""
 
     metadata: dict[str, Any]
     render_mode: str | None
@@ -154,7 +154,7 @@ class Mapped:
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """Pool to worker: what belongs to the next request that is no step of shared actions.
+    """Pool to worker: the arguments of the next request that is no step of shared actions.
 
     Attributes:
         of_row: a reset's seed, a step's action, or a call's arguments, for each row concerned; the
@@ -168,7 +168,7 @@ class Arguments:
 
 @dataclasses.dataclass
 class Results:
-    """Worker to pool: what a request gave that has no place in shared memory, by row."""
+    """Worker to pool: a request's results that have no place in shared memory, by row."""
 
     observations: dict[int, Any] = dataclasses.field(default_factory=dict)
     final_observations: dict[int, Any] = dataclasses.field(default_factory=dict)
@@ -180,12 +180,12 @@ class Results:
     errors: dict[int, Raised] = dataclasses.field(default_factory=dict)
 
     def add(self, other: Results) -> None:
-        """Takes over what is in `other`."""
+        """Takes over the results in `other`."""
         for field in dataclasses.fields(self):
             getattr(self, field.name).update(getattr(other, field.name))
 
     def take(self, rows: Iterable[int]) -> Results:
-        """Removes and returns what is there of `rows`."""
+        """Removes and returns the results of `rows`."""
         taken = Results()
         for field in dataclasses.fields(self):
             ours = getattr(self, field.name)
@@ -226,7 +226,7 @@ class Recreated:
 
 
 def encode(message: object) -> bytes:
-    """Returns the bytes of one message; raises what pickle does if it cannot be pickled."""
+    """Returns the bytes of one message; raises pickle's error if it cannot be pickled."""
     data = pickle.dumps(message)
     return _LENGTH.pack(len(data)) + data
 
@@ -247,7 +247,7 @@ class Channel:
         self._socket.sendall(encode(message))
 
     def send_encoded(self, message: bytes, full: Callable[[], bool]) -> None:
-        """Sends what `encode` gave; `full` is called for want of room: whether to go on."""
+        """Sends a result of `encode`; without room it calls `full`: whether to go on."""
         unsent = memoryview(message)
         while unsent:
             try:
@@ -283,7 +283,7 @@ class Channel:
         return messages
 
     def discard_unread(self) -> None:
-        """Throws away what has arrived and was not received."""
+        """Drops the data that have arrived and were not received."""
         with contextlib.suppress(BlockingIOError, EOFError):
             while True:
                 self._read(socket.MSG_DONTWAIT)

@@ -1,4 +1,4 @@
-"""One way to drive vector environments of any library: `send` actions, `recv` what is ready."""
+"""One interface to vector environments of any library: `send` actions, `recv` ready rows."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Driven(Protocol):
 
 
 def drive(envs: Any) -> Driven:
-    """Returns the face of `Driven` of a vector environment, which stays what it is.
+    """Returns an adapter with the interface `Driven`; the vector environment does not change.
 
     Args:
         envs: a `moolink.VectorEnv`; a `gymnasium.vector.VectorEnv`, ALE's among them; an EnvPool
@@ -76,7 +76,7 @@ def drive(envs: Any) -> Driven:
 
 
 class _Adapter:
-    """What the adapters share: the environments, and the rows of the last `recv`."""
+    """The base of the adapters: the environments, and the rows of the last `recv`."""
 
     def __init__(self, envs: Any, num_envs: int) -> None:
         self._envs = envs

@@ -20,7 +20,7 @@ _NEITHER = "EnvPool needs the API of Gymnasium or of the old Gym"
 
 
 class EnvironmentFailed(Exception):
-    """An environment raised; `report` is what the pool is told."""
+    """An environment raised; `report` is the message to the pool."""
 
     def __init__(self, report: channel.Raised) -> None:
         super().__init__(report.error)
@@ -72,7 +72,7 @@ class Environment:
 
     @contextlib.contextmanager
     def reporting(self) -> Iterator[None]:
-        """Turns what user code raises, be it SystemExit, into `EnvironmentFailed`."""
+        """Turns exceptions of user code, SystemExit included, into `EnvironmentFailed`."""
         try:
             yield
         except EnvironmentFailed:
@@ -150,7 +150,7 @@ class Environment:
             self._make()
 
     def close(self) -> None:
-        """Closes the environment; what it raises now concerns nobody any more."""
+        """Closes the environment and ignores its exceptions."""
         if hasattr(self, "env") and hasattr(self.env, "close"):
             try:
                 self.env.close()
@@ -171,7 +171,7 @@ def _parameters(function: Any) -> set[str]:
 
 
 def as_five(result: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-    """Converts what the old Gym's step returns, (observation, reward, done[, info])."""
+    """Converts the result of the old Gym's step, (observation, reward, done[, info])."""
     if isinstance(result, (tuple, list)) and len(result) == 5:
         return tuple(result)
     if not isinstance(result, (tuple, list)) or len(result) not in (3, 4):
@@ -236,7 +236,7 @@ class Layouts:
             )
 
     def _look(self, environment: Environment) -> None:
-        """Lets the first observation decide where nothing is declared, or what does not fit."""
+        """Lets the first observation decide where no space is declared, or where it differs."""
         env = environment.env
         try:
             first = environment.look_ahead()

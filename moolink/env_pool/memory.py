@@ -1,6 +1,6 @@
-"""The shared memory of a pool: what lies where, and numpy views of it.
+"""The shared memory of a pool: its layout, and numpy views of it.
 
-One sealed memfd segment, sized by what it holds. Both sides compute the same layout from the same
+One sealed memfd segment of the contents' size. Both sides compute the same layout from the same
 `PoolShape`. An environment's row is its number in the pool; a batch is a slice of rows. Actions are
 written before the request that uses them, outputs before the request is served: see `Board`.
 """
@@ -85,7 +85,7 @@ class PoolMemory:
     """Views of a pool's segment; the first dimension of each array is the environment.
 
     Attributes:
-        board: what is due and what is done.
+        board: the requests, and the counts of those served.
         observation, final_observation, action: trees of arrays, None if there are none.
         reward, terminated, truncated: the results of each environment's last step.
         begun: whether an episode of the environment was ever begun; survives its worker.

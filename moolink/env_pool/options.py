@@ -1,4 +1,4 @@
-"""What the user asks of a pool, and the limits of it."""
+"""The user's options of a pool, and their limits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST_ENVIRONMENTS = 2**20
 
 @dataclasses.dataclass(frozen=True)
 class PoolOptions:
-    """What the user asked for; see EnvPool and VectorEnv for the meaning."""
+    """The user's options; see EnvPool and VectorEnv for the meaning."""
 
     create_env: Callable[..., Any]
     workers: int

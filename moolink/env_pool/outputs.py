@@ -1,4 +1,4 @@
-"""From shared memory and messages to what Gymnasium's step and reset return."""
+"""Makes the results of Gymnasium's step and reset from shared memory and messages."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class EnvPool(Closing):
             each episode that ended in this step; other rows are undefined.
         on_crash: "raise" `EnvError` when an environment raises or a worker dies, or "restart":
             make the environments concerned anew, cut off their episodes (done and truncated are
-            True, the reward is 0) and log a warning. What fails again and again raises.
+            True, the reward is 0) and log a warning. An environment that fails repeatedly raises.
         check_actions: whether actions outside of their space (and NaN) are refused.
         start: "program" forks the workers from a fresh program; "fork" from this process, so that
             create_env may be a lambda or a local function and sees this process's globals.

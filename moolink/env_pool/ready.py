@@ -18,7 +18,7 @@ from moolink.internal import deadlines
 class Ready:
     """Requests of a few environments each. A worker serves its own in order: its count tells which.
 
-    A request is of neighbours of one worker, at most of a worker's share of what `take` gives:
+    A request is of neighbours of one worker, at most of a worker's share of a `take`:
     they are ready together, and a message is for all of them.
 
     Attributes:
@@ -107,7 +107,7 @@ class Ready:
         return taken
 
     def forget(self) -> None:
-        """Requests about all environments were made: what they add to the counts is no news."""
+        """Requests about all environments were made: ignores their part of the counts."""
         self._served = [self._requests.made_of(worker) for worker in range(len(self._served))]
 
     def _look(self) -> None:

@@ -21,9 +21,9 @@ from moolink.internal import deadlines
 class Requests:
     """Makes requests about one batch of a pool.
 
-    The batch has a bell, an eventfd that a worker rings when as many requests are served as those
-    who wait want, and the pool when it fails or closes. It may ring too early: the board is the
-    truth. It stays rung, so that everybody who waits sees it, until somebody waits for more.
+    The batch has a bell, an eventfd. A worker rings it when as many requests are served as the
+    waiters want, and the pool when it fails or closes. It may ring too early: the board decides.
+    It stays rung, so that all waiters see it, until one waits for more.
 
     Attributes:
         rows: the rows of the batch.
@@ -91,7 +91,7 @@ class Requests:
         return self._board.pushed(worker)
 
     def results(self, rows: Iterable[int] | None = None) -> channel.Results:
-        """Takes what the workers have sent in messages about `rows`, by default the batch's."""
+        """Takes the workers' messages about `rows`, by default the batch's."""
         return self._supervisor.results(self.rows if rows is None else rows)
 
     def wait(self, goal: int, timeout: float | None) -> bool:

@@ -17,11 +17,11 @@ Failed = Callable[[Environment, EnvironmentFailed], None]
 
 
 class Runner:
-    """Steps, resets and calls environments, and writes what they give into the shared memory.
+    """Steps, resets and calls environments, and writes their results into the shared memory.
 
     Attributes:
         environments: by row.
-        results: what the last request gave that has no place in the shared memory.
+        results: those of the last request that have no place in the shared memory.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class Runner:
         self._started(environment, info)
 
     def _take(self, row: int, result: Any) -> None:
-        """Takes what a step gave, if it is more than an array within an episode."""
+        """Takes a step's result, if it is more than an array within an episode."""
         if type(result) is not tuple or len(result) != 5:
             result = as_five(result)
         observation, reward, terminated, truncated, info = result

@@ -38,7 +38,7 @@ class Leaf:
     space: str
 
     def key(self, *, bounds: bool) -> tuple[Any, ...]:
-        """Returns what must agree between all environments of a pool, with or without `bounds`."""
+        """Returns a key, equal in all environments of a pool, with or without `bounds`."""
         limits = (self.low, self.high) if bounds else ()
         found = [None if limit is None else limit.tobytes() for limit in limits]
         return (self.path, self.shape, self.dtype, *found, self.scalar)
@@ -100,7 +100,7 @@ def fits(tree: Tree, value: Any) -> bool:
     )
 
 
-# What an action is where the environment does not say: moolib's.
+# The action where the environment declares no space: moolib's.
 UNDECLARED_ACTION = Leaf("action", (), "<i8", None, None, True, "int64, as no space is declared")
 
 
@@ -178,5 +178,5 @@ def parts(tree: Tree, value: Any, path: str) -> list[Any]:
 
 
 def keys(tree: Tree | None, *, bounds: bool = True) -> list[tuple[Any, ...]] | None:
-    """Returns what must agree between all environments, leaf by leaf; None for no tree."""
+    """Returns the keys that must be equal in all environments, leaf by leaf; None for no tree."""
     return None if tree is None else [leaf.key(bounds=bounds) for leaf in leaves(tree)]

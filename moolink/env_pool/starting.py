@@ -1,4 +1,4 @@
-"""Starting a pool's server: what it is told, and the process, a fresh program or a fork."""
+"""Starting a pool's server: its arguments, and the process, a fresh program or a fork."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS
 
 
 class Process(Protocol):
-    """What the pool needs of its server's process: `subprocess.Popen`, or a fork of this one."""
+    """The pool's view of its server's process: `subprocess.Popen`, or a fork of this one."""
 
     pid: int
 
@@ -77,7 +77,7 @@ class ForkedProcess:
 
 
 def _make_server_of_fork() -> None:
-    """Ends in the fork what belongs to the program that was forked."""
+    """Resets, in the fork, the state of the program that was forked."""
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
@@ -95,7 +95,7 @@ def require_forkable() -> None:
     Threads of numerical libraries that wait for work (OpenBLAS's) know how to be forked.
 
     Raises:
-        Error: says what runs.
+        Error: names the threads and devices in use.
     """
     current = threading.current_thread()
     threads = [thread.name for thread in threading.enumerate() if thread is not current]
@@ -149,7 +149,7 @@ def start_server(
 
 
 def pickled(create_env: Callable[..., Any]) -> tuple[bytes, dict[str, Any] | None]:
-    """Pickles the user's function; returns it with what the server needs to load ``__main__``.
+    """Pickles the user's function; returns it with the data from which to load ``__main__``.
 
     By reference where the workers can import it, else by value, which needs cloudpickle.
 

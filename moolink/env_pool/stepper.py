@@ -22,7 +22,7 @@ from moolink.internal import forks
 Outputs: TypeAlias = dict[str, Any]
 Framework: TypeAlias = Literal["auto", "numpy", "torch"]
 
-# What a step returns beside the observation, for each environment of the batch.
+# A step's outputs beside the observation, for each environment of the batch.
 RESULTS = ("reward", "done", "terminated", "truncated", "episode_return", "episode_step")
 FINAL_OBSERVATION = "final_observation"
 
@@ -70,14 +70,14 @@ class EnvStepperFuture:
         try:
             return self._stepper._requests.wait(self._step, timeout)
         except Error:
-            return True  # result() and exception() say what happened.
+            return True  # result() and exception() give the error.
 
     def done(self) -> bool:
         """Tells whether `result` would return or raise at once."""
         return self.wait(0.0)
 
     def exception(self) -> BaseException | None:
-        """Returns what went wrong, or None if nothing did or the step has not ended."""
+        """Returns the error, or None if there is none or the step has not ended."""
         try:
             if self._outputs is None:
                 self._stepper._requests.wait(self._step, 0.0)
@@ -177,7 +177,7 @@ class EnvStepper:
 
 
 class Episodes:
-    """The results of a batch's steps, and what they add up to.
+    """The results of a batch's steps, and their sums.
 
     Attributes:
         outputs: arrays by the names of `RESULTS`.

@@ -38,7 +38,7 @@ class Supervisor:
     """Owns the fork server, the descriptors shared with the workers, and the shared memory.
 
     Attributes:
-        lock: guards what the pool knows of its processes, and requests.
+        lock: guards the state of the processes, and requests.
         memory: the shared memory.
         bells: one descriptor a batch.
         alarms: a descriptor, readable when a process has something to tell.
@@ -130,7 +130,7 @@ class Supervisor:
             self.raise_failure()
 
     def _unmade(self) -> str:
-        """Says who has not made its environments."""
+        """Names the workers that have not made their environments."""
         parts = []
         for worker, made in enumerate(self._made):
             making = self._making[worker]
@@ -187,7 +187,7 @@ class Supervisor:
         link.send_encoded(arguments, full)
 
     def results(self, rows: Iterable[int]) -> channel.Results:
-        """Takes what has come in messages about `rows`."""
+        """Takes the results that have come in messages about `rows`."""
         board = self.memory.board
         with self.lock:
             for worker, received in enumerate(self._received):
@@ -213,7 +213,7 @@ class Supervisor:
     # Failures.
 
     def raise_failure(self) -> None:
-        """Raises what has befallen the pool, if anything has."""
+        """Raises the pool's failure, if there is one."""
         if self._failure is not None:
             raise EnvError(**self._failure)
         if self._closed:
@@ -226,7 +226,7 @@ class Supervisor:
         return "failed" if self._failure is not None else "closed" if self._closed else "open"
 
     def handle_alarms(self) -> None:
-        """Acts on what the processes have told; what is fatal is raised by `raise_failure`."""
+        """Acts on the processes' messages; `raise_failure` raises a fatal one."""
         with self.lock:
             if self._closed:
                 return
@@ -292,7 +292,7 @@ class Supervisor:
             self._map()
 
     def _map(self) -> None:
-        """All environments exist for the first time: make the memory for what they need."""
+        """All environments exist for the first time: makes the memory that they need."""
         options, first = self._options, self._made[0]
         assert first is not None
         self.shape = PoolShape(
@@ -477,7 +477,7 @@ class Supervisor:
 
 
 def _setup(options: PoolOptions) -> channel.Setup:
-    """Makes the part of the workers' setup that depends on what the user gave."""
+    """Makes the part of the workers' setup that depends on the user's options."""
     if options.start == "fork":
         starting.require_forkable()
         create_env, main = b"", None

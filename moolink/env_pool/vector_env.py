@@ -53,7 +53,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any], Closing):
         observations, infos = envs.reset(seed=0)
         observations, rewards, terminated, truncated, infos = envs.step(actions)
 
-    Or first ready, first served, so that a slow environment holds up nobody but its worker:
+    Or first ready, first served, so that a slow environment delays its worker only:
 
         envs = moolink.VectorEnv(make_env, num_envs=64, batch_size=32)
         envs.async_reset()
@@ -70,7 +70,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any], Closing):
         num_workers: number of processes; by default as many as this process may use cores. Each
             steps its environments one after the other.
         batch_size: environments of which `recv` gives the results; by default all.
-        autoreset_mode: what follows an episode's end: SAME_STEP resets at once (the observation is
+        autoreset_mode: the reset after an episode: SAME_STEP resets at once (the observation is
             the next episode's first, the last one is in ``infos["final_obs"]``, its info in
             ``infos["final_info"]``); NEXT_STEP in the next step, whose action is ignored; DISABLED
             leaves it to ``reset(options={"reset_mask": mask})``.
@@ -162,7 +162,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any], Closing):
                 f"that create_env makes, got {batch_size}"
             )
         self._ready = Ready(self._requests, shape, batch_size, together)
-        self._waiting_for = ""  # "reset", "step" or "call": what was begun and not waited for.
+        self._waiting_for = ""  # "reset", "step" or "call": begun and not waited for.
         self._goal = 0
 
     def _take_face(self, observation_mode: str | tuple[Any, Any]) -> None:
@@ -206,7 +206,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any], Closing):
 
         Args:
             seed: environment i gets seed + i, or the i-th of a list.
-            options: what each environment's `reset` gets; "reset_mask", a bool array [num_envs], is
+            options: those of each environment's `reset`; "reset_mask", a bool array [num_envs], is
                 taken out of it.
 
         Returns:
@@ -278,7 +278,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any], Closing):
 
         Raises:
             Error: an environment is under way; its result has to be received first.
-            ValueError, TypeError, IndexError: what is wrong with the actions or the ids.
+            ValueError, TypeError, IndexError: the actions or the ids are not valid.
         """
         self._require_idle("send")
         rows = self._ready.checked(env_ids)
@@ -313,7 +313,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any], Closing):
     # The environments' own.
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Calls each environment's method `name`, or gets the attribute; a tuple of what they give.
+        """Calls each environment's method `name`, or gets the attribute; a tuple of the results.
 
         Raises:
             EnvError: one raised, named with its traceback; the pool goes on.
@@ -340,11 +340,11 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any], Closing):
 
         Args:
             function: one that the workers can import, as `moolink.env_pool.calls` has them.
-            name: what errors call it.
+            name: its name in errors.
             of_row: (positional, keywords) for each environment that is to be called.
 
         Returns:
-            what it gave for each.
+            its result for each.
         """
         self._require_idle("call_some")
         self._begin_call(function, name, of_row)
@@ -367,7 +367,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any], Closing):
         self.call_wait()
 
     def render(self) -> tuple[Any, ...] | None:
-        """Returns what each environment renders."""
+        """Returns each environment's rendering."""
         return self.call("render")
 
     @property
@@ -375,13 +375,13 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any], Closing):
         """The seeds of the environments' random generators."""
         return self.get_attr("np_random_seed")
 
-    @property  # type: ignore[misc]  # As in AsyncVectorEnv: nobody sets it.
+    @property  # type: ignore[misc]  # As in AsyncVectorEnv: it is not set.
     def np_random(self) -> Any:
         """Copies of the environments' random generators."""
         return self.get_attr("np_random")
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
-        """Ends the workers; called by `close`. What is under way is not waited for."""
+        """Ends the workers; called by `close`. Does not wait for requests under way."""
         if self._waiting_for and not self.closed:
             gymnasium.logger.warn(
                 f"Calling `close` while waiting for a pending call to `{self._waiting_for}` to "
@@ -389,7 +389,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any], Closing):
             )
         self._finalize()
 
-    # What was begun.
+    # Requests that were begun.
 
     def _require_open(self) -> None:
         if self.closed:

@@ -206,7 +206,7 @@ def _spaces(environments: list[Environment]) -> list[tuple[Any, ...]]:
 
 
 def _pickled(value: Any) -> bytes:
-    """Pickles what only some programs need; empty if it cannot be pickled."""
+    """Pickles a value that only some programs need; empty if it cannot be pickled."""
     try:
         return pickle.dumps(value)
     except (pickle.PicklingError, AttributeError, TypeError):

@@ -53,7 +53,7 @@ class Broker(BrokerCore):
             raise TypeError(f"a Broker is made of a moolink.Rpc or without one, not of {rpc!r}")
         if rpc is not None and (token is not None or token_file is not None or insecure):
             raise ValueError("the token of a broker on an Rpc is that of the Rpc")
-        # An Rpc that nobody refers to is closed.
+        # An Rpc without references is closed.
         # Its messages are few and small: RDMA would cost a queue pair a member and gain nothing.
         self.rpc = rpc or Rpc(
             "broker",

@@ -1,4 +1,4 @@
-"""What the members of a group compute together: trees of arrays as flat parts, and back."""
+"""The collectives of a group: trees of arrays as flat parts, and back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from moolink.internal import deadlines
 
 Kind = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "gather", "scatter"]
 
-# What is stacked along a new first axis, an entry for each member.
+# Trees that are stacked along a new first axis, an entry for each member.
 STACKED_RESULT = {"all_gather", "gather"}
 STACKED_INPUT = {"scatter"}
 
@@ -71,7 +71,7 @@ class AllReduce:
         return self._take(results)
 
     def _end_with_the_first_that_fails(self) -> None:
-        """Cancels all parts when one fails: without it they come to nothing."""
+        """Cancels all parts when one fails: without it there is no result."""
         with self._lock:
             if self._watched:
                 return
@@ -94,14 +94,14 @@ class AllReduce:
         return over and self.done()
 
     def done(self) -> bool:
-        """Whether the operation has ended; what it writes into is written then."""
+        """Whether the operation has ended; its outputs are written then."""
         over = all(future.done() for future in self._futures)
         if over and not self._finished and self.exception() is None:
-            self.result()  # puts what is in place where it belongs
+            self.result()  # writes the results into their places
         return over
 
     def exception(self) -> BaseException | None:
-        """Returns what went wrong, or ``None``."""
+        """Returns the error, or ``None``."""
         errors = [e for f in self._futures if (e := f.exception()) is not None]
         # Parts that were cancelled because another one had failed do not say why.
         causes = [error for error in errors if not isinstance(error, CancelledError)]
@@ -160,7 +160,7 @@ class Collective:
             for dtype in by_dtype:
                 self.core.check_reduction(self.op, dtype)
         targets = self._targets(data, leaves, blocks)
-        # What the others must have, too; not what this member alone has, such as a root's input.
+        # The layout that all members must have; without this member's own, such as a root's input.
         what = layout(leaves, blocks)
         futures, parts = [], []
         for number, (dtype, indices) in enumerate(by_dtype.items()):
@@ -178,7 +178,7 @@ class Collective:
         return self.rank == self.root
 
     def _block(self, leaf: Leaf) -> tuple[int, ...]:
-        """The shape of what one member gives or gets."""
+        """The shape of one member's input or result."""
         shape = leaf.array.shape
         if self.kind == "reduce_scatter":
             if not shape or shape[0] % self.members:
@@ -210,7 +210,7 @@ class Collective:
     ) -> list[Leaf] | None:
         if self.out is None or not self._has_result():
             return None
-        # What lies on a device is copied once.
+        # Arrays on a device are copied once.
         targets = leaves if self.out is data else flatten(self.out, "out", read=False)[0]
         if len(targets) != len(leaves):
             raise ValueError(

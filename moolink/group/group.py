@@ -1,4 +1,4 @@
-"""Elastic groups of peers, found through a broker, and what they compute together."""
+"""Elastic groups of peers, found through a broker, and their collectives."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Op = Reduction | Callable[[Any, Any], Any]
 
 
 class Group(Closing):
-    """An elastic set of peers with a common view of who is in it.
+    """An elastic set of peers with a common view of its members.
 
     The view is numbered by an epoch, changes only in :meth:`update`, and needs no pumping: the
     reactor keeps membership, liveness and operations going while the user computes.
@@ -114,8 +114,8 @@ class Group(Closing):
     def on_change(self, callback: Callable[[Group], None]) -> None:
         """Calls ``callback(group)`` from :meth:`update` whenever the membership has changed.
 
-        All callbacks are called, in the order in which they were given; what one raises is raised
-        by :meth:`update` when the others have been called, too.
+        All callbacks are called, in the order in which they were given; :meth:`update` raises
+        the exception of one when the others have been called, too.
         """
         self._callbacks.append(callback)
 
@@ -152,7 +152,7 @@ class Group(Closing):
         return self._core.active()
 
     def waiting_for(self) -> str:
-        """One sentence on what the group waits for; empty when for nothing."""
+        """One sentence on the reason why the group waits; empty when it does not."""
         return self._core.waiting_for()
 
     def set_timeout(self, seconds: float) -> None:
@@ -199,15 +199,15 @@ class Group(Closing):
                 ``op(a, b) -> c``, run on rank 0 in rank order, whose result is sent to all.
             inplace: the result is written into the arrays of ``data``, and is ``data``.
             out: the result is written into this tree of arrays, and is ``out``. An array of it is
-                the one of ``data`` in its place, or overlaps none of ``data``. What is there
-                after an error is undefined, with ``inplace`` too.
-            on_change: what to do when the members change before all have the result, or have
+                the one of ``data`` in its place, or overlaps none of ``data``. Its contents
+                after an error are undefined, with ``inplace`` too.
+            on_change: the reaction when the members change before all have the result, or have
                 changed since :meth:`update`: ``"raise"`` :class:`moolink.GroupChanged`, or
                 ``"retry"`` among the newest members, with ``data`` of one dtype only.
             num_trees: accepted for moolib's sake, without effect.
             compress: how float32 elements travel between hosts; other dtypes, payloads of up to
-                64 KB and what stays on one host travel as they are. ``"bf16"`` halves the bytes,
-                ``"int8"`` (blocks of 256 with a scale each) quarters them. What is lost is added
+                64 KB and data within one host are sent uncompressed. ``"bf16"`` halves the bytes,
+                ``"int8"`` (blocks of 256 with a scale each) quarters them. The error is added
                 to the next operation of the same name, so that means over many operations
                 converge: give operations that follow one another one name. Not finite elements
                 stay so under ``"bf16"``, and those beyond 3.39e38 become infinite; under
@@ -287,7 +287,7 @@ class Group(Closing):
         """Gives every member the ``data`` of one.
 
         Args:
-            data: at the root what is sent; elsewhere arrays of the same shapes and dtypes, whose
+            data: at the root arrays to send; elsewhere arrays of the same shapes and dtypes, whose
                 contents do not matter.
             root: a rank, or a member's name.
             inplace: the result is written into the arrays of ``data``.

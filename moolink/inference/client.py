@@ -37,7 +37,7 @@ class InferenceClient(Closing):
 
     Args:
         rpc: this peer, connected to the servers or to a peer that knows them.
-        name: what is served.
+        name: the served model's name.
         servers: the servers' peers.
 
     Raises:
@@ -95,7 +95,7 @@ class InferenceClient(Closing):
         return self.request(inputs, first).result(timeout)
 
     def request(self, inputs: Any, first: npt.ArrayLike | None = None) -> InferenceRequest:
-        """As infer, but returns at once: `result()` of what it returns waits for the outputs. The
+        """As infer, but returns at once; `result()` of the request waits for the outputs. The
         inputs must not change until then: they are sent again if the server is lost.
 
         Raises:

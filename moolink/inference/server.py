@@ -32,7 +32,7 @@ BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
 @dataclasses.dataclass(frozen=True)
 class InferenceBatch:
-    """What a model is run on. Arrays have the requests' rows as their first dimension, filled up
+    """A model's input. Arrays have the requests' rows as their first dimension, filled up
     with zeros to the next bucket.
 
     Attributes:
@@ -58,10 +58,10 @@ class InferenceServer(Closing):
 
     Args:
         rpc: the peer that clients name among their `servers`.
-        name: what is served.
+        name: the served model's name.
         model: called with an :class:`InferenceBatch`, on a worker thread, one batch at a time.
             Returns a tree of arrays with the same rows; with `state`, a pair: that tree and the new
-            state. What it raises is raised at the clients whose requests were in the batch.
+            state. Its exceptions are raised at the clients whose requests were in the batch.
         buckets: the numbers of rows that batches are filled up to, rising. A request has at most
             the largest number of rows.
         device: where inputs are put; any but "cpu" gives torch tensors.

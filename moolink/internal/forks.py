@@ -1,7 +1,7 @@
 """Forks of a process that uses moolink: locks in the child, and its end inside of a handler.
 
-A child has one thread. Locks that others of the parent's held are never given up there, so what
-has locks gets new ones; what a handler's worker would do next is the parent's to do.
+A child has one thread. Locks that the parent's other threads held are never released there, so
+objects with locks get new ones; the rest of a handler's worker runs in the parent only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NoReturn, Protocol
 
 
 class Forked(Protocol):
-    """What has something to change in a forked child: see `changes_in_children`."""
+    """An object that changes in a forked child: see `changes_in_children`."""
 
     def _forked(self) -> None:
         """In a child, which has no other thread yet: makes the locks anew."""

@@ -77,7 +77,7 @@ def set_log_level(level: str | int) -> None:
 
 
 def raised_after_reply(function: str, raised: BaseException) -> None:
-    """Logs what a handler raised that had replied before, of which its caller does not hear."""
+    """Logs an exception that a handler raised after its reply; its caller does not receive it."""
     logger.error("the handler of '%s' raised %r after its reply", function, raised, exc_info=raised)
 
 

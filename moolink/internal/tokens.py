@@ -1,4 +1,4 @@
-"""Tokens and groups' keys: what a peer proves itself with, and where it lies.
+"""Tokens and groups' keys, with which a peer proves its identity, and their files.
 
 A token is 32 random bytes, as text ``moolink-token:`` and 64 hexadecimal digits. It is the key of a
 whole job. The key of a group is derived from it: ``moolink-group-key:``, digits, ``:``, the group's
@@ -28,7 +28,7 @@ FILE_VARIABLE = "MOOLINK_TOKEN_FILE"
 INSECURE_VARIABLE = "MOOLINK_INSECURE"
 
 _MOST_BYTES = 65536  # of a token file
-_PIPE_SECONDS = 10.0  # for whoever writes the token into a pipe
+_PIPE_SECONDS = 10.0  # for the process that writes the token into a pipe
 _told_insecure = False
 
 
@@ -39,7 +39,7 @@ class Key(NamedTuple):
     group: str = ""
 
     def __repr__(self) -> str:
-        """For tracebacks and logs: nothing secret is in it."""
+        """For tracebacks and logs: contains no secret."""
         return f"<{self.describe()}>"
 
     def text(self) -> str:
@@ -59,8 +59,8 @@ class Key(NamedTuple):
         return Key(_hkdf(self.secret, f"moolink group {name}".encode(), 32), name)
 
     def dashboard(self) -> str:
-        """The key of the job's dashboard, as text. It shows the job, and does not let anybody join
-        it: over HTTP it can be overheard."""
+        """The key of the job's dashboard, as text. It shows the job and does not admit
+        peers: over HTTP it can be overheard."""
         return _hkdf(self.secret, f"moolink dashboard {self.group}".encode(), 16).hex()
 
     def describe(self) -> str:
@@ -70,7 +70,7 @@ class Key(NamedTuple):
 
 
 class Identity(NamedTuple):
-    """What an Rpc is made with: its keys (none: insecure), and where they are from."""
+    """An Rpc's identity: its keys (none: insecure), and their origin."""
 
     keys: list[Key]
     origin: str
@@ -152,11 +152,11 @@ def read(path: str | os.PathLike[str]) -> list[Key]:
         raise AuthError("the path of the token file is itself a token: give the path of its file")
     try:
         # Opened first, then looked at: the file that is checked is the one that is read. A pipe
-        # that nobody writes to would keep the opener waiting.
+        # without a writer would block the opener.
         descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             status = os.fstat(descriptor)
-            # Also a pipe: who has put one at this path would choose the token.
+            # Also a pipe: the user who puts one at this path would choose the token.
             if stat.S_ISREG(status.st_mode) or stat.S_ISFIFO(status.st_mode):
                 _check_owner(name, status)
             text = _contents(name, descriptor)
@@ -220,7 +220,7 @@ def write(path: str | os.PathLike[str], keys: list[Key]) -> None:
                 file.write("".join(key.text() + "\n" for key in keys))
                 file.flush()
                 os.fsync(descriptor)
-            # Unlike a rename, a link does not replace what another process has made meanwhile.
+            # Unlike a rename, a link does not replace a file that another process made meanwhile.
             os.link(scratch, target)
         finally:
             os.unlink(scratch)
@@ -273,7 +273,7 @@ def identity(
     insecure: bool = False,
     environ: Mapping[str, str] = os.environ,
 ) -> Identity:
-    """Returns what a peer proves itself with, as asked, or by default; see moolink.Rpc.
+    """Returns a peer's identity, as asked, or by default; see moolink.Rpc.
 
     Raises:
         AuthError: the token cannot be read or made, is none, or others may read its file.
@@ -308,7 +308,7 @@ def says_insecure(environ: Mapping[str, str]) -> bool:
 
 
 def _warn_insecure() -> None:
-    """Says once a process what it means."""
+    """Warns, once a process, of the consequences."""
     global _told_insecure
     if _told_insecure:
         return
