@@ -1,7 +1,7 @@
 """The dicts with which peers, accumulators and the machine report on themselves.
 
-They are what ``Rpc.stats``, ``Rpc.peers``, ``Rpc.explain`` and ``Accumulator.get_gradient_stats``
-return.
+``Rpc.stats``, ``Rpc.peers``, ``Rpc.explain`` and ``Accumulator.get_gradient_stats`` return
+them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class CopyStats(TypedDict):
 
 
 class CudaInfo(TypedDict):
-    """What this process has copied from and to CUDA devices since it began."""
+    """This process's copies from and to CUDA devices since it began."""
 
     used: bool  # whether the CUDA driver was loaded and initialised by moolink
     bytes_to_host: int
@@ -79,7 +79,7 @@ class VerbsInfo(TypedDict):
     library: str  # the file that libibverbs was loaded from; empty: it was not
     chosen: str  # device, port and GID or LID
     reason: str  # why RDMA is not used
-    devices: list[str]  # each port that was looked at, with what speaks against it
+    devices: list[str]  # each port that was examined, with the reason against it
 
 
 class PeerInfo(TypedDict):
@@ -110,7 +110,7 @@ class PathState(TypedDict):
     state: Literal["in use", "ready", "unused"]
     reason: str  # why it is not in use; "" if it is
     address: str  # of the peer, as it was dialled; "": the peer has dialled
-    cipher: str | None  # of TLS; None: what is sent is not encrypted
+    cipher: str | None  # of TLS; None: data are not encrypted
     latency: float | None  # s
     last_latency: float | None
     silent: float | None  # s; None: unused
@@ -135,7 +135,7 @@ class Explanation(TypedDict):
     same_host: bool
     reason: str  # one sentence on how things stand
     path: Path | Literal["none"]  # in use
-    cipher: str | None  # of TLS, on it; None: what is sent is not encrypted
+    cipher: str | None  # of TLS, on it; None: data are not encrypted
     latency: float | None  # round trip on it, s, smoothed; None: not measured yet
     last_latency: float | None
     paths: list[PathState]  # best first
@@ -164,7 +164,7 @@ class RoundPhases(TypedDict):
 
 
 class GradientStats(TypedDict):
-    """What a round of gradients was made of; see ``Accumulator.get_gradient_stats``."""
+    """The statistics of a round of gradients; see ``Accumulator.get_gradient_stats``."""
 
     batch_size: int  # the sum over the contributions
     num_gradients: int

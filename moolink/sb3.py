@@ -44,7 +44,7 @@ class VecEnv(SB3VecEnv):  # type: ignore[misc]  # SB3 may be absent when types a
         super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
 
     def reset(self) -> Any:
-        """Resets all environments, with what `seed` and `set_options` were given; observations."""
+        """Resets all environments, with the arguments of `seed` and `set_options`; observations."""
         observations: Any = None
         for options, rows in _groups(self._options):
             mask = np.zeros(self.num_envs, np.bool_)
@@ -80,7 +80,7 @@ class VecEnv(SB3VecEnv):  # type: ignore[misc]  # SB3 may be absent when types a
         self._envs.close()
 
     def get_images(self) -> Sequence[Array | None]:
-        """Returns what each environment renders."""
+        """Returns each environment's rendering."""
         return self._envs.call("render")
 
     def get_attr(self, attr_name: str, indices: Indices = None) -> list[Any]:
@@ -97,7 +97,7 @@ class VecEnv(SB3VecEnv):  # type: ignore[misc]  # SB3 may be absent when types a
     def env_method(
         self, method_name: str, *method_args: Any, indices: Indices = None, **method_kwargs: Any
     ) -> list[Any]:
-        """Calls a method of some environments; returns what they give."""
+        """Calls a method of some environments; returns the results."""
         return self._call(calls.call, method_name, indices, *method_args, **method_kwargs)
 
     def env_is_wrapped(self, wrapper_class: type, indices: Indices = None) -> list[bool]:

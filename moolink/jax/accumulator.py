@@ -226,11 +226,11 @@ class Accumulator(AccumulatorBase):
             optimizer_state: that of a checkpoint; None: ``optimizer.init(parameters)``.
             learning_rate: returns a factor of a round's updates from the totals of the rounds
                 before it, which are equal at every member: with ``optax.adam(1.0)``, the rate.
-            state: returns what newcomers need besides: a plain tree, or any pytree.
+            state: returns the newcomers' further state: a plain tree, or any pytree.
             load_state: takes it, as a plain tree.
             until: ends the iteration when true of the counters' totals.
             totals: those of a checkpoint.
-            idle: called while the loop waits; what it raises ends the loop.
+            idle: called while the loop waits; an exception of it ends the loop.
         """
         if optimizer_state is None:
             optimizer_state = optimizer.init(self.parameters())
@@ -271,7 +271,7 @@ class Accumulator(AccumulatorBase):
         states of optimisers need a form that all understand.
 
         Args:
-            apply: calls :meth:`set_parameters` with what :meth:`gradients` makes of them.
+            apply: calls :meth:`set_parameters` with parameters updated by :meth:`gradients`.
         """
         return cast(Iterator[TrainingStep], super().training_steps(apply, **options))
 
@@ -345,7 +345,7 @@ class Accumulator(AccumulatorBase):
         self._buffers = received
 
     def _capture_parameters(self) -> list[Any]:
-        return self._parameters  # nobody can write them
+        return self._parameters  # they cannot be written
 
     def _install_parameters(self, parameters: list[Any]) -> None:
         self._parameters = _received(parameters, self._parameters, self._paths)
@@ -423,7 +423,7 @@ def _leaves(what: str, tree: Any) -> tuple[list[jax.Array], Any, list[str]]:
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             raise TypeError(f"{path} is a typed random key: give jax.random.key_data() of it")
         arrays.require_whole(path, leaf)
-        # What numpy has may be written later; JAX is promised that it will not.
+        # A numpy array may be written later; JAX relies on memory that is not.
         leaves.append(leaf if isinstance(leaf, jax.Array) else jnp.array(leaf))
         paths.append(path)
     return leaves, structure, paths

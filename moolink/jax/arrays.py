@@ -57,7 +57,7 @@ def require_whole(what: str, array: Any) -> None:
 
 
 def lent(memory: npt.NDArray[Any]) -> jax.Array:
-    """A JAX array over memory that nobody writes any more, kept as long as the array is."""
+    """A JAX array over memory that is not written any more, kept as long as the array is."""
     array: jax.Array = jax.dlpack.from_dlpack(memory)
     return array
 

@@ -57,7 +57,7 @@ def broadcast(
     """Gives every member the pytree of one.
 
     Args:
-        tree: at the root what is sent; elsewhere arrays of the same shapes and dtypes.
+        tree: at the root arrays to send; elsewhere arrays of the same shapes and dtypes.
         root: a rank, or a member's name.
 
     Raises:
@@ -100,7 +100,7 @@ def _run(tree: Any, begin: Callable[[Any], AllReduce], timeout: float | None) ->
     names = [jax.tree_util.keystr(key) for key, _ in keyed]
     given = [_operand(f"tree{name}", leaf) for name, (_, leaf) in zip(names, keyed, strict=True)]
     plain = _is_plain(tree)
-    # What the group knows of a tree of other nodes are the paths to its leaves.
+    # Of a tree of other nodes the group knows the paths to its leaves only.
     data = jax.tree.unflatten(structure, given) if plain else dict(zip(names, given, strict=True))
     result = begin(data).result(timeout)
     if result is None:

@@ -26,8 +26,8 @@ def optimizer_state(state: Any) -> dict[str, Any] | None:
 
 
 def load_optimizer_state(like: Any, state: Mapping[str, Any]) -> Any:
-    """Returns a state as ``like``, of the same optimizer, with what :func:`optimizer_state` of this
-    or another framework gave.
+    """Returns a state as ``like``, of the same optimizer, with the values from
+    :func:`optimizer_state` of this or another framework.
 
     Raises:
         ValueError: the state is that of another optimizer, or of other parameters.
@@ -44,7 +44,7 @@ def load_optimizer_state(like: Any, state: Mapping[str, Any]) -> Any:
 
 
 def _take(node: Any, portable: dict[str, Any]) -> bool:
-    """Adds what the node holds; false if that is something without a name here."""
+    """Adds the node's values; false if one has no name here."""
     if not isinstance(node, tuple):
         return not jax.tree.leaves(node)
     for field, child in zip(_fields(node), node, strict=True):

@@ -83,7 +83,7 @@ def all_reduce(
     A program waits in one call at a time. Where it has several that do not depend on one another,
     members may enter them in different orders and wait for one another until the time-out, whose
     error names the members and the operations: chain them by a token, or give them one tree. JAX
-    drops a call whose results (the token among them) nobody uses.
+    drops a call whose results (the token among them) are not used.
 
     Args:
         group: the program finds it by its name each time that it runs, on one device.
@@ -91,7 +91,7 @@ def all_reduce(
         tree: pytree of arrays, of the same structure, shapes and dtypes at all members. One
             operation for each dtype.
         op: ``"sum"``, ``"mean"``, ``"min"``, ``"max"``, ``"prod"``, ``"and"``, ``"or"``, ``"xor"``.
-        on_change: what to do when the members change before all have the result: ``"raise"``
+        on_change: the reaction when the members change before all have the result: ``"raise"``
             :class:`moolink.GroupChanged`, or ``"retry"`` among the newest members, with elements
             of one dtype only.
         token: where this call comes after the one that returned it. The program must then run in
@@ -158,7 +158,7 @@ def _as_operand(name: str, path: str, leaf: Any) -> jax.Array:
 
 @dataclass(frozen=True)
 class _Call:
-    """What is known of a call when it is traced."""
+    """The arguments of a call that are known when it is traced."""
 
     group: str
     name: str
@@ -300,7 +300,7 @@ _OWN = re.compile(r"moolink\.(\w+): (.*)", re.DOTALL)
 
 @contextmanager
 def translate_errors() -> Iterator[None]:
-    """Raises moolink's errors for those in which JAX wraps what :func:`all_reduce` says.
+    """Raises moolink's errors for those in which JAX wraps errors of :func:`all_reduce`.
 
     JAX raises the errors of programs that it runs in the background when their results are used,
     so wait for them (``jax.block_until_ready``) inside.

@@ -1,7 +1,7 @@
-"""Pytrees as plain values: what travels, what other frameworks understand, and back.
+"""Pytrees as plain values, which can be sent and which other frameworks understand, and back.
 
 A state of optax is made of types of its own, which a receiver would have to know. As a plain tree
-its named fields are the keys of dicts; `tree_like` puts what has arrived back into such types.
+its named fields are the keys of dicts; `tree_like` puts a received tree back into such types.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def tree_like(template: Any, plain: Any, what: str = "state") -> Any:
 
     Args:
         template: such as ``optimizer.init(parameters)``.
-        plain: what ``plain_tree`` made of another one of that structure.
-        what: how errors call it.
+        plain: the result of ``plain_tree`` for another one of that structure.
+        what: its name in errors.
 
     Raises:
         ValueError: structures, shapes or dtypes differ; the message says where.

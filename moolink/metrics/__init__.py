@@ -1,4 +1,4 @@
-"""Metrics: what moolink counts, and the user's own counters, gauges and histograms.
+"""Metrics: moolink's own, and the user's counters, gauges and histograms.
 
     moolink.metrics.gauge("episode_return").set(21.0)
     moolink.metrics.counter("episodes_total", env="Pong").inc()
@@ -39,7 +39,7 @@ def counter(name: str, /, help: str = "", **labels: str) -> Counter:
         name: letters, digits and underscores. By Prometheus' conventions it ends with `_total`,
             after a unit if it has one (`_seconds`, `_bytes`).
         help: one sentence, shown beside the name.
-        labels: what distinguishes the counters of one name.
+        labels: distinguish the counters of one name.
 
     Raises:
         ValueError: the name or a label is not valid, or Prometheus could not distinguish the name

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from moolink.reports import GradientStats
 
 _KEPT = 64  # rounds
-_LONGEST = 400  # characters of the text that says what the leader waits for
+_LONGEST = 400  # characters of the text that says why the leader waits
 PHASES: tuple[Literal["gather", "reduce", "deliver"], ...] = ("gather", "reduce", "deliver")
 
 
@@ -81,7 +81,7 @@ class Rounds:
         )
 
     def report(self) -> dict[str, Any] | None:
-        """What the broker's page shows of the model; None: the accumulator is closed."""
+        """The model's data for the broker's page; None: the accumulator is closed."""
         try:
             stats, leads, last = self._core.stats(), self._core.is_leader(), list(self._last)
             idle, still, awaited = (0.0, 0.0, "") if self.is_over else self._core.activity()

@@ -51,7 +51,7 @@ class Batches(Closing):
     """Batches without end, which a thread samples ahead. Close it, use it in a `with` statement, or
     drop it; a replay that is closed ends it with moolink.Closed.
 
-    What is sampled ahead counts as sampled, whether it is taken or not.
+    Items that are sampled ahead count as sampled, whether they are taken or not.
     """
 
     def __init__(self, sample: Callable[[Callable[[], bool]], Batch | None], prefetch: int) -> None:
@@ -77,7 +77,7 @@ class Batches(Closing):
         ready = self._ready.get()
         if isinstance(ready, BaseException):
             self._failed = ready
-            self._ready.put(ready)  # for others who wait; nothing else comes after it
+            self._ready.put(ready)  # for other waiters; nothing else comes after it
             raise ready
         return ready
 
@@ -106,7 +106,7 @@ def _fill(
         batch: Batch | BaseException | None
         try:
             batch = sample(stopped.is_set)
-        except BaseException as raised:  # noqa: BLE001 - whoever takes the batch gets it
+        except BaseException as raised:  # noqa: BLE001 - the taker of the batch gets it
             batch = raised
         while batch is not None and not stopped.is_set():
             try:

@@ -69,7 +69,7 @@ def save(replay: Replay, path: str) -> None:
 
 
 def load(replay: Replay, path: str) -> None:
-    """Fills a new replay with what `path` has.
+    """Fills a new replay from `path`.
 
     Raises:
         ValueError: it is no checkpoint, or one of other tables.

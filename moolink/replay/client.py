@@ -35,7 +35,7 @@ _LOOK = 0.2  # seconds between two looks at whether a batch is still wanted
 
 @dataclasses.dataclass
 class _Sampled:
-    """What the server replies to SAMPLE."""
+    """The server's reply to SAMPLE."""
 
     arrays: list[Any]
     skeleton: Any
@@ -58,8 +58,8 @@ class ReplayClient:
         rpc: this peer, connected to the server or to a peer that knows it.
         server: the server's peer.
         name: the replay's name there.
-        arrays: what batches are made of: "numpy", "torch", "jax", or "same": what the table's first
-            item was made of.
+        arrays: the batches' framework: "numpy", "torch", "jax", or "same": that of the table's
+            first item.
     """
 
     @names_keywords
@@ -227,7 +227,7 @@ class ReplayClient:
     def _ask(
         self, count: int, table: str | None, left: float, patient: bool, stop: Stop | None
     ) -> Any:
-        """What the server has sampled in `left` seconds; None: nothing, or `stop` returned True."""
+        """The server's sample within `left` seconds; None: there is none, or `stop` ended it."""
         function = names.SAMPLE.format(self._name)
         future = self._rpc.async_(self._server, function, table, count, left, self._maps(table))
         deadline = deadlines.after(None if patient else left + _GRACE)

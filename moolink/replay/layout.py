@@ -1,4 +1,4 @@
-"""What the steps of one store look like."""
+"""The layout of the steps of one store."""
 
 from __future__ import annotations
 

@@ -44,8 +44,8 @@ class Replay(Closing):
         tables: a table, or several of different names. Methods take the name of the one that is
             meant, which may be left out where there is one only.
         seed: of all choices; None: another one each time.
-        arrays: what batches are made of: "numpy", "torch", "jax", or "same": what the table's first
-            item was made of.
+        arrays: the batches' framework: "numpy", "torch", "jax", or "same": that of the table's
+            first item.
         spill: a directory; the steps are kept in a file in it. None: they are kept in memory.
 
     Raises:
@@ -115,7 +115,7 @@ class Replay(Closing):
         """Inserts an item of one step: a tree of arrays, which are copied. Returns its key.
 
         The first item fixes tree, shapes and dtypes. Python's numbers are float32, int64 and bool,
-        or what the first item had in their place.
+        or the first item's types in their place.
 
         Args:
             priority: finite and not negative.
@@ -129,7 +129,7 @@ class Replay(Closing):
         """
         of = self.open_table(table)
         if of.steps is None:
-            # The first one fixes what others are like only if nothing is wrong with it.
+            # The first one fixes the layout of the others only if it is valid.
             leaves, skeleton = skeletons.flatten(item)
             stacked = [array[None] for array in skeletons.arrays_of(leaves)]
             items = skeletons.unflatten(skeleton, stacked)
@@ -241,7 +241,7 @@ class Replay(Closing):
         return Writer(functools.partial(LocalSteps, self), keep)
 
     def stats(self) -> dict[str, Any]:
-        """Of each table its size, counts and who waits; of the stores, steps and bytes."""
+        """Of each table its size, counts and waiters; of the stores, steps and bytes."""
         return {
             "tables": {
                 name: self._core.table_stats(table.index) for name, table in self._tables.items()
@@ -260,7 +260,7 @@ class Replay(Closing):
 
     def checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Writes all tables, as they are at one moment, to a file, which is there whole or not at
-        all. Inserts and samples go on meanwhile; what a writer has appended and made no item of is
+        all. Inserts and samples go on meanwhile; steps of which a writer has made no item are
         not in it."""
         from moolink.replay import checkpoint
 
@@ -275,7 +275,7 @@ class Replay(Closing):
         arrays: Arrays = "same",
         spill: str | os.PathLike[str] | None = None,
     ) -> Self:
-        """A replay of these tables with what a checkpoint has: items, keys, priorities, and the
+        """A replay of these tables with a checkpoint's contents: items, keys, priorities, and the
         limiters' counts.
 
         Raises:
@@ -338,7 +338,7 @@ class Replay(Closing):
         """The layout of steps like this one, or of many that are stacked.
 
         Raises:
-            TypeError: what is in it cannot be stored.
+            TypeError: a part of it cannot be stored.
         """
         dropped = int(stacked)
         for layout in self.layouts:
@@ -488,7 +488,7 @@ class Replay(Closing):
         device: Any,
         stop: Stop | None = None,
     ) -> Batch | None:
-        # Until the table's first item is there nobody knows what "same" is.
+        # Until the table's first item is there "same" is not determined.
         stop = self._telling(f"a sample of {batch_size} items", table.options.name, stop)
         sampled = self._core.sample(table.index, batch_size, timeout, "numpy", False, stop)
         if sampled is None:

@@ -19,7 +19,7 @@ class LocalSteps(Steps):
     """The last steps of a writer of this process, or of a client's.
 
     Args:
-        first: a step, or several, stacked, which fixes what all look like; it is not appended.
+        first: a step, or several, stacked, which fixes the layout of all; it is not appended.
     """
 
     def __init__(self, replay: Replay, first: Any, stacked: bool = False) -> None:

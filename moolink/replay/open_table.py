@@ -1,4 +1,4 @@
-"""A table with what its items look like."""
+"""A table with the layout of its items."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a table is: selectors, limiters, sizes."""
+"""The options of a table: selectors, limiters, sizes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Selector:
 
     @property
     def arguments(self) -> tuple[str, float]:
-        """What the core knows it by."""
+        """Its name and exponent in the core."""
         name = type(self).__name__
         words = "".join(f"_{c.lower()}" if c.isupper() else c for c in name)
         return words.removeprefix("_"), getattr(self, "exponent", 1.0)
@@ -91,7 +91,7 @@ def SampleToInsertRatio(samples_per_insert: float, min_size: int, error_buffer: 
         ValueError: `error_buffer` is below max(1, samples_per_insert), which could stop both.
     """
     least = max(1.0, samples_per_insert)
-    if not error_buffer >= least:  # so that what is no number fails, too
+    if not error_buffer >= least:  # so that NaN fails, too
         raise ValueError(
             f"error_buffer must be at least max(1, samples_per_insert) = {least:g}, got "
             f"{error_buffer:g}: inserts and samples could wait for each other"

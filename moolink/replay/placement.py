@@ -10,10 +10,10 @@ Arrays = Literal["same", "numpy", "torch", "jax"]
 
 
 def kind_of(arrays: Arrays) -> Arrays:
-    """What batches are to be made of.
+    """Checks the kind of arrays that batches are made of.
 
     Raises:
-        ValueError: it is nothing of the kind.
+        ValueError: it is no such kind.
     """
     if arrays not in get_args(Arrays):
         raise ValueError(f"arrays must be one of {', '.join(get_args(Arrays))}, got {arrays!r}")
@@ -21,8 +21,8 @@ def kind_of(arrays: Arrays) -> Arrays:
 
 
 def convert(arrays: list[Any], kind: str, device: Any) -> list[Any]:
-    """Numpy's arrays, which nobody else writes, as torch's or JAX's, without a copy where they stay
-    on the host.
+    """Numpy's arrays, which are not written elsewhere, as torch's or JAX's, without a copy where
+    they stay on the host.
 
     Raises:
         ValueError: numpy's arrays are wanted on a device.

@@ -44,7 +44,7 @@ class _Made:
 
 
 class RemoteSteps(Steps):
-    """One call is under way; what is appended and inserted meanwhile goes with the next one.
+    """One call is under way; steps and items that are added meanwhile go with the next one.
 
     A server that was restarted is sent the steps that are kept again. The items that were under way
     then may be lost; they are counted, and a warning says so.
@@ -85,7 +85,7 @@ class RemoteSteps(Steps):
             difference = skeletons.difference(step, self.skeleton)
             raise ValueError(f"a step differs from the first one: it is {difference}")
         arrays = self._steps.arrays_of(leaves)
-        # What went wrong before is raised before the step is taken.
+        # An earlier error is raised before the step is taken.
         self._settle(wait=self._steps.end - self._told >= self._chunk)
         self._steps.append(arrays)
         self._send()

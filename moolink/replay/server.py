@@ -35,7 +35,7 @@ class ReplayServer(Closing):
     Args:
         rpc: the peer that clients know as `server`.
         replay: the tables.
-        name: what clients call it; one of a name at a peer.
+        name: its name at clients; one of a name at a peer.
 
     Raises:
         ValueError: this peer serves a replay of the name already.

@@ -51,7 +51,7 @@ class Steps(abc.ABC):
         at once."""
 
     def flush(self) -> None:
-        """Waits until what was inserted is in the table."""
+        """Waits until the inserted items are in the table."""
         return None
 
     def close(self) -> None:
@@ -61,7 +61,7 @@ class Steps(abc.ABC):
 
 @dataclasses.dataclass(slots=True)
 class Part:
-    """One array of a writer's steps, in one step or several: what an item is made of."""
+    """One array of a writer's steps, in one step or several: a part of an item."""
 
     column: int
     first: int  # counted from the writer's first step
@@ -187,7 +187,7 @@ class Writer:
         self._forget(self._end)
 
     def flush(self) -> None:
-        """Waits until all items are in their tables; over a network, raises what went wrong."""
+        """Waits until all items are in their tables; over a network, raises an earlier error."""
         if self._steps is not None:
             self._steps.flush()
 

@@ -44,8 +44,8 @@ class AsyncHandler:
     Args:
         name: of the function, for messages.
         function: the coroutine function, or async generator function.
-        replies: who answers the call. "result": what the function returns does; "itself": the
-            function, through its first argument; "items": what it yields, an async generator's.
+        replies: the source of the replies. "result": the function's return value; "itself": the
+            function, through its first argument; "items": the items of an async generator.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class AsyncHandler:
             raise  # It is the loop's.
         except BaseException as raised:
             if not _fail(reply, raised):
-                raise  # Nobody else hears of it: the loop reports it.
+                raise  # The caller has its reply: the loop reports the error.
 
     async def _send_items(self, reply: RpcStreamReturn, items: AsyncGenerator[Any, None]) -> None:
         async with contextlib.aclosing(items):
@@ -208,7 +208,7 @@ def _begin_guard(guard: AsyncGenerator[None, None]) -> None:
 
 
 def _fail(reply: Return, wrong: BaseException) -> bool:
-    """Tells the caller what went wrong; False: it has its reply already."""
+    """Sends the caller the error; False: it has its reply already."""
     try:
         reply.error(wrong)
     except Error:
@@ -217,7 +217,7 @@ def _fail(reply: Return, wrong: BaseException) -> bool:
 
 
 # The calls that moolink's own loop leaves unanswered as the interpreter exits. They are kept until
-# the peers are closed, a moment later: that is what their callers are to hear of.
+# the peers are closed, a moment later: their callers then get that error.
 _unanswered: list[Return] = []
 
 
@@ -262,7 +262,7 @@ class _Background:
             return self._loop
 
     def stop(self) -> None:
-        """Cancels what runs; does not wait for long for what does not end."""
+        """Cancels the tasks; does not wait long for those that do not end."""
         self.exiting = True
         if self._loop is not None and self._thread is not None:
             with contextlib.suppress(RuntimeError):
@@ -270,7 +270,7 @@ class _Background:
             self._thread.join(_EXIT_TIMEOUT)
 
     def abandon(self) -> None:
-        """In a forked child: closes the descriptors; what else there is stays as it is."""
+        """In a forked child: closes the descriptors and leaves the rest unchanged."""
         atexit.unregister(self.stop)
         if self._selector is None or self._loop is None:
             return

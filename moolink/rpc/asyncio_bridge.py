@@ -1,7 +1,7 @@
 """Awaiting moolink's futures and streams from asyncio.
 
-Whoever completes an operation, the reactor as a rule, writes to a descriptor that the event loop
-watches: no other thread and no lock of Python's stands between them.
+The thread that completes an operation, usually the reactor, writes to a descriptor that the
+event loop watches: no other thread and no lock of Python's is involved.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _completions: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Completions] 
 
 
 def wait_for(future: Future) -> Generator[Any, None, Any]:
-    """Waits for a future in the running event loop; what ``await future`` does.
+    """Waits for a future in the running event loop, as ``await future`` does.
 
     Any number of tasks, on any loops, may await one future. A task that is cancelled stops waiting;
     the operation goes on.

@@ -35,7 +35,7 @@ class BatchRules:
 class BatchReturn:
     """The way back of a batch: call it once with the reply to the whole batch, from any thread.
 
-    What each call of the batch gets:
+    Each call of the batch gets:
 
     - of an array with as many rows as the batch: its row (``mode="cat"``: its rows);
     - of a list: its entry; the list has one for each call, in order (entries for the batch's
@@ -45,7 +45,7 @@ class BatchReturn:
     - of None and of any other value, scalars among them: that value.
 
     An exception instance as an entry is raised, as RemoteError, at that call alone. A reply that
-    cannot be split makes all calls fail with what is wrong with it.
+    cannot be split makes all calls fail with the reason.
     """
 
     def __init__(
@@ -94,16 +94,16 @@ class BatchReturn:
             reply.error(exception)
 
     def reject(self, reason: str) -> None:
-        """Makes all calls of the batch fail: what they ask for cannot be done."""
+        """Makes all calls of the batch fail: they cannot be served."""
         for reply in self._returns:
             reply.reject(reason)
 
     def cancelled(self) -> bool:
-        """Whether nobody waits any more for any of the calls."""
+        """Whether no caller waits any more for any of the calls."""
         return all(reply.cancelled() for reply in self._returns)
 
     def add_cancel_callback(self, callback: Callable[[], object]) -> None:
-        """Calls ``callback()`` on a worker thread once nobody waits for any of the calls."""
+        """Calls ``callback()`` on a worker thread once no caller waits for any of the calls."""
         left = itertools.count(len(self._returns) - 1, -1)
         lock = threading.Lock()
 

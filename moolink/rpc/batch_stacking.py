@@ -28,7 +28,7 @@ class Misfit(ValueError):
 
 
 class _Arguments(NamedTuple):
-    """What is batched of a call; the names are those in messages about its leaves."""
+    """The parts of a call that are batched; messages about leaves use these names."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -36,7 +36,7 @@ class _Arguments(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class BatchOptions:
-    """How the calls of a function are batched; what each means is said in :class:`moolink.Rpc`.
+    """How the calls of a function are batched; :class:`moolink.Rpc` explains each option.
 
     Raises:
         ValueError: the options contradict one another, or no batch can be made on the device.
@@ -119,7 +119,7 @@ class BatchOptions:
 
 
 class Stacker:
-    """Makes batches of calls; whoever uses it holds ``lock``, but for :meth:`require_fit`."""
+    """Makes batches of calls; the caller holds ``lock``, but for :meth:`require_fit`."""
 
     def __init__(self, options: BatchOptions) -> None:
         self.lock = threading.Lock()
@@ -135,7 +135,7 @@ class Stacker:
             self._check(call)
 
     def sift(self, calls: list[Call]) -> list[Call]:
-        """Returns those that fit together; the others are answered with what is wrong with them."""
+        """Returns those that fit together; answers the others with the reason."""
         if self._layout is not None and all(self._misfit(call) is None for call in calls):
             return calls
         if not self._settled:
@@ -176,14 +176,14 @@ class Stacker:
                 start += sizes[i]
         layout.pad(used, rows)
         batch = layout.take(rows)
-        layout.allocate()  # Gives up what was put there.
+        layout.allocate()  # Gives up the rows that were put there.
         succeeded = functools.partial(self._settle, layout)
         returns = [call.reply for call in calls]
         reply = BatchReturn(returns, sizes, rows, succeeded, options.rules)
         return Call(reply, batch.args, batch.kwargs)
 
     def _settle(self, layout: Node) -> None:
-        """What batches of a fixed size are made of is settled by the first that was served."""
+        """The first batch that was served fixes the layout of batches of a fixed size."""
         if not self._settled and not self._options.dynamic:
             self._layout, self._settled = layout, True
 
@@ -205,7 +205,7 @@ class Stacker:
         return None
 
     def _follow_most(self, calls: list[Call]) -> list[Call]:
-        """Makes a layout for what most of the calls look like, for the oldest ones in a draw.
+        """Makes the layout that fits most of the calls, in a draw the oldest ones.
 
         Returns the calls but those of which no batch can be made: they are answered.
         """
@@ -283,7 +283,7 @@ def _leaves(nest: Nest) -> Iterable[Any]:
 
 
 def _signature(nest: Nest, mode: Mode) -> Any:
-    """What two calls must have in common to be in one batch."""
+    """The structure that two calls must share to be in one batch."""
     if isinstance(nest, dict):
         return dict, frozenset((key, _signature(part, mode)) for key, part in nest.items())
     if isinstance(nest, list | tuple):

@@ -1,4 +1,4 @@
-"""Calls that are served together: which, how many, and who serves them."""
+"""Calls that are served together: which, how many, and their handler."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class BatchQueue(CallQueue):
         options: how they are batched.
         max_size: how many calls may wait.
         on_due: called when a batch that is not full has waited for ``max_latency``; default:
-            whoever waits is woken.
+            a waiter is woken.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ def lend(value: Any, on_release: Callable[[], object] | None = None) -> _core.Le
     The arrays are not captured: they must not be written before they are released. A peer of this
     host maps those that lie in memory of :func:`empty` and reads them where they are, whatever
     their size; other memory, and other hosts, are sent the bytes, without the copy at the call.
-    What arrives cannot be written (a numpy array), or is a copy (torch, JAX).
+    The received array cannot be written (numpy), or is a copy (torch, JAX).
 
     They are released when the last reference at the receiver has gone, when it has died, or when
     its session has ended. `Future.released` of the call tells so, and `on_release`.
@@ -32,7 +32,7 @@ def lend(value: Any, on_release: Callable[[], object] | None = None) -> _core.Le
         value: an array or anything that holds some, such as a dict of them. Arrays of at most 64
             bytes and those with gaps (strided views) are copied all the same.
         on_release: called without arguments, on a worker thread, once for each time that this was
-            sent, when what it lent is released.
+            sent, when the loan is released.
 
     Raises (where it is sent):
         TypeError: it is sent by something else than calls, replies and streams.
@@ -57,12 +57,12 @@ def empty(
 
     It is used like any other, and is 64-byte aligned. Its memory is freed when the last reference
     to it and the last loan of it have gone. It is shared with children of `os.fork`: each process
-    sees what the other writes, and the memory is used for nothing else while either may.
+    sees the other's writes, and the memory is used for nothing else while either may.
 
     Args:
         shape: its dimensions, or a single one.
         dtype: a number's: a name ("float32", "bfloat16"), or numpy's or torch's dtype.
-        arrays: what to return, a numpy array or a torch tensor.
+        arrays: the kind to return, a numpy array or a torch tensor.
 
     Raises:
         TypeError: arrays of this dtype cannot be sent.

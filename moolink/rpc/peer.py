@@ -1,4 +1,4 @@
-"""Rpc: a peer. Calls are made by the core; what is served in batches, queues and tasks is here."""
+"""Rpc: a peer. The core makes calls; batches, queues and tasks of handlers are here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from moolink.metrics import sources
 from moolink.metrics.sources import Value
 from moolink.rpc import report
 
-# What they import, asyncio and numpy, starts threads and takes time: loaded when first needed.
+# They import asyncio and numpy, which start threads and take time: loaded when first needed.
 if TYPE_CHECKING:
     from moolink.data.batch_layout import Mode
     from moolink.internal.tokens import Identity, Key
@@ -95,22 +95,22 @@ class Rpc(RpcCore):
     ) -> None:
         """Lets peers call `function` by `name`.
 
-        It runs on a worker thread with the caller's arguments; what it returns is the reply. What
-        it raises, or an exception that it returns, is raised at the caller as moolink.RemoteError,
+        It runs on a worker thread with the caller's arguments; its return value is the reply. An
+        exception that it raises or returns is raised at the caller as moolink.RemoteError,
         with type, text and traceback. It may make blocking calls itself.
 
         A coroutine function runs as a task of the event loop that runs now, else of one on a thread
         of moolink's. The task is cancelled once its caller does not wait any more.
 
-        A generator, async or not, is called with stream: what it yields are the items.
+        A generator, async or not, is called with stream: it yields the items.
 
         With `batch_size` the function gets that many calls at once: arrays stacked along a new
         first dimension, structures of dicts, lists and tuples kept; in place of a value that is no
-        array, a tuple with that of each call. Its reply is split: see BatchReturn. What the calls
-        look like is settled by the first batch that was served; one that differs fails alone.
+        array, a tuple with that of each call. Its reply is split: see BatchReturn. The first
+        batch that was served fixes the calls' layout; a call that differs fails alone.
 
         With `dynamic_batching` it gets the calls that came while it served the last batch: at least
-        one, whatever earlier batches looked like; what differs from most of a batch fails alone.
+        one, of any layout; a call that differs from most of a batch fails alone.
 
         Args:
             name: the function's name.
@@ -118,14 +118,14 @@ class Rpc(RpcCore):
             batch_size: calls of a batch (`mode="cat"`: rows); dynamic: at most so many. None: each
                 call on its own, or, dynamic, no limit.
             device: where batches are made; any but "cpu" gives torch tensors.
-            dynamic_batching: take what waits instead of waiting for a full batch.
+            dynamic_batching: take the waiting calls instead of waiting for a full batch.
             max_latency: seconds after which a batch is served that is not full; None: never.
             pad: such a batch is filled up with zeros (values with None), whose replies are dropped;
                 else it is shorter.
             mode: "stack": arrays along a new first dimension; "cat", only dynamic: along their
                 first one, which may differ from call to call, values repeated for each row.
             bucket_sizes: rising sizes, of which a dynamic batch gets the next one, filled up with
-                zeros (values with None), so that what is compiled for a shape is compiled a few
+                zeros (values with None), so that code compiled for a shape is compiled a few
                 times only. The largest is the default of batch_size; a call with more rows fails.
 
         Raises:
@@ -177,8 +177,8 @@ class Rpc(RpcCore):
 
         An item is a triple: the return callback, the arguments as a tuple, and the keyword
         arguments as a dict. Reply with `callback(value)` or `callback.error(exception)`, from any
-        thread. Calls whose callers have stopped waiting are left out. What the program itself puts
-        there (`enqueue`) comes out as it is; a queue of batches takes calls only.
+        thread. Calls whose callers have stopped waiting are left out. Items that the program
+        `enqueue`s come out unchanged; a queue of batches takes calls only.
 
         With `batch_size` or `dynamic_batching` an item is a batch of calls, as in define, and its
         callback a BatchReturn. A dynamic batch has the calls that wait when it is taken.
@@ -200,7 +200,7 @@ class Rpc(RpcCore):
         queue: CallQueue = BatchQueue(options, max_size) if options else CallQueue(max_size)
         served = _Closing(queue)
         self._serve(name, functools.partial(_enqueue, name, queue), served)
-        # Nobody will ever put a call there once the peer is gone.
+        # No call comes there once the peer is gone.
         served.guard = weakref.finalize(self, _close, weakref.ref(queue))
         served.guard.atexit = False
         return queue
@@ -208,7 +208,7 @@ class Rpc(RpcCore):
     def undefine(self, name: str) -> None:
         """Withdraws a function and waits until no call of it runs.
 
-        Calls that wait in its queue can still be taken, whoever waits for others gets
+        Calls that wait in its queue can still be taken, waiters for others get
         moolink.Closed; calls that wait for a batch that is not full fail. Called on the event loop
         that runs the function's tasks, it does not wait for them.
 
@@ -253,7 +253,7 @@ class Rpc(RpcCore):
             yield "moolink_sent_bytes_total", {"path": path}, traffic["bytes_written"]
 
     def debug_info(self) -> None:
-        """Prints what stats, addresses and peers tell (moolib's call)."""
+        """Prints stats, addresses and peers (moolib's call)."""
         print(f"Rpc {self.get_name()!r} at {', '.join(self.addresses()) or 'no address'}")
         print("  " + ", ".join(f"{key} {value}" for key, value in self.stats().items()))
         for peer in self.peers():
@@ -344,7 +344,7 @@ class Rpc(RpcCore):
 
 
 class _Closing:
-    """What there is to end of a function beside the core: its queue, the tasks that serve it."""
+    """The parts of a function to end beside the core: its queue, the tasks that serve it."""
 
     def __init__(
         self,

@@ -18,11 +18,11 @@ NOTHING: Any = object()  # there is nothing to take now
 
 
 class Queue:
-    """A queue that threads and tasks share: every item goes to one of those who wait for it.
+    """A queue that threads and tasks share: every item goes to one of the waiters.
 
     Take with ``await queue``, ``async for item in queue``, ``queue.get(timeout)`` or ``for item in
-    queue``; the loops end when the queue is closed and empty. Whoever stops waiting (a cancelled
-    task, a time-out, Ctrl-C) takes no item with it.
+    queue``; the loops end when the queue is closed and empty. A waiter that stops (a cancelled
+    task, a time-out, Ctrl-C) takes no item.
 
     :meth:`Rpc.define_queue` makes queues of calls.
 
@@ -107,7 +107,7 @@ class Queue:
         return len(self._items)
 
     def close(self) -> None:
-        """Refuses further items; whoever waits gets Closed once those that are there are taken."""
+        """Refuses further items; waiters get Closed once the present items are taken."""
         with self._lock:
             self._closed = True
             waiters, self._waiters = self._waiters, collections.deque()
@@ -126,7 +126,7 @@ class Queue:
         self._items.clear()
         self._waiters.clear()
 
-    # What kinds of queues differ in; the caller of the first three holds the lock.
+    # Overridden by kinds of queues; the caller of the first three holds the lock.
 
     def _require_room(self) -> None:
         if self._closed:
@@ -143,14 +143,13 @@ class Queue:
         return self._items.popleft()
 
     def _finish(self, taken: Any) -> Any:
-        """Makes what the taker gets, without the lock; NOTHING: look again."""
+        """Makes the taker's item, without the lock; NOTHING: look again."""
         return taken
 
     # Waiting
 
     def _take_or_wait(self, kind: type[_Waiter] | None) -> Any:
-        """Takes what there is, or returns a waiter that will be woken, or NOTHING if none is asked
-        for."""
+        """Takes an item, or returns a waiter that will be woken, or NOTHING if `kind` is None."""
         with self._lock:
             if self._ready():
                 return self._take()
@@ -176,10 +175,10 @@ class Queue:
                 self._leave(waiter)
             if not isinstance(item, _WaitingThread):
                 return item
-            waiter = item  # Somebody else was faster.
+            waiter = item  # Another waiter was faster.
 
     def _leave(self, waiter: _Waiter) -> None:
-        """Ends a wait; if it was woken in vain, somebody else is."""
+        """Ends a wait; if it was woken in vain, wakes another one."""
         with self._lock:
             if waiter in self._waiters:
                 self._waiters.remove(waiter)
@@ -207,11 +206,11 @@ class Queue:
 
 
 class _Waiter(abc.ABC):
-    """Somebody who waits; woken once at most, with the queue's lock held."""
+    """A waiting thread or task; woken once at most, with the queue's lock held."""
 
     @abc.abstractmethod
     def wake(self) -> bool:
-        """Returns False if nobody waits there any more."""
+        """Returns False if it does not wait any more."""
 
 
 class _WaitingThread(_Waiter):

@@ -1,4 +1,4 @@
-"""What a peer tells its broker: metrics, paths to other peers, models.
+"""A peer's report to its broker: metrics, paths to other peers, models.
 
 A broker with a dashboard calls REPORT once a second, and EXPLAIN when a user asks for a path.
 """
@@ -49,7 +49,7 @@ def serve(rpc: Rpc) -> None:
     mine = object()
     if rpc.__dict__.setdefault("_reports", mine) is not mine:  # also if two threads come at once
         return
-    of = weakref.ref(rpc)  # a peer that nobody else refers to is closed
+    of = weakref.ref(rpc)  # a peer without other references is closed
     rpc.define(REPORT, lambda: _report(of()))
     rpc.define(EXPLAIN, lambda peer: _explain(of(), serving.text_of(peer, "peer")))
 
@@ -66,7 +66,7 @@ def _report(rpc: Rpc | None) -> str:
         "host": os.uname().nodename,
         "pid": os.getpid(),
         "process": PROCESS.get(),
-        # What moolink.metrics.table says of its own metrics is known to the broker.
+        # The broker knows the rest of moolink's own metrics from moolink.metrics.table.
         "metrics": {family.name: family.samples for family in metrics.sources.families(rpc)},
         "own": _first(metrics.registry.families()),
         "paths": [(peer["name"], peer["path"], peer["latency"]) for peer in connected[:MOST_PATHS]],

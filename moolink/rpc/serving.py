@@ -21,7 +21,7 @@ def undefine(rpc: Rpc, function: str) -> None:
 
 
 def answer(reply: _core.RpcDeferredReturn, value: Any) -> None:
-    """Replies with a value, or with what is wrong with it; a caller that has given up gets none."""
+    """Replies with a value, or with its error; a caller that has given up gets none."""
     try:
         reply(value)
     except Error as error:

@@ -73,7 +73,7 @@ class Accumulator(AccumulatorBase):
         if not self._sections:
             raise ValueError("none of the parameters requires a gradient: nothing to reduce")
         self._reduced = [self._parameters[i] for s in self._sections for i in s.indices]
-        # What can be taken as it is, looked at in one go.
+        # Tensors that need no conversion, checked in one call.
         self._usual_parameters = TensorLayouts(
             [(tuple(p.shape), _name(p.dtype)) for p in self._parameters]
         )
@@ -123,11 +123,11 @@ class Accumulator(AccumulatorBase):
                 arguments.
             learning_rate: returns that of a round, of all parameters, from the totals of the
                 rounds before it, which are equal at every member.
-            state: returns what newcomers need besides.
+            state: returns the newcomers' further state.
             load_state: takes it.
             until: ends the iteration when true of the counters' totals.
             totals: those of a checkpoint.
-            idle: called while the loop waits; what it raises ends the loop.
+            idle: called while the loop waits; an exception of it ends the loop.
 
         Raises:
             TypeError: ``scheduler.step`` needs an argument, as ``ReduceLROnPlateau``'s does.
@@ -276,7 +276,7 @@ class Accumulator(AccumulatorBase):
 
     def _gather_copies(self, batch_size: int, clear: bool) -> bool:
         """The same of gradients that need not lie in host memory as they do in the bucket."""
-        elsewhere: list[torch.Tensor] = []  # what copies are gathered of
+        elsewhere: list[torch.Tensor] = []  # the sources of the copies
         finite = True
         for section in self._sections:
             dtype = _dtype(section)
@@ -426,7 +426,7 @@ def _require_plain_step(scheduler: Any) -> None:
 
 
 def _plain_tree(tree: Any) -> Any:
-    """The same of plain dicts, lists and tuples: what the codec knows."""
+    """The same of plain dicts, lists and tuples, which the codec knows."""
     if isinstance(tree, Mapping):
         return {key: _plain_tree(value) for key, value in tree.items()}
     if isinstance(tree, list | tuple):

@@ -44,7 +44,7 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Takes over, by value, what :func:`optimizer_state` of this or another framework gave.
+    """Copies a state from :func:`optimizer_state` of this or another framework.
 
     Raises:
         ValueError: the state is that of another optimizer.

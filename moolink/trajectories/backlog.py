@@ -86,7 +86,7 @@ class Backlog(Generic[T]):
         return False
 
     def withdraw_all(self) -> list[T]:
-        """Nothing is let in any more; returns what was in line."""
+        """Empties the line and returns its payloads."""
         line = [item.payload for item in self._line]
         self._line.clear()
         self.counts.withdrawn += len(line)
@@ -113,7 +113,7 @@ class Backlog(Generic[T]):
         return self.version - item.begin
 
     def admit(self) -> list[Item[T]]:
-        """Those in line for whom there is room now; they are in."""
+        """Moves items from the line while there is room; returns them."""
         admitted: list[Item[T]] = []
         while self._line and len(self._items) < self._max_size:
             self._items.append(self._line.popleft())

@@ -131,8 +131,8 @@ class TrajectoryQueue(Closing):
 
         Args:
             max_lag: versions that the learner's weights may be ahead of an item's first step.
-            late: what becomes of an item that is too old: "drop" it, and wait for others, or hand
-                it out with False in `fresh` ("mask").
+            late: the treatment of an item that is too old: "drop" it, and wait for others, or
+                return it with False in `fresh` ("mask").
             timeout: seconds to wait at most.
             at_least: items that are enough once the time is up; by default all.
 
@@ -199,7 +199,7 @@ class TrajectoryQueue(Closing):
         yield "moolink_queue_largest_lag", labels, stats["largest_lag"]
 
     def close(self) -> None:
-        """Refuses further items, also those that wait for room; what is in the queue can still be
+        """Refuses further items, also those that wait for room; those in the queue can still be
         taken."""
         with self._changed:
             if self._closed:
@@ -257,7 +257,7 @@ class TrajectoryQueue(Closing):
         self._expected.check(tree)
 
     def _settle(self, max_lag: int | None) -> None:
-        """Drops what is too old, and lets in what waits for room."""
+        """Drops items that are too old, and lets in those that wait for room."""
         answered = [] if max_lag is None else self._backlog.expire(max_lag)
         answered += self._backlog.admit()
         for item in answered:

@@ -57,7 +57,7 @@ class Holds:
         self._held.pop(subscriber, None)
 
     def forget(self, alive: Collection[str], now: float) -> None:
-        """Only these peers are left; subscribers of whom nothing is heard are not, either."""
+        """Removes the subscribers of peers that are not alive, and silent ones."""
         for subscriber, (_, heard) in list(self._held.items()):
             if subscriber[0] not in alive or now - heard > SILENCE:
                 del self._held[subscriber]

@@ -36,7 +36,7 @@ class Field:
     dtype: str
     shape: tuple[int, ...]
     offset: int
-    framework: str  # what it was made of: "numpy", "torch", "jax" or "number"
+    framework: str  # of the published array: "numpy", "torch", "jax" or "number"
     start: tuple[int, ...]
     whole: tuple[int, ...]
 

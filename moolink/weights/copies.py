@@ -22,7 +22,7 @@ class Weights:
     Attributes:
         version: its number.
         tree: the arrays as they were published. Those of numpy cannot be written: they may lie in
-            memory that other processes read. Copy what you want to change.
+            memory that other processes read. Copy an array before you change it.
     """
 
     version: int
@@ -66,7 +66,7 @@ class Copy:
             reply(lending.lend(self.block))
 
     def weights(self, arrays: Arrays) -> Weights:
-        """What is in the block once it is complete; the same object each time."""
+        """The block's contents once it is complete; the same object each time."""
         with self._lock:
             if self._weights is None:
                 tree = blob.unpack(self.layout, self.block, arrays)

@@ -1,4 +1,4 @@
-"""What subscribers share: the thread that follows versions, and waiting for one."""
+"""The base of subscribers: the thread that follows versions, and waiting for one."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Following(Closing):
         self._withdraw()
 
     def _withdraw(self) -> None:
-        """Ends what it serves to others."""
+        """Stops serving others."""
 
     def _forked(self) -> None:
         self._changed = threading.Condition()

@@ -36,7 +36,7 @@ class ParameterServer(Closing):
         rpc: the peer that clients know as `server`.
         name: of the parameters; one server of a name at a peer.
         tree: the first parameters, as for :meth:`Publisher.publish`; they are version 0.
-        update: called with the parameters and with what a client pushed; returns the next
+        update: called with the parameters and a client's pushed value; returns the next
             parameters, and may change the given ones in place. It runs on the server's own thread.
         max_staleness: how many versions a push may be behind, at least 0; None: no limit.
         publish_every: publishes each version whose number is a multiple of it. Every publication
@@ -97,8 +97,8 @@ class ParameterServer(Closing):
         return self._version
 
     def parameters(self) -> Weights:
-        """The newest parameters. They are the server's own: copy what the next push must not
-        change."""
+        """The newest parameters. They are the server's own: copy those that the next push must
+        not change."""
         with self._lock:
             return Weights(self._version, self._tree)
 
@@ -155,7 +155,7 @@ class ParameterServer(Closing):
 
 
 class ParameterClient(Closing):
-    """Pulls versions of a :class:`ParameterServer`'s parameters and pushes what changes them.
+    """Pulls versions of a :class:`ParameterServer`'s parameters and pushes changes.
 
     Args:
         rpc: this peer, connected to the server or to a peer that knows it.
@@ -186,7 +186,7 @@ class ParameterClient(Closing):
         """Has the server apply gradients or deltas, and waits until it has.
 
         Args:
-            pushed: what the server's `update` takes: anything that can be sent.
+            pushed: the argument of the server's `update`: anything that can be sent.
             version: of the parameters from which it was computed.
 
         Returns:

@@ -1,4 +1,4 @@
-"""Parts of arrays that several publishers hold, and the plan of what to fetch from which one."""
+"""Parts of arrays that several publishers hold, and the plan which part to fetch from which."""
 
 from __future__ import annotations
 

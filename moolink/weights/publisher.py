@@ -66,7 +66,7 @@ class Publisher(Closing):
 
     Args:
         rpc: the peer that subscribers know as `publisher`.
-        name: what is published; one publisher of a name at a peer.
+        name: of the weights; one publisher of a name at a peer.
         keep: number of newest versions that can be fetched, at least 1. Older versions are kept
             while a subscriber of another host fetches them, and one for each
             :class:`ShardedSubscriber`.
@@ -222,7 +222,7 @@ class Publisher(Closing):
             yield "moolink_subscribers", labels, len(self.acknowledged())
 
     def close(self) -> None:
-        """Ends it. Subscribers keep what they have, and wait for a publisher of this name."""
+        """Ends it. Subscribers keep their weights, and wait for a publisher of this name."""
         with self._changed:
             if self._closed:
                 return
@@ -387,7 +387,7 @@ class Publisher(Closing):
         self._holds.forget(alive, time.monotonic())
 
     def _due(self) -> list[_Request]:
-        """Those for whom there is a newer version."""
+        """The requests for which there is a newer version."""
         if self._version is None:
             return []
         return [request for request in self._requests if request.above < self._version]

@@ -46,7 +46,7 @@ class ShardedSubscriber(Following):
 
     Args:
         rpc: this peer, connected to the publishers or to a peer that knows them.
-        name: what is published.
+        name: of the weights.
         publishers: the names of the publishers' peers.
         where: called with each array's path ("layers[0].weight") and its whole shape; returns the
             part that is wanted as a tuple of slices, or None for all of the array, the default.
@@ -86,7 +86,7 @@ class ShardedSubscriber(Following):
 
     def stats(self) -> dict[str, Any]:
         """The current version, counts of the versions, pieces of arrays and bytes that have
-        arrived, and what the subscriber waits for."""
+        arrived, and the reason why the subscriber waits."""
         with self._changed:
             return {"version": self._current(), **self._counts, "waiting_for": self._reason}
 

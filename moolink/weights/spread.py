@@ -13,7 +13,7 @@ from moolink.internal.integers import integer_of
 from moolink.internal.shown import shown
 
 Key = tuple[str, int, str]
-"""What is fetched: the publisher's instance, the version, the floating-point type."""
+"""A version to fetch: the publisher's instance, the number, the floating-point type."""
 
 
 def key_of(given: Any) -> Key:
@@ -32,7 +32,7 @@ def key_of(given: Any) -> Key:
 
 @dataclasses.dataclass
 class Member:
-    """A subscriber, and what it fetches or has."""
+    """A subscriber, and the version that it fetches or has."""
 
     host: str
     key: Key
@@ -70,7 +70,7 @@ class Spread:
         return self._assign(name, alive)
 
     def again(self, name: str, failed: str | None, alive: Collection[str]) -> Source | None:
-        """What a subscriber was to fetch from did not give it. None: it must ask for the next
+        """A subscriber's source failed; returns another. None: it must ask for the next
         version instead."""
         member = self._members.get(name)
         if member is None or member.complete or failed is None:
@@ -79,7 +79,7 @@ class Spread:
         return self._assign(name, alive)
 
     def done(self, name: str) -> None:
-        """A subscriber has all of what it fetched."""
+        """A subscriber has its whole version."""
         member = self._members.get(name)
         if member is not None:
             member.complete = True

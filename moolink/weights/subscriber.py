@@ -36,9 +36,9 @@ class Subscriber(Following):
 
     Args:
         rpc: this peer, connected to the publisher or to a peer that knows it.
-        name: what is published.
+        name: of the weights.
         publisher: the publisher's peer.
-        arrays: what trees are made of: "numpy", "torch", "jax", or "same": what was published.
+        arrays: the trees' framework: "numpy", "torch", "jax", or "same": the published one.
             Numpy's and JAX's share memory with the publisher on one host, torch's are copies.
         dtype: the type to which the publisher converts floating-point numbers, once for all that
             ask for it ("float32", "float16", "bfloat16"); None: they stay.
@@ -75,7 +75,7 @@ class Subscriber(Following):
         return None if copy is None else copy.weights(self._arrays)
 
     def stats(self) -> dict[str, Any]:
-        """The current version, and what came so far: versions, chunks, bytes that were fetched and
+        """The current version, and counts so far: versions, chunks, bytes that were fetched and
         bytes that were mapped from a process of this host."""
         with self._changed:
             version = None if self._held is None else self._held.key[1]
@@ -151,7 +151,7 @@ class Subscriber(Following):
                         whole = copy if self._fetch_chunks(peer, key, copy) else None
                 except (CancelledError, Closed):
                     raise
-                except (Error, TypeError, ValueError) as error:  # what came is no chunk
+                except (Error, TypeError, ValueError) as error:  # the reply is no chunk
                     self._note(error)
                 if whole is None:
                     other = self._other_source(peer)
@@ -195,7 +195,7 @@ class Subscriber(Following):
         return source
 
     def _fetch_chunks(self, peer: str | None, key: Key, copy: Copy) -> bool:
-        """Asks for what is missing, some chunks ahead; returns False if the peer has it no more."""
+        """Asks for the missing chunks, some ahead; returns False if the peer has them no more."""
         to = self._publisher if peer is None else peer
         function = (names.CHUNK if peer is None else names.COPY_CHUNK).format(self._name)
         wanted = collections.deque(copy.missing)
@@ -279,5 +279,5 @@ def _give(reply: RpcDeferredReturn, copy: Copy | None, index: int | None) -> Non
 
 
 def _as_bytes(array: Any) -> Bytes:
-    """What came, as numpy's: the peer may ask for another framework's arrays."""
+    """A reply as numpy's: the peer may ask for another framework's arrays."""
     return array if isinstance(array, np.ndarray) else np.asarray(array)
