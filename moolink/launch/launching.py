@@ -14,6 +14,7 @@ from moolink.launch.remote_host import Options
 from moolink.launch.settings import group_of, local_security
 from moolink.launch.shares import Seat
 from moolink.launch.supervisor import BrokerPlan, Plan, Supervisor
+from moolink.launch.wire import HEARTBEAT
 
 
 def launch(
@@ -59,6 +60,8 @@ def launch(
         ValueError: the hosts are not what they must be.
         moolink.AuthError: the token cannot be read or made.
     """
+    if not lost_after >= 2 * HEARTBEAT:
+        raise ValueError(f"lost_after is {lost_after}; it must be at least {2 * HEARTBEAT:g} s")
     if hosts or any(role.hosts for role in job.roles):
         # Imported here: jobs of one machine need none of it.
         import moolink.launch.ssh as remote

@@ -154,6 +154,13 @@ class Outbox:
         if not self._pending:
             self._loop.unwatch(self._descriptor)
 
+    def flush(self) -> None:
+        """Writes what the descriptor takes now."""
+        before = -1
+        while self._pending and len(self._pending) != before:
+            before = len(self._pending)
+            self._write()
+
     def stop(self) -> None:
         """Drops what is pending and all that comes."""
         self._is_broken = True

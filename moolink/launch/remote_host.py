@@ -8,6 +8,7 @@ import os
 import shlex
 import time
 from collections.abc import Callable, Mapping
+from types import NoneType
 from typing import Any
 
 from moolink.internal.processes import describe_exit
@@ -21,6 +22,15 @@ _SSH_TIMEOUT = 10  # seconds of ssh itself
 CONNECT_TIMEOUT = 45.0  # seconds; key exchange, login and imports included
 _PAUSES = (1.0, 2.0, 5.0)  # seconds before attempts to reach a lost host; the last one repeats
 _SHOWN = 5  # lines of what ssh said
+_MOST_SAID = 65536  # bytes of it that are kept
+# What the agent's messages must have in them; the host may be a hostile one.
+_FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
+    "up": {"cores": int, "gpus": list, "launcher": (str, NoneType), "host": (str, NoneType)},
+    "started": {"number": int, "pid": int},
+    "announced": {"number": int, "text": str},
+    "refused": {"number": int, "why": str},
+    "ended": {"number": int, "code": int, "notes": dict},
+}
 
 # What ssh says, and what helps. The text is that of OpenSSH.
 _REMEDIES = {
@@ -85,6 +95,7 @@ class _Connection:
         self.said: list[bytes] = []  # before the host was up
         self.process: LocalProcess | None = None
         self.outbox: Outbox | None = None
+        self.has_begun = False  # the agent was sent the first message
         self.how = ""
 
     def output(self, stream: str, data: bytes) -> None:
@@ -92,7 +103,7 @@ class _Connection:
             self._host.received(self, data)
         elif self._host.is_up:
             self.stderr.feed(data)
-        else:
+        elif sum(map(len, self.said)) < _MOST_SAID:
             self.said.append(data)
 
     def announced(self, text: str) -> None:
@@ -176,15 +187,18 @@ class RemoteHost(Host):
             f"cd {directory} && exec {python} -m moolink.launch.agent",
         ]
         self._connection = connection
+        try:
+            process = self._machine.start(command, os.environ, connection, has_stdin=True)
+        except OSError as error:  # too many files or processes here
+            self._lose(connection, f"ssh cannot be started: {error}")
+            return
         self._open.add(connection)
         self._timer = self._loop.after(
             CONNECT_TIMEOUT, lambda: self._drop(connection, "it did not answer in time")
         )
-        process = self._machine.start(command, os.environ, connection, has_stdin=True)
         assert process.popen.stdin is not None
         connection.process = process
         connection.outbox = Outbox(self._loop, process.popen.stdin.fileno(), lambda: None)
-        self.send(do="begin", **self._begin)
 
     def received(self, connection: _Connection, data: bytes) -> None:
         """Takes what the agent wrote."""
@@ -193,20 +207,30 @@ class RemoteHost(Host):
         self._heard_at = time.monotonic()
         try:
             for item in connection.frames.feed(data):
+                if connection is not self._connection:
+                    return  # what came before has ended it
                 if isinstance(item, tuple):
                     number, stream, written = item
                     self._processes[number].watcher.output(stream, written)
                 else:
                     self._take(connection, item)
+            # Not before: what answers may be no agent, and show the token to others.
+            if connection.frames.is_greeted and not connection.has_begun:
+                connection.has_begun = True
+                self.send(do="begin", **self._begin)
         except (wire.WireFormatError, KeyError, TypeError) as error:
             self._drop(connection, f"its agent is not understood ({error!r})")
 
     def _take(self, connection: _Connection, message: Mapping[str, Any]) -> None:
         what = message["is"]
+        wire.check(message, _FIELDS.get(what, {}))
+        for each in [*message.get("gpus", ()), *message.get("notes", {}).values()]:
+            wire.check({"text": each}, {"text": str})
         if what == "alive":
             return
         if what == "up":
-            self._take_up(connection, message)
+            if not self.is_up:
+                self._take_up(connection, message)
             return
         number = message["number"]
         process = self._processes[number]
@@ -219,12 +243,16 @@ class RemoteHost(Host):
             del self._processes[number]
             process.watcher.refused(message["why"])
         elif what == "ended":
-            process.has_ended = True
+            if process.has_ended:
+                raise wire.WireFormatError(f"process {number} has ended twice")
             if new := {k: v for k, v in message["notes"].items() if k not in self._notes}:
                 self._notes |= new
                 self._on_notes(self, new)
+            process.has_ended = True
             process.watcher.ended(message["code"])
         elif what == "drained":
+            if not process.has_ended:
+                raise wire.WireFormatError(f"process {number} has not ended")
             del self._processes[number]
             process.watcher.drained()
 
@@ -237,7 +265,7 @@ class RemoteHost(Host):
         self._on_up(self)
 
     def _beat(self, connection: _Connection) -> None:
-        if connection is not self._connection or self._is_closing:
+        if connection is not self._connection:
             return
         silent = time.monotonic() - self._heard_at
         if silent > self._options.lost_after:
@@ -324,6 +352,7 @@ class RemoteHost(Host):
             self._drop(connection, "it was given up")
         elif stdin is not None and connection.outbox is not None:
             self._is_closing = True
+            connection.outbox.flush()  # it may have been told to kill
             connection.outbox.stop()
             stdin.close()  # the agent ends
 

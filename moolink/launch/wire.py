@@ -17,6 +17,7 @@ HEARTBEAT = 1.0  # seconds
 
 _HEADER = struct.Struct(">cII")
 _MOST = 1 << 24  # bytes of a frame, or of a line
+_MOST_NOISE, _LONGEST_NOISE = 100, 1000  # lines, and bytes of one, that are kept
 _STREAMS = {"stdout": b"o", "stderr": b"e"}
 _NAMES = {kind: name for name, kind in _STREAMS.items()}
 _CONTROL = b"c"
@@ -77,7 +78,8 @@ class Frames:
             self._pending = rest
             self.is_greeted = text == GREETING
             if not self.is_greeted:
-                self.noise.append(bytes(text))
+                self.noise.append(bytes(text[:_LONGEST_NOISE]))
+                del self.noise[:-_MOST_NOISE]
         while len(self._pending) >= _HEADER.size:
             kind, number, length = _HEADER.unpack_from(self._pending)
             if length > _MOST or (kind not in _NAMES and kind != _CONTROL):
@@ -90,10 +92,17 @@ class Frames:
             yield (number, _NAMES[kind], payload) if kind in _NAMES else _object(payload)
 
 
+def check(message: Mapping[str, Any], fields: Mapping[str, type | tuple[type, ...]]) -> None:
+    """Raises WireFormatError unless the message has these fields, of these types."""
+    for name, kind in fields.items():
+        if not isinstance(message.get(name), kind):
+            raise WireFormatError(f"{name} is {message.get(name)!r:.100}")
+
+
 def _object(text: bytes) -> Mapping[str, Any]:
     try:
         message = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise WireFormatError("no JSON") from error
     if not isinstance(message, dict):
         raise WireFormatError("no JSON object")
