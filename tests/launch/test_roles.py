@@ -105,19 +105,30 @@ def test_roles_have_restarts_of_their_own(tmp_path: Path) -> None:
 
 def test_elastic_roles_do_not_end_the_job_and_end_with_it(tmp_path: Path) -> None:
     stays = script(tmp_path, "stays", STAYS)
+    # Until the launcher has seen the evaluator's end: before that its process is still there.
     waits = script(
         tmp_path,
         "waits",
         "import pathlib, sys, time\n"
-        "while not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.01)\n",
+        "evaluator = pathlib.Path(sys.argv[1])\n"
+        "while not evaluator.exists() or pathlib.Path('/proc', evaluator.read_text()).exists():\n"
+        "    time.sleep(0.01)\n",
     )
-    fails = script(tmp_path, "fails", FAILS)
+    fails = script(
+        tmp_path,
+        "fails",
+        "import os, pathlib, sys\n"
+        "written = pathlib.Path(sys.argv[1] + '.new')\n"
+        "written.write_text(str(os.getpid()))\n"
+        "written.rename(sys.argv[1])\n"
+        "sys.exit(9)\n",
+    )
     failed = tmp_path / "failed"
     path = job(
         tmp_path,
         ("learner", [waits, str(failed)], ""),
         ("actor", [stays], "elastic = true"),
-        ("evaluator", [fails, str(failed), "1"], "elastic = true"),
+        ("evaluator", [fails, str(failed)], "elastic = true"),
     )
     result = launch(path)
     assert result.returncode == 0, result.stderr
