@@ -73,12 +73,14 @@ class Host(abc.ABC):
         cores: how many may be shared out there.
         gpus: those there, as ``CUDA_VISIBLE_DEVICES`` names them.
         is_up: whether processes can be started there now.
+        role: the name of the only role of which its notes speak; ``""``: they speak of the job.
     """
 
     label: str
     cores: int
     gpus: list[str]
     is_up: bool
+    role: str = ""
 
     @abc.abstractmethod
     def start(self, task: Task, watcher: HostWatcher) -> Running | None:

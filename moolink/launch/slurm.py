@@ -32,8 +32,11 @@ _NODE_TIME = 2.0  # seconds that output still comes from a node that has failed
 _OPTION = re.compile(r"[a-z][a-z0-9-]*(=.+)?", re.DOTALL)
 _OURS = {"ntasks", "nodes", "job-name", "output", "error", "input", "label", "export"}
 # What srun and slurmstepd write when Slurm ends a process that the user has not cancelled.
-_TAKEN = re.compile(rb"CANCELLED AT \S+ DUE TO|[Nn]ode failure|NODE FAIL|allocation revoked")
-_NODE_FAILED = re.compile(rb"[Nn]ode failure|NODE FAIL")
+# Their messages begin with their names; the process itself may write of such things, too.
+_THEIRS = rb"\b(?:srun|slurmstepd[^:\n]*): [^\n]*"
+_FAILURE = rb"[Nn]ode failure|NODE FAIL"
+_TAKEN = re.compile(_THEIRS + rb"(?:CANCELLED AT \S+ DUE TO|allocation revoked|" + _FAILURE + rb")")
+_NODE_FAILED = re.compile(_THEIRS + rb"(?:" + _FAILURE + rb")")
 _TOLD = (128 + 15, -15)  # ended by SIGTERM, which we have not sent
 _LONGEST_WORDS = 200  # bytes of a message of theirs
 
@@ -174,7 +177,7 @@ class SlurmProcess:
         if stream == "stderr" and not self._is_taken:
             words = self._words + data
             self._is_taken = _TAKEN.search(words) is not None
-            self._words = words[-_LONGEST_WORDS:]
+            self._words = words[words.rfind(b"\n") + 1 :][:_LONGEST_WORDS]  # of the last line
             if _NODE_FAILED.search(words) and self.local is not None:
                 # Srun would wait for a node that does not answer.
                 self._host.submitter.loop.after(_NODE_TIME, self.local.kill)
@@ -185,7 +188,8 @@ class SlurmProcess:
 
     def ended(self, returncode: int) -> None:
         """Its srun ended, with its status."""
-        self._host.submitter.forget(self._name)
+        if returncode >= 0:  # else we killed srun, and the guard cancels what it has left
+            self._host.submitter.forget(self._name)
         self._returncode = returncode
 
     def drained(self) -> None:
@@ -210,6 +214,7 @@ class SlurmHost(Host):
         self.submitter = submitter
         self.has_ended_well = False
         self._name = name
+        self.role = role.name
         self._role = role
         self._starts = 0
 
@@ -231,7 +236,7 @@ class SlurmHost(Host):
 
     @property
     def notes(self) -> Mapping[str, str]:
-        """A process that the job waits for ends well when the job has finished."""
+        """A process that the job waits for ends well when its role's work has finished."""
         return {self._name: ""} if self.has_ended_well and not self._role.elastic else {}
 
     def close(self) -> None:

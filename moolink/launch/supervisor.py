@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import signal
 import socket
 import sys
@@ -114,7 +115,8 @@ class Process:
 
     def announced(self, text: str) -> None:
         """The broker told its address."""
-        self._supervisor.broker_announced(text)
+        if self.seat is None:
+            self._supervisor.broker_announced(text)
 
     def ended(self, returncode: int) -> None:
         """It ended."""
@@ -273,7 +275,9 @@ class Supervisor:
 
     def broker_announced(self, text: str) -> None:
         """The broker listens."""
-        self._broker_port = int(text.rpartition(":")[2])
+        port = text.rpartition(":")[2]
+        if re.fullmatch("[0-9]{1,5}", port):  # else it is none, and is missed in time
+            self._broker_port = int(port)
 
     def _broker_address(self, host: Host) -> str:
         """The broker's address for processes on a host."""
@@ -301,7 +305,7 @@ class Supervisor:
     def _peer_failed(self, process: Process, seat: Seat, status: int, with_host: bool) -> None:
         role, said = seat.role, f"{process.describe()} {process.how}"
         restarts = self._restarts_left[role.name]
-        if (restarts > 0 or (role.elastic and with_host)) and self._has_finished():
+        if (restarts > 0 or (role.elastic and with_host)) and self._has_finished(role):
             self.say(f"{said}; it is not restarted, for the job has finished")
             self._status = self._status if role.elastic else status
         elif role.elastic and with_host:
@@ -338,9 +342,10 @@ class Supervisor:
         self.say(f"the broker {how}; restarting it on {listen}")
         self._start_broker(listen)
 
-    def _has_finished(self) -> bool:
-        """Whether members have noted the job's end."""
-        return any(host.notes for host in self._plan.hosts)
+    def _has_finished(self, role: Role) -> bool:
+        """Whether the job's end has been noted, as far as this role is concerned."""
+        hosts = self._plan.hosts
+        return any(host.notes for host in hosts if role.elastic or host.role in ("", role.name))
 
     # Hosts that are lost and come back.
 

@@ -193,6 +193,7 @@ class RayHost(Host):
         self.loop = loop
         self.inbox = inbox
         self.has_ended_well = False
+        self.role = role.name
         self._role = role
         self._options = options
         self._token = token
@@ -214,7 +215,7 @@ class RayHost(Host):
 
     @property
     def notes(self) -> Mapping[str, str]:
-        """A process that the job waits for ends well when the job has finished."""
+        """A process that the job waits for ends well when its role's work has finished."""
         return {self._role.name: ""} if self.has_ended_well and not self._role.elastic else {}
 
     def close(self) -> None:
