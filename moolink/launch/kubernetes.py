@@ -147,7 +147,7 @@ def _role(job: Job, role: Role, options: Options) -> dict[str, Any]:
         "name": role.name,
         "image": options.image,
         "command": [_literal(argument) for argument in role.argv("python")],
-        "env": _environment(_security(job)) + _peer_environment(job, role),
+        "env": _peer_environment(job, role),
     }
     if resources := _resources(role):
         container["resources"] = resources
@@ -229,17 +229,22 @@ def _security(job: Job) -> dict[str, str]:
 
 
 def _peer_environment(job: Job, role: Role) -> list[dict[str, Any]]:
+    cores = {} if role.cores is None else {"MOOLINK_CORES": str(role.cores)}
     fixed = {
-        "MOOLINK_BROKER": job.broker or f"{job.name}-broker:{PORT}",
-        "MOOLINK_GROUP": job.group or job.name,
-        "MOOLINK_ROLE": role.name,
-        "MOOLINK_NUM_PEERS": str(role.count),
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
+        **dict.fromkeys(_THREAD_VARIABLES if cores else (), str(role.cores)),
+        **{name: _literal(value) for name, value in role.env.items()},
+        # These win over the role's own, as under every launcher.
+        **_security(job),
+        **cores,
+        "MOOLINK_BROKER": job.broker or f"{job.name}-broker:{PORT}",
+        "MOOLINK_GROUP": _literal(job.group or job.name),
+        "MOOLINK_ROLE": role.name,
+        "MOOLINK_NUM_PEERS": str(role.count),
     }
-    if role.cores is not None:
-        fixed |= dict.fromkeys(("MOOLINK_CORES", *_THREAD_VARIABLES), str(role.cores))
-    fixed |= {name: _literal(value) for name, value in role.env.items()}
+    for name in ("MOOLINK_PEER_INDEX", "MOOLINK_PEER_NAME"):
+        fixed.pop(name, None)  # the pod's own follow
     if role.elastic:
         return [*_environment(fixed), _field("MOOLINK_PEER_NAME", "metadata.name")]
     # A name that the pod's successor has, too; it refers to the variable before it.
@@ -259,8 +264,8 @@ def _field(name: str, path: str) -> dict[str, Any]:
 
 
 def _literal(text: str) -> str:
-    """Keeps Kubernetes from taking $(...) for a variable of its own."""
-    return text.replace("$(", "$$(")
+    """Keeps Kubernetes from taking $(...) for a variable of its own, and $$ for one $."""
+    return text.replace("$", "$$")
 
 
 def _resources(role: Role) -> dict[str, Any]:

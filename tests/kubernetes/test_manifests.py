@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,30 @@ def test_pods_get_their_command_resources_and_place() -> None:
     assert actor["command"][-1] == "$$(HOME)", "the program's own text, not Kubernetes' variable"
     assert variables(actor)["SEED"] == "7"
     assert variables(actor)["MOOLINK_PEER_NAME"]["fieldRef"] == {"fieldPath": "metadata.name"}
+
+
+@pytest.mark.parametrize("text", ["echo $$", "$(HOME)", "$$(HOME)", "$HOME", "a$", "$(HOME"])
+def test_kubernetes_leaves_a_programs_text_as_it_is(text: str) -> None:
+    role = Role("actor", ["sh", "-c", text], env={"TEXT": text})
+    (_, _, made) = yaml.safe_load_all(manifests(Job("walk", [role], insecure=True), OPTIONS))
+    (actor,) = made["spec"]["template"]["spec"]["containers"]
+    assert expanded(actor["command"][-1]) == text
+    assert expanded(variables(actor)["TEXT"]) == text
+
+
+def expanded(text: str) -> str:
+    """As Kubernetes does, in a container whose environment has HOME."""
+    return re.sub(r"\$\$|\$\(HOME\)", lambda found: "$" if found[0] == "$$" else "/home", text)
+
+
+def test_the_environment_of_a_role_does_not_change_its_place() -> None:
+    role = Role("actor", ["x"], env={"MOOLINK_GROUP": "other", "MOOLINK_PEER_INDEX": "9"})
+    (_, _, made) = yaml.safe_load_all(manifests(Job("walk", [role], insecure=True), OPTIONS))
+    (actor,) = made["spec"]["template"]["spec"]["containers"]
+    names = [each["name"] for each in actor["env"]]
+    assert len(names) == len(set(names))
+    assert variables(actor)["MOOLINK_GROUP"] == "walk"
+    assert "fieldRef" in variables(actor)["MOOLINK_PEER_INDEX"], "the pod's own"
 
 
 def test_no_pod_runs_as_root_or_with_a_key_to_the_cluster() -> None:
