@@ -155,7 +155,7 @@ def _from_mpirun(variables: _Variables) -> Place:
     # All processes of one machine are started by the same one, which lives as long as the job.
     of_machine = f"{socket.gethostname()}/{os.getppid()}"
     on_one_machine = count == local
-    host = "127.0.0.1" if on_one_machine else _first_of_slurm(variables)
+    host = "127.0.0.1" if on_one_machine else _first_of_slurm(variables, "SLURM_JOB_NODELIST")
     return _derived(
         variables,
         "mpirun",
@@ -273,6 +273,9 @@ _FINDERS = (
     ("MOOLINK_NUM_PEERS", _from_moolink),
     ("TORCHELASTIC_RUN_ID", _from_torchrun),
     ("OMPI_COMM_WORLD_RANK", _from_mpirun),
+    # Of MPICH's mpirun, which starts its processes by a step of one task a node; srun, which may
+    # set PMI_RANK, does not set this.
+    ("MPI_LOCALNRANKS", _from_mpirun),
     ("SLURM_STEP_ID", _from_slurm),
     ("SLURM_STEPID", _from_slurm),
     ("PMI_RANK", _from_mpirun),
@@ -287,9 +290,13 @@ def _rank(variables: _Variables, *names: str) -> int:
     return variables.number(*names, default=0)
 
 
-def _first_of_slurm(variables: _Variables) -> str | None:
-    """The host of a step's first task."""
-    hosts = variables.text("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
+def _first_of_slurm(variables: _Variables, first: str = "SLURM_STEP_NODELIST") -> str | None:
+    """The host of a step's first task.
+
+    mpirun starts a step of its own for all nodes but the one on which it runs: its processes are
+    told different lists of the step, but the same list of the job.
+    """
+    hosts = variables.text(first, "SLURM_JOB_NODELIST", "SLURM_NODELIST")
     return None if hosts is None else host_lists.expand(hosts)[0]
 
 

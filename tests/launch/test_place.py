@@ -139,7 +139,19 @@ def test_mpirun_on_several_machines_needs_slurm_or_a_broker() -> None:
     found = place(spread | {"MOOLINK_BROKER": "h:4431", "OMPI_COMM_WORLD_RANK": "0"})
     assert (found.broker, found.starts_broker) == ("h:4431", False)
     in_slurm = place({**SLURM, **spread})
-    assert (in_slurm.source, in_slurm.broker) == ("mpirun", f"node03:{port(in_slurm)}")
+    assert (in_slurm.source, in_slurm.broker) == ("mpirun", f"node01:{port(in_slurm)}")
+    # Where mpirun itself runs there is no step.
+    batch = {name: value for name, value in SLURM.items() if "STEP" not in name}
+    assert place({**batch, **spread}).broker == in_slurm.broker
+
+
+def test_mpich_under_slurm_has_its_own_ranks_and_not_those_of_its_step() -> None:
+    ranks = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "2", "PMI_JOBID": "7"}
+    found = place(SLURM | ranks)
+    assert (found.source, found.index, found.count) == ("mpirun", 3, 4)
+    assert found.broker == f"node01:{port(found)}"
+    by_srun = {name: value for name, value in ranks.items() if name != "MPI_LOCALNRANKS"}
+    assert place(SLURM | by_srun).source == "slurm"
 
 
 def test_jax_distributed() -> None:
