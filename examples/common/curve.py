@@ -65,7 +65,7 @@ class LearningCurve:
             )
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Adds a row; what has no column goes to TensorBoard only."""
+        """Adds a row; values without a column go to TensorBoard only."""
         with self.csv_path.open("a", newline="") as file:
             csv.DictWriter(file, COLUMNS, extrasaction="ignore").writerow(row)
         known = {name: value for name, value in row.items() if value is not None}

@@ -28,7 +28,7 @@ Observation = dict[str, NDArray[Any]]  # a part of the observation space each, [
 
 
 class Step(NamedTuple):
-    """What the environments answered to one action each; E is their number."""
+    """The environments' results of one action each; E is their number."""
 
     observation: Observation
     """[E, ...]. After the end of an episode it is the first of the next one."""
@@ -95,7 +95,7 @@ def flat(space: spaces.Space[Any], value: Any) -> NDArray[Any]:
 
 
 class Actions:
-    """What a policy gives for an action space, and what the environments take.
+    """A policy's outputs for an action space, and the environments' inputs.
 
     Attributes:
         choices: the size of each choice; empty for Box.
@@ -142,7 +142,7 @@ class Environments:
     Attributes:
         num_envs: E.
         observation_spaces: the Box of each part of an observation.
-        actions: what a policy gives.
+        actions: a policy's outputs.
     """
 
     def __init__(self, envs: Any) -> None:

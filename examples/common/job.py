@@ -1,4 +1,4 @@
-"""What a learner keeps of its job: signals, progress, learning curve, checkpoints, final result."""
+"""A learner's job: signals, progress, learning curve, checkpoints, final result."""
 
 from __future__ import annotations
 
@@ -92,10 +92,10 @@ class Job(abc.ABC):
         episodes, returns = np.subtract(self._finished(), self._window[0]).tolist()
         return returns / THOUSANDTHS / episodes if episodes else None
 
-    # What the kinds of jobs differ in.
+    # Overridden by kinds of jobs.
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint has beside the model."""
+        """A checkpoint's content beside the model."""
         return {}
 
     @abc.abstractmethod

@@ -8,7 +8,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
 
 
 def keep_freed_memory() -> None:
-    """Makes malloc keep what is freed for the next allocation and not return it to the kernel.
+    """Makes malloc keep freed memory for the next allocation and not return it to the kernel.
 
     A learner allocates and frees the same megabytes in every step. Returned, they come back as
     fresh pages: 2,300 page faults a step were measured, a quarter of the training's time. Does

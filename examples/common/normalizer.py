@@ -18,8 +18,8 @@ INTERVAL = 8  # turns between two sums over the group
 class Normalizer:
     """Mean and deviation of float observations, and the deviation of discounted returns.
 
-    Each peer adds what its own environments show. Every few turns the peers sum over the group what
-    is new at each. They may differ for a moment, which does no harm: gradients are still applied
+    Each peer adds its own environments' data. Every few turns the peers sum over the group the
+    new data of each. They may differ for a moment, which does no harm: gradients are still applied
     alike by all.
     """
 

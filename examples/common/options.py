@@ -1,6 +1,6 @@
 """Options of the learners: dataclasses whose fields are the command line's options.
 
-The defaults come from the preset of the chosen `--env-id`, and from what started the process:
+The defaults come from the preset of the chosen `--env-id`, and from the process's launcher:
 `moolink run`, `moolink launch`, Slurm, torchrun or mpirun (`moolink.launch.place` reads their
 variables). The command line wins over both.
 """
@@ -22,16 +22,16 @@ import tyro
 import moolink
 from moolink.launch import place
 
-ATARI = "ALE/"  # what the ids of ALE's environments begin with
+ATARI = "ALE/"  # prefix of the ids of ALE's environments
 
 
 class OptionError(ValueError):
-    """Options contradict each other or what they name; the message says what to change."""
+    """Options contradict each other or the things they name; the message gives the remedy."""
 
 
 @dataclass
 class Options:
-    """What every learner has."""
+    """The options of every learner."""
 
     env_id: str = "ALE/Breakout-v5"
     """An environment of Gymnasium (`CartPole-v1`, `module:Id-v0`), or `module:function` that makes
@@ -143,7 +143,7 @@ class Options:
         return self.learning_rate * max(0.0, 1.0 - totals.get("steps", 0) / self.total_steps)
 
     def validate(self) -> None:
-        """Raises OptionError, naming the option and what to do, where options contradict."""
+        """Raises OptionError, naming the option and the remedy, where options contradict."""
         for name in ("total_steps", "num_envs", "episodes", "hidden_size"):
             if getattr(self, name) < 1:
                 option = "--" + name.replace("_", "-")
@@ -164,7 +164,7 @@ class Options:
 
 @dataclass
 class GroupOptions(Options):
-    """What learners have whose peers reduce gradients in a group."""
+    """The options of learners whose peers reduce gradients in a group."""
 
     normalize: bool = False
     """Subtract the running mean of float observations and divide them by their deviation."""

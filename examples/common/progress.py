@@ -1,4 +1,4 @@
-"""What a learner says in the terminal: one line now and then, and a bar if somebody watches."""
+"""A learner's terminal output: one line now and then, and a bar on a terminal."""
 
 from __future__ import annotations
 

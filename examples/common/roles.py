@@ -27,7 +27,7 @@ GOODBYE = 10.0  # seconds for which the learner waits until all others know that
 
 @dataclass
 class RoleOptions(Options):
-    """What learners have whose actors are other processes. `--peer-index 0` is the learner."""
+    """The options of learners whose actors are other processes. `--peer-index 0` is the learner."""
 
     timeout: float = 60.0
     """Seconds for which an actor that starts waits for the learner."""
@@ -73,7 +73,7 @@ def connected(options: RoleOptions, name: str) -> Iterator[moolink.Rpc]:
 
 
 class JobNews:
-    """What the learner says of the job to the others."""
+    """The learner's messages about the job to the others."""
 
     def __init__(self, news: moolink.Subscriber, timeout: float) -> None:
         """Raises moolink.TimeoutError: there is no learner."""

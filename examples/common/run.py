@@ -45,7 +45,7 @@ class Episodes:
             self._return += int(np.rint(returns * THOUSANDTHS).sum())
 
     def take(self) -> dict[str, int]:
-        """What was finished since the last call, as counters of a contribution."""
+        """The episodes finished since the last call, as counters of a contribution."""
         with self._lock:
             counters = {"episodes": self._count, "return_thousandths": self._return}
             self._count = self._return = 0
@@ -71,7 +71,7 @@ class Run(Job):
 
     Attributes:
         normalizer: of observations and rewards.
-        episodes: where the acting code counts what its environments finish.
+        episodes: where the acting code counts finished episodes.
     """
 
     def __init__(self, options: GroupOptions, envs: Environments) -> None:
@@ -86,13 +86,13 @@ class Run(Job):
     def joined(
         self, group: moolink.Group, accumulator: Any, snapshot: Callable[[], dict[str, Any]]
     ) -> Self:
-        """Says who takes part. `snapshot` returns `parameters` (by name) and `optimizer`, for a
+        """Begins with these. `snapshot` returns `parameters` (by name) and `optimizer`, for a
         checkpoint."""
         self._group, self._accumulator, self._snapshot = group, accumulator, snapshot
         self._ready = time.monotonic()
         return self
 
-    # What `accumulator.steps()` is given.
+    # Arguments of `accumulator.steps()`.
 
     def is_over(self, totals: Mapping[str, int]) -> bool:
         """For `until`: whether the job has ended, at the same round at every peer."""
@@ -109,14 +109,14 @@ class Run(Job):
             self.terminal.wait(self._group.waiting_for() or waiting)
 
     def state(self) -> dict[str, Any]:
-        """For `state`: what newcomers need beside the model."""
+        """For `state`: the newcomers' state beside the model."""
         return {"normalizer": self.normalizer.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """For `load_state`."""
         self.normalizer.load(state["normalizer"])
 
-    # What the loop calls in each turn.
+    # Called by the loop in each turn.
 
     def turn(self, step: Any) -> bool:
         """Reports and saves when it is time to. Returns whether the peers are complete: a new job
@@ -140,7 +140,7 @@ class Run(Job):
         return self._is_complete(step)
 
     def counters(self) -> dict[str, int]:
-        """What each contribution counts beside its steps."""
+        """The counters of each contribution beside its steps."""
         limit = self.options.max_seconds
         time_is_up = limit is not None and time.monotonic() - self.started > limit
         return {"time_is_up": int(time_is_up), **self.episodes.take()}

@@ -56,7 +56,7 @@ class ActorLearnerOptions(RoleOptions):
     max_lag: int = 8
     """Updates of the weights since an unroll was begun, at most."""
     reward_scale: float = 1.0
-    """What is learned from is the reward times this."""
+    """The learner multiplies rewards by this."""
     entropy_cost: float = 0.01
     """Weight of the entropy bonus."""
     baseline_cost: float = 0.5
@@ -328,7 +328,7 @@ def learn(o: ActorLearnerOptions) -> None:
 
 
 def train(o: ActorLearnerOptions) -> None:
-    """Does what the peer's role is."""
+    """Runs the peer's role."""
     if o.device != "auto":
         jax.config.update("jax_platforms", o.device)
     if o.cores == 1:  # XLA's threads would only wake each other up

@@ -183,7 +183,7 @@ class Net:
         return p
 
     def buffers(self, means: Mapping[str, np.ndarray]) -> Parameters:
-        """What is no parameter, by torch's names."""
+        """The buffers, by torch's names."""
         named = (
             (encoder.name + ".mean", encoder.mean(means)) for encoder in self.encoders.values()
         )
@@ -230,7 +230,7 @@ class Net:
 
 
 class Steps(NamedTuple):
-    """What is learned from: B environments of an unroll, as views of its arrays.
+    """Training data: B environments of an unroll, as views of its arrays.
 
     Entry t of `action` ... `bootstrap` belongs to the step from observation t to t + 1. Where it
     ended an episode the discount is 0. Where a limit cut the episode off, `bootstrap` is the value
@@ -359,7 +359,7 @@ class Actor(threading.Thread):
         return self.act(*self.parameters, self.key, count, observation, first, state)
 
     def next_batch(self, timeout: float) -> tuple[Unroll, Steps] | None:
-        """The oldest one; None if there is none in time. Raises what the thread has raised."""
+        """The oldest one; None if there is none in time. Raises the thread's exception."""
         try:
             batch = self.full.get(timeout=timeout)
         except queue.Empty:

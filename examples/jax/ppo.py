@@ -171,7 +171,7 @@ class Net:
         return p
 
     def buffers(self, means: Mapping[str, np.ndarray]) -> Parameters:
-        """What is no parameter, by torch's names."""
+        """The buffers, by torch's names."""
         encoders = self.encoders.values()
         return OrderedDict((encoder.name + ".mean", encoder.mean(means)) for encoder in encoders)
 

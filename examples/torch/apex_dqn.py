@@ -264,7 +264,7 @@ def learn(o: ApexOptions) -> None:
 
 
 def train(o: ApexOptions) -> None:
-    """Does what the peer's role is."""
+    """Runs the peer's role."""
     (learn if o.is_learner else act)(o)
 
 

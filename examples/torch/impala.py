@@ -343,7 +343,7 @@ class Actor(threading.Thread):
             self.version = version
 
     def next_batch(self, timeout: float) -> Batch | None:
-        """The oldest one; None if there is none in time. Raises what the thread has raised."""
+        """The oldest one; None if there is none in time. Raises the thread's exception."""
         try:
             batch = self.full.get(timeout=timeout)
         except queue.Empty:

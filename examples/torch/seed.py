@@ -59,7 +59,7 @@ class SeedOptions(RoleOptions):
     max_lag: int = 8
     """Updates of the weights since an unroll was begun, at most."""
     reward_scale: float = 1.0
-    """What is learned from is the reward times this."""
+    """The learner multiplies rewards by this."""
     entropy_cost: float = 0.01
     """Weight of the entropy bonus."""
     baseline_cost: float = 0.5
@@ -375,7 +375,7 @@ def learn(o: SeedOptions) -> None:
 
 
 def train(o: SeedOptions) -> None:
-    """Does what the peer's role is."""
+    """Runs the peer's role."""
     role = learn if o.is_learner else serve if o.peer_index <= o.num_servers else act
     role(o)
 
