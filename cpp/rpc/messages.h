@@ -145,6 +145,7 @@ inline wire::Payload user_payload(wire::Payload message) {
   message.parts.erase(message.parts.begin());
   user.parts = std::move(message.parts);
   user.lent = std::move(message.lent);
+  user.from_guest = message.from_guest;
   for (wire::LentPart& lent : user.lent) {
     if (lent.part == 0) wire::fail("a message whose body is lent");
     --lent.part;

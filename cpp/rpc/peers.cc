@@ -190,6 +190,7 @@ void NodeState::attached(Time now, Peer& peer, ConnectionId id) {
 }
 
 void NodeState::deliver(Time now, Peer& peer, session::Deliver& delivered) {
+  delivered.payload.from_guest = !peer.scope.empty() && peer.scope != policy_->scope();
   try {
     switch (static_cast<MessageKind>(delivered.kind)) {
       case MessageKind::call:

@@ -8,6 +8,7 @@ Payload private_copy(const Payload& payload, Allocator& allocator) {
   for (const Buffer& part : payload.parts) {
     copy.parts.push_back(moolink::private_copy(part, allocator));
   }
+  copy.from_guest = payload.from_guest;
   return copy;
 }
 

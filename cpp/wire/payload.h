@@ -54,6 +54,9 @@ struct Payload {
   // Of a received payload: parts that the sender may still write, so a value read there once must
   // not be trusted.
   std::vector<std::uint32_t> exposed = {};
+  // Of a received payload: this peer has keys that its sender has not proven, so nothing in it may
+  // run code.
+  bool from_guest = false;
 
   std::size_t bytes() const {
     std::size_t total = body.size();

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import moolink
+from moolink.internal import tokens
 from tests.waiting import formed, until
 
 pytestmark = pytest.mark.timeout(180)
@@ -49,6 +50,44 @@ def test_groups_of_one_broker_see_and_reach_nothing_of_each_other(
     knows = b[1].knows()
     assert "anna" not in knows
     assert "alan" not in knows
+
+
+class Runs:
+    """A pickle of it runs code where it is read."""
+
+    times = 0
+
+    def __reduce__(self) -> Any:
+        return Runs._run, ()
+
+    @staticmethod
+    def _run() -> None:
+        Runs.times += 1
+
+
+def test_no_pickle_of_a_guest_is_read() -> None:
+    token = tokens.new()
+    key = token.of_group("pong")
+    with (
+        moolink.Rpc("host", token=token, allow_pickle=True) as host,
+        moolink.Rpc("guest", token=key, allow_pickle=True) as guest,
+        moolink.Rpc("friend", token=key, allow_pickle=True) as friend,
+    ):
+        for peer in (host, friend):
+            peer.define("f", lambda value: value)
+        host.define("evil", Runs)
+        guest.define("evil", Runs)
+        for peer in (host, friend):
+            guest.connect(peer.listen("127.0.0.1:0")[0])
+        with pytest.raises(moolink.Error, match="group's key only"):
+            guest.sync("host", "f", Runs())
+        with pytest.raises(moolink.Error, match="group's key only"):
+            host.sync("guest", "evil")
+        assert Runs.times == 0
+        # Holders of one key take them from one another, and from the job's.
+        guest.sync("friend", "f", Runs())
+        guest.sync("host", "evil")
+        assert Runs.times > 0
 
 
 def test_the_same_names_in_two_groups_do_not_get_in_each_others_way(
