@@ -312,8 +312,9 @@ nb::object ValueDecoder::read_pickle(std::string_view bytes) {
     fail("the peer sent a pickled object, which this peer does not allow (allow_pickle=True)");
   }
   if (payload_.from_guest) {
-    fail("the peer sent a pickled object and has a group's key only: this peer, which has the job's "
-         "token, takes pickles only from others that have it");
+    fail(
+        "the peer sent a pickled object and has a group's key only: this peer, which has the job's "
+        "token, takes pickles only from others that have it");
   }
   return nb::module_::import_("pickle").attr("loads")(nb::bytes(bytes.data(), bytes.size()));
 }
