@@ -87,8 +87,8 @@ def place(environ: Mapping[str, str] | None = None) -> Place:
         moolink.Error: the environment does not tell where the job's first process runs.
     """
     variables = _Variables(os.environ if environ is None else environ)
-    for innermost, find in _FINDERS:
-        if innermost in variables.given:
+    for names, find in _FINDERS:
+        if all(name in variables.given for name in names.split()):
             return find(variables)
     return _alone(variables)
 
@@ -279,8 +279,9 @@ _FINDERS = (
     ("SLURM_STEP_ID", _from_slurm),
     ("SLURM_STEPID", _from_slurm),
     ("PMI_RANK", _from_mpirun),
-    ("JAX_COORDINATOR_ADDRESS", _from_jax),
-    ("MASTER_ADDR", _from_torchrun),
+    # Both: images set the address for programs that run alone, too.
+    ("JAX_COORDINATOR_ADDRESS JAX_PROCESS_ID", _from_jax),
+    ("MASTER_ADDR RANK", _from_torchrun),
 )
 
 

@@ -187,3 +187,10 @@ def test_a_job_of_one_process_has_no_broker() -> None:
 def test_an_error_names_the_variable(variables: Mapping[str, str], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         place(variables)
+
+
+@pytest.mark.parametrize(
+    "given", [{"MASTER_ADDR": "node1"}, {"JAX_COORDINATOR_ADDRESS": "node1:1234"}]
+)
+def test_an_address_without_a_rank_is_of_no_launcher(given: dict[str, str]) -> None:
+    assert place(given).source == "alone"
