@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.soak import soak
 
 
-@pytest.mark.timeout(180)
 def test_half_a_minute_of_everything() -> None:
     job = soak(seconds=25, seed=3, warm_up=10, every=1.5)
     assert job.faults == []

@@ -14,8 +14,6 @@ import pytest
 
 from tests.waiting import until
 
-pytestmark = pytest.mark.timeout(60)
-
 COMMAND = [sys.executable, "-m", "moolink.broker"]
 
 
@@ -78,7 +76,7 @@ def test_a_token_or_none() -> None:
         [*COMMAND, "--insecure", "--token-file", "job.token"],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
         check=False,
     )
     assert done.returncode == 2
@@ -91,7 +89,7 @@ def test_a_port_in_use_is_a_clear_error() -> None:
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         done = subprocess.run(
-            [*COMMAND, address], capture_output=True, text=True, timeout=30, check=False
+            [*COMMAND, address], capture_output=True, text=True, timeout=120, check=False
         )
     assert done.returncode == 1
     assert f"cannot listen on {address}" in done.stderr

@@ -18,8 +18,6 @@ from moolink.cli import dump
 from moolink.cli.main import main
 from tests.waiting import until
 
-pytestmark = pytest.mark.timeout(60)
-
 # The handler counts in one bytecode, for ever and with the GIL: no Python thread runs any more. The
 # main thread gives the GIL up only once it waits.
 STUCK = """

@@ -57,7 +57,7 @@ def output_of(busy: bool) -> list[str]:
         capture_output=True,
         text=True,
         cwd=ROOT,
-        timeout=100,
+        timeout=280,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -234,7 +234,6 @@ def test_a_batch_is_made_on_the_device(torch: Any, pair: Pair) -> None:
         assert (future.result() == 2 * i).all()
 
 
-@pytest.mark.timeout(300)
 def test_ten_thousand_messages_leave_nothing_behind(torch: Any) -> None:
     with (
         moolink.Rpc("server", device="cuda:0", timeout=20) as server,

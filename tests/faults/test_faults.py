@@ -27,7 +27,6 @@ def storm() -> Iterator[Storm]:
         storm.abort()
 
 
-@pytest.mark.timeout(90)
 def test_kills_at_random(storm: Storm) -> None:
     for _ in range(10):
         storm.kill()
@@ -37,21 +36,18 @@ def test_kills_at_random(storm: Storm) -> None:
     assert figures["kills"] == 10
 
 
-@pytest.mark.timeout(180)
 def test_death_of_a_joining_peer_at_every_crash_point(storm: Storm) -> None:
     for point in JOINER_POINTS:
         storm.crash_joiner(point)
     assert storm.finish()["kills"] == len(JOINER_POINTS)
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("point", LEADER_POINTS)
 def test_death_of_the_leader_at_a_crash_point(storm: Storm, point: str) -> None:
     storm.crash_leader(point)
     storm.finish()
 
 
-@pytest.mark.timeout(60)
 def test_a_stop_of_two_seconds_evicts_nobody(storm: Storm) -> None:
     stopped = storm.alive[1]
     states = stopped.states
@@ -65,7 +61,6 @@ def test_a_stop_of_two_seconds_evicts_nobody(storm: Storm) -> None:
     storm.finish()
 
 
-@pytest.mark.timeout(90)
 def test_a_stop_of_ten_seconds_evicts_and_the_peer_rejoins_with_equal_bits(storm: Storm) -> None:
     stopped = storm.alive[1]
     states = stopped.states
@@ -85,7 +80,6 @@ def test_a_stop_of_ten_seconds_evicts_and_the_peer_rejoins_with_equal_bits(storm
     storm.finish(evicted={f"peer-{stopped.slot}"})
 
 
-@pytest.mark.timeout(90)
 def test_training_goes_on_without_the_broker_and_joins_wait_for_its_return(storm: Storm) -> None:
     address = storm.address.removeprefix("tcp://")
     storm.broker.close()
@@ -105,11 +99,9 @@ def test_training_goes_on_without_the_broker_and_joins_wait_for_its_return(storm
         assert broker.wait(timeout=20) == 0
 
 
-@pytest.mark.timeout(90)
 def test_kills_of_the_broker_lose_no_round() -> None:
     assert broker_restarts(2, peers=2, seed=1)["restarts"] == 2  # the books balance
 
 
-@pytest.mark.timeout(90)
 def test_peers_that_come_and_go_lose_no_contribution_of_the_others() -> None:
     assert churn(4.0, peers=2, seed=1, calm_seconds=1.0)["joins"] > 0  # the books balance

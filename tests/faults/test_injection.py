@@ -12,7 +12,6 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / os.environ.get("MOOLINK_BUILD_DIR", "build/dev") / "tests/injection/injection"
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("scenario", ["calls_over_tcp", "calls_over_shm"])
 def test_a_failure_ends_what_it_belongs_to(scenario: str) -> None:
     done = subprocess.run(
@@ -21,7 +20,6 @@ def test_a_failure_ends_what_it_belongs_to(scenario: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("scenario", ["group_over_shm", "rounds_over_shm"])
 def test_a_failure_ends_one_part_in_a_group(scenario: str) -> None:
     done = subprocess.run(

@@ -125,7 +125,6 @@ def train_on(learners: list[Learner], rounds: int) -> None:
     until(trained, f"{rounds} rounds")
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     "lie",
     [
@@ -215,7 +214,6 @@ def leader_with(state: str) -> Iterator[tuple[str, Liar]]:
 MODEL = "([torch.full((1000,), 7.0)], [])"
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     "state",
     [
@@ -248,7 +246,6 @@ def test_a_leaders_state_of_another_form_is_refused_and_outlived(state: str) -> 
         assert not any(learner.model.any() for learner in learners)  # nothing of it was installed
 
 
-@pytest.mark.timeout(120)
 def test_a_training_loop_outlives_a_leader_whose_state_is_none(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -275,7 +272,6 @@ def test_a_training_loop_outlives_a_leader_whose_state_is_none(
         assert learner.accumulator.model_version() >= 5
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("lie", [f"view.epoch={HUGE}", "view.epoch=0", "view.twins=3"])
 def test_a_lying_broker_harms_no_process(lie: str) -> None:
     with lying(lie, ["-m", "moolink.broker", "127.0.0.1:0", "--first"]) as broker:

@@ -52,7 +52,7 @@ def test_two_forked_workers_read_what_was_received_before_the_fork(client: mooli
         batch_size=BATCH,
         num_workers=2,
         multiprocessing_context="fork",
-        timeout=60,
+        timeout=180,
     )
     batches = 0
     for _ in range(2):

@@ -13,8 +13,6 @@ import pytest
 from tests.processes import killed_at_the_end, start_python
 
 pytest.importorskip("jax")
-pytestmark = pytest.mark.timeout(120)
-
 MEMBER = Path(__file__).with_name("program_member.py")
 
 Start = Callable[..., subprocess.Popen[str]]

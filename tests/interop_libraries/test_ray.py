@@ -13,7 +13,6 @@ import torch
 import moolink.ray
 from tests.waiting import until
 
-pytestmark = pytest.mark.timeout(120)
 moolink.ray.register()
 
 

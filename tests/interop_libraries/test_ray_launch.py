@@ -19,7 +19,6 @@ from tests.processes import ROOT
 from tests.slurm.log import Log
 from tests.waiting import until
 
-pytestmark = pytest.mark.timeout(300)
 Start = Callable[[str], subprocess.Popen[bytes]]
 
 
@@ -69,7 +68,7 @@ def everybody(log: Log, times: int) -> None:
             max([[x[1] for x in log.lines(*names)].count(f"learner-{i}") for i in (0, 1)]) >= times
         ),
         f"all three, {times} times",
-        timeout=90,
+        timeout=270,
     )
 
 

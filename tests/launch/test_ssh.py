@@ -14,8 +14,6 @@ import pytest
 from tests.launch.sshd import MakeSshHosts, SshHosts
 from tests.waiting import until
 
-pytestmark = pytest.mark.timeout(240)  # sixteen interpreters start on few cores
-
 # A peer that says where it is and stays until the file "end" is there.
 STAYS = """
 import os, pathlib, sys, time

@@ -19,8 +19,6 @@ JOBS = {
     "jax.impala": ["--env-id", "examples.common.tasks:Meet"],
 }
 
-pytestmark = pytest.mark.timeout(200)
-
 
 @pytest.mark.parametrize("learner", JOBS)
 def test_trains_goes_on_and_is_evaluated(tmp_path, learner):

@@ -16,8 +16,6 @@ from tests.learning.processes import broker, finish, read_until, run, start
 LEARNER = ["-m", "examples.torch.impala"]
 CATCH = ["--env-id", "moolink/Catch-v0", "--log-interval", "1"]
 
-pytestmark = pytest.mark.timeout(150)
-
 
 def job(peers, save_dir, *arguments, **options):
     command = ["-m", "moolink", "run", "-n", str(peers), *LEARNER, *CATCH]

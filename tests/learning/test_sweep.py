@@ -4,12 +4,9 @@ import json
 import re
 
 import optuna
-import pytest
 from optuna.trial import TrialState
 
 from tests.learning.processes import run
-
-pytestmark = pytest.mark.timeout(150)
 
 
 def trials_of(storage, env_id):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 
 import numpy as np
-import pytest
 
 import moolink
 from tests.security.server import Process, wait_for
@@ -24,7 +23,6 @@ BUSY = """
 CALLS, AT_ONCE, BYTES = 300, 20, 1 << 20
 
 
-@pytest.mark.timeout(120)
 def test_calls_whose_time_is_up_hold_no_memory() -> None:
     busy = Process(BUSY)
     try:

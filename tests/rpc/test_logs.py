@@ -83,6 +83,6 @@ def _run(program: str) -> str:
         env=os.environ,
         text=True,
         check=True,
-        timeout=60,
+        timeout=180,
     )
     return done.stderr

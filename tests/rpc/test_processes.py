@@ -316,7 +316,7 @@ def test_a_timer_set_while_the_interpreter_exits_is_no_error() -> None:
         [sys.executable, "-c", textwrap.dedent(program)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=True,
     )
     assert result.stderr == ""

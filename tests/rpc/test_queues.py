@@ -382,7 +382,7 @@ def test_a_handler_that_waits_in_a_queue_lends_its_slot(start: Start) -> None:
             print(taken.result())
         """
     )
-    out, err = child.communicate(timeout=60)
+    out, err = child.communicate(timeout=180)
     assert out == "item\n", err
 
 

@@ -12,8 +12,6 @@ import moolink
 from tests.security import attacks
 from tests.security.server import Process, Server, wait_for
 
-pytestmark = pytest.mark.timeout(300)
-
 MOST_GROWTH = 10 << 20
 
 

@@ -18,8 +18,6 @@ from tests.security.attacks import frame
 from tests.security.server import Server
 from tests.waiting import until
 
-pytestmark = pytest.mark.timeout(120)
-
 PATHS = ["shm", "tcp"]
 
 

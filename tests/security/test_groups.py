@@ -15,8 +15,6 @@ import moolink
 from moolink.internal import tokens
 from tests.waiting import formed, until
 
-pytestmark = pytest.mark.timeout(180)
-
 Start = Callable[..., Any]
 Broker = tuple[str, "subprocess.Popen[str]"]
 

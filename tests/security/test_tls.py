@@ -18,8 +18,6 @@ from moolink.internal import tokens
 from tests.network.relay import Relay
 from tests.waiting import until
 
-pytestmark = pytest.mark.timeout(120)
-
 CIPHER = "TLS_AES_128_GCM_SHA256"
 SECRET = b"what only the two of them may read. " * 2000
 

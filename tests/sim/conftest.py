@@ -34,7 +34,7 @@ class Simulator:
         if mutant:
             arguments += ["--mutant", mutant]
         done = subprocess.run(
-            arguments, input=scenario, capture_output=True, text=True, timeout=60, check=False
+            arguments, input=scenario, capture_output=True, text=True, timeout=180, check=False
         )
         assert done.returncode in (0, 1), done.stderr
         return done.stderr if done.returncode else ""

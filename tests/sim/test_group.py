@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.timeout(120)
-
 REACHED = {
     "evictions",
     "frames ahead of their view",

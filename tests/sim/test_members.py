@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.timeout(120)
-
 MEMBERS = 200
 ROUNDS = 5
 
@@ -25,7 +23,7 @@ def report(simulator: Callable[[str], Path]) -> Callable[[int], dict[str, Any]]:
         program = str(simulator("members"))
         arguments = ["--members", MEMBERS, "--rounds", ROUNDS, "--elements", elements]
         done = subprocess.run(
-            [program, *map(str, arguments)], capture_output=True, text=True, timeout=100, check=True
+            [program, *map(str, arguments)], capture_output=True, text=True, timeout=280, check=True
         )
         result: dict[str, Any] = json.loads(done.stdout)
         return result

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
-pytestmark = pytest.mark.timeout(120)
-
 REACHED = {
     "asleep",
     "died in an operation",

@@ -11,13 +11,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import hypothesis
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.property import examples
-
-pytestmark = pytest.mark.timeout(300)
 
 REACHED = {
     "broker crashes",

@@ -15,7 +15,6 @@ from tests.slurm.cluster import Cluster
 from tests.slurm.log import Log
 from tests.waiting import until
 
-pytestmark = pytest.mark.timeout(180)
 LAUNCH = (sys.executable, "-m", "moolink", "launch")
 ROLE = """
 [[role]]

@@ -9,13 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
 from tests.slurm.cluster import ROOT, Cluster
 from tests.slurm.log import Log
 from tests.waiting import until
 
-pytestmark = pytest.mark.timeout(180)
 # What docs/slurm.md gives as the script of a job that comes back.
 SCRIPT = re.findall(r"```bash\n(#!.*?)```", (ROOT / "docs/slurm.md").read_text(), re.DOTALL)[0]
 PEER = (sys.executable, "-m", "tests.slurm.peer")

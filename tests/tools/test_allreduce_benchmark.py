@@ -21,7 +21,7 @@ def test_a_quick_run_prints_every_figure_and_draws_them(tmp_path: Path) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=280,
         check=False,
     )
     assert run.returncode == 0, run.stdout + run.stderr
