@@ -66,6 +66,7 @@ def joined(rpc: Any, name: str, rank: int, count: int, broker: str) -> Any:
 
     rpc.connect(broker)
     group = moolink.Group(rpc, f"{name}-{count}")
+    group.set_timeout(TIMEOUT)  # a process that a busy machine does not run is not dead
     group.set_sort_order(rank)
     # In this order: a sort order that comes later begins another epoch.
     names = [f"{name}-{other}-of-{count}" for other in range(count)]

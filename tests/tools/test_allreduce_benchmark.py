@@ -30,4 +30,4 @@ def test_a_quick_run_prints_every_figure_and_draws_them(tmp_path: Path) -> None:
     assert picture.stat().st_size > 0
     with picture.with_suffix(".csv").open(encoding="utf-8", newline="") as file:
         seen = {(row["system"], row["dtype"], row["bytes"]) for row in csv.DictReader(file)}
-    assert ("moolink", "bfloat16", "1048576") in seen
+    assert ("moolink", "bfloat16", "1048576") in seen, run.stdout + run.stderr
