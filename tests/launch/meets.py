@@ -26,7 +26,8 @@ def main() -> int:
             total = group.all_reduce("sum", np.array([mine.index + 1.0])).result()
             if sys.argv[1:] and mine.index == 1 and not mine.restarted:
                 return 1
-            print(f"{mine.source} {mine.index} {mine.count} {total[0]:g}", flush=True)
+            sys.stdout.write(f"{mine.source} {mine.index} {mine.count} {total[0]:g}\n")
+            sys.stdout.flush()
             group.all_reduce("end", np.zeros(1)).result()
     return 0
 
