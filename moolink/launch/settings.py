@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Mapping
 
 from moolink.internal import tokens
 from moolink.launch.description import Job
@@ -36,3 +37,9 @@ def local_security(job: Job) -> dict[str, str]:
     if path is None:
         return {tokens.FILE_VARIABLE: "", tokens.INSECURE_VARIABLE: "1"}
     return {tokens.FILE_VARIABLE: path, tokens.INSECURE_VARIABLE: ""}
+
+
+def token_text(security: Mapping[str, str]) -> str | None:
+    """Returns the text of the token that `local_security` names, for other machines."""
+    path = security[tokens.FILE_VARIABLE]
+    return "".join(f"{key.text()}\n" for key in tokens.read(path)) if path else None

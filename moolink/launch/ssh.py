@@ -7,13 +7,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from moolink.internal import tokens
 from moolink.launch.description import Job
 from moolink.launch.host import Host, JobError, LocalHost
 from moolink.launch.loop import Loop
 from moolink.launch.output import Screen
 from moolink.launch.remote_host import CONNECT_TIMEOUT, Options, RemoteHost
-from moolink.launch.settings import group_of, local_security, token_path
+from moolink.launch.settings import group_of, local_security, token_text
 from moolink.launch.shares import parse_hosts, seats_of
 from moolink.launch.supervisor import BrokerPlan, Plan, Supervisor
 
@@ -31,9 +30,8 @@ def launch(
     targets = _targets(job, hosts)
     if broker_host is not None and broker_host not in targets:
         raise ValueError(f"broker_host is {broker_host!r}; the hosts are {', '.join(targets)}")
-    path = token_path(job)
-    token = None if path is None else "".join(key.text() + "\n" for key in tokens.read(path))
-    begin = {"token": token, "grace": job.grace, "lost_after": options.lost_after}
+    security = local_security(job)
+    begin = {"token": token_text(security), "grace": job.grace, "lost_after": options.lost_after}
     loop = Loop()
     screen = Screen(sys.stdout.buffer, sys.stderr.buffer)
     supervisor = Supervisor(loop, screen)
@@ -48,7 +46,7 @@ def launch(
             seats=seats_of(job, hosts, dict(remote)),
             hosts=[*remote.values(), local],
             broker=None if job.broker else _broker(local, remote, broker_host, listen),
-            security=local_security(job),
+            security=security,
         )
         return supervisor.run(plan, lambda: _connect(supervisor, list(remote.values())))
     finally:

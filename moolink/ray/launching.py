@@ -20,12 +20,11 @@ from ray import cloudpickle
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from moolink.internal import tokens
 from moolink.launch.description import Job, Role
 from moolink.launch.host import Host, HostWatcher, LocalHost, Task
 from moolink.launch.loop import READ, Loop
 from moolink.launch.output import Screen
-from moolink.launch.settings import group_of, local_security
+from moolink.launch.settings import group_of, local_security, token_text
 from moolink.launch.shares import Seat
 from moolink.launch.supervisor import BrokerPlan, Plan, Supervisor
 from moolink.ray.runner import Runner
@@ -266,7 +265,7 @@ def launch(
     if any(role.hosts for role in job.roles):
         raise ValueError("ray: a role has hosts, but Ray chooses them: leave them out")
     security = local_security(job)
-    token = _token_of(security)
+    token = token_text(security)
     loop = Loop()
     local, inbox = LocalHost(loop), Inbox(loop)
     group = _placement_group(job, strategy)
@@ -343,8 +342,3 @@ def _actor_options(role: Role, group: Any, bundle: int | None) -> dict[str, Any]
         return options | {"scheduling_strategy": "SPREAD"}
     placed = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
     return options | {"scheduling_strategy": placed}
-
-
-def _token_of(security: Mapping[str, str]) -> str | None:
-    path = security[tokens.FILE_VARIABLE]
-    return "".join(f"{key.text()}\n" for key in tokens.read(path)) if path else None
