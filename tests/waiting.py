@@ -9,7 +9,7 @@ from collections.abc import Callable
 import moolink
 
 # Seconds until something that should take a moment is called a hang; emulated machines need more.
-TIMEOUT = float(os.environ.get("MOOLINK_TEST_TIMEOUT", "20"))
+TIMEOUT = float(os.environ.get("MOOLINK_TEST_TIMEOUT", "60"))
 
 
 def until(

@@ -229,7 +229,7 @@ IN_TORCH = (
 def test_each_framework_works_without_the_other(blocked: str, code: tuple[str, str]) -> None:
     program = WITHOUT_THE_OTHER.format(blocked=blocked, model=code[0], turn=code[1])
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=180, check=False
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=280, check=False
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "3 None\n"

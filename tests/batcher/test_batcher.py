@@ -341,7 +341,7 @@ with moolink.Rpc("server") as server, moolink.Rpc("client", timeout=20) as clien
     print(taken.result())
 """
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=180, check=False
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=280, check=False
     )
     assert done.stdout == "['item']\n", done.stderr
 

@@ -22,7 +22,7 @@ def test_its_default_is_every_interface(capsys: object) -> None:
         capture_output=True,
         text=True,
         cwd=ROOT,
-        timeout=180,
+        timeout=280,
         check=True,
     )
     assert "(default: 0.0.0.0:4431)" in done.stdout

@@ -98,7 +98,7 @@ def run_with_fake_driver(*programs: str) -> None:
         pytest.fail(f"{fake}/libcuda.so.1 is not built: run `make test-cpp` first")
     text = "".join(map(textwrap.dedent, (FAKE_ARRAY, *programs)))
     environment = {**os.environ, "LD_LIBRARY_PATH": str(fake)}
-    subprocess.run([sys.executable, "-c", text], check=True, env=environment, timeout=180)
+    subprocess.run([sys.executable, "-c", text], check=True, env=environment, timeout=280)
 
 
 @pytest.fixture(autouse=True)

@@ -57,20 +57,23 @@ def test_scraping_and_the_queries_of_grafana(served: Served, tmp_path: Path) -> 
     url = f"http://127.0.0.1:{port}/api/v1"
 
     def ask(query: str) -> list[Any]:
-        text = get(f"{url}/query?" + urllib.parse.urlencode({"query": query}))[1]
-        told = json.loads(text)
+        told = json.loads(get(f"{url}/query?" + urllib.parse.urlencode({"query": query}))[1])
         assert told["status"] == "success", (query, told)
         found: list[Any] = told["data"]["result"]
         return found
 
-    def up() -> bool:
+    def ready() -> bool:
         try:
-            return any(sample["value"][1] == "1" for sample in ask("up"))
+            return get(f"http://127.0.0.1:{port}/-/ready")[0] == 200
         except OSError:
-            return False  # it starts
+            return False  # it does not listen yet
+
+    def up() -> bool:
+        return any(sample["value"][1] == "1" for sample in ask("up"))
 
     try:
-        waiting.until(up, "the first scrape", 0.2, 60)
+        waiting.until(ready, "a server that is ready", 0.2)
+        waiting.until(up, "the first scrape", 0.2)
         accumulator = train(served)
         panels = json.loads((ROOT / "docs" / "dashboards" / "grafana.json").read_text())["panels"]
         for panel in panels:
@@ -82,7 +85,7 @@ def test_scraping_and_the_queries_of_grafana(served: Served, tmp_path: Path) -> 
                 results[:] = ask(query)
                 return bool(results)
 
-            waiting.until(has_results, panel["title"], 0.2, 60)
+            waiting.until(has_results, panel["title"], 0.2)
             for label in re.findall(r"{{(\w+)}}", target["legendFormat"]):
                 assert label in results[0]["metric"], panel["title"]
         accumulator.close()

@@ -19,7 +19,7 @@ def examples_of(page: str) -> list[str]:
 def run_example(code: str) -> subprocess.CompletedProcess[str]:
     """Runs an example in an interpreter of its own; it must end without an error."""
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=180, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=280, check=False
     )
     assert done.returncode == 0, done.stderr
     return done

@@ -41,7 +41,7 @@ def started(
         for process in processes:
             process.terminate()  # `moolink run` ends its peers
         for process in processes:
-            process.communicate(timeout=180)
+            process.communicate(timeout=280)
 
 
 def save(directory: Path, page: str, names: list[str]) -> None:
@@ -61,8 +61,8 @@ def test_rpc(tmp_path: Path) -> None:
         path = tmp_path / name
         path.write_text(path.read_text().replace("4433", port))
     with started(tmp_path, ["client.py"], ["server.py"]) as (client, server):
-        assert client.communicate(timeout=180)[0] == "[0, 2, 4, 6, 8]\n"
-        server.communicate("\n", timeout=180)
+        assert client.communicate(timeout=280)[0] == "[0, 2, 4, 6, 8]\n"
+        server.communicate("\n", timeout=280)
         assert server.returncode == 0
 
 
@@ -106,7 +106,7 @@ def actors_and_replay(directory: Path, updates: str) -> list[list[tuple[int, int
         assert re.fullmatch(r"learned from \d+ transitions\n", said)
         for actor in actors:
             actor.terminate()
-        lines = [actor.communicate(timeout=180)[0] for actor in actors]
+        lines = [actor.communicate(timeout=280)[0] for actor in actors]
     found = [re.findall(r"weights (\d+): return (\d+)", text) for text in lines]
     return [[(int(version), int(mean)) for version, mean in one] for one in found]
 

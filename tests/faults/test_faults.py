@@ -96,7 +96,7 @@ def test_training_goes_on_without_the_broker_and_joins_wait_for_its_return(storm
         storm.finish()
     finally:
         broker.terminate()
-        assert broker.wait(timeout=20) == 0
+        assert broker.wait(timeout=280) == 0
 
 
 def test_kills_of_the_broker_lose_no_round() -> None:

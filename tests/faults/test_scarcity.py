@@ -71,7 +71,7 @@ class Server:
 
     def end(self) -> str:
         """Returns what the server has written to its log."""
-        _, errors = self.process.communicate(timeout=120)
+        _, errors = self.process.communicate(timeout=280)
         assert self.process.returncode == 0, errors
         return errors
 

@@ -126,7 +126,7 @@ def test_programs_of_several_devices_are_refused() -> None:
         [sys.executable, "-c", SHARDED],
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=280,
         check=False,
         env=environment,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -100,8 +101,7 @@ class SshHosts:
     def kill(self, number: int) -> None:
         """Ends a host as a power cut does: nobody is told, and no process is left."""
         self.hosts.cut(number)
-        for pid in self.processes(number):
-            os.kill(pid, signal.SIGKILL)
+        self._kill_processes(number)
         self._servers.pop(number).communicate()
         until(lambda: not self.processes(number), "the end of a host's processes")
 
@@ -128,12 +128,13 @@ class SshHosts:
     def close(self) -> None:
         """Kills the servers; the connections end with them."""
         for number, process in self._servers.items():
-            for pid in self.processes(number):
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
+            self._kill_processes(number)
             process.communicate()
+
+    def _kill_processes(self, number: int) -> None:
+        for pid in self.processes(number):
+            with contextlib.suppress(ProcessLookupError):  # it ended with another one
+                os.kill(pid, signal.SIGKILL)
 
 
 def _is_server(pid: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -178,7 +179,8 @@ def kill_agent(hosts: SshHosts) -> None:
         pid for pid in hosts.peers(2) if b"moolink.launch.agent" in command_line(pid)
     ]  # the shell that started it has been replaced by it
     for pid in agents:
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     assert_empty(hosts, 2)
 
 

@@ -28,7 +28,7 @@ def start(*arguments: str, **options: Any) -> subprocess.Popen[str]:
     )
 
 
-def finish(process: subprocess.Popen[str], timeout: float = 120) -> str:
+def finish(process: subprocess.Popen[str], timeout: float = 280) -> str:
     """Its output. Nothing of it is left behind, however it ends."""
     try:
         output, _ = process.communicate(timeout=timeout)
@@ -40,7 +40,7 @@ def finish(process: subprocess.Popen[str], timeout: float = 120) -> str:
     return output
 
 
-def run(*arguments: str, timeout: float = 120, **options: Any) -> tuple[int, str]:
+def run(*arguments: str, timeout: float = 280, **options: Any) -> tuple[int, str]:
     """Exit status and output."""
     process = start(*arguments, **options)
     output = finish(process, timeout)

@@ -135,7 +135,7 @@ def test_a_kill_at_any_moment_leaves_a_whole_one(tmp_path):
         for _ in range(int(random.integers(1, 8))):
             last = int(child.stdout.readline())
         child.kill()
-        rest = child.communicate(timeout=120)[0].split()
+        rest = child.communicate(timeout=280)[0].split()
         last = int(rest[-1]) if rest else last
         loaded = read_quietly(tmp_path)
         assert loaded["version"] >= last

@@ -29,7 +29,7 @@ def rows(save_dir):
 
 def test_two_peers_learn_catch(tmp_path):
     """Catch to a mean return of 0.9 (random play: -0.6), both peers in the rounds, equal bits."""
-    status, output = job(2, tmp_path, "--total-steps", "300000")
+    status, output = job(2, tmp_path, "--total-steps", "120000")
     assert status == 0, output
     curve = rows(tmp_path)
     assert float(curve[-1]["mean_return"]) >= 0.9, output
@@ -93,7 +93,7 @@ def test_a_signal_saves_and_ends_the_job(tmp_path, number):
     read_until(process, "of 2 peers |")
     read_until(process, "of 2 peers |")
     process.send_signal(number)
-    output = finish(process, timeout=30)
+    output = finish(process, timeout=120)
     assert process.returncode == 128 + number, output
     saved = checkpoint.load(tmp_path)
     assert saved["totals"]["steps"] >= int(rows(tmp_path)[0]["steps"])
@@ -163,7 +163,7 @@ def test_environments_that_die_end_the_job_with_their_error(tmp_path):
     for worker in pool_workers(process.pid):
         with contextlib.suppress(ProcessLookupError):  # the job ends the others after the first
             os.kill(worker, signal.SIGKILL)
-    output = finish(process, timeout=30)
+    output = finish(process, timeout=120)
     assert process.returncode == 1, output
     assert "EnvError" in output
 

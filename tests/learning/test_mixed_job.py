@@ -112,7 +112,7 @@ def test_who_is_killed_and_does_not_lead_is_not_missed(peer):
     other.kill()
     read_until(leader, "of 1 peer |")
     leader.send_signal(signal.SIGTERM)
-    output = leader.communicate(timeout=120)[0]
+    output = leader.communicate(timeout=280)[0]
     assert leader.returncode == 0, output
 
 

@@ -185,7 +185,7 @@ def test_a_learner_needs_its_own_framework_only(framework, other, algorithm):
     pytest.importorskip(framework)
     module = f"examples.{framework}.{algorithm}"
     program = f"import sys; sys.modules[{other!r}] = None; import {module}"
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT, timeout=180)
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT, timeout=280)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extra = project["optional-dependencies"]["examples"]
     assert not any(re.search(rf"\b{name}\b", need) for need in extra for name in (framework, other))

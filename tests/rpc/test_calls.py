@@ -95,7 +95,7 @@ def test_calls_of_a_thread_start_in_order(start: Start, transports: list[str]) -
             print(seen == list(range(100)), seen)
         """
     )
-    out, err = child.communicate(timeout=180)
+    out, err = child.communicate(timeout=280)
     assert out.startswith("True"), out + err
 
 

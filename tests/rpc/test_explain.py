@@ -219,7 +219,7 @@ def test_interfaces_are_chosen_by_the_environment(
     start: Start, monkeypatch: pytest.MonkeyPatch, chosen: str, printed: str
 ) -> None:
     monkeypatch.setenv("MOOLINK_INTERFACE", chosen)
-    output, errors = start(INTERFACE).communicate(timeout=120)
+    output, errors = start(INTERFACE).communicate(timeout=280)
     assert output.startswith(printed), errors
     addresses = [word for word in output.split() if word.startswith("tcp://")]
     assert all("//127." in address or "//[::1]" in address for address in addresses)
@@ -320,5 +320,5 @@ def test_a_dump_shows_groups_threads_and_calls(broker_address: str) -> None:
 
 def test_nothing_is_dumped_where_moolink_is_not_in_use(start: Start) -> None:
     process: subprocess.Popen[str] = start("import moolink; print(moolink.dump())")
-    output, errors = process.communicate(timeout=120)
+    output, errors = process.communicate(timeout=280)
     assert "moolink is not in use in this process" in output, errors

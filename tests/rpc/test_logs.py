@@ -83,6 +83,6 @@ def _run(program: str) -> str:
         env=os.environ,
         text=True,
         check=True,
-        timeout=180,
+        timeout=280,
     )
     return done.stderr

@@ -382,7 +382,7 @@ def test_a_handler_that_waits_in_a_queue_lends_its_slot(start: Start) -> None:
             print(taken.result())
         """
     )
-    out, err = child.communicate(timeout=180)
+    out, err = child.communicate(timeout=280)
     assert out == "item\n", err
 
 
@@ -431,7 +431,7 @@ def test_a_forked_child_gets_an_error(start: Start) -> None:
             print(queue.empty())
         """
     )
-    assert process.communicate(timeout=20)[0] == "True\nTrue\nTrue\n"
+    assert process.communicate(timeout=280)[0] == "True\nTrue\nTrue\n"
 
 
 def test_items_of_the_programs_own_beside_calls(pair: Pair) -> None:

@@ -37,6 +37,6 @@ def test_a_crash_in_a_handler_leaves_a_traceback(start: Start) -> None:
         rpc.sync("peer", "crash")
         """
     )
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=280)
     assert process.returncode == -signal.SIGSEGV
     assert "in crashing_handler" in errors

@@ -280,7 +280,7 @@ def test_a_server_that_ends_in_the_midst_of_a_stream(start: Start, define: str, 
         with pytest.raises(moolink.PeerLost):
             for _ in stream:
                 pass
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=280)
     assert process.returncode == 0
     assert err == ""
 

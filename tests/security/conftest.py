@@ -46,7 +46,7 @@ class Process:
 
     def end(self) -> str:
         """Ends it; returns what it has logged."""
-        return self.process.communicate(timeout=120)[1]
+        return self.process.communicate(timeout=280)[1]
 
 
 @pytest.fixture

@@ -82,7 +82,7 @@ class Process:
         # Not communicate(): that looks past what was read ahead with an earlier line.
         with self.process.stdout as stream:
             output = stream.read()
-        self.process.wait(timeout=180)
+        self.process.wait(timeout=280)
         return output
 
     def resident(self) -> int:

@@ -26,7 +26,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=280,
         check=False,
     )
 
@@ -187,7 +187,7 @@ def test_processes_that_start_at_once_make_one_token(tmp_path: Path) -> None:
         )
         for _ in range(8)
     ]
-    texts = {process.communicate(timeout=180)[0] for process in started}
+    texts = {process.communicate(timeout=280)[0] for process in started}
     assert len(texts) == 1
     assert texts.pop().startswith(tokens.TOKEN_PREFIX)
     folder = tmp_path / "new" / "config" / "moolink"

@@ -34,7 +34,7 @@ class Simulator:
         if mutant:
             arguments += ["--mutant", mutant]
         done = subprocess.run(
-            arguments, input=scenario, capture_output=True, text=True, timeout=180, check=False
+            arguments, input=scenario, capture_output=True, text=True, timeout=280, check=False
         )
         assert done.returncode in (0, 1), done.stderr
         return done.stderr if done.returncode else ""
@@ -44,7 +44,7 @@ class Simulator:
             [str(self.program), "--list-mutants"],
             capture_output=True,
             text=True,
-            timeout=20,
+            timeout=280,
             check=True,
         )
         return done.stdout.split()

@@ -99,7 +99,7 @@ class Cluster:
         """Runs a command on the login node to its end; returns what it printed."""
         process = self.popen(*arguments, **environment)
         try:
-            stdout, stderr = process.communicate(timeout=180)
+            stdout, stderr = process.communicate(timeout=280)
         finally:
             process.kill()
         assert process.returncode == 0, f"{arguments}: {process.returncode}\n{stdout}{stderr}"

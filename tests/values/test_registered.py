@@ -206,7 +206,7 @@ def test_a_type_that_only_the_sender_registered() -> None:
         "sys.stdout.buffer.write(_core.encode(OnlyThere())[0])\n"
     )
     body = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, check=True, timeout=180
+        [sys.executable, "-c", script], capture_output=True, check=True, timeout=280
     )
     with pytest.raises(WireError, match=r"__main__:OnlyThere, which is not registered here"):
         _core.decode(body.stdout, [])
