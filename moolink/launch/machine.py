@@ -11,12 +11,12 @@ import pathlib
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from typing import IO, Protocol
 
 from moolink.internal.processes import ends_with_parent
 from moolink.launch.loop import READ, Loop
+from moolink.launch.run_folder import RunFolder
 
 _GUARD = str(pathlib.Path(__file__).with_name("guard.py"))
 _DRAIN_TIME = 0.5  # seconds that output is still read after a process ended
@@ -71,8 +71,8 @@ class Machine:
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
-        self._directory = tempfile.TemporaryDirectory(prefix="moolink-run-")
-        self.directory = self._directory.name
+        self._folder = RunFolder()
+        self.directory = self._folder.path
         self._processes: set[LocalProcess] = set()
         self._is_paused = False
         read_fd, self._guard_pipe = os.pipe()
@@ -105,34 +105,23 @@ class Machine:
         Raises:
             OSError: there is no such program, or it cannot be started.
         """
-        arguments, pass_fds = list(command), tuple[int, ...]()
-        read_fd = write_fd = -1
-        if announces:
+        stdin = subprocess.PIPE if has_stdin else subprocess.DEVNULL
+        if not announces:
+            process = _start(command, environment, stdin, watcher)
+        else:
             read_fd, write_fd = os.pipe()
-            arguments, pass_fds = [*arguments, "--announce-fd", str(write_fd)], (write_fd,)
-        try:
-            popen = subprocess.Popen(
-                ends_with_parent(arguments),
-                stdin=subprocess.PIPE if has_stdin else subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env=dict(environment),
-                pass_fds=pass_fds,
-                process_group=0,
-            )
-        except BaseException:
-            if announces:
+            try:
+                announcing = [*command, "--announce-fd", str(write_fd)]
+                process = _start(announcing, environment, stdin, watcher, (write_fd,))
+            except BaseException:
                 os.close(read_fd)
-            raise
-        finally:
-            if announces:
+                raise
+            finally:
                 os.close(write_fd)
-        self._tell_guard(f"+{popen.pid}")
-        process = LocalProcess(popen, watcher)
-        self._processes.add(process)
-        if announces:
             self._read_announcement(read_fd, watcher)
-        for name, pipe in (("stdout", popen.stdout), ("stderr", popen.stderr)):
+        self._tell_guard(f"+{process.pid}")
+        self._processes.add(process)
+        for name, pipe in (("stdout", process.popen.stdout), ("stderr", process.popen.stderr)):
             assert pipe is not None
             os.set_blocking(pipe.fileno(), False)
             process.open_pipes.add(pipe)
@@ -159,7 +148,7 @@ class Machine:
         """Called when all processes have ended: removes the folder."""
         os.close(self._guard_pipe)
         self._guard.wait()
-        self._directory.cleanup()
+        self._folder.close()
 
     def _watch_pipe(self, process: LocalProcess, name: str, pipe: IO[bytes]) -> None:
         def read() -> None:
@@ -229,6 +218,30 @@ class Machine:
         except BrokenPipeError:
             # Somebody killed the guard; PR_SET_PDEATHSIG still ends the peers with us.
             return
+
+
+def _start(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    stdin: int,
+    watcher: Watcher,
+    pass_fds: tuple[int, ...] = (),
+) -> LocalProcess:
+    popen = subprocess.Popen(
+        ends_with_parent(command),
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=dict(environment),
+        pass_fds=pass_fds,
+        process_group=0,
+    )
+    try:
+        return LocalProcess(popen, watcher)
+    except OSError:  # there are too many files, so nobody would learn of its end
+        with popen:  # closes its pipes
+            _kill_group(popen.pid)
+        raise
 
 
 def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[str]:

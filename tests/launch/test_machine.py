@@ -1,0 +1,79 @@
+"""Processes of this machine, and the folder of their run."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from moolink.launch.loop import Loop
+from moolink.launch.machine import Machine
+from tests.waiting import until
+
+# Leaves what a power cut leaves: the process and its guard end at once.
+DIES = """
+import os, signal
+from moolink.launch.loop import Loop
+from moolink.launch.machine import Machine
+machine = Machine(Loop())
+open(os.path.join(machine.directory, "token"), "w").close()
+os.kill(machine._guard.pid, signal.SIGKILL)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+class Nobody:
+    """A watcher that nothing reaches."""
+
+
+@contextlib.contextmanager
+def machine() -> Iterator[Machine]:
+    loop = Loop()
+    made = Machine(loop)
+    yield made
+    made.close()
+    loop.close()
+
+
+def test_the_next_run_removes_what_a_power_cut_has_left_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "moolink-run-without-lock").mkdir()
+    with machine() as first:
+        environment = os.environ | {"TMPDIR": str(tmp_path)}
+        died = subprocess.run([sys.executable, "-c", DIES], env=environment, check=False)
+        assert died.returncode == -signal.SIGKILL
+        assert len(list(tmp_path.glob("*/token"))) == 1
+        with machine() as second:
+            left = {str(path) for path in tmp_path.iterdir()}
+            without = str(tmp_path / "moolink-run-without-lock")
+            assert left == {first.directory, second.directory, without}
+    assert [path.name for path in tmp_path.iterdir()] == ["moolink-run-without-lock"]
+
+
+def test_a_process_that_cannot_be_watched_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = []
+
+    def too_many(pid: int) -> int:
+        started.append(pid)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with machine() as here:
+        before = os.listdir("/proc/self/fd")
+        monkeypatch.setattr(os, "pidfd_open", too_many)
+        with pytest.raises(OSError, match="Too many open files"):
+            here.start(["sleep", "600"], os.environ, Nobody(), announces=True)
+        assert os.listdir("/proc/self/fd") == before
+    (pid,) = started
+    until(lambda: not Path(f"/proc/{pid}").exists(), "its end")
