@@ -1,4 +1,4 @@
-"""Addresses that only this machine reaches."""
+"""Hosts and their addresses."""
 
 from __future__ import annotations
 
@@ -11,3 +11,8 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def with_port(host: str, port: int) -> str:
+    """Returns ``HOST:PORT``, with a number of IPv6 in brackets."""
+    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"

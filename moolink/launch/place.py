@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from moolink.errors import Error
+from moolink.internal.addresses import with_port
 from moolink.internal.processes import available_cores
 from moolink.launch import host_lists
 
@@ -174,6 +175,7 @@ def _from_slurm(variables: _Variables) -> Place:
     local = _tasks_of_node(variables, count)
     job = variables.text("SLURM_JOB_ID", "SLURM_JOBID")
     share = variables.number("SLURM_CPUS_ON_NODE", default=available_cores(), least=1) // local
+    cores = variables.number("SLURM_CPUS_PER_TASK", default=max(1, share), least=1)
     return _derived(
         variables,
         "slurm",
@@ -183,12 +185,7 @@ def _from_slurm(variables: _Variables) -> Place:
         host=_first_of_slurm(variables),
         local=local,
         restarts=variables.number("SLURM_RESTART_COUNT", default=0),
-        cores=variables.number(
-            "SLURM_CPUS_PER_TASK",
-            # A task that is bound to its cores sees only those.
-            default=max(1, min(available_cores(), share)),
-            least=1,
-        ),
+        cores=min(available_cores(), cores),  # a task may be bound to fewer
     )
 
 
@@ -232,7 +229,7 @@ def _derived(
                 "broker (`moolink-broker 0.0.0.0:4431`) and give all of them its address in "
                 "MOOLINK_BROKER"
             )
-        broker = f"[{host}]:{_port(job)}" if ":" in host else f"{host}:{_port(job)}"
+        broker = with_port(host, _port(job))
     own = _own_name() if job is None else f"{source}-{_shown(job)}"
     if group is None and job is not None:
         group = own

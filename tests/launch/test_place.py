@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from collections.abc import Mapping
 
 import pytest
@@ -110,7 +111,9 @@ def test_torchrun() -> None:
     assert (other.group, other.broker) != (found.group, found.broker), "another job"
 
 
-def test_slurm() -> None:
+def test_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = sys.modules["moolink.launch.place"]  # the package's `place` is the function
+    monkeypatch.setattr(module, "available_cores", lambda: 8)
     found = place(SLURM)
     assert (found.index, found.count, found.source, found.cores) == (2, 5, "slurm", 3)
     assert found.broker == f"node03:{port(found)}"
@@ -118,6 +121,8 @@ def test_slurm() -> None:
     again = place(SLURM | {"SLURM_PROCID": "0", "SLURM_RESTART_COUNT": "1"})
     assert (again.broker, again.restarted, again.starts_broker) == (found.broker, True, True)
     assert place(SLURM | {"SLURM_STEP_ID": "1"}).group == "slurm-77.1"
+    monkeypatch.setattr(module, "available_cores", lambda: 2)
+    assert place(SLURM).cores == 2, "the task is bound to fewer than SLURM_CPUS_PER_TASK"
 
 
 def test_the_script_of_a_batch_job_is_alone() -> None:
