@@ -15,12 +15,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from moolink.accumulate import run_record
-from moolink.internal import tokens
 from moolink.internal.processes import available_cores
 from moolink.launch import wire
 from moolink.launch.host import Task
 from moolink.launch.loop import READ, Loop, Outbox, Signals
 from moolink.launch.machine import LocalProcess, Machine, visible_gpus
+from moolink.launch.settings import write_token
 
 _MOST_PENDING = 1 << 20  # bytes; those who write more wait until the launcher has read them
 _LOCK_TIMEOUT = 30.0  # seconds for the agent before this one to end its processes
@@ -138,13 +138,7 @@ class Agent:
             self._fail("an earlier agent of this job has not ended its processes yet")
             return
         self._machine = Machine(self._loop)
-        token = message["token"]
-        if token is None:
-            self._security = {tokens.FILE_VARIABLE: "", tokens.INSECURE_VARIABLE: "1"}
-        else:
-            path = os.path.join(self._machine.directory, "token")
-            tokens.write(path, tokens.parse(token, "the launcher's token"))
-            self._security = {tokens.FILE_VARIABLE: path, tokens.INSECURE_VARIABLE: ""}
+        self._security = write_token(message["token"], self._machine.directory)
         # "CLIENT PORT SERVER PORT", as sshd saw them: addresses that have been shown to work.
         connection = os.environ.get("SSH_CONNECTION", "").split()
         self.send(

@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 
 from moolink.launch.description import Job
 from moolink.launch.host import LocalHost
 from moolink.launch.loop import Loop
-from moolink.launch.output import Screen
+from moolink.launch.plan import plan_with_broker_here
 from moolink.launch.remote_host import Options
-from moolink.launch.settings import group_of, local_security
+from moolink.launch.settings import local_security
 from moolink.launch.shares import Seat
-from moolink.launch.supervisor import BrokerPlan, Plan, Supervisor
+from moolink.launch.supervisor import Supervisor
 from moolink.launch.wire import HEARTBEAT
 
 
@@ -83,23 +84,13 @@ def launch(
 
 def _launch_here(job: Job, listen: str, cores: int | None, program: str) -> int:
     security = local_security(job)
-    loop = Loop()
-    host = LocalHost(loop, cores)
-    address = listen.rpartition(":")[0]
-    address = "127.0.0.1" if address in ("0.0.0.0", "[::]") else address
-    broker = BrokerPlan(host, lambda: listen, lambda _, port: f"{address}:{port}")
-    seats = [Seat(role, index, host) for role in job.roles for index in range(role.count)]
-    plan = Plan(
-        program,
-        job,
-        group_of(job),
-        sys.executable,
-        seats,
-        [host],
-        None if job.broker else broker,
-        security,
-    )
-    try:
-        return Supervisor(loop, Screen(sys.stdout.buffer, sys.stderr.buffer)).run(plan)
-    finally:
-        loop.close()
+    with closing(Loop()) as loop, closing(LocalHost(loop, cores)) as here:
+        seats = [Seat(role, index, here) for role in job.roles for index in range(role.count)]
+        plan = plan_with_broker_here(
+            *(job, here, seats, security),
+            program=program,
+            python=sys.executable,
+            listen=listen,
+            name="127.0.0.1",
+        )
+        return Supervisor(loop).run(plan)

@@ -33,10 +33,21 @@ def token_path(job: Job) -> str | None:
 
 def local_security(job: Job) -> dict[str, str]:
     """Says to the processes of this machine, in their environment, where the token lies."""
-    path = token_path(job)
-    if path is None:
-        return {tokens.FILE_VARIABLE: "", tokens.INSECURE_VARIABLE: "1"}
-    return {tokens.FILE_VARIABLE: path, tokens.INSECURE_VARIABLE: ""}
+    return _variables(token_path(job))
+
+
+def write_token(text: str | None, folder: str) -> dict[str, str]:
+    """Writes a token that came from the launcher; says in variables where it lies."""
+    if text is None:
+        return _variables(None)
+    path = os.path.join(folder, "token")
+    tokens.write(path, tokens.parse(text, "the launcher's token"))
+    return _variables(path)
+
+
+def _variables(path: str | None) -> dict[str, str]:
+    insecure = "1" if path is None else ""
+    return {tokens.FILE_VARIABLE: path or "", tokens.INSECURE_VARIABLE: insecure}
 
 
 def token_text(security: Mapping[str, str]) -> str | None:

@@ -15,16 +15,18 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 
 from moolink.launch.description import Job, Role
-from moolink.launch.host import Host, HostWatcher, JobError, LocalHost, Task
+from moolink.launch.host import HostWatcher, JobError, LocalHost, Task
 from moolink.launch.loop import Loop
 from moolink.launch.machine import LocalProcess, Machine
-from moolink.launch.output import Screen
-from moolink.launch.settings import group_of, local_security
+from moolink.launch.plan import plan_with_broker_here
+from moolink.launch.scheduled_host import ScheduledHost
+from moolink.launch.settings import local_security
 from moolink.launch.shares import Seat
-from moolink.launch.supervisor import BrokerPlan, Plan, Supervisor
+from moolink.launch.supervisor import Supervisor
 
 _GUARD = str(Path(__file__).with_name("slurm_guard.py"))
 _KILL_TIME = 10.0  # seconds for Slurm to end a process, before its srun is killed
@@ -198,23 +200,16 @@ class SlurmProcess:
         if taken and self._returncode != 0 and not self._is_ours:
             self._watcher.lost("Slurm preempted or cancelled it, or its node failed")
             return
-        self._host.has_ended_well = self._host.has_ended_well or self._returncode == 0
-        self._watcher.ended(self._returncode)
-        self._watcher.drained()
+        self._host.finish(self._watcher, self._returncode)
 
 
-class SlurmHost(Host):
+class SlurmHost(ScheduledHost):
     """The place of one process: whatever node Slurm gives it."""
 
     def __init__(self, submitter: Submitter, name: str, role: Role) -> None:
-        self.label = "slurm"
-        self.cores = role.cores or 1
-        self.gpus = [str(number) for number in range(role.gpus)]
-        self.is_up = True
+        super().__init__("slurm", role)
         self.submitter = submitter
-        self.has_ended_well = False
         self._name = name
-        self.role = role.name
         self._role = role
         self._starts = 0
 
@@ -230,21 +225,6 @@ class SlurmHost(Host):
             return None
         process.pid = process.local.pid
         return process
-
-    def note(self, notes: Mapping[str, str]) -> None:
-        """Does nothing: nodes need not have a folder in common."""
-
-    @property
-    def notes(self) -> Mapping[str, str]:
-        """A process that the job waits for ends well when its role's work has finished."""
-        return {self._name: ""} if self.has_ended_well and not self._role.elastic else {}
-
-    def close(self) -> None:
-        """Does nothing: its processes have ended."""
-
-    @property
-    def is_closed(self) -> bool:
-        return True
 
 
 def environment_of(variables: Mapping[str, str]) -> dict[str, str]:
@@ -288,35 +268,25 @@ def launch(
     if any(role.hosts for role in job.roles):
         raise ValueError("slurm: a role has hosts, but Slurm chooses them: use nodelist=")
     security = local_security(job)
-    loop = Loop()
-    local = LocalHost(loop)
-    submitter = Submitter(loop, local.machine, arguments)
     unique = f"{job.name}-{secrets.token_hex(4)}"
-    seats = [
-        Seat(role, index, SlurmHost(submitter, f"{unique}-{role.name}-{index}", role))
-        for role in job.roles
-        for index in range(role.count)
-    ]
-    address = (listen or "0.0.0.0:0").rpartition(":")[0]
-    address = socket.gethostname() if address in ("0.0.0.0", "[::]") else address
-    broker = BrokerPlan(local, lambda: listen or "0.0.0.0:0", lambda _, port: f"{address}:{port}")
-    plan = Plan(
-        program,
-        job,
-        group_of(job),
-        python or sys.executable,
-        seats,
-        [local, *(seat.host for seat in seats)],
-        None if job.broker else broker,
-        security,
-    )
-    try:
-        return Supervisor(loop, Screen(sys.stdout.buffer, sys.stderr.buffer)).run(
-            plan, connect=_require_slurm
+    with (
+        closing(Loop()) as loop,
+        closing(LocalHost(loop)) as local,
+        closing(Submitter(loop, local.machine, arguments)) as submitter,
+    ):
+        seats = [
+            Seat(role, index, SlurmHost(submitter, f"{unique}-{role.name}-{index}", role))
+            for role in job.roles
+            for index in range(role.count)
+        ]
+        plan = plan_with_broker_here(
+            *(job, local, seats, security),
+            program=program,
+            python=python or sys.executable,
+            listen=listen or "0.0.0.0:0",
+            name=socket.gethostname(),
         )
-    finally:
-        submitter.close()
-        loop.close()
+        return Supervisor(loop).run(plan, connect=_require_slurm)
 
 
 def _require_slurm() -> None:

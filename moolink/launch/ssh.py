@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import secrets
-import sys
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
+from moolink.internal.addresses import with_port
 from moolink.launch.description import Job
 from moolink.launch.host import Host, JobError, LocalHost
 from moolink.launch.loop import Loop
-from moolink.launch.output import Screen
+from moolink.launch.plan import BrokerPlan, Plan
 from moolink.launch.remote_host import CONNECT_TIMEOUT, Options, RemoteHost
 from moolink.launch.settings import group_of, local_security, token_text
 from moolink.launch.shares import parse_hosts, seats_of
-from moolink.launch.supervisor import BrokerPlan, Plan, Supervisor
+from moolink.launch.supervisor import Supervisor
 
 
 def launch(
@@ -32,12 +33,9 @@ def launch(
         raise ValueError(f"broker_host is {broker_host!r}; the hosts are {', '.join(targets)}")
     security = local_security(job)
     begin = {"token": token_text(security), "grace": job.grace, "lost_after": options.lost_after}
-    loop = Loop()
-    screen = Screen(sys.stdout.buffer, sys.stderr.buffer)
-    supervisor = Supervisor(loop, screen)
-    local = LocalHost(loop)
-    try:
-        remote = _make_hosts(loop, screen, local, targets, options, begin, supervisor)
+    with closing(Loop()) as loop, closing(LocalHost(loop)) as local:
+        supervisor = Supervisor(loop)
+        remote = _make_hosts(loop, local, targets, options, begin, supervisor)
         plan = Plan(
             program=program,
             job=job,
@@ -49,9 +47,6 @@ def launch(
             security=security,
         )
         return supervisor.run(plan, lambda: _connect(supervisor, list(remote.values())))
-    finally:
-        local.close()
-        loop.close()
 
 
 def _targets(job: Job, hosts: Sequence[str]) -> list[str]:
@@ -64,7 +59,6 @@ def _targets(job: Job, hosts: Sequence[str]) -> list[str]:
 
 def _make_hosts(
     loop: Loop,
-    screen: Screen,
     local: LocalHost,
     targets: Sequence[str],
     options: Options,
@@ -83,7 +77,7 @@ def _make_hosts(
     # Two targets may be names of the same machine: each has an agent of its own.
     return {
         target: RemoteHost(
-            *(loop, screen, local.machine, target, options),
+            *(loop, supervisor.screen, local.machine, target, options),
             {**begin, "job": f"{job_id}-{number}"},
             on_up,
             supervisor.noted,
@@ -130,6 +124,6 @@ def _broker(
                 "SSH_CONNECTION is not set on the hosts, so the broker's address is not known: "
                 "give it an interface that they reach with --listen HOST:0"
             )
-        return f"[{seen}]:{port}" if ":" in seen else f"{seen}:{port}"
+        return with_port(seen, port)
 
     return BrokerPlan(local if on_host is None else on_host, listened, address_for)

@@ -5,20 +5,20 @@ One thread and one loop. The supervisor decides; hosts start processes and tell 
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from moolink.accumulate import run_record
 from moolink.internal.processes import describe_exit, exit_status
-from moolink.launch.description import Job, Role
+from moolink.launch.description import Role
 from moolink.launch.host import Host, JobError, Running, Task
 from moolink.launch.loop import Loop, Signals, Timer
 from moolink.launch.output import PrefixedStream, Screen
+from moolink.launch.plan import Plan
 from moolink.launch.shares import Seat, share_out
 
 _BROKER_START_TIMEOUT = 20.0  # seconds; imports included, on a machine busy with other work
@@ -30,46 +30,6 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS
 _FAULT_HANDLER = {"PYTHONFAULTHANDLER": "1"}  # a peer that crashes prints its Python stacks
 _UNBUFFERED = {"PYTHONUNBUFFERED": "1"}  # lines must appear when they are written
 _LAST_WORDS = 40  # lines of a failed peer's stderr that are repeated at the end
-
-
-@dataclasses.dataclass(frozen=True)
-class BrokerPlan:
-    """Where the job's broker runs.
-
-    Attributes:
-        host: on which it is started.
-        listen: the address it listens on, without a port that is taken: ``HOST:0``.
-        address_for: its address as processes on a host reach it, given the port.
-    """
-
-    host: Host
-    listen: Callable[[], str]
-    address_for: Callable[[Host, int], str]
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """How a job is run.
-
-    Attributes:
-        program: what messages begin with.
-        job: what is run.
-        group: name of its group.
-        python: the interpreter of scripts and modules.
-        seats: a place for each process.
-        hosts: all of them.
-        broker: ``None``: the job has one already.
-        security: environment variables that say where the token lies.
-    """
-
-    program: str
-    job: Job
-    group: str
-    python: str
-    seats: Sequence[Seat]
-    hosts: Sequence[Host]
-    broker: BrokerPlan | None
-    security: Mapping[str, str]
 
 
 class Process:
@@ -145,8 +105,8 @@ class Process:
 class Supervisor:
     """A broker and the peers of all roles, run to their end."""
 
-    def __init__(self, loop: Loop, screen: Screen) -> None:
-        self.screen = screen
+    def __init__(self, loop: Loop) -> None:
+        self.screen = Screen(sys.stdout.buffer, sys.stderr.buffer)
         self._loop = loop
         self._peers: dict[tuple[str, int], Process] = {}  # those that run
         self._waiting: dict[tuple[str, int], Seat] = {}  # for their host

@@ -6,13 +6,13 @@ moolink's own supervisor: an actor that ends is not restarted by Ray.
 
 from __future__ import annotations
 
-import base64
 import functools
 import os
 import queue
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from typing import Any
 
 import ray
@@ -20,16 +20,19 @@ from ray import cloudpickle
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from moolink.internal.addresses import with_port
 from moolink.launch.description import Job, Role
-from moolink.launch.host import Host, HostWatcher, LocalHost, Task
+from moolink.launch.host import HostWatcher, LocalHost, Task
 from moolink.launch.loop import READ, Loop
-from moolink.launch.output import Screen
-from moolink.launch.settings import group_of, local_security, token_text
+from moolink.launch.plan import plan_with_broker_here
+from moolink.launch.scheduled_host import ScheduledHost
+from moolink.launch.settings import local_security, token_text
 from moolink.launch.shares import Seat
-from moolink.launch.supervisor import BrokerPlan, Plan, Supervisor
+from moolink.launch.supervisor import Supervisor
+from moolink.ray.call import command_of, without_call
 from moolink.ray.runner import Runner
 
-_LONGEST_CALL = 100_000  # bytes; Linux passes 128 KB in one argument
+_LONGEST_CALL = 100_000  # bytes; Linux passes 128 KB in one variable
 _TRIES, _PAUSE = 60, 1.0  # to make an actor, and seconds between two of them
 _GPUS = "CUDA_VISIBLE_DEVICES"
 
@@ -42,43 +45,53 @@ def command(function: Callable[..., object], *arguments: object) -> list[str]:
     Raises:
         ValueError: the function and its arguments are larger than 100 kB.
     """
-    call = base64.b64encode(cloudpickle.dumps((function, arguments))).decode()
-    if len(call) > _LONGEST_CALL:
+    made = command_of(cloudpickle.dumps((function, arguments)))
+    if len(made[-1]) > _LONGEST_CALL:
         raise ValueError(
-            f"the function and its arguments have {len(call)} bytes, more than {_LONGEST_CALL}: "
-            "let the function read what is large from a file, or from ray.get"
+            f"the function and its arguments have {len(made[-1])} bytes, more than "
+            f"{_LONGEST_CALL}: let the function read what is large from a file, or from ray.get"
         )
-    return ["-m", "moolink.ray.call", call]
+    return made
 
 
 class Inbox:
     """What other threads tell the loop."""
 
     def __init__(self, loop: Loop) -> None:
-        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[tuple[Callable[[], None], threading.Event]]
+        self._calls = queue.SimpleQueue()
         self._read_fd, self._write_fd = os.pipe()
         self._lock = threading.Lock()
         self._loop = loop
         loop.watch(self._read_fd, READ, self._take)
 
     def put(self, call: Callable[[], None]) -> None:
-        """Lets the loop make this call; may be called by any thread."""
+        """Lets the loop make this call, and waits for it: what is not told yet is bounded."""
+        is_made = threading.Event()
         with self._lock:
-            if self._write_fd >= 0:
-                self._calls.put(call)
-                os.write(self._write_fd, b".")
+            if self._write_fd < 0:
+                return
+            self._calls.put((call, is_made))
+            os.write(self._write_fd, b".")
+        is_made.wait()
 
     def close(self) -> None:
-        """Drops what comes from now on."""
+        """Drops what has not been called, and all that comes."""
         with self._lock:
             self._loop.unwatch(self._read_fd)
             os.close(self._read_fd)
             os.close(self._write_fd)
             self._write_fd = -1
+        while not self._calls.empty():
+            self._calls.get()[1].set()
 
     def _take(self) -> None:
         os.read(self._read_fd, 1)
-        self._calls.get()()
+        call, is_made = self._calls.get()
+        try:
+            call()
+        finally:
+            is_made.set()
 
 
 class RayProcess:
@@ -124,7 +137,7 @@ class RayProcess:
                 put(functools.partial(self._lost, _why(error)))
                 return
             put(functools.partial(self._tell, events))
-            if events[-1][0] in ("drained", "refused"):
+            if events[-1][0] in ("ended", "refused"):
                 return
 
     def _tell(self, events: list[tuple[Any, ...]]) -> None:
@@ -133,12 +146,13 @@ class RayProcess:
                 (self.pid,) = arguments
                 if self._is_ours:  # it was asked to end before it ran
                     self._actor.terminate.remote()
-            elif name == "ended":
-                self._host.has_ended_well = self._host.has_ended_well or arguments[0] == 0
-            if name in ("drained", "refused"):
+            if name in ("ended", "refused"):
                 self._is_over = True
                 ray.kill(self._actor)
-            getattr(self._watcher, name)(*arguments)
+            if name == "ended":
+                self._host.finish(self._watcher, *arguments)
+            else:
+                getattr(self._watcher, name)(*arguments)
 
     def _lost(self, why: str) -> None:
         if self._is_over:
@@ -156,8 +170,7 @@ class RayProcess:
 
     def _give_up(self) -> None:
         self._is_over = True
-        self._watcher.ended(-9)
-        self._watcher.drained()
+        self._host.finish(self._watcher, -9)
 
 
 def _why(error: Exception) -> str:
@@ -168,7 +181,7 @@ def _why(error: Exception) -> str:
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
-class RayHost(Host):
+class RayHost(ScheduledHost):
     """The place of one process: whatever node Ray gives its actor.
 
     Args:
@@ -185,15 +198,9 @@ class RayHost(Host):
         token: str | None,
         directory: str,
     ) -> None:
-        self.label = "ray"
-        self.cores = role.cores or 1
-        self.gpus = [str(number) for number in range(role.gpus)]
-        self.is_up = True
+        super().__init__("ray", role)
         self.loop = loop
         self.inbox = inbox
-        self.has_ended_well = False
-        self.role = role.name
-        self._role = role
         self._options = options
         self._token = token
         self._directory = directory
@@ -202,27 +209,13 @@ class RayHost(Host):
         """Makes an actor for it, which runs it when Ray has a place."""
         # Ray knows which GPUs are the actor's.
         environment = {k: v for k, v in task.environment.items() if k != _GPUS}
-        return RayProcess(self, Task(task.command, dict(task.defaults), environment), watcher)
+        command, call = without_call(task.command)
+        return RayProcess(self, Task(command, dict(task.defaults), environment | call), watcher)
 
     def make_actor(self, task: Task) -> Any:
         """Makes an actor that runs this."""
         actor = ray.remote(Runner).options(**self._options)
         return actor.remote(task, self._token, self._directory)
-
-    def note(self, notes: Mapping[str, str]) -> None:
-        """Does nothing: nodes need not have a folder in common."""
-
-    @property
-    def notes(self) -> Mapping[str, str]:
-        """A process that the job waits for ends well when its role's work has finished."""
-        return {self._role.name: ""} if self.has_ended_well and not self._role.elastic else {}
-
-    def close(self) -> None:
-        """Does nothing: its processes have ended."""
-
-    @property
-    def is_closed(self) -> bool:
-        return True
 
 
 def launch(
@@ -265,40 +258,35 @@ def launch(
     if any(role.hosts for role in job.roles):
         raise ValueError("ray: a role has hosts, but Ray chooses them: leave them out")
     security = local_security(job)
-    token = token_text(security)
-    loop = Loop()
-    local, inbox = LocalHost(loop), Inbox(loop)
-    group = _placement_group(job, strategy)
+    address = ray.util.get_node_ip_address()
+    with (
+        closing(Loop()) as loop,
+        closing(LocalHost(loop)) as local,
+        closing(Inbox(loop)) as inbox,
+        _placement_group(job, strategy) as group,
+    ):
+        shared = (loop, inbox, token_text(security), directory or os.getcwd())
+        plan = plan_with_broker_here(
+            *(job, local, _seats(job, group, *shared), security),
+            program=program,
+            python=python or sys.executable,
+            listen=listen or with_port(address, 0),
+            name=address,
+        )
+        supervisor = Supervisor(loop)
+        return supervisor.run(plan, lambda: _wait_for(group, supervisor, inbox, start_timeout))
+
+
+def _seats(
+    job: Job, group: Any, loop: Loop, inbox: Inbox, token: str | None, directory: str
+) -> list[Seat]:
     seats = []
     bundles = iter(range(job.count))
     for role in job.roles:
         for index in range(role.count):
-            bundle = None if role.elastic else next(bundles)
-            options = _actor_options(role, group, bundle)
-            host = RayHost(role, options, loop, inbox, token, directory or os.getcwd())
-            seats.append(Seat(role, index, host))
-    listened = listen or f"{ray.util.get_node_ip_address()}:0"
-    address = listened.rpartition(":")[0]
-    broker = BrokerPlan(local, lambda: listened, lambda _, port: f"{address}:{port}")
-    plan = Plan(
-        program,
-        job,
-        group_of(job),
-        python or sys.executable,
-        seats,
-        [local, *(seat.host for seat in seats)],
-        None if job.broker else broker,
-        security,
-    )
-
-    supervisor = Supervisor(loop, Screen(sys.stdout.buffer, sys.stderr.buffer))
-    try:
-        return supervisor.run(plan, lambda: _wait_for(group, supervisor, inbox, start_timeout))
-    finally:
-        inbox.close()
-        loop.close()
-        if group is not None:
-            remove_placement_group(group)
+            options = _actor_options(role, group, None if role.elastic else next(bundles))
+            seats.append(Seat(role, index, RayHost(role, options, loop, inbox, token, directory)))
+    return seats
 
 
 def _resources(role: Role) -> dict[str, float]:
@@ -306,10 +294,16 @@ def _resources(role: Role) -> dict[str, float]:
     return {name: count for name, count in wanted.items() if count}
 
 
-def _placement_group(job: Job, strategy: str) -> Any:
+@contextmanager
+def _placement_group(job: Job, strategy: str) -> Iterator[Any]:
     fixed: Sequence[Role] = [role for role in job.roles if not role.elastic]
     bundles = [_resources(role) for role in fixed for _ in range(role.count)]
-    return placement_group(bundles, strategy=strategy) if bundles else None
+    group = placement_group(bundles, strategy=strategy) if bundles else None
+    try:
+        yield group
+    finally:
+        if group is not None:
+            remove_placement_group(group)
 
 
 def _wait_for(group: Any, supervisor: Supervisor, inbox: Inbox, seconds: float) -> None:

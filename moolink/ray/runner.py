@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import queue
 import threading
-from pathlib import Path
+from contextlib import closing, suppress
 from typing import Any
 
-from moolink.internal import tokens
+from moolink.errors import AuthError
 from moolink.launch.host import Task
 from moolink.launch.loop import READ, Loop
 from moolink.launch.machine import Machine
+from moolink.launch.settings import write_token
 
-_MOST_WAITING = 256  # pieces of output; the process waits while the launcher reads none
+_MOST_WAITING = 16  # pieces of output of 64 KB; the process waits while the launcher reads none
 
 
 class Runner:
@@ -30,14 +30,14 @@ class Runner:
         self._events: queue.Queue[tuple[Any, ...]] = queue.Queue(_MOST_WAITING)
         self._read_fd, self._write_fd = os.pipe()
         self._is_over = False
-        with contextlib.suppress(OSError):  # the programs may lie elsewhere here, as modules do
-            os.chdir(directory)
+        with suppress(OSError):  # the programs may lie elsewhere here, as modules do
+            os.chdir(os.path.expanduser(directory))
         # Processes end with the thread that starts them, so this one lives as long as they do.
         threading.Thread(target=self._serve, args=(task, token), daemon=True).start()
 
     def next(self) -> list[tuple[Any, ...]]:
         """Waits for something to tell of the process; returns names and arguments of a watcher's
-        methods. The last one is ``drained``, or ``refused``."""
+        methods. The last one is ``ended``, when all output has come, or ``refused``."""
         events = [self._events.get()]
         while not self._events.empty():
             events.append(self._events.get())
@@ -48,31 +48,23 @@ class Runner:
         os.write(self._write_fd, b"t")
 
     def _serve(self, task: Task, token: str | None) -> None:
-        loop = Loop()
-        machine = Machine(loop)
         try:
-            own = {}
-            if token is not None:
-                path = Path(machine.directory) / "token"
-                path.touch(0o600)
-                path.write_text(token, encoding="utf-8")
-                own[tokens.FILE_VARIABLE] = str(path)
-            process = machine.start(task.command, task.variables(own), self)
-        except OSError as error:
+            with closing(Loop()) as loop, closing(Machine(loop)) as machine:
+                own = write_token(token, machine.directory)
+                process = machine.start(task.command, task.variables(own), self)
+                self._events.put(("started", process.pid))
+
+                def terminate() -> None:
+                    os.read(self._read_fd, 1)
+                    process.terminate()
+
+                loop.watch(self._read_fd, READ, terminate)
+                while not self._is_over:
+                    loop.turn()
+        except (OSError, AuthError) as error:
             self._events.put(("refused", str(error)))
         else:
-            self._events.put(("started", process.pid))
-
-            def terminate() -> None:
-                os.read(self._read_fd, 1)
-                process.terminate()
-
-            loop.watch(self._read_fd, READ, terminate)
-            while not self._is_over:
-                loop.turn()
-            self._events.put(("drained",))
-        machine.close()
-        loop.close()
+            self._events.put(("ended", self._returncode))
 
     # What the machine tells of the process.
 
@@ -85,7 +77,7 @@ class Runner:
 
     def ended(self, returncode: int) -> None:
         """It ended."""
-        self._events.put(("ended", returncode))
+        self._returncode = returncode
 
     def drained(self) -> None:
         """Nothing more comes from it."""

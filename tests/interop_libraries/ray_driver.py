@@ -14,7 +14,7 @@ from moolink.launch import Job, Role
 def called(folder: str) -> None:
     """What the job of a function runs."""
     index = os.environ["MOOLINK_PEER_INDEX"]
-    print(f"called with {folder} as {index}", flush=True)
+    print(f"called with {folder} as {index} by {len(sys.argv)} words", flush=True)
     sys.exit(3 if index == "1" else 0)
 
 

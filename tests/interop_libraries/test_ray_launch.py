@@ -5,7 +5,9 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ pytest.importorskip("ray", reason="needs ray: make test-interop")
 
 from ray.cluster_utils import Cluster
 
+from moolink.launch.loop import Loop
+from moolink.ray.launching import Inbox
 from tests.processes import ROOT
 from tests.slurm.log import Log
 from tests.waiting import until
@@ -72,6 +76,24 @@ def everybody(log: Log, times: int) -> None:
     )
 
 
+def test_who_tells_the_launcher_something_waits_until_it_is_read() -> None:
+    seen: list[str] = []
+    with closing(Loop()) as loop, closing(Inbox(loop)) as inbox:
+
+        def tell() -> None:
+            for number in range(4):
+                seen.append(f"put {number}")
+                inbox.put(lambda n=number: seen.append(f"read {n}"))
+
+        thread = threading.Thread(target=tell)
+        thread.start()
+        for _ in range(3):
+            loop.turn()
+        until(lambda: seen[-1] == "put 3", "the last one")
+    thread.join()  # what nobody reads any more is waited for by nobody
+    assert seen == [f"{what} {n}" for n in range(4) for what in ("put", "read")][:-1]
+
+
 def test_peers_of_a_killed_node_come_back_with_it(
     cluster: Any, nodes: list[Any], tmp_path: Path, start: Start
 ) -> None:
@@ -100,7 +122,7 @@ def test_ctrl_c_ends_all_peers(tmp_path: Path, start: Start) -> None:
 def test_a_function_runs_in_processes_of_its_own(tmp_path: Path, start: Start) -> None:
     assert start("function").wait(120) == 3
     text = (tmp_path / "out").read_text()
-    assert f"[1] called with {tmp_path} as 1" in text
+    assert f"[1] called with {tmp_path} as 1 by 1 words" in text, "not on a command line"
     assert "peer 1 (pid" in text
     assert "exited with status 3 and ended the job" in text
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib
 import os
 import signal
 import subprocess
@@ -12,8 +13,10 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
+from moolink.launch.description import Job
 from moolink.launch.loop import Loop
 from moolink.launch.machine import Machine
 from tests.waiting import until
@@ -77,3 +80,17 @@ def test_a_process_that_cannot_be_watched_is_ended(
         assert os.listdir("/proc/self/fd") == before
     (pid,) = started
     until(lambda: not Path(f"/proc/{pid}").exists(), "its end")
+
+
+@pytest.mark.parametrize("module", ["moolink.launch.launching", "moolink.launch.slurm"])
+def test_an_error_before_the_job_starts_leaves_no_guard(
+    monkeypatch: pytest.MonkeyPatch, module: str
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ValueError("no plan")
+
+    monkeypatch.setattr(importlib.import_module(module), "plan_with_broker_here", fail)
+    before = psutil.Process().children()
+    with pytest.raises(ValueError, match="no plan"):
+        importlib.import_module(module).launch(Job.of_command(["true"], insecure=True))
+    assert psutil.Process().children() == before
