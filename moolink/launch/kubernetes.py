@@ -20,6 +20,9 @@ PORT = 4431
 _USER = 1000
 _TOKEN_FOLDER = "/run/moolink"
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_SECRET = re.compile(rf"{_LABEL.pattern}(\.{_LABEL.pattern})*")
+_IMAGE = re.compile(r"[\w\[][\w.:/@\[\]-]*", re.ASCII)
 _LONGEST = 63 - len("-broker") - len("-4294967295-abcde")  # what is added to make the names of pods
 _INDEX = "batch.kubernetes.io/job-completion-index"
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -74,6 +77,14 @@ def objects(job: Job, options: Options) -> list[dict[str, Any]]:
 
 
 def _check(job: Job, options: Options) -> None:
+    for key, pattern, remedy in (
+        ("image", _IMAGE, "write REGISTRY/NAME:TAG"),
+        ("namespace", _LABEL, "take up to 63 lower-case letters, digits and '-'"),
+        ("secret", _SECRET, "take lower-case letters, digits, '-' and '.'"),
+    ):
+        value = getattr(options, key)
+        if value is not None and not pattern.fullmatch(value):
+            raise ValueError(f"{key} is {value!r}, which Kubernetes does not take: {remedy}")
     for kind, name in [("job", job.name), *(("role", role.name) for role in job.roles)]:
         if not _NAME.fullmatch(name):
             raise ValueError(

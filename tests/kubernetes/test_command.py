@@ -39,6 +39,10 @@ def test_what_is_missing_or_too_much_is_said(
     path.write_text(JOB)
     for options, words in (
         (["--kubernetes"], "--kubernetes needs --image"),
+        (["--kubernetes", "--image", "a b"], "image is 'a b', which Kubernetes does not take"),
+        (["--kubernetes", "--image", ""], "image is '', which Kubernetes does not take"),
+        (["--kubernetes", "--image", "a", "--secret", "My_key"], "secret is 'My_key', which"),
+        (["--kubernetes", "--image", "a", "--namespace", "a.b"], "namespace is 'a.b', which"),
         (["--kubernetes", "--slurm", "time=1"], "give one of --slurm and --kubernetes"),
     ):
         with pytest.raises(SystemExit, match="2"):
