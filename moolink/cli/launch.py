@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
 
-from moolink.cli import schedulers
-from moolink.cli.run import split
+from moolink.cli import schedulers, script
 from moolink.errors import Error
 from moolink.launch.description import Job
 from moolink.launch.launching import launch
@@ -90,8 +88,8 @@ RUNNERS = [
 def main(argv: Sequence[str]) -> int:
     """Runs the job that `argv` describes and returns its exit status."""
     parser = _parser()
-    own, target = split(parser, argv)
-    options = parser.parse_args(own)
+    missing = "no job given: moolink launch job.toml, or moolink launch -n 2 script.py ..."
+    options, target = script.parse(parser, argv, missing)
     chosen = [runner for runner in RUNNERS if getattr(options, runner.option)]
     if len(chosen) > 1:
         names = " and ".join("--" + runner.option.replace("_", "-") for runner in chosen)
@@ -99,40 +97,33 @@ def main(argv: Sequence[str]) -> int:
     try:
         job = _job(parser, options, target)
         return (chosen[0].run if chosen else _run_on_hosts)(job, options)
-    except (ValueError, OSError) as error:
+    except ValueError as error:
         parser.error(str(error))
-    except Error as error:
+    except (Error, OSError) as error:
         print(f"moolink launch: {error}", file=sys.stderr)
         return 1
 
 
 def _job(parser: argparse.ArgumentParser, options: argparse.Namespace, target: list[str]) -> Job:
     """The job of a file or of a script, with the command line's options."""
-    if not target:
-        parser.error("no job given: moolink launch job.toml, or moolink launch -n 2 script.py ...")
-    if options.insecure and options.token_file is not None:
-        parser.error("give one of --token-file and --insecure")
-    shared = {
-        name: getattr(options, name)
-        for name in ("group", "broker", "token_file", "grace")
-        if getattr(options, name) is not None
-    }
-    if options.insecure:
-        shared |= {"insecure": True}
+    shared = script.of_job(options)
     if target[0].endswith(".toml"):
         if len(target) > 1:
             parser.error(f"arguments after {target[0]}: those of a role are in its command")
         for name in ("n", "restarts", "cores_each", "gpus_each", "env"):
             if getattr(options, name) is not None:
                 parser.error(f"{_spelled(parser, name)} is for scripts: {target[0]} says it")
-        job = Job.from_toml(target[0])
+        try:
+            job = Job.from_toml(target[0])
+        except OSError as error:
+            parser.error(str(error))
         if options.insecure:
             shared["token_file"] = None
         elif options.token_file is not None:
             shared["insecure"] = False
         return dataclasses.replace(job, **shared)
-    if target[0].endswith(".py") and not options.hosts and not os.path.exists(target[0]):
-        parser.error(f"no such script: {target[0]} (a module is run with -m {target[0]})")
+    if target[0].endswith(".py") and not options.hosts:
+        script.require(parser, target[0])
     count = options.n
     if count is None:
         hosts = parse_hosts(options.hosts or (), "--hosts")
@@ -171,37 +162,21 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    script = parser.add_argument_group("the processes of one script")
-    script.add_argument(
+    processes = parser.add_argument_group("the processes of one script")
+    processes.add_argument(
         "-n", "--peers", dest="n", type=int, help="how many (default: 1, or as the hosts say)"
     )
-    script.add_argument(
+    processes.add_argument(
         "--restart", dest="restarts", type=int, metavar="K", help="start failed ones again, K times"
     )
-    script.add_argument(
+    processes.add_argument(
         "--cores", dest="cores_each", type=int, help="cores of each (default: its share)"
     )
-    script.add_argument("--gpus", dest="gpus_each", type=int, help="GPUs of each (default: 0)")
-    script.add_argument(
+    processes.add_argument("--gpus", dest="gpus_each", type=int, help="GPUs of each (default: 0)")
+    processes.add_argument(
         "--env", action="append", type=_variable, metavar="NAME=VALUE", help="may be repeated"
     )
-    shared = parser.add_argument_group("the job; these win over what its file says")
-    shared.add_argument("--group", help="the group's name (default: unique to this job)")
-    shared.add_argument("--broker", metavar="HOST:PORT", help="use this running broker; start none")
-    shared.add_argument(
-        "--token-file",
-        metavar="FILE",
-        help="the job's token (default: $MOOLINK_TOKEN_FILE, or the user's own, made at first use)",
-    )
-    shared.add_argument(
-        "--insecure", action="store_true", help="no token: whoever reaches a port may take part"
-    )
-    shared.add_argument(
-        "--grace",
-        type=float,
-        metavar="SECONDS",
-        help="time between SIGTERM and SIGKILL when the job is ended (default 1.5)",
-    )
+    script.add_job_options(parser, "the job; these win over what its file says", "--broker")
     parser.add_argument(
         "--listen",
         metavar="HOST:PORT",

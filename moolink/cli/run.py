@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 import secrets
 import sys
 from collections.abc import Sequence
 
+from moolink.cli import script
 from moolink.errors import AuthError
 from moolink.launch.description import Job
 from moolink.launch.launching import launch
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     options = parse(argv)
     try:
         return launch(options.job, cores=options.cores, program="moolink run")
-    except AuthError as error:
+    except (AuthError, OSError) as error:
         print(f"moolink run: {error}", file=sys.stderr)
         return 1
 
@@ -54,24 +54,20 @@ def main(argv: Sequence[str]) -> int:
 def parse(argv: Sequence[str]) -> RunOptions:
     """Parses the arguments of ``moolink run``; those after the script are the script's."""
     parser = _parser()
-    own, target = split(parser, argv)
-    options = parser.parse_args(own)
-    if not target:
-        parser.error("no script given: moolink run -n 2 script.py ... or -m package.module ...")
+    missing = "no script given: moolink run -n 2 script.py ... or -m package.module ..."
+    options, target = script.parse(parser, argv, missing)
     if options.peers < 1:
         parser.error(f"-n must be at least 1, got {options.peers}")
     if options.restart < 0:
         parser.error(f"--restart must be at least 0, got {options.restart}")
     if options.cores is not None and options.cores < 1:
         parser.error(f"--cores must be at least 1, got {options.cores}")
-    if options.connect is not None and not _is_address(options.connect):
-        parser.error(f"--connect takes HOST:PORT, got {options.connect!r}")
-    if options.insecure and options.token_file is not None:
-        parser.error("give one of --token-file and --insecure")
-    if target[0] != "-m" and not os.path.exists(target[0]):
-        parser.error(f"no such script: {target[0]} (a module is run with -m {target[0]})")
+    if options.broker is not None and not _is_address(options.broker):
+        parser.error(f"--connect takes HOST:PORT, got {options.broker!r}")
+    if target[0] != "-m":
+        script.require(parser, target[0])
     group = options.group or f"run-{secrets.token_hex(6)}"
-    if options.connect is not None and options.group is None:
+    if options.broker is not None and options.group is None:
         note = f"these peers form the group {group}; others join it with --group {group}"
         print(f"moolink run: {note}", file=sys.stderr)
     try:
@@ -79,11 +75,7 @@ def parse(argv: Sequence[str]) -> RunOptions:
             [sys.executable, *target],
             options.peers,
             restarts=options.restart,
-            group=group,
-            broker=options.connect,
-            token_file=options.token_file,
-            insecure=options.insecure,
-            grace=options.grace,
+            **(script.of_job(options) | {"group": group}),
         )
     except ValueError as error:
         parser.error(str(error))
@@ -106,49 +98,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("-n", "--peers", type=int, default=1, help="number of peers (default 1)")
     parser.add_argument(
-        "--connect", metavar="HOST:PORT", help="use this running broker; start none"
-    )
-    parser.add_argument("--group", help="the group's name (default: unique to this run)")
-    parser.add_argument(
         "--cores", type=int, help="cores to share out among the peers (default: all available)"
-    )
-    parser.add_argument(
-        "--token-file",
-        metavar="FILE",
-        help="the job's token (default: $MOOLINK_TOKEN_FILE, or the user's own, made at first use)",
-    )
-    parser.add_argument(
-        "--insecure", action="store_true", help="no token: whoever reaches a port may take part"
     )
     parser.add_argument(
         "--restart", type=int, default=0, metavar="K", help="restart failed peers, K times in all"
     )
-    parser.add_argument(
-        "--grace",
-        type=float,
-        default=1.5,
-        metavar="SECONDS",
-        help="time between SIGTERM and SIGKILL when the job is ended (default 1.5)",
-    )
+    script.add_job_options(parser, "the job", "--connect")
     return parser
-
-
-def split(parser: argparse.ArgumentParser, argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Cuts `argv` into a command's options and the script with its arguments, kept verbatim.
-
-    argparse's REMAINDER would drop a "--" that belongs to the script.
-    """
-    takes_value = {
-        name for action in parser._actions if action.nargs != 0 for name in action.option_strings
-    }
-    index = 0
-    while index < len(argv):
-        argument = argv[index]
-        if argument == "-m":
-            return list(argv[:index]), list(argv[index:]) if index + 1 < len(argv) else []
-        if argument == "--":
-            return list(argv[:index]), list(argv[index + 1 :])
-        if not argument.startswith("-"):
-            return list(argv[:index]), list(argv[index:])
-        index += 2 if argument in takes_value else 1
-    return list(argv), []

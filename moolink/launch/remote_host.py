@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
+import re
 import shlex
 import time
 from collections.abc import Callable, Mapping
@@ -64,6 +65,14 @@ class Options:
     python: str
     directory: str
     lost_after: float
+
+
+def _quoted(path: str) -> str:
+    """Quotes a path for a shell, which still finds the user's home for ``~`` and ``~user``."""
+    home, slash, rest = path.partition("/")
+    if not re.fullmatch(r"~[\w.-]*", home):
+        return shlex.quote(path)
+    return home + slash + (shlex.quote(rest) if rest else "")
 
 
 class RemoteProcess:
@@ -179,7 +188,7 @@ class RemoteHost(Host):
     def connect(self) -> None:
         """Starts ssh; `on_up` or `failure` tells what came of it."""
         connection = _Connection(self, self._screen)
-        directory, python = map(shlex.quote, (self._options.directory, self._options.python))
+        directory, python = map(_quoted, (self._options.directory, self._options.python))
         command = [
             *self._options.ssh,
             *("-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={_SSH_TIMEOUT}"),

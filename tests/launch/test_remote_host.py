@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -88,6 +89,23 @@ def test_too_many_files_for_all_hosts_is_an_error_and_no_hang(tmp_path: Path) ->
     result = launch("--hosts", hosts, "--ssh", ssh(tmp_path, HERE), "x.py", files=24)
     assert result.returncode == 1
     assert "ssh cannot be started" in result.stderr
+
+
+def test_an_error_of_the_system_is_not_one_of_the_arguments() -> None:
+    result = launch("--insecure", sys.executable, "-c", "pass", files=8)
+    assert (result.returncode, result.stdout) == (1, "")
+    assert re.fullmatch(r"moolink launch: .*Too many open files.*\n", result.stderr), result.stderr
+
+
+def test_a_directory_may_lie_in_the_home_of_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a b").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    options = ("--hosts", "a", "--insecure", "--ssh", ssh(tmp_path, HERE))
+    for directory, expected in (("~/a b", tmp_path / "a b"), ("~", tmp_path)):
+        result = launch(*options, f"--directory={directory}", "pwd")
+        assert (result.returncode, result.stdout) == (0, f"[0] {expected}\n"), result.stderr
 
 
 def test_a_second_ctrl_c_kills_at_once(tmp_path: Path) -> None:

@@ -1,0 +1,83 @@
+"""What ``moolink run`` and ``moolink launch`` have in common: a job's options, then its script."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from typing import Any
+
+
+def add_job_options(parser: argparse.ArgumentParser, title: str, broker_option: str) -> None:
+    """Adds the options of a job."""
+    shared = parser.add_argument_group(title)
+    shared.add_argument("--group", help="the group's name (default: unique to this job)")
+    shared.add_argument(
+        broker_option,
+        dest="broker",
+        metavar="HOST:PORT",
+        help="use this running broker; start none",
+    )
+    shared.add_argument(
+        "--token-file",
+        metavar="FILE",
+        help="the job's token (default: $MOOLINK_TOKEN_FILE, or the user's own, made at first use)",
+    )
+    shared.add_argument(
+        "--insecure", action="store_true", help="no token: whoever reaches a port may take part"
+    )
+    shared.add_argument(
+        "--grace",
+        type=float,
+        metavar="SECONDS",
+        help="time between SIGTERM and SIGKILL when the job is ended (default 1.5)",
+    )
+
+
+def parse(
+    parser: argparse.ArgumentParser, argv: Sequence[str], missing: str
+) -> tuple[argparse.Namespace, list[str]]:
+    """Returns a command's options, and the script with its arguments, kept verbatim.
+
+    Args:
+        missing: what is said if there is no script.
+    """
+    own, target = _split(parser, argv)
+    options = parser.parse_args(own)
+    if not target:
+        parser.error(missing)
+    if options.insecure and options.token_file is not None:
+        parser.error("give one of --token-file and --insecure")
+    return options, target
+
+
+def of_job(options: argparse.Namespace) -> dict[str, Any]:
+    """Returns those of add_job_options that were given, as arguments of a Job."""
+    names = ("group", "broker", "token_file", "grace")
+    given = {name: getattr(options, name) for name in names}
+    found = {name: value for name, value in given.items() if value is not None}
+    return found | ({"insecure": True} if options.insecure else {})
+
+
+def require(parser: argparse.ArgumentParser, script: str) -> None:
+    """Ends the command if there is no such script."""
+    if not os.path.exists(script):
+        parser.error(f"no such script: {script} (a module is run with -m {script})")
+
+
+def _split(parser: argparse.ArgumentParser, argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Cuts `argv`. argparse's REMAINDER would drop a "--" that belongs to the script."""
+    takes_value = {
+        name for action in parser._actions if action.nargs != 0 for name in action.option_strings
+    }
+    index = 0
+    while index < len(argv):
+        argument = argv[index]
+        if argument == "-m":
+            return list(argv[:index]), list(argv[index:]) if index + 1 < len(argv) else []
+        if argument == "--":
+            return list(argv[:index]), list(argv[index + 1 :])
+        if not argument.startswith("-"):
+            return list(argv[:index]), list(argv[index:])
+        index += 2 if argument in takes_value else 1
+    return list(argv), []
