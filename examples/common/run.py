@@ -7,6 +7,7 @@ all peers share. The group's leader writes the files; when it leaves, the next o
 from __future__ import annotations
 
 import contextlib
+import gc
 import signal
 import sys
 import threading
@@ -149,11 +150,13 @@ class Run(Job):
         return int(self._accumulator.model_version())
 
     def _finish(self, hurried: bool) -> None:
+        if hurried:
+            self._group.close()  # before all else: the others wait for this peer
         time_is_up = self.totals.get("time_is_up", 0) > 0
         reason = "the time is up" if time_is_up else "all steps are done"
         if self._leads:
             # The last round may have been applied without a turn after it.
-            if self.totals.get("steps", 0) > self._row_steps:
+            if not hurried and self.totals.get("steps", 0) > self._row_steps:
                 stats = self._accumulator.get_gradient_stats()
                 self._contributors = self._contributors or len(set(stats["contributors"]))
                 self._slide_window()
@@ -212,6 +215,8 @@ def main(kind: type[Kind], train: Callable[[Kind], None], evaluate: Callable[[Ki
         return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+    finally:
+        gc.freeze()  # else the interpreter looks at all objects of torch or JAX before it ends
     return 0
 
 
