@@ -48,6 +48,9 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 ReturnToService=2
 KillWait=5
+# A job that ends while its node dies ends when the controller tells the node again. It looks for
+# such jobs that often, by default every 60 s.
+MinJobAge=10
 SlurmdTimeout=5
 {nodes}
 PartitionName=low Nodes=ALL Default=YES MaxTime=INFINITE PriorityTier=1 PreemptMode=REQUEUE GraceTime=5
