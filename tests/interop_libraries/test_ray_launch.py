@@ -17,8 +17,11 @@ pytest.importorskip("ray", reason="needs ray: make test-interop")
 
 from ray.cluster_utils import Cluster
 
+from moolink.launch.host import Task
 from moolink.launch.loop import Loop
+from moolink.ray.call import command_of, without_call
 from moolink.ray.launching import Inbox
+from moolink.ray.runner import Runner
 from tests.processes import ROOT
 from tests.slurm.log import Log
 from tests.waiting import until
@@ -92,6 +95,20 @@ def test_who_tells_the_launcher_something_waits_until_it_is_read() -> None:
         until(lambda: seen[-1] == "put 3", "the last one")
     thread.join()  # what nobody reads any more is waited for by nobody
     assert seen == [f"{what} {n}" for n in range(4) for what in ("put", "read")][:-1]
+
+
+def test_a_runner_without_a_token_says_so() -> None:
+    runner = Runner(Task(["true"], {}, {}), "no token", str(ROOT))
+    ((name, why),) = runner.next()
+    assert name == "refused"
+    assert "the launcher's token" in why
+
+
+def test_a_call_is_not_on_a_command_line() -> None:
+    command, variables = without_call(["python", *command_of(b"secret")])
+    assert command == ["python", "-m", "moolink.ray.call"]
+    assert list(variables.values()) == ["c2VjcmV0"]
+    assert without_call(["true"]) == (["true"], {})
 
 
 def test_peers_of_a_killed_node_come_back_with_it(
