@@ -73,7 +73,7 @@ def test_a_newcomer_joins_by_hand(tmp_path):
         first = start(*common, "--save-dir", str(tmp_path / "first"), "--name", "first")
         try:
             read_until(first, "of 1 peer |")
-            arguments = ["--name", "second", "--peer-index", "1", "--max-seconds", "15"]
+            arguments = ["--name", "second", "--peer-index", "1", "--max-seconds", "40"]
             second = start(*common, "--save-dir", str(tmp_path / "second"), *arguments)
             read_until(first, "of 2 peers |")
             outputs = [finish(second), finish(first)]
