@@ -196,11 +196,11 @@ class SlurmProcess:
 
     def drained(self) -> None:
         """All that it wrote has come, and with it what Slurm has to say of its end."""
-        taken = self._is_taken or self._returncode in _TOLD
-        if taken and self._returncode != 0 and not self._is_ours:
+        # Whatever srun's status: it is 0 if the node failed, or if the process left well.
+        if (self._is_taken or self._returncode in _TOLD) and not self._is_ours:
             self._watcher.lost("Slurm preempted or cancelled it, or its node failed")
-            return
-        self._host.finish(self._watcher, self._returncode)
+        else:
+            self._host.finish(self._watcher, self._returncode)
 
 
 class SlurmHost(ScheduledHost):

@@ -63,6 +63,13 @@ def test_an_srun_that_waits_for_a_failed_node_is_ended_and_its_job_cancelled(
     assert "-learner-0-0" in (tmp_path / "cancelled").read_text()
 
 
+def test_a_status_of_0_from_a_node_that_failed_is_no_good_end(tmp_path: Path) -> None:
+    ends = 'echo "srun: error: Node failure on n3" >&2; exit 0'
+    result = launch(tmp_path, f"#!/bin/sh\n{ends}\n", 'name = "learner"\ncommand = "true"')
+    assert result.returncode == 1
+    assert "its node failed and ended the job" in result.stderr
+
+
 def test_the_good_end_of_one_role_does_not_take_restarts_from_another(tmp_path: Path) -> None:
     wait = f"while [ ! -e {tmp_path}/first ]; do :; done"
     result = launch(
