@@ -16,7 +16,7 @@ MOOLINK_BUILD_DIR=build/dev .venv/bin/python -m pytest -q --timeout 900 tests/ni
 .venv/bin/python -m pytest -q -m nightly tests --ignore tests/nightly
 tools/matrix.sh whole
 tools/interop.sh
-PYTHONPATH=$PWD build/interop/current/bin/python -m pytest -q tests/nightly/test_sb3_cartpole.py
+PYTHONPATH=$PWD build/interop/current/bin/python -m pytest -q --timeout 900 tests/nightly/test_sb3_cartpole.py tests/nightly/test_ray_hosts.py
 .venv/bin/python -m tests.faults.storm --kills 400
 .venv/bin/python -m tests.faults.storm --broker-restarts 50
 .venv/bin/python -m tests.faults.storm --churn 600

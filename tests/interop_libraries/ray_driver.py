@@ -9,6 +9,7 @@ import ray
 
 import moolink.ray
 from moolink.launch import Job, Role
+from tests.launch import four_learners
 
 
 def called(folder: str) -> None:
@@ -26,6 +27,9 @@ def job_of(name: str, folder: str) -> Job:
         return Job("walk", [learner, Role("actor", peer, elastic=True)], grace=5)
     if name == "function":
         return Job("call", [Role("peer", moolink.ray.command(called, folder), count=2)])
+    if name == "learn":
+        command = [*four_learners.COMMAND, "--save-dir", folder]
+        return Job("learn", [Role("peer", command, count=4, restarts=1)], grace=5)
     return Job("large", [Role("peer", peer, cores=1000)])
 
 
@@ -33,5 +37,5 @@ if __name__ == "__main__":
     address, name, folder = sys.argv[1:]
     ray.init(address=address, logging_level="error", log_to_driver=False)
     timeout = 1.0 if name == "large" else 60.0
-    strategy = "STRICT_SPREAD" if name == "train" else "PACK"
+    strategy = "STRICT_SPREAD" if name in ("train", "learn") else "PACK"
     sys.exit(moolink.ray.launch(job_of(name, folder), strategy=strategy, start_timeout=timeout))

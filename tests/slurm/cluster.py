@@ -86,7 +86,9 @@ class Cluster:
         """Kills everything that runs on the node, at once."""
         _kill(self._daemons.pop(f"node{number}"))
 
-    def popen(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    def popen(
+        self, *arguments: str, stderr: int = subprocess.PIPE, **environment: str
+    ) -> subprocess.Popen[str]:
         """Starts a command on the login node; its streams are the test's."""
         return subprocess.Popen(
             ends_with_parent(self._on_host(0, arguments)),
@@ -94,7 +96,7 @@ class Cluster:
             env=self.environment | environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=stderr,
             text=True,
         )
 
