@@ -73,7 +73,7 @@ class Job(abc.ABC):
         self.terminal.__enter__()
         return self
 
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         try:
             if kind is None or kind is Stopped:
                 self._finish(hurried=kind is Stopped)
@@ -81,10 +81,10 @@ class Job(abc.ABC):
             self.terminal.__exit__()
             for number, handler in self._handlers.items():
                 signal.signal(number, handler)
-        if kind is Stopped and self._signal is not None and place().source == "slurm":
-            # The script of a job that comes back to the queue reads it.
-            sys.exit(128 + signal.Signals[self._signal])
-        return kind is Stopped
+        if kind is Stopped:
+            # The script of a job of Slurm that comes back to the queue reads the status.
+            in_slurm = self._signal is not None and place().source == "slurm"
+            sys.exit(128 + signal.Signals[str(self._signal)] if in_slurm else 0)
 
     @property
     def mean_return(self) -> float | None:

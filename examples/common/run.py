@@ -7,7 +7,7 @@ all peers share. The group's leader writes the files; when it leaves, the next o
 from __future__ import annotations
 
 import contextlib
-import gc
+import os
 import signal
 import sys
 import threading
@@ -215,8 +215,10 @@ def main(kind: type[Kind], train: Callable[[Kind], None], evaluate: Callable[[Ki
         return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    finally:
-        gc.freeze()  # else the interpreter looks at all objects of torch or JAX before it ends
+    except SystemExit as end:  # a signal has come, and everything is closed
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(int(end.code or 0))  # the interpreter takes seconds to end torch and JAX
     return 0
 
 
