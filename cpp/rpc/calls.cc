@@ -5,7 +5,7 @@
 
 #include "base/format.h"
 #include "base/mutant.h"
-#include "rpc/state.h"
+#include "rpc/node.h"
 
 namespace moolink::rpc {
 
@@ -28,16 +28,21 @@ Ran may_have_run(const Call& call) {
 
 }  // namespace
 
-CallId NodeState::call(Time now, const std::string& peer_name, const std::string& function,
-                       wire::Payload arguments, Duration timeout, std::uint16_t lane,
-                       std::uint64_t credit) {
+CallId Node::call(Time now, const std::string& peer, const std::string& function,
+                  wire::Payload arguments, Duration timeout, std::uint16_t lane) {
+  return start_call(now, peer, function, std::move(arguments), timeout, lane, 0);
+}
+
+CallId Node::start_call(Time now, const std::string& peer, const std::string& function,
+                        wire::Payload arguments, Duration timeout, std::uint16_t lane,
+                        std::uint64_t credit) {
   if (credit > kMostCredit) {
     throw Exception(ErrorCode::invalid_argument,
                     "a stream of more than " + std::to_string(kMostCredit) + " items at once");
   }
   const CallId id = ++last_call_;
   Call& call = calls_[id];
-  call.peer = peer_name;
+  call.peer = peer;
   call.function = function;
   call.arguments = std::move(arguments);
   call.lane = lane == 0 ? 0 : static_cast<std::uint16_t>(1 + (lane - 1) % (kServiceLanes - 1));
@@ -47,20 +52,21 @@ CallId NodeState::call(Time now, const std::string& peer_name, const std::string
   guard([&] { begin_call(now, id, call); },
         [&](const Error& error) {
           if (!calls_.contains(id)) return;
-          if (call.state == Call::State::local) stop_running({config.instance, id}, true);
+          if (call.state == Call::State::local) stop_running({config_.instance, id}, true);
           complete(id, call_error(error.code, error.message, call, may_have_run(call)));
         });
+  settle(now);
   return id;
 }
 
-void NodeState::begin_call(Time now, CallId id, Call& call) {
+void Node::begin_call(Time now, CallId id, Call& call) {
   if (closing_) {
-    complete(id,
-             call_error(ErrorCode::closed, "peer '" + config.name + "' was closed", call, Ran::no));
+    complete(
+        id, call_error(ErrorCode::closed, "peer '" + config_.name + "' was closed", call, Ran::no));
     return;
   }
-  timers.push({call.deadline, Timer::Kind::call, id, {}});
-  if (call.peer == config.name) {
+  timers_.push({call.deadline, Timer::Kind::call, id, {}});
+  if (call.peer == config_.name) {
     run_locally(id, call);
   } else if (Peer* peer = find_peer(call.peer); peer != nullptr && peer->up) {
     dispatch(now, *peer, id, call);
@@ -68,7 +74,7 @@ void NodeState::begin_call(Time now, CallId id, Call& call) {
     const bool is_new = !searches_.contains(call.peer);
     Search& search = search_for(now, call.peer);
     if (is_new) ask_everybody(now, search);
-    if (search.calls.size() >= config.max_waiting_calls) {
+    if (search.calls.size() >= config_.max_waiting_calls) {
       complete(id, call_error(ErrorCode::queue_full,
                               "too many calls wait for peer '" + call.peer + "', " +
                                   why_unreached(call.peer),
@@ -79,16 +85,16 @@ void NodeState::begin_call(Time now, CallId id, Call& call) {
   }
 }
 
-void NodeState::run_locally(CallId id, Call& call) {
+void Node::run_locally(CallId id, Call& call) {
   call.state = Call::State::local;
-  call.instance = config.instance;
-  if (!functions.contains(call.function)) {
+  call.instance = config_.instance;
+  if (!functions_.contains(call.function)) {
     complete(id, call_error(ErrorCode::no_such_function,
-                            "peer '" + config.name + "' has no function '" + call.function + "'",
+                            "peer '" + config_.name + "' has no function '" + call.function + "'",
                             call, Ran::no));
     return;
   }
-  const CallKey key{config.instance, id};
+  const CallKey key{config_.instance, id};
   Running& running = running_[key];
   running.bytes = call.arguments.bytes();
   if (call.stream) {
@@ -96,23 +102,23 @@ void NodeState::run_locally(CallId id, Call& call) {
     running.stream = ItemsOut{call.stream->allowed, 0};
   } else {
     running.deadline = call.deadline;
-    timers.push({call.deadline, Timer::Kind::handler, id, config.instance});
+    timers_.push({call.deadline, Timer::Kind::handler, id, config_.instance});
   }
-  actions.push_back(RunHandler{key, config.name, call.function, std::move(call.arguments),
-                               running.deadline, call.stream ? call.stream->allowed : 0});
+  actions_.push_back(RunHandler{key, config_.name, call.function, std::move(call.arguments),
+                                running.deadline, call.stream ? call.stream->allowed : 0});
 }
 
 // Sends the call, or queues it behind those that the session's window has refused. A large call
 // does not delay small ones of other lanes, but it delays other large ones, which could take all
 // the room.
-void NodeState::dispatch(Time now, Peer& peer, CallId id, Call& call) {
+void Node::dispatch(Time now, Peer& peer, CallId id, Call& call) {
   call.state = Call::State::waiting;
   const bool small = call.arguments.bytes() <= session::kInlineBytes;
   const bool must_wait = (!small && !peer.backlog.empty()) ||
                          (peer.backlog_lanes.must_wait(call.lane) && !mutant("overtake_in_lane"));
   if (!must_wait && transmit_call(now, peer, id, call)) return;
   if (!calls_.contains(id)) return;  // it was over the limits
-  if (peer.backlog.size() >= config.max_waiting_calls) {
+  if (peer.backlog.size() >= config_.max_waiting_calls) {
     complete(id, call_error(ErrorCode::queue_full,
                             "too many calls wait for peer '" + call.peer +
                                 "': it does not keep up; wait for replies before calling again",
@@ -124,7 +130,7 @@ void NodeState::dispatch(Time now, Peer& peer, CallId id, Call& call) {
 }
 
 // False: the window is full, or the call has ended in an error.
-bool NodeState::transmit_call(Time now, Peer& peer, CallId id, Call& call) {
+bool Node::transmit_call(Time now, Peer& peer, CallId id, Call& call) {
   const std::size_t bytes = call.arguments.bytes() + call.function.size() + 16;
   const std::size_t parts = call.arguments.parts.size() + 1;  // the user's body is one then
   if (!peer.session.accepts(bytes, parts, true)) {
@@ -158,7 +164,7 @@ bool NodeState::transmit_call(Time now, Peer& peer, CallId id, Call& call) {
   return true;
 }
 
-void NodeState::complete(CallId id, Reply result) {
+void Node::complete(CallId id, Reply result) {
   const auto found = calls_.find(id);
   if (found == calls_.end()) return;
   const Call& call = found->second;
@@ -167,15 +173,15 @@ void NodeState::complete(CallId id, Reply result) {
     if (error->function.empty()) error->function = call.function;
   }
   if (mutant("complete_twice") && std::holds_alternative<Error>(result)) {
-    actions.push_back(Complete{id, result});
+    actions_.push_back(Complete{id, result});
   }
-  actions.push_back(Complete{id, std::move(result)});
+  actions_.push_back(Complete{id, std::move(result)});
   const bool has_timer = call.deadline != kNever;
   calls_.erase(found);
-  if (has_timer) timers.forget([this](const Timer& timer) { return counts(timer); });
+  if (has_timer) timers_.forget([this](const Timer& timer) { return counts(timer); });
 }
 
-void NodeState::time_out(Time now, CallId id) {
+void Node::time_out(Time now, CallId id) {
   const Call& call = calls_.at(id);
   const bool between_items = call.stream && call.stream->taken > 0;
   std::string text = "'" + call.function + "' at peer '" + call.peer + "' timed out after " +
@@ -203,7 +209,7 @@ void NodeState::time_out(Time now, CallId id) {
   complete(id, std::move(error));
 }
 
-std::string NodeState::why_unreached(const std::string& name) const {
+std::string Node::why_unreached(const std::string& name) const {
   const auto search = searches_.find(name);
   const bool connected =
       std::any_of(peers_.begin(), peers_.end(), [](const auto& entry) { return entry.second->up; });
@@ -223,7 +229,7 @@ std::string NodeState::why_unreached(const std::string& name) const {
   return text;
 }
 
-void NodeState::cancel(Time now, CallId id) {
+void Node::cancel(Time now, CallId id) {
   const auto found = calls_.find(id);
   if (found == calls_.end()) return;
   const Call& call = found->second;
@@ -232,12 +238,13 @@ void NodeState::cancel(Time now, CallId id) {
                            "'" + call.function + "' at peer '" + call.peer + "' was cancelled",
                            call, may_have_run(call));
   complete(id, std::move(error));
+  settle(now);
 }
 
 // The caller does not wait any more.
-void NodeState::stop_handler(Time now, CallId id, const Call& call) {
+void Node::stop_handler(Time now, CallId id, const Call& call) {
   if (call.state == Call::State::local) {
-    stop_running({config.instance, id}, true);
+    stop_running({config_.instance, id}, true);
   } else if (call.state == Call::State::sent && !mutant("cancel_is_local")) {
     Peer* peer = find_peer(call.instance);
     if (peer == nullptr) return;
@@ -249,19 +256,19 @@ void NodeState::stop_handler(Time now, CallId id, const Call& call) {
 }
 
 // This peer closes: no outstanding result will come.
-void NodeState::fail_all_calls() {
+void Node::fail_all_calls() {
   std::vector<CallId> ids;
   for (const auto& [id, call] : calls_) ids.push_back(id);
   std::sort(ids.begin(), ids.end());
   for (const CallId id : ids) {
     const Call& call = calls_.at(id);
-    if (call.state == Call::State::local) stop_running({config.instance, id}, true);
+    if (call.state == Call::State::local) stop_running({config_.instance, id}, true);
     complete(id, call_error(ErrorCode::closed, "this peer was closed while the call was under way",
                             call, may_have_run(call)));
   }
 }
 
-void NodeState::fail_calls_of(const Peer& peer, const session::Lost& lost) {
+void Node::fail_calls_of(const Peer& peer, const session::Lost& lost) {
   std::map<CallId, Ran> ran;
   for (const session::LostMessage& message : lost.messages) {
     if (message.cookie != 0) ran[message.cookie] = message.written;
@@ -297,7 +304,7 @@ void NodeState::fail_calls_of(const Peer& peer, const session::Lost& lost) {
 
 // ---- handlers ----
 
-void NodeState::delivered_call(Time now, Peer& peer, session::Deliver& delivered) {
+void Node::delivered_call(Time now, Peer& peer, session::Deliver& delivered) {
   const auto head = wire::decode<CallHead>(delivered.payload.body);
   const auto early = std::find(peer.early_cancels.begin(), peer.early_cancels.end(), head.id);
   if (early != peer.early_cancels.end()) {
@@ -307,17 +314,17 @@ void NodeState::delivered_call(Time now, Peer& peer, session::Deliver& delivered
   if (delivered.deadline <= now && !mutant("run_expired_call")) return;  // no waiting caller
   const auto fail = [&](ErrorCode code, std::string text) {
     Error error = make_error(code, std::move(text));
-    error.peer = config.name;
+    error.peer = config_.name;
     error.function = head.function;
     send_result(now, peer, head.id, std::move(error));
   };
   if (delivered.error) return fail(delivered.error.code, delivered.error.message);
   // Closed is an error of the caller's own objects.
-  if (closing_) return fail(ErrorCode::peer_lost, "peer '" + config.name + "' closes");
-  const auto function = functions.find(head.function);
-  if (function == functions.end() || !may_concern(peer, function->second)) {
+  if (closing_) return fail(ErrorCode::peer_lost, "peer '" + config_.name + "' closes");
+  const auto function = functions_.find(head.function);
+  if (function == functions_.end() || !may_concern(peer, function->second)) {
     return fail(ErrorCode::no_such_function,
-                "peer '" + config.name + "' has no function '" + head.function + "'");
+                "peer '" + config_.name + "' has no function '" + head.function + "'");
   }
   if (head.credit > kMostCredit) wire::fail("a stream of too many items at once");
   const CallKey key{peer.instance, head.id};
@@ -326,18 +333,18 @@ void NodeState::delivered_call(Time now, Peer& peer, session::Deliver& delivered
   if (ignores_window(peer, bytes)) wire::fail("calls beyond the window");
   Running running{delivered.deadline, bytes, {}};
   if (head.credit > 0) running.stream = ItemsOut{head.credit, 0};
-  actions.push_back(RunHandler{key, peer.name, head.function, std::move(arguments),
-                               delivered.deadline, head.credit});
+  actions_.push_back(RunHandler{key, peer.name, head.function, std::move(arguments),
+                                delivered.deadline, head.credit});
   if (!running_.try_emplace(key, running).second) {
-    actions.pop_back();
+    actions_.pop_back();
     wire::fail("a call's id was used twice");
   }
   ++peer.running;
   peer.running_bytes += bytes;
-  timers.push({delivered.deadline, Timer::Kind::handler, head.id, peer.instance});
+  timers_.push({delivered.deadline, Timer::Kind::handler, head.id, peer.instance});
 }
 
-void NodeState::delivered_result(Peer& peer, session::Deliver& delivered) {
+void Node::delivered_result(Peer& peer, session::Deliver& delivered) {
   auto head = wire::decode<ResultHead>(delivered.payload.body);
   const auto found = calls_.find(head.id);
   if (found == calls_.end()) return;  // timed out or cancelled
@@ -359,7 +366,7 @@ void NodeState::delivered_result(Peer& peer, session::Deliver& delivered) {
   }
 }
 
-void NodeState::delivered_cancel(Peer& peer, session::Deliver& delivered) {
+void Node::delivered_cancel(Peer& peer, session::Deliver& delivered) {
   const auto head = wire::decode<CancelHead>(delivered.payload.body);
   const CallKey key{peer.instance, head.id};
   if (running_.contains(key)) {
@@ -371,21 +378,20 @@ void NodeState::delivered_cancel(Peer& peer, session::Deliver& delivered) {
   if (peer.early_cancels.size() > kEarlyCancels) peer.early_cancels.pop_front();
 }
 
-void NodeState::reply(Time now, const CallKey& key, Reply reply) {
+void Node::reply(Time now, const CallKey& key, Reply reply) {
   const auto found = running_.find(key);
   if (found == running_.end()) return;  // the caller does not wait any more
   const std::uint64_t items = found->second.stream ? found->second.stream->sent : 0;
   stop_running(key, false);
-  if (key.caller == config.instance) {
+  if (key.caller == config_.instance) {
     complete(key.id, std::move(reply));
-    return;
+  } else if (Peer* peer = find_peer(key.caller)) {
+    send_result(now, *peer, key.id, std::move(reply), items);
   }
-  Peer* peer = find_peer(key.caller);
-  if (peer == nullptr) return;
-  send_result(now, *peer, key.id, std::move(reply), items);
+  settle(now);
 }
 
-void NodeState::send_result(Time now, Peer& peer, CallId id, Reply reply, std::uint64_t items) {
+void Node::send_result(Time now, Peer& peer, CallId id, Reply reply, std::uint64_t items) {
   session::OutgoingMessage message;
   message.kind = static_cast<std::uint8_t>(MessageKind::result);
   const bool made = guarded(peer, [&] {
@@ -407,10 +413,10 @@ void NodeState::send_result(Time now, Peer& peer, CallId id, Reply reply, std::u
   }
 }
 
-void NodeState::stop_running(const CallKey& key, bool tell_handler) {
+void Node::stop_running(const CallKey& key, bool tell_handler) {
   const auto found = running_.find(key);
   if (found == running_.end()) return;
-  if (tell_handler) actions.push_back(CancelHandler{key});
+  if (tell_handler) actions_.push_back(CancelHandler{key});
   const Running running = found->second;
   if (Peer* peer = find_peer(key.caller)) {
     guarded(*peer, [&] { touch(*peer); });
@@ -419,11 +425,11 @@ void NodeState::stop_running(const CallKey& key, bool tell_handler) {
   }
   running_.erase(found);
   if (running.deadline != kNever) {
-    timers.forget([this](const Timer& timer) { return counts(timer); });
+    timers_.forget([this](const Timer& timer) { return counts(timer); });
   }
 }
 
-void NodeState::stop_all_of(const Uid& caller) {
+void Node::stop_all_of(const Uid& caller) {
   std::vector<CallKey> keys;
   for (const auto& [key, running] : running_) {
     if (key.caller == caller) keys.push_back(key);
@@ -434,10 +440,10 @@ void NodeState::stop_all_of(const Uid& caller) {
 
 // Calls in transit when the peer was told to hold its calls fit its send window: a peer that sends
 // several times that ignores it, and would make this side hold any number of calls.
-bool NodeState::ignores_window(Peer& peer, std::size_t bytes) const {
+bool Node::ignores_window(Peer& peer, std::size_t bytes) const {
   constexpr std::size_t kTimes = 4;  // paths may change meanwhile
   if (!peer.held) return false;
-  const Limits& limits = config.limits;
+  const Limits& limits = config_.limits;
   // A call larger than the window is one of those that may be in transit.
   peer.bytes_since_held += std::min(bytes, limits.send_window_bytes);
   return ++peer.calls_since_held > kTimes * limits.send_window_messages ||
@@ -445,18 +451,19 @@ bool NodeState::ignores_window(Peer& peer, std::size_t bytes) const {
 }
 
 // Tells a peer with too many calls here to hold them, and to continue when half are done.
-void NodeState::balance_window(Time now, Peer& peer) {
+void Node::balance_window(Time now, Peer& peer) {
   // Messages that its calls caused and that could not be sent yet count with them.
   const std::size_t calls = peer.running + peer.queued.size();
   const std::size_t bytes = peer.running_bytes + peer.queued_bytes;
-  const bool over = calls > config.max_running_calls || bytes > config.max_running_bytes;
-  const bool under = calls <= config.max_running_calls / 2 && bytes <= config.max_running_bytes / 2;
+  const bool over = calls > config_.max_running_calls || bytes > config_.max_running_bytes;
+  const bool under =
+      calls <= config_.max_running_calls / 2 && bytes <= config_.max_running_bytes / 2;
   if (over == peer.held || (peer.held && !under)) return;
   if (mutant("window_stays_shut") && peer.held) return;
   peer.held = over;
   peer.calls_since_held = peer.bytes_since_held = 0;
-  peer.session.set_receive_window(now, config.limits.send_window_bytes,
-                                  over ? 0 : config.limits.send_window_messages);
+  peer.session.set_receive_window(now, config_.limits.send_window_bytes,
+                                  over ? 0 : config_.limits.send_window_messages);
 }
 
 }  // namespace moolink::rpc

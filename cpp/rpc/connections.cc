@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "base/mutant.h"
-#include "rpc/state.h"
+#include "rpc/node.h"
 #include "wire/lies.h"
 
 namespace moolink::rpc {
@@ -47,28 +47,28 @@ std::string says_versions(const wire::Hello& hello) {
 
 }  // namespace
 
-Connection* NodeState::find_connection(ConnectionId id) {
+Connection* Node::find_connection(ConnectionId id) {
   const auto found = connections_.find(id);
   return found == connections_.end() ? nullptr : &found->second;
 }
 
-void NodeState::log(LogLevel level, std::string text) {
-  actions.push_back(Log{level, std::move(text)});
+void Node::log(LogLevel level, std::string text) {
+  actions_.push_back(Log{level, std::move(text)});
 }
 
-void NodeState::complain(Time now, std::string text) {
+void Node::complain(Time now, std::string text) {
   if (auto line = complaints_.make(now, std::move(text))) log(LogLevel::warning, std::move(*line));
 }
 
-wire::Hello NodeState::hello() {
-  greeted_anyone = true;
+wire::Hello Node::hello() {
+  greeted_anyone_ = true;
   wire::Hello hello;
-  hello.features = config.features;
-  hello.instance = config.instance;
-  hello.name = config.name;
-  hello.host_key = config.host_key;
-  hello.max_frame = config.limits.max_frame;
-  hello.addresses = addresses;
+  hello.features = config_.features;
+  hello.instance = config_.instance;
+  hello.name = config_.name;
+  hello.host_key = config_.host_key;
+  hello.max_frame = config_.limits.max_frame;
+  hello.addresses = addresses_;
   if (hello.addresses.size() > wire::kMaxAddresses) hello.addresses.resize(wire::kMaxAddresses);
   for (std::size_t at = 0; at < hello.nonce.size(); at += 8) {
     const std::uint64_t word = random_.next();
@@ -79,10 +79,17 @@ wire::Hello NodeState::hello() {
   return hello;
 }
 
-void NodeState::opened(Time now, ConnectionId id, wire::PathKind kind,
-                       const wire::PathTraits& traits, const std::string& dialled) {
+void Node::opened(Time now, ConnectionId id, wire::PathKind kind, const wire::PathTraits& traits,
+                  const std::string& dialled) {
+  guard([&] { open(now, id, kind, traits, dialled); },
+        [&](const Error& error) { drop_after_opening(now, id, dialled, error); });
+  settle(now);
+}
+
+void Node::open(Time now, ConnectionId id, wire::PathKind kind, const wire::PathTraits& traits,
+                const std::string& dialled) {
   if (closing_) {
-    actions.push_back(CloseConnection{id, make_error(ErrorCode::closed, "this peer is closing")});
+    actions_.push_back(CloseConnection{id, make_error(ErrorCode::closed, "this peer is closing")});
     return;
   }
   Connection& connection = connections_[id];
@@ -91,22 +98,22 @@ void NodeState::opened(Time now, ConnectionId id, wire::PathKind kind,
   connection.traits = traits;
   connection.dialled = dialled;
   connection.ours = hello();
-  timers.push({now + config.greeting_timeout, Timer::Kind::greeting, id, {}});
+  timers_.push({now + config_.greeting_timeout, Timer::Kind::greeting, id, {}});
   if (dialled.empty()) return;
   if (DialTarget* target = dialler_.find(dialled)) dialler_.opened(*target, id);
-  actions.push_back(Write{id, wire::make_frame(wire::FrameType::hello, connection.ours)});
+  actions_.push_back(Write{id, wire::make_frame(wire::FrameType::hello, connection.ours)});
 }
 
 // The opening failed for lack of memory.
-void NodeState::drop_after_opening(Time now, ConnectionId id, const std::string& dialled,
-                                   const Error& error) {
+void Node::drop_after_opening(Time now, ConnectionId id, const std::string& dialled,
+                              const Error& error) {
   if (DialTarget* target = dialler_.find(dialled)) dialler_.opened(*target, id);
   if (find_connection(id) != nullptr) return drop_connection(now, id, error, true);
-  actions.push_back(CloseConnection{id, error});
+  actions_.push_back(CloseConnection{id, error});
   if (DialTarget* target = dialler_.of_connection(id)) redial(now, *target, error, false);
 }
 
-void NodeState::received(Time now, ConnectionId id, const wire::ReceivedFrame& frame) {
+void Node::received(Time now, ConnectionId id, const wire::ReceivedFrame& frame) {
   Connection* connection = find_connection(id);
   if (connection == nullptr) return;  // closed by this side
   // The acceptor's refusal of the dialler's proof arrives when the dialler already trusts it.
@@ -117,7 +124,7 @@ void NodeState::received(Time now, ConnectionId id, const wire::ReceivedFrame& f
             drop_connection(now, id, broken, true);
             complain(now, "a connection is closed: " + broken.message);
           });
-    return;
+    return settle(now);
   }
   Peer& peer = *connection->peer;
   guarded(peer, [&] {
@@ -127,13 +134,14 @@ void NodeState::received(Time now, ConnectionId id, const wire::ReceivedFrame& f
     if (close.code == ErrorCode::closed) return end_peer(peer, Down::closed, "it was closed");
     end_peer(peer, Down::unreachable, "it ended the session: " + close.text);
   });
+  settle(now);
 }
 
 // The only frames read from a side that has not proven itself.
-void NodeState::greet(Time now, Connection& connection, const wire::ReceivedFrame& frame) {
+void Node::greet(Time now, Connection& connection, const wire::ReceivedFrame& frame) {
   const bool accepted = connection.dialled.empty();
   if (frame.header.type == wire::FrameType::hello && !connection.theirs) {
-    connection.theirs = wire::decode_hello(frame.control(), config.limits);
+    connection.theirs = wire::decode_hello(frame.control(), config_.limits);
     if (accepted) {
       answer(now, connection);
     } else {
@@ -149,7 +157,7 @@ void NodeState::greet(Time now, Connection& connection, const wire::ReceivedFram
 }
 
 // The objection to a connection with a peer of this greeting, before it has proven anything.
-std::optional<Objection> NodeState::objection(const wire::Hello& ours, const wire::Hello& theirs) {
+std::optional<Objection> Node::objection(const wire::Hello& ours, const wire::Hello& theirs) {
   using Why = Objection::Why;
   if (!wire::common_version(ours, theirs)) {
     const bool older = theirs.wire_max < ours.wire_min;
@@ -162,11 +170,10 @@ std::optional<Objection> NodeState::objection(const wire::Hello& ours, const wir
 }
 
 // ... and after its proof: taken names are not revealed to strangers, nor to other groups.
-std::optional<Objection> NodeState::objection_to_name(Time now,
-                                                      const Connection& connection) const {
+std::optional<Objection> Node::objection_to_name(Time now, const Connection& connection) const {
   using Why = Objection::Why;
   const wire::Hello& theirs = *connection.theirs;
-  bool taken = theirs.name == config.name;
+  bool taken = theirs.name == config_.name;
   bool doubtful = false;
   const Peer* holder = find_peer(theirs.name, connection.scope);
   if (holder != nullptr && holder->instance != theirs.instance && holder->up) {
@@ -174,7 +181,7 @@ std::optional<Objection> NodeState::objection_to_name(Time now,
     const bool answers = session.connected() && !session.suspected(now);
     taken = taken || answers;
     // Its connection may be lost for a moment only.
-    doubtful = !answers && now - session.last_heard() < config.timing.suspect_after;
+    doubtful = !answers && now - session.last_heard() < config_.timing.suspect_after;
   }
   if (!taken && doubtful && !mutant("give_name_away_at_once")) {
     return Objection{Why::name_may_be, "the name '" + theirs.name +
@@ -189,7 +196,7 @@ std::optional<Objection> NodeState::objection_to_name(Time now,
 }
 
 // HELLO at the acceptor, which proves itself first.
-void NodeState::answer(Time now, Connection& connection) {
+void Node::answer(Time now, Connection& connection) {
   if (const auto wrong = objection(connection.ours, *connection.theirs)) {
     return refuse(now, connection, *wrong);
   }
@@ -198,12 +205,12 @@ void NodeState::answer(Time now, Connection& connection) {
   if (!verdict.refusal.empty()) {
     return refuse(now, connection, {Objection::Why::not_authorised, verdict.refusal});
   }
-  actions.push_back(
+  actions_.push_back(
       Write{connection.id, wire::make_frame(wire::FrameType::hello, connection.ours)});
 }
 
 // HELLO at the dialler: sends its own proof together with its session.
-void NodeState::answered(Time now, Connection& connection) {
+void Node::answered(Time now, Connection& connection) {
   if (const auto wrong = objection(connection.ours, *connection.theirs)) {
     return refuse(now, connection, *wrong);
   }
@@ -219,7 +226,7 @@ void NodeState::answered(Time now, Connection& connection) {
 }
 
 // The first WELCOME at the acceptor, with the dialler's proof.
-void NodeState::welcomed(Time now, Connection& connection, const wire::ReceivedFrame& frame) {
+void Node::welcomed(Time now, Connection& connection, const wire::ReceivedFrame& frame) {
   const auto attach = [&] {
     if (!enter(now, connection)) return;
     connection.peer->session.received(now, connection.id, frame);
@@ -229,7 +236,7 @@ void NodeState::welcomed(Time now, Connection& connection, const wire::ReceivedF
     attach();
     if (find_connection(id) == nullptr) return;
   }
-  const wire::Hello welcome = wire::decode_hello(frame.control(), config.limits);
+  const wire::Hello welcome = wire::decode_hello(frame.control(), config_.limits);
   if (welcome.instance != connection.theirs->instance || welcome.name != connection.theirs->name) {
     wire::fail("two peers on one connection");
   }
@@ -244,7 +251,7 @@ void NodeState::welcomed(Time now, Connection& connection, const wire::ReceivedF
 }
 
 // The other side has proven itself: only now may it affect this peer's state.
-bool NodeState::enter(Time now, Connection& connection) {
+bool Node::enter(Time now, Connection& connection) {
   if (mutant("ignore_scopes")) connection.scope.clear();
   if (const auto wrong = objection_to_name(now, connection)) {
     refuse(now, connection, *wrong);
@@ -259,7 +266,7 @@ bool NodeState::enter(Time now, Connection& connection) {
 }
 
 // The other side's identity is proven: the name is its own, and a former owner is gone.
-void NodeState::adopt(Connection& connection, const wire::Hello& theirs) {
+void Node::adopt(Connection& connection, const wire::Hello& theirs) {
   if (Peer* former = find_peer(theirs.name, connection.scope);
       former != nullptr && former->instance != theirs.instance) {
     end_peer(*former, Down::dead, "another instance has taken its name");
@@ -277,7 +284,7 @@ void NodeState::adopt(Connection& connection, const wire::Hello& theirs) {
   connection.peer = &peer;
 }
 
-void NodeState::refuse(Time now, Connection& connection, const Objection& objection) {
+void Node::refuse(Time now, Connection& connection, const Objection& objection) {
   const ErrorCode code = code_of(objection.why);
   Error error = make_error(code, objection.text);
   const std::string where = connection.dialled.empty() ? "a connection" : connection.dialled;
@@ -285,9 +292,9 @@ void NodeState::refuse(Time now, Connection& connection, const Objection& object
     error.message = where + " is refused: " + objection.text + "; " + policy_->advice();
   }
   if (is_answered(objection.why)) {
-    actions.push_back(
+    actions_.push_back(
         Write{connection.id, wire::make_frame(wire::FrameType::refuse,
-                                              wire::Refuse{code, objection.text, config.name})});
+                                              wire::Refuse{code, objection.text, config_.name})});
     if (objection.why != Objection::Why::itself) {
       warn_once(now, code == ErrorCode::auth ? error.message
                                              : "a connection is refused: " + objection.text);
@@ -300,7 +307,7 @@ void NodeState::refuse(Time now, Connection& connection, const Objection& object
   if (hopeless) fail_callers(address, name, error);
 }
 
-void NodeState::refused(Time now, Connection& connection, const wire::Refuse& refusal) {
+void Node::refused(Time now, Connection& connection, const wire::Refuse& refusal) {
   const std::string address = connection.dialled;
   if (refusal.code == kItself) {
     drop_connection(now, connection.id, make_error(ErrorCode::closed, refusal.text), true);
@@ -321,12 +328,12 @@ void NodeState::refused(Time now, Connection& connection, const wire::Refuse& re
 }
 
 // Its handshake failed, or its first bytes showed that it cannot succeed.
-void NodeState::turned_away(Time now, const Error& error) {
+void Node::turned_away(Time now, const Error& error) {
   if (error.code == ErrorCode::auth) warn_once(now, error.message + "; " + policy_->advice());
 }
 
 // A peer that dials again and again is refused each time.
-void NodeState::warn_once(Time now, const std::string& text) {
+void Node::warn_once(Time now, const std::string& text) {
   if (text == last_warning_ && now - warned_at_ < kSayAgain) return;
   last_warning_ = text;
   warned_at_ = now;
@@ -336,12 +343,12 @@ void NodeState::warn_once(Time now, const std::string& text) {
 // Whether callers may be told at once that there is no path: true for answers to a dial of this
 // side, or, through shared memory, from a process of the same user. Over tcp any host may connect
 // and refuse under any name; callers then wait until their time-out.
-bool NodeState::tells_callers(const Connection& connection) {
+bool Node::tells_callers(const Connection& connection) {
   return !connection.dialled.empty() || connection.kind == wire::PathKind::shm;
 }
 
 // Calls with no other path to their peer need not wait until their time-out.
-void NodeState::fail_callers(const std::string& address, const std::string& name, Error error) {
+void Node::fail_callers(const std::string& address, const std::string& name, Error error) {
   const bool connected =
       std::any_of(peers_.begin(), peers_.end(), [](const auto& entry) { return entry.second->up; });
   std::vector<CallId> hopeless;
@@ -352,7 +359,7 @@ void NodeState::fail_callers(const std::string& address, const std::string& name
     hopeless.insert(hopeless.end(), search.calls.begin(), search.calls.end());
   }
   if (error.code == ErrorCode::auth && !address.empty()) {
-    actions.push_back(Refused{name, !connected && dialler_.user_wants_only(address), error});
+    actions_.push_back(Refused{name, !connected && dialler_.user_wants_only(address), error});
   }
   for (const CallId id : hopeless) {
     const auto found = calls_.find(id);
@@ -363,21 +370,21 @@ void NodeState::fail_callers(const std::string& address, const std::string& name
   }
 }
 
-void NodeState::closed(Time now, ConnectionId id, const Error& error) {
+void Node::closed(Time now, ConnectionId id, const Error& error) {
   drop_connection(now, id, error, false);
   turned_away(now, error);
+  settle(now);
 }
 
 // Removes a connection, also from its session if that has not dropped it itself.
-void NodeState::drop_connection(Time now, ConnectionId id, const Error& error,
-                                bool tell_transport) {
+void Node::drop_connection(Time now, ConnectionId id, const Error& error, bool tell_transport) {
   Connection* connection = find_connection(id);
   if (connection == nullptr) return;
-  if (tell_transport) actions.push_back(CloseConnection{id, error});
+  if (tell_transport) actions_.push_back(CloseConnection{id, error});
   Peer* peer = connection->peer;
   const bool attached = connection->attached;
   connections_.erase(id);
-  if (!attached) timers.forget([this](const Timer& timer) { return counts(timer); });
+  if (!attached) timers_.forget([this](const Timer& timer) { return counts(timer); });
   if (DialTarget* target = dialler_.of_connection(id)) redial(now, *target, error, attached);
   if (peer == nullptr) return;
   guarded(*peer, [&] {
@@ -391,7 +398,7 @@ void NodeState::drop_connection(Time now, ConnectionId id, const Error& error,
 }
 
 // Its connection has ended. Dialling again matters more than the report of it.
-void NodeState::redial(Time now, DialTarget& target, const Error& error, bool attached) {
+void Node::redial(Time now, DialTarget& target, const Error& error, bool attached) {
   const auto tell = [&] {
     if (attached) return;
     note_failure(target, error.message);
@@ -403,17 +410,17 @@ void NodeState::redial(Time now, DialTarget& target, const Error& error, bool at
   guard([&] { arm(target); }, [&](const Error&) { arm(target); });
 }
 
-void NodeState::disconnected_from(Time now, Peer& peer) {
+void Node::disconnected_from(Time now, Peer& peer) {
   if (mutant("no_redial")) return;
   for (auto& [address, target] : dialler_.targets()) {
     if (target.instance != peer.instance || target.state != DialTarget::State::idle) continue;
-    target.next_try = std::min(target.next_try, now + config.redial_first);
+    target.next_try = std::min(target.next_try, now + config_.redial_first);
     arm(target);
   }
   dial_peer(now, peer);
 }
 
-void NodeState::greeting_timed_out(Time now, ConnectionId id) {
+void Node::greeting_timed_out(Time now, ConnectionId id) {
   Connection& connection = connections_.at(id);
   const std::string where = connection.dialled.empty() ? "a connection" : connection.dialled;
   drop_connection(now, id, make_error(ErrorCode::timeout, where + " did not answer the greeting"),

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/mutant.h"
-#include "rpc/state.h"
+#include "rpc/node.h"
 #include "wire/lie.h"
 
 namespace moolink::rpc {
@@ -35,18 +35,18 @@ wire::Payload encode_directory(DirectoryMessage message) {
 
 // ---- searches ----
 
-Search& NodeState::search_for(Time now, const std::string& name) {
+Search& Node::search_for(Time now, const std::string& name) {
   if (const auto known = searches_.find(name); known != searches_.end()) return known->second;
   Search search;
   search.number = ++last_search_;
   search.name = name;
-  search.pause = config.find_first;
+  search.pause = config_.find_first;
   search.next_find = now + search.pause;
-  timers.push({search.next_find, Timer::Kind::search, search.number, {}});
+  timers_.push({search.next_find, Timer::Kind::search, search.number, {}});
   return searches_.emplace(name, std::move(search)).first->second;
 }
 
-void NodeState::keep_for(Time now, const std::string& name, Search::Waiting waiting) {
+void Node::keep_for(Time now, const std::string& name, Search::Waiting waiting) {
   const bool is_new = !searches_.contains(name);
   Search& search = search_for(now, name);
   search.services.push_back(std::move(waiting));
@@ -55,13 +55,13 @@ void NodeState::keep_for(Time now, const std::string& name, Search::Waiting wait
 
 // Names that members of one group search are hidden from other groups: a peer confined to a group
 // is only asked, and only believed, about that group.
-bool NodeState::may_ask(const Peer& peer, const Search& search) const {
+bool Node::may_ask(const Peer& peer, const Search& search) const {
   if (peer.scope.empty() || !policy_->scope().empty() || mutant("ask_other_groups")) return true;
   return std::any_of(search.services.begin(), search.services.end(),
                      [&](const auto& waiting) { return waiting.scope == peer.scope; });
 }
 
-void NodeState::ask_everybody(Time now, Search& search) {
+void Node::ask_everybody(Time now, Search& search) {
   for (const auto& [instance, peer] : peers_) {
     if (!peer->up || !may_ask(*peer, search)) continue;
     ask(now, *peer, search.name);
@@ -69,13 +69,13 @@ void NodeState::ask_everybody(Time now, Search& search) {
   }
 }
 
-void NodeState::ask(Time now, Peer& peer, const std::string& name) {
+void Node::ask(Time now, Peer& peer, const std::string& name) {
   DirectoryMessage message;
   message.find = Find{name};
   send_to(now, peer, Service::directory, encode_directory(std::move(message)));
 }
 
-void NodeState::search_due(Time now, std::uint64_t number) {
+void Node::search_due(Time now, std::uint64_t number) {
   const auto entry = std::find_if(searches_.begin(), searches_.end(), [&](const auto& candidate) {
     return candidate.second.number == number;
   });
@@ -89,14 +89,14 @@ void NodeState::search_due(Time now, std::uint64_t number) {
     return;
   }
   if (mutant("search_asks_once")) return;
-  search.pause = std::min(2 * search.pause, config.find_last);
+  search.pause = std::min(2 * search.pause, config_.find_last);
   search.next_find = now + search.pause;
-  timers.push({search.next_find, Timer::Kind::search, search.number, {}});
+  timers_.push({search.next_find, Timer::Kind::search, search.number, {}});
   ask_everybody(now, search);
 }
 
 // The peer is up: sends what waited for its name, in order.
-void NodeState::end_search(Time now, Peer& peer) {
+void Node::end_search(Time now, Peer& peer) {
   std::deque<Search::Waiting> others;  // for a peer of this name in another group
   auto node = searches_.extract(peer.name);
   if (node.empty()) return;
@@ -121,7 +121,7 @@ void NodeState::end_search(Time now, Peer& peer) {
   if (!search.services.empty()) searches_.insert(std::move(node));
 }
 
-void NodeState::drop_overdue(Time now, Search& search) {
+void Node::drop_overdue(Time now, Search& search) {
   std::erase_if(search.services, [&](const Search::Waiting& waiting) {
     if (waiting.until > now) return false;
     if (!waiting.instance.empty()) undelivered(waiting.instance);
@@ -129,11 +129,11 @@ void NodeState::drop_overdue(Time now, Search& search) {
   });
 }
 
-void NodeState::undelivered(const Uid& instance) {
-  if (!mutant("undelivered_in_silence")) actions.push_back(Undelivered{instance});
+void Node::undelivered(const Uid& instance) {
+  if (!mutant("undelivered_in_silence")) actions_.push_back(Undelivered{instance});
 }
 
-void NodeState::directory_message(Time now, Peer& from, const wire::Payload& payload) {
+void Node::directory_message(Time now, Peer& from, const wire::Payload& payload) {
   auto message = wire::decode<DirectoryMessage>(payload.body);
   if (message.found && message.found->addresses.size() > wire::kMaxAddresses) {
     wire::fail("too many addresses of a peer");
@@ -148,8 +148,8 @@ void NodeState::directory_message(Time now, Peer& from, const wire::Payload& pay
   if (peer == nullptr && (from.scope.empty() || mutant("tell_of_other_groups"))) {
     peer = find_peer(name);
   }
-  if (name == config.name) {
-    answer.found = Found{name, config.instance, config.host_key, addresses};
+  if (name == config_.name) {
+    answer.found = Found{name, config_.instance, config_.host_key, addresses_};
   } else if (peer != nullptr && peer->up) {
     answer.found = Found{name, peer->instance, peer->host_key, peer->addresses};
   } else {
@@ -158,14 +158,14 @@ void NodeState::directory_message(Time now, Peer& from, const wire::Payload& pay
   send_to(now, from, Service::directory, encode_directory(std::move(answer)));
 }
 
-void NodeState::found(Time now, const Peer& from, const Found& found) {
+void Node::found(Time now, const Peer& from, const Found& found) {
   const auto entry = searches_.find(found.name);
-  if (entry == searches_.end() || found.instance == config.instance) return;
+  if (entry == searches_.end() || found.instance == config_.instance) return;
   Search& search = entry->second;
   if (!may_ask(from, search)) return;
   search.found = true;
   const std::vector<std::string> candidates =
-      dialable(found.addresses, found.host_key == config.host_key);
+      dialable(found.addresses, found.host_key == config_.host_key);
   search.reachable = search.reachable || !candidates.empty();
   Duration delay{};
   // Answering peers may invent any number of addresses.
@@ -173,22 +173,23 @@ void NodeState::found(Time now, const Peer& from, const Found& found) {
   for (const std::string& address : candidates) {
     if (dialler_.find(address) == nullptr && ++tried > kCandidates) return;
     add_target(now, address, found.name, {}, delay, false);
-    delay += config.dial_stagger;
+    delay += config_.dial_stagger;
   }
 }
 
 // ---- dialling ----
 
-void NodeState::connect(Time now, const std::string& address) {
+void Node::connect(Time now, const std::string& address) {
   if (closing_) return;
   DialTarget& target = dialler_.add(address, now);
   target.wanted_by_user = true;
   arm(target);
+  settle(now);
 }
 
-void NodeState::add_target(Time now, const std::string& address, const std::string& name,
-                           const Uid& of, Duration delay, bool better_path) {
-  if (closing_ || std::find(addresses.begin(), addresses.end(), address) != addresses.end()) {
+void Node::add_target(Time now, const std::string& address, const std::string& name, const Uid& of,
+                      Duration delay, bool better_path) {
+  if (closing_ || std::find(addresses_.begin(), addresses_.end(), address) != addresses_.end()) {
     return;  // this peer's own
   }
   DialTarget& target = dialler_.add(address, now + delay);
@@ -205,11 +206,10 @@ void NodeState::add_target(Time now, const std::string& address, const std::stri
 }
 
 // The addresses that can be tried from here, the best first.
-std::vector<std::string> NodeState::dialable(std::vector<std::string> candidates,
-                                             bool same_host) const {
+std::vector<std::string> Node::dialable(std::vector<std::string> candidates, bool same_host) const {
   std::erase_if(candidates, [&](const std::string& address) {
     return !reachable(address, same_host) ||
-           std::none_of(config.paths.begin(), config.paths.end(),
+           std::none_of(config_.paths.begin(), config_.paths.end(),
                         [&](wire::PathKind kind) { return is_of(address, kind); });
   });
   sort_by_preference(candidates);
@@ -217,19 +217,19 @@ std::vector<std::string> NodeState::dialable(std::vector<std::string> candidates
 }
 
 // The session lives and has no connection: dials all its addresses, one after the other.
-void NodeState::dial_peer(Time now, const Peer& peer) {
+void Node::dial_peer(Time now, const Peer& peer) {
   Duration delay{};
-  for (const std::string& address : dialable(peer.addresses, peer.host_key == config.host_key)) {
+  for (const std::string& address : dialable(peer.addresses, peer.host_key == config_.host_key)) {
     add_target(now, address, peer.name, peer.instance, delay, false);
-    delay += config.dial_stagger;
+    delay += config_.dial_stagger;
   }
 }
 
 // Connected, but shared memory or RDMA would be better. Dials RDMA on the host address by which the
 // peer was reached, if the peer announced it: other addresses may lead nowhere, which takes time to
 // find out.
-void NodeState::dial_better_path(Time now, const Peer& peer) {
-  const bool same_host = peer.host_key == config.host_key;
+void Node::dial_better_path(Time now, const Peer& peer) {
+  const bool same_host = peer.host_key == config_.host_key;
   std::vector<std::string> better = dialable(peer.addresses, same_host);
   std::erase_if(better, [&](const auto& address) { return !is_of(address, best_path(same_host)); });
   const auto proven = std::find_if(better.begin(), better.end(), [&](const std::string& address) {
@@ -242,33 +242,33 @@ void NodeState::dial_better_path(Time now, const Peer& peer) {
   Duration delay{};
   for (const std::string& address : better) {
     add_target(now, address, peer.name, peer.instance, delay, true);
-    delay += config.dial_stagger;
+    delay += config_.dial_stagger;
   }
 }
 
-void NodeState::arm(const DialTarget& target) {
+void Node::arm(const DialTarget& target) {
   if (target.state == DialTarget::State::idle) {
-    timers.push({target.next_try, Timer::Kind::dial, target.number, {}});
+    timers_.push({target.next_try, Timer::Kind::dial, target.number, {}});
   }
 }
 
 // Connected and heard: a silent peer may have been cut off without notice.
-bool NodeState::answers(Time now, const Peer* peer) const {
+bool Node::answers(Time now, const Peer* peer) const {
   if (peer == nullptr || !peer->session.connected()) return false;
   return mutant("no_redial_when_silent") || !peer->session.suspected(now);
 }
 
-Peer* NodeState::peer_of(const DialTarget& target) const {
+Peer* Node::peer_of(const DialTarget& target) const {
   return target.of.empty() ? find_peer(target.peer) : find_peer(target.of);
 }
 
-bool NodeState::needed(Time now, const DialTarget& target) const {
+bool Node::needed(Time now, const DialTarget& target) const {
   if (closing_) return false;
   const Peer* peer = target.wanted_by_user ? find_peer(target.instance) : peer_of(target);
   if (target.wanted_by_user && !answers(now, peer)) return true;
   if (target.better_path) {
     if (peer == nullptr || !peer->session.connected()) return false;
-    const wire::PathKind best = best_path(peer->host_key == config.host_key);
+    const wire::PathKind best = best_path(peer->host_key == config_.host_key);
     const bool has_it = std::any_of(
         connections_.begin(), connections_.end(),
         [&](const auto& entry) { return entry.second.peer == peer && entry.second.kind == best; });
@@ -281,7 +281,7 @@ bool NodeState::needed(Time now, const DialTarget& target) const {
 
 // A firewall that has forgotten a connection drops its traffic silently. A peer that falls silent
 // is dialled anew beside it, so that the session need not be lost.
-void NodeState::watch_silence(Time now, Peer& peer) {
+void Node::watch_silence(Time now, Peer& peer) {
   const bool silent = peer.up && peer.session.connected() && !answers(now, &peer);
   if (std::exchange(peer.silent, silent) || !silent) return;
   for (const auto& [id, connection] : connections_) {
@@ -291,16 +291,16 @@ void NodeState::watch_silence(Time now, Peer& peer) {
   disconnected_from(now, peer);
 }
 
-void NodeState::dial_due(Time now, std::uint64_t number) {
+void Node::dial_due(Time now, std::uint64_t number) {
   DialTarget* target = dialler_.find(number);
   if (target == nullptr || target->state != DialTarget::State::idle || target->next_try > now) {
     return;
   }
   if (needed(now, *target)) {
-    actions.push_back(Dial{target->address});
+    actions_.push_back(Dial{target->address});
     target->state = DialTarget::State::dialling;
   } else if (target->wanted_by_user && !closing_) {  // connected in another way: check again later
-    target->next_try = now + config.redial_last;
+    target->next_try = now + config_.redial_last;
     arm(*target);
   } else {
     give_up_better_path(*target);
@@ -309,7 +309,7 @@ void NodeState::dial_due(Time now, std::uint64_t number) {
 }
 
 // Never a silent slow path: logs the fallback once.
-void NodeState::give_up_better_path(DialTarget& target) {
+void Node::give_up_better_path(DialTarget& target) {
   Peer* peer = peer_of(target);
   if (!target.better_path || comes_back(target) || target.failures < kBetterPathTries ||
       peer == nullptr) {
@@ -318,7 +318,7 @@ void NodeState::give_up_better_path(DialTarget& target) {
   const auto tried = peer->tried.find(target.address);
   if (tried != peer->tried.end()) tried->second.given_up = true;
   if (std::exchange(peer->fallback_told, true)) return;
-  const bool same_host = peer->host_key == config.host_key;
+  const bool same_host = peer->host_key == config_.host_key;
   log(LogLevel::warning,
       "peer '" + peer->name + (same_host ? "' is on this host, but " : "' has RDMA, but ") +
           target.address + " cannot be used after " + std::to_string(target.failures) +
@@ -326,7 +326,7 @@ void NodeState::give_up_better_path(DialTarget& target) {
 }
 
 // RDMA that has worked was lost, and dialling it fails: logged once each time.
-void NodeState::tell_of_lost_path(const DialTarget& target) {
+void Node::tell_of_lost_path(const DialTarget& target) {
   Peer* peer = find_peer(target.instance);
   if (!target.better_path || !comes_back(target) || peer == nullptr || !peer->up ||
       !peer->session.connected() || std::exchange(peer->fallback_told, true)) {
@@ -337,7 +337,7 @@ void NodeState::tell_of_lost_path(const DialTarget& target) {
 }
 
 // Kept for explain(): with the peer of the address, or with the search for its name.
-void NodeState::note_failure(const DialTarget& target, const std::string& error) {
+void Node::note_failure(const DialTarget& target, const std::string& error) {
   Peer* peer = target.instance.empty() ? peer_of(target) : find_peer(target.instance);
   const auto search = searches_.find(target.peer);
   Tried* tried = nullptr;
@@ -354,7 +354,7 @@ void NodeState::note_failure(const DialTarget& target, const std::string& error)
   noted.error = error;
 }
 
-void NodeState::remember(Time now, const std::string& name, Past past) {
+void Node::remember(Time now, const std::string& name, Past past) {
   if (closing_) return;
   const auto known = past_.find(name);
   // A search that follows a loss must not hide the loss.
@@ -367,7 +367,14 @@ void NodeState::remember(Time now, const std::string& name, Past past) {
   }));
 }
 
-void NodeState::dial_failed(Time now, const std::string& address, const Error& error) {
+// It is dialled again even if memory is lacking.
+void Node::dial_failed(Time now, const std::string& address, const Error& error) {
+  guard([&] { dial_ended(now, address, error); },
+        [&](const Error& lacking) { dial_ended(now, address, lacking); });
+  settle(now);
+}
+
+void Node::dial_ended(Time now, const std::string& address, const Error& error) {
   DialTarget* target = dialler_.find(address);
   if (target == nullptr || target->state != DialTarget::State::dialling) return;
   const bool refused = error.code == ErrorCode::auth;
@@ -385,7 +392,7 @@ void NodeState::dial_failed(Time now, const std::string& address, const Error& e
   // this host that announced the address.
   Peer* peer = target->instance.empty() ? peer_of(*target) : find_peer(target->instance);
   if (peer == nullptr || !peer->up || peer->session.connected()) return;
-  if (peer->instance == target->instance || peer->host_key == config.host_key) {
+  if (peer->instance == target->instance || peer->host_key == config_.host_key) {
     end_peer(*peer, Down::dead, "nobody listens at " + address + " any more");
   }
 }

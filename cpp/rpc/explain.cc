@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "base/format.h"
-#include "rpc/state.h"
+#include "rpc/node.h"
 
 namespace moolink::rpc {
 
@@ -29,14 +29,14 @@ std::vector<TriedAddress> listed(const Tried& tried) {
 
 }  // namespace
 
-Explanation NodeState::explain(Time now, const std::string& name) const {
+Explanation Node::explain(Time now, const std::string& name) const {
   Explanation explanation;
   explanation.name = name;
-  if (name == config.name) {
-    explanation.instance = config.instance;
+  if (name == config_.name) {
+    explanation.instance = config_.instance;
     explanation.known = explanation.connected = explanation.same_host = true;
     explanation.reason = "it is this very peer: its calls do not leave the process";
-    explanation.addresses = addresses;
+    explanation.addresses = addresses_;
   } else if (const Peer* peer = find_peer(name); peer != nullptr && peer->up) {
     explain_peer(now, *peer, explanation);
   } else {
@@ -45,12 +45,12 @@ Explanation NodeState::explain(Time now, const std::string& name) const {
   return explanation;
 }
 
-void NodeState::explain_peer(Time now, const Peer& peer, Explanation& explanation) const {
+void Node::explain_peer(Time now, const Peer& peer, Explanation& explanation) const {
   explanation.known = true;
   explanation.instance = peer.instance;
   explanation.connected = peer.session.connected();
   explanation.suspected = explanation.connected && peer.session.suspected(now);
-  explanation.same_host = peer.host_key == config.host_key;
+  explanation.same_host = peer.host_key == config_.host_key;
   explanation.addresses = peer.addresses;
   explanation.tried = listed(peer.tried);
   const std::vector<session::LinkInfo> links = peer.session.links(now);
@@ -60,13 +60,13 @@ void NodeState::explain_peer(Time now, const Peer& peer, Explanation& explanatio
                     [&](const std::string& address) { return is_of(address, kind); });
     // Within a host RDMA is not needed.
     if (kind == wire::PathKind::verbs && !offered && explanation.same_host &&
-        !contains(config.paths, kind)) {
+        !contains(config_.paths, kind)) {
       continue;
     }
     explanation.paths.push_back(explain_path(kind, peer, links));
   }
   const std::string silence = in_seconds(now - peer.session.last_heard());
-  const std::string limit = in_seconds(config.timing.evict_after);
+  const std::string limit = in_seconds(config_.timing.evict_after);
   if (!explanation.connected) {
     explanation.reason =
         "the connection is lost, its addresses are dialled; nothing was heard for " + silence +
@@ -87,8 +87,8 @@ void NodeState::explain_peer(Time now, const Peer& peer, Explanation& explanatio
   }
 }
 
-PathState NodeState::explain_path(wire::PathKind kind, const Peer& peer,
-                                  const std::vector<session::LinkInfo>& links) const {
+PathState Node::explain_path(wire::PathKind kind, const Peer& peer,
+                             const std::vector<session::LinkInfo>& links) const {
   PathState path;
   path.kind = kind;
   const auto live = std::find_if(links.begin(), links.end(),
@@ -107,18 +107,18 @@ PathState NodeState::explain_path(wire::PathKind kind, const Peer& peer,
     path.cipher = found->second.traits.cipher;
   }
   if (path.in_use) return path;
-  path.reason = live->silent >= config.timing.suspect_after
+  path.reason = live->silent >= config_.timing.suspect_after
                     ? "silent for " + in_seconds(live->silent) + " (suspected)"
                     : "ready: a better path is in use";
   return path;
 }
 
-std::string NodeState::why_not_live(const PathState& path, const Peer& peer) const {
-  if (!contains(config.paths, path.kind)) {
-    const bool lacking = path.kind == wire::PathKind::verbs && !config.no_verbs.empty();
-    return lacking ? config.no_verbs : "not enabled here";
+std::string Node::why_not_live(const PathState& path, const Peer& peer) const {
+  if (!contains(config_.paths, path.kind)) {
+    const bool lacking = path.kind == wire::PathKind::verbs && !config_.no_verbs.empty();
+    return lacking ? config_.no_verbs : "not enabled here";
   }
-  const bool same_host = peer.host_key == config.host_key;
+  const bool same_host = peer.host_key == config_.host_key;
   if (path.kind == wire::PathKind::shm && !same_host) return "on another host (host key differs)";
   std::vector<std::string> offered;
   for (const std::string& address : peer.addresses) {
@@ -146,7 +146,7 @@ std::string NodeState::why_not_live(const PathState& path, const Peer& peer) con
 }
 
 // For a peer that is not connected: the peers asked, and the results of its addresses.
-void NodeState::explain_absence(Time now, const std::string& name, Explanation& explanation) const {
+void Node::explain_absence(Time now, const std::string& name, Explanation& explanation) const {
   const auto search = searches_.find(name);
   const auto past = past_.find(name);
   Tried tried;
@@ -177,7 +177,7 @@ void NodeState::explain_absence(Time now, const std::string& name, Explanation& 
   explanation.asked.assign(asked.begin(), asked.end());
 }
 
-std::vector<PendingCall> NodeState::pending_calls(Time now) const {
+std::vector<PendingCall> Node::pending_calls(Time now) const {
   std::vector<CallId> ids;
   ids.reserve(calls_.size());
   for (const auto& [id, call] : calls_) ids.push_back(id);
@@ -207,7 +207,7 @@ std::vector<PendingCall> NodeState::pending_calls(Time now) const {
   return pending;
 }
 
-std::vector<std::string> NodeState::searched_names() const {
+std::vector<std::string> Node::searched_names() const {
   std::vector<std::string> names;
   for (const auto& [name, search] : searches_) names.push_back(name);
   return names;

@@ -2,24 +2,34 @@
 
 // The state of one Rpc: its name, the peers, connections, sessions, calls and the directory. A
 // machine: events in, actions out; no clock, no I/O, no user code. docs/design/protocol/rpc.md
-// holds the tables.
+// holds the tables. Every event ends in settle(), which turns the actions of the sessions it
+// touched into the Node's.
 
+#include <cstddef>
 #include <cstdint>
+#include <deque>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
-#include <variant>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
+#include "base/barrier.h"
 #include "base/buffer.h"
-#include "base/error.h"
-#include "base/limits.h"
-#include "base/log.h"
+#include "base/random.h"
 #include "base/time.h"
 #include "base/uid.h"
+#include "rpc/actions.h"
+#include "rpc/complaints.h"
+#include "rpc/dialler.h"
 #include "rpc/explain.h"
+#include "rpc/messages.h"
 #include "rpc/policy.h"
+#include "rpc/records.h"
+#include "rpc/timers.h"
 #include "session/session.h"
 #include "wire/frame.h"
 #include "wire/path.h"
@@ -27,183 +37,10 @@
 
 namespace moolink::rpc {
 
-using wire::ConnectionId;
-using CallId = std::uint64_t;  // unique within the calling instance
-
-// Names one run of a handler: the reply goes to this instance and to no other.
-struct CallKey {
-  Uid caller;
-  CallId id = 0;
-
-  auto operator<=>(const CallKey&) const = default;
-};
-
-using Reply = std::variant<wire::Payload, Error>;
-
-// The addressee of a service message; 1 is the node's own.
-enum class Service : std::uint8_t {
-  directory = 1,
-  group = 2,  // between a member and its broker
-  collective = 3,
-  accumulate = 4,
-  snapshot = 5,
-};
-
-enum class Down : std::uint8_t {
-  dead,         // proven: pidfd, refused reconnect, another instance under its name
-  unreachable,  // not heard for evict_after, or the session is lost: the peer itself may live
-  closed,       // it said CLOSE
-};
-
-struct Config {
-  Uid instance;
-  std::string name;
-  Uid host_key;  // boot id and network namespace: equal for peers that share loopback and memory
-  std::uint64_t features = 0;
-  std::vector<wire::PathKind> paths = {wire::PathKind::shm, wire::PathKind::tcp};  // enabled here
-  std::string no_verbs;  // why this machine has no RDMA; empty: it has, or was not checked
-  Limits limits;
-  session::Timing timing;
-  Duration greeting_timeout = seconds(5);
-  Duration redial_first = milliseconds(50);  // doubles up to redial_last
-  // Less than the time for which a starting broker gathers announcements (BrokerConfig::gather).
-  Duration redial_last = milliseconds(750);
-  Duration dial_stagger = milliseconds(50);  // between the addresses of one peer
-  Duration find_first = milliseconds(20);    // asking again for an unknown name, doubles
-  Duration find_last = seconds(1);
-  Duration close_within = seconds(1);     // replies are flushed for this long
-  std::size_t max_waiting_calls = 65536;  // not yet taken by a session, for one peer
-  // Calls of one peer taken but not yet replied to: above this the peer is told to hold its calls.
-  std::size_t max_running_calls = 16384;
-  std::size_t max_running_bytes = std::size_t{1} << 30;
-};
-
-// ---- actions, to be carried out in order ----
-
-struct Dial {
-  std::string address;
-};
-
-// The greeting is done; the transport lifts its limits on strangers.
-struct Establish {
-  ConnectionId connection;
-};
-
-struct RunHandler {
-  CallKey key;
-  std::string caller;  // its name
-  std::string function;
-  wire::Payload arguments;
-  Time deadline;         // kNever: none
-  std::uint64_t credit;  // stream items that the caller takes now; 0: it wants one reply
-};
-
-// The caller of a stream takes items up to this many in all.
-struct CreditRaised {
-  CallKey key;
-  std::uint64_t allowed;
-};
-
-// The caller does not wait any more (cancelled, timed out, lost): stop if possible; no reply is
-// expected, and a reply would be dropped.
-struct CancelHandler {
-  CallKey key;
-};
-
-// Once for every CallId that call() or stream() returned. Of a stream: its end, after all items.
-struct Complete {
-  CallId id;
-  Reply result;
-};
-
-// The next item of a stream, in order.
-struct StreamItem {
-  CallId id;
-  wire::Payload item;
-};
-
-struct ServiceMessage {
-  Uid from;
-  std::string from_name;
-  Service service;
-  wire::Payload payload;
-};
-
-struct PeerUp {
-  Uid instance;
-  std::string name;
-  Uid host_key;
-  bool same_host;
-  std::string scope;  // the group that its key confines it to; empty: none
-};
-
-struct PeerDown {
-  Uid instance;
-  std::string name;
-  Down how;
-};
-
-// A message to an instance that is not up was dropped: it was not reached for evict_after, or
-// another instance has its name.
-struct Undelivered {
-  Uid instance;
-};
-
-// The peer that answers a dial of this side has no key in common with it. `name`: the name it
-// claims, if any. `only_way`: no peer is connected, nor dialled elsewhere for the user.
-struct Refused {
-  std::string name;
-  bool only_way;
-  Error error;
-};
-
-struct Log {
-  LogLevel level;
-  std::string text;
-};
-
-// close() is done: every reply is sent or its time was up; nothing more will come.
-struct Closed {};
-
-using session::AllocateGrant;
-using session::CloseConnection;
-using session::FillGrant;
-using session::MapLoan;
-using session::PassSegments;
-using session::Write;
-
-using Action =
-    std::variant<Write, RunHandler, Complete, StreamItem, CreditRaised, ServiceMessage,
-                 CancelHandler, Dial, Establish, CloseConnection, AllocateGrant, FillGrant,
-                 PassSegments, MapLoan, PeerUp, PeerDown, Undelivered, Refused, Log, Closed>;
-
-struct PeerInfo {
-  Uid instance;
-  std::string name;
-  std::string scope;  // as of PeerUp
-  Uid host_key;
-  bool same_host = false;
-  bool connected = false;
-  bool suspected = false;
-  std::vector<wire::PathKind> paths;  // of live connections, the one in use first
-  Duration round_trip{-1};            // on the path in use, smoothed; negative: not measured
-  Duration last_round_trip{-1};
-  Duration silent{};              // nothing heard for this long
-  std::size_t calls_waiting = 0;  // of this side, held back by the peer's window
-  std::size_t calls_running = 0;  // of the peer, not replied to
-  std::vector<std::string> addresses;
-  std::uint64_t unacknowledged_bytes = 0;
-  std::size_t loans_given = 0;  // to it, and not returned
-  std::size_t loans_held = 0;   // of its memory
-};
-
-class NodeState;
-
 class Node {
  public:
   // `allocator` and `policy` outlive the node; `seed` is for random numbers that need no secrecy.
   Node(Config config, Allocator& allocator, const Policy& policy, std::uint64_t seed);
-  ~Node();
   Node(const Node&) = delete;
   Node& operator=(const Node&) = delete;
 
@@ -230,16 +67,18 @@ class Node {
   // Keeps a connection to the listener there, dialling again whenever it is lost.
   void connect(Time now, const std::string& address);
   // The addresses at which this peer can be dialled, announced to others.
-  void listening(std::vector<std::string> addresses);
+  void listening(std::vector<std::string> addresses) { addresses_ = std::move(addresses); }
   // The paths that exist here, for explain().
-  void set_paths(std::vector<wire::PathKind> paths);
-  void set_no_verbs(std::string reason);
+  void set_paths(std::vector<wire::PathKind> paths) { config_.paths = std::move(paths); }
+  void set_no_verbs(std::string reason) { config_.no_verbs = std::move(reason); }
   // Only before the first connection: the name is announced in the greeting. Throws
   // Exception{invalid_argument} later.
   void set_name(const std::string& name);
   // `group`: peers confined to another one cannot call it, nor see that it exists.
-  void define(const std::string& function, const std::string& group = {});
-  void undefine(const std::string& function);
+  void define(const std::string& function, const std::string& group = {}) {
+    functions_[function] = group;
+  }
+  void undefine(const std::string& function) { functions_.erase(function); }
   // Reliable and in order for one (sender, receiver, service) while both live. False: no such peer
   // is up; the message is dropped.
   bool send_service(Time now, const Uid& instance, Service service, wire::Payload payload);
@@ -264,7 +103,7 @@ class Node {
   // The path refused a peer that tried to connect.
   void turned_away(Time now, const Error& error);
   // A peer tries to connect, and this process has no descriptor or memory for it.
-  void cannot_accept(Time now, const Error& error);
+  void cannot_accept(Time now, const Error& error) { warn_once(now, error.message); }
   void received(Time now, ConnectionId connection, const wire::ReceivedFrame& frame);
   std::span<std::byte> chunk_target(ConnectionId connection, const wire::ChunkHead& head);
   void chunk_received(Time now, ConnectionId connection, const wire::ChunkHead& head);
@@ -303,14 +142,17 @@ class Node {
   bool may_concern(const Uid& instance, const std::string& group) const;
 
   void tick(Time now);
-  Time next_deadline() const;
+  Time next_deadline() const { return timers_.next(); }
 
   // The actions since the last call; the vector's memory is used again.
-  void drain(std::vector<Action>& into);
+  void drain(std::vector<Action>& into) {
+    into.clear();
+    into.swap(actions_);
+  }
 
-  const std::string& name() const;
-  const Uid& instance() const;
-  std::vector<std::string> addresses() const;
+  const std::string& name() const { return config_.name; }
+  const Uid& instance() const { return config_.instance; }
+  std::vector<std::string> addresses() const { return addresses_; }
   std::vector<PeerInfo> peers(Time now) const;
   // How a peer is reached, or why it is not.
   Explanation explain(Time now, const std::string& peer) const;
@@ -318,7 +160,190 @@ class Node {
   std::vector<std::string> searched_names() const;
 
  private:
-  std::unique_ptr<NodeState> state_;
+  // calls.cc
+  // Throws std::bad_alloc if it could not even begin. `credit` 0: a call with one result.
+  CallId start_call(Time now, const std::string& peer, const std::string& function,
+                    wire::Payload arguments, Duration timeout, std::uint16_t lane,
+                    std::uint64_t credit);
+  void begin_call(Time now, CallId id, Call& call);
+  void run_locally(CallId id, Call& call);
+  void dispatch(Time now, Peer& peer, CallId id, Call& call);
+  bool transmit_call(Time now, Peer& peer, CallId id, Call& call);
+  void complete(CallId id, Reply result);
+  void stop_handler(Time now, CallId id, const Call& call);
+  void time_out(Time now, CallId id);
+  std::string why_unreached(const std::string& peer) const;
+  void fail_all_calls();
+  void fail_calls_of(const Peer& peer, const session::Lost& lost);
+  void delivered_call(Time now, Peer& peer, session::Deliver& delivered);
+  void delivered_result(Peer& peer, session::Deliver& delivered);
+  void delivered_cancel(Peer& peer, session::Deliver& delivered);
+  void send_result(Time now, Peer& peer, CallId id, Reply reply, std::uint64_t items = 0);
+  void stop_running(const CallKey& key, bool tell_handler);
+  void stop_all_of(const Uid& caller);
+  void balance_window(Time now, Peer& peer);
+  bool ignores_window(Peer& peer, std::size_t bytes) const;
+
+  // streams.cc
+  void await_items(Time now, CallId id, Call& call);
+  void tell_credit(Time now, CallId id, Call& call);
+  void delivered_item(Time now, Peer& peer, session::Deliver& delivered);
+  void delivered_credit(const Peer& peer, session::Deliver& delivered);
+  void take_item(Time now, CallId id, Call& call, std::uint64_t number, wire::Payload item);
+  void end_stream(CallId id, Call& call, Reply end, std::uint64_t items);
+  void take_credit(const CallKey& key, std::uint64_t allowed);
+
+  // connections.cc
+  void open(Time now, ConnectionId id, wire::PathKind kind, const wire::PathTraits& traits,
+            const std::string& dialled);
+  void drop_after_opening(Time now, ConnectionId id, const std::string& dialled,
+                          const Error& error);
+  Connection* find_connection(ConnectionId id);
+  wire::Hello hello();
+  void greet(Time now, Connection& connection, const wire::ReceivedFrame& frame);
+  void answer(Time now, Connection& connection);
+  void answered(Time now, Connection& connection);
+  void welcomed(Time now, Connection& connection, const wire::ReceivedFrame& frame);
+  void refused(Time now, Connection& connection, const wire::Refuse& refusal);
+  bool enter(Time now, Connection& connection);
+  static std::optional<Objection> objection(const wire::Hello& ours, const wire::Hello& theirs);
+  std::optional<Objection> objection_to_name(Time now, const Connection& connection) const;
+  void adopt(Connection& connection, const wire::Hello& theirs);
+  void refuse(Time now, Connection& connection, const Objection& objection);
+  void warn_once(Time now, const std::string& text);
+  static bool tells_callers(const Connection& connection);
+  void fail_callers(const std::string& address, const std::string& name, Error error);
+  void drop_connection(Time now, ConnectionId id, const Error& error, bool tell_transport);
+  void redial(Time now, DialTarget& target, const Error& error, bool attached);
+  void disconnected_from(Time now, Peer& peer);
+  void greeting_timed_out(Time now, ConnectionId id);
+  void log(LogLevel level, std::string text);
+  void complain(Time now, std::string text);  // about a stranger
+
+  // peers.cc
+  // The exception barrier: an exception of `work` ends the peer's session, here and at the peer.
+  template <class Work>
+  bool guarded(Peer& peer, Work&& work) {
+    if (guard(work, [&](const Error& error) { break_off(peer, error); })) return true;
+    if (!peer.session.ended()) peer.broken = any_broken_ = true;
+    return false;
+  }
+  // An event of the connection's peer, if it carries messages.
+  template <class Work>
+  void event_of(Time now, ConnectionId id, Work&& work) {
+    Connection* found = find_connection(id);
+    if (found == nullptr || !found->attached) return;
+    Peer& peer = *found->peer;
+    guarded(peer, [&] {
+      touch(peer);
+      work(peer.session);
+    });
+    settle(now);
+  }
+  void break_off(Peer& peer, const Error& error);
+  void touch(Peer& peer);
+  void settle(Time now);
+  // Whether a peer may take part in a group's traffic: one confined to another group may not.
+  static bool may_concern(const Peer& peer, const std::string& group) {
+    return peer.scope.empty() || group.empty() || peer.scope == group;
+  }
+  Peer* find_peer(const Uid& instance) const;
+  // Scopes distinguish equal names; without one, a peer of the whole job before others.
+  Peer* find_peer(const std::string& name) const;
+  Peer* find_peer(const std::string& name, const std::string& scope) const;
+  Peer& ensure_peer(const Uid& instance);
+  void settle_peer(Time now, Peer& peer);
+  void perform(Time now, Peer& peer, session::Action& action);
+  void attached(Time now, Peer& peer, ConnectionId connection);
+  void rdma_works(DialTarget& target, Peer& peer);
+  void deliver(Time now, Peer& peer, session::Deliver& delivered);
+  void lost(Time now, Peer& peer);
+  void end_peer(Peer& peer, Down how, const std::string& why);
+  void mend(Time now);
+  void forget_if_gone(Peer& peer);
+  void send_or_queue(Time now, Peer& peer, session::OutgoingMessage message);
+  void send_checked(Time now, Peer& peer, session::OutgoingMessage message);
+  void queue(Peer& peer, session::OutgoingMessage message);
+  void send_to(Time now, Peer& peer, Service service, wire::Payload payload);
+  void flush(Time now, Peer& peer);
+  void arm(Peer& peer);
+  void due(Time now, const Timer& timer);
+  bool counts(const Timer& timer) const;
+
+  // directory.cc
+  void dial_ended(Time now, const std::string& address, const Error& error);
+  Search& search_for(Time now, const std::string& name);
+  void keep_for(Time now, const std::string& name, Search::Waiting waiting);
+  bool may_ask(const Peer& peer, const Search& search) const;
+  Peer* peer_of(const DialTarget& target) const;
+  void ask_everybody(Time now, Search& search);
+  void ask(Time now, Peer& peer, const std::string& name);
+  void search_due(Time now, std::uint64_t number);
+  void end_search(Time now, Peer& peer);
+  void drop_overdue(Time now, Search& search);
+  void undelivered(const Uid& instance);
+  void directory_message(Time now, Peer& from, const wire::Payload& payload);
+  void found(Time now, const Peer& from, const Found& found);
+  void dial_peer(Time now, const Peer& peer);
+  void dial_better_path(Time now, const Peer& peer);
+  std::vector<std::string> dialable(std::vector<std::string> candidates, bool same_host) const;
+  void add_target(Time now, const std::string& address, const std::string& name, const Uid& of,
+                  Duration delay, bool better_path);
+  void arm(const DialTarget& target);
+  void dial_due(Time now, std::uint64_t number);
+  bool needed(Time now, const DialTarget& target) const;
+  bool answers(Time now, const Peer* peer) const;
+  void watch_silence(Time now, Peer& peer);
+  void give_up_better_path(DialTarget& target);
+  void tell_of_lost_path(const DialTarget& target);
+  void note_failure(const DialTarget& target, const std::string& error);
+  void remember(Time now, const std::string& name, Past past);
+
+  // explain.cc
+  void explain_peer(Time now, const Peer& peer, Explanation& explanation) const;
+  void explain_absence(Time now, const std::string& name, Explanation& explanation) const;
+  PathState explain_path(wire::PathKind kind, const Peer& peer,
+                         const std::vector<session::LinkInfo>& links) const;
+  std::string why_not_live(const PathState& path, const Peer& peer) const;
+
+  // node.cc
+  void finish_close(Time now);
+
+  Config config_;
+  Allocator* allocator_;
+  const Policy* policy_;
+  Random random_;
+  std::vector<std::string> addresses_;
+  std::map<std::string, std::string, std::less<>> functions_;  // and the group that may call each
+  std::vector<Action> actions_;
+  TimerQueue timers_;
+  bool greeted_anyone_ = false;  // the name was announced
+
+  std::map<ConnectionId, Connection> connections_;
+  std::map<Uid, std::unique_ptr<Peer>> peers_;
+  // Of peers that have proven themselves: name and scope.
+  std::map<std::pair<std::string, std::string>, Uid> names_;
+  std::uint64_t peers_made_ = 0;
+  std::deque<Peer*> touched_;
+  std::vector<session::Action> session_actions_;
+
+  CallId last_call_ = 0;
+  std::unordered_map<CallId, Call> calls_;                     // looked up, never walked in order
+  std::unordered_map<CallKey, Running, CallKeyHash> running_;  // likewise
+
+  Dialler dialler_;
+  std::uint64_t greetings_ = 0;
+  std::string last_warning_;
+  Time warned_at_{};
+  std::uint64_t last_search_ = 0;
+  std::map<std::string, Search, std::less<>> searches_;
+  std::map<std::string, Past, std::less<>> past_;  // a few
+  Complaints complaints_;
+
+  bool any_broken_ = false;
+  bool closing_ = false;
+  bool closed_ = false;
+  Time close_at_ = kNever;
 };
 
 }  // namespace moolink::rpc

@@ -4,44 +4,44 @@
 #include <utility>
 
 #include "base/mutant.h"
-#include "rpc/state.h"
+#include "rpc/node.h"
 
 namespace moolink::rpc {
 
-Peer& NodeState::ensure_peer(const Uid& instance) {
+Peer& Node::ensure_peer(const Uid& instance) {
   if (Peer* known = find_peer(instance)) return *known;
   session::Config of_session;
-  of_session.self = config.instance;
+  of_session.self = config_.instance;
   of_session.peer = instance;
   of_session.first_id = ++peers_made_ << 32;
-  of_session.limits = config.limits;
-  of_session.timing = config.timing;
+  of_session.limits = config_.limits;
+  of_session.timing = config_.timing;
   auto peer = std::make_unique<Peer>(std::move(of_session), *allocator_);
   return *peers_.emplace(instance, std::move(peer)).first->second;
 }
 
-Peer* NodeState::find_peer(const Uid& instance) const {
+Peer* Node::find_peer(const Uid& instance) const {
   const auto found = peers_.find(instance);
   return found == peers_.end() ? nullptr : found->second.get();
 }
 
-Peer* NodeState::find_peer(const std::string& name) const {
+Peer* Node::find_peer(const std::string& name) const {
   const auto found = names_.lower_bound({name, {}});
   return found == names_.end() || found->first.first != name ? nullptr : find_peer(found->second);
 }
 
-Peer* NodeState::find_peer(const std::string& name, const std::string& scope) const {
+Peer* Node::find_peer(const std::string& name, const std::string& scope) const {
   const auto found = names_.find({name, scope});
   return found == names_.end() ? nullptr : find_peer(found->second);
 }
 
-void NodeState::touch(Peer& peer) {
+void Node::touch(Peer& peer) {
   if (peer.touched) return;
   touched_.push_back(&peer);
   peer.touched = true;
 }
 
-void NodeState::settle(Time now) {
+void Node::settle(Time now) {
   if (any_broken_) mend(now);
   while (!touched_.empty()) {
     Peer& peer = *touched_.front();
@@ -51,7 +51,7 @@ void NodeState::settle(Time now) {
   finish_close(now);
 }
 
-void NodeState::settle_peer(Time now, Peer& peer) {
+void Node::settle_peer(Time now, Peer& peer) {
   do {
     guarded(peer, [&] { balance_window(now, peer); });
     peer.session.drain(session_actions_);
@@ -65,20 +65,21 @@ void NodeState::settle_peer(Time now, Peer& peer) {
 }
 
 // An action that fails here is lost to the peer: both ends of the session get the reason.
-void NodeState::break_off(Peer& peer, const Error& error) {
+void Node::break_off(Peer& peer, const Error& error) {
   touch(peer);
   peer.how = Down::unreachable;
   peer.session.end(make_error(ErrorCode::error, error.message), true);
 }
 
-void NodeState::break_off(const Uid& instance, const Error& error) {
+void Node::fail_peer(Time now, const Uid& instance, const Error& error) {
   Peer* peer = find_peer(instance);
   if (peer == nullptr || !peer->up) return undelivered(instance);
   guarded(*peer, [&] { break_off(*peer, error); });
+  settle(now);
 }
 
 // Ends sessions that could not end for lack of memory.
-void NodeState::mend(Time now) {
+void Node::mend(Time now) {
   any_broken_ = false;
   for (const auto& [instance, entry] : peers_) {
     Peer& peer = *entry;
@@ -92,15 +93,15 @@ void NodeState::mend(Time now) {
   }
 }
 
-void NodeState::arm(Peer& peer) {
+void Node::arm(Peer& peer) {
   const Time next = peer.session.next_deadline();
   if (next >= peer.timer) return;  // an early tick does no harm
   peer.timer = next;
-  timers.push({next, Timer::Kind::session, 0, peer.instance});
+  timers_.push({next, Timer::Kind::session, 0, peer.instance});
 }
 
 // Whether a timer is still valid.
-bool NodeState::counts(const Timer& timer) const {
+bool Node::counts(const Timer& timer) const {
   switch (timer.kind) {
     case Timer::Kind::call: {
       const auto found = calls_.find(timer.id);
@@ -126,19 +127,19 @@ bool NodeState::counts(const Timer& timer) const {
   return true;
 }
 
-void NodeState::perform(Time now, Peer& peer, session::Action& action) {
+void Node::perform(Time now, Peer& peer, session::Action& action) {
   if (auto* write = std::get_if<session::Write>(&action)) {
-    actions.push_back(std::move(*write));
+    actions_.push_back(std::move(*write));
   } else if (auto* delivered = std::get_if<session::Deliver>(&action)) {
     deliver(now, peer, *delivered);
   } else if (auto* allocate = std::get_if<session::AllocateGrant>(&action)) {
-    actions.push_back(*allocate);
+    actions_.push_back(*allocate);
   } else if (auto* fill = std::get_if<session::FillGrant>(&action)) {
-    actions.push_back(std::move(*fill));
+    actions_.push_back(std::move(*fill));
   } else if (auto* pass = std::get_if<session::PassSegments>(&action)) {
-    actions.push_back(std::move(*pass));
+    actions_.push_back(std::move(*pass));
   } else if (auto* map = std::get_if<session::MapLoan>(&action)) {
-    actions.push_back(*map);
+    actions_.push_back(*map);
   } else if (auto* attached_to = std::get_if<session::Attached>(&action)) {
     attached(now, peer, attached_to->connection);
   } else if (std::get_if<session::WindowOpened>(&action) != nullptr) {
@@ -153,18 +154,18 @@ void NodeState::perform(Time now, Peer& peer, session::Action& action) {
 }
 
 // RDMA works, or works again; if it is lost it is dialled beside the path that replaces it.
-void NodeState::rdma_works(DialTarget& target, Peer& peer) {
+void Node::rdma_works(DialTarget& target, Peer& peer) {
   target.better_path = true;
   if (std::exchange(peer.fallback_told, false)) {
     log(LogLevel::info, "peer '" + peer.name + "' is reached by RDMA again");
   }
 }
 
-void NodeState::attached(Time now, Peer& peer, ConnectionId id) {
+void Node::attached(Time now, Peer& peer, ConnectionId id) {
   Connection* connection = find_connection(id);
   if (connection == nullptr) return;
   connection->attached = true;
-  actions.push_back(Establish{id});
+  actions_.push_back(Establish{id});
   if (DialTarget* target = dialler_.of_connection(id)) {
     dialler_.succeeded(*target, peer.instance);
     peer.tried.erase(target->address);
@@ -177,8 +178,8 @@ void NodeState::attached(Time now, Peer& peer, ConnectionId id) {
     // First the overdue messages: they waited while the peer was not up.
     const auto own = searches_.find(peer.name);
     if (own != searches_.end()) drop_overdue(now, own->second);
-    actions.push_back(PeerUp{peer.instance, peer.name, peer.host_key,
-                             peer.host_key == config.host_key, peer.scope});
+    actions_.push_back(PeerUp{peer.instance, peer.name, peer.host_key,
+                              peer.host_key == config_.host_key, peer.scope});
     end_search(now, peer);
     for (const auto& [name, search] : searches_) {
       if (may_ask(peer, search)) ask(now, peer, name);
@@ -189,7 +190,7 @@ void NodeState::attached(Time now, Peer& peer, ConnectionId id) {
   }
 }
 
-void NodeState::deliver(Time now, Peer& peer, session::Deliver& delivered) {
+void Node::deliver(Time now, Peer& peer, session::Deliver& delivered) {
   delivered.payload.from_guest = !peer.scope.empty() && peer.scope != policy_->scope();
   try {
     switch (static_cast<MessageKind>(delivered.kind)) {
@@ -213,7 +214,7 @@ void NodeState::deliver(Time now, Peer& peer, session::Deliver& delivered) {
         wire::Payload payload = user_payload(std::move(delivered.payload));
         const auto service = static_cast<Service>(head.service);
         if (service == Service::directory) return directory_message(now, peer, payload);
-        actions.push_back(ServiceMessage{peer.instance, peer.name, service, std::move(payload)});
+        actions_.push_back(ServiceMessage{peer.instance, peer.name, service, std::move(payload)});
         return;
       }
     }
@@ -227,7 +228,7 @@ void NodeState::deliver(Time now, Peer& peer, session::Deliver& delivered) {
 }
 
 // The session is gone: ends everything that depended on it. Repeatable after an exception.
-void NodeState::lost(Time now, Peer& peer) {
+void Node::lost(Time now, Peer& peer) {
   const session::Lost& lost = *peer.lost;
   peer.queued.clear();
   peer.queued_bytes = 0;
@@ -240,34 +241,39 @@ void NodeState::lost(Time now, Peer& peer) {
   peer.held = false;
   if (peer.up) {
     remember(now, peer.name, {now, lost.reason.message, {}, peer.tried});
-    actions.push_back(PeerDown{peer.instance, peer.name, peer.how});
+    actions_.push_back(PeerDown{peer.instance, peer.name, peer.how});
     peer.up = false;
   }
   peer.how = Down::unreachable;
   peer.lost.reset();
 }
 
-void NodeState::end_peer(Peer& peer, Down how, const std::string& why) {
+void Node::end_peer(Peer& peer, Down how, const std::string& why) {
   peer.how = how;
   peer.session.end(make_error(ErrorCode::peer_lost, why), false);
   touch(peer);
 }
 
-void NodeState::peer_dead(const Uid& instance) {
-  if (Peer* peer = find_peer(instance)) end_peer(*peer, Down::dead, "its process has ended");
+void Node::peer_dead(Time now, const Uid& instance) {
+  const auto end = [&] {
+    if (Peer* peer = find_peer(instance)) end_peer(*peer, Down::dead, "its process has ended");
+  };
+  guard(end, [&](const Error&) { end(); });
+  settle(now);
 }
 
-void NodeState::return_loans(Time now, const Uid& lender, std::uint64_t session,
-                             std::span<const std::uint64_t> loans) {
+void Node::return_loans(Time now, const Uid& lender, std::uint64_t session,
+                        std::span<const std::uint64_t> loans) {
   Peer* peer = find_peer(lender);
   if (peer == nullptr || mutant("loans_are_not_returned")) return;
   guarded(*peer, [&] {
     touch(*peer);
     peer->session.return_loans(now, session, loans);
   });
+  settle(now);
 }
 
-void NodeState::forget_if_gone(Peer& peer) {
+void Node::forget_if_gone(Peer& peer) {
   if (peer.touched || peer.up || peer.session.id() != 0 || peer.session.has_connection()) return;
   // For lack of memory, its end may not have been carried out.
   const bool referred_to = std::ranges::any_of(
@@ -280,13 +286,13 @@ void NodeState::forget_if_gone(Peer& peer) {
 
 // ---- sending ----
 
-void NodeState::send_or_queue(Time now, Peer& peer, session::OutgoingMessage message) {
+void Node::send_or_queue(Time now, Peer& peer, session::OutgoingMessage message) {
   peer.session.check(message);
   if (!peer.session.ready()) return;  // it is being lost
   guarded(peer, [&] { send_checked(now, peer, std::move(message)); });
 }
 
-void NodeState::send_checked(Time now, Peer& peer, session::OutgoingMessage message) {
+void Node::send_checked(Time now, Peer& peer, session::OutgoingMessage message) {
   touch(peer);
   const bool small = message.payload.bytes() <= session::kInlineBytes;
   const bool has_order = peer.queued_lanes.must_wait(message.lane) && !mutant("overtake_in_queue");
@@ -300,8 +306,8 @@ void NodeState::send_checked(Time now, Peer& peer, session::OutgoingMessage mess
 }
 
 // Holds calls back while their results wait here; a peer that ignores this is disconnected.
-void NodeState::queue(Peer& peer, session::OutgoingMessage message) {
-  if (peer.queued.size() >= config.max_waiting_calls) {
+void Node::queue(Peer& peer, session::OutgoingMessage message) {
+  if (peer.queued.size() >= config_.max_waiting_calls) {
     log(LogLevel::warning, "peer '" + peer.name + "' takes nothing and is disconnected: " +
                                std::to_string(peer.queued.size()) + " messages wait for it");
     end_peer(peer, Down::unreachable, "it takes nothing");
@@ -313,7 +319,7 @@ void NodeState::queue(Peer& peer, session::OutgoingMessage message) {
 }
 
 // The messages that the window had refused, in order.
-void NodeState::flush(Time now, Peer& peer) {
+void Node::flush(Time now, Peer& peer) {
   while (!peer.queued.empty()) {
     const wire::Payload& payload = peer.queued.front().payload;
     if (!peer.session.accepts(payload.bytes(), payload.parts.size(), false)) {
@@ -337,7 +343,7 @@ void NodeState::flush(Time now, Peer& peer) {
   }
 }
 
-void NodeState::send_to(Time now, Peer& peer, Service service, wire::Payload payload) {
+void Node::send_to(Time now, Peer& peer, Service service, wire::Payload payload) {
   session::OutgoingMessage message;
   message.kind = static_cast<std::uint8_t>(MessageKind::service);
   message.lane = static_cast<std::uint16_t>(kServiceLanes | static_cast<std::uint16_t>(service));
@@ -349,51 +355,53 @@ void NodeState::send_to(Time now, Peer& peer, Service service, wire::Payload pay
   if (made) send_or_queue(now, peer, std::move(message));
 }
 
-bool NodeState::send_service(Time now, const Uid& instance, Service service,
-                             wire::Payload payload) {
+bool Node::send_service(Time now, const Uid& instance, Service service, wire::Payload payload) {
   if (closing_) return false;
-  if (instance == config.instance) {
-    actions.push_back(ServiceMessage{instance, config.name, service, std::move(payload)});
+  if (instance == config_.instance) {
+    actions_.push_back(ServiceMessage{instance, config_.name, service, std::move(payload)});
     return true;
   }
   Peer* peer = find_peer(instance);
   if (peer == nullptr || !peer->up) return false;
   send_to(now, *peer, service, std::move(payload));
+  settle(now);
   return true;
 }
 
-void NodeState::send_service_to(Time now, const Uid& instance, const std::string& name,
-                                Service service, wire::Payload payload, const std::string& scope) {
+void Node::send_service_to(Time now, const Uid& instance, const std::string& name, Service service,
+                           wire::Payload payload, const std::string& scope) {
   if (closing_) return;
   const Peer* peer = find_peer(instance);
   if (peer != nullptr && !may_concern(*peer, scope)) return;
-  if (instance == config.instance || (peer != nullptr && peer->up)) {
+  if (instance == config_.instance || (peer != nullptr && peer->up)) {
     send_service(now, instance, service, std::move(payload));
   } else if (mutant("services_by_name")) {
     send_service_to_name(now, name, service, std::move(payload), scope);
-  } else if (!name.empty() && name != config.name) {
+  } else if (!name.empty() && name != config_.name) {
     keep_for(now, name,
-             {now + config.timing.evict_after, service, std::move(payload), instance, scope});
+             {now + config_.timing.evict_after, service, std::move(payload), instance, scope});
+    settle(now);
   }
 }
 
-void NodeState::send_service_to_name(Time now, const std::string& name, Service service,
-                                     wire::Payload payload, const std::string& scope) {
+void Node::send_service_to_name(Time now, const std::string& name, Service service,
+                                wire::Payload payload, const std::string& scope) {
   if (closing_) return;
-  if (name == config.name) {
-    send_service(now, config.instance, service, std::move(payload));
+  if (name == config_.name) {
+    send_service(now, config_.instance, service, std::move(payload));
     return;
   }
   Peer* peer = find_peer(name, {});
   if (peer == nullptr) peer = find_peer(name, scope);
   if (peer != nullptr && peer->up) {
     send_to(now, *peer, service, std::move(payload));
-    return;
+  } else {
+    keep_for(now, name, {now + config_.timing.evict_after, service, std::move(payload), {}, scope});
   }
-  keep_for(now, name, {now + config.timing.evict_after, service, std::move(payload), {}, scope});
+  settle(now);
 }
 
-std::vector<PeerInfo> NodeState::peers(Time now) const {
+std::vector<PeerInfo> Node::peers(Time now) const {
   std::vector<PeerInfo> infos;
   for (const auto& [instance, peer] : peers_) {
     if (!peer->up) continue;
@@ -402,7 +410,7 @@ std::vector<PeerInfo> NodeState::peers(Time now) const {
     info.name = peer->name;
     info.scope = peer->scope;
     info.host_key = peer->host_key;
-    info.same_host = peer->host_key == config.host_key;
+    info.same_host = peer->host_key == config_.host_key;
     info.connected = peer->session.connected();
     info.suspected = peer->session.suspected(now);
     info.addresses = peer->addresses;

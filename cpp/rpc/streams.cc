@@ -6,23 +6,29 @@
 #include <utility>
 
 #include "base/mutant.h"
-#include "rpc/state.h"
+#include "rpc/node.h"
 
 namespace moolink::rpc {
 
 // ---- at the caller ----
 
 // The time-out runs while an item may come; a caller that takes no items has no time-out.
-void NodeState::await_items(Time now, CallId id, Call& call) {
+void Node::await_items(Time now, CallId id, Call& call) {
   const ItemsIn& items = *call.stream;
-  if (call.deadline != kNever) timers.forget([this](const Timer& timer) { return counts(timer); });
+  if (call.deadline != kNever) timers_.forget([this](const Timer& timer) { return counts(timer); });
   const bool may_come = items.taken + items.early.size() < items.allowed;
   const bool limited = items.timeout >= Duration(0) && items.timeout < kNever - now;
   call.deadline = may_come && limited ? now + items.timeout : kNever;
-  timers.push({call.deadline, Timer::Kind::call, id, {}});
+  timers_.push({call.deadline, Timer::Kind::call, id, {}});
 }
 
-void NodeState::raise_credit(Time now, CallId id, std::uint64_t more) {
+CallId Node::stream(Time now, const std::string& peer, const std::string& function,
+                    wire::Payload arguments, Duration timeout, std::uint16_t lane,
+                    std::uint64_t credit) {
+  return start_call(now, peer, function, std::move(arguments), timeout, lane, credit);
+}
+
+void Node::raise_credit(Time now, CallId id, std::uint64_t more) {
   const auto found = calls_.find(id);
   if (found == calls_.end() || !found->second.stream) return;  // it has ended
   Call& call = found->second;
@@ -33,13 +39,14 @@ void NodeState::raise_credit(Time now, CallId id, std::uint64_t more) {
   if (call.state == Call::State::sent || call.state == Call::State::local) {
     await_items(now, id, call);
   }
+  settle(now);
 }
 
-void NodeState::tell_credit(Time now, CallId id, Call& call) {
+void Node::tell_credit(Time now, CallId id, Call& call) {
   ItemsIn& items = *call.stream;
   if (items.told == items.allowed || mutant("credit_is_not_told")) return;
   items.told = items.allowed;
-  if (call.state == Call::State::local) return take_credit({config.instance, id}, items.allowed);
+  if (call.state == Call::State::local) return take_credit({config_.instance, id}, items.allowed);
   Peer* peer = find_peer(call.instance);
   if (peer == nullptr) return;
   session::OutgoingMessage message;
@@ -48,7 +55,7 @@ void NodeState::tell_credit(Time now, CallId id, Call& call) {
   send_or_queue(now, *peer, std::move(message));
 }
 
-void NodeState::delivered_item(Time now, Peer& peer, session::Deliver& delivered) {
+void Node::delivered_item(Time now, Peer& peer, session::Deliver& delivered) {
   const auto head = wire::decode<StreamHead>(delivered.payload.body);
   const auto found = calls_.find(head.id);
   if (found == calls_.end()) return;  // cancelled or timed out
@@ -65,8 +72,7 @@ void NodeState::delivered_item(Time now, Peer& peer, session::Deliver& delivered
   take_item(now, head.id, call, head.number, user_payload(std::move(delivered.payload)));
 }
 
-void NodeState::take_item(Time now, CallId id, Call& call, std::uint64_t number,
-                          wire::Payload item) {
+void Node::take_item(Time now, CallId id, Call& call, std::uint64_t number, wire::Payload item) {
   ItemsIn& items = *call.stream;
   const bool expected =
       number >= items.taken && number < items.allowed && !(items.end && number >= items.end_after);
@@ -75,7 +81,7 @@ void NodeState::take_item(Time now, CallId id, Call& call, std::uint64_t number,
   }
   while (!items.early.empty() &&
          (items.early.begin()->first == items.taken || mutant("items_as_they_come"))) {
-    actions.push_back(StreamItem{id, std::move(items.early.begin()->second)});
+    actions_.push_back(StreamItem{id, std::move(items.early.begin()->second)});
     items.early.erase(items.early.begin());
     ++items.taken;
   }
@@ -88,7 +94,7 @@ void NodeState::take_item(Time now, CallId id, Call& call, std::uint64_t number,
 }
 
 // The handler has replied; some items may still be in transit.
-void NodeState::end_stream(CallId id, Call& call, Reply end, std::uint64_t count) {
+void Node::end_stream(CallId id, Call& call, Reply end, std::uint64_t count) {
   ItemsIn& items = *call.stream;
   const bool possible =
       count <= items.allowed && !items.end &&
@@ -106,30 +112,31 @@ void NodeState::end_stream(CallId id, Call& call, Reply end, std::uint64_t count
 
 // ---- at the handler ----
 
-void NodeState::send_item(Time now, const CallKey& key, wire::Payload item) {
+void Node::send_item(Time now, const CallKey& key, wire::Payload item) {
   const auto found = running_.find(key);
   if (found == running_.end()) return;  // the caller does not wait any more
   if (!found->second.stream || found->second.stream->sent >= found->second.stream->allowed) {
     throw Exception(ErrorCode::invalid_argument, "an item beyond what the caller takes");
   }
   ItemsOut& items = *found->second.stream;
-  if (key.caller == config.instance) {
+  if (key.caller == config_.instance) {
     take_item(now, key.id, calls_.at(key.id), items.sent++, std::move(item));
-    return;
+    return settle(now);
   }
   session::OutgoingMessage message;
   message.kind = static_cast<std::uint8_t>(MessageKind::stream);
   message.payload = with_head(StreamHead{key.id, items.sent}, std::move(item));
   send_or_queue(now, *find_peer(key.caller), std::move(message));
   ++items.sent;
+  settle(now);
 }
 
-void NodeState::delivered_credit(const Peer& peer, session::Deliver& delivered) {
+void Node::delivered_credit(const Peer& peer, session::Deliver& delivered) {
   const auto head = wire::decode<CreditHead>(delivered.payload.body);
   take_credit({peer.instance, head.id}, head.allowed);
 }
 
-void NodeState::take_credit(const CallKey& key, std::uint64_t allowed) {
+void Node::take_credit(const CallKey& key, std::uint64_t allowed) {
   const auto found = running_.find(key);
   if (found == running_.end()) return;  // it has replied
   if (!found->second.stream) wire::fail("credit for a call that is no stream");
@@ -139,7 +146,7 @@ void NodeState::take_credit(const CallKey& key, std::uint64_t allowed) {
   // Credits may overtake each other.
   if (allowed <= found->second.stream->allowed && !mutant("credit_goes_back")) return;
   found->second.stream->allowed = allowed;
-  actions.push_back(CreditRaised{key, allowed});
+  actions_.push_back(CreditRaised{key, allowed});
 }
 
 }  // namespace moolink::rpc

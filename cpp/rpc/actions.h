@@ -1,0 +1,192 @@
+#pragma once
+
+// What a Node (node.h) is told at its making, the actions it returns, and what it tells of peers.
+
+#include <compare>
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "base/error.h"
+#include "base/limits.h"
+#include "base/log.h"
+#include "base/time.h"
+#include "base/uid.h"
+#include "session/session.h"
+#include "wire/path.h"
+#include "wire/payload.h"
+
+namespace moolink::rpc {
+
+using wire::ConnectionId;
+using CallId = std::uint64_t;  // unique within the calling instance
+
+// Names one run of a handler: the reply goes to this instance and to no other.
+struct CallKey {
+  Uid caller;
+  CallId id = 0;
+
+  auto operator<=>(const CallKey&) const = default;
+};
+
+using Reply = std::variant<wire::Payload, Error>;
+
+// The addressee of a service message; 1 is the node's own.
+enum class Service : std::uint8_t {
+  directory = 1,
+  group = 2,  // between a member and its broker
+  collective = 3,
+  accumulate = 4,
+  snapshot = 5,
+};
+
+enum class Down : std::uint8_t {
+  dead,         // proven: pidfd, refused reconnect, another instance under its name
+  unreachable,  // not heard for evict_after, or the session is lost: the peer itself may live
+  closed,       // it said CLOSE
+};
+
+struct Config {
+  Uid instance;
+  std::string name;
+  Uid host_key;  // boot id and network namespace: equal for peers that share loopback and memory
+  std::uint64_t features = 0;
+  std::vector<wire::PathKind> paths = {wire::PathKind::shm, wire::PathKind::tcp};  // enabled here
+  std::string no_verbs;  // why this machine has no RDMA; empty: it has, or was not checked
+  Limits limits;
+  session::Timing timing;
+  Duration greeting_timeout = seconds(5);
+  Duration redial_first = milliseconds(50);  // doubles up to redial_last
+  // Less than the time for which a starting broker gathers announcements (BrokerConfig::gather).
+  Duration redial_last = milliseconds(750);
+  Duration dial_stagger = milliseconds(50);  // between the addresses of one peer
+  Duration find_first = milliseconds(20);    // asking again for an unknown name, doubles
+  Duration find_last = seconds(1);
+  Duration close_within = seconds(1);     // replies are flushed for this long
+  std::size_t max_waiting_calls = 65536;  // not yet taken by a session, for one peer
+  // Calls of one peer taken but not yet replied to: above this the peer is told to hold its calls.
+  std::size_t max_running_calls = 16384;
+  std::size_t max_running_bytes = std::size_t{1} << 30;
+};
+
+// ---- actions, to be carried out in order ----
+
+struct Dial {
+  std::string address;
+};
+
+// The greeting is done; the transport lifts its limits on strangers.
+struct Establish {
+  ConnectionId connection;
+};
+
+struct RunHandler {
+  CallKey key;
+  std::string caller;  // its name
+  std::string function;
+  wire::Payload arguments;
+  Time deadline;         // kNever: none
+  std::uint64_t credit;  // stream items that the caller takes now; 0: it wants one reply
+};
+
+// The caller of a stream takes items up to this many in all.
+struct CreditRaised {
+  CallKey key;
+  std::uint64_t allowed;
+};
+
+// The caller does not wait any more (cancelled, timed out, lost): stop if possible; no reply is
+// expected, and a reply would be dropped.
+struct CancelHandler {
+  CallKey key;
+};
+
+// Once for every CallId that call() or stream() returned. Of a stream: its end, after all items.
+struct Complete {
+  CallId id;
+  Reply result;
+};
+
+// The next item of a stream, in order.
+struct StreamItem {
+  CallId id;
+  wire::Payload item;
+};
+
+struct ServiceMessage {
+  Uid from;
+  std::string from_name;
+  Service service;
+  wire::Payload payload;
+};
+
+struct PeerUp {
+  Uid instance;
+  std::string name;
+  Uid host_key;
+  bool same_host;
+  std::string scope;  // the group that its key confines it to; empty: none
+};
+
+struct PeerDown {
+  Uid instance;
+  std::string name;
+  Down how;
+};
+
+// A message to an instance that is not up was dropped: it was not reached for evict_after, or
+// another instance has its name.
+struct Undelivered {
+  Uid instance;
+};
+
+// The peer that answers a dial of this side has no key in common with it. `name`: the name it
+// claims, if any. `only_way`: no peer is connected, nor dialled elsewhere for the user.
+struct Refused {
+  std::string name;
+  bool only_way;
+  Error error;
+};
+
+struct Log {
+  LogLevel level;
+  std::string text;
+};
+
+// close() is done: every reply is sent or its time was up; nothing more will come.
+struct Closed {};
+
+using session::AllocateGrant;
+using session::CloseConnection;
+using session::FillGrant;
+using session::MapLoan;
+using session::PassSegments;
+using session::Write;
+
+using Action =
+    std::variant<Write, RunHandler, Complete, StreamItem, CreditRaised, ServiceMessage,
+                 CancelHandler, Dial, Establish, CloseConnection, AllocateGrant, FillGrant,
+                 PassSegments, MapLoan, PeerUp, PeerDown, Undelivered, Refused, Log, Closed>;
+
+struct PeerInfo {
+  Uid instance;
+  std::string name;
+  std::string scope;  // as of PeerUp
+  Uid host_key;
+  bool same_host = false;
+  bool connected = false;
+  bool suspected = false;
+  std::vector<wire::PathKind> paths;  // of live connections, the one in use first
+  Duration round_trip{-1};            // on the path in use, smoothed; negative: not measured
+  Duration last_round_trip{-1};
+  Duration silent{};              // nothing heard for this long
+  std::size_t calls_waiting = 0;  // of this side, held back by the peer's window
+  std::size_t calls_running = 0;  // of the peer, not replied to
+  std::vector<std::string> addresses;
+  std::uint64_t unacknowledged_bytes = 0;
+  std::size_t loans_given = 0;  // to it, and not returned
+  std::size_t loans_held = 0;   // of its memory
+};
+
+}  // namespace moolink::rpc
