@@ -14,8 +14,8 @@ namespace moolink::runtime {
 using accumulate::Machine;
 
 void AccumulatorPeer::perform(Time, Machine::Send& action) {
-  rpc_->router().send(action.instance, action.name, static_cast<rpc::Service>(action.service),
-                      std::move(action.payload), group_->name());
+  rpc_->send_service_to(action.instance, action.name, static_cast<rpc::Service>(action.service),
+                        std::move(action.payload), group_->name());
 }
 
 void AccumulatorPeer::perform(Time now, Machine::EnterEpoch& action) {

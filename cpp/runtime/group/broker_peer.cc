@@ -100,8 +100,8 @@ void BrokerPeer::carry_out() {
 }
 
 void BrokerPeer::perform(group::Broker::Send& action) {
-  rpc_->router().send(action.instance, action.name, rpc::Service::group, {action.bytes, {}},
-                      action.group);
+  rpc_->send_service_to(action.instance, action.name, rpc::Service::group, {action.bytes, {}},
+                        action.group);
 }
 
 void BrokerPeer::perform(group::Broker::Log& action) {

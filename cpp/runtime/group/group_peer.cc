@@ -377,7 +377,8 @@ void GroupPeer::perform(Time, group::Member::SendToBroker& action) {
 }
 
 void GroupPeer::perform(Time, group::Member::SendToMember& action) {
-  rpc_->router().send(action.instance, action.name, rpc::Service::group, {action.bytes, {}}, name_);
+  rpc_->send_service_to(action.instance, action.name, rpc::Service::group, {action.bytes, {}},
+                        name_);
 }
 
 void GroupPeer::perform(Time now, group::Member::NewView& action) {

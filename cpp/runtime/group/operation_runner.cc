@@ -62,8 +62,8 @@ void OperationRunner::carry_out() {
 }
 
 void OperationRunner::perform(collective::Engine::Send& action) {
-  rpc_->router().send(action.instance, action.name, rpc::Service::collective,
-                      std::move(action.payload), group_);
+  rpc_->send_service_to(action.instance, action.name, rpc::Service::collective,
+                        std::move(action.payload), group_);
   crash_point("slice.sent");
 }
 

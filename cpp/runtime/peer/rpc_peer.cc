@@ -449,21 +449,6 @@ std::vector<std::string> RpcPeer::addresses() {
 
 // --- services
 
-void RpcPeer::register_service(rpc::Service service, ServiceHandler handler) {
-  if (handler) {
-    services_[service] = std::move(handler);
-  } else {
-    services_.erase(service);
-  }
-}
-
-bool RpcPeer::send_service(const Uid& instance, rpc::Service service, wire::Payload payload) {
-  if (finished_) return false;
-  const bool sent = node_.send_service(io::now(), instance, service, std::move(payload));
-  carry_out();
-  return sent;
-}
-
 void RpcPeer::send_service_to(const Uid& instance, const std::string& peer, rpc::Service service,
                               wire::Payload payload, const std::string& group) {
   if (finished_) return;

@@ -147,12 +147,8 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   std::vector<std::string> flight_recorder();
 
   // --- with the engine's lock held: for machines beside the Node (groups, accumulators)
-  using ServiceHandler =
-      std::function<void(const Uid& from, const std::string& from_name, wire::Payload payload)>;
-  // nullptr: removes the listener.
-  void register_service(rpc::Service service, ServiceHandler handler);
-  // False: no such peer is up, the message is dropped.
-  bool send_service(const Uid& instance, rpc::Service service, wire::Payload payload);
+  // Sends a group's message to an instance; dials it by its name if there is no session with it
+  // yet. Sends nothing to a peer whose key is that of another group.
   void send_service_to(const Uid& instance, const std::string& peer, rpc::Service service,
                        wire::Payload payload, const std::string& group = {});
   void send_service_to_name(const std::string& peer, rpc::Service service, wire::Payload payload,
@@ -328,7 +324,6 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   std::unordered_map<rpc::CallId, std::shared_ptr<Stream>> streams_;
   std::map<std::string, std::shared_ptr<Function>> functions_;
   HandlingOf running_;
-  std::map<rpc::Service, ServiceHandler> services_;
   ServiceRouter router_{*this};
   DescriptorExchange descriptors_;
   std::shared_ptr<LoanReturns> returns_;

@@ -104,7 +104,6 @@ void RpcPeer::close() {
   context_->remove(static_cast<Forkable&>(*this));
   fail_pending();
   functions_.clear();
-  services_.clear();
   observers_.clear();
 }
 

@@ -315,10 +315,7 @@ void RpcPeer::perform(rpc::CreditRaised& action) {
 void RpcPeer::perform(rpc::ServiceMessage& action) {
   record(FlightKind::service, action.from_name, static_cast<std::uint64_t>(action.service),
          to_string(action.service));
-  const auto found = services_.find(action.service);
-  if (found == services_.end()) return;          // no handler here
-  const ServiceHandler handler = found->second;  // it may unregister itself
-  handler(action.from, action.from_name, std::move(action.payload));
+  router_.dispatch(action.service, action.from, action.from_name, action.payload);
 }
 
 void RpcPeer::perform(rpc::CancelHandler& action) {

@@ -43,33 +43,13 @@ void ServiceRouter::add(rpc::Service service, const std::string& scope, const st
                         ? "this Rpc already has a broker"
                         : "this Rpc already has a group or accumulator called '" + scope + "'");
   }
-  try {
-    std::size_t& routes = registered_[service];
-    if (routes == 0) {
-      peer_.register_service(service, [this, service](const Uid& from, const std::string& from_name,
-                                                      const wire::Payload& payload) {
-        dispatch(service, from, from_name, payload);
-      });
-    }
-    ++routes;
-  } catch (...) {
-    routes_.erase({service, scope});
-    throw;
-  }
 }
 
 void ServiceRouter::remove(rpc::Service service, const std::string& scope) {
   // Allocates no key: closing must not fail.
-  const auto removed = std::erase_if(routes_, [&](const auto& route) {
+  std::erase_if(routes_, [&](const auto& route) {
     return route.first.first == service && route.first.second == scope;
   });
-  if (removed == 0) return;
-  if (--registered_[service] == 0) peer_.register_service(service, nullptr);
-}
-
-void ServiceRouter::send(const Uid& instance, const std::string& name, rpc::Service service,
-                         wire::Payload payload, const std::string& group) {
-  peer_.send_service_to(instance, name, service, std::move(payload), group);
 }
 
 void ServiceRouter::dispatch(rpc::Service service, const Uid& from, const std::string& from_name,

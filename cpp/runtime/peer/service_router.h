@@ -31,10 +31,8 @@ class ServiceRouter {
   void add(rpc::Service service, const std::string& scope, const std::string& group, Route route);
   void remove(rpc::Service service, const std::string& scope);
 
-  // Sends a group's message to an instance; dials it by its name if there is no session with it
-  // yet. Sends nothing to a peer whose key is that of another group.
-  void send(const Uid& instance, const std::string& name, rpc::Service service,
-            wire::Payload payload, const std::string& group);
+  void dispatch(rpc::Service service, const Uid& from, const std::string& from_name,
+                const wire::Payload& payload);
 
  private:
   struct Destination {
@@ -42,12 +40,8 @@ class ServiceRouter {
     Route route;
   };
 
-  void dispatch(rpc::Service service, const Uid& from, const std::string& from_name,
-                const wire::Payload& payload);
-
   RpcPeer& peer_;
   std::map<std::pair<rpc::Service, std::string>, Destination> routes_;
-  std::map<rpc::Service, std::size_t> registered_;  // routes of each service
 };
 
 }  // namespace moolink::runtime

@@ -117,8 +117,8 @@ void HostLoans::take_back_freed() {
 
 void HostLoans::send(std::uint32_t rank, Message message) {
   message.scope = scope_;
-  rpc_->router().send(members_.instances[rank], members_.names[rank], rpc::Service::collective,
-                      {wire::encode(message), {}}, group_);
+  rpc_->send_service_to(members_.instances[rank], members_.names[rank], rpc::Service::collective,
+                        {wire::encode(message), {}}, group_);
 }
 
 void HostLoans::received(const Uid& from, const wire::Payload& payload) {

@@ -155,8 +155,8 @@ void HostSegment::share_with_all(Time now) {
 }
 
 void HostSegment::send(std::uint32_t rank, const Message& message) {
-  rpc_->router().send(members_.instances[rank], members_.names[rank], use_.service,
-                      {wire::encode(message), {}}, group_);
+  rpc_->send_service_to(members_.instances[rank], members_.names[rank], use_.service,
+                        {wire::encode(message), {}}, group_);
 }
 
 void HostSegment::received(const Uid& from, const wire::Payload& payload) {

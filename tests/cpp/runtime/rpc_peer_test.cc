@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "check.h"
+#include "wire/archive.h"
 
 namespace moolink::runtime {
 namespace rpc_peer_test {
@@ -267,12 +268,12 @@ TEST("services and observers of peers") {
   std::latch all(100);
   {
     const Engine::Lock server_lock = pair.server_context->lock();
-    pair.server->register_service(rpc::Service::group,
-                                  [&](const Uid&, const std::string& name, wire::Payload payload) {
-                                    CHECK_EQ(name, "client");
-                                    got.push_back(number_in(payload));
-                                    all.count_down();
-                                  });
+    pair.server->router().add(rpc::Service::snapshot, "scope", "",
+                              [&](const Uid& from, const wire::Payload& payload) {
+                                CHECK(from == pair.client->instance());
+                                got.push_back(number_in({payload.parts.at(0), {}}));
+                                all.count_down();
+                              });
   }
   {
     const Engine::Lock lock = pair.client_context->lock();
@@ -281,9 +282,11 @@ TEST("services and observers of peers") {
   CHECK(answers(pair.call("echo", 1), 1, 0));
   {
     const Engine::Lock lock = pair.client_context->lock();
-    CHECK(!pair.client->send_service(Uid{1, 2}, rpc::Service::group, payload_of(0)));
     for (std::uint64_t i = 0; i < 100; ++i) {
-      pair.client->send_service_to_name("server", rpc::Service::group, payload_of(i));
+      wire::Writer scope;
+      scope(std::string("scope"));
+      pair.client->send_service_to_name("server", rpc::Service::snapshot,
+                                        {scope.take(), {payload_of(i).body}});
     }
     pair.client->flush();
   }

@@ -55,8 +55,8 @@ TEST("a broker hears of a group from those only that have shown its key, or the 
     // Straight to the instance, as a client would that does not keep to its own group. In order.
     const Engine::Lock lock = client_context->lock();
     for (const char* group : {"b", "a"}) {
-      CHECK(client->send_service(server->instance(), rpc::Service::group,
-                                 announcement(*client, group)));
+      client->send_service_to(server->instance(), "broker", rpc::Service::group,
+                              announcement(*client, group));
     }
     client->flush();
   }
