@@ -1,39 +1,81 @@
 #!/usr/bin/env bash
-# Builds the source distribution, and two wheels from it, into dist/: one for Python 3.11, and one
-# for 3.12 and later, which uses the stable ABI. Tests the matching wheel in an empty environment of
-# every interpreter. PYTHONS="python3.11 /opt/python3.13/bin/python" selects the interpreters; the
-# default is those in PATH.
+# Builds the source distribution, and wheels from it, into dist/: for each architecture one for
+# Python 3.11, and one for 3.12 and later, which uses the stable ABI. They work with glibc 2.28 and
+# later: Zig's Clang compiles them, for other architectures too. Each wheel is tried in an empty
+# environment of every interpreter that it is for; those for aarch64 by an emulator.
+# PYTHONS="python3.11 /opt/python3.13/bin/python" selects the interpreters; the default is 3.11 to
+# 3.14 as far as they are in PATH or pyenv. ARCHITECTURES="x86_64" selects the architectures.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-python=.venv/bin/python
-out=build/wheels
+python=$PWD/.venv/bin/python
+out=$PWD/build/wheels
+native=$(uname -m)
+: "${ARCHITECTURES:=$native $([ "$native" = x86_64 ] && echo aarch64)}"
 rm -rf "$out" dist
+mkdir -p "$out"
+export PATH="$PWD/.venv/bin:$PATH"
 
-found=()
-for candidate in ${PYTHONS:-python3.11 python3.12 python3.13 python3.14}; do
-  "$candidate" -c 'import venv' 2>/dev/null && found+=("$(command -v "$candidate")")
-done
+if [ -n "${PYTHONS:-}" ]; then
+  read -ra found <<< "$PYTHONS"
+else
+  mapfile -t found < <(tools/pythons.sh 3.11 3.12 3.13 3.14)
+fi
 minor() { "$1" -c 'import sys; print(sys.version_info.minor)'; }
-
-"$python" -m build --sdist -o dist
-built_stable=
-for interpreter in "${found[@]}"; do
-  if [ "$(minor "$interpreter")" -ge 12 ]; then
-    [ -n "$built_stable" ] && continue
-    built_stable=1
-  fi
-  echo "== building with $interpreter"
-  "$interpreter" -m venv "$out/environment"
-  "$out/environment/bin/python" -m pip --disable-pip-version-check install -q build
-  "$out/environment/bin/python" -m build --wheel -o "$out/raw" dist/*.tar.gz
+# An empty environment of an interpreter, with what a build needs.
+environment() {
   rm -rf "$out/environment"
-done
-# auditwheel names each wheel by the oldest glibc that it works with: build on an old system.
-PATH="$PWD/.venv/bin:$PATH" "$python" -m auditwheel repair -w dist "$out"/raw/*.whl
+  "$1" -m venv "$out/environment"
+  "$out/environment/bin/python" -m pip --disable-pip-version-check install -q build
+}
 
+# The header that RDMA needs, without the system's others, which are for the system's own glibc.
+verbs=/usr/include
+if [ ! -e $verbs/infiniband/verbs.h ] && command -v apt-get dpkg >/dev/null; then
+  (cd "$out" && apt-get download -qq libibverbs-dev && dpkg -x libibverbs-dev_*.deb rdma) || true
+  verbs=$out/rdma/usr/include
+fi
+mkdir -p "$out/include"
+if [ -e "$verbs/infiniband/verbs.h" ]; then
+  ln -s "$verbs/infiniband" "$out/include/infiniband"
+else
+  echo "infiniband/verbs.h was not found (Debian: libibverbs-dev): wheels without RDMA"
+fi
+
+zig=$("$python" -c 'import pathlib, ziglang; print(pathlib.Path(ziglang.__file__).parent / "zig")')
+"$python" -m build --sdist -o dist
+for architecture in $ARCHITECTURES; do
+  tools/zig_toolchain.sh "$zig" "$architecture" "$out/zig-$architecture"
+  libraries=
+  built_stable=
+  for interpreter in "${found[@]}"; do
+    if [ "$(minor "$interpreter")" -ge 12 ]; then
+      [ -n "$built_stable" ] && continue
+      built_stable=1
+    fi
+    echo "== building for $architecture with $interpreter"
+    environment "$interpreter"
+    folder=$out/$architecture-3.$(minor "$interpreter")
+    # Where the interpreter is of another architecture, the two variables say what it would be.
+    # Only the bindings depend on the interpreter: the libraries of the first build serve the others.
+    _PYTHON_HOST_PLATFORM=linux-$architecture \
+    SETUPTOOLS_EXT_SUFFIX=.cpython-3$(minor "$interpreter")-$architecture-linux-gnu.so \
+    CMAKE_ARGS="-DCMAKE_TOOLCHAIN_FILE=$out/zig-$architecture/toolchain.cmake
+      -DMOOLINK_VERBS_INCLUDE=$([ -e "$out/include/infiniband" ] && echo "$out/include")
+      -DMOOLINK_LIBRARIES=$libraries" \
+      "$out/environment/bin/python" -m build --wheel -C "build-dir=$folder" -o "$out/raw" dist/*.tar.gz
+    : "${libraries:=$folder}"
+  done
+  "$python" -m auditwheel repair --plat "manylinux_2_28_$architecture" -w dist \
+    "$out"/raw/*"_$architecture.whl"
+done
+
+for wheel in dist/*.whl; do "$python" tools/check_wheel.py "$wheel"; done
 for interpreter in "${found[@]}"; do
-  wheel=(dist/*cp311-cp311-*.whl)
-  [ "$(minor "$interpreter")" -ge 12 ] && wheel=(dist/*-abi3-*.whl)
+  wheel=(dist/*cp311-cp311-*"_$native.whl")
+  [ "$(minor "$interpreter")" -ge 12 ] && wheel=(dist/*-abi3-*"_$native.whl")
   "$python" tools/check_wheel.py "${wheel[0]}" "$interpreter"
+done
+for wheel in dist/*cp311-cp311-*_aarch64.whl; do
+  [ "$native" = aarch64 ] || [ ! -e "$wheel" ] || tools/try_aarch64.sh "$wheel" "$out/aarch64"
 done
 ls -l dist

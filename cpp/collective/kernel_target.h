@@ -2,7 +2,7 @@
 
 // Shared by the files with arithmetic on whole tensors; include it last, and in no header. The
 // compiler makes one copy of each kernel for every instruction set; the loader chooses one.
-// Sanitizers and clang before 14 do not support the resolvers for that. Everything is inlined: GCC
+// Sanitizers and clang before 17 do not support the resolvers for that. Everything is inlined: GCC
 // compiles lambdas without the options below and then calls them for each element.
 
 #include <bit>
@@ -10,9 +10,18 @@
 #include <cstdint>
 #include <cstring>
 
+#if defined(__clang__) && __clang_major__ >= 17
+#if !__has_feature(address_sanitizer) && !__has_feature(thread_sanitizer) && \
+    !__has_feature(memory_sanitizer)
+#define MOOLINK_CLANG_CLONES
+#endif
+#endif
+
 #if defined(__x86_64__) && defined(__gnu_linux__) && !defined(__SANITIZE_ADDRESS__) && \
     !defined(__SANITIZE_THREAD__) && !defined(__clang__)
 #define MOOLINK_CLONES __attribute__((flatten, target_clones("default", "avx2", "avx512f")))
+#elif defined(__x86_64__) && defined(__gnu_linux__) && defined(MOOLINK_CLANG_CLONES)
+#define MOOLINK_CLONES __attribute__((target_clones("default", "avx2", "avx512f")))
 #else
 #define MOOLINK_CLONES
 #endif
