@@ -60,6 +60,7 @@ if __name__ == "__main__":
 """
 LIMIT = 120  # seconds
 LARGEST = 6_000_000  # bytes
+NEWEST_GLIBC = 28  # 2.28: RHEL 8
 
 
 def check_contents(wheel: Path) -> None:
@@ -90,6 +91,9 @@ def check_contents(wheel: Path) -> None:
         problems.append(f"its extension modules are {extensions}")
     elif ("abi3" in wheel.name) != extensions[0].endswith("/_core.abi3.so"):
         problems.append(f"{extensions[0]} does not fit its name")
+    glibcs = [int(minor) for minor in re.findall(r"manylinux_2_(\d+)_", wheel.name)]
+    if min(glibcs, default=NEWEST_GLIBC + 1) > NEWEST_GLIBC:
+        problems.append(f"it needs a glibc later than 2.{NEWEST_GLIBC}")
     if wheel.stat().st_size > LARGEST:
         problems.append(f"it has {wheel.stat().st_size} bytes, more than {LARGEST}")
     if problems:

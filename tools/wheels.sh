@@ -65,9 +65,9 @@ for architecture in $ARCHITECTURES; do
       "$out/environment/bin/python" -m build --wheel -C "build-dir=$folder" -o "$out/raw" dist/*.tar.gz
     : "${libraries:=$folder}"
   done
-  "$python" -m auditwheel repair --plat "manylinux_2_28_$architecture" -w dist \
-    "$out"/raw/*"_$architecture.whl"
 done
+# auditwheel names each wheel by the oldest glibc that it works with.
+for wheel in "$out"/raw/*.whl; do "$python" -m auditwheel repair --plat auto -w dist "$wheel"; done
 
 for wheel in dist/*.whl; do "$python" tools/check_wheel.py "$wheel"; done
 for interpreter in "${found[@]}"; do
