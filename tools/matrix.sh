@@ -61,6 +61,6 @@ for python in "${found[@]}"; do
     while IFS= read -r file; do tests+=(--ignore "$file"); done < <(
       grep -lrE "^(import|from) (torch|jax)" tests --include '*.py')
   fi
-  (cd "$tree" && MOOLINK_BUILD_DIR="$root/build/dev" "$out/$tier-$version/bin/python" -m pytest \
+  (cd "$tree" && PYTHONPATH=$tree MOOLINK_BUILD_DIR=$root/build/dev "$out/$tier-$version/bin/python" -m pytest \
     -n "${WORKERS:-3}" --dist worksteal -q -p no:cacheprovider "${tests[@]}")
 done
