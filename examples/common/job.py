@@ -6,7 +6,6 @@ import abc
 import hashlib
 import json
 import signal
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -28,6 +27,14 @@ WINDOW = 100  # episodes whose mean return is reported
 
 class Stopped(Exception):
     """A signal has told the job to end."""
+
+
+class Left(SystemExit):
+    """Everything is closed after a signal: the process can end with this status."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
 
 
 class Job(abc.ABC):
@@ -82,9 +89,11 @@ class Job(abc.ABC):
             for number, handler in self._handlers.items():
                 signal.signal(number, handler)
         if kind is Stopped:
-            # The script of a job of Slurm that comes back to the queue reads the status.
-            in_slurm = self._signal is not None and place().source == "slurm"
-            sys.exit(128 + signal.Signals[str(self._signal)] if in_slurm else 0)
+            status = 0
+            if self._signal is not None and place().source == "slurm":
+                # The script of a job that comes back to the queue reads it.
+                status = 128 + signal.Signals[self._signal]
+            raise Left(status)
 
     @property
     def mean_return(self) -> float | None:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 import moolink
 from examples.common import checkpoint
 from examples.common.environments import Environments
-from examples.common.job import THOUSANDTHS, Job, Stopped
+from examples.common.job import THOUSANDTHS, Job, Left, Stopped
 from examples.common.memory import keep_freed_memory
 from examples.common.normalizer import Normalizer
 from examples.common.options import GroupOptions, OptionError, Options, parse
@@ -215,10 +215,10 @@ def main(kind: type[Kind], train: Callable[[Kind], None], evaluate: Callable[[Ki
         return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    except SystemExit as end:  # a signal has come, and everything is closed
+    except Left as left:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(int(end.code or 0))  # the interpreter takes seconds to end torch and JAX
+        os._exit(left.status)  # the interpreter takes seconds to end torch and JAX
     return 0
 
 

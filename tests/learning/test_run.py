@@ -41,12 +41,13 @@ def test_the_process_ends_after_a_signal_without_the_interpreters_end():
     code = """
 import atexit, sys
 from examples.common.options import ImpalaOptions
+from examples.common.job import Left
 from examples.common.run import main
 atexit.register(print, "the interpreter's end")
 sys.argv[1:] = ["--env-id", "CartPole-v1"]
 def train(options):
     print("left")
-    sys.exit(143)
+    raise Left(143)
 main(ImpalaOptions, train, train)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
