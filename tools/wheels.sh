@@ -21,12 +21,6 @@ else
   mapfile -t found < <(tools/pythons.sh 3.11 3.12 3.13 3.14)
 fi
 minor() { "$1" -c 'import sys; print(sys.version_info.minor)'; }
-# An empty environment of an interpreter, with what a build needs.
-environment() {
-  rm -rf "$out/environment"
-  "$1" -m venv "$out/environment"
-  "$out/environment/bin/python" -m pip --disable-pip-version-check install -q build
-}
 
 # The header that RDMA needs, without the system's others, which are for the system's own glibc.
 verbs=/usr/include
@@ -53,7 +47,9 @@ for architecture in $ARCHITECTURES; do
       built_stable=1
     fi
     echo "== building for $architecture with $interpreter"
-    environment "$interpreter"
+    rm -rf "$out/environment"
+    "$interpreter" -m venv "$out/environment"
+    "$out/environment/bin/python" -m pip --disable-pip-version-check install -q build
     folder=$out/$architecture-3.$(minor "$interpreter")
     # Where the interpreter is of another architecture, the two variables say what it would be.
     # Only the bindings depend on the interpreter: the libraries of the first build serve the others.

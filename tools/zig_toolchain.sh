@@ -11,20 +11,18 @@ target=$architecture-linux-gnu.2.28
 # pthread_exit unwinds by libgcc_s. Zig links an unwinder of its own into each library, and libc++'s
 # handlers would read the contexts of the one with the functions of the other. This names
 # libgcc_s.so.1, which every glibc system has, for the linker to find first.
-names="Backtrace DeleteException FindEnclosingFunction Find_FDE ForcedUnwind GetCFA GetDataRelBase
-  GetGR GetIP GetIPInfo GetLanguageSpecificData GetRegionStart GetTextRelBase RaiseException Resume
-  Resume_or_Rethrow SetGR SetIP"
-{ for name in $names; do echo "void _Unwind_$name(void) {}"; done; } > "$folder/unwind.c"
-# The versions in which libgcc_s has them.
-{
-  echo "GCC_3.0 { global: _Unwind_DeleteException; _Unwind_Find_FDE; _Unwind_ForcedUnwind;"
-  echo " _Unwind_GetDataRelBase; _Unwind_GetGR; _Unwind_GetIP; _Unwind_GetLanguageSpecificData;"
-  echo " _Unwind_GetRegionStart; _Unwind_GetTextRelBase; _Unwind_RaiseException; _Unwind_Resume;"
-  echo " _Unwind_SetGR; _Unwind_SetIP; local: *; };"
-  echo "GCC_3.3 { global: _Unwind_Backtrace; _Unwind_FindEnclosingFunction; _Unwind_GetCFA;"
-  echo " _Unwind_Resume_or_Rethrow; } GCC_3.0;"
-  echo "GCC_4.2.0 { global: _Unwind_GetIPInfo; } GCC_3.3;"
-} > "$folder/unwind.map"
+rm -f "$folder"/unwind.{c,map}
+previous=
+while read -r version names; do  # the version in which libgcc_s has these
+  for name in $names; do echo "void _Unwind_$name(void) {}"; done >> "$folder/unwind.c"
+  # shellcheck disable=SC2086  # a word for each name
+  echo "$version { global: $(printf "_Unwind_%s; " $names)} $previous;" >> "$folder/unwind.map"
+  previous=$version
+done <<END
+GCC_3.0 DeleteException Find_FDE ForcedUnwind GetDataRelBase GetGR GetIP GetLanguageSpecificData GetRegionStart GetTextRelBase RaiseException Resume SetGR SetIP
+GCC_3.3 Backtrace FindEnclosingFunction GetCFA Resume_or_Rethrow
+GCC_4.2.0 GetIPInfo
+END
 "$zig" cc -target "$target" -shared -nostdlib -fPIC -Wl,-soname,libgcc_s.so.1 \
   -Wl,--version-script,"$folder/unwind.map" -o "$folder/libgcc_s.so.1" "$folder/unwind.c"
 
