@@ -31,7 +31,7 @@ inline constexpr std::uint16_t kServiceLanes = 0xff00;
 // side keep them: only credit holds items back.
 inline constexpr std::uint64_t kMostCredit = 1024;
 
-// Addresses dialled in vain, by address.
+// Addresses that could not be reached, and why.
 using Tried = std::map<std::string, TriedAddress, std::less<>>;
 
 struct WaitingCall {

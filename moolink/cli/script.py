@@ -1,4 +1,4 @@
-"""What ``moolink run`` and ``moolink launch`` have in common: a job's options, then its script."""
+"""The command line of ``moolink run`` and ``moolink launch``: a job's options, then its script."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ def add_job_options(parser: argparse.ArgumentParser, title: str, broker_option: 
         help="the job's token (default: $MOOLINK_TOKEN_FILE, or the user's own, made at first use)",
     )
     shared.add_argument(
-        "--insecure", action="store_true", help="no token: whoever reaches a port may take part"
+        "--insecure",
+        action="store_true",
+        help="use no token: any process that reaches a port can take part",
     )
     shared.add_argument(
         "--grace",
@@ -40,7 +42,7 @@ def parse(
     """Returns a command's options, and the script with its arguments, kept verbatim.
 
     Args:
-        missing: what is said if there is no script.
+        missing: the error if no script is given.
     """
     own, target = _split(parser, argv)
     options = parser.parse_args(own)

@@ -238,7 +238,7 @@ def _start(
     )
     try:
         return LocalProcess(popen, watcher)
-    except OSError:  # there are too many files, so nobody would learn of its end
+    except OSError:  # too many files are open: its end would not be noticed
         with popen:  # closes its pipes
             _kill_group(popen.pid)
         raise

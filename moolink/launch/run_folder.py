@@ -18,7 +18,7 @@ class RunFolder:
     """A folder that only this user can read, with a lock that ends with this process.
 
     The process removes it, or the process's guard. After a power cut the next run does: it removes
-    the folders whose lock nobody holds.
+    the folders whose lock no process holds.
 
     Attributes:
         path: of the folder.
@@ -43,7 +43,7 @@ class RunFolder:
 
 
 def _remove_if_left(path: Path, lock: str) -> None:
-    with contextlib.suppress(OSError):  # it has no lock, somebody holds it, or it has just gone
+    with contextlib.suppress(OSError):  # it has no lock, a process holds it, or it was just removed
         status = path.lstat()
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
             return

@@ -9,7 +9,7 @@ from moolink.launch.host import Host, HostWatcher
 
 
 class ScheduledHost(Host):
-    """Whatever node the scheduler gives a process.
+    """The node that the scheduler chooses for a process.
 
     Args:
         label: the scheduler's name.

@@ -204,7 +204,7 @@ class SlurmProcess:
 
 
 class SlurmHost(ScheduledHost):
-    """The place of one process: whatever node Slurm gives it."""
+    """The place of one process: the node that Slurm chooses for it."""
 
     def __init__(self, submitter: Submitter, name: str, role: Role) -> None:
         super().__init__("slurm", role)

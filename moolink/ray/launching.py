@@ -66,7 +66,7 @@ class Inbox:
         loop.watch(self._read_fd, READ, self._take)
 
     def put(self, call: Callable[[], None]) -> None:
-        """Lets the loop make this call, and waits for it: what is not told yet is bounded."""
+        """Has the loop make this call, and waits until it has: each thread has one call pending."""
         is_made = threading.Event()
         with self._lock:
             if self._write_fd < 0:
@@ -76,7 +76,7 @@ class Inbox:
         is_made.wait()
 
     def close(self) -> None:
-        """Drops what has not been called, and all that comes."""
+        """Drops the pending calls, and all later ones."""
         with self._lock:
             self._loop.unwatch(self._read_fd)
             os.close(self._read_fd)
@@ -182,7 +182,7 @@ def _why(error: Exception) -> str:
 
 
 class RayHost(ScheduledHost):
-    """The place of one process: whatever node Ray gives its actor.
+    """The place of one process: the node that Ray chooses for its actor.
 
     Args:
         options: of the actor.

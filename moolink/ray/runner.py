@@ -1,4 +1,4 @@
-"""The actor that runs one process of a job, on whatever node Ray gives it."""
+"""The actor that runs one process of a job, on the node that Ray chooses."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def everybody(log: Log, times: int) -> None:
     )
 
 
-def test_who_tells_the_launcher_something_waits_until_it_is_read() -> None:
+def test_a_thread_that_tells_the_launcher_something_waits_until_it_is_read() -> None:
     seen: list[str] = []
     with closing(Loop()) as loop, closing(Inbox(loop)) as inbox:
 
@@ -93,7 +93,7 @@ def test_who_tells_the_launcher_something_waits_until_it_is_read() -> None:
         for _ in range(3):
             loop.turn()
         until(lambda: seen[-1] == "put 3", "the last one")
-    thread.join()  # what nobody reads any more is waited for by nobody
+    thread.join()  # close() ends the wait for what is not read any more
     assert seen == [f"{what} {n}" for n in range(4) for what in ("put", "read")][:-1]
 
 

@@ -34,7 +34,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Nobody:
-    """A watcher that nothing reaches."""
+    """A watcher of a process that does not start."""
 
 
 @contextlib.contextmanager
