@@ -179,7 +179,8 @@ def check_python(root: pathlib.Path) -> Iterator[str]:
         # The deepest tree that holds the file says what it may import.
         tree = max((t for t in PYTHON_TREES if name.startswith(f"{t}/")), key=len)
         module = ast.parse(path.read_text(), filename=name)
-        statements = ast.walk(module) if tree in NEVER else at_import(module)
+        everywhere = (node for node in ast.walk(module) if isinstance(node, ast.stmt))
+        statements = everywhere if tree in NEVER else at_import(module)
         for statement in statements:
             for imported in imported_modules(statement):
                 framework = imported.removeprefix("moolink.").split(".")[0]

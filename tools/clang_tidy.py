@@ -59,7 +59,14 @@ def main(build: Path, wanted: list[str], since: str | None) -> int:
     headers = hashlib.sha256()
     for path in [ROOT / ".clang-tidy", *sorted((ROOT / "cpp").rglob("*.h"))]:
         headers.update(path.read_bytes())
-    tidy = [BIN / "clang-tidy", "-p", build, "--quiet", "--warnings-as-errors=*", "--extra-arg=-w"]
+    tidy: list[str | Path] = [
+        BIN / "clang-tidy",
+        "-p",
+        build,
+        "--quiet",
+        "--warnings-as-errors=*",
+        "--extra-arg=-w",
+    ]
     cache = build / "clang-tidy"
     cache.mkdir(exist_ok=True)
 

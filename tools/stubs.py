@@ -17,7 +17,7 @@ from moolink import _core
 STUB = Path(__file__).resolve().parents[1] / "moolink" / "_core.pyi"
 
 
-class _Generator(StubGen):
+class _Generator(StubGen):  # type: ignore[misc]  # nanobind has no types
     """Takes what bears the package's public name for what it is: no import from there."""
 
     def put_function(self, fn: Any, name: str | None = None, parent: object = None) -> None:
@@ -34,7 +34,7 @@ def generate() -> str:
             value.__module__ = _core.__name__
     generator = _Generator(_core, include_private=True)
     generator.put(_core)
-    text = generator.get()
+    text: str = generator.get()
     for command in (["check", "--fix-only", "--select", "I"], ["format"]):
         arguments = [sys.executable, "-m", "ruff", *command, "--quiet", f"--stdin-filename={STUB}"]
         text = subprocess.run(

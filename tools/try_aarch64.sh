@@ -4,7 +4,7 @@
 # interpreter, from its packages in FOLDER. Nothing is installed, and nothing needs root.
 set -euo pipefail
 wheel=$(realpath "$1")
-python=$PWD/.venv/bin/python program=$PWD/tools/check_wheel.py
+python=$PWD/.venv/bin/python program=$PWD/tools/wheel_program.py
 qemu=$(command -v qemu-aarch64-static qemu-aarch64 | head -1) || true
 if [ -z "$qemu" ] || ! command -v apt-get dpkg >/dev/null; then
   echo "$(basename "$wheel") was not tried: that needs QEMU (Debian: qemu-user-static) and apt-get"
@@ -29,6 +29,5 @@ rm -rf site && mkdir site
 "$python" -m pip --disable-pip-version-check install -q --target site --only-binary :all: \
   --python-version 3.11 --implementation cp --abi cp311 --platform manylinux_2_28_aarch64 \
   --platform manylinux_2_27_aarch64 --platform manylinux2014_aarch64 "$wheel"
-"$python" "$program" --program > program.py
-PYTHONPATH=site timeout 600 "$qemu" -L root root/usr/bin/python3.11 program.py
+PYTHONPATH=site timeout 600 "$qemu" -L root root/usr/bin/python3.11 "$program"
 echo "$(basename "$wheel"): called and reduced under $(basename "$qemu")"

@@ -5,6 +5,7 @@
 # environment of every interpreter that it is for; those for aarch64 by an emulator.
 # PYTHONS="python3.11 /opt/python3.13/bin/python" selects the interpreters; the default is 3.11 to
 # 3.14 as far as they are in PATH or pyenv. ARCHITECTURES="x86_64" selects the architectures.
+# FRAMEWORKS="jax" selects the frameworks that the wheels are tried with, of torch and jax.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$PWD/.venv/bin/python
@@ -70,6 +71,9 @@ for interpreter in "${found[@]}"; do
   wheel=(dist/*cp311-cp311-*"_$native.whl")
   [ "$(minor "$interpreter")" -ge 12 ] && wheel=(dist/*-abi3-*"_$native.whl")
   "$python" tools/check_wheel.py "${wheel[0]}" "$interpreter"
+  for framework in ${FRAMEWORKS-torch jax}; do  # an environment for each: none needs the other
+    "$python" tools/check_wheel.py "${wheel[0]}" "$interpreter" "$framework"
+  done
 done
 for wheel in dist/*cp311-cp311-*_aarch64.whl; do
   [ "$native" = aarch64 ] || [ ! -e "$wheel" ] || tools/try_aarch64.sh "$wheel" "$out/aarch64"
