@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import select
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from tests.waiting import TIMEOUT
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -33,3 +38,25 @@ def killed_at_the_end() -> Iterator[list[subprocess.Popen[str]]]:
         for process in processes:
             process.kill()
             process.communicate()
+
+
+def kill(pid: int) -> None:
+    """Kills a process that may have ended by itself."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def kill_group(pid: int) -> None:
+    """Kills the processes of a group as far as there are any."""
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def wait_until_gone(pids: Iterable[int]) -> None:
+    """Waits until these processes have ended, whoever has started them."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            descriptor = os.pidfd_open(pid)
+            ready, _, _ = select.select([descriptor], [], [], TIMEOUT)
+            os.close(descriptor)
+            assert ready, f"process {pid} survived"

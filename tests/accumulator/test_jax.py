@@ -12,7 +12,7 @@ import pytest
 
 import moolink
 from tests.accumulator.loops import Make, connect, pump
-from tests.waiting import until
+from tests.waiting import PROCESS_LIMIT, until
 
 jax = pytest.importorskip("jax")
 optax = pytest.importorskip("optax")
@@ -229,7 +229,11 @@ IN_TORCH = (
 def test_each_framework_works_without_the_other(blocked: str, code: tuple[str, str]) -> None:
     program = WITHOUT_THE_OTHER.format(blocked=blocked, model=code[0], turn=code[1])
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=280, check=False
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=PROCESS_LIMIT,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "3 None\n"

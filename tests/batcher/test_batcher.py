@@ -13,6 +13,7 @@ import torch
 
 import moolink
 from moolink.data.batcher import Batcher
+from tests.waiting import PROCESS_LIMIT
 
 LONG = 30.0
 
@@ -341,7 +342,11 @@ with moolink.Rpc("server") as server, moolink.Rpc("client", timeout=20) as clien
     print(taken.result())
 """
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=280, check=False
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=PROCESS_LIMIT,
+        check=False,
     )
     assert done.stdout == "['item']\n", done.stderr
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.waiting import until
+from tests.waiting import PROCESS_LIMIT, until
 
 COMMAND = [sys.executable, "-m", "moolink.broker"]
 
@@ -45,7 +45,7 @@ def test_ends_cleanly_on_a_signal(how: signal.Signals) -> None:
     with broker("127.0.0.1:0") as process:
         listening_address(process)
         process.send_signal(how)
-        _, errors = process.communicate(timeout=280)
+        _, errors = process.communicate(timeout=PROCESS_LIMIT)
         assert process.returncode == 0, errors
         assert "Traceback" not in errors
 
@@ -56,7 +56,7 @@ def test_says_at_the_start_that_other_machines_cannot_reach_it(host: str, told: 
         assert process.stdout is not None
         process.stdout.readline()
         process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=280)
+        _, errors = process.communicate(timeout=PROCESS_LIMIT)
     assert ("only this machine reaches" in errors) == told
     assert ("moolink-broker 0.0.0.0:4431" in errors) == told
 
@@ -76,7 +76,7 @@ def test_a_token_or_none() -> None:
         [*COMMAND, "--insecure", "--token-file", "job.token"],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=PROCESS_LIMIT,
         check=False,
     )
     assert done.returncode == 2
@@ -89,7 +89,7 @@ def test_a_port_in_use_is_a_clear_error() -> None:
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         done = subprocess.run(
-            [*COMMAND, address], capture_output=True, text=True, timeout=280, check=False
+            [*COMMAND, address], capture_output=True, text=True, timeout=PROCESS_LIMIT, check=False
         )
     assert done.returncode == 1
     assert f"cannot listen on {address}" in done.stderr

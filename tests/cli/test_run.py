@@ -1,11 +1,9 @@
 """``moolink run`` as a user meets it: real processes, real signals, the real broker."""
 
-import contextlib
 import json
 import os
 import pathlib
 import re
-import select
 import signal
 import subprocess
 import sys
@@ -14,6 +12,7 @@ import time
 import pytest
 
 from moolink.cli.run import parse
+from tests.processes import wait_until_gone
 
 # Waits only bound a hang: nothing here asserts how fast something is.
 LONG = 60.0
@@ -66,15 +65,6 @@ def start_waiting(folder: pathlib.Path, *options: str) -> tuple[subprocess.Popen
         time.sleep(0.01)
     pids = [int(pid) for path in folder.glob("*.pids") for pid in path.read_text().split()]
     return launcher, pids
-
-
-def wait_until_gone(pids: list[int]) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            descriptor = os.pidfd_open(pid)
-            ready, _, _ = select.select([descriptor], [], [], LONG)
-            os.close(descriptor)
-            assert ready, f"process {pid} survived"
 
 
 def test_peers_learn_who_they_are_and_arguments_are_verbatim(tmp_path):

@@ -12,7 +12,7 @@ import moolib.broker
 
 from tests.compat.conftest import PACKAGE
 from tests.processes import ROOT, killed_at_the_end
-from tests.waiting import until
+from tests.waiting import PROCESS_LIMIT, until
 
 
 def test_its_default_is_every_interface(capsys: object) -> None:
@@ -22,7 +22,7 @@ def test_its_default_is_every_interface(capsys: object) -> None:
         capture_output=True,
         text=True,
         cwd=ROOT,
-        timeout=280,
+        timeout=PROCESS_LIMIT,
         check=True,
     )
     assert "(default: 0.0.0.0:4431)" in done.stdout

@@ -7,6 +7,7 @@ import sys
 
 from tests.compat.conftest import PACKAGE
 from tests.processes import ROOT
+from tests.waiting import PROCESS_LIMIT
 
 PROGRAM = """
 import sys
@@ -57,7 +58,7 @@ def output_of(busy: bool) -> list[str]:
         capture_output=True,
         text=True,
         cwd=ROOT,
-        timeout=280,
+        timeout=PROCESS_LIMIT,
         check=False,
     )
     assert done.returncode == 0, done.stderr

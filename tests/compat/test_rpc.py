@@ -18,7 +18,7 @@ import moolink
 from moolink.compat.moolib import futures
 from tests import forks
 from tests.compat.conftest import PACKAGE, Peers
-from tests.waiting import TIMEOUT, until
+from tests.waiting import PROCESS_LIMIT, TIMEOUT, until
 
 
 class Server:
@@ -335,4 +335,4 @@ def test_what_needs_no_torch_does_not_import_it() -> None:
         f"import sys; sys.path.insert(0, {str(PACKAGE)!r}); import moolib, moolib.broker; "
         "moolib.Rpc; assert 'torch' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=280)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PROCESS_LIMIT)

@@ -12,6 +12,7 @@ import pytest
 
 import moolink
 from tests.cuda.conftest import missing
+from tests.waiting import PROCESS_LIMIT
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -98,7 +99,7 @@ def run_with_fake_driver(*programs: str) -> None:
         pytest.fail(f"{fake}/libcuda.so.1 is not built: run `make test-cpp` first")
     text = "".join(map(textwrap.dedent, (FAKE_ARRAY, *programs)))
     environment = {**os.environ, "LD_LIBRARY_PATH": str(fake)}
-    subprocess.run([sys.executable, "-c", text], check=True, env=environment, timeout=280)
+    subprocess.run([sys.executable, "-c", text], check=True, env=environment, timeout=PROCESS_LIMIT)
 
 
 @pytest.fixture(autouse=True)

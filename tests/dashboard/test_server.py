@@ -24,6 +24,7 @@ from moolink.dashboard.server import Dashboard
 from moolink.internal import tokens
 from tests import waiting
 from tests.dashboard.dashboards import NotLocal, Served, get
+from tests.waiting import PROCESS_LIMIT
 
 
 def test_members_and_what_befalls_them(served: Served) -> None:
@@ -255,13 +256,15 @@ def test_the_executable(tmp_path: Path) -> None:
     url = next(line.split()[-1] for line in broker.stdout if line.startswith("dashboard"))
     assert get(f"{url}/healthz") == (200, "ok\n")
     top = [sys.executable, "-m", "moolink", "top", url, "--once"]
-    shown = subprocess.run(top, capture_output=True, text=True, timeout=280, check=True)
+    shown = subprocess.run(top, capture_output=True, text=True, timeout=PROCESS_LIMIT, check=True)
     assert "0 members" in shown.stdout
-    told = subprocess.run([*top, "--json"], capture_output=True, text=True, timeout=280, check=True)
+    told = subprocess.run(
+        [*top, "--json"], capture_output=True, text=True, timeout=PROCESS_LIMIT, check=True
+    )
     assert json.loads(told.stdout)["groups"] == []
     broker.terminate()
     assert broker.wait(20) == 0
-    failed = subprocess.run(top, capture_output=True, text=True, timeout=280, check=False)
+    failed = subprocess.run(top, capture_output=True, text=True, timeout=PROCESS_LIMIT, check=False)
     assert failed.returncode == 1
     assert "moolink-broker --http" in failed.stderr
 
@@ -295,6 +298,6 @@ def test_a_port_that_is_taken_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         broker = run_broker("--http", address)
-        output, _ = broker.communicate(timeout=280)
+        output, _ = broker.communicate(timeout=PROCESS_LIMIT)
     assert broker.returncode == 1
     assert f"no dashboard on {address}" in output

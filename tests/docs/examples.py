@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.waiting import PROCESS_LIMIT
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -19,7 +21,11 @@ def examples_of(page: str) -> list[str]:
 def run_example(code: str) -> subprocess.CompletedProcess[str]:
     """Runs an example in an interpreter of its own; it must end without an error."""
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=280, check=False
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=PROCESS_LIMIT,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 from tests.docs.examples import ROOT, examples_of
+from tests.waiting import PROCESS_LIMIT
 
 PAGE = "docs/adapting.md"
 WALK, WIDE, REINFORCE = examples_of(PAGE)
@@ -19,7 +20,7 @@ def moolink_run(folder, *arguments):
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=PROCESS_LIMIT,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

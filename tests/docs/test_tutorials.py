@@ -15,6 +15,7 @@ import pytest
 import moolink
 from tests.docs.examples import examples_of, run_example
 from tests.ports import unused_port
+from tests.waiting import PROCESS_LIMIT
 
 PYTHON = [sys.executable, "-u"]
 
@@ -41,7 +42,7 @@ def started(
         for process in processes:
             process.terminate()  # `moolink run` ends its peers
         for process in processes:
-            process.communicate(timeout=280)
+            process.communicate(timeout=PROCESS_LIMIT)
 
 
 def save(directory: Path, page: str, names: list[str]) -> None:
@@ -61,15 +62,15 @@ def test_rpc(tmp_path: Path) -> None:
         path = tmp_path / name
         path.write_text(path.read_text().replace("4433", port))
     with started(tmp_path, ["client.py"], ["server.py"]) as (client, server):
-        assert client.communicate(timeout=280)[0] == "[0, 2, 4, 6, 8]\n"
-        server.communicate("\n", timeout=280)
+        assert client.communicate(timeout=PROCESS_LIMIT)[0] == "[0, 2, 4, 6, 8]\n"
+        server.communicate("\n", timeout=PROCESS_LIMIT)
         assert server.returncode == 0
 
 
 def two_peers(directory: Path) -> float:
     """Trains as the tutorial does; returns the mean return of the last round."""
     with started(directory, ["-m", "moolink", "run", "-n", "2", "learner.py"]) as (job,):
-        output, _ = job.communicate(timeout=280)
+        output, _ = job.communicate(timeout=PROCESS_LIMIT)
         assert job.returncode == 0, output
     first, second = re.findall(r"mean return of the last round (\S+)", output)
     assert first == second, "the same round ends both"
@@ -106,7 +107,7 @@ def actors_and_replay(directory: Path, updates: str) -> list[list[tuple[int, int
         assert re.fullmatch(r"learned from \d+ transitions\n", said)
         for actor in actors:
             actor.terminate()
-        lines = [actor.communicate(timeout=280)[0] for actor in actors]
+        lines = [actor.communicate(timeout=PROCESS_LIMIT)[0] for actor in actors]
     found = [re.findall(r"weights (\d+): return (\d+)", text) for text in lines]
     return [[(int(version), int(mean)) for version, mean in one] for one in found]
 
@@ -135,7 +136,7 @@ def test_torch_and_jax(tmp_path: Path) -> None:
         address = broker.listen("127.0.0.1:0")[0].removeprefix("tcp://")
         environment = {"MOOLINK_BROKER": address, "MOOLINK_GROUP": "line"}
         with started(tmp_path, ["in_torch.py"], ["in_jax.py"], **environment) as peers:
-            in_torch, in_jax = (peer.communicate(timeout=280)[0] for peer in peers)
+            in_torch, in_jax = (peer.communicate(timeout=PROCESS_LIMIT)[0] for peer in peers)
     assert in_torch.partition(" ")[2] == in_jax.partition(" ")[2]
     weights = [float(x) for x in re.findall(r"-?\d+\.\d+", in_torch)]
     assert weights == pytest.approx([1, -2, 3], abs=1e-3)

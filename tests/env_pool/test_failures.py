@@ -8,7 +8,6 @@ import logging
 import os
 import pathlib
 import re
-import select
 import signal
 import subprocess
 import sys
@@ -21,6 +20,7 @@ import pytest
 import moolink
 from moolink.env_pool import EnvPool
 from tests.env_pool import pool_environments as environments
+from tests.processes import kill, wait_until_gone
 
 LONG = 60.0
 HERE = pathlib.Path(__file__).parent
@@ -38,15 +38,6 @@ def children(pid: int) -> list[int]:
             for child in (task / "children").read_text().split():
                 found += [int(child), *children(int(child))]
     return found
-
-
-def wait_until_gone(pids: list[int]) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            descriptor = os.pidfd_open(pid)
-            ready, _, _ = select.select([descriptor], [], [], LONG)
-            os.close(descriptor)
-            assert ready, f"process {pid} survived"
 
 
 def misbehave(action: int, row: int = 1) -> np.ndarray:
@@ -266,8 +257,7 @@ def test_batches_go_on_through_many_kills():
                 np.testing.assert_array_equal(outputs["state"][:, 0], 6 * i + np.arange(6))
                 futures[i] = pool.step(i, np.full(6, t))
             if t % 6 == 0:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(random.choice(worker_pids()), signal.SIGKILL)
+                kill(random.choice(worker_pids()))
         for future in futures:
             future.result(LONG)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.storm import JOINER_POINTS, LEADER_POINTS, Storm, broker_restarts, churn
+from tests.waiting import PROCESS_LIMIT
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -96,7 +97,7 @@ def test_training_goes_on_without_the_broker_and_joins_wait_for_its_return(storm
         storm.finish()
     finally:
         broker.terminate()
-        assert broker.wait(timeout=280) == 0
+        assert broker.wait(timeout=PROCESS_LIMIT) == 0
 
 
 def test_kills_of_the_broker_lose_no_round() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 import moolink
 from tests.processes import killed_at_the_end, start_python
+from tests.waiting import PROCESS_LIMIT
 
 SERVER = """
 import os
@@ -71,7 +72,7 @@ class Server:
 
     def end(self) -> str:
         """Returns what the server has written to its log."""
-        _, errors = self.process.communicate(timeout=280)
+        _, errors = self.process.communicate(timeout=PROCESS_LIMIT)
         assert self.process.returncode == 0, errors
         return errors
 

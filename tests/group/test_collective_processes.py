@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.waiting import until
+from tests.waiting import PROCESS_LIMIT, until
 
 MEMBER = Path(__file__).with_name("collective_member.py")
 
@@ -83,4 +83,4 @@ def test_members_that_end_after_an_operation_fail_nobody(broker_address: str) ->
         command = [sys.executable, "-c", textwrap.dedent(program)]
         arguments = [broker_address, f"group-{attempt}", *(["close"] if attempt % 2 else [])]
         members = [subprocess.Popen([*command, name, *arguments]) for name in ("a", "b", "c")]
-        assert [member.wait(timeout=280) for member in members] == [0, 0, 0]
+        assert [member.wait(timeout=PROCESS_LIMIT) for member in members] == [0, 0, 0]

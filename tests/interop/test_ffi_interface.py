@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import PROCESS_LIMIT
+
 jax = pytest.importorskip("jax")
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,5 +76,7 @@ def test_offsets_and_numbers(tmp_path: Path) -> None:
     source.write_text("\n".join(lines) + "\n")
     includes = [f"-I{ROOT / 'cpp'}", f"-I{jax.ffi.include_dir()}"]
     command = [compiler, "-std=c++20", "-fsyntax-only", "-Wno-invalid-offsetof", *includes, source]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    result = subprocess.run(
+        command, capture_output=True, text=True, timeout=PROCESS_LIMIT, check=False
+    )
     assert result.returncode == 0, result.stderr

@@ -13,7 +13,7 @@ import pytest
 
 import moolink
 from tests.interop.conftest import Join, all_see, together
-from tests.waiting import until
+from tests.waiting import PROCESS_LIMIT, until
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
@@ -126,7 +126,7 @@ def test_programs_of_several_devices_are_refused() -> None:
         [sys.executable, "-c", SHARDED],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=PROCESS_LIMIT,
         check=False,
         env=environment,
     )

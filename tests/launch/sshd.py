@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
-import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 from tests.network.hosts import Hosts
+from tests.processes import kill
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -133,8 +132,7 @@ class SshHosts:
 
     def _kill_processes(self, number: int) -> None:
         for pid in self.processes(number):
-            with contextlib.suppress(ProcessLookupError):  # it ended with another one
-                os.kill(pid, signal.SIGKILL)
+            kill(pid)
 
 
 def _is_server(pid: int) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.launch.sshd import MakeSshHosts, SshHosts
+from tests.processes import kill
 from tests.waiting import until
 
 # A peer that says where it is and stays until the file "end" is there.
@@ -179,8 +179,7 @@ def kill_agent(hosts: SshHosts) -> None:
         pid for pid in hosts.peers(2) if b"moolink.launch.agent" in command_line(pid)
     ]  # the shell that started it has been replaced by it
     for pid in agents:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+        kill(pid)
     assert_empty(hosts, 2)
 
 

@@ -14,9 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
-import os
 import re
-import signal
 import subprocess
 import tempfile
 import time
@@ -26,6 +24,7 @@ from pathlib import Path
 
 from tests import round_log
 from tests.learning import processes
+from tests.processes import kill_group
 from tests.waiting import until
 
 VICTIMS = ("leader", "leader", "follower")  # in turn
@@ -115,8 +114,7 @@ def job(directory: Path, options: list[str]) -> Iterator[Job]:
             yield made
         finally:
             for peer in made.peers:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(peer.process.pid, signal.SIGKILL)
+                kill_group(peer.process.pid)
                 peer.process.wait()
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.processes import ROOT, kill_group
+from tests.waiting import PROCESS_LIMIT
 
 
 def start(*arguments: str, **options: Any) -> subprocess.Popen[str]:
@@ -28,19 +26,17 @@ def start(*arguments: str, **options: Any) -> subprocess.Popen[str]:
     )
 
 
-def finish(process: subprocess.Popen[str], timeout: float = 280) -> str:
+def finish(process: subprocess.Popen[str], timeout: float = PROCESS_LIMIT) -> str:
     """Its output. Nothing of it is left behind, however it ends."""
     try:
         output, _ = process.communicate(timeout=timeout)
     finally:
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            process.wait()
+        kill_group(process.pid)
+        process.wait()
     return output
 
 
-def run(*arguments: str, timeout: float = 280, **options: Any) -> tuple[int, str]:
+def run(*arguments: str, timeout: float = PROCESS_LIMIT, **options: Any) -> tuple[int, str]:
     """Exit status and output."""
     process = start(*arguments, **options)
     output = finish(process, timeout)

@@ -14,6 +14,7 @@ import pytest
 
 from examples.common import checkpoint
 from examples.common.checkpoint import CheckpointError
+from tests.waiting import PROCESS_LIMIT
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -135,7 +136,7 @@ def test_a_kill_at_any_moment_leaves_a_whole_one(tmp_path):
         for _ in range(int(random.integers(1, 8))):
             last = int(child.stdout.readline())
         child.kill()
-        rest = child.communicate(timeout=280)[0].split()
+        rest = child.communicate(timeout=PROCESS_LIMIT)[0].split()
         last = int(rest[-1]) if rest else last
         loaded = read_quietly(tmp_path)
         assert loaded["version"] >= last

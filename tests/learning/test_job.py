@@ -1,6 +1,5 @@
 """The whole job through the real path: `moolink run`, a broker, peers, the accumulator."""
 
-import contextlib
 import csv
 import os
 import re
@@ -12,6 +11,7 @@ import pytest
 
 from examples.common import checkpoint
 from tests.learning.processes import broker, finish, read_until, run, start
+from tests.processes import kill
 
 LEARNER = ["-m", "examples.torch.impala"]
 CATCH = ["--env-id", "moolink/Catch-v0", "--log-interval", "1"]
@@ -161,8 +161,7 @@ def test_environments_that_die_end_the_job_with_their_error(tmp_path):
     for _ in range(3):  # by then both groups of environments are there
         read_until(process, "| update ")
     for worker in pool_workers(process.pid):
-        with contextlib.suppress(ProcessLookupError):  # the job ends the others after the first
-            os.kill(worker, signal.SIGKILL)
+        kill(worker)  # the job ends the others after the first
     output = finish(process, timeout=120)
     assert process.returncode == 1, output
     assert "EnvError" in output

@@ -12,6 +12,7 @@ from examples.common import checkpoint
 from tests.learning import mixed_job
 from tests.learning.processes import broker, read_until, start
 from tests.processes import killed_at_the_end
+from tests.waiting import PROCESS_LIMIT
 
 pytest.importorskip("jax")
 pytest.importorskip("optax")
@@ -35,7 +36,7 @@ def test_two_jax_peers_learn_catch(tmp_path):
     """As two torch peers do: to a mean return of 0.9, in step."""
     command = ["-m", "moolink", "run", "-n", "2", "-m", "examples.jax.impala", *CATCH[:4]]
     process = start(*command, "--total-steps", "300000", "--save-dir", str(tmp_path))
-    output = process.communicate(timeout=280)[0]
+    output = process.communicate(timeout=PROCESS_LIMIT)[0]
     assert process.returncode == 0, output
     with (tmp_path / "learning_curve.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -112,7 +113,7 @@ def test_who_is_killed_and_does_not_lead_is_not_missed(peer):
     other.kill()
     read_until(leader, "of 1 peer |")
     leader.send_signal(signal.SIGTERM)
-    output = leader.communicate(timeout=280)[0]
+    output = leader.communicate(timeout=PROCESS_LIMIT)[0]
     assert leader.returncode == 0, output
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from examples.common.curve import COLUMNS, LearningCurve
 from examples.common.options import ImpalaOptions, OptionError, PpoOptions, defaults, parse
+from tests.waiting import PROCESS_LIMIT
 
 ROOT = Path(__file__).resolve().parents[2]
 PONG = ["--env-id", "ALE/Pong-v5"]
@@ -185,7 +186,7 @@ def test_a_learner_needs_its_own_framework_only(framework, other, algorithm):
     pytest.importorskip(framework)
     module = f"examples.{framework}.{algorithm}"
     program = f"import sys; sys.modules[{other!r}] = None; import {module}"
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT, timeout=280)
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT, timeout=PROCESS_LIMIT)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extra = project["optional-dependencies"]["examples"]
     assert not any(re.search(rf"\b{name}\b", need) for need in extra for name in (framework, other))

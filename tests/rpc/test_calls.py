@@ -12,7 +12,7 @@ import pytest
 
 import moolink
 from tests.rpc.conftest import Pair, Start
-from tests.waiting import until
+from tests.waiting import PROCESS_LIMIT, until
 
 
 def test_values_and_keywords_travel(pair: Pair) -> None:
@@ -95,7 +95,7 @@ def test_calls_of_a_thread_start_in_order(start: Start, transports: list[str]) -
             print(seen == list(range(100)), seen)
         """
     )
-    out, err = child.communicate(timeout=280)
+    out, err = child.communicate(timeout=PROCESS_LIMIT)
     assert out.startswith("True"), out + err
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import moolink
 from tests.rpc.conftest import Pair, Start
-from tests.waiting import until
+from tests.waiting import PROCESS_LIMIT, until
 
 
 def listening(*, transports: list[str] | None = None, name: str = "server") -> moolink.Rpc:
@@ -219,7 +219,7 @@ def test_interfaces_are_chosen_by_the_environment(
     start: Start, monkeypatch: pytest.MonkeyPatch, chosen: str, printed: str
 ) -> None:
     monkeypatch.setenv("MOOLINK_INTERFACE", chosen)
-    output, errors = start(INTERFACE).communicate(timeout=280)
+    output, errors = start(INTERFACE).communicate(timeout=PROCESS_LIMIT)
     assert output.startswith(printed), errors
     addresses = [word for word in output.split() if word.startswith("tcp://")]
     assert all("//127." in address or "//[::1]" in address for address in addresses)
@@ -320,5 +320,5 @@ def test_a_dump_shows_groups_threads_and_calls(broker_address: str) -> None:
 
 def test_nothing_is_dumped_where_moolink_is_not_in_use(start: Start) -> None:
     process: subprocess.Popen[str] = start("import moolink; print(moolink.dump())")
-    output, errors = process.communicate(timeout=280)
+    output, errors = process.communicate(timeout=PROCESS_LIMIT)
     assert "moolink is not in use in this process" in output, errors

@@ -11,7 +11,7 @@ import pytest
 
 import moolink
 from tests.rpc.conftest import Pair, Start
-from tests.waiting import until
+from tests.waiting import PROCESS_LIMIT, until
 
 
 def test_results_are_read_many_times(pair: Pair) -> None:
@@ -177,7 +177,7 @@ def test_ctrl_c_ends_a_wait(start: Start) -> None:
         except KeyboardInterrupt:
             print("interrupted", flush=True)
         """)
-    out, err = process.communicate(timeout=280)
+    out, err = process.communicate(timeout=PROCESS_LIMIT)
     assert out == "interrupted\n", err
     assert process.returncode == 0
 
@@ -211,6 +211,6 @@ def test_an_event_loop_that_was_closed_while_it_watched_is_left_alone(start: Sta
             print(future.result(10), client.sync("server", "wait"))
         """
     )
-    assert process.communicate(timeout=280)[0] == (
+    assert process.communicate(timeout=PROCESS_LIMIT)[0] == (
         "not yet\nnot yet\n0 descriptors kept\nTrue True\n"
     )

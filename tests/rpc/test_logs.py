@@ -18,6 +18,7 @@ from moolink.accumulate import AccumulatorBase, parting
 from moolink.accumulate.parameter_sync import ParameterSync
 from moolink.env_pool import channel, supervisor
 from moolink.errors import StateError
+from tests.waiting import PROCESS_LIMIT
 
 
 @pytest.fixture
@@ -83,6 +84,6 @@ def _run(program: str) -> str:
         env=os.environ,
         text=True,
         check=True,
-        timeout=280,
+        timeout=PROCESS_LIMIT,
     )
     return done.stderr

@@ -16,7 +16,7 @@ import pytest
 import moolink
 from tests import descriptors
 from tests.rpc.conftest import Start
-from tests.waiting import until
+from tests.waiting import PROCESS_LIMIT, until
 
 SERVER = """
     import moolink, sys, time
@@ -108,7 +108,7 @@ def test_exit_with_things_in_flight(start: Start, rest: str) -> None:
         rpc.sync("me", "ready")
         {rest}
         """)
-    _, err = process.communicate(timeout=280)
+    _, err = process.communicate(timeout=PROCESS_LIMIT)
     assert process.returncode == 0, err
     assert "terminate" not in err
     assert "Fatal" not in err
@@ -136,7 +136,7 @@ def test_exit_while_daemon_threads_call(start: Start) -> None:
         """
     for _ in range(10):
         process = start(program)
-        process.communicate(timeout=280)
+        process.communicate(timeout=PROCESS_LIMIT)
         assert process.returncode == 0
 
 
@@ -254,7 +254,11 @@ def test_who_may_open_no_more_files_says_so_and_goes_on(
 def test_importing_moolink_starts_nothing() -> None:
     program = "import moolink, os; moolink.Rpc; print(len(os.listdir('/proc/self/task')))"
     result = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=280, check=True
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=PROCESS_LIMIT,
+        check=True,
     )
     assert result.stdout == "1\n"
 
@@ -294,7 +298,7 @@ def test_a_call_that_runs_when_the_interpreter_exits_is_answered(start: Start) -
         process.stdin.write("\n")
         process.stdin.flush()
         assert future.result() == 5
-    _, err = process.communicate(timeout=280)
+    _, err = process.communicate(timeout=PROCESS_LIMIT)
     assert err == ""
 
 
@@ -316,7 +320,7 @@ def test_a_timer_set_while_the_interpreter_exits_is_no_error() -> None:
         [sys.executable, "-c", textwrap.dedent(program)],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=PROCESS_LIMIT,
         check=True,
     )
     assert result.stderr == ""

@@ -13,7 +13,7 @@ import pytest
 
 import moolink
 from tests.rpc.conftest import Pair, Start
-from tests.waiting import TIMEOUT, until
+from tests.waiting import PROCESS_LIMIT, TIMEOUT, until
 
 
 def in_thread(function: object) -> threading.Thread:
@@ -382,7 +382,7 @@ def test_a_handler_that_waits_in_a_queue_lends_its_slot(start: Start) -> None:
             print(taken.result())
         """
     )
-    out, err = child.communicate(timeout=280)
+    out, err = child.communicate(timeout=PROCESS_LIMIT)
     assert out == "item\n", err
 
 
@@ -431,7 +431,7 @@ def test_a_forked_child_gets_an_error(start: Start) -> None:
             print(queue.empty())
         """
     )
-    assert process.communicate(timeout=280)[0] == "True\nTrue\nTrue\n"
+    assert process.communicate(timeout=PROCESS_LIMIT)[0] == "True\nTrue\nTrue\n"
 
 
 def test_items_of_the_programs_own_beside_calls(pair: Pair) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 from tests.rpc.conftest import Pair, Start
+from tests.waiting import PROCESS_LIMIT
 
 
 def test_a_program_that_a_handler_starts_can_be_terminated(pair: Pair) -> None:
@@ -37,6 +38,6 @@ def test_a_crash_in_a_handler_leaves_a_traceback(start: Start) -> None:
         rpc.sync("peer", "crash")
         """
     )
-    _, errors = process.communicate(timeout=280)
+    _, errors = process.communicate(timeout=PROCESS_LIMIT)
     assert process.returncode == -signal.SIGSEGV
     assert "in crashing_handler" in errors

@@ -12,7 +12,7 @@ import pytest
 
 import moolink
 from tests.rpc.conftest import Pair, Start
-from tests.waiting import until
+from tests.waiting import PROCESS_LIMIT, until
 
 
 def test_items_come_in_order_and_whole(pair: Pair) -> None:
@@ -280,7 +280,7 @@ def test_a_server_that_ends_in_the_midst_of_a_stream(start: Start, define: str, 
         with pytest.raises(moolink.PeerLost):
             for _ in stream:
                 pass
-    _, err = process.communicate(timeout=280)
+    _, err = process.communicate(timeout=PROCESS_LIMIT)
     assert process.returncode == 0
     assert err == ""
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from moolink.internal import tokens
+from tests.waiting import PROCESS_LIMIT
 
 MEMBER = Path(__file__).with_name("member.py")
 
@@ -46,7 +47,7 @@ class Process:
 
     def end(self) -> str:
         """Ends it; returns what it has logged."""
-        return self.process.communicate(timeout=280)[1]
+        return self.process.communicate(timeout=PROCESS_LIMIT)[1]
 
 
 @pytest.fixture

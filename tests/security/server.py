@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tests.waiting import PROCESS_LIMIT
+
 Self = TypeVar("Self", bound="Process")
 
 SERVER = """
@@ -82,7 +84,7 @@ class Process:
         # Not communicate(): that looks past what was read ahead with an earlier line.
         with self.process.stdout as stream:
             output = stream.read()
-        self.process.wait(timeout=280)
+        self.process.wait(timeout=PROCESS_LIMIT)
         return output
 
     def resident(self) -> int:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from moolink.internal import tokens
+from tests.waiting import PROCESS_LIMIT
 
 SCRIPT = """
 import os, moolink
@@ -27,7 +28,7 @@ def run(tmp_path: Path, *options: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "moolink", "run", *options, str(script)],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=PROCESS_LIMIT,
         check=False,
     )
 

@@ -16,6 +16,7 @@ import pytest
 
 import moolink
 from moolink.internal import tokens
+from tests.waiting import PROCESS_LIMIT
 
 TOKEN = ["-m", "moolink.broker", "token"]
 
@@ -26,7 +27,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=PROCESS_LIMIT,
         check=False,
     )
 
@@ -187,7 +188,7 @@ def test_processes_that_start_at_once_make_one_token(tmp_path: Path) -> None:
         )
         for _ in range(8)
     ]
-    texts = {process.communicate(timeout=280)[0] for process in started}
+    texts = {process.communicate(timeout=PROCESS_LIMIT)[0] for process in started}
     assert len(texts) == 1
     assert texts.pop().startswith(tokens.TOKEN_PREFIX)
     folder = tmp_path / "new" / "config" / "moolink"

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import PROCESS_LIMIT
+
 
 class Simulator:
     """One simulation program."""
@@ -22,7 +24,9 @@ class Simulator:
         arguments = [str(self.program), "--seeds", seeds]
         if mutant:
             arguments += ["--mutant", mutant]
-        done = subprocess.run(arguments, capture_output=True, text=True, timeout=280, check=False)
+        done = subprocess.run(
+            arguments, capture_output=True, text=True, timeout=PROCESS_LIMIT, check=False
+        )
         assert done.returncode in (0, 1), done.stderr
         result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         assert (done.returncode == 1) == (result["failures"] > 0)
@@ -34,7 +38,12 @@ class Simulator:
         if mutant:
             arguments += ["--mutant", mutant]
         done = subprocess.run(
-            arguments, input=scenario, capture_output=True, text=True, timeout=280, check=False
+            arguments,
+            input=scenario,
+            capture_output=True,
+            text=True,
+            timeout=PROCESS_LIMIT,
+            check=False,
         )
         assert done.returncode in (0, 1), done.stderr
         return done.stderr if done.returncode else ""
@@ -44,7 +53,7 @@ class Simulator:
             [str(self.program), "--list-mutants"],
             capture_output=True,
             text=True,
-            timeout=280,
+            timeout=PROCESS_LIMIT,
             check=True,
         )
         return done.stdout.split()

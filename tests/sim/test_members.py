@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import PROCESS_LIMIT
+
 MEMBERS = 200
 ROUNDS = 5
 
@@ -23,7 +25,11 @@ def report(simulator: Callable[[str], Path]) -> Callable[[int], dict[str, Any]]:
         program = str(simulator("members"))
         arguments = ["--members", MEMBERS, "--rounds", ROUNDS, "--elements", elements]
         done = subprocess.run(
-            [program, *map(str, arguments)], capture_output=True, text=True, timeout=280, check=True
+            [program, *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            timeout=PROCESS_LIMIT,
+            check=True,
         )
         result: dict[str, Any] = json.loads(done.stdout)
         return result

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from moolink.internal.processes import ends_with_parent
 from tests.network import hosts
-from tests.waiting import until
+from tests.waiting import PROCESS_LIMIT, until
 
 ROOT = Path(__file__).resolve().parents[2]
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scontrol", "scancel", "sinfo")
@@ -104,7 +104,7 @@ class Cluster:
         """Runs a command on the login node to its end; returns what it printed."""
         process = self.popen(*arguments, **environment)
         try:
-            stdout, stderr = process.communicate(timeout=280)
+            stdout, stderr = process.communicate(timeout=PROCESS_LIMIT)
         finally:
             process.kill()
         assert process.returncode == 0, f"{arguments}: {process.returncode}\n{stdout}{stderr}"

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import PROCESS_LIMIT
+
 pytest.importorskip("matplotlib")
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -21,7 +23,7 @@ def test_a_quick_run_prints_every_figure_and_draws_them(tmp_path: Path) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=PROCESS_LIMIT,
         check=False,
     )
     assert run.returncode == 0, run.stdout + run.stderr

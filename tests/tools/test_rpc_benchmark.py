@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import PROCESS_LIMIT
+
 pytest.importorskip("matplotlib")
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -17,7 +19,11 @@ def test_a_quick_run_prints_every_figure_and_draws_them(tmp_path: Path) -> None:
     picture = tmp_path / "rpc.png"
     command = [sys.executable, "benchmarks/rpc.py", "--quick", "--no-limits", "--png", str(picture)]
     run = subprocess.run(
-        [*command, "--peers", "moolink-shm"], cwd=ROOT, capture_output=True, text=True, timeout=280
+        [*command, "--peers", "moolink-shm"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PROCESS_LIMIT,
     )
     assert run.returncode == 0, run.stdout + run.stderr
     for text in ("p50", "1000 in flight", "one way", "echo", "pipelined", "moolink-shm"):

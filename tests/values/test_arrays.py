@@ -13,6 +13,7 @@ import pytest
 
 from moolink import _core
 from moolink.errors import Error, WireError
+from tests.waiting import PROCESS_LIMIT
 
 NUMBERS = ["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"]
 ONLY_NUMPY = ["M8[ns]", "M8[D]", "m8[25us]", "M8", "U3", "S5"]
@@ -250,7 +251,7 @@ def test_frameworks_the_receiver_has_not_imported() -> None:
         "else:\n"
         "    raise SystemExit('bfloat16 was accepted')\n"
     )
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=280)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=PROCESS_LIMIT)
 
 
 def test_a_part_of_another_size_than_the_array_says() -> None:

@@ -19,6 +19,7 @@ import pytest
 from moolink import _core
 from moolink.data.values import register
 from moolink.errors import WireError
+from tests.waiting import PROCESS_LIMIT
 
 
 def round_trip(value: Any) -> Any:
@@ -206,7 +207,7 @@ def test_a_type_that_only_the_sender_registered() -> None:
         "sys.stdout.buffer.write(_core.encode(OnlyThere())[0])\n"
     )
     body = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, check=True, timeout=280
+        [sys.executable, "-c", script], capture_output=True, check=True, timeout=PROCESS_LIMIT
     )
     with pytest.raises(WireError, match=r"__main__:OnlyThere, which is not registered here"):
         _core.decode(body.stdout, [])

@@ -16,6 +16,7 @@ from moolink import Publisher, Subscriber
 from moolink.internal import deadlines
 from moolink.weights import blob, subscriber
 from tests import processes, waiting
+from tests.waiting import TIMEOUT
 
 MEGABYTE = 1 << 20
 
@@ -92,7 +93,7 @@ def test_arrays_with_gaps_and_without_elements_are_published(net: Net) -> None:
     tree = [numbers.T, numbers[::2, ::3], numbers[:0], np.float32(7), np.array(True)]
     with Publisher(net.learner, "w") as publisher:
         publisher.publish(tree)
-        got = net.subscribe("actor").wait(timeout=280).tree
+        got = net.subscribe("actor").wait(timeout=TIMEOUT).tree
     for array, expected in zip(got, tree, strict=True):
         np.testing.assert_array_equal(array, expected)
         assert array.dtype == expected.dtype
