@@ -74,7 +74,7 @@ test-python: dev
 test-interop: dev
 	tools/interop.sh $(PYTEST)
 
-SIMULATORS := session rpc group accumulate stack shared_reduce shared_pipeline exchange replay
+SIMULATORS := session rpc group accumulate stack shared_pipeline exchange replay
 # What most mistakes show in: the C++ tests, a seed of each simulator, and the tests without training.
 quick: dev
 	@$(CTEST) > build/quick.log || { cat build/quick.log; exit 1; }

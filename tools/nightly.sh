@@ -8,7 +8,7 @@
 set -eu
 seeds=${1:-10000}
 first=$(( $(date +%s) / 86400 * seeds ))
-for simulator in session rpc group accumulate stack shared_reduce shared_pipeline exchange replay; do
+for simulator in session rpc group accumulate stack shared_pipeline exchange replay; do
   echo "simulator $simulator, seeds $first..$((first + seeds - 1))"
   "build/dev/tests/sim/sim_$simulator" --seeds "$first..$((first + seeds - 1))"
 done

@@ -233,7 +233,7 @@ void Engine::carry_out(OpId id) {
     if (waiting == passes_.end()) {
       actions_.push_back(Abandon{*effects.abandon});
     } else {
-      waiting->second.operation.input = {};
+      waiting->second.operation.inputs.clear();
       waiting->second.operation.output = {};
       waiting->second.operation.abandoned = true;
     }
@@ -273,7 +273,7 @@ void Engine::pass(std::uint64_t s, const OpSpec& spec, const Operation* operatio
   next.divisor = spec.divisor;
   next.abandoned = operation == nullptr || operation->error();
   if (!next.abandoned) {
-    if (!operation->request().inputs.empty()) next.input = operation->request().inputs.front();
+    next.inputs = operation->request().inputs;
     next.output = operation->request().output;
     in_shared_memory_[s] = operation->id();
   }

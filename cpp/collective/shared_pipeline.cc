@@ -64,7 +64,7 @@ struct SharedPipeline::Status {
   std::atomic<std::uint64_t> given_up;  // s: it has no input and no output here
   std::atomic<std::uint64_t> segment;   // where its memory is lent; 0: it passes through windows
   std::atomic<std::uint64_t> offset;
-  std::uint64_t unused;
+  std::atomic<std::uint64_t> fingerprint;
 };
 
 std::uint64_t SharedPipeline::segment_bytes(const PipelineLayout& layout) {
@@ -136,7 +136,7 @@ const std::byte* SharedPipeline::part_of(const Running& running, std::uint64_t c
   if (segment != 0 && lent_ && operation.passage.kind == Kind::all_reduce) {
     const std::span<const std::byte> memory = lent_(move.rank, segment);
     const std::uint64_t offset = said.offset.load(std::memory_order_relaxed);
-    const std::uint64_t size = operation.input.size();
+    const std::uint64_t size = input_bytes(operation.passage, move.rank);
     if (offset <= memory.size() && size <= memory.size() - offset) {
       return memory.data() + offset + move.user;
     }
@@ -147,7 +147,11 @@ const std::byte* SharedPipeline::part_of(const Running& running, std::uint64_t c
 // --- the user's side
 
 void SharedPipeline::start(PipelineOperation operation) {
-  check(operation);
+  if (operation.s != started_ + 1) {
+    refuse("operation " + std::to_string(operation.s) + " started after " +
+           std::to_string(started_));
+  }
+  check(operation, layout_.ranks, rank_);
   started_ = operation.s;
   Running running;
   running.first = last_chunk_ + 1;
@@ -157,38 +161,11 @@ void SharedPipeline::start(PipelineOperation operation) {
   running_.push_back(std::move(running));
 }
 
-void SharedPipeline::check(const PipelineOperation& operation) const {
-  const Passage& passage = operation.passage;
-  if (operation.s != started_ + 1) {
-    refuse("operation " + std::to_string(operation.s) + " started after " +
-           std::to_string(started_));
-  }
-  if (passage.ranks != layout_.ranks || passage.root >= layout_.ranks ||
-      passage.item_size != tensor::item_size(operation.dtype)) {
-    refuse("an operation of " + std::to_string(passage.ranks) + " ranks with root " +
-           std::to_string(passage.root) + " among " + std::to_string(layout_.ranks));
-  }
-  if (reduces(passage.kind) && !is_supported(operation.dtype, operation.op)) {
-    refuse("no " + op_name(operation.op) + " of " +
-           std::string(tensor::dtype_name(operation.dtype)));
-  }
-  if (operation.abandoned) return;
-  if (operation.lent.segment != 0 &&
-      (passage.kind != Kind::all_reduce || operation.input.data() != operation.output.data())) {
-    refuse("only the memory of an allreduce in place can be lent");
-  }
-  if (operation.input.size() != input_bytes(passage, rank_) ||
-      operation.output.size() != output_bytes(passage, rank_)) {
-    refuse("an input of " + std::to_string(operation.input.size()) + " bytes and an output of " +
-           std::to_string(operation.output.size()) + " do not fit the operation");
-  }
-}
-
 void SharedPipeline::abandon(std::uint64_t s) {
   for (Running& running : running_) {
     PipelineOperation& operation = running.operation;
     if (operation.s != s || std::exchange(operation.abandoned, true)) continue;
-    operation.input = {};
+    operation.inputs.clear();
     operation.output = {};
     // Before that its word may still belong to an earlier operation: post() will store it.
     if (cursors_[kPut].next > running.first && !mutant("abandon_in_silence")) {
@@ -299,6 +276,7 @@ void SharedPipeline::advance(Stage stage) {
   Cursor& cursor = cursors_[stage];
   Running& running = *running_at(cursor.next);
   if (cursor.planned != cursor.next) {
+    if (stage == kTake && cursor.next == running.first) check_agreement(running);
     cursor.plan = chunk_plan(running.operation.passage, layout_.window_bytes, rank_,
                              cursor.next - running.first);
     cursor.planned = cursor.next;
@@ -315,24 +293,61 @@ void SharedPipeline::advance(Stage stage) {
   }
 }
 
+// When a chunk is taken, the statuses of all ranks are there.
+void SharedPipeline::check_agreement(const Running& running) const {
+  const std::uint64_t s = running.operation.s;
+  const std::uint64_t mine = running.operation.fingerprint();
+  for (std::uint32_t rank = 0; rank < layout_.ranks; ++rank) {
+    if (status(rank, s).fingerprint.load(std::memory_order_relaxed) == mine) continue;
+    throw Exception(ErrorCode::error, "shared operation " + std::to_string(s) + " of epoch " +
+                                          std::to_string(layout_.epoch) + ": rank " +
+                                          std::to_string(rank) + " started another one than rank " +
+                                          std::to_string(rank_) +
+                                          ": the members' tensors differ in size or type");
+  }
+}
+
 bool SharedPipeline::put_part(const Running& running, const Cursor& cursor) {
-  if (running.is_lent() || cursor.part == cursor.plan.puts.size()) return false;
-  const Move& move = cursor.plan.puts[cursor.part];
-  std::memcpy(window(rank_, cursor.next) + move.window, running.operation.input.data() + move.user,
-              move.bytes);
+  const std::vector<Move>& puts = cursor.plan.puts;
+  if (running.is_lent() || running.operation.inputs.empty() || cursor.part == puts.size()) {
+    return false;
+  }
+  const Move& move = puts[cursor.part];
+  combine_own(running.operation, move, window(rank_, cursor.next) + move.window);
   return true;
+}
+
+// This rank's share of what is reduced.
+void SharedPipeline::combine_own(const PipelineOperation& operation, const Move& move,
+                                 std::byte* to) {
+  if (operation.inputs.size() == 1 || mutant("forget_an_input")) {
+    std::memcpy(to, operation.inputs.front().data() + move.user, move.bytes);
+    return;
+  }
+  SumTask task{operation.dtype, operation.op, 1, {}, MutableBuffer({}, to, move.bytes)};
+  for (const Buffer& input : operation.inputs) {
+    task.inputs.push_back(input.slice(move.user, move.bytes));
+  }
+  run(task);
 }
 
 bool SharedPipeline::reduce_part(const Running& running, const Cursor& cursor) {
   const Move& slice = cursor.plan.reduced;
   if (cursor.part != 0 || slice.bytes == 0) return false;
   const PipelineOperation& operation = running.operation;
+  std::byte* own = window(rank_, cursor.next) + slice.window;
+  const std::byte* share = own;
+  if (operation.inputs.size() == 1) {
+    share = operation.inputs.front().data() + slice.user;
+  } else if (!operation.inputs.empty()) {
+    combine_own(operation, slice, own);
+  }
   SumTask task{operation.dtype, operation.op, operation.divisor, {}, {}};
   task.inputs.reserve(layout_.ranks);
   for (std::uint32_t rank = 0; rank < layout_.ranks; ++rank) {
-    const std::byte* part = rank == rank_ ? operation.input.data() + slice.user
-                                          : part_of(running, cursor.next,
-                                                    {rank, slice.window, slice.user, slice.bytes});
+    if (!operation.contributes(rank) && !mutant("add_everybody")) continue;
+    const Move place{rank, slice.window, slice.user, slice.bytes};
+    const std::byte* part = rank == rank_ ? share : part_of(running, cursor.next, place);
     task.inputs.emplace_back(std::shared_ptr<const void>(), part, slice.bytes);
   }
   if (mutant("reduce_in_another_order") && rank_ % 2 == 1) {
@@ -345,7 +360,6 @@ bool SharedPipeline::reduce_part(const Running& running, const Cursor& cursor) {
     return true;
   }
   // Into the window first, which stays in the cache.
-  std::byte* own = window(rank_, cursor.next) + slice.window;
   task.output = MutableBuffer({}, own, slice.bytes);
   run(task);
   to_user(operation, output.data(), own, slice.bytes);
@@ -353,8 +367,8 @@ bool SharedPipeline::reduce_part(const Running& running, const Cursor& cursor) {
 }
 
 void SharedPipeline::to_user(const PipelineOperation& operation, std::byte* to,
-                             const std::byte* from, std::uint64_t bytes) {
-  const std::uint64_t whole = operation.input.size() + operation.output.size();
+                             const std::byte* from, std::uint64_t bytes) const {
+  const std::uint64_t whole = input_bytes(operation.passage, rank_) + operation.output.size();
   streaming_copy({to, bytes}, {from, bytes}, whole);
 }
 
@@ -369,7 +383,7 @@ bool SharedPipeline::take_part(const Running& running, const Cursor& cursor) {
   }
   if (cursor.part == plan.takes.size() + plan.own.size()) return false;
   const Move& move = plan.own[cursor.part - plan.takes.size()];
-  const std::byte* from = operation.input.data() + move.window;
+  const std::byte* from = operation.inputs.front().data() + move.window;
   std::byte* to = operation.output.data() + move.user;
   if (from != to) to_user(operation, to, from, move.bytes);
   return true;
@@ -396,6 +410,9 @@ void SharedPipeline::post(Stage stage, Running& running) {
 void SharedPipeline::publish_status(const Running& running) {
   const PipelineOperation& operation = running.operation;
   Status& mine = status(rank_, operation.s);
+  if (cursors_[kPut].next == running.first) {
+    mine.fingerprint.store(operation.fingerprint(), std::memory_order_relaxed);
+  }
   if (cursors_[kPut].next == running.first && !mutant("lend_in_silence")) {
     mine.offset.store(operation.lent.offset, std::memory_order_relaxed);
     mine.segment.store(operation.abandoned ? 0 : operation.lent.segment, std::memory_order_relaxed);

@@ -11,9 +11,8 @@
 #include <vector>
 
 #include "base/buffer.h"
-#include "collective/kernels.h"
+#include "collective/pipeline_operation.h"
 #include "collective/plan.h"
-#include "tensor/dtype.h"
 
 namespace moolink::collective {
 
@@ -35,28 +34,9 @@ struct PipelineLayout {
 inline constexpr std::uint32_t kMaxPipelineRanks = 1024;
 inline constexpr std::uint32_t kMaxPipelineDepth = 64;
 
-// The place of an operation's memory in what its rank has lent to all others.
-struct LentPlace {
-  std::uint64_t segment = 0;  // 0: nowhere
-  std::uint64_t offset = 0;
-};
-
 // What this rank can read of a segment lent by another rank; empty: nothing.
 using LentMemory =
     std::function<std::span<const std::byte>(std::uint32_t rank, std::uint64_t segment)>;
-
-// Operation s, started in this order by every rank; everything but the memory is the same on each.
-struct PipelineOperation {
-  std::uint64_t s = 0;
-  Passage passage;
-  tensor::DType dtype = tensor::DType::uint8;
-  ReduceOp op = ReduceOp::sum;
-  double divisor = 1;
-  Buffer input;            // input_bytes() of the passage
-  MutableBuffer output;    // output_bytes(); may be the input's memory for all_reduce and broadcast
-  LentPlace lent;          // all_reduce in place only: the others read this memory where it is
-  bool abandoned = false;  // abandoned before it began: without memory
-};
 
 class SharedPipeline {
  public:
@@ -84,7 +64,8 @@ class SharedPipeline {
   void withdraw();
 
   // One action: a store, a look for sleepers, or copying or reducing one piece. False: nothing to
-  // do until another rank stores something.
+  // do until another rank stores something. Throws Exception{error} that names the rank if another
+  // one has started something else.
   bool step();
   // Operations that have ended here, in their order.
   std::vector<Ended> take_ended();
@@ -149,17 +130,18 @@ class SharedPipeline {
   Need need(Stage stage);
   bool is_ready(Stage stage);
   void advance(Stage stage);
+  void check_agreement(const Running& running) const;
   bool put_part(const Running& running, const Cursor& cursor);
   bool reduce_part(const Running& running, const Cursor& cursor);
-  static void to_user(const PipelineOperation& operation, std::byte* to, const std::byte* from,
-                      std::uint64_t bytes);
+  static void combine_own(const PipelineOperation& operation, const Move& move, std::byte* to);
+  void to_user(const PipelineOperation& operation, std::byte* to, const std::byte* from,
+               std::uint64_t bytes) const;
   bool take_part(const Running& running, const Cursor& cursor);
   void post(Stage stage, Running& running);
   void publish_status(const Running& running);
   bool may_end() const;
   void end();
   bool was_given_up(std::uint64_t s) const;
-  void check(const PipelineOperation& operation) const;
   void look_for_sleepers();
 
   std::shared_ptr<void> owner_;

@@ -41,7 +41,7 @@ def test_contributions_outlive_a_join_and_a_leave(make: Make) -> None:
     for peer in peers:
         peer.set_virtual_batch_size(4)
     connect(peers)
-    for i in (0, 1):  # less than a round: they wait, in the segment of this epoch
+    for i in (0, 1):  # less than a round: they wait
         contribute(peers[i], models[i], float(i + 1))
     joined = make("peer-3", models[3])
     joined.set_virtual_batch_size(4)

@@ -21,14 +21,6 @@ std::uint64_t hash_of(const std::string& text) {
   return hash;
 }
 
-std::vector<collective::SharedSection> shared_sections(const BucketLayout& layout) {
-  std::vector<collective::SharedSection> shared;
-  for (std::size_t i = 0; i < layout.sections.size(); ++i) {
-    shared.push_back({layout.sections[i].dtype, layout.offsets[i], layout.sections[i].count});
-  }
-  return shared;
-}
-
 accumulate::Machine::Config machine_config(const RpcPeer& rpc, const std::string& scope,
                                            const AccumulatorPeer::Options& options,
                                            const BucketLayout& bucket) {
@@ -91,15 +83,12 @@ void AccumulatorPeer::register_services() {
       {{},
        [this](collective::Engine::Done done) { section_done(std::move(done)); },
        [this](const Error& error) { group_->start_over(error); }});
-  shared_ = SharedRounds::create(
-      rpc_, group_->name(), "segments:" + scope_, shared_sections(layout_), layout_.bytes,
+  shared_ = SharedCollectives::create(
+      rpc_, group_->name(), "segments:" + scope_, "rounds", rpc::Service::accumulate,
       {[this](std::uint64_t epoch) { machine_.shared_ready(epoch); },
-       [this](std::uint64_t epoch, std::uint64_t round, Buffer result) {
-         reduced(epoch, round, std::move(result), true);
-       },
-       [this](std::uint64_t epoch, std::uint64_t round, const Error& error) {
-         not_reduced(epoch, round, error);
-       }});
+       [this](std::uint64_t s) { shared_ended(s); },
+       [this](std::uint64_t s, const Error& error) { shared_failed(s, error); },
+       [this](const Error& error) { shared_broken(error); }});
 }
 
 void AccumulatorPeer::unregister_services() {
@@ -314,8 +303,7 @@ void AccumulatorPeer::set_parallel_gradients(std::uint32_t rounds) {
 MutableBuffer AccumulatorPeer::bucket() {
   if (bucket_.empty()) {
     const Engine::Lock lock = lock_open();
-    bucket_ = shared_->input();
-    if (bucket_.empty()) bucket_ = rpc_->context()->pool().allocate(layout_.bytes);
+    bucket_ = rpc_->context()->pool().allocate(layout_.bytes);
   }
   return bucket_;
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -14,7 +15,7 @@
 #include "runtime/group/bucket_layout.h"
 #include "runtime/group/group_peer.h"
 #include "runtime/group/operation_runner.h"
-#include "runtime/shared_memory/shared_rounds.h"
+#include "runtime/shared_memory/shared_collectives.h"
 
 namespace moolink::runtime {
 
@@ -138,6 +139,13 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
     std::vector<Buffer> sections;
     std::size_t missing = 0;
   };
+  // ... in shared memory, up to its last operation there.
+  struct SharedReduction {
+    std::uint64_t epoch = 0;
+    std::uint64_t round = 0;
+    std::uint64_t last = 0;
+    MutableBuffer result;
+  };
 
   void new_view(Time now, const group::View& view) override;
   void evicted(Time now) override;
@@ -179,6 +187,10 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
   }
   void reduced(std::uint64_t epoch, std::uint64_t round, Buffer result, bool exclusive);
   void not_reduced(std::uint64_t epoch, std::uint64_t round, const Error& error);
+  void reduce_in_shared_memory(accumulate::Machine::Reduce& action);
+  void shared_ended(std::uint64_t s);
+  void shared_failed(std::uint64_t s, const Error& error);
+  void shared_broken(const Error& error);
   void section_done(collective::Engine::Done done);
   void finish(Reduction reduction);
   void wake();
@@ -190,7 +202,8 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
   accumulate::Machine machine_;
   std::vector<rpc::Service> services_;  // whose messages arrive here
   std::shared_ptr<OperationRunner> runner_;
-  std::shared_ptr<SharedRounds> shared_;
+  std::shared_ptr<SharedCollectives> shared_;
+  std::deque<SharedReduction> shared_reductions_;
   std::map<collective::OpId, std::pair<std::uint64_t, std::size_t>> operations_;
   std::map<std::uint64_t, Reduction> reductions_;  // by the number of their first operation
   std::uint64_t next_reduction_ = 0;

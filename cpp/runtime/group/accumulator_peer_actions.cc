@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/barrier.h"
+#include "base/crash_point.h"
 #include "io/loop.h"
 #include "runtime/group/accumulator_peer.h"
 
@@ -20,7 +21,10 @@ void AccumulatorPeer::perform(Time, Machine::Send& action) {
 
 void AccumulatorPeer::perform(Time now, Machine::EnterEpoch& action) {
   const bool one_host = collective::share_a_host(action.host_keys);
-  shared_->enter(now, {action.epoch, action.instances, action.names, one_host});
+  shared_->leave();  // for all its ranks
+  shared_reductions_.clear();
+  const bool shares = one_host && layout_.bytes != 0;
+  shared_->enter(now, {action.epoch, action.instances, action.names, shares});
   runner_->engine().set_members(
       {action.epoch, std::move(action.instances), std::move(action.names), one_host,
        std::move(action.host_keys)},
@@ -87,12 +91,7 @@ void AccumulatorPeer::perform(Time, Machine::Log& action) {
 // --- rounds
 
 void AccumulatorPeer::perform(Time, Machine::Reduce& action) {
-  if (action.shared != 0) {
-    shared_->reduce({action.epoch, action.shared, action.round, action.total,
-                     std::move(action.inputs), std::move(action.contributors),
-                     std::move(action.reducers)});
-    return;
-  }
+  if (action.shared != 0) return reduce_in_shared_memory(action);
   const std::uint64_t key = next_reduction_++;
   Reduction reduction{action.epoch, action.round, std::vector<Buffer>(layout_.sections.size()),
                       layout_.sections.size()};
@@ -118,6 +117,58 @@ void AccumulatorPeer::perform(Time, Machine::Reduce& action) {
       reductions_.erase(key);
       throw;
     }
+  }
+}
+
+// The leader numbers the rounds of an epoch: all members pass the same operations in one order.
+void AccumulatorPeer::reduce_in_shared_memory(Machine::Reduce& action) {
+  const std::size_t sections = layout_.sections.size();
+  const std::uint64_t first = (action.shared - 1) * sections + 1;
+  const MutableBuffer result = rpc_->context()->pool().allocate(layout_.bytes);
+  shared_reductions_.push_back({action.epoch, action.round, first + sections - 1, result});
+  const std::size_t ranks = runner_->engine().members().instances.size();
+  for (std::size_t index = 0; index < sections; ++index) {
+    const BucketSection& section = layout_.sections[index];
+    const std::size_t offset = layout_.offsets[index];
+    collective::PipelineOperation operation;
+    operation.s = first + index;
+    operation.passage = {collective::Kind::all_reduce, 0, static_cast<std::uint32_t>(ranks),
+                         tensor::item_size(section.dtype), section.count};
+    operation.dtype = section.dtype;
+    operation.divisor = static_cast<double>(action.total);
+    operation.contributors = action.contributors;
+    for (const Buffer& input : action.inputs) {
+      operation.inputs.push_back(input.slice(offset, section.bytes()));
+    }
+    operation.output = result.slice(offset, section.bytes());
+    shared_->start(std::move(operation));
+  }
+  crash_point("slice.sent");
+}
+
+void AccumulatorPeer::shared_ended(std::uint64_t s) {
+  if (shared_reductions_.empty() || shared_reductions_.front().last != s) return;
+  SharedReduction done = std::move(shared_reductions_.front());
+  shared_reductions_.pop_front();
+  reduced(done.epoch, done.round, std::move(done.result), true);
+}
+
+// The operations after this one fail too: they do not start without it.
+void AccumulatorPeer::shared_failed(std::uint64_t s, const Error& error) {
+  const auto found = std::ranges::find_if(
+      shared_reductions_, [s](const SharedReduction& reduction) { return reduction.last >= s; });
+  if (found == shared_reductions_.end()) return;
+  const SharedReduction failed = std::move(*found);
+  shared_reductions_.erase(found);
+  not_reduced(failed.epoch, failed.round, error);
+}
+
+// The members disagree, or this one cannot continue: the rounds of this epoch fail here, and the
+// leader starts a change of epoch.
+void AccumulatorPeer::shared_broken(const Error& error) {
+  shared_->leave();
+  for (const SharedReduction& failed : std::exchange(shared_reductions_, {})) {
+    not_reduced(failed.epoch, failed.round, error);
   }
 }
 

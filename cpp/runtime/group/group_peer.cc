@@ -77,7 +77,7 @@ void GroupPeer::register_services() {
        [this](collective::Engine::Pass pass) { shared_->start(std::move(pass.operation)); },
        [this](collective::Engine::Abandon abandon) { shared_->abandon(abandon.s); }});
   shared_ = SharedCollectives::create(
-      rpc_, name_, "segment:" + name_,
+      rpc_, name_, "segment:" + name_, "collectives", rpc::Service::collective,
       {[this](std::uint64_t epoch) { runner_->engine().use_shared_memory(epoch); },
        [this](std::uint64_t s) {
          runner_->engine().passed(s);

@@ -25,11 +25,12 @@ collective::PipelineLayout layout_of(const HostSegment::Members& members) {
 
 std::shared_ptr<SharedCollectives> SharedCollectives::create(std::shared_ptr<RpcPeer> rpc,
                                                              std::string group, std::string scope,
+                                                             std::string what, rpc::Service service,
                                                              Events events) {
   std::shared_ptr<SharedCollectives> made(new SharedCollectives(std::move(rpc), std::move(events)));
   HostSegment::Use use;
-  use.what = "collectives";
-  use.service = rpc::Service::collective;
+  use.what = std::move(what);
+  use.service = service;
   use.bytes = [](const HostSegment::Members& members) {
     return collective::SharedPipeline::segment_bytes(layout_of(members));
   };
@@ -41,8 +42,7 @@ std::shared_ptr<SharedCollectives> SharedCollectives::create(std::shared_ptr<Rpc
     if (const auto self = weak.lock()) self->attach();
   };
   use.ready = [weak] {
-    const auto self = weak.lock();
-    if (self && self->segment_->rank() == 0) self->events_.ready(self->segment_->members().epoch);
+    if (const auto self = weak.lock()) self->events_.ready(self->segment_->members().epoch);
   };
   try {
     made->loans_ = HostLoans::create(made->rpc_, group, "loans:" + scope);
@@ -88,8 +88,8 @@ void SharedCollectives::start(collective::PipelineOperation operation) {
   try {
     if (!pipeline_) throw Exception(ErrorCode::error, "this member has no shared memory for it");
     if (!operation.abandoned && operation.passage.kind == collective::Kind::all_reduce &&
-        operation.input.data() == operation.output.data() &&
-        operation.output.size() >= kLeastLentBytes) {
+        operation.inputs.size() == 1 && operation.output.size() >= kLeastLentBytes &&
+        operation.inputs.front().data() == operation.output.data()) {
       operation.lent = loans_->place(operation.output.data(), operation.output.size());
     }
     pipeline_->start(std::move(operation));
@@ -148,6 +148,7 @@ void SharedCollectives::take_ended() {
   }
   for (const collective::SharedPipeline::Ended& ended : all) {
     if (!ended.abandoned) events_.ended(ended.s);
+    if (!pipeline_) return;  // this member has left it, for another epoch
   }
 }
 

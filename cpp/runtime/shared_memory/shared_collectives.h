@@ -15,22 +15,24 @@
 
 namespace moolink::runtime {
 
-// Passes a group's collectives through a segment of its host: collective/shared_pipeline.h advances
-// whenever a thread polls the loop. All calls, in both directions, are made with the engine's lock
-// held.
+// Passes a group's collectives, or an accumulator's rounds, through a segment of their host:
+// collective/shared_pipeline.h advances whenever a thread polls the loop. All calls, in both
+// directions, are made with the engine's lock held.
 class SharedCollectives final : public io::Pollable,
                                 public std::enable_shared_from_this<SharedCollectives> {
  public:
   using Members = HostSegment::Members;
   struct Events {
-    std::function<void(std::uint64_t epoch)> ready;  // at rank 0: all members can take part
+    std::function<void(std::uint64_t epoch)> ready;  // all members can take part
     std::function<void(std::uint64_t s)> ended;      // with its result in place
     std::function<void(std::uint64_t s, const Error& error)> failed;
     std::function<void(const Error& error)> broken;  // none can pass any more
   };
 
+  // `what` names them in warnings, a plural; `service` carries the messages about the segment.
   static std::shared_ptr<SharedCollectives> create(std::shared_ptr<RpcPeer> rpc, std::string group,
-                                                   std::string scope, Events events);
+                                                   std::string scope, std::string what,
+                                                   rpc::Service service, Events events);
 
   // Gives up the segment of the epoch before, for all its ranks.
   void leave();

@@ -1,5 +1,7 @@
 #include "collective/shared_pipeline.h"
 
+#include <signal.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -61,7 +63,7 @@ PipelineOperation sum(std::uint64_t s, std::uint32_t ranks, std::uint64_t count,
   operation.s = s;
   operation.passage = {Kind::all_reduce, 0, ranks, 4, count};
   operation.dtype = tensor::DType::float32;
-  operation.input = floats(count, value);
+  operation.inputs = {floats(count, value)};
   operation.output = HeapAllocator().allocate(4 * count);
   return operation;
 }
@@ -124,8 +126,8 @@ TEST("shared pipeline: threads read in place what others lend, while some pass t
     threads.emplace_back([&, rank] {
       for (std::uint64_t s = 1; s <= kOperations; ++s) {
         PipelineOperation operation = sum(s, kRanks, kCount, static_cast<float>(s + rank));
-        std::memcpy(memory[rank].data(), operation.input.data(), operation.input.size());
-        operation.input = memory[rank];
+        std::memcpy(memory[rank].data(), operation.inputs[0].data(), memory[rank].size());
+        operation.inputs = {memory[rank]};
         operation.output = memory[rank];
         if ((s + rank) % 4 != 0) operation.lent = {1, 0};
         ranks[rank].start(operation);
@@ -146,7 +148,7 @@ TEST("shared pipeline: a place outside of what was lent is not read") {
     for (std::uint32_t rank = 0; rank < 2; ++rank) {
       PipelineOperation operation = sum(1, 2, kCount, 1);
       operation.output = floats(kCount, 1);
-      operation.input = operation.output;
+      operation.inputs = {operation.output};
       if (rank == 1) operation.lent = place;
       ranks.lent.push_back({operation.output});
       operations.push_back(operation);
@@ -184,15 +186,16 @@ TEST("shared pipeline: in place, with a divisor, in half precision") {
   for (std::uint32_t rank = 0; rank < 2; ++rank) {
     PipelineOperation operation = sum(1, 2, 3000, static_cast<float>(rank));
     operation.output = floats(3000, static_cast<float>(rank));
-    operation.input = operation.output;
+    operation.inputs = {operation.output};
     operation.divisor = 2;
     operations.push_back(operation);
     PipelineOperation half;
     half.s = 2;
     half.passage = {Kind::reduce_scatter, 0, 2, 2, 1000};
     half.dtype = tensor::DType::bfloat16;
-    half.input = HeapAllocator().allocate(4000);
-    auto* elements = reinterpret_cast<std::uint16_t*>(const_cast<std::byte*>(half.input.data()));
+    const MutableBuffer input = HeapAllocator().allocate(4000);
+    half.inputs = {input};
+    auto* elements = reinterpret_cast<std::uint16_t*>(input.data());
     for (std::size_t i = 0; i < 2000; ++i) {
       elements[i] = float_to_bfloat16(rank == 0 ? 256.0F : 1.0F);  // 257 is 256 or 258 in it
     }
@@ -214,6 +217,106 @@ TEST("shared pipeline: in place, with a divisor, in half precision") {
   }
 }
 
+TEST("shared pipeline: of some ranks only, several inputs each, and zero elements of others") {
+  constexpr std::uint64_t kCount = 5000;
+  Ranks ranks(layout_of(3));
+  std::vector<MutableBuffer> outputs;
+  for (std::uint32_t rank = 0; rank < 3; ++rank) {
+    for (std::uint64_t s = 1; s <= 2; ++s) {
+      PipelineOperation operation = sum(s, 3, s == 1 ? kCount : 0, 1);
+      operation.contributors = {0, 2};
+      operation.divisor = 2;
+      if (rank == 1) operation.inputs.clear();
+      if (rank == 2) operation.inputs.push_back(floats(s == 1 ? kCount : 0, 3));
+      outputs.push_back(operation.output);
+      ranks[rank].start(std::move(operation));
+    }
+  }
+  while (ranks[0].step() || ranks[1].step() || ranks[2].step()) {
+  }
+  for (std::uint32_t rank = 0; rank < 3; ++rank) {
+    CHECK_EQ(ranks[rank].take_ended().size(), std::size_t{2});
+    CHECK(is_filled(outputs[2 * rank], 1.5F, 2.5F));  // (1 + 1 + 3) / 2
+  }
+}
+
+TEST("shared pipeline: several inputs of one rank are summed in their order") {
+  Ranks ranks(layout_of(2));
+  const std::vector<float> values{1e8F, 1, -1e8F};
+  std::vector<MutableBuffer> outputs;
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    PipelineOperation operation = sum(1, 2, 1, 0);
+    operation.contributors = {1};
+    operation.inputs.clear();
+    for (const float value : values) {
+      if (rank == 1) operation.inputs.emplace_back(floats(1, value));
+    }
+    outputs.push_back(operation.output);
+    ranks[rank].start(std::move(operation));
+  }
+  while (ranks[0].step() || ranks[1].step()) {
+  }
+  for (const MutableBuffer& output : outputs) CHECK(is_filled(output, 1, 0));
+}
+
+TEST("shared pipeline: ranks that started different operations are told so") {
+  Ranks ranks(layout_of(2));
+  ranks[0].start(sum(1, 2, 5000, 1));
+  ranks[1].start(sum(1, 2, 4000, 1));
+  try {
+    while (ranks[0].step() || ranks[1].step()) {
+    }
+    CHECK(!"no error");
+  } catch (const Exception& e) {
+    CHECK(e.error().code == ErrorCode::error);
+    CHECK(e.error().message.find("rank 1") != std::string::npos);
+  }
+}
+
+TEST("shared pipeline: processes, of which one is killed in the middle") {
+  constexpr std::uint32_t kRanks = 3;
+  constexpr std::uint64_t kCount = 3000;
+  Ranks ranks(layout_of(kRanks));
+  const auto run = [&ranks](std::uint32_t rank, std::uint64_t last) {
+    for (std::uint64_t s = 1; s <= last; ++s) {
+      const PipelineOperation operation = sum(s, kRanks, kCount, static_cast<float>(rank));
+      ranks[rank].start(operation);
+      run_until(ranks, rank, s);
+      CHECK(is_filled(operation.output, 3, 3));
+    }
+  };
+  std::vector<pid_t> children;
+  for (std::uint32_t rank = 1; rank < kRanks; ++rank) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      run(rank, 1'000'000);
+      ::_exit(0);
+    }
+    children.push_back(child);
+  }
+  run(0, 200);
+  ::kill(children[1], SIGKILL);
+  int status = 0;
+  CHECK_EQ(::waitpid(children[1], &status, 0), children[1]);
+  CHECK(WIFSIGNALED(status));
+  // The other two come as far as they can.
+  const PipelineOperation next = sum(201, kRanks, kCount, 0);
+  ranks[0].start(next);
+  const std::vector<std::uint32_t> the_dead{2};
+  const auto ended = [&] { return !ranks[0].take_ended().empty(); };
+  bool over = false;
+  while (!over && ranks[0].waiting_for() != the_dead) {
+    std::this_thread::yield();  // rank 1 lives and does its part
+    while (ranks[0].step()) {
+      for (const std::uint32_t rank : ranks[0].take_wakeups()) io::ring(ranks.bells[rank].rung);
+    }
+    over = ended();
+  }
+  if (over) CHECK(is_filled(next.output, 3, 3));
+  ::kill(children[0], SIGKILL);
+  CHECK_EQ(::waitpid(children[0], nullptr, 0), children[0]);
+}
+
 TEST("shared pipeline: wrong use and foreign segments are refused") {
   Ranks ranks(layout_of(2));
   CHECK_THROWS(ranks[0].start(sum(2, 2, 10, 1)), ErrorCode::invalid_argument);
@@ -221,6 +324,30 @@ TEST("shared pipeline: wrong use and foreign segments are refused") {
   PipelineOperation small = sum(1, 2, 10, 1);
   small.output = floats(9, 0);
   CHECK_THROWS(ranks[0].start(small), ErrorCode::invalid_argument);
+  const auto refused = [&](const PipelineOperation& operation) {
+    CHECK_THROWS(ranks[0].start(operation), ErrorCode::invalid_argument);
+  };
+  PipelineOperation wrong = sum(1, 2, 10, 1);
+  wrong.inputs.clear();
+  refused(wrong);  // a contributor without an input
+  wrong = sum(1, 2, 10, 1);
+  wrong.contributors = {1};
+  refused(wrong);  // an input of another
+  wrong.inputs.clear();
+  wrong.contributors = {1, 1};
+  refused(wrong);
+  wrong.contributors = {1, 2};
+  refused(wrong);
+  wrong = sum(1, 2, 10, 1);
+  wrong.inputs.push_back(floats(9, 1));
+  refused(wrong);
+  wrong = sum(1, 2, 10, 1);
+  wrong.op = ReduceOp::bit_and;
+  refused(wrong);
+  wrong = sum(1, 2, 10, 1);
+  wrong.passage.kind = Kind::broadcast;
+  wrong.contributors = {0};
+  refused(wrong);
   PipelineLayout other = layout_of(2);
   other.epoch = 8;
   CHECK_THROWS(SharedPipeline(ranks.segment, ranks.segment->bytes(), other, 0), ErrorCode::wire);
@@ -239,7 +366,11 @@ TEST("shared pipeline: whatever a rank writes, the others stay within memory") {
           const std::uint64_t noise = random.chance(1, 2) ? random.next() : random.below(30);
           std::memcpy(ranks.segment->data() + 128 + 8 * word, &noise, 8);
         }
-        ranks[0].step();
+        try {
+          ranks[0].step();
+        } catch (const Exception& e) {
+          CHECK(e.error().code == ErrorCode::error);  // it seems to have started something else
+        }
         for (const std::uint32_t sleeper : ranks[0].take_wakeups()) CHECK_EQ(sleeper, 1u);
       }
       ranks[0].waiting_for();

@@ -7,9 +7,11 @@
 int main(int argc, char** argv) {
   const std::vector<std::string> mutants = {
       "abandon_in_silence",         // passes rubbish on without saying so
+      "add_everybody",              // also ranks that contribute nothing
       "close_in_silence",           // does not say that what it has lent is its user's again
       "end_what_was_abandoned",     // does not look whether somebody said so
       "end_while_others_read",      // lent memory is the user's again too early
+      "forget_an_input",            // of several of one rank
       "lend_in_silence",            // does not say where its memory is
       "never_ring",                 // stores without a look for sleepers
       "publish_before_copying",     // raises a word before what it tells of is there

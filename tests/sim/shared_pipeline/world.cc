@@ -64,7 +64,17 @@ void SharedPipelineWorld::make_operations() {
                          layout_.ranks, 4,
                          random_.chance(1, 4) ? random_.below(20) : random_.below(kMaxElements)};
     operation.divisor = random_.chance(1, 2) ? 1 : 3;
-    operations_.push_back({operation});
+    Operation made{operation, false, std::vector<std::uint64_t>(layout_.ranks, 1)};
+    // As the rounds of an accumulator.
+    if (collective::reduces(kind) && random_.chance(1, 2)) {
+      auto& contributors = made.specification.contributors;
+      for (std::uint32_t rank = 0; rank < layout_.ranks; ++rank) {
+        if (random_.chance(2, 3)) contributors.push_back(rank);
+        made.inputs[rank] = 1 + random_.below(3);
+      }
+      if (contributors.size() < layout_.ranks && !contributors.empty()) ++coverage["of some ranks"];
+    }
+    operations_.push_back(std::move(made));
   }
 }
 
@@ -110,15 +120,19 @@ bool SharedPipelineWorld::start_next(std::uint32_t index) {
   PipelineOperation operation = operations_[rank.started].specification;
   const std::uint64_t s = operation.s;
   const Passage& passage = operation.passage;
-  operation.input = buffer_of(input(index, operation));
-  const bool in_place = passage.kind == Kind::all_reduce && random_.chance(1, 3);
+  for (std::uint64_t number = 0; number < inputs_of(index, s); ++number) {
+    operation.inputs.push_back(buffer_of(input(index, operation, number)));
+  }
+  if (operation.inputs.size() > 1) ++coverage["several inputs"];
+  const bool in_place =
+      passage.kind == Kind::all_reduce && operation.inputs.size() == 1 && random_.chance(1, 3);
   MutableBuffer output = in_place
-                             ? buffer_of(input(index, operation))
+                             ? buffer_of(input(index, operation, 0))
                              : HeapAllocator().allocate(collective::output_bytes(passage, index));
-  if (in_place) operation.input = output;
+  if (in_place) operation.inputs = {output};
   if (gives_up_ && random_.chance(1, 20)) {  // cancelled before it heard that it goes
     operation.abandoned = true;
-    operation.input = {};
+    operation.inputs.clear();
     operations_[s - 1].abandoned = true;
     rank.given_up.push_back(s);
   }
@@ -226,18 +240,32 @@ void SharedPipelineWorld::close(std::uint32_t index) {
   note(index, "closes", rank.ended);
 }
 
-float SharedPipelineWorld::value(std::uint32_t rank, std::uint64_t s, std::uint64_t i) const {
+// How many the rank has: none if it contributes nothing.
+std::uint64_t SharedPipelineWorld::inputs_of(std::uint32_t rank, std::uint64_t s) const {
+  const Operation& operation = operations_[s - 1];
+  return operation.specification.contributes(rank) ? operation.inputs[rank] : 0;
+}
+
+float SharedPipelineWorld::value(std::uint32_t rank, std::uint64_t s, std::uint64_t i,
+                                 std::uint64_t number) const {
   // Of very different sizes, so that another order of summation gives other bits.
-  Random random(seed_ ^ (s << 40) ^ (std::uint64_t{rank} << 32) ^ i);
+  Random random(seed_ ^ (s << 40) ^ (std::uint64_t{rank} << 32) ^ (number << 24) ^ i);
   const auto mantissa = static_cast<float>(static_cast<std::int64_t>(random.below(2000)) - 1000);
   return mantissa * (random.chance(1, 2) ? 1e-4F : 1e3F);
 }
 
-std::vector<float> SharedPipelineWorld::input(std::uint32_t rank,
-                                              const PipelineOperation& of) const {
+std::vector<float> SharedPipelineWorld::input(std::uint32_t rank, const PipelineOperation& of,
+                                              std::uint64_t number) const {
   std::vector<float> values(collective::input_bytes(of.passage, rank) / 4);
-  for (std::uint64_t i = 0; i < values.size(); ++i) values[i] = value(rank, of.s, i);
+  for (std::uint64_t i = 0; i < values.size(); ++i) values[i] = value(rank, of.s, i, number);
   return values;
+}
+
+// The sum of the rank's inputs.
+float SharedPipelineWorld::share(std::uint32_t rank, std::uint64_t s, std::uint64_t i) const {
+  float sum = value(rank, s, i);
+  for (std::uint64_t n = 1; n < inputs_of(rank, s); ++n) sum += value(rank, s, i, n);
+  return sum;
 }
 
 std::vector<float> SharedPipelineWorld::expected(std::uint32_t rank, std::uint64_t s) const {
@@ -249,8 +277,13 @@ std::vector<float> SharedPipelineWorld::expected(std::uint32_t rank, std::uint64
   const std::uint64_t skip = mine_only ? rank * count : 0;
   if (collective::reduces(passage.kind)) {
     for (std::uint64_t i = 0; i < count; ++i) {
-      float sum = value(0, s, skip + i);
-      for (std::uint32_t from = 1; from < layout_.ranks; ++from) sum += value(from, s, skip + i);
+      float sum = 0;
+      bool first = true;
+      for (std::uint32_t from = 0; from < layout_.ranks; ++from) {
+        if (!operation.contributes(from)) continue;
+        const float added = share(from, s, skip + i);
+        sum = std::exchange(first, false) ? added : sum + added;
+      }
       if (operation.divisor != 1) sum /= static_cast<float>(operation.divisor);
       result.push_back(sum);
     }

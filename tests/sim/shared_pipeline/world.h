@@ -22,7 +22,8 @@ class SharedPipelineWorld : public SleepersWorld {
  private:
   struct Operation {
     collective::PipelineOperation specification;
-    bool abandoned = false;  // by some rank
+    bool abandoned = false;             // by some rank
+    std::vector<std::uint64_t> inputs;  // of each rank, how many
   };
 
   struct Rank : Sleeper {
@@ -48,8 +49,11 @@ class SharedPipelineWorld : public SleepersWorld {
   void wake_the_stopped();
   bool finished() const;
   bool stuck() const;
-  float value(std::uint32_t rank, std::uint64_t s, std::uint64_t i) const;
-  std::vector<float> input(std::uint32_t rank, const collective::PipelineOperation& of) const;
+  float value(std::uint32_t rank, std::uint64_t s, std::uint64_t i, std::uint64_t number = 0) const;
+  float share(std::uint32_t rank, std::uint64_t s, std::uint64_t i) const;
+  std::vector<float> input(std::uint32_t rank, const collective::PipelineOperation& of,
+                           std::uint64_t number) const;
+  std::uint64_t inputs_of(std::uint32_t rank, std::uint64_t s) const;
   std::vector<float> expected(std::uint32_t rank, std::uint64_t s) const;
 
   collective::PipelineLayout layout_;
