@@ -226,7 +226,6 @@ class Machine {
   std::uint64_t model_version() const;
   // Whether every member has the round that led to it, so that none needs this member's copy.
   bool is_everywhere() const { return ledger_.stable() >= user_version_; }
-  std::uint64_t results_waiting() const { return ledger_.waiting(); }
   std::optional<std::string> leader() const;  // its name, in an active epoch
   bool is_leader() const;
   std::uint64_t epoch() const;

@@ -146,15 +146,14 @@ OpId Engine::start(std::string name, OpSpec spec, std::vector<Buffer> inputs, Op
   const OpId id = next_op_++;
   const bool placed = options.output.has_value();
   begin(id, {std::move(name), std::move(spec), std::move(inputs), options.retry, options.number,
-             placed ? *options.output : MutableBuffer(), placed, options.lent});
+             placed ? *options.output : MutableBuffer(), placed, options.lent, options.shared});
   return id;
 }
 
 OpId Engine::start_value(std::string name, wire::Payload value, Options options) {
   if (!rank_) throw Exception(ErrorCode::closed, "operation '" + name + "': not in a group yet");
   const OpId id = next_op_++;
-  begin(id,
-        {std::move(name), std::move(value), {}, options.retry, options.number, {}, false, false});
+  begin(id, {std::move(name), std::move(value), {}, options.retry, options.number});
   return id;
 }
 
@@ -271,6 +270,7 @@ void Engine::pass(std::uint64_t s, const OpSpec& spec, const Operation* operatio
   next.dtype = spec.dtype;
   next.op = spec.op;
   next.divisor = spec.divisor;
+  next.contributors = spec.contributors;
   next.abandoned = operation == nullptr || operation->error();
   if (!next.abandoned) {
     next.inputs = operation->request().inputs;

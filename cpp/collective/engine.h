@@ -65,6 +65,9 @@ class Engine {
     std::optional<MutableBuffer> output = {};
     // Inputs are the user's memory, not used after Done.
     bool lent = false;
+    // An allreduce that passes through shared memory at every member, under this number, without
+    // rank 0's Go; into `output`. Such operations have no other source of numbers in the epoch.
+    std::uint64_t shared = 0;
   };
 
   struct Send {

@@ -47,7 +47,7 @@ Operation::Operation(OpId id, RunId run, OpKey key, Request request, Place place
   // A retry gives the same memory to the next run, while a task of this run may still write.
   in_place_ = mirrored_ && !request_.retry;
   if (is_sliced()) slices_ = slices(spec()->count(), item_size_, reducers_.size());
-  asks_ = must_ask();
+  asks_ = request_.shared == 0 && must_ask();
 }
 
 // The same at all members: it depends on the members and the spec, which they compare.
@@ -88,7 +88,9 @@ void Operation::begin() {
     }
     return;
   }
-  if (!asks_) {
+  if (request_.shared != 0) {
+    use_shared_memory(request_.shared);
+  } else if (!asks_) {
     use_messages();
   } else if (place_.rank == 0) {
     started(0, *spec());
@@ -109,14 +111,12 @@ void Operation::started(std::uint32_t from, const OpSpec& theirs) {
 void Operation::go(std::uint64_t shared) {
   if (went_ || !asks_ || error_) return;
   went_ = true;
-  shared_ = shared;
   if (place_.rank == 0) to_others(Go{shared}, {});
-  if (shared == 0) {
-    use_messages();
-  } else {
-    effects_.pass = shared;
-  }
+  if (shared == 0) return use_messages();
+  use_shared_memory(shared);
 }
+
+void Operation::use_shared_memory(std::uint64_t number) { effects_.pass = shared_ = number; }
 
 void Operation::passed() {
   if (!error_) effects_.finished = true;

@@ -47,6 +47,7 @@ inline constexpr std::size_t kMirroredMembers = 2;
 // One member computes each element, so all members end with the same bits. With members on several
 // hosts each host reduces first: hierarchy.h. A value with a Python operation goes to rank 0 and
 // its result to all members instead.
+// A round of an accumulator is an allreduce whose leader has decided where it passes.
 // Every other collective begins with Started to rank 0, which sends Go when all have started the
 // same: through shared memory, or over messages (Piece, straight to its place).
 class Operation {
@@ -58,9 +59,10 @@ class Operation {
     std::vector<Buffer> inputs;  // of a tensor operation
     bool retry = false;
     std::optional<std::uint64_t> number;
-    MutableBuffer output;  // where the result goes; empty: new memory
-    bool placed = false;   // `output` is given (it may have no bytes)
-    bool lent = false;     // inputs are the user's memory
+    MutableBuffer output = {};  // where the result goes; empty: new memory
+    bool placed = false;        // `output` is given (it may have no bytes)
+    bool lent = false;          // inputs are the user's memory
+    std::uint64_t shared = 0;   // its number in shared memory, if that is not rank 0's decision
   };
   // Where it runs.
   struct Place {
@@ -145,6 +147,7 @@ class Operation {
   void send_pieces();
   void send_all_reduce_pieces();
   void place_piece(std::uint32_t from);
+  void use_shared_memory(std::uint64_t number);
   void begin_hierarchy();
   void portion(std::uint32_t from, const Portion& portion, const std::vector<Buffer>& parts);
   void take_hierarchy_effects();

@@ -82,13 +82,21 @@ void AccumulatorPeer::register_services() {
       rpc_, group_->name(), "rounds:" + scope_,
       {{},
        [this](collective::Engine::Done done) { section_done(std::move(done)); },
-       [this](const Error& error) { group_->start_over(error); }});
+       [this](const Error& error) { group_->start_over(error); },
+       [this](collective::Engine::Pass pass) { shared_->start(std::move(pass.operation)); },
+       [this](collective::Engine::Abandon abandon) { shared_->abandon(abandon.s); }});
   shared_ = SharedCollectives::create(
       rpc_, group_->name(), "segments:" + scope_, "rounds", rpc::Service::accumulate,
       {[this](std::uint64_t epoch) { machine_.shared_ready(epoch); },
-       [this](std::uint64_t s) { shared_ended(s); },
-       [this](std::uint64_t s, const Error& error) { shared_failed(s, error); },
-       [this](const Error& error) { shared_broken(error); }});
+       [this](std::uint64_t s) {
+         runner_->engine().passed(s);
+         runner_->carry_out();
+       },
+       [this](std::uint64_t s, const Error& error) {
+         runner_->engine().failed(s, error);
+         runner_->carry_out();
+       },
+       [this](const Error& error) { fail_reductions(error); }});
 }
 
 void AccumulatorPeer::unregister_services() {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -138,13 +137,7 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
     std::uint64_t round = 0;
     std::vector<Buffer> sections;
     std::size_t missing = 0;
-  };
-  // ... in shared memory, up to its last operation there.
-  struct SharedReduction {
-    std::uint64_t epoch = 0;
-    std::uint64_t round = 0;
-    std::uint64_t last = 0;
-    MutableBuffer result;
+    MutableBuffer whole;  // through shared memory: the sections are parts of it
   };
 
   void new_view(Time now, const group::View& view) override;
@@ -187,10 +180,9 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
   }
   void reduced(std::uint64_t epoch, std::uint64_t round, Buffer result, bool exclusive);
   void not_reduced(std::uint64_t epoch, std::uint64_t round, const Error& error);
-  void reduce_in_shared_memory(accumulate::Machine::Reduce& action);
-  void shared_ended(std::uint64_t s);
-  void shared_failed(std::uint64_t s, const Error& error);
-  void shared_broken(const Error& error);
+  collective::OpId start(const accumulate::Machine::Reduce& action, std::size_t index,
+                         const MutableBuffer& whole);
+  void fail_reductions(const Error& error);
   void section_done(collective::Engine::Done done);
   void finish(Reduction reduction);
   void wake();
@@ -203,7 +195,6 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
   std::vector<rpc::Service> services_;  // whose messages arrive here
   std::shared_ptr<OperationRunner> runner_;
   std::shared_ptr<SharedCollectives> shared_;
-  std::deque<SharedReduction> shared_reductions_;
   std::map<collective::OpId, std::pair<std::uint64_t, std::size_t>> operations_;
   std::map<std::uint64_t, Reduction> reductions_;  // by the number of their first operation
   std::uint64_t next_reduction_ = 0;

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "base/barrier.h"
-#include "base/crash_point.h"
 #include "io/loop.h"
 #include "runtime/group/accumulator_peer.h"
 
@@ -21,14 +20,14 @@ void AccumulatorPeer::perform(Time, Machine::Send& action) {
 
 void AccumulatorPeer::perform(Time now, Machine::EnterEpoch& action) {
   const bool one_host = collective::share_a_host(action.host_keys);
-  shared_->leave();  // for all its ranks
-  shared_reductions_.clear();
-  const bool shares = one_host && layout_.bytes != 0;
-  shared_->enter(now, {action.epoch, action.instances, action.names, shares});
+  shared_->leave();
+  const SharedCollectives::Members same{action.epoch, action.instances, action.names,
+                                        one_host && layout_.bytes != 0};
   runner_->engine().set_members(
       {action.epoch, std::move(action.instances), std::move(action.names), one_host,
        std::move(action.host_keys)},
       {ErrorCode::group_changed, "the group changed", {}, scope_, {}, {}, Ran::maybe});
+  shared_->enter(now, same);
 }
 
 void AccumulatorPeer::perform(Time, Machine::WantState&) { wake(); }
@@ -91,28 +90,14 @@ void AccumulatorPeer::perform(Time, Machine::Log& action) {
 // --- rounds
 
 void AccumulatorPeer::perform(Time, Machine::Reduce& action) {
-  if (action.shared != 0) return reduce_in_shared_memory(action);
   const std::uint64_t key = next_reduction_++;
-  Reduction reduction{action.epoch, action.round, std::vector<Buffer>(layout_.sections.size()),
-                      layout_.sections.size()};
-  reductions_.emplace(key, std::move(reduction));
-  for (std::size_t index = 0; index < layout_.sections.size(); ++index) {
-    const BucketSection& section = layout_.sections[index];
-    collective::OpSpec spec;
-    spec.dtype = section.dtype;
-    spec.divisor = static_cast<double>(action.total);
-    spec.shape = {static_cast<std::int64_t>(section.count)};
-    spec.contributors = action.contributors;
-    spec.reducers = action.reducers;
-    std::vector<Buffer> inputs;
-    for (const Buffer& input : action.inputs) {
-      inputs.push_back(input.slice(layout_.offsets[index], section.bytes()));
-    }
+  const std::size_t sections = layout_.sections.size();
+  Reduction reduction{action.epoch, action.round, std::vector<Buffer>(sections), sections, {}};
+  if (action.shared != 0) reduction.whole = rpc_->context()->pool().allocate(layout_.bytes);
+  const auto at = reductions_.emplace(key, std::move(reduction)).first;
+  for (std::size_t index = 0; index < sections; ++index) {
     try {
-      const collective::OpId op =
-          runner_->engine().start("round", std::move(spec), std::move(inputs),
-                                  {false, action.round * layout_.sections.size() + index});
-      operations_[op] = {key, index};
+      operations_[start(action, index, at->second.whole)] = {key, index};
     } catch (...) {
       reductions_.erase(key);
       throw;
@@ -120,54 +105,37 @@ void AccumulatorPeer::perform(Time, Machine::Reduce& action) {
   }
 }
 
-// The leader numbers the rounds of an epoch: all members pass the same operations in one order.
-void AccumulatorPeer::reduce_in_shared_memory(Machine::Reduce& action) {
+// A round is one operation for each section. In shared memory the leader has numbered the rounds:
+// all members pass the same operations in one order.
+collective::OpId AccumulatorPeer::start(const Machine::Reduce& action, std::size_t index,
+                                        const MutableBuffer& whole) {
+  const BucketSection& section = layout_.sections[index];
+  const std::size_t offset = layout_.offsets[index];
   const std::size_t sections = layout_.sections.size();
-  const std::uint64_t first = (action.shared - 1) * sections + 1;
-  const MutableBuffer result = rpc_->context()->pool().allocate(layout_.bytes);
-  shared_reductions_.push_back({action.epoch, action.round, first + sections - 1, result});
-  const std::size_t ranks = runner_->engine().members().instances.size();
-  for (std::size_t index = 0; index < sections; ++index) {
-    const BucketSection& section = layout_.sections[index];
-    const std::size_t offset = layout_.offsets[index];
-    collective::PipelineOperation operation;
-    operation.s = first + index;
-    operation.passage = {collective::Kind::all_reduce, 0, static_cast<std::uint32_t>(ranks),
-                         tensor::item_size(section.dtype), section.count};
-    operation.dtype = section.dtype;
-    operation.divisor = static_cast<double>(action.total);
-    operation.contributors = action.contributors;
-    for (const Buffer& input : action.inputs) {
-      operation.inputs.push_back(input.slice(offset, section.bytes()));
-    }
-    operation.output = result.slice(offset, section.bytes());
-    shared_->start(std::move(operation));
+  collective::OpSpec spec;
+  spec.dtype = section.dtype;
+  spec.divisor = static_cast<double>(action.total);
+  spec.shape = {static_cast<std::int64_t>(section.count)};
+  spec.contributors = action.contributors;
+  spec.reducers = action.reducers;
+  std::vector<Buffer> inputs;
+  for (const Buffer& input : action.inputs) {
+    inputs.push_back(input.slice(offset, section.bytes()));
   }
-  crash_point("slice.sent");
+  collective::Engine::Options options;
+  options.number = action.round * sections + index;
+  if (action.shared != 0) {
+    options.shared = (action.shared - 1) * sections + index + 1;
+    options.output = whole.slice(offset, section.bytes());
+  }
+  return runner_->engine().start("round", std::move(spec), std::move(inputs), std::move(options));
 }
 
-void AccumulatorPeer::shared_ended(std::uint64_t s) {
-  if (shared_reductions_.empty() || shared_reductions_.front().last != s) return;
-  SharedReduction done = std::move(shared_reductions_.front());
-  shared_reductions_.pop_front();
-  reduced(done.epoch, done.round, std::move(done.result), true);
-}
-
-// The operations after this one fail too: they do not start without it.
-void AccumulatorPeer::shared_failed(std::uint64_t s, const Error& error) {
-  const auto found = std::ranges::find_if(
-      shared_reductions_, [s](const SharedReduction& reduction) { return reduction.last >= s; });
-  if (found == shared_reductions_.end()) return;
-  const SharedReduction failed = std::move(*found);
-  shared_reductions_.erase(found);
-  not_reduced(failed.epoch, failed.round, error);
-}
-
-// The members disagree, or this one cannot continue: the rounds of this epoch fail here, and the
-// leader starts a change of epoch.
-void AccumulatorPeer::shared_broken(const Error& error) {
+// The members disagree about what passes through shared memory, or this one cannot continue: the
+// rounds of this epoch fail here, and the leader starts a change of epoch.
+void AccumulatorPeer::fail_reductions(const Error& error) {
   shared_->leave();
-  for (const SharedReduction& failed : std::exchange(shared_reductions_, {})) {
+  for (const auto& [key, failed] : std::exchange(reductions_, {})) {
     not_reduced(failed.epoch, failed.round, error);
   }
 }
@@ -207,16 +175,17 @@ void AccumulatorPeer::section_done(collective::Engine::Done done) {
 }
 
 void AccumulatorPeer::finish(Reduction reduction) {
-  Buffer result = reduction.sections.front();
-  if (reduction.sections.size() > 1) {
-    const MutableBuffer whole = rpc_->context()->pool().allocate(layout_.bytes);
+  MutableBuffer& whole = reduction.whole;
+  if (whole.empty() && reduction.sections.size() > 1) {
+    whole = rpc_->context()->pool().allocate(layout_.bytes);
     for (std::size_t index = 0; index < reduction.sections.size(); ++index) {
       const Buffer& section = reduction.sections[index];
       std::memcpy(whole.data() + layout_.offsets[index], section.data(), section.size());
     }
-    result = whole;
   }
-  reduced(reduction.epoch, reduction.round, std::move(result), reduction.sections.size() > 1);
+  const bool exclusive = !whole.empty();
+  const Buffer result = exclusive ? Buffer(whole) : reduction.sections.front();
+  reduced(reduction.epoch, reduction.round, result, exclusive);
 }
 
 void AccumulatorPeer::reduced(std::uint64_t epoch, std::uint64_t round, Buffer result,

@@ -67,6 +67,11 @@ void OperationRunner::perform(collective::Engine::Send& action) {
   crash_point("slice.sent");
 }
 
+void OperationRunner::perform(collective::Engine::Pass& action) {
+  events_.pass(std::move(action));
+  crash_point("slice.sent");
+}
+
 void OperationRunner::perform(collective::Engine::Sum& action) {
   if (action.task.bytes() > kInlineBytes) {
     const auto submit = [&] { submit_sum(action); };

@@ -41,7 +41,7 @@ class OperationRunner final : public std::enable_shared_from_this<OperationRunne
   void perform(collective::Engine::Send& action);
   void perform(collective::Engine::Sum& action);
   void perform(collective::Engine::Combine& action) { events_.combine(std::move(action)); }
-  void perform(collective::Engine::Pass& action) { events_.pass(std::move(action)); }
+  void perform(collective::Engine::Pass& action);
   void perform(collective::Engine::Abandon& action) { events_.abandon(action); }
   void perform(collective::Engine::Done& action) { events_.done(std::move(action)); }
   void submit_sum(const collective::Engine::Sum& action);

@@ -393,6 +393,42 @@ TEST("names of what comes early are counted, and what is not kept is not answere
   CHECK(answers > 0 && answers < 2000);
 }
 
+// Numbered elsewhere, as the rounds of an accumulator by its leader.
+TEST("operations with numbers pass through shared memory without a message") {
+  Members members(3);
+  members.share_memory();
+  OpSpec spec = floats(5000);
+  spec.contributors = {0, 2};
+  spec.divisor = 2;
+  const auto begin = [&](std::size_t i, std::uint64_t round) {
+    Engine::Options options;
+    options.number = round;
+    options.shared = round;
+    options.output = HeapAllocator().allocate(20000);
+    std::vector<Buffer> inputs;
+    if (i != 1) inputs.push_back(buffer(std::vector<float>(5000, static_cast<float>(round))));
+    if (i == 2) inputs.push_back(buffer(std::vector<float>(5000, 2)));
+    return members.start(i, "round", spec, inputs, options);
+  };
+  for (const std::uint64_t round : {1, 2, 3}) {
+    for (const std::size_t i : {0, 1, 2}) {
+      CHECK_EQ(begin(i, round), OpId{round});
+      if (i < 2) members.settle();
+      if (i < 2) CHECK(members.done(0, round) == nullptr);
+    }
+    if (round == 2) members.cancel(1, round, make_error(ErrorCode::error, "no"));
+    members.settle();
+    for (const std::size_t i : {0, 1, 2}) {
+      const Engine::Done* done = members.done(i, round);
+      CHECK(done != nullptr);
+      CHECK_EQ(static_cast<bool>(done->error), round == 2);
+      if (round == 2) continue;
+      const auto mean = static_cast<float>(round) + 1;
+      CHECK(values_of<float>(done->tensor) == std::vector<float>(5000, mean));
+    }
+  }
+}
+
 TEST("wrong use is refused where it happens") {
   Members members(2);
   const auto one = buffer(std::vector<float>{1});
