@@ -80,28 +80,16 @@ void AccumulatorPeer::register_services() {
   }
   runner_ = OperationRunner::create(
       rpc_, group_->name(), "rounds:" + scope_,
+      {"segments:" + scope_, "rounds", rpc::Service::accumulate},
       {{},
        [this](collective::Engine::Done done) { section_done(std::move(done)); },
        [this](const Error& error) { group_->start_over(error); },
-       [this](collective::Engine::Pass pass) { shared_->start(std::move(pass.operation)); },
-       [this](collective::Engine::Abandon abandon) { shared_->abandon(abandon.s); }});
-  shared_ = SharedCollectives::create(
-      rpc_, group_->name(), "segments:" + scope_, "rounds", rpc::Service::accumulate,
-      {[this](std::uint64_t epoch) { machine_.shared_ready(epoch); },
-       [this](std::uint64_t s) {
-         runner_->engine().passed(s);
-         runner_->carry_out();
-       },
-       [this](std::uint64_t s, const Error& error) {
-         runner_->engine().failed(s, error);
-         runner_->carry_out();
-       },
+       [this](std::uint64_t epoch) { machine_.shared_ready(epoch); },
        [this](const Error& error) { fail_reductions(error); }});
 }
 
 void AccumulatorPeer::unregister_services() {
   if (runner_ != nullptr) runner_->close();
-  if (shared_ != nullptr) shared_->close();
   for (const rpc::Service service : services_) rpc_->router().remove(service, scope_);
 }
 
@@ -410,7 +398,7 @@ void AccumulatorPeer::evicted(Time now) {
 
 void AccumulatorPeer::tick(Time now) {
   const auto act = [&] {
-    shared_->tick(now);
+    runner_->tick(now);
     machine_.tick(now);
   };
   guard(act, [this](const Error& error) { group_->start_over(error); });

@@ -14,7 +14,6 @@
 #include "runtime/group/bucket_layout.h"
 #include "runtime/group/group_peer.h"
 #include "runtime/group/operation_runner.h"
-#include "runtime/shared_memory/shared_collectives.h"
 
 namespace moolink::runtime {
 
@@ -115,7 +114,7 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
   // --- Driven
   void tick(Time now) override;
   Time next_deadline() const override {
-    return std::min(machine_.next_deadline(), shared_->next_deadline());
+    return std::min(machine_.next_deadline(), runner_->next_deadline());
   }
   void describe(Time now, Describe how, std::string& text) const override;
 
@@ -194,7 +193,6 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
   accumulate::Machine machine_;
   std::vector<rpc::Service> services_;  // whose messages arrive here
   std::shared_ptr<OperationRunner> runner_;
-  std::shared_ptr<SharedCollectives> shared_;
   std::map<collective::OpId, std::pair<std::uint64_t, std::size_t>> operations_;
   std::map<std::uint64_t, Reduction> reductions_;  // by the number of their first operation
   std::uint64_t next_reduction_ = 0;

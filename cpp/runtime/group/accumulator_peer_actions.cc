@@ -19,15 +19,12 @@ void AccumulatorPeer::perform(Time, Machine::Send& action) {
 }
 
 void AccumulatorPeer::perform(Time now, Machine::EnterEpoch& action) {
-  const bool one_host = collective::share_a_host(action.host_keys);
-  shared_->leave();
-  const SharedCollectives::Members same{action.epoch, action.instances, action.names,
-                                        one_host && layout_.bytes != 0};
-  runner_->engine().set_members(
-      {action.epoch, std::move(action.instances), std::move(action.names), one_host,
-       std::move(action.host_keys)},
-      {ErrorCode::group_changed, "the group changed", {}, scope_, {}, {}, Ran::maybe});
-  shared_->enter(now, same);
+  // A model without parameters has nothing to share.
+  const bool one_host = layout_.bytes != 0 && collective::share_a_host(action.host_keys);
+  runner_->enter(now,
+                 {action.epoch, std::move(action.instances), std::move(action.names), one_host,
+                  std::move(action.host_keys)},
+                 {ErrorCode::group_changed, "the group changed", {}, scope_, {}, {}, Ran::maybe});
 }
 
 void AccumulatorPeer::perform(Time, Machine::WantState&) { wake(); }
@@ -134,7 +131,7 @@ collective::OpId AccumulatorPeer::start(const Machine::Reduce& action, std::size
 // The members disagree about what passes through shared memory, or this one cannot continue: the
 // rounds of this epoch fail here, and the leader starts a change of epoch.
 void AccumulatorPeer::fail_reductions(const Error& error) {
-  shared_->leave();
+  runner_->leave_segment();
   for (const auto& [key, failed] : std::exchange(reductions_, {})) {
     not_reduced(failed.epoch, failed.round, error);
   }

@@ -70,29 +70,16 @@ void GroupPeer::register_services() {
                      });
   routed_ = true;
   runner_ = OperationRunner::create(
-      rpc_, name_, "group:" + name_,
+      rpc_, name_, "group:" + name_, {"segment:" + name_, "collectives", rpc::Service::collective},
       {[this](collective::Engine::Combine asked) { combine(std::move(asked)); },
        [this](collective::Engine::Done ended) { done(std::move(ended)); },
        [this](const Error& error) { start_over(error); },
-       [this](collective::Engine::Pass pass) { shared_->start(std::move(pass.operation)); },
-       [this](collective::Engine::Abandon abandon) { shared_->abandon(abandon.s); }});
-  shared_ = SharedCollectives::create(
-      rpc_, name_, "segment:" + name_, "collectives", rpc::Service::collective,
-      {[this](std::uint64_t epoch) { runner_->engine().use_shared_memory(epoch); },
-       [this](std::uint64_t s) {
-         runner_->engine().passed(s);
-         runner_->carry_out();
-       },
-       [this](std::uint64_t s, const Error& error) {
-         runner_->engine().failed(s, error);
-         runner_->carry_out();
-       },
+       [this](std::uint64_t epoch) { runner_->engine().use_shared_memory(epoch); },
        [this](const Error& error) { start_over(error); }});
 }
 
 void GroupPeer::unregister_services() {
   if (runner_ != nullptr) runner_->close();
-  if (shared_ != nullptr) shared_->close();
   if (routed_) rpc_->router().remove(rpc::Service::group, name_);
   rpc_->remove(static_cast<PeerObserver&>(*this));
   rpc_->context()->engine().remove(*this);
@@ -113,7 +100,7 @@ bool GroupPeer::has_delivered() const {
   const auto flushed = [this](const group::MemberInfo& member) {
     return rpc_->flushed(member.instance);
   };
-  return closed_ || (shared_->ended_everywhere() && std::ranges::all_of(entered_.members, flushed));
+  return closed_ || (runner_->ended_everywhere() && std::ranges::all_of(entered_.members, flushed));
 }
 
 void GroupPeer::shut() {
@@ -343,7 +330,7 @@ void GroupPeer::ask_demotion(Time now, const Uid& instance) {
 void GroupPeer::tick(Time now) {
   if (starts_over_) rejoin(now);
   member_.tick(now);
-  shared_->tick(now);
+  runner_->tick(now);
   carry_out(now);
   remind(now);
   if (next_ && now >= enter_at_) enter(*next_);
@@ -357,7 +344,7 @@ void GroupPeer::tick(Time now) {
 
 Time GroupPeer::next_deadline() const {
   if (starts_over_) return {};
-  Time deadline = std::min(member_.next_deadline(), shared_->next_deadline());
+  Time deadline = std::min(member_.next_deadline(), runner_->next_deadline());
   if (next_) deadline = std::min(deadline, enter_at_);
   if (waits_since_ != kNever) deadline = std::min(deadline, reminder_.next(waits_since_));
   for (const auto& [op, running] : running_) deadline = std::min(deadline, running.deadline);
@@ -453,7 +440,6 @@ void GroupPeer::enter_in_time(Time now, const group::View& view) {
 // Operations now run among the members of `view`.
 void GroupPeer::enter(group::View view) {
   next_.reset();
-  shared_->leave();  // operations that fail below neither read nor write it
   collective::Engine::Members members;
   members.epoch = view.epoch;
   for (std::size_t rank = 0; rank < view.participants(); ++rank) {
@@ -462,13 +448,9 @@ void GroupPeer::enter(group::View view) {
     members.host_keys.push_back(view.members[rank].host_key);
   }
   members.one_host = collective::share_a_host(members.host_keys);
-  const SharedCollectives::Members same{members.epoch, members.instances, members.names,
-                                        members.one_host};
-  runner_->engine().set_members(std::move(members),
-                                group::group_changed(name_, "an operation", entered_, view));
+  const Error reason = group::group_changed(name_, "an operation", entered_, view);
   entered_ = std::move(view);
-  runner_->carry_out();
-  shared_->enter(io::now(), same);
+  runner_->enter(io::now(), std::move(members), reason);
 }
 
 }  // namespace moolink::runtime

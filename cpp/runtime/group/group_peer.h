@@ -16,7 +16,6 @@
 #include "runtime/group/operation_runner.h"
 #include "runtime/peer/rpc_peer.h"
 #include "runtime/peer/service_router.h"
-#include "runtime/shared_memory/shared_collectives.h"
 
 namespace moolink::runtime {
 
@@ -175,7 +174,6 @@ class GroupPeer final : public Driven, private PeerObserver {
   group::Member member_;
   bool routed_ = false;  // messages of the group arrive here
   std::shared_ptr<OperationRunner> runner_;
-  std::shared_ptr<SharedCollectives> shared_;
   group::View seen_;                 // by the user
   group::View entered_;              // whose members run operations
   std::optional<group::View> next_;  // the view to enter at enter_at_

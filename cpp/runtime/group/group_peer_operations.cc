@@ -176,8 +176,7 @@ std::string GroupPeer::begun_elsewhere() const {
 }
 
 std::vector<std::string> GroupPeer::waiting_for(collective::OpId op) const {
-  if (runner_->engine().in_shared_memory(op)) return shared_->waiting_for();
-  return runner_->engine().waiting_for(op);
+  return runner_->waiting_for(op);
 }
 
 }  // namespace moolink::runtime

@@ -21,7 +21,7 @@ std::shared_ptr<Allocator> pool_of(const std::shared_ptr<Context>& context) {
 
 std::shared_ptr<OperationRunner> OperationRunner::create(std::shared_ptr<RpcPeer> rpc,
                                                          std::string group, std::string scope,
-                                                         Events events) {
+                                                         Segment segment, Events events) {
   std::shared_ptr<OperationRunner> runner(
       new OperationRunner(std::move(rpc), std::move(group), std::move(scope), std::move(events)));
   runner->rpc_->router().add(
@@ -32,7 +32,29 @@ std::shared_ptr<OperationRunner> OperationRunner::create(std::shared_ptr<RpcPeer
         self->engine_.received(from, payload);
         self->carry_out();
       });
+  try {
+    runner->share(std::move(segment));
+  } catch (...) {
+    runner->close();
+    throw;
+  }
   return runner;
+}
+
+// It outlives its segment.
+void OperationRunner::share(Segment segment) {
+  shared_ = SharedCollectives::create(rpc_, group_, std::move(segment.scope),
+                                      std::move(segment.what), segment.service,
+                                      {[this](std::uint64_t epoch) { events_.shares(epoch); },
+                                       [this](std::uint64_t s) {
+                                         engine_.passed(s);
+                                         carry_out();
+                                       },
+                                       [this](std::uint64_t s, const Error& error) {
+                                         engine_.failed(s, error);
+                                         carry_out();
+                                       },
+                                       [this](const Error& error) { events_.disagreed(error); }});
 }
 
 OperationRunner::OperationRunner(std::shared_ptr<RpcPeer> rpc, std::string group, std::string scope,
@@ -47,6 +69,18 @@ void OperationRunner::close() {
   if (std::exchange(closed_, true)) return;
   rpc_->router().remove(rpc::Service::collective, scope_);
   engine_.drop_operations();
+  if (shared_ != nullptr) shared_->close();
+}
+
+void OperationRunner::enter(Time now, collective::Engine::Members members, const Error& reason) {
+  shared_->leave();  // operations that fail below neither read nor write it
+  engine_.set_members(members, reason);
+  carry_out();
+  shared_->enter(now, std::move(members));
+}
+
+std::vector<std::string> OperationRunner::waiting_for(collective::OpId op) const {
+  return engine_.in_shared_memory(op) ? shared_->waiting_for() : engine_.waiting_for(op);
 }
 
 void OperationRunner::carry_out() {
@@ -68,7 +102,7 @@ void OperationRunner::perform(collective::Engine::Send& action) {
 }
 
 void OperationRunner::perform(collective::Engine::Pass& action) {
-  events_.pass(std::move(action));
+  shared_->start(std::move(action.operation));
   crash_point("slice.sent");
 }
 

@@ -1,35 +1,52 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "collective/engine.h"
 #include "runtime/engine/action_pump.h"
 #include "runtime/peer/rpc_peer.h"
+#include "runtime/shared_memory/shared_collectives.h"
 
 namespace moolink::runtime {
 
-// Carries out a collective engine's messages and arithmetic. All calls, in both directions, are
-// made with the engine's lock held.
+// Carries out a collective engine's messages, its arithmetic, and what passes through the segment
+// of its members' host. All calls, in both directions, are made with the engine's lock held.
 class OperationRunner final : public std::enable_shared_from_this<OperationRunner> {
  public:
   struct Events {
     std::function<void(collective::Engine::Combine)> combine;  // may be empty
     std::function<void(collective::Engine::Done)> done;
     std::function<void(const Error&)> broken;  // from Engine::take_failure()
-    // May be empty if no output is ever given.
-    std::function<void(collective::Engine::Pass)> pass = {};
-    std::function<void(collective::Engine::Abandon)> abandon = {};
+    // All members of the epoch can use the segment.
+    std::function<void(std::uint64_t epoch)> shares;
+    // None can use it any more: the members disagree, or this one cannot continue.
+    std::function<void(const Error&)> disagreed;
+  };
+  struct Segment {
+    std::string scope;
+    std::string what;      // for warnings, a plural
+    rpc::Service service;  // carries the messages about it
   };
 
   // The scope distinguishes this engine's messages from those of others on the same peer; all are
   // of the group.
   static std::shared_ptr<OperationRunner> create(std::shared_ptr<RpcPeer> rpc, std::string group,
-                                                 std::string scope, Events events);
+                                                 std::string scope, Segment segment, Events events);
 
   collective::Engine& engine() { return engine_; }
+  // See Engine::set_members(). Gives up the segment of the epoch before, for all its ranks.
+  void enter(Time now, collective::Engine::Members members, const Error& reason);
+  void leave_segment() { shared_->leave(); }
+  void tick(Time now) { shared_->tick(now); }
+  Time next_deadline() const { return shared_->next_deadline(); }
+  // Operations that have ended here need nothing more of this member's part of the segment.
+  bool ended_everywhere() const { return shared_->ended_everywhere(); }
+  std::vector<std::string> waiting_for(collective::OpId op) const;
   // Carries out the engine's actions; call it after every event.
   void carry_out();
   // No event is reported from now on.
@@ -42,8 +59,9 @@ class OperationRunner final : public std::enable_shared_from_this<OperationRunne
   void perform(collective::Engine::Sum& action);
   void perform(collective::Engine::Combine& action) { events_.combine(std::move(action)); }
   void perform(collective::Engine::Pass& action);
-  void perform(collective::Engine::Abandon& action) { events_.abandon(action); }
+  void perform(collective::Engine::Abandon& action) { shared_->abandon(action.s); }
   void perform(collective::Engine::Done& action) { events_.done(std::move(action)); }
+  void share(Segment segment);
   void submit_sum(const collective::Engine::Sum& action);
   void no_thread(const Error& error);
   void end(const collective::Engine::Send& action, const Error& error);
@@ -58,6 +76,7 @@ class OperationRunner final : public std::enable_shared_from_this<OperationRunne
   const std::string scope_;
   Events events_;
   collective::Engine engine_;
+  std::shared_ptr<SharedCollectives> shared_;
   ActionPump pump_;
   bool lacks_thread_ = false;  // and that was reported
   bool closed_ = false;

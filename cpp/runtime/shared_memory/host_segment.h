@@ -12,6 +12,7 @@
 #include "base/descriptor.h"
 #include "base/time.h"
 #include "base/uid.h"
+#include "collective/engine.h"
 #include "io/doorbell.h"
 #include "io/loop.h"
 #include "memory/segment.h"
@@ -28,12 +29,7 @@ namespace moolink::runtime {
 // directions, are made with the engine's lock held.
 class HostSegment final : public Forkable, public std::enable_shared_from_this<HostSegment> {
  public:
-  struct Members {
-    std::uint64_t epoch = 0;  // 0: none
-    std::vector<Uid> instances;
-    std::vector<std::string> names;
-    bool one_host = false;
-  };
+  using Members = collective::Engine::Members;
   struct Use {
     std::string what;      // names the segment in warnings: a plural
     rpc::Service service;  // carries its messages, under the scope
