@@ -32,6 +32,7 @@ std::uint64_t PipelineOperation::fingerprint() const {
   add(static_cast<std::uint64_t>(passage.kind));
   add(passage.root);
   add(passage.count);
+  add(passage.whole ? 1 : 0);
   add(static_cast<std::uint64_t>(dtype));
   add(static_cast<std::uint64_t>(op));
   add(std::bit_cast<std::uint64_t>(divisor));
@@ -59,9 +60,15 @@ void check(const PipelineOperation& operation, std::uint32_t ranks, std::uint32_
   if (operation.contributes(rank) == (given == 0) || (given > 1 && !reduced)) {
     refuse(std::to_string(given) + " inputs of rank " + std::to_string(rank));
   }
-  if (operation.lent.segment != 0 && (passage.kind != Kind::all_reduce || given != 1 ||
-                                      operation.inputs.front().data() != operation.output.data())) {
-    refuse("only the memory of an allreduce in place can be lent");
+  const bool in_place = given == 1 && operation.inputs.front().data() == operation.output.data();
+  if (passage.whole &&
+      (passage.kind != Kind::all_reduce || (in_place && !operation.output.empty()))) {
+    refuse("only an allreduce that is not in place can be whole");
+  }
+  const bool can_lend =
+      passage.kind == Kind::all_reduce && given == 1 && (in_place || passage.whole);
+  if (operation.lent.segment != 0 && !can_lend) {
+    refuse("only the memory of an allreduce in place, or of a whole one, can be lent");
   }
   const bool fits = std::ranges::all_of(operation.inputs, [&](const Buffer& input) {
     return input.size() == input_bytes(passage, rank);

@@ -30,8 +30,9 @@ struct PipelineOperation {
   // have several, which are combined here first.
   std::vector<Buffer> inputs = {};
   MutableBuffer output = {};  // output_bytes(); may be the input's for all_reduce and broadcast
-  LentPlace lent = {};        // all_reduce in place only: the others read this memory where it is
-  bool abandoned = false;     // abandoned before it began: without memory
+  // Of an all_reduce in place, or whole: the others read the only input where it is.
+  LentPlace lent = {};
+  bool abandoned = false;  // abandoned before it began: without memory
 
   bool contributes(std::uint32_t rank) const;
   // What ranks must agree on, in one word.

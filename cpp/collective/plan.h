@@ -62,6 +62,9 @@ struct Passage {
   std::uint32_t ranks = 1;
   std::uint64_t item_size = 1;
   std::uint64_t count = 0;
+  // An all_reduce, not in place, in which every rank reduces all of it for itself, through windows
+  // or lent memory: for two ranks that is no more work, and a wait less.
+  bool whole = false;
 
   bool operator==(const Passage&) const = default;
 };

@@ -258,7 +258,7 @@ SharedPipeline::Need SharedPipeline::need(Stage stage) {
       if (reduces(running_at(chunk)->operation.passage.kind)) return {kPut, chunk};
       break;
     case kTake:
-      if (mutant("take_too_early")) break;
+      if (mutant("take_too_early") || running_at(chunk)->operation.passage.whole) break;
       return {kReduce, chunk};
   }
   return {stage, 0};
@@ -339,7 +339,7 @@ bool SharedPipeline::reduce_part(const Running& running, const Cursor& cursor) {
   const std::byte* share = own;
   if (operation.inputs.size() == 1) {
     share = operation.inputs.front().data() + slice.user;
-  } else if (!operation.inputs.empty()) {
+  } else if (!operation.inputs.empty() && !operation.passage.whole) {  // else it is there
     combine_own(operation, slice, own);
   }
   SumTask task{operation.dtype, operation.op, operation.divisor, {}, {}};

@@ -16,6 +16,7 @@ REACHED = {
     "ended by one that woke",
     "gather",
     "lent",
+    "lent, whole",
     "of several chunks",
     "of some ranks",
     "reduce_scatter",

@@ -299,7 +299,7 @@ void AccumulatorPeer::set_parallel_gradients(std::uint32_t rounds) {
 MutableBuffer AccumulatorPeer::bucket() {
   if (bucket_.empty()) {
     const Engine::Lock lock = lock_open();
-    bucket_ = rpc_->context()->pool().allocate(layout_.bytes);
+    bucket_ = runner_->input(layout_.bytes);
   }
   return bucket_;
 }

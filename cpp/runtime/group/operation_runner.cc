@@ -79,6 +79,13 @@ void OperationRunner::enter(Time now, collective::Engine::Members members, const
   shared_->enter(now, std::move(members));
 }
 
+// Only two members read it in place.
+MutableBuffer OperationRunner::input(std::size_t bytes) {
+  Context& context = *rpc_->context();
+  if (shared_->ranks() != 2) return context.pool().allocate(bytes);
+  return context.lending().allocate(bytes);
+}
+
 std::vector<std::string> OperationRunner::waiting_for(collective::OpId op) const {
   return engine_.in_shared_memory(op) ? shared_->waiting_for() : engine_.waiting_for(op);
 }

@@ -42,6 +42,9 @@ class OperationRunner final : public std::enable_shared_from_this<OperationRunne
   // See Engine::set_members(). Gives up the segment of the epoch before, for all its ranks.
   void enter(Time now, collective::Engine::Members members, const Error& reason);
   void leave_segment() { shared_->leave(); }
+  // Memory for an input of an operation with Options::shared, which others read in place if they
+  // can.
+  MutableBuffer input(std::size_t bytes);
   void tick(Time now) { shared_->tick(now); }
   Time next_deadline() const { return shared_->next_deadline(); }
   // Operations that have ended here need nothing more of this member's part of the segment.

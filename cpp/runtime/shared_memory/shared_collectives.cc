@@ -21,6 +21,12 @@ collective::PipelineLayout layout_of(const HostSegment::Members& members) {
           kWindowBytes};
 }
 
+bool may_be_lent(const collective::PipelineOperation& operation) {
+  return !operation.abandoned && operation.passage.kind == collective::Kind::all_reduce &&
+         operation.inputs.size() == 1 && operation.output.size() >= kLeastLentBytes &&
+         (operation.passage.whole || operation.inputs.front().data() == operation.output.data());
+}
+
 }  // namespace
 
 std::shared_ptr<SharedCollectives> SharedCollectives::create(std::shared_ptr<RpcPeer> rpc,
@@ -87,10 +93,8 @@ void SharedCollectives::start(collective::PipelineOperation operation) {
   if (outdated_) return;
   try {
     if (!pipeline_) throw Exception(ErrorCode::error, "this member has no shared memory for it");
-    if (!operation.abandoned && operation.passage.kind == collective::Kind::all_reduce &&
-        operation.inputs.size() == 1 && operation.output.size() >= kLeastLentBytes &&
-        operation.inputs.front().data() == operation.output.data()) {
-      operation.lent = loans_->place(operation.output.data(), operation.output.size());
+    if (may_be_lent(operation)) {
+      operation.lent = loans_->place(operation.inputs.front().data(), operation.output.size());
     }
     pipeline_->start(std::move(operation));
     rpc_->context()->engine().loop().wake();

@@ -46,6 +46,8 @@ class SharedCollectives final : public io::Pollable,
     loans_->take_back_freed();
   }
   Time next_deadline() const { return segment_->next_deadline(); }
+  // Ranks of the segment; 0: there is none.
+  std::uint32_t ranks() const { return pipeline_ ? pipeline_->layout().ranks : 0; }
   // Operations that have ended here have ended at the others too.
   bool ended_everywhere() const { return !pipeline_ || pipeline_->taken_by_all(); }
   // Names of the members that the operation under way waits for.

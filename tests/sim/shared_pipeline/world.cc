@@ -66,6 +66,7 @@ void SharedPipelineWorld::make_operations() {
     operation.divisor = random_.chance(1, 2) ? 1 : 3;
     Operation made{operation, false, std::vector<std::uint64_t>(layout_.ranks, 1)};
     // As the rounds of an accumulator.
+    made.specification.passage.whole = kind == Kind::all_reduce && random_.chance(1, 3);
     if (collective::reduces(kind) && random_.chance(1, 2)) {
       auto& contributors = made.specification.contributors;
       for (std::uint32_t rank = 0; rank < layout_.ranks; ++rank) {
@@ -120,16 +121,16 @@ bool SharedPipelineWorld::start_next(std::uint32_t index) {
   PipelineOperation operation = operations_[rank.started].specification;
   const std::uint64_t s = operation.s;
   const Passage& passage = operation.passage;
+  MutableBuffer own;  // the last input
   for (std::uint64_t number = 0; number < inputs_of(index, s); ++number) {
-    operation.inputs.push_back(buffer_of(input(index, operation, number)));
+    own = buffer_of(input(index, operation, number));
+    operation.inputs.push_back(own);
   }
+  const bool single = passage.kind == Kind::all_reduce && operation.inputs.size() == 1;
   if (operation.inputs.size() > 1) ++coverage["several inputs"];
-  const bool in_place =
-      passage.kind == Kind::all_reduce && operation.inputs.size() == 1 && random_.chance(1, 3);
-  MutableBuffer output = in_place
-                             ? buffer_of(input(index, operation, 0))
-                             : HeapAllocator().allocate(collective::output_bytes(passage, index));
-  if (in_place) operation.inputs = {output};
+  const bool in_place = single && !passage.whole && random_.chance(1, 3);
+  const MutableBuffer output =
+      in_place ? own : HeapAllocator().allocate(collective::output_bytes(passage, index));
   if (gives_up_ && random_.chance(1, 20)) {  // cancelled before it heard that it goes
     operation.abandoned = true;
     operation.inputs.clear();
@@ -137,10 +138,12 @@ bool SharedPipelineWorld::start_next(std::uint32_t index) {
     rank.given_up.push_back(s);
   }
   operation.output = operation.abandoned ? MutableBuffer() : output;
-  if (in_place && random_.chance(1, 2)) {
+  const bool lends = single && (in_place || passage.whole) && random_.chance(1, 2);
+  if (lends) {
     operation.lent = {s, 0};
-    ++coverage["lent"];
+    ++coverage[passage.whole ? "lent, whole" : "lent"];
   }
+  rank.lent.push_back(lends ? own : MutableBuffer());
   rank.outputs.push_back(output);
   rank.pipeline->start(std::move(operation));
   rank.started = s;
@@ -186,15 +189,16 @@ void SharedPipelineWorld::take_ended(std::uint32_t index, bool woken) {
 // What a rank lends of operation s: each has a segment of its own.
 std::span<const std::byte> SharedPipelineWorld::lent(std::uint32_t rank,
                                                      std::uint64_t number) const {
-  const auto& outputs = ranks_[rank].outputs;
-  require(number >= 1 && number <= outputs.size(), "a segment that was never lent");
-  return outputs[number - 1].span();
+  const auto& memory = ranks_[rank].lent;
+  require(number >= 1 && number <= memory.size(), "a segment that was never lent");
+  return memory[number - 1].span();
 }
 
 // The memory is the user's again: whoever still reads it reads rubbish.
 void SharedPipelineWorld::spoil(std::uint32_t index, std::uint64_t s) {
-  const MutableBuffer& output = ranks_[index].outputs[s - 1];
-  if (!output.empty()) std::memset(output.data(), 0xff, output.size());
+  for (const auto* memory : {&ranks_[index].outputs[s - 1], &ranks_[index].lent[s - 1]}) {
+    if (!memory->empty()) std::memset(memory->data(), 0xff, memory->size());
+  }
 }
 
 void SharedPipelineWorld::abandon_one(std::uint32_t index) {

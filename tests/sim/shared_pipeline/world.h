@@ -31,6 +31,7 @@ class SharedPipelineWorld : public SleepersWorld {
     std::uint64_t started = 0;
     std::uint64_t ended = 0;
     std::vector<MutableBuffer> outputs;   // of each operation
+    std::vector<MutableBuffer> lent;      // of each: its memory, if others may read that
     std::vector<std::uint64_t> given_up;  // by this rank
   };
 
