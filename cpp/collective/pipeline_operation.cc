@@ -25,6 +25,10 @@ bool PipelineOperation::contributes(std::uint32_t rank) const {
   return contributors.empty() || std::ranges::binary_search(contributors, rank);
 }
 
+bool PipelineOperation::in_place() const {
+  return inputs.size() == 1 && !output.empty() && inputs.front().data() == output.data();
+}
+
 // FNV-1a over words.
 std::uint64_t PipelineOperation::fingerprint() const {
   std::uint64_t hash = 0xcbf29ce484222325ULL;
@@ -60,15 +64,11 @@ void check(const PipelineOperation& operation, std::uint32_t ranks, std::uint32_
   if (operation.contributes(rank) == (given == 0) || (given > 1 && !reduced)) {
     refuse(std::to_string(given) + " inputs of rank " + std::to_string(rank));
   }
-  const bool in_place = given == 1 && operation.inputs.front().data() == operation.output.data();
-  if (passage.whole &&
-      (passage.kind != Kind::all_reduce || (in_place && !operation.output.empty()))) {
+  if (passage.whole && (passage.kind != Kind::all_reduce || operation.in_place())) {
     refuse("only an allreduce that is not in place can be whole");
   }
-  const bool can_lend =
-      passage.kind == Kind::all_reduce && given == 1 && (in_place || passage.whole);
-  if (operation.lent.segment != 0 && !can_lend) {
-    refuse("only the memory of an allreduce in place, or of a whole one, can be lent");
+  if (operation.lent.segment != 0 && (passage.kind != Kind::all_reduce || given != 1)) {
+    refuse("only the input of an allreduce can be lent");
   }
   const bool fits = std::ranges::all_of(operation.inputs, [&](const Buffer& input) {
     return input.size() == input_bytes(passage, rank);

@@ -30,11 +30,13 @@ struct PipelineOperation {
   // have several, which are combined here first.
   std::vector<Buffer> inputs = {};
   MutableBuffer output = {};  // output_bytes(); may be the input's for all_reduce and broadcast
-  // Of an all_reduce in place, or whole: the others read the only input where it is.
+  // Of an all_reduce: the others read the only input where it is, and in place the output too.
   LentPlace lent = {};
   bool abandoned = false;  // abandoned before it began: without memory
 
   bool contributes(std::uint32_t rank) const;
+  // The output is the only input's memory.
+  bool in_place() const;
   // What ranks must agree on, in one word.
   std::uint64_t fingerprint() const;
 };

@@ -30,6 +30,8 @@ struct Header {
 static_assert(sizeof(Header) <= kLine);
 
 constexpr std::uint64_t kStatusBytes = 32;
+// In the offset of lent memory: the output is elsewhere.
+constexpr std::uint64_t kInputOnly = std::uint64_t{1} << 63;
 
 std::uint64_t words_at(std::uint32_t rank) { return kLine * (1 + std::uint64_t{rank}); }
 
@@ -128,14 +130,16 @@ std::byte* SharedPipeline::window(std::uint32_t rank, std::uint64_t chunk) const
 }
 
 // Where the rank of a move has its data: in its window, or in its lent memory.
-const std::byte* SharedPipeline::part_of(const Running& running, std::uint64_t chunk,
+const std::byte* SharedPipeline::part_of(Stage stage, const Running& running, std::uint64_t chunk,
                                          const Move& move) const {
   const PipelineOperation& operation = running.operation;
   const Status& said = status(move.rank, operation.s);
   const std::uint64_t segment = said.segment.load(std::memory_order_relaxed);
-  if (segment != 0 && lent_ && operation.passage.kind == Kind::all_reduce) {
+  const std::uint64_t place = said.offset.load(std::memory_order_relaxed);
+  const bool is_there = stage == kReduce || (place & kInputOnly) == 0 || mutant("take_the_input");
+  if (segment != 0 && is_there && lent_ && operation.passage.kind == Kind::all_reduce) {
     const std::span<const std::byte> memory = lent_(move.rank, segment);
-    const std::uint64_t offset = said.offset.load(std::memory_order_relaxed);
+    const std::uint64_t offset = place & ~kInputOnly;
     const std::uint64_t size = input_bytes(operation.passage, move.rank);
     if (offset <= memory.size() && size <= memory.size() - offset) {
       return memory.data() + offset + move.user;
@@ -245,31 +249,43 @@ std::uint64_t SharedPipeline::least(Stage word) const {
   return least;
 }
 
-// The word of all ranks on which a stage waits, and its required value; 0: none.
-SharedPipeline::Need SharedPipeline::need(Stage stage) {
+SharedPipeline::Needs SharedPipeline::needs(Stage stage) {
   const std::uint64_t chunk = cursors_[stage].next;
+  const PipelineOperation& operation = running_at(chunk)->operation;
+  // The window's chunk before has been taken.
+  const Need window{kTake, chunk > layout_.depth ? chunk - layout_.depth : 0};
+  Needs needs{};
   switch (stage) {
     case kPut:
-      if (mutant("put_into_unread_windows") || chunk <= layout_.depth) break;
-      return {kTake, chunk - layout_.depth};
+      if (!mutant("put_into_unread_windows")) needs[0] = window;
+      break;
     case kReduce:
-      if (mutant("reduce_without_parts")) break;
       // Without a reduction, the window is ready as soon as it is filled.
-      if (reduces(running_at(chunk)->operation.passage.kind)) return {kPut, chunk};
+      if (reduces(operation.passage.kind) && !mutant("reduce_without_parts")) {
+        needs[0] = {kPut, chunk};
+      }
+      // Nothing was put into the window, but the result will be.
+      if (operation.lent.segment != 0 && !operation.in_place() &&
+          !mutant("reduce_into_unread_windows")) {
+        needs[1] = window;
+      }
       break;
     case kTake:
-      if (mutant("take_too_early") || running_at(chunk)->operation.passage.whole) break;
-      return {kReduce, chunk};
+      if (!operation.passage.whole && !mutant("take_too_early")) needs[0] = {kReduce, chunk};
+      break;
   }
-  return {stage, 0};
+  return needs;
+}
+
+bool SharedPipeline::is_met(const Need& need) const {
+  return need.chunk == 0 || least(need.word) >= need.chunk;
 }
 
 bool SharedPipeline::is_ready(Stage stage) {
   const std::uint64_t chunk = cursors_[stage].next;
   if (chunk > last_chunk_) return false;
   if (stage != kPut && cursors_[stage - 1].next <= chunk) return false;
-  const Need what = need(stage);
-  return what.chunk == 0 || least(what.word) >= what.chunk;
+  return std::ranges::all_of(needs(stage), [this](const Need& need) { return is_met(need); });
 }
 
 void SharedPipeline::advance(Stage stage) {
@@ -347,14 +363,14 @@ bool SharedPipeline::reduce_part(const Running& running, const Cursor& cursor) {
   for (std::uint32_t rank = 0; rank < layout_.ranks; ++rank) {
     if (!operation.contributes(rank) && !mutant("add_everybody")) continue;
     const Move place{rank, slice.window, slice.user, slice.bytes};
-    const std::byte* part = rank == rank_ ? share : part_of(running, cursor.next, place);
+    const std::byte* part = rank == rank_ ? share : part_of(kReduce, running, cursor.next, place);
     task.inputs.emplace_back(std::shared_ptr<const void>(), part, slice.bytes);
   }
   if (mutant("reduce_in_another_order") && rank_ % 2 == 1) {
     std::reverse(task.inputs.begin(), task.inputs.end());
   }
   const MutableBuffer output = operation.output.slice(cursor.plan.placed, slice.bytes);
-  if (!cursor.plan.passed_on || running.is_lent()) {
+  if (!cursor.plan.passed_on || (running.is_lent() && operation.in_place())) {
     task.output = output;
     run(task);
     return true;
@@ -377,8 +393,8 @@ bool SharedPipeline::take_part(const Running& running, const Cursor& cursor) {
   const PipelineOperation& operation = running.operation;
   if (cursor.part < plan.takes.size()) {
     const Move& move = plan.takes[cursor.part];
-    to_user(operation, operation.output.data() + move.user, part_of(running, cursor.next, move),
-            move.bytes);
+    to_user(operation, operation.output.data() + move.user,
+            part_of(kTake, running, cursor.next, move), move.bytes);
     return true;
   }
   if (cursor.part == plan.takes.size() + plan.own.size()) return false;
@@ -414,7 +430,8 @@ void SharedPipeline::publish_status(const Running& running) {
     mine.fingerprint.store(operation.fingerprint(), std::memory_order_relaxed);
   }
   if (cursors_[kPut].next == running.first && !mutant("lend_in_silence")) {
-    mine.offset.store(operation.lent.offset, std::memory_order_relaxed);
+    const std::uint64_t place = operation.in_place() ? 0 : kInputOnly;
+    mine.offset.store(operation.lent.offset | place, std::memory_order_relaxed);
     mine.segment.store(operation.abandoned ? 0 : operation.lent.segment, std::memory_order_relaxed);
   }
   if (operation.abandoned && !mutant("abandon_in_silence")) {
@@ -422,11 +439,14 @@ void SharedPipeline::publish_status(const Running& running) {
   }
 }
 
-// Lent memory is the user's again when no rank reads it any more.
+// Lent memory is the user's again when no rank reads it any more: an input, when all have reduced,
+// for which the last take has waited.
 bool SharedPipeline::may_end() const {
   if (running_.empty() || !running_.front().taken) return false;
   const Running& first = running_.front();
-  return !first.is_lent() || mutant("end_while_others_read") || least(kTake) >= first.last();
+  const bool is_read =
+      first.is_lent() && (first.operation.in_place() || first.operation.passage.whole);
+  return !is_read || mutant("end_while_others_read") || least(kTake) >= first.last();
 }
 
 void SharedPipeline::end() {
@@ -469,18 +489,19 @@ std::vector<std::uint32_t> SharedPipeline::take_wakeups() { return std::exchange
 bool SharedPipeline::announce_sleep() {
   if (running_.empty()) return false;
   std::array<std::uint64_t, 3> wanted{};
+  const auto want = [&wanted](const Need& need) {  // the earliest event wakes
+    std::uint64_t& chunk = wanted[need.word];
+    chunk = chunk == 0 ? need.chunk : std::min(chunk, need.chunk);
+  };
   for (const Stage stage : {kPut, kReduce, kTake}) {
     const std::uint64_t chunk = cursors_[stage].next;
     // A stage that waits for the one before it wakes with that one.
     if (chunk > last_chunk_ || (stage != kPut && cursors_[stage - 1].next <= chunk)) continue;
-    const Need what = need(stage);
-    wanted[what.word] = what.chunk;
+    for (const Need& need : needs(stage)) {
+      if (!is_met(need)) want(need);
+    }
   }
-  // The earliest event wakes.
-  if (running_.front().taken) {
-    std::uint64_t& took = wanted[kTake];
-    took = took == 0 ? running_.front().last() : std::min(took, running_.front().last());
-  }
+  if (running_.front().taken) want({kTake, running_.front().last()});
   Words& mine = words(rank_);
   for (std::size_t word = 0; word < wanted.size(); ++word) {
     mine.wanted[word].store(wanted[word], std::memory_order_relaxed);

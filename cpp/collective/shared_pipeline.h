@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -18,7 +19,7 @@ namespace moolink::collective {
 
 // Collectives of any size among the ranks of one host, in chunks that pass through small windows of
 // a shared segment, so that the data stays in the cache. Inputs and outputs are the callers' own
-// memory; if the other ranks can read it, an allreduce in place uses no window.
+// memory; if the other ranks can read it, an allreduce's input needs no window.
 // docs/design/protocol/shared_memory.md has the words, stages and invariants.
 
 // The same on every rank of a segment.
@@ -120,14 +121,17 @@ class SharedPipeline {
     Stage word = kPut;
     std::uint64_t chunk = 0;
   };
+  using Needs = std::array<Need, 2>;
 
   Words& words(std::uint32_t rank) const;
   Status& status(std::uint32_t rank, std::uint64_t s) const;
   std::byte* window(std::uint32_t rank, std::uint64_t chunk) const;
-  const std::byte* part_of(const Running& running, std::uint64_t chunk, const Move& move) const;
+  const std::byte* part_of(Stage stage, const Running& running, std::uint64_t chunk,
+                           const Move& move) const;
   Running* running_at(std::uint64_t chunk);
   std::uint64_t least(Stage word) const;
-  Need need(Stage stage);
+  Needs needs(Stage stage);
+  bool is_met(const Need& need) const;
   bool is_ready(Stage stage);
   void advance(Stage stage);
   void check_agreement(const Running& running) const;

@@ -23,8 +23,7 @@ collective::PipelineLayout layout_of(const HostSegment::Members& members) {
 
 bool may_be_lent(const collective::PipelineOperation& operation) {
   return !operation.abandoned && operation.passage.kind == collective::Kind::all_reduce &&
-         operation.inputs.size() == 1 && operation.output.size() >= kLeastLentBytes &&
-         (operation.passage.whole || operation.inputs.front().data() == operation.output.data());
+         operation.inputs.size() == 1 && operation.output.size() >= kLeastLentBytes;
 }
 
 }  // namespace

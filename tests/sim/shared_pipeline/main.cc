@@ -17,9 +17,11 @@ int main(int argc, char** argv) {
       "publish_before_copying",     // raises a word before what it tells of is there
       "put_into_unread_windows",    // does not wait until the chunk before was taken
       "reduce_in_another_order",    // on some ranks
+      "reduce_into_unread_windows",  // does not wait until the chunk before was taken
       "reduce_without_parts",       // does not wait for what the others put
       "ring_too_late",              // only when the others are a chunk further
       "sleep_without_a_look",       // announces sleep and does not look once more
+      "take_the_input",             // of lent memory that has no output
       "take_too_early",             // does not wait until the others have reduced
       "tell_of_what_was_given_up",  // though the others are in the next epoch
   };

@@ -138,10 +138,10 @@ bool SharedPipelineWorld::start_next(std::uint32_t index) {
     rank.given_up.push_back(s);
   }
   operation.output = operation.abandoned ? MutableBuffer() : output;
-  const bool lends = single && (in_place || passage.whole) && random_.chance(1, 2);
+  const bool lends = single && random_.chance(1, 2);
   if (lends) {
     operation.lent = {s, 0};
-    ++coverage[passage.whole ? "lent, whole" : "lent"];
+    ++coverage[passage.whole ? "lent, whole" : in_place ? "lent, in place" : "lent, the input"];
   }
   rank.lent.push_back(lends ? own : MutableBuffer());
   rank.outputs.push_back(output);
