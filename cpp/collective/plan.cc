@@ -7,12 +7,11 @@
 namespace moolink::collective {
 namespace {
 
-constexpr std::uint64_t kLine = 64;
 constexpr std::uint64_t kFewChunks = 4;
 constexpr std::uint64_t kShortestChunk = std::uint64_t{64} << 10;
 
 std::uint64_t line_of(std::uint64_t item_size) {  // elements
-  return std::max<std::uint64_t>(1, kLine / item_size);
+  return std::max<std::uint64_t>(1, kCacheLine / item_size);
 }
 
 std::vector<Range> cut(std::uint64_t count, std::uint64_t each, std::size_t owners) {

@@ -7,6 +7,8 @@
 
 namespace moolink::collective {
 
+inline constexpr std::uint64_t kCacheLine = 64;
+
 // Elements [begin, end) of a tensor.
 struct Range {
   std::uint64_t begin = 0;

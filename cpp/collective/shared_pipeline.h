@@ -1,18 +1,17 @@
 #pragma once
 
 #include <array>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
 
 #include "base/buffer.h"
 #include "collective/pipeline_operation.h"
+#include "collective/pipeline_segment.h"
 #include "collective/plan.h"
 
 namespace moolink::collective {
@@ -21,19 +20,6 @@ namespace moolink::collective {
 // a shared segment, so that the data stays in the cache. Inputs and outputs are the callers' own
 // memory; if the other ranks can read it, an allreduce's input needs no window.
 // docs/design/protocol/shared_memory.md has the words, stages and invariants.
-
-// The same on every rank of a segment.
-struct PipelineLayout {
-  std::uint64_t epoch = 0;
-  std::uint32_t ranks = 0;
-  std::uint32_t depth = 0;         // windows of each rank, and so the most chunks under way
-  std::uint64_t window_bytes = 0;  // a multiple of the cache line
-
-  bool operator==(const PipelineLayout&) const = default;
-};
-
-inline constexpr std::uint32_t kMaxPipelineRanks = 1024;
-inline constexpr std::uint32_t kMaxPipelineDepth = 64;
 
 // What this rank can read of a segment lent by another rank; empty: nothing.
 using LentMemory =
@@ -46,14 +32,8 @@ class SharedPipeline {
     bool abandoned = false;  // some rank abandoned it: the output is meaningless
   };
 
-  // Bytes of a segment; throws Exception{invalid_argument} if the layout is beyond the limits.
-  static std::uint64_t segment_bytes(const PipelineLayout& layout);
-  // Writes the header of a new segment, which is all zero.
-  static void initialise(std::span<std::byte> segment, const PipelineLayout& layout);
-
-  // `owner` keeps the segment mapped. Throws Exception{wire} if the segment has another layout.
-  SharedPipeline(std::shared_ptr<void> owner, std::span<std::byte> segment,
-                 const PipelineLayout& layout, std::uint32_t rank, LentMemory lent = {});
+  // Throws Exception{invalid_argument} if the segment has no such rank.
+  SharedPipeline(PipelineSegment segment, std::uint32_t rank, LentMemory lent = {});
 
   // Throws Exception{invalid_argument} for an invalid operation. Keeps references to the memory
   // until Ended.
@@ -85,19 +65,15 @@ class SharedPipeline {
 
   bool idle() const { return running_.empty(); }
   // No rank needs anything more from this one for the operations started here.
-  bool taken_by_all() const { return least(kTake) >= last_chunk_; }
+  bool taken_by_all() const { return segment_.least(kTake) >= last_chunk_; }
   // Something was stored, and step() has not looked for ranks to wake yet.
   bool must_look() const { return must_look_; }
   // Ranks for which the operation under way waits.
   std::vector<std::uint32_t> waiting_for() const;
-  const PipelineLayout& layout() const { return layout_; }
+  const PipelineLayout& layout() const { return segment_.layout(); }
   std::uint32_t rank() const { return rank_; }
 
  private:
-  struct Words;
-  struct Status;
-  enum Stage : std::size_t { kPut, kReduce, kTake };  // also the order of the words
-
   struct Running {
     PipelineOperation operation;
     std::uint64_t first = 0;  // the number of its first chunk
@@ -123,13 +99,9 @@ class SharedPipeline {
   };
   using Needs = std::array<Need, 2>;
 
-  Words& words(std::uint32_t rank) const;
-  Status& status(std::uint32_t rank, std::uint64_t s) const;
-  std::byte* window(std::uint32_t rank, std::uint64_t chunk) const;
   const std::byte* part_of(Stage stage, const Running& running, std::uint64_t chunk,
                            const Move& move) const;
   Running* running_at(std::uint64_t chunk);
-  std::uint64_t least(Stage word) const;
   Needs needs(Stage stage);
   bool is_met(const Need& need) const;
   bool is_ready(Stage stage);
@@ -145,12 +117,9 @@ class SharedPipeline {
   void publish_status(const Running& running);
   bool may_end() const;
   void end();
-  bool was_given_up(std::uint64_t s) const;
   void look_for_sleepers();
 
-  std::shared_ptr<void> owner_;
-  std::byte* segment_;
-  const PipelineLayout layout_;
+  const PipelineSegment segment_;
   const std::uint32_t rank_;
   const LentMemory lent_;
   std::uint64_t started_ = 0;     // operations

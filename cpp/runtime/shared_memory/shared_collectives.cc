@@ -37,10 +37,10 @@ std::shared_ptr<SharedCollectives> SharedCollectives::create(std::shared_ptr<Rpc
   use.what = std::move(what);
   use.service = service;
   use.bytes = [](const HostSegment::Members& members) {
-    return collective::SharedPipeline::segment_bytes(layout_of(members));
+    return collective::PipelineSegment::bytes_of(layout_of(members));
   };
   use.initialise = [](std::span<std::byte> memory, const HostSegment::Members& members) {
-    collective::SharedPipeline::initialise(memory, layout_of(members));
+    collective::PipelineSegment::initialise(memory, layout_of(members));
   };
   const std::weak_ptr weak(made);
   use.attached = [weak] {
@@ -64,7 +64,8 @@ std::shared_ptr<SharedCollectives> SharedCollectives::create(std::shared_ptr<Rpc
 void SharedCollectives::attach() {
   loans_->enter(segment_->members(), segment_->rank());
   pipeline_ = std::make_unique<collective::SharedPipeline>(
-      segment_->segment(), segment_->segment()->bytes(), layout_of(segment_->members()),
+      collective::PipelineSegment(segment_->segment(), segment_->segment()->bytes(),
+                                  layout_of(segment_->members())),
       segment_->rank(), [loans = loans_.get()](std::uint32_t rank, std::uint64_t number) {
         return loans->lent_by(rank, number);
       });

@@ -95,13 +95,13 @@ class Members {
   void share_memory() {
     const PipelineLayout layout{members_.epoch, static_cast<std::uint32_t>(engines_.size()), 2,
                                 std::uint64_t{16} << 10};
-    const MutableBuffer segment = HeapAllocator().allocate(SharedPipeline::segment_bytes(layout));
+    const MutableBuffer segment = HeapAllocator().allocate(PipelineSegment::bytes_of(layout));
     std::memset(segment.data(), 0, segment.size());
-    SharedPipeline::initialise(segment.span(), layout);
+    PipelineSegment::initialise(segment.span(), layout);
     pipelines_.clear();
     for (std::uint32_t i = 0; i < engines_.size(); ++i) {
-      pipelines_.push_back(
-          std::make_unique<SharedPipeline>(segment.owner(), segment.span(), layout, i));
+      pipelines_.push_back(std::make_unique<SharedPipeline>(
+          PipelineSegment(segment.owner(), segment.span(), layout), i));
       engines_[i]->use_shared_memory(members_.epoch);
     }
   }

@@ -24,11 +24,11 @@ PipelineLayout layout_of(std::uint32_t ranks, std::uint64_t window_bytes = 4096)
 
 struct Ranks {
   explicit Ranks(const PipelineLayout& layout)
-      : segment(memory::Segment::create(SharedPipeline::segment_bytes(layout), "test")) {
-    SharedPipeline::initialise(segment->bytes(), layout);
+      : segment(memory::Segment::create(PipelineSegment::bytes_of(layout), "test")) {
+    PipelineSegment::initialise(segment->bytes(), layout);
     for (std::uint32_t rank = 0; rank < layout.ranks; ++rank) {
       pipelines.push_back(
-          std::make_unique<SharedPipeline>(segment, segment->bytes(), layout, rank,
+          std::make_unique<SharedPipeline>(PipelineSegment(segment, segment->bytes(), layout), rank,
                                            [this](std::uint32_t lender, std::uint64_t number) {
                                              return lent.at(lender).at(number - 1).span();
                                            }));
@@ -350,8 +350,8 @@ TEST("shared pipeline: wrong use and foreign segments are refused") {
   refused(wrong);
   PipelineLayout other = layout_of(2);
   other.epoch = 8;
-  CHECK_THROWS(SharedPipeline(ranks.segment, ranks.segment->bytes(), other, 0), ErrorCode::wire);
-  CHECK_THROWS(SharedPipeline::segment_bytes(layout_of(100, 64)), ErrorCode::invalid_argument);
+  CHECK_THROWS(PipelineSegment(ranks.segment, ranks.segment->bytes(), other), ErrorCode::wire);
+  CHECK_THROWS(PipelineSegment::bytes_of(layout_of(100, 64)), ErrorCode::invalid_argument);
 }
 
 TEST("shared pipeline: whatever a rank writes, the others stay within memory") {

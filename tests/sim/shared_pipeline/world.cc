@@ -12,6 +12,7 @@ namespace moolink::sim {
 using collective::Kind;
 using collective::Passage;
 using collective::PipelineOperation;
+using collective::PipelineSegment;
 using collective::SharedPipeline;
 
 namespace {
@@ -38,15 +39,15 @@ SharedPipelineWorld::SharedPipelineWorld(std::uint64_t seed, bool print)
   layout_.window_bytes = 64 * (layout_.ranks + random_.below(8));  // several chunks
   deaths_ = random_.chance(1, 3);
   gives_up_ = random_.chance(1, 3);
-  const std::uint64_t bytes = SharedPipeline::segment_bytes(layout_);
+  const std::uint64_t bytes = PipelineSegment::bytes_of(layout_);
   const MutableBuffer segment = HeapAllocator().allocate(bytes);
   std::memset(segment.data(), 0, bytes);
   memory_ = segment.owner();
-  SharedPipeline::initialise(segment.span(), layout_);
+  PipelineSegment::initialise(segment.span(), layout_);
   ranks_.resize(layout_.ranks);
   for (std::uint32_t i = 0; i < layout_.ranks; ++i) {
     ranks_[i].pipeline = std::make_unique<SharedPipeline>(
-        memory_, segment.span(), layout_, i,
+        PipelineSegment(memory_, segment.span(), layout_), i,
         [this](std::uint32_t rank, std::uint64_t number) { return lent(rank, number); });
   }
   make_operations();
