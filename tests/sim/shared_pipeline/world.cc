@@ -93,7 +93,8 @@ void SharedPipelineWorld::run() {
 void SharedPipelineWorld::act(std::uint32_t index) {
   Rank& rank = ranks_[index];
   if (rank.dead) return;
-  if (deaths_ && random_.chance(1, 400)) return kill(index);
+  const bool lends = rank.started > rank.ended && !rank.lent[rank.ended].empty();
+  if (deaths_ && random_.chance(1, lends ? 100 : 400)) return kill(index);
   if (rank.sleep == Sleep::asleep) {
     // A message wakes it too, the news of an operation.
     const bool message = rank.started < operations_.size() && random_.chance(1, 10);
