@@ -5,12 +5,15 @@ from __future__ import annotations
 import abc
 import hashlib
 import json
+import os
 import signal
+import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from types import FrameType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import numpy as np
 
@@ -23,6 +26,8 @@ from moolink.launch import place
 
 THOUSANDTHS = 1000  # a round's counters are integers, so returns travel in thousandths
 WINDOW = 100  # episodes whose mean return is reported
+PATIENCE = 0.5  # seconds after a signal for the training loop to come to its next turn
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 class Stopped(Exception):
@@ -63,6 +68,8 @@ class Job(abc.ABC):
             at = f"at step {self.totals.get('steps', 0):,}"
             self.terminal.say(f"resumed from {options.run_dir / checkpoint.NAME} {at}")
         self._signal: str | None = None
+        self._kept_steps = self.totals.get("steps", 0)  # of the newest checkpoint
+        self._ending = threading.Lock()  # held for ever by the thread that ends the job
         self._window: deque[tuple[int, int]] = deque([self._finished()])
         self._row_steps, self._row_time = self.totals.get("steps", 0), self.started
         self._next_log = self._next_checkpoint = 0.0
@@ -75,25 +82,50 @@ class Job(abc.ABC):
             if number == signal.SIGINT:  # Slurm sends SIGTERM more than once
                 signal.signal(number, signal.SIG_DFL)  # a second one ends the process at once
 
-        ending = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-        self._handlers = {number: signal.signal(number, on_signal) for number in ending}
+        self._handlers = {number: signal.signal(number, on_signal) for number in ENDING}
+        read, self._write_fd = os.pipe()
+        os.set_blocking(self._write_fd, False)
+        self._old_wakeup = signal.set_wakeup_fd(self._write_fd)
+        threading.Thread(target=self._watch, args=(read,), name="signals", daemon=True).start()
         self.terminal.__enter__()
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self._ending.acquire()  # waits for ever if the thread ends the process
         try:
             if kind is None or kind is Stopped:
                 self._finish(hurried=kind is Stopped)
         finally:
             self.terminal.__exit__()
+            signal.set_wakeup_fd(self._old_wakeup)
+            os.close(self._write_fd)  # the thread ends
             for number, handler in self._handlers.items():
                 signal.signal(number, handler)
         if kind is Stopped:
-            status = 0
-            if self._signal is not None and place().source == "slurm":
-                # The script of a job that comes back to the queue reads it.
-                status = 128 + signal.Signals[self._signal]
-            raise Left(status)
+            assert self._signal is not None
+            raise Left(_status(signal.Signals[self._signal]))
+
+    def _watch(self, read_fd: int) -> None:
+        """Ends the process after a signal if the main thread does not come to a turn.
+
+        While JAX compiles, no handler of a signal runs. What the newest checkpoint lacks is waited
+        for; a job that has only begun has nothing of that kind.
+        """
+        with open(read_fd, "rb", buffering=0) as pipe:
+            while (byte := pipe.read(1)) and byte[0] not in ENDING:
+                pass
+        if not byte:
+            return
+        time.sleep(PATIENCE)
+        while self._has_news():
+            time.sleep(PATIENCE)
+        if not self._ending.acquire(blocking=False):
+            return
+        number = signal.Signals(byte[0])
+        self._leave()
+        self.terminal.say(f"{number.name} after {self.totals.get('steps', 0):,} steps")
+        self.terminal.__exit__()
+        end_process(_status(number))
 
     @property
     def mean_return(self) -> float | None:
@@ -106,6 +138,14 @@ class Job(abc.ABC):
     def state(self) -> dict[str, Any]:
         """A checkpoint's content beside the model."""
         return {}
+
+    def _has_news(self) -> bool:
+        """Whether this process has what the checkpoint lacks and nobody else will save."""
+        return self.totals.get("steps", 0) > self._kept_steps
+
+    @abc.abstractmethod
+    def _leave(self) -> None:
+        """Tells the others that this process ends."""
 
     @abc.abstractmethod
     def _finish(self, hurried: bool) -> None:
@@ -165,6 +205,7 @@ class Job(abc.ABC):
             "options": self.options.as_dict(),
         }
         self._write(checkpoint.save, self.options.run_dir, tree)
+        self._kept_steps = tree["totals"].get("steps", 0)
 
     def _save_when_due(self, now: float) -> None:
         if now >= self._next_checkpoint:
@@ -204,6 +245,19 @@ class Job(abc.ABC):
             function(*args)
         except (OSError, checkpoint.CheckpointError) as error:
             self.terminal.warn(f"{error}; the job goes on")
+
+
+def end_process(status: int) -> NoReturn:
+    """Without the interpreter's end, which takes seconds for torch and JAX."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _status(number: signal.Signals) -> int:
+    """The exit status after a signal. The script of a job that comes back to Slurm's queue reads
+    it."""
+    return 128 + number if place().source == "slurm" else 0
 
 
 def checksum(arrays: Mapping[str, Any]) -> str:

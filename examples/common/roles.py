@@ -198,6 +198,9 @@ class LearnerRun(Job):
             gradient_norm=self._norm,
         )
 
+    def _leave(self) -> None:
+        self._rpc.close()
+
     def _finish(self, hurried: bool) -> None:
         reason = "all steps are done" if self._steps_are_done() else "the time is up"
         if self.totals.get("steps", 0) > self._row_steps:

@@ -7,7 +7,6 @@ all peers share. The group's leader writes the files; when it leaves, the next o
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import sys
 import threading
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 import moolink
 from examples.common import checkpoint
 from examples.common.environments import Environments
-from examples.common.job import THOUSANDTHS, Job, Left, Stopped
+from examples.common.job import THOUSANDTHS, Job, Left, Stopped, end_process
 from examples.common.memory import keep_freed_memory
 from examples.common.normalizer import Normalizer
 from examples.common.options import GroupOptions, OptionError, Options, parse
@@ -149,18 +148,20 @@ class Run(Job):
     def _model_version(self) -> int:
         return int(self._accumulator.model_version())
 
+    def _has_news(self) -> bool:
+        return self._leads and super()._has_news()
+
+    def _leave(self) -> None:
+        self._group.close()
+
     def _finish(self, hurried: bool) -> None:
+        if self._leads:
+            self._log_last_round()  # not later: the next leader's rows come after it
         if hurried:
-            self._group.close()  # before all else: the others wait for this peer
+            self._leave()  # before the checkpoint: the others wait for this peer
         time_is_up = self.totals.get("time_is_up", 0) > 0
         reason = "the time is up" if time_is_up else "all steps are done"
         if self._leads:
-            # The last round may have been applied without a turn after it.
-            if not hurried and self.totals.get("steps", 0) > self._row_steps:
-                stats = self._accumulator.get_gradient_stats()
-                self._contributors = self._contributors or len(set(stats["contributors"]))
-                self._slide_window()
-                self._log_round(stats, time.monotonic())
             self._save()
         self._say_end(self._signal or reason if hurried else reason, self._group.rpc.get_name())
         if self._leads and not hurried:
@@ -181,6 +182,14 @@ class Run(Job):
             self._next_log = 0.0  # says at once that it learns
             self._next_checkpoint = now + self.options.checkpoint_interval
         self._leads = leads
+
+    def _log_last_round(self) -> None:
+        """It may have been applied without a turn after it."""
+        stats = self._accumulator.get_gradient_stats()
+        if self.totals.get("steps", 0) > self._row_steps and stats["contributors"]:
+            self._contributors = self._contributors or len(set(stats["contributors"]))
+            self._slide_window()
+            self._log_round(stats, time.monotonic())
 
     def _log_round(self, stats: Any, now: float) -> None:
         peers = self._contributors or 1
@@ -216,9 +225,7 @@ def main(kind: type[Kind], train: Callable[[Kind], None], evaluate: Callable[[Ki
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except Left as left:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(left.status)  # the interpreter takes seconds to end torch and JAX
+        end_process(left.status)
     return 0
 
 

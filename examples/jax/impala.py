@@ -34,6 +34,7 @@ from jax import lax
 import moolink.jax
 from examples.common.environments import Environments, make_envs, random_means
 from examples.common.evaluation import evaluated
+from examples.common.job import Left
 from examples.common.options import ImpalaOptions
 from examples.common.run import Run, main, make_group
 
@@ -376,8 +377,10 @@ class Actor(threading.Thread):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.stopped = True
+        if kind is Left:
+            return  # the process ends now: what the thread compiles is not waited for
         if self.is_alive():
             self.join()
         for envs in self.envs:

@@ -13,15 +13,17 @@ import pytest
 
 from examples.common import checkpoint
 from examples.common.run import Run
+from tests.learning.processes import finish, read_until, start
 from tests.learning.stubs import Counting, options
 from tests.processes import ROOT
 
 
-def test_a_signal_makes_a_peer_leave_the_group_before_it_saves(tmp_path):
+def test_after_a_signal_a_peer_writes_its_row_leaves_the_group_and_saves(tmp_path):
     done = []
     rpc = SimpleNamespace(get_name=lambda: "peer")
     group = SimpleNamespace(rpc=rpc, close=lambda: done.append("left"))
-    accumulator = SimpleNamespace(model_version=lambda: 3)
+    stats = {"contributors": ["peer"], "batch_size": 8, "grad_norm": 1.0}
+    accumulator = SimpleNamespace(model_version=lambda: 3, get_gradient_stats=lambda: stats)
 
     def snapshot():
         done.append("saves")
@@ -29,12 +31,13 @@ def test_a_signal_makes_a_peer_leave_the_group_before_it_saves(tmp_path):
 
     run = Run(options(save_dir=tmp_path), Counting(2))
     run.totals, run._leads = {"steps": 5}, True
+    run.curve.append = lambda row: done.append(("row", row["steps"]))
     with pytest.raises(SystemExit), run.joined(group, accumulator, snapshot):
         os.kill(os.getpid(), signal.SIGTERM)
         run.idle()
-    assert done[:2] == ["left", "saves"]
+    assert done[:3] == [("row", 5), "left", "saves"]
     assert checkpoint.load(tmp_path)["totals"] == {"steps": 5}
-    assert not run.curve.csv_path.exists(), "the next leader's"
+    assert not run.curve.png_path.exists(), "the next leader's"
 
 
 def test_the_process_ends_after_a_signal_without_the_interpreters_end():
@@ -52,3 +55,53 @@ main(ImpalaOptions, train, train)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert (done.returncode, done.stdout) == (143, "left\n"), done.stderr
+
+
+# The main thread computes in C, where no handler of a signal runs, as in XLA's compiler.
+BUSY = """
+import hashlib, sys
+from pathlib import Path
+from types import SimpleNamespace
+import numpy as np
+from examples.common.run import Run, main
+from examples.common.options import ImpalaOptions
+from tests.learning.processes import finish, read_until, start
+from tests.learning.stubs import Counting, options
+folder, leads, repetitions = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+rpc = SimpleNamespace(get_name=lambda: "peer")
+group = SimpleNamespace(rpc=rpc, close=lambda: print("left"))
+stats = {"contributors": [], "batch_size": 0, "grad_norm": None}
+accumulator = SimpleNamespace(model_version=lambda: 3, get_gradient_stats=lambda: stats)
+sys.argv[1:] = ["--env-id", "CartPole-v1"]
+def train(_):
+    run = Run(options(save_dir=folder), Counting(2))
+    run._leads = bool(leads)
+    snapshot = lambda: {"parameters": {"w": np.ones(2)}, "optimizer": {}}
+    with run.joined(group, accumulator, snapshot):
+        run.totals = {"steps": 5}
+        print("busy", flush=True)
+        hashlib.pbkdf2_hmac("sha256", b"", b"", repetitions)
+        print("done")
+        run.idle()
+sys.exit(main(ImpalaOptions, train, train))
+"""
+
+
+@pytest.mark.parametrize("slurm", [False, True])
+def test_a_signal_ends_a_process_whose_main_thread_does_not_hear_it(tmp_path, slurm):
+    environment = {**os.environ, "SLURM_STEP_ID": "0", "SLURM_PROCID": "0"} if slurm else None
+    process = start("-c", BUSY, str(tmp_path), "0", str(2**31 - 1), env=environment)
+    read_until(process, "busy")
+    process.send_signal(signal.SIGTERM)
+    assert finish(process) == "left\nSIGTERM after 5 steps\n"
+    assert process.returncode == (128 + signal.SIGTERM if slurm else 0)
+    assert checkpoint.load(tmp_path) is None
+
+
+def test_a_leader_with_unsaved_rounds_is_waited_for(tmp_path):
+    process = start("-c", BUSY, str(tmp_path), "1", str(2 * 10**6))
+    read_until(process, "busy")
+    process.send_signal(signal.SIGTERM)
+    assert finish(process).splitlines()[:2] == ["done", "left"]
+    assert process.returncode == 0
+    assert checkpoint.load(tmp_path)["totals"] == {"steps": 5}
