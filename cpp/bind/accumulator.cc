@@ -88,7 +88,13 @@ class PyAccumulator {
       gradients.push_back({reinterpret_cast<std::byte*>(address), count, offset});
     }
     const GilRelease unlocked;
-    return runtime::gather(*dtype, gradients, factor, clear, peer_->bucket().data());
+    return runtime::gather(*dtype, gradients, factor, clear, peer_->bucket().span());
+  }
+
+  // The bucket of the next contribution; gather() takes what lies there without a copy.
+  nb::object bucket() {
+    const MutableBuffer bucket = without_gil([this] { return peer_->bucket(); });
+    return view_of(bucket.owner(), reinterpret_cast<std::uint8_t*>(bucket.data()), bucket.size());
   }
 
   // Copies gradients on devices to their places in the bucket; gather() can take them from there.
@@ -135,7 +141,7 @@ class PyAccumulator {
   }
 
   void set_state(nb::handle state) {
-    wire::Payload payload = encode_value(state, options_, peer_->group()->rpc()->context()->pool());
+    wire::Payload payload = encode_value(state, options_, transient());
     const GilRelease unlocked;
     peer_->set_state(std::move(payload));
   }
@@ -144,7 +150,7 @@ class PyAccumulator {
     const auto state = without_gil([this] { return peer_->new_state(); });
     if (!state) return nb::none();
     // This peer may hand the snapshot on to others.
-    const auto own = wire::private_copy(state->state, peer_->group()->rpc()->context()->pool());
+    const auto own = wire::private_copy(state->state, transient());
     try {
       return nb::make_tuple(state->number, decode_value(own, options_));
     } catch (...) {
@@ -196,6 +202,8 @@ class PyAccumulator {
   runtime::AccumulatorPeer& peer() { return *peer_; }
 
  private:
+  // A snapshot is as large as the model.
+  Allocator& transient() { return peer_->group()->rpc()->context()->transient(); }
   void check_size(const Bytes& result) const {
     if (result.size() == peer_->bucket_bytes()) return;
     throw Exception(ErrorCode::invalid_argument,
@@ -279,11 +287,16 @@ void bind_states(nb::class_<PyAccumulator>& bound) {
 void bind_rounds(nb::class_<PyAccumulator>& bound) {
   const nb::call_guard<GilRelease> unlocked;
   bound
-      .def("gather", &PyAccumulator::gather, nb::arg("dtype"), nb::arg("pieces"), nb::arg("factor"),
-           nb::arg("clear"),
-           "Writes gradients x `factor` into the bucket, and zeroes the gradients if `clear`. "
-           "`pieces`: (address of a gradient without gaps or 0, elements, offset in the bucket in "
-           "bytes). Returns whether all elements are finite.")
+      .def(
+          "gather", &PyAccumulator::gather, nb::arg("dtype"), nb::arg("pieces"), nb::arg("factor"),
+          nb::arg("clear"),
+          "Writes gradients x `factor` into the bucket, and zeroes those outside of it if `clear`. "
+          "`pieces`: (address of a gradient without gaps or 0, elements, offset in the bucket in "
+          "bytes). Returns whether all elements are finite.")
+      .def("bucket", &PyAccumulator::bucket,
+           "The bytes of the next contribution's bucket, for gradients that gather() takes from "
+           "their places in it. offer() lends the memory to the other members.",
+           nb::sig("def bucket(self) -> numpy.typing.NDArray[numpy.uint8]"))
       .def("stage", &PyAccumulator::stage, nb::arg("gradients"), nb::arg("offsets"),
            "Copies gradients from CUDA devices to these offsets of the bucket, in bytes; returns "
            "their addresses there, for gather().",

@@ -8,10 +8,17 @@
 #include "base/error.h"
 
 namespace moolink::memory {
+namespace {
+
+std::size_t block_size(std::size_t size) {
+  return std::bit_ceil(std::max(size, LendingPool::kSmallestBlock));
+}
+
+}  // namespace
 
 MutableBuffer LendingPool::allocate(std::size_t size) {
   if (size > kLargestBlock) throw std::bad_alloc();
-  const auto [block, data] = take(std::bit_ceil(std::max(size, kSmallestBlock)));
+  const auto [block, data] = take(block_size(size));
   // If the control block cannot be allocated, shared_ptr runs the deleter: the block is not lost.
   std::shared_ptr<void> owner(static_cast<void*>(data), [pool = shared_from_this(), block = block](
                                                             void*) { pool->release(block); });
@@ -25,7 +32,6 @@ std::pair<LendingPool::Place, std::byte*> LendingPool::take(std::size_t block_by
   if (blocks.empty()) add_segment(block_bytes);
   const Place block = blocks.back();
   blocks.pop_back();
-  if (block_bytes >= kSegmentBytes) free_large_bytes_ -= block_bytes;
   Entry& entry = segments_.at(block.segment);
   ++entry.in_use;
   return {block, entry.segment->data() + block.offset};
@@ -44,7 +50,6 @@ void LendingPool::add_segment(std::size_t block_bytes) {
   for (std::size_t end = size; end > 0; end -= block_bytes) {
     blocks.push_back({number, end - block_bytes});
   }
-  if (block_bytes >= kSegmentBytes) free_large_bytes_ += block_bytes;
   by_address_.emplace(segment->data(), number);
   segments_.emplace(number, Entry{std::move(segment), block_bytes});
 }
@@ -59,9 +64,32 @@ void LendingPool::release(const Place& block) {
     return;
   }
   free_[block_bytes].push_back(block);
-  if (block_bytes < kSegmentBytes) return;
-  free_large_bytes_ += block_bytes;
-  retire_surplus();
+  if (block_bytes >= kSegmentBytes) retire_surplus();
+}
+
+std::shared_ptr<void> LendingPool::keep_one(std::size_t size) {
+  if (size > kLargestBlock) throw std::bad_alloc();
+  const std::size_t block_bytes = block_size(size);
+  {
+    const std::lock_guard guard(mutex_);
+    ++kept_[block_bytes];
+  }
+  return {nullptr, [pool = shared_from_this(), block_bytes](void*) {
+            const std::lock_guard guard(pool->mutex_);
+            --pool->kept_[block_bytes];
+            if (!pool->abandoned_) pool->retire_surplus();
+          }};
+}
+
+// Free large blocks without those that are kept.
+std::size_t LendingPool::surplus_bytes() const {
+  std::size_t bytes = 0;
+  for (auto size = free_.lower_bound(kSegmentBytes); size != free_.end(); ++size) {
+    const auto kept = kept_.find(size->first);
+    const std::size_t all = size->second.size();
+    bytes += size->first * (all - std::min(all, kept == kept_.end() ? 0 : kept->second));
+  }
+  return bytes;
 }
 
 // Only segments of one block: the others nearly always have a block in use. The largest first,
@@ -69,11 +97,12 @@ void LendingPool::release(const Place& block) {
 void LendingPool::retire_surplus() {
   for (auto size = free_.rbegin(); size != free_.rend() && size->first >= kSegmentBytes; ++size) {
     std::vector<Place>& blocks = size->second;
-    while (!blocks.empty() && free_large_bytes_ > kMaxFreeBytes) {
+    const auto kept = kept_.find(size->first);
+    const std::size_t least = kept == kept_.end() ? 0 : kept->second;
+    while (blocks.size() > least && surplus_bytes() > kMaxFreeBytes) {
       const auto coldest = segments_.find(blocks.front().segment);
       blocks.erase(blocks.begin());
       retire(coldest);
-      free_large_bytes_ -= size->first;
     }
   }
 }
@@ -107,10 +136,8 @@ void LendingPool::before_fork() noexcept {
   mutex_.lock();
   for (auto& [number, entry] : segments_) {
     if (entry.in_use == 0 || std::exchange(entry.forked, true)) continue;
-    const std::size_t withheld =
-        std::erase_if(free_[entry.block_bytes],
-                      [segment = number](const Place& block) { return block.segment == segment; });
-    if (entry.block_bytes >= kSegmentBytes) free_large_bytes_ -= withheld * entry.block_bytes;
+    std::erase_if(free_[entry.block_bytes],
+                  [segment = number](const Place& block) { return block.segment == segment; });
   }
 }
 

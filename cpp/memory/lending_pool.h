@@ -42,6 +42,10 @@ class LendingPool final : public Allocator,
 
   MutableBuffer allocate(std::size_t size) override;  // throws std::bad_alloc
 
+  // A block of this size is needed again and again: while the token lives, one that is freed is
+  // kept, also beyond kMaxFreeBytes. Throws std::bad_alloc.
+  std::shared_ptr<void> keep_one(std::size_t size);
+
   // The place of these bytes in the pool; empty: not in one of its segments.
   std::optional<Place> find(const std::byte* data, std::size_t size) const;
   // Null: retired, or never made.
@@ -65,16 +69,17 @@ class LendingPool final : public Allocator,
   void add_segment(std::size_t block_bytes);
   void release(const Place& block);
   void retire(Segments::iterator segment);
+  std::size_t surplus_bytes() const;
   void retire_surplus();
 
   mutable std::mutex mutex_;
   std::atomic<std::uint64_t> retired_{0};
   bool abandoned_ = false;
   std::uint64_t last_segment_ = 0;
-  std::size_t free_large_bytes_ = 0;
   Segments segments_;
   std::map<const std::byte*, std::uint64_t> by_address_;  // of the segments' first bytes
   std::map<std::size_t, std::vector<Place>> free_;        // by block size, the warmest last
+  std::map<std::size_t, std::size_t> kept_;               // tokens, by block size
 };
 
 }  // namespace moolink::memory

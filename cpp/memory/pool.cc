@@ -98,12 +98,7 @@ class Pool::Shelves final : public AtFork {
     Shelf& shelf = shelves_[wanted.index];
     if (!forked_) {
       const std::lock_guard guard(shelf.mutex);
-      if (!shelf.blocks.empty()) {
-        Block block = std::move(shelf.blocks.back());  // the last one freed is the warmest
-        shelf.blocks.pop_back();
-        retained_ -= wanted.bytes;
-        return block;
-      }
+      if (!shelf.blocks.empty()) return take_from(shelf, wanted.bytes);
     }
     Block block;
     if (wanted.bytes >= kSmallestHome) block.lives = std::make_shared<char>();
@@ -113,19 +108,41 @@ class Pool::Shelves final : public AtFork {
 
   void put_back(const SizeClass& of, Block block) noexcept {
     if (forked_) return destroy(std::move(block), of.bytes);
-    if (retained_.fetch_add(of.bytes) + of.bytes <= retain_bytes_) {
+    {
       Shelf& shelf = shelves_[of.index];
       const std::lock_guard guard(shelf.mutex);
-      try {
-        shelf.bytes = of.bytes;
-        shelf.blocks.push_back(std::move(block));
-        return;
-      } catch (const std::bad_alloc&) {
-        // No room in the shelf: the block is destroyed below.
+      const bool counts = shelf.blocks.size() >= shelf.kept;
+      if (!counts || retained_.fetch_add(of.bytes) + of.bytes <= retain_bytes_) {
+        try {
+          shelf.bytes = of.bytes;
+          shelf.blocks.push_back(std::move(block));
+          return;
+        } catch (const std::bad_alloc&) {
+          // No room in the shelf: the block is destroyed below.
+        }
       }
+      if (counts) retained_ -= of.bytes;
     }
-    retained_ -= of.bytes;
     destroy(std::move(block), of.bytes);
+  }
+
+  void keep_one_more(const SizeClass& of) noexcept {
+    Shelf& shelf = shelves_[of.index];
+    const std::lock_guard guard(shelf.mutex);
+    if (shelf.blocks.size() > shelf.kept++) retained_ -= of.bytes;  // counted until now
+  }
+
+  void keep_one_less(const SizeClass& of) noexcept {
+    if (forked_) return;
+    Block surplus;
+    {
+      Shelf& shelf = shelves_[of.index];
+      const std::lock_guard guard(shelf.mutex);
+      if (shelf.blocks.size() < shelf.kept--) return;
+      retained_ += of.bytes;
+      surplus = take_from(shelf, of.bytes);
+    }
+    put_back(of, std::move(surplus));
   }
 
   std::size_t retained() const { return retained_; }
@@ -134,8 +151,17 @@ class Pool::Shelves final : public AtFork {
   struct Shelf {
     std::mutex mutex;
     std::size_t bytes = 0;
+    std::size_t kept = 0;  // that many of the blocks do not count as retained
     std::vector<Block> blocks;
   };
+
+  // With the shelf's lock; it is not empty. The last block freed is the warmest.
+  Block take_from(Shelf& shelf, std::size_t bytes) noexcept {
+    if (shelf.blocks.size() > shelf.kept) retained_ -= bytes;
+    Block block = std::move(shelf.blocks.back());
+    shelf.blocks.pop_back();
+    return block;
+  }
 
   void before_fork() noexcept override {}
   void after_fork_in_parent() noexcept override {}
@@ -164,6 +190,13 @@ MutableBuffer Pool::allocate(std::size_t size) {
   // If the control block cannot be allocated, shared_ptr runs the deleter: the block is not lost.
   std::shared_ptr<void> owner(memory, Shelves::Return{shelves_, wanted, std::move(block)});
   return {std::move(owner), memory, size};
+}
+
+std::shared_ptr<void> Pool::keep_one(std::size_t size) {
+  if (size > kLargest) throw std::bad_alloc();
+  const SizeClass of = size_class(size);
+  shelves_->keep_one_more(of);
+  return {nullptr, [shelves = shelves_, of](void*) { shelves->keep_one_less(of); }};
 }
 
 Home home_of(const Buffer& bytes) {

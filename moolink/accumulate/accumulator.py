@@ -382,7 +382,10 @@ class AccumulatorBase(Adapter, Closing):
         """Whether ``reduce_gradients`` or ``skip_gradients`` may be called now."""
         if self._has_gradients or self._has_new_state or self._sync.awaits:
             return False
-        return self._core.wants_gradients()
+        wanted = self._core.wants_gradients()
+        if wanted:
+            self._prepare()
+        return wanted
 
     def has_gradients(self) -> bool:
         """Whether the gradients now hold a round's result."""

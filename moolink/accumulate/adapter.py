@@ -24,6 +24,9 @@ class Adapter(abc.ABC):
         """Raises ``ValueError`` or ``TypeError`` if the parameters or gradients are not those that
         the accumulator was made for. Called before anything is taken or installed."""
 
+    def _prepare(self) -> None:  # noqa: B027 - gradients can be anywhere
+        """Called before gradients are computed, possibly more than once."""
+
     @abc.abstractmethod
     def _gather(self, batch_size: int, clear: bool) -> bool:
         """Writes gradient x batch_size into the bucket, by ``self._core.gather`` for each section,

@@ -38,6 +38,13 @@ class Accumulator(AccumulatorBase):
         buffers: tensors that newcomers receive beside the parameters.
         group: the group to reduce in. Without one the accumulator makes an ``Rpc`` and a ``Group``
             called ``name``; then call :meth:`connect`.
+        gradient_as_bucket_view: the gradients of a contribution are made as views of the bucket
+            that is sent, as in ``DistributedDataParallel``, which saves their memory and a copy.
+            ``.grad`` is then ``None`` from :meth:`reduce_gradients` on, and again zeroed views
+            whenever :meth:`wants_gradients` returns true, for parameters without gaps in host
+            memory, of a dtype in which gradients are summed.
+            ``optimizer.zero_grad()`` is not needed; with ``set_to_none=True`` (torch's default) it
+            undoes the saving.
         options: ``role``, ``checksum_every``, ``on_divergence``, ``max_grad_norm`` and
             ``on_nonfinite`` and ``sync_every`` of the base class.
 
@@ -61,8 +68,11 @@ class Accumulator(AccumulatorBase):
         parameters: Iterable[torch.Tensor],
         buffers: Iterable[torch.Tensor] = (),
         group: Group | None = None,
+        *,
+        gradient_as_bucket_view: bool = False,
         **options: Unpack[AccumulatorOptions],
     ) -> None:
+        self._views = gradient_as_bucket_view
         self._parameters = _tensors("parameters", parameters)
         self._buffers = _tensors("buffers", buffers)
         if len({id(p) for p in self._parameters}) < len(self._parameters):
@@ -80,7 +90,8 @@ class Accumulator(AccumulatorBase):
         self._usual_gradients = TensorLayouts(
             [(tuple(self._parameters[i].shape), s.dtype) for s in self._sections for i in s.indices]
         )
-        self._set_aside: list[torch.Tensor] | None = None  # the user's .grad while a round is shown
+        # The user's .grad while a round is shown.
+        self._set_aside: list[torch.Tensor | None] | None = None
         self._ends_left = self._ends_gradients()  # after this class last wrote gradients
         self._gathered = 0  # contributions
         self._without_gradients = Repeated()
@@ -228,6 +239,24 @@ class Accumulator(AccumulatorBase):
                     f"and the parameter of shape {tuple(shape)}"
                 )
 
+    def _prepare(self) -> None:
+        ends = (self._reduced[0].grad, self._reduced[-1].grad)
+        if not self._views or all(end is not None for end in ends):
+            return
+        memory = torch.from_numpy(self._core.bucket())
+        for section, values in self._of_sections(memory):
+            parameters = [self._parameters[i] for i in section.indices]
+            views = _unflatten(values, parameters)
+            for parameter, view in zip(parameters, views, strict=True):
+                if parameter.grad is None and _is_plain(parameter, view.dtype):
+                    parameter.grad = view.zero_()
+        self._ends_left = self._ends_gradients()
+
+    def _of_sections(self, memory: torch.Tensor) -> Iterator[tuple[Section, torch.Tensor]]:
+        """The sections of a bucket's bytes."""
+        for section in self._sections:
+            yield section, memory[section.begin : section.end].view(_dtype(section))
+
     def _gather(self, batch_size: int, clear: bool) -> bool:
         if self._may_be_forgotten() and not self._any_gradient():
             self._without_gradients.warn(
@@ -235,7 +264,12 @@ class Accumulator(AccumulatorBase):
                 "backward() before step.reduce() (reduce_gradients()), or step.skip() "
                 "(skip_gradients()) to contribute nothing"
             )
+        if self._views and not clear and not self._gather_all(1, clear):
+            return False  # found before gradients are scaled in their places
         finite = self._gather_all(batch_size, clear)
+        if self._views:
+            for parameter in self._reduced:  # the other members read the bucket now
+                parameter.grad = None
         self._ends_left = self._ends_gradients()
         return finite
 
@@ -315,16 +349,16 @@ class Accumulator(AccumulatorBase):
         memory = torch.from_numpy(result)
         usual = self._usual_gradients.addresses(self._reduced) is not None
         self._set_aside = []
-        for section in self._sections:
-            values = memory[section.begin : section.end].view(_dtype(section))
+        for section, values in self._of_sections(memory):
             parameters = [self._parameters[i] for i in section.indices]
             means = _unflatten(values, parameters) if usual else _means(values, parameters)
             for parameter, mean in zip(parameters, means, strict=True):
                 gradient = parameter.grad
-                if gradient is None:
+                replace = usual or _is_plain(parameter, values.dtype, mean.device)
+                if gradient is None and not (replace and self._views):
                     gradient = torch.zeros_like(parameter)
                 self._set_aside.append(gradient)
-                if usual or _is_plain(parameter, values.dtype, mean.device):
+                if replace or gradient is None:
                     parameter.grad = mean
                 else:
                     parameter.grad = gradient.copy_(mean)

@@ -44,6 +44,8 @@ class Context final : public AtFork, public std::enable_shared_from_this<Context
   Engine& engine() { return engine_; }
   Workers& workers() { return workers_; }
   memory::Pool& pool() { return pool_; }
+  // For large memory that is used once: it returns to the system when it is released.
+  memory::Pool& transient() { return transient_; }
   memory::LendingPool& lending() { return *lending_; }
   Compute& compute() { return compute_; }
   const Uid& host_key() const { return options_.host_key; }
@@ -89,6 +91,7 @@ class Context final : public AtFork, public std::enable_shared_from_this<Context
   ContextOptions options_;
   Engine engine_;
   memory::Pool pool_;
+  memory::Pool transient_{0};
   const std::shared_ptr<memory::LendingPool> lending_ = std::make_shared<memory::LendingPool>();
   Workers workers_;
   Compute compute_;

@@ -33,7 +33,7 @@ accumulate::Machine::Config machine_config(const RpcPeer& rpc, const std::string
   config.bucket_bytes = bucket.bytes;
   config.layout = hash_of(options.layout);
   config.layout_text = options.layout;
-  config.memory = {rpc.context(), &rpc.context()->pool()};
+  config.memory = {rpc.context(), &rpc.context()->transient()};
   return config;
 }
 
@@ -44,6 +44,8 @@ AccumulatorPeer::AccumulatorPeer(std::shared_ptr<GroupPeer> group, Options optio
       rpc_(group_->rpc()),
       scope_(group_->name() + "/" + options.name),
       layout_(options.sections),
+      kept_{rpc_->context()->pool().keep_one(layout_.bytes),
+            rpc_->context()->lending().keep_one(layout_.bytes)},
       machine_(machine_config(*rpc_, scope_, options, layout_)),
       moved_at_(io::now()),
       called_at_(moved_at_) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -190,6 +191,8 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
   std::shared_ptr<RpcPeer> rpc_;
   const std::string scope_;
   const BucketLayout layout_;
+  // A result and a bucket, which each round needs again.
+  const std::array<std::shared_ptr<void>, 2> kept_;
   accumulate::Machine machine_;
   std::vector<rpc::Service> services_;  // whose messages arrive here
   std::shared_ptr<OperationRunner> runner_;

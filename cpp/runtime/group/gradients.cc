@@ -151,22 +151,32 @@ bool have_memory_in_common(const std::vector<Gradient>& gradients, std::size_t e
 }  // namespace
 
 bool gather(DType dtype, const std::vector<Gradient>& gradients, double factor, bool clear,
-            std::byte* bucket) {
+            std::span<std::byte> bucket) {
+  const auto is_outside = [&](const Gradient& gradient) {
+    return gradient.data < bucket.data() || gradient.data >= bucket.data() + bucket.size();
+  };
   return with_type(dtype, [&](auto type, std::size_t parts) {
     using Type = decltype(type);
     const std::size_t element = parts * sizeof(typename Type::Stored);
     const bool at_once = clear && !have_memory_in_common(gradients, element);
     bool finite = true;
-    for (const Gradient& gradient : gradients) {
-      if (gradient.data == nullptr) {
-        std::memset(bucket + gradient.offset, 0, gradient.count * element);
-      } else if (!gather_one<Type>(gradient, gradient.count * parts, factor, at_once, bucket)) {
-        finite = false;
+    // Those at their places are scaled last, for others may be copies of them.
+    for (const bool in_place : {false, true}) {
+      for (const Gradient& gradient : gradients) {
+        std::byte* place = bucket.data() + gradient.offset;
+        if ((gradient.data == place) != in_place) continue;
+        if (gradient.data == nullptr) {
+          std::memset(place, 0, gradient.count * element);
+        } else if (!gather_one<Type>(gradient, gradient.count * parts, factor,
+                                     at_once && is_outside(gradient), bucket.data())) {
+          finite = false;
+        }
       }
     }
     if (!clear || at_once) return finite;
     for (const Gradient& gradient : gradients) {
-      if (gradient.data != nullptr) std::memset(gradient.data, 0, gradient.count * element);
+      if (gradient.data == nullptr || !is_outside(gradient)) continue;
+      std::memset(gradient.data, 0, gradient.count * element);
     }
     return finite;
   });

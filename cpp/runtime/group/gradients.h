@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "runtime/group/bucket_layout.h"
@@ -19,10 +20,10 @@ struct Gradient {
   std::uint64_t offset = 0;  // bytes
 };
 
-// bucket[offset ...] = gradient * factor; then zeroes the gradients if `clear`. Returns whether all
-// of their elements are finite.
+// bucket[offset ...] = gradient * factor; then zeroes the gradients outside of the bucket if
+// `clear`. A gradient may lie at its place in the bucket. Returns whether all elements are finite.
 bool gather(tensor::DType dtype, const std::vector<Gradient>& gradients, double factor, bool clear,
-            std::byte* bucket);
+            std::span<std::byte> bucket);
 
 // The norm of a bucket as one vector: infinite or NaN if an element is. Its bits depend only on the
 // bucket, so that all members decide alike.

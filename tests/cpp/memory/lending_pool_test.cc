@@ -83,6 +83,22 @@ TEST("lending pool: much free memory goes back to the system, not what is in use
   CHECK(place && pool->segment(place->segment) != nullptr);
 }
 
+TEST("lending pool: a block of a size that is kept stays, one for each token") {
+  const auto pool = std::make_shared<LendingPool>();
+  constexpr std::size_t kSize = 2 * LendingPool::kMaxFreeBytes;
+  std::shared_ptr<void> token = pool->keep_one(kSize);
+  const std::byte* last = nullptr;
+  {
+    const MutableBuffer first = pool->allocate(kSize);
+    const MutableBuffer second = pool->allocate(kSize);
+    last = first.data();  // released last
+  }
+  CHECK_EQ(pool->retired(), 1u);
+  CHECK(pool->allocate(kSize).data() == last);
+  token.reset();
+  CHECK_EQ(pool->retired(), 2u);
+}
+
 TEST("lending pool: blocks outlive it, and may be released on any thread") {
   auto pool = std::make_shared<LendingPool>();
   const std::weak_ptr<LendingPool> watch = pool;

@@ -1,5 +1,6 @@
 #include "memory/pool.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <thread>
@@ -72,6 +73,49 @@ TEST("what is retained is bounded") {
   }
   CHECK(pool.retained_bytes() > 0);
   CHECK(pool.retained_bytes() <= 1 << 20);
+}
+
+TEST("a block of a size that is kept is retained beyond the bound, one for each token") {
+  Pool pool(1 << 20);
+  constexpr std::size_t kSize = std::size_t{4} << 20;
+  std::shared_ptr<void> token = pool.keep_one(kSize);
+  std::shared_ptr<void> other = pool.keep_one(kSize);
+  const auto three = [&pool] {
+    std::vector<MutableBuffer> blocks;
+    for (int i = 0; i < 3; ++i) blocks.push_back(pool.allocate(kSize));
+    std::vector<std::weak_ptr<const void>> lives;
+    for (const MutableBuffer& block : blocks) lives.push_back(home_of(block).lives);
+    return lives;
+  };
+  const auto retained = [](const std::vector<std::weak_ptr<const void>>& lives) {
+    return std::ranges::count_if(lives, [](const auto& life) { return !life.expired(); });
+  };
+  const auto lives = three();
+  CHECK_EQ(retained(lives), 2);
+  CHECK_EQ(pool.retained_bytes(), 0u);
+  token.reset();
+  CHECK_EQ(retained(lives), 1);
+  other.reset();
+  CHECK_EQ(retained(lives), 0);
+  CHECK_EQ(pool.retained_bytes(), 0u);
+}
+
+TEST("a token changes what counts as retained, not how much is bounded") {
+  Pool pool(1 << 20);
+  const auto block_bytes = [&pool] {
+    pool.allocate(300'000);
+    return pool.retained_bytes();
+  }();
+  CHECK(block_bytes >= 300'000);
+  std::shared_ptr<void> token = pool.keep_one(300'000);
+  CHECK_EQ(pool.retained_bytes(), 0u);
+  {
+    const MutableBuffer first = pool.allocate(300'000);
+    const MutableBuffer second = pool.allocate(300'000);
+  }
+  CHECK_EQ(pool.retained_bytes(), block_bytes);
+  token.reset();
+  CHECK_EQ(pool.retained_bytes(), 2 * block_bytes);
 }
 
 TEST("blocks outlive the pool and are freed on any thread") {

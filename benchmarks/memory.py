@@ -1,0 +1,106 @@
+"""Peak memory of two peers that train a large torch model, beside parameters and gradients.
+
+Each peer is a process of this host. Its memory is read 20 times a second, once as resident pages
+(RSS: pages that both peers map count twice) and once with each page divided by the number of
+processes that map it (PSS). The start is what happens before round 6: one peer trains alone, gives
+the other its model, and has buckets for the contributions of both meanwhile.
+
+    python benchmarks/memory.py --megabytes 1024 --views
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+import moolink
+import moolink.torch
+
+PARAMETERS = 8
+START_ROUNDS = 6
+
+
+def peer(args: argparse.Namespace) -> None:
+    """Trains once its parent has seen the memory of the parameters."""
+    torch.set_num_threads(1)
+    count = args.megabytes * (1 << 20) // (4 * PARAMETERS)
+    leaves = [torch.ones(count, requires_grad=True) for _ in range(PARAMETERS)]
+    print("ready", flush=True)
+    sys.stdin.readline()
+    with moolink.Rpc() as rpc, moolink.Group(rpc, "memory") as group:
+        rpc.connect(args.broker)
+        accumulator = moolink.torch.Accumulator(
+            "model", leaves, group=group, gradient_as_bucket_view=args.views
+        )
+        accumulator.set_virtual_batch_size(2)
+        optimizer = torch.optim.SGD(leaves, lr=1e-3, foreach=False)
+        for step in accumulator.steps(optimizer, until=lambda t: t.get("turns", 0) >= args.rounds):
+            for leaf in leaves:
+                leaf.sum().backward()
+            step.reduce(batch_size=1, counters={"turns": 1})
+            if accumulator.model_version() == START_ROUNDS:
+                print(time.monotonic(), flush=True)
+
+
+def sizes(pid: int) -> tuple[int, int]:
+    """(RSS, PSS) in bytes."""
+    fields = dict.fromkeys(("Rss", "Pss"), 0)
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name in fields:
+            fields[name] = int(value.split()[0]) * 1024
+    return fields["Rss"], fields["Pss"]
+
+
+def main() -> None:
+    """Starts a broker and two peers, and prints the peaks in sizes of the model."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--megabytes", type=int, default=256, help="size of the model")
+    parser.add_argument("--rounds", type=int, default=40, help="contributions of both peers")
+    parser.add_argument("--views", action="store_true", help="gradient_as_bucket_view")
+    parser.add_argument("--broker", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.broker:
+        peer(args)
+        return
+    with moolink.Broker(first=True) as broker:
+        address = broker.listen("127.0.0.1:0")[0]
+        command = [sys.executable, __file__, *sys.argv[1:], "--broker", address]
+        pipe = subprocess.PIPE
+        peers = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) for _ in range(2)]
+        for child in peers:
+            assert child.stdout.readline() == "ready\n"
+        before = [sizes(child.pid) for child in peers]
+        for child in peers:
+            print(file=child.stdin, flush=True)
+        samples: list[list[tuple[float, int, int]]] = [[] for _ in peers]
+        while all(child.poll() is None for child in peers):
+            for child, seen in zip(peers, samples, strict=True):
+                try:
+                    seen.append((time.monotonic(), *sizes(child.pid)))
+                except (FileNotFoundError, ProcessLookupError):
+                    continue  # ended meanwhile
+            time.sleep(0.05)
+        settled = [float(child.communicate(timeout=60)[0].split()[-1]) for child in peers]
+    for at, seen in enumerate(samples):
+        for name, those in (
+            ("start", [s for s in seen if s[0] < settled[at]]),
+            ("rounds", [s for s in seen if s[0] >= settled[at]]),
+        ):
+            rss, pss = (
+                (max(s[which + 1] for s in those) - before[at][which]) / (args.megabytes << 20) - 1
+                for which in (0, 1)
+            )
+            print(
+                f"peer {at}, {name}: beside parameters and gradients "
+                f"RSS {rss:.2f}, PSS {pss:.2f} models"
+            )
+
+
+if __name__ == "__main__":
+    main()
