@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch._utils import _unflatten_dense_tensors
 
 from moolink._core import TensorLayouts
 from moolink.accumulate import AccumulatorBase
-from moolink.accumulate.buckets import Description, Section, layout, sections
+from moolink.accumulate.buckets import Section, layout, sections
 from moolink.accumulate.options import AccumulatorOptions
 from moolink.accumulate.training_steps import TrainingStep, checked_loop_state
-from moolink.data import trees
-from moolink.data.device_arrays import torch_on_device
 from moolink.group import Group
 from moolink.internal import logs
 from moolink.internal.repeated import Repeated
-from moolink.torch.optimizers import load_optimizer_state, optimizer_state
+from moolink.torch.optimizers import (
+    load_optimizer_state,
+    optimizer_state,
+    plain_tree,
+    tree_like,
+)
+from moolink.torch.tensors import (
+    checked_tensors,
+    copy_all,
+    describe,
+    dtype_name,
+    dtype_of,
+    fitting,
+    is_plain,
+    means_by_device,
+    plain_copy,
+    shape_text,
+    unflatten,
+    zero_all,
+)
 
 _LOOK_EVERY = 64  # contributions
 
@@ -73,19 +88,19 @@ class Accumulator(AccumulatorBase):
         **options: Unpack[AccumulatorOptions],
     ) -> None:
         self._views = gradient_as_bucket_view
-        self._parameters = _tensors("parameters", parameters)
-        self._buffers = _tensors("buffers", buffers)
+        self._parameters = checked_tensors("parameters", parameters)
+        self._buffers = checked_tensors("buffers", buffers)
         if len({id(p) for p in self._parameters}) < len(self._parameters):
             raise ValueError("a parameter is given twice")
         self._made_with = [(p.shape, p.dtype, p.requires_grad) for p in self._parameters]
-        described = [_description(p, p.requires_grad) for p in self._parameters]
+        described = [describe(p, p.requires_grad) for p in self._parameters]
         self._sections = sections(described)
         if not self._sections:
             raise ValueError("none of the parameters requires a gradient: nothing to reduce")
         self._reduced = [self._parameters[i] for s in self._sections for i in s.indices]
         # Tensors that need no conversion, checked in one call.
         self._usual_parameters = TensorLayouts(
-            [(tuple(p.shape), _name(p.dtype)) for p in self._parameters]
+            [(tuple(p.shape), dtype_name(p.dtype)) for p in self._parameters]
         )
         self._usual_gradients = TensorLayouts(
             [(tuple(self._parameters[i].shape), s.dtype) for s in self._sections for i in s.indices]
@@ -98,7 +113,7 @@ class Accumulator(AccumulatorBase):
         super().__init__(
             name,
             [(section.dtype, section.count) for section in self._sections],
-            layout(described, [_description(b, False) for b in self._buffers]),
+            layout(described, [describe(b, False) for b in self._buffers]),
             group,
             **options,
         )
@@ -161,9 +176,9 @@ class Accumulator(AccumulatorBase):
             common = optimizer_state(optimizer)
             own = optimizer.state_dict() if common is None else None
             return {
-                "optimizer": _plain_tree(common),
-                "torch": _plain_tree(own),
-                "scheduler": _plain_tree(schedule),
+                "optimizer": plain_tree(common),
+                "torch": plain_tree(own),
+                "scheduler": plain_tree(schedule),
                 "users": users,
             }
 
@@ -174,7 +189,7 @@ class Accumulator(AccumulatorBase):
             else:
                 optimizer.load_state_dict(received["torch"])
             if scheduler is not None and received.get("scheduler") is not None:
-                schedule = _tree_like(scheduler.state_dict(), received["scheduler"])
+                schedule = tree_like(scheduler.state_dict(), received["scheduler"])
                 scheduler.load_state_dict(schedule)
             if load_state is not None:
                 load_state(received["users"])
@@ -219,10 +234,10 @@ class Accumulator(AccumulatorBase):
         ):
             shape, dtype, reduced = made_with
             if parameter.shape != shape or parameter.dtype != dtype:
-                now = _described(parameter.shape, parameter.dtype)
+                now = shape_text(parameter.shape, parameter.dtype)
                 raise ValueError(
                     f"parameters[{index}] is {now} now and "
-                    f"was {_described(shape, dtype)} when the accumulator was made: make another "
+                    f"was {shape_text(shape, dtype)} when the accumulator was made: make another "
                     "one for another model"
                 )
             gradient = parameter.grad if reduced else None
@@ -246,16 +261,16 @@ class Accumulator(AccumulatorBase):
         memory = torch.from_numpy(self._core.bucket())
         for section, values in self._of_sections(memory):
             parameters = [self._parameters[i] for i in section.indices]
-            views = _unflatten(values, parameters)
+            views = unflatten(values, parameters)
             for parameter, view in zip(parameters, views, strict=True):
-                if parameter.grad is None and _is_plain(parameter, view.dtype):
+                if parameter.grad is None and is_plain(parameter, view.dtype):
                     parameter.grad = view.zero_()
         self._ends_left = self._ends_gradients()
 
     def _of_sections(self, memory: torch.Tensor) -> Iterator[tuple[Section, torch.Tensor]]:
         """The sections of a bucket's bytes."""
         for section in self._sections:
-            yield section, memory[section.begin : section.end].view(_dtype(section))
+            yield section, memory[section.begin : section.end].view(dtype_of(section))
 
     def _gather(self, batch_size: int, clear: bool) -> bool:
         if self._may_be_forgotten() and not self._any_gradient():
@@ -313,7 +328,7 @@ class Accumulator(AccumulatorBase):
         elsewhere: list[torch.Tensor] = []  # the sources of the copies
         finite = True
         for section in self._sections:
-            dtype = _dtype(section)
+            dtype = dtype_of(section)
             copies: list[torch.Tensor] = []  # alive until they are gathered
             pieces: list[tuple[int, int, int]] = []
             on_devices: list[tuple[torch.Tensor, int, int]] = []
@@ -323,16 +338,16 @@ class Accumulator(AccumulatorBase):
                     elsewhere.append(gradient)
                     on_devices.append((gradient.detach().to(dtype), count, offset))
                     continue
-                if gradient is not None and not _is_plain(gradient, dtype):
+                if gradient is not None and not is_plain(gradient, dtype):
                     elsewhere.append(gradient)
-                    copies.append(_plain_copy(gradient, dtype))
+                    copies.append(plain_copy(gradient, dtype))
                     gradient = copies[-1]
                 pieces.append((0 if gradient is None else gradient.data_ptr(), count, offset))
             if on_devices:
                 finite &= self._gather_staged(section.dtype, on_devices, batch_size)
             finite &= self._core.gather(section.dtype, pieces, float(batch_size), clear)
         if clear:
-            _zero(elsewhere)
+            zero_all(elsewhere)
         return finite
 
     def _gather_staged(
@@ -351,10 +366,10 @@ class Accumulator(AccumulatorBase):
         self._set_aside = []
         for section, values in self._of_sections(memory):
             parameters = [self._parameters[i] for i in section.indices]
-            means = _unflatten(values, parameters) if usual else _means(values, parameters)
+            means = unflatten(values, parameters) if usual else means_by_device(values, parameters)
             for parameter, mean in zip(parameters, means, strict=True):
                 gradient = parameter.grad
-                replace = usual or _is_plain(parameter, values.dtype, mean.device)
+                replace = usual or is_plain(parameter, values.dtype, mean.device)
                 if gradient is None and not (replace and self._views):
                     gradient = torch.zeros_like(parameter)
                 self._set_aside.append(gradient)
@@ -368,7 +383,7 @@ class Accumulator(AccumulatorBase):
             for parameter, gradient in zip(self._reduced, self._set_aside, strict=True):
                 parameter.grad = gradient
             self._set_aside = None
-        _zero([p.grad for p in self._reduced if p.grad is not None])
+        zero_all([p.grad for p in self._reduced if p.grad is not None])
         self._ends_left = self._ends_gradients()
 
     def _capture_model(self) -> Any:
@@ -379,15 +394,15 @@ class Accumulator(AccumulatorBase):
 
     def _install_model(self, model: Any) -> None:
         parameters, buffers = model
-        received = _fitting(self._buffers, buffers)
+        received = fitting(self._buffers, buffers)
         self._install_parameters(parameters)
-        _copy_all(self._buffers, received)
+        copy_all(self._buffers, received)
 
     def _capture_parameters(self) -> list[Any]:
         return [p.detach().clone() for p in self._parameters]
 
     def _install_parameters(self, parameters: list[Any]) -> None:
-        _copy_all(self._parameters, _fitting(self._parameters, parameters))
+        copy_all(self._parameters, fitting(self._parameters, parameters))
 
     def _checksum(self) -> int:
         digest = hashlib.blake2b(digest_size=8)
@@ -395,58 +410,6 @@ class Accumulator(AccumulatorBase):
             logical = parameter.detach().cpu().contiguous()
             digest.update(logical.reshape(-1).view(torch.uint8).numpy().tobytes())
         return int.from_bytes(digest.digest(), "little")
-
-
-def _unflatten(values: torch.Tensor, parameters: list[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """A section's parts that belong to its parameters, as views."""
-    parts: Sequence[torch.Tensor] = _unflatten_dense_tensors(values, parameters)  # type: ignore[no-untyped-call]
-    return parts
-
-
-def _means(values: torch.Tensor, parameters: list[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """The same, each on its parameter's device if that is CUDA's, to which the section is copied as
-    a whole."""
-    by_device: dict[torch.device | None, Sequence[torch.Tensor]] = {}
-    for index, parameter in enumerate(parameters):
-        device = parameter.device if parameter.is_cuda else None
-        if device not in by_device:
-            there = values if device is None else torch_on_device(values, device)
-            by_device[device] = _unflatten(there, parameters)
-        yield by_device[device][index]
-
-
-_HOST = torch.device("cpu")
-
-
-def _is_plain(tensor: torch.Tensor, dtype: torch.dtype, device: torch.device = _HOST) -> bool:
-    """Whether its elements lie one after another on the device, as in the bucket."""
-    return (
-        tensor.device == device
-        and tensor.dtype is dtype
-        and tensor.layout is torch.strided
-        and tensor.is_contiguous()
-        and not (dtype.is_complex and tensor.is_conj())
-        and not tensor.is_neg()
-    )
-
-
-def _plain_copy(gradient: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    copy = gradient.detach().to("cpu", dtype).resolve_conj().resolve_neg()
-    return copy.clone(memory_format=torch.contiguous_format)
-
-
-def _zero(tensors: list[torch.Tensor]) -> None:
-    views = [t for t in tensors if t.is_conj() or t.is_neg()]  # _foreach_zero_ knows none
-    others = [t for t in tensors if not (t.is_conj() or t.is_neg())]
-    with torch.no_grad():
-        for view in views:
-            view.zero_()
-        if others:
-            torch._foreach_zero_(others)
-
-
-def _described(shape: torch.Size, dtype: torch.dtype) -> str:
-    return f"{_name(dtype)}{tuple(shape)}"
 
 
 def _require_plain_step(scheduler: Any) -> None:
@@ -457,85 +420,3 @@ def _require_plain_step(scheduler: Any) -> None:
                 f"{type(scheduler).__qualname__}.step needs {parameter.name!r}, which steps() does "
                 "not know: step it in the loop, and hand its state on with state= and load_state="
             )
-
-
-def _plain_tree(tree: Any) -> Any:
-    """The same of plain dicts, lists and tuples, which the codec knows."""
-    if isinstance(tree, Mapping):
-        return {key: _plain_tree(value) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return type(tree)(_plain_tree(v) for v in tree) if type(tree) in (list, tuple) else tree
-    return tree
-
-
-def _tree_like(mine: Any, plain: Any) -> Any:
-    """The plain tree with the kinds of mapping that this peer's has (such as ``Counter``)."""
-    if isinstance(mine, dict) and isinstance(plain, dict):
-        values = {k: _tree_like(mine.get(k), v) for k, v in plain.items()}
-        if type(mine) is dict:
-            return values
-        same_kind = copy.copy(mine)
-        same_kind.clear()
-        same_kind.update(values)
-        return same_kind
-    if isinstance(mine, list) and isinstance(plain, list) and len(mine) == len(plain):
-        return [_tree_like(m, p) for m, p in zip(mine, plain, strict=True)]
-    return plain
-
-
-def _tensors(what: str, values: Iterable[Any]) -> list[torch.Tensor]:
-    if isinstance(values, torch.nn.Module):
-        raise TypeError(f"give {what} as model.{what}(), not the model")
-    if isinstance(values, Group):
-        raise TypeError("give the group as group=")
-    tensors = list(values)
-    for index, value in enumerate(tensors):
-        if not isinstance(value, torch.Tensor):
-            raise TypeError(f"{what}[{index}] is a {type(value).__qualname__}, not a torch.Tensor")
-        if value.layout != torch.strided:
-            raise TypeError(f"{what}[{index}] is {value.layout}: only dense tensors can be reduced")
-    return tensors
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _dtype(section: Section) -> torch.dtype:
-    dtype: torch.dtype = getattr(torch, section.dtype)
-    return dtype
-
-
-def _description(tensor: torch.Tensor, reduced: bool) -> Description:
-    return Description(_name(tensor.dtype), tuple(tensor.shape), reduced)
-
-
-def _as_torch(value: Any) -> torch.Tensor:
-    """A received array of any framework."""
-    if isinstance(value, torch.Tensor):
-        return value
-    array = np.asarray(value)
-    if not array.flags.writeable:  # of JAX
-        array = array.copy()
-    tensor: torch.Tensor = trees.as_torch(array)
-    return tensor
-
-
-def _fitting(mine: Sequence[torch.Tensor], values: Sequence[Any]) -> list[torch.Tensor]:
-    """The values as tensors; raises ``ValueError`` unless each can be copied to one of ours."""
-    if len(mine) != len(values):
-        raise ValueError(f"{len(values)} tensors came for the {len(mine)} of this model")
-    tensors = [_as_torch(value) for value in values]
-    for index, (old, new) in enumerate(zip(mine, tensors, strict=True)):
-        if new.shape != old.shape or new.dtype != old.dtype:
-            raise ValueError(
-                f"tensor {index} that came is {_described(new.shape, new.dtype)}, and "
-                f"this model's {_described(old.shape, old.dtype)}"
-            )
-    return tensors
-
-
-def _copy_all(to: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
-    with torch.no_grad():
-        for mine, theirs in zip(to, tensors, strict=True):
-            mine.copy_(theirs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -67,3 +68,27 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, A
     groups = state.get("groups") or [{} for _ in own["param_groups"]]
     merged = [mine | dict(theirs) for mine, theirs in zip(own["param_groups"], groups, strict=True)]
     optimizer.load_state_dict({"state": states, "param_groups": merged})
+
+
+def plain_tree(tree: Any) -> Any:
+    """The same of plain dicts, lists and tuples, which the codec knows."""
+    if isinstance(tree, Mapping):
+        return {key: plain_tree(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(plain_tree(v) for v in tree) if type(tree) in (list, tuple) else tree
+    return tree
+
+
+def tree_like(mine: Any, plain: Any) -> Any:
+    """The plain tree with the kinds of mapping that this peer's has (such as ``Counter``)."""
+    if isinstance(mine, dict) and isinstance(plain, dict):
+        values = {k: tree_like(mine.get(k), v) for k, v in plain.items()}
+        if type(mine) is dict:
+            return values
+        same_kind = copy.copy(mine)
+        same_kind.clear()
+        same_kind.update(values)
+        return same_kind
+    if isinstance(mine, list) and isinstance(plain, list) and len(mine) == len(plain):
+        return [tree_like(m, p) for m, p in zip(mine, plain, strict=True)]
+    return plain

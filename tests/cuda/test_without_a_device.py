@@ -363,7 +363,7 @@ def test_gradients_on_devices_are_waited_for_once_a_section(broker_address: str)
         given[0].grad = torch.from_numpy(values[0].copy())
         given[4].grad = None
         cleared = []
-        accumulator._zero = lambda tensors: cleared.extend(tensors)
+        accumulator.zero_all = lambda tensors: cleared.extend(tensors)
         client.connect({broker_address!r})
         peer = Accumulator("model", parameters, group=moolink.Group(client, "group"))
         connect([peer])

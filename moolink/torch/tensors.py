@@ -1,0 +1,124 @@
+"""Tensors of a torch accumulator: their layout in the bucket, checks and copies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch._utils import _unflatten_dense_tensors
+
+from moolink.accumulate.buckets import Description, Section
+from moolink.data import trees
+from moolink.data.device_arrays import torch_on_device
+from moolink.group import Group
+
+_HOST = torch.device("cpu")
+
+
+def unflatten(values: torch.Tensor, parameters: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """A section's parts that belong to its parameters, as views."""
+    parts: Sequence[torch.Tensor] = _unflatten_dense_tensors(values, parameters)  # type: ignore[no-untyped-call]
+    return parts
+
+
+def means_by_device(values: torch.Tensor, parameters: list[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """The same, each on its parameter's device if that is CUDA's, to which the section is copied as
+    a whole."""
+    by_device: dict[torch.device | None, Sequence[torch.Tensor]] = {}
+    for index, parameter in enumerate(parameters):
+        device = parameter.device if parameter.is_cuda else None
+        if device not in by_device:
+            there = values if device is None else torch_on_device(values, device)
+            by_device[device] = unflatten(there, parameters)
+        yield by_device[device][index]
+
+
+def is_plain(tensor: torch.Tensor, dtype: torch.dtype, device: torch.device = _HOST) -> bool:
+    """Whether its elements lie one after another on the device, as in the bucket."""
+    return (
+        tensor.device == device
+        and tensor.dtype is dtype
+        and tensor.layout is torch.strided
+        and tensor.is_contiguous()
+        and not (dtype.is_complex and tensor.is_conj())
+        and not tensor.is_neg()
+    )
+
+
+def plain_copy(gradient: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    copy = gradient.detach().to("cpu", dtype).resolve_conj().resolve_neg()
+    return copy.clone(memory_format=torch.contiguous_format)
+
+
+def zero_all(tensors: list[torch.Tensor]) -> None:
+    views = [t for t in tensors if t.is_conj() or t.is_neg()]  # _foreach_zero_ knows none
+    others = [t for t in tensors if not (t.is_conj() or t.is_neg())]
+    with torch.no_grad():
+        for view in views:
+            view.zero_()
+        if others:
+            torch._foreach_zero_(others)
+
+
+def shape_text(shape: torch.Size, dtype: torch.dtype) -> str:
+    return f"{dtype_name(dtype)}{tuple(shape)}"
+
+
+def checked_tensors(what: str, values: Iterable[Any]) -> list[torch.Tensor]:
+    if isinstance(values, torch.nn.Module):
+        raise TypeError(f"give {what} as model.{what}(), not the model")
+    if isinstance(values, Group):
+        raise TypeError("give the group as group=")
+    tensors = list(values)
+    for index, value in enumerate(tensors):
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(f"{what}[{index}] is a {type(value).__qualname__}, not a torch.Tensor")
+        if value.layout != torch.strided:
+            raise TypeError(f"{what}[{index}] is {value.layout}: only dense tensors can be reduced")
+    return tensors
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def dtype_of(section: Section) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, section.dtype)
+    return dtype
+
+
+def describe(tensor: torch.Tensor, reduced: bool) -> Description:
+    return Description(dtype_name(tensor.dtype), tuple(tensor.shape), reduced)
+
+
+def as_torch(value: Any) -> torch.Tensor:
+    """A received array of any framework."""
+    if isinstance(value, torch.Tensor):
+        return value
+    array = np.asarray(value)
+    if not array.flags.writeable:  # of JAX
+        array = array.copy()
+    tensor: torch.Tensor = trees.as_torch(array)
+    return tensor
+
+
+def fitting(mine: Sequence[torch.Tensor], values: Sequence[Any]) -> list[torch.Tensor]:
+    """The values as tensors; raises ``ValueError`` unless each can be copied to one of ours."""
+    if len(mine) != len(values):
+        raise ValueError(f"{len(values)} tensors came for the {len(mine)} of this model")
+    tensors = [as_torch(value) for value in values]
+    for index, (old, new) in enumerate(zip(mine, tensors, strict=True)):
+        if new.shape != old.shape or new.dtype != old.dtype:
+            raise ValueError(
+                f"tensor {index} that came is {shape_text(new.shape, new.dtype)}, and "
+                f"this model's {shape_text(old.shape, old.dtype)}"
+            )
+    return tensors
+
+
+def copy_all(to: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
+    with torch.no_grad():
+        for mine, theirs in zip(to, tensors, strict=True):
+            mine.copy_(theirs)
