@@ -39,11 +39,13 @@ def peer(args: argparse.Namespace) -> None:
         )
         accumulator.set_virtual_batch_size(2)
         optimizer = torch.optim.SGD(leaves, lr=1e-3, foreach=False)
+        settled = False
         for step in accumulator.steps(optimizer, until=lambda t: t.get("turns", 0) >= args.rounds):
             for leaf in leaves:
                 leaf.sum().backward()
             step.reduce(batch_size=1, counters={"turns": 1})
-            if accumulator.model_version() == START_ROUNDS:
+            if not settled and accumulator.model_version() >= START_ROUNDS:
+                settled = True
                 print(time.monotonic(), flush=True)
 
 

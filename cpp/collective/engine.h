@@ -66,7 +66,8 @@ class Engine {
     // Inputs are the user's memory, not used after Done.
     bool lent = false;
     // An allreduce that passes through shared memory at every member, under this number, without
-    // rank 0's Go; into `output`. Such operations have no other source of numbers in the epoch.
+    // rank 0's Go; into `output`. In an epoch, either the
+    // caller numbers all operations that pass, or rank 0 does.
     std::uint64_t shared = 0;
   };
 

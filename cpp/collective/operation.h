@@ -47,7 +47,8 @@ inline constexpr std::size_t kMirroredMembers = 2;
 // One member computes each element, so all members end with the same bits. With members on several
 // hosts each host reduces first: hierarchy.h. A value with a Python operation goes to rank 0 and
 // its result to all members instead.
-// A round of an accumulator is an allreduce whose leader has decided where it passes.
+// A round of an accumulator is an allreduce for which the accumulator's leader has decided whether
+// it passes through shared memory.
 // Every other collective begins with Started to rank 0, which sends Go when all have started the
 // same: through shared memory, or over messages (Piece, straight to its place).
 class Operation {

@@ -74,7 +74,7 @@ PipelineSegment::PipelineSegment(std::shared_ptr<void> owner, std::span<std::byt
   }
   const PipelineLayout theirs{header.epoch, header.ranks, header.depth, header.window_bytes};
   if (header.magic != kMagic || theirs != layout) {
-    throw Exception(ErrorCode::wire, "the segment that was passed for the collectives of epoch " +
+    throw Exception(ErrorCode::wire, "the segment that was passed for the operations of epoch " +
                                          std::to_string(layout.epoch) +
                                          " has another layout (epoch " +
                                          std::to_string(theirs.epoch) + ", " +

@@ -127,6 +127,7 @@ class Pool::Shelves final : public AtFork {
   }
 
   void keep_one_more(const SizeClass& of) noexcept {
+    if (forked_) return;
     Shelf& shelf = shelves_[of.index];
     const std::lock_guard guard(shelf.mutex);
     if (shelf.blocks.size() > shelf.kept++) retained_ -= of.bytes;  // counted until now

@@ -64,7 +64,7 @@ class AccumulatorBase(Adapter, Closing):
 
     Args:
         role: ``"member"``, or ``"observer"``: receives the model and all rounds, contributes
-            nothing and delays no member.
+            nothing, and no member waits for its user.
         checksum_every: rounds between two comparisons of the members' parameters; 0: never.
         on_divergence: when a member's parameters differ from the leader's, :meth:`update` raises
             at every peer (``"raise"``), logs it (``"warn"``), or logs it and has the member that

@@ -25,7 +25,7 @@ class Adapter(abc.ABC):
         the accumulator was made for. Called before anything is taken or installed."""
 
     def _prepare(self) -> None:  # noqa: B027 - gradients can be anywhere
-        """Called before gradients are computed, possibly more than once."""
+        """Called whenever gradients are wanted, also just before they are taken."""
 
     @abc.abstractmethod
     def _gather(self, batch_size: int, clear: bool) -> bool:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Unpack
+from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +44,17 @@ from moolink.torch.tensors import (
 
 _LOOK_EVERY = 64  # contributions
 
+_with_views: WeakSet[Accumulator] = WeakSet()
+
+
+def _forget_views() -> None:
+    """In a forked child: the bucket is the parent's, and its other members read it."""
+    for accumulator in _with_views:
+        accumulator._drop_views()
+
+
+os.register_at_fork(after_in_child=_forget_views)
+
 
 class Accumulator(AccumulatorBase):
     """moolib's accumulator for torch parameters; see :class:`moolink.accumulate.AccumulatorBase`.
@@ -55,11 +68,13 @@ class Accumulator(AccumulatorBase):
             called ``name``; then call :meth:`connect`.
         gradient_as_bucket_view: the gradients of a contribution are made as views of the bucket
             that is sent, as in ``DistributedDataParallel``, which saves their memory and a copy.
-            ``.grad`` is then ``None`` from :meth:`reduce_gradients` on, and again zeroed views
-            whenever :meth:`wants_gradients` returns true, for parameters without gaps in host
-            memory, of a dtype in which gradients are summed.
-            ``optimizer.zero_grad()`` is not needed; with ``set_to_none=True`` (torch's default) it
-            undoes the saving.
+            It applies to parameters without gaps in host memory whose dtype is the one in which
+            gradients are summed. :meth:`wants_gradients`, when it returns true, makes such a view,
+            zeroed, of each ``.grad`` that is ``None``. :meth:`reduce_gradients` sets ``.grad`` to
+            ``None``, because the other members read the memory from then on: keep no reference to
+            ``.grad`` beyond that call, but clone it. ``optimizer.zero_grad()`` is not needed; with
+            ``set_to_none=True`` (torch's default) it undoes the saving. In a forked child ``.grad``
+            is ``None``.
         options: ``role``, ``checksum_every``, ``on_divergence``, ``max_grad_norm`` and
             ``on_nonfinite`` and ``sync_every`` of the base class.
 
@@ -68,7 +83,7 @@ class Accumulator(AccumulatorBase):
 
     While :meth:`has_gradients` is true, ``.grad`` of each parameter is the round's mean, where
     parameters lie in host memory without gaps without another copy; afterwards it is the tensor
-    that it was before, zeroed.
+    that it was before, zeroed, or with ``gradient_as_bucket_view`` what it was before.
 
     Raises:
         TypeError: a parameter or buffer is not a tensor, or not a dense one.
@@ -87,7 +102,7 @@ class Accumulator(AccumulatorBase):
         gradient_as_bucket_view: bool = False,
         **options: Unpack[AccumulatorOptions],
     ) -> None:
-        self._views = gradient_as_bucket_view
+        self._viewed: list[torch.Tensor] = []  # parameters whose gradients can be views
         self._parameters = checked_tensors("parameters", parameters)
         self._buffers = checked_tensors("buffers", buffers)
         if len({id(p) for p in self._parameters}) < len(self._parameters):
@@ -98,6 +113,10 @@ class Accumulator(AccumulatorBase):
         if not self._sections:
             raise ValueError("none of the parameters requires a gradient: nothing to reduce")
         self._reduced = [self._parameters[i] for s in self._sections for i in s.indices]
+        if gradient_as_bucket_view:
+            of_sections = ((self._parameters[i], s) for s in self._sections for i in s.indices)
+            self._viewed = [p for p, section in of_sections if is_plain(p, dtype_of(section))]
+            _with_views.add(self)
         # Tensors that need no conversion, checked in one call.
         self._usual_parameters = TensorLayouts(
             [(tuple(p.shape), dtype_name(p.dtype)) for p in self._parameters]
@@ -255,17 +274,21 @@ class Accumulator(AccumulatorBase):
                 )
 
     def _prepare(self) -> None:
-        ends = (self._reduced[0].grad, self._reduced[-1].grad)
-        if not self._views or all(end is not None for end in ends):
+        if all(p.grad is not None for p in self._viewed[:1] + self._viewed[-1:]):
             return
-        memory = torch.from_numpy(self._core.bucket())
-        for section, values in self._of_sections(memory):
-            parameters = [self._parameters[i] for i in section.indices]
-            views = unflatten(values, parameters)
-            for parameter, view in zip(parameters, views, strict=True):
-                if parameter.grad is None and is_plain(parameter, view.dtype):
-                    parameter.grad = view.zero_()
+        with torch.inference_mode(False):  # where actors act: backward() writes to these tensors
+            memory = torch.from_numpy(self._core.bucket())
+            for section, values in self._of_sections(memory):
+                parameters = [self._parameters[i] for i in section.indices]
+                views = unflatten(values, parameters)
+                for parameter, view in zip(parameters, views, strict=True):
+                    if parameter.grad is None and is_plain(parameter, view.dtype):
+                        parameter.grad = view.zero_()
         self._ends_left = self._ends_gradients()
+
+    def _drop_views(self) -> None:
+        for parameter in self._viewed:
+            parameter.grad = None
 
     def _of_sections(self, memory: torch.Tensor) -> Iterator[tuple[Section, torch.Tensor]]:
         """The sections of a bucket's bytes."""
@@ -279,12 +302,13 @@ class Accumulator(AccumulatorBase):
                 "backward() before step.reduce() (reduce_gradients()), or step.skip() "
                 "(skip_gradients()) to contribute nothing"
             )
-        if self._views and not clear and not self._gather_all(1, clear):
+        if self._viewed and not clear and not self._gather_all(1, clear):
             return False  # found before gradients are scaled in their places
-        finite = self._gather_all(batch_size, clear)
-        if self._views:
-            for parameter in self._reduced:  # the other members read the bucket now
-                parameter.grad = None
+        try:
+            finite = self._gather_all(batch_size, clear)
+        finally:
+            # The other members read the bucket now. After an error, a part of it may be scaled.
+            self._drop_views()
         self._ends_left = self._ends_gradients()
         return finite
 
@@ -370,7 +394,7 @@ class Accumulator(AccumulatorBase):
             for parameter, mean in zip(parameters, means, strict=True):
                 gradient = parameter.grad
                 replace = usual or is_plain(parameter, values.dtype, mean.device)
-                if gradient is None and not (replace and self._views):
+                if gradient is None and not (replace and self._viewed):
                     gradient = torch.zeros_like(parameter)
                 self._set_aside.append(gradient)
                 if replace or gradient is None:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import os
 import random
+import resource
+import weakref
+from pathlib import Path
 
 import pytest
 import torch
 
+import moolink
+from tests import forks
 from tests.accumulator.loops import Make, connect, parameters, pump
 from tests.waiting import until
 
@@ -140,3 +147,133 @@ def test_the_training_loop_needs_no_change(make: Make) -> None:
         rounds += 1
     assert rounds == 4
     assert all(leaf.eq(0.5**4).all() for leaf in leaves)
+
+
+def test_a_forked_child_has_no_part_in_a_contribution(make: Make) -> None:
+    models = [parameters(), parameters()]
+    peers = [make(f"peer-{i}", m, gradient_as_bucket_view=True) for i, m in enumerate(models)]
+    for peer in peers:
+        peer.set_virtual_batch_size(2)
+    connect(peers)
+    for _ in range(2):  # the second bucket is memory that both members map
+        until(lambda: wanted(peers), "wanted gradients")
+        for leaf in (*models[0], *models[1]):
+            leaf.grad += 1.0
+
+        def child() -> None:
+            assert all(leaf.grad is None for leaf in models[0])
+
+        assert forks.exit_status(forks.start(child)) == 0
+        for peer in peers:
+            peer.reduce_gradients(1)
+        until(lambda: shown(peers), "a round")
+        assert all(leaf.grad.eq(1.0).all() for leaf in models[0])
+        for peer in peers:
+            peer.zero_gradients()
+
+
+def test_a_contribution_that_fails_midway_is_lost_as_a_whole(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leaves = [torch.zeros(3, requires_grad=True), torch.zeros(3, dtype=torch.float64)]
+    leaves[1].requires_grad_()
+    peer = make("alone", leaves, gradient_as_bucket_view=True)
+    connect([peer])
+    until(lambda: wanted([peer]), "wanted gradients")
+    gather = peer._core.gather
+
+    class Interrupted:
+        def __getattr__(self, name: str) -> object:
+            return getattr(core, name)
+
+        def gather(self, dtype: str, *arguments: object) -> bool:
+            if dtype == "float64":
+                raise KeyboardInterrupt
+            return gather(dtype, *arguments)
+
+    core = peer._core
+    for leaf in leaves:
+        leaf.grad += 1.0
+    with monkeypatch.context() as patched:
+        patched.setattr(peer, "_core", Interrupted())
+        with pytest.raises(KeyboardInterrupt):
+            peer.reduce_gradients(4)
+    until(lambda: wanted([peer]), "wanted gradients")
+    for leaf in leaves:
+        leaf.grad += 1.0
+    peer.reduce_gradients(4)
+    until(lambda: shown([peer]), "a round")
+    assert all(leaf.grad.eq(1.0).all() for leaf in leaves)
+
+
+def test_views_made_in_inference_mode_take_a_backward(make: Make) -> None:
+    leaves = parameters(1.0)
+    peer = make("alone", leaves, gradient_as_bucket_view=True)
+    connect([peer])
+    for leaf in leaves:
+        leaf.grad = None
+    with torch.inference_mode():
+        until(lambda: wanted([peer]), "wanted gradients")
+    sum(leaf.square().sum() for leaf in leaves).backward()
+    peer.reduce_gradients(1)
+    with torch.inference_mode():
+        until(lambda: shown([peer]), "a round")
+    assert all(leaf.grad.eq(2.0).all() for leaf in leaves)
+
+
+def test_closing_gives_the_bucket_back(make: Make) -> None:
+    leaves = parameters()
+    peer = make("alone", leaves, gradient_as_bucket_view=True)
+    connect([peer])
+    until(lambda: wanted([peer]), "wanted gradients")
+    bucket = weakref.ref(peer._core.bucket().base or peer._core.bucket())
+    peer.close()
+    for leaf in leaves:
+        leaf.grad = None
+    gc.collect()
+    assert bucket() is None
+
+
+@pytest.mark.parametrize("views", [False, True])
+def test_without_descriptors_for_a_segment_rounds_go_on(make: Make, views: bool) -> None:
+    models = [[torch.zeros(1 << 20, requires_grad=True)] for _ in range(2)]
+    peers = [make(f"peer-{i}", m, gradient_as_bucket_view=views) for i, m in enumerate(models)]
+    for peer in peers:
+        peer.set_virtual_batch_size(2)
+
+    def rounds(count: int) -> None:
+        for _ in range(count):
+            until(lambda: wanted(peers), "wanted gradients")
+            for (leaf,) in models:
+                leaf.grad = torch.ones_like(leaf) if leaf.grad is None else leaf.grad.fill_(1.0)
+            for peer in peers:
+                peer.reduce_gradients(1)
+            until(lambda: shown(peers), "a round")
+            assert all(leaf.grad.eq(1.0).all() for (leaf,) in models)
+            for peer in peers:
+                peer.zero_gradients()
+
+    connect(peers)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = max(int(entry.name) for entry in Path("/proc/self/fd").iterdir()) + 1
+    held = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            while True:
+                held.append(os.open("/dev/null", os.O_RDONLY))
+        rounds(3)
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    rounds(2)
+
+
+def test_a_misspelt_option_is_told_with_its_name(broker_address: str) -> None:
+    with (
+        moolink.Rpc("peer") as rpc,
+        moolink.Group(rpc, "group") as group,
+        pytest.raises(TypeError, match=r"did you mean 'gradient_as_bucket_view'\? It has .*role"),
+    ):
+        moolink.Accumulator("model", parameters(), group=group, gradients_as_bucket_view=True)

@@ -104,6 +104,8 @@ void AccumulatorPeer::close() {
         [this](const Error& error) { group_->start_over(error); });
   rpc_->settle(group_->next_deadline());
   rpc_->context()->engine().remove(*this);
+  bucket_ = {};
+  kept_ = {};
   wake();
 }
 

@@ -192,7 +192,7 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
   const std::string scope_;
   const BucketLayout layout_;
   // A result and a bucket, which each round needs again.
-  const std::array<std::shared_ptr<void>, 2> kept_;
+  std::array<std::shared_ptr<void>, 2> kept_;
   accumulate::Machine machine_;
   std::vector<rpc::Service> services_;  // whose messages arrive here
   std::shared_ptr<OperationRunner> runner_;
