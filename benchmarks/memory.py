@@ -1,9 +1,9 @@
-"""Peak memory of two peers that train a large torch model, beside parameters and gradients.
+"""Peak memory of two peers that train a large torch model, without parameters and gradients.
 
-Each peer is a process of this host. Its memory is read 20 times a second, once as resident pages
-(RSS: pages that both peers map count twice) and once with each page divided by the number of
-processes that map it (PSS). The start is what happens before round 6: one peer trains alone, gives
-the other its model, and has buckets for the contributions of both meanwhile.
+Each peer is a process of this host. The benchmark reads its memory 20 times a second, once as
+resident pages (RSS: a page that both peers map counts twice) and once with each page divided by the
+number of processes that map it (PSS). The start is the time before round 6: one peer trains alone,
+needs a bucket for each of the two contributions to a round, and copies its model for the other.
 
     python benchmarks/memory.py --megabytes 1024 --views
 """
@@ -26,7 +26,7 @@ START_ROUNDS = 6
 
 
 def peer(args: argparse.Namespace) -> None:
-    """Trains once its parent has seen the memory of the parameters."""
+    """Trains once its parent has read the memory that the parameters take."""
     torch.set_num_threads(1)
     count = args.megabytes * (1 << 20) // (4 * PARAMETERS)
     leaves = [torch.ones(count, requires_grad=True) for _ in range(PARAMETERS)]
@@ -60,7 +60,7 @@ def sizes(pid: int) -> tuple[int, int]:
 
 
 def main() -> None:
-    """Starts a broker and two peers, and prints the peaks in sizes of the model."""
+    """Starts a broker and two peers, and prints the peaks as multiples of the model's size."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--megabytes", type=int, default=256, help="size of the model")
     parser.add_argument("--rounds", type=int, default=40, help="contributions of both peers")
@@ -86,7 +86,7 @@ def main() -> None:
                 try:
                     seen.append((time.monotonic(), *sizes(child.pid)))
                 except (FileNotFoundError, ProcessLookupError):
-                    continue  # ended meanwhile
+                    continue  # the peer has ended
             time.sleep(0.05)
         settled = [float(child.communicate(timeout=60)[0].split()[-1]) for child in peers]
     for at, seen in enumerate(samples):
@@ -99,7 +99,7 @@ def main() -> None:
                 for which in (0, 1)
             )
             print(
-                f"peer {at}, {name}: beside parameters and gradients "
+                f"peer {at}, {name}: without parameters and gradients "
                 f"RSS {rss:.2f}, PSS {pss:.2f} models"
             )
 

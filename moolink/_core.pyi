@@ -856,12 +856,12 @@ class AccumulatorCore:
         self, dtype: str, pieces: Sequence[tuple[int, int, int]], factor: float, clear: bool
     ) -> bool:
         """
-        Writes gradients x `factor` into the bucket, and zeroes those outside of it if `clear`. `pieces`: (address of a gradient without gaps or 0, elements, offset in the bucket in bytes). Returns whether all elements are finite.
+        Writes gradients x `factor` into the bucket and, if `clear`, zeroes the gradients outside it. `pieces`: (address of a gradient without gaps or 0, elements, offset in the bucket in bytes). Returns whether all elements are finite.
         """
 
     def bucket(self) -> numpy.typing.NDArray[numpy.uint8]:
         """
-        The bytes of the next contribution's bucket, for gradients that gather() takes from their places in it. offer() lends the memory to the other members.
+        The bytes of the next contribution's bucket. gather() scales gradients that lie at their places in it without a copy. offer() lends the memory to the other members.
         """
 
     def stage(self, gradients: list[Any], offsets: list[int]) -> list[int]:

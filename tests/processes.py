@@ -47,13 +47,13 @@ def kill(pid: int) -> None:
 
 
 def kill_group(pid: int) -> None:
-    """Kills the processes of a group as far as there are any."""
+    """Kills the processes of a group, if any are left."""
     with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
 
 
 def wait_until_gone(pids: Iterable[int]) -> None:
-    """Waits until these processes have ended, whoever has started them."""
+    """Waits until these processes have ended, whichever process has started them."""
     for pid in pids:
         with suppress(ProcessLookupError):
             descriptor = os.pidfd_open(pid)

@@ -10,7 +10,7 @@ import moolink
 
 # Seconds until something that should take a moment is called a hang; emulated machines need more.
 TIMEOUT = float(os.environ.get("MOOLINK_TEST_TIMEOUT", "60"))
-# Seconds for a process that a test starts, less than pytest's limit for the whole test (300 s).
+# Seconds for a process that a test starts: less than pytest's limit for the whole test (300 s).
 PROCESS_LIMIT = 280
 
 

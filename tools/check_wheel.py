@@ -2,7 +2,7 @@
 
 tools/check_wheel.py WHEEL                      looks at what is in it
 tools/check_wheel.py WHEEL PYTHON [torch] [jax] installs it and these extras, as constraints.txt has
-    them, into an empty environment without a compiler, tries it with wheel_program.py, and prints
+    them, into an empty environment without a compiler, runs wheel_program.py there, and prints
     the seconds from `pip install` to the first call
 """
 

@@ -1,7 +1,7 @@
-"""What check_wheel.py tries a wheel with: tools/wheel_program.py [torch] [jax].
+"""The program with which check_wheel.py tests a wheel: tools/wheel_program.py [torch] [jax].
 
-Without a framework: calls and an all-reduce of numpy arrays. With each framework that is named, two
-processes reduce its arrays and train with its accumulator, over shared memory.
+It tests calls and an all-reduce of numpy arrays. For each framework in its arguments, two processes
+reduce the framework's arrays and train with its accumulator, over shared memory.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import numpy as np
 import moolink
 
 LIMIT = 120  # seconds
-TARGET = 3.0  # what the parameters are trained to
+TARGET = 3.0  # the parameters are trained to this value
 
 
 def main(frameworks: list[str]) -> None:
-    """Raises AssertionError, or what moolink raises, if something fails."""
+    """Raises AssertionError or an error of moolink if a test fails."""
     with moolink.Broker(first=True) as broker, moolink.Rpc("a") as a, moolink.Rpc("b") as b:
         address = broker.listen("127.0.0.1:0")[0]
         a.define("double", lambda x: 2 * x)

@@ -5,7 +5,7 @@
 # environment of every interpreter that it is for; those for aarch64 by an emulator.
 # PYTHONS="python3.11 /opt/python3.13/bin/python" selects the interpreters; the default is 3.11 to
 # 3.14 as far as they are in PATH or pyenv. ARCHITECTURES="x86_64" selects the architectures.
-# FRAMEWORKS="jax" selects the frameworks that the wheels are tried with, of torch and jax.
+# FRAMEWORKS="jax" selects the frameworks to try the wheels with; the default is "torch jax".
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$PWD/.venv/bin/python

@@ -91,7 +91,7 @@ class PyAccumulator {
     return runtime::gather(*dtype, gradients, factor, clear, peer_->bucket().span());
   }
 
-  // The bucket of the next contribution; gather() takes what lies there without a copy.
+  // The bucket of the next contribution. gather() does not copy gradients that lie in it already.
   nb::object bucket() {
     const MutableBuffer bucket = without_gil([this] { return peer_->bucket(); });
     return view_of(bucket.owner(), reinterpret_cast<std::uint8_t*>(bucket.data()), bucket.size());
@@ -202,7 +202,7 @@ class PyAccumulator {
   runtime::AccumulatorPeer& peer() { return *peer_; }
 
  private:
-  // A snapshot is as large as the model.
+  // For snapshots, which are as large as the model and used once.
   Allocator& transient() { return peer_->group()->rpc()->context()->transient(); }
   void check_size(const Bytes& result) const {
     if (result.size() == peer_->bucket_bytes()) return;
@@ -290,12 +290,12 @@ void bind_rounds(nb::class_<PyAccumulator>& bound) {
       .def(
           "gather", &PyAccumulator::gather, nb::arg("dtype"), nb::arg("pieces"), nb::arg("factor"),
           nb::arg("clear"),
-          "Writes gradients x `factor` into the bucket, and zeroes those outside of it if `clear`. "
-          "`pieces`: (address of a gradient without gaps or 0, elements, offset in the bucket in "
-          "bytes). Returns whether all elements are finite.")
+          "Writes gradients x `factor` into the bucket and, if `clear`, zeroes the gradients "
+          "outside it. `pieces`: (address of a gradient without gaps or 0, elements, offset in the "
+          "bucket in bytes). Returns whether all elements are finite.")
       .def("bucket", &PyAccumulator::bucket,
-           "The bytes of the next contribution's bucket, for gradients that gather() takes from "
-           "their places in it. offer() lends the memory to the other members.",
+           "The bytes of the next contribution's bucket. gather() scales gradients that lie at "
+           "their places in it without a copy. offer() lends the memory to the other members.",
            nb::sig("def bucket(self) -> numpy.typing.NDArray[numpy.uint8]"))
       .def("stage", &PyAccumulator::stage, nb::arg("gradients"), nb::arg("offsets"),
            "Copies gradients from CUDA devices to these offsets of the bucket, in bytes; returns "

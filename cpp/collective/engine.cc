@@ -26,7 +26,7 @@ constexpr std::size_t kLongestName = kMaxName + 64;
 constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 48;  // of one member's memory
 constexpr std::size_t kMostResiduals = 64;                    // names that compress
 
-// For more ranks, reading all inputs takes longer than waiting for the others' slices.
+// With more ranks, reading all inputs takes longer than waiting for the others' slices.
 constexpr std::size_t kWholeRanks = 2;
 
 constexpr std::size_t kEarlyOverhead = 512;  // of a frame that waits, in memory

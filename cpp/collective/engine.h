@@ -65,9 +65,8 @@ class Engine {
     std::optional<MutableBuffer> output = {};
     // Inputs are the user's memory, not used after Done.
     bool lent = false;
-    // An allreduce that passes through shared memory at every member, under this number, without
-    // rank 0's Go; into `output`. In an epoch, either the
-    // caller numbers all operations that pass, or rank 0 does.
+    // Not 0: every member passes this allreduce through shared memory into `output`, under this
+    // number and without rank 0's Go. All numbers of an epoch come either from here or from rank 0.
     std::uint64_t shared = 0;
   };
 

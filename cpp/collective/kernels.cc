@@ -121,14 +121,14 @@ MOOLINK_INLINE T divide(T value, double divisor) {
 
 constexpr std::size_t kBlock = 1024;
 
-// From a minimum that is written where one of its operands was read, Clang makes a masked store,
-// which takes some processors 20 cycles. So its loops write to another place than they read, and
-// the two change their roles. GCC's loops are faster in place.
+// If a minimum overwrites one of its operands, Clang emits a masked store, which takes 20 cycles on
+// some processors. So with Clang, the loops read one array and write another, and the two swap
+// roles after each input. GCC's loops are faster in place.
 #if defined(__clang__)
 #define MOOLINK_TWO_PLACES
 #endif
 
-// Where the values of a block are.
+// The arrays for the values of a block.
 template <class T>
 struct Places {
   alignas(64) T first[kBlock];
@@ -139,7 +139,7 @@ struct Places {
 #endif
 };
 
-// The inputs of one block, as values, in the first place: returns where they are then.
+// Combines the inputs of one block. Returns the array that has the result: `values` or `other`.
 template <class Load, ReduceOp op>
 MOOLINK_INLINE typename Load::Value* gather(const SumTask& task, std::size_t begin,
                                             std::size_t size,
@@ -177,7 +177,7 @@ MOOLINK_INLINE void reduce_range(const SumTask& task, std::size_t begin, std::si
   using Stored = typename Store::Stored;
   using Value = typename Load::Value;
   Places<Value> places;
-  const double divisor = task.divisor;  // a local one: for all Clang knows, `out` is task's memory
+  const double divisor = task.divisor;  // a copy: for Clang, stores to `out` could change it
   for (; begin < end; begin += kBlock) {
     const std::size_t size = end - begin < kBlock ? end - begin : kBlock;
     const Value* values = gather<Load, op>(task, begin, size, places.first, places.second);

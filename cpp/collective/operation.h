@@ -47,8 +47,7 @@ inline constexpr std::size_t kMirroredMembers = 2;
 // One member computes each element, so all members end with the same bits. With members on several
 // hosts each host reduces first: hierarchy.h. A value with a Python operation goes to rank 0 and
 // its result to all members instead.
-// A round of an accumulator is an allreduce for which the accumulator's leader has decided whether
-// it passes through shared memory.
+// An accumulator's round is an allreduce; its leader has decided whether it uses shared memory.
 // Every other collective begins with Started to rank 0, which sends Go when all have started the
 // same: through shared memory, or over messages (Piece, straight to its place).
 class Operation {
@@ -63,7 +62,7 @@ class Operation {
     MutableBuffer output = {};  // where the result goes; empty: new memory
     bool placed = false;        // `output` is given (it may have no bytes)
     bool lent = false;          // inputs are the user's memory
-    std::uint64_t shared = 0;   // its number in shared memory, if that is not rank 0's decision
+    std::uint64_t shared = 0;   // its number in shared memory, if the caller gives it
   };
   // Where it runs.
   struct Place {

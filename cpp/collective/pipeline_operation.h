@@ -16,28 +16,28 @@ struct LentPlace {
   std::uint64_t offset = 0;
 };
 
-// Operation s of a SharedPipeline, started in this order by every rank; everything but the memory
-// is the same on each.
+// Operation s of a SharedPipeline. Every rank starts operations in the order of s. The fields that
+// fingerprint() covers are the same on every rank.
 struct PipelineOperation {
   std::uint64_t s = 0;
   Passage passage;
   tensor::DType dtype = tensor::DType::uint8;
   ReduceOp op = ReduceOp::sum;
   double divisor = 1;
-  // The ranks whose inputs are reduced, rising; empty: all.
+  // The ranks whose inputs are reduced, in ascending order; empty: all.
   std::vector<std::uint32_t> contributors = {};
-  // Of input_bytes() of the passage; none of a rank that contributes nothing. What is reduced may
-  // have several, which are combined here first.
+  // Each of input_bytes() of the passage; none at a rank that contributes nothing. If the operation
+  // reduces, there may be several, which this rank combines first.
   std::vector<Buffer> inputs = {};
-  MutableBuffer output = {};  // output_bytes(); may be the input's for all_reduce and broadcast
-  // Of an all_reduce: the others read the only input where it is, and in place the output too.
+  MutableBuffer output = {};  // output_bytes(); may be the input for all_reduce and broadcast
+  // For an all_reduce with one input: the others read it there, and in_place() also the output.
   LentPlace lent = {};
-  bool abandoned = false;  // abandoned before it began: without memory
+  bool abandoned = false;  // before its start, so it has no memory
 
   bool contributes(std::uint32_t rank) const;
   // The output is the only input's memory.
   bool in_place() const;
-  // What ranks must agree on, in one word.
+  // A hash of all that the ranks must agree on.
   std::uint64_t fingerprint() const;
 };
 

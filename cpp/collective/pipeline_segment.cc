@@ -29,7 +29,7 @@ constexpr std::uint64_t kStatusBytes = 32;
 
 std::uint64_t words_at(std::uint32_t rank) { return kCacheLine * (1 + std::uint64_t{rank}); }
 
-// For the operations that some rank may still look at: see status().
+// Room for the operations whose status some rank may still read: see status().
 std::uint64_t statuses_stride(const PipelineLayout& layout) {
   return round_up(kStatusBytes * (layout.depth + 1), kCacheLine);
 }
@@ -86,8 +86,9 @@ PipelineSegment::Words& PipelineSegment::words(std::uint32_t rank) const {
   return *reinterpret_cast<Words*>(segment_ + words_at(rank));
 }
 
-// There are depth + 1 of them: a rank begins operation s + depth + 1, at least as many chunks
-// later, after all ranks have taken all chunks of s, and each looks at these words before that.
+// A rank has depth + 1 of them, and each operation has at least one chunk. So a rank begins
+// operation s + depth + 1 after all ranks have taken all chunks of s, and each reads the statuses
+// of s before that.
 PipelineSegment::Status& PipelineSegment::status(std::uint32_t rank, std::uint64_t s) const {
   const std::uint64_t slot = s % (layout_.depth + 1);
   return *reinterpret_cast<Status*>(segment_ + words_at(layout_.ranks) +

@@ -9,14 +9,14 @@
 
 namespace moolink::collective {
 
-// The shared segment of a pipeline: a header, a line of words and a ring of statuses of each rank,
-// and each rank's windows. docs/design/protocol/shared_memory.md describes it.
+// The shared segment of a pipeline: a header, and for each rank a line of words, a ring of statuses
+// and a ring of windows. docs/design/protocol/shared_memory.md describes it.
 
 // The same on every rank of a segment.
 struct PipelineLayout {
   std::uint64_t epoch = 0;
   std::uint32_t ranks = 0;
-  std::uint32_t depth = 0;         // windows of each rank, and so the most chunks under way
+  std::uint32_t depth = 0;         // windows of each rank, and so the maximum of chunks in flight
   std::uint64_t window_bytes = 0;  // a multiple of the cache line
 
   bool operator==(const PipelineLayout&) const = default;
@@ -25,26 +25,26 @@ struct PipelineLayout {
 inline constexpr std::uint32_t kMaxPipelineRanks = 1024;
 inline constexpr std::uint32_t kMaxPipelineDepth = 64;
 
-// In the order in which a chunk passes them; also the order of the words.
+// In the order in which a chunk passes through them, which is also the order of the words.
 enum Stage : std::size_t { kPut, kReduce, kTake };
 
 class PipelineSegment {
  public:
   // Written by its rank only.
   struct alignas(64) Words {
-    // The last chunk of which: my parts are in my window · my slice is reduced · I have taken all
+    // The last chunk for which: my parts are in my window · my slice is reduced · I have taken all
     // that I need from the others' windows.
     std::array<std::atomic<std::uint64_t>, 3> done;
-    // The chunk I wait for, in each word of all ranks; 0: not in this word.
+    // For each word, the chunk that I wait for all ranks to reach; 0: I do not wait for this word.
     std::array<std::atomic<std::uint64_t>, 3> wanted;
     std::atomic<std::uint64_t> left;    // 1: I am in a newer epoch
     std::atomic<std::uint64_t> asleep;  // 1: ring my doorbell when all have what I want
   };
 
-  // A rank's announcement of one operation, before it posts the first chunk of it.
+  // Of one operation at one rank, which writes it before it posts the operation's first chunk.
   struct Status {
-    std::atomic<std::uint64_t> given_up;  // s: it has no input and no output here
-    std::atomic<std::uint64_t> segment;   // where its memory is lent; 0: it passes through windows
+    std::atomic<std::uint64_t> given_up;  // s: the rank has abandoned operation s
+    std::atomic<std::uint64_t> segment;   // of its lent memory; 0: it passes through windows
     std::atomic<std::uint64_t> offset;
     std::atomic<std::uint64_t> fingerprint;
   };
@@ -62,7 +62,7 @@ class PipelineSegment {
   Words& words(std::uint32_t rank) const;
   Status& status(std::uint32_t rank, std::uint64_t s) const;
   std::byte* window(std::uint32_t rank, std::uint64_t chunk) const;
-  // The last chunk with which all ranks have done this stage.
+  // The last chunk for which all ranks have completed this stage.
   std::uint64_t least(Stage stage) const;
   // Whether some rank is in a newer epoch · has abandoned operation s.
   bool is_left() const;

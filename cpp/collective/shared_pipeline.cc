@@ -13,7 +13,7 @@
 namespace moolink::collective {
 namespace {
 
-// In the offset of lent memory: the output is elsewhere.
+// Set in the offset of lent memory if the output is elsewhere.
 constexpr std::uint64_t kInputOnly = std::uint64_t{1} << 63;
 
 [[noreturn]] void refuse(const std::string& why) {
@@ -138,7 +138,7 @@ SharedPipeline::Running* SharedPipeline::running_at(std::uint64_t chunk) {
 SharedPipeline::Needs SharedPipeline::needs(Stage stage) {
   const std::uint64_t chunk = cursors_[stage].next;
   const PipelineOperation& operation = running_at(chunk)->operation;
-  // The window's chunk before has been taken.
+  // All ranks have taken the window's previous chunk.
   const Need window{kTake, chunk > layout().depth ? chunk - layout().depth : 0};
   Needs needs{};
   switch (stage) {
@@ -150,7 +150,7 @@ SharedPipeline::Needs SharedPipeline::needs(Stage stage) {
       if (reduces(operation.passage.kind) && !mutant("reduce_without_parts")) {
         needs[0] = {kPut, chunk};
       }
-      // Nothing was put into the window, but the result will be.
+      // Put has left the window as it was, but reduce writes the result there.
       if (operation.lent.segment != 0 && !operation.in_place() &&
           !mutant("reduce_into_unread_windows")) {
         needs[1] = window;
@@ -195,17 +195,17 @@ void SharedPipeline::advance(Stage stage) {
   }
 }
 
-// When a chunk is taken, the statuses of all ranks are there.
+// Before a rank takes a chunk, all ranks have written their statuses.
 void SharedPipeline::check_agreement(const Running& running) const {
   const std::uint64_t s = running.operation.s;
   const std::uint64_t mine = running.operation.fingerprint();
   for (std::uint32_t rank = 0; rank < layout().ranks; ++rank) {
     if (segment_.status(rank, s).fingerprint.load(std::memory_order_relaxed) == mine) continue;
-    throw Exception(ErrorCode::error, "shared operation " + std::to_string(s) + " of epoch " +
-                                          std::to_string(layout().epoch) + ": rank " +
-                                          std::to_string(rank) + " started another one than rank " +
-                                          std::to_string(rank_) +
-                                          ": the members' tensors differ in size or type");
+    throw Exception(ErrorCode::error,
+                    "shared operation " + std::to_string(s) + " of epoch " +
+                        std::to_string(layout().epoch) + ": rank " + std::to_string(rank) +
+                        " started a different one from rank " + std::to_string(rank_) +
+                        ": the members' tensors differ in size or type");
   }
 }
 
@@ -219,7 +219,7 @@ bool SharedPipeline::put_part(const Running& running, const Cursor& cursor) {
   return true;
 }
 
-// This rank's share of what is reduced.
+// Writes this rank's contribution to a reduction: its inputs combined.
 void SharedPipeline::combine_own(const PipelineOperation& operation, const Move& move,
                                  std::byte* to) {
   if (operation.inputs.size() == 1 || mutant("forget_an_input")) {
@@ -241,7 +241,7 @@ bool SharedPipeline::reduce_part(const Running& running, const Cursor& cursor) {
   const std::byte* share = own;
   if (operation.inputs.size() == 1) {
     share = operation.inputs.front().data() + slice.user;
-  } else if (!operation.inputs.empty() && !operation.passage.whole) {  // else it is there
+  } else if (!operation.inputs.empty() && !operation.passage.whole) {  // if whole, put has done it
     combine_own(operation, slice, own);
   }
   SumTask task{operation.dtype, operation.op, operation.divisor, {}, {}};
@@ -326,8 +326,9 @@ void SharedPipeline::publish_status(const Running& running) {
   }
 }
 
-// Lent memory is the user's again when no rank reads it any more: an input, when all have reduced,
-// for which the last take has waited.
+// Lent memory is the user's again when no rank reads it any more. If it is only the input, the
+// others read it until they have reduced; unless the operation is whole, the last take has waited
+// for that.
 bool SharedPipeline::may_end() const {
   if (running_.empty() || !running_.front().taken) return false;
   const Running& first = running_.front();
@@ -369,7 +370,7 @@ std::vector<std::uint32_t> SharedPipeline::take_wakeups() { return std::exchange
 bool SharedPipeline::announce_sleep() {
   if (running_.empty()) return false;
   std::array<std::uint64_t, 3> wanted{};
-  const auto want = [&wanted](const Need& need) {  // the earliest event wakes
+  const auto want = [&wanted](const Need& need) {  // the earliest event wakes this rank
     std::uint64_t& chunk = wanted[need.word];
     chunk = chunk == 0 ? need.chunk : std::min(chunk, need.chunk);
   };

@@ -46,7 +46,7 @@ class SharedPipeline {
 
   // One action: a store, a look for sleepers, or copying or reducing one piece. False: nothing to
   // do until another rank stores something. Throws Exception{error} that names the rank if another
-  // one has started something else.
+  // one has started a different operation.
   bool step();
   // Operations that have ended here, in their order.
   std::vector<Ended> take_ended();

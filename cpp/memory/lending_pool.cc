@@ -81,7 +81,7 @@ std::shared_ptr<void> LendingPool::keep_one(std::size_t size) {
           }};
 }
 
-// Free large blocks without those that are kept.
+// Of the large free blocks that no token keeps.
 std::size_t LendingPool::surplus_bytes() const {
   std::size_t bytes = 0;
   for (auto size = free_.lower_bound(kSegmentBytes); size != free_.end(); ++size) {

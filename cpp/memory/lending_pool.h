@@ -42,8 +42,8 @@ class LendingPool final : public Allocator,
 
   MutableBuffer allocate(std::size_t size) override;  // throws std::bad_alloc
 
-  // A block of this size is needed again and again: while the token lives, one that is freed is
-  // kept, also beyond kMaxFreeBytes. Throws std::bad_alloc.
+  // For a block size that is needed again and again: while the token lives, the pool keeps one more
+  // free block of it, also beyond kMaxFreeBytes. Throws std::bad_alloc.
   std::shared_ptr<void> keep_one(std::size_t size);
 
   // The place of these bytes in the pool; empty: not in one of its segments.

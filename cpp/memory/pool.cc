@@ -130,7 +130,7 @@ class Pool::Shelves final : public AtFork {
     if (forked_) return;
     Shelf& shelf = shelves_[of.index];
     const std::lock_guard guard(shelf.mutex);
-    if (shelf.blocks.size() > shelf.kept++) retained_ -= of.bytes;  // counted until now
+    if (shelf.blocks.size() > shelf.kept++) retained_ -= of.bytes;  // this one counted until now
   }
 
   void keep_one_less(const SizeClass& of) noexcept {
@@ -152,11 +152,11 @@ class Pool::Shelves final : public AtFork {
   struct Shelf {
     std::mutex mutex;
     std::size_t bytes = 0;
-    std::size_t kept = 0;  // that many of the blocks do not count as retained
+    std::size_t kept = 0;  // tokens; as many blocks do not count as retained
     std::vector<Block> blocks;
   };
 
-  // With the shelf's lock; it is not empty. The last block freed is the warmest.
+  // Needs the shelf's lock; the shelf is not empty. The last block freed is the warmest.
   Block take_from(Shelf& shelf, std::size_t bytes) noexcept {
     if (shelf.blocks.size() > shelf.kept) retained_ -= bytes;
     Block block = std::move(shelf.blocks.back());

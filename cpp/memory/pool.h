@@ -27,11 +27,11 @@ class Pool final : public Allocator {
 
   MutableBuffer allocate(std::size_t size) override;  // throws std::bad_alloc
 
-  // A block of this size is needed again and again: while the token lives, one that is freed is
-  // kept, also beyond the bound. Throws std::bad_alloc.
+  // For a block size that is needed again and again: while the token lives, the pool keeps one more
+  // free block of it, also beyond the bound. Throws std::bad_alloc.
   std::shared_ptr<void> keep_one(std::size_t size);
 
-  std::size_t retained_bytes() const;  // without those kept by tokens
+  std::size_t retained_bytes() const;  // without the blocks that tokens keep
 
  private:
   class Shelves;

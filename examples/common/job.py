@@ -26,7 +26,7 @@ from moolink.launch import place
 
 THOUSANDTHS = 1000  # a round's counters are integers, so returns travel in thousandths
 WINDOW = 100  # episodes whose mean return is reported
-PATIENCE = 0.5  # seconds after a signal for the training loop to come to its next turn
+PATIENCE = 0.5  # seconds that the training loop has to reach its next turn after a signal
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
@@ -69,7 +69,7 @@ class Job(abc.ABC):
             self.terminal.say(f"resumed from {options.run_dir / checkpoint.NAME} {at}")
         self._signal: str | None = None
         self._kept_steps = self.totals.get("steps", 0)  # of the newest checkpoint
-        self._ending = threading.Lock()  # held for ever by the thread that ends the job
+        self._ending = threading.Lock()  # the thread that ends the process never releases it
         self._window: deque[tuple[int, int]] = deque([self._finished()])
         self._row_steps, self._row_time = self.totals.get("steps", 0), self.started
         self._next_log = self._next_checkpoint = 0.0
@@ -106,10 +106,10 @@ class Job(abc.ABC):
             raise Left(_status(signal.Signals[self._signal]))
 
     def _watch(self, read_fd: int) -> None:
-        """Ends the process after a signal if the main thread does not come to a turn.
+        """Ends the process after a signal if the main thread does not reach its next turn.
 
-        While JAX compiles, no handler of a signal runs. What the newest checkpoint lacks is waited
-        for; a job that has only begun has nothing of that kind.
+        While JAX compiles, Python runs no signal handler. The thread waits as long as this process
+        has progress that nobody has saved; a job that has just begun has none.
         """
         with open(read_fd, "rb", buffering=0) as pipe:
             while (byte := pipe.read(1)) and byte[0] not in ENDING:
@@ -140,7 +140,7 @@ class Job(abc.ABC):
         return {}
 
     def _has_news(self) -> bool:
-        """Whether this process has what the checkpoint lacks and nobody else will save."""
+        """Whether this process has progress that nobody has saved and nobody else will save."""
         return self.totals.get("steps", 0) > self._kept_steps
 
     @abc.abstractmethod
@@ -248,15 +248,14 @@ class Job(abc.ABC):
 
 
 def end_process(status: int) -> NoReturn:
-    """Without the interpreter's end, which takes seconds for torch and JAX."""
+    """Ends the process without the interpreter's shutdown: torch and JAX need seconds for it."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
 
 
 def _status(number: signal.Signals) -> int:
-    """The exit status after a signal. The script of a job that comes back to Slurm's queue reads
-    it."""
+    """The exit status after a signal. In Slurm, the job's script requeues the job if it sees it."""
     return 128 + number if place().source == "slurm" else 0
 
 

@@ -156,7 +156,7 @@ class Run(Job):
 
     def _finish(self, hurried: bool) -> None:
         if self._leads:
-            self._log_last_round()  # not later: the next leader's rows come after it
+            self._log_last_round()  # not later: the next leader writes the rows after it
         if hurried:
             self._leave()  # before the checkpoint: the others wait for this peer
         time_is_up = self.totals.get("time_is_up", 0) > 0
@@ -184,7 +184,7 @@ class Run(Job):
         self._leads = leads
 
     def _log_last_round(self) -> None:
-        """It may have been applied without a turn after it."""
+        """The job may have ended before the turn that would have logged it."""
         stats = self._accumulator.get_gradient_stats()
         if self.totals.get("steps", 0) > self._row_steps and stats["contributors"]:
             self._contributors = self._contributors or len(set(stats["contributors"]))

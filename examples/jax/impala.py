@@ -380,7 +380,7 @@ class Actor(threading.Thread):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.stopped = True
         if kind is Left:
-            return  # the process ends now: what the thread compiles is not waited for
+            return  # the process ends now, also if the thread is still compiling
         if self.is_alive():
             self.join()
         for envs in self.envs:

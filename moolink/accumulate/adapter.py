@@ -24,7 +24,7 @@ class Adapter(abc.ABC):
         """Raises ``ValueError`` or ``TypeError`` if the parameters or gradients are not those that
         the accumulator was made for. Called before anything is taken or installed."""
 
-    def _prepare(self) -> None:  # noqa: B027 - gradients can be anywhere
+    def _prepare(self) -> None:  # noqa: B027 - most adapters take gradients from anywhere
         """Called whenever gradients are wanted, also just before they are taken."""
 
     @abc.abstractmethod

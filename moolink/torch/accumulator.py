@@ -66,15 +66,13 @@ class Accumulator(AccumulatorBase):
         buffers: tensors that newcomers receive beside the parameters.
         group: the group to reduce in. Without one the accumulator makes an ``Rpc`` and a ``Group``
             called ``name``; then call :meth:`connect`.
-        gradient_as_bucket_view: the gradients of a contribution are made as views of the bucket
-            that is sent, as in ``DistributedDataParallel``, which saves their memory and a copy.
-            It applies to parameters without gaps in host memory whose dtype is the one in which
+        gradient_as_bucket_view: creates gradients as views of the bucket that the accumulator
+            sends, as in ``DistributedDataParallel``, which saves their memory and a copy. It applies to parameters without gaps in host memory whose dtype is the one in which
             gradients are summed. :meth:`wants_gradients`, when it returns true, makes such a view,
             zeroed, of each ``.grad`` that is ``None``. :meth:`reduce_gradients` sets ``.grad`` to
-            ``None``, because the other members read the memory from then on: keep no reference to
-            ``.grad`` beyond that call, but clone it. ``optimizer.zero_grad()`` is not needed; with
-            ``set_to_none=True`` (torch's default) it undoes the saving. In a forked child ``.grad``
-            is ``None``.
+            ``None``, because the other members read the memory from then on: clone gradients that
+            you want to keep. Do not call ``optimizer.zero_grad()``: with ``set_to_none=True``
+            (torch's default) it discards the views. In a forked child ``.grad`` is ``None``.
         options: ``role``, ``checksum_every``, ``on_divergence``, ``max_grad_norm`` and
             ``on_nonfinite`` and ``sync_every`` of the base class.
 
@@ -291,7 +289,7 @@ class Accumulator(AccumulatorBase):
             parameter.grad = None
 
     def _of_sections(self, memory: torch.Tensor) -> Iterator[tuple[Section, torch.Tensor]]:
-        """The sections of a bucket's bytes."""
+        """Yields each section with its elements in a bucket's memory."""
         for section in self._sections:
             yield section, memory[section.begin : section.end].view(dtype_of(section))
 

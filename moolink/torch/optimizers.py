@@ -71,7 +71,7 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, A
 
 
 def plain_tree(tree: Any) -> Any:
-    """The same of plain dicts, lists and tuples, which the codec knows."""
+    """The tree with plain dicts, lists and tuples, which the codec can encode."""
     if isinstance(tree, Mapping):
         return {key: plain_tree(value) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
@@ -80,7 +80,7 @@ def plain_tree(tree: Any) -> Any:
 
 
 def tree_like(mine: Any, plain: Any) -> Any:
-    """The plain tree with the kinds of mapping that this peer's has (such as ``Counter``)."""
+    """The plain tree with the types of mapping in this peer's tree (such as ``Counter``)."""
     if isinstance(mine, dict) and isinstance(plain, dict):
         values = {k: tree_like(mine.get(k), v) for k, v in plain.items()}
         if type(mine) is dict:

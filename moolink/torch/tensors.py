@@ -18,14 +18,14 @@ _HOST = torch.device("cpu")
 
 
 def unflatten(values: torch.Tensor, parameters: list[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """A section's parts that belong to its parameters, as views."""
+    """Views of a section, one for each of its parameters."""
     parts: Sequence[torch.Tensor] = _unflatten_dense_tensors(values, parameters)  # type: ignore[no-untyped-call]
     return parts
 
 
 def means_by_device(values: torch.Tensor, parameters: list[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """The same, each on its parameter's device if that is CUDA's, to which the section is copied as
-    a whole."""
+    """The same, except that a parameter on a CUDA device gets a view of a copy there: each device
+    receives the section as a whole, once."""
     by_device: dict[torch.device | None, Sequence[torch.Tensor]] = {}
     for index, parameter in enumerate(parameters):
         device = parameter.device if parameter.is_cuda else None
@@ -53,7 +53,8 @@ def plain_copy(gradient: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def zero_all(tensors: list[torch.Tensor]) -> None:
-    views = [t for t in tensors if t.is_conj() or t.is_neg()]  # _foreach_zero_ knows none
+    # _foreach_zero_ does not support conjugate and negative views.
+    views = [t for t in tensors if t.is_conj() or t.is_neg()]
     others = [t for t in tensors if not (t.is_conj() or t.is_neg())]
     with torch.no_grad():
         for view in views:
@@ -98,14 +99,14 @@ def as_torch(value: Any) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
         return value
     array = np.asarray(value)
-    if not array.flags.writeable:  # of JAX
+    if not array.flags.writeable:  # JAX's are read-only
         array = array.copy()
     tensor: torch.Tensor = trees.as_torch(array)
     return tensor
 
 
 def fitting(mine: Sequence[torch.Tensor], values: Sequence[Any]) -> list[torch.Tensor]:
-    """The values as tensors; raises ``ValueError`` unless each can be copied to one of ours."""
+    """The values as tensors; raises ``ValueError`` unless they fit this model's."""
     if len(mine) != len(values):
         raise ValueError(f"{len(values)} tensors came for the {len(mine)} of this model")
     tensors = [as_torch(value) for value in values]

@@ -44,7 +44,7 @@ class Context final : public AtFork, public std::enable_shared_from_this<Context
   Engine& engine() { return engine_; }
   Workers& workers() { return workers_; }
   memory::Pool& pool() { return pool_; }
-  // For large memory that is used once: it returns to the system when it is released.
+  // For large memory that is used once: the pool returns freed blocks to the system at once.
   memory::Pool& transient() { return transient_; }
   memory::LendingPool& lending() { return *lending_; }
   Compute& compute() { return compute_; }

@@ -137,7 +137,7 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
     std::uint64_t round = 0;
     std::vector<Buffer> sections;
     std::size_t missing = 0;
-    MutableBuffer whole;  // through shared memory: the sections are parts of it
+    MutableBuffer whole;  // if it uses shared memory: the sections are parts of it
   };
 
   void new_view(Time now, const group::View& view) override;
@@ -191,7 +191,7 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
   std::shared_ptr<RpcPeer> rpc_;
   const std::string scope_;
   const BucketLayout layout_;
-  // A result and a bucket, which each round needs again.
+  // Keep a result's and a bucket's memory for the next round.
   std::array<std::shared_ptr<void>, 2> kept_;
   accumulate::Machine machine_;
   std::vector<rpc::Service> services_;  // whose messages arrive here

@@ -102,8 +102,8 @@ void AccumulatorPeer::perform(Time, Machine::Reduce& action) {
   }
 }
 
-// A round is one operation for each section. In shared memory the leader has numbered the rounds:
-// all members pass the same operations in one order.
+// A round is one operation for each section. The leader numbers the rounds that use shared memory,
+// so that all members start the same operations in the same order.
 collective::OpId AccumulatorPeer::start(const Machine::Reduce& action, std::size_t index,
                                         const MutableBuffer& whole) {
   const BucketSection& section = layout_.sections[index];
@@ -128,8 +128,8 @@ collective::OpId AccumulatorPeer::start(const Machine::Reduce& action, std::size
   return runner_->engine().start("round", std::move(spec), std::move(inputs), std::move(options));
 }
 
-// The members disagree about what passes through shared memory, or this one cannot continue: the
-// rounds of this epoch fail here, and the leader starts a change of epoch.
+// The members disagree about an operation in shared memory, or this one cannot continue: the rounds
+// of this epoch fail here, and the leader starts a change of epoch.
 void AccumulatorPeer::fail_reductions(const Error& error) {
   runner_->leave_segment();
   for (const auto& [key, failed] : std::exchange(reductions_, {})) {

@@ -160,7 +160,7 @@ bool gather(DType dtype, const std::vector<Gradient>& gradients, double factor, 
     const std::size_t element = parts * sizeof(typename Type::Stored);
     const bool at_once = clear && !have_memory_in_common(gradients, element);
     bool finite = true;
-    // Those at their places are scaled last, for others may be copies of them.
+    // Gradients at their places are scaled last, because other gradients may share their memory.
     for (const bool in_place : {false, true}) {
       for (const Gradient& gradient : gradients) {
         std::byte* place = bucket.data() + gradient.offset;

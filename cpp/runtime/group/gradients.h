@@ -20,8 +20,8 @@ struct Gradient {
   std::uint64_t offset = 0;  // bytes
 };
 
-// bucket[offset ...] = gradient * factor; then zeroes the gradients outside of the bucket if
-// `clear`. A gradient may lie at its place in the bucket. Returns whether all elements are finite.
+// bucket[offset ...] = gradient * factor; then, if `clear`, zeroes the gradients outside the
+// bucket. A gradient may lie at its place in the bucket. Returns whether all elements are finite.
 bool gather(tensor::DType dtype, const std::vector<Gradient>& gradients, double factor, bool clear,
             std::span<std::byte> bucket);
 

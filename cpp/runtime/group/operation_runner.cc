@@ -41,7 +41,7 @@ std::shared_ptr<OperationRunner> OperationRunner::create(std::shared_ptr<RpcPeer
   return runner;
 }
 
-// It outlives its segment.
+// The callbacks may refer to the runner: it outlives its segment.
 void OperationRunner::share(Segment segment) {
   shared_ = SharedCollectives::create(rpc_, group_, std::move(segment.scope),
                                       std::move(segment.what), segment.service,
@@ -73,7 +73,7 @@ void OperationRunner::close() {
 }
 
 void OperationRunner::enter(Time now, collective::Engine::Members members, const Error& reason) {
-  shared_->leave();  // operations that fail below neither read nor write it
+  shared_->leave();  // so that the operations that fail below do not use it
   engine_.set_members(members, reason);
   carry_out();
   shared_->enter(now, std::move(members));

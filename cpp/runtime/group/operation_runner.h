@@ -14,8 +14,8 @@
 
 namespace moolink::runtime {
 
-// Carries out a collective engine's messages, its arithmetic, and what passes through the segment
-// of its members' host. All calls, in both directions, are made with the engine's lock held.
+// Carries out a collective engine's messages, its arithmetic, and its operations in the segment of
+// its members' host. All calls, in both directions, are made with the engine's lock held.
 class OperationRunner final : public std::enable_shared_from_this<OperationRunner> {
  public:
   struct Events {
@@ -24,12 +24,12 @@ class OperationRunner final : public std::enable_shared_from_this<OperationRunne
     std::function<void(const Error&)> broken;  // from Engine::take_failure()
     // All members of the epoch can use the segment.
     std::function<void(std::uint64_t epoch)> shares;
-    // None can use it any more: the members disagree, or this one cannot continue.
+    // No member can use it any more: the members disagree, or this one cannot continue.
     std::function<void(const Error&)> disagreed;
   };
   struct Segment {
     std::string scope;
-    std::string what;      // for warnings, a plural
+    std::string what;      // names it in warnings: a plural
     rpc::Service service;  // carries the messages about it
   };
 
@@ -42,12 +42,13 @@ class OperationRunner final : public std::enable_shared_from_this<OperationRunne
   // See Engine::set_members(). Gives up the segment of the epoch before, for all its ranks.
   void enter(Time now, collective::Engine::Members members, const Error& reason);
   void leave_segment() { shared_->leave(); }
-  // Memory for an input of an operation with Options::shared, which others read in place if they
-  // can.
+  // Memory for an input of an operation with Options::shared. The other members read it in place if
+  // they can.
   MutableBuffer input(std::size_t bytes);
   void tick(Time now) { shared_->tick(now); }
   Time next_deadline() const { return shared_->next_deadline(); }
-  // Operations that have ended here need nothing more of this member's part of the segment.
+  // The others need nothing more from this member's part of the segment for operations that have
+  // ended here.
   bool ended_everywhere() const { return shared_->ended_everywhere(); }
   std::vector<std::string> waiting_for(collective::OpId op) const;
   // Carries out the engine's actions; call it after every event.

@@ -152,7 +152,7 @@ void SharedCollectives::take_ended() {
   }
   for (const collective::SharedPipeline::Ended& ended : all) {
     if (!ended.abandoned) events_.ended(ended.s);
-    if (!pipeline_) return;  // this member has left it, for another epoch
+    if (!pipeline_) return;  // ended() has moved this member to another epoch
   }
 }
 

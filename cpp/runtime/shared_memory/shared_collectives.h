@@ -24,12 +24,13 @@ class SharedCollectives final : public io::Pollable,
   using Members = HostSegment::Members;
   struct Events {
     std::function<void(std::uint64_t epoch)> ready;  // all members can take part
-    std::function<void(std::uint64_t s)> ended;      // with its result in place
+    std::function<void(std::uint64_t s)> ended;      // its result is in its output
     std::function<void(std::uint64_t s, const Error& error)> failed;
-    std::function<void(const Error& error)> broken;  // none can pass any more
+    std::function<void(const Error& error)> broken;  // no operation can pass any more
   };
 
-  // `what` names them in warnings, a plural; `service` carries the messages about the segment.
+  // `what` names the operations in warnings, as a plural; `service` carries the messages about the
+  // segment.
   static std::shared_ptr<SharedCollectives> create(std::shared_ptr<RpcPeer> rpc, std::string group,
                                                    std::string scope, std::string what,
                                                    rpc::Service service, Events events);

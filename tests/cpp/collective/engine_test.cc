@@ -393,7 +393,7 @@ TEST("names of what comes early are counted, and what is not kept is not answere
   CHECK(answers > 0 && answers < 2000);
 }
 
-// Numbered elsewhere, as the rounds of an accumulator by its leader.
+// The numbers come from the caller: an accumulator's leader numbers its rounds.
 TEST("operations with numbers pass through shared memory without a message") {
   Members members(3);
   members.share_memory();

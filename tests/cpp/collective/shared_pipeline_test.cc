@@ -299,7 +299,7 @@ TEST("shared pipeline: processes, of which one is killed in the middle") {
   int status = 0;
   CHECK_EQ(::waitpid(children[1], &status, 0), children[1]);
   CHECK(WIFSIGNALED(status));
-  // The other two come as far as they can.
+  // The other two continue as far as they can.
   const PipelineOperation next = sum(201, kRanks, kCount, 0);
   ranks[0].start(next);
   const std::vector<std::uint32_t> the_dead{2};
@@ -332,7 +332,7 @@ TEST("shared pipeline: wrong use and foreign segments are refused") {
   refused(wrong);  // a contributor without an input
   wrong = sum(1, 2, 10, 1);
   wrong.contributors = {1};
-  refused(wrong);  // an input of another
+  refused(wrong);  // an input of a rank that contributes nothing
   wrong.inputs.clear();
   wrong.contributors = {1, 1};
   refused(wrong);
@@ -369,7 +369,7 @@ TEST("shared pipeline: whatever a rank writes, the others stay within memory") {
         try {
           ranks[0].step();
         } catch (const Exception& e) {
-          CHECK(e.error().code == ErrorCode::error);  // it seems to have started something else
+          CHECK(e.error().code == ErrorCode::error);  // rank 1 seems to run another operation
         }
         for (const std::uint32_t sleeper : ranks[0].take_wakeups()) CHECK_EQ(sleeper, 1u);
       }

@@ -24,7 +24,7 @@ struct Sleeper {
   bool rung = false;
   std::vector<std::uint32_t> to_ring;  // found asleep, not rung yet
 
-  // `machine` is what it drives.
+  // `machine` is the one that this sleeper drives.
   template <class Machine>
   void wake(Machine& machine) {
     sleep = Sleep::awake;

@@ -66,7 +66,7 @@ void SharedPipelineWorld::make_operations() {
                          random_.chance(1, 4) ? random_.below(20) : random_.below(kMaxElements)};
     operation.divisor = random_.chance(1, 2) ? 1 : 3;
     Operation made{operation, false, std::vector<std::uint64_t>(layout_.ranks, 1)};
-    // As the rounds of an accumulator.
+    // Like an accumulator's rounds.
     made.specification.passage.whole = kind == Kind::all_reduce && random_.chance(1, 3);
     if (collective::reduces(kind) && random_.chance(1, 2)) {
       auto& contributors = made.specification.contributors;
@@ -246,7 +246,7 @@ void SharedPipelineWorld::close(std::uint32_t index) {
   note(index, "closes", rank.ended);
 }
 
-// How many the rank has: none if it contributes nothing.
+// The number of inputs of the rank; 0 if it contributes nothing.
 std::uint64_t SharedPipelineWorld::inputs_of(std::uint32_t rank, std::uint64_t s) const {
   const Operation& operation = operations_[s - 1];
   return operation.specification.contributes(rank) ? operation.inputs[rank] : 0;

@@ -23,7 +23,7 @@ class SharedPipelineWorld : public SleepersWorld {
   struct Operation {
     collective::PipelineOperation specification;
     bool abandoned = false;             // by some rank
-    std::vector<std::uint64_t> inputs;  // of each rank, how many
+    std::vector<std::uint64_t> inputs;  // their number at each rank
   };
 
   struct Rank : Sleeper {
@@ -31,7 +31,7 @@ class SharedPipelineWorld : public SleepersWorld {
     std::uint64_t started = 0;
     std::uint64_t ended = 0;
     std::vector<MutableBuffer> outputs;   // of each operation
-    std::vector<MutableBuffer> lent;      // of each: its memory, if others may read that
+    std::vector<MutableBuffer> lent;      // of each: memory that others may read, or empty
     std::vector<std::uint64_t> given_up;  // by this rank
   };
 
