@@ -48,7 +48,7 @@ _with_views: WeakSet[Accumulator] = WeakSet()
 
 
 def _forget_views() -> None:
-    """In a forked child: the bucket is the parent's, and its other members read it."""
+    """In a forked child: the bucket belongs to the parent, and other members read it."""
     for accumulator in _with_views:
         accumulator._drop_views()
 
@@ -67,11 +67,12 @@ class Accumulator(AccumulatorBase):
         group: the group to reduce in. Without one the accumulator makes an ``Rpc`` and a ``Group``
             called ``name``; then call :meth:`connect`.
         gradient_as_bucket_view: creates gradients as views of the bucket that the accumulator
-            sends, as in ``DistributedDataParallel``, which saves their memory and a copy. It applies to parameters without gaps in host memory whose dtype is the one in which
-            gradients are summed. :meth:`wants_gradients`, when it returns true, makes such a view,
-            zeroed, of each ``.grad`` that is ``None``. :meth:`reduce_gradients` sets ``.grad`` to
-            ``None``, because the other members read the memory from then on: clone gradients that
-            you want to keep. Do not call ``optimizer.zero_grad()``: with ``set_to_none=True``
+            sends, as in ``DistributedDataParallel``, which saves their memory and a copy. It
+            applies to parameters without gaps in host memory whose dtype is the one in which
+            gradients are summed. When :meth:`wants_gradients` returns true, each ``.grad`` that was
+            ``None`` is such a view, zeroed. :meth:`reduce_gradients` sets ``.grad`` to ``None``,
+            because the other members read the memory from then on: clone gradients that you want
+            to keep. Do not call ``optimizer.zero_grad()``: with ``set_to_none=True``
             (torch's default) it discards the views. In a forked child ``.grad`` is ``None``.
         options: ``role``, ``checksum_every``, ``on_divergence``, ``max_grad_norm`` and
             ``on_nonfinite`` and ``sync_every`` of the base class.
