@@ -14,9 +14,9 @@ import argparse
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import torch
+from process_tree import rss_and_pss
 
 import moolink
 import moolink.torch
@@ -49,16 +49,6 @@ def peer(args: argparse.Namespace) -> None:
                 print(time.monotonic(), flush=True)
 
 
-def sizes(pid: int) -> tuple[int, int]:
-    """(RSS, PSS) in bytes."""
-    fields = dict.fromkeys(("Rss", "Pss"), 0)
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name in fields:
-            fields[name] = int(value.split()[0]) * 1024
-    return fields["Rss"], fields["Pss"]
-
-
 def main() -> None:
     """Starts a broker and two peers, and prints the peaks as multiples of the model's size."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -77,16 +67,13 @@ def main() -> None:
         peers = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) for _ in range(2)]
         for child in peers:
             assert child.stdout.readline() == "ready\n"
-        before = [sizes(child.pid) for child in peers]
+        before = [rss_and_pss(child.pid) for child in peers]
         for child in peers:
             print(file=child.stdin, flush=True)
         samples: list[list[tuple[float, int, int]]] = [[] for _ in peers]
         while all(child.poll() is None for child in peers):
             for child, seen in zip(peers, samples, strict=True):
-                try:
-                    seen.append((time.monotonic(), *sizes(child.pid)))
-                except (FileNotFoundError, ProcessLookupError):
-                    continue  # the peer has ended
+                seen.append((time.monotonic(), *rss_and_pss(child.pid)))
             time.sleep(0.05)
         settled = [float(child.communicate(timeout=60)[0].split()[-1]) for child in peers]
     for at, seen in enumerate(samples):

@@ -29,14 +29,17 @@ def cpu_seconds(pid: int) -> float:
 
 def pss_bytes(pid: int) -> int:
     """Memory of the tree, each page divided by the number of processes that map it."""
-    total = 0
-    for member in members(pid):
-        try:
-            lines = Path(f"/proc/{member}/smaps_rollup").read_text().splitlines()
-        except (FileNotFoundError, ProcessLookupError):
-            continue  # ended meanwhile
-        total += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
-    return total
+    return sum(rss_and_pss(member)[1] for member in members(pid))
+
+
+def rss_and_pss(pid: int) -> tuple[int, int]:
+    """Bytes of one process, resident and shared out among processes; 0 if it has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0, 0
+    sizes = {line.split()[0]: int(line.split()[1]) * 1024 for line in lines[1:]}
+    return sizes["Rss:"], sizes["Pss:"]
 
 
 def _stat(pid: int) -> list[str]:

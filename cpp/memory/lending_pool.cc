@@ -81,28 +81,27 @@ std::shared_ptr<void> LendingPool::keep_one(std::size_t size) {
           }};
 }
 
-// Of the large free blocks that no token keeps.
-std::size_t LendingPool::surplus_bytes() const {
-  std::size_t bytes = 0;
-  for (auto size = free_.lower_bound(kSegmentBytes); size != free_.end(); ++size) {
-    const auto kept = kept_.find(size->first);
-    const std::size_t all = size->second.size();
-    bytes += size->first * (all - std::min(all, kept == kept_.end() ? 0 : kept->second));
-  }
-  return bytes;
+// The number of free blocks of this size beyond those that tokens keep.
+std::size_t LendingPool::surplus(std::size_t block_bytes) const {
+  const auto kept = kept_.find(block_bytes);
+  const std::size_t all = free_.at(block_bytes).size();
+  return all - std::min(all, kept == kept_.end() ? 0 : kept->second);
 }
 
 // Only segments of one block: the others nearly always have a block in use. The largest first,
 // because they are requested most rarely.
 void LendingPool::retire_surplus() {
+  std::size_t bytes = 0;
+  for (auto size = free_.lower_bound(kSegmentBytes); size != free_.end(); ++size) {
+    bytes += size->first * surplus(size->first);
+  }
   for (auto size = free_.rbegin(); size != free_.rend() && size->first >= kSegmentBytes; ++size) {
     std::vector<Place>& blocks = size->second;
-    const auto kept = kept_.find(size->first);
-    const std::size_t least = kept == kept_.end() ? 0 : kept->second;
-    while (blocks.size() > least && surplus_bytes() > kMaxFreeBytes) {
+    while (bytes > kMaxFreeBytes && surplus(size->first) > 0) {
       const auto coldest = segments_.find(blocks.front().segment);
       blocks.erase(blocks.begin());
       retire(coldest);
+      bytes -= size->first;
     }
   }
 }

@@ -69,7 +69,7 @@ class LendingPool final : public Allocator,
   void add_segment(std::size_t block_bytes);
   void release(const Place& block);
   void retire(Segments::iterator segment);
-  std::size_t surplus_bytes() const;
+  std::size_t surplus(std::size_t block_bytes) const;
   void retire_surplus();
 
   mutable std::mutex mutex_;

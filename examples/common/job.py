@@ -26,7 +26,7 @@ from moolink.launch import place
 
 THOUSANDTHS = 1000  # a round's counters are integers, so returns travel in thousandths
 WINDOW = 100  # episodes whose mean return is reported
-PATIENCE = 0.5  # seconds that the training loop has to reach its next turn after a signal
+TURN_TIMEOUT = 0.5  # seconds in which the training loop must reach its next turn after a signal
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
@@ -108,17 +108,17 @@ class Job(abc.ABC):
     def _watch(self, read_fd: int) -> None:
         """Ends the process after a signal if the main thread does not reach its next turn.
 
-        While JAX compiles, Python runs no signal handler. The thread waits as long as this process
-        has progress that nobody has saved; a job that has just begun has none.
+        While JAX compiles, Python runs no signal handler. The thread waits while this process has
+        unsaved progress; a job that has just begun has none.
         """
         with open(read_fd, "rb", buffering=0) as pipe:
             while (byte := pipe.read(1)) and byte[0] not in ENDING:
                 pass
         if not byte:
             return
-        time.sleep(PATIENCE)
+        time.sleep(TURN_TIMEOUT)
         while self._has_news():
-            time.sleep(PATIENCE)
+            time.sleep(TURN_TIMEOUT)
         if not self._ending.acquire(blocking=False):
             return
         number = signal.Signals(byte[0])
@@ -140,7 +140,7 @@ class Job(abc.ABC):
         return {}
 
     def _has_news(self) -> bool:
-        """Whether this process has progress that nobody has saved and nobody else will save."""
+        """Whether this process has unsaved progress that no other process will save."""
         return self.totals.get("steps", 0) > self._kept_steps
 
     @abc.abstractmethod
