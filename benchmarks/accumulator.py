@@ -10,6 +10,11 @@ back.
 "copy" is the CPU time of what nothing can do without: all peers at once copy their gradients into
 one flat array.
 
+    python benchmarks/accumulator.py --views
+
+has the gradients written into the bucket that is sent (``gradient_as_bucket_view``); writing them
+is not counted, as without it.
+
     python benchmarks/accumulator.py --overlap 20
 
 waits for 20 ms before each contribution, as a host does for its accelerator, with one round under
@@ -80,7 +85,9 @@ def peer(args: argparse.Namespace) -> None:
     with moolink.Rpc(f"peer-{args.peer}") as rpc:
         rpc.connect(args.broker)
         group = moolink.Group(rpc, "benchmark")
-        accumulator = moolink.Accumulator("model", mine, group=group, checksum_every=0)
+        accumulator = moolink.Accumulator(
+            "model", mine, group=group, checksum_every=0, gradient_as_bucket_view=args.views
+        )
         accumulator.set_virtual_batch_size(args.peers)
 
         waited = 0.0  # CPU time of this thread within wait(), where it may carry messages
@@ -121,6 +128,13 @@ def peer(args: argparse.Namespace) -> None:
                 mine_used, waited = time.thread_time(), 0.0
                 if system == "moolink":
                     until(accumulator.wants_gradients)
+                    if args.views:  # backward() writes the gradients here
+                        before, thread = time.perf_counter(), time.thread_time()
+                        for leaf in mine:
+                            leaf.grad.fill_(1.0)
+                        wall += time.perf_counter() - before
+                        used += time.thread_time() - thread
+                        mine_used += time.thread_time() - thread
                     accumulator.reduce_gradients(1)
                     until(accumulator.has_gradients)
                 else:
@@ -139,7 +153,7 @@ def peer(args: argparse.Namespace) -> None:
                 else:
                     assert accumulator.get_gradient_stats()["num_gradients"] == args.peers
                     accumulator.zero_gradients()
-                    for leaf in mine:
+                    for leaf in [] if args.views else mine:
                         leaf.grad.fill_(1.0)
         torch.distributed.barrier()
         if args.peer == 0:
@@ -180,6 +194,7 @@ def main() -> None:
     parser.add_argument("--parameters", type=int, default=0, help="elements; 0: the Nature network")
     parser.add_argument("--trials", type=int, default=100)
     parser.add_argument("--overlap", type=float, default=0, help="ms of computing a contribution")
+    parser.add_argument("--views", action="store_true", help="gradient_as_bucket_view")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--peer", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--broker", help=argparse.SUPPRESS)
@@ -195,7 +210,7 @@ def main() -> None:
         address = broker.listen("127.0.0.1:0")[0]
         command = [sys.executable, __file__, f"--peers={args.peers}", f"--broker={address}",
                    f"--parameters={args.parameters}", f"--trials={args.trials}",
-                   f"--overlap={args.overlap}",
+                   f"--overlap={args.overlap}", *(["--views"] if args.views else []),
                    f"--gloo-port={free_port()}"]  # fmt: skip
         children = [
             subprocess.Popen(

@@ -26,9 +26,6 @@ constexpr std::size_t kLongestName = kMaxName + 64;
 constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 48;  // of one member's memory
 constexpr std::size_t kMostResiduals = 64;                    // names that compress
 
-// With more ranks, reading all inputs takes longer than waiting for the others' slices.
-constexpr std::size_t kWholeRanks = 2;
-
 constexpr std::size_t kEarlyOverhead = 512;  // of a frame that waits, in memory
 
 // The frame, the key it is stored under and its log text contain the name.
@@ -274,8 +271,6 @@ void Engine::pass(std::uint64_t s, const OpSpec& spec, const Operation* operatio
   next.op = spec.op;
   next.divisor = spec.divisor;
   next.contributors = spec.contributors;
-  next.passage.whole = operation != nullptr && operation->request().shared != 0 &&
-                       members_.instances.size() == kWholeRanks;
   next.abandoned = operation == nullptr || operation->error();
   if (!next.abandoned) {
     next.inputs = operation->request().inputs;

@@ -36,7 +36,6 @@ std::uint64_t PipelineOperation::fingerprint() const {
   add(static_cast<std::uint64_t>(passage.kind));
   add(passage.root);
   add(passage.count);
-  add(passage.whole ? 1 : 0);
   add(static_cast<std::uint64_t>(dtype));
   add(static_cast<std::uint64_t>(op));
   add(std::bit_cast<std::uint64_t>(divisor));
@@ -63,9 +62,6 @@ void check(const PipelineOperation& operation, std::uint32_t ranks, std::uint32_
   const std::size_t given = operation.inputs.size();
   if (operation.contributes(rank) == (given == 0) || (given > 1 && !reduced)) {
     refuse(std::to_string(given) + " inputs of rank " + std::to_string(rank));
-  }
-  if (passage.whole && (passage.kind != Kind::all_reduce || operation.in_place())) {
-    refuse("only an allreduce that is not in place can be whole");
   }
   if (operation.lent.segment != 0 && (passage.kind != Kind::all_reduce || given != 1)) {
     refuse("only the input of an allreduce can be lent");

@@ -164,14 +164,6 @@ std::vector<std::uint32_t> others_of(std::uint32_t rank, std::uint32_t ranks) {
   return others;
 }
 
-ChunkPlan plan_whole(const Part& part, std::uint32_t rank) {
-  ChunkPlan plan;
-  plan.reduced = {rank, 0, part.at, part.bytes};
-  plan.puts.push_back(plan.reduced);
-  plan.placed = part.at;
-  return plan;
-}
-
 ChunkPlan plan_all_reduce(const Passage& passage, const Part& part, std::uint32_t rank) {
   const std::uint64_t item = passage.item_size;
   const std::vector<Range> parts = even_slices(part.bytes / item, item, passage.ranks);
@@ -253,7 +245,7 @@ ChunkPlan chunk_plan(const Passage& passage, std::uint64_t window_bytes, std::ui
   const Part part{begin * item, count * item, passage.count * item, each * item};
   switch (passage.kind) {
     case Kind::all_reduce:
-      return passage.whole ? plan_whole(part, rank) : plan_all_reduce(passage, part, rank);
+      return plan_all_reduce(passage, part, rank);
     case Kind::reduce_scatter:
       return plan_reduce_scatter(passage, part, rank);
     case Kind::all_gather:

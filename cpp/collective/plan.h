@@ -64,9 +64,6 @@ struct Passage {
   std::uint32_t ranks = 1;
   std::uint64_t item_size = 1;
   std::uint64_t count = 0;
-  // An all_reduce, not in place, of which every rank computes the whole result, through windows or
-  // lent memory. Between two ranks this is no more work, and saves a wait.
-  bool whole = false;
 
   bool operator==(const Passage&) const = default;
 };

@@ -157,7 +157,7 @@ SharedPipeline::Needs SharedPipeline::needs(Stage stage) {
       }
       break;
     case kTake:
-      if (!operation.passage.whole && !mutant("take_too_early")) needs[0] = {kReduce, chunk};
+      if (!mutant("take_too_early")) needs[0] = {kReduce, chunk};
       break;
   }
   return needs;
@@ -241,7 +241,7 @@ bool SharedPipeline::reduce_part(const Running& running, const Cursor& cursor) {
   const std::byte* share = own;
   if (operation.inputs.size() == 1) {
     share = operation.inputs.front().data() + slice.user;
-  } else if (!operation.inputs.empty() && !operation.passage.whole) {  // if whole, put has done it
+  } else if (!operation.inputs.empty()) {
     combine_own(operation, slice, own);
   }
   SumTask task{operation.dtype, operation.op, operation.divisor, {}, {}};
@@ -327,13 +327,11 @@ void SharedPipeline::publish_status(const Running& running) {
 }
 
 // Lent memory is the user's again when no rank reads it any more. If it is only the input, the
-// others read it until they have reduced; unless the operation is whole, the last take has waited
-// for that.
+// others read it until they have reduced, and the last take has waited for that.
 bool SharedPipeline::may_end() const {
   if (running_.empty() || !running_.front().taken) return false;
   const Running& first = running_.front();
-  const bool is_read =
-      first.is_lent() && (first.operation.in_place() || first.operation.passage.whole);
+  const bool is_read = first.is_lent() && first.operation.in_place();
   return !is_read || mutant("end_while_others_read") || segment_.least(kTake) >= first.last();
 }
 

@@ -17,7 +17,6 @@ REACHED = {
     "gather",
     "lent, in place",
     "lent, the input",
-    "lent, whole",
     "of several chunks",
     "of some ranks",
     "reduce_scatter",
@@ -46,4 +45,4 @@ def test_same_seed_same_trace(simulation: Any) -> None:
 def test_every_mutant_is_caught(simulation: Any) -> None:
     shared_pipeline = simulation("shared_pipeline")
     assert len(shared_pipeline.mutants()) >= 10
-    assert shared_pipeline.survivors() == []
+    assert shared_pipeline.survivors(seeds=4000) == []

@@ -66,8 +66,6 @@ void SharedPipelineWorld::make_operations() {
                          random_.chance(1, 4) ? random_.below(20) : random_.below(kMaxElements)};
     operation.divisor = random_.chance(1, 2) ? 1 : 3;
     Operation made{operation, false, std::vector<std::uint64_t>(layout_.ranks, 1)};
-    // Like an accumulator's rounds.
-    made.specification.passage.whole = kind == Kind::all_reduce && random_.chance(1, 3);
     if (collective::reduces(kind) && random_.chance(1, 2)) {
       auto& contributors = made.specification.contributors;
       for (std::uint32_t rank = 0; rank < layout_.ranks; ++rank) {
@@ -130,7 +128,7 @@ bool SharedPipelineWorld::start_next(std::uint32_t index) {
   }
   const bool single = passage.kind == Kind::all_reduce && operation.inputs.size() == 1;
   if (operation.inputs.size() > 1) ++coverage["several inputs"];
-  const bool in_place = single && !passage.whole && random_.chance(1, 3);
+  const bool in_place = single && random_.chance(1, 3);
   const MutableBuffer output =
       in_place ? own : HeapAllocator().allocate(collective::output_bytes(passage, index));
   if (gives_up_ && random_.chance(1, 20)) {  // cancelled before it heard that it goes
@@ -143,7 +141,7 @@ bool SharedPipelineWorld::start_next(std::uint32_t index) {
   const bool lends = single && random_.chance(1, 2);
   if (lends) {
     operation.lent = {s, 0};
-    ++coverage[passage.whole ? "lent, whole" : in_place ? "lent, in place" : "lent, the input"];
+    ++coverage[in_place ? "lent, in place" : "lent, the input"];
   }
   rank.lent.push_back(lends ? own : MutableBuffer());
   rank.outputs.push_back(output);
