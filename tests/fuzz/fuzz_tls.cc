@@ -18,8 +18,6 @@ namespace moolink::fuzz {
 namespace {
 
 using namespace transport;  // NOLINT(google-build-using-namespace)
-using tcp::RecordCipher;
-using tcp::RecordType;
 
 constexpr std::size_t kMostSteps = 40;
 constexpr std::size_t kMostRoom = 50000;  // of one receive(): three records
@@ -222,9 +220,8 @@ class KeyHolder {
       end_.shake_hands();
     }
     FUZZ_CHECK(end_.is_open());
-    const tcp::OpenSsl& openssl = *tcp::find_openssl().functions;
-    sealer_.emplace(openssl, dialler_.secret(), RecordCipher::Way::seal);
-    opener_.emplace(openssl, dialler_.others_secret(), RecordCipher::Way::open);
+    sealer_.emplace(dialler_.secret(), RecordCipher::Way::seal);
+    opener_.emplace(dialler_.others_secret(), RecordCipher::Way::open);
   }
 
   void run() {

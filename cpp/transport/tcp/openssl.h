@@ -10,17 +10,14 @@
 
 namespace moolink::transport::tcp {
 
-using Ssl = struct SslObject;                      // SSL
-using SslContext = struct SslContextObject;        // SSL_CTX
-using SslMethod = struct SslMethodObject;          // SSL_METHOD
-using SslSession = struct SslSessionObject;        // SSL_SESSION
-using SslCipher = struct SslCipherObject;          // SSL_CIPHER
-using DigestMethod = struct DigestObject;          // EVP_MD
-using Bio = struct BioObject;                      // BIO
-using Cipher = struct CipherObject;                // EVP_CIPHER
-using CipherContext = struct CipherContextObject;  // EVP_CIPHER_CTX
-using SslLog = void (*)(const Ssl* ssl, const char* line);
-using BioMethod = struct BioMethodObject;  // BIO_METHOD
+using Ssl = struct SslObject;                // SSL
+using SslContext = struct SslContextObject;  // SSL_CTX
+using SslMethod = struct SslMethodObject;    // SSL_METHOD
+using SslSession = struct SslSessionObject;  // SSL_SESSION
+using SslCipher = struct SslCipherObject;    // SSL_CIPHER
+using DigestMethod = struct DigestObject;    // EVP_MD
+using Bio = struct BioObject;                // BIO
+using BioMethod = struct BioMethodObject;    // BIO_METHOD
 
 // The key that a dialler offers, with its identity; and the key of an identity that an acceptor
 // receives.
@@ -31,6 +28,8 @@ using FindKey = int (*)(Ssl* ssl, const unsigned char* identity, std::size_t siz
 using BioWrite = int (*)(Bio* bio, const char* data, std::size_t size, std::size_t* written);
 using BioRead = int (*)(Bio* bio, char* data, std::size_t size, std::size_t* read);
 using BioControl = long (*)(Bio* bio, int command, long number, void* pointer);
+
+inline constexpr int kWantsRead = 2;  // SSL_ERROR_WANT_READ
 
 // result, member, exported symbol, arguments
 #define MOOLINK_OPENSSL_FUNCTIONS(X)                                                               \
@@ -89,20 +88,12 @@ using BioControl = long (*)(Bio* bio, int command, long number, void* pointer);
     (Ssl * ssl, unsigned char* out, std::size_t size, const char* label, std::size_t label_size,   \
      const unsigned char* data, std::size_t data_size, int use_data))                              \
   X(int, ssl_key_used, SSL_session_reused, (const Ssl* ssl))                                       \
-  X(void, context_set_log, SSL_CTX_set_keylog_callback, (SslContext * context, SslLog log))        \
-  X(const Cipher*, aes_128_gcm, EVP_aes_128_gcm, ())                                               \
-  X(CipherContext*, cipher_new, EVP_CIPHER_CTX_new, ())                                            \
-  X(void, cipher_free, EVP_CIPHER_CTX_free, (CipherContext * context))                             \
-  X(int, cipher_begin, EVP_CipherInit_ex,                                                          \
-    (CipherContext * context, const Cipher* cipher, void* engine, const unsigned char* key,        \
-     const unsigned char* nonce, int seal))                                                        \
-  X(int, cipher_update, EVP_CipherUpdate,                                                          \
-    (CipherContext * context, unsigned char* out, int* written, const unsigned char* in,           \
-     int size))                                                                                    \
-  X(int, cipher_end, EVP_CipherFinal_ex,                                                           \
-    (CipherContext * context, unsigned char* out, int* written))                                   \
-  X(int, cipher_control, EVP_CIPHER_CTX_ctrl,                                                      \
-    (CipherContext * context, int command, int number, void* pointer))                             \
+  X(int, ssl_write, SSL_write_ex,                                                                  \
+    (Ssl * ssl, const void* data, std::size_t size, std::size_t* written))                         \
+  X(int, ssl_read, SSL_read_ex, (Ssl * ssl, void* data, std::size_t size, std::size_t* read))      \
+  X(int, ssl_pending, SSL_pending, (const Ssl* ssl))                                               \
+  X(int, ssl_update_key, SSL_key_update, (Ssl * ssl, int kind))                                    \
+  X(int, ssl_shut_down, SSL_shutdown, (Ssl * ssl))                                                 \
   X(int, ssl_error, SSL_get_error, (const Ssl* ssl, int result))
 
 struct OpenSsl {

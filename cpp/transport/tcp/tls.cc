@@ -16,6 +16,8 @@ namespace {
 // From OpenSSL's headers.
 constexpr int kTls13 = 0x0304;
 constexpr int kSetMode = 33;                          // SSL_CTRL_MODE
+constexpr int kClearMode = 78;                        // SSL_CTRL_CLEAR_MODE
+constexpr long kAutoRetry = 0x04;                     // SSL_MODE_AUTO_RETRY
 constexpr long kReleaseBuffers = 0x10;                // SSL_MODE_RELEASE_BUFFERS
 constexpr int kSetSessionCache = 44;                  // SSL_CTRL_SET_SESS_CACHE_MODE
 constexpr int kSetGroups = 92;                        // SSL_CTRL_SET_GROUPS_LIST
@@ -74,11 +76,12 @@ void TlsContext::configure() {
   openssl_.context_control(context_, kSetSessionCache, 0, nullptr);
   // A peer that stalls a handshake holds 32 KB less of this side's memory.
   openssl_.context_control(context_, kSetMode, kReleaseBuffers, nullptr);
+  // One call reads one record, also if it is no data: a peer that sends many holds up no other.
+  openssl_.context_control(context_, kClearMode, kAutoRetry, nullptr);
   // No certificate is trusted: only the key that both hold counts.
   openssl_.context_set_verify(context_, kVerifyPeer, nullptr);
   openssl_.context_set_use_key(context_, &TlsContext::use_key);
   openssl_.context_set_find_key(context_, &TlsContext::find_key);
-  openssl_.context_set_log(context_, &TlsContext::log);
   openssl_.bio_method_write(bio_method_, &TlsStream::write_records);
   openssl_.bio_method_read(bio_method_, &TlsStream::read_records);
   openssl_.bio_method_control(bio_method_, &TlsStream::control);
@@ -106,10 +109,6 @@ int TlsContext::use_key(Ssl* ssl, const DigestMethod* /*digest*/, const unsigned
   *identity = reinterpret_cast<const unsigned char*>(stream.identity_.data());
   *size = stream.identity_.size();
   return *session == nullptr ? 0 : 1;
-}
-
-void TlsContext::log(const Ssl* ssl, const char* line) {
-  static_cast<TlsStream*>(find_openssl().functions->ssl_data(ssl, 0))->log_secret(line);
 }
 
 int TlsContext::find_key(Ssl* ssl, const unsigned char* identity, std::size_t size,

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -12,7 +13,6 @@
 #include "crypto/keyring.h"
 #include "transport/tcp/openssl.h"
 #include "transport/tcp/stream.h"
-#include "transport/tcp/tls_record.h"
 #include "wire/frame.h"
 
 namespace moolink::transport::tcp {
@@ -20,6 +20,12 @@ namespace moolink::transport::tcp {
 inline constexpr const char* kTlsCipher = "TLS_AES_128_GCM_SHA256";
 // An AES-GCM key is good for 2^24.5 records (RFC 8446, 5.5).
 inline constexpr std::uint64_t kRecordsPerKey = std::uint64_t{1} << 23;
+
+inline constexpr std::size_t kRecordBytes = 16384;  // of plain text in one record, at most
+inline constexpr std::size_t kRecordHead = 5;
+inline constexpr std::size_t kRecordTail = 17;  // the type, encrypted too, and the tag
+// Size of a record after its head.
+std::size_t sealed_bytes(const std::byte* head);
 
 // Whether a connection that begins with this byte is TLS; frames begin with their type.
 bool begins_tls(std::byte first);
@@ -43,7 +49,6 @@ class TlsContext {
                      std::size_t* size, SslSession** session);
   static int find_key(Ssl* ssl, const unsigned char* identity, std::size_t size,
                       SslSession** session);
-  static void log(const Ssl* ssl, const char* line);
   SslSession* session_of(Ssl* ssl, const crypto::Key& key) const;
   void configure();
 
@@ -54,9 +59,8 @@ class TlsContext {
   BioMethod* bio_method_ = nullptr;
 };
 
-// A connection in TLS. OpenSSL does the handshake, over moolink's BIO, and provides the resulting
-// secrets; records are sealed directly from their source and opened directly into their target. One
-// system call sends, or receives, many.
+// A connection in TLS, by OpenSSL over moolink's BIO, which collects records: one system call
+// sends, or receives, many.
 class TlsStream final : public ByteStream {
  public:
   // key: the one a dialler offers; none: this side accepts.
@@ -85,8 +89,7 @@ class TlsStream final : public ByteStream {
   bool take_records(const char* data, std::size_t size);
   std::size_t give_records(char* data, std::size_t size);
   bool export_binding();
-  bool take_over();
-  void log_secret(std::string_view line);
+  void open();
   std::string last_reason() const;
   [[noreturn]] void handshake_failed();
   [[noreturn]] void refused_by_acceptor();
@@ -98,13 +101,9 @@ class TlsStream final : public ByteStream {
   // tls_stream.cc
   void push();
   std::size_t sealed_together(std::size_t left) const;
-  void seal(RecordType type, std::span<const iovec> pieces);
-  void update_own_key();
-  void alert(std::byte level, std::byte what);
+  void seal(std::span<const iovec> pieces);
   bool has_record() const;
-  std::size_t give_opened(std::span<std::byte> into);
-  std::size_t open_record(std::span<std::byte> into);
-  void take_control(RecordType type, std::span<const std::byte> content);
+  std::size_t read_opened(std::span<std::byte> into);
   bool read_more();
   void read_socket();
 
@@ -122,31 +121,30 @@ class TlsStream final : public ByteStream {
   // over IPv6): the excess of four full ones would travel as a segment of its own.
   static constexpr std::size_t kSentBytes = 16'320;
   static constexpr std::size_t kSegment = 4 * (kRecordHead + kSentBytes + kRecordTail);
-  static constexpr std::size_t kRoomToSend = 4 * kMostSealed;  // for records sealed beyond that
+  static constexpr std::size_t kRoomToSend = 4 * kMostSealed;  // beyond that, also for KeyUpdates
   static constexpr std::size_t kIncoming = (std::size_t{128} << 10) + kMostSealed;
 
   const std::shared_ptr<TlsContext> context_;
   const OpenSsl& openssl_;
   const int socket_;
   const std::optional<crypto::Key> key_;
-  Ssl* ssl_ = nullptr;                                    // of the handshake
-  std::string identity_;                                  // that the dialler offers
-  bool known_ = false;                                    // at the acceptor: its key is held here
-  std::array<std::optional<crypto::Digest>, 2> secrets_;  // of the dialler and the acceptor
+  Ssl* ssl_ = nullptr;
+  std::string identity_;  // that the dialler offers
+  bool known_ = false;    // at the acceptor: its key is held here
+  bool open_ = false;     // the handshake is done
   wire::ChannelBinding binding_{};
 
   // Outgoing records.
-  std::unique_ptr<RecordCipher> sealer_;
+  Room record_;                // the pieces of one, put together
+  std::uint64_t records_ = 0;  // under the present key
   Room out_;
   std::size_t out_begin_ = 0;
   std::size_t out_end_ = 0;
   std::size_t burst_ = 0;       // bytes sent without a pause
   Time pause_begins_ = kNever;  // since all of them were sent; kNever: they were not
-  bool update_owed_ = false;    // the peer wants this side to change its key
   bool said_goodbye_ = false;
 
   // Records, and the beginning of one, read from the socket.
-  std::unique_ptr<RecordCipher> opener_;
   Room in_;
   std::size_t in_begin_ = 0;
   std::size_t in_end_ = 0;
@@ -156,11 +154,6 @@ class TlsStream final : public ByteStream {
   bool socket_empty_ = false;  // by the last read
   bool socket_ended_ = false;
   int socket_error_ = 0;
-
-  // Opened bytes that did not fit into their target.
-  Room opened_;
-  std::size_t opened_begin_ = 0;
-  std::size_t opened_end_ = 0;
   bool closed_ = false;  // the peer announced it
 };
 

@@ -1,8 +1,6 @@
 // The handshake of a connection, done by OpenSSL, and the reasons of its failures.
 
 #include <algorithm>
-#include <array>
-#include <charconv>
 #include <cstring>
 #include <new>
 #include <utility>
@@ -14,9 +12,8 @@ namespace moolink::transport::tcp {
 namespace {
 
 // From OpenSSL's headers.
-constexpr int kWantsRead = 2;  // SSL_ERROR_WANT_READ
-constexpr int kAtEnd = 2;      // BIO_CTRL_EOF
-constexpr int kFlush = 11;     // BIO_CTRL_FLUSH
+constexpr int kAtEnd = 2;   // BIO_CTRL_EOF
+constexpr int kFlush = 11;  // BIO_CTRL_FLUSH
 constexpr int kRetryRead = 0x08 | 0x01;
 constexpr int kRetryFlags = 0x0f;
 constexpr unsigned long kReasonMask = 0x7fffff;
@@ -26,6 +23,8 @@ constexpr unsigned long kWrongBinder = 253;  // SSL_R_BINDER_DOES_NOT_VERIFY
 
 constexpr std::size_t kMostGreeting = std::size_t{16} << 10;  // handshake bytes read at once
 constexpr std::size_t kMostRefusal = std::size_t{12} << 10;   // of the most and longest identities
+
+constexpr std::byte kHandshake{22};  // the type of a record
 
 constexpr const char* kSameToken =
     "give both the same token (Rpc(token=...), --token-file, MOOLINK_TOKEN_FILE)";
@@ -88,7 +87,8 @@ bool TlsStream::shake_hands() {
   }
   openssl_.clear_errors();
   const int result = openssl_.ssl_handshake(ssl_);
-  if (result == 1 && openssl_.ssl_key_used(ssl_) == 1 && export_binding() && take_over()) {
+  if (result == 1 && openssl_.ssl_key_used(ssl_) == 1 && export_binding()) {
+    open();
     push();
     return true;
   }
@@ -126,9 +126,7 @@ bool TlsStream::begins_with_whole_message() const {
   constexpr std::size_t kMessageHead = 4;
   const std::byte* const record = in_.data();
   const std::size_t content = sealed_bytes(record);
-  if (record[0] != static_cast<std::byte>(RecordType::handshake) || content < kMessageHead) {
-    return false;
-  }
+  if (record[0] != kHandshake || content < kMessageHead) return false;
   const std::byte* const length = record + kRecordHead + 1;
   std::size_t bytes = 0;
   for (std::size_t i = 0; i < 3; ++i) bytes = bytes << 8 | std::to_integer<std::size_t>(length[i]);
@@ -142,37 +140,12 @@ bool TlsStream::export_binding() {
                              binding_.size(), kLabel.data(), kLabel.size(), nullptr, 0, 0) == 1;
 }
 
-// From here on this side handles the records itself.
-bool TlsStream::take_over() {
-  if (!secrets_[0] || !secrets_[1]) return false;
-  const std::size_t own = key_ ? 0 : 1;
-  sealer_ = std::make_unique<RecordCipher>(openssl_, *secrets_[own], RecordCipher::Way::seal);
-  opener_ = std::make_unique<RecordCipher>(openssl_, *secrets_[1 - own], RecordCipher::Way::open);
-  secrets_ = {};
-  openssl_.ssl_free(std::exchange(ssl_, nullptr));
-  // The other side has the key.
+// The other side has the key, and gets more memory.
+void TlsStream::open() {
+  open_ = true;
+  record_.grow(kSentBytes, 0);
   out_.grow(kRoomToSend + kSegment, out_end_);
   in_.grow(kIncoming, in_end_);
-  opened_.grow(kMostSealed, 0);
-  return true;
-}
-
-// A line of OpenSSL's key log: "label random secret", in hexadecimal digits.
-void TlsStream::log_secret(std::string_view line) {
-  constexpr std::array<std::string_view, 2> kLabels = {"CLIENT_TRAFFIC_SECRET_0 ",
-                                                       "SERVER_TRAFFIC_SECRET_0 "};
-  for (std::size_t side = 0; side < kLabels.size(); ++side) {
-    if (!line.starts_with(kLabels[side])) continue;
-    const std::string_view digits = line.substr(line.rfind(' ') + 1);
-    crypto::Digest secret{};
-    if (digits.size() != 2 * secret.size()) return;
-    for (std::size_t i = 0; i < secret.size(); ++i) {
-      std::uint8_t byte = 0;
-      std::from_chars(digits.data() + 2 * i, digits.data() + 2 * i + 2, byte, 16);
-      secret[i] = static_cast<std::byte>(byte);
-    }
-    secrets_[side] = secret;
-  }
 }
 
 std::string TlsStream::last_reason() const {
@@ -314,7 +287,8 @@ long TlsStream::control(Bio* bio, int command, long /*number*/, void* /*pointer*
 }
 
 bool TlsStream::take_records(const char* data, std::size_t size) {
-  if (out_.bytes - out_end_ < size) return false;  // no handshake is so long
+  if (out_.bytes - out_end_ < size)
+    return false;  // longer than any handshake, or an alert too much
   std::memcpy(out_.data() + out_end_, data, size);
   out_end_ += size;
   return true;
@@ -324,7 +298,7 @@ bool TlsStream::take_records(const char* data, std::size_t size) {
 std::size_t TlsStream::give_records(char* data, std::size_t size) {
   if (in_begin_ == in_end_) {
     in_begin_ = in_end_ = 0;
-    if (socket_empty_ || socket_ended_ || socket_error_ != 0) return 0;
+    if (open_ || socket_empty_ || socket_ended_ || socket_error_ != 0) return 0;
     may_read_ = kMostGreeting;
     read_socket();
     if (not_tls_) return 0;

@@ -14,22 +14,17 @@
 namespace moolink::transport::tcp {
 namespace {
 
-constexpr std::size_t kMostPieces = 64;   // of one record
-constexpr std::size_t kMostRecords = 64;  // opened in one receive()
-// Up to this size a record may be other than data: its type is checked before any byte is
-// delivered.
-constexpr std::size_t kPerhapsControl = 64;
+constexpr std::size_t kMostPieces = 64;        // of one record
+constexpr std::size_t kMostRecords = 64;       // read in one receive()
 constexpr Duration kPause = microseconds(50);  // a later send begins a new burst
 constexpr std::size_t kPortions = 16;          // of a burst, each of this many segments:
 constexpr std::size_t kLeast = 1;
 constexpr std::size_t kMost = 8;
 constexpr std::size_t kLeastRead = std::size_t{4} << 10;
-constexpr std::size_t kUpdateBytes = 5;  // KeyUpdate: type 24, length 1, whether it asks for one
-constexpr std::byte kUpdate{24};
-constexpr std::byte kWarning{1};
-constexpr std::byte kFatal{2};
-constexpr std::byte kCloseNotify{0};
-constexpr std::byte kBadRecord{20};
+
+// From OpenSSL's headers.
+constexpr int kClosed = 6;     // SSL_ERROR_ZERO_RETURN
+constexpr int kUpdateOwn = 0;  // SSL_KEY_UPDATE_NOT_REQUESTED: the peer updates its key itself
 
 // Targets to receive into, one after the other.
 class Places {
@@ -122,8 +117,7 @@ ByteStream::Sent TlsStream::send(std::span<const iovec> pieces) {
     out_.grow(together + kRoomToSend, 0);
     std::span<const iovec> record;
     while (out_end_ < together && !(record = plain.next()).empty()) {
-      if (update_owed_ || sealer_->records() >= context_->records_per_key_) update_own_key();
-      seal(RecordType::data, record);
+      seal(record);
     }
     burst_ += out_end_;
     push();
@@ -133,28 +127,33 @@ ByteStream::Sent TlsStream::send(std::span<const iovec> pieces) {
   return {all - plain.left(), unsent()};
 }
 
-void TlsStream::seal(RecordType type, std::span<const iovec> pieces) {
-  const std::byte* end = sealer_->seal(type, pieces, out_.data() + out_end_);
-  out_end_ = static_cast<std::size_t>(end - out_.data());
-}
-
-void TlsStream::update_own_key() {
-  std::array<std::byte, kUpdateBytes> update{kUpdate, {}, {}, std::byte{1}, {}};
-  const iovec piece{update.data(), update.size()};
-  seal(RecordType::handshake, std::span(&piece, 1));
-  sealer_->next_key();
-  update_owed_ = false;
-}
-
-void TlsStream::alert(std::byte level, std::byte what) {
-  std::array<std::byte, 2> content{level, what};
-  const iovec piece{content.data(), content.size()};
-  // There is room for a record after the waiting ones, unless this is not the first alert.
-  if (out_end_ + kMostSealed <= out_.bytes) seal(RecordType::alert, std::span(&piece, 1));
+void TlsStream::seal(std::span<const iovec> pieces) {
+  const void* data = pieces.front().iov_base;
+  std::size_t size = pieces.front().iov_len;
+  if (pieces.size() > 1) {
+    data = record_.data();
+    size = 0;
+    for (const iovec& piece : pieces) {
+      std::memcpy(record_.data() + size, piece.iov_base, piece.iov_len);
+      size += piece.iov_len;
+    }
+  }
+  openssl_.clear_errors();
+  if (records_++ == context_->records_per_key_) {
+    openssl_.ssl_update_key(ssl_, kUpdateOwn);
+    records_ = 1;
+  }
+  std::size_t written = 0;
+  if (openssl_.ssl_write(ssl_, data, size, &written) != 1) {
+    throw Exception(ErrorCode::error, "TLS: " + last_reason());
+  }
 }
 
 bool TlsStream::shut_down() {
-  if (sealer_ && !std::exchange(said_goodbye_, true)) alert(kWarning, kCloseNotify);
+  if (open_ && !std::exchange(said_goodbye_, true)) {
+    openssl_.clear_errors();
+    openssl_.ssl_shut_down(ssl_);  // writes the alert
+  }
   push();
   if (unsent()) return false;
   ::shutdown(socket_, SHUT_WR);
@@ -163,13 +162,17 @@ bool TlsStream::shut_down() {
 
 // --- receiving
 
+std::size_t sealed_bytes(const std::byte* head) {
+  return std::to_integer<std::size_t>(head[3]) << 8 | std::to_integer<std::size_t>(head[4]);
+}
+
 bool TlsStream::has_record() const {
   const std::size_t here = in_end_ - in_begin_;
   return here >= kRecordHead && here >= kRecordHead + sealed_bytes(in_.data() + in_begin_);
 }
 
 bool TlsStream::holds_bytes() const {
-  return opener_ && (opened_begin_ < opened_end_ || has_record());
+  return open_ && !closed_ && (openssl_.ssl_pending(ssl_) > 0 || has_record());
 }
 
 ByteStream::Received TlsStream::receive(std::span<const iovec> pieces, std::size_t allowance) {
@@ -177,80 +180,37 @@ ByteStream::Received TlsStream::receive(std::span<const iovec> pieces, std::size
   socket_empty_ = false;
   Received received;
   Places room(pieces);
-  for (std::size_t records = 0; records < kMostRecords;) {
+  for (std::size_t records = 0; records < kMostRecords; ++records) {
     const std::span<std::byte> into = room.next();
     if (into.empty()) {
       received.drained = socket_empty_ && !holds_bytes() && !closed_;
       return received;
     }
-    std::size_t count = give_opened(into);
-    if (count == 0 && has_record()) {
-      ++records;
-      if (closed_) throw Exception(ErrorCode::wire, "TLS: a record after the last one");
-      count = open_record(into);
-    } else if (count == 0 && (closed_ || !read_more())) {
+    if (closed_ || (!holds_bytes() && !read_more())) {
       received.ended = closed_ && received.bytes == 0;  // reported once all before it is taken
       received.drained = !closed_;
       return received;
     }
+    const std::size_t count = read_opened(into);
     room.take(count);
     received.bytes += count;
   }
   return received;
 }
 
-// Opened bytes that did not fit into their target.
-std::size_t TlsStream::give_opened(std::span<std::byte> into) {
-  const std::size_t count = std::min(into.size(), opened_end_ - opened_begin_);
-  if (count == 0) return 0;
-  std::memcpy(into.data(), opened_.data() + opened_begin_, count);
-  opened_begin_ += count;
-  if (opened_begin_ == opened_end_) opened_begin_ = opened_end_ = 0;
-  return count;
-}
-
-// Returns how many of its bytes are in `into`; the rest is kept.
-std::size_t TlsStream::open_record(std::span<std::byte> into) {
-  const std::byte* head = in_.data() + in_begin_;
-  const std::size_t sealed = sealed_bytes(head);
-  if (head[0] != static_cast<std::byte>(RecordType::data) || sealed < kRecordTail ||
-      sealed > kRecordBytes + kRecordTail) {
-    throw Exception(ErrorCode::wire, "TLS: no record of encrypted data, or one that is too long");
-  }
-  const std::span<const std::byte> record(head, kRecordHead + sealed);
-  in_begin_ += record.size();
-  const std::size_t content = sealed - kRecordTail;
-  const bool in_place = content > kPerhapsControl;
-  const std::size_t placed = in_place ? std::min(content, into.size()) : 0;
-  RecordType type = RecordType::data;
-  const std::span<std::byte> rest(opened_.data(), kMostSealed);
-  if (!opener_->open(record, into.first(placed), rest, type)) {
-    alert(kFatal, kBadRecord);
-    push();
-    throw Exception(ErrorCode::wire, "TLS: a record was changed on its way");
-  }
-  if (type != RecordType::data) {
-    take_control(type, rest.first(in_place ? 0 : content));
+// Bytes of the record that was opened last, or of the next one; 0: it has no data.
+std::size_t TlsStream::read_opened(std::span<std::byte> into) {
+  openssl_.clear_errors();
+  std::size_t count = 0;
+  if (openssl_.ssl_read(ssl_, into.data(), into.size(), &count) == 1) return count;
+  const int error = openssl_.ssl_error(ssl_, 0);
+  if (error == kWantsRead) return 0;
+  if (error == kClosed) {
+    closed_ = true;
     return 0;
   }
-  opened_end_ = content - placed;
-  return in_place ? placed : give_opened(into);
-}
-
-void TlsStream::take_control(RecordType type, std::span<const std::byte> content) {
-  if (type == RecordType::alert && content.size() == 2) {
-    if (content[1] != kCloseNotify) {
-      throw Exception(ErrorCode::wire,
-                      "TLS: the peer's alert " + std::to_string(std::to_integer<int>(content[1])));
-    }
-    closed_ = true;
-  } else if (type == RecordType::handshake && content.size() == kUpdateBytes &&
-             content[0] == kUpdate) {
-    opener_->next_key();
-    update_owed_ = update_owed_ || content[4] != std::byte{0};
-  } else {
-    throw Exception(ErrorCode::wire, "TLS: a record that no peer sends");
-  }
+  push();  // the alert
+  throw Exception(ErrorCode::wire, "TLS: " + last_reason());
 }
 
 // Reads the socket until a whole record is here; false: nothing more now.

@@ -29,7 +29,8 @@ class OpenSslDialler {
     constexpr long kModes = 1 | 2;  // partial writes, a buffer that moves
     openssl().context_control(context_, kSetMode, kModes, nullptr);
     openssl().context_set_use_key(context_, &show_key);
-    openssl().context_set_log(context_, &log);
+    using Log = void (*)(const tcp::Ssl* ssl, const char* line);
+    function<void(tcp::SslContext*, Log)>("SSL_CTX_set_keylog_callback")(context_, &log);
     ssl_ = openssl().ssl_new(context_);
     openssl().ssl_set_data(ssl_, 0, this);
     if (function<int(tcp::Ssl*, int)>("SSL_set_fd")(ssl_, socket) != 1) {

@@ -1,5 +1,5 @@
-// The records of moolink's own against OpenSSL's record layer: two ends that shared a mistake would
-// understand each other.
+// A peer that has the key and is no moolink peer: OpenSSL with its own settings, and records that
+// OpenSSL would not send.
 
 #include <fcntl.h>
 #include <sys/socket.h>
@@ -24,8 +24,6 @@ namespace tls_interop_test {
 
 using conformance::pattern;
 using conformance::Side;
-using tcp::RecordCipher;
-using tcp::RecordType;
 
 // OpenSSL, whole, as the dialler; a TlsStream accepts.
 struct Interop {
@@ -51,7 +49,7 @@ struct Interop {
   std::unique_ptr<tcp::TlsStream> stream;
 };
 
-TEST("tls interop: OpenSSL's record layer and moolink's read each other, under changing keys") {
+TEST("tls interop: OpenSSL and a stream read each other, under changing keys") {
   for (const std::uint64_t records_per_key : {2, 1000000}) {
     Interop pair(records_per_key);
     const Buffer out = pattern(700001, 1);
@@ -102,8 +100,8 @@ TEST("tls interop: each understands the other's end") {
 // Seals records as who holds the key can, whatever their type and length.
 struct KeyHolder {
   explicit KeyHolder(const OpenSslDialler& dialler)
-      : sealer(*tcp::find_openssl().functions, dialler.secret(), RecordCipher::Way::seal),
-        opener(*tcp::find_openssl().functions, dialler.others_secret(), RecordCipher::Way::open) {}
+      : sealer(dialler.secret(), RecordCipher::Way::seal),
+        opener(dialler.others_secret(), RecordCipher::Way::open) {}
 
   void seal(RecordType type, std::vector<std::byte> content) {
     const std::vector<std::byte> record = sealed_record(sealer, type, std::move(content));
@@ -123,7 +121,7 @@ struct KeyHolder {
 
 const std::vector<std::byte> kGoodbye = {std::byte{1}, std::byte{0}};
 
-TEST("tls: what comes behind the goodbye is refused") {
+TEST("tls: nothing is received after the peer's close_notify") {
   Interop pair(1000000);
   KeyHolder holder(*pair.dialler);
   holder.seal(RecordType::data, std::vector<std::byte>(100));
@@ -133,7 +131,8 @@ TEST("tls: what comes behind the goodbye is refused") {
   std::vector<std::byte> room(100);
   const iovec into{room.data(), room.size()};
   CHECK_EQ(pair.stream->receive(std::span(&into, 1), 100000).bytes, 100u);
-  CHECK_THROWS(pair.stream->receive(std::span(&into, 1), 100000), ErrorCode::wire);
+  const auto last = pair.stream->receive(std::span(&into, 1), 100000);
+  CHECK(last.ended && last.bytes == 0);
 }
 
 TEST("tls: a record of 16,384 bytes is taken, and a longer one of who has the key is not") {
@@ -151,20 +150,6 @@ TEST("tls: a record of 16,384 bytes is taken, and a longer one of who has the ke
       CHECK_THROWS(receive(), ErrorCode::wire);
     }
   }
-}
-
-TEST("tls: a cipher writes no more than there is room for") {
-  Interop pair(1000000);
-  KeyHolder holder(*pair.dialler);
-  holder.seal(RecordType::data, std::vector<std::byte>(100));
-  RecordCipher opener(*tcp::find_openssl().functions, pair.dialler->secret(),
-                      RecordCipher::Way::open);
-  std::vector<std::byte> room(100);
-  const std::span<std::byte> all(room);
-  auto type = RecordType::alert;
-  CHECK(!opener.open(holder.records, all.first(50), all.subspan(50, 49), type));
-  CHECK(opener.open(holder.records, all.first(50), all.subspan(50, 50), type));
-  CHECK(type == RecordType::data);
 }
 
 TEST("tls: who asks for another key is given one before anything else") {
@@ -190,7 +175,7 @@ TEST("tls: who asks for another key is given one before anything else") {
   CHECK(type == RecordType::data);
 }
 
-TEST("tls: what is behind many empty records is heard at once, though the socket has no more") {
+TEST("tls: a record behind empty ones is read at once, although the socket has no more") {
   const conformance::Subject subject = with_keys({key_of(7)});
   Side b(subject);
   Side idle(subject);
@@ -199,7 +184,7 @@ TEST("tls: what is behind many empty records is heard at once, though the socket
   OpenSslDialler dialler(socket.get(), key_of(7));
   wait_until(b, idle, [&] { return dialler.shake_hands() && b.connections.size() == 1; });
   KeyHolder holder(dialler);
-  for (int i = 0; i < 200; ++i) holder.seal(RecordType::data, {});
+  for (int i = 0; i < 30; ++i) holder.seal(RecordType::data, {});
   holder.seal(RecordType::alert, kGoodbye);
   holder.send(socket);
   CHECK(wait_until(b, idle, [&] { return b.closures.size() == 1; }) &&

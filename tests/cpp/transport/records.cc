@@ -1,18 +1,54 @@
-#include "transport/tcp/tls_record.h"
+#include "records.h"
+
+#include <dlfcn.h>
 
 #include <algorithm>
 #include <cstring>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "base/error.h"
 
-namespace moolink::transport::tcp {
+namespace moolink::transport {
 namespace {
 
 // From OpenSSL's headers.
 constexpr int kGetTag = 0x10;  // EVP_CTRL_AEAD_GET_TAG
 constexpr int kSetTag = 0x11;  // EVP_CTRL_AEAD_SET_TAG
+
+// OpenSSL's EVP_CIPHER functions.
+struct CipherFunctions {
+  const void* (*aes_128_gcm)();
+  CipherContext* (*create)();
+  void (*destroy)(CipherContext* context);
+  int (*begin)(CipherContext* context, const void* cipher, void* engine, const unsigned char* key,
+               const unsigned char* nonce, int seal);
+  int (*update)(CipherContext* context, unsigned char* out, int* written, const unsigned char* in,
+                int size);
+  int (*end)(CipherContext* context, unsigned char* out, int* written);
+  int (*control)(CipherContext* context, int command, int number, void* pointer);
+};
+
+const CipherFunctions& cipher() {
+  static const CipherFunctions functions = [] {
+    void* library = dlopen(tcp::find_openssl().where.c_str(), RTLD_NOW);
+    const auto find = [library](const char* name, auto& function) {
+      function = reinterpret_cast<std::decay_t<decltype(function)>>(dlsym(library, name));
+      if (function == nullptr) throw Exception(ErrorCode::error, "OpenSSL lacks a function");
+    };
+    CipherFunctions found{};
+    find("EVP_aes_128_gcm", found.aes_128_gcm);
+    find("EVP_CIPHER_CTX_new", found.create);
+    find("EVP_CIPHER_CTX_free", found.destroy);
+    find("EVP_CipherInit_ex", found.begin);
+    find("EVP_CipherUpdate", found.update);
+    find("EVP_CipherFinal_ex", found.end);
+    find("EVP_CIPHER_CTX_ctrl", found.control);
+    return found;
+  }();
+  return functions;
+}
 
 constexpr std::size_t kKeyBytes = 16;
 constexpr std::size_t kTagBytes = 16;
@@ -38,7 +74,7 @@ std::vector<std::byte> expand(const crypto::Digest& secret, std::string_view lab
 const unsigned char* chars(const void* data) { return static_cast<const unsigned char*>(data); }
 unsigned char* chars(void* data) { return static_cast<unsigned char*>(data); }
 
-std::array<std::byte, kRecordHead> head_of(std::size_t sealed) {
+std::array<std::byte, tcp::kRecordHead> head_of(std::size_t sealed) {
   return {std::byte{23}, std::byte{3}, std::byte{3}, static_cast<std::byte>(sealed >> 8),
           static_cast<std::byte>(sealed)};
 }
@@ -54,20 +90,20 @@ void need(bool done) {
 
 }  // namespace
 
-RecordCipher::RecordCipher(const OpenSsl& openssl, const crypto::Digest& secret, Way way)
-    : openssl_(openssl), way_(way), context_(openssl.cipher_new()), secret_(secret) {
+RecordCipher::RecordCipher(const crypto::Digest& secret, Way way)
+    : way_(way), context_(cipher().create()), secret_(secret) {
   need(context_ != nullptr);
   derive();
 }
 
-RecordCipher::~RecordCipher() { openssl_.cipher_free(context_); }
+RecordCipher::~RecordCipher() { cipher().destroy(context_); }
 
 void RecordCipher::derive() {
   const std::vector<std::byte> key = expand(secret_, "key", kKeyBytes);
   std::ranges::copy(expand(secret_, "iv", iv_.size()), iv_.begin());
   sequence_ = 0;
-  need(openssl_.cipher_begin(context_, openssl_.aes_128_gcm(), nullptr, chars(key.data()),
-                             chars(iv_.data()), way_ == Way::seal ? 1 : 0) == 1);
+  need(cipher().begin(context_, cipher().aes_128_gcm(), nullptr, chars(key.data()),
+                      chars(iv_.data()), way_ == Way::seal ? 1 : 0) == 1);
 }
 
 void RecordCipher::next_key() {
@@ -82,21 +118,20 @@ void RecordCipher::begin(std::span<const std::byte> head) {
   }
   ++sequence_;
   int size = 0;
-  need(openssl_.cipher_begin(context_, nullptr, nullptr, nullptr, chars(nonce.data()), -1) == 1 &&
-       openssl_.cipher_update(context_, nullptr, &size, chars(head.data()),
-                              static_cast<int>(head.size())) == 1);
+  need(cipher().begin(context_, nullptr, nullptr, nullptr, chars(nonce.data()), -1) == 1 &&
+       cipher().update(context_, nullptr, &size, chars(head.data()),
+                       static_cast<int>(head.size())) == 1);
 }
 
 std::byte* RecordCipher::seal(RecordType type, std::span<const iovec> pieces, std::byte* out) {
-  std::size_t bytes = kRecordTail;
+  std::size_t bytes = tcp::kRecordTail;
   for (const iovec& piece : pieces) bytes += piece.iov_len;
   const auto head = head_of(bytes);
   begin(head);
   out = std::copy(head.begin(), head.end(), out);
   const auto encrypt = [&](const void* data, std::size_t size) {
     int done = 0;
-    need(openssl_.cipher_update(context_, chars(out), &done, chars(data), static_cast<int>(size)) ==
-         1);
+    need(cipher().update(context_, chars(out), &done, chars(data), static_cast<int>(size)) == 1);
     out += done;
   };
   if (bytes <= kPutTogether) {
@@ -109,23 +144,23 @@ std::byte* RecordCipher::seal(RecordType type, std::span<const iovec> pieces, st
     encrypt(&type, sizeof type);
   }
   int none = 0;
-  need(openssl_.cipher_end(context_, chars(out), &none) == 1 &&
-       openssl_.cipher_control(context_, kGetTag, kTagBytes, out) == 1);
+  need(cipher().end(context_, chars(out), &none) == 1 &&
+       cipher().control(context_, kGetTag, kTagBytes, out) == 1);
   return out + kTagBytes;
 }
 
 bool RecordCipher::open(std::span<const std::byte> record, std::span<std::byte> first,
                         std::span<std::byte> rest, RecordType& type) {
-  const std::size_t content = record.size() - kRecordHead - kRecordTail;
+  const std::size_t content = record.size() - tcp::kRecordHead - tcp::kRecordTail;
   const std::size_t placed = std::min(content, first.size());
   if (content - placed > rest.size()) return false;
-  begin(record.first(kRecordHead));
-  const std::byte* in = record.data() + kRecordHead;
+  begin(record.first(tcp::kRecordHead));
+  const std::byte* in = record.data() + tcp::kRecordHead;
   bool good = true;
   const auto decrypt = [&](void* data, std::size_t size) {
     int done = 0;
-    good = good && (size == 0 || openssl_.cipher_update(context_, chars(data), &done, chars(in),
-                                                        static_cast<int>(size)) == 1);
+    good = good && (size == 0 || cipher().update(context_, chars(data), &done, chars(in),
+                                                 static_cast<int>(size)) == 1);
     in += size;
   };
   decrypt(first.data(), placed);
@@ -133,9 +168,8 @@ bool RecordCipher::open(std::span<const std::byte> record, std::span<std::byte> 
   decrypt(&type, sizeof type);
   std::byte none{};
   int size = 0;
-  return good &&
-         openssl_.cipher_control(context_, kSetTag, kTagBytes, const_cast<std::byte*>(in)) == 1 &&
-         openssl_.cipher_end(context_, chars(&none), &size) == 1;
+  return good && cipher().control(context_, kSetTag, kTagBytes, const_cast<std::byte*>(in)) == 1 &&
+         cipher().end(context_, chars(&none), &size) == 1;
 }
 
-}  // namespace moolink::transport::tcp
+}  // namespace moolink::transport
