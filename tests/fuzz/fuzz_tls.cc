@@ -288,6 +288,7 @@ class KeyHolder {
     const bool is_data = type == RecordType::data && content.size() <= tcp::kRecordBytes;
     const bool is_goodbye =
         type == RecordType::alert && content.size() == 2 && content[1] == std::byte{0};
+    count(is_data && !content.empty());
     if (said_goodbye_ || !(is_data || is_goodbye)) {
       keeps_rules_ = false;
     } else if (is_data) {
@@ -296,7 +297,13 @@ class KeyHolder {
     said_goodbye_ = said_goodbye_ || is_goodbye;
     return sealed_record(*sealer_, type, content);
   }
+  // A peer may send 32 records without data, one after another.
+  void count(bool has_data) {
+    without_data_ = has_data ? 0 : without_data_ + 1;
+    if (without_data_ > 32) keeps_rules_ = false;
+  }
   void update_key(bool asks) {
+    count(false);
     if (said_goodbye_) keeps_rules_ = false;
     asked_ = asked_ || asks;
     give(sealed_record(*sealer_, RecordType::handshake, key_update(asks)));
@@ -341,6 +348,7 @@ class KeyHolder {
   Bytes got_;
   bool keeps_rules_ = true;  // so far: all that it said arrives
   bool said_goodbye_ = false;
+  int without_data_ = 0;
   bool asked_ = false;  // for another key, and has not heard of one since
 };
 

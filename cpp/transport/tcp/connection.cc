@@ -250,9 +250,10 @@ void TcpConnection::receive() {
     while (state_ == State::open && (budget > 0 || stream_->holds_bytes())) {
       const std::size_t received = receive_some(budget);
       parse();
-      if (drained_) return;  // if there is more by now, the socket is ready again
+      if (drained_) break;  // if there is more by now, the socket is ready again
       budget -= std::min(budget, std::max(received, kLeastCharge));
     }
+    if (state_ == State::open && stream_->unsent()) update_watch();  // what receiving answered
   });
 }
 

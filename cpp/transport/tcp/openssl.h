@@ -37,7 +37,7 @@ inline constexpr int kWantsRead = 2;  // SSL_ERROR_WANT_READ
   X(const char*, version_text, OpenSSL_version, (int what))                                        \
   X(int, initialise, OPENSSL_init_ssl, (std::uint64_t options, const void* settings))              \
   X(void, clear_errors, ERR_clear_error, ())                                                       \
-  X(unsigned long, last_error, ERR_peek_last_error, ())                                            \
+  X(unsigned long, first_error, ERR_peek_error, ())                                                \
   X(const char*, error_reason, ERR_reason_error_string, (unsigned long error))                     \
   X(BioMethod*, bio_method_new, BIO_meth_new, (int type, const char* name))                        \
   X(int, bio_method_write, BIO_meth_set_write_ex, (BioMethod * method, BioWrite write))            \

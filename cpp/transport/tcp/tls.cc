@@ -59,7 +59,7 @@ TlsContext::~TlsContext() {
 void TlsContext::configure() {
   const auto need = [&](bool done, const char* what) {
     if (done) return;
-    const char* reason = openssl_.error_reason(openssl_.last_error());
+    const char* reason = openssl_.error_reason(openssl_.first_error());
     throw Exception(ErrorCode::error, std::string("OpenSSL refuses ") + what + ": " +
                                           (reason == nullptr ? "it gives no reason" : reason));
   };
@@ -74,9 +74,9 @@ void TlsContext::configure() {
   need(openssl_.context_set_tickets(context_, 0) == 1, "to issue no tickets");
   openssl_.context_set_options(context_, kNoTicket | kNoCompression | kNoRenegotiation);
   openssl_.context_control(context_, kSetSessionCache, 0, nullptr);
-  // A peer that stalls a handshake holds 32 KB less of this side's memory.
+  // A connection that does nothing holds 32 KB less of this side's memory.
   openssl_.context_control(context_, kSetMode, kReleaseBuffers, nullptr);
-  // One call reads one record, also if it is no data: a peer that sends many holds up no other.
+  // A call returns after a record of the handshake or an alert: such records are counted.
   openssl_.context_control(context_, kClearMode, kAutoRetry, nullptr);
   // No certificate is trusted: only the key that both hold counts.
   openssl_.context_set_verify(context_, kVerifyPeer, nullptr);

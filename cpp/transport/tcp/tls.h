@@ -1,6 +1,5 @@
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -90,7 +89,7 @@ class TlsStream final : public ByteStream {
   std::size_t give_records(char* data, std::size_t size);
   bool export_binding();
   void open();
-  std::string last_reason() const;
+  std::string first_reason() const;
   [[noreturn]] void handshake_failed();
   [[noreturn]] void refused_by_acceptor();
   [[noreturn]] void dialler_refused();
@@ -136,7 +135,7 @@ class TlsStream final : public ByteStream {
 
   // Outgoing records.
   Room record_;                // the pieces of one, put together
-  std::uint64_t records_ = 0;  // under the present key
+  std::uint64_t records_ = 0;  // since this side last changed its key
   Room out_;
   std::size_t out_begin_ = 0;
   std::size_t out_end_ = 0;
@@ -154,7 +153,9 @@ class TlsStream final : public ByteStream {
   bool socket_empty_ = false;  // by the last read
   bool socket_ended_ = false;
   int socket_error_ = 0;
-  bool closed_ = false;  // the peer announced it
+  std::size_t record_left_ = 0;  // of the record that OpenSSL reads
+  int without_data_ = 0;         // reads, one after another
+  bool closed_ = false;          // the peer announced it
 };
 
 }  // namespace moolink::transport::tcp

@@ -148,8 +148,8 @@ void TlsStream::open() {
   in_.grow(kIncoming, in_end_);
 }
 
-std::string TlsStream::last_reason() const {
-  const unsigned long error = openssl_.last_error();
+std::string TlsStream::first_reason() const {
+  const unsigned long error = openssl_.first_error();
   const char* text = error == 0 ? nullptr : openssl_.error_reason(error);
   return text == nullptr ? "OpenSSL gives no reason" : text;
 }
@@ -166,8 +166,8 @@ void TlsStream::handshake_failed() {
 
 // At a dialler: the answer is no TLS, or an alert.
 void TlsStream::refused_by_acceptor() {
-  const unsigned long reason = openssl_.last_error() & kReasonMask;
-  const std::string text = last_reason();
+  const unsigned long reason = openssl_.first_error() & kReasonMask;
+  const std::string text = first_reason();
   const bool alerted = reason >= kFirstAlert && reason <= kLastAlert;
   throw HandshakeFailure(
       ErrorCode::auth, alerted ? "it refuses the " + crypto::describe_identity(identity_) + " (" +
@@ -176,8 +176,8 @@ void TlsStream::refused_by_acceptor() {
 }
 
 void TlsStream::dialler_refused() {
-  const unsigned long reason = openssl_.last_error() & kReasonMask;
-  const std::string text = last_reason();
+  const unsigned long reason = openssl_.first_error() & kReasonMask;
+  const std::string text = first_reason();
   const std::string shown = crypto::describe_identity(identity_);
   if (identity_.empty()) {
     push();  // the alert
@@ -294,11 +294,20 @@ bool TlsStream::take_records(const char* data, std::size_t size) {
   return true;
 }
 
-// 0: nothing is available now.
+// 0: nothing is available now. After the handshake OpenSSL gets whole records only, so that in_
+// begins with one.
 std::size_t TlsStream::give_records(char* data, std::size_t size) {
+  if (open_) {
+    if (record_left_ == 0 && has_record()) {
+      record_left_ = kRecordHead + sealed_bytes(in_.data() + in_begin_);
+    }
+    size = std::min(size, record_left_);
+    if (size == 0) return 0;
+    record_left_ -= size;
+  }
   if (in_begin_ == in_end_) {
     in_begin_ = in_end_ = 0;
-    if (open_ || socket_empty_ || socket_ended_ || socket_error_ != 0) return 0;
+    if (socket_empty_ || socket_ended_ || socket_error_ != 0) return 0;
     may_read_ = kMostGreeting;
     read_socket();
     if (not_tls_) return 0;

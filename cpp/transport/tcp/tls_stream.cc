@@ -16,6 +16,7 @@ namespace {
 
 constexpr std::size_t kMostPieces = 64;        // of one record
 constexpr std::size_t kMostRecords = 64;       // read in one receive()
+constexpr int kMostWithoutData = 100;          // reads, one after another
 constexpr Duration kPause = microseconds(50);  // a later send begins a new burst
 constexpr std::size_t kPortions = 16;          // of a burst, each of this many segments:
 constexpr std::size_t kLeast = 1;
@@ -45,7 +46,7 @@ class Places {
   std::size_t offset_ = 0;
 };
 
-// The bytes to send, one record's worth at a time, in place.
+// The bytes to send, one record's worth at a time.
 class Pieces {
  public:
   Pieces(std::span<const iovec> pieces, std::size_t record_bytes)
@@ -139,13 +140,14 @@ void TlsStream::seal(std::span<const iovec> pieces) {
     }
   }
   openssl_.clear_errors();
-  if (records_++ == context_->records_per_key_) {
-    openssl_.ssl_update_key(ssl_, kUpdateOwn);
-    records_ = 1;
+  if (records_ >= context_->records_per_key_ && openssl_.ssl_update_key(ssl_, kUpdateOwn) == 1) {
+    records_ = 0;
   }
+  ++records_;
   std::size_t written = 0;
+  // It cannot write while the peer has sent only a part of a handshake message.
   if (openssl_.ssl_write(ssl_, data, size, &written) != 1) {
-    throw Exception(ErrorCode::error, "TLS: " + last_reason());
+    throw Exception(ErrorCode::wire, "TLS: a record cannot be written: " + first_reason());
   }
 }
 
@@ -202,15 +204,16 @@ ByteStream::Received TlsStream::receive(std::span<const iovec> pieces, std::size
 std::size_t TlsStream::read_opened(std::span<std::byte> into) {
   openssl_.clear_errors();
   std::size_t count = 0;
-  if (openssl_.ssl_read(ssl_, into.data(), into.size(), &count) == 1) return count;
-  const int error = openssl_.ssl_error(ssl_, 0);
-  if (error == kWantsRead) return 0;
-  if (error == kClosed) {
-    closed_ = true;
-    return 0;
-  }
-  push();  // the alert
-  throw Exception(ErrorCode::wire, "TLS: " + last_reason());
+  const bool read = openssl_.ssl_read(ssl_, into.data(), into.size(), &count) == 1;
+  const int error = read ? 0 : openssl_.ssl_error(ssl_, 0);
+  closed_ = error == kClosed;
+  std::string failure;
+  if (!read && !closed_ && error != kWantsRead) failure = first_reason();
+  without_data_ = read ? 0 : without_data_ + 1;
+  if (without_data_ > kMostWithoutData) failure = "too many records without data";
+  push();  // an alert, or the answer to a KeyUpdate
+  if (!failure.empty()) throw Exception(ErrorCode::wire, "TLS: " + failure);
+  return count;
 }
 
 // Reads the socket until a whole record is here; false: nothing more now.

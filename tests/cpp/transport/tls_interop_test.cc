@@ -175,6 +175,53 @@ TEST("tls: who asks for another key is given one before anything else") {
   CHECK(type == RecordType::data);
 }
 
+TEST("tls: a part of a record behind one without data waits for the rest") {
+  const std::vector<std::byte> kCancelled = {std::byte{1}, std::byte{90}};  // user_cancelled
+  for (const int first : {0, 1, 2}) {
+    Interop pair(1000000);
+    KeyHolder holder(*pair.dialler);
+    if (first == 0) holder.seal(RecordType::data, {});
+    if (first == 1) holder.seal(RecordType::alert, kCancelled);
+    if (first == 2) {
+      holder.seal(RecordType::handshake, key_update(false));
+      holder.sealer.next_key();
+    }
+    const std::size_t part = holder.records.size() + 100;
+    holder.seal(RecordType::data, std::vector<std::byte>(10000));
+    std::vector<std::byte> rest(holder.records.begin() + static_cast<std::ptrdiff_t>(part),
+                                holder.records.end());
+    holder.records.resize(part);
+    std::vector<std::byte> room(20000);
+    const iovec into{room.data(), room.size()};
+    holder.send(pair.sockets[0]);
+    CHECK_EQ(pair.stream->receive(std::span(&into, 1), 100000).bytes, 0u);
+    holder.records = std::move(rest);
+    holder.send(pair.sockets[0]);
+    CHECK_EQ(pair.stream->receive(std::span(&into, 1), 100000).bytes, 10000u);
+  }
+}
+
+TEST("tls: a peer that sends only records without data is cut off, and each answer leaves") {
+  Interop pair(1000000);
+  KeyHolder holder(*pair.dialler);
+  std::vector<std::byte> room(100);
+  const iovec into{room.data(), room.size()};
+  const auto ask = [&] {
+    holder.seal(RecordType::handshake, key_update(true));
+    holder.sealer.next_key();
+    holder.send(pair.sockets[0]);
+    return pair.stream->receive(std::span(&into, 1), 100000).bytes;
+  };
+  for (int i = 0; i < 32; ++i) {
+    CHECK_EQ(ask(), 0u);
+    CHECK(!pair.stream->unsent());
+  }
+  const auto ask_on = [&] {
+    for (int i = 0; i < 100; ++i) ask();
+  };
+  CHECK_THROWS(ask_on(), ErrorCode::wire);
+}
+
 TEST("tls: a record behind empty ones is read at once, although the socket has no more") {
   const conformance::Subject subject = with_keys({key_of(7)});
   Side b(subject);
