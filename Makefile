@@ -29,29 +29,48 @@ $(VENV)/.created:
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-# What the build, the examples and the tests need, and this checkout as the package `moolink`.
-$(VENV)/.packages: $(VENV)/.created pyproject.toml constraints.txt tools/requirements.py
-	$(RUN) tools/requirements.py dev examples test lint bench > $(VENV)/requirements.txt
+# What the build needs.
+$(VENV)/.tools: $(VENV)/.created pyproject.toml constraints.txt tools/requirements.py
+	$(RUN) tools/requirements.py dev > $(VENV)/tools.txt
+	$(PIP) -r $(VENV)/tools.txt
+	@touch $@
+
+# What the examples in torch need, and this checkout as the package `moolink`.
+$(VENV)/.packages: $(VENV)/.tools
+	$(RUN) tools/requirements.py torch examples > $(VENV)/requirements.txt
 	$(PIP) -r $(VENV)/requirements.txt
 	$(PIP) --no-build-isolation --no-deps -C wheel.cmake=false -C wheel.py-api=py3 -C editable.mode=inplace -e .
 	@touch $@
 
-$(RELEASE)/build.ninja: $(VENV)/.packages
+# What tests, lint and benchmarks need beside.
+$(VENV)/.all: $(VENV)/.packages
+	$(RUN) tools/requirements.py test lint bench > $(VENV)/all.txt
+	$(PIP) -r $(VENV)/all.txt
+	@touch $@
+
+$(RELEASE)/build.ninja: $(VENV)/.tools
 	$(CMAKE) -S . -B $(RELEASE)
 
 # Warnings are errors, and the hooks that tests need are compiled in.
-$(DEV)/build.ninja: $(VENV)/.packages
+$(DEV)/build.ninja: $(VENV)/.tools
 	$(CMAKE) -S . -B $(DEV) -DMOOLINK_DEVELOPMENT=ON -DMOOLINK_TESTS=ON
 
-# The extension goes into moolink/: the one that was built last is imported.
-.PHONY: release dev
-release: $(RELEASE)/build.ninja
-	$(BIN)/ninja -C $(RELEASE)
+# pip installs while the compiler works. The extension goes into moolink/: the one that was built last
+# is imported.
+.PHONY: release dev compile-release compile-dev
+release: $(VENV)/.tools
+	@$(MAKE) --no-print-directory -j2 $(VENV)/.packages compile-release
 	@$(BIN)/cmake --install $(RELEASE) --prefix . > build/release.log
 
-dev: $(DEV)/build.ninja
-	$(BIN)/ninja -C $(DEV)
+dev: $(VENV)/.tools
+	@$(MAKE) --no-print-directory -j2 $(VENV)/.all compile-dev
 	@$(BIN)/cmake --install $(DEV) --prefix . > build/dev.log
+
+compile-release: $(RELEASE)/build.ninja
+	$(BIN)/ninja -C $(RELEASE)
+
+compile-dev: $(DEV)/build.ninja
+	$(BIN)/ninja -C $(DEV)
 
 DEMO ?= --max-seconds 150 --no-resume --save-dir runs/demo
 demo: release
@@ -88,7 +107,7 @@ nightly: test-cpp
 
 # clang-tidy reads how each file is compiled alone; SINCE=REV: only what has changed since.
 LINT := build/lint
-lint: $(VENV)/.packages
+lint: $(VENV)/.all
 	@$(CMAKE) -S . -B $(LINT) -DMOOLINK_DEVELOPMENT=ON -DMOOLINK_UNITY=OFF > build/lint.log
 	$(RUN) tools/check_layers.py
 	$(BIN)/ruff check .
@@ -114,16 +133,16 @@ $(VENV)/.docs: $(VENV)/.packages
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
-format: $(VENV)/.packages
+format: $(VENV)/.all
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CPP)
 
 FUZZ ?= 60
-fuzz: $(VENV)/.packages
+fuzz: $(VENV)/.all
 	tools/fuzz.sh $(FUZZ)
 
-sanitize: $(VENV)/.packages
+sanitize: $(VENV)/.all
 	tools/sanitize.sh address,undefined
 	tools/sanitize.sh thread
 
