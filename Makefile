@@ -29,20 +29,20 @@ $(VENV)/.created:
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-# What the build needs.
+# Packages for the build.
 $(VENV)/.tools: $(VENV)/.created pyproject.toml constraints.txt tools/requirements.py
 	$(RUN) tools/requirements.py dev > $(VENV)/tools.txt
 	$(PIP) -r $(VENV)/tools.txt
 	@touch $@
 
-# What the examples in torch need, and this checkout as the package `moolink`.
+# Packages for the examples in torch, and this checkout as the package `moolink`.
 $(VENV)/.packages: $(VENV)/.tools
 	$(RUN) tools/requirements.py torch examples > $(VENV)/requirements.txt
 	$(PIP) -r $(VENV)/requirements.txt
 	$(PIP) --no-build-isolation --no-deps -C wheel.cmake=false -C wheel.py-api=py3 -C editable.mode=inplace -e .
 	@touch $@
 
-# What tests, lint and benchmarks need beside.
+# More packages, for tests, lint and benchmarks.
 $(VENV)/.all: $(VENV)/.packages
 	$(RUN) tools/requirements.py test lint bench > $(VENV)/all.txt
 	$(PIP) -r $(VENV)/all.txt
@@ -55,8 +55,8 @@ $(RELEASE)/build.ninja: $(VENV)/.tools
 $(DEV)/build.ninja: $(VENV)/.tools
 	$(CMAKE) -S . -B $(DEV) -DMOOLINK_DEVELOPMENT=ON -DMOOLINK_TESTS=ON
 
-# pip installs while the compiler works. The extension goes into moolink/: the one that was built last
-# is imported.
+# pip installs while the compiler works, which saves time. The extension goes into moolink/: the one
+# that was built last is imported.
 .PHONY: release dev compile-release compile-dev
 release: $(VENV)/.tools
 	@$(MAKE) --no-print-directory -j2 $(VENV)/.packages compile-release

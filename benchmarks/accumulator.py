@@ -12,8 +12,8 @@ one flat array.
 
     python benchmarks/accumulator.py --views
 
-has the gradients written into the bucket that is sent (``gradient_as_bucket_view``); writing them
-is not counted, as without it.
+writes the gradients into the bucket that is sent (``gradient_as_bucket_view``). As without it, the
+time of writing does not count.
 
     python benchmarks/accumulator.py --overlap 20
 
@@ -128,7 +128,7 @@ def peer(args: argparse.Namespace) -> None:
                 mine_used, waited = time.thread_time(), 0.0
                 if system == "moolink":
                     until(accumulator.wants_gradients)
-                    if args.views:  # backward() writes the gradients here
+                    if args.views:  # backward() would write them here
                         before, thread = time.perf_counter(), time.thread_time()
                         for leaf in mine:
                             leaf.grad.fill_(1.0)

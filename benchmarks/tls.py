@@ -5,10 +5,10 @@
 One way: an array of so many bytes is sent and answered with a few, GB/s, over loopback in TLS and
 without (`insecure=True`); AES-128-GCM is what one thread of the same libcrypto encrypts. The bar is
 0.85 of 1 / (1 / plain + 1 / AES-GCM), as if each byte were copied as without TLS and passed the
-cipher once at each side, on a processor of its own; OpenSSL copies it once more at each side.
-"both" is what the cipher does for each side while both encrypt at once: less than alone where the
-two processors share a core. Echo: the round trip of a
-call with an int. Connection: until the first answer of a new peer that is told where to call.
+cipher once at each side, on a processor of its own; OpenSSL and moolink's BIO copy it once more
+each. "both" is what the cipher does for each side while both encrypt at once: less than alone where
+the two processors share a core. Echo: the round trip of a call with an int. Connection: until the
+first answer of a new peer that is told where to call.
 Processor time, of both sides and of the cipher alone, tells what a byte costs where; unlike speeds
 it is much the same on a busy machine, but for the time that a side looks for an answer before it
 sleeps. Each figure is the median over the rounds, in each of which everything gets its turn;

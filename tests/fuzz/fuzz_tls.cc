@@ -297,7 +297,7 @@ class KeyHolder {
     said_goodbye_ = said_goodbye_ || is_goodbye;
     return sealed_record(*sealer_, type, content);
   }
-  // A peer may send 32 records without data, one after another.
+  // A peer may send at most 32 consecutive records without data.
   void count(bool has_data) {
     without_data_ = has_data ? 0 : without_data_ + 1;
     if (without_data_ > 32) keeps_rules_ = false;

@@ -253,7 +253,7 @@ void TcpConnection::receive() {
       if (drained_) break;  // if there is more by now, the socket is ready again
       budget -= std::min(budget, std::max(received, kLeastCharge));
     }
-    if (state_ == State::open && stream_->unsent()) update_watch();  // what receiving answered
+    if (state_ == State::open && stream_->unsent()) update_watch();  // OpenSSL may have answered
   });
 }
 

@@ -74,9 +74,9 @@ void TlsContext::configure() {
   need(openssl_.context_set_tickets(context_, 0) == 1, "to issue no tickets");
   openssl_.context_set_options(context_, kNoTicket | kNoCompression | kNoRenegotiation);
   openssl_.context_control(context_, kSetSessionCache, 0, nullptr);
-  // A connection that does nothing holds 32 KB less of this side's memory.
+  // An idle connection holds 32 KB less.
   openssl_.context_control(context_, kSetMode, kReleaseBuffers, nullptr);
-  // A call returns after a record of the handshake or an alert: such records are counted.
+  // SSL_read then returns after a handshake record or an alert, so that read_opened() counts it.
   openssl_.context_control(context_, kClearMode, kAutoRetry, nullptr);
   // No certificate is trusted: only the key that both hold counts.
   openssl_.context_set_verify(context_, kVerifyPeer, nullptr);

@@ -58,8 +58,8 @@ class TlsContext {
   BioMethod* bio_method_ = nullptr;
 };
 
-// A connection in TLS, by OpenSSL over moolink's BIO, which collects records: one system call
-// sends, or receives, many.
+// A TLS connection. OpenSSL makes the records over moolink's BIO, which collects records: one
+// system call sends, or receives, many.
 class TlsStream final : public ByteStream {
  public:
   // key: the one a dialler offers; none: this side accepts.
@@ -135,7 +135,7 @@ class TlsStream final : public ByteStream {
 
   // Outgoing records.
   Room record_;                // the pieces of one, put together
-  std::uint64_t records_ = 0;  // since this side last changed its key
+  std::uint64_t records_ = 0;  // since seal() last changed the key
   Room out_;
   std::size_t out_begin_ = 0;
   std::size_t out_end_ = 0;
@@ -153,8 +153,8 @@ class TlsStream final : public ByteStream {
   bool socket_empty_ = false;  // by the last read
   bool socket_ended_ = false;
   int socket_error_ = 0;
-  std::size_t record_left_ = 0;  // of the record that OpenSSL reads
-  int without_data_ = 0;         // reads, one after another
+  std::size_t record_left_ = 0;  // bytes, of the record that OpenSSL reads
+  int without_data_ = 0;         // consecutive reads
   bool closed_ = false;          // the peer announced it
 };
 

@@ -140,7 +140,7 @@ bool TlsStream::export_binding() {
                              binding_.size(), kLabel.data(), kLabel.size(), nullptr, 0, 0) == 1;
 }
 
-// The other side has the key, and gets more memory.
+// Allocates the bulk buffers only now: the other side has proved that it has the key.
 void TlsStream::open() {
   open_ = true;
   record_.grow(kSentBytes, 0);
@@ -295,7 +295,7 @@ bool TlsStream::take_records(const char* data, std::size_t size) {
 }
 
 // 0: nothing is available now. After the handshake OpenSSL gets whole records only, so that in_
-// begins with one.
+// begins with one between two calls.
 std::size_t TlsStream::give_records(char* data, std::size_t size) {
   if (open_) {
     if (record_left_ == 0 && has_record()) {

@@ -15,8 +15,8 @@ namespace moolink::transport::tcp {
 namespace {
 
 constexpr std::size_t kMostPieces = 64;        // of one record
-constexpr std::size_t kMostRecords = 64;       // read in one receive()
-constexpr int kMostWithoutData = 100;          // reads, one after another
+constexpr std::size_t kMostReads = 64;         // of OpenSSL in one receive()
+constexpr int kMostWithoutData = 100;          // consecutive reads
 constexpr Duration kPause = microseconds(50);  // a later send begins a new burst
 constexpr std::size_t kPortions = 16;          // of a burst, each of this many segments:
 constexpr std::size_t kLeast = 1;
@@ -25,7 +25,7 @@ constexpr std::size_t kLeastRead = std::size_t{4} << 10;
 
 // From OpenSSL's headers.
 constexpr int kClosed = 6;     // SSL_ERROR_ZERO_RETURN
-constexpr int kUpdateOwn = 0;  // SSL_KEY_UPDATE_NOT_REQUESTED: the peer updates its key itself
+constexpr int kUpdateOwn = 0;  // SSL_KEY_UPDATE_NOT_REQUESTED: does not ask for the peer's
 
 // Targets to receive into, one after the other.
 class Places {
@@ -145,9 +145,9 @@ void TlsStream::seal(std::span<const iovec> pieces) {
   }
   ++records_;
   std::size_t written = 0;
-  // It cannot write while the peer has sent only a part of a handshake message.
+  // OpenSSL cannot write while it has only a part of a handshake message of the peer's.
   if (openssl_.ssl_write(ssl_, data, size, &written) != 1) {
-    throw Exception(ErrorCode::wire, "TLS: a record cannot be written: " + first_reason());
+    throw Exception(ErrorCode::wire, "TLS: OpenSSL cannot write a record: " + first_reason());
   }
 }
 
@@ -182,7 +182,7 @@ ByteStream::Received TlsStream::receive(std::span<const iovec> pieces, std::size
   socket_empty_ = false;
   Received received;
   Places room(pieces);
-  for (std::size_t records = 0; records < kMostRecords; ++records) {
+  for (std::size_t reads = 0; reads < kMostReads; ++reads) {
     const std::span<std::byte> into = room.next();
     if (into.empty()) {
       received.drained = socket_empty_ && !holds_bytes() && !closed_;
@@ -200,7 +200,7 @@ ByteStream::Received TlsStream::receive(std::span<const iovec> pieces, std::size
   return received;
 }
 
-// Bytes of the record that was opened last, or of the next one; 0: it has no data.
+// Reads from the record that was opened last, or from the next one. 0: it has no data.
 std::size_t TlsStream::read_opened(std::span<std::byte> into) {
   openssl_.clear_errors();
   std::size_t count = 0;

@@ -1,6 +1,6 @@
 #pragma once
 
-// A dialler in TLS that is OpenSSL's, whole, and shows a job's key. Tells the secrets of its
+// A TLS dialler made with OpenSSL alone, which shows a job's key and tells the secrets of its
 // records.
 
 #include <dlfcn.h>

@@ -1,6 +1,6 @@
 #pragma once
 
-// Records of TLS as a peer that has the key can make them, of any type and length.
+// TLS records of any type and length, as a peer that has the key can make them.
 
 #include <sys/uio.h>
 

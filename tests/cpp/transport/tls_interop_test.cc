@@ -1,4 +1,4 @@
-// A peer that has the key and is no moolink peer: OpenSSL with its own settings, and records that
+// Peers that have the key and are not moolink: OpenSSL with its own settings, and records that
 // OpenSSL would not send.
 
 #include <fcntl.h>
@@ -25,7 +25,7 @@ namespace tls_interop_test {
 using conformance::pattern;
 using conformance::Side;
 
-// OpenSSL, whole, as the dialler; a TlsStream accepts.
+// OpenSSL dials; a TlsStream accepts.
 struct Interop {
   explicit Interop(std::uint64_t records_per_key) {
     std::array<int, 2> ends{};
@@ -97,7 +97,7 @@ TEST("tls interop: each understands the other's end") {
   CHECK(ours.dialler->heard_goodbye());
 }
 
-// Seals records as who holds the key can, whatever their type and length.
+// Seals records of any type and length.
 struct KeyHolder {
   explicit KeyHolder(const OpenSslDialler& dialler)
       : sealer(dialler.secret(), RecordCipher::Way::seal),
@@ -135,7 +135,7 @@ TEST("tls: nothing is received after the peer's close_notify") {
   CHECK(last.ended && last.bytes == 0);
 }
 
-TEST("tls: a record of 16,384 bytes is taken, and a longer one of who has the key is not") {
+TEST("tls: a record of 16,384 bytes is taken, and a longer one is not") {
   for (const std::size_t more : {0, 1, 239, 240, 300}) {
     Interop pair(1000000);
     KeyHolder holder(*pair.dialler);
@@ -152,7 +152,7 @@ TEST("tls: a record of 16,384 bytes is taken, and a longer one of who has the ke
   }
 }
 
-TEST("tls: who asks for another key is given one before anything else") {
+TEST("tls: a peer that asks for another key gets one before anything else") {
   Interop pair(1000000);
   KeyHolder holder(*pair.dialler);
   holder.seal(RecordType::handshake, key_update(true));
@@ -175,7 +175,7 @@ TEST("tls: who asks for another key is given one before anything else") {
   CHECK(type == RecordType::data);
 }
 
-TEST("tls: a part of a record behind one without data waits for the rest") {
+TEST("tls: after a record without data, a partial record waits for its rest") {
   const std::vector<std::byte> kCancelled = {std::byte{1}, std::byte{90}};  // user_cancelled
   for (const int first : {0, 1, 2}) {
     Interop pair(1000000);
@@ -201,7 +201,7 @@ TEST("tls: a part of a record behind one without data waits for the rest") {
   }
 }
 
-TEST("tls: a peer that sends only records without data is cut off, and each answer leaves") {
+TEST("tls: each KeyUpdate is answered at once, and too many end the connection") {
   Interop pair(1000000);
   KeyHolder holder(*pair.dialler);
   std::vector<std::byte> room(100);
@@ -222,7 +222,7 @@ TEST("tls: a peer that sends only records without data is cut off, and each answ
   CHECK_THROWS(ask_on(), ErrorCode::wire);
 }
 
-TEST("tls: a record behind empty ones is read at once, although the socket has no more") {
+TEST("tls: a record after empty ones is read at once, although the socket has no more") {
   const conformance::Subject subject = with_keys({key_of(7)});
   Side b(subject);
   Side idle(subject);
