@@ -126,7 +126,7 @@ class Cluster:
     def empty(self) -> None:
         """Cancels all jobs and waits until their nodes are free."""
         self.run("scancel", "--user=root", "--full")
-        until(lambda: not self.run("squeue", "--noheader"), "the jobs to end", 0.1, 60)
+        until(lambda: not self.run("squeue", "--noheader"), "the jobs to end", 0.1, 180)
 
     def close(self) -> None:
         """Kills the daemons with everything they run."""
