@@ -139,10 +139,10 @@ format: $(VENV)/.all
 	$(BIN)/clang-format -i $(CPP)
 
 FUZZ ?= 60
-fuzz: $(VENV)/.all
+fuzz: $(VENV)/.tools
 	tools/fuzz.sh $(FUZZ)
 
-sanitize: $(VENV)/.all
+sanitize: $(VENV)/.tools
 	tools/sanitize.sh address,undefined
 	tools/sanitize.sh thread
 

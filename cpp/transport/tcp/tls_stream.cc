@@ -117,9 +117,7 @@ ByteStream::Sent TlsStream::send(std::span<const iovec> pieces) {
     const std::size_t together = sealed_together(plain.left());
     out_.grow(together + kRoomToSend, 0);
     std::span<const iovec> record;
-    while (out_end_ < together && !(record = plain.next()).empty()) {
-      seal(record);
-    }
+    while (out_end_ < together && !(record = plain.next()).empty()) seal(record);
     burst_ += out_end_;
     push();
     if (record.empty()) break;
@@ -203,6 +201,7 @@ ByteStream::Received TlsStream::receive(std::span<const iovec> pieces, std::size
 // Reads from the record that was opened last, or from the next one. 0: it has no data.
 std::size_t TlsStream::read_opened(std::span<std::byte> into) {
   openssl_.clear_errors();
+  const std::size_t sealed = out_end_;
   std::size_t count = 0;
   const bool read = openssl_.ssl_read(ssl_, into.data(), into.size(), &count) == 1;
   const int error = read ? 0 : openssl_.ssl_error(ssl_, 0);
@@ -211,7 +210,7 @@ std::size_t TlsStream::read_opened(std::span<std::byte> into) {
   if (!read && !closed_ && error != kWantsRead) failure = first_reason();
   without_data_ = read ? 0 : without_data_ + 1;
   if (without_data_ > kMostWithoutData) failure = "too many records without data";
-  push();  // an alert, or the answer to a KeyUpdate
+  if (out_end_ != sealed) push();  // an alert, or the answer to a KeyUpdate
   if (!failure.empty()) throw Exception(ErrorCode::wire, "TLS: " + failure);
   return count;
 }

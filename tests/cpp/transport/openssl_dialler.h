@@ -18,22 +18,28 @@
 
 namespace moolink::transport {
 
+// A function that moolink itself does not call.
+template <class Signature>
+Signature* openssl_function(const char* name) {
+  static void* const library = dlopen(tcp::find_openssl().where.c_str(), RTLD_NOW);
+  void* found = dlsym(library, name);
+  if (found == nullptr) throw std::runtime_error(std::string("OpenSSL has no ") + name);
+  return reinterpret_cast<Signature*>(found);
+}
+
 class OpenSslDialler {
  public:
   OpenSslDialler(int socket, const crypto::Key& key)
-      : key_(key),
-        identity_(key.identity()),
-        library_(dlopen(tcp::find_openssl().where.c_str(), RTLD_NOW)),
-        context_(openssl().context_new(openssl().method())) {
+      : key_(key), identity_(key.identity()), context_(openssl().context_new(openssl().method())) {
     constexpr int kSetMode = 33;    // SSL_CTRL_MODE
     constexpr long kModes = 1 | 2;  // partial writes, a buffer that moves
     openssl().context_control(context_, kSetMode, kModes, nullptr);
     openssl().context_set_use_key(context_, &show_key);
     using Log = void (*)(const tcp::Ssl* ssl, const char* line);
-    function<void(tcp::SslContext*, Log)>("SSL_CTX_set_keylog_callback")(context_, &log);
+    openssl_function<void(tcp::SslContext*, Log)>("SSL_CTX_set_keylog_callback")(context_, &log);
     ssl_ = openssl().ssl_new(context_);
     openssl().ssl_set_data(ssl_, 0, this);
-    if (function<int(tcp::Ssl*, int)>("SSL_set_fd")(ssl_, socket) != 1) {
+    if (openssl_function<int(tcp::Ssl*, int)>("SSL_set_fd")(ssl_, socket) != 1) {
       throw std::runtime_error("OpenSSL does not take a socket");
     }
     openssl().ssl_dial(ssl_);
@@ -41,7 +47,6 @@ class OpenSslDialler {
   ~OpenSslDialler() {
     openssl().ssl_free(ssl_);
     openssl().context_free(context_);
-    dlclose(library_);
   }
   OpenSslDialler(const OpenSslDialler&) = delete;
   OpenSslDialler& operator=(const OpenSslDialler&) = delete;
@@ -49,18 +54,18 @@ class OpenSslDialler {
   bool shake_hands() { return openssl().ssl_handshake(ssl_) == 1; }
   // Bytes taken or given; 0: not now, or the end (see heard_goodbye()).
   std::size_t write(std::span<const std::byte> bytes) {
-    const auto call = function<int(tcp::Ssl*, const void*, int)>("SSL_write");
-    return counted(call(ssl_, bytes.data(), static_cast<int>(bytes.size())));
+    std::size_t count = 0;
+    openssl().ssl_write(ssl_, bytes.data(), bytes.size(), &count);
+    return count;
   }
   std::size_t read(std::span<std::byte> into) {
-    const auto call = function<int(tcp::Ssl*, void*, int)>("SSL_read");
-    return counted(call(ssl_, into.data(), static_cast<int>(into.size())));
+    std::size_t count = 0;
+    openssl().ssl_read(ssl_, into.data(), into.size(), &count);
+    return count;
   }
   // asks: the other side is to change its key, too. False: not now.
-  bool update_key(bool asks) {
-    return function<int(tcp::Ssl*, int)>("SSL_key_update")(ssl_, asks ? 1 : 0) == 1;
-  }
-  void say_goodbye() { function<int(tcp::Ssl*)>("SSL_shutdown")(ssl_); }
+  bool update_key(bool asks) { return openssl().ssl_update_key(ssl_, asks ? 1 : 0) == 1; }
+  void say_goodbye() { openssl().ssl_shut_down(ssl_); }
   bool heard_goodbye() const {
     constexpr int kZeroReturn = 6;  // SSL_ERROR_ZERO_RETURN
     return openssl().ssl_error(ssl_, 0) == kZeroReturn;
@@ -103,20 +108,9 @@ class OpenSslDialler {
     }
   }
 
-  template <class Signature>
-  Signature* function(const char* name) const {
-    void* found = dlsym(library_, name);
-    if (found == nullptr) throw std::runtime_error(std::string("OpenSSL has no ") + name);
-    return reinterpret_cast<Signature*>(found);
-  }
-  static std::size_t counted(int result) {
-    return result > 0 ? static_cast<std::size_t>(result) : 0;
-  }
-
   const crypto::Key key_;
   const std::string identity_;
   std::array<crypto::Digest, 2> secrets_{};
-  void* library_;
   tcp::SslContext* context_;
   tcp::Ssl* ssl_ = nullptr;
 };

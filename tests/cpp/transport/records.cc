@@ -1,7 +1,5 @@
 #include "records.h"
 
-#include <dlfcn.h>
-
 #include <algorithm>
 #include <cstring>
 #include <string_view>
@@ -9,6 +7,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "openssl_dialler.h"
 
 namespace moolink::transport {
 namespace {
@@ -32,10 +31,8 @@ struct CipherFunctions {
 
 const CipherFunctions& cipher() {
   static const CipherFunctions functions = [] {
-    void* library = dlopen(tcp::find_openssl().where.c_str(), RTLD_NOW);
-    const auto find = [library](const char* name, auto& function) {
-      function = reinterpret_cast<std::decay_t<decltype(function)>>(dlsym(library, name));
-      if (function == nullptr) throw Exception(ErrorCode::error, "OpenSSL lacks a function");
+    const auto find = [](const char* name, auto& function) {
+      function = openssl_function<std::remove_pointer_t<std::decay_t<decltype(function)>>>(name);
     };
     CipherFunctions found{};
     find("EVP_aes_128_gcm", found.aes_128_gcm);

@@ -125,5 +125,18 @@ TEST("tls: what was read from the socket is given without another look at it") {
   CHECK_EQ(std::memcmp(got.data(), all.data(), all.size()), 0);
 }
 
+TEST("tls: receiving leaves alone what waits to be sent") {
+  Streams streams(1000000);
+  const Buffer all = pattern(std::size_t{4} << 20, 2);
+  const iovec piece{const_cast<std::byte*>(all.data()), all.size()};
+  CHECK(streams.dialler->send(std::span(&piece, 1)).full);
+  const iovec words{const_cast<std::byte*>(all.data()), 100};
+  CHECK_EQ(streams.acceptor->send(std::span(&words, 1)).bytes, 100u);
+  ::shutdown(streams.sockets[1].get(), SHUT_RD);  // to send more would fail
+  std::vector<std::byte> got(200);
+  const iovec room{got.data(), got.size()};
+  CHECK_EQ(streams.dialler->receive(std::span(&room, 1), got.size()).bytes, 100u);
+}
+
 }  // namespace tls_stream_test
 }  // namespace moolink::transport
