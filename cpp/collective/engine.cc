@@ -190,7 +190,7 @@ void Engine::begin(OpId id, Operation::Request request) {
 // Of several operations of one name under way, the first has the residual.
 MutableBuffer Engine::take_residual(const std::string& name, const OpSpec& spec) {
   if (spec.compression == Compression::none || spec.kind != Kind::all_reduce || !hosts_ ||
-      hosts_->count() < 2 || !hosts_->lane(*rank_)) {
+      hosts_->count() < 2) {
     return {};
   }
   const auto found = std::find_if(residuals_.begin(), residuals_.end(),
@@ -226,6 +226,9 @@ void Engine::carry_out(OpId id) {
   }
   if (effects.combine) actions_.push_back(Combine{id, run, std::move(*effects.combine)});
   if (effects.pass) pass(*effects.pass, *operation.spec(), &operation);
+  for (auto& result : effects.publish) {
+    actions_.push_back(Publish{operation.shared(), result.chain, std::move(result.elements)});
+  }
   if (effects.abandon) {
     in_shared_memory_.erase(*effects.abandon);
     const auto waiting = passes_.find(*effects.abandon);
@@ -238,7 +241,7 @@ void Engine::carry_out(OpId id) {
     }
   }
   if (effects.ready_to_go) {
-    operation.go(shared_ready_ ? ++last_shared_ : 0);
+    operation.go(shared_ready_ && operation.may_share() ? ++last_shared_ : 0);
     return carry_out(id);
   }
   if (effects.finished) finish(id, operation, effects.unsettled);
@@ -264,17 +267,13 @@ void Engine::use_shared_memory(std::uint64_t epoch) {
 // operation that has ended here passes through without memory.
 void Engine::pass(std::uint64_t s, const OpSpec& spec, const Operation* operation) {
   if (s <= last_passed_ || passes_.contains(s)) return;
-  PipelineOperation next;
+  PipelineOperation next =
+      Operation::in_shared_memory(spec, {*rank_, members_.names, members_.one_host, hosts_, {}});
   next.s = s;
-  next.passage = spec.passage(members_.instances.size());
-  next.dtype = spec.dtype;
-  next.op = spec.op;
-  next.divisor = spec.divisor;
-  next.contributors = spec.contributors;
   next.abandoned = operation == nullptr || operation->error();
   if (!next.abandoned) {
     next.inputs = operation->request().inputs;
-    next.output = operation->request().output;
+    next.output = operation->tensor();
     in_shared_memory_[s] = operation->id();
   }
   passes_.emplace(s, Pass{std::move(next)});
@@ -285,16 +284,29 @@ void Engine::pass(std::uint64_t s, const OpSpec& spec, const Operation* operatio
   }
 }
 
-void Engine::passed(std::uint64_t s) {
+Operation* Engine::passing(std::uint64_t s) {
   const auto found = in_shared_memory_.find(s);
-  if (found == in_shared_memory_.end()) return;
-  const OpId id = found->second;
-  in_shared_memory_.erase(found);
-  const auto operation = operations_.find(id);
-  if (operation == operations_.end()) return;
-  guarded(id, [&] {
-    operation->second.passed();
-    carry_out(id);
+  if (found == in_shared_memory_.end()) return nullptr;
+  const auto operation = operations_.find(found->second);
+  return operation == operations_.end() ? nullptr : &operation->second;
+}
+
+void Engine::passed(std::uint64_t s) {
+  Operation* operation = passing(s);
+  in_shared_memory_.erase(s);
+  if (operation == nullptr) return;
+  guarded(operation->id(), [&] {
+    operation->passed();
+    carry_out(operation->id());
+  });
+}
+
+void Engine::summed_here(SharedPipeline::Sum sum) {
+  Operation* operation = passing(sum.s);
+  if (operation == nullptr) return;
+  guarded(operation->id(), [&] {
+    operation->summed_here(sum.chunk, std::move(sum.elements));
+    carry_out(operation->id());
   });
 }
 

@@ -34,6 +34,7 @@ namespace moolink::collective {
 //   Combine  call the user's Python operation on the payloads (rank 0 only), then combined(...)
 //   Pass     start the operation in the shared pipeline of this epoch (they come in order), then
 //            passed(s) when it has ended there, unless it was abandoned
+//   Publish  SharedPipeline::publish(); what take_sums() returns there goes to summed_here()
 //   Abandon  give it up there
 //   Done     complete the operation's future
 // scope_of() separates the payloads of several engines of one service (a group's operations, its
@@ -61,7 +62,7 @@ class Engine {
     // The caller's own number for the operation, instead of a count of starts of the name.
     std::optional<std::uint64_t> number;
     // Memory for the result, of its size; else new memory. It is written only until Done. Large
-    // allreduces pass through shared memory only if it is given.
+    // allreduces of one host's members pass through shared memory only if it is given.
     std::optional<MutableBuffer> output = {};
     // Inputs are the user's memory, not used after Done.
     bool lent = false;
@@ -91,6 +92,11 @@ class Engine {
   struct Pass {
     PipelineOperation operation;
   };
+  struct Publish {
+    std::uint64_t s = 0;
+    std::uint32_t chunk = 0;
+    Buffer result;
+  };
   struct Abandon {
     std::uint64_t s = 0;
   };
@@ -101,7 +107,7 @@ class Engine {
     Buffer tensor;        // result of start()
     wire::Payload value;  // result of start_value()
   };
-  using Action = std::variant<Send, Sum, Combine, Pass, Abandon, Done>;
+  using Action = std::variant<Send, Sum, Combine, Pass, Publish, Abandon, Done>;
 
   explicit Engine(Config config);
 
@@ -128,6 +134,8 @@ class Engine {
   void combined(OpId op, RunId run, std::variant<wire::Payload, Error> result);
   // Operation s of the pipeline has ended with its result in place.
   void passed(std::uint64_t s);
+  // A host's sum in operation s of the pipeline.
+  void summed_here(SharedPipeline::Sum sum);
   // The operation could not pass here: it fails at all members.
   void failed(std::uint64_t s, Error error);
   // Fails the operation here and at the others (a time-out, a cancelled future).
@@ -184,6 +192,7 @@ class Engine {
   void carry_out(OpId id);
   void finish(OpId id, Operation& operation, bool unsettled);
   void pass(std::uint64_t s, const OpSpec& spec, const Operation* operation);
+  Operation* passing(std::uint64_t s);
   bool settle(const Uid& from, const Frame& frame);
   void send(std::uint32_t rank, const OpKey& key, Operation::Outgoing outgoing);
   void apply(Operation& operation, const Uid& from, const Frame& frame,

@@ -16,122 +16,95 @@ bool is_receive(const Step& step) {
 
 }  // namespace
 
-Exchange::Exchange(const Plan& plan, MutableBuffer result, MutableBuffer residual,
-                   Allocator& memory)
-    : plan_(plan),
+Exchange::Exchange(Plan plan, MutableBuffer result, MutableBuffer residual, Allocator& memory)
+    : plan_(std::move(plan)),
       result_(std::move(result)),
       residual_(std::move(residual)),
       memory_(memory),
-      item_size_(tensor::item_size(plan.dtype)),
-      partial_size_(tensor::item_size(partial_dtype(plan.dtype))) {
-  schedule_ = schedule(plan_.count, partial_size_, plan_.hosts, plan_.host, plan_.segment_bytes);
+      item_size_(tensor::item_size(plan_.dtype)),
+      partial_size_(tensor::item_size(partial_dtype(plan_.dtype))) {
   // Several hosts then encode the same elements, and each would round them differently.
-  if (schedule_.computed_by_many) plan_.compression = Compression::none;
-  position_.resize(schedule_.chains.size());
-  states_.resize(schedule_.chains.size());
-  std::erase_if(schedule_.chains, [this](const Chain& chain) { return !is_chain(chain.id); });
-  for (std::size_t i = 0; i < schedule_.chains.size(); ++i) {
-    position_[schedule_.chains[i].id] = i;
+  if (plan_.small) plan_.compression = Compression::none;
+  std::uint32_t last = plan_.first % plan_.hosts;
+  for (const Range& range : plan_.chains) {
+    Chain& chain = chains_.emplace_back();
+    chain.range = range;
+    chain.steps =
+        plan_.small ? doubling(plan_.hosts, plan_.host) : ring(plan_.hosts, plan_.host, last);
+    last = (last + 1) % plan_.hosts;
   }
 }
 
 void Exchange::provide(std::uint32_t chain, Buffer partial) {
-  states_[chain].value = std::move(partial);
-  states_[chain].has_value = true;
+  chains_[chain].value = std::move(partial);
+  chains_[chain].has_value = true;
   advance(chain);
 }
 
 std::size_t Exchange::travelling_size(const Chain& chain, bool partial) const {
   const std::uint64_t count = chain.range.count();
-  if (plan_.compression != Compression::none) return encoded_size(plan_.compression, count);
+  if (compresses()) return encoded_size(plan_.compression, count);
   return count * (partial ? partial_size_ : item_size_);
 }
 
-bool Exchange::received(std::uint32_t host, std::uint32_t chain_id, std::uint32_t round,
+bool Exchange::received(std::uint32_t host, std::uint32_t id, std::uint32_t round,
                         Buffer elements) {
-  if (!is_chain(chain_id)) return false;
-  State& state = states_[chain_id];
-  const Chain& chain = this->chain(chain_id);
+  if (id >= chains_.size()) return false;
+  Chain& chain = chains_[id];
   const auto step = std::find_if(
-      chain.steps.begin() + static_cast<std::ptrdiff_t>(state.step), chain.steps.end(),
+      chain.steps.begin() + static_cast<std::ptrdiff_t>(chain.step), chain.steps.end(),
       [&](const Step& s) { return is_receive(s) && s.peer == host && s.round == round; });
-  if (step == chain.steps.end() || state.arrived.contains(round) ||
+  if (step == chain.steps.end() || chain.arrived.contains(round) ||
       elements.size() != travelling_size(chain, step->kind == StepKind::reduce)) {
     return false;
   }
-  state.arrived.emplace(round, std::move(elements));
-  advance(chain_id);
+  chain.arrived.emplace(round, std::move(elements));
+  advance(id);
   return true;
 }
 
 void Exchange::advance(std::uint32_t id) {
-  const Chain& chain = this->chain(id);
-  State& state = states_[id];
-  while (!state.busy && state.step < chain.steps.size() && do_step(id, chain, state)) {
+  Chain& chain = chains_[id];
+  while (!chain.busy && chain.step < chain.steps.size() && do_step(id, chain)) {
   }
+  if (!chain.has_result || chain.tasks != 0 || chain.step < chain.steps.size()) return;
+  chain.has_result = false;
+  chain.value = {};
+  effects_.results.push_back({id, std::move(chain.result)});
 }
 
 // Returns whether the step was done or begun; a task that makes the next value leaves `busy` set.
-bool Exchange::do_step(std::uint32_t id, const Chain& chain, State& state) {
-  const Step& step = chain.steps[state.step];
-  if (step.kind != StepKind::store && !state.has_value) return false;
-  if (is_receive(step) && !state.arrived.contains(step.round)) return false;
+bool Exchange::do_step(std::uint32_t id, Chain& chain) {
+  const Step& step = chain.steps[chain.step];
+  if (step.kind != StepKind::store && !chain.has_value) return false;
+  if (is_receive(step) && !chain.arrived.contains(step.round)) return false;
   switch (step.kind) {
     case StepKind::send:
-      return send(id, chain, state, step);
+      return send(id, chain, step);
     case StepKind::reduce:
-      reduce(id, chain, state, step);
+      reduce(id, chain, step);
       break;
     case StepKind::finish:
-      finish(id, chain, state);
+      finish(id, chain);
       break;
     case StepKind::store:
-      store(id, chain, state, step);
+      store(id, chain, step);
       break;
   }
-  ++state.step;
+  ++chain.step;
   return true;
 }
 
-// A message that queues behind others on the same link does not help its receiver. A few chains for
-// each hop keep the links busy, and each chain arrives early.
-bool Exchange::may_start(std::uint32_t id) {
-  if (schedule_.computed_by_many) return true;
-  if (on_their_way_ == std::size_t{4} * (plan_.hosts - 1)) {
-    held_back_.push_back(id);
-    return false;
-  }
-  ++on_their_way_;
-  return true;
-}
-
-// The result of a chain that started here has arrived: another one may start.
-void Exchange::came_around() {
-  --on_their_way_;
-  if (held_back_.empty() || mutant("hold_back_for_ever")) return;
-  const std::uint32_t next = held_back_.front();
-  held_back_.pop_front();
-  states_[next].held_back = false;
-  advance(next);
-}
-
-bool Exchange::send(std::uint32_t id, const Chain& chain, State& state, const Step& step) {
-  if (state.step == 0 && !state.started) {
-    if (state.held_back || !may_start(id)) {
-      state.held_back = true;
-      return false;
-    }
-    state.started = true;
-  }
-  if (plan_.compression != Compression::none && !state.encoded) {
+bool Exchange::send(std::uint32_t id, Chain& chain, const Step& step) {
+  if (compresses() && !chain.encoded) {
     Work work;
-    Pending pending{id, true, false, {}, true};
-    pending.value = encode(chain, state.value, work);
-    add_task(id, state, std::move(work), std::move(pending));
+    Pending pending{id, {}, true, true, {}, false};
+    pending.value = encode(chain, chain.value, work);
+    add_task(chain, std::move(work), std::move(pending));
     return true;  // and send in the same step, once it is encoded
   }
-  effects_.outgoing.push_back({step.peer, id, step.round, state.value});
-  ++state.step;
+  effects_.outgoing.push_back({step.peer, id, step.round, chain.value});
+  ++chain.step;
   return true;
 }
 
@@ -142,15 +115,17 @@ SumTask Exchange::sum_task(std::vector<Buffer> inputs) const {
 }
 
 // Makes it the last task: from the sum of all hosts to the stored elements.
-void Exchange::into_result(const Chain& chain, SumTask& task) const {
+void Exchange::make_final(const Chain& chain, SumTask& task) const {
   task.divisor = mutant("finish_without_division") ? 1 : plan_.divisor;
   task.partial_output = false;
-  task.canonical_nan = schedule_.computed_by_many;
+  task.canonical_nan = plan_.small && plan_.hosts > 1;
   task.output = result_of(chain);
 }
 
 MutableBuffer Exchange::result_of(const Chain& chain) const {
-  return result_.slice(chain.range.begin * item_size_, chain.range.count() * item_size_);
+  const std::size_t bytes = chain.range.count() * item_size_;
+  return result_.empty() ? memory_.allocate(bytes)
+                         : result_.slice(chain.range.begin * item_size_, bytes);
 }
 
 // Adds the encoding of a float32 value to `work`, and returns its output.
@@ -158,86 +133,86 @@ Buffer Exchange::encode(const Chain& chain, const Buffer& value, Work& work) con
   EncodeTask task{plan_.compression, value, {}, {}};
   task.output = memory_.allocate(encoded_size(plan_.compression, chain.range.count()));
   if (!residual_.empty() && !mutant("forget_residual")) {
-    task.residual =
-        residual_.slice(mutant("residual_of_another_chain") ? 0 : chain.range.begin * sizeof(float),
-                        chain.range.count() * sizeof(float));
+    const std::uint64_t begin = mutant("residual_of_another_chain") ? 0 : chain.range.begin;
+    task.residual = residual_.slice(begin * sizeof(float), chain.range.count() * sizeof(float));
   }
   Buffer encoded = task.output;
   work.pieces.emplace_back(std::move(task));
   return encoded;
 }
 
-void Exchange::reduce(std::uint32_t id, const Chain& chain, State& state, const Step& step) {
-  Buffer theirs = std::move(state.arrived.at(step.round));
-  state.arrived.erase(step.round);
+void Exchange::reduce(std::uint32_t id, Chain& chain, const Step& step) {
+  Buffer theirs = std::move(chain.arrived.at(step.round));
+  chain.arrived.erase(step.round);
   Work work;
-  if (plan_.compression != Compression::none) {
+  if (compresses()) {
     DecodeTask decode{plan_.compression, std::move(theirs), {}};
     decode.output = memory_.allocate(chain.range.count() * sizeof(float));
     theirs = decode.output;
     work.pieces.emplace_back(std::move(decode));
   }
-  std::vector<Buffer> inputs{state.value, theirs};
+  std::vector<Buffer> inputs{chain.value, theirs};
   if (step.theirs_first) std::swap(inputs[0], inputs[1]);
   if (mutant("reduce_without_own")) inputs = {theirs};
   SumTask task = sum_task(std::move(inputs));
-  const bool is_last = chain.steps[state.step + 1].kind == StepKind::finish;
-  Pending pending{id, true, false, {}, false};
-  if (is_last && plan_.compression == Compression::none) {  // in one pass
-    into_result(chain, task);
-    pending.stores = true;
-    ++state.step;
+  Pending pending{id, {}, true, false, {}, false};
+  const bool is_last = chain.steps[chain.step + 1].kind == StepKind::finish;
+  if (is_last && !compresses()) {  // in one pass
+    make_final(chain, task);
+    pending.makes_result = true;
+    pending.result = task.output;
+    ++chain.step;
   } else {
     task.output = memory_.allocate(chain.range.count() * partial_size_);
   }
   pending.value = task.output;
   work.pieces.emplace_back(std::move(task));
-  add_task(id, state, std::move(work), std::move(pending));
+  add_task(chain, std::move(work), std::move(pending));
 }
 
-// The sum of all hosts becomes the result. The owner keeps compressed elements as the others get
-// them.
-void Exchange::finish(std::uint32_t id, const Chain& chain, State& state) {
-  SumTask task = sum_task({state.value});
-  into_result(chain, task);
+// The sum of all hosts becomes the result. The last host keeps compressed elements as the others
+// get them.
+void Exchange::finish(std::uint32_t id, Chain& chain) {
+  SumTask task = sum_task({chain.value});
+  make_final(chain, task);
   const MutableBuffer result = task.output;
   Work work;
   work.pieces.emplace_back(std::move(task));
-  Pending pending{id, true, true, result, false};
-  if (plan_.compression != Compression::none && plan_.hosts > 1) {
+  Pending pending{id, result, true, false, result, true};
+  if (compresses() && plan_.hosts > 1) {
     pending.value = encode(chain, result, work);
     pending.encoded = true;
     if (!mutant("keep_uncompressed")) {
       work.pieces.emplace_back(DecodeTask{plan_.compression, pending.value, result});
     }
   }
-  add_task(id, state, std::move(work), std::move(pending));
+  add_task(chain, std::move(work), std::move(pending));
 }
 
-// The next host gets the same bytes, before they are put in place here.
-void Exchange::store(std::uint32_t id, const Chain& chain, State& state, const Step& step) {
-  state.value = std::move(state.arrived.at(step.round));
-  state.arrived.erase(step.round);
-  state.encoded = plan_.compression != Compression::none;
-  Work work;
-  if (state.encoded) {
-    work.pieces.emplace_back(DecodeTask{plan_.compression, state.value, result_of(chain)});
-    if (mutant("encode_again")) {
-      state.encoded = false;
-      state.value = result_of(chain);
-    }
-  } else {
-    work = SumTask{plan_.dtype, plan_.op, 1, {state.value}, result_of(chain)};
+// The next host gets the same bytes.
+void Exchange::store(std::uint32_t id, Chain& chain, const Step& step) {
+  chain.value = std::move(chain.arrived.at(step.round));
+  chain.arrived.erase(step.round);
+  chain.has_value = true;
+  if (!compresses()) {
+    chain.result = chain.value;
+    chain.has_result = true;
+    return;
   }
-  add_task(id, state, std::move(work), {id, false, true, {}, false});
-  if (state.started && !schedule_.computed_by_many) came_around();
+  const MutableBuffer decoded = result_of(chain);
+  Pending pending{id, {}, false, false, decoded, true};
+  add_task(chain, DecodeTask{plan_.compression, chain.value, decoded}, std::move(pending));
+  chain.encoded = true;
+  if (mutant("encode_again")) {
+    chain.encoded = false;
+    chain.value = decoded;
+  }
 }
 
-void Exchange::add_task(std::uint32_t id, State& state, Work work, Pending pending) {
-  state.busy = pending.makes_value;
-  ++state.tasks;
+void Exchange::add_task(Chain& chain, Work work, Pending pending) {
+  chain.busy = pending.makes_value;
+  ++chain.tasks;
   const std::uint32_t task = next_task_++;
-  pending.chain = id;
   pending_.emplace(task, std::move(pending));
   effects_.tasks.push_back({task, std::move(work)});
 }
@@ -245,37 +220,30 @@ void Exchange::add_task(std::uint32_t id, State& state, Work work, Pending pendi
 void Exchange::done(std::uint32_t task) {
   const auto found = pending_.find(task);
   if (found == pending_.end()) return;
-  const Pending pending = std::move(found->second);
+  Pending pending = std::move(found->second);
   pending_.erase(found);
-  State& state = states_[pending.chain];
-  --state.tasks;
+  Chain& chain = chains_[pending.chain];
+  --chain.tasks;
   if (pending.makes_value) {
-    state.value = pending.value;
-    state.has_value = true;
-    state.encoded = pending.encoded;
-    state.busy = false;
+    chain.value = std::move(pending.value);
+    chain.has_value = true;
+    chain.encoded = pending.encoded;
+    chain.busy = false;
   }
-  if (pending.stores) state.stored = true;
+  if (pending.makes_result) {
+    chain.result = std::move(pending.result);
+    chain.has_result = true;
+  }
   advance(pending.chain);
-  note_in_place(pending.chain, state);
-}
-
-void Exchange::note_in_place(std::uint32_t id, State& state) {
-  if (!state.stored || state.tasks != 0 || state.step < chain(id).steps.size()) return;
-  state.stored = false;
-  ++in_place_;
-  effects_.in_place.push_back(id);
 }
 
 std::set<std::uint32_t> Exchange::waiting_for() const {
   std::set<std::uint32_t> hosts;
-  for (const Chain& chain : schedule_.chains) {
-    const State& state = states_[chain.id];
-    if (state.step == chain.steps.size() || state.busy) continue;
-    const Step& step = chain.steps[state.step];
-    const bool lacks_own = step.kind != StepKind::store && !state.has_value;
+  for (const Chain& chain : chains_) {
+    if (chain.step == chain.steps.size() || chain.busy) continue;
+    const Step& step = chain.steps[chain.step];
+    const bool lacks_own = step.kind != StepKind::store && !chain.has_value;
     if (is_receive(step) && !lacks_own) hosts.insert(step.peer);
-    if (lacks_own) hosts.insert(plan_.host);
   }
   return hosts;
 }

@@ -119,12 +119,8 @@ struct Go {
   }
 };
 
-// Elements of one chain of an allreduce between hosts (schedule.h), the payload's only part:
-// between hosts in the schedule's round, within a host in one of the two rounds below.
+// Elements of one chain of an exchange (schedule.h), the payload's only part.
 struct Portion {
-  static constexpr std::uint32_t kToLeader = 0xffffffff;    // a member's input
-  static constexpr std::uint32_t kFromLeader = 0xfffffffe;  // the result
-
   OpSpec spec;
   std::uint32_t chain = 0;
   std::uint32_t round = 0;

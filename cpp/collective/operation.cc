@@ -6,6 +6,9 @@
 namespace moolink::collective {
 namespace {
 
+// Of an exchange among all members: chains that it has begun, for each host.
+constexpr std::uint32_t kChainsAhead = 4;
+
 std::vector<std::uint32_t> or_everyone(const std::vector<std::uint32_t>& ranks, std::size_t all) {
   if (!ranks.empty()) return ranks;
   std::vector<std::uint32_t> everyone(all);
@@ -28,6 +31,11 @@ wire::Payload from_parts(const std::vector<Buffer>& parts) {
   return payload;
 }
 
+// Tasks of the exchange and those that put its results in place share one numbering.
+constexpr std::uint32_t of_exchange(std::uint32_t task) { return 2 * task + 1; }
+constexpr std::uint32_t of_own(std::uint32_t chain) { return 2 * chain; }
+constexpr bool is_of_exchange(std::uint32_t task) { return task % 2 == 1; }
+
 }  // namespace
 
 Operation::Operation(OpId id, RunId run, OpKey key, Request request, Place place, Allocator& memory)
@@ -43,7 +51,7 @@ Operation::Operation(OpId id, RunId run, OpKey key, Request request, Place place
   contributors_ = or_everyone(spec()->contributors, place_.names.size());
   reducers_ = or_everyone(spec()->reducers, place_.names.size());
   mirrored_ = must_mirror();
-  hierarchical_ = must_exchange();
+  flat_ = must_exchange();
   // A retry gives the same memory to the next run, while a task of this run may still write.
   in_place_ = mirrored_ && !request_.retry;
   if (is_sliced()) slices_ = slices(spec()->count(), item_size_, reducers_.size());
@@ -54,8 +62,8 @@ Operation::Operation(OpId id, RunId run, OpKey key, Request request, Place place
 bool Operation::must_ask() const {
   if (spec()->kind != Kind::all_reduce) return true;
   const bool everyone = spec()->contributors.empty() && spec()->reducers.empty();
-  return place_.one_host && place_.names.size() > 1 && everyone && request_.placed &&
-         spec()->byte_size() >= kSharedBytes;
+  const bool on_one_host = place_.one_host && place_.names.size() > 1 && request_.placed;
+  return everyone && (on_one_host || shares_hosts()) && spec()->byte_size() >= kSharedBytes;
 }
 
 // Likewise.
@@ -66,16 +74,10 @@ bool Operation::must_mirror() const {
          spec()->byte_size() <= kSmallBytes;
 }
 
-// Likewise. A host without contributors has the sum zero, which is wrong for operations other than
-// sums. Where every reducer has a host of its own, members send as few bytes directly.
-bool Operation::must_exchange() {
-  if (spec()->kind != Kind::all_reduce || place_.hosts == nullptr || place_.hosts->count() < 2) {
-    return false;
-  }
-  if (spec()->contributors.empty() && spec()->reducers.empty()) return true;
-  if (!spec()->adds() || spec()->byte_size() <= kSmallBytes) return false;
-  place_.hosts = std::make_shared<const Hosts>(hosts_led_by(reducers_, *place_.hosts));
-  return place_.hosts->count() > 1 && place_.hosts->count() < reducers_.size();
+// Likewise.
+bool Operation::must_exchange() const {
+  return spec()->kind == Kind::all_reduce && place_.hosts != nullptr && place_.hosts->count() > 1 &&
+         spec()->contributors.empty() && spec()->reducers.empty();
 }
 
 void Operation::begin() {
@@ -116,7 +118,11 @@ void Operation::go(std::uint64_t shared) {
   use_shared_memory(shared);
 }
 
-void Operation::use_shared_memory(std::uint64_t number) { effects_.pass = shared_ = number; }
+void Operation::use_shared_memory(std::uint64_t number) {
+  effects_.pass = shared_ = number;
+  if (!has_output()) result_ = memory_.allocate(output_bytes(passage_, place_.rank));
+  if (shares_hosts()) exchange_among_hosts();
+}
 
 void Operation::passed() {
   if (!error_) effects_.finished = true;
@@ -126,6 +132,8 @@ void Operation::use_messages() {
   uses_messages_ = true;
   if (is_sliced()) {
     have_.assign(slices_.size(), 0);
+  } else if (flat_) {
+    have_.clear();  // of each chain, when there are some
   } else if (reduces(passage_.kind)) {
     have_.assign(1, 0);
   } else {
@@ -134,60 +142,179 @@ void Operation::use_messages() {
     }
   }
   const std::vector<Buffer>& inputs = request_.inputs;
-  // In a ring of hosts no member's input is needed any more when the result has arrived.
-  const bool in_ring =
-      hierarchical_ && !is_small(spec()->count(), tensor::item_size(partial_dtype(spec()->dtype)));
+  const tensor::DType partial = partial_dtype(spec()->dtype);
+  // In a ring no member's input is needed any more when the result has arrived.
+  const bool in_ring = flat_ && !is_small(spec()->count(), tensor::item_size(partial));
   const bool copies_input = request_.lent && !inputs.empty() && !in_ring;
+  const bool converts = flat_ && partial != spec()->dtype;
   // A mirrored result is not sent on, and is reduced at once.
   result_ = in_place_ ? request_.output : memory_.allocate(output_bytes(passage_, place_.rank));
-  if (inputs.size() > 1 || copies_input) {
-    sum_of_inputs_ = memory_.allocate(inputs.front().size());
-    effects_.tasks.push_back(
-        {kOwnInputs, SumTask{spec()->dtype, ReduceOp::sum, 1, inputs, sum_of_inputs_}});
+  if (inputs.size() > 1 || copies_input || converts) {
+    SumTask task{spec()->dtype, ReduceOp::sum, 1, inputs, {}};
+    task.partial_output = converts;
+    const std::size_t item_size = converts ? tensor::item_size(partial) : item_size_;
+    task.output = sum_of_inputs_ = memory_.allocate(inputs.front().size() / item_size_ * item_size);
+    effects_.tasks.push_back({kOwnInputs, std::move(task)});
     return;
   }
   if (!inputs.empty()) input_ = inputs.front();
   send_pieces();
 }
 
-void Operation::begin_hierarchy() {
-  have_.clear();  // the hierarchy knows
-  hierarchy_.emplace(*spec(), HierarchicalReduce::Place{place_.rank, place_.hosts.get()}, input_,
-                     result_, place_.residual, memory_);
-  hierarchy_->begin();
-  take_hierarchy_effects();
+// --- among several hosts
+
+PipelineOperation Operation::in_shared_memory(const OpSpec& spec, const Place& place) {
+  PipelineOperation operation;
+  operation.dtype = spec.dtype;
+  operation.op = spec.op;
+  operation.divisor = spec.divisor;
+  if (!spec.contributors.empty()) operation.contributors = spec.contributors;
+  operation.passage = spec.passage(place.names.size());
+  if (place.hosts == nullptr || !place.hosts->share_memory()) return operation;
+  const Hosts& hosts = *place.hosts;
+  const std::uint32_t host = hosts.of[place.rank];
+  operation.exchanged = true;
+  operation.divisor = 1;
+  operation.passage = spec.passage(hosts.ranks[host].size());
+  operation.passage.owners = hosts.lanes;
+  if (!operation.contributors) return operation;
+  std::vector<std::uint32_t> here;  // the places of the contributors
+  for (std::uint32_t i = 0; i < hosts.ranks[host].size(); ++i) {
+    if (spec.contributes(hosts.ranks[host][i])) here.push_back(i);
+  }
+  operation.contributors = std::move(here);
+  return operation;
+}
+
+Exchange::Plan Operation::exchange_plan() const {
+  Exchange::Plan plan;
+  plan.small = is_small(spec()->count(), tensor::item_size(partial_dtype(spec()->dtype)));
+  plan.dtype = spec()->dtype;
+  plan.op = spec()->op;
+  plan.divisor = spec()->divisor;
+  plan.compression = spec()->compression;
+  return plan;
+}
+
+// Each member as if it were a host.
+void Operation::exchange_among_members() {
+  Exchange::Plan plan = exchange_plan();
+  const std::size_t item_size = tensor::item_size(partial_dtype(plan.dtype));
+  plan.hosts = static_cast<std::uint32_t>(place_.names.size());
+  plan.host = place_.rank;
+  plan.chains = chain_ranges(spec()->count(), item_size, plan.hosts);
+  have_.assign(plan.chains.size(), 0);
+  const std::uint32_t ahead = kChainsAhead * plan.hosts;
+  begin_exchange(std::move(plan), result_);
+  for (std::uint32_t i = 0; i < ahead && !error_; ++i) provide_next();
+}
+
+void Operation::provide_next() {
+  if (provided_ == have_.size()) return;
+  const Range& range = exchange_->range(provided_);
+  const std::size_t item_size = tensor::item_size(partial_dtype(spec()->dtype));
+  exchange_->provide(provided_++, input_.slice(range.begin * item_size, range.count() * item_size));
+  take_exchange_effects();
+}
+
+// Of this member's lane, if it leads one: a chain is its slice of a chunk in shared memory.
+void Operation::exchange_among_hosts() {
+  const auto lane = place_.hosts->lane(place_.rank);
+  if (!lane) return;
+  Exchange::Plan plan = exchange_plan();
+  plan.hosts = place_.hosts->count();
+  plan.host = place_.hosts->of[place_.rank];
+  plan.first = *lane;
+  const Passage passage = in_shared_memory(*spec(), place_).passage;
+  for (std::uint64_t chunk = 0; chunk < chunks_of(passage, kWindowBytes); ++chunk) {
+    const Move slice = chunk_plan(passage, kWindowBytes, *lane, chunk).reduced;
+    const std::uint64_t begin = slice.user / item_size_;
+    plan.chains.push_back({begin, begin + slice.bytes / item_size_});
+  }
+  begin_exchange(std::move(plan), {});
+}
+
+void Operation::begin_exchange(Exchange::Plan plan, MutableBuffer result) {
+  exchange_.emplace(std::move(plan), std::move(result), place_.residual, memory_);
   for (auto& [from, early] : std::exchange(early_portions_, {})) {
     if (!error_) portion(from, early.first, early.second);
   }
 }
 
-// Others may begin while this member still sums its own inputs.
+void Operation::summed_here(std::uint32_t chunk, Buffer sum) {
+  if (!exchange_ || effects_.finished || error_) return;
+  exchange_->provide(chunk, std::move(sum));
+  take_exchange_effects();
+}
+
+bool Operation::may_exchange_later() const {
+  if (shared_ != 0 || spec()->kind != Kind::all_reduce || place_.hosts == nullptr) return false;
+  const bool may_share = asks_ && !went_ && shares_hosts();
+  return flat_ || may_share;
+}
+
+std::uint32_t Operation::exchanging_rank(std::uint32_t host) const {
+  return exchanges_as_member() ? host
+                               : place_.hosts->leader(host, *place_.hosts->lane(place_.rank));
+}
+
+// Others may begin before this member has summed its own inputs, or knows that it goes.
 void Operation::portion(std::uint32_t from, const Portion& portion,
                         const std::vector<Buffer>& parts) {
   if (portion.spec != *spec()) return refuse(from, difference(from, portion.spec));
-  if (!hierarchy_ && hierarchical_) {
+  if (!exchange_ && may_exchange_later()) {
     early_portions_.push_back({from, {portion, parts}});
     return;
   }
-  if (!hierarchy_ || !hierarchy_->received(from, portion, parts)) {
+  const auto is_expected = [&] {
+    if (!exchange_ || parts.size() != 1) return false;
+    const std::uint32_t host = exchanges_as_member() ? from : place_.hosts->of[from];
+    return exchanging_rank(host) == from &&
+           exchange_->received(host, portion.chain, portion.round, parts[0]);
+  };
+  if (!is_expected()) {
     return refuse(
         from, name_of(from) + " sent elements that " + name_of(place_.rank) + " does not expect");
   }
-  take_hierarchy_effects();
+  take_exchange_effects();
 }
 
-void Operation::take_hierarchy_effects() {
-  HierarchicalReduce::Effects effects = hierarchy_->take_effects();
+void Operation::take_exchange_effects() {
+  Exchange::Effects effects = exchange_->take_effects();
   for (auto& outgoing : effects.outgoing) {
-    effects_.outgoing.push_back(
-        {outgoing.to, std::move(outgoing.portion), std::move(outgoing.parts)});
+    effects_.outgoing.push_back({exchanging_rank(outgoing.host),
+                                 Portion{*spec(), outgoing.chain, outgoing.round},
+                                 {std::move(outgoing.elements)}});
   }
-  for (auto& task : effects.tasks) effects_.tasks.push_back({task.id, std::move(task.work)});
-  if (hierarchy_->complete()) finish_when_complete();
+  for (auto& task : effects.tasks) {
+    effects_.tasks.push_back({of_exchange(task.id), std::move(task.work)});
+  }
+  for (auto& result : effects.results) {
+    if (shared_ != 0) {
+      effects_.publish.push_back(std::move(result));
+      continue;
+    }
+    put_in_place(std::move(result));
+  }
+}
+
+// The next chain begins: few are under way, so that each arrives early, and is still in the cache.
+void Operation::put_in_place(Exchange::Result result) {
+  const Range& range = exchange_->range(result.chain);
+  const MutableBuffer place = result_.slice(range.begin * item_size_, range.count() * item_size_);
+  if (result.elements.data() == place.data()) {
+    have_[result.chain] = 2;
+    finish_when_complete();
+  } else {
+    have_[result.chain] = 1;
+    effects_.tasks.push_back(
+        {of_own(result.chain), SumTask{spec()->dtype, spec()->op, 1, {result.elements}, place}});
+  }
+  provide_next();
 }
 
 void Operation::send_pieces() {
-  if (hierarchical_) return begin_hierarchy();
+  if (flat_) return exchange_among_members();
   if (is_sliced()) return send_all_reduce_pieces();
   for (std::uint32_t to = 0; to < passage_.ranks; ++to) {
     if (!passes(passage_, place_.rank, to)) continue;
@@ -252,7 +379,7 @@ void Operation::received(std::uint32_t from, const decltype(Frame::content)& con
   }
   const bool slices =
       std::holds_alternative<Piece>(content) || std::holds_alternative<Reduced>(content);
-  if (slices && hierarchical_) {
+  if (slices && flat_) {
     return refuse(from, name_of(from) + " sent a slice and not a portion of what hosts exchange");
   }
   if (const auto* theirs = std::get_if<Piece>(&content)) {
@@ -344,10 +471,11 @@ void Operation::summed(std::uint32_t slice) {
     input_ = sum_of_inputs_;
     return send_pieces();
   }
-  if (hierarchy_) {
-    hierarchy_->done(slice);
-    return take_hierarchy_effects();
+  if (exchange_ && is_of_exchange(slice)) {
+    exchange_->done(slice / 2);
+    return take_exchange_effects();
   }
+  if (exchange_) slice /= 2;
   if (slice >= have_.size() || have_[slice] != 1) return;
   have_[slice] = 2;
   if (is_sliced() && reducers_[slice] == place_.rank) {

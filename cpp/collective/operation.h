@@ -12,9 +12,11 @@
 
 #include "base/buffer.h"
 #include "base/error.h"
-#include "collective/hierarchy.h"
+#include "collective/exchange.h"
+#include "collective/hosts.h"
 #include "collective/kernels.h"
 #include "collective/messages.h"
+#include "collective/pipeline_operation.h"
 #include "collective/plan.h"
 #include "collective/work.h"
 #include "wire/payload.h"
@@ -39,17 +41,18 @@ inline constexpr std::uint64_t kSharedBytes = std::uint64_t{64} << 10;
 // same on the same processor.
 inline constexpr std::size_t kMirroredMembers = 2;
 
-// One member's part of one collective. A small allreduce, and one across hosts, goes over messages:
+// One member's part of one collective. A small allreduce of one host's members goes over messages:
 //   contributors send slice j of their input to reducer j   (Piece)
 //   reducer j, with the pieces of all contributors, reduces them in rank order and sends its slice
 //   to everyone                                             (Reduced)
 //   done when every slice is here.
-// One member computes each element, so all members end with the same bits. With members on several
-// hosts each host reduces first: hierarchy.h. A value with a Python operation goes to rank 0 and
-// its result to all members instead.
+// One member computes each element, so all members end with the same bits. Members of several hosts
+// exchange all elements (Portion, exchange.h). If hosts share memory, a large allreduce passes
+// through it on each host, and the owners of slices exchange the hosts' sums in between. A value
+// with a Python operation goes to rank 0 and its result to all members instead.
 // An accumulator's round is an allreduce; its leader has decided whether it uses shared memory.
-// Every other collective begins with Started to rank 0, which sends Go when all have started the
-// same: through shared memory, or over messages (Piece, straight to its place).
+// Every other collective that can use it begins with Started to rank 0, which sends Go when all
+// have started the same: through shared memory, or over messages (Piece, straight to its place).
 class Operation {
  public:
   // The request, from which the operation can start again in another epoch.
@@ -70,7 +73,7 @@ class Operation {
     std::vector<std::string> names;  // of all members, in rank order
     bool one_host = false;
     std::shared_ptr<const Hosts> hosts = {};  // of the ranks; null: one host
-    MutableBuffer residual = {};              // of compression at a host's leader, or empty
+    MutableBuffer residual = {};              // of compression between hosts, or empty
   };
   struct Outgoing {
     std::uint32_t to = 0;
@@ -86,9 +89,10 @@ class Operation {
     std::vector<Outgoing> outgoing;
     std::vector<Task> tasks;
     std::optional<std::vector<wire::Payload>> combine;
-    std::optional<std::uint64_t> pass;     // through shared memory, as this number
-    std::optional<std::uint64_t> abandon;  // the same
-    bool ready_to_go = false;              // rank 0's: all have started; go() is awaited
+    std::optional<std::uint64_t> pass;      // through shared memory, as this number
+    std::optional<std::uint64_t> abandon;   // the same
+    std::vector<Exchange::Result> publish;  // in shared memory: chunks of this member's slice
+    bool ready_to_go = false;               // rank 0's: all have started; go() is awaited
     // Rank 0 may still send Go, or must hear that it must not.
     bool unsettled = false;
     bool finished = false;
@@ -101,6 +105,8 @@ class Operation {
   void go(std::uint64_t shared);
   // It has passed through shared memory.
   void passed();
+  // The sum of this host's members, of this one's slice of a chunk, is there.
+  void summed_here(std::uint32_t chunk, Buffer sum);
   void received(std::uint32_t from, const decltype(Frame::content)& content,
                 const std::vector<Buffer>& parts);
   void summed(std::uint32_t slice);
@@ -127,11 +133,18 @@ class Operation {
   const Request& request() const { return request_; }
   // The result is complete and being put in its place: it cannot fail any more.
   bool ending() const { return ending_; }
+  // Its number in shared memory; 0: it is not there.
+  std::uint64_t shared() const { return shared_; }
+  // Whether it can pass through shared memory, if rank 0 says so.
+  bool may_share() const { return place_.one_host || spec()->kind == Kind::all_reduce; }
+  // As one of these members' operation in shared memory; `spec` is of all members.
+  static PipelineOperation in_shared_memory(const OpSpec& spec, const Place& place);
 
  private:
   bool has_output() const { return spec() != nullptr && request_.placed; }
   // Each member reduces its slice for all.
-  bool is_sliced() const { return spec()->kind == Kind::all_reduce && !mirrored_; }
+  bool is_sliced() const { return spec()->kind == Kind::all_reduce && !mirrored_ && !flat_; }
+  bool shares_hosts() const { return place_.hosts != nullptr && place_.hosts->share_memory(); }
   // The first slice takes part even when it is empty: plan.h.
   bool takes_part(std::size_t slice) const { return slice == 0 || !slices_[slice].empty(); }
   const std::string& name_of(std::uint32_t rank) const { return place_.names[rank]; }
@@ -141,16 +154,26 @@ class Operation {
   std::optional<std::uint32_t> who_knows_why() const;
   bool must_ask() const;
   bool must_mirror() const;
-  bool must_exchange();
+  bool must_exchange() const;
   void started(std::uint32_t from, const OpSpec& theirs);
   void use_messages();
   void send_pieces();
   void send_all_reduce_pieces();
   void place_piece(std::uint32_t from);
   void use_shared_memory(std::uint64_t number);
-  void begin_hierarchy();
+  Exchange::Plan exchange_plan() const;
+  void exchange_among_members();
+  void exchange_among_hosts();
+  void begin_exchange(Exchange::Plan plan, MutableBuffer result);
+  void provide_next();
+  void put_in_place(Exchange::Result result);
   void portion(std::uint32_t from, const Portion& portion, const std::vector<Buffer>& parts);
-  void take_hierarchy_effects();
+  // An exchange has not begun, but may still do so.
+  bool may_exchange_later() const;
+  // Without shared memory, each member is a host.
+  bool exchanges_as_member() const { return shared_ == 0; }
+  std::uint32_t exchanging_rank(std::uint32_t host) const;
+  void take_exchange_effects();
   void piece(std::uint32_t from, const OpSpec& theirs, const std::vector<Buffer>& parts);
   void reduced(std::uint32_t from, const std::vector<Buffer>& parts);
   void value_arrived(std::uint32_t from, const std::vector<Buffer>& parts);
@@ -174,8 +197,9 @@ class Operation {
   Buffer input_;               // this member's, the sum of its own inputs
   MutableBuffer sum_of_inputs_;
   MutableBuffer result_;
-  std::map<std::uint32_t, Buffer> pieces_;       // of my slice, by contributor
-  std::optional<HierarchicalReduce> hierarchy_;  // over several hosts
+  std::map<std::uint32_t, Buffer> pieces_;  // of my slice, by contributor
+  std::optional<Exchange> exchange_;        // among hosts in a lane, or among all members
+  std::uint32_t provided_ = 0;              // chains, among all members
   std::vector<std::pair<std::uint32_t, std::pair<Portion, std::vector<Buffer>>>> early_portions_;
   Passage passage_;
   bool asks_ = false;                // rank 0 for Go
@@ -183,8 +207,8 @@ class Operation {
   std::uint64_t shared_ = 0;         // ... for shared memory, with this number
   std::set<std::uint32_t> started_;  // rank 0's
   bool mirrored_ = false;
-  bool hierarchical_ = false;  // hosts exchange what each has reduced
-  bool in_place_ = false;      // the result is reduced directly in its output
+  bool flat_ = false;      // all members exchange, unless it uses shared memory
+  bool in_place_ = false;  // the result is reduced directly in its output
   bool uses_messages_ = false;
   bool sent_ = false;  // its own pieces, of a collective other than allreduce
   bool ending_ = false;

@@ -34,7 +34,7 @@ void Operation::refuse(std::uint32_t from, const std::string& what) {
 // The only member that the others' data goes to, if there is one.
 std::optional<std::uint32_t> Operation::who_knows_why() const {
   if (spec() == nullptr || (asks_ && !went_)) return 0;
-  if (!uses_messages_ || hierarchy_ || !is_sliced()) return std::nullopt;
+  if (!uses_messages_ || !is_sliced()) return std::nullopt;
   for (std::size_t j = 1; j < slices_.size(); ++j) {
     if (takes_part(j)) return std::nullopt;
   }
@@ -79,6 +79,7 @@ void Operation::fail(Error error, bool local) {
   const bool last_word = asks_ && !went_ && place_.rank == 0;
   if (!local || last_word) to_others(Failure{error_, place_.rank == 0 ? shared_ : 0, false}, {});
   effects_.tasks.clear();
+  effects_.publish.clear();
   effects_.combine.reset();
   effects_.ready_to_go = false;
   if (shared_ != 0 && !effects_.pass) effects_.abandon = shared_;
@@ -103,17 +104,19 @@ std::vector<std::string> Operation::waiting_for() const {
     }
     return names;
   }
-  if (!uses_messages_) return {};
+  if (exchange_) {
+    for (const std::uint32_t host : exchange_->waiting_for()) {
+      names.push_back(name_of(exchanging_rank(host)));
+    }
+    return names;
+  }
+  if (!uses_messages_ || flat_) return {};
   if (!is_sliced()) {
     for (std::uint32_t rank = 0; rank < place_.names.size(); ++rank) {
       if (passes(passage_, rank, place_.rank) && !pieces_.contains(rank)) {
         names.push_back(name_of(rank));
       }
     }
-    return names;
-  }
-  if (hierarchy_) {
-    for (const std::uint32_t rank : hierarchy_->waiting_for()) names.push_back(name_of(rank));
     return names;
   }
   for (std::size_t j = 0; j < reducers_.size(); ++j) {

@@ -22,7 +22,7 @@ bool is_rising(const std::vector<std::uint32_t>& ranks, std::uint32_t limit) {
 }  // namespace
 
 bool PipelineOperation::contributes(std::uint32_t rank) const {
-  return contributors.empty() || std::ranges::binary_search(contributors, rank);
+  return !contributors || std::ranges::binary_search(*contributors, rank);
 }
 
 bool PipelineOperation::in_place() const {
@@ -39,7 +39,10 @@ std::uint64_t PipelineOperation::fingerprint() const {
   add(static_cast<std::uint64_t>(dtype));
   add(static_cast<std::uint64_t>(op));
   add(std::bit_cast<std::uint64_t>(divisor));
-  for (const std::uint32_t rank : contributors) add(rank);
+  add(passage.owners);
+  add(exchanged ? 1 : 0);
+  add(contributors ? 1 : 0);
+  for (const std::uint32_t rank : contributors.value_or(std::vector<std::uint32_t>())) add(rank);
   return hash;
 }
 
@@ -55,8 +58,13 @@ void check(const PipelineOperation& operation, std::uint32_t ranks, std::uint32_
     refuse("no " + op_name(operation.op) + " of " +
            std::string(tensor::dtype_name(operation.dtype)));
   }
-  if (!is_rising(operation.contributors, ranks) || (!reduced && !operation.contributors.empty())) {
-    refuse("wrong contributors");
+  if (operation.contributors) {
+    const std::vector<std::uint32_t>& contributors = *operation.contributors;
+    const bool none = contributors.empty() && !operation.exchanged;
+    if (!reduced || none || !is_rising(contributors, ranks)) refuse("wrong contributors");
+  }
+  if (passage.owners > ranks || (operation.exchanged && passage.kind != Kind::all_reduce)) {
+    refuse("wrong owners of slices");
   }
   if (operation.abandoned) return;
   const std::size_t given = operation.inputs.size();

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "base/buffer.h"
@@ -24,8 +25,13 @@ struct PipelineOperation {
   tensor::DType dtype = tensor::DType::uint8;
   ReduceOp op = ReduceOp::sum;
   double divisor = 1;
-  // The ranks whose inputs are reduced, in ascending order; empty: all.
-  std::vector<std::uint32_t> contributors = {};
+  // The ranks whose inputs are reduced, in ascending order; none: all.
+  std::optional<std::vector<std::uint32_t>> contributors = {};
+  // An allreduce among ranks of several hosts, of which these are one's. The owner of a slice gives
+  // its sum of the inputs here, of partial_dtype(), to SharedPipeline::take_sums(), and puts what
+  // publish() brings in place instead. All hosts have as many owners of slices. If no rank here
+  // contributes, the sum is zero.
+  bool exchanged = false;
   // Each of input_bytes() of the passage; none at a rank that contributes nothing. If the operation
   // reduces, there may be several, which this rank combines first.
   std::vector<Buffer> inputs = {};

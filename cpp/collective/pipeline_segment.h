@@ -25,8 +25,9 @@ struct PipelineLayout {
 inline constexpr std::uint32_t kMaxPipelineRanks = 1024;
 inline constexpr std::uint32_t kMaxPipelineDepth = 64;
 
-// In the order in which a chunk passes through them, which is also the order of the words.
-enum Stage : std::size_t { kPut, kReduce, kTake };
+// The first three are in the order in which a chunk passes through them, which is also the order of
+// the words. kSum, between kPut and kReduce, is of exchanged operations only and has no word.
+enum Stage : std::size_t { kPut, kReduce, kTake, kSum };
 
 class PipelineSegment {
  public:

@@ -166,7 +166,9 @@ std::vector<std::uint32_t> others_of(std::uint32_t rank, std::uint32_t ranks) {
 
 ChunkPlan plan_all_reduce(const Passage& passage, const Part& part, std::uint32_t rank) {
   const std::uint64_t item = passage.item_size;
-  const std::vector<Range> parts = even_slices(part.bytes / item, item, passage.ranks);
+  const std::uint32_t owners = passage.owners == 0 ? passage.ranks : passage.owners;
+  std::vector<Range> parts = even_slices(part.bytes / item, item, owners);
+  parts.resize(passage.ranks);
   const auto move_of = [&](std::uint32_t j) {
     const std::uint64_t begin = parts[j].begin * item;
     return Move{j, begin, part.at + begin, parts[j].count() * item};

@@ -8,13 +8,12 @@
 
 namespace moolink::collective {
 
-// How hosts combine the results of their own members: pure functions of the number of hosts and the
-// size. Hosts are numbered from 0, in the order of their lowest ranks.
+// How hosts combine what each of them has: pure functions of the number of hosts and the size.
+// Hosts are numbered from 0.
 //
-// A schedule is a list of chains, one for each range of elements. A chain's steps run in order;
-// chains run in any order and at the same time. Every host has the same chains with its own steps.
-// A chain and a round name a message: in a round a chain has at most one message from one host to
-// another.
+// A chain is a range of elements with the steps of each host. A chain's steps run in order; chains
+// run in any order and at the same time. A chain and a round name a message: in a round a chain has
+// at most one message from one host to another.
 struct Step {
   enum class Kind : std::uint8_t {
     send,    // the value, to `peer`
@@ -30,52 +29,26 @@ struct Step {
   bool operator==(const Step&) const = default;
 };
 
-struct Chain {
-  std::uint32_t id = 0;  // its index in the order common to all hosts
-  Range range;
-  std::vector<Step> steps;
-
-  bool operator==(const Chain&) const = default;
-};
-
-struct Schedule {
-  // Whether several hosts compute the same elements. All evaluate the same expression, so the bits
-  // are the same except those of NaN, whose payload depends on the processor's operand order.
-  bool computed_by_many = false;
-  std::vector<Chain> chains;  // in the order in which this host needs its own elements
-};
-
-// Latency dominates for payloads up to this size.
+// Latency dominates for payloads up to this size: doubling() is for them, ring() for larger ones.
 inline constexpr std::size_t kSmallExchange = std::size_t{64} << 10;
-// Approximate size of a chain of a large payload: small enough that sending, arithmetic and
-// receiving overlap, large enough that a message's fixed cost is negligible.
-inline constexpr std::size_t kSegmentBytes = std::size_t{1} << 20;
-
-// The members of a host share its chains: `lanes` of them carry out one each in turn, the member of
-// the same lane at every host, over a connection of their own. A block's successive segments have
-// different lanes.
-constexpr std::uint32_t lane_of(std::uint32_t chain, std::uint32_t hosts, std::uint32_t lanes) {
-  return chain / hosts % lanes;
-}
-
-// Whether schedule() chooses doubling(). In a ring, a host that has the result knows that
-// everything it sent of its own elements has arrived.
 bool is_small(std::uint64_t count, std::size_t item_size);
 
-// The steps of host `host` of `hosts` to reduce `count` elements; ring() or doubling() by the size.
-// With one host: every chain is one finish.
-Schedule schedule(std::uint64_t count, std::size_t item_size, std::uint32_t hosts,
-                  std::uint32_t host, std::size_t segment_bytes = kSegmentBytes);
+// The chains of a payload if each host has all of it at once: one if it is small; else as many for
+// each host, small enough that sending, arithmetic and receiving overlap, large enough that a
+// message's fixed cost is negligible.
+std::vector<Range> chain_ranges(std::uint64_t count, std::size_t item_size, std::uint32_t hosts);
 
-// Reduce-scatter and all-gather around a ring, each block in segments that follow one another: a
-// host sends 2 (hosts - 1) / hosts of the bytes, the minimum. One host finishes each element's sum,
-// which the others copy. Block j is summed in the order of hosts j + 1, j + 2, ..., j.
-Schedule ring(std::uint64_t count, std::size_t item_size, std::uint32_t hosts, std::uint32_t host,
-              std::size_t segment_bytes = kSegmentBytes);
+// Reduce-scatter and all-gather around a ring: the sum starts at the host after `last`, which
+// finishes it and which the others copy it from. If chains have each host as their last in turn, a
+// host sends 2 (hosts - 1) / hosts of the bytes, the minimum. The sum is in the order of hosts
+// last + 1, last + 2, ..., last. A host that has the result knows that everything it sent of its
+// own elements has arrived.
+std::vector<Step> ring(std::uint32_t hosts, std::uint32_t host, std::uint32_t last);
 
 // Recursive doubling: each host exchanges all elements with log2(hosts) others. Beyond a power of
 // two, every second of the first hosts sends its elements to its neighbour before and gets the
-// result afterwards.
-Schedule doubling(std::uint64_t count, std::uint32_t hosts, std::uint32_t host);
+// result afterwards. All hosts evaluate the same expression, so the bits are the same except those
+// of NaN, whose payload depends on the processor's operand order.
+std::vector<Step> doubling(std::uint32_t hosts, std::uint32_t host);
 
 }  // namespace moolink::collective

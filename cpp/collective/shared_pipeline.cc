@@ -22,8 +22,9 @@ constexpr std::uint64_t kInputOnly = std::uint64_t{1} << 63;
 
 }  // namespace
 
-SharedPipeline::SharedPipeline(PipelineSegment segment, std::uint32_t rank, LentMemory lent)
-    : segment_(std::move(segment)), rank_(rank), lent_(std::move(lent)) {
+SharedPipeline::SharedPipeline(PipelineSegment segment, std::uint32_t rank, Allocator& memory,
+                               LentMemory lent)
+    : segment_(std::move(segment)), rank_(rank), memory_(memory), lent_(std::move(lent)) {
   if (rank >= layout().ranks) refuse("rank " + std::to_string(rank) + " is not in the layout");
 }
 
@@ -61,6 +62,7 @@ void SharedPipeline::start(PipelineOperation operation) {
   last_chunk_ += running.chunks;
   running.operation = std::move(operation);
   running_.push_back(std::move(running));
+  skip_sums();
 }
 
 void SharedPipeline::abandon(std::uint64_t s) {
@@ -69,6 +71,7 @@ void SharedPipeline::abandon(std::uint64_t s) {
     if (operation.s != s || std::exchange(operation.abandoned, true)) continue;
     operation.inputs.clear();
     operation.output = {};
+    running.results.clear();
     // Before that its word may still belong to an earlier operation: post() will store it.
     if (cursors_[kPut].next > running.first && !mutant("abandon_in_silence")) {
       segment_.status(rank_, s).given_up.store(s, std::memory_order_seq_cst);
@@ -85,6 +88,14 @@ void SharedPipeline::withdraw() {
 
 std::vector<SharedPipeline::Ended> SharedPipeline::take_ended() {
   return std::exchange(ended_, {});
+}
+
+void SharedPipeline::publish(std::uint64_t s, std::uint32_t chunk, Buffer result) {
+  for (Running& running : running_) {
+    if (running.operation.s != s || running.operation.abandoned) continue;
+    running.results.emplace(chunk, std::move(result));
+    return;
+  }
 }
 
 void SharedPipeline::give_up() { segment_.words(rank_).left.store(1, std::memory_order_seq_cst); }
@@ -120,7 +131,7 @@ bool SharedPipeline::step() {
     return true;
   }
   // First the stage that frees windows: chunks are taken while they are in the cache.
-  for (const Stage stage : {kTake, kReduce, kPut}) {
+  for (const Stage stage : {kTake, kReduce, kSum, kPut}) {
     if (!is_ready(stage)) continue;
     advance(stage);
     return true;
@@ -135,6 +146,31 @@ SharedPipeline::Running* SharedPipeline::running_at(std::uint64_t chunk) {
   return nullptr;
 }
 
+// Whether the stages before it have done the chunk here.
+bool SharedPipeline::follows(Stage stage, std::uint64_t chunk) const {
+  switch (stage) {
+    case kPut:
+      return true;
+    case kSum:
+      return cursors_[kPut].next > chunk;
+    case kReduce:
+      return cursors_[kPut].next > chunk && cursors_[kSum].next > chunk;
+    case kTake:
+      return cursors_[kReduce].next > chunk;
+  }
+  return false;
+}
+
+// Moves the cursor past operations that are not exchanged.
+void SharedPipeline::skip_sums() {
+  std::uint64_t& next = cursors_[kSum].next;
+  while (next <= last_chunk_) {
+    const Running& running = *running_at(next);
+    if (running.operation.exchanged) return;
+    next = running.last() + 1;
+  }
+}
+
 SharedPipeline::Needs SharedPipeline::needs(Stage stage) {
   const std::uint64_t chunk = cursors_[stage].next;
   const PipelineOperation& operation = running_at(chunk)->operation;
@@ -147,7 +183,8 @@ SharedPipeline::Needs SharedPipeline::needs(Stage stage) {
       break;
     case kReduce:
       // Without a reduction, the window is ready as soon as it is filled.
-      if (reduces(operation.passage.kind) && !mutant("reduce_without_parts")) {
+      if (reduces(operation.passage.kind) && !operation.exchanged &&
+          !mutant("reduce_without_parts")) {
         needs[0] = {kPut, chunk};
       }
       // Put has left the window as it was, but reduce writes the result there.
@@ -159,6 +196,10 @@ SharedPipeline::Needs SharedPipeline::needs(Stage stage) {
     case kTake:
       if (!mutant("take_too_early")) needs[0] = {kReduce, chunk};
       break;
+    case kSum:
+      if (!mutant("reduce_without_parts")) needs[0] = {kPut, chunk};
+      needs[1] = window;  // so that as many sums as windows are under way, also of lent memory
+      break;
   }
   return needs;
 }
@@ -169,8 +210,12 @@ bool SharedPipeline::is_met(const Need& need) const {
 
 bool SharedPipeline::is_ready(Stage stage) {
   const std::uint64_t chunk = cursors_[stage].next;
-  if (chunk > last_chunk_) return false;
-  if (stage != kPut && cursors_[stage - 1].next <= chunk) return false;
+  if (chunk > last_chunk_ || !follows(stage, chunk)) return false;
+  if (stage == kReduce) {
+    const Running& running = *running_at(chunk);
+    const bool waits = running.operation.exchanged && !running.operation.abandoned;
+    if (waits && !running.results.contains(running.number(chunk))) return false;
+  }
   return std::ranges::all_of(needs(stage), [this](const Need& need) { return is_met(need); });
 }
 
@@ -178,16 +223,15 @@ void SharedPipeline::advance(Stage stage) {
   Cursor& cursor = cursors_[stage];
   Running& running = *running_at(cursor.next);
   if (cursor.planned != cursor.next) {
-    if (stage == kTake && cursor.next == running.first) check_agreement(running);
+    const bool relies_on_others = stage == kTake || stage == kSum;
+    if (relies_on_others && cursor.next == running.first) check_agreement(running);
     cursor.plan = chunk_plan(running.operation.passage, layout().window_bytes, rank_,
                              cursor.next - running.first);
     cursor.planned = cursor.next;
-    if (mutant("publish_before_copying")) segment_.words(rank_).done[stage].store(cursor.next);
+    if (mutant("publish_before_copying") && stage != kSum)
+      segment_.words(rank_).done[stage].store(cursor.next);
   }
-  const bool worked =
-      !running.operation.abandoned && (stage == kPut      ? put_part(running, cursor)
-                                       : stage == kReduce ? reduce_part(running, cursor)
-                                                          : take_part(running, cursor));
+  const bool worked = !running.operation.abandoned && do_part(stage, running, cursor);
   if (worked) {
     ++cursor.part;
   } else {
@@ -195,7 +239,22 @@ void SharedPipeline::advance(Stage stage) {
   }
 }
 
-// Before a rank takes a chunk, all ranks have written their statuses.
+bool SharedPipeline::do_part(Stage stage, Running& running, const Cursor& cursor) {
+  switch (stage) {
+    case kPut:
+      return put_part(running, cursor);
+    case kReduce:
+      return running.operation.exchanged ? place_part(running, cursor)
+                                         : reduce_part(running, cursor);
+    case kTake:
+      return take_part(running, cursor);
+    case kSum:
+      return sum_part(running, cursor);
+  }
+  return false;
+}
+
+// Before a rank sums or takes a chunk, all ranks have written their statuses.
 void SharedPipeline::check_agreement(const Running& running) const {
   const std::uint64_t s = running.operation.s;
   const std::uint64_t mine = running.operation.fingerprint();
@@ -233,16 +292,17 @@ void SharedPipeline::combine_own(const PipelineOperation& operation, const Move&
   run(task);
 }
 
-bool SharedPipeline::reduce_part(const Running& running, const Cursor& cursor) {
+// Of the contributors' parts of this rank's slice. `combined` has room for its own if it has
+// several inputs.
+SumTask SharedPipeline::sum_of_inputs(const Running& running, const Cursor& cursor,
+                                      std::byte* combined) const {
   const Move& slice = cursor.plan.reduced;
-  if (cursor.part != 0 || slice.bytes == 0) return false;
   const PipelineOperation& operation = running.operation;
-  std::byte* own = segment_.window(rank_, cursor.next) + slice.window;
-  const std::byte* share = own;
+  const std::byte* share = combined;
   if (operation.inputs.size() == 1) {
     share = operation.inputs.front().data() + slice.user;
   } else if (!operation.inputs.empty()) {
-    combine_own(operation, slice, own);
+    combine_own(operation, slice, combined);
   }
   SumTask task{operation.dtype, operation.op, operation.divisor, {}, {}};
   task.inputs.reserve(layout().ranks);
@@ -255,8 +315,17 @@ bool SharedPipeline::reduce_part(const Running& running, const Cursor& cursor) {
   if (mutant("reduce_in_another_order") && rank_ % 2 == 1) {
     std::reverse(task.inputs.begin(), task.inputs.end());
   }
+  return task;
+}
+
+bool SharedPipeline::reduce_part(const Running& running, const Cursor& cursor) {
+  const Move& slice = cursor.plan.reduced;
+  if (cursor.part != 0 || slice.bytes == 0) return false;
+  const PipelineOperation& operation = running.operation;
+  std::byte* own = segment_.window(rank_, cursor.next) + slice.window;
+  SumTask task = sum_of_inputs(running, cursor, own);
   const MutableBuffer output = operation.output.slice(cursor.plan.placed, slice.bytes);
-  if (!cursor.plan.passed_on || (running.is_lent() && operation.in_place())) {
+  if (!cursor.plan.passed_on || running.is_read_in_place()) {
     task.output = output;
     run(task);
     return true;
@@ -265,6 +334,54 @@ bool SharedPipeline::reduce_part(const Running& running, const Cursor& cursor) {
   task.output = MutableBuffer({}, own, slice.bytes);
   run(task);
   to_user(operation, output.data(), own, slice.bytes);
+  return true;
+}
+
+// Of an exchanged operation: its result may come later, and the windows are not used for it.
+bool SharedPipeline::sum_part(Running& running, const Cursor& cursor) {
+  if (cursor.part != 0) return false;
+  const Move& slice = cursor.plan.reduced;
+  const PipelineOperation& operation = running.operation;
+  const std::uint32_t chunk = running.number(cursor.next);
+  if (slice.bytes == 0) {
+    running.results.emplace(chunk, Buffer());
+    return true;
+  }
+  MutableBuffer combined;
+  if (operation.inputs.size() > 1) combined = memory_.allocate(slice.bytes);
+  SumTask task = sum_of_inputs(running, cursor, combined.data());
+  const std::uint64_t count = slice.bytes / operation.passage.item_size;
+  task.output = memory_.allocate(count * tensor::item_size(partial_dtype(operation.dtype)));
+  task.partial_output = true;
+  if (task.inputs.empty()) {
+    std::memset(task.output.data(), 0, task.output.size());
+  } else {
+    run(task);
+  }
+  // A rank that abandons it says so before its part is meaningless.
+  if (segment_.is_abandoned(operation.s) && !mutant("exchange_what_was_abandoned")) {
+    running.results.emplace(chunk, Buffer());
+  } else {
+    sums_.push_back({operation.s, chunk, task.output});
+  }
+  return true;
+}
+
+// Puts what all hosts have made of this rank's slice in place.
+bool SharedPipeline::place_part(const Running& running, const Cursor& cursor) {
+  if (cursor.part != 0) return false;
+  const Buffer& result = running.results.at(running.number(cursor.next));
+  const Move& slice = cursor.plan.reduced;
+  if (result.size() != slice.bytes || result.empty()) return true;  // some rank has abandoned it
+  const PipelineOperation& operation = running.operation;
+  std::byte* output = operation.output.data() + cursor.plan.placed;
+  if (running.is_read_in_place() || layout().ranks == 1) {
+    to_user(operation, output, result.data(), slice.bytes);
+    return true;
+  }
+  std::byte* own = segment_.window(rank_, cursor.next) + slice.window;
+  std::memcpy(own, result.data(), slice.bytes);
+  to_user(operation, output, own, slice.bytes);
   return true;
 }
 
@@ -298,15 +415,19 @@ void SharedPipeline::post(Stage stage, Running& running) {
     publish_status(running);
     if (running.is_lent()) cursor.next = running.last();
   }
+  if (stage == kReduce) running.results.erase(running.number(cursor.next));
   if (stage == kTake && cursor.next == running.last()) {
     running.taken = true;
     running.meaningless =
         segment_.is_abandoned(running.operation.s) && !mutant("end_what_was_abandoned");
   }
-  segment_.words(rank_).done[stage].store(cursor.next, std::memory_order_seq_cst);
-  if (!mutant("never_ring")) must_look_ = true;
+  if (stage != kSum) {
+    segment_.words(rank_).done[stage].store(cursor.next, std::memory_order_seq_cst);
+    if (!mutant("never_ring")) must_look_ = true;
+  }
   ++cursor.next;
   cursor.part = 0;
+  if (stage == kSum) skip_sums();
   if (may_end()) end();
 }
 
@@ -331,8 +452,8 @@ void SharedPipeline::publish_status(const Running& running) {
 bool SharedPipeline::may_end() const {
   if (running_.empty() || !running_.front().taken) return false;
   const Running& first = running_.front();
-  const bool is_read = first.is_lent() && first.operation.in_place();
-  return !is_read || mutant("end_while_others_read") || segment_.least(kTake) >= first.last();
+  return !first.is_read_in_place() || mutant("end_while_others_read") ||
+         segment_.least(kTake) >= first.last();
 }
 
 void SharedPipeline::end() {
@@ -372,10 +493,11 @@ bool SharedPipeline::announce_sleep() {
     std::uint64_t& chunk = wanted[need.word];
     chunk = chunk == 0 ? need.chunk : std::min(chunk, need.chunk);
   };
-  for (const Stage stage : {kPut, kReduce, kTake}) {
+  for (const Stage stage : {kPut, kSum, kReduce, kTake}) {
     const std::uint64_t chunk = cursors_[stage].next;
-    // A stage that waits for the one before it wakes with that one.
-    if (chunk > last_chunk_ || (stage != kPut && cursors_[stage - 1].next <= chunk)) continue;
+    // A stage that waits for the one before it wakes with that one, and one that waits for other
+    // hosts wakes with what they send.
+    if (chunk > last_chunk_ || !follows(stage, chunk)) continue;
     for (const Need& need : needs(stage)) {
       if (!is_met(need)) want(need);
     }
@@ -391,7 +513,9 @@ bool SharedPipeline::announce_sleep() {
 
 bool SharedPipeline::may_sleep() {
   if (mutant("sleep_without_a_look")) return true;
-  return !must_look_ && !may_end() && !is_ready(kTake) && !is_ready(kReduce) && !is_ready(kPut);
+  const auto ready = [this](Stage stage) { return is_ready(stage); };
+  return !must_look_ && !may_end() &&
+         std::ranges::none_of(std::array{kTake, kReduce, kSum, kPut}, ready);
 }
 
 void SharedPipeline::awake() { segment_.words(rank_).asleep.store(0, std::memory_order_relaxed); }

@@ -5,8 +5,10 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "base/buffer.h"
@@ -31,9 +33,17 @@ class SharedPipeline {
     std::uint64_t s = 0;
     bool abandoned = false;  // some rank abandoned it: the output is meaningless
   };
+  // This host's sum of this rank's slice of a chunk, which is counted from the operation's first.
+  struct Sum {
+    std::uint64_t s = 0;
+    std::uint32_t chunk = 0;
+    Buffer elements;
+  };
 
-  // Throws Exception{invalid_argument} if the segment has no such rank.
-  SharedPipeline(PipelineSegment segment, std::uint32_t rank, LentMemory lent = {});
+  // Throws Exception{invalid_argument} if the segment has no such rank. `memory` is for sums, and
+  // must outlive this.
+  SharedPipeline(PipelineSegment segment, std::uint32_t rank, Allocator& memory,
+                 LentMemory lent = {});
 
   // Throws Exception{invalid_argument} for an invalid operation. Keeps references to the memory
   // until Ended.
@@ -50,6 +60,10 @@ class SharedPipeline {
   bool step();
   // Operations that have ended here, in their order.
   std::vector<Ended> take_ended();
+  // Of exchanged operations. Nothing is sent to other hosts that an abandoned input is part of.
+  std::vector<Sum> take_sums() { return std::exchange(sums_, {}); }
+  // What all hosts have made of a Sum. Ignored if the operation was abandoned here.
+  void publish(std::uint64_t s, std::uint32_t chunk, Buffer result);
 
   // This rank is in a newer epoch: operations that end after this are discarded.
   void give_up();
@@ -78,11 +92,16 @@ class SharedPipeline {
     PipelineOperation operation;
     std::uint64_t first = 0;  // the number of its first chunk
     std::uint64_t chunks = 0;
-    bool taken = false;        // all of it
-    bool meaningless = false;  // some rank had abandoned it by then
+    std::map<std::uint32_t, Buffer> results = {};  // of an exchanged one, by chunk, until in place
+    bool taken = false;                            // all of it
+    bool meaningless = false;                      // some rank had abandoned it by then
 
     std::uint64_t last() const { return first + chunks - 1; }
+    std::uint32_t number(std::uint64_t chunk) const {  // of its own
+      return static_cast<std::uint32_t>(chunk - first);
+    }
     bool is_lent() const { return operation.lent.segment != 0 && !operation.abandoned; }
+    bool is_read_in_place() const { return is_lent() && operation.in_place(); }
   };
   // The progress of one stage.
   struct Cursor {
@@ -102,13 +121,19 @@ class SharedPipeline {
   const std::byte* part_of(Stage stage, const Running& running, std::uint64_t chunk,
                            const Move& move) const;
   Running* running_at(std::uint64_t chunk);
+  bool follows(Stage stage, std::uint64_t chunk) const;
+  void skip_sums();
   Needs needs(Stage stage);
   bool is_met(const Need& need) const;
   bool is_ready(Stage stage);
   void advance(Stage stage);
+  bool do_part(Stage stage, Running& running, const Cursor& cursor);
   void check_agreement(const Running& running) const;
   bool put_part(const Running& running, const Cursor& cursor);
+  SumTask sum_of_inputs(const Running& running, const Cursor& cursor, std::byte* combined) const;
   bool reduce_part(const Running& running, const Cursor& cursor);
+  bool sum_part(Running& running, const Cursor& cursor);
+  bool place_part(const Running& running, const Cursor& cursor);
   static void combine_own(const PipelineOperation& operation, const Move& move, std::byte* to);
   void to_user(const PipelineOperation& operation, std::byte* to, const std::byte* from,
                std::uint64_t bytes) const;
@@ -121,13 +146,15 @@ class SharedPipeline {
 
   const PipelineSegment segment_;
   const std::uint32_t rank_;
+  Allocator& memory_;
   const LentMemory lent_;
   std::uint64_t started_ = 0;     // operations
   std::uint64_t last_chunk_ = 0;  // of the last operation started
-  Cursor cursors_[3];
-  bool must_look_ = false;  // something was stored since the last look for sleepers
+  Cursor cursors_[4];             // by stage
+  bool must_look_ = false;        // something was stored since the last look for sleepers
   std::deque<Running> running_;
   std::vector<Ended> ended_;
+  std::vector<Sum> sums_;
   std::vector<std::uint32_t> wakeups_;
 };
 

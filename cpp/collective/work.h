@@ -16,7 +16,8 @@ struct Work {
   std::vector<Piece> pieces;
 
   Work() = default;
-  Work(SumTask task) { pieces.emplace_back(std::move(task)); }  // NOLINT(google-explicit-*)
+  Work(SumTask task) { pieces.emplace_back(std::move(task)); }     // NOLINT(google-explicit-*)
+  Work(DecodeTask task) { pieces.emplace_back(std::move(task)); }  // NOLINT(google-explicit-*)
 
   // The bytes it writes, from which a runtime estimates its duration.
   std::size_t bytes() const {

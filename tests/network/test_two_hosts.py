@@ -6,6 +6,7 @@ import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,7 +35,7 @@ def test_peers_of_one_host_share_memory_and_those_of_two_do_not(make_hosts: Make
 @pytest.mark.parametrize("count", [5, 300_001])
 def test_all_reduce_gives_the_same_bits_on_two_hosts(make_hosts: MakeHosts, count: int) -> None:
     members = members_on(make_hosts(2), TWO_AND_TWO)
-    for dtype in ("float32", "int32"):
+    for dtype in ("float32", "int32", "float16"):
         answers = all_do(members, "reduce", name="sum", count=count, dtype=dtype)
         assert len({answer["digest"] for answer in answers}) == 1
     answers = all_do(members, "reduce", name="head", count=5)
@@ -53,6 +54,28 @@ def test_what_is_compressed_between_hosts_has_the_same_bits_and_a_bounded_error(
     head = np.array(answers[0]["head"])
     assert not np.array_equal(head, expected), "it was compressed"
     np.testing.assert_allclose(head, expected, atol=error)
+
+
+def test_the_members_of_each_host_reduce_in_its_memory(make_hosts: MakeHosts) -> None:
+    members = members_on(make_hosts(2), TWO_AND_TWO)
+    count = 1_000_000
+
+    def written_by_messages(do: str, **arguments: Any) -> int:
+        before = sum(member.ask("written").get("shm", 0) for member in members)
+        answers = all_do(members, do, **arguments)
+        assert len({answer["digest"] for answer in answers}) == 1
+        return sum(member.ask("written").get("shm", 0) for member in members) - before
+
+    # The first operations may begin before all hosts have their segments.
+    until(
+        lambda: written_by_messages("reduce", name="sum", count=count) < 4 * count / 10,
+        "an all-reduce whose elements cross no connection within a host",
+    )
+    all_do(members, "join_training", count=count, members=4)
+    until(
+        lambda: written_by_messages("train", rounds=2) < 4 * count / 10,
+        "rounds whose elements cross no connection within a host",
+    )
 
 
 def test_rounds_cross_the_link_of_each_host_once_each_way(make_hosts: MakeHosts) -> None:

@@ -19,8 +19,8 @@ void AccumulatorPeer::perform(Time, Machine::Send& action) {
 }
 
 void AccumulatorPeer::perform(Time now, Machine::EnterEpoch& action) {
-  // A model without parameters has nothing to share.
-  const bool one_host = layout_.bytes != 0 && collective::share_a_host(action.host_keys);
+  if (layout_.bytes == 0) action.host_keys.clear();  // there is nothing to share
+  const bool one_host = collective::share_a_host(action.host_keys);
   runner_->enter(now,
                  {action.epoch, std::move(action.instances), std::move(action.names), one_host,
                   std::move(action.host_keys)},

@@ -50,6 +50,10 @@ void OperationRunner::share(Segment segment) {
                                          engine_.passed(s);
                                          carry_out();
                                        },
+                                       [this](collective::SharedPipeline::Sum sum) {
+                                         engine_.summed_here(std::move(sum));
+                                         carry_out();
+                                       },
                                        [this](std::uint64_t s, const Error& error) {
                                          engine_.failed(s, error);
                                          carry_out();
@@ -90,7 +94,10 @@ MutableBuffer OperationRunner::input(std::size_t bytes) {
 }
 
 std::vector<std::string> OperationRunner::waiting_for(collective::OpId op) const {
-  return engine_.in_shared_memory(op) ? shared_->waiting_for() : engine_.waiting_for(op);
+  std::vector<std::string> names = engine_.waiting_for(op);  // also on other hosts
+  if (!engine_.in_shared_memory(op)) return names;
+  for (std::string& name : shared_->waiting_for()) names.push_back(std::move(name));
+  return names;
 }
 
 void OperationRunner::carry_out() {
@@ -167,6 +174,10 @@ void OperationRunner::end(const collective::Engine::Combine& action, const Error
 
 void OperationRunner::end(const collective::Engine::Pass& action, const Error& error) {
   engine_.failed(action.operation.s, error);
+}
+
+void OperationRunner::end(const collective::Engine::Publish& action, const Error& error) {
+  engine_.failed(action.s, error);
 }
 
 }  // namespace moolink::runtime

@@ -63,6 +63,9 @@ class OperationRunner final : public std::enable_shared_from_this<OperationRunne
   void perform(collective::Engine::Sum& action);
   void perform(collective::Engine::Combine& action) { events_.combine(std::move(action)); }
   void perform(collective::Engine::Pass& action);
+  void perform(collective::Engine::Publish& action) {
+    shared_->publish(action.s, action.chunk, std::move(action.result));
+  }
   void perform(collective::Engine::Abandon& action) { shared_->abandon(action.s); }
   void perform(collective::Engine::Done& action) { events_.done(std::move(action)); }
   void share(Segment segment);
@@ -72,6 +75,7 @@ class OperationRunner final : public std::enable_shared_from_this<OperationRunne
   void end(const collective::Engine::Sum& action, const Error& error);
   void end(const collective::Engine::Combine& action, const Error& error);
   void end(const collective::Engine::Pass& action, const Error& error);
+  void end(const collective::Engine::Publish& action, const Error& error);
   void end(const collective::Engine::Abandon&, const Error&) {}
   void end(const collective::Engine::Done&, const Error&) {}  // its owner reports it
 

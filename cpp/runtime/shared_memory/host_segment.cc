@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/barrier.h"
+#include "collective/hosts.h"
 #include "wire/archive.h"
 
 namespace moolink::runtime {
@@ -39,7 +40,7 @@ std::shared_ptr<HostSegment> HostSegment::create(std::shared_ptr<RpcPeer> rpc, s
   context.add(static_cast<Forkable&>(*made));
   try {
     made->rpc_->router().add(
-        made->use_.service, made->scope_, made->group_,
+        made->use_.service, made->scope_, made->group_name_,
         [weak = std::weak_ptr(made)](const Uid& from, const wire::Payload& payload) {
           if (const auto self = weak.lock()) self->received(from, payload);
         });
@@ -53,7 +54,7 @@ std::shared_ptr<HostSegment> HostSegment::create(std::shared_ptr<RpcPeer> rpc, s
 HostSegment::HostSegment(std::shared_ptr<RpcPeer> rpc, std::string group, std::string scope,
                          Use use)
     : rpc_(std::move(rpc)),
-      group_(std::move(group)),
+      group_name_(std::move(group)),
       scope_(std::move(scope)),
       use_(std::move(use)) {}
 
@@ -81,13 +82,30 @@ void HostSegment::warn(const Error& error) {
   rpc_->context()->log(LogLevel::warning, use_.what + " go over messages: " + error.message);
 }
 
-void HostSegment::enter(Time now, Members members) {
+void HostSegment::enter(Time now, const Members& group) {
   leave();
-  members_ = std::move(members);
-  const auto self = rank_of(rpc_->instance());
-  const std::size_t ranks = members_.instances.size();
-  if (!members_.one_host || !self || ranks < 2 || ranks > kMaxRanks) return;
-  rank_ = *self;
+  const auto found = std::ranges::find(group.instances, rpc_->instance());
+  if (found == group.instances.end()) return;
+  const auto self = static_cast<std::uint32_t>(found - group.instances.begin());
+  collective::Hosts hosts = collective::hosts_of(group.host_keys);
+  if (group.one_host) hosts = collective::hosts_of(std::vector(group.instances.size(), Uid{1, 1}));
+  const auto too_many = [](const auto& ranks) { return ranks.size() > kMaxRanks; };
+  const bool shares = group.one_host ? group.instances.size() > 1 : hosts.share_memory();
+  if (!shares || std::ranges::any_of(hosts.ranks, too_many)) return;
+  members_.epoch = group.epoch;
+  members_.one_host = group.one_host;
+  for (const std::uint32_t rank : hosts.ranks[hosts.of[self]]) {
+    members_.instances.push_back(group.instances[rank]);
+    members_.names.push_back(group.names[rank]);
+  }
+  rank_ = hosts.place(self);
+  first_ = {group.instances[0], group.names[0]};
+  if (self == 0) {
+    for (const auto& ranks : hosts.ranks) hosts_waiting_.insert(group.instances[ranks[0]]);
+    for (std::size_t rank = 1; rank < group.instances.size(); ++rank) {
+      group_.push_back({group.instances[rank], group.names[rank]});
+    }
+  }
   if (rank_ == 0) {
     make(now);
   } else if (early_ && early_->epoch == members_.epoch) {
@@ -104,8 +122,11 @@ void HostSegment::leave() {
   watched_.clear();
   untold_.clear();
   waiting_.clear();
+  hosts_waiting_.clear();
+  group_.clear();
   share_at_ = kNever;
   members_ = {};
+  first_ = {};
 }
 
 void HostSegment::make(Time now) {
@@ -126,11 +147,27 @@ void HostSegment::make(Time now) {
     waiting_.insert(rank);
   }
   share_pause_ = kFirstPause;
-  share_with_all(now);
+  if (!waiting_.empty()) return share_with_all(now);
+  guard([&] { begin(); }, [this](const Error& error) { warn(error); });
+  if (bell_watch_ != 0) tell_group(now);
 }
 
 void HostSegment::tick(Time now) {
-  if (now >= share_at_) share_with_all(now);
+  if (now < share_at_) return;
+  if (waiting_.empty()) {
+    tell_group(now);
+  } else {
+    share_with_all(now);
+  }
+}
+
+// Until READY comes: rank 0 of the group may not have entered the epoch yet.
+void HostSegment::tell_group(Time now) {
+  if (leads_group()) return host_attached(rpc_->instance());
+  send(first_, {scope_, Message::Kind::attached, members_.epoch, {}});
+  share_at_ = now + share_pause_;
+  share_pause_ = std::min(2 * share_pause_, kLongestAnswer);
+  rpc_->context()->engine().rearm(share_at_);
 }
 
 // A member without a connection through shared memory is asked again later; OFFER makes the peers
@@ -146,7 +183,7 @@ void HostSegment::share_with_all(Time now) {
     return rpc_->share(members_.instances[rank], key_, descriptors);
   });
   for (const std::uint32_t rank : waiting_) {
-    send(rank, {scope_, Message::Kind::offer, members_.epoch, key_});
+    send(peer(rank), {scope_, Message::Kind::offer, members_.epoch, key_});
   }
   const bool last = untold_.empty() && share_pause_ >= kLongestAnswer;
   share_pause_ = untold_.empty() ? std::clamp(2 * share_pause_, kAnswerWithin, kLongestAnswer)
@@ -154,9 +191,9 @@ void HostSegment::share_with_all(Time now) {
   share_at_ = last ? kNever : now + share_pause_;
 }
 
-void HostSegment::send(std::uint32_t rank, const Message& message) {
-  rpc_->send_service_to(members_.instances[rank], members_.names[rank], use_.service,
-                        {wire::encode(message), {}}, group_);
+void HostSegment::send(const Peer& to, const Message& message) {
+  rpc_->send_service_to(to.instance, to.name, use_.service, {wire::encode(message), {}},
+                        group_name_);
 }
 
 void HostSegment::received(const Uid& from, const wire::Payload& payload) {
@@ -169,10 +206,15 @@ void HostSegment::received(const Uid& from, const wire::Payload& payload) {
     if (message.epoch > members_.epoch) early_ = offer;
     return;
   }
-  const auto rank = rank_of(from);
-  if (message.epoch != members_.epoch || !rank) return;
-  if (message.kind == Message::Kind::attached && rank_ == 0) attached(*rank);
-  if (message.kind == Message::Kind::ready && *rank == 0 && bell_watch_ != 0) use_.ready();
+  if (message.epoch != members_.epoch) return;
+  if (message.kind == Message::Kind::attached && rank_ == 0) {
+    const auto rank = rank_of(from);
+    return rank ? attached(*rank) : host_attached(from);
+  }
+  if (message.kind == Message::Kind::ready && from == first_.instance && bell_watch_ != 0) {
+    share_at_ = kNever;
+    use_.ready();
+  }
 }
 
 void HostSegment::take_offer(const Offer& offer) {
@@ -201,15 +243,21 @@ void HostSegment::attach(std::vector<Descriptor> descriptors) {
   } catch (...) {
     return warn(current_error());
   }
-  send(0, {scope_, Message::Kind::attached, members_.epoch, {}});
+  send(peer(0), {scope_, Message::Kind::attached, members_.epoch, {}});
 }
 
 void HostSegment::attached(std::uint32_t rank) {
   if (waiting_.erase(rank) == 0 || !waiting_.empty()) return;
   share_at_ = kNever;
+  share_pause_ = kFirstPause;
   begin();
-  for (std::uint32_t other = 1; other < members_.instances.size(); ++other) {
-    send(other, {scope_, Message::Kind::ready, members_.epoch, {}});
+  tell_group(io::now());
+}
+
+void HostSegment::host_attached(const Uid& first) {
+  if (hosts_waiting_.erase(first) == 0 || !hosts_waiting_.empty()) return;
+  for (const Peer& member : group_) {
+    send(member, {scope_, Message::Kind::ready, members_.epoch, {}});
   }
   use_.ready();
 }

@@ -20,13 +20,14 @@
 
 namespace moolink::runtime {
 
-// A segment for one epoch that all members map, with a doorbell for each, while all of them are on
-// one host and reach one another through shared memory; otherwise there is none.
-// docs/design/protocol/shared_memory.md.
+// A segment for one epoch on each host of a group, with a doorbell for each of the host's members,
+// which map it. There is none unless some host has several members, and all members of a host reach
+// one another through shared memory. docs/design/protocol/shared_memory.md.
 //
-// Rank 0 makes both, shares them with every other rank and names them in OFFER; each answers
-// ATTACHED; when all have, READY goes to all. No rank uses the segment before. All calls, in both
-// directions, are made with the engine's lock held.
+// The first rank of a host makes both, shares them with the others there and names them in OFFER;
+// each answers ATTACHED; when all have, the first rank says so to rank 0 of the group, also by
+// ATTACHED; when all hosts have, READY goes to all. No rank uses a segment before. All calls, in
+// both directions, are made with the engine's lock held.
 class HostSegment final : public Forkable, public std::enable_shared_from_this<HostSegment> {
  public:
   using Members = collective::Engine::Members;
@@ -37,13 +38,13 @@ class HostSegment final : public Forkable, public std::enable_shared_from_this<H
     std::function<void(std::span<std::byte>, const Members&)> initialise;
     // It is mapped here; may throw Exception if it is invalid.
     std::function<void()> attached;
-    std::function<void()> ready;  // all members have attached
+    std::function<void()> ready;  // all members of the group have attached
   };
 
   static std::shared_ptr<HostSegment> create(std::shared_ptr<RpcPeer> rpc, std::string group,
                                              std::string scope, Use use);
 
-  void enter(Time now, Members members);
+  void enter(Time now, const Members& group);
   // Drops the segment; ignores later messages about it.
   void leave();
   void close();
@@ -51,6 +52,7 @@ class HostSegment final : public Forkable, public std::enable_shared_from_this<H
   Time next_deadline() const { return share_at_; }
 
   const std::shared_ptr<memory::Segment>& segment() const { return segment_; }
+  // Those of this host, and this one's place among them.
   const Members& members() const { return members_; }
   std::uint32_t rank() const { return rank_; }
   void ring(std::uint32_t rank) const { io::ring(bells_[rank]); }
@@ -67,27 +69,38 @@ class HostSegment final : public Forkable, public std::enable_shared_from_this<H
 
   HostSegment(std::shared_ptr<RpcPeer> rpc, std::string group, std::string scope, Use use);
   std::optional<std::uint32_t> rank_of(const Uid& instance) const;
+  bool leads_group() const { return rank_ == 0 && first_.instance == rpc_->instance(); }
   void make(Time now);
   void share_with_all(Time now);
-  void send(std::uint32_t rank, const Message& message);
+  void tell_group(Time now);
+  struct Peer {
+    Uid instance;
+    std::string name;
+  };
+  void send(const Peer& to, const Message& message);
+  Peer peer(std::uint32_t rank) const { return {members_.instances[rank], members_.names[rank]}; }
   void received(const Uid& from, const wire::Payload& payload);
   void take_offer(const Offer& offer);
   void attach(std::vector<Descriptor> descriptors);
   void attached(std::uint32_t rank);
+  void host_attached(const Uid& first);
   void begin();
   void warn(const Error& error);
 
   std::shared_ptr<RpcPeer> rpc_;
-  const std::string group_;
+  const std::string group_name_;
   const std::string scope_;
   Use use_;
   bool closed_ = false;
 
-  Members members_;
+  Members members_;  // of this host
   std::uint32_t rank_ = 0;
+  Peer first_;                       // rank 0 of the group
   Uid key_;                          // of the descriptors of this epoch
-  std::set<std::uint32_t> untold_;   // rank 0's: ranks that did not get the segment yet
-  std::set<std::uint32_t> waiting_;  // rank 0's: ranks that have not attached
+  std::set<std::uint32_t> untold_;   // at a host's first rank: those that did not get the segment
+  std::set<std::uint32_t> waiting_;  // the same: those that have not attached
+  std::set<Uid> hosts_waiting_;      // at the group's first rank: the hosts' first ranks
+  std::vector<Peer> group_;          // the same: all other members
   Time share_at_ = kNever;           // next attempt
   Duration share_pause_{};
   std::optional<Offer> early_;  // of an epoch that this member has not entered yet

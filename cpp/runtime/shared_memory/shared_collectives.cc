@@ -7,18 +7,17 @@
 namespace moolink::runtime {
 namespace {
 
-constexpr std::uint32_t kOperationsAtOnce = 4;
-// Of 64 KB to 2 MB, and 2 to 16 windows, these were the fastest, or close to it, from 1 to 64 MB at
-// 2 and 4 ranks.
-constexpr std::uint64_t kWindowBytes = std::uint64_t{512} << 10;
+constexpr std::uint32_t kWindows = 4;  // of each rank
+// Among several hosts, while chunks are on their way to others and back.
+constexpr std::uint32_t kWindowsAmongHosts = 8;
 // Below this, windows are faster than waiting until all ranks have read.
 constexpr std::uint64_t kLeastLentBytes = std::uint64_t{1} << 20;
 // After that, other threads may have the engine's lock; the work continues in the next turn.
 constexpr Duration kStint = microseconds(200);
 
 collective::PipelineLayout layout_of(const HostSegment::Members& members) {
-  return {members.epoch, static_cast<std::uint32_t>(members.instances.size()), kOperationsAtOnce,
-          kWindowBytes};
+  return {members.epoch, static_cast<std::uint32_t>(members.instances.size()),
+          members.one_host ? kWindows : kWindowsAmongHosts, collective::kWindowBytes};
 }
 
 bool may_be_lent(const collective::PipelineOperation& operation) {
@@ -66,7 +65,8 @@ void SharedCollectives::attach() {
   pipeline_ = std::make_unique<collective::SharedPipeline>(
       collective::PipelineSegment(segment_->segment(), segment_->segment()->bytes(),
                                   layout_of(segment_->members())),
-      segment_->rank(), [loans = loans_.get()](std::uint32_t rank, std::uint64_t number) {
+      segment_->rank(), rpc_->context()->pool(),
+      [loans = loans_.get()](std::uint32_t rank, std::uint64_t number) {
         return loans->lent_by(rank, number);
       });
 }
@@ -103,6 +103,12 @@ void SharedCollectives::start(collective::PipelineOperation operation) {
   }
 }
 
+void SharedCollectives::publish(std::uint64_t s, std::uint32_t chunk, Buffer result) {
+  if (!pipeline_) return;
+  pipeline_->publish(s, chunk, std::move(result));
+  rpc_->context()->engine().loop().wake();
+}
+
 void SharedCollectives::abandon(std::uint64_t s) {
   if (!pipeline_) return;
   pipeline_->abandon(s);
@@ -124,6 +130,7 @@ bool SharedCollectives::poll() {
   bool worked = true;
   const auto go_on = [&] {
     worked = advance();
+    if (worked) take_sums();
     if (worked) take_ended();
   };
   guard(go_on, [this](const Error& error) { events_.broken(error); });
@@ -142,7 +149,15 @@ bool SharedCollectives::advance() {
   return worked;
 }
 
+void SharedCollectives::take_sums() {
+  for (collective::SharedPipeline::Sum& sum : pipeline_->take_sums()) {
+    events_.summed(std::move(sum));
+    if (!pipeline_) return;  // summed() has moved this member to another epoch
+  }
+}
+
 void SharedCollectives::take_ended() {
+  if (!pipeline_) return;
   const std::vector<collective::SharedPipeline::Ended> all = pipeline_->take_ended();
   if (all.empty()) return;
   if (pipeline_->given_up()) {

@@ -15,7 +15,7 @@
 
 namespace moolink::runtime {
 
-// Passes a group's collectives, or an accumulator's rounds, through a segment of their host:
+// Passes a group's collectives, or an accumulator's rounds, through a segment of each host:
 // collective/shared_pipeline.h advances whenever a thread polls the loop. All calls, in both
 // directions, are made with the engine's lock held.
 class SharedCollectives final : public io::Pollable,
@@ -23,8 +23,9 @@ class SharedCollectives final : public io::Pollable,
  public:
   using Members = HostSegment::Members;
   struct Events {
-    std::function<void(std::uint64_t epoch)> ready;  // all members can take part
-    std::function<void(std::uint64_t s)> ended;      // its result is in its output
+    std::function<void(std::uint64_t epoch)> ready;               // all members can take part
+    std::function<void(std::uint64_t s)> ended;                   // its result is in its output
+    std::function<void(collective::SharedPipeline::Sum)> summed;  // of an exchanged operation
     std::function<void(std::uint64_t s, const Error& error)> failed;
     std::function<void(const Error& error)> broken;  // no operation can pass any more
   };
@@ -39,6 +40,7 @@ class SharedCollectives final : public io::Pollable,
   void leave();
   void enter(Time now, Members members) { segment_->enter(now, std::move(members)); }
   void start(collective::PipelineOperation operation);
+  void publish(std::uint64_t s, std::uint32_t chunk, Buffer result);
   void abandon(std::uint64_t s);
   void close();
 
@@ -51,7 +53,7 @@ class SharedCollectives final : public io::Pollable,
   std::uint32_t ranks() const { return pipeline_ ? pipeline_->layout().ranks : 0; }
   // Operations that have ended here have ended at the others too.
   bool ended_everywhere() const { return !pipeline_ || pipeline_->taken_by_all(); }
-  // Names of the members that the operation under way waits for.
+  // Names of the members of this host that the operation under way waits for.
   std::vector<std::string> waiting_for() const;
 
   bool poll() override;
@@ -64,6 +66,7 @@ class SharedCollectives final : public io::Pollable,
   void attach();
   bool advance();
   void take_ended();
+  void take_sums();
 
   std::shared_ptr<RpcPeer> rpc_;
   Events events_;

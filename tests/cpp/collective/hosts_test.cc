@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "collective/engine.h"
-#include "collective/hierarchy.h"
+#include "collective/hosts.h"
 #include "collective/members.h"
 
 namespace hosts_test {
@@ -42,13 +42,13 @@ TEST("members of several hosts get the same bits, small and large, early or late
   }
 }
 
-// As in a round of an accumulator: two hosts of three members, and a third one of observers.
+// As in a round of an accumulator: hosts of three members, of two, and of two that only listen.
 TEST("what only some contribute to crosses the link of each host once each way") {
-  for (const std::uint32_t count : {512u, 2'000u, 100'003u}) {  // directly, by doubling, by a ring
-    Members members(8, count, {0, 0, 0, 1, 1, 1, 2, 2});
+  for (const std::uint32_t count : {2'000u, 100'003u, 1'000'000u}) {  // by doubling, by rings
+    Members members(7, count, {0, 0, 0, 1, 1, 2, 2});
+    members.share_memory();
     OpSpec spec = floats(count);
     spec.contributors = {0, 1, 4};
-    spec.reducers = {0, 1, 2, 3, 4, 5};
     spec.divisor = 2;
     const auto input = [&](float add) {
       std::vector<float> values(count);
@@ -56,23 +56,26 @@ TEST("what only some contribute to crosses the link of each host once each way")
       return buffer(values);
     };
     std::vector<OpId> ids;
-    for (std::size_t i = 0; i < 8; ++i) {
+    Engine::Options shared;
+    shared.shared = 1;
+    for (std::size_t i = 0; i < 7; ++i) {
       std::vector<Buffer> inputs;
       if (i == 0 || i == 1 || i == 4) inputs.push_back(input(static_cast<float>(i)));
       if (i == 1) inputs.push_back(input(3));
-      ids.push_back(members.start(i, "x", spec, std::move(inputs)));
+      ids.push_back(members.start(i, "x", spec, std::move(inputs), shared));
       if (i % 3 == 2) members.settle(i);
     }
     members.settle();
     std::vector<float> expected(count);
     for (std::size_t k = 0; k < count; ++k) expected[k] = static_cast<float>(2 * (k % 7) + 4);
-    for (std::size_t i = 0; i < 8; ++i) {
+    for (std::size_t i = 0; i < 7; ++i) {
       const Engine::Done* done = members.done(i, ids[i]);
       CHECK(done != nullptr && !done->error);
       CHECK(values_of<float>(done->tensor) == expected);
     }
     const std::size_t payload = count * sizeof(float);
-    if (payload > kSmallBytes) CHECK_EQ(members.bytes_between_hosts(), 4 * payload);
+    CHECK_EQ(members.passed(), std::size_t{7});
+    CHECK_EQ(members.bytes_between_hosts(), 4 * payload);
   }
 }
 
@@ -80,9 +83,7 @@ TEST("slices are refused where hosts exchange portions") {
   const std::vector<std::byte> slice(25'001 * sizeof(float));
   for (const bool piece : {true, false}) {
     Members members(4, 7, {0, 0, 1, 1});
-    OpSpec spec = floats(100'003);
-    spec.contributors = {0, 2};
-    spec.reducers = {0, 1, 2, 3};
+    const OpSpec spec = floats(100'003);
     const std::vector<float> ones(100'003, 1.0f);
     const OpId id = members.start(0, "x", spec, {buffer(ones)});
     Frame frame{"group", 1, {"x", 0}, Reduced{}};
@@ -93,27 +94,17 @@ TEST("slices are refused where hosts exchange portions") {
   }
 }
 
-TEST("hosts are led by reducers, and others belong to a host that has one") {
-  const Hosts hosts = hosts_of({{1, 0}, {1, 1}, {1, 0}, {1, 2}, {1, 1}, {1, 2}, {1, 3}});
-  const Hosts led = hosts_led_by({1, 2}, hosts);
-  const std::vector<std::vector<std::uint32_t>> ranks{{2, 0, 3, 6}, {1, 4, 5}};
-  const std::vector<std::uint32_t> of{0, 1, 0, 0, 1, 1, 0};
-  CHECK(led.ranks == ranks && led.of == of);
-  CHECK(hosts_led_by({0, 1, 3, 6}, hosts).of == hosts.of);
-}
-
 TEST("a host has as many leaders as each other host can have") {
   const Hosts hosts = hosts_of({{1, 0}, {1, 1}, {1, 0}, {1, 1}, {1, 1}});
   CHECK_EQ(hosts.lanes, 2u);
   CHECK(hosts.lane(2) == 1u && hosts.lane(3) == 1u && hosts.lane(4) == std::nullopt);
-  const Hosts led = hosts_led_by({2, 3, 4}, hosts);
-  CHECK_EQ(led.lanes, 1u);
-  CHECK(led.lane(2) == 0u && led.lane(3) == 0u && led.lane(0) == std::nullopt);
-  CHECK_EQ(hosts_led_by({0, 2, 3, 4}, hosts).lanes, 2u);
+  CHECK(hosts.share_memory() && !hosts_of({{1, 0}, {1, 1}}).share_memory());
+  CHECK(!hosts_of({{1, 0}, {1, 0}}).share_memory());
 }
 
 TEST("all members of a host send to other hosts") {
   Members members(4, 5, {0, 0, 1, 1});
+  members.share_memory();
   const std::uint32_t count = 1'000'000;
   std::vector<OpId> ids;
   for (std::size_t i = 0; i < 4; ++i) {
@@ -125,7 +116,41 @@ TEST("all members of a host send to other hosts") {
   for (std::uint32_t i = 0; i < 4; ++i) {
     const std::uint64_t sent = members.bytes_between_hosts_from(i);
     CHECK(sent > all / 4 * 8 / 10 && sent < all / 4 * 12 / 10);
-    CHECK(members.done(i, ids[i]) != nullptr && !members.done(i, ids[i])->error);
+    const Engine::Done* done = members.done(i, ids[i]);
+    CHECK(done != nullptr && !done->error);
+    CHECK(values_of<float>(done->tensor) == std::vector<float>(count, 4.0f));
+  }
+}
+
+// Its data may be meaningless when others have summed it, so that no other host may end it.
+TEST("what a member gives up in shared memory ends nowhere as if it were whole") {
+  for (std::uint64_t seed = 0; seed < 200; ++seed) {
+    Members members(4, seed, {0, 0, 1, 1});
+    members.share_memory();
+    const std::uint32_t count = 300'000;
+    std::vector<OpId> ids;
+    std::vector<MutableBuffer> inputs;
+    Engine::Options lent;
+    lent.lent = true;
+    for (std::size_t i = 0; i < 4; ++i) {
+      inputs.push_back(HeapAllocator().allocate(count * sizeof(float)));
+      std::memset(inputs[i].data(), 0, inputs[i].size());
+      ids.push_back(members.start(i, "x", floats(count), {inputs[i]}, lent));
+    }
+    members.settle(seed);
+    if (members.done(1, ids[1]) == nullptr) {
+      Error enough;
+      enough.code = ErrorCode::cancelled;
+      members.cancel(1, ids[1], enough);
+      std::memset(inputs[1].data(), 0x7f, inputs[1].size());
+    }
+    members.settle();
+    for (std::size_t i = 0; i < 4; ++i) {
+      const Engine::Done* done = members.done(i, ids[i]);
+      CHECK(done != nullptr);
+      if (done->error) continue;
+      for (const float value : values_of<float>(done->tensor)) CHECK_EQ(value, 0.0f);
+    }
   }
 }
 

@@ -91,18 +91,23 @@ class Members {
     return asked;
   }
 
-  // All of them share a segment of this epoch, as if they were on one host.
+  // Those of each host share a segment of this epoch; without hosts, all of them one.
   void share_memory() {
-    const PipelineLayout layout{members_.epoch, static_cast<std::uint32_t>(engines_.size()), 2,
-                                std::uint64_t{16} << 10};
-    const MutableBuffer segment = HeapAllocator().allocate(PipelineSegment::bytes_of(layout));
-    std::memset(segment.data(), 0, segment.size());
-    PipelineSegment::initialise(segment.span(), layout);
+    const std::vector<Uid> one(engines_.size(), Uid{2, 1});
+    const Hosts hosts = hosts_of(members_.host_keys.empty() ? one : members_.host_keys);
     pipelines_.clear();
-    for (std::uint32_t i = 0; i < engines_.size(); ++i) {
-      pipelines_.push_back(std::make_unique<SharedPipeline>(
-          PipelineSegment(segment.owner(), segment.span(), layout), i));
-      engines_[i]->use_shared_memory(members_.epoch);
+    pipelines_.resize(engines_.size());
+    for (const std::vector<std::uint32_t>& ranks : hosts.ranks) {
+      const PipelineLayout layout{members_.epoch, static_cast<std::uint32_t>(ranks.size()), 2,
+                                  kWindowBytes};
+      const MutableBuffer segment = HeapAllocator().allocate(PipelineSegment::bytes_of(layout));
+      std::memset(segment.data(), 0, segment.size());
+      PipelineSegment::initialise(segment.span(), layout);
+      for (std::uint32_t i = 0; i < ranks.size(); ++i) {
+        pipelines_[ranks[i]] = std::make_unique<SharedPipeline>(
+            PipelineSegment(segment.owner(), segment.span(), layout), i, heap_);
+        engines_[ranks[i]]->use_shared_memory(members_.epoch);
+      }
     }
   }
   void on_one_host() { members_.one_host = true; }
@@ -113,6 +118,10 @@ class Members {
       bool worked = false;
       for (std::size_t i = 0; i < pipelines_.size(); ++i) {
         worked |= random_.chance(1, 2) && pipelines_[i]->step();
+        for (auto& sum : pipelines_[i]->take_sums()) {
+          engines_[i]->summed_here(std::move(sum));
+          drain(i);
+        }
         for (const auto& ended : pipelines_[i]->take_ended()) {
           if (!ended.abandoned) engines_[i]->passed(ended.s);
           drain(i);
@@ -184,6 +193,8 @@ class Members {
       } else if (auto* pass = std::get_if<Engine::Pass>(&action)) {
         pipelines_[i]->start(std::move(pass->operation));
         ++passed_;
+      } else if (auto* publish = std::get_if<Engine::Publish>(&action)) {
+        pipelines_[i]->publish(publish->s, publish->chunk, std::move(publish->result));
       } else if (auto* abandon = std::get_if<Engine::Abandon>(&action)) {
         pipelines_[i]->abandon(abandon->s);
       } else {
@@ -195,6 +206,7 @@ class Members {
   }
 
   Random random_;
+  HeapAllocator heap_;
   Engine::Members members_;
   std::vector<std::unique_ptr<SharedPipeline>> pipelines_;
   std::size_t passed_ = 0;

@@ -27,16 +27,17 @@ struct Ranks {
       : segment(memory::Segment::create(PipelineSegment::bytes_of(layout), "test")) {
     PipelineSegment::initialise(segment->bytes(), layout);
     for (std::uint32_t rank = 0; rank < layout.ranks; ++rank) {
-      pipelines.push_back(
-          std::make_unique<SharedPipeline>(PipelineSegment(segment, segment->bytes(), layout), rank,
-                                           [this](std::uint32_t lender, std::uint64_t number) {
-                                             return lent.at(lender).at(number - 1).span();
-                                           }));
+      pipelines.push_back(std::make_unique<SharedPipeline>(
+          PipelineSegment(segment, segment->bytes(), layout), rank, heap,
+          [this](std::uint32_t lender, std::uint64_t number) {
+            return lent.at(lender).at(number - 1).span();
+          }));
       bells.push_back(io::make_doorbell());
     }
   }
   SharedPipeline& operator[](std::size_t rank) { return *pipelines[rank]; }
 
+  HeapAllocator heap;
   std::shared_ptr<memory::Segment> segment;
   std::vector<std::unique_ptr<SharedPipeline>> pipelines;
   std::vector<io::Doorbell> bells;
@@ -224,7 +225,7 @@ TEST("shared pipeline: of some ranks only, several inputs each, and zero element
   for (std::uint32_t rank = 0; rank < 3; ++rank) {
     for (std::uint64_t s = 1; s <= 2; ++s) {
       PipelineOperation operation = sum(s, 3, s == 1 ? kCount : 0, 1);
-      operation.contributors = {0, 2};
+      operation.contributors = std::vector<std::uint32_t>{0, 2};
       operation.divisor = 2;
       if (rank == 1) operation.inputs.clear();
       if (rank == 2) operation.inputs.push_back(floats(s == 1 ? kCount : 0, 3));
@@ -246,7 +247,7 @@ TEST("shared pipeline: several inputs of one rank are summed in their order") {
   std::vector<MutableBuffer> outputs;
   for (std::uint32_t rank = 0; rank < 2; ++rank) {
     PipelineOperation operation = sum(1, 2, 1, 0);
-    operation.contributors = {1};
+    operation.contributors = std::vector<std::uint32_t>{1};
     operation.inputs.clear();
     for (const float value : values) {
       if (rank == 1) operation.inputs.emplace_back(floats(1, value));
@@ -331,12 +332,12 @@ TEST("shared pipeline: wrong use and foreign segments are refused") {
   wrong.inputs.clear();
   refused(wrong);  // a contributor without an input
   wrong = sum(1, 2, 10, 1);
-  wrong.contributors = {1};
+  wrong.contributors = std::vector<std::uint32_t>{1};
   refused(wrong);  // an input of a rank that contributes nothing
   wrong.inputs.clear();
-  wrong.contributors = {1, 1};
+  wrong.contributors = std::vector<std::uint32_t>{1, 1};
   refused(wrong);
-  wrong.contributors = {1, 2};
+  wrong.contributors = std::vector<std::uint32_t>{1, 2};
   refused(wrong);
   wrong = sum(1, 2, 10, 1);
   wrong.inputs.push_back(floats(9, 1));
@@ -346,7 +347,7 @@ TEST("shared pipeline: wrong use and foreign segments are refused") {
   refused(wrong);
   wrong = sum(1, 2, 10, 1);
   wrong.passage.kind = Kind::broadcast;
-  wrong.contributors = {0};
+  wrong.contributors = std::vector<std::uint32_t>{0};
   refused(wrong);
   PipelineLayout other = layout_of(2);
   other.epoch = 8;

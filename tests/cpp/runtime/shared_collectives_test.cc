@@ -31,6 +31,7 @@ class Member final : public Driven {
         rpc, "test", "", "tests", rpc::Service::collective,
         {[this](std::uint64_t epoch) { tell([&] { ready = epoch; }); },
          [this](std::uint64_t s) { tell([&] { ended.insert(s); }); },
+         [](const collective::SharedPipeline::Sum&) {},
          [this](std::uint64_t s, const Error& error) { tell([&] { errors[s] = error; }); },
          [this](const Error& error) { tell([&] { broken = error; }); }});
     context->engine().add(*this);

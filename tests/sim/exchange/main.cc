@@ -9,13 +9,9 @@ int main(int argc, char** argv) {
       "encode_again",               // compresses anew what is passed on
       "finish_without_division",    // a mean without its divisor
       "forget_residual",            // compresses without what was lost before
-      "hold_back_for_ever",         // starts no chain when another has come around
       "keep_uncompressed",          // the owner's result is not what the others get
-      "no_zeros",                   // a host without contributors keeps the others waiting
       "reduce_without_own",         // passes on what came instead of the sum
       "residual_of_another_chain",  // all chains share the first one's
-      "send_to_the_first_leader",   // and not to that of the chain's lane
-      "sum_before_the_last",        // does not wait for the last of a host's members
   };
   return moolink::sim::run_program(argc, argv, mutants, [](std::uint64_t seed, bool trace) {
     moolink::sim::ExchangeWorld world(seed, trace);

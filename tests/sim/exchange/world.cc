@@ -79,7 +79,7 @@ void ExchangeWorld::draw() {
   spec_.divisor = spec_.op == ReduceOp::mean ? static_cast<double>(contributors) : 1;
   const std::uint64_t counts[] = {0, 1, 100, 5000, 20000, 40000, 100003};
   const std::uint64_t count = counts[random.below(std::size(counts))];
-  segment_bytes_ = std::size_t{1} << (random.chance(1, 2) ? 20 : 12 + random.below(6));
+  chains_ = 1 + random.below(random.chance(1, 2) ? 4 : 40);
   spec_.shape = {static_cast<std::int64_t>(count)};
   if (spec_.dtype == DType::float32 && averages && random.chance(3, 4)) {
     spec_.compression = random.chance(1, 2) ? Compression::bf16 : Compression::int8;
@@ -87,23 +87,12 @@ void ExchangeWorld::draw() {
   whole_numbers_ = spec_.compression == Compression::none && random.chance(1, 2);
 }
 
-// As in a round of an accumulator: some have an input, some only want the result.
+// As in a round of an accumulator: only some have an input.
 void ExchangeWorld::draw_roles() {
-  const auto some = [this] {
-    std::vector<std::uint32_t> ranks;
-    for (std::uint32_t rank = 0; rank < hosts_.of.size(); ++rank) {
-      if (simulation_.random.chance(1, 2)) ranks.push_back(rank);
-    }
-    if (ranks.empty()) {
-      ranks.push_back(static_cast<std::uint32_t>(simulation_.random.below(hosts_.of.size())));
-    }
-    return ranks;
-  };
-  spec_.contributors = some();
-  spec_.reducers = some();
-  const std::uint32_t all = hosts_.count();
-  hosts_ = collective::hosts_led_by(spec_.reducers, hosts_);
-  if (hosts_.count() < all) ++coverage["hosts without reducers"];
+  for (std::uint32_t rank = 0; rank < hosts_.of.size(); ++rank) {
+    if (simulation_.random.chance(1, 2)) spec_.contributors.push_back(rank);
+  }
+  if (spec_.contributors.empty()) spec_.contributors.push_back(0);
   for (const std::vector<std::uint32_t>& ranks : hosts_.ranks) {
     if (std::none_of(ranks.begin(), ranks.end(), [this](auto rank) { return contributes(rank); })) {
       ++coverage["hosts without contributors"];
@@ -135,15 +124,21 @@ void ExchangeWorld::draw_inputs() {
   }
 }
 
+MutableBuffer ExchangeWorld::filled(std::size_t bytes) {
+  const MutableBuffer memory = heap_.allocate(bytes);
+  if (bytes != 0) std::memset(memory.data(), 0, bytes);
+  return memory;
+}
+
 void ExchangeWorld::run() {
   draw();
   draw_inputs();
-  members_.resize(hosts_.of.size());
   const bool compresses = spec_.compression != Compression::none;
-  for (Member& member : members_) {
-    if (!compresses || spec_.count() == 0) continue;
-    member.residual = heap_.allocate(spec_.byte_size());
-    std::memset(member.residual.data(), 0, member.residual.size());
+  residuals_.resize(hosts_.count());
+  for (auto& residuals : residuals_) {
+    for (std::uint32_t lane = 0; lane < hosts_.lanes; ++lane) {
+      residuals.push_back(compresses ? filled(spec_.byte_size()) : MutableBuffer());
+    }
   }
   totals_.assign(spec_.count(), 0);
   const std::size_t times = compresses ? 6 : 1;
@@ -151,7 +146,7 @@ void ExchangeWorld::run() {
     reduce_once();
     check_same_bits();
     for (std::uint64_t i = 0; i < totals_.size(); ++i) {
-      totals_[i] += element_of(spec_.dtype, members_[0].result.data(), i);
+      totals_[i] += element_of(spec_.dtype, results_[0].data(), i);
     }
   }
   check_values(times);
@@ -160,37 +155,73 @@ void ExchangeWorld::run() {
   if (hosts_.count() == 3 || hosts_.count() > 4) ++coverage["no power of two"];
   const bool small = spec_.byte_size() <= collective::kSmallExchange / 2;
   ++coverage[small ? "small" : "large"];
-  if (!small && segment_bytes_ < (1 << 14)) ++coverage["many segments"];
+  if (!small && chains_ > 8) ++coverage["many chains"];
   if (compresses && !small && hosts_.count() > 1) ++coverage["compressed"];
 }
 
+// A lane's share of every chunk; of a small payload, one.
+std::vector<collective::Range> ExchangeWorld::chains_of(std::uint32_t lane) const {
+  const std::size_t item_size = tensor::item_size(spec_.dtype);
+  const std::size_t partial_size = tensor::item_size(collective::partial_dtype(spec_.dtype));
+  const std::size_t chunks = collective::is_small(spec_.count(), partial_size) ? 1 : chains_;
+  std::vector<collective::Range> chains;
+  for (const auto& chunk : collective::even_slices(spec_.count(), item_size, chunks)) {
+    const auto slice = collective::even_slices(chunk.count(), item_size, hosts_.lanes)[lane];
+    chains.push_back({chunk.begin + slice.begin, chunk.begin + slice.end});
+  }
+  return chains;
+}
+
 void ExchangeWorld::reduce_once() {
-  for (std::uint32_t rank = 0; rank < members_.size(); ++rank) {
-    Member& member = members_[rank];
-    member.result = heap_.allocate(spec_.byte_size());
-    member.began = false;
-    member.machine = std::make_unique<collective::HierarchicalReduce>(
-        spec_, collective::HierarchicalReduce::Place{rank, &hosts_, segment_bytes_}, inputs_[rank],
-        member.result, member.residual, heap_);
+  const std::size_t partial_size = tensor::item_size(collective::partial_dtype(spec_.dtype));
+  sums_.clear();
+  results_.clear();
+  leaders_.clear();
+  for (std::uint32_t host = 0; host < hosts_.count(); ++host) {
+    collective::SumTask task{spec_.dtype, spec_.op, 1, {}, filled(spec_.count() * partial_size)};
+    task.partial_output = true;
+    for (const std::uint32_t rank : hosts_.ranks[host]) {
+      if (contributes(rank)) task.inputs.push_back(inputs_[rank]);
+    }
+    if (!task.inputs.empty()) collective::run(task);
+    sums_.emplace_back(task.output);
+    results_.push_back(filled(spec_.byte_size()));
+    for (std::uint32_t lane = 0; lane < hosts_.lanes; ++lane) {
+      collective::Exchange::Plan plan;
+      plan.hosts = hosts_.count();
+      plan.host = host;
+      plan.chains = chains_of(lane);
+      plan.small = collective::is_small(spec_.count(), partial_size);
+      plan.first = lane;
+      plan.dtype = spec_.dtype;
+      plan.op = spec_.op;
+      plan.divisor = spec_.divisor;
+      plan.compression = spec_.compression;
+      Leader& leader = leaders_.emplace_back();
+      leader.host = host;
+      leader.lane = lane;
+      const bool given = simulation_.random.chance(1, 2);
+      leader.exchange = std::make_unique<collective::Exchange>(
+          std::move(plan), given ? results_[host] : MutableBuffer(), residuals_[host][lane], heap_);
+    }
   }
   std::size_t limit = 1'000'000;
   while (go_on()) require(--limit > 0, "the reduction does not come to an end");
-  for (std::uint32_t rank = 0; rank < members_.size(); ++rank) {
-    require(members_[rank].machine->complete(),
-            "rank " + std::to_string(rank) + " waits although nothing is under way");
+  for (const Leader& leader : leaders_) {
+    require(
+        leader.results == chains_of(leader.lane).size(),
+        "a leader of host " + std::to_string(leader.host) + " waits although nothing is under way");
   }
 }
 
 // One thing that can be done, drawn at random; false when there is none.
 bool ExchangeWorld::go_on() {
   std::vector<std::pair<int, std::size_t>> choices;
-  for (std::size_t rank = 0; rank < members_.size(); ++rank) {
-    if (!members_[rank].began) choices.emplace_back(0, rank);
-    if (!members_[rank].tasks.empty()) choices.emplace_back(1, rank);
+  for (std::size_t i = 0; i < leaders_.size(); ++i) {
+    if (leaders_[i].provided < chains_of(leaders_[i].lane).size()) choices.emplace_back(0, i);
+    if (!leaders_[i].tasks.empty()) choices.emplace_back(1, i);
   }
-  for (std::size_t i = 0; i < under_way_.size(); ++i) {
-    if (members_[under_way_[i].to].began) choices.emplace_back(2, i);
-  }
+  for (std::size_t i = 0; i < under_way_.size(); ++i) choices.emplace_back(2, i);
   if (choices.empty()) return false;
   const auto [what, index] = choices[simulation_.random.below(choices.size())];
   simulation_.trace.add(static_cast<std::uint64_t>(what) * 1000 + index);
@@ -198,48 +229,63 @@ bool ExchangeWorld::go_on() {
     deliver(index);
     return true;
   }
-  const auto rank = static_cast<std::uint32_t>(index);
-  Member& member = members_[rank];
+  Leader& leader = leaders_[index];
   if (what == 0) {
-    member.began = true;
-    member.machine->begin();
+    provide(leader);
   } else {
-    const std::size_t chosen = simulation_.random.below(member.tasks.size());
-    const collective::Exchange::Task task = std::move(member.tasks[chosen]);
-    member.tasks.erase(member.tasks.begin() + static_cast<std::ptrdiff_t>(chosen));
+    const std::size_t chosen = simulation_.random.below(leader.tasks.size());
+    const collective::Exchange::Task task = std::move(leader.tasks[chosen]);
+    leader.tasks.erase(leader.tasks.begin() + static_cast<std::ptrdiff_t>(chosen));
     collective::run(task.work);
-    member.machine->done(task.id);
+    leader.exchange->done(task.id);
   }
-  take_effects(rank);
+  take_effects(static_cast<std::uint32_t>(index));
   return true;
+}
+
+void ExchangeWorld::provide(Leader& leader) {
+  const std::size_t size = tensor::item_size(collective::partial_dtype(spec_.dtype));
+  const collective::Range range = leader.exchange->range(leader.provided);
+  leader.exchange->provide(leader.provided++,
+                           sums_[leader.host].slice(range.begin * size, range.count() * size));
 }
 
 void ExchangeWorld::deliver(std::size_t index) {
   const Message message = std::move(under_way_[index]);
   under_way_.erase(under_way_.begin() + static_cast<std::ptrdiff_t>(index));
+  const auto& [host, chain, round, elements] = message.content;
   const bool expected =
-      members_[message.to].machine->received(message.from, message.portion, message.parts);
-  require(expected, "rank " + std::to_string(message.to) + " did not expect what rank " +
-                        std::to_string(message.from) + " sent");
+      leaders_[message.to].exchange->received(leaders_[message.from].host, chain, round, elements);
+  require(expected, "host " + std::to_string(host) + " did not expect what host " +
+                        std::to_string(leaders_[message.from].host) + " sent");
   take_effects(message.to);
 }
 
-void ExchangeWorld::take_effects(std::uint32_t rank) {
-  auto effects = members_[rank].machine->take_effects();
+void ExchangeWorld::take_effects(std::uint32_t index) {
+  Leader& leader = leaders_[index];
+  auto effects = leader.exchange->take_effects();
   for (auto& outgoing : effects.outgoing) {
-    require(outgoing.to != rank, "a rank sends to itself");
-    under_way_.push_back(
-        {rank, outgoing.to, std::move(outgoing.portion), std::move(outgoing.parts)});
+    require(outgoing.host != leader.host, "a host sends to itself");
+    const std::uint32_t to = outgoing.host * hosts_.lanes + leader.lane;
+    under_way_.push_back({index, to, std::move(outgoing)});
   }
-  for (auto& task : effects.tasks) members_[rank].tasks.push_back(std::move(task));
+  for (auto& task : effects.tasks) leader.tasks.push_back(std::move(task));
+  for (const auto& result : effects.results) {
+    const std::size_t item_size = tensor::item_size(spec_.dtype);
+    std::byte* place =
+        results_[leader.host].data() + leader.exchange->range(result.chain).begin * item_size;
+    if (!result.elements.empty() && result.elements.data() != place) {
+      std::memcpy(place, result.elements.data(), result.elements.size());
+    }
+    ++leader.results;
+  }
 }
 
 void ExchangeWorld::check_same_bits() {
-  for (std::size_t rank = 1; rank < members_.size(); ++rank) {
-    require(
-        spec_.byte_size() == 0 || std::memcmp(members_[0].result.data(),
-                                              members_[rank].result.data(), spec_.byte_size()) == 0,
-        "ranks 0 and " + std::to_string(rank) + " have different bits");
+  for (std::size_t host = 1; host < results_.size(); ++host) {
+    require(spec_.byte_size() == 0 ||
+                std::memcmp(results_[0].data(), results_[host].data(), spec_.byte_size()) == 0,
+            "hosts 0 and " + std::to_string(host) + " have different bits");
   }
 }
 

@@ -47,7 +47,7 @@ SharedPipelineWorld::SharedPipelineWorld(std::uint64_t seed, bool print)
   ranks_.resize(layout_.ranks);
   for (std::uint32_t i = 0; i < layout_.ranks; ++i) {
     ranks_[i].pipeline = std::make_unique<SharedPipeline>(
-        PipelineSegment(memory_, segment.span(), layout_), i,
+        PipelineSegment(memory_, segment.span(), layout_), i, heap_,
         [this](std::uint32_t rank, std::uint64_t number) { return lent(rank, number); });
   }
   make_operations();
@@ -66,13 +66,24 @@ void SharedPipelineWorld::make_operations() {
                          random_.chance(1, 4) ? random_.below(20) : random_.below(kMaxElements)};
     operation.divisor = random_.chance(1, 2) ? 1 : 3;
     Operation made{operation, false, std::vector<std::uint64_t>(layout_.ranks, 1)};
+    if (kind == Kind::all_reduce && random_.chance(1, 2)) {
+      made.specification.exchanged = true;
+      made.specification.divisor = 1;
+      made.specification.passage.owners =
+          static_cast<std::uint32_t>(random_.below(layout_.ranks + 1));
+      ++coverage["exchanged"];
+    }
     if (collective::reduces(kind) && random_.chance(1, 2)) {
-      auto& contributors = made.specification.contributors;
+      std::vector<std::uint32_t> contributors;
       for (std::uint32_t rank = 0; rank < layout_.ranks; ++rank) {
         if (random_.chance(2, 3)) contributors.push_back(rank);
         made.inputs[rank] = 1 + random_.below(3);
       }
+      if (contributors.empty() && made.specification.exchanged) ++coverage["exchanged zeros"];
       if (contributors.size() < layout_.ranks && !contributors.empty()) ++coverage["of some ranks"];
+      if (!contributors.empty() || made.specification.exchanged) {
+        made.specification.contributors = std::move(contributors);
+      }
     }
     operations_.push_back(std::move(made));
   }
@@ -90,6 +101,7 @@ void SharedPipelineWorld::run() {
 
 void SharedPipelineWorld::act(std::uint32_t index) {
   Rank& rank = ranks_[index];
+  if (random_.chance(1, 4) && exchange_one()) return;
   if (rank.dead) return;
   const bool lends = rank.started > rank.ended && !rank.lent[rank.ended].empty();
   if (deaths_ && random_.chance(1, lends ? 100 : 400)) return kill(index);
@@ -159,7 +171,54 @@ void SharedPipelineWorld::step(std::uint32_t index) {
   const bool worked = rank.pipeline->step();
   rank.take_wakeups(*rank.pipeline);
   note(index, worked ? "step" : "wait", rank.ended);
+  take_sums(index);
   take_ended(index, false);
+}
+
+void SharedPipelineWorld::take_sums(std::uint32_t index) {
+  for (SharedPipeline::Sum& sum : ranks_[index].pipeline->take_sums()) {
+    exchanged_.push_back({index, std::move(sum)});
+  }
+}
+
+// One sum comes back from other hosts, which have added theirs; or, if some rank has abandoned the
+// operation, the news of that. False: there is none.
+bool SharedPipelineWorld::exchange_one() {
+  if (exchanged_.empty()) return false;
+  const auto at =
+      exchanged_.begin() + static_cast<std::ptrdiff_t>(random_.below(exchanged_.size()));
+  const Exchanged taken = std::move(*at);
+  exchanged_.erase(at);
+  Rank& rank = ranks_[taken.rank];
+  if (rank.dead) return true;
+  const std::uint64_t s = taken.sum.s;
+  const Operation& operation = operations_[s - 1];
+  if (rank.sleep == Sleep::asleep) rank.wake(*rank.pipeline);
+  if (operation.abandoned && random_.chance(1, 2)) {
+    abandon(taken.rank, s);
+    ++coverage["abandoned while it is exchanged"];
+    return true;
+  }
+  const Passage& passage = operation.specification.passage;
+  const std::uint64_t begin =
+      collective::chunk_plan(passage, layout_.window_bytes, taken.rank, taken.sum.chunk)
+          .reduced.user /
+      4;
+  std::vector<float> values(taken.sum.elements.size() / 4);
+  std::memcpy(values.data(), taken.sum.elements.data(), taken.sum.elements.size());
+  for (std::uint64_t i = 0; i < values.size(); ++i) {
+    require(values[i] == sum_here(s, begin + i),
+            "rank " + std::to_string(taken.rank) + " gives other hosts a wrong sum of operation " +
+                std::to_string(s));
+    values[i] += theirs(s, begin + i);
+  }
+  rank.pipeline->publish(s, taken.sum.chunk, buffer_of(values));
+  note(taken.rank, "is told the sum of all hosts", s);
+  return true;
+}
+
+float SharedPipelineWorld::theirs(std::uint64_t s, std::uint64_t i) const {
+  return value(layout_.ranks, s, i);
 }
 
 void SharedPipelineWorld::take_ended(std::uint32_t index, bool woken) {
@@ -204,7 +263,12 @@ void SharedPipelineWorld::spoil(std::uint32_t index, std::uint64_t s) {
 void SharedPipelineWorld::abandon_one(std::uint32_t index) {
   Rank& rank = ranks_[index];
   if (rank.started == rank.ended) return;
-  const std::uint64_t s = rank.ended + 1 + random_.below(rank.started - rank.ended);
+  abandon(index, rank.ended + 1 + random_.below(rank.started - rank.ended));
+}
+
+void SharedPipelineWorld::abandon(std::uint32_t index, std::uint64_t s) {
+  Rank& rank = ranks_[index];
+  if (s <= rank.ended) return;
   rank.pipeline->abandon(s);
   spoil(index, s);
   rank.given_up.push_back(s);
@@ -272,6 +336,18 @@ float SharedPipelineWorld::share(std::uint32_t rank, std::uint64_t s, std::uint6
   return sum;
 }
 
+// Of the host's contributors.
+float SharedPipelineWorld::sum_here(std::uint64_t s, std::uint64_t i) const {
+  float sum = 0;
+  bool first = true;
+  for (std::uint32_t from = 0; from < layout_.ranks; ++from) {
+    if (!operations_[s - 1].specification.contributes(from)) continue;
+    const float added = share(from, s, i);
+    sum = std::exchange(first, false) ? added : sum + added;
+  }
+  return sum;
+}
+
 std::vector<float> SharedPipelineWorld::expected(std::uint32_t rank, std::uint64_t s) const {
   const PipelineOperation& operation = operations_[s - 1].specification;
   const Passage& passage = operation.passage;
@@ -281,13 +357,8 @@ std::vector<float> SharedPipelineWorld::expected(std::uint32_t rank, std::uint64
   const std::uint64_t skip = mine_only ? rank * count : 0;
   if (collective::reduces(passage.kind)) {
     for (std::uint64_t i = 0; i < count; ++i) {
-      float sum = 0;
-      bool first = true;
-      for (std::uint32_t from = 0; from < layout_.ranks; ++from) {
-        if (!operation.contributes(from)) continue;
-        const float added = share(from, s, skip + i);
-        sum = std::exchange(first, false) ? added : sum + added;
-      }
+      float sum = sum_here(s, skip + i);
+      if (operation.exchanged) sum += theirs(s, i);
       if (operation.divisor != 1) sum /= static_cast<float>(operation.divisor);
       result.push_back(sum);
     }
@@ -322,6 +393,7 @@ bool SharedPipelineWorld::finished() const {
 }
 
 bool SharedPipelineWorld::stuck() const {
+  if (!exchanged_.empty()) return false;
   for (const Rank& rank : ranks_) {
     if (rank.dead) return false;  // the proof of it wakes the sleepers
     const bool over = rank.ended == operations_.size() && rank.to_ring.empty() &&

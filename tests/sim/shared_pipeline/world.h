@@ -26,6 +26,12 @@ class SharedPipelineWorld : public SleepersWorld {
     std::vector<std::uint64_t> inputs;  // their number at each rank
   };
 
+  // A sum that other hosts have to add to.
+  struct Exchanged {
+    std::uint32_t rank = 0;
+    collective::SharedPipeline::Sum sum;
+  };
+
   struct Rank : Sleeper {
     std::unique_ptr<collective::SharedPipeline> pipeline;
     std::uint64_t started = 0;
@@ -41,6 +47,11 @@ class SharedPipelineWorld : public SleepersWorld {
   void step(std::uint32_t index);
   void take_ended(std::uint32_t index, bool woken);
   void abandon_one(std::uint32_t index);
+  void abandon(std::uint32_t index, std::uint64_t s);
+  void take_sums(std::uint32_t index);
+  bool exchange_one();
+  float sum_here(std::uint64_t s, std::uint64_t i) const;
+  float theirs(std::uint64_t s, std::uint64_t i) const;
   bool fall_asleep(std::uint32_t index);
   void kill(std::uint32_t index);
   void close(std::uint32_t index);
@@ -61,6 +72,8 @@ class SharedPipelineWorld : public SleepersWorld {
   std::shared_ptr<void> memory_;
   std::vector<Operation> operations_;  // operations_[s - 1]
   std::vector<Rank> ranks_;
+  HeapAllocator heap_;
+  std::vector<Exchanged> exchanged_;  // under way to other hosts and back
   bool deaths_ = false;
   bool gives_up_ = false;
 };
