@@ -426,9 +426,10 @@ class Machine {
   std::optional<NewState> new_state_;
   std::uint64_t states_ = 0;
   bool is_state_refused_ = false;  // the user refused new_state_
-  Duration ask_pause_{};           // before it asks for another one
-  Time ask_again_{};               // by awake_
-  Time successor_at_{};            // by awake_: when it asks to stop leading
+  bool installed_since_flush_ = false;
+  Duration ask_pause_{};  // before it asks for another one
+  Time ask_again_{};      // by awake_
+  Time successor_at_{};   // by awake_: when it asks to stop leading
 };
 
 }  // namespace moolink::accumulate

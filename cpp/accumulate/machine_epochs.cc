@@ -78,7 +78,7 @@ void Machine::enter(const group::View& view) {
   ready_.clear();
   decision_.reset();
   resume_.reset();
-  went_ = is_ready_ = false;
+  went_ = is_ready_ = installed_since_flush_ = false;
   late_.clear();
   flush_progress_ = awake_;
   if (view.soft) actions_.push_back(Activate{view.epoch});
@@ -210,6 +210,12 @@ void Machine::on(Time now, const Uid& from, const Resume& resume, const std::vec
   if (const char* fault = fault_of(resume)) {
     log(LogLevel::warning, name_of(from) + " sent a RESUME that " + fault + "; it is ignored");
     return;  // watch_flush asks for another epoch
+  }
+  // The history would begin at the version of the state that the user had at FLUSH.
+  const bool is_outdated = resume.fresh && resume.leader == config_.instance &&
+                           installed_since_flush_ && resume.round != user_version_;
+  if (is_outdated && !mutant("begin_at_an_old_version")) {
+    return ask_for_view(config_.instance, "its user installed a state during the change of epoch");
   }
   for (const MemberStanding& mine : resume.members) {
     if (mine.instance != config_.instance) continue;

@@ -179,6 +179,7 @@ void Machine::drop_new_state() {
 void Machine::state_installed(Time now, std::uint64_t number) {
   if (!has_new_state() || new_state_->number != number) return;
   user_version_ = new_state_->version;
+  installed_since_flush_ = true;
   drop_new_state();
   ask_pause_ = {};
   installed_ = true;

@@ -21,6 +21,7 @@ const std::vector<std::string> kMutants = {
     "cut_overshoots",
     "newcomer_misses_round",
     "accept_old_epoch_cut",
+    "begin_at_an_old_version",  // of the state that the user had before
     "reuse_bucket_before_stable",
     "snapshot_of_wrong_version",
     "counters_twice",
