@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +19,16 @@ class NumpyAccumulator(AccumulatorBase):
         weights: the model.
     """
 
-    def __init__(self, name: str, weights: npt.NDArray[Any], group: moolink.Group) -> None:
+    def __init__(
+        self,
+        name: str,
+        weights: npt.NDArray[Any],
+        group: moolink.Group,
+        role: Literal["member", "observer"] = "member",
+    ) -> None:
         self.weights, self.gradients = weights, np.zeros_like(weights)
         sections = [(weights.dtype.name, weights.size)]
-        super().__init__(name, sections, f"{weights.dtype}{weights.shape}", group)
+        super().__init__(name, sections, f"{weights.dtype}{weights.shape}", group, role=role)
 
     def _gather(self, batch_size: int, clear: bool) -> bool:
         piece = (self.gradients.ctypes.data, self.gradients.size, 0)

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "accumulate/lies.h"
+#include "accumulate/hostile_messages.h"
 #include "base/mutant.h"
 
 namespace moolink::accumulate {

@@ -374,9 +374,18 @@ void Machine::activate(Time, const Go& go) {
   }
   if (refused_.empty()) {
     EnterEpoch enter{epoch_, participants_, names_of(participants_), {}};
+    std::set<Uid> hosts;  // of members that are no observers
     for (const Uid& instance : participants_) {
-      enter.host_keys.push_back(view_.find(instance)->host_key);
+      const group::MemberInfo& member = *view_.find(instance);
+      enter.host_keys.push_back(member.host_key);
+      if (member.role != group::Role::observer) hosts.insert(member.host_key);
     }
+    for (std::uint32_t rank = 0; rank < participants_.size(); ++rank) {
+      const Uid& key = enter.host_keys[rank];
+      const bool observes = view_.find(participants_[rank])->role == group::Role::observer;
+      if (observes && (key.empty() || !hosts.contains(key))) enter.guests.push_back(rank);
+    }
+    if (enter.guests.size() == participants_.size()) enter.guests.clear();
     actions_.push_back(std::move(enter));
   }
   if (leader_id_ == config_.instance) start_leading();

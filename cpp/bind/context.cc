@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "base/uid.h"
+#include "bind/blocking_wait.h"
 #include "bind/context_manager.h"
 #include "bind/errors.h"
 #include "bind/gil.h"
-#include "bind/lent_slot.h"
 #include "bind/reference.h"
 #include "bind/user_code.h"
 #include "transport/tcp/interface.h"

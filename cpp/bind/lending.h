@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "runtime/peer/loans.h"
-#include "runtime/peer/standing.h"
+#include "runtime/peer/recipient.h"
 
 namespace moolink::bind {
 

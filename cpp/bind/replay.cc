@@ -18,9 +18,9 @@
 #include <vector>
 
 #include "base/error.h"
+#include "bind/blocking_wait.h"
 #include "bind/context.h"
 #include "bind/gil.h"
-#include "bind/lent_slot.h"
 #include "bind/numpy_vectors.h"
 #include "bind/replay_state.h"
 #include "bind/tensor.h"

@@ -80,7 +80,7 @@ void Engine::set_members(Members members, const Error& reason) {
   residuals_.clear();
   hosts_.reset();
   if (!members_.host_keys.empty()) {
-    hosts_ = std::make_shared<const Hosts>(hosts_of(members_.host_keys));
+    hosts_ = std::make_shared<const Hosts>(hosts_of(members_.host_keys, members_.guests));
   }
   for (std::uint32_t i = 0; i < members_.instances.size(); ++i) {
     if (members_.instances[i] == config_.self) rank_ = i;
@@ -190,7 +190,7 @@ void Engine::begin(OpId id, Operation::Request request) {
 // Of several operations of one name under way, the first has the residual.
 MutableBuffer Engine::take_residual(const std::string& name, const OpSpec& spec) {
   if (spec.compression == Compression::none || spec.kind != Kind::all_reduce || !hosts_ ||
-      hosts_->count() < 2) {
+      hosts_->count() < 2 || (hosts_->share_memory() && !hosts_->lane(*rank_))) {
     return {};
   }
   const auto found = std::find_if(residuals_.begin(), residuals_.end(),

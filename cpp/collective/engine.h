@@ -54,7 +54,8 @@ class Engine {
     std::vector<Uid> instances;
     std::vector<std::string> names;
     bool one_host = false;
-    std::vector<Uid> host_keys = {};  // equal for members of one host; empty: all are on one
+    std::vector<Uid> host_keys = {};         // equal for members of one host; empty: all are on one
+    std::vector<std::uint32_t> guests = {};  // ranks: see Hosts
   };
 
   struct Options {

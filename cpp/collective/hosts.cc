@@ -5,10 +5,14 @@
 
 namespace moolink::collective {
 
-Hosts hosts_of(const std::vector<Uid>& keys) {
+Hosts hosts_of(const std::vector<Uid>& keys, const std::vector<std::uint32_t>& guests) {
   Hosts hosts;
   std::map<Uid, std::uint32_t> numbers;
   for (std::uint32_t rank = 0; rank < keys.size(); ++rank) {
+    if (std::ranges::find(guests, rank) != guests.end()) {
+      hosts.of.push_back(0);
+      continue;
+    }
     std::uint32_t host = hosts.count();
     if (!keys[rank].empty()) host = numbers.emplace(keys[rank], host).first->second;
     if (host == hosts.count()) hosts.ranks.emplace_back();
@@ -18,7 +22,18 @@ Hosts hosts_of(const std::vector<Uid>& keys) {
   const auto fewer = [](const auto& a, const auto& b) { return a.size() < b.size(); };
   const auto least = std::ranges::min_element(hosts.ranks, fewer);
   if (least != hosts.ranks.end()) hosts.lanes = static_cast<std::uint32_t>(least->size());
+  hosts.guests.resize(hosts.count());
+  for (std::uint32_t i = 0; i < guests.size(); ++i) {
+    hosts.of[guests[i]] = i % hosts.count();
+    hosts.guests[i % hosts.count()].push_back(guests[i]);
+  }
   return hosts;
+}
+
+bool Hosts::share_memory() const {
+  std::size_t guests_of_all = 0;
+  for (const auto& there : guests) guests_of_all += there.size();
+  return count() + guests_of_all < of.size() && (count() > 1 || guests_of_all > 0);
 }
 
 std::uint32_t Hosts::place(std::uint32_t rank) const {

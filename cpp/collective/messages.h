@@ -119,8 +119,11 @@ struct Go {
   }
 };
 
-// Elements of one chain of an exchange (schedule.h), the payload's only part.
+// Elements of one chain of an exchange (schedule.h), the payload's only part: in a round of the
+// schedule, or for a guest.
 struct Portion {
+  static constexpr std::uint32_t kForGuest = 0xffffffff;  // the result
+
   OpSpec spec;
   std::uint32_t chain = 0;
   std::uint32_t round = 0;

@@ -119,8 +119,10 @@ void Operation::go(std::uint64_t shared) {
 }
 
 void Operation::use_shared_memory(std::uint64_t number) {
-  effects_.pass = shared_ = number;
+  shared_ = number;
   if (!has_output()) result_ = memory_.allocate(output_bytes(passage_, place_.rank));
+  if (is_guest()) return await_results();
+  effects_.pass = number;
   if (shares_hosts()) exchange_among_hosts();
 }
 
@@ -163,6 +165,12 @@ void Operation::use_messages() {
 
 // --- among several hosts
 
+Passage Operation::passage_of_host(const OpSpec& spec, const Place& place) {
+  Passage passage = spec.passage(place.hosts->ranks[place.hosts->of[place.rank]].size());
+  passage.owners = place.hosts->lanes;
+  return passage;
+}
+
 PipelineOperation Operation::in_shared_memory(const OpSpec& spec, const Place& place) {
   PipelineOperation operation;
   operation.dtype = spec.dtype;
@@ -175,8 +183,7 @@ PipelineOperation Operation::in_shared_memory(const OpSpec& spec, const Place& p
   const std::uint32_t host = hosts.of[place.rank];
   operation.exchanged = true;
   operation.divisor = 1;
-  operation.passage = spec.passage(hosts.ranks[host].size());
-  operation.passage.owners = hosts.lanes;
+  operation.passage = passage_of_host(spec, place);
   if (!operation.contributors) return operation;
   std::vector<std::uint32_t> here;  // the places of the contributors
   for (std::uint32_t i = 0; i < hosts.ranks[host].size(); ++i) {
@@ -225,21 +232,66 @@ void Operation::exchange_among_hosts() {
   plan.hosts = place_.hosts->count();
   plan.host = place_.hosts->of[place_.rank];
   plan.first = *lane;
-  const Passage passage = in_shared_memory(*spec(), place_).passage;
-  for (std::uint64_t chunk = 0; chunk < chunks_of(passage, kWindowBytes); ++chunk) {
-    const Move slice = chunk_plan(passage, kWindowBytes, *lane, chunk).reduced;
-    const std::uint64_t begin = slice.user / item_size_;
-    plan.chains.push_back({begin, begin + slice.bytes / item_size_});
+  const std::uint64_t chunks = chunks_of(passage_of_host(*spec(), place_), kWindowBytes);
+  for (std::uint64_t chunk = 0; chunk < chunks; ++chunk) {
+    plan.chains.push_back(slice_of(*lane, chunk));
   }
   begin_exchange(std::move(plan), {});
 }
 
+Range Operation::slice_of(std::uint32_t lane, std::uint64_t chunk) const {
+  const Move slice =
+      chunk_plan(passage_of_host(*spec(), place_), kWindowBytes, lane, chunk).reduced;
+  const std::uint64_t begin = slice.user / item_size_;
+  return {begin, begin + slice.bytes / item_size_};
+}
+
 void Operation::begin_exchange(Exchange::Plan plan, MutableBuffer result) {
   exchange_.emplace(std::move(plan), std::move(result), place_.residual, memory_);
-  for (auto& [from, early] : std::exchange(early_portions_, {})) {
-    if (!error_) portion(from, early.first, early.second);
+  take_early_portions();
+}
+
+void Operation::take_early_portions() {
+  for (const auto& [key, elements] : std::exchange(early_portions_, {})) {
+    const auto [from, chain, round] = key;
+    if (!error_) portion(from, {*spec(), chain, round}, {elements});
   }
 }
+
+// --- a guest
+
+// Of each chunk, the slices of all lanes.
+void Operation::await_results() {
+  const std::uint32_t lanes = place_.hosts->lanes;
+  const std::uint64_t chunks = chunks_of(passage_of_host(*spec(), place_), kWindowBytes);
+  for (std::uint64_t chunk = 0; chunk < chunks; ++chunk) {
+    for (std::uint32_t lane = 0; lane < lanes; ++lane) {
+      have_.push_back(slice_of(lane, chunk).empty() ? 2 : 0);
+    }
+  }
+  take_early_portions();
+  finish_when_complete();
+}
+
+bool Operation::result_for_guest(std::uint32_t from, const Portion& portion,
+                                 const Buffer& elements) {
+  const Hosts& hosts = *place_.hosts;
+  const auto lane = hosts.lane(from);
+  if (hosts.of[from] != hosts.of[place_.rank] || !lane) return false;
+  const std::uint64_t index = std::uint64_t{portion.chain} * hosts.lanes + *lane;
+  if (portion.round != Portion::kForGuest || index >= have_.size() || have_[index] != 0) {
+    return false;
+  }
+  const Range slice = slice_of(*lane, portion.chain);
+  if (elements.size() != slice.count() * item_size_) return false;
+  have_[index] = 1;
+  SumTask copy{spec()->dtype, spec()->op, 1, {elements}, {}};
+  copy.output = tensor().slice(slice.begin * item_size_, slice.count() * item_size_);
+  effects_.tasks.push_back({static_cast<std::uint32_t>(index), std::move(copy)});
+  return true;
+}
+
+// --- all of them
 
 void Operation::summed_here(std::uint32_t chunk, Buffer sum) {
   if (!exchange_ || effects_.finished || error_) return;
@@ -262,21 +314,33 @@ std::uint32_t Operation::exchanging_rank(std::uint32_t host) const {
 void Operation::portion(std::uint32_t from, const Portion& portion,
                         const std::vector<Buffer>& parts) {
   if (portion.spec != *spec()) return refuse(from, difference(from, portion.spec));
-  if (!exchange_ && may_exchange_later()) {
-    early_portions_.push_back({from, {portion, parts}});
-    return;
-  }
-  const auto is_expected = [&] {
-    if (!exchange_ || parts.size() != 1) return false;
-    const std::uint32_t host = exchanges_as_member() ? from : place_.hosts->of[from];
-    return exchanging_rank(host) == from &&
-           exchange_->received(host, portion.chain, portion.round, parts[0]);
-  };
-  if (!is_expected()) {
+  if (parts.size() != 1 || !take_portion(from, portion, parts[0])) {
     return refuse(
         from, name_of(from) + " sent elements that " + name_of(place_.rank) + " does not expect");
   }
+}
+
+bool Operation::take_portion(std::uint32_t from, const Portion& portion, const Buffer& elements) {
+  if (shared_ != 0 && is_guest()) return result_for_guest(from, portion, elements);
+  if (!exchange_) return may_exchange_later() && keep_early(from, portion, elements);
+  const std::uint32_t host = exchanges_as_member() ? from : place_.hosts->of[from];
+  if (exchanging_rank(host) != from ||
+      !exchange_->received(host, portion.chain, portion.round, elements)) {
+    return false;
+  }
   take_exchange_effects();
+  return true;
+}
+
+// A neighbour in a ring sends each element twice at most, and small ones come from few members.
+bool Operation::keep_early(std::uint32_t from, const Portion& portion, Buffer elements) {
+  const std::size_t item_size = tensor::item_size(partial_dtype(spec()->dtype));
+  const std::size_t most = 4 * spec()->count() * item_size + 64 * kSmallExchange;
+  early_bytes_ += elements.size() + kCacheLine;
+  return early_bytes_ <= most &&
+         early_portions_
+             .emplace(std::tuple(from, portion.chain, portion.round), std::move(elements))
+             .second;
 }
 
 void Operation::take_exchange_effects() {
@@ -291,6 +355,10 @@ void Operation::take_exchange_effects() {
   }
   for (auto& result : effects.results) {
     if (shared_ != 0) {
+      for (const std::uint32_t guest : place_.hosts->guests[place_.hosts->of[place_.rank]]) {
+        effects_.outgoing.push_back(
+            {guest, Portion{*spec(), result.chain, Portion::kForGuest}, {result.elements}});
+      }
       effects_.publish.push_back(std::move(result));
       continue;
     }
@@ -478,7 +546,7 @@ void Operation::summed(std::uint32_t slice) {
   if (exchange_) slice /= 2;
   if (slice >= have_.size() || have_[slice] != 1) return;
   have_[slice] = 2;
-  if (is_sliced() && reducers_[slice] == place_.rank) {
+  if (shared_ == 0 && is_sliced() && reducers_[slice] == place_.rank) {
     pieces_.clear();
     to_others(Reduced{}, {bytes_of(Buffer(result_), slices_[slice])});
   }

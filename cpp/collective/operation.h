@@ -6,6 +6,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -32,7 +33,7 @@ inline constexpr std::uint32_t kOwnInputs = 0xffffffff;
 // Of the task that puts the result into the user's output.
 inline constexpr std::uint32_t kResult = 0xfffffffe;
 
-// Allreduces of at least this many bytes among members of one host wait for rank 0's Go, which
+// Allreduces of at least this many bytes among members that share hosts wait for rank 0's Go, which
 // costs two messages, and then pass through shared memory.
 inline constexpr std::uint64_t kSharedBytes = std::uint64_t{64} << 10;
 
@@ -164,10 +165,18 @@ class Operation {
   Exchange::Plan exchange_plan() const;
   void exchange_among_members();
   void exchange_among_hosts();
+  static Passage passage_of_host(const OpSpec& spec, const Place& place);
+  Range slice_of(std::uint32_t lane, std::uint64_t chunk) const;
+  bool is_guest() const { return shares_hosts() && place_.hosts->is_guest(place_.rank); }
+  void await_results();
+  bool result_for_guest(std::uint32_t from, const Portion& portion, const Buffer& elements);
   void begin_exchange(Exchange::Plan plan, MutableBuffer result);
+  void take_early_portions();
   void provide_next();
   void put_in_place(Exchange::Result result);
   void portion(std::uint32_t from, const Portion& portion, const std::vector<Buffer>& parts);
+  bool take_portion(std::uint32_t from, const Portion& portion, const Buffer& elements);
+  bool keep_early(std::uint32_t from, const Portion& portion, Buffer elements);
   // An exchange has not begun, but may still do so.
   bool may_exchange_later() const;
   // Without shared memory, each member is a host.
@@ -200,7 +209,9 @@ class Operation {
   std::map<std::uint32_t, Buffer> pieces_;  // of my slice, by contributor
   std::optional<Exchange> exchange_;        // among hosts in a lane, or among all members
   std::uint32_t provided_ = 0;              // chains, among all members
-  std::vector<std::pair<std::uint32_t, std::pair<Portion, std::vector<Buffer>>>> early_portions_;
+  // Before the exchange begins: by sender, chain and round.
+  std::map<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>, Buffer> early_portions_;
+  std::size_t early_bytes_ = 0;
   Passage passage_;
   bool asks_ = false;                // rank 0 for Go
   bool went_ = false;                // Go was received

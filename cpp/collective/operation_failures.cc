@@ -110,6 +110,16 @@ std::vector<std::string> Operation::waiting_for() const {
     }
     return names;
   }
+  if (shared_ != 0 && is_guest()) {
+    for (std::uint32_t lane = 0; lane < place_.hosts->lanes; ++lane) {
+      const std::uint32_t leader = place_.hosts->leader(place_.hosts->of[place_.rank], lane);
+      for (std::size_t i = lane; i < have_.size(); i += place_.hosts->lanes) {
+        if (have_[i] == 0) names.push_back(name_of(leader));
+        if (have_[i] == 0) break;
+      }
+    }
+    return names;
+  }
   if (!uses_messages_ || flat_) return {};
   if (!is_sliced()) {
     for (std::uint32_t rank = 0; rank < place_.names.size(); ++rank) {

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/mutant.h"
-#include "group/lies.h"
+#include "group/hostile_messages.h"
 
 namespace moolink::group {
 

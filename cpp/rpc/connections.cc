@@ -8,7 +8,7 @@
 
 #include "base/mutant.h"
 #include "rpc/node.h"
-#include "wire/lies.h"
+#include "wire/hostile_messages.h"
 
 namespace moolink::rpc {
 

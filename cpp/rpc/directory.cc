@@ -5,7 +5,7 @@
 
 #include "base/mutant.h"
 #include "rpc/node.h"
-#include "wire/lie.h"
+#include "wire/hostile_number.h"
 
 namespace moolink::rpc {
 

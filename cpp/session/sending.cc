@@ -159,13 +159,4 @@ bool Session::write_part(Link& link, std::uint64_t seq, Outgoing& outgoing) {
   return false;
 }
 
-void Session::write_unassigned(Time now) {
-  Link* link = best_link(now);
-  if (link == nullptr) return;
-  for (std::uint64_t seq = outbox_.first(); seq <= outbox_.last(); ++seq) {
-    const Outgoing* outgoing = outbox_.find(seq);
-    if (outgoing != nullptr && outgoing->connection == 0) write_message(now, *link, seq);
-  }
-}
-
 }  // namespace moolink::session

@@ -127,63 +127,6 @@ void Session::set_receive_window(Time now, std::uint64_t bytes, std::uint64_t me
   if (Link* link = best_link(now)) write_window(*link);
 }
 
-void Session::tick(Time now) {
-  // A tick so late means that this process was stopped: it has not read what the peer sent
-  // meanwhile, so the peer's silence proves nothing.
-  if (expected_tick_ != kNever && now > expected_tick_ + config_.timing.late_after) {
-    forgiving_until_ = now + config_.timing.forgive_for;
-  }
-  if (now >= ack_at_) write_ack(now);
-  return_idle_standing(now);
-  watch_links(now);
-}
-
-bool Session::silent_for(Time now, Time since, Duration duration) const {
-  return now >= forgiving_until_ && now - since >= duration;
-}
-
-// A session offered on a connection that broke before the answer is kept as long as any other: the
-// peer may have agreed, and sent messages in it.
-bool Session::may_fall_silent() const { return ready_ || (id_ != 0 && links_.empty()); }
-
-void Session::watch_links(Time now) {
-  const Timing& timing = config_.timing;
-  for (auto& [connection, link] : links_) {
-    if (!link.attached || now < link.ping_at) continue;
-    const bool quiet = now - link.last_heard >= timing.ping_after;
-    if (!quiet && now - link.pinged_at < timing.measure_every) {
-      link.ping_at = link.last_heard + timing.ping_after;
-      continue;
-    }
-    write_ping(now, link);
-  }
-  if (may_fall_silent() && silent_for(now, last_heard_, timing.evict_after)) {
-    lose(make_error(ErrorCode::peer_lost, "the peer was silent for too long"), 0);
-    return;
-  }
-  const Link* best = best_link(now);
-  if (best == nullptr || silent_for(now, best->last_heard, timing.suspect_after)) return;
-  std::vector<ConnectionId> stalled;  // while another path works
-  for (const auto& [connection, link] : links_) {
-    if (link.attached && silent_for(now, link.last_heard, timing.suspect_after)) {
-      stalled.push_back(connection);
-    }
-  }
-  for (const ConnectionId connection : stalled) {
-    close_link(now, connection,
-               make_error(ErrorCode::peer_lost, "the path stalled, another one works"));
-  }
-}
-
-Time Session::next_deadline() const {
-  Time next = std::min(ack_at_, standing_deadline());
-  for (const auto& [connection, link] : links_) next = std::min(next, link.ping_at);
-  if (may_fall_silent()) {
-    next = std::min(next, std::max(last_heard_ + config_.timing.evict_after, forgiving_until_));
-  }
-  return next;
-}
-
 void Session::end(const Error& reason, bool farewell) {
   if (farewell) {
     const auto say = [&] {
@@ -202,10 +145,6 @@ bool Session::connected() const {
                      [](const auto& entry) { return entry.second.attached; });
 }
 
-bool Session::suspected(Time now) const {
-  return silent_for(now, last_heard_, config_.timing.suspect_after);
-}
-
 void Session::drain(std::vector<Action>& into) {
   into.clear();
   into.swap(actions_);
@@ -215,19 +154,6 @@ void Session::drain(std::vector<Action>& into) {
 Link* Session::find(ConnectionId connection) {
   const auto found = links_.find(connection);
   return found == links_.end() ? nullptr : &found->second;
-}
-
-// The preferred live path: first one that is heard, then by preference, then the latest.
-const Link* Session::best_link(Time now) const {
-  const Link* best = nullptr;
-  const auto rank = [&](const Link& link) {
-    return std::tuple(!silent_for(now, link.last_heard, config_.timing.suspect_after),
-                      link.traits.preference, link.generation);
-  };
-  for (const auto& [connection, link] : links_) {
-    if (link.attached && (best == nullptr || rank(*best) < rank(link))) best = &link;
-  }
-  return best;
 }
 
 std::optional<ConnectionId> Session::connection_in_use(Time now) const {
@@ -247,23 +173,6 @@ std::vector<LinkInfo> Session::links(Time now) const {
     return std::pair(a.in_use, a.preference) > std::pair(b.in_use, b.preference);
   });
   return infos;
-}
-
-void Session::drop_link(Time now, ConnectionId connection) {
-  if (links_.erase(connection) == 0) return;
-  if (!ready_) last_heard_ = now;
-  inbox_.disconnected(connection);
-  if (mutant("no_failover")) return;
-  outbox_.unassign(connection);
-  write_unassigned(now);
-  // The last WINDOW and ACK may be lost with the connection.
-  if (Link* link = best_link(now); link != nullptr && window_number_ > 0) write_window(*link);
-  if (ready_) ack_due(now, 1);
-}
-
-void Session::close_link(Time now, ConnectionId connection, Error error) {
-  actions_.push_back(CloseConnection{connection, std::move(error)});
-  drop_link(now, connection);
 }
 
 // Ends the session with all its connections but `except`.

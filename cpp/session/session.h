@@ -271,7 +271,6 @@ class Session {
   void write_message(Time now, Link& link, std::uint64_t seq);
   void write_parts(Link& link);
   bool write_part(Link& link, std::uint64_t seq, Outgoing& outgoing);
-  void write_unassigned(Time now);
 
   // lending.cc
   static bool may_lend(const Link& link, Outgoing& outgoing, std::size_t which);
@@ -282,7 +281,7 @@ class Session {
   void write_returns(Time now);
   void loans_returned(const Buffer& body);
 
-  // standing.cc
+  // standing_grants.cc
   void offer_standing(const Link& link, std::uint64_t bytes);
   void offer_standing_again(const Link& link);
   void standing_ready(Time now, Link& link, const wire::GrantPlace& place, MutableBuffer memory);
@@ -291,16 +290,21 @@ class Session {
   void return_idle_standing(Time now);
   Time standing_deadline() const;
 
-  // session.cc
-  void drop_link(Time now, ConnectionId connection);
-  void close_link(Time now, ConnectionId connection, Error error);
-  void lose(Error reason, ConnectionId except);
+  // failover.cc
   const Link* best_link(Time now) const;
   Link* best_link(Time now) { return const_cast<Link*>(std::as_const(*this).best_link(now)); }
-  Link* find(ConnectionId connection);
+  void drop_link(Time now, ConnectionId connection);
+  void close_link(Time now, ConnectionId connection, Error error);
+  void write_unassigned(Time now);
+
+  // silence.cc
   bool silent_for(Time now, Time since, Duration duration) const;
   bool may_fall_silent() const;
   void watch_links(Time now);
+
+  // session.cc
+  void lose(Error reason, ConnectionId except);
+  Link* find(ConnectionId connection);
 
   Config config_;
   std::vector<Action> actions_;

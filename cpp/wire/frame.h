@@ -16,7 +16,7 @@
 #include "base/limits.h"
 #include "base/uid.h"
 #include "wire/archive.h"
-#include "wire/lies.h"
+#include "wire/hostile_messages.h"
 #include "wire/payload.h"
 
 namespace moolink::wire {

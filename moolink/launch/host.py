@@ -12,7 +12,7 @@ from moolink.accumulate import run_record
 from moolink.errors import Error
 from moolink.internal.processes import available_cores
 from moolink.launch.loop import Loop
-from moolink.launch.machine import Machine, Watcher, visible_gpus
+from moolink.launch.local_processes import Machine, Watcher, visible_gpus
 
 
 class JobError(Error):

@@ -11,7 +11,7 @@ from moolink.launch.description import Job
 from moolink.launch.host import LocalHost
 from moolink.launch.loop import Loop
 from moolink.launch.plan import plan_with_broker_here
-from moolink.launch.remote_host import Options
+from moolink.launch.ssh_host import Options
 from moolink.launch.settings import local_security
 from moolink.launch.shares import Seat
 from moolink.launch.supervisor import Supervisor
@@ -65,7 +65,7 @@ def launch(
         raise ValueError(f"lost_after is {lost_after}; it must be at least {2 * HEARTBEAT:g} s")
     if hosts or any(role.hosts for role in job.roles):
         # Imported here: jobs of one machine need none of it.
-        import moolink.launch.ssh as remote
+        import moolink.launch.ssh_job as remote
 
         return remote.launch(
             job,

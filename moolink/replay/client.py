@@ -20,7 +20,7 @@ from moolink.replay import names, placement
 from moolink.replay.batch import Batch, Batches
 from moolink.replay.layout import keys_of, priorities_of
 from moolink.replay.local import Stop
-from moolink.replay.placement import Arrays
+from moolink.replay.array_conversion import Arrays
 from moolink.replay.remote_steps import RemoteSteps
 from moolink.replay.writer import Writer
 

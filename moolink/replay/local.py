@@ -28,7 +28,7 @@ from moolink.replay.layout import Layout, floats_of, keys_of, priorities_of
 from moolink.replay.local_steps import LocalSteps
 from moolink.replay.open_table import OpenTable
 from moolink.replay.options import Table
-from moolink.replay.placement import Arrays
+from moolink.replay.array_conversion import Arrays
 from moolink.replay.writer import Item, Writer
 
 Stop = Callable[[], bool]

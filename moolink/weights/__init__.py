@@ -2,7 +2,7 @@
 
 from moolink.weights.copies import Weights
 from moolink.weights.parameter_server import ParameterClient, ParameterServer
-from moolink.weights.placement import Shard
+from moolink.weights.shards import Shard
 from moolink.weights.publisher import Publisher
 from moolink.weights.sharded_subscriber import ShardedSubscriber
 from moolink.weights.subscriber import Subscriber

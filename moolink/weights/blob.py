@@ -18,7 +18,7 @@ from moolink.data.device_arrays import numpy_dtype
 from moolink.data.skeletons import Skeleton
 from moolink.rpc import lending
 from moolink.weights import placement
-from moolink.weights.placement import Region, Shard
+from moolink.weights.shards import Region, Shard
 
 Bytes = npt.NDArray[np.uint8]
 Arrays = Literal["same", "numpy", "torch", "jax"]

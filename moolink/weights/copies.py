@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from moolink.rpc import lending
 from moolink.weights import blob
 from moolink.weights.blob import CHUNK, Arrays, Bytes, Layout
-from moolink.weights.spread import Key
+from moolink.weights.source_choice import Key
 
 if TYPE_CHECKING:
     from moolink._core import RpcDeferredReturn

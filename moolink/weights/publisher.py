@@ -22,8 +22,8 @@ from moolink.rpc import lending, serving
 from moolink.weights import agreement, blob, names
 from moolink.weights.agreement import Holds
 from moolink.weights.blob import Bytes, Layout
-from moolink.weights.placement import pieces_given
-from moolink.weights.spread import Key, Source, Spread, key_of
+from moolink.weights.shards import pieces_given
+from moolink.weights.source_choice import Key, Source, Spread, key_of
 
 if TYPE_CHECKING:
     from moolink._core import RpcDeferredReturn

@@ -9,7 +9,7 @@ import hashlib
 import json
 import sys
 import time
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -113,11 +113,13 @@ class Member:
             "cpu_seconds": cpu_seconds,
         }
 
-    def join_training(self, count: int, members: int) -> None:
-        """Makes an accumulator of so many float32 whose rounds have a contribution of each member,
-        and waits until all take part: the first ones give the others the state."""
+    def join_training(
+        self, count: int, members: int, role: Literal["member", "observer"] = "member"
+    ) -> None:
+        """Makes an accumulator of so many float32 whose rounds have so many contributions, and waits
+        until all members take part: the first ones give the others the state."""
         weights = np.zeros(count, np.float32)
-        self._accumulator = NumpyAccumulator("model", weights, self.group)
+        self._accumulator = NumpyAccumulator("model", weights, self.group, role=role)
         self._accumulator.set_virtual_batch_size(members)
 
         def takes_part() -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ import pytest
 from moolink import _core
 from tests.network.hosts import Hosts
 from tests.network.member import elements
-from tests.network.members import all_do, members_on
-from tests.waiting import until
+from tests.network.members import BROKER_PORT, all_do, members_on
+from tests.waiting import PROCESS_LIMIT, until
 
 MakeHosts = Callable[..., Hosts]
 TWO_AND_TWO = {"a": 0, "b": 0, "c": 1, "d": 1}
@@ -76,6 +77,44 @@ def test_the_members_of_each_host_reduce_in_its_memory(make_hosts: MakeHosts) ->
         lambda: written_by_messages("train", rounds=2) < 4 * count / 10,
         "rounds whose elements cross no connection within a host",
     )
+
+
+def test_members_of_several_hosts_that_end_after_an_operation_fail_nobody(
+    make_hosts: MakeHosts,
+) -> None:
+    program = """
+        import sys, moolink, numpy as np
+        rpc = moolink.Rpc(sys.argv[1])
+        rpc.connect(sys.argv[2])
+        group = moolink.Group(rpc, sys.argv[3])
+        group.wait_for_members(4)
+        data = np.ones(4_000_000, np.float32)
+        for _ in range(3):  # the first ones may begin before all hosts have their segments
+            group.all_reduce("x", data).result(60)
+        group.close()
+    """
+    hosts = make_hosts(2)
+    broker = f"{hosts.address(0)}:{BROKER_PORT}"
+    hosts.start(0, "moolink.broker", broker, "--first")
+    for attempt in range(3):
+        members = [
+            hosts.start_python(h, "-c", textwrap.dedent(program), name, broker, f"group-{attempt}")
+            for name, h in TWO_AND_TWO.items()
+        ]
+        assert [member.wait(timeout=PROCESS_LIMIT) for member in members] == [0, 0, 0, 0]
+
+
+def test_an_observer_on_a_host_of_its_own_gets_all_rounds(make_hosts: MakeHosts) -> None:
+    members = members_on(make_hosts(3), {**TWO_AND_TWO, "watcher": 2})
+    count = 300_000
+    training = {"count": count, "members": 4}
+    for member in members[:4]:
+        member.begin("join_training", **training)
+    members[4].begin("join_training", **training, role="observer")
+    for member in members:
+        member.end()
+    answers = all_do(members, "train", rounds=6)
+    assert len({answer["digest"] for answer in answers}) == 1
 
 
 def test_rounds_cross_the_link_of_each_host_once_each_way(make_hosts: MakeHosts) -> None:

@@ -19,11 +19,14 @@ void AccumulatorPeer::perform(Time, Machine::Send& action) {
 }
 
 void AccumulatorPeer::perform(Time now, Machine::EnterEpoch& action) {
-  if (layout_.bytes == 0) action.host_keys.clear();  // there is nothing to share
+  if (layout_.bytes == 0) {  // there is nothing to share
+    action.host_keys.clear();
+    action.guests.clear();
+  }
   const bool one_host = collective::share_a_host(action.host_keys);
   runner_->enter(now,
                  {action.epoch, std::move(action.instances), std::move(action.names), one_host,
-                  std::move(action.host_keys)},
+                  std::move(action.host_keys), std::move(action.guests)},
                  {ErrorCode::group_changed, "the group changed", {}, scope_, {}, {}, Ran::maybe});
 }
 

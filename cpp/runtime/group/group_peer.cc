@@ -14,6 +14,7 @@ namespace {
 
 // Operations may take this long to end in the epoch before, when nothing was lost.
 constexpr Duration kLastOperations = milliseconds(100);
+constexpr Duration kLookAgain = milliseconds(1);  // whether they have ended at the others
 
 bool loses_nothing(group::Cause cause) {
   return cause == group::Cause::left || cause == group::Cause::joined ||
@@ -333,7 +334,7 @@ void GroupPeer::tick(Time now) {
   runner_->tick(now);
   carry_out(now);
   remind(now);
-  if (next_ && now >= enter_at_) enter(*next_);
+  if (next_ && (now >= enter_by_ || nothing_runs())) enter(*next_);
   std::vector<collective::OpId> late;
   for (const auto& [op, running] : running_) {
     if (running.deadline <= now) late.push_back(op);
@@ -345,7 +346,7 @@ void GroupPeer::tick(Time now) {
 Time GroupPeer::next_deadline() const {
   if (starts_over_) return {};
   Time deadline = std::min(member_.next_deadline(), runner_->next_deadline());
-  if (next_) deadline = std::min(deadline, enter_at_);
+  if (next_) deadline = std::min(deadline, running_.empty() ? io::now() + kLookAgain : enter_by_);
   if (waits_since_ != kNever) deadline = std::min(deadline, reminder_.next(waits_since_));
   for (const auto& [op, running] : running_) deadline = std::min(deadline, running.deadline);
   return deadline;
@@ -432,10 +433,13 @@ void GroupPeer::settle(Time now) {
 // A member that left in order has ended its operations. Others may still be ending them: they have
 // all data they need from it, but the new view would fail them.
 void GroupPeer::enter_in_time(Time now, const group::View& view) {
-  if (running_.empty() || !loses_nothing(view.cause)) return enter(view);
-  if (!next_) enter_at_ = now + kLastOperations;
+  if (nothing_runs() || !loses_nothing(view.cause)) return enter(view);
+  if (!next_) enter_by_ = now + kLastOperations;
   next_ = view;
 }
+
+// Others on this host may still take from shared memory what has ended here.
+bool GroupPeer::nothing_runs() const { return running_.empty() && runner_->ended_everywhere(); }
 
 // Operations now run among the members of `view`.
 void GroupPeer::enter(group::View view) {

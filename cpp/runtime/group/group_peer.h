@@ -154,6 +154,7 @@ class GroupPeer final : public Driven, private PeerObserver {
   void remind(Time now);
   std::string explain(Time now) const;
   std::string how_to_reach_the_broker(Time now) const;
+  bool nothing_runs() const;
   void enter_in_time(Time now, const group::View& view);
   void enter(group::View view);
   void enter_newest(const std::string& operation, bool retry);
@@ -176,8 +177,8 @@ class GroupPeer final : public Driven, private PeerObserver {
   std::shared_ptr<OperationRunner> runner_;
   group::View seen_;                 // by the user
   group::View entered_;              // whose members run operations
-  std::optional<group::View> next_;  // the view to enter at enter_at_
-  Time enter_at_{};
+  std::optional<group::View> next_;  // the view to enter when nothing runs, or by then
+  Time enter_by_{};
   std::map<collective::OpId, Running> running_;
   std::vector<Attached> attached_;
   std::vector<MembersWaiter*> waiters_;

@@ -107,8 +107,7 @@ void GroupPeer::done(collective::Engine::Done ended) {
   const std::shared_ptr<Future> future = std::move(found->second.future);
   running_.erase(found);
   if (next_ && running_.empty()) {  // in the next turn: the engine is handling its actions
-    enter_at_ = io::now();
-    rpc_->context()->engine().rearm(enter_at_);
+    rpc_->context()->engine().rearm(io::now());
   }
   if (ended.error) {
     future->complete(std::move(ended.error));

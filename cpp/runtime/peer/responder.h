@@ -10,7 +10,7 @@
 #include "base/time.h"
 #include "rpc/node.h"
 #include "runtime/engine/workers.h"
-#include "runtime/peer/standing.h"
+#include "runtime/peer/recipient.h"
 #include "wire/payload.h"
 
 namespace moolink::runtime {

@@ -22,9 +22,9 @@
 #include "runtime/peer/descriptor_exchange.h"
 #include "runtime/peer/loans.h"
 #include "runtime/peer/paths.h"
+#include "runtime/peer/recipient.h"
 #include "runtime/peer/responder.h"
 #include "runtime/peer/service_router.h"
-#include "runtime/peer/standing.h"
 #include "transport/transport.h"
 
 namespace moolink::runtime {

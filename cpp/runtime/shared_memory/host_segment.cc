@@ -87,11 +87,15 @@ void HostSegment::enter(Time now, const Members& group) {
   const auto found = std::ranges::find(group.instances, rpc_->instance());
   if (found == group.instances.end()) return;
   const auto self = static_cast<std::uint32_t>(found - group.instances.begin());
-  collective::Hosts hosts = collective::hosts_of(group.host_keys);
+  collective::Hosts hosts = collective::hosts_of(group.host_keys, group.guests);
   if (group.one_host) hosts = collective::hosts_of(std::vector(group.instances.size(), Uid{1, 1}));
   const auto too_many = [](const auto& ranks) { return ranks.size() > kMaxRanks; };
   const bool shares = group.one_host ? group.instances.size() > 1 : hosts.share_memory();
-  if (!shares || std::ranges::any_of(hosts.ranks, too_many)) return;
+  if (!shares || hosts.is_guest(self)) return;
+  if (std::ranges::any_of(hosts.ranks, too_many)) {
+    return warn(make_error(ErrorCode::error,
+                           "a host has more than " + std::to_string(kMaxRanks) + " members"));
+  }
   members_.epoch = group.epoch;
   members_.one_host = group.one_host;
   for (const std::uint32_t rank : hosts.ranks[hosts.of[self]]) {
@@ -165,6 +169,9 @@ void HostSegment::tick(Time now) {
 void HostSegment::tell_group(Time now) {
   if (leads_group()) return host_attached(rpc_->instance());
   send(first_, {scope_, Message::Kind::attached, members_.epoch, {}});
+  if (share_pause_ == kLongestAnswer) {
+    warn(make_error(ErrorCode::error, "not all members of other hosts share memory there yet"));
+  }
   share_at_ = now + share_pause_;
   share_pause_ = std::min(2 * share_pause_, kLongestAnswer);
   rpc_->context()->engine().rearm(share_at_);

@@ -94,6 +94,56 @@ TEST("slices are refused where hosts exchange portions") {
   }
 }
 
+// An observer on a host of its own neither leads a lane nor delays the others.
+TEST("guests get the result from the leaders of one host") {
+  for (const std::uint32_t count : {0u, 3u, 100'003u}) {
+    for (const bool two_hosts : {true, false}) {
+      Members members(5, count, {0, 0, two_hosts ? 1u : 0u, 2, 2}, {3, 4});
+      members.share_memory();
+      OpSpec spec = floats(count);
+      spec.contributors = {0, 2};
+      spec.reducers = {0, 1, 2};
+      Engine::Options shared;
+      shared.shared = 1;
+      std::vector<OpId> ids;
+      for (std::size_t i = 0; i < 5; ++i) {
+        std::vector<Buffer> inputs;
+        if (i % 2 == 0 && i < 4) inputs.push_back(buffer(std::vector<float>(count, 1.5f)));
+        ids.push_back(members.start(i, "x", spec, std::move(inputs), shared));
+        if (i == 2) members.settle(count % 50);
+      }
+      members.settle();
+      CHECK_EQ(members.passed(), std::size_t{3});
+      for (std::size_t i = 0; i < 5; ++i) {
+        const Engine::Done* done = members.done(i, ids[i]);
+        CHECK(done != nullptr && !done->error);
+        CHECK(values_of<float>(done->tensor) == std::vector<float>(count, 3.0f));
+      }
+    }
+  }
+}
+
+TEST("a guest is of no lane") {
+  const Hosts hosts = hosts_of({{1, 0}, {1, 0}, {1, 1}, {1, 1}, {1, 2}}, {4});
+  CHECK(hosts.count() == 2u && hosts.lanes == 2u && hosts.is_guest(4) && !hosts.is_guest(3));
+  CHECK(hosts.lane(4) == std::nullopt && hosts.of[4] == 0u && hosts.share_memory());
+  CHECK(!hosts_of({{1, 0}, {1, 2}}, {1}).share_memory());
+  CHECK(hosts_of({{1, 0}, {1, 0}, {1, 2}}, {2}).share_memory());
+}
+
+TEST("a member that sends portions before all go fails the operation, not this process") {
+  Members members(4, 9, {0, 0, 1, 1});
+  members.share_memory();
+  const std::uint32_t count = 100'000;
+  const OpId id = members.start(0, "x", floats(count), {buffer(std::vector<float>(count, 1.0f))});
+  const std::vector<std::byte> elements(std::size_t{1} << 20);
+  for (std::uint32_t chain = 0; chain < 20 && members.done(0, id) == nullptr; ++chain) {
+    const Frame frame{"group", 1, {"x", 0}, Portion{floats(count), chain, 0}};
+    members.receive(0, 2, {wire::encode(frame), {buffer(elements)}});
+  }
+  CHECK(members.done(0, id) != nullptr && members.done(0, id)->error);
+}
+
 TEST("a host has as many leaders as each other host can have") {
   const Hosts hosts = hosts_of({{1, 0}, {1, 1}, {1, 0}, {1, 1}, {1, 1}});
   CHECK_EQ(hosts.lanes, 2u);

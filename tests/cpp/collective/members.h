@@ -39,8 +39,10 @@ class Members {
  public:
   // `hosts`: each one's, by number; empty: all are on one.
   explicit Members(std::size_t count, std::uint64_t seed = 1,
-                   const std::vector<std::uint64_t>& hosts = {})
+                   const std::vector<std::uint64_t>& hosts = {},
+                   std::vector<std::uint32_t> guests = {})
       : random_(seed) {
+    members_.guests = std::move(guests);
     for (const std::uint64_t host : hosts) members_.host_keys.push_back({2, host});
     for (std::size_t i = 0; i < count; ++i) {
       members_.instances.push_back({1, i + 1});
@@ -94,7 +96,8 @@ class Members {
   // Those of each host share a segment of this epoch; without hosts, all of them one.
   void share_memory() {
     const std::vector<Uid> one(engines_.size(), Uid{2, 1});
-    const Hosts hosts = hosts_of(members_.host_keys.empty() ? one : members_.host_keys);
+    const Hosts hosts =
+        hosts_of(members_.host_keys.empty() ? one : members_.host_keys, members_.guests);
     pipelines_.clear();
     pipelines_.resize(engines_.size());
     for (const std::vector<std::uint32_t>& ranks : hosts.ranks) {
@@ -117,6 +120,7 @@ class Members {
     for (; steps > 0; --steps) {
       bool worked = false;
       for (std::size_t i = 0; i < pipelines_.size(); ++i) {
+        if (pipelines_[i] == nullptr) continue;  // a guest
         worked |= random_.chance(1, 2) && pipelines_[i]->step();
         for (auto& sum : pipelines_[i]->take_sums()) {
           engines_[i]->summed_here(std::move(sum));
@@ -169,7 +173,7 @@ class Members {
  private:
   bool is_stepping() {
     bool worked = false;
-    for (const auto& pipeline : pipelines_) worked |= pipeline->step();
+    for (const auto& pipeline : pipelines_) worked |= pipeline != nullptr && pipeline->step();
     return worked;
   }
 

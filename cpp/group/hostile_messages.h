@@ -1,6 +1,6 @@
 #pragma once
 
-// Like wire/lies.h, for the messages of groups.
+// Like wire/hostile_messages.h, for the messages of groups.
 
 #include "group/messages.h"
 

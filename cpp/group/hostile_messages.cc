@@ -1,7 +1,7 @@
-#include "group/lies.h"
+#include "group/hostile_messages.h"
 
 #ifdef MOOLINK_CRASH_POINTS
-#include "wire/lie.h"
+#include "wire/hostile_number.h"
 
 namespace moolink::group {
 

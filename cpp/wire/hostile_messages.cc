@@ -1,4 +1,4 @@
-#include "wire/lies.h"
+#include "wire/hostile_messages.h"
 
 #ifdef MOOLINK_CRASH_POINTS
 #include <algorithm>
@@ -9,7 +9,7 @@
 #include <string>
 
 #include "wire/frame.h"
-#include "wire/lie.h"
+#include "wire/hostile_number.h"
 
 namespace moolink::wire {
 namespace {

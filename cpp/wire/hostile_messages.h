@@ -1,8 +1,8 @@
 #pragma once
 
 // A hostile peer's frames, for tests of their readers: MOOLINK_LIE=loan.offset=0x7fffffff makes
-// this process follow the protocol except for one number. lies.cc has the names. Compiled in only
-// for development builds, like crash points.
+// this process follow the protocol except for one number. hostile_messages.cc has the names.
+// Compiled in only for development builds, like crash points.
 
 namespace moolink::wire {
 

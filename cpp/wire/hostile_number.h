@@ -1,6 +1,6 @@
 #pragma once
 
-// One number that a hostile peer falsifies, for tests: see lies.h.
+// One number that a hostile peer falsifies, for tests: see hostile_messages.h.
 
 #include <cstdint>
 #include <optional>

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from moolink.weights.spread import Key, Source, Spread
+from moolink.weights.source_choice import Key, Source, Spread
 
 HOME = "host of the publisher"
 

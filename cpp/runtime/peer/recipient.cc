@@ -1,4 +1,4 @@
-#include "runtime/peer/standing.h"
+#include "runtime/peer/recipient.h"
 
 #include <utility>
 

@@ -18,14 +18,14 @@ import pytest
 
 from moolink.launch.description import Job
 from moolink.launch.loop import Loop
-from moolink.launch.machine import Machine
+from moolink.launch.local_processes import Machine
 from tests.waiting import until
 
 # Leaves what a power cut leaves: the process and its guard end at once.
 DIES = """
 import os, signal
 from moolink.launch.loop import Loop
-from moolink.launch.machine import Machine
+from moolink.launch.local_processes import Machine
 machine = Machine(Loop())
 open(os.path.join(machine.directory, "token"), "w").close()
 os.kill(machine._guard.pid, signal.SIGKILL)

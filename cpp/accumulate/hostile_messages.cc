@@ -1,7 +1,7 @@
-#include "accumulate/lies.h"
+#include "accumulate/hostile_messages.h"
 
 #ifdef MOOLINK_CRASH_POINTS
-#include "wire/lie.h"
+#include "wire/hostile_number.h"
 
 namespace moolink::accumulate {
 namespace {
