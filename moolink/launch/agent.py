@@ -18,8 +18,8 @@ from moolink.accumulate import run_record
 from moolink.internal.processes import available_cores
 from moolink.launch import wire
 from moolink.launch.host import Task
-from moolink.launch.loop import READ, Loop, Outbox, Signals
 from moolink.launch.local_processes import LocalProcess, Machine, visible_gpus
+from moolink.launch.loop import READ, Loop, Outbox, Signals
 from moolink.launch.settings import write_token
 
 _MOST_PENDING = 1 << 20  # bytes; those who write more wait until the launcher has read them

@@ -11,8 +11,8 @@ from typing import Protocol
 from moolink.accumulate import run_record
 from moolink.errors import Error
 from moolink.internal.processes import available_cores
-from moolink.launch.loop import Loop
 from moolink.launch.local_processes import Machine, Watcher, visible_gpus
+from moolink.launch.loop import Loop
 
 
 class JobError(Error):

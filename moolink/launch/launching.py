@@ -11,9 +11,9 @@ from moolink.launch.description import Job
 from moolink.launch.host import LocalHost
 from moolink.launch.loop import Loop
 from moolink.launch.plan import plan_with_broker_here
-from moolink.launch.ssh_host import Options
 from moolink.launch.settings import local_security
 from moolink.launch.shares import Seat
+from moolink.launch.ssh_host import Options
 from moolink.launch.supervisor import Supervisor
 from moolink.launch.wire import HEARTBEAT
 

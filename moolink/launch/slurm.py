@@ -20,8 +20,8 @@ from pathlib import Path
 
 from moolink.launch.description import Job, Role
 from moolink.launch.host import HostWatcher, JobError, LocalHost, Task
-from moolink.launch.loop import Loop
 from moolink.launch.local_processes import LocalProcess, Machine
+from moolink.launch.loop import Loop
 from moolink.launch.plan import plan_with_broker_here
 from moolink.launch.scheduled_host import ScheduledHost
 from moolink.launch.settings import local_security

@@ -15,8 +15,8 @@ from typing import Any
 from moolink.internal.processes import describe_exit
 from moolink.launch import wire
 from moolink.launch.host import Host, HostWatcher, Running, Task
-from moolink.launch.loop import Loop, Outbox, Timer
 from moolink.launch.local_processes import LocalProcess, Machine
+from moolink.launch.loop import Loop, Outbox, Timer
 from moolink.launch.output import PrefixedStream, Screen
 
 _SSH_TIMEOUT = 10  # seconds of ssh itself

@@ -12,9 +12,9 @@ from moolink.launch.description import Job
 from moolink.launch.host import Host, JobError, LocalHost
 from moolink.launch.loop import Loop
 from moolink.launch.plan import BrokerPlan, Plan
-from moolink.launch.ssh_host import CONNECT_TIMEOUT, Options, RemoteHost
 from moolink.launch.settings import group_of, local_security, token_text
 from moolink.launch.shares import parse_hosts, seats_of
+from moolink.launch.ssh_host import CONNECT_TIMEOUT, Options, RemoteHost
 from moolink.launch.supervisor import Supervisor
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from moolink.errors import AuthError
 from moolink.launch.host import Task
-from moolink.launch.loop import READ, Loop
 from moolink.launch.local_processes import Machine
+from moolink.launch.loop import READ, Loop
 from moolink.launch.settings import write_token
 
 _MOST_WAITING = 16  # pieces of output of 64 KB; the process waits while the launcher reads none

@@ -17,10 +17,10 @@ from moolink.internal import deadlines
 from moolink.internal.integers import integer_of
 from moolink.internal.keywords import names_keywords
 from moolink.replay import names, placement
+from moolink.replay.array_conversion import Arrays
 from moolink.replay.batch import Batch, Batches
 from moolink.replay.layout import keys_of, priorities_of
 from moolink.replay.local import Stop
-from moolink.replay.array_conversion import Arrays
 from moolink.replay.remote_steps import RemoteSteps
 from moolink.replay.writer import Writer
 

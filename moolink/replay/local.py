@@ -23,12 +23,12 @@ from moolink.internal.shown import shown
 from moolink.metrics import sources
 from moolink.metrics.sources import Value
 from moolink.replay import placement
+from moolink.replay.array_conversion import Arrays
 from moolink.replay.batch import Batch, Batches
 from moolink.replay.layout import Layout, floats_of, keys_of, priorities_of
 from moolink.replay.local_steps import LocalSteps
 from moolink.replay.open_table import OpenTable
 from moolink.replay.options import Table
-from moolink.replay.array_conversion import Arrays
 from moolink.replay.writer import Item, Writer
 
 Stop = Callable[[], bool]

@@ -2,9 +2,9 @@
 
 from moolink.weights.copies import Weights
 from moolink.weights.parameter_server import ParameterClient, ParameterServer
-from moolink.weights.shards import Shard
 from moolink.weights.publisher import Publisher
 from moolink.weights.sharded_subscriber import ShardedSubscriber
+from moolink.weights.shards import Shard
 from moolink.weights.subscriber import Subscriber
 
 __all__ = [

@@ -18,9 +18,9 @@ from moolink.weights import blob, names, placement
 from moolink.weights.agreement import ASK_AGAIN, Agreement
 from moolink.weights.blob import Arrays, Bytes, FloatType, Layout
 from moolink.weights.copies import Weights
-from moolink.weights.subscriber_base import Following
 from moolink.weights.shards import Piece, Region, Where
 from moolink.weights.source_choice import Key, key_of
+from moolink.weights.subscriber_base import Following
 
 if TYPE_CHECKING:
     from moolink._core import Future

@@ -18,8 +18,8 @@ from moolink.rpc import lending, serving
 from moolink.weights import names
 from moolink.weights.blob import CHUNK, Arrays, Bytes, FloatType, Layout
 from moolink.weights.copies import Copy, Weights
-from moolink.weights.subscriber_base import Following
 from moolink.weights.source_choice import Key, key_of
+from moolink.weights.subscriber_base import Following
 
 if TYPE_CHECKING:
     from moolink._core import Future, RpcDeferredReturn

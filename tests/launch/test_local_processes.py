@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 from moolink.launch.description import Job
-from moolink.launch.loop import Loop
 from moolink.launch.local_processes import Machine
+from moolink.launch.loop import Loop
 from tests.waiting import until
 
 # Leaves what a power cut leaves: the process and its guard end at once.
