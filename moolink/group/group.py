@@ -205,13 +205,13 @@ class Group(Closing):
                 changed since :meth:`update`: ``"raise"`` :class:`moolink.GroupChanged`, or
                 ``"retry"`` among the newest members, with ``data`` of one dtype only.
             num_trees: accepted for moolib's sake, without effect.
-            compress: how float32 elements travel between hosts; other dtypes, payloads of up to
-                64 KB and data in the shared memory of a host are not compressed. ``"bf16"``
-                halves the bytes, ``"int8"`` (blocks of 256 with a scale each) quarters them. The error is added
-                to the next operation of the same name, so that means over many operations
-                converge: give operations that follow one another one name. Not finite elements
-                stay so under ``"bf16"``, and those beyond 3.39e38 become infinite; under
-                ``"int8"`` their block becomes NaN.
+            compress: how float32 elements travel between hosts; other dtypes, payloads of up to 64
+                KB and data in the shared memory of a host are not compressed. ``"bf16"`` halves the
+                bytes, ``"int8"`` (blocks of 256 with a scale each) quarters them. The error is
+                added to the next operation of the same name, so that means over many operations
+                converge: give operations that follow one another one name. Not finite elements stay
+                so under ``"bf16"``, and those beyond 3.39e38 become infinite; under ``"int8"``
+                their block becomes NaN.
 
         Returns:
             A future; its result has the structure, shapes, dtypes and array types of ``data``.
