@@ -19,7 +19,8 @@ namespace {
 
 constexpr const char* kGroup = "g";
 constexpr Duration kForever = seconds(1000000);
-constexpr Duration kEvictAfter = seconds(3);  // of the node below and of the group
+constexpr Duration kEvictAfter = seconds(3);         // of the node below and of the group
+constexpr Duration kToldWithin = milliseconds(100);  // after that, of a silence
 
 }  // namespace
 
@@ -244,7 +245,9 @@ void World::cut_off(int index, Duration duration) {
   peace_ = false;
   simulation_.note(peer.name + " is cut off");
   peer.disturbed = true;
-  peer.lossy = duration > kEvictAfter && simulation_.random.chance(1, 2);
+  // Sessions that lose messages are lost: silence() tells all in that time.
+  const bool loses = duration > kEvictAfter && simulation_.random.chance(1, 2);
+  peer.lossy = loses && duration > kEvictAfter + kToldWithin;
   peer.cut_off_until = std::max(peer.cut_off_until, simulation_.now() + duration);
   silence(index, duration);
 }
@@ -253,7 +256,7 @@ void World::cut_off(int index, Duration duration) {
 void World::silence(int index, Duration duration) {
   if (duration <= kEvictAfter) return;
   const Uid instance = process(index).instance;
-  simulation_.after(kEvictAfter + simulation_.between(Duration(0), milliseconds(100)), [=, this] {
+  simulation_.after(kEvictAfter + simulation_.between(Duration(0), kToldWithin), [=, this] {
     const Process& peer = process(index);
     const Time until = std::max(peer.frozen_until, peer.cut_off_until);
     if (peer.instance != instance || until <= simulation_.now()) return;
