@@ -86,8 +86,7 @@ class Machine {
     std::vector<Uid> instances;  // in rank order; observers are the last
     std::vector<std::string> names;
     std::vector<Uid> host_keys;  // equal for members of one host, which could share memory
-    std::vector<std::uint32_t> guests =
-        {};  // ranks of observers on hosts that have no other members
+    std::vector<std::uint32_t> guests = {};  // observers on hosts where all members are observers
   };
   // Sum the contributions of a round over the members of `epoch` and call reduced(). `inputs` are
   // this member's own buckets (none: zeros), each already multiplied by its batch size; divide the

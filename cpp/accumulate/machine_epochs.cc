@@ -211,7 +211,7 @@ void Machine::on(Time now, const Uid& from, const Resume& resume, const std::vec
     log(LogLevel::warning, name_of(from) + " sent a RESUME that " + fault + "; it is ignored");
     return;  // watch_flush asks for another epoch
   }
-  // The history would begin at the version of the state that the user had at FLUSH.
+  // RESUME names the version that FLUSH had: the state installed since then would be renumbered.
   const bool is_outdated = resume.fresh && resume.leader == config_.instance &&
                            installed_since_flush_ && resume.round != user_version_;
   if (is_outdated && !mutant("begin_at_an_old_version")) {

@@ -15,8 +15,8 @@
 namespace moolink::collective {
 
 // One host's part of an allreduce between hosts: carries out its chains (schedule.h). A machine
-// without I/O, used by the member that acts for the host in one lane; a member that shares memory
-// with no other is a host.
+// without I/O, used by the member that acts for the host in one lane. Without shared memory, each
+// member is a host.
 //
 // How it is driven: provide() each chain's partial sum; call received() with the messages of other
 // hosts; after each event take_effects(): send what is outgoing, run the tasks and call done(), and
@@ -55,9 +55,9 @@ class Exchange {
     std::vector<Result> results;
   };
 
-  // `result` is empty or has the elements of all chains: what is computed here is written there,
-  // else into new memory. `residual` is empty or has as many float32: the compression error of
-  // earlier operations in the same plan.
+  // `result` is empty or has the elements of all chains: the results are written there, else into
+  // new memory. `residual` is empty or has as many float32: the compression errors of earlier
+  // operations of the name.
   Exchange(Plan plan, MutableBuffer result, MutableBuffer residual, Allocator& memory);
 
   // The host's sum of a chain's elements, of partial_dtype(). Others read it until their results
@@ -69,7 +69,7 @@ class Exchange {
 
   Effects take_effects() { return std::exchange(effects_, {}); }
   const Range& range(std::uint32_t chain) const { return chains_[chain].range; }
-  // Hosts whose messages the most advanced chains wait for.
+  // Hosts whose messages some chain waits for.
   std::set<std::uint32_t> waiting_for() const;
 
  private:

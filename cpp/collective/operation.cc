@@ -6,7 +6,7 @@
 namespace moolink::collective {
 namespace {
 
-// Of an exchange among all members: chains that it has begun, for each host.
+// Of an exchange among all members: the most chains under way at one, for each member.
 constexpr std::uint32_t kChainsAhead = 4;
 
 std::vector<std::uint32_t> or_everyone(const std::vector<std::uint32_t>& ranks, std::size_t all) {
@@ -291,7 +291,7 @@ bool Operation::result_for_guest(std::uint32_t from, const Portion& portion,
   return true;
 }
 
-// --- all of them
+// --- portions of an exchange
 
 void Operation::summed_here(std::uint32_t chunk, Buffer sum) {
   if (!exchange_ || effects_.finished || error_) return;
@@ -310,7 +310,7 @@ std::uint32_t Operation::exchanging_rank(std::uint32_t host) const {
                                : place_.hosts->leader(host, *place_.hosts->lane(place_.rank));
 }
 
-// Others may begin before this member has summed its own inputs, or knows that it goes.
+// Other members may begin before this one has summed its own inputs or received Go.
 void Operation::portion(std::uint32_t from, const Portion& portion,
                         const std::vector<Buffer>& parts) {
   if (portion.spec != *spec()) return refuse(from, difference(from, portion.spec));
@@ -332,7 +332,7 @@ bool Operation::take_portion(std::uint32_t from, const Portion& portion, const B
   return true;
 }
 
-// A neighbour in a ring sends each element twice at most, and small ones come from few members.
+// In a ring, one neighbour sends each element at most twice. Few members send a small payload.
 bool Operation::keep_early(std::uint32_t from, const Portion& portion, Buffer elements) {
   const std::size_t item_size = tensor::item_size(partial_dtype(spec()->dtype));
   const std::size_t most = 4 * spec()->count() * item_size + 64 * kSmallExchange;
@@ -366,7 +366,7 @@ void Operation::take_exchange_effects() {
   }
 }
 
-// The next chain begins: few are under way, so that each arrives early, and is still in the cache.
+// Begins the next chain. Few are under way at a time, so that each is still in the cache.
 void Operation::put_in_place(Exchange::Result result) {
   const Range& range = exchange_->range(result.chain);
   const MutableBuffer place = result_.slice(range.begin * item_size_, range.count() * item_size_);

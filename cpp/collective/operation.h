@@ -34,7 +34,7 @@ inline constexpr std::uint32_t kOwnInputs = 0xffffffff;
 inline constexpr std::uint32_t kResult = 0xfffffffe;
 
 // Allreduces of at least this many bytes among members that share hosts wait for rank 0's Go, which
-// costs two messages, and then pass through shared memory.
+// costs two messages and says whether they pass through shared memory.
 inline constexpr std::uint64_t kSharedBytes = std::uint64_t{64} << 10;
 
 // Up to this many members of one host each send a whole small allreduce to each other and reduce it
@@ -42,15 +42,16 @@ inline constexpr std::uint64_t kSharedBytes = std::uint64_t{64} << 10;
 // same on the same processor.
 inline constexpr std::size_t kMirroredMembers = 2;
 
-// One member's part of one collective. A small allreduce of one host's members goes over messages:
+// One member's part of one collective.
+// Without shared memory, an allreduce on one host and an accumulator's round go over messages:
 //   contributors send slice j of their input to reducer j   (Piece)
 //   reducer j, with the pieces of all contributors, reduces them in rank order and sends its slice
 //   to everyone                                             (Reduced)
 //   done when every slice is here.
-// One member computes each element, so all members end with the same bits. Members of several hosts
-// exchange all elements (Portion, exchange.h). If hosts share memory, a large allreduce passes
-// through it on each host, and the owners of slices exchange the hosts' sums in between. A value
-// with a Python operation goes to rank 0 and its result to all members instead.
+// The order of operations is fixed, so all members end with the same bits. Without shared memory,
+// the members of several hosts exchange partial sums (Portion, exchange.h). With it, a large
+// allreduce passes through the pipeline of each host, and the owners of slices exchange the hosts'
+// sums. A value with a Python operation goes to rank 0 and its result to all members instead.
 // An accumulator's round is an allreduce; its leader has decided whether it uses shared memory.
 // Every other collective that can use it begins with Started to rank 0, which sends Go when all
 // have started the same: through shared memory, or over messages (Piece, straight to its place).
@@ -106,7 +107,7 @@ class Operation {
   void go(std::uint64_t shared);
   // It has passed through shared memory.
   void passed();
-  // The sum of this host's members, of this one's slice of a chunk, is there.
+  // This host's sum of this member's slice of a chunk.
   void summed_here(std::uint32_t chunk, Buffer sum);
   void received(std::uint32_t from, const decltype(Frame::content)& content,
                 const std::vector<Buffer>& parts);
@@ -134,7 +135,7 @@ class Operation {
   const Request& request() const { return request_; }
   // The result is complete and being put in its place: it cannot fail any more.
   bool ending() const { return ending_; }
-  // Its number in shared memory; 0: it is not there.
+  // Its number in shared memory; 0: it does not use shared memory.
   std::uint64_t shared() const { return shared_; }
   // Whether it can pass through shared memory, if rank 0 says so.
   bool may_share() const { return place_.one_host || spec()->kind == Kind::all_reduce; }
@@ -177,7 +178,7 @@ class Operation {
   void portion(std::uint32_t from, const Portion& portion, const std::vector<Buffer>& parts);
   bool take_portion(std::uint32_t from, const Portion& portion, const Buffer& elements);
   bool keep_early(std::uint32_t from, const Portion& portion, Buffer elements);
-  // An exchange has not begun, but may still do so.
+  // An exchange may still begin.
   bool may_exchange_later() const;
   // Without shared memory, each member is a host.
   bool exchanges_as_member() const { return shared_ == 0; }

@@ -27,9 +27,9 @@ struct PipelineOperation {
   double divisor = 1;
   // The ranks whose inputs are reduced, in ascending order; none: all.
   std::optional<std::vector<std::uint32_t>> contributors = {};
-  // An allreduce among ranks of several hosts, of which these are one's. The owner of a slice gives
-  // its sum of the inputs here, of partial_dtype(), to SharedPipeline::take_sums(), and puts what
-  // publish() brings in place instead. All hosts have as many owners of slices. If no rank here
+  // An allreduce over several hosts; the ranks are those of this host. The owner of a slice passes
+  // its sum of the inputs here, of partial_dtype(), to take_sums() of SharedPipeline, and puts the
+  // result from publish() in place. All hosts have the same number of owners. If no rank here
   // contributes, the sum is zero.
   bool exchanged = false;
   // Each of input_bytes() of the passage; none at a rank that contributes nothing. If the operation

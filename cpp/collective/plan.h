@@ -64,7 +64,7 @@ struct Passage {
   std::uint32_t ranks = 1;
   std::uint64_t item_size = 1;
   std::uint64_t count = 0;
-  std::uint32_t owners = 0;  // of all_reduce through windows: only the first so many ranks reduce
+  std::uint32_t owners = 0;  // of all_reduce through windows: the ranks below it reduce; 0: all
 
   bool operator==(const Passage&) const = default;
 };

@@ -8,8 +8,8 @@
 
 namespace moolink::collective {
 
-// How hosts combine what each of them has: pure functions of the number of hosts and the size.
-// Hosts are numbered from 0.
+// Schedules of an exchange between hosts: pure functions of the number of hosts, the host and the
+// size. Hosts are numbered from 0.
 //
 // A chain is a range of elements with the steps of each host. A chain's steps run in order; chains
 // run in any order and at the same time. A chain and a round name a message: in a round a chain has
@@ -33,13 +33,13 @@ struct Step {
 inline constexpr std::size_t kSmallExchange = std::size_t{64} << 10;
 bool is_small(std::uint64_t count, std::size_t item_size);
 
-// The chains of a payload if each host has all of it at once: one if it is small; else as many for
-// each host, small enough that sending, arithmetic and receiving overlap, large enough that a
-// message's fixed cost is negligible.
+// The chains of a payload that each host has as a whole: one if the payload is small; else equally
+// many for each host, small enough that sending, arithmetic and receiving overlap, and large enough
+// that a message's fixed cost is negligible.
 std::vector<Range> chain_ranges(std::uint64_t count, std::size_t item_size, std::uint32_t hosts);
 
-// Reduce-scatter and all-gather around a ring: the sum starts at the host after `last`, which
-// finishes it and which the others copy it from. If chains have each host as their last in turn, a
+// Reduce-scatter and all-gather around a ring: the sum starts at the host after `last`; `last`
+// finishes it, and the others copy the result. If chains have each host as their last in turn, a
 // host sends 2 (hosts - 1) / hosts of the bytes, the minimum. The sum is in the order of hosts
 // last + 1, last + 2, ..., last. A host that has the result knows that everything it sent of its
 // own elements has arrived.

@@ -337,7 +337,7 @@ bool SharedPipeline::reduce_part(const Running& running, const Cursor& cursor) {
   return true;
 }
 
-// Of an exchanged operation: its result may come later, and the windows are not used for it.
+// The sum of an exchanged operation goes into new memory, not into the window: it leaves this host.
 bool SharedPipeline::sum_part(Running& running, const Cursor& cursor) {
   if (cursor.part != 0) return false;
   const Move& slice = cursor.plan.reduced;
@@ -367,12 +367,12 @@ bool SharedPipeline::sum_part(Running& running, const Cursor& cursor) {
   return true;
 }
 
-// Puts what all hosts have made of this rank's slice in place.
+// Puts the result of this rank's slice in place.
 bool SharedPipeline::place_part(const Running& running, const Cursor& cursor) {
   if (cursor.part != 0) return false;
   const Buffer& result = running.results.at(running.number(cursor.next));
   const Move& slice = cursor.plan.reduced;
-  if (result.size() != slice.bytes || result.empty()) return true;  // some rank has abandoned it
+  if (result.size() != slice.bytes || result.empty()) return true;  // no elements, or abandoned
   const PipelineOperation& operation = running.operation;
   std::byte* output = operation.output.data() + cursor.plan.placed;
   if (running.is_read_in_place() || layout().ranks == 1) {

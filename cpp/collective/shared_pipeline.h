@@ -60,9 +60,9 @@ class SharedPipeline {
   bool step();
   // Operations that have ended here, in their order.
   std::vector<Ended> take_ended();
-  // Of exchanged operations. Nothing is sent to other hosts that an abandoned input is part of.
+  // Sums of exchanged operations. No sum includes an abandoned input.
   std::vector<Sum> take_sums() { return std::exchange(sums_, {}); }
-  // What all hosts have made of a Sum. Ignored if the operation was abandoned here.
+  // The result of a Sum over all hosts. Ignored if the operation was abandoned here.
   void publish(std::uint64_t s, std::uint32_t chunk, Buffer result);
 
   // This rank is in a newer epoch: operations that end after this are discarded.

@@ -1,5 +1,5 @@
-// The choice among the paths to the peer, and sending over another one what a lost path may not have
-// delivered. The receiver drops what it gets twice: receiving.cc.
+// Chooses among the paths to the peer, and sends again, over another path, the messages that a lost
+// path may not have delivered. The receiver drops duplicates: receiving.cc.
 
 #include <tuple>
 

@@ -1,4 +1,4 @@
-// How long the peer has not been heard: pings, suspicion, paths that stall, the end of the session.
+// Measures the peer's silence: pings, suspicion, stalled paths, the end of the session.
 
 #include <algorithm>
 #include <vector>

@@ -209,7 +209,7 @@ class Group(Closing):
                 KB and data in the shared memory of a host are not compressed. ``"bf16"`` halves the
                 bytes, ``"int8"`` (blocks of 256 with a scale each) quarters them. The error is
                 added to the next operation of the same name, so that means over many operations
-                converge: give operations that follow one another one name. Not finite elements stay
+                converge: give operations that follow one another one name. Non-finite elements stay
                 so under ``"bf16"``, and those beyond 3.39e38 become infinite; under ``"int8"``
                 their block becomes NaN.
 

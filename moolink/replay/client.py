@@ -16,7 +16,7 @@ from moolink.errors import Error, NoSuchFunction, PeerLost, QueueFull, TimeoutEr
 from moolink.internal import deadlines
 from moolink.internal.integers import integer_of
 from moolink.internal.keywords import names_keywords
-from moolink.replay import names, placement
+from moolink.replay import names, array_conversion
 from moolink.replay.array_conversion import Arrays
 from moolink.replay.batch import Batch, Batches
 from moolink.replay.layout import keys_of, priorities_of
@@ -69,7 +69,7 @@ class ReplayClient:
         self._rpc = rpc
         self._server = server
         self._name = name
-        self._arrays = placement.kind_of(arrays)
+        self._arrays = array_conversion.kind_of(arrays)
         self._frameworks: dict[str | None, str] = {}  # of each table's items
 
     def insert(
@@ -250,7 +250,7 @@ class ReplayClient:
         first = parts[0]
         kind = first.framework if self._arrays == "same" else self._arrays
         columns = zip(*(part.arrays for part in parts), strict=True)
-        arrays = placement.convert([_joined(column) for column in columns], kind, device)
+        arrays = array_conversion.convert([_joined(column) for column in columns], kind, device)
         return Batch(
             skeletons.unflatten(first.skeleton, arrays),
             _joined([part.keys for part in parts]),

@@ -22,7 +22,7 @@ from moolink.internal.integers import integer_of
 from moolink.internal.shown import shown
 from moolink.metrics import sources
 from moolink.metrics.sources import Value
-from moolink.replay import placement
+from moolink.replay import array_conversion
 from moolink.replay.array_conversion import Arrays
 from moolink.replay.batch import Batch, Batches
 from moolink.replay.layout import Layout, floats_of, keys_of, priorities_of
@@ -71,7 +71,7 @@ class Replay(Closing):
         if directory == "":
             raise ValueError("spill is an empty text: name a directory")
         self._core = ReplayCore(directory)
-        self._arrays = placement.kind_of(arrays)
+        self._arrays = array_conversion.kind_of(arrays)
         self._forked()
         self._layouts: dict[str, Layout] = {}
         self._pattern_numbers: dict[str, int] = {}
@@ -495,7 +495,7 @@ class Replay(Closing):
             return None
         arrays, keys, probabilities, priorities, times_sampled = sampled
         kind = table.framework if self._arrays == "same" else self._arrays
-        data = skeletons.unflatten(table.skeleton, placement.convert(arrays, kind, device))
+        data = skeletons.unflatten(table.skeleton, array_conversion.convert(arrays, kind, device))
         return Batch(data, keys, probabilities, priorities, times_sampled, table.options.name)
 
     def _late(

@@ -17,7 +17,7 @@ from moolink.data import skeletons, trees
 from moolink.data.device_arrays import numpy_dtype
 from moolink.data.skeletons import Skeleton
 from moolink.rpc import lending
-from moolink.weights import placement
+from moolink.weights import shards
 from moolink.weights.shards import Region, Shard
 
 Bytes = npt.NDArray[np.uint8]
@@ -42,7 +42,7 @@ class Field:
 
     @property
     def region(self) -> Region:
-        return placement.region_of(self.start, self.shape)
+        return shards.region_of(self.start, self.shape)
 
     @property
     def wire(self) -> tuple[Any, ...]:
@@ -178,7 +178,7 @@ def of_parts(layout: Layout, regions: Sequence[Region]) -> Layout:
     """The layout of a block of these regions of the whole arrays."""
     parts = [
         _part_of(field)._replace(
-            shape=placement.shape_of(region), start=tuple(first for first, _ in region)
+            shape=shards.shape_of(region), start=tuple(first for first, _ in region)
         )
         for field, region in zip(layout.fields, regions, strict=True)
     ]
@@ -194,10 +194,10 @@ def part(layout: Layout, block: Bytes, index: int, region: Region) -> npt.NDArra
     if not 0 <= index < len(layout.fields):
         raise ValueError(f"there is no array {index}: the tree has {len(layout.fields)}")
     field = layout.fields[index]
-    if not placement.contains(field.region, region):
+    if not shards.contains(field.region, region):
         raise ValueError(f"{region} is not in {field.region}, which this publisher has")
     whole = _place(block, field, _seen_as(field.dtype))
-    part: Any = (*placement.relative(region, field.region), ...)  # an array also of a number
+    part: Any = (*shards.relative(region, field.region), ...)  # an array also of a number
     view: npt.NDArray[Any] = whole[part]
     return view
 

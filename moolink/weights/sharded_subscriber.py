@@ -14,7 +14,7 @@ from moolink.errors import Error, TimeoutError
 from moolink.internal import deadlines
 from moolink.internal.keywords import names_keywords
 from moolink.rpc import lending
-from moolink.weights import blob, names, placement
+from moolink.weights import blob, names, shards
 from moolink.weights.agreement import ASK_AGAIN, Agreement
 from moolink.weights.blob import Arrays, Bytes, FloatType, Layout
 from moolink.weights.copies import Weights
@@ -170,11 +170,11 @@ class ShardedSubscriber(Following):
                 )
         paths = skeletons.paths(first.skeleton)
         self._regions: list[Region] = [
-            placement.wanted_region(self._where, path, field.whole)
+            shards.wanted_region(self._where, path, field.whole)
             for path, field in zip(paths, first.fields, strict=True)
         ]
         held = [[field.region for field in layout.fields] for layout in layouts]
-        self._plan = placement.plan(self._regions, held, paths)
+        self._plan = shards.plan(self._regions, held, paths)
         self._wanted = blob.of_parts(first, self._regions)
         self._layouts = layouts
 

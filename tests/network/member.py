@@ -116,7 +116,7 @@ class Member:
     def join_training(
         self, count: int, members: int, role: Literal["member", "observer"] = "member"
     ) -> None:
-        """Makes an accumulator of so many float32 whose rounds have ``members`` contributions,
+        """Makes an accumulator of ``count`` float32 whose rounds have ``members`` contributions,
         and waits until all members take part: the first ones give the others the state."""
         weights = np.zeros(count, np.float32)
         self._accumulator = NumpyAccumulator("model", weights, self.group, role=role)

@@ -70,7 +70,7 @@ def test_the_members_of_each_host_reduce_in_its_memory(make_hosts: MakeHosts) ->
     # The first operations may begin before all hosts have their segments.
     until(
         lambda: written_by_messages("reduce", name="sum", count=count) < 4 * count / 10,
-        "an all-reduce whose elements cross no connection within a host",
+        "an allreduce whose elements cross no connection within a host",
     )
     all_do(members, "join_training", count=count, members=4)
     until(

@@ -57,12 +57,13 @@ def test_messages_of_a_member_do_not_grow_with_the_group(
     assert costs["idle_second"]["broker_sent"] == 0
 
 
-def test_a_large_bucket_passes_hosts_and_not_every_member_by_itself(
+def test_a_large_bucket_crosses_hosts_and_no_connection_within_one(
     report: Callable[[int], dict[str, Any]],
 ) -> None:
     costs = report(16384)
     portions = costs["round"]["by_service"]["collective"]
-    # Of each block, one a host: to and from the host's leader, and from host to host twice.
-    hosts = math.ceil(MEMBERS / 8)
-    assert hosts < portions <= 4 * hosts
+    # Two chunks of 64 KB. The last host has one member, so one member of each host exchanges: a
+    # chunk goes around the ring of hosts twice.
+    hosts = math.ceil((MEMBERS + 1) / 8)
+    assert portions == pytest.approx(2 * 2 * (hosts - 1) / MEMBERS)
     assert costs["round"]["messages"] - portions <= 8

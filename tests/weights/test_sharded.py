@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import moolink
 from moolink import Publisher, Shard, ShardedSubscriber
-from moolink.weights import agreement, names, placement, sharded_subscriber
+from moolink.weights import agreement, names, shards, sharded_subscriber
 from tests import waiting
 
 LONG = 60.0
@@ -350,7 +350,7 @@ def test_a_part_outside_of_its_array_is_refused(arguments: Any, message: str) ->
 @pytest.mark.parametrize("given", [slice(0, 2), [slice(0, 2)], (0,), np.arange(2), 0])
 def test_what_is_no_part_is_named(given: Any) -> None:
     with pytest.raises(ValueError, match=r"w: .*(is no part of an array|slices without a step)"):
-        placement.wanted_region(lambda path, shape: given, "w", (4,))
+        shards.wanted_region(lambda path, shape: given, "w", (4,))
 
 
 def test_a_part_that_is_no_array_is_refused() -> None:
@@ -370,7 +370,7 @@ def test_wrong_arguments_are_refused() -> None:
 def test_a_plan_has_each_wanted_element_from_a_publisher_that_has_it(data: st.DataObject) -> None:
     shape = data.draw(st.lists(st.integers(0, 6), min_size=0, max_size=3))
 
-    def region() -> placement.Region:
+    def region() -> shards.Region:
         drawn = []
         for size in shape:
             first = data.draw(st.integers(0, size))
@@ -381,19 +381,19 @@ def test_a_plan_has_each_wanted_element_from_a_publisher_that_has_it(data: st.Da
     held = [[region()] for _ in range(data.draw(st.integers(1, 4)))]
     there = np.zeros(shape, np.bool_)
     for (part,) in held:
-        there[placement.relative(part, tuple((0, 0) for _ in shape))] = True
+        there[shards.relative(part, tuple((0, 0) for _ in shape))] = True
     whole = tuple((0, 0) for _ in shape)
-    asked = placement.relative(wanted, whole)
+    asked = shards.relative(wanted, whole)
     if not there[asked].all():
         with pytest.raises(ValueError, match="no publisher has all of"):
-            placement.plan([wanted], held, ["w"])
+            shards.plan([wanted], held, ["w"])
         return
     got = np.zeros(shape, np.bool_)
-    for pieces, (part,) in zip(placement.plan([wanted], held, ["w"]), held, strict=True):
+    for pieces, (part,) in zip(shards.plan([wanted], held, ["w"]), held, strict=True):
         for piece in pieces:
-            assert placement.contains(part, piece.region)
-            assert placement.contains(wanted, piece.region)
-            got[placement.relative(piece.region, whole)] = True
+            assert shards.contains(part, piece.region)
+            assert shards.contains(wanted, piece.region)
+            got[shards.relative(piece.region, whole)] = True
     assert got[asked].all()
 
 

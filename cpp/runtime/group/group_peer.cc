@@ -438,7 +438,7 @@ void GroupPeer::enter_in_time(Time now, const group::View& view) {
   next_ = view;
 }
 
-// Others on this host may still take from shared memory what has ended here.
+// Others on this host may still take the results of operations that have ended here.
 bool GroupPeer::nothing_runs() const { return running_.empty() && runner_->ended_everywhere(); }
 
 // Operations now run among the members of `view`.

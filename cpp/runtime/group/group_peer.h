@@ -177,7 +177,7 @@ class GroupPeer final : public Driven, private PeerObserver {
   std::shared_ptr<OperationRunner> runner_;
   group::View seen_;                 // by the user
   group::View entered_;              // whose members run operations
-  std::optional<group::View> next_;  // the view to enter when nothing runs, or by then
+  std::optional<group::View> next_;  // entered when nothing runs, or at enter_by_
   Time enter_by_{};
   std::map<collective::OpId, Running> running_;
   std::vector<Attached> attached_;

@@ -128,6 +128,7 @@ void HostSegment::leave() {
   waiting_.clear();
   hosts_waiting_.clear();
   group_.clear();
+  warned_ = false;
   share_at_ = kNever;
   members_ = {};
   first_ = {};
@@ -169,8 +170,8 @@ void HostSegment::tick(Time now) {
 void HostSegment::tell_group(Time now) {
   if (leads_group()) return host_attached(rpc_->instance());
   send(first_, {scope_, Message::Kind::attached, members_.epoch, {}});
-  if (share_pause_ == kLongestAnswer) {
-    warn(make_error(ErrorCode::error, "not all members of other hosts share memory there yet"));
+  if (share_pause_ == kLongestAnswer && !std::exchange(warned_, true)) {
+    warn(make_error(ErrorCode::error, "the members of other hosts do not all share memory yet"));
   }
   share_at_ = now + share_pause_;
   share_pause_ = std::min(2 * share_pause_, kLongestAnswer);

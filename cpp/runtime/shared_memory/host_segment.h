@@ -20,14 +20,15 @@
 
 namespace moolink::runtime {
 
-// A segment for one epoch on each host of a group, with a doorbell for each of the host's members,
-// which map it. There is none unless some host has several members, and all members of a host reach
-// one another through shared memory. docs/design/protocol/shared_memory.md.
+// A segment for one epoch on each host of a group, with a doorbell for each member of the host; all
+// of them map both. There is none unless some host has several members, no host has more than 64,
+// and the first rank of a host reaches each other rank there through shared memory.
+// docs/design/protocol/shared_memory.md.
 //
-// The first rank of a host makes both, shares them with the others there and names them in OFFER;
-// each answers ATTACHED; when all have, the first rank says so to rank 0 of the group, also by
-// ATTACHED; when all hosts have, READY goes to all. No rank uses a segment before. All calls, in
-// both directions, are made with the engine's lock held.
+// The first rank of a host makes segment and doorbells, shares them with the others there and names
+// them in OFFER; each answers ATTACHED. When all have, the first rank sends ATTACHED to rank 0 of
+// the group. When all hosts have, rank 0 sends READY to all. No rank uses a segment before READY.
+// All calls, in both directions, are made with the engine's lock held.
 class HostSegment final : public Forkable, public std::enable_shared_from_this<HostSegment> {
  public:
   using Members = collective::Engine::Members;
@@ -38,7 +39,7 @@ class HostSegment final : public Forkable, public std::enable_shared_from_this<H
     std::function<void(std::span<std::byte>, const Members&)> initialise;
     // It is mapped here; may throw Exception if it is invalid.
     std::function<void()> attached;
-    std::function<void()> ready;  // all members of the group have attached
+    std::function<void()> ready;  // all hosts have attached
   };
 
   static std::shared_ptr<HostSegment> create(std::shared_ptr<RpcPeer> rpc, std::string group,
@@ -103,6 +104,7 @@ class HostSegment final : public Forkable, public std::enable_shared_from_this<H
   std::vector<Peer> group_;          // the same: all other members
   Time share_at_ = kNever;           // next attempt
   Duration share_pause_{};
+  bool warned_ = false;         // that other hosts take long
   std::optional<Offer> early_;  // of an epoch that this member has not entered yet
   std::shared_ptr<memory::Segment> segment_;
   std::vector<Descriptor> bells_;    // by rank

@@ -42,7 +42,7 @@ TEST("members of several hosts get the same bits, small and large, early or late
   }
 }
 
-// As in a round of an accumulator: hosts of three members, of two, and of two that only listen.
+// As in a round of an accumulator: hosts of three members, of two, and of two without inputs.
 TEST("what only some contribute to crosses the link of each host once each way") {
   for (const std::uint32_t count : {2'000u, 100'003u, 1'000'000u}) {  // by doubling, by rings
     Members members(7, count, {0, 0, 0, 1, 1, 2, 2});
@@ -94,7 +94,7 @@ TEST("slices are refused where hosts exchange portions") {
   }
 }
 
-// An observer on a host of its own neither leads a lane nor delays the others.
+// An observer on a host of its own leads no lane and has no pipeline.
 TEST("guests get the result from the leaders of one host") {
   for (const std::uint32_t count : {0u, 3u, 100'003u}) {
     for (const bool two_hosts : {true, false}) {
@@ -123,7 +123,7 @@ TEST("guests get the result from the leaders of one host") {
   }
 }
 
-TEST("a guest is of no lane") {
+TEST("a guest leads no lane") {
   const Hosts hosts = hosts_of({{1, 0}, {1, 0}, {1, 1}, {1, 1}, {1, 2}}, {4});
   CHECK(hosts.count() == 2u && hosts.lanes == 2u && hosts.is_guest(4) && !hosts.is_guest(3));
   CHECK(hosts.lane(4) == std::nullopt && hosts.of[4] == 0u && hosts.share_memory());
@@ -131,7 +131,7 @@ TEST("a guest is of no lane") {
   CHECK(hosts_of({{1, 0}, {1, 0}, {1, 2}}, {2}).share_memory());
 }
 
-TEST("a member that sends portions before all go fails the operation, not this process") {
+TEST("early portions beyond the limit fail the operation, not this process") {
   Members members(4, 9, {0, 0, 1, 1});
   members.share_memory();
   const std::uint32_t count = 100'000;
@@ -172,8 +172,8 @@ TEST("all members of a host send to other hosts") {
   }
 }
 
-// Its data may be meaningless when others have summed it, so that no other host may end it.
-TEST("what a member gives up in shared memory ends nowhere as if it were whole") {
+// Abandoned data may be meaningless when others sum it, so no other host may end with it.
+TEST("no member gets a result that includes data that another has abandoned") {
   for (std::uint64_t seed = 0; seed < 200; ++seed) {
     Members members(4, seed, {0, 0, 1, 1});
     members.share_memory();

@@ -225,7 +225,7 @@ TEST("recursive doubling takes log2 rounds, and two more for those beyond a powe
   }
 }
 
-TEST("the size chooses the chains, and nothing to reduce is one, too") {
+TEST("the size determines the chains, and an empty payload is one chain") {
   CHECK_EQ(chain_ranges(kSmallExchange / 4, 4, 3).size(), std::size_t{1});
   CHECK(chain_ranges(kSmallExchange / 4 + 1, 4, 3).size() > 1);
   CHECK_EQ(chain_ranges(0, 4, 3).size(), std::size_t{1});

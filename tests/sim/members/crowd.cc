@@ -1,8 +1,10 @@
 #include "members/crowd.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <ctime>
+#include <span>
 #include <utility>
 #include <variant>
 
@@ -215,7 +217,74 @@ bool Crowd::pump_peer(Process& process) {
   for (auto& action : member_actions) perform(process, action);
   for (auto& action : machine_actions) perform(process, action);
   for (auto& action : engine_actions) perform(process, action);
-  return !member_actions.empty() || !machine_actions.empty() || !engine_actions.empty();
+  const bool stepped = step(process);
+  return stepped || !member_actions.empty() || !machine_actions.empty() || !engine_actions.empty();
+}
+
+bool Crowd::step(Process& process) {
+  if (process.pipeline == nullptr) return false;
+  collective::SharedPipeline& pipeline = *process.pipeline;
+  pipeline.awake();
+  bool worked = false;
+  while (pipeline.step()) {
+    worked = true;
+    for (const std::uint32_t rank : pipeline.take_wakeups()) {
+      on(*process.neighbours[rank], Duration(0), [] {});
+    }
+  }
+  for (auto& sum : pipeline.take_sums()) process.engine->summed_here(std::move(sum));
+  for (const auto& ended : pipeline.take_ended()) {
+    if (!ended.abandoned) process.engine->passed(ended.s);
+  }
+  if (worked) return true;
+  pipeline.announce_sleep();
+  return !pipeline.may_sleep();
+}
+
+// The members of each host share a segment from the moment at which all are in the epoch.
+void Crowd::enter(Process& process, Machine::EnterEpoch& enter) {
+  process.pipeline.reset();
+  if (enter.epoch > epoch_) {
+    epoch_ = enter.epoch;
+    segments_.clear();
+    entered_ = 0;
+  }
+  const bool is_newest = enter.epoch == epoch_ && !enter.instances.empty();
+  if (is_newest) share_memory(process, enter);
+  entered_ += is_newest ? 1 : 0;
+  if (is_newest && entered_ == enter.instances.size()) {
+    for (const Uid& instance : enter.instances) {
+      by_instance_.at(instance)->machine->shared_ready(enter.epoch);
+    }
+  }
+  Error changed;
+  changed.code = ErrorCode::group_changed;
+  process.engine->set_members({enter.epoch, std::move(enter.instances), std::move(enter.names),
+                               false, std::move(enter.host_keys), std::move(enter.guests)},
+                              changed);
+}
+
+void Crowd::share_memory(Process& process, const Machine::EnterEpoch& enter) {
+  const collective::Hosts hosts = collective::hosts_of(enter.host_keys, enter.guests);
+  const auto self = static_cast<std::uint32_t>(
+      std::ranges::find(enter.instances, process.instance) - enter.instances.begin());
+  if (!hosts.share_memory() || hosts.is_guest(self)) return;
+  const std::vector<std::uint32_t>& ranks = hosts.ranks[hosts.of[self]];
+  const collective::PipelineLayout layout{enter.epoch, static_cast<std::uint32_t>(ranks.size()), 2,
+                                          collective::kWindowBytes};
+  const std::size_t bytes = collective::PipelineSegment::bytes_of(layout);
+  std::shared_ptr<void>& segment = segments_[enter.host_keys[self]];
+  const bool is_first = segment == nullptr;
+  if (is_first)
+    segment = {std::calloc(bytes, 1), std::free};  // windows that none uses cost nothing
+  const std::span<std::byte> span{static_cast<std::byte*>(segment.get()), bytes};
+  if (is_first) collective::PipelineSegment::initialise(span, layout);
+  process.pipeline = std::make_unique<collective::SharedPipeline>(
+      collective::PipelineSegment(segment, span, layout), hosts.place(self), heap_);
+  process.neighbours.clear();
+  for (const std::uint32_t rank : ranks) {
+    process.neighbours.push_back(by_instance_.at(enter.instances[rank]));
+  }
 }
 
 // A user who does everything at once.
@@ -269,6 +338,12 @@ void Crowd::perform(Process& process, Engine::Action& action) {
   } else if (auto* sum = std::get_if<Engine::Sum>(&action)) {
     collective::run(sum->task);
     process.engine->summed(sum->op, sum->run, sum->slice);
+  } else if (auto* pass = std::get_if<Engine::Pass>(&action)) {
+    process.pipeline->start(std::move(pass->operation));
+  } else if (auto* publish = std::get_if<Engine::Publish>(&action)) {
+    process.pipeline->publish(publish->s, publish->chunk, std::move(publish->result));
+  } else if (auto* abandon = std::get_if<Engine::Abandon>(&action)) {
+    if (process.pipeline != nullptr) process.pipeline->abandon(abandon->s);
   } else if (auto* done = std::get_if<Engine::Done>(&action)) {
     const auto [epoch, round] = process.reductions.at(done->op);
     process.reductions.erase(done->op);
@@ -287,10 +362,7 @@ void Crowd::perform(Process& process, Machine::Action& action) {
               target.machine->received(simulation_.now(), sender, service, payload);
             });
   } else if (auto* enter = std::get_if<Machine::EnterEpoch>(&action)) {
-    Error changed;
-    changed.code = ErrorCode::group_changed;
-    process.engine->set_members(
-        {enter->epoch, enter->instances, enter->names, false, enter->host_keys}, changed);
+    this->enter(process, *enter);
   } else if (auto* reduction = std::get_if<Machine::Reduce>(&action)) {
     reduce(process, *reduction);
   } else if (auto* activate = std::get_if<Machine::Activate>(&action)) {
@@ -315,6 +387,7 @@ void Crowd::reduce(Process& process, Machine::Reduce& reduction) {
   spec.reducers = std::move(reduction.reducers);
   Engine::Options options;
   options.number = reduction.round;
+  options.shared = reduction.shared;
   const auto op = process.engine->start("round", std::move(spec), std::move(reduction.inputs),
                                         std::move(options));
   process.reductions[op] = {reduction.epoch, reduction.round};

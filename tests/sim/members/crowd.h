@@ -53,6 +53,8 @@ class Crowd {
     std::unique_ptr<group::Broker> broker;
     std::unique_ptr<group::Member> member;
     std::unique_ptr<collective::Engine> engine;
+    std::unique_ptr<collective::SharedPipeline> pipeline;
+    std::vector<Process*> neighbours;  // of the pipeline, by rank
     std::unique_ptr<accumulate::Machine> machine;
     std::map<collective::OpId, std::pair<std::uint64_t, std::uint64_t>> reductions;
     Time tick_at = kNever;
@@ -69,6 +71,9 @@ class Crowd {
   void arm(Process& process);
   void pump(Process& process);
   bool pump_peer(Process& process);
+  bool step(Process& process);
+  void enter(Process& process, accumulate::Machine::EnterEpoch& epoch);
+  void share_memory(Process& process, const accumulate::Machine::EnterEpoch& epoch);
   void user_turn(Process& process);
   void perform(Process& process, group::Member::Action& action);
   void perform(Process& process, collective::Engine::Action& action);
@@ -85,6 +90,11 @@ class Crowd {
   Process broker_;
   std::vector<std::unique_ptr<Process>> peers_;
   std::map<Uid, Process*> by_instance_;
+  HeapAllocator heap_;
+  // Of the newest epoch that any member has entered, by host key; and the members that have.
+  std::uint64_t epoch_ = 0;
+  std::map<Uid, std::shared_ptr<void>> segments_;
+  std::size_t entered_ = 0;
   Cost cost_;
 };
 

@@ -11,7 +11,7 @@ int main(int argc, char** argv) {
       "close_in_silence",             // does not say that what it has lent is its user's again
       "end_what_was_abandoned",       // does not look whether somebody said so
       "end_while_others_read",        // lent memory is the user's again too early
-      "exchange_what_was_abandoned",  // gives other hosts a sum with rubbish in it
+      "exchange_what_was_abandoned",  // gives other hosts a sum of meaningless data
       "forget_an_input",              // of a rank that has several
       "lend_in_silence",              // does not say where its memory is
       "never_ring",                   // stores without a look for sleepers
