@@ -16,7 +16,7 @@ from moolink.errors import Error, NoSuchFunction, PeerLost, QueueFull, TimeoutEr
 from moolink.internal import deadlines
 from moolink.internal.integers import integer_of
 from moolink.internal.keywords import names_keywords
-from moolink.replay import names, array_conversion
+from moolink.replay import array_conversion, names
 from moolink.replay.array_conversion import Arrays
 from moolink.replay.batch import Batch, Batches
 from moolink.replay.layout import keys_of, priorities_of

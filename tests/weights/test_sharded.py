@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import moolink
 from moolink import Publisher, Shard, ShardedSubscriber
-from moolink.weights import agreement, names, shards, sharded_subscriber
+from moolink.weights import agreement, names, sharded_subscriber, shards
 from tests import waiting
 
 LONG = 60.0
