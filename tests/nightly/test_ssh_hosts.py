@@ -1,6 +1,6 @@
 """Training on four hosts that are reached by SSH, one of which loses its power in between.
 
-`tests/launch/test_ssh.py` has short twins.
+`tests/launch/test_ssh_job.py` has short twins.
 """
 
 from __future__ import annotations
