@@ -163,6 +163,10 @@ class Operation {
   void send_all_reduce_pieces();
   void place_piece(std::uint32_t from);
   void use_shared_memory(std::uint64_t number);
+  // Tasks of the exchange and those that put its results in place share one numbering.
+  static constexpr std::uint32_t of_exchange(std::uint32_t task) { return 2 * task + 1; }
+  static constexpr std::uint32_t of_own(std::uint32_t chain) { return 2 * chain; }
+  static constexpr bool is_of_exchange(std::uint32_t task) { return task % 2 == 1; }
   Exchange::Plan exchange_plan() const;
   void exchange_among_members();
   void exchange_among_hosts();

@@ -116,6 +116,7 @@ bool PipelineSegment::is_left() const {
 }
 
 bool PipelineSegment::is_abandoned(std::uint64_t s) const {
+  std::atomic_thread_fence(std::memory_order_acquire);  // after all that was read of its data
   for (std::uint32_t rank = 0; rank < layout_.ranks; ++rank) {
     if (status(rank, s).given_up.load(std::memory_order_seq_cst) == s) return true;
   }
