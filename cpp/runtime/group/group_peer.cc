@@ -454,7 +454,7 @@ void GroupPeer::enter(group::View view) {
   members.one_host = collective::share_a_host(members.host_keys);
   const Error reason = group::group_changed(name_, "an operation", entered_, view);
   entered_ = std::move(view);
-  runner_->enter(io::now(), std::move(members), reason);
+  runner_->enter(io::now(), members, reason);
 }
 
 }  // namespace moolink::runtime

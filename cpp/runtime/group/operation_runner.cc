@@ -76,11 +76,12 @@ void OperationRunner::close() {
   if (shared_ != nullptr) shared_->close();
 }
 
-void OperationRunner::enter(Time now, collective::Engine::Members members, const Error& reason) {
+void OperationRunner::enter(Time now, const collective::Engine::Members& members,
+                            const Error& reason) {
   shared_->leave();  // so that the operations that fail below do not use it
   engine_.set_members(members, reason);
   carry_out();
-  shared_->enter(now, std::move(members));
+  shared_->enter(now, members);
 }
 
 MutableBuffer OperationRunner::input(std::size_t bytes) {

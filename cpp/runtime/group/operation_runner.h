@@ -40,7 +40,7 @@ class OperationRunner final : public std::enable_shared_from_this<OperationRunne
 
   collective::Engine& engine() { return engine_; }
   // See Engine::set_members(). Gives up the segment of the epoch before, for all its ranks.
-  void enter(Time now, collective::Engine::Members members, const Error& reason);
+  void enter(Time now, const collective::Engine::Members& members, const Error& reason);
   void leave_segment() { shared_->leave(); }
   // Memory for an input of an operation with Options::shared. The other members read it in place if
   // they can.

@@ -38,7 +38,7 @@ class SharedCollectives final : public io::Pollable,
 
   // Gives up the segment of the epoch before, for all its ranks.
   void leave();
-  void enter(Time now, Members members) { segment_->enter(now, std::move(members)); }
+  void enter(Time now, const Members& members) { segment_->enter(now, members); }
   void start(collective::PipelineOperation operation);
   void publish(std::uint64_t s, std::uint32_t chunk, Buffer result);
   void abandon(std::uint64_t s);

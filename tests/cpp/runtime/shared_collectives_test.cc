@@ -60,7 +60,7 @@ class Member final : public Driven {
     const Engine::Lock lock = context->lock();
     shared->leave();
     ended.clear();
-    shared->enter(io::now(), std::move(entered));
+    shared->enter(io::now(), entered);
     rpc->flush();
     context->engine().rearm(next_deadline());
   }
