@@ -268,7 +268,7 @@ void Engine::use_shared_memory(std::uint64_t epoch) {
 void Engine::pass(std::uint64_t s, const OpSpec& spec, const Operation* operation) {
   if (s <= last_passed_ || passes_.contains(s)) return;
   PipelineOperation next =
-      Operation::in_shared_memory(spec, {*rank_, members_.names, members_.one_host, hosts_, {}});
+      Operation::pipeline_operation(spec, members_.instances.size(), hosts_.get(), *rank_);
   next.s = s;
   next.abandoned = operation == nullptr || operation->error();
   if (!next.abandoned) {

@@ -31,9 +31,10 @@ Hosts hosts_of(const std::vector<Uid>& keys, const std::vector<std::uint32_t>& g
 }
 
 bool Hosts::share_memory() const {
-  std::size_t guests_of_all = 0;
-  for (const auto& there : guests) guests_of_all += there.size();
-  return count() + guests_of_all < of.size() && (count() > 1 || guests_of_all > 0);
+  const auto has_several = [](const auto& there) { return there.size() > 1; };
+  const auto has_some = [](const auto& there) { return !there.empty(); };
+  return std::ranges::any_of(ranks, has_several) &&
+         (count() > 1 || std::ranges::any_of(guests, has_some));
 }
 
 std::uint32_t Hosts::place(std::uint32_t rank) const {

@@ -139,8 +139,9 @@ class Operation {
   std::uint64_t shared() const { return shared_; }
   // Whether it can pass through shared memory, if rank 0 says so.
   bool may_share() const { return place_.one_host || spec()->kind == Kind::all_reduce; }
-  // As one of these members' operation in shared memory; `spec` is of all members.
-  static PipelineOperation in_shared_memory(const OpSpec& spec, const Place& place);
+  // An operation of so many members as the pipeline of this rank's host carries it out.
+  static PipelineOperation pipeline_operation(const OpSpec& spec, std::size_t members,
+                                              const Hosts* hosts, std::uint32_t rank);
 
  private:
   bool has_output() const { return spec() != nullptr && request_.placed; }
@@ -170,7 +171,8 @@ class Operation {
   Exchange::Plan exchange_plan() const;
   void exchange_among_members();
   void exchange_among_hosts();
-  static Passage passage_of_host(const OpSpec& spec, const Place& place);
+  static Passage passage_of_host(const OpSpec& spec, const Hosts& hosts, std::uint32_t host);
+  Passage passage_of_host() const;
   Range slice_of(std::uint32_t lane, std::uint64_t chunk) const;
   bool is_guest() const { return shares_hosts() && place_.hosts->is_guest(place_.rank); }
   void await_results();

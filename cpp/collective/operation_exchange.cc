@@ -13,31 +13,34 @@ constexpr std::uint32_t kChainsAhead = 4;
 
 }  // namespace
 
-Passage Operation::passage_of_host(const OpSpec& spec, const Place& place) {
-  Passage passage = spec.passage(place.hosts->ranks[place.hosts->of[place.rank]].size());
-  passage.owners = place.hosts->lanes;
+Passage Operation::passage_of_host(const OpSpec& spec, const Hosts& hosts, std::uint32_t host) {
+  Passage passage = spec.passage(hosts.ranks[host].size());
+  passage.owners = hosts.lanes;
   return passage;
 }
 
-PipelineOperation Operation::in_shared_memory(const OpSpec& spec, const Place& place) {
+Passage Operation::passage_of_host() const {
+  return passage_of_host(*spec(), *place_.hosts, place_.hosts->of[place_.rank]);
+}
+
+PipelineOperation Operation::pipeline_operation(const OpSpec& spec, std::size_t members,
+                                                const Hosts* hosts, std::uint32_t rank) {
   PipelineOperation operation;
   operation.dtype = spec.dtype;
   operation.op = spec.op;
   operation.divisor = spec.divisor;
   if (!spec.contributors.empty()) operation.contributors = spec.contributors;
-  operation.passage = spec.passage(place.names.size());
-  if (place.hosts == nullptr || !place.hosts->share_memory()) return operation;
-  const Hosts& hosts = *place.hosts;
-  const std::uint32_t host = hosts.of[place.rank];
+  operation.passage = spec.passage(members);
+  if (hosts == nullptr || !hosts->share_memory()) return operation;
   operation.exchanged = true;
   operation.divisor = 1;
-  operation.passage = passage_of_host(spec, place);
+  operation.passage = passage_of_host(spec, *hosts, hosts->of[rank]);
   if (!operation.contributors) return operation;
-  std::vector<std::uint32_t> here;  // the places of the contributors
-  for (std::uint32_t i = 0; i < hosts.ranks[host].size(); ++i) {
-    if (spec.contributes(hosts.ranks[host][i])) here.push_back(i);
+  operation.contributors->clear();  // their places on this host
+  const std::vector<std::uint32_t>& here = hosts->ranks[hosts->of[rank]];
+  for (std::uint32_t place = 0; place < here.size(); ++place) {
+    if (spec.contributes(here[place])) operation.contributors->push_back(place);
   }
-  operation.contributors = std::move(here);
   return operation;
 }
 
@@ -80,7 +83,7 @@ void Operation::exchange_among_hosts() {
   plan.hosts = place_.hosts->count();
   plan.host = place_.hosts->of[place_.rank];
   plan.first = *lane;
-  const std::uint64_t chunks = chunks_of(passage_of_host(*spec(), place_), kWindowBytes);
+  const std::uint64_t chunks = chunks_of(passage_of_host(), kWindowBytes);
   for (std::uint64_t chunk = 0; chunk < chunks; ++chunk) {
     plan.chains.push_back(slice_of(*lane, chunk));
   }
@@ -88,8 +91,7 @@ void Operation::exchange_among_hosts() {
 }
 
 Range Operation::slice_of(std::uint32_t lane, std::uint64_t chunk) const {
-  const Move slice =
-      chunk_plan(passage_of_host(*spec(), place_), kWindowBytes, lane, chunk).reduced;
+  const Move slice = chunk_plan(passage_of_host(), kWindowBytes, lane, chunk).reduced;
   const std::uint64_t begin = slice.user / item_size_;
   return {begin, begin + slice.bytes / item_size_};
 }
@@ -111,7 +113,7 @@ void Operation::take_early_portions() {
 // Of each chunk, the slices of all lanes.
 void Operation::await_results() {
   const std::uint32_t lanes = place_.hosts->lanes;
-  const std::uint64_t chunks = chunks_of(passage_of_host(*spec(), place_), kWindowBytes);
+  const std::uint64_t chunks = chunks_of(passage_of_host(), kWindowBytes);
   for (std::uint64_t chunk = 0; chunk < chunks; ++chunk) {
     for (std::uint32_t lane = 0; lane < lanes; ++lane) {
       have_.push_back(slice_of(lane, chunk).empty() ? 2 : 0);

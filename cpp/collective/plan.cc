@@ -182,7 +182,7 @@ ChunkPlan plan_all_reduce(const Passage& passage, const Part& part, std::uint32_
   }
   plan.reduced = move_of(rank);
   plan.placed = plan.reduced.user;
-  plan.passed_on = true;
+  plan.passed_on = passage.ranks > 1;
   return plan;
 }
 

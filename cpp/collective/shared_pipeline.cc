@@ -1,7 +1,6 @@
 #include "collective/shared_pipeline.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -375,7 +374,7 @@ bool SharedPipeline::place_part(const Running& running, const Cursor& cursor) {
   if (result.size() != slice.bytes || result.empty()) return true;  // no elements, or abandoned
   const PipelineOperation& operation = running.operation;
   std::byte* output = operation.output.data() + cursor.plan.placed;
-  if (running.is_read_in_place() || layout().ranks == 1) {
+  if (!cursor.plan.passed_on || running.is_read_in_place()) {
     to_user(operation, output, result.data(), slice.bytes);
     return true;
   }

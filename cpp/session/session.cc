@@ -1,7 +1,6 @@
 #include "session/session.h"
 
 #include <algorithm>
-#include <tuple>
 #include <utility>
 
 #include "base/barrier.h"

@@ -70,7 +70,7 @@ class HostSegment final : public Forkable, public std::enable_shared_from_this<H
 
   HostSegment(std::shared_ptr<RpcPeer> rpc, std::string group, std::string scope, Use use);
   std::optional<std::uint32_t> rank_of(const Uid& instance) const;
-  bool leads_group() const { return rank_ == 0 && first_.instance == rpc_->instance(); }
+  bool leads_group() const { return first_.instance == rpc_->instance(); }
   void make(Time now);
   void share_with_all(Time now);
   void tell_group(Time now);
