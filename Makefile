@@ -35,11 +35,14 @@ $(VENV)/.tools: $(VENV)/.created pyproject.toml constraints.txt tools/requiremen
 	$(PIP) -r $(VENV)/tools.txt
 	@touch $@
 
+# Debian 12's pip (23.0) has no -C for --config-settings.
+EDITABLE := wheel.cmake=false wheel.py-api=py3 editable.mode=inplace
+
 # Packages for the examples in torch, and this checkout as the package `moolink`.
 $(VENV)/.packages: $(VENV)/.tools
 	$(RUN) tools/requirements.py torch examples > $(VENV)/requirements.txt
 	$(PIP) -r $(VENV)/requirements.txt
-	$(PIP) --no-build-isolation --no-deps -C wheel.cmake=false -C wheel.py-api=py3 -C editable.mode=inplace -e .
+	$(PIP) --no-build-isolation --no-deps $(EDITABLE:%=--config-settings %) -e .
 	@touch $@
 
 # More packages, for tests, lint and benchmarks.
