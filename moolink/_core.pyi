@@ -430,6 +430,13 @@ class RpcCore:
             QueueFull: too many calls wait for this peer.
         """
 
+    def _async_within(
+        self, seconds: float | None, peer: str, function: str, /, *args: Any
+    ) -> Future:
+        """
+        As async_, with a time limit of its own in seconds. None: the call waits until its peer is lost.
+        """
+
     def async_many(
         self, peers: Sequence[str], function: str, /, *args: Any, **kwargs: Any
     ) -> dict[str, Future]:

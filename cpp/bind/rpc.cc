@@ -289,7 +289,17 @@ PyRpc::Outgoing PyRpc::outgoing(const std::string* peer, const nb::args& argumen
 
 nb::object PyRpc::async(const std::string& peer, const std::string& function,
                         const nb::args& arguments, const nb::kwargs& keywords) {
-  Outgoing call = outgoing(&peer, arguments, keywords);
+  return start(peer, function, outgoing(&peer, arguments, keywords));
+}
+
+nb::object PyRpc::async_within(std::optional<double> seconds, const std::string& peer,
+                               const std::string& function, const nb::args& arguments) {
+  Outgoing call = outgoing(&peer, arguments, {});
+  call.timeout = seconds ? to_duration(*seconds) : Duration(-1);
+  return start(peer, function, std::move(call));
+}
+
+nb::object PyRpc::start(const std::string& peer, const std::string& function, Outgoing call) const {
   std::shared_ptr<runtime::Future> future;
   if (call.payload.bytes() <= kSendUnlocked) {
     future = peer_->call_at_once(peer, function, call.payload, call.timeout, call.lane);

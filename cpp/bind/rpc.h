@@ -51,6 +51,8 @@ class PyRpc {
 
   nb::object async(const std::string& peer, const std::string& function, const nb::args& arguments,
                    const nb::kwargs& keywords);
+  nb::object async_within(std::optional<double> seconds, const std::string& peer,
+                          const std::string& function, const nb::args& arguments);
   nb::object sync(const std::string& peer, const std::string& function, const nb::args& arguments,
                   const nb::kwargs& keywords);
   void async_callback(const std::string& peer, const std::string& function, nb::callable callback,
@@ -84,6 +86,7 @@ class PyRpc {
   // peer: the only receiver.
   Outgoing outgoing(const std::string* peer, const nb::args& arguments,
                     const nb::kwargs& keywords) const;
+  nb::object start(const std::string& peer, const std::string& function, Outgoing call) const;
   // Guarded by the GIL. Handlers hold it weakly, so that a peer referenced by its own handlers can
   // be collected.
   using Functions = std::map<std::string, Reference>;

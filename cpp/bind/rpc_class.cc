@@ -168,6 +168,11 @@ void bind_class(nb::class_<PyRpc>& rpc) {
       .def("async_", &PyRpc::async, kAsyncDoc,
            nb::sig("def async_(self, peer: str, function: str, /, *args: typing.Any, **kwargs: "
                    "typing.Any) -> Future"))
+      .def("_async_within", &PyRpc::async_within,
+           "As async_, with a time limit of its own in seconds. None: the call waits until its "
+           "peer is lost.",
+           nb::sig("def _async_within(self, seconds: float | None, peer: str, function: str, /, "
+                   "*args: typing.Any) -> Future"))
       .def("async_many", &PyRpc::async_many,
            "Calls a function of each of several peers, as async_ does; the arguments are encoded "
            "once. Returns a dict from peer to Future, in the order of `peers`.",

@@ -207,6 +207,24 @@ def test_a_slow_handler_times_out(pair: Pair) -> None:
             client.set_timeout(wrong)
 
 
+def test_a_call_with_a_time_limit_of_its_own(pair: Pair) -> None:
+    client, server = pair
+    release = threading.Event()
+    server.define("slow", lambda: release.wait(20))
+    client.set_timeout(0.05)
+    unlimited = client._async_within(None, "server", "slow")
+    with pytest.raises(moolink.TimeoutError):
+        client.sync("server", "slow")
+    client.set_timeout(100)
+    with pytest.raises(moolink.TimeoutError):
+        client._async_within(0.05, "server", "slow").result()
+    assert not unlimited.done()
+    release.set()
+    assert unlimited.result() is True
+    with pytest.raises(ValueError):
+        client._async_within(-1, "server", "slow")
+
+
 # --- deferred replies
 
 
