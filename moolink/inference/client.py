@@ -57,6 +57,7 @@ class InferenceClient(Closing):
         self._nowhere = np.zeros(0, bool)  # rows in which an episode begins: none
         self._server: str | None = None
         self._served = False  # by this server, at least once
+        self._answers = len(self._servers) == 1  # or the server has told its load
         self._lost: set[str] = set()
         self._under_way = threading.Lock()
         self._moves = 0
@@ -127,7 +128,12 @@ class InferenceClient(Closing):
     def _send(self, inputs: Any, first: npt.NDArray[np.bool_]) -> Future:
         if self._server is None:
             self._server = self._choose()
-        return self._rpc.async_(self._server, self._function, inputs, self._id, self._row, first)
+        # A server answers once it has weights, however long that takes; one that may not be there
+        # makes way for another.
+        limit = None if self._answers else self._rpc.get_timeout()
+        return self._rpc._async_within(
+            limit, self._server, self._function, inputs, self._id, self._row, first
+        )
 
     def _lose(self, why: str) -> None:
         assert self._server is not None
@@ -145,6 +151,7 @@ class InferenceClient(Closing):
             time.sleep(_PAUSE)
             self._lost.clear()
             candidates = self._servers
+        self._answers = len(self._servers) == 1
         if len(candidates) == 1:
             return candidates[0]
         asked = self._rpc.async_many(candidates, names.LOAD.format(self._name))
@@ -158,6 +165,7 @@ class InferenceClient(Closing):
             except Error as error:
                 future.cancel()
                 logs.logger.info("inference server %r tells no load: %s", server, error)
+        self._answers = bool(loads)
         return min(loads, key=loads.__getitem__) if loads else candidates[0]
 
 
@@ -181,23 +189,25 @@ class InferenceRequest:
         if self._done:
             raise ValueError("the result of this request was taken")
         wait = deadlines.Wait(timeout)
+        waits = f"a client of inference server {self._client._name!r} waits"
         why = ""
         try:
             while True:
-                if not self._call.wait(wait.left):
-                    raise TimeoutError(
-                        f"no server of {self._client._name!r} has answered within {timeout:g} s"
-                        f"{why and f'; the last one was lost: {why}'}"
-                    )
+                while not self._call.wait(wait.turn(f"{waits}: {why}" if why else waits)):
+                    if wait.over:
+                        raise TimeoutError(
+                            f"no server of {self._client._name!r} has answered within "
+                            f"{timeout:g} s{why and f'; the last one was lost: {why}'}"
+                        )
                 try:
                     reply = self._call.result()
                     if reply is not None:
                         break
                     why = "it was closed"
-                except (PeerLost, NoSuchFunction) as error:
+                except (PeerLost, NoSuchFunction, TimeoutError) as error:
                     why = str(error)
                 self._client._lose(why)
-                wait.turn(f"a client of inference server {self._client._name!r} waits: {why}")
+                wait.turn(f"{waits}: {why}")
                 self._call = self._client._send(self._inputs, self._first)
         finally:
             self._give_up()

@@ -30,8 +30,8 @@ def check(timeout: float | None) -> None:
         )
 
 
-_FIRST_LINE = 3.0  # seconds of waiting until the log tells of it
-_NEXT_LINE = 30.0  # seconds from one line to the next
+_LINES = (3.0, 10.0, 30.0, 100.0)  # seconds of waiting after which the log tells of it
+_LATER_LINES = 300.0  # seconds from one later line to the next
 
 
 class Wait:
@@ -39,7 +39,7 @@ class Wait:
 
     def __init__(self, timeout: float | None = None) -> None:
         self._begun = time.monotonic()
-        self._next_line = self._begun + _FIRST_LINE
+        self._next_line = self._begun + _LINES[0]
         self._deadline = None if timeout is None else self._begun + timeout
 
     @property
@@ -56,8 +56,10 @@ class Wait:
         """Seconds for which to wait before this is called again; logs `why` where that is due."""
         now = time.monotonic()
         if now >= self._next_line:
-            logs.logger.warning("%s (for %.3g s)", why, now - self._begun)
-            self._next_line = now + _NEXT_LINE
+            waited = now - self._begun
+            logs.logger.warning("%s (for %.3g s)", why, waited)
+            line = next((line for line in _LINES if line > waited), waited + _LATER_LINES)
+            self._next_line = self._begun + line
         until_line = self._next_line - now
         left = self.left
         return until_line if left is None else min(left, until_line)

@@ -27,9 +27,8 @@ from moolink.replay.writer import Writer
 if TYPE_CHECKING:
     from moolink.rpc import Rpc
 
-_TURN = 5.0  # seconds that the server waits at a time, below the time limit of calls
 _PAUSE = 0.1  # seconds before a server that is lost is asked again
-_GRACE = 2.0  # seconds that a reply may take beyond the time for which the server waits
+_GRACE = 2.0  # seconds that a sample may take beyond the time for which the server waits
 _LOOK = 0.2  # seconds between two looks at whether a batch is still wanted
 
 
@@ -109,7 +108,12 @@ class ReplayClient:
         done = 0
         for left in _turns(timeout):
             rest = skeletons.unflatten(skeleton, [array[done:] for array in arrays])
-            keys.append(self._call(names.EXTEND, table, rest, of_each[done:], left))
+            function = names.EXTEND.format(self._name)
+            limit = left + self._rpc.get_timeout()
+            call = self._rpc._async_within(
+                limit, self._server, function, table, rest, of_each[done:], left
+            )
+            keys.append(call.result())
             done += len(keys[-1])
             if done == count:
                 return np.concatenate(keys)
@@ -194,7 +198,7 @@ class ReplayClient:
         wait = deadlines.Wait(timeout)
         lost: Error | None = None
         while True:
-            left = _TURN if wait.left is None else min(_TURN, wait.left)
+            left = names.TURN if wait.left is None else min(names.TURN, wait.left)
             wanted = count - sum(len(part.keys) for part in parts)
             try:
                 sampled = self._ask(wanted, table, left, timeout is None, stop)
@@ -229,14 +233,14 @@ class ReplayClient:
     ) -> Any:
         """The server's sample within `left` seconds; None: there is none, or `stop` ended it."""
         function = names.SAMPLE.format(self._name)
-        future = self._rpc.async_(self._server, function, table, count, left, self._maps(table))
-        deadline = deadlines.after(None if patient else left + _GRACE)
+        limit = left + (self._rpc.get_timeout() if patient else _GRACE)
+        future = self._rpc._async_within(
+            limit, self._server, function, table, count, left, self._maps(table)
+        )
         try:
             while not future.wait(_LOOK):
                 if stop is not None and stop():
                     return None
-                if deadlines.left(deadline) == 0:
-                    raise TimeoutError(f"peer {self._server!r} gave no reply to {function!r}")
             return future.result()
         finally:
             future.cancel()
@@ -284,6 +288,6 @@ def _turns(timeout: float | None) -> Iterator[float]:
     deadline = deadlines.after(timeout)
     while True:
         left = deadlines.left(deadline)
-        yield _TURN if left is None else min(_TURN, left)
+        yield names.TURN if left is None else min(names.TURN, left)
         if deadline is not None and time.monotonic() >= deadline:
             return

@@ -1,4 +1,4 @@
-"""The functions of a replay's server."""
+"""The functions of a replay's server, and how long a call waits there."""
 
 DESCRIBE = "moolink.replay/{}/describe"
 EXTEND = "moolink.replay/{}/extend"
@@ -9,5 +9,7 @@ RESET = "moolink.replay/{}/reset"
 STATS = "moolink.replay/{}/stats"
 WRITE = "moolink.replay/{}/write"
 END = "moolink.replay/{}/end"
+
+TURN = 5.0  # seconds for which one call waits at the server; the client makes the next one
 
 ALL = (DESCRIBE, EXTEND, SAMPLE, UPDATE, REMOVE, RESET, STATS, WRITE, END)

@@ -143,7 +143,8 @@ class RemoteSteps(Steps):
             return  # steps alone are in no hurry
         self._sent, self._gathered = self._gathered, []
         arguments = self._arguments(self._sent)
-        self._call = self._rpc.async_(self._server, self._write_function, *arguments)
+        limit = names.TURN + self._rpc.get_timeout()
+        self._call = self._rpc._async_within(limit, self._server, self._write_function, *arguments)
 
     def _arguments(self, items: list[_Made]) -> tuple[Any, ...]:
         needed = min([self.oldest, *(item.first for item in items)])

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from moolink._core import RpcDeferredReturn
     from moolink.rpc import Rpc
 
-_TURN = 5.0  # seconds for which items of a writer wait for room in one call
-
 
 class ReplayServer(Closing):
     """Serves a :class:`Replay` to any number of :class:`ReplayClient`. The replay can be used here
@@ -220,7 +218,7 @@ class _RemoteWriter:
         """Appends steps, which come stacked in parts, makes items of the last ones, and forgets
         the steps before `forgotten`. Returns the number of items that were inserted before one
         found no room for some seconds."""
-        deadline = deadlines.after(_TURN)
+        deadline = deadlines.after(names.TURN)
         with self._lock:
             self.turn += 1
             for count, part in steps:

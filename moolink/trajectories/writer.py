@@ -69,7 +69,8 @@ class TrajectoryWriter(Closing):
         """
         begin, end = names.versions_of(begin, begin if end is None else end)
         self._wait_for(self._ahead - 1, timeout)
-        call = self._rpc.async_(self._learner, self._function, tree, begin, end)
+        # The queue answers once it has room, however long that takes.
+        call = self._rpc._async_within(None, self._learner, self._function, tree, begin, end)
         self._pending.append(call)
         self._counts["put"] += 1
 
@@ -93,15 +94,18 @@ class TrajectoryWriter(Closing):
 
     def _wait_for(self, left_over: int, timeout: float | None) -> None:
         """Waits until at most so many items are pending."""
-        deadline = deadlines.after(timeout)
+        wait = deadlines.Wait(timeout)
+        waits = f"a writer waits: {self._learner!r} is not reached, or its queue is full"
         while self._pending and (len(self._pending) > left_over or self._pending[0].done()):
             call = self._pending[0]
-            if not call.wait(deadlines.left(deadline)):
-                raise TimeoutError(
-                    f"{self._learner!r} accepted no item within {timeout:g} s: its queue is full",
-                    peer=self._learner,
-                    function=self._function,
-                )
+            while not call.wait(wait.turn(waits)):
+                if wait.over:
+                    raise TimeoutError(
+                        f"{self._learner!r} accepted no item within {timeout:g} s: "
+                        "its queue is full",
+                        peer=self._learner,
+                        function=self._function,
+                    )
             self._pending.popleft()
             self._accept(call)
 
@@ -115,6 +119,6 @@ class TrajectoryWriter(Closing):
         except NoSuchFunction as lost:
             self._counts["lost"] += 1
             time.sleep(min(_PAUSE, self._refused.turn(f"items of a writer are lost: {lost}")))
-        except (PeerLost, TimeoutError) as lost:
+        except PeerLost as lost:
             self._counts["lost"] += 1
             logs.logger.warning("an item for %r is lost: %s", self._learner, lost)

@@ -266,6 +266,30 @@ def test_a_server_without_weights_can_be_closed(net: Net) -> None:
             assert request.result(20).tolist() == [2]
 
 
+def test_a_request_waits_for_weights_longer_than_a_call_may_take(net: Net) -> None:
+    publisher = moolink.Publisher(net.hub, "w")
+    with moolink.Subscriber(net.peer("server"), "w", "hub") as subscriber:
+        actor = net.peer("actor")
+        actor.set_timeout(0.05)
+        client = InferenceClient(actor, "policy", "server")
+        with InferenceServer(net.peers[1], "policy", double, weights=subscriber):
+            request = client.request(np.ones(1))
+            with pytest.raises(moolink.TimeoutError):
+                actor.sync("nobody", "nothing")  # the time limit has passed for the request, too
+            publisher.publish({"w": np.zeros(1)})
+            assert request.result(20).tolist() == [2]
+            assert client.moves == 0
+    publisher.close()
+
+
+def test_a_server_that_is_not_there_makes_way_for_one_that_comes(net: Net) -> None:
+    actor = net.peer("actor")
+    actor.set_timeout(0.05)
+    request = InferenceClient(actor, "policy", ["absent", "server"]).request(np.ones(1))
+    with InferenceServer(net.peer("server"), "policy", double):
+        assert request.result(20).tolist() == [2]
+
+
 def test_a_server_tells_its_load_while_the_model_runs(net: Net) -> None:
     running, go = threading.Event(), threading.Event()
 

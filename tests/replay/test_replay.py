@@ -328,7 +328,7 @@ def test_no_number_is_cut_to_what_the_first_item_had(first: Any, later: Any, dty
 def test_a_long_wait_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(deadlines, "_FIRST_LINE", 0.01)
+    monkeypatch.setattr(deadlines, "_LINES", (0.01,))
     with moolink.Replay(Table("t", 1, remover=None)) as replay:
         with pytest.raises(moolink.TimeoutError):
             replay.sample(3, timeout=0.2)

@@ -23,6 +23,7 @@ from moolink.replay import (
     Table,
     Writer,
     client,
+    names,
 )
 from tests import processes, waiting
 
@@ -143,6 +144,31 @@ def test_a_full_table_makes_writers_wait(net: Net) -> None:
     assert net.client("other").sample(2).data["i"].tolist() == [0, 1]
     thread.join(waiting.TIMEOUT)
     assert len(inserted) == 1
+
+
+@table(max_size=2, sampler=Fifo(), remover=None, max_times_sampled=1)
+def test_a_full_table_costs_a_writer_with_a_short_time_limit_no_item(
+    net: Net, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(names, "TURN", 0.2)
+    client = net.client()
+    rpc = net.peers[-1]
+    rpc.set_timeout(0.1)
+    with client.writer(keep=1) as writer:
+        for i in range(6):
+            writer.append({"i": i})
+            writer.create_item({"i": writer.history["i"][-1]})
+        flush = threading.Thread(target=writer.flush)
+        flush.start()
+        ended = rpc.stats()["calls_succeeded"]
+        waiting.until(
+            lambda: rpc.stats()["calls_succeeded"] + rpc.stats()["calls_failed"] > ended + 1,
+            "a call whose items found no room",
+        )
+        taken = [net.replay.sample(1, timeout=waiting.TIMEOUT).data["i"].item() for _ in range(6)]
+        flush.join(waiting.TIMEOUT)
+        assert not flush.is_alive()
+    assert taken == [0, 1, 2, 3, 4, 5]
 
 
 @table(max_size=1, remover=None)
@@ -361,7 +387,7 @@ def test_a_writer_goes_on_with_the_right_steps_after_an_error(net: Net) -> None:
 def test_a_batch_that_the_limiter_grants_bit_by_bit_is_whole(
     net: Net, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "_TURN", 0.05)
+    monkeypatch.setattr(names, "TURN", 0.05)
     reader = net.client()
     batches: list[moolink.replay.Batch] = []
     thread = threading.Thread(target=lambda: batches.append(reader.sample(6)))

@@ -96,6 +96,20 @@ def test_writers_wait_while_the_queue_is_full(net: Net) -> None:
         assert writer.stats() == {"put": 4, "accepted": 4, "lost": 0}
 
 
+def test_a_learner_that_pauses_loses_nothing(net: Net) -> None:
+    with TrajectoryQueue(net.learner, "unrolls", max_size=1) as queue:
+        writer = net.writer(ahead=3)
+        rpc = net.actors[-1]
+        rpc.set_timeout(0.05)
+        for begin in range(3):
+            writer.put(unroll(begin), begin=begin)
+        with pytest.raises(moolink.TimeoutError):
+            rpc.sync("nobody", "nothing")  # the time limit has passed for the items, too
+        assert [queue.get(1, timeout=20).begin[0] for _ in range(3)] == [0, 1, 2]
+        writer.flush(20)
+        assert writer.stats() == {"put": 3, "accepted": 3, "lost": 0}
+
+
 def test_late_items_in_a_full_queue_make_room(net: Net) -> None:
     with TrajectoryQueue(net.learner, "unrolls", max_size=1) as queue:
         old, new = net.writer("old"), net.writer("new")
@@ -304,7 +318,7 @@ def test_a_learner_whose_queue_is_not_there_yet_gets_the_next_items(net: Net) ->
 def test_a_long_wait_is_logged(
     net: Net, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(deadlines, "_FIRST_LINE", 0.01)
+    monkeypatch.setattr(deadlines, "_LINES", (0.01,))
     with (
         TrajectoryQueue(net.learner, "unrolls") as queue,
         pytest.raises(moolink.TimeoutError),

@@ -430,7 +430,7 @@ def test_versions_are_numbers(net: Net) -> None:
 def test_long_waits_are_logged(
     net: Net, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(deadlines, "_FIRST_LINE", 0.01)
+    monkeypatch.setattr(deadlines, "_LINES", (0.01,))
     with Publisher(net.learner, "w") as publisher, pytest.raises(moolink.TimeoutError):
         publisher.wait_acknowledged(0, 2, 0.1)
     assert "the publisher of 'w' waits for 2 subscribers that have version 0" in caplog.text
