@@ -18,9 +18,9 @@ INTERVAL = 8  # turns between two sums over the group
 class Normalizer:
     """Mean and deviation of float observations, and the deviation of discounted returns.
 
-    Each peer adds its own environments' data. Every few turns the peers sum over the group the
-    new data of each. They may differ for a moment, which does no harm: gradients are still applied
-    alike by all.
+    Each peer counts its own environments' data. Every few turns the group sums the new data of its
+    peers. A peer whose exchange failed sends the same data again with the next one; until then
+    statistics differ, which does no harm: all peers still apply the same gradients.
     """
 
     def __init__(self, options: GroupOptions, envs: Any) -> None:
@@ -70,12 +70,12 @@ class Normalizer:
                 return
             self._pending = None
             try:
-                summed = future.result()
+                into, values = self._total, future.result()
             except moolink.Error:  # the membership has changed
-                summed = mine
+                into, values = self._new, mine
             with self._lock:
-                for name, values in summed.items():
-                    self._total[name] += values
+                for name, moments in values.items():
+                    into[name] += moments
             self._refresh()
         elif self._turns % INTERVAL == 1 and group.members():
             with self._lock:

@@ -60,13 +60,16 @@ class TrainingStep:
             RuntimeError: it was already called in this turn, or the turn is over, because the
                 parameters are of a later version.
         """
+        self._reduce_once(lambda: self._accumulator.reduce_gradients(batch_size, counters))
+
+    def _reduce_once(self, reduce: Callable[[], None]) -> None:
         self._require_current("reduce")
         if self._reduced:
             raise RuntimeError(
                 "step.reduce() was called in this turn before: call backward() for all of the "
                 "turn's losses first, and reduce() once"
             )
-        self._accumulator.reduce_gradients(batch_size, counters)
+        reduce()
         self._reduced = True
 
     def skip(self, counters: Mapping[str, int] | None = None) -> None:

@@ -15,6 +15,8 @@ from moolink.errors import Closed, QueueFull, TimeoutError
 from moolink.internal import deadlines, forks
 from moolink.internal.keywords import names_keywords
 
+_COPYING = 0.001  # seconds between two looks at a producer that copies
+
 
 class Batcher:
     """Collects items into batches, each copied once, straight into the batch's memory.
@@ -59,16 +61,18 @@ class Batcher:
         self._batches: collections.deque[tuple[Nest, Any]] = collections.deque()
         self._awaiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
         self._closed = False
+        self._stalled = False  # a producer waits for room
         forks.changes_in_children(self)
 
     def _make_locks(self) -> None:
-        # Producers hold this one for a whole item; it guards the batch being filled.
+        # Producers hold this one for a whole item; it guards the batch being filled. See _enter.
         self._filling = threading.Lock()
         # Never held while copying.
         self._changed = threading.Condition()
 
     def _forked(self) -> None:
         self._make_locks()
+        self._stalled = False
 
     def stack(self, item: Nest, *, block: bool = True, timeout: float | None = None) -> None:
         """Adds `item` as one entry along a new dimension.
@@ -83,14 +87,18 @@ class Batcher:
             QueueFull: there was no room; the item was not added.
             Closed: the batcher is closed.
         """
-        with self._filling:
+        deadline = _deadline(block, timeout)
+        self._enter(deadline)
+        try:
             # A row that is not counted in the end is overwritten by the next one.
             rows = self._rows
             if rows is None or self._closed or not rows.put(item, self._filled):
                 self._prepare("stack", item).put_row(item, self._filled)
             if self._filled + 1 == self._size:
-                self._wait_for_room(1, _deadline(block, timeout))
+                self._wait_for_room(1, deadline)
             self._count(1)
+        finally:
+            self._filling.release()
 
     def cat(self, item: Nest, *, block: bool = True, timeout: float | None = None) -> None:
         """Adds the rows of `item`'s arrays along `dim`, split over several batches if need be.
@@ -99,11 +107,12 @@ class Batcher:
         of them. Arguments and errors are as for `stack`. With a limit on the wait, either all rows
         are added or none; without one, they are added as room appears.
         """
-        with self._filling:
+        deadline = _deadline(block, timeout)
+        self._enter(deadline)
+        try:
             layout = self._prepare("cat", item)
             layout.check(item)
             count = batch_layout.count_rows(layout.rows(item))
-            deadline = _deadline(block, timeout)
             if deadline is not None:
                 self._wait_for_room((self._filled + count) // self._size, deadline)
             offset = 0
@@ -116,6 +125,8 @@ class Batcher:
                 layout.put_rows(item, self._filled, part, offset)
                 self._count(part)
                 offset += part
+        finally:
+            self._filling.release()
 
     def empty(self) -> bool:
         """Tells whether no finished batch waits."""
@@ -157,6 +168,18 @@ class Batcher:
             self._closed = True
             self._wake()
 
+    def _enter(self, deadline: float | None) -> None:
+        """Takes _filling. Another producer holds it for a moment while it copies, but longer while
+        it waits for room: then this one waits until its own deadline at most."""
+        if self._filling.acquire(blocking=False):
+            return
+        while True:
+            left = deadlines.left(deadline)
+            if self._filling.acquire(timeout=-1 if left is None else max(left, _COPYING)):
+                return
+            if self._stalled:
+                raise QueueFull("another item waits for room: take some batches first")
+
     # Filling; the caller holds _filling.
 
     def _prepare(self, mode: Mode, item: Nest) -> Node:
@@ -194,11 +217,15 @@ class Batcher:
                 "add fewer rows at a time, or do not limit the wait"
             )
         with self._changed:
-            with LentSlot():
-                room = self._changed.wait_for(
-                    lambda: len(self._batches) + finished <= bound or self._closed,
-                    deadlines.left(deadline),
-                )
+            self._stalled = True
+            try:
+                with LentSlot():
+                    room = self._changed.wait_for(
+                        lambda: len(self._batches) + finished <= bound or self._closed,
+                        deadlines.left(deadline),
+                    )
+            finally:
+                self._stalled = False
             if self._closed:
                 raise Closed("the batcher was closed while an item waited for room")
             if not room:

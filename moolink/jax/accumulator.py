@@ -378,10 +378,12 @@ class TrainingStep(loops.TrainingStep):
         """Contributes gradients, once a turn; as the accumulator's ``reduce_gradients``.
 
         Raises:
-            RuntimeError: the turn is over, for the parameters are of a later version.
+            RuntimeError: it was already called in this turn, or the turn is over, because the
+                parameters are of a later version.
         """
-        self._require_current("reduce")
-        self._accumulator.reduce_gradients(gradients, batch_size, counters)
+        self._reduce_once(
+            lambda: self._accumulator.reduce_gradients(gradients, batch_size, counters)
+        )
 
 
 Accumulator._kind_of_step = TrainingStep

@@ -17,6 +17,11 @@ class HistogramValue(NamedTuple):
     counts: tuple[int, ...]  # of observations in each bucket, and above the last bound
     sum: float
 
+    def plus(self, other: HistogramValue) -> HistogramValue:
+        """All observations of two objects, whose bounds are the same."""
+        counts = tuple(a + b for a, b in zip(self.counts, other.counts, strict=True))
+        return HistogramValue(self.bounds, counts, self.sum + other.sum)
+
 
 class Sample(NamedTuple):
     """One value."""

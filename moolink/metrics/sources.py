@@ -59,8 +59,8 @@ class Sources:
     def families(self, rpc: Rpc | None = None) -> list[Family]:
         """Reads the sources of the process, and of its peers or of one of them.
 
-        Of several objects with the same labels, counters are added, and the largest value of a
-        gauge counts.
+        Of several objects with the same labels, counters and histograms are added, and the largest
+        value of a gauge counts.
         """
         found: dict[str, dict[tuple[tuple[str, str], ...], Sample]] = {}
         for value in _process():
@@ -98,10 +98,14 @@ def _add(found: dict[str, dict[tuple[tuple[str, str], ...], Sample]], given: Val
     key = tuple(labels.items())
     samples = found.setdefault(name, {})
     before = samples.get(key)
-    if before is not None and not isinstance(value, HistogramValue):
-        assert not isinstance(before.value, HistogramValue)
-        counts = BY_NAME[name].kind == "counter"
-        value = before.value + value if counts else max(before.value, value)
+    if before is not None:
+        if isinstance(value, HistogramValue):
+            assert isinstance(before.value, HistogramValue)
+            value = before.value.plus(value)
+        else:
+            assert not isinstance(before.value, HistogramValue)
+            counts = BY_NAME[name].kind == "counter"
+            value = before.value + value if counts else max(before.value, value)
     samples[key] = Sample(labels, value)
 
 

@@ -132,6 +132,15 @@ def test_training_steps_with_optax(make: Make) -> None:
     np.testing.assert_allclose(peer.parameters()["layer"].bias, 3.0, atol=1e-2)
 
 
+def test_a_second_reduce_of_a_turn_is_refused(make: Make) -> None:
+    accumulator = make("alone", model())
+    connect([accumulator])
+    step = next(iter(accumulator.steps(optax.sgd(0.1))))
+    step.reduce(model(1.0), 1)
+    with pytest.raises(RuntimeError, match="called in this turn before"):
+        step.reduce(model(1.0), 1)
+
+
 def test_divergence_is_noticed(make: Make) -> None:
     peers = two(make, checksum_every=1)
     for peer in peers:

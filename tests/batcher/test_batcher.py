@@ -13,7 +13,7 @@ import torch
 
 import moolink
 from moolink.data.batcher import Batcher
-from tests.waiting import PROCESS_LIMIT
+from tests.waiting import PROCESS_LIMIT, until
 
 LONG = 30.0
 
@@ -230,6 +230,20 @@ class TestWaiting:
         assert batcher.get().tolist() == [0, 1]
         waiting.join(LONG)
         assert batcher.get(timeout=LONG).tolist() == [2, 3]
+
+    @pytest.mark.parametrize("how", [{"block": False}, {"timeout": 0.01}])
+    def test_a_limit_holds_while_another_producer_waits_for_room(self, how):
+        batcher = Batcher(1, max_batches=1)
+        batcher.stack(np.array(0))
+        waiting = threading.Thread(target=batcher.stack, args=(np.array(1),), daemon=True)
+        waiting.start()
+        until(lambda: batcher._stalled, "a producer that waits")
+        with pytest.raises(moolink.QueueFull):
+            batcher.stack(np.array(2), **how)
+        assert [batcher.get(LONG).tolist() for _ in range(2)] == [[0], [1]]
+        waiting.join(LONG)
+        batcher.stack(np.array(3), **how)
+        assert batcher.get(LONG).tolist() == [3]
 
     def test_a_refused_cat_adds_nothing(self):
         batcher = Batcher(2, max_batches=2)

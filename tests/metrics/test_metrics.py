@@ -217,6 +217,21 @@ def test_rounds() -> None:
         assert values("moolink_group_members", group="metrics-rounds") == []
 
 
+def test_histograms_of_objects_with_the_same_labels_are_added() -> None:
+    class Rounds:
+        def _metrics(self) -> list[Value]:
+            of_each = HistogramValue((1.0, 2.0), (1, 2, 3), 4.5)
+            return [("moolink_round_seconds", {"group": "g", "name": "n"}, of_each)]
+
+    sources, rounds = Sources(), [Rounds(), Rounds()]
+    for source in rounds:
+        sources.add(source)
+    (family,) = [f for f in sources.families() if f.name == "moolink_round_seconds"]
+    assert [sample.value for sample in family.samples] == [
+        HistogramValue((1.0, 2.0), (2, 4, 6), 9.0)
+    ]
+
+
 def test_the_data_plane(rpc: moolink.Rpc) -> None:
     replay = moolink.Replay(Table("metrics", 10))
     replay.extend({"x": np.arange(3)})
