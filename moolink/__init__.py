@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from moolink.env_pool import EnvPool, EnvStepper, EnvStepperFuture
     from moolink.env_pool.driving import Driven, drive
     from moolink.env_pool.vector_env import VectorEnv
-    from moolink.group import AllReduce, Group
+    from moolink.group import AllReduce, Group, GroupFuture
     from moolink.group.broker_peer import Broker
     from moolink.inference import InferenceBatch, InferenceClient, InferenceServer
     from moolink.internal.logs import set_log_level, set_logging
@@ -92,6 +92,7 @@ _HOME = {
     "Future": "moolink._core",
     "GradientStats": "moolink.reports",
     "Group": "moolink.group",
+    "GroupFuture": "moolink.group",
     "InferenceBatch": "moolink.inference",
     "InferenceClient": "moolink.inference",
     "InferenceServer": "moolink.inference",
@@ -162,6 +163,7 @@ __all__ = [
     "GradientStats",
     "Group",
     "GroupChanged",
+    "GroupFuture",
     "InferenceBatch",
     "InferenceClient",
     "InferenceServer",

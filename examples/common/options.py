@@ -79,8 +79,6 @@ class Options:
 
     hidden_size: int = 128
     """Width of the network's dense layers."""
-    initial_std: float = 1.0
-    """Initial standard deviation of actions in Box spaces, whose bounds are scaled to -1 and 1."""
     device: str = "auto"
     """`cpu`, `cuda`, or `auto`: a GPU where there is one."""
     torch_threads: int | None = None
@@ -148,8 +146,6 @@ class Options:
             if getattr(self, name) < 1:
                 option = "--" + name.replace("_", "-")
                 raise OptionError(f"{option} is {getattr(self, name)}; it must be at least 1")
-        if not self.initial_std > 0:
-            raise OptionError(f"--initial-std is {self.initial_std}; it must be above 0")
 
     def preset(self) -> None:
         """Changes the defaults to those for the environment."""
@@ -172,8 +168,8 @@ class GroupOptions(Options):
     """Divide rewards by the deviation of discounted returns."""
     lstm: bool = False
     """Give the network a memory: an LSTM after the dense layer."""
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """Arithmetic of layers; parameters stay float32."""
+    initial_std: float = 1.0
+    """Initial standard deviation of actions in Box spaces, whose bounds are scaled to -1 and 1."""
     entropy_cost: float = 0.01
     """Weight of the entropy bonus."""
     baseline_cost: float = 0.5
@@ -181,11 +177,18 @@ class GroupOptions(Options):
     parallel_gradients: int = 1
     """Rounds that may be under way at once. With 1 no peer is twice in one round."""
 
+    def validate(self) -> None:
+        super().validate()
+        if not self.initial_std > 0:
+            raise OptionError(f"--initial-std is {self.initial_std}; it must be above 0")
+
 
 @dataclass
 class ImpalaOptions(GroupOptions):
     """IMPALA: every peer acts and learns, off-policy data is corrected by V-trace."""
 
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Arithmetic of layers; parameters stay float32."""
     num_groups: int = 2
     """The environments step in this many groups: while one steps, another is being inferred for."""
     unroll_length: int = 20

@@ -13,12 +13,13 @@ from moolink.data import batch_layout
 from moolink.data.batch_layout import Mode, Nest, Node, Values
 from moolink.errors import Closed, QueueFull, TimeoutError
 from moolink.internal import deadlines, forks
+from moolink.internal.closing import Closing
 from moolink.internal.keywords import names_keywords
 
 _COPYING = 0.001  # seconds between two looks at a producer that copies
 
 
-class Batcher:
+class Batcher(Closing):
     """Collects items into batches, each copied once, straight into the batch's memory.
 
     An item is a nest of dicts, lists, tuples and namedtuples. Its leaves are numpy arrays, torch

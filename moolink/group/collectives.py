@@ -10,19 +10,19 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from moolink._core import Future, GroupCore
+from moolink._core import Future, GroupCore, call_later
 from moolink.data.trees import Leaf, Structure, flatten, layout, overlap, unflatten
 from moolink.errors import CancelledError, Error
 from moolink.internal import deadlines
+from moolink.internal.countdown import after_all
 
 Kind = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "gather", "scatter"]
 
 # Trees that are stacked along a new first axis, an entry for each member.
 STACKED_RESULT = {"all_gather", "gather"}
-STACKED_INPUT = {"scatter"}
 
 
-class AllReduce:
+class GroupFuture:
     """The future of a collective of :class:`moolink.Group`, such as ``all_reduce``.
 
     The result may be read as often as wanted and awaited by many.
@@ -37,7 +37,7 @@ class AllReduce:
         self._value: Any = None
 
     def __repr__(self) -> str:
-        return f"<moolink.AllReduce of {', '.join(map(repr, self._futures))}>"
+        return f"<moolink.GroupFuture of {', '.join(map(repr, self._futures))}>"
 
     def _take(self, results: list[Any]) -> Any:
         with self._lock:
@@ -107,10 +107,26 @@ class AllReduce:
         causes = [error for error in errors if not isinstance(error, CancelledError)]
         return next(iter(causes or errors), None)
 
-    def cancel(self) -> None:
-        """Gives the operation up, here and at the other members that have not ended it."""
+    def cancel(self) -> bool:
+        """Gives the operation up, here and at the other members that have not ended it. Returns
+        False if it has ended."""
+        cancelled = [future.cancel() for future in self._futures]
+        return any(cancelled)
+
+    def add_done_callback(self, callback: Callable[[GroupFuture], object]) -> None:
+        """Calls ``callback(future)`` on a worker thread once the operation has ended, good or
+        bad; its outputs are written then."""
+        self._end_with_the_first_that_fails()
+
+        def ended() -> None:
+            self.done()  # writes the results into their places
+            callback(self)
+
+        if not self._futures:  # there was nothing to reduce
+            call_later(0, ended)
+        count_down = after_all(len(self._futures), ended)
         for future in self._futures:
-            future.cancel()
+            future.add_done_callback(lambda _: count_down())
 
     def __await__(self) -> Generator[Any, Any, Any]:
         self._end_with_the_first_that_fails()
@@ -121,6 +137,9 @@ class AllReduce:
         except Error as error:
             raise (self.exception() or error) from None
         return self._take(parts)
+
+
+AllReduce = GroupFuture  # moolib's name
 
 
 @dataclass
@@ -143,7 +162,7 @@ class Collective:
     retry: bool = False
     compress: str | None = None
 
-    def begin(self, data: Any) -> AllReduce:
+    def begin(self, data: Any) -> GroupFuture:
         """Checks everything, then starts one operation for the leaves of each dtype."""
         leaves, structure = flatten(data)
         blocks = [self._block(leaf) for leaf in leaves]
@@ -172,7 +191,7 @@ class Collective:
         def finish(results: list[Any]) -> Any:
             return self._finish(leaves, structure, blocks, targets, parts, results)
 
-        return AllReduce(futures, finish)
+        return GroupFuture(futures, finish)
 
     def _is_root(self) -> bool:
         return self.rank == self.root

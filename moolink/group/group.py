@@ -11,7 +11,7 @@ import numpy as np
 from moolink._core import GroupCore
 from moolink.data.trees import note_written
 from moolink.errors import AuthError, Closed, TimeoutError
-from moolink.group.collectives import AllReduce, Collective, Kind
+from moolink.group.collectives import Collective, GroupFuture, Kind
 from moolink.internal import deadlines
 from moolink.internal.closing import Closing
 from moolink.internal.integers import integer_of
@@ -20,7 +20,7 @@ from moolink.metrics import sources
 from moolink.metrics.sources import Value
 from moolink.rpc import Rpc
 
-__all__ = ["AllReduce", "Group"]
+__all__ = ["Group", "GroupFuture"]
 
 Reduction = Literal["sum", "mean", "min", "max", "prod", "and", "or", "xor"]
 Op = Reduction | Callable[[Any, Any], Any]
@@ -182,7 +182,7 @@ class Group(Closing):
         on_change: Literal["raise", "retry"] = "raise",
         num_trees: int | None = None,
         compress: Literal["bf16", "int8"] | None = None,
-    ) -> AllReduce:
+    ) -> GroupFuture:
         """Combines ``data`` of all members; every member gets the same bits.
 
         All members start operations of the same names; several may be in flight. ``data`` must not
@@ -230,7 +230,7 @@ class Group(Closing):
         if callable(op):
             if inplace or out is not None or compress is not None:
                 raise ValueError("inplace, out and compress are not for a callable op")
-            return AllReduce([self._core.all_reduce_value(name, data, op, retry)], _only)
+            return GroupFuture([self._core.all_reduce_value(name, data, op, retry)], _only)
         if compress is not None and op not in (None, "sum", "mean"):
             raise ValueError(f"all_reduce '{name}': compress is for sum and mean, not for {op}")
         op = "sum" if op is None else op
@@ -238,12 +238,12 @@ class Group(Closing):
             target = data if inplace else out
             future = self._core.all_reduce(name, op, data, target, retry)
             if future is not None:
-                return AllReduce([future], _only if target is None else _written)
+                return GroupFuture([future], _only if target is None else _written)
         return self._collective("all_reduce", name, data, op, None, inplace, out, retry, compress)
 
     def reduce_scatter(
         self, name: str, data: Any, *, op: Reduction | None = None, out: Any = None
-    ) -> AllReduce:
+    ) -> GroupFuture:
         """Combines ``data`` of all members as :meth:`all_reduce` does; each gets a part of it.
 
         Args:
@@ -259,7 +259,7 @@ class Group(Closing):
         op = "sum" if op is None else op
         return self._collective("reduce_scatter", name, data, op, None, False, out)
 
-    def all_gather(self, name: str, data: Any, *, out: Any = None) -> AllReduce:
+    def all_gather(self, name: str, data: Any, *, out: Any = None) -> GroupFuture:
         """Gives every member the ``data`` of all.
 
         Args:
@@ -283,7 +283,7 @@ class Group(Closing):
         root: int | str = 0,
         inplace: bool = False,
         out: Any = None,
-    ) -> AllReduce:
+    ) -> GroupFuture:
         """Gives every member the ``data`` of one.
 
         Args:
@@ -298,7 +298,7 @@ class Group(Closing):
         """
         return self._collective("broadcast", name, data, "sum", root, inplace, out)
 
-    def gather(self, name: str, data: Any, *, root: int | str = 0, out: Any = None) -> AllReduce:
+    def gather(self, name: str, data: Any, *, root: int | str = 0, out: Any = None) -> GroupFuture:
         """Gives one member the ``data`` of all.
 
         Args:
@@ -315,7 +315,7 @@ class Group(Closing):
         """
         return self._collective("gather", name, data, "sum", root, False, out)
 
-    def scatter(self, name: str, data: Any, *, root: int | str = 0, out: Any = None) -> AllReduce:
+    def scatter(self, name: str, data: Any, *, root: int | str = 0, out: Any = None) -> GroupFuture:
         """Gives every member its entry of one member's ``data``.
 
         Args:
@@ -332,7 +332,7 @@ class Group(Closing):
         """
         return self._collective("scatter", name, data, "sum", root, False, out)
 
-    def barrier(self, name: str, *, on_change: Literal["raise", "retry"] = "raise") -> AllReduce:
+    def barrier(self, name: str, *, on_change: Literal["raise", "retry"] = "raise") -> GroupFuture:
         """Ends when all members have started it; the result is ``None``.
 
         Args:
@@ -350,7 +350,7 @@ class Group(Closing):
             None,
             _is_retry("barrier", name, on_change),
         )
-        return AllReduce([future], _nothing)
+        return GroupFuture([future], _nothing)
 
     def _collective(
         self,
@@ -363,7 +363,7 @@ class Group(Closing):
         out: Any,
         retry: bool = False,
         compress: str | None = None,
-    ) -> AllReduce:
+    ) -> GroupFuture:
         if inplace and out is not None:
             raise ValueError(f"{kind} '{name}': inplace and out exclude one another")
         members = self._core.members()

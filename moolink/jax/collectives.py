@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from moolink.group import Group, Reduction
-from moolink.group.collectives import AllReduce
+from moolink.group.collectives import GroupFuture
 from moolink.jax import arrays
 
 
@@ -94,7 +94,7 @@ def scatter(
     return _run(tree, lambda data: group.scatter(name, data, root=root), timeout)
 
 
-def _run(tree: Any, begin: Callable[[Any], AllReduce], timeout: float | None) -> Any:
+def _run(tree: Any, begin: Callable[[Any], GroupFuture], timeout: float | None) -> Any:
     """The result of a group's operation with leaves of JAX; None where there is none."""
     keyed, structure = jax.tree_util.tree_flatten_with_path(tree)
     names = [jax.tree_util.keystr(key) for key, _ in keyed]

@@ -19,7 +19,7 @@ from moolink.internal.keywords import names_keywords
 from moolink.replay import array_conversion, names
 from moolink.replay.array_conversion import Arrays
 from moolink.replay.batch import Batch, Batches
-from moolink.replay.layout import keys_of, priorities_of
+from moolink.replay.layout import floats_of, keys_of, priorities_of
 from moolink.replay.local import Stop
 from moolink.replay.remote_steps import RemoteSteps
 from moolink.replay.writer import Writer
@@ -151,7 +151,7 @@ class ReplayClient:
         self, keys: npt.ArrayLike, priorities: npt.ArrayLike, *, table: str | None = None
     ) -> int:
         """As :meth:`Replay.update_priorities`."""
-        of_each = np.asarray(priorities, np.float64)
+        of_each = floats_of(priorities)
         return int(self._call(names.UPDATE, table, keys_of(keys), of_each))
 
     def remove(self, keys: npt.ArrayLike, *, table: str | None = None) -> int:

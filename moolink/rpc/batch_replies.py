@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from moolink.data.batch_layout import Values, as_numpy, is_array
+from moolink.internal.countdown import after_all
 
 
 class Return(Protocol):
@@ -17,6 +17,7 @@ class Return(Protocol):
 
     def __call__(self, value: Any = None) -> None: ...
     def error(self, exception: BaseException) -> None: ...
+    def refuse(self, reason: str) -> None: ...
     def reject(self, reason: str) -> None: ...
     def cancelled(self) -> bool: ...
     def add_cancel_callback(self, callback: Callable[[], object]) -> None: ...
@@ -93,6 +94,11 @@ class BatchReturn:
         for reply in self._returns:
             reply.error(exception)
 
+    def refuse(self, reason: str) -> None:
+        """Makes all calls of the batch fail with QueueFull: they did not run."""
+        for reply in self._returns:
+            reply.refuse(reason)
+
     def reject(self, reason: str) -> None:
         """Makes all calls of the batch fail: they cannot be served."""
         for reply in self._returns:
@@ -104,17 +110,9 @@ class BatchReturn:
 
     def add_cancel_callback(self, callback: Callable[[], object]) -> None:
         """Calls ``callback()`` on a worker thread once no caller waits for any of the calls."""
-        left = itertools.count(len(self._returns) - 1, -1)
-        lock = threading.Lock()
-
-        def one_less() -> None:
-            with lock:
-                last = next(left) == 0
-            if last:
-                callback()
-
+        count_down = after_all(len(self._returns), callback)
         for reply in self._returns:
-            reply.add_cancel_callback(one_less)
+            reply.add_cancel_callback(count_down)
 
     # Splitting: each returns a list with one part for each call.
 

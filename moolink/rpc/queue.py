@@ -12,12 +12,13 @@ from typing import Any
 from moolink._core import LentSlot
 from moolink.errors import Closed, QueueFull, TimeoutError
 from moolink.internal import deadlines, forks
+from moolink.internal.closing import Closing
 from moolink.internal.keywords import names_keywords
 
 NOTHING: Any = object()  # there is nothing to take now
 
 
-class Queue:
+class Queue(Closing):
     """A queue that threads and tasks share: every item goes to one of the waiters.
 
     Take with ``await queue``, ``async for item in queue``, ``queue.get(timeout)`` or ``for item in

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import queue
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -34,7 +35,7 @@ def count(request: pytest.FixtureRequest) -> int:
     return int(request.param)
 
 
-def run(groups: Groups, begin: Callable[[moolink.Group, int], moolink.AllReduce]) -> list[Any]:
+def run(groups: Groups, begin: Callable[[moolink.Group, int], moolink.GroupFuture]) -> list[Any]:
     """The results of an operation that every member begins."""
     futures = [begin(group, rank) for rank, group in enumerate(groups)]
     return [future.result(20) for future in futures]
@@ -227,13 +228,35 @@ def test_results_use_memory_again(three: Groups) -> None:
 
 def test_many_in_flight_started_in_different_orders(three: Groups) -> None:
     names = [f"op-{i}" for i in range(12)]
-    futures: dict[tuple[int, str], moolink.AllReduce] = {}
+    futures: dict[tuple[int, str], moolink.GroupFuture] = {}
     for rank, group in enumerate(three):
         for i, name in enumerate(names[rank * 4 :] + names[: rank * 4]):
             size = LARGE if (names.index(name) % 2) else SMALL
             futures[rank, name] = group.all_reduce(name, np.full(size, float(i >= 0)))
     for future in futures.values():
         assert (future.result(20) == 3.0).all()
+
+
+def test_a_callback_comes_once_with_the_outputs_written(three: Groups) -> None:
+    ended: queue.Queue[tuple[moolink.GroupFuture, float]] = queue.Queue()
+    outs = [{"a": np.zeros(3, "f4"), "b": np.zeros(2, "i8")} for _ in three]
+    for group, out in zip(three, outs, strict=True):
+        data = {"a": np.ones(3, "f4"), "b": np.full(2, 2)}
+        future = group.all_reduce("called back", data, out=out)
+        future.add_done_callback(lambda f, out=out: ended.put((f, float(out["a"].sum()))))
+    for _ in three:
+        future, total = ended.get(timeout=20)
+        assert future.done()
+        assert total == 9
+        assert future.result()["b"].tolist() == [6, 6]
+        assert future.cancel() is False
+    three[0].all_reduce("empty", {}).add_done_callback(lambda f: ended.put((f, 0.0)))
+    assert ended.get(timeout=20)[0].result() == {}
+    assert ended.empty()
+    waits = three[0].all_reduce("of one alone", np.ones(3))
+    waits.add_done_callback(lambda f: ended.put((f, 0.0)))
+    assert waits.cancel() is True
+    assert isinstance(ended.get(timeout=20)[0].exception(), moolink.CancelledError)
 
 
 def test_cancelled_in_the_middle_the_next_ones_are_right(three: Groups) -> None:

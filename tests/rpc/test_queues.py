@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 
+import numpy as np
 import pytest
 
 import moolink
@@ -270,6 +271,25 @@ def test_a_dropped_call_is_an_error_at_once(pair: Pair) -> None:
     queue.get(TIMEOUT)
     with pytest.raises(moolink.RemoteError, match="without a reply"):
         future.result()
+
+
+def test_a_batch_can_be_refused(pair: Pair) -> None:
+    client, server = pair
+    server.define_deferred("busy", lambda reply, x: reply.refuse("no room"), batch_size=2)
+    calls = [client.async_("server", "busy", np.zeros(1)) for _ in range(2)]
+    for call in calls:
+        with pytest.raises(moolink.QueueFull, match="no room") as caught:
+            call.result(20)
+        assert caught.value.ran == "no"
+
+
+def test_queues_and_batchers_close_themselves() -> None:
+    with moolink.Queue() as queue, moolink.Batcher(1) as batcher:
+        queue.enqueue(1)
+        batcher.stack(np.zeros(1))
+    for closed in (lambda: queue.enqueue(2), lambda: batcher.stack(np.zeros(1))):
+        with pytest.raises(moolink.Closed):
+            closed()
 
 
 def test_calls_beyond_max_size_are_refused(pair: Pair) -> None:

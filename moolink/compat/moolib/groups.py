@@ -14,8 +14,8 @@ from moolink.errors import Error
 _LEAST_TIMEOUT = 1.0  # seconds: moolink notices a death at once, and other silence not earlier
 
 
-class AllReduce(moolink.AllReduce):
-    """The future of a reduction, as :class:`moolink.AllReduce`."""
+class AllReduce(moolink.GroupFuture):
+    """The future of a reduction, as :class:`moolink.GroupFuture`."""
 
     def __await__(self) -> Generator[Any, None, Any]:
         """Waits in an event loop, which always gets a turn: programs of moolib try again at once
