@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, get_args
@@ -18,7 +17,9 @@ from moolink._core import AccumulatorCore
 from moolink.accumulate import run_record
 from moolink.accumulate.adapter import Adapter
 from moolink.accumulate.checks import checked_batch_size, checked_counters, require_one_of
+from moolink.accumulate.checksums import Checksums
 from moolink.accumulate.left_out_rounds import LeftOutRounds, checked_carried
+from moolink.accumulate.norms import NormPolicy
 from moolink.accumulate.options import Divergence, Nonfinite, Role
 from moolink.accumulate.parameter_sync import ParameterSync
 from moolink.accumulate.parting import Parting, leave_together
@@ -106,17 +107,12 @@ class AccumulatorBase(Adapter, Closing):
     ) -> None:
         require_one_of("role", role, get_args(Role))
         require_one_of("on_divergence", on_divergence, get_args(Divergence))
-        require_one_of("on_nonfinite", on_nonfinite, get_args(Nonfinite))
         if checksum_every < 0:
             raise ValueError(f"checksum_every must be at least 0, not {checksum_every}")
         if sync_every is not None and sync_every < 0:
             raise ValueError(f"sync_every must be at least 0, not {sync_every}")
-        if max_grad_norm is not None and not 0 < max_grad_norm < math.inf:
-            raise ValueError(f"max_grad_norm must be positive and finite, not {max_grad_norm}")
-        if max_grad_norm is not None:
-            layout += f" max_grad_norm={float(max_grad_norm)!r}"
-        if on_nonfinite != "keep":
-            layout += f" on_nonfinite={on_nonfinite}"
+        self._norms = NormPolicy(max_grad_norm, on_nonfinite)
+        layout += self._norms.layout()
         self._own_rpc: Rpc | None = None
         if group is None:
             self._own_rpc = self._kind_of_rpc()
@@ -135,13 +131,9 @@ class AccumulatorBase(Adapter, Closing):
         self._parting = Parting(group, name, is_observer=role == "observer")
         self._rounds = Rounds(self._core, group, name, role)
         sources.add(self._rounds, group.rpc)
-        self._unreported: tuple[int, int] | None = None  # a version and its checksum
-        self._checksum_every = checksum_every
+        self._checksums = Checksums(self._core, self._sync, checksum_every, self._checksum)
         self._on_divergence: Divergence = on_divergence
-        self._max_grad_norm = max_grad_norm
-        self._on_nonfinite: Nonfinite = on_nonfinite
         self._is_observer = role == "observer"
-        self._grad_norm: float | None = None  # of the round shown last, before it was scaled
         self._left_out = LeftOutRounds()
         self._has_gradients = False
         self._has_new_state = False
@@ -237,7 +229,7 @@ class AccumulatorBase(Adapter, Closing):
         self._clear()  # the gradients belong to the model before
         self._core.state_installed(number)
         self._sync.received_state(version)
-        self._unreported = None
+        self._checksums.forget()
         self._state, self._has_new_state = state, True
         self._has_gradients = False
 
@@ -245,9 +237,9 @@ class AccumulatorBase(Adapter, Closing):
         """Takes the leader's parameters over, if they have come and are wanted."""
         leader, leads = self._core.leader(), self._core.is_leader()
         if self._sync.look(leader, leads, between_rounds=not self._has_gradients):
-            self._note_checksum(self._sync.version)
+            self._checksums.note(self._sync.version)
         self._await(self._sync.awaited())
-        self._report_checksum()
+        self._checksums.report()
 
     def _await(self, what: str) -> None:
         """Tells the core a reason to wait that it does not know itself; "": none."""
@@ -258,22 +250,12 @@ class AccumulatorBase(Adapter, Closing):
     def _take_round(self, result: npt.NDArray[np.uint8]) -> None:
         self._sync.began(self._core.model_version())
         self._rounds.add()
-        norm = None
-        if self._max_grad_norm is not None or self._on_nonfinite != "keep":
-            norm = self._core.norm(result)
-            if self._on_nonfinite == "skip" and not math.isfinite(norm):
-                return self._skip_round()
-            if self._max_grad_norm is not None and self._max_grad_norm < norm < math.inf:
-                self._core.scale(result, self._max_grad_norm / norm)
-        self._grad_norm = norm
+        if not self._norms.scale(self._core, result):
+            return self._skip_round()
         self._left_out.show()
         self._show(result)
         self._has_gradients = True
-        if norm is not None and self._on_nonfinite == "raise" and not math.isfinite(norm):
-            raise FloatingPointError(
-                f"the mean gradient of round {self._core.model_version()}, of "
-                f"{self._core.stats()['contributors']}, is not finite: its norm is {norm}"
-            )
+        self._norms.require_finite(self._core)
 
     def _skip_round(self) -> None:
         """Applies nothing of this round. Every member sees the same bits and does the same."""
@@ -412,13 +394,13 @@ class AccumulatorBase(Adapter, Closing):
         batch_size, sums = checked_batch_size(batch_size), checked_counters(counters)
         self._require_wanted("reduce_gradients")
         self._validate()
-        clear = self._on_nonfinite != "raise"
+        clear = self._norms.on_nonfinite != "raise"
         finite = self._gather(batch_size, clear)
-        if not finite and self._on_nonfinite == "raise":
+        if not finite and self._norms.on_nonfinite == "raise":
             raise FloatingPointError("the gradients are not finite: nothing was contributed")
         if not clear:
             self._clear()
-        if not finite and self._on_nonfinite == "skip":
+        if not finite and self._norms.on_nonfinite == "skip":
             logs.logger.warning("the gradients are not finite: this contribution is skipped")
             self._left_out.contributions += 1
             batch_size = 0
@@ -444,22 +426,9 @@ class AccumulatorBase(Adapter, Closing):
     def _release_round(self) -> None:
         version = self._core.model_version()
         self._sync.applied(version)
-        self._note_checksum(version)
-        self._report_checksum()
+        self._checksums.note(version)
+        self._checksums.report()
         self._core.release_result()
-
-    def _note_checksum(self, version: int) -> None:
-        due = self._checksum_every and version % self._checksum_every == 0
-        if due and self._sync.comparable() is not False:
-            self._unreported = (version, self._checksum())
-
-    def _report_checksum(self) -> None:
-        """Reports the checksum of parameters that ought to be the leader's, once that is known."""
-        if self._unreported is None or (comparable := self._sync.comparable()) is None:
-            return
-        (version, value), self._unreported = self._unreported, None
-        if comparable:
-            self._core.checksum(version, value)
 
     def model_version(self) -> int:
         """Number of rounds that were delivered to this peer's model."""
@@ -522,7 +491,7 @@ class AccumulatorBase(Adapter, Closing):
         ``skipped_contributions`` count those left out by ``on_nonfinite="skip"`` at this peer.
         """
         stats = self._left_out.complete(self._core.stats())
-        stats["grad_norm"] = self._grad_norm
+        stats["grad_norm"] = self._norms.norm
         return stats
 
     def training_steps(
@@ -581,9 +550,10 @@ class AccumulatorBase(Adapter, Closing):
         )
 
     def close(self) -> None:
-        """Takes part no more and releases its memory. Leaves the group, at once for the others,
-        if the accumulator made it; else close the group as well, for the others wait for this peer
-        as long as it is a member.
+        """Ends this peer's part in the rounds and releases its memory.
+
+        If the accumulator made its group, it also leaves the group. Otherwise close the group, too:
+        the other members wait for this peer while it is a member.
         """
         sources.remove(self._rounds)
         self._sync.close()

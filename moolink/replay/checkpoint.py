@@ -20,15 +20,15 @@ from moolink.replay.layout import step_bytes
 from moolink.replay.options import Table
 
 if TYPE_CHECKING:
-    from moolink.replay.local import Replay
+    from moolink.replay.tables import Tables
 
 _MAGIC = b"moolink replay 1\n"
 _LENGTH = 8  # bytes of the header's length
 _AT_ONCE = 64 << 20  # bytes of steps that are read or written together
 
 
-def save(replay: Replay, path: str) -> None:
-    """Writes the replay to `path`, whose former content stays until the new one is whole."""
+def save(replay: Tables, path: str) -> None:
+    """Writes a replay to `path`, whose former content stays until the new one is whole."""
     tables, rows = replay.core.snapshot()
     stores = list(zip(replay.layouts, rows, strict=False))
     try:
@@ -68,7 +68,7 @@ def save(replay: Replay, path: str) -> None:
             replay.core.release(layout.store, used)
 
 
-def load(replay: Replay, path: str) -> None:
+def load(replay: Tables, path: str) -> None:
     """Fills a new replay from `path`.
 
     Raises:
@@ -76,7 +76,11 @@ def load(replay: Replay, path: str) -> None:
     """
     with open(path, "rb") as file:
         header = _read_header(file, path)
-        _require_same(replay.tables, [table["options"] for table in header["tables"]], path)
+        _require_same(
+            [table.options for table in replay.opened],
+            [table["options"] for table in header["tables"]],
+            path,
+        )
         states = [
             {name: _read(file, *kind) for name, kind in table["state"].items()}
             for table in header["tables"]
@@ -100,7 +104,7 @@ def load(replay: Replay, path: str) -> None:
 _Restored = tuple[int, npt.NDArray[np.uint32], npt.NDArray[np.uint32]]  # store, saved and new rows
 
 
-def _load_store(replay: Replay, file: BinaryIO, store: dict[str, Any]) -> _Restored:
+def _load_store(replay: Tables, file: BinaryIO, store: dict[str, Any]) -> _Restored:
     columns = [(name, dtype, tuple(shape)) for name, dtype, shape in store["columns"]]
     layout = replay.add_layout(store["skeleton"], columns, store["framework"])
     saved = _read(file, "uint32", store["steps"])

@@ -20,8 +20,8 @@ from moolink.replay import array_conversion, names
 from moolink.replay.array_conversion import Arrays
 from moolink.replay.batch import Batch, Batches
 from moolink.replay.layout import floats_of, keys_of, priorities_of
-from moolink.replay.local import Stop
 from moolink.replay.remote_steps import RemoteSteps
+from moolink.replay.tables import Stop, late
 from moolink.replay.writer import Writer
 
 if TYPE_CHECKING:
@@ -268,14 +268,8 @@ class ReplayClient:
         self, what: str, table: str | None, timeout: float | None, more: str = ""
     ) -> QueueFull | TimeoutError:
         tables = self.stats()["tables"]
-        stats = tables[table] if table in tables else next(iter(tables.values()))
-        why = (
-            f"table {table or next(iter(tables))!r} at {self._server!r} has {stats['size']} items "
-            f"after {stats['inserts']} inserts and {stats['samples']} samples{more}"
-        )
-        if timeout == 0:
-            return QueueFull(f"an item would have to wait to {what}: {why}")
-        return TimeoutError(f"nothing to {what} for {timeout} s: {why}")
+        name = table if table in tables else next(iter(tables))
+        return late(what, f"table {name!r} at {self._server!r}", tables[name], timeout, more)
 
 
 def _joined(parts: Sequence[Any]) -> npt.NDArray[Any]:

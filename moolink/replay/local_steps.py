@@ -12,7 +12,7 @@ from moolink.internal import deadlines
 from moolink.replay.writer import Item, Steps
 
 if TYPE_CHECKING:
-    from moolink.replay.local import Replay
+    from moolink.replay.tables import Tables
 
 
 class LocalSteps(Steps):
@@ -22,9 +22,9 @@ class LocalSteps(Steps):
         first: a step, or several, stacked, which fixes the layout of all; it is not appended.
     """
 
-    def __init__(self, replay: Replay, first: Any, stacked: bool = False) -> None:
-        self._layout = replay.layout_of(first, stacked)
-        self._replay = replay
+    def __init__(self, tables: Tables, first: Any, stacked: bool = False) -> None:
+        self._layout = tables.layout_of(first, stacked)
+        self._tables = tables
         self.oldest = 0
         self._rows: list[int] = []
         self.skeleton = self._layout.skeleton
@@ -35,27 +35,26 @@ class LocalSteps(Steps):
         return self.oldest + len(self._rows)
 
     def append(self, step: Any) -> None:
-        core, layout = self._replay.core, self._layout
+        core, layout = self._tables.core, self._layout
         self._rows.append(core.append(layout.store, layout.leaves(step)))
 
     def extend(self, steps: Any, count: int) -> None:
         """Copies many steps, stacked."""
-        core, layout = self._replay.core, self._layout
+        core, layout = self._tables.core, self._layout
         self._rows += core.extend(layout.store, layout.leaves(steps), count).tolist()
 
     def forget(self, first: int) -> None:
         count = first - self.oldest
         rows = self._rows[:count]
         self._rows, self.oldest = self._rows[count:], first
-        self._replay.core.release(self._layout.store, np.array(rows, np.uint32))
+        self._tables.core.release(self._layout.store, np.array(rows, np.uint32))
 
     def insert(
         self, item: Item, first: int, priority: float, table: str | None, timeout: float | None
     ) -> int:
         keys = self.insert_until(item, [first], np.array([priority]), table, timeout, None)
-        self._replay.raise_if_late(
-            len(keys), 1, self._replay.open_table(table).options.name, timeout
-        )
+        name = self._tables.find(table).options.name
+        self._tables.raise_if_late(len(keys), 1, name, timeout)
         return int(keys[0])
 
     def insert_until(
@@ -70,12 +69,12 @@ class LocalSteps(Steps):
         """Inserts an item of one layout from each of `firsts`, until the time is up or `stop`
         returns True. Returns the keys of the inserted items."""
         deadlines.check(timeout)
-        of = self._replay.open_table(table)
-        pattern = self._replay.add_pattern(of, self._layout, item, priorities)
+        of = self._tables.find(table)
+        pattern = self._tables.add_pattern(of, self._layout, item, priorities)
         places = [first - self.oldest for first in firsts]
         steps = [self._rows[place : place + item.width] for place in places]
         rows = np.array(steps, np.uint32).reshape(-1)
-        return self._replay.insert_rows(pattern, rows, priorities, of, timeout, stop)
+        return self._tables.insert_rows(pattern, rows, priorities, of, timeout, stop)
 
     def __del__(self) -> None:
         if hasattr(self, "_rows"):

@@ -17,6 +17,7 @@ from moolink.internal.shown import shown
 from moolink.replay import names, turns
 from moolink.replay.local import Replay
 from moolink.replay.local_steps import LocalSteps
+from moolink.replay.tables import Tables
 from moolink.replay.turns import Group
 from moolink.replay.writer import Item
 from moolink.rpc import lending, serving
@@ -42,6 +43,7 @@ class ReplayServer(Closing):
     def __init__(self, rpc: Rpc, replay: Replay, name: str = "replay") -> None:
         self._rpc = rpc
         self._replay = replay
+        self._tables = replay._tables
         self._name = name
         self._writers: dict[str, _RemoteWriter] = {}
         self._closed = False
@@ -111,9 +113,9 @@ class ReplayServer(Closing):
         timeout: float,
     ) -> None:
         def extend() -> npt.NDArray[np.int64]:
-            of = self._replay.open_table(table)
+            of = self._tables.find(table)
             stop = self._stop(reply)
-            return self._replay.extend_until(of, items, priorities, timeout, stop)[0]
+            return self._tables.extend_until(of, items, priorities, timeout, stop)[0]
 
         self._answer(reply, extend)
 
@@ -126,8 +128,8 @@ class ReplayServer(Closing):
         lend: bool,
     ) -> None:
         def sample() -> Any:
-            of = self._replay.open_table(table)
-            core = self._replay.core
+            of = self._tables.find(table)
+            core = self._tables.core
             stop = self._stop(reply)
             size = integer_of(count, "batch_size", least=1)
             deadlines.check(timeout)
@@ -168,7 +170,7 @@ class ReplayServer(Closing):
         with self._lock:
             if turn == 0:
                 self._drop_dead()
-                self._writers[name] = _RemoteWriter(self._replay)
+                self._writers[name] = _RemoteWriter(self._tables)
             of = self._writers.get(name)
         return of if of is not None and of.turn == turn else None
 
@@ -201,9 +203,9 @@ class ReplayServer(Closing):
 class _RemoteWriter:
     """The steps of a client's writer, from which it makes items."""
 
-    def __init__(self, replay: Replay) -> None:
+    def __init__(self, tables: Tables) -> None:
         self.turn = 0
-        self._replay = replay
+        self._tables = tables
         self._steps: LocalSteps | None = None
         self._columns: dict[int, int] = {}  # the store's by the client's
         self._lock = threading.Lock()
@@ -242,7 +244,7 @@ class _RemoteWriter:
             return done
 
     def _open(self, steps: Any) -> LocalSteps:
-        opened = LocalSteps(self._replay, steps, stacked=True)
+        opened = LocalSteps(self._tables, steps, stacked=True)
         # The client numbers arrays in the order of its own dicts.
         order = skeletons.leaves_like(skeletons.flatten(steps)[1], opened.skeleton)
         assert order is not None
