@@ -75,7 +75,7 @@ class VerbsConnection final : public Connection,
   void control_ended(const Error& error);
   void rung() { pairs_.rung(); }
   bool uses(const ibv_qp* pair) const { return pairs_.include(pair); }
-  void fail(Error error);
+  void fail(Error error) noexcept;
 
   // Closes at once without reporting it.
   void drop();
@@ -98,9 +98,13 @@ class VerbsConnection final : public Connection,
   void retire_idle_grants();
   void linger();
   void leave_if_done();
-  void finish();
+  void finish() noexcept;
+  void end();
   void cancel_timer();
-  Error with_peer(const std::string& what) const;
+  Error lost(const std::string& why) const;
+  Error with_peer(const Error& error) const;
+  template <class Work>
+  bool guarded(Work&& work) noexcept;
 
   static constexpr std::size_t kHighWater = std::size_t{4} << 20;
   static constexpr std::size_t kLowWater = std::size_t{1} << 20;
