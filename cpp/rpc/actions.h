@@ -142,7 +142,7 @@ struct Undelivered {
 };
 
 // The peer that answers a dial of this side has no key in common with it. `name`: the name it
-// claims, if any. `only_way`: no peer is connected, nor dialled elsewhere for the user.
+// claims, if any. `only_way`: no peer is connected, and all that the user dials refuse this one.
 struct Refused {
   std::string name;
   bool only_way;

@@ -299,6 +299,7 @@ void Node::dial_due(Time now, std::uint64_t number) {
   if (needed(now, *target)) {
     actions_.push_back(Dial{target->address});
     target->state = DialTarget::State::dialling;
+    target->refused = false;
   } else if (target->wanted_by_user && !closing_) {  // connected in another way: check again later
     target->next_try = now + config_.redial_last;
     arm(*target);

@@ -1,5 +1,6 @@
 // Who may connect to whom, and what a stranger hears.
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -236,6 +237,25 @@ TEST("who is refused by the path itself hears of it at once, and so does the oth
   pair.run();
   CHECK_EQ(pair.server.log.size(), 1u);  // once, and no word of who merely came by
   CHECK(pair.server.log.at(0).find("another key") != std::string::npos);
+}
+
+TEST("calls end with a refusal once every address that the user requested refuses") {
+  const OpenPolicy open;
+  User user("client", open, {2, 20});
+  const Time now{seconds(100)};
+  user.node.connect(now, "tcp://10.0.0.1:1");
+  user.node.connect(now, "tcp://10.0.0.2:1");
+  user.node.call(now, "server", "echo", {}, seconds(20), 0);
+  user.node.tick(now);
+  const auto ended_by = [&](const char* address) {
+    user.node.dial_failed(now, address, make_error(ErrorCode::auth, "it holds another key"));
+    std::vector<Action> actions;
+    user.node.drain(actions);
+    return std::ranges::any_of(
+        actions, [](const Action& action) { return std::holds_alternative<Complete>(action); });
+  };
+  CHECK(!ended_by("tcp://10.0.0.1:1"));  // the other one may lead to it
+  CHECK(ended_by("tcp://10.0.0.2:1"));
 }
 
 TEST("a nonce is never the same twice, and is no function of the one before") {
