@@ -273,7 +273,8 @@ class Node {
   // directory.cc
   void dial_ended(Time now, const std::string& address, const Error& error);
   Search& search_for(Time now, const std::string& name);
-  void keep_for(Time now, const std::string& name, Search::Waiting waiting);
+  void keep_for(Time now, const std::string& name, session::OutgoingMessage message,
+                const Uid& instance, const std::string& scope);
   bool may_ask(const Peer& peer, const Search& search) const;
   Peer* peer_of(const DialTarget& target) const;
   void ask_everybody(Time now, Search& search);

@@ -173,8 +173,7 @@ struct CallKeyHash {
 struct Search {
   struct Waiting {
     Time until;
-    Service service;
-    wire::Payload payload;
+    session::OutgoingMessage message;
     Uid instance;       // for this one only; empty: any peer of the name
     std::string scope;  // of this group, if known
   };
