@@ -63,11 +63,8 @@ Replay::Interrupt interrupt(const std::optional<nb::callable>& stop) {
 void wait_unlocked(const std::function<void()>& wait) {
   LentSlot slot;
   slot.enter();
-  {
-    const GilRelease unlocked;
-    wait();
-  }
-  slot.exit();
+  const GilRelease unlocked;
+  wait();
 }
 
 class ReplayCore {
