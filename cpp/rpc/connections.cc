@@ -63,7 +63,6 @@ void Node::complain(Time now, std::string text) {
 wire::Hello Node::hello() {
   greeted_anyone_ = true;
   wire::Hello hello;
-  hello.features = config_.features;
   hello.instance = config_.instance;
   hello.name = config_.name;
   hello.host_key = config_.host_key;
@@ -407,7 +406,7 @@ void Node::redial(Time now, DialTarget& target, const Error& error, bool attache
     target.last_error = error.message;
     tell_of_lost_path(target);
   };
-  dialler_.failed(target, now, {});
+  dialler_.failed(target, now);
   guard(tell, [](const Error&) {});
   guard([&] { arm(target); }, [&](const Error&) { arm(target); });
 }

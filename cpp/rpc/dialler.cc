@@ -107,11 +107,10 @@ void Dialler::succeeded(DialTarget& target, const Uid& instance) {
   target.last_error.clear();
 }
 
-void Dialler::failed(DialTarget& target, Time now, const std::string& error) {
+void Dialler::failed(DialTarget& target, Time now) {
   target.state = DialTarget::State::idle;
   target.connection = 0;
   ++target.failures;
-  if (!error.empty()) target.last_error = error;
   target.next_try = now + target.pause;
   target.pause = std::min(2 * target.pause, last_pause_);
 }

@@ -70,7 +70,7 @@ class Dialler {
   // The greeting is done: the next pause is short again.
   void succeeded(DialTarget& target, const Uid& instance);
   // The dial failed, or its connection ended.
-  void failed(DialTarget& target, Time now, const std::string& error);
+  void failed(DialTarget& target, Time now);
 
   std::map<std::string, DialTarget>& targets() { return targets_; }
   const std::map<std::string, DialTarget>& targets() const { return targets_; }

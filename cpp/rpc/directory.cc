@@ -41,8 +41,7 @@ Search& Node::search_for(Time now, const std::string& name) {
   search.number = ++last_search_;
   search.name = name;
   search.pause = config_.find_first;
-  search.next_find = now + search.pause;
-  timers_.push({search.next_find, Timer::Kind::search, search.number, {}});
+  timers_.push({now + search.pause, Timer::Kind::search, search.number, {}});
   return searches_.emplace(name, std::move(search)).first->second;
 }
 
@@ -94,8 +93,7 @@ void Node::search_due(Time now, std::uint64_t number) {
   }
   if (mutant("search_asks_once")) return;
   search.pause = std::min(2 * search.pause, config_.find_last);
-  search.next_find = now + search.pause;
-  timers_.push({search.next_find, Timer::Kind::search, search.number, {}});
+  timers_.push({now + search.pause, Timer::Kind::search, search.number, {}});
   ask_everybody(now, search);
 }
 

@@ -152,7 +152,6 @@ class Node {
 
   const std::string& name() const { return config_.name; }
   const Uid& instance() const { return config_.instance; }
-  std::vector<std::string> addresses() const { return addresses_; }
   std::vector<PeerInfo> peers(Time now) const;
   // How a peer is reached, or why it is not.
   Explanation explain(Time now, const std::string& peer) const;

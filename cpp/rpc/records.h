@@ -182,7 +182,6 @@ struct Search {
   std::deque<CallId> calls;
   std::deque<Waiting> services;
   Duration pause{};
-  Time next_find = kNever;
   std::set<std::string, std::less<>> asked;  // names of peers
   Tried tried;
   bool found = false;      // a peer knows it

@@ -30,8 +30,6 @@ void AccumulatorPeer::perform(Time now, Machine::EnterEpoch& action) {
                  {ErrorCode::group_changed, "the group changed", {}, scope_, {}, {}, Ran::maybe});
 }
 
-void AccumulatorPeer::perform(Time, Machine::WantState&) { wake(); }
-
 // Sends no message: this peer is out of the group, and will start from another state.
 void AccumulatorPeer::perform(Time, Machine::Dropped&) {}
 

@@ -139,7 +139,7 @@ void GroupPeer::combine(collective::Engine::Combine asked) {
 void GroupPeer::end_late(Time now, collective::OpId op) {
   Running& running = running_.at(op);
   std::string waiting;
-  for (const std::string& name : waiting_for(op)) waiting += " " + name;
+  for (const std::string& name : runner_->waiting_for(op)) waiting += " " + name;
   const Error error{ErrorCode::timeout,
                     "operation '" + running.operation + "' of group '" + name_ +
                         "' did not end in time; " + rpc_->name_locked() +
@@ -172,10 +172,6 @@ std::string GroupPeer::begun_elsewhere() const {
   }
   if (!text.empty()) text += ": members must begin blocking operations in the same order";
   return text;
-}
-
-std::vector<std::string> GroupPeer::waiting_for(collective::OpId op) const {
-  return runner_->waiting_for(op);
 }
 
 }  // namespace moolink::runtime

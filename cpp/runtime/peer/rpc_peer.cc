@@ -59,10 +59,6 @@ std::string environment_variable(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-std::string chosen_interface(const RpcOptions& options) {
-  return options.interface ? *options.interface : environment_variable("MOOLINK_INTERFACE");
-}
-
 std::unique_ptr<transport::Transport> make_transport(wire::PathKind kind,
                                                      transport::Environment& environment) {
   switch (kind) {
@@ -117,8 +113,12 @@ RpcPeer::RpcPeer(std::shared_ptr<Context> context, RpcOptions options)
       chosen_(options.transports),
       keyring_(options.keyring),
       policy_(make_policy(keyring_, options.key_origin)),
-      environment_{context_->engine().loop(), context_->pool(),         *this, options.limits,
-                   context_->host_key(),      chosen_interface(options)},
+      environment_{context_->engine().loop(),
+                   context_->pool(),
+                   *this,
+                   options.limits,
+                   context_->host_key(),
+                   environment_variable("MOOLINK_INTERFACE")},
       node_(node_config(options, *context_), context_->pool(), *policy_, entropy64()) {
   environment_.lending = &context_->lending();
   environment_.keyring = keyring_;

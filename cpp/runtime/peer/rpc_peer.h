@@ -34,9 +34,6 @@ struct RpcOptions {
   std::optional<std::vector<wire::PathKind>> transports;  // none: default_paths()
   Limits limits;
   session::Timing timing;
-  // The interface that a listener on every interface binds and announces
-  // (transport/tcp/interface.h); none: the environment variable MOOLINK_INTERFACE.
-  std::optional<std::string> interface;
   crypto::Keyring keyring;  // its own proof, and what it requires of others; empty: insecure
   std::string key_origin;   // where the keys are from, for the user
 };

@@ -442,7 +442,6 @@ void TcpTransport::connected(DialId id) {
   }
   const auto done = dials_.extract(id);
   Descriptor socket = std::move(dial.socket);
-  environment_.loop.unwatch(dial.watch);
   stop_attempt(dial);
   guard([&] { adopt(std::move(socket), dial.address, {}); },
         [&](const Error& why) {
