@@ -178,19 +178,10 @@ void RpcPeer::listen_for_rdma(const std::vector<std::string>& bound) {
 namespace {
 
 const char* to_string(rpc::Service service) {
-  switch (service) {
-    case rpc::Service::directory:
-      return "directory";
-    case rpc::Service::group:
-      return "group";
-    case rpc::Service::collective:
-      return "collective";
-    case rpc::Service::accumulate:
-      return "accumulate";
-    case rpc::Service::snapshot:
-      return "snapshot";
-  }
-  return "";
+  static constexpr const char* kNames[] = {"",           "directory",  "group",
+                                           "collective", "accumulate", "snapshot"};
+  static_assert(std::size(kNames) == static_cast<std::size_t>(rpc::Service::snapshot) + 1);
+  return kNames[service > rpc::Service::snapshot ? 0 : static_cast<std::size_t>(service)];
 }
 
 }  // namespace
