@@ -115,13 +115,11 @@ std::variant<wire::Payload, Error> fold(const std::vector<wire::Payload>& values
   } catch (const Exception& e) {
     return e.error();
   } catch (const std::exception& e) {  // the codec's: a result that cannot travel
-    return Error{ErrorCode::remote,
-                 "the result of the operation '" + name + "' cannot travel: " + e.what(),
-                 {},
-                 name,
-                 "TypeError",
-                 {},
-                 Ran::yes};
+    return Error{.code = ErrorCode::remote,
+                 .message = "the result of the operation '" + name + "' cannot travel: " + e.what(),
+                 .function = name,
+                 .remote_type = "TypeError",
+                 .ran = Ran::yes};
   }
 }
 

@@ -67,8 +67,11 @@ void serve(const runtime::Incoming& call, Run&& run) {
   } catch (nb::python_error& e) {
     send_raised(*call.responder, e);
   } catch (const nb::builtin_exception& e) {
-    call.responder->send(
-        Error{ErrorCode::remote, e.what(), {}, function, "TypeError", {}, Ran::yes});
+    call.responder->send(Error{.code = ErrorCode::remote,
+                               .message = e.what(),
+                               .function = function,
+                               .remote_type = "TypeError",
+                               .ran = Ran::yes});
   } catch (const Exception& e) {
     call.responder->send(e.error());
   }
@@ -80,13 +83,9 @@ nb::object function_named(const std::weak_ptr<std::map<std::string, Reference>>&
     const auto found = table->find(name);
     if (found != table->end()) return found->second.borrow();
   }
-  throw Exception(Error{ErrorCode::no_such_function,
-                        "the function '" + name + "' is gone",
-                        {},
-                        name,
-                        {},
-                        {},
-                        Ran::no});
+  throw Exception(Error{.code = ErrorCode::no_such_function,
+                        .message = "the function '" + name + "' is gone",
+                        .function = name});
 }
 
 nb::object call_python(nb::handle function, nb::handle arguments, nb::handle keywords) {

@@ -30,13 +30,9 @@ group::MemberConfig member_config(RpcPeer& rpc, const std::string& group) {
 }
 
 Error left_error(const std::string& group) {
-  return {ErrorCode::closed,
-          "this peer has left the group '" + group + "'",
-          {},
-          group,
-          {},
-          {},
-          Ran::no};
+  return {.code = ErrorCode::closed,
+          .message = "this peer has left the group '" + group + "'",
+          .function = group};
 }
 
 }  // namespace
@@ -394,14 +390,11 @@ void GroupPeer::start_over(const Error& error) noexcept {
 }
 
 void GroupPeer::rejoin(Time now) {
-  Error error{
-      ErrorCode::error,
-      "group '" + name_ + "': this peer joins it again after an error: " + broken_by_.message,
-      {},
-      name_,
-      {},
-      {},
-      Ran::maybe};
+  Error error{.code = ErrorCode::error,
+              .message = "group '" + name_ +
+                         "': this peer joins it again after an error: " + broken_by_.message,
+              .function = name_,
+              .ran = Ran::maybe};
   rpc_->context()->log(LogLevel::error, error.message);
   group::Member anew(member_.config(), now);
   anew.hold_soft_views(!attached_.empty());

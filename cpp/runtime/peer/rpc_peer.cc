@@ -388,27 +388,22 @@ void RpcPeer::run(const std::shared_ptr<Function>& function, Incoming incoming) 
     const Time now = io::now();
     responder->begin(now, Engine::this_thread());
     if (now >= incoming.deadline) {
-      responder->send(Error{ErrorCode::timeout,
-                            "the call of '" + responder->function() +
-                                "' waited for its handler until its time was up; it was not run",
-                            {},
-                            responder->function(),
-                            {},
-                            {},
-                            Ran::no});
+      responder->send(
+          Error{.code = ErrorCode::timeout,
+                .message = "the call of '" + responder->function() +
+                           "' waited for its handler until its time was up; it was not run",
+                .function = responder->function()});
     } else if (auto arguments = responder->take_arguments(); arguments) {
       incoming.arguments = std::move(*arguments);
       function->handler(std::move(incoming));
     }
   } catch (const std::exception&) {
     const auto fail = [&] {
-      responder->send(Error{ErrorCode::remote,
-                            current_error().message,
-                            {},
-                            responder->function(),
-                            "RuntimeError",
-                            {},
-                            Ran::yes});
+      responder->send(Error{.code = ErrorCode::remote,
+                            .message = current_error().message,
+                            .function = responder->function(),
+                            .remote_type = "RuntimeError",
+                            .ran = Ran::yes});
     };
     guard(fail, [](const Error&) {});  // it replies when it is dropped
   }

@@ -240,14 +240,12 @@ void RpcPeer::perform(rpc::Write& action) {
 void RpcPeer::perform(rpc::RunHandler& action) {
   const auto found = functions_.find(action.function);
   if (found == functions_.end()) {
-    node_.reply(io::now(), action.key,
-                Error{ErrorCode::no_such_function,
-                      "peer '" + node_.name() + "' has no function '" + action.function + "'",
-                      node_.name(),
-                      action.function,
-                      {},
-                      {},
-                      Ran::no});
+    node_.reply(
+        io::now(), action.key,
+        Error{.code = ErrorCode::no_such_function,
+              .message = "peer '" + node_.name() + "' has no function '" + action.function + "'",
+              .peer = node_.name(),
+              .function = action.function});
     return;
   }
   // Its first use was cancelled and has not returned; its late reply must not answer this call.
