@@ -8,7 +8,6 @@
 
 #include "base/barrier.h"
 #include "base/names.h"
-#include "rpc/token_policy.h"
 #include "transport/shm/transport.h"
 #include "transport/tcp/transport.h"
 #include "transport/verbs/availability.h"
@@ -31,15 +30,13 @@ bool in_handler_of_function(const void* function) {
   return false;
 }
 
-std::unique_ptr<const rpc::Policy> make_policy(const crypto::Keyring& keyring,
-                                               const std::string& origin) {
-  if (keyring.empty()) return std::make_unique<rpc::OpenPolicy>();
+crypto::Digest random_seed() {
   crypto::Digest seed;
   for (std::size_t at = 0; at < seed.size(); at += 8) {
     const std::uint64_t word = entropy64();
     std::memcpy(seed.data() + at, &word, 8);
   }
-  return std::make_unique<rpc::TokenPolicy>(keyring, origin, seed);
+  return seed;
 }
 
 rpc::Config node_config(const RpcOptions& options, const Context& context) {
@@ -112,14 +109,14 @@ RpcPeer::RpcPeer(std::shared_ptr<Context> context, RpcOptions options)
     : context_(std::move(context)),
       chosen_(options.transports),
       keyring_(options.keyring),
-      policy_(make_policy(keyring_, options.key_origin)),
+      policy_(keyring_, options.key_origin, random_seed()),
       environment_{context_->engine().loop(),
                    context_->pool(),
                    *this,
                    options.limits,
                    context_->host_key(),
                    environment_variable("MOOLINK_INTERFACE")},
-      node_(node_config(options, *context_), context_->pool(), *policy_, entropy64()) {
+      node_(node_config(options, *context_), context_->pool(), policy_, entropy64()) {
   environment_.lending = &context_->lending();
   environment_.keyring = keyring_;
   environment_.name = node_.name();

@@ -305,7 +305,7 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   std::shared_ptr<Context> context_;
   std::optional<std::vector<wire::PathKind>> chosen_;  // the transports that the user named
   const crypto::Keyring keyring_;
-  const std::unique_ptr<const rpc::Policy> policy_;
+  const rpc::Policy policy_;
   transport::Environment environment_;
   rpc::Node node_;
   std::vector<std::unique_ptr<transport::Transport>> transports_;

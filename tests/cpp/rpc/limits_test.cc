@@ -144,7 +144,7 @@ struct Pair {
 
   std::size_t client_window;
   Time now{seconds(100)};
-  OpenPolicy open;
+  Policy open;
   LimitedAllocator server_memory;
   LimitedAllocator client_memory;
   Node server{server_config(), server_memory, open, 1};
@@ -167,7 +167,7 @@ TEST("a message over the limits is refused when it is kept for a peer, not when 
   Config config = client_config(16);
   config.limits.max_parts = 2;
   HeapAllocator allocator;
-  const OpenPolicy open;
+  const Policy open;
   Node client(config, allocator, open, 2);
   const Time now{seconds(100)};
   const wire::Payload most{{}, std::vector<Buffer>(1)};  // its body is a part, too
